@@ -1,0 +1,90 @@
+"""Every way in which a run may refuse or stop, with its exit code.
+
+The message of an error is one line: where (file, line, field), what was found, what to do about it.
+"""
+
+
+class InfoXLMError(Exception):
+    """Base of all errors that we raise on purpose."""
+
+    exit_code = 70
+
+
+class InputError(InfoXLMError):
+    """Something that was given to us cannot be used."""
+
+    exit_code = 2
+
+
+class ConfigError(InputError):
+    """A config has an unknown name, a wrong type or a value out of range."""
+
+
+class ConfigMismatch(InputError):
+    """A run cannot be resumed with other settings, data or code than it began with."""
+
+
+class EncodingError(InputError):
+    """A file is not UTF-8."""
+
+
+class ParallelMismatch(InputError):
+    """The two sides of parallel text do not have the same number of lines."""
+
+
+class CorpusTooSmall(InputError):
+    """There is less text than the run needs."""
+
+
+class TokenizerMismatch(InputError):
+    """Shards, vocabulary and model do not belong together."""
+
+
+class ShardCorrupt(InfoXLMError):
+    """A file of ours is not what we wrote."""
+
+    exit_code = 3
+
+
+class EvaluationLeak(InfoXLMError):
+    """A sentence kept for evaluation is in the training text."""
+
+    exit_code = 3
+
+
+class NoValidCheckpoint(InfoXLMError):
+    """A run has saved before, but none of its checkpoints can be trusted."""
+
+    exit_code = 4
+
+
+class BadNumbersLimit(InfoXLMError):
+    """Too many steps in a row had a loss or gradient that is not finite."""
+
+    exit_code = 5
+
+
+class TryAgain(InfoXLMError):
+    """Nothing is wrong with the input: the same command continues the run."""
+
+    exit_code = 75
+
+
+class Preempted(TryAgain):
+    """The process was asked to stop, saved a checkpoint and stopped."""
+
+
+class LeaseHeld(TryAgain):
+    """Another process is training this very run."""
+
+
+class WorkerLost(TryAgain):
+    """A training worker died."""
+
+
+class StorageFull(TryAgain):
+    """The disk is full."""
+
+
+class StorageUnavailable(TryAgain):
+    """Storage or the package index does not answer."""

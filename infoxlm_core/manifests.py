@@ -1,0 +1,120 @@
+"""A directory is an artifact when it holds a manifest: sizes and digests of its files, written last.
+
+    {"kind": "corpus", "digest": "sha256:…", "files": {"mono/de/weblate.parquet": {"size": 1, "sha256": "…"}},
+     "facts": {"lines": 3000}, "inputs": {"…": "sha256:…"}, "made_by": {"code": "…", "torch": "2.13.0"}}
+
+`digest` covers kind, files and facts, so equal content has an equal digest wherever and whenever it was made.
+"""
+
+import errno
+import hashlib
+import importlib.metadata
+import json
+import os
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from infoxlm_core.errors import InputError, ShardCorrupt
+
+NAME = "manifest.json"
+_LIBRARIES = ("torch", "transformers", "sentencepiece", "pyarrow", "numpy")
+
+
+def digest(value: Any) -> str:
+    """SHA-256 of a JSON value, independent of the order of its keys."""
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=str)
+    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file's bytes, as hexadecimal digits."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@cache
+def made_by() -> dict[str, str]:
+    """What computed an artifact: a digest of this package's source, and the libraries that decide its results."""
+    root = Path(__file__).parent
+    sources = {str(p.relative_to(root)): file_sha256(p) for p in sorted(root.rglob("*.py"))}
+    return {"code": digest(sources)} | {name: importlib.metadata.version(name) for name in _LIBRARIES}
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write a file so that a reader sees the old content or all of the new, also after a crash."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with open(temporary, "wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Make renames inside a directory survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:  # some network file systems cannot
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def write(directory: Path, kind: str, facts: dict | None = None, inputs: dict[str, str] | None = None) -> dict:
+    """Describe all files below a directory in its manifest and return it. The last act of making an artifact."""
+    files = {
+        str(path.relative_to(directory)): {"size": path.stat().st_size, "sha256": file_sha256(path)}
+        for path in sorted(directory.rglob("*"))
+        if path.is_file() and path.name != NAME
+    }
+    content = {"kind": kind, "files": files, "facts": facts or {}}
+    manifest = content | {"digest": digest(content), "inputs": inputs or {}, "made_by": made_by()}
+    write_atomically(directory / NAME, json.dumps(manifest, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+    return manifest
+
+
+def read(directory: Path | str, kind: str, made_with: str, check: Callable[[Path], bool] = lambda path: True) -> dict:
+    """Read a manifest and compare every file with it.
+
+    Args:
+        directory: the artifact.
+        kind: what it must be.
+        made_with: the stage that makes such an artifact, named in the error if there is none.
+        check: hash only files for which this is true; sizes are compared for all.
+
+    Raises:
+        InputError: there is no manifest, or it describes something else.
+        ShardCorrupt: a file is missing or differs from what was written.
+    """
+    directory = Path(directory)
+    path = directory / NAME
+    if not path.is_file():
+        raise InputError(f"no {NAME} in {directory}: run {made_with} first")
+    try:
+        manifest = json.loads(path.read_bytes())
+        found, files, facts = manifest["kind"], manifest["files"], manifest["facts"]
+        described = digest({"kind": found, "files": files, "facts": facts})
+        if described != manifest["digest"]:
+            raise ShardCorrupt(f"{path} has digest {manifest['digest']} but describes {described}: run {made_with} again")
+        for name, entry in files.items():
+            verify_file(directory / name, entry, remedy=f"run {made_with} again", hashed=check(Path(name)))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ShardCorrupt(f"{path} cannot be read ({error}): run {made_with} again") from error
+    if found != kind:
+        raise InputError(f"{directory} holds a {found}, not a {kind}: give the output of {made_with}")
+    return manifest
+
+
+def verify_file(path: Path, entry: dict, remedy: str, hashed: bool = True) -> None:
+    """Compare one file with its entry in a manifest; raise ShardCorrupt if it differs."""
+    if not path.is_file():
+        raise ShardCorrupt(f"{path} is missing: {remedy}")
+    if path.stat().st_size != entry["size"]:
+        raise ShardCorrupt(f"{path} has {path.stat().st_size} bytes, its manifest says {entry['size']}: {remedy}")
+    if hashed and (found := file_sha256(path)) != entry["sha256"]:
+        raise ShardCorrupt(f"{path} has sha256 {found[:12]}…, its manifest says {entry['sha256'][:12]}…: {remedy}")
