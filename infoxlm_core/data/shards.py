@@ -1,0 +1,173 @@
+"""Token shards: flat arrays on disk, memory-mapped, read by one gather.
+
+A table is two plain files: `NAME.tokens` (uint32) and `NAME.offsets` (uint64, one more than there are rows; row i is
+tokens[offsets[i]:offsets[i + 1]]). Per corpus and language (pair) there are
+
+    mono/de/weblate            rows are sentences that end with `</s>`, so that any run of rows is an MLM block
+    pairs/en-de/weblate.source and .target     row i of both translate each other; no special tokens
+    pairs/en-de/weblate.meanings               uint64, one hash of the English side a pair: equal hash, equal meaning
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from infoxlm_core import manifests
+from infoxlm_core.errors import CorpusTooSmall, ShardCorrupt
+
+TOKENS, OFFSETS, MEANINGS = np.dtype("<u4"), np.dtype("<u8"), np.dtype("<u8")
+
+
+def write_table(path: Path, chunks: Iterable[tuple[np.ndarray, np.ndarray]]) -> dict[str, int]:
+    """Write chunks of (flat token ids, lengths) as one table; return how many rows and tokens, and the largest id."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lengths, largest = [np.zeros(1, np.int64)], -1
+    with open(f"{path}.tokens", "wb") as file:
+        for flat, counts in chunks:
+            file.write(np.ascontiguousarray(flat, TOKENS).tobytes())
+            lengths.append(counts)
+            largest = max(largest, int(flat.max(initial=-1)))
+    ends = np.concatenate(lengths).cumsum()
+    ends.astype(OFFSETS).tofile(f"{path}.offsets")
+    return {"rows": len(ends) - 1, "tokens": int(ends[-1]), "largest_id": largest}
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of token ids, mapped into memory."""
+
+    tokens: np.ndarray
+    offsets: np.ndarray
+
+    @classmethod
+    def open(cls, path: Path) -> "Table":
+        tokens, offsets = _map(Path(f"{path}.tokens"), TOKENS), _map(Path(f"{path}.offsets"), OFFSETS)
+        if not len(offsets) or offsets[0] != 0 or int(offsets[-1]) != len(tokens):
+            raise ShardCorrupt(f"{path}.offsets does not fit {path}.tokens: run tokenize_corpus again")
+        return cls(tokens, offsets.astype(np.int64))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+
+def _map(path: Path, dtype: np.dtype) -> np.ndarray:
+    if path.stat().st_size % dtype.itemsize:
+        raise ShardCorrupt(f"{path} ends inside a value: run tokenize_corpus again")
+    return np.asarray(np.memmap(path, dtype, "r")) if path.stat().st_size else np.empty(0, dtype)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """MLM samples of one corpus: block i is tokens[starts[i] : starts[i] + lengths[i]]."""
+
+    table: Table
+    starts: np.ndarray
+    lengths: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+
+def make_blocks(table: Table, limit: int) -> Blocks:
+    """Join whole sentences greedily, in order, up to `limit` tokens; a longer sentence is cut and lacks its `</s>`."""
+    offsets, starts, lengths = table.offsets, [], []
+    row = 0
+    while row < len(table):
+        start = int(offsets[row])
+        end_row = int(np.searchsorted(offsets, start + limit, side="right")) - 1
+        if end_row <= row:  # the sentence alone is too long
+            starts.append(start)
+            lengths.append(limit)
+            row += 1
+        else:
+            starts.append(start)
+            lengths.append(int(offsets[end_row]) - start)
+            row = end_row
+    return Blocks(table, np.asarray(starts, np.int64), np.asarray(lengths, np.int64))
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Translation pairs of one corpus and language pair."""
+
+    corpus: str
+    source: Table
+    target: Table
+    meanings: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+
+@dataclass(frozen=True)
+class Shards:
+    """All training text: languages and language pairs in alphabetical order, each with its corpora in order."""
+
+    mono: dict[str, list[Table]]
+    pairs: dict[str, list[Pairs]]
+    manifest: dict
+    directory: Path
+
+    @property
+    def vocabulary_size(self) -> int:
+        return self.manifest["facts"]["vocabulary_size"]
+
+
+def open_shards(directory: Path) -> Shards:
+    """Verify sizes, digests and ids, and map everything.
+
+    Raises:
+        InputError: there is no manifest.
+        ShardCorrupt: a file is missing, differs from what was written, or holds an id outside the vocabulary.
+        CorpusTooSmall: there is neither monolingual text nor a pair.
+    """
+    manifest = manifests.read(directory, "shards", made_with="tokenize_corpus")
+    facts = manifest["facts"]
+    mono: dict[str, list[Table]] = {}
+    pairs: dict[str, list[Pairs]] = {}
+    for name, table in sorted(facts["tables"].items()):
+        if table["largest_id"] >= facts["vocabulary_size"]:
+            raise ShardCorrupt(
+                f"{directory / name} holds id {table['largest_id']}, the vocabulary has {facts['vocabulary_size']}: "
+                "run tokenize_corpus again"
+            )
+        kind, language, corpus = name.split("/")
+        if kind == "mono":
+            mono.setdefault(language, []).append(Table.open(directory / name))
+        elif corpus.endswith(".source"):
+            corpus = corpus.removesuffix(".source")
+            stem = directory / kind / language / corpus
+            source, target = Table.open(Path(f"{stem}.source")), Table.open(Path(f"{stem}.target"))
+            meanings = _map(Path(f"{stem}.meanings"), MEANINGS)
+            if not len(source) == len(target) == len(meanings):
+                raise ShardCorrupt(f"{stem}: source, target and meanings differ in length: run tokenize_corpus again")
+            pairs.setdefault(language, []).append(Pairs(corpus, source, target, meanings.view(np.int64)))
+    if not mono and not pairs:
+        raise CorpusTooSmall(f"{directory} holds no text: have=0 need=1 sentence")
+    return Shards(mono, pairs, manifest, directory)
+
+
+def gather(tables: list[Table], which: np.ndarray, rows: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]:
+    """Read N rows, row rows[i] of tables[which[i]], each cut to `limit` tokens: flat tokens and (N,) lengths."""
+    starts, lengths = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
+    for number in np.unique(which):
+        mine = which == number
+        offsets = tables[number].offsets
+        starts[mine] = offsets[rows[mine]]
+        lengths[mine] = np.minimum(offsets[rows[mine] + 1] - starts[mine], limit)
+    return gather_slices([table.tokens for table in tables], which, starts, lengths), lengths
+
+
+def gather_slices(sources: list[np.ndarray], which: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """End to end, for every i: sources[which[i]][starts[i] : starts[i] + lengths[i]], as int64."""
+    ends = lengths.cumsum()
+    within = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - lengths, lengths)
+    read = np.repeat(starts, lengths) + within  # where each token is read
+    owner = np.repeat(which, lengths)
+    flat = np.empty(len(read), np.int64)
+    for number in np.unique(which):
+        mine = owner == number
+        flat[mine] = sources[number][read[mine]]
+    return flat

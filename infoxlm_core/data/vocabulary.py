@@ -1,0 +1,4 @@
+"""XLM-R's id layout: `<s>` 0, `<pad>` 1, `</s>` 2, `<unk>` 3, pieces from 4, `<mask>` last."""
+
+BOS, PAD, EOS, UNK, FIRST_PIECE = 0, 1, 2, 3, 4
+SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")

@@ -1,0 +1,252 @@
+"""Stage: models and held-out text -> scores, tables, figures, a model card.
+
+The first encoder is the one under test; the others (an untrained one, a baseline) are floors to compare it with.
+Every model answers the same questions: the same pairs, and, with the same tokenizer, the same gaps.
+"""
+
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from torch import Tensor
+
+from infoxlm_core import reports
+from infoxlm_core.config import EvaluationConfig
+from infoxlm_core.errors import InputError
+from infoxlm_core.tasks import classification, perplexity, retrieval
+from infoxlm_core.tasks.embedding import POOLINGS, Model, Tokenizer, contrast_space, embed, load_encoder
+from infoxlm_core.training import tracker
+
+logger = logging.getLogger(__name__)
+
+Pairs = list[tuple[str, str]]
+CURVE_POINTS = 400
+
+
+def evaluate(
+    config: EvaluationConfig,
+    corpus: Path,
+    encoders: Mapping[str, Path],
+    classifiers: Mapping[str, Path],
+    output: Path,
+) -> dict[str, float]:
+    """Score models and write scores.json, report.html, figures/ and model_card.md.
+
+    Args:
+        corpus: a prepared corpus with held_out/<pivot>-<language>/*.parquet; its report.json is shown if there is one.
+        encoders: Hugging Face directories by name, the model under test first.
+        classifiers: directories of fine-tuned classifiers, each with its test.parquet, by the same names; or none.
+
+    Returns:
+        one flat mapping of metrics such as "retrieval/best" (shares from 0 to 1); a floor's carry its name in front.
+
+    Raises:
+        InputError: no held-out pairs, no model where one should be, or a test set that does not fit its classifier.
+    """
+    corpus = Path(corpus)
+    if not encoders:
+        raise InputError("no encoder to evaluate: give at least one model directory")
+    pivot, held_out = read_held_out(corpus)
+    pairs = {language: draw_pairs(rows, config) for language, rows in held_out.items()}
+    sentences = draw_sentences(pivot, held_out, config)
+
+    models: dict[str, dict[str, Any]] = {}
+    unshared: dict[str, Tensor] = {}
+    for name, directory in encoders.items():
+        model, tokenizer = load_encoder(directory)
+        # The tokenizer of the model under test decides once for all models which pairs share no token.
+        unshared = unshared or {language: find_unshared(tokenizer, rows, config) for language, rows in pairs.items()}
+        models[name] = {
+            "encoder": describe(model),
+            "retrieval": score_retrieval(model, tokenizer, pairs, unshared, config),
+            "perplexity": score_perplexity(model, tokenizer, sentences, config),
+            "curves": read_curves(Path(directory)),
+        }
+        best = models[name]["retrieval"]["best"]
+        logger.info("%s: retrieval %.4f (%s, layer %d)", name, best["mean"], best["pooling"], best["layer"])
+    for name, directory in classifiers.items():
+        models.setdefault(name, {})["classification"] = classification.score(
+            Path(directory), pivot, config.batch_size, config.max_tokens
+        )
+
+    report = corpus / "report.json"
+    scores = {
+        "model": next(iter(encoders)),
+        "pivot": pivot,
+        "pairs": {
+            language: {
+                "held_out": len(held_out[language]),
+                "drawn": len(rows),
+                "no_overlap": int(unshared[language].sum()),
+            }
+            for language, rows in pairs.items()
+        },
+        "models": models,
+        "corpus": json.loads(report.read_bytes()) if report.is_file() else None,
+        "settings": config.model_dump(),
+    }
+    reports.write(Path(output), scores)
+    return flatten(scores)
+
+
+def read_held_out(corpus: Path) -> tuple[str, dict[str, Pairs]]:
+    """Read the pivot language and, by language, the held-out pairs (pivot sentence, its translation)."""
+    remedy = "give a prepared corpus with held_out/en-xx/NAME.parquet"
+    rows: dict[str, Pairs] = {}
+    pivots = set()
+    for path in sorted((corpus / "held_out").glob("*/*.parquet")):
+        pivot, dash, language = path.parent.name.partition("-")
+        try:
+            table = pq.read_table(path, columns=["source", "target"])
+        except (pa.ArrowException, OSError) as error:
+            raise InputError(f"{path} cannot be read ({' '.join(str(error).split())[:200]}): {remedy}") from error
+        if not dash or table.num_columns != 2:
+            raise InputError(f"{path} does not hold columns source and target of a pair such as en-de: {remedy}")
+        pivots.add(pivot)
+        pairs = zip(table["source"].to_pylist(), table["target"].to_pylist(), strict=True)
+        rows.setdefault(language, []).extend(pairs)
+    for language in [language for language, pairs in rows.items() if not pairs]:
+        logger.warning("no held-out pairs of %s: not evaluated", language)
+        del rows[language]
+    if not rows:
+        raise InputError(f"{corpus} has no held-out pairs: {remedy}")
+    if len(pivots) > 1:
+        raise InputError(f"{corpus}/held_out has pairs of several pivots ({', '.join(sorted(pivots))}): {remedy}")
+    return pivots.pop(), rows
+
+
+def draw_pairs(rows: Pairs, config: EvaluationConfig) -> Pairs:
+    """Draw pairs of which no two share a side: otherwise the right answer would not be the only one.
+
+    A pivot sentence has the same rank in all languages, so that they are asked the same questions as far as they can.
+    """
+    drawn: Pairs = []
+    seen: set[tuple[int, str]] = set()
+    for source, target in sorted(rows, key=lambda pair: _rank(config.seed, pair[0])):
+        sides = {(0, source.casefold()), (1, target.casefold())}
+        if not sides & seen:
+            seen |= sides
+            drawn.append((source, target))
+        if len(drawn) == config.retrieval_pairs:
+            break
+    return drawn
+
+
+def draw_sentences(pivot: str, held_out: dict[str, Pairs], config: EvaluationConfig) -> dict[str, list[str]]:
+    """Draw distinct held-out sentences of every language, the pivot first."""
+    by_language = {pivot: [source for rows in held_out.values() for source, _ in rows]}
+    by_language |= {language: [target for _, target in rows] for language, rows in held_out.items()}
+    return {
+        language: sorted(set(sentences), key=lambda text: _rank(config.seed, text))[: config.perplexity_sentences]
+        for language, sentences in by_language.items()
+    }
+
+
+def _rank(seed: int, text: str) -> bytes:
+    """Place of a text in a random order that depends on nothing but seed and text."""
+    return hashlib.sha256(f"{seed}/{text}".encode()).digest()
+
+
+def find_unshared(tokenizer: Tokenizer, rows: Pairs, config: EvaluationConfig) -> Tensor:
+    """Which pairs share no token: (N,) bool."""
+    options: dict[str, Any] = {"add_special_tokens": False, "truncation": True, "max_length": config.max_tokens}
+    sources, targets = (tokenizer(list(side), **options)["input_ids"] for side in zip(*rows, strict=True))
+    return retrieval.shares_no_token(sources, targets)
+
+
+def describe(model: Model) -> dict[str, Any]:
+    """Sizes of an encoder."""
+    return {
+        "type": model.config.model_type,
+        "layers": model.config.num_hidden_layers,
+        "hidden": model.config.hidden_size,
+        "vocabulary": model.config.vocab_size,
+        "parameters": model.num_parameters(),
+        "contrast": contrast_space(model),
+    }
+
+
+def score_retrieval(
+    model: Model, tokenizer: Tokenizer, pairs: dict[str, Pairs], unshared: dict[str, Tensor], config: EvaluationConfig
+) -> dict[str, Any]:
+    """Retrieve at every layer with both poolings; sum up at the best one and at the contrast layer."""
+    cells: dict[str, dict[str, Any]] = {pooling: {} for pooling in POOLINGS}
+    distinct = {source: None for rows in pairs.values() for source, _ in rows}  # most are asked in many languages
+    place = {source: row for row, source in enumerate(distinct)}
+    pivot = embed(model, tokenizer, list(distinct), config.batch_size, config.max_tokens)
+    for language, rows in pairs.items():
+        targets = embed(model, tokenizer, [target for _, target in rows], config.batch_size, config.max_tokens)
+        sources = [place[source] for source, _ in rows]
+        for pooling in POOLINGS:
+            cells[pooling][language] = retrieval.score_layers(
+                pivot[pooling][:, sources], targets[pooling], unshared[language]
+            )
+        logger.info("retrieved %d pairs of %s", len(rows), language)
+    by_layer = {
+        pooling: [
+            retrieval.summarise(cells[pooling], layer)["mean"] for layer in range(model.config.num_hidden_layers + 1)
+        ]
+        for pooling in POOLINGS
+    }
+    places = [(layer, pooling) for pooling in POOLINGS for layer in range(len(by_layer[pooling]))]
+    best = max(places, key=lambda place: by_layer[place[1]][place[0]])  # the first of equals
+    scores: dict[str, Any] = {
+        name: {"layer": place[0], "pooling": place[1], **retrieval.summarise(cells[place[1]], place[0])}
+        if place
+        else None
+        for name, place in {"best": best, "contrast": contrast_space(model)}.items()
+    }
+    chance = fmean(1 / len(rows) for rows in pairs.values())
+    return scores | {"chance": chance, "by_layer": by_layer, "cells": cells}
+
+
+def score_perplexity(
+    model: Model, tokenizer: Tokenizer, sentences: dict[str, list[str]], config: EvaluationConfig
+) -> dict[str, Any] | None:
+    """Perplexity of every language and their mean; None for an encoder without a language-model head."""
+    if model.get_output_embeddings() is None or tokenizer.mask_token_id is None:
+        return None
+    languages = {
+        language: perplexity.measure(model, tokenizer, texts, config.batch_size, config.max_tokens, config.seed)
+        for language, texts in sentences.items()
+    }
+    return {"mean": fmean(languages.values()), "languages": languages}
+
+
+def read_curves(directory: Path) -> dict[str, list[Sequence[float]]]:
+    """Training curves beside an encoder: (step, value) points by metric, thinned to what a figure can show."""
+    path = directory / "metrics.jsonl"
+    curves: dict[str, list[Sequence[float]]] = {}
+    for step, values in tracker.read(path) if path.is_file() else ():
+        for name, value in values.items():
+            curves.setdefault(name, []).append((step, value))
+    return {name: points[:: -(-len(points) // CURVE_POINTS)] for name, points in curves.items()}
+
+
+def flatten(scores: dict[str, Any]) -> dict[str, float]:
+    """All scores as one mapping for a tracking server; names of metrics stay the same from run to run."""
+    pivot, metrics = scores["pivot"], {}
+    for name, model in scores["models"].items():
+        prefix = "" if name == scores["model"] else re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") + "/"
+        if found := model.get("retrieval"):
+            best = found["best"]
+            values = {"best": best["mean"], "best_layer": float(best["layer"]), "chance": found["chance"]}
+            values |= {f"xx_{pivot}": best["to_pivot"], f"{pivot}_xx": best["from_pivot"]}
+            values |= {"no_overlap": best["no_overlap"], "contrast": (found["contrast"] or {}).get("mean")}
+            values |= {language: row["mean"] for language, row in best["languages"].items()}
+            metrics |= {f"{prefix}retrieval/{key}": value for key, value in values.items()}
+        if found := model.get("perplexity"):
+            metrics |= {
+                f"{prefix}perplexity/{key}": v for key, v in {"mean": found["mean"], **found["languages"]}.items()
+            }
+        if found := model.get("classification"):
+            values = {"mean": found["mean"], "transfer_gap": found["transfer_gap"], **found["languages"]}
+            metrics |= {f"{prefix}classification/{key}": value for key, value in values.items()}
+    return {name: value for name, value in metrics.items() if value is not None}

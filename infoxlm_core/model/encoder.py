@@ -1,0 +1,148 @@
+"""The XLM-R encoder over packed sequences: many sequences end to end, no padding.
+
+    two sequences        <s> Hello </s>   <s> Bon jour </s>
+    ids        (T = 7)     0   35     2     0  84   95    2
+    positions  (T = 7)     2    3     4     2   3    4    5      restart at 2 (1 is padding's, as in XLM-R)
+    lengths                3                4
+
+Every layer works on (T, d); only attention knows where a sequence ends. The result equals the padded one (A9).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+FIRST_POSITION = 2
+
+
+@dataclass(frozen=True)
+class EncoderSize:
+    """Sizes of an encoder; `positions` counts rows of the position table (longest sequence + 2)."""
+
+    vocabulary: int
+    layers: int
+    hidden: int
+    ffn: int
+    heads: int
+    positions: int = 514
+    epsilon: float = 1e-5
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, queries: Sequence[int], keys: Sequence[int], heads: int,
+           dropout: float = 0.0) -> Tensor:  # fmt: skip
+    """Full attention inside each sequence, none across.
+
+    Args:
+        query: (Q, d) rows that ask; key, value: (T, d) all rows.
+        queries, keys: how many rows of each belong to sequence 1, 2, …; they sum to Q and T.
+
+    Returns:
+        (Q, d).
+    """
+
+    def by_head(rows: Tensor) -> Tensor:
+        return rows.view(len(rows), heads, -1)  # (rows, heads, head size)
+
+    query, key, value = by_head(query), by_head(key), by_head(value)
+    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and not dropout:
+        from torch.nn.attention.varlen import varlen_attn
+
+        return varlen_attn(
+            query, key, value, _starts(queries, query), _starts(keys, query), max(queries), max(keys)
+        ).flatten(1)
+    results = [
+        # (rows, heads, size) -> (1, heads, rows, size), the layout the CPU kernel is fastest on
+        F.scaled_dot_product_attention(*(x.transpose(0, 1)[None] for x in qkv), dropout_p=dropout)[0].transpose(0, 1)
+        for qkv in zip(query.split(queries), key.split(keys), value.split(keys), strict=True)
+        if len(qkv[0])
+    ]
+    return torch.cat(results).flatten(1) if results else query.flatten(1)
+
+
+def _starts(lengths: Sequence[int], like: Tensor) -> Tensor:
+    """(N + 1,) first row of each sequence, int32, as the CUDA kernel wants it."""
+    ends = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    return ends.pin_memory().to(like.device, non_blocking=True)
+
+
+class Layer(nn.Module):
+    """One post-LN Transformer layer."""
+
+    def __init__(self, size: EncoderSize, dropout: float) -> None:
+        super().__init__()
+        d = size.hidden
+        self.heads, self.dropout = size.heads, dropout
+        self.query, self.key, self.value = nn.Linear(d, d), nn.Linear(d, d), nn.Linear(d, d)
+        self.attention_output, self.attention_norm = nn.Linear(d, d), nn.LayerNorm(d, size.epsilon)
+        self.up, self.down = nn.Linear(d, size.ffn), nn.Linear(size.ffn, d)
+        self.output_norm = nn.LayerNorm(d, size.epsilon)
+
+    def forward(self, hidden: Tensor, lengths: Sequence[int], rows: Tensor | None = None,
+                row_counts: Sequence[int] | None = None) -> Tensor:  # fmt: skip
+        """(T, d) -> (T, d), or -> (R, d) where only `rows` (R,) are read: exact, and cheaper for a last layer.
+
+        `row_counts` says how many of `rows` lie in each sequence.
+        """
+        key, value = self.key(hidden), self.value(hidden)
+        if rows is not None:
+            hidden = hidden[rows]
+        dropout = self.dropout if self.training else 0.0
+        context = attend(
+            self.query(hidden), key, value, lengths if row_counts is None else row_counts, lengths, self.heads, dropout
+        )
+        hidden = self.attention_norm(hidden + F.dropout(self.attention_output(context), dropout))
+        change = self.down(F.gelu(self.up(hidden)))  # exact (erf) GELU
+        return self.output_norm(hidden + F.dropout(change, dropout))
+
+
+class Encoder(nn.Module):
+    """Embeddings and layers. `Encoder(size, layers=8)` builds only the first 8: a key encoder needs no more."""
+
+    def __init__(self, size: EncoderSize, dropout: float = 0.0, layers: int | None = None) -> None:
+        super().__init__()
+        self.size, self.dropout = size, dropout
+        self.token_embedding = nn.Embedding(size.vocabulary, size.hidden)
+        self.position_embedding = nn.Embedding(size.positions, size.hidden)
+        self.embedding_norm = nn.LayerNorm(size.hidden, size.epsilon)
+        self.layers = nn.ModuleList(Layer(size, dropout) for _ in range(size.layers if layers is None else layers))
+
+    def embed(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """(T,) ids and positions -> (T, d): the output of layer 0."""
+        hidden = self.embedding_norm(self.token_embedding(ids) + self.position_embedding(positions))
+        return F.dropout(hidden, self.dropout if self.training else 0.0)
+
+    def run(self, hidden: Tensor, lengths: Sequence[int], first: int, last: int, rows: Tensor | None = None,
+            row_counts: Sequence[int] | None = None) -> Tensor:  # fmt: skip
+        """Take the output of layer `first` to the output of layer `last`, there only `rows` if given."""
+        if first == last:
+            return hidden if rows is None else hidden[rows]
+        for layer in self.layers[first : last - 1]:
+            hidden = layer(hidden, lengths)
+        return self.layers[last - 1](hidden, lengths, rows, row_counts)
+
+    def forward(self, ids: Tensor, positions: Tensor, lengths: Sequence[int], last: int | None = None) -> Tensor:
+        """(T,) ids and positions -> (T, d) output of layer `last` (default: the top one)."""
+        return self.run(self.embed(ids, positions), lengths, 0, len(self.layers) if last is None else last)
+
+
+def initialise(module: nn.Module, seed: int) -> None:
+    """First weights as BERT's: N(0, 0.02²), biases 0, LayerNorm 1 and 0; a pure function of the seed."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in sorted(module.named_parameters()):
+            if parameter.dim() > 1:
+                parameter.copy_(torch.empty(parameter.shape).normal_(0.0, 0.02, generator=generator))
+            else:
+                parameter.fill_(1.0 if name.endswith("norm.weight") else 0.0)
+
+
+def pool(hidden: Tensor, lengths: Sequence[int], pooling: str) -> Tensor:
+    """One vector a sequence: (T, d) -> (N, d), its position 0 (`cls`) or the mean of all its rows (`mean`)."""
+    counts = torch.tensor(lengths, device=hidden.device)
+    starts = counts.cumsum(0) - counts
+    if pooling == "cls":
+        return hidden[starts]
+    return torch.segment_reduce(hidden.float(), "mean", lengths=counts)

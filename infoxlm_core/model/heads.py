@@ -1,0 +1,87 @@
+"""What sits on the encoder: the masked-LM head, the contrast projection, a classifier; and all of InfoXLM."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from infoxlm_core.data.batches import PackedBatch
+from infoxlm_core.model.encoder import Encoder, EncoderSize, pool
+
+
+class MaskedLMHead(nn.Module):
+    """Dense, GELU, LayerNorm, then the product with the word embeddings (tied) plus a free bias."""
+
+    def __init__(self, size: EncoderSize) -> None:
+        super().__init__()
+        self.dense = nn.Linear(size.hidden, size.hidden)
+        self.norm = nn.LayerNorm(size.hidden, size.epsilon)
+        self.bias = nn.Parameter(torch.zeros(size.vocabulary))
+
+    def forward(self, hidden: Tensor, embedding: Tensor) -> Tensor:
+        """(N, d) at masked positions, (V, d) word embeddings -> (N, V) logits."""
+        return F.linear(self.norm(F.gelu(self.dense(hidden))), embedding, self.bias)
+
+
+class Classifier(nn.Module):
+    """Encoder plus RoBERTa's classification head on [CLS]: dropout, dense, tanh, dropout, linear."""
+
+    def __init__(self, encoder: Encoder, labels: int, dropout: float) -> None:
+        super().__init__()
+        self.encoder, self.dropout = encoder, dropout
+        self.dense = nn.Linear(encoder.size.hidden, encoder.size.hidden)
+        self.output = nn.Linear(encoder.size.hidden, labels)
+
+    def forward(self, ids: Tensor, positions: Tensor, lengths: tuple[int, ...]) -> Tensor:
+        """(T,) ids and positions of N packed sequences -> (N, labels) logits."""
+        hidden = pool(self.encoder(ids, positions, lengths), lengths, "cls")
+        dropout = self.dropout if self.training else 0.0
+        hidden = torch.tanh(self.dense(F.dropout(hidden, dropout)))
+        return self.output(F.dropout(hidden, dropout))
+
+
+@dataclass
+class Outputs:
+    """What one forward pass of InfoXLM gives: logits (N, V) of MLM and TLM targets in order, queries (B, d)."""
+
+    logits: Tensor | None
+    queries: Tensor | None
+
+
+class InfoXLM(nn.Module):
+    """The query encoder with its heads: the network that is trained.
+
+    All sequences of a micro-batch run together up to the universal layer. There the contrast views leave; the
+    others go on, and the last layer computes only the rows that hold a target.
+    """
+
+    def __init__(
+        self, size: EncoderSize, contrast_layer: int, pooling: str, normalise: bool, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.encoder = Encoder(size, dropout)
+        self.head = MaskedLMHead(size)
+        self.projection = nn.Parameter(torch.empty(size.hidden, size.hidden))  # z = h @ projection
+        self.contrast_layer, self.pooling, self.normalise = contrast_layer, pooling, normalise
+
+    def forward(self, batch: PackedBatch) -> Outputs:
+        contrast, top = self.contrast_layer, self.encoder.size.layers
+        lm, views = batch.lengths[: batch.lm_sequences], batch.lengths[batch.lm_sequences :]
+        hidden = self.encoder.embed(batch.ids, batch.positions)  # (T, d)
+        queries = None
+        if views:
+            hidden = self.encoder.run(hidden, batch.lengths, 0, contrast)
+            hidden, contrasted = hidden.split([sum(lm), sum(views)])
+            queries = project(pool(contrasted, views, self.pooling), self.projection, self.normalise)
+        if not lm:
+            return Outputs(None, queries)
+        first = contrast if views else 0
+        hidden = self.encoder.run(hidden, lm, first, top, batch.target_rows, batch.target_counts)  # (N, d)
+        return Outputs(self.head(hidden, self.encoder.token_embedding.weight), queries)
+
+
+def project(pooled: Tensor, projection: Tensor, normalise: bool) -> Tensor:
+    """(B, d) pooled vectors -> (B, d) queries or keys in fp32."""
+    projected = (pooled @ projection.to(pooled.dtype)).float()
+    return F.normalize(projected, dim=1) if normalise else projected

@@ -1,0 +1,84 @@
+"""Momentum contrast (He et al. 2020) as InfoXLM uses it: a slow fp32 key encoder and a queue of its keys."""
+
+import torch
+from torch import Tensor, nn
+
+from infoxlm_core.model.encoder import Encoder, pool
+from infoxlm_core.model.heads import InfoXLM, project
+
+
+class KeyEncoder(nn.Module):
+    """The query encoder's slow copy: embeddings, layers up to the universal one and the projection, without gradient.
+
+    Weights stay fp32 whatever the training precision: in bf16 the small moves of momentum round away (A8).
+    """
+
+    def __init__(self, model: InfoXLM) -> None:
+        super().__init__()
+        self.pooling, self.normalise, self.last = model.pooling, model.normalise, model.contrast_layer
+        self.encoder = Encoder(model.encoder.size, layers=self.last)
+        self.projection = nn.Parameter(torch.empty_like(model.projection))
+        self.requires_grad_(False).eval()
+        # Pairs by the modules' own structure: key parameter <- query parameter of the same role.
+        queries = dict(model.named_parameters())
+        self._pairs = [(key, queries[name]) for name, key in self.named_parameters()]
+        self.follow(0.0)
+
+    @torch.no_grad()
+    def forward(self, ids: Tensor, positions: Tensor, lengths: tuple[int, ...]) -> Tensor:
+        """(T,) ids and positions of B packed views -> (B, d) keys in fp32."""
+        return project(
+            pool(self.encoder(ids, positions, lengths), lengths, self.pooling), self.projection, self.normalise
+        )
+
+    @torch.no_grad()
+    def follow(self, momentum: float) -> None:
+        """key <- momentum * key + (1 - momentum) * query, once per optimizer step; momentum 0 copies."""
+        keys, queries = [key for key, _ in self._pairs], [query.detach() for _, query in self._pairs]
+        if momentum == 0.0:
+            torch._foreach_copy_(keys, queries)
+        else:
+            torch._foreach_lerp_(keys, queries, 1.0 - momentum)
+
+
+class Queue:
+    """K keys of earlier steps, first in, first out; each row knows which meanings it holds and when it came.
+
+    Attributes:
+        rows: (K, d) fp32 keys.
+        meanings: (K, 2) int64 ids of the translation pairs joined in a row (the same twice without mixup).
+        born: (K,) int64 optimizer step that enqueued the row.
+        pointer: row that the next key replaces.
+    """
+
+    def __init__(self, size: int, hidden: int, device: torch.device | str = "cpu") -> None:
+        self.rows = torch.zeros(size, hidden, device=device)
+        self.meanings = torch.zeros(size, 2, dtype=torch.long, device=device)
+        self.born = torch.zeros(size, dtype=torch.long, device=device)
+        self.pointer = 0
+
+    def push(self, keys: Tensor, meanings: Tensor, step: int) -> None:
+        """Replace the oldest rows by B keys (B, d) with their meanings (B, 2); of more than K keys the last K stay."""
+        size = len(self.rows)
+        start = self.pointer + max(0, len(keys) - size)
+        keys, meanings = keys[-size:], meanings[-size:]
+        at = (start + torch.arange(len(keys), device=self.rows.device)) % size
+        self.rows[at], self.meanings[at], self.born[at] = keys.detach(), meanings, step
+        self.pointer = (start + len(keys)) % size
+
+    def overlaps(self, meanings: Tensor) -> Tensor:
+        """(B, 2) meanings of queries -> (B, K), true where a row shares one: that row is no negative."""
+        shared = meanings[:, :1] == self.meanings[None, :, 0]
+        for mine, theirs in ((0, 1), (1, 0), (1, 1)):
+            shared |= meanings[:, mine, None] == self.meanings[None, :, theirs]
+        return shared
+
+    def state(self) -> dict[str, Tensor]:
+        """Tensors from which `restore` brings the queue back."""
+        return {"rows": self.rows, "meanings": self.meanings, "born": self.born, "pointer": torch.tensor(self.pointer)}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        self.rows.copy_(state["rows"])
+        self.meanings.copy_(state["meanings"])
+        self.born.copy_(state["born"])
+        self.pointer = int(state["pointer"])

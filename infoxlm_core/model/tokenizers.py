@@ -1,0 +1,81 @@
+"""The tokenizer that travels with a model: SentencePiece's as `transformers`' tokenizer.json, in XLM-R's id layout."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import sentencepiece
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
+from tokenizers.models import Unigram
+from transformers import PreTrainedTokenizerFast
+from transformers.utils import sentencepiece_model_pb2_new as sentencepiece_pb2
+
+from infoxlm_core.data.vocabulary import BOS, EOS, FIRST_PIECE, SPECIAL_TOKENS, UNK
+
+MODEL = "sentencepiece.bpe.model"
+"""XLM-R's name of the file, though the model is a unigram one."""
+
+
+def vocabulary_size(model: bytes) -> int:
+    """Ids of a SentencePiece model in XLM-R's layout: its pieces, `<pad>` and `<mask>`. RuntimeError if it is none."""
+    processor = sentencepiece.SentencePieceProcessor()
+    processor.LoadFromSerializedProto(model)
+    return processor.get_piece_size() + 2
+
+
+def round_scores(model: bytes) -> bytes:
+    """The same unigram model with scores rounded to 1/256, so that every tokenizer splits alike.
+
+    Two splits into the same pieces in another order have equal scores. Sums of unrounded scores differ in their
+    last bits, in fp32 (SentencePiece) otherwise than in fp64 (`tokenizers`), and so does the split; sums of rounded
+    ones are exact.
+    """
+    proto = sentencepiece_pb2.ModelProto()
+    proto.ParseFromString(model)
+    for piece in proto.pieces:
+        piece.score = round(piece.score * 256) / 256
+    return proto.SerializeToString()
+
+
+def encode(processor: sentencepiece.SentencePieceProcessor, texts: list[str]) -> list[np.ndarray]:
+    """Ids of each text in XLM-R's layout, without special tokens: SentencePiece's ids move up by one."""
+    pieces = FIRST_PIECE - 3
+    return [np.where(ids == 0, UNK, ids + pieces) for ids in (np.array(i, np.int64) for i in processor.encode(texts))]
+
+
+def write_fast(model: bytes, directory: Path, max_tokens: int = 512) -> None:
+    """Write tokenizer.json and tokenizer_config.json: the same ids as SentencePiece for `AutoTokenizer`."""
+    proto = sentencepiece_pb2.ModelProto()
+    proto.ParseFromString(model)
+    bos, pad, eos, unk, mask = SPECIAL_TOKENS
+    pieces = [(piece.piece, piece.score) for piece in proto.pieces[3:]]
+    vocabulary = [(bos, 0.0), (pad, 0.0), (eos, 0.0), (unk, 0.0), *pieces, (mask, 0.0)]
+    tokenizer = Tokenizer(Unigram(vocabulary, unk_id=UNK))
+    # SentencePiece normalises by its own character map, then drops spaces at the ends and doubled ones.
+    charsmap = proto.normalizer_spec.precompiled_charsmap
+    tokenizer.normalizer = normalizers.Sequence(
+        [
+            *([normalizers.Precompiled(charsmap)] if charsmap else []),
+            normalizers.Strip(),
+            normalizers.Replace(Regex(" {2,}"), " "),
+        ]
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=True)
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{bos} $A {eos}", pair=f"{bos} $A {eos} {eos} $B {eos}", special_tokens=[(bos, BOS), (eos, EOS)]
+    )
+    tokenizer.add_special_tokens([bos, pad, eos, unk, AddedToken(mask, lstrip=True)])
+    tokenizer.save(str(directory / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": max_tokens,
+        "bos_token": bos, "cls_token": bos, "eos_token": eos, "sep_token": eos,
+        "pad_token": pad, "unk_token": unk, "mask_token": mask,
+    }  # fmt: skip
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=1) + "\n")
+
+
+def load_fast(directory: Path) -> PreTrainedTokenizerFast:
+    """The tokenizer of a model or shards directory, from its own files alone."""
+    return PreTrainedTokenizerFast.from_pretrained(str(directory), local_files_only=True)

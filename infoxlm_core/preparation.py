@@ -1,0 +1,312 @@
+"""Stage prepare_corpus: raw text files -> clean, deduplicated, decontaminated corpora, as Parquet with a report.
+
+Two passes. The first reads and cleans every row, stages the good ones and notes what is kept for evaluation. The
+second takes duplicates and everything kept for evaluation out of the staged text and writes the result. Then the
+result is read again, to prove it.
+
+    mono/<language>/<corpus>.parquet              text
+    pairs/<pivot>-<language>/<corpus>.parquet     source (the pivot's side), target
+    held_out/<pivot>-<language>/<corpus>.parquet  source, target; a monolingual corpus: held_out/<language>/…, text
+    labelled.parquet                              text, label (its corpus), language, split
+    report.json                                   for every file: read = kept + dropped by reason
+"""
+
+import json
+import logging
+import shutil
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from rich.console import Console
+from rich.progress import track
+
+from infoxlm_core import manifests
+from infoxlm_core.config import CorpusSource, PreparationConfig
+from infoxlm_core.data import cleaning, corpora, downloads
+from infoxlm_core.errors import CorpusTooSmall, EncodingError, EvaluationLeak, InputError
+
+logger = logging.getLogger(__name__)
+
+ROW_GROUP = 1 << 15  # rows
+LABELLED_CHARACTERS = 20  # shorter messages do not tell which corpus they are from
+MAX_WRONG_LANGUAGE = 0.3  # of a file's rows; beyond it, the file is not what the config says …
+JUDGED_ROWS = 1000  # … unless it is so small that chance decides
+_OURS = ("mono", "pairs", "held_out", "staging", "labelled.parquet", "report.json", manifests.NAME)
+_COLUMNS = {1: ("text",), 2: ("source", "target"), 4: ("text", "label", "language", "split")}  # by width of the row
+_STAGED = {2: ("text", "file"), 3: ("source", "target", "file")}
+
+Entry = tuple[str, str, str, str]  # corpus, language, kind, file
+Outcomes = defaultdict[Entry, Counter]  # rows `read`, `kept`, and dropped for each reason
+
+
+@dataclass
+class Reserved:
+    """What training text must not contain, as 64-bit digests."""
+
+    held_out: set[int] = field(default_factory=set)
+    """Sentences of held-out corpora in their comparable form."""
+
+    messages: dict[int, set[int]] = field(default_factory=dict)
+    """Near key of a pivot message of the labelled test set -> near keys of its translations."""
+
+    labelled: set[int] = field(default_factory=set)
+    """All near keys of `messages`."""
+
+    owners: dict[int, str | None] = field(default_factory=dict)
+    """Near key of a text -> its corpus; None if it stands in several, so that its label is ambiguous."""
+
+    def reason(self, *texts: str) -> str | None:
+        """Return why a row with these texts is no training text, or None."""
+        if any(cleaning.digest(cleaning.comparable(text)) in self.held_out for text in texts):
+            return "held_out"
+        return None if self.labelled.isdisjoint(map(_key, texts)) else "labelled"
+
+
+def prepare(config: PreparationConfig, output: Path, cache: Path) -> dict:
+    """Prepare the corpora of a run and return the report.
+
+    Args:
+        config: what to read and what to keep.
+        output: folder of the artifact; what an earlier attempt left there is replaced. The caller writes its manifest.
+        cache: where wheels of the package index are kept.
+
+    Raises:
+        InputError: something that was given cannot be used; nothing stays in `output`.
+        EvaluationLeak: a sentence kept for evaluation survived in the training text; nothing stays either.
+    """
+    output.mkdir(parents=True, exist_ok=True)
+    _remove(output)
+    outcomes: Outcomes = defaultdict(Counter)
+    try:
+        reserved = _stage(config, output / "staging", cache, outcomes)
+        _write(config, output, reserved, outcomes)
+        shutil.rmtree(output / "staging", ignore_errors=True)
+        report = _report(outcomes, output, config.pivot)
+        check_leaks(output, reserved)
+    except BaseException:
+        _remove(output)
+        raise
+    manifests.write_atomically(output / "report.json", json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+    return report
+
+
+def facts(report: dict) -> dict:
+    """Return the counts of a report that belong into the manifest."""
+    return report["languages"] | {"totals": report["totals"]}
+
+
+def check_leaks(output: Path, reserved: Reserved) -> None:
+    """Read again what was written; raise EvaluationLeak if training text contains what is kept for evaluation."""
+    for path in sorted(output.rglob("*.parquet")):
+        if "held_out" in path.relative_to(output).parts:
+            continue
+        for number, row in enumerate(_rows(path), start=1):
+            texts, split = (row[:1], row[3]) if len(row) == 4 else (row, "train")
+            reason = reserved.reason(*texts)
+            if reason == "held_out" or (reason and split == "train"):
+                raise EvaluationLeak(
+                    f"{path} row {number} is kept for evaluation ({reason}): {texts[0]!r:.80}: report it"
+                )
+
+
+def _remove(output: Path) -> None:
+    for path in (output / name for name in _OURS):
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+# ---------------------------------------------------------------- first pass: read, clean, stage
+
+
+def _stage(config: PreparationConfig, staging: Path, cache: Path, outcomes: Outcomes) -> Reserved:
+    paths = [[downloads.fetch(p, source.sha256, cache) for p in source.paths] for source in config.corpora]
+    reserved = Reserved()
+    sources = list(zip(config.corpora, paths, strict=True))
+    hidden = not sys.stderr.isatty()
+    with Tables(staging, _STAGED) as tables:
+        for source, local in track(sources, "reading corpora", console=Console(stderr=True), disable=hidden):
+            found: Outcomes = defaultdict(Counter)
+            invalid: dict[Entry, str] = {}
+            for row in corpora.read(source, config.languages, config.pivot, local):
+                kind = "held_out" if source.name in config.held_out else ("mono", "pairs")[len(row.languages) - 1]
+                entry = (source.name, row.languages[-1], kind, row.file)
+                texts = row.texts if row.dropped else tuple(map(cleaning.normalise, row.texts))
+                reason = row.dropped or cleaning.judge_row(texts, row.languages, config.languages, config.cleaning)
+                found[entry].update({"read": 1, reason: 1} if reason else {"read": 1})
+                if reason is None:
+                    tables.add(f"{source.name}/{'-'.join(row.languages)}.parquet", (*texts, row.file))
+                    _reserve(texts, source.name, config, reserved)
+                elif reason == "invalid_utf8":
+                    invalid.setdefault(entry, row.texts[0])
+            _refuse_or_log(source, config.cleaning.max_invalid_utf8, found, invalid)
+            for entry, counts in found.items():
+                outcomes[entry].update(counts)
+    messages = {key: targets for key, targets in reserved.messages.items() if reserved.owners[key]}
+    return replace(reserved, messages=messages, labelled=set(messages).union(*messages.values()))
+
+
+def _reserve(texts: tuple[str, ...], corpus: str, config: PreparationConfig, reserved: Reserved) -> None:
+    """Note the texts of a clean row, if they are kept for evaluation or might be."""
+    if corpus in config.held_out:
+        reserved.held_out.update(cleaning.digest(cleaning.comparable(text)) for text in texts)
+    elif config.labelled_share:
+        keys = [_key(text) for text in texts]
+        for key in keys:
+            if reserved.owners.setdefault(key, corpus) != corpus:
+                reserved.owners[key] = None
+        if len(texts) == 2 and len(texts[0]) >= LABELLED_CHARACTERS:
+            draw = cleaning.digest(str(config.seed), str(keys[0])) / 2**64  # of the message: the same in all languages
+            if draw < config.labelled_share:
+                reserved.messages.setdefault(keys[0], set()).add(keys[1])
+
+
+def _key(text: str) -> int:
+    return cleaning.digest(cleaning.near_key(text))
+
+
+def _refuse_or_log(source: CorpusSource, max_invalid: float, found: Outcomes, invalid: dict[Entry, str]) -> None:
+    """Refuse a corpus with a file that is not what the config says; log what was read of the others."""
+    for entry, counts in found.items():
+        _, language, _, file = entry
+        rows, wrong = counts["read"], counts["wrong_script"] + counts["wrong_language"]
+        if counts["invalid_utf8"] > max_invalid * rows:
+            raise EncodingError(
+                f"{invalid[entry]}: invalid UTF-8 begins here, {counts['invalid_utf8']} of {rows} lines have it, "
+                f"cleaning.max_invalid_utf8 allows a share of {max_invalid:g}: convert the file to UTF-8"
+            )
+        if rows >= JUDGED_ROWS and wrong > MAX_WRONG_LANGUAGE * rows:
+            raise InputError(
+                f"{file} (corpus {source.name}): {wrong} of {rows} rows are not in the language expected "
+                f"({language}): check its languages"
+            )
+    total = sum(found.values(), Counter())
+    logger.info("read %s: %d rows, %d dropped in cleaning", source.name, total["read"], total.total() - total["read"])
+
+
+# ---------------------------------------------------------------- second pass: filter, write
+
+
+def _write(config: PreparationConfig, output: Path, reserved: Reserved, outcomes: Outcomes) -> None:
+    with Tables(output, _COLUMNS) as tables:
+        writer = Writer(tables, outcomes)
+        for corpus in dict.fromkeys(source.name for source in config.corpora):
+            for staged in sorted((output / "staging" / corpus).glob("*.parquet")):
+                languages = tuple(staged.stem.split("-"))
+                kind = "mono" if len(languages) == 1 else "pairs"
+                for *texts, file in _rows(staged):
+                    if corpus in config.held_out:
+                        writer.keep("held_out", corpus, languages, texts, file)
+                    elif reason := reserved.reason(*texts):
+                        outcomes[corpus, languages[-1], kind, file][reason] += 1
+                        if reason == "labelled" and kind == "pairs" and _key(texts[0]) in reserved.messages:
+                            writer.label("test", corpus, languages, texts, reserved.owners)
+                    elif writer.keep(kind, corpus, languages, texts, file) and kind == "pairs":
+                        if config.labelled_share and len(texts[0]) >= LABELLED_CHARACTERS:
+                            writer.label("train", corpus, languages, texts, reserved.owners)
+                        for language, text in zip(languages, texts, strict=True):
+                            if config.monolingual_from_pairs:
+                                outcomes[corpus, language, "mono", file]["read"] += 1
+                                writer.keep("mono", corpus, (language,), [text], file)
+
+
+@dataclass
+class Writer:
+    """Writes rows that were not written before."""
+
+    tables: "Tables"
+    outcomes: Outcomes
+    seen: dict[int, int] = field(default_factory=dict)
+    """Near key of a row, with kind and language -> digest of its very text."""
+
+    def keep(self, kind: str, corpus: str, languages: tuple[str, ...], texts: list[str], file: str) -> bool:
+        """Write a row, or count it as a duplicate; return whether it was written."""
+        scope = f"{kind}/{'-'.join(languages)}"
+        key, text = cleaning.digest(scope, *map(cleaning.near_key, texts)), cleaning.digest(*texts)
+        outcome = "kept" if key not in self.seen else "duplicate" if self.seen[key] == text else "near_duplicate"
+        self.outcomes[corpus, languages[-1], kind, file][outcome] += 1
+        if outcome == "kept":
+            self.seen[key] = text
+            self.tables.add(f"{scope}/{corpus}.parquet", tuple(texts))
+        return outcome == "kept"
+
+    def label(self, split: str, corpus: str, languages: tuple[str, ...], texts: list[str], owners: dict) -> None:
+        """Write each side with its corpus as label, unless it also stands in another corpus."""
+        for language, text in zip(languages, texts, strict=True):
+            key = cleaning.digest("labelled", language, cleaning.near_key(text))
+            if owners[_key(text)] and key not in self.seen:
+                self.seen[key] = 0
+                self.tables.add("labelled.parquet", (text, corpus, language, split))
+
+
+# ---------------------------------------------------------------- report
+
+
+def _report(outcomes: Outcomes, output: Path, pivot: str) -> dict:
+    """Return what happened to every row; raise CorpusTooSmall if there is nothing to train on."""
+    files = []
+    totals = {kind: Counter() for kind in ("mono", "pairs", "held_out")}
+    languages = {kind: Counter() for kind in ("mono", "pairs", "held_out", "labelled")}
+    for (corpus, language, kind, file), counts in sorted(outcomes.items()):
+        dropped = {reason: counts[reason] for reason in sorted(counts) if reason not in ("read", "kept")}
+        read, kept = counts["read"], counts["kept"]
+        assert read == kept + sum(dropped.values()), f"{file} ({corpus}, {language}, {kind}): a row is unaccounted for"
+        entry = {"corpus": corpus, "language": language, "kind": kind, "file": file, "read": read, "kept": kept}
+        files.append(entry | {"dropped": dropped})
+        totals[kind].update(counts)
+        languages[kind][language if kind == "mono" else f"{pivot}-{language}"] += kept
+    if (output / "labelled.parquet").is_file():
+        languages["labelled"].update(split for *_, split in _rows(output / "labelled.parquet"))
+    for kind, what in (("pairs", "pair"), ("mono", "sentence")):
+        if not languages[kind].total():
+            most = ", ".join(f"{reason} {n}" for reason, n in totals[kind].most_common(4)) or "nothing"
+            raise CorpusTooSmall(f"no training {what} remains: have=0 need=1 ({most}): check corpora and cleaning")
+    return {
+        "files": files,
+        "totals": {kind: dict(sorted(counts.items())) for kind, counts in totals.items()},
+        "languages": {kind: dict(sorted(counts.items())) for kind, counts in languages.items()},
+    }
+
+
+# ---------------------------------------------------------------- Parquet
+
+
+def _rows(path: Path) -> Iterator[tuple[str, ...]]:
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(ROW_GROUP):
+            yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+
+
+class Tables:
+    """Parquet files of text below a folder that grow row by row; one that gets no row does not exist."""
+
+    def __init__(self, folder: Path, columns: dict[int, tuple[str, ...]]):
+        self.folder, self.columns = folder, columns
+        self.rows: dict[str, list[tuple[str, ...]]] = defaultdict(list)
+        self.writers: dict[str, pq.ParquetWriter] = {}
+
+    def add(self, name: str, row: tuple[str, ...]) -> None:
+        self.rows[name].append(row)
+        if len(self.rows[name]) >= ROW_GROUP:
+            self._flush(name)
+
+    def _flush(self, name: str) -> None:
+        rows, self.rows[name] = self.rows[name], []
+        schema = pa.schema([(column, pa.string()) for column in self.columns[len(rows[0])]])
+        if name not in self.writers:
+            (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+            self.writers[name] = pq.ParquetWriter(self.folder / name, schema, compression="zstd")
+        arrays = [pa.array(column, pa.string()) for column in zip(*rows, strict=True)]
+        self.writers[name].write_table(pa.table(arrays, schema=schema))
+
+    def __enter__(self) -> "Tables":
+        return self
+
+    def __exit__(self, *failure) -> None:
+        for name in [name for name, rows in self.rows.items() if rows and failure[0] is None]:
+            self._flush(name)
+        for writer in self.writers.values():
+            writer.close()

@@ -1,0 +1,176 @@
+"""Our own checkpoints: complete directories of safetensors and JSON whose manifest is written last.
+
+    checkpoints/step=0000000400/   state.safetensors, meta.json, manifest.json (sizes, sha256)
+    checkpoints/saved.json         the newest step ever saved: with it, a run never silently starts over
+    checkpoints/lock               held by the one process that trains
+    checkpoints/stop               somebody asks the run to save and stop
+
+A checkpoint is chosen by its step, never by a clock, and every byte of it is hashed before it is used.
+"""
+
+import contextlib
+import errno
+import fcntl
+import json
+import logging
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from infoxlm_core import manifests
+from infoxlm_core.errors import ConfigMismatch, InfoXLMError, LeaseHeld, NoValidCheckpoint, StorageFull
+
+logger = logging.getLogger(__name__)
+_NAME = re.compile(r"step=(\d{10})")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """State of a training after `step` optimizer steps: tensors by name, and small facts."""
+
+    step: int
+    tensors: dict[str, Tensor]
+    meta: dict
+
+
+class Checkpoints:
+    """The checkpoints of one run.
+
+    Args:
+        directory: where they are; made if missing.
+        fingerprint: what must not change between save and resume (config, data, code, libraries).
+        every: steps between two saves.
+        keep: newest ones that stay.
+    """
+
+    def __init__(self, directory: Path, fingerprint: dict, every: int, keep: int) -> None:
+        self.directory, self.fingerprint, self.every, self.keep = directory, fingerprint, every, keep
+        directory.mkdir(parents=True, exist_ok=True)
+
+    @contextlib.contextmanager
+    def locked(self, patience: float = 60.0) -> Iterator[None]:
+        """Be the only process that trains this run; wait `patience` seconds for a dying one to let go.
+
+        Raises:
+            LeaseHeld: somebody else goes on training it.
+        """
+        with open(self.directory / "lock", "w") as file:
+            deadline = time.monotonic() + patience
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        raise LeaseHeld(
+                            f"{self.directory} is in use: another process trains this run; wait for it or stop it"
+                        ) from None
+                    time.sleep(0.5)
+            self._sweep()
+            yield
+
+    def _sweep(self) -> None:
+        """Remove what a dead process left behind: directories without manifest, an old request to stop."""
+        (self.directory / "stop").unlink(missing_ok=True)
+        for path in self.directory.glob(".step=*"):
+            shutil.rmtree(path, ignore_errors=True)
+
+    def asked_to_stop(self) -> bool:
+        return (self.directory / "stop").exists()
+
+    def ask_to_stop(self) -> None:
+        (self.directory / "stop").touch()
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Write a checkpoint so that it exists whole or not at all; then drop the oldest.
+
+        Raises:
+            StorageFull: there is no space; older checkpoints are untouched and nothing half-written stays.
+        """
+        name = f"step={checkpoint.step:010d}"
+        temporary, final = self.directory / f".{name}", self.directory / name
+        shutil.rmtree(temporary, ignore_errors=True)
+        try:
+            temporary.mkdir()
+            save_file(checkpoint.tensors, temporary / "state.safetensors")
+            meta = checkpoint.meta | {"step": checkpoint.step, "fingerprint": self.fingerprint}
+            manifests.write_atomically(temporary / "meta.json", json.dumps(meta, indent=1, sort_keys=True))
+            manifests.sync_file(temporary / "state.safetensors")
+            manifests.write(temporary, "checkpoint", {"step": checkpoint.step})
+            if final.exists():  # a bad one of the same step, or we would not have trained it again
+                shutil.rmtree(final)
+            os.replace(temporary, final)
+            manifests.sync_file(self.directory)
+            manifests.write_atomically(self.directory / "saved.json", json.dumps({"step": checkpoint.step}))
+        except BaseException as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            if _is_full(error):
+                raise StorageFull(f"{self.directory}: no space for {name}: free some, then run again") from error
+            raise
+        logger.info("saved checkpoint %s", final)
+        for _, old in self._list()[self.keep :]:
+            (old / manifests.NAME).unlink(missing_ok=True)  # the manifest first: half-deleted is not valid
+            shutil.rmtree(old, ignore_errors=True)
+
+    def _list(self) -> list[tuple[int, Path]]:
+        """All checkpoint directories, newest step first."""
+        found = [(m, path) for path in self.directory.iterdir() if (m := _NAME.fullmatch(path.name))]
+        return sorted(((int(m[1]), path) for m, path in found), reverse=True)
+
+    def load_newest(self) -> Checkpoint | None:
+        """The newest checkpoint whose every byte is as written; None if this run never saved one.
+
+        Raises:
+            NoValidCheckpoint: there were checkpoints, and none can be trusted.
+            ConfigMismatch: it was made with another config, data or code.
+        """
+        reasons = []
+        for step, path in self._list():
+            try:
+                manifests.read(path, "checkpoint", made_with="pretrain")
+                meta = json.loads((path / "meta.json").read_bytes())
+                tensors = load_file(path / "state.safetensors")
+            except (InfoXLMError, OSError, ValueError) as error:
+                logger.warning("CheckpointCorrupt step=%d reason=%s", step, error)
+                reasons.append(f"step {step}: {error}")
+                continue
+            self._compare(meta["fingerprint"], path)
+            logger.info("resuming after step %d from %s", step, path)
+            return Checkpoint(step, tensors, meta)
+        if reasons or (self.directory / "saved.json").exists():
+            raise NoValidCheckpoint(
+                f"{self.directory}: this run has saved before, but no checkpoint is valid "
+                f"({'; '.join(reasons) or 'none is left'}): restore one, or remove the directory to start over"
+            )
+        return None
+
+    def _compare(self, saved: dict, path: Path) -> None:
+        changed = [
+            f"{name} was {saved.get(name)!r}, is {self.fingerprint.get(name)!r}"
+            for name in sorted(saved.keys() | self.fingerprint.keys())
+            if saved.get(name) != self.fingerprint.get(name)
+        ]
+        if changed:
+            raise ConfigMismatch(f"{path} belongs to another run: {'; '.join(changed)}: restore the old settings")
+
+
+def _is_full(error: BaseException) -> bool:
+    """Whether an error, from Python or from safetensors, says that there is no space."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    return any(phrase in str(error) for phrase in ("No space left", "Disk quota exceeded", "os error 28"))
+
+
+def flatten(values: dict, prefix: str = "") -> dict[str, object]:
+    """{"a": {"b": 1}} -> {"a.b": 1}: a config as a fingerprint whose differences have names."""
+    flat: dict[str, object] = {}
+    for name, value in values.items():
+        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat

@@ -1,0 +1,267 @@
+"""The training loop, the same for pre-training and fine-tuning: one optimizer step, repeated, saved now and then.
+
+A step is a pure function of (seed, step) and of the state before it: there is nothing else to restore on resume.
+"""
+
+import contextlib
+import hashlib
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from infoxlm_core import manifests
+from infoxlm_core.config import CheckpointsConfig, OptimizationConfig, StageConfig
+from infoxlm_core.errors import BadNumbersLimit, Preempted
+from infoxlm_core.training import distributed
+from infoxlm_core.training.checkpoints import Checkpoint, Checkpoints, flatten
+from infoxlm_core.training.optimizer import learning_rate, make_adamw
+from infoxlm_core.training.tracker import FileTracker, Tracker
+
+logger = logging.getLogger(__name__)
+SECONDS_BETWEEN_LINES = 10.0
+METRICS = "metrics.jsonl"
+"""The curves, in a run's directory beside its checkpoints."""
+
+
+class Learner(Protocol):
+    """What is trained: the loop asks it for batches and losses and tells it when a step is taken."""
+
+    module: nn.Module
+    weights: Mapping[str, float]
+    """Weight of each objective's mean loss."""
+    weighting: str
+    """mean: each objective divided by its own targets · count: all by the targets of all."""
+
+    def batches(self, step: int) -> Sequence[Any]:
+        """This worker's micro-batches of a step: a pure function of the step."""
+
+    def counts(self, batches: Sequence[Any]) -> dict[str, int]:
+        """Targets of each objective in this worker's micro-batches, and `tokens`."""
+
+    def losses(self, batch: Any) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Summed loss of each objective, with gradient; and sums for statistics, without."""
+
+    def statistics(self, sums: Mapping[str, float], counts: Mapping[str, float]) -> dict[str, float]:
+        """Named values for the curves from what all workers summed."""
+
+    def finish_step(self, step: int, good: bool) -> None:
+        """The optimizer has moved the weights (good), or the step was skipped."""
+
+    def state(self) -> dict[str, Tensor]:
+        """What must be in a checkpoint besides weights and optimizer."""
+
+    def restore(self, state: Mapping[str, Tensor]) -> None: ...
+
+
+@dataclass
+class Progress:
+    """Where a training is. `step` counts data positions, `updates` optimizer updates (fewer if steps were skipped)."""
+
+    step: int = 0
+    updates: int = 0
+    bad_in_a_row: int = 0
+
+
+def train_step(learner: Learner, optimizer: torch.optim.Optimizer, config: OptimizationConfig, progress: Progress,
+               stop: bool = False) -> tuple[dict[str, float], bool]:  # fmt: skip
+    """Take one optimizer step; return the step's figures and whether any worker wants to stop.
+
+    Every loss is a sum over targets, divided once by the targets of all micro-batches on all workers: the step comes
+    out the same however the work is split.
+    """
+    parameters = [p for p in learner.module.parameters() if p.requires_grad]
+    batches = learner.batches(progress.step)
+    mine = learner.counts(batches)
+    counts = _sum(mine, distributed.device())
+    divisors = _divisors(learner, counts)
+    sums: dict[str, Tensor] = {}
+    for batch in batches:
+        losses, extra = learner.losses(batch)
+        total = sum(learner.weights[name] / divisors[name] * loss for name, loss in losses.items())
+        if isinstance(total, Tensor) and total.requires_grad:
+            total.backward()
+        for name, value in (losses | extra).items():
+            sums[name] = sums.get(name, 0.0) + value.detach().double()
+    distributed.sum_gradients(parameters)
+    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    totals = _sum(sums | {"stop": float(stop)}, distributed.device())
+    good = math.isfinite(norm.item()) and all(map(math.isfinite, totals.values()))
+    rate = learning_rate(config, progress.updates)
+    if good:
+        if norm > config.clip_norm:
+            nn.utils.clip_grads_with_norm_(parameters, config.clip_norm, norm)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
+        progress.updates += 1
+    optimizer.zero_grad()
+    learner.finish_step(progress.step, good)
+    progress.bad_in_a_row = 0 if good else progress.bad_in_a_row + 1
+    progress.step += 1
+    figures = {f"loss/{name}": totals[name] / divisors[name] for name in learner.weights if counts.get(name)}
+    figures |= learner.statistics(totals, counts)
+    figures |= {
+        "learning_rate": rate,
+        "gradient_norm": norm.item(),
+        "tokens": counts["tokens"],
+        "skipped": float(not good),
+    }
+    return figures, totals["stop"] > 0
+
+
+def _divisors(learner: Learner, counts: Mapping[str, float]) -> dict[str, float]:
+    if learner.weighting == "count":
+        total = sum(counts[name] for name in learner.weights)
+        return {name: max(1.0, total) for name in learner.weights}
+    return {name: max(1.0, counts[name]) for name in learner.weights}
+
+
+def _sum(values: Mapping[str, Any], device: torch.device) -> dict[str, float]:
+    """Sum named numbers over workers in float64. Every worker must bring the same names."""
+    names = sorted(values)
+    vector = torch.stack([torch.as_tensor(values[name], dtype=torch.float64, device=device) for name in names])
+    return dict(zip(names, distributed.sum_over_workers(vector).tolist(), strict=True))
+
+
+def train(learner: Learner, config: OptimizationConfig, checkpoints: Checkpoints, tracker: Tracker,
+          log_every: int) -> dict[str, float]:  # fmt: skip
+    """Train to the last step, from the newest valid checkpoint if there is one; return the last step's figures.
+
+    The first worker decides where to start, saves and tracks; the others follow.
+
+    Raises:
+        Preempted: somebody asked to stop; a checkpoint was saved.
+        BadNumbersLimit: too many steps in a row were not finite.
+        NoValidCheckpoint, ConfigMismatch: see `Checkpoints.load_newest`.
+    """
+    first = distributed.rank() == 0
+    optimizer = make_adamw([p for p in learner.module.parameters() if p.requires_grad], config)
+    progress = Progress()
+    found = distributed.on_first(checkpoints.load_newest)
+    if (about := distributed.from_first((found.step, found.meta) if found else None)) is not None:
+        tensors = distributed.tensors_from_first(found.tensors if found else {})
+        restore(Checkpoint(about[0], tensors, about[1]), learner, optimizer, progress)
+    if first:
+        tracker.resume(progress.step)
+    figures: dict[str, float] = {}
+    console = Console(progress.step, config.steps)
+    while progress.step < config.steps:
+        stop = first and checkpoints.asked_to_stop()
+        figures, stopping = train_step(learner, optimizer, config, progress, stop)
+        rate = console.tell(progress.step, figures) if first else 0.0
+        last = progress.step == config.steps
+        if first and (progress.step % log_every == 0 or last):
+            tracker.log(progress.step, figures | {"tokens_per_second": rate})
+        if progress.bad_in_a_row >= config.max_bad_steps:
+            raise BadNumbersLimit(
+                f"{progress.bad_in_a_row} steps in a row up to step {progress.step} had a loss or gradient that is not "
+                "finite: lower optimization.learning_rate or raise contrast.temperature"
+            )
+        if progress.step % checkpoints.every == 0 or last or stopping:
+            distributed.on_first(lambda: checkpoints.save(snapshot(learner, optimizer, progress)))
+            if first:
+                tracker.sync()
+        if stopping:
+            raise Preempted(f"asked to stop after step {progress.step}: a checkpoint is saved, run again to go on")
+    return figures
+
+
+def snapshot(learner: Learner, optimizer: torch.optim.Optimizer, progress: Progress) -> Checkpoint:
+    """Everything the next step depends on: weights, Adam's moments by parameter name, the learner's own state."""
+    names = {id(parameter): name for name, parameter in learner.module.named_parameters()}
+    tensors = {f"model/{name}": tensor.detach() for name, tensor in learner.module.named_parameters()}
+    for parameter, moments in optimizer.state.items():
+        tensors |= {f"adam/{names[id(parameter)]}/{name}": value for name, value in moments.items()}
+    tensors |= {f"learner/{name}": value for name, value in learner.state().items()}
+    tensors = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+    return Checkpoint(progress.step, tensors, {"updates": progress.updates, "bad_in_a_row": progress.bad_in_a_row})
+
+
+def restore(checkpoint: Checkpoint, learner: Learner, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
+    """The inverse of `snapshot`."""
+    by_prefix: dict[str, dict[str, Tensor]] = {"model": {}, "adam": {}, "learner": {}}
+    for name, tensor in checkpoint.tensors.items():
+        prefix, _, rest = name.partition("/")
+        by_prefix[prefix][rest] = tensor
+    with torch.no_grad():
+        for name, parameter in learner.module.named_parameters():
+            parameter.copy_(by_prefix["model"][name])
+            moments = {
+                key: by_prefix["adam"][f"{name}/{key}"]
+                for key in ("exp_avg", "exp_avg_sq", "step")
+                if f"{name}/{key}" in by_prefix["adam"]
+            }
+            if moments:
+                optimizer.state[parameter] = {key: value.to(parameter.device) for key, value in moments.items()}
+    learner.restore(by_prefix["learner"])
+    progress.step = checkpoint.step
+    progress.updates, progress.bad_in_a_row = checkpoint.meta["updates"], checkpoint.meta["bad_in_a_row"]
+
+
+class Console:
+    """A line every ten seconds: step, losses, tokens per second, time left."""
+
+    def __init__(self, start: int, steps: int) -> None:
+        self.start, self.steps = start, steps
+        self.began = self.spoke = time.monotonic()
+        self.tokens = self.since = 0.0
+
+    def tell(self, step: int, figures: Mapping[str, float]) -> float:
+        """Count a step, log a line if it is time; return tokens per second since the last line."""
+        now = time.monotonic()
+        self.since += figures["tokens"]
+        rate = self.since / max(now - self.spoke, 1e-9)
+        if now - self.spoke >= SECONDS_BETWEEN_LINES or step == self.steps:
+            left = (now - self.began) / (step - self.start) * (self.steps - step)
+            losses = " ".join(
+                f"{name} {value:.3f}" for name, value in figures.items() if "loss/" in name or "accuracy" in name
+            )
+            logger.info(
+                "step %d/%d %s, %.0f tokens/s, %d:%02d left", step, self.steps, losses, rate, left // 60, left % 60
+            )
+            self.spoke, self.since = now, 0.0
+        return rate
+
+
+@contextlib.contextmanager
+def run_directory(
+    directory: Path, identity: dict, config: CheckpointsConfig, track: Callable[[Path], Tracker]
+) -> Iterator[tuple[Checkpoints, Tracker]]:
+    """Checkpoints and tracker of a run; the first worker holds the run's lock as long as it trains.
+
+    Raises:
+        LeaseHeld: another process trains this run.
+    """
+    checkpoints = Checkpoints(directory, identity, config.every, config.keep)
+    with contextlib.ExitStack() as stack:
+        distributed.on_first(lambda: stack.enter_context(checkpoints.locked()))
+        tracker = track(directory / METRICS) if distributed.rank() == 0 else FileTracker(os.devnull)
+        stack.callback(tracker.close)
+        yield checkpoints, tracker
+
+
+def fingerprint(config: StageConfig) -> dict:
+    """What a resumed run must share with the one that saved. Saving and logging may change; so may the workers."""
+    relevant = config.model_dump(mode="json", exclude={"checkpoints", "log_every"})
+    threads = {"threads": torch.get_num_threads(), "device": distributed.device().type}
+    return flatten(relevant) | threads | {f"made_by.{name}": value for name, value in manifests.made_by().items()}
+
+
+def seed_dropout(*key: object) -> None:
+    """Draw dropout from a key such as (seed, step, worker, micro-batch), not from what was drawn before."""
+    torch.manual_seed(int.from_bytes(hashlib.sha256("/".join(map(str, key)).encode()).digest()[:8], "little"))
+
+
+@contextlib.contextmanager
+def autocast(device: torch.device):
+    """bf16 on GPUs; fp32 on CPUs, where bf16 is slower without special instructions."""
+    with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+        yield

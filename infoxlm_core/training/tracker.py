@@ -1,0 +1,84 @@
+"""Where a run reports its curves: a Protocol, and the tracker that needs nothing but a file.
+
+The file, `metrics.jsonl`, is the record: one line per call, `{"step": 10, "loss/mlm": 2.3}`. Whatever ships the
+points elsewhere reads them from there, so a server that is slow or gone never holds up a step.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Protocol
+
+from infoxlm_core import manifests
+from infoxlm_core.errors import ShardCorrupt
+
+Point = tuple[int, dict[str, float]]
+
+
+class Tracker(Protocol):
+    """What training says about itself while it runs. `resume` comes first, once; `close` last, once."""
+
+    def resume(self, step: int) -> None:
+        """Forget every point after `step`: the run continues there (0: from the start)."""
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        """Report named values of one optimizer step; return at once."""
+
+    def sync(self) -> None:
+        """Make what was logged survive a power cut; called with each checkpoint."""
+
+    def close(self) -> None: ...
+
+
+class FileTracker:
+    """Appends to a `metrics.jsonl`; what an earlier process left in it stays until `resume`."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.touch()
+        self._keep_until(sys.maxsize)  # mends a torn last line, so that the next one does not continue it
+
+    def resume(self, step: int) -> None:
+        self._file.close()
+        self._keep_until(step)
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        self._file.write(_line(step, values))
+        self._file.flush()  # to the operating system: it survives this process, and a shipping thread can read it
+
+    def sync(self) -> None:
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _keep_until(self, step: int) -> None:
+        kept = [_line(*point) for point in read(self.path) if point[0] <= step]
+        if "".join(kept).encode() != self.path.read_bytes():
+            manifests.write_atomically(self.path, "".join(kept))
+        self._file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 - stays open until close()
+
+
+def _line(step: int, values: dict[str, float]) -> str:
+    return json.dumps({"step": step, **values}) + "\n"
+
+
+def read(path: Path | str) -> list[Point]:
+    """Read the points of a `metrics.jsonl` in the order they were logged, without a torn last line.
+
+    Raises:
+        ShardCorrupt: a complete line holds no point.
+    """
+    with open(path, "rb") as file:
+        return [parse(line, f"{path}:{number}") for number, line in enumerate(file, 1) if line.endswith(b"\n")]
+
+
+def parse(line: bytes, where: str) -> Point:
+    """Read one line; `where` names it in the error."""
+    try:
+        values = json.loads(line)
+        return values.pop("step"), values
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ShardCorrupt(f"{where}: {line[:80]!r} is no point of a curve: remove this line") from None

@@ -1,0 +1,166 @@
+"""The vector of a sentence depends on the sentence, the layer and the pooling, and on nothing else."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import AutoModel, PreTrainedTokenizerFast, XLMRobertaConfig, XLMRobertaForMaskedLM
+from transformers import XLMRobertaForSequenceClassification as Classifier
+
+from infoxlm_core.errors import InputError
+from infoxlm_core.tasks import classification, perplexity
+from infoxlm_core.tasks.embedding import embed, embed_sentences, load_encoder, mean_pool
+
+TEXTS = ["save the file", "a", "open the door and save the file before you close the door", "close it"]
+WORDS = sorted({word for text in TEXTS for word in text.split()} | set("bcdefghijklmnopqrstuvwxyz"))
+
+
+def save_tokenizer(directory: Path, words: list[str] = WORDS) -> PreTrainedTokenizerFast:
+    """A word-level tokenizer with XLM-R's special tokens and layout."""
+    pieces = ["<s>", "<pad>", "</s>", "<unk>", *words, "<mask>"]
+    inner = Tokenizer(models.WordLevel({piece: i for i, piece in enumerate(pieces)}, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    inner.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    names = {"bos": "<s>", "cls": "<s>", "eos": "</s>", "sep": "</s>", "pad": "<pad>", "unk": "<unk>", "mask": "<mask>"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, **{f"{k}_token": v for k, v in names.items()})
+    tokenizer.save_pretrained(directory)
+    return tokenizer
+
+
+def save_model(directory: Path, kind: type = XLMRobertaForMaskedLM, words: list[str] = WORDS, **more) -> Path:
+    """A tiny model with random weights, as our export writes it."""
+    torch.manual_seed(more.pop("seed", 0))
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    vocabulary = len(save_tokenizer(directory, words))
+    space = {"layer": 1, "pooling": "mean"}
+    config = XLMRobertaConfig(
+        vocab_size=vocabulary, max_position_embeddings=40, pad_token_id=1, infoxlm=space, **(sizes | more)
+    )
+    model = kind(config)
+    for parameter in model.parameters():  # far from the tiny initial values, so that differences show
+        torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture
+def directory(tmp_path) -> Path:
+    return save_model(tmp_path / "encoder")
+
+
+def test_vectors_do_not_change_with_padding_or_order(directory):
+    model, tokenizer = load_encoder(directory)
+    alone = embed(model, tokenizer, TEXTS, batch_size=1, max_tokens=32)
+
+    together = embed(model, tokenizer, TEXTS[::-1], batch_size=4, max_tokens=32)
+
+    for pooling in ("mean", "cls"):
+        assert alone[pooling].shape == (3, 4, 32)
+        torch.testing.assert_close(together[pooling].flip(1), alone[pooling], atol=1e-5, rtol=0)
+
+
+def test_layers_and_poolings_are_those_of_hidden_states(directory):
+    model, tokenizer = load_encoder(directory)
+    plain = AutoModel.from_pretrained(directory).eval()
+    with torch.inference_mode():
+        hidden = plain(**tokenizer(TEXTS[:1], return_tensors="pt"), output_hidden_states=True).hidden_states
+
+    vectors = embed(model, tokenizer, TEXTS[:1], batch_size=1, max_tokens=32)
+
+    for layer in range(3):
+        torch.testing.assert_close(vectors["mean"][layer], hidden[layer].mean(dim=1), atol=1e-5, rtol=0)
+        torch.testing.assert_close(vectors["cls"][layer], hidden[layer][:, 0], atol=1e-5, rtol=0)
+
+
+def test_the_mean_with_and_without_special_tokens_is_what_a_hand_computes():
+    hidden = torch.tensor([[[0.0], [3.0], [5.0], [16.0], [99.0]]])  # <s> a b </s> <pad>
+
+    assert mean_pool(hidden, torch.tensor([[1, 1, 1, 1, 0]])).item() == 6.0
+    assert mean_pool(hidden, torch.tensor([[0, 1, 1, 0, 0]])).item() == 4.0
+
+
+def test_embed_sentences_takes_the_layer_and_pooling_of_the_model(directory):
+    model, tokenizer = load_encoder(directory)
+
+    vectors = embed_sentences(directory, TEXTS, batch_size=2)
+
+    expected = embed(model, tokenizer, TEXTS, batch_size=4, max_tokens=32)["mean"][1]
+    torch.testing.assert_close(vectors, expected.cpu(), atol=1e-5, rtol=0)
+    assert embed_sentences(directory, []).shape == (0, 32)
+
+
+def test_a_text_longer_than_the_model_reads_is_cut(directory):
+    assert embed_sentences(directory, ["a " * 500]).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("layer", "pooling", "reason"), [(3, "mean", "layer 3 .* give 0 to 2"), (1, "max", "pooling max .* mean or cls")]
+)
+def test_a_layer_or_pooling_that_is_not_there_is_refused(directory, layer, pooling, reason):
+    with pytest.raises(InputError, match=reason):
+        embed_sentences(directory, TEXTS, layer, pooling)
+
+
+def test_a_directory_without_a_model_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"no config\.json"):
+        load_encoder(tmp_path)
+
+
+def test_a_truncated_weights_file_is_refused_in_one_line(directory):
+    weights = directory / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+
+    with pytest.raises(InputError, match="cannot be loaded") as refusal:
+        load_encoder(directory)
+
+    assert "\n" not in str(refusal.value)
+
+
+def test_an_encoder_is_not_taken_for_a_classifier(directory):
+    with pytest.raises(InputError, match="lacks 4 weights"):  # dense and out_proj would be random
+        classification.predict(directory, TEXTS)
+
+
+def test_a_classifier_answers_with_names_of_labels_in_the_order_of_the_texts(tmp_path):
+    names = {0: "entailment", 1: "neutral", 2: "contradiction"}
+    directory = save_model(tmp_path, Classifier, id2label=names, label2id={v: k for k, v in names.items()})
+
+    together = classification.predict(directory, TEXTS, TEXTS[::-1], batch_size=4)
+
+    alone = [classification.predict(directory, [a], [b])[0] for a, b in zip(TEXTS, TEXTS[::-1], strict=True)]
+    assert together == alone
+    assert set(together) <= set(names.values())
+
+
+def test_a_model_that_knows_nothing_is_as_perplexed_as_there_are_tokens(tmp_path):
+    directory = save_model(tmp_path)
+    model, tokenizer = load_encoder(directory)
+    for parameter in model.parameters():
+        torch.nn.init.zeros_(parameter)
+
+    found = perplexity.measure(model, tokenizer, TEXTS, batch_size=2, max_tokens=32, seed=1)
+
+    assert found == pytest.approx(len(tokenizer), rel=1e-5)
+
+
+def test_perplexity_is_that_of_all_gaps_together_whatever_the_batches(directory):
+    model, tokenizer = load_encoder(directory)
+
+    one, four = (perplexity.measure(model, tokenizer, TEXTS, size, 32, seed=1) for size in (1, 4))
+
+    assert one == pytest.approx(four, rel=1e-5)
+    assert one != pytest.approx(perplexity.measure(model, tokenizer, TEXTS, 4, 32, seed=2), rel=1e-3)
+
+
+def test_gaps_are_15_percent_of_the_tokens_and_at_least_one():
+    from numpy.random import default_rng
+
+    rng = default_rng(0)
+    counts = [len(perplexity.choose_gaps(30, rng)) for _ in range(4000)]
+
+    assert set(counts) == {4, 5}
+    assert sum(counts) / 4000 == pytest.approx(4.5, abs=3 * 0.5 / 4000**0.5)
+    assert len(perplexity.choose_gaps(1, rng)) == 1

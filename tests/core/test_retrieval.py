@@ -1,0 +1,111 @@
+"""Retrieval and transfer gaps, on vectors and numbers that a reader can check by hand."""
+
+import math
+
+import pytest
+import torch
+
+from infoxlm_core.tasks.classification import accuracy_by_language, transfer_gap
+from infoxlm_core.tasks.retrieval import accuracy, find_nearest, score_layers, shares_no_token, summarise
+
+
+@pytest.fixture
+def vectors() -> torch.Tensor:
+    return torch.randn(50, 8, generator=torch.Generator().manual_seed(1))
+
+
+def test_identical_vectors_are_always_found(vectors):
+    assert accuracy(vectors, vectors, torch.arange(50)) == 1.0
+
+
+def test_permuted_candidates_are_found_where_they_went(vectors):
+    order = torch.randperm(50, generator=torch.Generator().manual_seed(2))
+
+    assert accuracy(vectors, vectors[order], order.argsort()) == 1.0
+    assert accuracy(vectors, vectors[order], torch.arange(50)) < 0.2
+
+
+def test_lengths_of_vectors_do_not_matter(vectors):
+    candidates = vectors + 0.5 * vectors.roll(1, dims=0)
+    scales = torch.linspace(0.01, 100, 50).unsqueeze(1)
+
+    assert find_nearest(vectors * scales, candidates).equal(find_nearest(vectors, candidates * scales))
+
+
+def test_the_two_directions_can_differ():
+    degrees = {"sources": [0, 20], "targets": [15, 40]}  # source 2 is nearer to target 1; both targets find their own
+    sides = {
+        name: torch.tensor([[math.cos(math.radians(a)), math.sin(math.radians(a))] for a in angles]).unsqueeze(0)
+        for name, angles in degrees.items()
+    }
+
+    scores = score_layers(sides["sources"], sides["targets"], subset=torch.tensor([False, True]))
+
+    assert scores["from_pivot"] == {"all": [0.5], "subset": [0.0]}
+    assert scores["to_pivot"] == {"all": [0.5], "subset": [1.0]}
+
+
+def test_it_equals_brute_force(vectors):
+    candidates = torch.randn(2000, 8, generator=torch.Generator().manual_seed(3))
+    queries = torch.randn(1500, 8, generator=torch.Generator().manual_seed(4))  # more than one chunk
+
+    expected = [max(range(2000), key=torch.cosine_similarity(q, candidates).tolist().__getitem__) for q in queries]
+
+    assert find_nearest(queries, candidates).tolist() == expected
+
+
+def test_ties_go_to_the_lowest_index():
+    same = torch.full((1003, 37), 0.1)  # as [CLS] at the embeddings: one vector for all sentences
+
+    assert find_nearest(same, same).unique().tolist() == [0]
+
+
+def test_almost_parallel_vectors_are_told_apart():
+    candidates = torch.ones(3, 4).double()
+    candidates[:, 0] += torch.tensor([0.0, 1e-5, 2e-5])
+
+    assert accuracy(candidates, candidates, torch.arange(3)) == 1.0
+
+
+def test_pairs_without_a_common_token_are_known_by_their_ids():
+    assert shares_no_token([[5, 6], [7], [8, 9]], [[6], [5], [1, 2]]).tolist() == [False, True, True]
+
+
+def test_every_language_weighs_the_same_and_an_empty_subset_counts_for_nothing():
+    def direction(share: float, subset: float | None) -> dict:
+        return {"all": [0.0, share], "subset": [0.0, subset]}
+
+    cells = {
+        "de": {"from_pivot": direction(0.8, 0.5), "to_pivot": direction(0.6, 0.3)},
+        "zh": {"from_pivot": direction(0.2, None), "to_pivot": direction(0.0, None)},
+    }
+
+    found = summarise(cells, layer=1)
+
+    assert found["mean"] == pytest.approx(0.4)
+    assert (found["from_pivot"], found["to_pivot"]) == pytest.approx((0.5, 0.3))
+    assert found["no_overlap"] == pytest.approx(0.4)
+    assert found["languages"]["zh"]["no_overlap"] is None
+
+
+@pytest.mark.parametrize(
+    ("row", "gap"),
+    [  # XNLI, en first: SPEC.md section 10; the gaps are those of Table 5 of the paper
+        ("82.1 73.8 74.3 71.1 66.4 68.9 69.0 61.6 64.9 69.5 55.8 69.3 60.0 50.4 58.0", 16.9),
+        ("84.7 79.1 79.4 77.4 76.6 78.4 76.0 73.5 72.6 75.5 73.0 74.5 71.0 65.7 67.6", 10.4),
+        ("86.4 80.6 80.8 78.9 77.8 78.9 77.6 75.6 74.0 77.0 73.7 76.7 72.0 66.4 67.1", 10.9),
+    ],
+    ids=["mBERT", "XLM-R (reimpl)", "InfoXLM"],
+)
+def test_transfer_gaps_of_the_paper_follow_from_its_scores(row, gap):
+    languages = ["en", "fr", "es", "de", "el", "bg", "ru", "tr", "ar", "vi", "th", "zh", "hi", "sw", "ur"]
+
+    scores = dict(zip(languages, map(float, row.split()), strict=True))
+
+    assert transfer_gap(scores) == pytest.approx(gap, abs=0.05)
+
+
+def test_accuracy_counts_right_labels_of_each_language():
+    found = accuracy_by_language(["a", "b", "a", "b"], ["a", "a", "a", "b"], ["en", "en", "de", "de"])
+
+    assert found == {"de": 1.0, "en": 0.5}

@@ -1,0 +1,68 @@
+import json
+
+import pytest
+
+from infoxlm_core.errors import ShardCorrupt
+from infoxlm_core.training.tracker import FileTracker, read
+
+
+def test_a_point_is_in_the_file_as_soon_as_it_is_logged(tmp_path):
+    tracker = FileTracker(tmp_path / "run" / "metrics.jsonl")
+
+    tracker.log(10, {"loss/mlm": 2.5, "rate": 1e-4})
+
+    line = (tmp_path / "run" / "metrics.jsonl").read_text()
+    assert line == '{"step": 10, "loss/mlm": 2.5, "rate": 0.0001}\n'
+
+
+def test_resume_forgets_the_points_after_its_step_and_keeps_the_others(tmp_path):
+    tracker = FileTracker(tmp_path / "metrics.jsonl")
+    for step in (1, 2, 3, 4):
+        tracker.log(step, {"loss": float(step)})
+
+    tracker.resume(2)
+    tracker.log(3, {"loss": 30.0})
+    tracker.close()
+
+    assert read(tmp_path / "metrics.jsonl") == [(1, {"loss": 1.0}), (2, {"loss": 2.0}), (3, {"loss": 30.0})]
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_run_that_starts_from_the_beginning_keeps_nothing_of_an_earlier_attempt(tmp_path):
+    FileTracker(tmp_path / "metrics.jsonl").log(1, {"loss": 1.0})
+
+    FileTracker(tmp_path / "metrics.jsonl").resume(0)
+
+    assert read(tmp_path / "metrics.jsonl") == []
+
+
+@pytest.mark.parametrize("cut", range(1, len('{"step": 2, "loss": 0.1}\n')))
+def test_a_line_torn_by_a_crash_is_not_read_and_does_not_spoil_the_next_one(tmp_path, cut):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "loss": 0.2}\n' + '{"step": 2, "loss": 0.1}\n'[:cut])
+    assert read(path) == [(1, {"loss": 0.2})]
+
+    FileTracker(path).log(2, {"loss": 0.3})
+
+    assert read(path) == [(1, {"loss": 0.2}), (2, {"loss": 0.3})]
+
+
+def test_numbers_come_back_bit_by_bit_also_the_bad_ones(tmp_path):
+    tracker = FileTracker(tmp_path / "metrics.jsonl")
+    tracker.log(1, {"third": 1 / 3, "huge": 1e308, "nan": float("nan"), "inf": float("-inf")})
+    tracker.sync()
+    tracker.resume(1)
+
+    [(_, values)] = read(tmp_path / "metrics.jsonl")
+
+    assert (values["third"], values["huge"], values["inf"]) == (1 / 3, 1e308, float("-inf"))
+    assert values["nan"] != values["nan"]
+
+
+@pytest.mark.parametrize("line", ["{", "[1]", '{"loss": 1.0}', '{"step": 1} {"step": 2}', "1", "\xff"])
+def test_a_spoiled_line_in_the_middle_is_named(tmp_path, line):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f"{json.dumps({'step': 1})}\n{line}\n{json.dumps({'step': 3})}\n", encoding="latin-1")
+
+    with pytest.raises(ShardCorrupt, match=r"metrics\.jsonl:2: .* remove this line"):
+        read(path)
