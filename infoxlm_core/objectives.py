@@ -8,6 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
+def full_precision(values: Tensor) -> Tensor:
+    """bf16 and fp16 as fp32; fp32 and fp64 as they are."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
 def mlm_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """Masked (or translation) language modelling: cross-entropy of the original tokens, summed.
 
@@ -17,7 +22,7 @@ def mlm_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
     Source: InfoXLM, equations 3 and 4.
     """
-    return F.cross_entropy(logits.float(), targets, reduction="sum")
+    return F.cross_entropy(full_precision(logits), targets, reduction="sum")
 
 
 def xlco_logits(
@@ -38,7 +43,7 @@ def xlco_logits(
     negative = query @ queue.T  # (B, K)
     if excluded is not None:
         negative = negative.masked_fill(excluded, -torch.inf)
-    return torch.cat([positive, negative], dim=1).float() / temperature  # (B, 1 + K)
+    return full_precision(torch.cat([positive, negative], dim=1)) / temperature  # (B, 1 + K)
 
 
 def xlco_loss(logits: Tensor) -> Tensor:

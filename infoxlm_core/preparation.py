@@ -6,7 +6,7 @@ result is read again, to prove it.
 
     mono/<language>/<corpus>.parquet              text
     pairs/<pivot>-<language>/<corpus>.parquet     source (the pivot's side), target
-    held_out/<pivot>-<language>/<corpus>.parquet  source, target; a monolingual corpus: held_out/<language>/…, text
+    held_out/<pivot>-<language>/<corpus>.parquet  source, target; held_out_mono/<language>/… if monolingual
     labelled.parquet                              text, label (its corpus), language, split
     report.json                                   for every file: read = kept + dropped by reason
 """
@@ -36,7 +36,9 @@ ROW_GROUP = 1 << 15  # rows
 LABELLED_CHARACTERS = 20  # shorter messages do not tell which corpus they are from
 MAX_WRONG_LANGUAGE = 0.3  # of a file's rows; beyond it, the file is not what the config says …
 JUDGED_ROWS = 1000  # … unless it is so small that chance decides
-_OURS = ("mono", "pairs", "held_out", "staging", "labelled.parquet", "report.json", manifests.NAME)
+TRAINING = ("mono", "pairs")  # folders for rows of one language and of two
+HELD_OUT = ("held_out_mono", "held_out")
+_OURS = (*TRAINING, *HELD_OUT, "staging", "labelled.parquet", "report.json", manifests.NAME)
 _COLUMNS = {1: ("text",), 2: ("source", "target"), 4: ("text", "label", "language", "split")}  # by width of the row
 _STAGED = {2: ("text", "file"), 3: ("source", "target", "file")}
 
@@ -103,7 +105,7 @@ def facts(report: dict) -> dict:
 def check_leaks(output: Path, reserved: Reserved) -> None:
     """Read again what was written; raise EvaluationLeak if training text contains what is kept for evaluation."""
     for path in sorted(output.rglob("*.parquet")):
-        if "held_out" in path.relative_to(output).parts:
+        if path.relative_to(output).parts[0] in HELD_OUT:
             continue
         for number, row in enumerate(_rows(path), start=1):
             texts, split = (row[:1], row[3]) if len(row) == 4 else (row, "train")
@@ -123,6 +125,7 @@ def _remove(output: Path) -> None:
 
 
 def _stage(config: PreparationConfig, staging: Path, cache: Path, outcomes: Outcomes) -> Reserved:
+    """Read and clean all corpora into `staging`; return what training text must not contain."""
     paths = [[downloads.fetch(p, source.sha256, cache) for p in source.paths] for source in config.corpora]
     reserved = Reserved()
     sources = list(zip(config.corpora, paths, strict=True))
@@ -132,7 +135,7 @@ def _stage(config: PreparationConfig, staging: Path, cache: Path, outcomes: Outc
             found: Outcomes = defaultdict(Counter)
             invalid: dict[Entry, str] = {}
             for row in corpora.read(source, config.languages, config.pivot, local):
-                kind = "held_out" if source.name in config.held_out else ("mono", "pairs")[len(row.languages) - 1]
+                kind = (HELD_OUT if source.name in config.held_out else TRAINING)[len(row.languages) - 1]
                 entry = (source.name, row.languages[-1], kind, row.file)
                 texts = row.texts if row.dropped else tuple(map(cleaning.normalise, row.texts))
                 reason = row.dropped or cleaning.judge_row(texts, row.languages, config.languages, config.cleaning)
@@ -191,15 +194,16 @@ def _refuse_or_log(source: CorpusSource, max_invalid: float, found: Outcomes, in
 
 
 def _write(config: PreparationConfig, output: Path, reserved: Reserved, outcomes: Outcomes) -> None:
+    """Write what was staged, each row where it belongs: a training pair also as two sentences and as labelled text."""
     with Tables(output, _COLUMNS) as tables:
         writer = Writer(tables, outcomes)
         for corpus in dict.fromkeys(source.name for source in config.corpora):
             for staged in sorted((output / "staging" / corpus).glob("*.parquet")):
                 languages = tuple(staged.stem.split("-"))
-                kind = "mono" if len(languages) == 1 else "pairs"
+                kind = (HELD_OUT if corpus in config.held_out else TRAINING)[len(languages) - 1]
                 for *texts, file in _rows(staged):
-                    if corpus in config.held_out:
-                        writer.keep("held_out", corpus, languages, texts, file)
+                    if kind in HELD_OUT:
+                        writer.keep(kind, corpus, languages, texts, file)
                     elif reason := reserved.reason(*texts):
                         outcomes[corpus, languages[-1], kind, file][reason] += 1
                         if reason == "labelled" and kind == "pairs" and _key(texts[0]) in reserved.messages:
@@ -207,8 +211,8 @@ def _write(config: PreparationConfig, output: Path, reserved: Reserved, outcomes
                     elif writer.keep(kind, corpus, languages, texts, file) and kind == "pairs":
                         if config.labelled_share and len(texts[0]) >= LABELLED_CHARACTERS:
                             writer.label("train", corpus, languages, texts, reserved.owners)
-                        for language, text in zip(languages, texts, strict=True):
-                            if config.monolingual_from_pairs:
+                        if config.monolingual_from_pairs:
+                            for language, text in zip(languages, texts, strict=True):
                                 outcomes[corpus, language, "mono", file]["read"] += 1
                                 writer.keep("mono", corpus, (language,), [text], file)
 
@@ -248,8 +252,8 @@ class Writer:
 def _report(outcomes: Outcomes, output: Path, pivot: str) -> dict:
     """Return what happened to every row; raise CorpusTooSmall if there is nothing to train on."""
     files = []
-    totals = {kind: Counter() for kind in ("mono", "pairs", "held_out")}
-    languages = {kind: Counter() for kind in ("mono", "pairs", "held_out", "labelled")}
+    totals: dict[str, Counter] = {kind: Counter() for kind in (*TRAINING, *HELD_OUT)}
+    languages: dict[str, Counter] = {kind: Counter() for kind in (*TRAINING, *HELD_OUT, "labelled")}
     for (corpus, language, kind, file), counts in sorted(outcomes.items()):
         dropped = {reason: counts[reason] for reason in sorted(counts) if reason not in ("read", "kept")}
         read, kept = counts["read"], counts["kept"]
@@ -257,7 +261,8 @@ def _report(outcomes: Outcomes, output: Path, pivot: str) -> dict:
         entry = {"corpus": corpus, "language": language, "kind": kind, "file": file, "read": read, "kept": kept}
         files.append(entry | {"dropped": dropped})
         totals[kind].update(counts)
-        languages[kind][language if kind == "mono" else f"{pivot}-{language}"] += kept
+        if kept:
+            languages[kind][language if "mono" in kind else f"{pivot}-{language}"] += kept
     if (output / "labelled.parquet").is_file():
         languages["labelled"].update(split for *_, split in _rows(output / "labelled.parquet"))
     for kind, what in (("pairs", "pair"), ("mono", "sentence")):

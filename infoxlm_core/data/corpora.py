@@ -12,6 +12,7 @@ import re
 import zipfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from gettext import c2py
 from itertools import chain
 from pathlib import Path, PurePosixPath
@@ -33,6 +34,7 @@ MAX_RATIO = 100  # of unpacked to packed size, above which a file is a bomb
 MAX_CATALOG = 64 << 20  # bytes
 WINDOW = 1000  # pairs
 MIN_CORRELATION = 0.4
+NEVER = 9  # rank of a locale that is not read
 IDENTIFIER = re.compile(r"[\w.:-]*_[\w.:-]*")  # label_foo: a key, no English text
 
 Members = dict[str, Callable[[], bytes]]  # the files of a folder or archive: name and reader
@@ -231,7 +233,7 @@ def _read_tmx(languages: Sequence[str], pivot: str, path: Path) -> Iterator[Row]
                     texts.setdefault(re.split("[-_]", name.lower())[0], _segment(variant.find("seg")))
                 found = [language for language in languages if language != pivot and language in texts]
                 if pivot not in texts or not found:
-                    yield Row(("und",), ("",), path.name, number, "missing_side")
+                    yield Row((pivot, "und"), ("", ""), path.name, number, "missing_side")
                 else:
                     for language in found:
                         yield Row((pivot, language), (texts[pivot], texts[language]), path.name, number)
@@ -277,7 +279,7 @@ def _read_gettext(languages: Sequence[str], pivot: str, path: Path) -> Iterator[
     for name in sorted(members):  # .po after .mo, which it replaces: it also tells fuzzy messages and default texts
         *root, locale, _, file = PurePosixPath(name).parts
         language = re.split("[-_.@]", locale.lower())[0]
-        if language in {*languages, pivot} and _rank(locale, language) is not None:
+        if language in {*languages, pivot} and _rank(locale, language) < NEVER:
             domains["/".join(root), file[:-3]][language][locale] = name
     for key in sorted(domains):
         own, rank, _ = _choose(domains[key].get(pivot, {}), pivot, members)
@@ -296,7 +298,7 @@ def _read_gettext(languages: Sequence[str], pivot: str, path: Path) -> Iterator[
 
 def _choose(variants: dict[str, str], language: str, members: Members) -> tuple[list[polib.POEntry], int, str]:
     """Messages, rank and name of the one locale that is read of a language; of equal ones that with most messages."""
-    best = min((_rank(locale, language) for locale in variants), default=9)
+    best = min((_rank(locale, language) for locale in variants), default=NEVER)
     found = [(_entries(variants[name], members), variants[name]) for name in variants if _rank(name, language) == best]
     if not found:
         return [], best, ""
@@ -318,17 +320,17 @@ def _catalogs(path: Path) -> Members:
         for info in infos:
             if info.file_size > min(MAX_CATALOG, MAX_RATIO * info.compress_size + MAX_LINE):
                 raise InputError(f"{path}: DecompressionLimit: {info.filename} has {info.file_size} bytes: refused")
-        found = {info.filename: lambda info=info: archive.read(info) for info in infos}
+        found = {info.filename: partial(archive.read, info) for info in infos}
     if not found:
         raise InputError(f"{path} holds no catalog <locale>/LC_MESSAGES/<domain>.po or .mo")
     return found
 
 
-def _rank(locale: str, language: str) -> int | None:
-    """Order among the locales of one language; None: never read. `zh` means simplified characters."""
+def _rank(locale: str, language: str) -> int:
+    """Order among the locales of one language, down to NEVER. `zh` means simplified characters."""
     variant = re.sub(r"^[a-z]+[-_.@]?", "", locale.lower())
     if language == "zh":
-        return {"hans": 0, "cn": 0, "": 1}.get(variant)
+        return {"hans": 0, "cn": 0, "": 1}.get(variant, NEVER)
     return {"": 0, language: 1, "us": 1}.get(variant, 2)  # de, then de_DE, en_US, then de_Formal, de_AT …
 
 

@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from infoxlm_core.objectives import full_precision
+
 FIRST_POSITION = 2
 
 
@@ -44,7 +46,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, queries: Sequence[int], ke
     """
 
     def by_head(rows: Tensor) -> Tensor:
-        return rows.view(len(rows), heads, -1)  # (rows, heads, head size)
+        return rows.unflatten(1, (heads, rows.shape[1] // heads))  # (rows, heads, head size)
 
     query, key, value = by_head(query), by_head(key), by_head(value)
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and not dropout:
@@ -145,4 +147,4 @@ def pool(hidden: Tensor, lengths: Sequence[int], pooling: str) -> Tensor:
     starts = counts.cumsum(0) - counts
     if pooling == "cls":
         return hidden[starts]
-    return torch.segment_reduce(hidden.float(), "mean", lengths=counts)
+    return torch.segment_reduce(full_precision(hidden), "mean", lengths=counts)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from infoxlm_core.data.batches import PackedBatch
 from infoxlm_core.model.encoder import Encoder, EncoderSize, pool
+from infoxlm_core.objectives import full_precision
 
 
 class MaskedLMHead(nn.Module):
@@ -83,5 +84,5 @@ class InfoXLM(nn.Module):
 
 def project(pooled: Tensor, projection: Tensor, normalise: bool) -> Tensor:
     """(B, d) pooled vectors -> (B, d) queries or keys in fp32."""
-    projected = (pooled @ projection.to(pooled.dtype)).float()
+    projected = full_precision(pooled @ projection.to(pooled.dtype))
     return F.normalize(projected, dim=1) if normalise else projected

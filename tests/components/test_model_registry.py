@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -209,19 +210,24 @@ def test_the_model_answers_as_an_mlflow_pipeline_too_and_brings_its_card(store, 
     assert "It knows 26 words." in card.read_text()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("where", ["sqlite", "server"])
-def test_two_processes_that_register_the_same_content_share_a_run_and_make_one_version(
-    where, request, tiny_encoders, tmp_path
-):
-    request.getfixturevalue("on_server" if where == "server" else "clean_environment")
-    with two_processes() as pool:
-        arguments = tmp_path, tiny_encoders["first"], "sha256:1", 0.5, "parallel"
-        registrations = [future.result() for future in [pool.submit(register, *arguments) for _ in range(2)]]
+def _register_at(uri: str, store: Path, encoder: Path) -> Registration:
+    os.environ["MLFLOW_TRACKING_URI"] = uri
+    return register(store, encoder, "sha256:1", 0.5, "parallel")
 
-    assert registrations[0].version == registrations[1].version
-    assert {registration.aliases for registration in registrations} == {("candidate", "champion")}
-    client = mlflow_tracker.connect(tmp_path)
-    experiment = client.get_experiment_by_name("tests").experiment_id
-    assert len(client.search_runs([experiment], "tags.`infoxlm.run` = 'parallel'")) == 1
-    assert versions(tmp_path, "parallel") == [registrations[0].version] == [champion(tmp_path, "parallel")]
+
+@pytest.mark.slow
+def test_two_processes_that_register_the_same_content_share_a_run_and_make_one_version(
+    on_server, tiny_encoders, tmp_path, monkeypatch
+):
+    with two_processes() as pool:
+        for uri in (on_server, f"sqlite:///{tmp_path}/mlflow.db"):  # the file does not exist: both want to create it
+            both = [pool.submit(_register_at, uri, tmp_path, tiny_encoders["first"]) for _ in range(2)]
+            first, second = (future.result() for future in both)
+
+            monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+            client = mlflow_tracker.connect(tmp_path)
+            experiment = client.get_experiment_by_name("tests").experiment_id
+            assert len(client.search_runs([experiment], "tags.`infoxlm.run` = 'parallel'")) == 1
+            assert first.version == second.version == champion(tmp_path, "parallel")
+            assert first.aliases == second.aliases == ("candidate", "champion")
+            assert versions(tmp_path, "parallel") == [first.version]

@@ -93,22 +93,24 @@ def test_no_form_of_a_held_out_sentence_stays_in_the_training_text(tmp_path):
         ("Something else entirely", unicodedata.normalize("NFD", held[2][1])),
         (f"  {held[3][0].replace(' ', chr(0xA0))}\u200e", "Noch etwas anderes"),
     ]
-    mono = [held[4][1], held[5][1].casefold(), "Dieser Satz bleibt"]
+    mono = [held[4][1], held[5][1].casefold(), "Dieser Satz bleibt", "Dieser Satz bleibt nicht"]
 
     report = prepare(
         tmp_path,
         tsv(tmp_path / "train.tsv", rest + planted),
         text(tmp_path / "mono.txt", mono),
         tsv(tmp_path / "test.tsv", held + held[:1]),
-        held_out=("test",),
+        text(tmp_path / "heldmono.txt", ["Dieser Satz bleibt nicht"]),
+        held_out=("test", "heldmono"),
     )
 
     assert rows(tmp_path, "pairs/en-de/train") == rest
     assert rows(tmp_path, "mono/de/mono") == [("Dieser Satz bleibt",)]
     assert rows(tmp_path, "held_out/en-de/test") == held
     assert entry(report, "train", "pairs")["dropped"] == {"held_out": 4}
-    assert entry(report, "mono", "mono")["dropped"] == {"held_out": 2}
+    assert entry(report, "mono", "mono")["dropped"] == {"held_out": 3}
     assert entry(report, "test", "held_out")["dropped"] == {"duplicate": 1}
+    assert rows(tmp_path, "held_out_mono/de/heldmono") == [("Dieser Satz bleibt nicht",)]
     assert not (tmp_path / "out/mono/de/test.parquet").exists()
 
 

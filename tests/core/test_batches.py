@@ -1,0 +1,254 @@
+"""Layouts, masks, mixup and sampling (SPEC.md A15 - A18)."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from infoxlm_core.config import ObjectivesConfig
+from infoxlm_core.data import masking
+from infoxlm_core.data.batches import micro_batches
+from infoxlm_core.data.layouts import Sequences, lay_out, mix
+from infoxlm_core.data.samples import Sampler
+from infoxlm_core.data.sampling import Law, generator, probabilities
+from infoxlm_core.data.shards import Table, make_blocks, open_shards, write_table
+from infoxlm_core.errors import CorpusTooSmall, ShardCorrupt
+from tests.conftest import VOCABULARY, tiny_config, write_shards
+
+# GB of parallel text and the probabilities of InfoXLM's Table 9, alpha 0.7
+PAIRS = {"ar": (5.88, 0.1288), "bg": (0.49, 0.0226), "de": (4.21, 0.1020), "el": (2.28, 0.0664), "es": (7.09, 0.1469),
+         "fr": (7.63, 0.1546), "hi": (0.62, 0.0267), "ru": (7.72, 0.1559), "sw": (0.06, 0.0052), "th": (0.47, 0.0220),
+         "tr": (0.34, 0.0175), "ur": (0.39, 0.0193), "vi": (0.86, 0.0335), "zh": (4.02, 0.0987)}  # fmt: skip
+
+
+def of(*rows: list[int]) -> Sequences:
+    return Sequences(np.concatenate([np.array(r, np.int64) for r in rows]), np.array([len(row) for row in rows]))
+
+
+def rows_of(sequences: Sequences) -> list[list[int]]:
+    return [part.tolist() for part in np.split(sequences.flat, sequences.lengths.cumsum()[:-1])]
+
+
+def test_layouts_have_one_bos_and_one_eos_after_each_side():
+    laid = lay_out(of([10, 11], [12]), of([20], [21, 22, 23]))
+
+    assert rows_of(laid) == [[0, 10, 11, 2, 20, 2], [0, 12, 2, 21, 22, 23, 2]]
+
+
+def test_a_missing_second_side_brings_no_eos():
+    laid = lay_out(of([10, 11]), Sequences(np.empty(0, np.int64), np.zeros(1, np.int64)))
+
+    assert rows_of(laid) == [[0, 10, 11, 2]]
+
+
+MODES = ["c1 d1|c2 d2", "d1 c1|c2 d2", "c1 d1|d2 c2", "d1 c1|d2 c2",
+         "c2 d2|c1 d1", "c2 d2|d1 c1", "d2 c2|c1 d1", "d2 c2|d1 c1"]  # fmt: skip
+CODES = {"c1": 10, "c2": 20, "d1": 30, "d2": 40}
+
+
+@pytest.mark.parametrize(("mode", "views"), enumerate(MODES))
+def test_mixup_modes_are_those_of_the_specification(mode, views):
+    first, second = (of([10]), of([20])), (of([30]), of([40]))
+
+    query, key = mix(first, second, np.array([mode]), np.array([False]), np.array([True]))
+
+    expected = [[0, *(token for name in side.split() for token in (CODES[name], 2))] for side in views.split("|")]
+    assert [*rows_of(query), *rows_of(key)] == expected
+
+
+def test_crossed_mixup_is_the_papers_example():
+    query, key = mix(
+        (of([10]), of([20])), (of([30]), of([40])), np.array([2]), np.array([True]), np.array([True])
+    )  # fmt: skip
+
+    assert rows_of(query) == [[0, 10, 2, 40, 2]]  # c1 d2
+    assert rows_of(key) == [[0, 30, 2, 20, 2]]  # d1 c2
+
+
+def test_without_mixup_only_the_sides_are_exchanged():
+    query, key = mix(
+        (of([10], [11]), of([20], [21])), (of([30], [31]), of([40], [41])),
+        np.array([3, 7]), np.array([False, False]), np.array([False, False]),
+    )  # fmt: skip
+
+    assert rows_of(query) == [[0, 10, 2], [0, 21, 2]]
+    assert rows_of(key) == [[0, 20, 2], [0, 11, 2]]
+
+
+def test_masking_chooses_the_exact_share_with_the_right_fates():
+    lengths = np.full(4000, 37)
+    flat = np.full(lengths.sum(), 9)
+
+    seen, rows = masking.mask(flat, lengths, 250_002, ObjectivesConfig(), generator("test"))
+
+    per_sequence = np.bincount(rows // 37, minlength=4000)
+    assert set(per_sequence) == {5, 6}  # 0.15 * 37 = 5.55
+    assert per_sequence.mean() == pytest.approx(5.55, abs=3 * 0.5 / 4000**0.5)
+    untouched = np.delete(seen, rows)
+    assert (untouched == 9).all()
+    fates, n = seen[rows], len(rows)
+    shares = [(fates == 250_001).mean(), (fates == 9).mean(), ((fates != 9) & (fates != 250_001)).mean()]
+    for share, expected in zip(shares, (0.8, 0.1, 0.1), strict=True):
+        assert share == pytest.approx(expected, abs=3 * (expected * (1 - expected) / n) ** 0.5)
+    assert fates.min() >= 4
+    positions = np.bincount(rows % 37, minlength=37)
+    assert positions.min() > 0.8 * positions.mean()  # first and last, the special tokens, included
+
+
+def test_the_same_key_gives_the_same_mask_and_another_another():
+    lengths, flat = np.array([30, 30]), np.full(60, 9)
+    masks = [
+        masking.mask(flat, lengths, 99, ObjectivesConfig(), generator(1, step, 0))[1].tolist() for step in (5, 5, 6)
+    ]
+
+    assert masks[0] == masks[1] != masks[2]
+
+
+def test_language_probabilities_are_the_papers():
+    law = probabilities(np.array([round(gb * 100) for gb, _ in PAIRS.values()]), 0.7)
+
+    assert dict(zip(PAIRS, law, strict=True)) == pytest.approx({k: p for k, (_, p) in PAIRS.items()}, abs=5e-5)
+    assert probabilities(np.array([1, 3]), 1.0).tolist() == [0.25, 0.75]
+    assert probabilities(np.array([1, 3, 0]), 0.0).tolist() == [0.5, 0.5, 0.0]
+
+
+def test_draws_follow_the_law_over_languages_and_are_uniform_within():
+    law = Law([[300, 100], [50]], alpha=0.7)
+
+    tables, rows = law.draw(1_000_000, generator("draws"))
+
+    p = 400**0.7 / (400**0.7 + 50**0.7)
+    shares = np.bincount(tables, minlength=3) / 1e6
+    assert shares == pytest.approx([0.75 * p, 0.25 * p, 1 - p], rel=0.01)
+    assert np.bincount(rows[tables == 1]).min() > 0 and rows[tables == 1].max() == 99
+    assert rows[tables == 2].max() == 49
+
+
+def test_partners_come_from_another_corpus_by_the_same_law():
+    law, corpora = Law([[300, 100], [50, 30]], alpha=0.7), ["one", "two", "one", "two"]
+
+    tables, rows = law.draw_elsewhere(np.repeat([0, 3], 200_000), corpora, generator("partners"))
+
+    first, second = tables[:200_000], tables[200_000:]
+    assert set(first) == {1, 3} and set(second) == {0, 2}
+    weights = np.array([400**0.7 * 100 / 400, 80**0.7 * 30 / 80])  # p(language) x share of corpus two in it
+    assert (first == 1).mean() == pytest.approx(weights[0] / weights.sum(), abs=0.005)
+    assert rows[tables == 3].max() == 29
+
+
+def test_with_one_corpus_the_partner_is_another_pair_of_it(tmp_path):
+    shards = open_shards(write_shards(tmp_path, {"only": 6}, ("de",)))
+    sampler = Sampler(shards, tiny_config(batches={"global_batch_size": 400, "virtual_shards": 1}))
+
+    meanings = sampler.draw(0, range(1)).meanings
+
+    assert (meanings[:, 0] != meanings[:, 1]).all()
+    assert set(meanings.flat) == set(shards.pairs["en-de"][0].meanings)
+
+
+def test_one_pair_alone_cannot_be_mixed(tmp_path):
+    shards = open_shards(write_shards(tmp_path, {"only": 1}, ("de",)))
+
+    with pytest.raises(CorpusTooSmall, match="have=1 need=2"):
+        Sampler(shards, tiny_config())
+
+
+def test_views_translate_each_other(tiny_shards):
+    sampler = Sampler(open_shards(tiny_shards), tiny_config(batches={"global_batch_size": 64}))
+    draw = sampler.draw(3, range(4))
+    half = (VOCABULARY - 5) // 2
+
+    def meanings(row: list[int]) -> Counter:
+        return Counter((token - 4) % half for token in row if token >= 4)
+
+    def foreign(row: list[int]) -> int:
+        return sum(token >= 4 + half for token in row)
+
+    for query, key in zip(rows_of(draw.queries), rows_of(draw.keys), strict=True):
+        assert query.count(0) == 1 and query.count(2) == 2 and query[-1] == 2
+        assert meanings(query) == meanings(key)
+        assert foreign(query) == sum(token >= 4 for token in key) - foreign(key)
+
+
+def test_both_orders_of_tlm_and_all_modes_are_equally_likely(tiny_shards):
+    config = tiny_config(batches={"global_batch_size": 4000, "virtual_shards": 1}, objectives={"mlm": 0, "xlco": 0})
+    draw = Sampler(open_shards(tiny_shards), config).draw(0, range(1))
+
+    english_first = np.mean([row[1] < 4 + (VOCABULARY - 5) // 2 for row in rows_of(draw.tlm)])
+    assert english_first == pytest.approx(0.5, abs=3 * 0.5 / 4000**0.5)
+
+
+def test_samples_do_not_depend_on_the_number_of_workers_or_the_micro_batch(tiny_shards):
+    sampler = Sampler(open_shards(tiny_shards), tiny_config())
+    whole = micro_batches(sampler.draw(5, range(4)), 8)
+    split = [b for shards in (range(0, 2), range(2, 4)) for b in micro_batches(sampler.draw(5, shards), 1)]
+
+    def samples(batches):
+        lm = sorted(tuple(p.tolist()) for b in batches for p in b.ids.split(b.lengths)[: b.lm_sequences])
+        views = [tuple(p.tolist()) for b in batches for p in b.ids.split(b.lengths)[b.lm_sequences :]]
+        keys = [tuple(p.tolist()) for b in batches for p in b.key_ids.split(b.key_lengths)]
+        answers = sorted(answer for b in batches for answer in b.target_ids.tolist())
+        return lm, views, keys, answers, [m for b in batches for m in b.meanings.tolist()]
+
+    assert len(whole) == 1 and len(split) == 8
+    assert samples(whole) == samples(split)
+    assert samples(micro_batches(sampler.draw(6, range(4)), 8)) != samples(whole)
+
+
+def test_targets_stand_where_the_batch_says(tiny_shards):
+    sampler = Sampler(open_shards(tiny_shards), tiny_config())
+    draw = sampler.draw(1, range(4))
+    original = np.concatenate([draw.mlm.flat, draw.tlm.flat])
+    seen = np.concatenate([draw.mlm_seen, draw.tlm_seen])
+    (batch,) = micro_batches(draw, 8)
+
+    assert batch.ids[: len(seen)].tolist() == seen.tolist()
+    assert batch.target_ids.tolist() == original[batch.target_rows].tolist()
+    changed = np.flatnonzero(original != seen)
+    assert set(changed) <= set(batch.target_rows.tolist())
+    owners = torch.repeat_interleave(
+        torch.arange(batch.lm_sequences), torch.tensor(batch.lengths[: batch.lm_sequences])
+    )
+    assert torch.bincount(owners[batch.target_rows], minlength=16).tolist() == list(batch.target_counts)
+
+
+def test_blocks_take_whole_sentences_and_cut_only_what_is_too_long(tmp_path):
+    lengths = np.array([3, 4, 12, 5, 2])
+    write_table(tmp_path / "t", [(np.arange(26), lengths)])
+
+    blocks = make_blocks(Table.open(tmp_path / "t"), limit=8)
+
+    assert blocks.starts.tolist() == [0, 7, 19]
+    assert blocks.lengths.tolist() == [7, 8, 7]
+
+
+def test_sides_are_cut_at_the_limit(tiny_shards):
+    config = tiny_config(batches={"side_tokens": 3, "block_tokens": 6})
+
+    draw = Sampler(open_shards(tiny_shards), config).draw(0, range(4))
+
+    assert draw.tlm.lengths.max() == 3 + 3 + 3 and draw.queries.lengths.max() <= 9
+    assert draw.mlm.lengths.max() <= 6
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "longer", "missing", "id"])
+def test_damaged_shards_are_refused_before_a_step_is_taken(tmp_path, damage):
+    write_shards(tmp_path, {"one": 5}, ("de",))
+    path = tmp_path / "pairs/en-de/one.source.tokens"
+    content = bytearray(path.read_bytes())
+    if damage == "flip":
+        content[5] ^= 1
+    if damage == "cut":
+        content = content[:-3]
+    if damage == "longer":
+        content += b"0000"
+    if damage == "id":
+        manifest = tmp_path / "manifest.json"
+        manifest.write_text(manifest.read_text().replace(f'"vocabulary_size": {VOCABULARY}', '"vocabulary_size": 9'))
+    path.write_bytes(bytes(content))
+    if damage == "missing":
+        path.unlink()
+
+    with pytest.raises(ShardCorrupt, match="run tokenize_corpus again"):
+        open_shards(tmp_path)

@@ -1,0 +1,384 @@
+"""The training loop: exact resume, equal results however the work is split, faults (SPEC.md A3, A11, A13, A14, A20)."""
+
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+
+from infoxlm_core.config import OptimizationConfig
+from infoxlm_core.data.samples import Sampler
+from infoxlm_core.data.shards import open_shards
+from infoxlm_core.errors import BadNumbersLimit, ConfigMismatch, LeaseHeld, NoValidCheckpoint, Preempted, StorageFull
+from infoxlm_core.pretraining import Pretraining, build, pretrain
+from infoxlm_core.training import checkpoints as saving
+from infoxlm_core.training import distributed, loop, optimizer, tracker
+from tests.conftest import tiny_config
+
+
+def losses(run: Path) -> list[tuple]:
+    """Every logged step's losses, bit by bit."""
+    wanted = ("loss/mlm", "loss/tlm", "loss/xlco", "xlco/accuracy", "gradient_norm")
+    return [(step, *(values[name].hex() for name in wanted)) for step, values in tracker.read(run / loop.METRICS)]
+
+
+def numbers(run: Path) -> list[float]:
+    return [float.fromhex(value) for row in losses(run) for value in row[1:4]]
+
+
+def state_of(run: Path, step: int) -> dict[str, str]:
+    return json.loads((run / f"step={step:010d}" / "manifest.json").read_text())["files"]["state.safetensors"]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tiny_shards, tmp_path_factory) -> Path:
+    base = tmp_path_factory.mktemp("undisturbed")
+    pretrain(tiny_config(), tiny_shards, base / "out", base / "run")
+    return base / "run"
+
+
+def test_the_same_seed_gives_the_same_losses_bit_by_bit(undisturbed, tiny_shards, tmp_path):
+    pretrain(tiny_config(), tiny_shards, tmp_path / "out", tmp_path / "run")
+
+    assert losses(tmp_path / "run") == losses(undisturbed)
+    assert state_of(tmp_path / "run", 6) == state_of(undisturbed, 6)
+    pretrain(tiny_config(seed=2), tiny_shards, tmp_path / "out2", tmp_path / "other")
+    assert losses(tmp_path / "other") != losses(undisturbed)
+
+
+@pytest.mark.parametrize("left", [(2,), (2, 4)])
+def test_a_resumed_run_equals_an_undisturbed_one_bit_by_bit(undisturbed, tiny_shards, tmp_path, left):
+    run = tmp_path / "run"
+    shutil.copytree(undisturbed, run)
+    for path in run.glob("step=*"):
+        if int(path.name[5:]) not in left:
+            shutil.rmtree(path)
+    torch.randn(17)  # global generators must not matter
+
+    pretrain(tiny_config(), tiny_shards, tmp_path / "out", run)
+
+    assert losses(run) == losses(undisturbed)
+    assert state_of(run, 6) == state_of(undisturbed, 6)
+
+
+KEPT = (
+    "model/",
+    "adam/",
+    "learner/key_encoder",
+    "learner/queue/rows",
+    "learner/queue/meanings",
+    "learner/queue/pointer",
+)
+
+
+@pytest.mark.parametrize("lost", [*KEPT, "updates"])
+def test_state_left_out_of_a_checkpoint_would_be_noticed(undisturbed, tiny_shards, tmp_path, lost, monkeypatch):
+    run = tmp_path / "run"
+    shutil.copytree(undisturbed, run)
+    for step in (4, 6):
+        shutil.rmtree(run / f"step={step:010d}")
+    load = saving.Checkpoints.load_newest
+
+    def forgetful(self):
+        found = load(self)
+        tensors = {n: torch.zeros_like(t) if n.startswith(lost) else t for n, t in found.tensors.items()}
+        meta = found.meta | ({"updates": 0} if lost == "updates" else {})
+        return saving.Checkpoint(found.step, tensors, meta)
+
+    monkeypatch.setattr(saving.Checkpoints, "load_newest", forgetful)
+
+    pretrain(tiny_config(), tiny_shards, tmp_path / "out", run)
+
+    assert losses(run) != losses(undisturbed) or state_of(run, 6) != state_of(undisturbed, 6)
+
+
+@pytest.mark.parametrize("micro", [1, 3, 8])
+@pytest.mark.parametrize("weighting", ["mean", "count"])
+def test_the_micro_batch_does_not_change_the_step(tiny_shards, micro, weighting):
+    def gradients(size: int) -> tuple[dict, torch.Tensor, torch.Tensor]:
+        config = tiny_config(batches={"micro_batch_size": size}, objectives={"weighting": weighting})
+        shards = open_shards(tiny_shards)
+        learner = Pretraining(config, build(config, shards).double(), Sampler(shards, config))
+        learner.key_encoder.double()
+        learner.queue.rows = learner.queue.rows.double()  # fp64: what is compared is the arithmetic, not its noise
+        learner.fill_queue()
+        parameters = list(learner.module.parameters())
+        recorded = torch.optim.SGD(parameters, lr=0.0)
+        recorded.step = lambda: grads.append(torch.cat([p.grad.flatten() for p in parameters]))
+        grads: list[torch.Tensor] = []
+        figures, _ = loop.train_step(
+            learner, recorded, config.optimization.model_copy(update={"clip_norm": 1e9}), loop.Progress()
+        )
+        return figures, grads[0], learner.queue.rows
+
+    (expected, gradient, queue), (figures, other, other_queue) = gradients(4), gradients(micro)
+
+    assert (other - gradient).norm() <= 1e-6 * gradient.norm()
+    assert {k: v for k, v in figures.items() if "loss" in k} == pytest.approx(
+        {k: v for k, v in expected.items() if "loss" in k}
+    )
+    torch.testing.assert_close(other_queue, queue)
+
+
+def test_count_weighting_divides_by_all_targets(tiny_shards):
+    shards = open_shards(tiny_shards)
+    config = tiny_config(objectives={"weighting": "count"})
+    learner = Pretraining(config, build(config, shards), Sampler(shards, config))
+
+    assert loop._divisors(learner, {"mlm": 76.0, "tlm": 10.0, "xlco": 1.0}) == dict.fromkeys(
+        ("mlm", "tlm", "xlco"), 87.0
+    )
+    assert [round(n / 87, 4) for n in (76, 10, 1)] == [0.8736, 0.1149, 0.0115]
+
+
+def _worker(rank: int, size: int, port: int, shards: Path, base: Path) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(size)}
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo")
+    pretrain(tiny_config(), shards, base / "out", base / "run")
+    torch.distributed.destroy_process_group()
+
+
+def _train_on(workers: int, shards: Path, base: Path) -> Path:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    mp.start_processes(_worker, (workers, port, shards, base), nprocs=workers, start_method="spawn")
+    return base / "run"
+
+
+@pytest.mark.slow
+def test_two_and_four_workers_give_the_same_losses_and_a_run_may_change_between(undisturbed, tiny_shards, tmp_path):
+    two = _train_on(2, tiny_shards, tmp_path / "two")
+    assert numbers(two) == pytest.approx(numbers(undisturbed), rel=1e-5)
+    for step in (4, 6):
+        shutil.rmtree(two / f"step={step:010d}")  # two workers began it, four go on
+
+    four = _train_on(4, tiny_shards, tmp_path / "two")
+
+    assert numbers(four) == pytest.approx(numbers(undisturbed), rel=1e-5)
+
+
+_SCRIPT = """
+import sys, torch
+from pathlib import Path
+from infoxlm_core import pretraining
+from tests.conftest import tiny_config
+torch.set_num_threads(1)
+base = Path(sys.argv[2])
+pretraining.pretrain(tiny_config(optimization={"steps": 400}, checkpoints={"every": 20}), Path(sys.argv[1]), base / "out", base / "run")
+"""
+
+
+@pytest.mark.slow
+def test_a_run_killed_at_any_moment_ends_like_an_undisturbed_one(tiny_shards, tmp_path):
+    command = [sys.executable, "-c", _SCRIPT, str(tiny_shards)]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+    subprocess.run([*command, str(tmp_path / "a")], env=environment, check=True)
+    killed = 0
+    for wait in itertools.chain((0.1, 0.35, 0.2), itertools.repeat(None)):
+        process = subprocess.Popen([*command, str(tmp_path / "b")], env=environment)
+        if wait is None:
+            assert process.wait(120) == 0
+            break
+        seen = len(list((tmp_path / "b" / "run").glob("step=*")))
+        while process.poll() is None and len(_saved(tmp_path / "b" / "run")) <= seen:
+            time.sleep(0.005)
+        time.sleep(wait)
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            killed += process.wait() == -signal.SIGKILL
+
+    assert killed >= 1, "the fault never fired"
+    assert losses(tmp_path / "b" / "run") == losses(tmp_path / "a" / "run")
+    assert state_of(tmp_path / "b" / "run", 400) == state_of(tmp_path / "a" / "run", 400)
+
+
+def _saved(run: Path) -> list[Path]:
+    return [path for path in run.glob("step=*") if (path / "manifest.json").exists()]
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "missing", "manifest"])
+def test_a_damaged_checkpoint_is_found_and_the_older_one_used(undisturbed, tiny_shards, tmp_path, damage, caplog):
+    run = tmp_path / "run"
+    shutil.copytree(undisturbed, run)
+    newest = run / "step=0000000006"
+    state = newest / "state.safetensors"
+    content = bytearray(state.read_bytes())
+    if damage == "flip":
+        content[len(content) // 2] ^= 1
+        state.write_bytes(content)
+    if damage == "cut":
+        state.write_bytes(content[:-7])
+    if damage == "missing":
+        state.unlink()
+    if damage == "manifest":
+        (newest / "manifest.json").write_text((newest / "manifest.json").read_text()[:-20])
+
+    pretrain(tiny_config(), tiny_shards, tmp_path / "out", run)
+
+    assert "CheckpointCorrupt step=6" in caplog.text
+    assert losses(run) == losses(undisturbed) and state_of(run, 6) == state_of(undisturbed, 6)
+
+
+def test_a_run_without_a_valid_checkpoint_never_starts_over_by_itself(undisturbed, tiny_shards, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(undisturbed, run)
+    for path in run.glob("step=*"):
+        (path / "meta.json").unlink()
+
+    with pytest.raises(NoValidCheckpoint, match=r"step 6: .*meta\.json is missing.*restore one") as caught:
+        pretrain(tiny_config(), tiny_shards, tmp_path / "out", run)
+    assert caught.value.exit_code == 4
+
+    for path in run.glob("step=*"):
+        shutil.rmtree(path)
+    with pytest.raises(NoValidCheckpoint, match="none is left"):
+        pretrain(tiny_config(), tiny_shards, tmp_path / "out", run)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"optimization": {"learning_rate": 0.02}}, "optimization.learning_rate was 0.01, is 0.02"),
+        ({"contrast": {"queue_size": 16}}, "contrast.queue_size was 32, is 16"),
+        ({"seed": 2}, "seed was 1, is 2"),
+        ({"batches": {"micro_batch_size": 2}}, "batches.micro_batch_size was 4, is 2"),
+    ],
+)
+def test_resuming_with_other_settings_is_refused_with_the_difference(undisturbed, tiny_shards, tmp_path, changes, said):
+    shutil.copytree(undisturbed, tmp_path / "run")
+
+    with pytest.raises(ConfigMismatch, match=said):
+        pretrain(tiny_config(**changes), tiny_shards, tmp_path / "out", tmp_path / "run")
+
+
+def test_old_checkpoints_go_and_the_newest_stay(undisturbed):
+    assert sorted(path.name for path in undisturbed.glob("step=*")) == [f"step={s:010d}" for s in (2, 4, 6)]
+
+
+def test_a_full_disk_leaves_the_older_checkpoint_and_nothing_half_written(
+    undisturbed, tiny_shards, tmp_path, monkeypatch
+):
+    run = tmp_path / "run"
+    shutil.copytree(undisturbed, run)
+    for step in (4, 6):
+        shutil.rmtree(run / f"step={step:010d}")
+
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(saving, "save_file", full)
+
+    with pytest.raises(StorageFull, match="no space for step=0000000004") as caught:
+        pretrain(tiny_config(), tiny_shards, tmp_path / "out", run)
+    assert caught.value.exit_code == 75
+    assert [path.name for path in run.iterdir() if "step=" in path.name] == ["step=0000000002"]
+
+
+def test_asked_to_stop_it_saves_and_the_next_start_goes_on(undisturbed, tiny_shards, tmp_path, monkeypatch):
+    asked = iter([False, False, False, True])
+    monkeypatch.setattr(saving.Checkpoints, "asked_to_stop", lambda self: next(asked, False))
+
+    with pytest.raises(Preempted, match="after step 4"):
+        pretrain(tiny_config(checkpoints={"every": 100}), tiny_shards, tmp_path / "out", tmp_path / "run")
+
+    pretrain(tiny_config(), tiny_shards, tmp_path / "out", tmp_path / "run")
+    assert losses(tmp_path / "run") == losses(undisturbed)
+
+
+def test_a_second_trainer_of_the_same_run_is_refused(tmp_path):
+    held = saving.Checkpoints(tmp_path, {}, every=1, keep=1)
+
+    with held.locked(), pytest.raises(LeaseHeld), saving.Checkpoints(tmp_path, {}, 1, 1).locked(patience=0.6):
+        pass
+    with saving.Checkpoints(tmp_path, {}, 1, 1).locked(patience=0.1):
+        pass
+
+
+def test_a_bad_step_touches_neither_weights_nor_key_encoder_nor_queue(tiny_shards, monkeypatch):
+    config = tiny_config(optimization={"warmup_steps": 0})
+    shards = open_shards(tiny_shards)
+    learner = Pretraining(config, build(config, shards), Sampler(shards, config))
+    learner.fill_queue()
+    adam = optimizer.make_adamw(learner.module.parameters(), config.optimization)
+    progress = loop.Progress()
+    loop.train_step(learner, adam, config.optimization, progress)
+    before = loop.snapshot(learner, adam, progress)
+    plain = learner.losses
+    monkeypatch.setattr(
+        learner, "losses", lambda batch: ({n: v * float("nan") for n, v in plain(batch)[0].items()}, {})
+    )
+
+    for _ in range(2):
+        figures, _ = loop.train_step(learner, adam, config.optimization, progress)
+
+    assert figures["skipped"] == 1.0
+    after = loop.snapshot(learner, adam, progress)
+    assert all(torch.equal(after.tensors[name], tensor) for name, tensor in before.tensors.items())
+    assert (progress.step, progress.updates, progress.bad_in_a_row) == (3, 1, 2)
+
+
+def test_too_many_bad_steps_end_the_run(tiny_shards, tmp_path, monkeypatch):
+    plain = Pretraining.losses
+    monkeypatch.setattr(
+        Pretraining, "losses", lambda self, b: ({n: v * float("inf") for n, v in plain(self, b)[0].items()}, {})
+    )
+
+    with pytest.raises(BadNumbersLimit, match="3 steps in a row up to step 3") as caught:
+        pretrain(tiny_config(), tiny_shards, tmp_path / "out", tmp_path / "run")
+    assert caught.value.exit_code == 5
+
+
+@pytest.mark.parametrize(
+    ("steps", "peak", "updates", "expected"),
+    [(200_000, 2e-4, 0, 0.0), (200_000, 2e-4, 5_000, 1e-4), (200_000, 2e-4, 10_000, 2e-4), (200_000, 2e-4, 105_000, 1e-4),
+     (200_000, 2e-4, 200_000, 0.0), (150_000, 2e-4, 80_000, 1e-4), (100_000, 2e-4, 55_000, 1e-4),
+     (200_000, 1e-4, 5_000, 5e-5), (200_000, 1e-4, 105_000, 5e-5)],
+)  # fmt: skip
+def test_the_learning_rate_is_the_schedule_of_the_paper(steps, peak, updates, expected):
+    config = OptimizationConfig(steps=steps, learning_rate=peak, warmup_steps=10_000)
+
+    assert optimizer.learning_rate(config, updates) == pytest.approx(expected, abs=1e-12)
+
+
+def test_weight_decay_shrinks_every_parameter_that_has_no_gradient():
+    layer = torch.nn.LayerNorm(4)
+    adam = optimizer.make_adamw(layer.parameters(), OptimizationConfig(learning_rate=0.5))
+    for parameter in layer.parameters():
+        parameter.data.fill_(1.0)
+        parameter.grad = torch.zeros_like(parameter)
+
+    adam.step()
+
+    assert all(torch.allclose(p, torch.full_like(p, 1 - 0.5 * 0.01)) for p in layer.parameters())
+
+
+def test_contrast_learns_a_toy_language_far_above_chance(tiny_shards, tmp_path):
+    config = tiny_config(
+        optimization={"steps": 150, "learning_rate": 0.02, "warmup_steps": 10},
+        batches={"global_batch_size": 16, "virtual_shards": 1, "micro_batch_size": 16},
+        contrast={"pooling": "mean"}, checkpoints={"every": 1000}, log_every=10,
+    )  # fmt: skip
+
+    pretrain(config, tiny_shards, tmp_path / "out", tmp_path / "run")
+
+    accuracy = [values["xlco/accuracy"] for _, values in tracker.read(tmp_path / "run" / loop.METRICS)]
+    assert sum(accuracy[-3:]) / 3 > 10 / (1 + 32)
+
+
+def test_helpers_of_distributed_training_are_the_one_worker_case_without_a_group():
+    rows = torch.arange(6).view(3, 2)
+
+    assert torch.equal(distributed.gather_rows(rows), rows)
+    assert distributed.from_first("x") == "x" and distributed.on_first(lambda: 3) == 3
