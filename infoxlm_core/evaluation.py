@@ -232,7 +232,8 @@ def read_curves(directory: Path) -> dict[str, list[Sequence[float]]]:
 
 def flatten(scores: dict[str, Any]) -> dict[str, float]:
     """All scores as one mapping for a tracking server; names of metrics stay the same from run to run."""
-    pivot, metrics = scores["pivot"], {}
+    pivot = scores["pivot"]
+    metrics: dict[str, float | None] = {}
     for name, model in scores["models"].items():
         prefix = "" if name == scores["model"] else re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") + "/"
         if found := model.get("retrieval"):

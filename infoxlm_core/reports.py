@@ -22,7 +22,7 @@ from infoxlm_core import manifests
 Scores = dict[str, Any]
 
 MODEL, FLOORS, CHANCE = "#1d5b8f", ("#d08a3c", "#8a8f98", "#7a9e6b"), "#b3413a"
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",  # comes with matplotlib; figures name languages by their codes
     "font.size": 10,
     "axes.spines.top": False,
@@ -292,7 +292,7 @@ Do not use `pooler_output`: pre-training does not train a pooler.
 
 Retrieval: how often (%) the translation is the nearest of all held-out candidates by cosine. The first row of a model
 is its best layer and pooling, chosen on these same pairs; a second row is the layer fixed before training.
-Guessing gives {{ (100 * model.retrieval.chance) | round(2) }} %.
+Guessing gives {{ "%.2f" | format(100 * model.retrieval.chance) }} %.
 
 | model | layer | pooling | mean | xx→{{ scores.pivot }} | {{ scores.pivot }}→xx | no shared token
 {%- for code in scores.pairs %} | {{ code }}{% endfor %} |
@@ -317,13 +317,14 @@ transfer gap {{ model.classification.transfer_gap | percent }} points.
 
 ## Training data
 
-{% if corpus %}
+{% if corpus and model.encoder.contrast %}
+{% set kinds = corpus.by_kind | reject("equalto", "held_out") | list %}
 Lines kept after cleaning:
 
-| language |{% for kind in corpus.by_kind %} {{ kind }} |{% endfor +%}
-|---|{{ "---|" * corpus.by_kind | length }}
+| language |{% for kind in kinds %} {{ kind }} |{% endfor +%}
+|---|{{ "---|" * kinds | length }}
 {% for code, kept in corpus.kept.items() %}
-| {{ code }} |{% for kind in corpus.by_kind %} {{ kept[kind] | count }} |{% endfor +%}
+| {{ code }} |{% for kind in kinds %} {{ kept[kind] | count }} |{% endfor +%}
 {% endfor %}
 {% else %}
 Not recorded with this evaluation.

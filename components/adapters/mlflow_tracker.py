@@ -152,8 +152,7 @@ def log_artifacts(run_id: str, source: Path, path: str | None = None) -> None:
 def ship(path: Path, run_id: str) -> None:
     """Deliver a whole `metrics.jsonl`; points that arrived before, from here or a stage that crashed, stay single."""
     with answering(f"{path} -> MLflow run {run_id}"):
-        for _ in _ship_from(0, path, run_id):
-            pass
+        _Outbox(path, run_id).ship()
 
 
 class MlflowTracker:
@@ -164,8 +163,7 @@ class MlflowTracker:
 
     def __init__(self, path: Path, run_id: str) -> None:
         self._file = FileTracker(path)
-        self._run_id = run_id
-        self._position = 0  # bytes of the file that MLflow has
+        self._outbox = _Outbox(path, run_id)
         self._closing = threading.Event()
         self._deadline = 0.0  # of shipping after close(), on the monotonic clock
         self._thread = threading.Thread(target=self._ship, name="mlflow-tracker", daemon=True)
@@ -193,18 +191,15 @@ class MlflowTracker:
         for name, value in self._environment.items():
             os.environ.pop(name) if value is None else os.environ.update({name: value})
         self._environment = {}
-        with open(self._file.path, "rb") as file:
-            file.seek(self._position)
-            if left := sum(1 for _ in file):
-                logger.warning("%d points of %s are not in MLflow run %s", left, self._file.path, self._run_id)
+        if left := self._outbox.left():
+            logger.warning("%d points of %s are not in MLflow run %s", left, self._file.path, self._outbox.run_id)
 
     def _ship(self) -> None:
         failures = 0
         while True:
             closing = self._closing.is_set()  # asked first: what was logged before close() is then in the file
             try:
-                for reached in _ship_from(self._position, self._file.path, self._run_id):
-                    self._position = reached
+                self._outbox.ship()
                 if failures:
                     logger.info("MLflow takes points again, after %d attempts", failures)
                 failures = 0
@@ -214,39 +209,61 @@ class MlflowTracker:
                 failures += 1
             if closing and (not failures or time.monotonic() > self._deadline):
                 return
-            pause = min(2**failures, _LONGEST_PAUSE)  # 1 s when all is well: points travel together
             if closing:
                 time.sleep(1)
             else:
-                self._closing.wait(pause)
+                self._closing.wait(min(2**failures, _LONGEST_PAUSE))  # 1 s when all is well: points travel together
 
 
-def _ship_from(position: int, path: Path, run_id: str) -> Iterator[int]:
-    """Ship the complete lines after a byte position, batch by batch; yield the position that MLflow has reached."""
-    from mlflow import MlflowClient
-    from mlflow.utils.validation import MAX_METRICS_PER_BATCH
+class _Outbox:
+    """How far a `metrics.jsonl` has been shipped. Every (name, step) arrives once, whatever is sent again.
 
-    if path.stat().st_size == position:
-        return
-    client = MlflowClient()
-    start_ms = client.get_run(run_id).info.start_time
-    batch: list = []
-    reached = position
-    with open(path, "rb") as file:
-        file.seek(position)
-        for line in file:
-            if not line.endswith(b"\n"):  # being written
-                break
-            step, values = parse(line, f"{path}, byte {reached}")
-            if len(batch) + len(values) > MAX_METRICS_PER_BATCH:
-                client.log_batch(run_id, batch)
-                yield reached
-                batch = []
-            batch += _metrics(values, step, start_ms)
-            reached += len(line)
-    if batch:
-        client.log_batch(run_id, batch)
-        yield reached
+    Steps that MLflow has from an attempt that crashed are not sent: redone, they may differ (tokens per second).
+    """
+
+    def __init__(self, path: Path, run_id: str) -> None:
+        self.path, self.run_id = path, run_id
+        self._position = 0  # bytes of the file that are shipped
+        self._last_steps: dict[str, int] = {}  # by metric, what MLflow had when we first asked
+
+    def left(self) -> int:
+        """Lines that are not shipped yet."""
+        with open(self.path, "rb") as file:
+            file.seek(self._position)
+            return sum(1 for _ in file)
+
+    def ship(self) -> None:
+        """Ship all complete lines of the file, batch by batch; an exception of MLflow leaves the rest for next time."""
+        from mlflow import MlflowClient
+        from mlflow.utils.validation import MAX_METRICS_PER_BATCH
+
+        if self.path.stat().st_size == self._position:
+            return
+        client = MlflowClient()
+        start_ms = client.get_run(self.run_id).info.start_time
+        batch: list = []
+        reached = self._position
+        with open(self.path, "rb") as file:
+            file.seek(reached)
+            for line in file:
+                if not line.endswith(b"\n"):  # being written
+                    break
+                step, values = parse(line, f"{self.path}, byte {reached}")
+                new = {name: value for name, value in values.items() if step > self._last_step(client, name)}
+                if len(batch) + len(new) > MAX_METRICS_PER_BATCH:
+                    client.log_batch(self.run_id, batch)
+                    self._position, batch = reached, []
+                batch += _metrics(new, step, start_ms)
+                reached += len(line)
+        if batch:
+            client.log_batch(self.run_id, batch)
+        self._position = reached
+
+    def _last_step(self, client: "MlflowClient", name: str) -> int:
+        if name not in self._last_steps:
+            history = client.get_metric_history(self.run_id, name)
+            self._last_steps[name] = max((point.step for point in history), default=-1)
+        return self._last_steps[name]
 
 
 def _metrics(values: Mapping[str, float], step: int, start_ms: int) -> list:
@@ -283,7 +300,7 @@ def _experiment(client: "MlflowClient", name: str) -> str:
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
-        return client.get_experiment_by_name(name).experiment_id
+        return _experiment(client, name)  # another stage was faster
 
 
 def _sqlite_directory() -> Path | None:

@@ -99,28 +99,30 @@ def log_model(run_id: str, encoder_dir: Path, model_card: str) -> str:
     import transformers
     from huggingface_hub import ModelCard
 
-    fill = transformers.pipeline("fill-mask", model=str(encoder_dir), model_kwargs={"use_safetensors": True})
-    sentence = f"One {fill.tokenizer.mask_token} is hidden."
+    model = transformers.AutoModelForMaskedLM.from_pretrained(encoder_dir, use_safetensors=True)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(encoder_dir)
+    fill = transformers.pipeline("fill-mask", model=model, tokenizer=tokenizer)
+    sentence = f"One {tokenizer.mask_token} is hidden."
     signature = mlflow.models.infer_signature([sentence], [fill(sentence, top_k=1)[0]["token_str"]])
     installed = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "safetensors")}
     client = mlflow.MlflowClient()
-    model = client.create_logged_model(client.get_run(run_id).info.experiment_id, "encoder", source_run_id=run_id)
+    logged = client.create_logged_model(client.get_run(run_id).info.experiment_id, "encoder", source_run_id=run_id)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "encoder")
         mlflow.transformers.save_model(
             fill,
             path,
-            mlflow_model=mlflow.models.Model(model.artifact_location, run_id, model_id=model.model_id),
+            mlflow_model=mlflow.models.Model(logged.artifact_location, run_id, model_id=logged.model_id),
             model_card=ModelCard(model_card, ignore_metadata_errors=True),
             signature=signature,
             pip_requirements=[f"{name}=={version.partition('+')[0]}" for name, version in installed.items()],
         )
         shutil.rmtree(path / "model")
         shutil.copytree(encoder_dir, path / "model")
-        client.log_model_artifacts(model.model_id, str(path))
-    client.finalize_logged_model(model.model_id, "READY")
-    client.log_outputs(run_id, [mlflow.entities.LoggedModelOutput(model.model_id, step=0)])
-    return model.model_uri
+        client.log_model_artifacts(logged.model_id, str(path))
+    client.finalize_logged_model(logged.model_id, "READY")
+    client.log_outputs(run_id, [mlflow.entities.LoggedModelOutput(logged.model_id, step=0)])
+    return logged.model_uri
 
 
 def load_encoder(source: str | Path, default_store: Path) -> Path:

@@ -6,7 +6,6 @@ them again when one dies. A worker ends in three ways: with figures, with an err
 """
 
 import contextlib
-import json
 import logging
 import os
 import shutil
@@ -81,7 +80,7 @@ def _on_ray(train: Callable[..., dict], num_workers: int, arguments: dict[str, A
         if mine:
             ray.shutdown()
         shutil.rmtree(scratch, ignore_errors=True)
-    outcome = json.loads(result.metrics["outcome"])
+    outcome = result.return_value  # of the first worker
     if "error" in outcome:
         raise getattr(errors, outcome["error"], InfoXLMError)(outcome["message"])
     return outcome["figures"]
@@ -94,7 +93,7 @@ def _start(num_workers: int) -> None:
     here = {} if os.environ.get("RAY_ADDRESS") else {"num_cpus": max(num_workers + 1, os.cpu_count() or 1)}
     for attempt in range(1, _TRIES + 1):
         try:
-            ray.init(logging_level=logging.WARNING, include_dashboard=False, **here)
+            ray.init(logging_level=logging.WARNING, include_dashboard=True, **here)
             return
         except Exception as error:
             ray.shutdown()
@@ -103,8 +102,8 @@ def _start(num_workers: int) -> None:
             logger.warning("Ray did not start (%s), trying again", error)
 
 
-def _work(settings: dict[str, Any]) -> None:
-    """The body of one Ray worker."""
+def _work(settings: dict[str, Any]) -> dict:
+    """The body of one Ray worker: {"figures": …}, or {"error": class, "message": …}."""
     import torch
     from ray import train as ray_train
     from ray.train.torch import get_device
@@ -116,10 +115,9 @@ def _work(settings: dict[str, Any]) -> None:
     else:
         torch.set_num_threads(1)  # one core a worker
     try:
-        outcome = {"figures": settings["train"](**settings["arguments"])}
+        return {"figures": settings["train"](**settings["arguments"])}
     except InfoXLMError as error:  # the core raises it on all workers alike
-        outcome = {"error": type(error).__name__, "message": str(error)}
-    ray_train.report({"outcome": json.dumps(outcome)})
+        return {"error": type(error).__name__, "message": str(error)}
 
 
 @contextlib.contextmanager

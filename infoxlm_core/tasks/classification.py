@@ -28,12 +28,13 @@ def predict(
         InputError: there is no complete classifier in the directory.
     """
     model, tokenizer = load(directory, AutoModelForSequenceClassification)
+    names: Any = model.config.id2label
     labels = [""] * len(texts)
     for chosen, batch in batches(tokenizer, encode(model, tokenizer, texts, max_tokens, pairs), batch_size):
         with autocast(model.device):
             logits = model(**{name: values.to(model.device) for name, values in batch.items()}).logits  # (B, classes)
         for i, best in zip(chosen, logits.argmax(dim=1).tolist(), strict=True):
-            labels[i] = model.config.id2label[best]
+            labels[i] = names[best]
     return labels
 
 

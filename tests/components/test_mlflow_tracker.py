@@ -5,12 +5,12 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import free_port, kill, running_mlflow
 
 from components.adapters import mlflow_tracker
 from components.adapters.mlflow_tracker import MlflowTracker
 from infoxlm_core.errors import ConfigMismatch, InputError, StorageUnavailable
 from infoxlm_core.training.tracker import FileTracker
+from tests.components.conftest import free_port, kill, running_mlflow
 
 
 def open_run(store: Path, run: str = "r1") -> str:
@@ -120,18 +120,22 @@ def test_a_shipped_curve_arrives_whole_and_shipping_it_again_adds_nothing(store)
     assert [step for step, _ in history(run_id, "rate")] == list(range(1, 701))
 
 
-def test_a_resumed_run_ships_what_its_predecessor_could_not(store):
+def test_a_resumed_run_ships_what_its_predecessor_could_not_and_no_step_twice(store):
     run_id = open_run(store)
-    crashed = FileTracker(store / "metrics.jsonl")  # logged, never shipped
+    crashed = FileTracker(store / "metrics.jsonl")
     for step in (1, 2, 3):
-        crashed.log(step, {"loss": float(step)})
+        crashed.log(step, {"loss": float(step), "seconds": 0.5})
+    mlflow_tracker.ship(store / "metrics.jsonl", run_id)
+    crashed.log(4, {"loss": 4.0, "seconds": 0.5})  # the last checkpoint was at step 2
 
     tracker = MlflowTracker(store / "metrics.jsonl", run_id)
     tracker.resume(2)
-    tracker.log(3, {"loss": 3.0})
+    for step in (3, 4, 5):
+        tracker.log(step, {"loss": float(step), "seconds": 0.7})  # step 3 is redone, a little slower
     tracker.close()
 
-    assert history(run_id, "loss") == [(1, 1.0), (2, 2.0), (3, 3.0)]
+    assert history(run_id, "loss") == [(step, float(step)) for step in (1, 2, 3, 4, 5)]
+    assert history(run_id, "seconds") == [(1, 0.5), (2, 0.5), (3, 0.5), (4, 0.7), (5, 0.7)]
     assert "MLFLOW_HTTP_REQUEST_TIMEOUT" not in os.environ
 
 

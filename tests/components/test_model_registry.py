@@ -4,11 +4,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import two_processes
 
 from components.adapters import mlflow_tracker, model_registry
 from components.adapters.model_registry import Registration
 from infoxlm_core.errors import InputError
+from tests.components.conftest import two_processes
 
 CARD = "---\nlanguage: [de, en]\nlicense: mit\n---\n# A tiny encoder\n\nIt knows 26 words.\n"
 METRIC = "retrieval/best"

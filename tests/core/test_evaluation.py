@@ -8,7 +8,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from test_embedding import save_model
 from transformers import AutoModel, AutoTokenizer
 from transformers import XLMRobertaForSequenceClassification as Classifier
 
@@ -16,6 +15,7 @@ from infoxlm_core.config import EvaluationConfig
 from infoxlm_core.errors import InputError
 from infoxlm_core.evaluation import draw_pairs, draw_sentences, evaluate, read_held_out
 from infoxlm_core.tasks.embedding import embed_sentences
+from tests.core.test_embedding import save_model
 
 CONFIG = EvaluationConfig(retrieval_pairs=20, perplexity_sentences=10, batch_size=8, max_tokens=32)
 WORDS = [f"{letter}{number}" for letter in "abc" for number in range(10)]

@@ -21,7 +21,7 @@ def make_model(share: float, **more) -> dict:
         "hidden": 32,
         "vocabulary": 1234,
         "parameters": 56789,
-        "contrast": None,
+        "contrast": (1, "mean"),
     }
     by_layer = {"mean": [share / 2, share], "cls": [0.0, 0.01]}
     return {"encoder": sizes, "retrieval": retrieval | {"by_layer": by_layer}, **more}
