@@ -34,17 +34,17 @@ def evaluate(
     """
     import shutil
 
-    from components import stage
-    from components.adapters import mlflow_tracker
+    from components import runtime
+    from components.adapters import mlflow_runs
     from infoxlm_core import evaluation
     from infoxlm_core.config import EvaluationConfig
 
-    with stage.ending_clearly(store, "evaluate"):
+    with runtime.ending_clearly(store, "evaluate"):
         checked = EvaluationConfig.parse(config, "evaluation")
-        found = [stage.find(artifact) for artifact in (corpus, encoder, start, classifier, classifier_of_start)]
+        found = [runtime.find(artifact) for artifact in (corpus, encoder, start, classifier, classifier_of_start)]
         text, trained, untrained, tuned, tuned_start = (location for location, _ in found)
-        name = stage.key("scores", checked, *(digest for _, digest in found))
-        made = stage.make(
+        name = runtime.key("scores", checked, *(digest for _, digest in found))
+        made = runtime.make(
             store,
             "scores",
             name,
@@ -56,10 +56,10 @@ def evaluate(
                 output,
             ),
         )
-        stage.publish(scores, made)
+        runtime.publish(scores, made)
         shutil.copy(made / "report.html", report.path)
-        flat = stage.facts(made, metrics)
-        run = stage.run_id(store)
-        mlflow_tracker.log_params(run, {"evaluation": checked.model_dump(mode="json")})
-        mlflow_tracker.log_metrics(run, flat)
-        mlflow_tracker.log_artifacts(run, made, "evaluation")
+        flat = runtime.facts(made, metrics)
+        run = runtime.run_id(store)
+        mlflow_runs.log_params(run, {"evaluation": checked.model_dump(mode="json")})
+        mlflow_runs.log_metrics(run, flat)
+        mlflow_runs.log_artifacts(run, made, "evaluation")

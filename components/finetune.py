@@ -26,18 +26,18 @@ def finetune(
     """
     from pathlib import Path
 
-    from components import stage
-    from components.adapters import mlflow_tracker, ray_train
+    from components import runtime
+    from components.adapters import mlflow_runs, ray_train
     from infoxlm_core import finetuning, manifests
     from infoxlm_core.config import FinetuningConfig
 
-    with stage.ending_clearly(store, "finetune"):
+    with runtime.ending_clearly(store, "finetune"):
         checked = FinetuningConfig.parse(config, "finetuning")
-        base, base_digest = stage.find(encoder)
-        text, text_digest = stage.find(corpus)
+        base, base_digest = runtime.find(encoder)
+        text, text_digest = runtime.find(corpus)
         data = [manifests.file_sha256(Path(checked.data))] if checked.data and Path(checked.data).is_file() else []
-        name = stage.key("classifier", checked, base_digest, text_digest, *data)
-        made = stage.make(
+        name = runtime.key("classifier", checked, base_digest, text_digest, *data)
+        made = runtime.make(
             store,
             "classifier",
             name,
@@ -51,5 +51,5 @@ def finetune(
                 run=Path(store) / "runs" / f"classifier-{name}",
             ),
         )
-        stage.publish(classifier, made)
-        mlflow_tracker.log_params(stage.run_id(store), {"finetuning": checked.model_dump(mode="json")})
+        runtime.publish(classifier, made)
+        mlflow_runs.log_params(runtime.run_id(store), {"finetuning": checked.model_dump(mode="json")})

@@ -18,21 +18,21 @@ def prepare_corpus(config: dict, store: str, corpus: dsl.Output[dsl.Dataset], me
     import os
     from pathlib import Path
 
-    from components import stage
-    from components.adapters import mlflow_tracker
+    from components import runtime
+    from components.adapters import mlflow_runs
     from infoxlm_core import preparation
     from infoxlm_core.config import PreparationConfig
 
-    with stage.ending_clearly(store, "prepare_corpus"):
+    with runtime.ending_clearly(store, "prepare_corpus"):
         checked = PreparationConfig.parse(config, "preparation")
         cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "infoxlm"
-        name = stage.key("corpus", checked, *preparation.digest_sources(checked))
-        made = stage.make(
+        name = runtime.key("corpus", checked, *preparation.digest_sources(checked))
+        made = runtime.make(
             store, "corpus", name, lambda output: preparation.facts(preparation.prepare(checked, output, cache))
         )
-        stage.publish(corpus, made)
-        counts = stage.facts(made, metrics)
-        run = stage.run_id(store)
-        mlflow_tracker.log_params(run, {"preparation": checked.model_dump(mode="json", exclude={"corpora"})})
-        mlflow_tracker.log_metrics(run, counts)
-        mlflow_tracker.log_artifacts(run, made / "report.json", "preparation")
+        runtime.publish(corpus, made)
+        counts = runtime.facts(made, metrics)
+        run = runtime.run_id(store)
+        mlflow_runs.log_params(run, {"preparation": checked.model_dump(mode="json", exclude={"corpora"})})
+        mlflow_runs.log_metrics(run, counts)
+        mlflow_runs.log_artifacts(run, made / "report.json", "preparation")

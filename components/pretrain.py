@@ -29,18 +29,18 @@ def pretrain(
     import functools
     from pathlib import Path
 
-    from components import stage
-    from components.adapters import mlflow_tracker, ray_train
+    from components import runtime
+    from components.adapters import mlflow_runs, mlflow_tracker, ray_train
     from infoxlm_core import pretraining
     from infoxlm_core.config import PretrainingConfig
 
-    with stage.ending_clearly(store, "pretrain"):
+    with runtime.ending_clearly(store, "pretrain"):
         checked = PretrainingConfig.parse(config, "pretraining")
-        source, digest = stage.find(shards)
-        run = stage.run_id(store)
-        mlflow_tracker.log_params(run, {"pretraining": checked.model_dump(mode="json")})
-        name = stage.key("pretrained", checked, digest)
-        made = stage.make(
+        source, digest = runtime.find(shards)
+        run = runtime.run_id(store)
+        mlflow_runs.log_params(run, {"pretraining": checked.model_dump(mode="json")})
+        name = runtime.key("pretrained", checked, digest)
+        made = runtime.make(
             store,
             "pretrained",
             name,
@@ -55,6 +55,6 @@ def pretrain(
             ),
         )
         mlflow_tracker.ship(made / "encoder" / "metrics.jsonl", run)
-        stage.publish(encoder, made / "encoder")
-        stage.publish(start, made / "start")
-        stage.facts(made, metrics)
+        runtime.publish(encoder, made / "encoder")
+        runtime.publish(start, made / "start")
+        runtime.facts(made, metrics)

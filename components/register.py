@@ -25,17 +25,17 @@ def register(
     import json
     import logging
 
-    from components import stage
-    from components.adapters import mlflow_tracker, model_registry
+    from components import runtime
+    from components.adapters import mlflow_runs, model_registry
     from infoxlm_core.config import RegistrationConfig
 
-    with stage.ending_clearly(store, "register"):
+    with runtime.ending_clearly(store, "register"):
         checked = RegistrationConfig.parse(config, "registration")
-        model, digest = stage.find(encoder)
-        judged, _ = stage.find(scores)
+        model, digest = runtime.find(encoder)
+        judged, _ = runtime.find(scores)
         flat = json.loads((judged / "manifest.json").read_bytes())["facts"]
         inputs = json.loads((model / "manifest.json").read_bytes())["inputs"]
-        run = stage.run_id(store)
+        run = runtime.run_id(store)
         done = model_registry.register(
             checked.name,
             model,
@@ -46,7 +46,7 @@ def register(
             {f"{key}_digest": value for key, value in inputs.items()},
             (judged / "model_card.md").read_text(encoding="utf-8"),
         )
-        mlflow_tracker.log_params(run, {"registration": checked.model_dump(mode="json")})
+        mlflow_runs.log_params(run, {"registration": checked.model_dump(mode="json")})
         metrics.log_metric("version", done.version)
         metrics.log_metric("champion", int(done.champion))
         logging.info("models:/%s/%d is %s: %s", checked.name, done.version, " and ".join(done.aliases), done.reason)

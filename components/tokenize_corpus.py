@@ -22,18 +22,18 @@ def tokenize_corpus(
         shards: where tokenizer and token shards are.
         metrics: sequences, tokens, vocabulary size.
     """
-    from components import stage
-    from components.adapters import mlflow_tracker
+    from components import runtime
+    from components.adapters import mlflow_runs
     from infoxlm_core import tokenization
     from infoxlm_core.config import TokenizationConfig
 
-    with stage.ending_clearly(store, "tokenize_corpus"):
+    with runtime.ending_clearly(store, "tokenize_corpus"):
         checked = TokenizationConfig.parse(config, "tokenization")
-        source, digest = stage.find(corpus)
-        name = stage.key("shards", checked, digest)
-        made = stage.make(store, "shards", name, lambda output: tokenization.tokenize(checked, source, output))
-        stage.publish(shards, made)
-        counts = stage.facts(made, metrics)
-        run = stage.run_id(store)
-        mlflow_tracker.log_params(run, {"tokenization": checked.model_dump(mode="json")})
-        mlflow_tracker.log_metrics(run, counts)
+        source, digest = runtime.find(corpus)
+        name = runtime.key("shards", checked, digest)
+        made = runtime.make(store, "shards", name, lambda output: tokenization.tokenize(checked, source, output))
+        runtime.publish(shards, made)
+        counts = runtime.facts(made, metrics)
+        run = runtime.run_id(store)
+        mlflow_runs.log_params(run, {"tokenization": checked.model_dump(mode="json")})
+        mlflow_runs.log_metrics(run, counts)

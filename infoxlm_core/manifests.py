@@ -38,7 +38,8 @@ def file_sha256(path: Path) -> str:
 def made_by() -> dict[str, str]:
     """What computed an artifact: a digest of this package's source, and the libraries that decide its results."""
     root = Path(__file__).parent
-    sources = {str(p.relative_to(root)): file_sha256(p) for p in sorted(root.rglob("*.py"))}
+    files = sorted([*root.rglob("*.py"), *root.rglob("*.j2")])
+    sources = {str(path.relative_to(root)): file_sha256(path) for path in files}
     return {"code": digest(sources)} | {name: importlib.metadata.version(name) for name in _LIBRARIES}
 
 

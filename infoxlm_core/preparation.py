@@ -16,57 +16,29 @@ import logging
 import shutil
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from rich.console import Console
 from rich.progress import track
 
 from infoxlm_core import manifests
 from infoxlm_core.config import CorpusSource, PreparationConfig
 from infoxlm_core.data import cleaning, corpora, downloads
-from infoxlm_core.errors import CorpusTooSmall, EncodingError, EvaluationLeak, InputError
+from infoxlm_core.data.reserved import LABELLED_CHARACTERS, Reserved, check_leaks, near_digest
+from infoxlm_core.data.tables import HELD_OUT, TRAINING, Tables, read_rows
+from infoxlm_core.errors import CorpusTooSmall, EncodingError, InputError
 
 logger = logging.getLogger(__name__)
 
-ROW_GROUP = 1 << 15  # rows
-LABELLED_CHARACTERS = 20  # shorter messages do not tell which corpus they are from
 MAX_WRONG_LANGUAGE = 0.3  # of a file's rows; beyond it, the file is not what the config says …
 JUDGED_ROWS = 1000  # … unless it is so small that chance decides
-TRAINING = ("mono", "pairs")  # folders for rows of one language and of two
-HELD_OUT = ("held_out_mono", "held_out")
 _OURS = (*TRAINING, *HELD_OUT, "staging", "labelled.parquet", "report.json", manifests.NAME)
 _COLUMNS = {1: ("text",), 2: ("source", "target"), 4: ("text", "label", "language", "split")}  # by width of the row
 _STAGED = {2: ("text", "file"), 3: ("source", "target", "file")}
 
 Entry = tuple[str, str, str, str]  # corpus, language, kind, file
 Outcomes = defaultdict[Entry, Counter]  # rows `read`, `kept`, and dropped for each reason
-
-
-@dataclass
-class Reserved:
-    """What training text must not contain, as 64-bit digests."""
-
-    held_out: set[int] = field(default_factory=set)
-    """Sentences of held-out corpora in their comparable form."""
-
-    messages: dict[int, set[int]] = field(default_factory=dict)
-    """Near key of a pivot message of the labelled test set -> near keys of its translations."""
-
-    labelled: set[int] = field(default_factory=set)
-    """All near keys of `messages`."""
-
-    owners: dict[int, str | None] = field(default_factory=dict)
-    """Near key of a text -> its corpus; None if it stands in several, so that its label is ambiguous."""
-
-    def reason(self, *texts: str) -> str | None:
-        """Return why a row with these texts is no training text, or None."""
-        if any(cleaning.digest(cleaning.comparable(text)) in self.held_out for text in texts):
-            return "held_out"
-        return None if self.labelled.isdisjoint(map(_key, texts)) else "labelled"
 
 
 def prepare(config: PreparationConfig, output: Path, cache: Path) -> dict:
@@ -97,23 +69,25 @@ def prepare(config: PreparationConfig, output: Path, cache: Path) -> dict:
     return report
 
 
+def digest_sources(config: PreparationConfig) -> list[str]:
+    """Digests of the corpora's files on this machine: with the config (and its digests of wheels), all that is read."""
+    paths = [Path(path) for corpus in config.corpora for path in corpus.paths if not path.startswith("pypi:")]
+    return [
+        manifests.digest({str(file.relative_to(path)): manifests.file_sha256(file) for file in files})
+        for path in paths
+        if (files := sorted(f for f in ([path] if path.is_file() else path.rglob("*")) if f.is_file()))
+    ]
+
+
 def facts(report: dict) -> dict:
     """Return the counts of a report that belong into the manifest."""
-    return report["languages"] | {"totals": report["totals"]}
-
-
-def check_leaks(output: Path, reserved: Reserved) -> None:
-    """Read again what was written; raise EvaluationLeak if training text contains what is kept for evaluation."""
-    for path in sorted(output.rglob("*.parquet")):
-        if path.relative_to(output).parts[0] in HELD_OUT:
-            continue
-        for number, row in enumerate(_rows(path), start=1):
-            texts, split = (row[:1], row[3]) if len(row) == 4 else (row, "train")
-            reason = reserved.reason(*texts)
-            if reason == "held_out" or (reason and split == "train"):
-                raise EvaluationLeak(
-                    f"{path} row {number} is kept for evaluation ({reason}): {texts[0]!r:.80}: report it"
-                )
+    counts = report["languages"]
+    totals = {
+        "sentences": sum(counts["mono"].values()),
+        "translation_pairs": sum(counts["pairs"].values()),
+        "held_out_pairs": sum(counts["held_out"].values()),
+    }
+    return totals | counts | {"totals": report["totals"]}
 
 
 def _remove(output: Path) -> None:
@@ -142,33 +116,13 @@ def _stage(config: PreparationConfig, staging: Path, cache: Path, outcomes: Outc
                 found[entry].update({"read": 1, reason: 1} if reason else {"read": 1})
                 if reason is None:
                     tables.add(f"{source.name}/{'-'.join(row.languages)}.parquet", (*texts, row.file))
-                    _reserve(texts, source.name, config, reserved)
+                    reserved.note(texts, source.name, config)
                 elif reason == "invalid_utf8":
                     invalid.setdefault(entry, row.texts[0])
             _refuse_or_log(source, config.cleaning.max_invalid_utf8, found, invalid)
             for entry, counts in found.items():
                 outcomes[entry].update(counts)
-    messages = {key: targets for key, targets in reserved.messages.items() if reserved.owners[key]}
-    return replace(reserved, messages=messages, labelled=set(messages).union(*messages.values()))
-
-
-def _reserve(texts: tuple[str, ...], corpus: str, config: PreparationConfig, reserved: Reserved) -> None:
-    """Note the texts of a clean row, if they are kept for evaluation or might be."""
-    if corpus in config.held_out:
-        reserved.held_out.update(cleaning.digest(cleaning.comparable(text)) for text in texts)
-    elif config.labelled_share:
-        keys = [_key(text) for text in texts]
-        for key in keys:
-            if reserved.owners.setdefault(key, corpus) != corpus:
-                reserved.owners[key] = None
-        if len(texts) == 2 and len(texts[0]) >= LABELLED_CHARACTERS:
-            draw = cleaning.digest(str(config.seed), str(keys[0])) / 2**64  # of the message: the same in all languages
-            if draw < config.labelled_share:
-                reserved.messages.setdefault(keys[0], set()).add(keys[1])
-
-
-def _key(text: str) -> int:
-    return cleaning.digest(cleaning.near_key(text))
+    return reserved.settle()
 
 
 def _refuse_or_log(source: CorpusSource, max_invalid: float, found: Outcomes, invalid: dict[Entry, str]) -> None:
@@ -201,12 +155,12 @@ def _write(config: PreparationConfig, output: Path, reserved: Reserved, outcomes
             for staged in sorted((output / "staging" / corpus).glob("*.parquet")):
                 languages = tuple(staged.stem.split("-"))
                 kind = (HELD_OUT if corpus in config.held_out else TRAINING)[len(languages) - 1]
-                for *texts, file in _rows(staged):
+                for *texts, file in read_rows(staged):
                     if kind in HELD_OUT:
                         writer.keep(kind, corpus, languages, texts, file)
                     elif reason := reserved.reason(*texts):
                         outcomes[corpus, languages[-1], kind, file][reason] += 1
-                        if reason == "labelled" and kind == "pairs" and _key(texts[0]) in reserved.messages:
+                        if reason == "labelled" and kind == "pairs" and near_digest(texts[0]) in reserved.messages:
                             writer.label("test", corpus, languages, texts, reserved.owners)
                     elif writer.keep(kind, corpus, languages, texts, file) and kind == "pairs":
                         if config.labelled_share and len(texts[0]) >= LABELLED_CHARACTERS:
@@ -221,7 +175,7 @@ def _write(config: PreparationConfig, output: Path, reserved: Reserved, outcomes
 class Writer:
     """Writes rows that were not written before."""
 
-    tables: "Tables"
+    tables: Tables
     outcomes: Outcomes
     seen: dict[int, int] = field(default_factory=dict)
     """Near key of a row, with kind and language -> digest of its very text."""
@@ -241,7 +195,7 @@ class Writer:
         """Write each side with its corpus as label, unless it also stands in another corpus."""
         for language, text in zip(languages, texts, strict=True):
             key = cleaning.digest("labelled", language, cleaning.near_key(text))
-            if owners[_key(text)] and key not in self.seen:
+            if owners[near_digest(text)] and key not in self.seen:
                 self.seen[key] = 0
                 self.tables.add("labelled.parquet", (text, corpus, language, split))
 
@@ -264,7 +218,7 @@ def _report(outcomes: Outcomes, output: Path, pivot: str) -> dict:
         if kept:
             languages[kind][language if "mono" in kind else f"{pivot}-{language}"] += kept
     if (output / "labelled.parquet").is_file():
-        languages["labelled"].update(split for *_, split in _rows(output / "labelled.parquet"))
+        languages["labelled"].update(split for *_, split in read_rows(output / "labelled.parquet"))
     for kind, what in (("pairs", "pair"), ("mono", "sentence")):
         if not languages[kind].total():
             most = ", ".join(f"{reason} {n}" for reason, n in totals[kind].most_common(4)) or "nothing"
@@ -274,44 +228,3 @@ def _report(outcomes: Outcomes, output: Path, pivot: str) -> dict:
         "totals": {kind: dict(sorted(counts.items())) for kind, counts in totals.items()},
         "languages": {kind: dict(sorted(counts.items())) for kind, counts in languages.items()},
     }
-
-
-# ---------------------------------------------------------------- Parquet
-
-
-def _rows(path: Path) -> Iterator[tuple[str, ...]]:
-    with pq.ParquetFile(path) as file:
-        for batch in file.iter_batches(ROW_GROUP):
-            yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
-
-
-class Tables:
-    """Parquet files of text below a folder that grow row by row; one that gets no row does not exist."""
-
-    def __init__(self, folder: Path, columns: dict[int, tuple[str, ...]]):
-        self.folder, self.columns = folder, columns
-        self.rows: dict[str, list[tuple[str, ...]]] = defaultdict(list)
-        self.writers: dict[str, pq.ParquetWriter] = {}
-
-    def add(self, name: str, row: tuple[str, ...]) -> None:
-        self.rows[name].append(row)
-        if len(self.rows[name]) >= ROW_GROUP:
-            self._flush(name)
-
-    def _flush(self, name: str) -> None:
-        rows, self.rows[name] = self.rows[name], []
-        schema = pa.schema([(column, pa.string()) for column in self.columns[len(rows[0])]])
-        if name not in self.writers:
-            (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
-            self.writers[name] = pq.ParquetWriter(self.folder / name, schema, compression="zstd")
-        arrays = [pa.array(column, pa.string()) for column in zip(*rows, strict=True)]
-        self.writers[name].write_table(pa.table(arrays, schema=schema))
-
-    def __enter__(self) -> "Tables":
-        return self
-
-    def __exit__(self, *failure) -> None:
-        for name in [name for name, rows in self.rows.items() if rows and failure[0] is None]:
-            self._flush(name)
-        for writer in self.writers.values():
-            writer.close()

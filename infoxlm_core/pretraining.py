@@ -14,7 +14,7 @@ from infoxlm_core.data.batches import PackedBatch, micro_batches
 from infoxlm_core.data.samples import Sampler
 from infoxlm_core.data.shards import Shards, open_shards
 from infoxlm_core.errors import ConfigError, TokenizerMismatch
-from infoxlm_core.model import pretrained
+from infoxlm_core.model import pretrained, tokenizers
 from infoxlm_core.model.encoder import EncoderSize, initialise
 from infoxlm_core.model.heads import InfoXLM
 from infoxlm_core.model.momentum import KeyEncoder, Queue
@@ -71,7 +71,7 @@ def _export(config: PretrainingConfig, model: InfoXLM, shards: Shards, run: Path
 
 def build(config: PretrainingConfig, shards: Shards) -> InfoXLM:
     """The query encoder with heads: random weights by the seed, or those of `model.start`; the projection is random."""
-    wanted, contrast = config.model, config.contrast
+    wanted, contrast, tokenizer = config.model, config.contrast, shards.manifest["facts"]["tokenizer"]
     size = EncoderSize(
         shards.vocabulary_size, wanted.layers, wanted.hidden, wanted.ffn, wanted.heads, wanted.max_tokens + 2
     )
@@ -81,6 +81,12 @@ def build(config: PretrainingConfig, shards: Shards) -> InfoXLM:
             raise TokenizerMismatch(
                 f"{wanted.start} has {size.vocabulary} embeddings, {shards.directory} {shards.vocabulary_size} ids: "
                 "tokenize with the model's own SentencePiece model (tokenization.model)"
+            )
+        model_file = Path(wanted.start) / tokenizers.MODEL
+        if model_file.is_file() and (own := f"sha256:{manifests.file_sha256(model_file)}") != tokenizer:
+            raise TokenizerMismatch(
+                f"{wanted.start} has tokenizer {own[:15]}…, {shards.directory} {tokenizer[:15]}…: "
+                f"tokenize with the model's own (tokenization.model: {model_file})"
             )
         if contrast.layer > size.layers:
             raise ConfigError(f"contrast.layer ({contrast.layer}) is above the {size.layers} layers of {wanted.start}")

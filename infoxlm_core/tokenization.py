@@ -6,8 +6,10 @@ shards/mono/, shards/pairs/   flat arrays, see data/shards.py
 
 import hashlib
 import io
+import itertools
 import logging
 import multiprocessing
+import re
 import sys
 import unicodedata
 from collections.abc import Iterator
@@ -24,7 +26,7 @@ from infoxlm_core import manifests
 from infoxlm_core.config import TokenizationConfig
 from infoxlm_core.data import shards
 from infoxlm_core.data.sampling import generator, probabilities
-from infoxlm_core.data.vocabulary import EOS
+from infoxlm_core.data.vocabulary import EOS, SPECIAL_TOKENS
 from infoxlm_core.errors import CorpusTooSmall, InputError, TokenizerMismatch
 from infoxlm_core.model import tokenizers
 
@@ -112,9 +114,11 @@ def _train_model(config: TokenizationConfig, corpus: Path) -> bytes:
             minloglevel=2,
         )
     except RuntimeError as error:
+        most = re.search(r"value <= (\d+)", str(error))
+        remedy = f"at most {int(most[1]) + 2} are possible" if most else " ".join(str(error).split())[-160:]
         raise CorpusTooSmall(
-            f"{corpus}: {len(sentences)} sentences do not give a vocabulary of {config.vocabulary_size} "
-            f"({' '.join(str(error).split())[-160:]}): lower tokenization.vocabulary_size or prepare more text"
+            f"{corpus}: {len(sentences)} sentences do not give a vocabulary of {config.vocabulary_size} ({remedy}): "
+            "lower tokenization.vocabulary_size or prepare more text"
         ) from None
     logger.info("trained a vocabulary of %d ids on %d sentences", config.vocabulary_size, len(sentences))
     return tokenizers.round_scores(written.getvalue())
@@ -126,7 +130,9 @@ def _compare(folder: Path, corpus: Path, tolerated: float) -> None:
     processor = _processor(str(folder / tokenizers.MODEL))
     compared, different = 0, []
     for language in _languages(corpus):
-        texts = [text for text, _ in zip(_texts(corpus, language), range(COMPARED), strict=False)]
+        # `transformers` takes a literal "<s>" in a text for the token of this name, as it does with XLM-R's own
+        plain = (text for text in _texts(corpus, language) if not any(token in text for token in SPECIAL_TOKENS))
+        texts = list(itertools.islice(plain, COMPARED))
         theirs = fast.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
         pairs = zip(texts, tokenizers.encode(processor, texts), theirs, strict=True)
         different += [f"{language} {text!r:.80}" for text, own, other in pairs if own.tolist() != other.ids]

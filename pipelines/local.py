@@ -1,5 +1,7 @@
 """Run the same DAG on this machine: every component in a subprocess, artifacts in a local store, no cluster."""
 
+import contextlib
+import io
 import json
 import logging
 import os
@@ -8,9 +10,10 @@ import sys
 import time
 import warnings
 from pathlib import Path
+from typing import TextIO
 
-from components.adapters import mlflow_tracker
-from components.stage import DRIVER, OUTCOME
+from components.adapters import mlflow_runs
+from components.runtime import DRIVER, OUTCOME
 from infoxlm_core import errors, manifests
 from infoxlm_core.config import RunConfig
 
@@ -60,9 +63,30 @@ def run(config: RunConfig, store: Path, name: str) -> dict:
     return {
         "store": str(store),
         "report": str(next(root.rglob("report"), store)),
-        "mlflow": mlflow_tracker.tracking_uri(store),
+        "mlflow": mlflow_runs.tracking_uri(store),
         "run_id": run_id,
     }
+
+
+class Readable(io.TextIOBase):
+    """What steps print, without KFP's dump of its own input; everything goes into a log file."""
+
+    def __init__(self, console: TextIO, log: Path) -> None:
+        self.console, self.log = console, open(log, "a", encoding="utf-8")
+        self.line, self.dumping = "", False
+
+    def write(self, text: str) -> int:
+        self.log.write(text)
+        *lines, self.line = (self.line + text).split("\n")
+        for line in lines:
+            plain = line.strip()
+            self.dumping = self.dumping or plain.endswith("Got executor_input:")
+            if plain and not self.dumping and not plain.startswith("[KFP Executor"):
+                self.console.write(plain + "\n")
+            self.dumping = self.dumping and line.rstrip() not in ("}", "    }")  # the runner may indent
+        self.console.flush()
+        self.log.flush()
+        return len(text)
 
 
 def _run_dag(config: RunConfig, store: Path, root: Path) -> None:
@@ -79,8 +103,10 @@ def _run_dag(config: RunConfig, store: Path, root: Path) -> None:
         workspace_root=str(workspace),
         enable_caching=False,  # our store finds by content what KFP's local cache only finds by name
     )
-    sections = {name: getattr(config, name).model_dump(mode="json") for name in SECTIONS}
-    infoxlm(**sections, store=str(store), num_workers=config.num_workers)
+    # KFP has no word for None: a field that is None is left out, which means the same
+    sections = {name: getattr(config, name).model_dump(mode="json", exclude_none=True) for name in SECTIONS}
+    with contextlib.redirect_stdout(Readable(sys.stdout, root / "log.txt")):
+        infoxlm(**sections, store=str(store), num_workers=config.num_workers)
 
 
 def _identity(config: RunConfig, store: Path, name: str) -> dict:
@@ -99,12 +125,12 @@ def _identity(config: RunConfig, store: Path, name: str) -> dict:
 
 def _end(store: Path, identity: dict, status: str) -> str:
     """Write down how the run ended, here and in MLflow; return MLflow's id of it."""
-    from components import stage
+    from components import runtime
 
     manifests.write_atomically(store / "run.json", json.dumps(identity | {"status": status}))
     try:
-        run_id = stage.run_id(str(store))
-        mlflow_tracker.end_run(run_id, status)
+        run_id = runtime.run_id(str(store))
+        mlflow_runs.end_run(run_id, status)
     except errors.InfoXLMError as error:
         logger.warning("MLflow does not know how the run ended: %s", error)
         return ""

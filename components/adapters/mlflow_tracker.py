@@ -1,21 +1,16 @@
-"""MLflow: one run for all stages of a pipeline run, and the tracker that ships its curves in the background.
+"""The tracker that ships the curves of a training to its MLflow run, in the background.
 
-Where MLflow is comes from the platform (MLFLOW_TRACKING_URI), never from a pipeline parameter; without it everything
-goes to a SQLite file in the local store. MLflow takes seconds to import, so it is imported where it is used.
+What a training logs is in its `metrics.jsonl` first; an outbox remembers how much of that file has arrived.
 """
 
-import fcntl
 import logging
 import os
-import re
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from infoxlm_core.errors import ConfigMismatch, InputError, StorageUnavailable
+from components.adapters.mlflow_runs import answering, one_line, points
 from infoxlm_core.training.tracker import FileTracker, parse
 
 if TYPE_CHECKING:
@@ -23,130 +18,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-RUN_TAG = "infoxlm.run"
-"""Tag whose value all stages of one pipeline run share."""
-
-_ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",  # some 15 s without an answer; the default of 7 means four minutes
-    "MLFLOW_SKIP_PIP_REQUIREMENTS_CHECK": "true",
-    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-}
 _SHIPPING = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "5"}  # seconds; we retry ourselves
 _LONGEST_PAUSE = 60  # seconds between two attempts to reach a server that is gone
-
-
-def tracking_uri(default: Path) -> str:
-    """Say where MLflow is: MLFLOW_TRACKING_URI, else a SQLite file in the directory `default`."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{default.resolve() / 'mlflow.db'}"
-
-
-def connect(default_store: Path) -> "MlflowClient":
-    """Point this process, and those it starts, to `tracking_uri(default_store)`."""
-    os.environ.update(_ENVIRONMENT)
-    import mlflow
-
-    for noisy in ("mlflow", "alembic"):  # a new SQLite file means dozens of lines about migrations
-        logging.getLogger(noisy).setLevel(logging.WARNING)
-    mlflow.set_tracking_uri(tracking_uri(default_store))  # also sets MLFLOW_TRACKING_URI
-    if not (directory := _sqlite_directory()):
-        return mlflow.MlflowClient()
-    directory.mkdir(parents=True, exist_ok=True)
-    with open(directory / ".mlflow.lock", "w") as lock:  # two processes creating the tables at once: one would fail
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        return mlflow.MlflowClient()
-
-
-@contextmanager
-def answering(what: str) -> Iterator[None]:
-    """Turn MLflow's errors into ours, one line each.
-
-    Raises:
-        StorageUnavailable: MLflow does not answer, or with a 5xx.
-        InputError: it answers, and refuses.
-    """
-    from mlflow.exceptions import MlflowException
-
-    try:
-        yield
-    except MlflowException as error:
-        reason = _one_line(error)
-        if error.get_http_status_code() >= 500:
-            raise StorageUnavailable(f"{what}: MLflow does not answer ({reason}): run the same again") from error
-        raise InputError(f"{what}: MLflow refuses ({reason})") from error
-
-
-def open_run(experiment: str, name: str, tags: dict[str, str], default_store: Path) -> str:
-    """Find or create the MLflow run of this pipeline run; return its id.
-
-    A run named by MLFLOW_RUN_ID (KFP's MLflow plugin, our local runner) is adopted, whoever set it ends it. Otherwise
-    it is the run of the experiment with the same `RUN_TAG`, so that stages in different processes share one.
-    """
-    client = connect(default_store)
-    from mlflow.entities import RunTag
-
-    with answering(f"MLflow run {name}"):
-        run_id = os.environ.get("MLFLOW_RUN_ID") or _find_or_create(client, experiment, name, tags)
-        run = client.get_run(run_id)
-        check_location(run.info.artifact_uri)
-        if run.info.status != "RUNNING":  # a retried stage; points are only taken by a run that is open
-            client.update_run(run_id, status="RUNNING")
-        client.log_batch(run_id, tags=[RunTag(key, value) for key, value in tags.items()])
-    return run_id
-
-
-def end_run(run_id: str, status: str = "FINISHED") -> None:
-    """End a run of ours; one that MLFLOW_RUN_ID names is left to whoever opened it."""
-    from mlflow import MlflowClient
-
-    if run_id != os.environ.get("MLFLOW_RUN_ID"):
-        with answering(f"MLflow run {run_id}"):
-            MlflowClient().set_terminated(run_id, status)
-
-
-def log_params(run_id: str, config: Mapping[str, Any]) -> None:
-    """Log a nested config as parameters such as `pretraining.optimization.steps`; what is there already may repeat.
-
-    Raises:
-        ConfigMismatch: a parameter of the run has another value; MLflow's parameters cannot change.
-    """
-    from mlflow import MlflowClient
-    from mlflow.entities import Param
-    from mlflow.utils.validation import MAX_PARAM_VAL_LENGTH, MAX_PARAMS_TAGS_PER_BATCH
-
-    values = {key: str(value)[:MAX_PARAM_VAL_LENGTH] for key, value in _flatten(config)}
-    client = MlflowClient()
-    with answering(f"parameters of MLflow run {run_id}"):
-        known = client.get_run(run_id).data.params
-        for key in values.keys() & known.keys():
-            if values[key] != known[key]:
-                raise ConfigMismatch(
-                    f"MLflow run {run_id} has {key} = {known[key]:.120}, not {values[key]:.120}: "
-                    "set it back or start another run"
-                )
-        new = [Param(key, values[key]) for key in values if key not in known]
-        for first in range(0, len(new), MAX_PARAMS_TAGS_PER_BATCH):
-            client.log_batch(run_id, params=new[first : first + MAX_PARAMS_TAGS_PER_BATCH])
-
-
-def log_metrics(run_id: str, metrics: Mapping[str, float], step: int = 0) -> None:
-    """Log results of a stage; the same again is stored once."""
-    from mlflow import MlflowClient
-
-    client = MlflowClient()
-    with answering(f"metrics of MLflow run {run_id}"):
-        client.log_batch(run_id, _metrics(metrics, step, client.get_run(run_id).info.start_time))
-
-
-def log_artifacts(run_id: str, source: Path, path: str | None = None) -> None:
-    """Copy a file, or all files below a directory, into the folder `path` of the run."""
-    from mlflow import MlflowClient
-
-    client = MlflowClient()
-    with answering(f"artifacts of MLflow run {run_id}"):
-        (client.log_artifacts if source.is_dir() else client.log_artifact)(run_id, str(source), path)
 
 
 def ship(path: Path, run_id: str) -> None:
@@ -205,7 +78,7 @@ class MlflowTracker:
                 failures = 0
             except Exception as error:  # whatever it is, training goes on
                 if not failures:
-                    logger.warning("MLflow takes no points (%s): they wait in %s", _one_line(error), self._file.path)
+                    logger.warning("MLflow takes no points (%s): they wait in %s", one_line(error), self._file.path)
                 failures += 1
             if closing and (not failures or time.monotonic() > self._deadline):
                 return
@@ -253,7 +126,7 @@ class _Outbox:
                 if len(batch) + len(new) > MAX_METRICS_PER_BATCH:
                     client.log_batch(self.run_id, batch)
                     self._position, batch = reached, []
-                batch += _metrics(new, step, start_ms)
+                batch += points(new, step, start_ms)
                 reached += len(line)
         if batch:
             client.log_batch(self.run_id, batch)
@@ -264,73 +137,3 @@ class _Outbox:
             history = client.get_metric_history(self.run_id, name)
             self._last_steps[name] = max((point.step for point in history), default=-1)
         return self._last_steps[name]
-
-
-def _metrics(values: Mapping[str, float], step: int, start_ms: int) -> list:
-    """MLflow keeps a point once only if its time is the same too: it follows from the step, not from a clock."""
-    from mlflow.entities import Metric
-
-    return [Metric(name, float(value), start_ms + 1000 * step, step) for name, value in values.items()]
-
-
-def _find_or_create(client: "MlflowClient", experiment: str, name: str, tags: dict[str, str]) -> str:
-    experiment_id = _experiment(client, experiment)
-
-    def find() -> list:
-        return client.search_runs(
-            [experiment_id], f"tags.`{RUN_TAG}` = '{tags[RUN_TAG]}'", order_by=["start_time ASC", "run_id ASC"]
-        )
-
-    if not find():
-        created = client.create_run(experiment_id, tags=tags, run_name=name).info.run_id
-        if (first := find()[0].info.run_id) != created:  # another stage was as fast: the older run stands
-            client.delete_run(created)
-            return first
-    return find()[0].info.run_id
-
-
-def _experiment(client: "MlflowClient", name: str) -> str:
-    from mlflow.exceptions import MlflowException
-
-    if found := client.get_experiment_by_name(name):
-        return found.experiment_id
-    location = _artifact_root()
-    try:
-        return client.create_experiment(name, location if location.startswith("file:") else None)
-    except MlflowException as error:
-        if error.error_code != "RESOURCE_ALREADY_EXISTS":
-            raise
-        return _experiment(client, name)  # another stage was faster
-
-
-def _sqlite_directory() -> Path | None:
-    """Where the SQLite file is; none if MLflow is a server."""
-    kind, _, path = os.environ["MLFLOW_TRACKING_URI"].partition(":///")
-    return Path(path).resolve().parent if kind == "sqlite" else None
-
-
-def _artifact_root() -> str:
-    """Where all artifacts belong: beside the SQLite file, or behind the server."""
-    directory = _sqlite_directory()
-    return (directory / "mlartifacts").as_uri() if directory else "mlflow-artifacts:/"
-
-
-def check_location(location: str) -> None:
-    """Refuse artifacts outside `_artifact_root`: MLflow lets any user point an experiment or a model anywhere."""
-    if not location.startswith(_artifact_root()) or ".." in location:
-        raise InputError(f"MLflow keeps artifacts at {location}, not below {_artifact_root()}: use another experiment")
-
-
-def _flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping) and value:
-        for key, part in value.items():
-            yield from _flatten(part, f"{prefix}.{key}" if prefix else str(key))
-    elif isinstance(value, (list, tuple)) and any(isinstance(part, Mapping) for part in value):
-        yield from _flatten({str(index): part for index, part in enumerate(value)}, prefix)
-    else:
-        yield prefix, list(value) if isinstance(value, tuple) else value
-
-
-def _one_line(error: Exception) -> str:
-    text = re.sub(r"//[^/@\s]*@", "//", str(error))  # the tracking URI may hold a password
-    return " ".join(text.split())[:200] or type(error).__name__

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.adapters import mlflow_tracker
+from components.adapters import mlflow_runs
 from infoxlm_core.errors import InputError
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def register(
         digest: of the encoder's content.
         metrics: scores by name; all become tags of the version.
         metric: the score on which the gate decides; higher is better.
-        run_id: the MLflow run that made the encoder (`mlflow_tracker.open_run`).
+        run_id: the MLflow run that made the encoder (`mlflow_runs.open_run`).
         tags: further tags, such as the digests of corpus and tokenizer.
         model_card: Markdown, with a YAML header if there is one.
 
@@ -77,7 +77,7 @@ def register(
         raise InputError(f"metric {metric} is {metrics.get(metric, 'missing')}, not a finite number: evaluate again")
     _check_encoder(encoder_dir)
     client = MlflowClient()
-    with mlflow_tracker.answering(f"registered model {name}"):
+    with mlflow_runs.answering(f"registered model {name}"):
         if not _versions(client, name, digest):
             described = {**tags, **{key: repr(float(value)) for key, value in metrics.items()}, "digest": digest}
             _create(client, name, log_model(run_id, encoder_dir, model_card), run_id, described)
@@ -136,14 +136,14 @@ def load_encoder(source: str | Path, default_store: Path) -> Path:
     if not match:
         _check_encoder(Path(source))
         return Path(source)
-    client = mlflow_tracker.connect(default_store)
+    client = mlflow_runs.connect(default_store)
     import mlflow
 
-    with mlflow_tracker.answering(str(source)):
+    with mlflow_runs.answering(str(source)):
         name, alias = match["name"], match["alias"]
         version = match["version"] or client.get_model_version_by_alias(name, alias).version
         location = client.get_model_version_download_uri(name, version)
-        mlflow_tracker.check_location(location)
+        mlflow_runs.check_location(location)
         target = None  # files on this machine are read where they are
         if not location.startswith("file:"):
             target = tempfile.mkdtemp(prefix="infoxlm-")

@@ -90,10 +90,18 @@ def _start(num_workers: int) -> None:
     """Join the cluster that RAY_ADDRESS names, else start one on this machine with a core for each worker."""
     import ray
 
-    here = {} if os.environ.get("RAY_ADDRESS") else {"num_cpus": max(num_workers + 1, os.cpu_count() or 1)}
+    here: dict[str, Any] = (
+        {} if os.environ.get("RAY_ADDRESS") else {"num_cpus": max(num_workers + 1, os.cpu_count() or 1)}
+    )
+    known = {name: value for name, value in os.environ.items() if name.startswith(("MLFLOW_", "HF_"))}
     for attempt in range(1, _TRIES + 1):
         try:
-            ray.init(logging_level=logging.WARNING, include_dashboard=True, **here)
+            ray.init(
+                logging_level=logging.WARNING,
+                include_dashboard=True,  # without it Ray Train complains every second
+                runtime_env={"env_vars": {**_ENVIRONMENT, **known}},
+                **here,
+            )
             return
         except Exception as error:
             ray.shutdown()

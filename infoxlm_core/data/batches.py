@@ -3,7 +3,8 @@
 A micro-batch holds MLM and TLM sequences, then query views, end to end; key views stand in a pack of their own.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,10 +47,11 @@ class PackedBatch:
     def to(self, device: torch.device | str) -> "PackedBatch":
         if torch.device(device).type == "cpu":
             return self
-        moved = {f.name: getattr(self, f.name) for f in fields(self)}
-        return replace(
-            self, **{n: t.pin_memory().to(device, non_blocking=True) for n, t in moved.items() if isinstance(t, Tensor)}
-        )
+        parts: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        for name, part in parts.items():
+            if isinstance(part, Tensor):
+                parts[name] = part.pin_memory().to(device, non_blocking=True)
+        return PackedBatch(**parts)
 
 
 def micro_batches(draw: Draw, size: int) -> list[PackedBatch]:

@@ -6,49 +6,24 @@ One line of a file `x.tsv` walks through like this:
     b"Hello\\tHallo\\r\\n"  ->  Row(("en", "de"), ("Hello", "Hallo"), "x.tsv", 1)
 """
 
-import io
-import lzma
 import re
-import zipfile
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
-from gettext import c2py
-from itertools import chain
-from pathlib import Path, PurePosixPath
-from typing import IO, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from xml.etree.ElementTree import Element, ParseError
 
 import numpy as np
-import polib
 import pyarrow as pa
 import pyarrow.parquet as pq
 from defusedxml import DefusedXmlException
 from defusedxml.ElementTree import iterparse
 
 from infoxlm_core.config import CorpusSource
+from infoxlm_core.data import catalogs, lines
+from infoxlm_core.data.lines import Row
 from infoxlm_core.errors import CorpusTooSmall, InputError, ParallelMismatch
 
-MAX_LINE = 1 << 20  # bytes; longer lines are skipped without holding them in memory
-MAX_RATIO = 100  # of unpacked to packed size, above which a file is a bomb
-MAX_CATALOG = 64 << 20  # bytes
 WINDOW = 1000  # pairs
 MIN_CORRELATION = 0.4
-NEVER = 9  # rank of a locale that is not read
-IDENTIFIER = re.compile(r"[\w.:-]*_[\w.:-]*")  # label_foo: a key, no English text
-
-Members = dict[str, Callable[[], bytes]]  # the files of a folder or archive: name and reader
-
-
-class Row(NamedTuple):
-    """One line (one language) or one pair (the pivot's first), and where it stands (gettext: the n-th message)."""
-
-    languages: tuple[str, ...]
-    texts: tuple[str, ...]
-    file: str
-    line: int
-    dropped: str | None = None
-    """Why the row cannot be used at all; its texts then mean nothing, but for `invalid_utf8`: file:line:byte."""
 
 
 def read(source: CorpusSource, languages: Sequence[str], pivot: str, paths: Sequence[Path]) -> Iterator[Row]:
@@ -77,7 +52,7 @@ def read(source: CorpusSource, languages: Sequence[str], pivot: str, paths: Sequ
         raise InputError(f"corpus {source.name}: no side of its pairs is the pivot {pivot}: name it in languages")
     match source.format:
         case "text":
-            return (Row((wanted[0],), (text,), paths[0].name, n, why) for n, text, why in _lines(paths[0]))
+            return (Row((wanted[0],), (text,), paths[0].name, n, why) for n, text, why in lines.read(paths[0]))
         case "tsv":
             return _read_tsv(source, pivot, paths[0])
         case "moses":
@@ -87,59 +62,7 @@ def read(source: CorpusSource, languages: Sequence[str], pivot: str, paths: Sequ
         case "parquet":
             return _read_parquet(wanted, pivot, paths[0])
         case "gettext":
-            return _read_gettext(wanted, pivot, paths[0])
-
-
-# ---------------------------------------------------------------- bytes and lines
-
-
-class _Unpacked(io.RawIOBase):
-    """Bytes of a file that may be compressed; refuses damaged files and bombs."""
-
-    def __init__(self, path: Path):
-        self.path, self.size, self.count = path, path.stat().st_size, 0
-        self.stream = lzma.open(path) if path.suffix == ".xz" else pa.input_stream(str(path))  # noqa: SIM115
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer) -> int:
-        try:
-            chunk = self.stream.read(len(buffer))
-        except (OSError, EOFError, lzma.LZMAError) as error:
-            raise InputError(f"{self.path} is damaged ({error}): fetch it again") from None
-        buffer[: len(chunk)] = chunk
-        self.count += len(chunk)
-        if self.count > MAX_RATIO * self.size + MAX_LINE:
-            raise InputError(f"{self.path}: DecompressionLimit: unpacks to over {MAX_RATIO} times its size: refused")
-        return len(chunk)
-
-
-def _unpack(path: Path) -> IO[bytes]:
-    try:
-        return io.BufferedReader(_Unpacked(path), MAX_LINE)
-    except OSError as error:
-        raise InputError(f"{path} cannot be opened ({error}): check it") from None
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str, str | None]]:
-    """Yield (number from 1, text, reason to drop). Only \\n ends a line, so that numbers agree with `wc -l`."""
-    with _unpack(path) as file:
-        number = 0
-        while line := file.readline(MAX_LINE):
-            number += 1
-            if len(line) == MAX_LINE and line[-1:] != b"\n":
-                while (rest := file.readline(MAX_LINE)) and rest[-1:] != b"\n":
-                    pass
-                yield number, "", "too_long"
-                continue
-            line = line.removesuffix(b"\n").removesuffix(b"\r")
-            if number == 1:
-                line = line.removeprefix(b"\xef\xbb\xbf")
-            try:
-                yield number, line.decode(), None
-            except UnicodeDecodeError as error:
-                yield number, f"{path}:{number}:{error.start + 1}", "invalid_utf8"
+            return catalogs.read(wanted, pivot, paths[0])
 
 
 # ---------------------------------------------------------------- parallel lines
@@ -152,7 +75,7 @@ def _read_tsv(source: CorpusSource, pivot: str, path: Path) -> Iterator[Row]:
     languages = tuple(language for language, _ in order)
 
     def rows() -> Iterator[Row]:
-        for number, text, reason in _lines(path):
+        for number, text, reason in lines.read(path):
             cells = text.split("\t")
             if reason is None and max(columns) >= len(cells):
                 reason = "missing_column"
@@ -168,13 +91,13 @@ def _read_moses(languages: Sequence[str], pivot: str, paths: Sequence[Path]) -> 
     sides = sorted(zip(languages, paths, strict=True), key=lambda side: side[0] != pivot)
     names = tuple(language for language, _ in sides)
     file = " ".join(path.name for _, path in sides)
-    counts = [sum(1 for _ in _lines(path)) for _, path in sides]
+    counts = [sum(1 for _ in lines.read(path)) for _, path in sides]
     if counts[0] != counts[1]:
         found = " ".join(f"{name}={count}" for name, count in zip(names, counts, strict=True))
         raise ParallelMismatch(f"{file}: different numbers of lines, {found}: align the files again")
 
     def rows() -> Iterator[Row]:
-        for (number, source, why), (_, target, why_too) in zip(*(_lines(path) for _, path in sides), strict=True):
+        for (number, source, why), (_, target, why_too) in zip(*(lines.read(path) for _, path in sides), strict=True):
             texts = (source, target) if why or not why_too else (target, source)  # the damaged one tells where
             yield Row(names, texts, file, number, why or why_too)
 
@@ -218,7 +141,7 @@ def _check_window(lengths: list[tuple[int, int]], line: int, file: str) -> None:
 def _read_tmx(languages: Sequence[str], pivot: str, path: Path) -> Iterator[Row]:
     number, parents = 0, []
     try:
-        with _unpack(path) as file:
+        with lines.unpack(path) as file:
             for event, element in iterparse(file, events=("start", "end")):
                 if event == "start":
                     parents.append(element)
@@ -268,99 +191,3 @@ def _read_parquet(languages: Sequence[str], pivot: str, path: Path) -> Iterator[
                     yield Row(group, tuple(str(values[name] or "") for name in group), path.name, number)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is no readable Parquet file ({error}): write it again") from None
-
-
-# ---------------------------------------------------------------- gettext
-
-
-def _read_gettext(languages: Sequence[str], pivot: str, path: Path) -> Iterator[Row]:
-    members = _catalogs(path)
-    domains: dict[tuple[str, str], dict[str, dict[str, str]]] = defaultdict(lambda: defaultdict(dict))
-    for name in sorted(members):  # .po after .mo, which it replaces: it also tells fuzzy messages and default texts
-        *root, locale, _, file = PurePosixPath(name).parts
-        language = re.split("[-_.@]", locale.lower())[0]
-        if language in {*languages, pivot} and _rank(locale, language) < NEVER:
-            domains["/".join(root), file[:-3]][language][locale] = name
-    for key in sorted(domains):
-        own, rank, _ = _choose(domains[key].get(pivot, {}), pivot, members)
-        english = {(e.msgctxt, e.msgid): e.msgstr for e in own if _problem(e) is None} if rank <= 1 else {}
-        for language in languages:
-            if language == pivot:
-                continue
-            entries, _, name = _choose(domains[key].get(language, {}), language, members)
-            for number, entry in enumerate(entries, start=1):
-                source = _default(entry.comment) or english.get((entry.msgctxt, entry.msgid)) or entry.msgid
-                reason = _problem(entry)
-                if reason is None and source == entry.msgid and IDENTIFIER.fullmatch(source):
-                    reason = "no_source_text"
-                yield Row((pivot, language), (source, entry.msgstr), name, number, reason)
-
-
-def _choose(variants: dict[str, str], language: str, members: Members) -> tuple[list[polib.POEntry], int, str]:
-    """Messages, rank and name of the one locale that is read of a language; of equal ones that with most messages."""
-    best = min((_rank(locale, language) for locale in variants), default=NEVER)
-    found = [(_entries(variants[name], members), variants[name]) for name in variants if _rank(name, language) == best]
-    if not found:
-        return [], best, ""
-    entries, name = max(found, key=lambda item: sum(_problem(entry) is None for entry in item[0]))
-    return entries, best, name
-
-
-def _catalogs(path: Path) -> Members:
-    """Name and reader of every catalog `…/<locale>/LC_MESSAGES/<domain>.po` in a folder, wheel or zip."""
-    if path.is_dir():
-        files = chain(path.rglob("LC_MESSAGES/*.po"), path.rglob("LC_MESSAGES/*.mo"))
-        found: Members = {str(p.relative_to(path)): p.read_bytes for p in sorted(files)}
-    else:
-        try:
-            archive = zipfile.ZipFile(path)
-        except (zipfile.BadZipFile, OSError) as error:
-            raise InputError(f"{path} is no folder, wheel or zip of gettext catalogs ({error})") from None
-        infos = [info for info in archive.infolist() if re.search(r"[^/]/LC_MESSAGES/[^/]+\.[mp]o$", info.filename)]
-        for info in infos:
-            if info.file_size > min(MAX_CATALOG, MAX_RATIO * info.compress_size + MAX_LINE):
-                raise InputError(f"{path}: DecompressionLimit: {info.filename} has {info.file_size} bytes: refused")
-        found = {info.filename: partial(archive.read, info) for info in infos}
-    if not found:
-        raise InputError(f"{path} holds no catalog <locale>/LC_MESSAGES/<domain>.po or .mo")
-    return found
-
-
-def _rank(locale: str, language: str) -> int:
-    """Order among the locales of one language, down to NEVER. `zh` means simplified characters."""
-    variant = re.sub(r"^[a-z]+[-_.@]?", "", locale.lower())
-    if language == "zh":
-        return {"hans": 0, "cn": 0, "": 1}.get(variant, NEVER)
-    return {"": 0, language: 1, "us": 1}.get(variant, 2)  # de, then de_DE, en_US, then de_Formal, de_AT …
-
-
-def _entries(name: str, members: Members) -> list[polib.POEntry]:
-    """Messages of one catalog; of plural forms, `msgstr` becomes the one for n = 1, which goes with the message id."""
-    try:
-        content = members[name]()
-        if name.endswith(".mo"):
-            catalog = polib.mofile(content)
-        else:
-            catalog = polib.pofile(content.decode(polib.detect_encoding(content, binary_mode=True)))
-        rule = re.search(r"plural\s*=([^;]+)", catalog.metadata.get("Plural-Forms", ""))
-        singular = c2py(rule[1].strip())(1) if rule else 0
-    except Exception as error:  # polib raises whatever its parser trips over
-        raise InputError(f"{name} is no readable gettext catalog ({error}): check it with msgfmt -c") from None
-    for entry in catalog:
-        if entry.msgid_plural:
-            entry.msgstr = entry.msgstr_plural.get(singular, "")
-    return list(catalog)
-
-
-def _problem(entry: polib.POEntry) -> str | None:
-    if entry.obsolete or "fuzzy" in (entry.flags or ()):
-        return "obsolete" if entry.obsolete else "fuzzy"
-    return None if entry.msgstr else "empty"
-
-
-def _default(comment: str | None) -> str:
-    """English text that stands in the comment of a message with a symbolic id: `Default: "…"`, over several lines."""
-    if not comment or not comment.startswith('Default: "'):
-        return ""
-    lines = [line.strip() for line in comment.removeprefix("Default:").splitlines()]
-    return "".join(line[1:-1] for line in lines if len(line) > 2 and line[0] == line[-1] == '"').replace('\\"', '"')

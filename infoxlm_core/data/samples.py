@@ -53,9 +53,9 @@ class Sampler:
             raise CorpusTooSmall(
                 f"TLM and XLCO need translation pairs: have={have} need={need}; add pairs or set both to 0"
             )
-        self.block_law = Law([[len(b) for b in blocks[n]] for n in sorted(blocks)], batches.alpha) if blocks else None
+        self.block_law = Law([[len(b) for b in blocks[n]] for n in sorted(blocks)], batches.alpha)
         sizes = [[len(pairs) for pairs in shards.pairs[name]] for name in sorted(shards.pairs)]
-        self.pair_law = Law(sizes, batches.alpha) if sizes else None
+        self.pair_law = Law(sizes, batches.alpha)
 
     def draw(self, step: int | str, virtual_shards: range, only_contrast: bool = False) -> Draw:
         """The samples of some virtual shards at a step; `prefill…` names the steps of the reserved stream."""

@@ -18,7 +18,7 @@ def generator(*key: object) -> np.random.Generator:
 def probabilities(sizes: np.ndarray, alpha: float) -> np.ndarray:
     """p proportional to n^alpha; a language without samples has p = 0."""
     weights = np.where(sizes > 0, np.power(np.maximum(sizes, 1).astype(float), alpha), 0.0)
-    return weights / weights.sum()
+    return weights / max(weights.sum(), np.finfo(float).tiny)
 
 
 class Law:
@@ -35,7 +35,7 @@ class Law:
         self.by_language = [np.asarray(counts, np.int64) for counts in sizes]
         self.totals = np.array([counts.sum() for counts in self.by_language], np.int64)
         self.law = probabilities(self.totals, alpha)
-        self.first_table = np.concatenate([[0], np.cumsum([len(c) for c in self.by_language])])[:-1]
+        self.first_table = np.cumsum([0, *(len(counts) for counts in self.by_language)])[:-1]
 
     def draw(self, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """`count` samples: their table numbers (count,) and rows within the table (count,)."""

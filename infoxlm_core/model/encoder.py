@@ -10,6 +10,7 @@ Every layer works on (T, d); only attention knows where a sequence ends. The res
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -52,15 +53,18 @@ def attend(query: Tensor, key: Tensor, value: Tensor, queries: Sequence[int], ke
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and not dropout:
         from torch.nn.attention.varlen import varlen_attn
 
-        return varlen_attn(
+        attended: Any = varlen_attn(
             query, key, value, _starts(queries, query), _starts(keys, query), max(queries), max(keys)
-        ).flatten(1)
-    results = [
+        )
+        return attended.flatten(1)
+
+    def one(*sequence: Tensor) -> Tensor:
         # (rows, heads, size) -> (1, heads, rows, size), the layout the CPU kernel is fastest on
-        F.scaled_dot_product_attention(*(x.transpose(0, 1)[None] for x in qkv), dropout_p=dropout)[0].transpose(0, 1)
-        for qkv in zip(query.split(queries), key.split(keys), value.split(keys), strict=True)
-        if len(qkv[0])
-    ]
+        q, k, v = (rows.transpose(0, 1)[None] for rows in sequence)
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)[0].transpose(0, 1)
+
+    sequences = zip(query.split(list(queries)), key.split(list(keys)), value.split(list(keys)), strict=True)
+    results = [one(*sequence) for sequence in sequences if len(sequence[0])]
     return torch.cat(results).flatten(1) if results else query.flatten(1)
 
 

@@ -34,7 +34,8 @@ class KeyEncoder(nn.Module):
     @torch.no_grad()
     def follow(self, momentum: float) -> None:
         """key <- momentum * key + (1 - momentum) * query, once per optimizer step; momentum 0 copies."""
-        keys, queries = [key for key, _ in self._pairs], [query.detach() for _, query in self._pairs]
+        keys: list[Tensor] = [key for key, _ in self._pairs]
+        queries: list[Tensor] = [query for _, query in self._pairs]
         if momentum == 0.0:
             torch._foreach_copy_(keys, queries)
         else:

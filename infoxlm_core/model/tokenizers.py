@@ -30,7 +30,7 @@ def round_scores(model: bytes) -> bytes:
     last bits, in fp32 (SentencePiece) otherwise than in fp64 (`tokenizers`), and so does the split; sums of rounded
     ones are exact.
     """
-    proto = sentencepiece_pb2.ModelProto()
+    proto = sentencepiece_pb2.ModelProto()  # type: ignore[attr-defined]  # made at run time
     proto.ParseFromString(model)
     for piece in proto.pieces:
         piece.score = round(piece.score * 256) / 256
@@ -45,7 +45,7 @@ def encode(processor: sentencepiece.SentencePieceProcessor, texts: list[str]) ->
 
 def write_fast(model: bytes, directory: Path, max_tokens: int = 512) -> None:
     """Write tokenizer.json and tokenizer_config.json: the same ids as SentencePiece for `AutoTokenizer`."""
-    proto = sentencepiece_pb2.ModelProto()
+    proto = sentencepiece_pb2.ModelProto()  # type: ignore[attr-defined]  # made at run time
     proto.ParseFromString(model)
     bos, pad, eos, unk, mask = SPECIAL_TOKENS
     pieces = [(piece.piece, piece.score) for piece in proto.pieces[3:]]

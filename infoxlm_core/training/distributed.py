@@ -91,8 +91,3 @@ def tensors_from_first(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         dist.broadcast(mine, src=0)
         received[name] = mine
     return received
-
-
-def wait_for_all() -> None:
-    if world_size() > 1:
-        dist.barrier()

@@ -34,11 +34,17 @@ METRICS = "metrics.jsonl"
 class Learner(Protocol):
     """What is trained: the loop asks it for batches and losses and tells it when a step is taken."""
 
-    module: nn.Module
-    weights: Mapping[str, float]
-    """Weight of each objective's mean loss."""
-    weighting: str
-    """mean: each objective divided by its own targets · count: all by the targets of all."""
+    @property
+    def module(self) -> nn.Module:
+        """The network whose parameters are trained."""
+
+    @property
+    def weights(self) -> Mapping[str, float]:
+        """Weight of each objective's mean loss."""
+
+    @property
+    def weighting(self) -> str:
+        """mean: each objective divided by its own targets · count: all by the targets of all."""
 
     def batches(self, step: int) -> Sequence[Any]:
         """This worker's micro-batches of a step: a pure function of the step."""

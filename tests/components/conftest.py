@@ -59,6 +59,20 @@ def kill(server: subprocess.Popen) -> None:
     server.wait()
 
 
+def open_run(store: Path, run: str = "r1") -> str:
+    """Open the MLflow run of a pipeline run."""
+    from components.adapters import mlflow_runs
+
+    return mlflow_runs.open_run("tests", "demo", {"infoxlm.run": run, "stage": "pretrain"}, store)
+
+
+def history(run_id: str, key: str) -> list[tuple[int, float]]:
+    """Points of a metric, as MLflow has them."""
+    from mlflow import MlflowClient
+
+    return [(point.step, point.value) for point in MlflowClient().get_metric_history(run_id, key)]
+
+
 def two_processes() -> ProcessPoolExecutor:
     """Two processes that have imported all they need and begin their first task at the same time."""
     spawn = multiprocessing.get_context("spawn")
@@ -99,7 +113,7 @@ def clean_environment(monkeypatch) -> Iterator[None]:
 def empty_database(tmp_path_factory) -> Path:
     """MLflow's tables in a SQLite file, made once: that takes seconds."""
     directory = tmp_path_factory.mktemp("empty")
-    make = "import sys, pathlib, components.adapters.mlflow_tracker as m; m.connect(pathlib.Path(sys.argv[1]))"
+    make = "import sys, pathlib, components.adapters.mlflow_runs as m; m.connect(pathlib.Path(sys.argv[1]))"
     environment = {name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"}
     subprocess.run([sys.executable, "-c", make, directory], check=True, env=environment)
     return directory / "mlflow.db"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from components.adapters import mlflow_tracker, model_registry
+from components.adapters import mlflow_runs, model_registry
 from components.adapters.model_registry import Registration
 from infoxlm_core.errors import InputError
 from tests.components.conftest import two_processes
@@ -15,24 +15,24 @@ METRIC = "retrieval/best"
 
 
 def register(store: Path, encoder: Path, digest: str, score: float, name: str = "tiny") -> Registration:
-    run_id = mlflow_tracker.open_run("tests", "demo", {"infoxlm.run": name}, store)
+    run_id = mlflow_runs.open_run("tests", "demo", {"infoxlm.run": name}, store)
     scores = {METRIC: score, "perplexity/de": float("inf")}
     return model_registry.register(name, encoder, digest, scores, METRIC, run_id, {"corpus": "sha256:c"}, CARD)
 
 
 def champion(store: Path, name: str = "tiny") -> int:
-    return int(mlflow_tracker.connect(store).get_registered_model(name).aliases["champion"])
+    return int(mlflow_runs.connect(store).get_registered_model(name).aliases["champion"])
 
 
 def versions(store: Path, name: str = "tiny") -> list[int]:
-    found = mlflow_tracker.connect(store).search_model_versions(f"name = '{name}'")
+    found = mlflow_runs.connect(store).search_model_versions(f"name = '{name}'")
     return sorted(int(version.version) for version in found)
 
 
 def test_the_first_model_becomes_candidate_and_champion(store, tiny_encoders):
     registration = register(store, tiny_encoders["first"], "sha256:1", 0.5)
 
-    version = mlflow_tracker.connect(store).get_model_version_by_alias("tiny", "champion")
+    version = mlflow_runs.connect(store).get_model_version_by_alias("tiny", "champion")
     assert registration == Registration(1, ("candidate", "champion"), True, version.tags["gate"])
     assert {key: version.tags[key] for key in ("digest", "corpus", METRIC)} == {
         "digest": "sha256:1",
@@ -55,7 +55,7 @@ def test_the_champion_changes_only_for_a_strictly_better_candidate(store, tiny_e
 def test_registering_the_same_content_again_changes_nothing(store, tiny_encoders):
     first = register(store, tiny_encoders["first"], "sha256:1", 0.5)
     second = register(store, tiny_encoders["second"], "sha256:2", 0.6)
-    client = mlflow_tracker.connect(store)
+    client = mlflow_runs.connect(store)
     client.set_registered_model_alias("tiny", "champion", "1")  # somebody went back by hand
 
     again = register(store, tiny_encoders["second"], "sha256:2", 0.9)
@@ -108,7 +108,7 @@ def test_a_lost_answer_makes_no_second_version(store, tiny_encoders, monkeypatch
 
 def test_a_champion_without_the_score_stays_until_somebody_decides(store, tiny_encoders):
     register(store, tiny_encoders["first"], "sha256:1", 0.5)
-    mlflow_tracker.connect(store).delete_model_version_tag("tiny", "1", METRIC)
+    mlflow_runs.connect(store).delete_model_version_tag("tiny", "1", METRIC)
 
     registration = register(store, tiny_encoders["second"], "sha256:2", 0.9)
 
@@ -118,12 +118,12 @@ def test_a_champion_without_the_score_stays_until_somebody_decides(store, tiny_e
 
 @pytest.mark.parametrize("metrics", [{}, {METRIC: float("nan")}, {METRIC: float("inf")}, {METRIC: None}])
 def test_without_a_finite_score_nothing_is_registered(store, tiny_encoders, metrics):
-    run_id = mlflow_tracker.open_run("tests", "demo", {"infoxlm.run": "r1"}, store)
+    run_id = mlflow_runs.open_run("tests", "demo", {"infoxlm.run": "r1"}, store)
 
     with pytest.raises(InputError, match=r"metric retrieval/best is .* evaluate again"):
         model_registry.register("tiny", tiny_encoders["first"], "sha256:1", metrics, METRIC, run_id, {}, CARD)
 
-    assert mlflow_tracker.connect(store).search_registered_models() == []
+    assert mlflow_runs.connect(store).search_registered_models() == []
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_two_processes_that_register_the_same_content_share_a_run_and_make_one_v
             first, second = (future.result() for future in both)
 
             monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-            client = mlflow_tracker.connect(tmp_path)
+            client = mlflow_runs.connect(tmp_path)
             experiment = client.get_experiment_by_name("tests").experiment_id
             assert len(client.search_runs([experiment], "tags.`infoxlm.run` = 'parallel'")) == 1
             assert first.version == second.version == champion(tmp_path, "parallel")

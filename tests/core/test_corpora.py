@@ -4,17 +4,15 @@ import gzip
 import lzma
 import os
 import random
-import zipfile
 from pathlib import Path
 
-import polib
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
 
 from infoxlm_core.config import CorpusSource
-from infoxlm_core.data import corpora
+from infoxlm_core.data import corpora, lines
 from infoxlm_core.errors import CorpusTooSmall, InputError, ParallelMismatch
 
 
@@ -27,15 +25,6 @@ def rows_of(paths, format="text", languages=("de",), run=("en", "de", "fr", "zh"
 def write(path: Path, content: bytes | str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return path
-
-
-def write_catalog(path: Path, messages: list[dict], plural: str = "nplurals=2; plural=(n != 1);") -> Path:
-    catalog = polib.POFile()
-    catalog.metadata = {"Content-Type": "text/plain; charset=utf-8", "Plural-Forms": plural}
-    catalog.extend(polib.POEntry(**message) for message in messages)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    catalog.save(str(path)) if path.suffix == ".po" else catalog.save_as_mofile(str(path))
     return path
 
 
@@ -73,7 +62,7 @@ def test_a_bomb_is_refused(tmp_path):
 
 
 def test_a_line_longer_than_memory_should_hold_is_one_dropped_row(tmp_path):
-    rows = rows_of(write(tmp_path / "x.txt", b"a\n" + b"x" * (3 * corpora.MAX_LINE) + b"\nb\n"))
+    rows = rows_of(write(tmp_path / "x.txt", b"a\n" + b"x" * (3 * lines.MAX_LINE) + b"\nb\n"))
 
     assert [(row.line, row.dropped) for row in rows] == [(1, None), (2, "too_long"), (3, None)]
 
@@ -123,7 +112,7 @@ def test_sides_shifted_by_one_line_are_refused_and_aligned_ones_are_not(tmp_path
     en, fr = sentences(seed)
     shifted = fr[:start] + fr[start + 1 :] + fr[start : start + 1]
     source, good, bad = (
-        write(tmp_path / name, "\n".join(lines)) for name, lines in (("x.en", en), ("x.fr", fr), ("y.fr", shifted))
+        write(tmp_path / name, "\n".join(side)) for name, side in (("x.en", en), ("x.fr", fr), ("y.fr", shifted))
     )
 
     assert len(rows_of((source, good), "moses", ("en", "fr"))) == 3000
@@ -157,55 +146,6 @@ def test_parquet_has_a_column_a_language(tmp_path):
     pq.write_table(pa.table({"de": ["Ja", None], "en": ["Yes", "No"], "id": [1, 2]}), tmp_path / "x.parquet")
 
     assert [row.texts for row in rows_of(tmp_path / "x.parquet", "parquet", ())] == [("Yes", "Ja"), ("No", "")]
-
-
-def test_gettext_gives_the_english_text_of_symbolic_ids_and_skips_what_is_not_translated(tmp_path):
-    default = 'Default: "Save "\n"the \\"page\\""'
-    messages = [
-        {"msgid": "label_save", "msgstr": "Seite speichern", "comment": default},
-        {"msgid": "label_no_text", "msgstr": "Irgendwas"},
-        {"msgid": "label_add", "msgstr": "Hinzufügen"},
-        {"msgid": "May", "msgstr": "Mai", "msgctxt": "month"},
-        {"msgid": "Guess", "msgstr": "Rate", "flags": ["fuzzy"]},
-        {"msgid": "New", "msgstr": ""},
-        {"msgid": "Old", "msgstr": "Alt", "obsolete": True},
-    ]
-    write_catalog(tmp_path / "de/LC_MESSAGES/app.po", messages)
-    write_catalog(tmp_path / "en/LC_MESSAGES/app.po", [{"msgid": "label_add", "msgstr": "Add it"}])
-
-    rows = rows_of(tmp_path, "gettext", ())
-
-    assert {row.texts for row in rows if row.dropped is None} == {
-        ('Save the "page"', "Seite speichern"),
-        ("Add it", "Hinzufügen"),
-        ("May", "Mai"),
-    }
-    assert sorted(filter(None, (row.dropped for row in rows))) == ["empty", "fuzzy", "no_source_text", "obsolete"]
-
-
-def test_gettext_takes_the_plural_form_of_one_which_in_arabic_is_the_second(tmp_path):
-    message = {"msgid": "%d file", "msgid_plural": "%d files", "msgstr_plural": {0: "zero", 1: "one", 2: "two"}}
-    plural = "nplurals=3; plural=n==0 ? 0 : n==1 ? 1 : 2;"
-    write_catalog(tmp_path / "ar/LC_MESSAGES/app.po", [message], plural)
-    write_catalog(tmp_path / "fr/LC_MESSAGES/app.mo", [message], "nplurals=2; plural=(n > 1);")
-
-    rows = rows_of(tmp_path, "gettext", (), run=("en", "ar", "fr"))
-
-    assert [(row.languages[1], row.texts) for row in rows] == [("ar", ("%d file", "one")), ("fr", ("%d file", "zero"))]
-
-
-def test_gettext_reads_one_locale_of_a_language_from_a_wheel(tmp_path):
-    for locale in ("de", "de_Formal", "zh_Hant", "zh_TW", "fr_CA", "fr_FR"):
-        write_catalog(tmp_path / f"src/{locale}/LC_MESSAGES/app.mo", [{"msgid": "Hello", "msgstr": locale}])
-    write_catalog(tmp_path / "src/zh_CN/LC_MESSAGES/app.po", [{"msgid": m, "msgstr": "zh_CN"} for m in ("One", "Two")])
-    write_catalog(tmp_path / "src/zh-Hans/LC_MESSAGES/app.po", [{"msgid": "One", "msgstr": "zh-Hans"}])
-    with zipfile.ZipFile(tmp_path / "x.whl", "w") as wheel:
-        for file in (tmp_path / "src").rglob("*.?o"):
-            wheel.write(file, f"app/locale/{file.relative_to(tmp_path / 'src')}")
-
-    found = [row.texts[1] for row in rows_of(tmp_path / "x.whl", "gettext", ())]
-
-    assert found == ["de", "fr_FR", "zh_CN", "zh_CN"]
 
 
 def test_missing_empty_and_foreign_files_are_refused(tmp_path):

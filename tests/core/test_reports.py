@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from infoxlm_core import reports
+from infoxlm_core import figures, reports
 from infoxlm_core.tasks.retrieval import summarise
 
 
@@ -66,7 +66,7 @@ def test_the_report_asks_nothing_of_the_network(scores, tmp_path):
     page = (tmp_path / "report.html").read_text()
     assert "<script" not in page and "<link" not in page
     assert all(source.startswith("data:image/svg+xml;base64,") for source in re.findall(r'src="([^"]*)"', page))
-    assert len(re.findall("<img", page)) == len(reports.FIGURES) == len(list((tmp_path / "figures").glob("*.png")))
+    assert len(re.findall("<img", page)) == len(figures.FIGURES) == len(list((tmp_path / "figures").glob("*.png")))
 
 
 def test_a_report_of_retrieval_alone_has_no_empty_parts(scores, tmp_path):

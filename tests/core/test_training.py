@@ -17,7 +17,15 @@ import torch.multiprocessing as mp
 from infoxlm_core.config import OptimizationConfig
 from infoxlm_core.data.samples import Sampler
 from infoxlm_core.data.shards import open_shards
-from infoxlm_core.errors import BadNumbersLimit, ConfigMismatch, LeaseHeld, NoValidCheckpoint, Preempted, StorageFull
+from infoxlm_core.errors import (
+    BadNumbersLimit,
+    ConfigMismatch,
+    LeaseHeld,
+    NoValidCheckpoint,
+    Preempted,
+    StorageFull,
+    TokenizerMismatch,
+)
 from infoxlm_core.pretraining import Pretraining, build, pretrain
 from infoxlm_core.training import checkpoints as saving
 from infoxlm_core.training import distributed, loop, optimizer, tracker
@@ -176,7 +184,8 @@ from infoxlm_core import pretraining
 from tests.conftest import tiny_config
 torch.set_num_threads(1)
 base = Path(sys.argv[2])
-pretraining.pretrain(tiny_config(optimization={"steps": 400}, checkpoints={"every": 20}), Path(sys.argv[1]), base / "out", base / "run")
+config = tiny_config(optimization={"steps": 400}, checkpoints={"every": 20})
+pretraining.pretrain(config, Path(sys.argv[1]), base / "out", base / "run")
 """
 
 
@@ -329,6 +338,22 @@ def test_a_bad_step_touches_neither_weights_nor_key_encoder_nor_queue(tiny_shard
     assert (progress.step, progress.updates, progress.bad_in_a_row) == (3, 1, 2)
 
 
+def test_a_run_continues_from_a_given_model_and_refuses_one_of_another_tokenizer(tiny_shards, tmp_path):
+    first = pretrain(tiny_config(), tiny_shards, tmp_path / "a", tmp_path / "run a")
+    start = tmp_path / "a/encoder"
+
+    again = pretrain(tiny_config(model={"start": str(start)}), tiny_shards, tmp_path / "b", tmp_path / "run b")
+
+    assert again["loss/mlm"] < first["loss/mlm"]
+    (start / "sentencepiece.bpe.model").write_bytes(b"another")
+    with pytest.raises(TokenizerMismatch, match=r"has tokenizer sha256:\w{8}…, .* sha256:t"):
+        pretrain(tiny_config(model={"start": str(start)}), tiny_shards, tmp_path / "c", tmp_path / "run c")
+    size = json.loads((start / "config.json").read_text()) | {"vocab_size": 65}
+    (start / "config.json").write_text(json.dumps(size))
+    with pytest.raises(TokenizerMismatch, match=r"has 65 embeddings, .* 64 ids"):
+        pretrain(tiny_config(model={"start": str(start)}), tiny_shards, tmp_path / "c", tmp_path / "run c")
+
+
 def test_too_many_bad_steps_end_the_run(tiny_shards, tmp_path, monkeypatch):
     plain = Pretraining.losses
     monkeypatch.setattr(
@@ -342,7 +367,8 @@ def test_too_many_bad_steps_end_the_run(tiny_shards, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("steps", "peak", "updates", "expected"),
-    [(200_000, 2e-4, 0, 0.0), (200_000, 2e-4, 5_000, 1e-4), (200_000, 2e-4, 10_000, 2e-4), (200_000, 2e-4, 105_000, 1e-4),
+    [(200_000, 2e-4, 0, 0.0), (200_000, 2e-4, 5_000, 1e-4), (200_000, 2e-4, 10_000, 2e-4), 
+     (200_000, 2e-4, 105_000, 1e-4),
      (200_000, 2e-4, 200_000, 0.0), (150_000, 2e-4, 80_000, 1e-4), (100_000, 2e-4, 55_000, 1e-4),
      (200_000, 1e-4, 5_000, 5e-5), (200_000, 1e-4, 105_000, 5e-5)],
 )  # fmt: skip

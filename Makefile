@@ -1,0 +1,38 @@
+# Each target sets up what it needs: a virtual environment with exactly the versions of constraints.txt.
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+STORE ?= runs
+# One thread a process: two cores are shared by workers, servers and the runner itself.
+export OMP_NUM_THREADS = 1
+export TOKENIZERS_PARALLELISM = false
+
+.PHONY: help demo test check compile clean
+
+help: ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
+
+demo: $(VENV)/installed ## run the whole pipeline on real text, on this machine
+	$(BIN)/infoxlm run configs/demo.yaml --store $(STORE)
+
+test: $(VENV)/installed ## run all tests
+	$(BIN)/python -m pytest
+
+check: $(VENV)/installed ## style, types, layers, compiled pipelines: seconds
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+compile: $(VENV)/installed ## compile the DAG to pipelines/compiled/
+	$(BIN)/infoxlm compile
+
+clean: ## remove the virtual environment and what runs left behind
+	rm -rf $(VENV) $(STORE)
+
+# torch first and pinned: pulled in by another package it would be the newest, with gigabytes of CUDA.
+$(VENV)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 -c constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
+	touch $@

@@ -1,0 +1,51 @@
+"""The tables of a prepared corpus: Parquet files of text, written and read row by row."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+ROW_GROUP = 1 << 15  # rows
+TRAINING = ("mono", "pairs")  # folders for rows of one language and of two
+HELD_OUT = ("held_out_mono", "held_out")
+
+
+def read_rows(path: Path) -> Iterator[tuple[str, ...]]:
+    """Yield the rows of one file."""
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(ROW_GROUP):
+            yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+
+
+class Tables:
+    """Parquet files of text below a folder that grow row by row; one that gets no row does not exist."""
+
+    def __init__(self, folder: Path, columns: dict[int, tuple[str, ...]]):
+        self.folder, self.columns = folder, columns
+        self.rows: dict[str, list[tuple[str, ...]]] = defaultdict(list)
+        self.writers: dict[str, pq.ParquetWriter] = {}
+
+    def add(self, name: str, row: tuple[str, ...]) -> None:
+        self.rows[name].append(row)
+        if len(self.rows[name]) >= ROW_GROUP:
+            self._flush(name)
+
+    def _flush(self, name: str) -> None:
+        rows, self.rows[name] = self.rows[name], []
+        schema = pa.schema([(column, pa.string()) for column in self.columns[len(rows[0])]])
+        if name not in self.writers:
+            (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+            self.writers[name] = pq.ParquetWriter(self.folder / name, schema, compression="zstd")
+        arrays = [pa.array(column, pa.string()) for column in zip(*rows, strict=True)]
+        self.writers[name].write_table(pa.table(arrays, schema=schema))
+
+    def __enter__(self) -> "Tables":
+        return self
+
+    def __exit__(self, *failure) -> None:
+        for name in [name for name, rows in self.rows.items() if rows and failure[0] is None]:
+            self._flush(name)
+        for writer in self.writers.values():
+            writer.close()

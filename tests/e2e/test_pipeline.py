@@ -1,0 +1,248 @@
+"""The whole DAG as a user runs it: killed in the middle, started again, registered, loaded by a stranger."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from infoxlm_core.config import PretrainingConfig
+from infoxlm_core.pretraining import pretrain
+from infoxlm_core.training import loop, tracker
+from tests.toy_text import write_catalogs
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+STEPS = 300
+
+
+def write_config(directory: Path) -> Path:
+    write_catalogs(directory / "text", {"mail": 350, "wiki": 350, "shop": 350, "held": 150})
+    values = {
+        "preparation": {
+            "languages": ["en", "de", "fr"],
+            "corpora": [
+                {"name": name, "format": "gettext", "path": str(directory / "text" / name)}
+                for name in ("mail", "wiki", "shop", "held")
+            ],
+            "held_out": ["held"],
+            "labelled_share": 0.1,
+        },
+        "tokenization": {"vocabulary_size": 130, "processes": 1},
+        "pretraining": {
+            "model": {"layers": 2, "hidden": 32, "ffn": 64, "heads": 2, "max_tokens": 64},
+            "contrast": {"layer": 1, "queue_size": 128, "momentum": 0.95, "temperature": 0.05, "normalise": True,
+                         "pooling": "mean"},
+            "batches": {"global_batch_size": 16, "virtual_shards": 2, "micro_batch_size": 16, "block_tokens": 32,
+                        "side_tokens": 30},
+            "optimization": {"steps": STEPS, "learning_rate": 0.005, "warmup_steps": 20},
+            "checkpoints": {"every": 20},
+        },
+        "finetuning": {"max_tokens": 64, "optimization": {"steps": 20, "learning_rate": 0.001, "warmup_steps": 2}},
+        "evaluation": {"retrieval_pairs": 100, "perplexity_sentences": 40},
+        "registration": {"name": "toy"},
+    }  # fmt: skip
+    path = directory / "toy.yaml"
+    path.write_text(yaml.safe_dump(values))
+    return path
+
+
+def infoxlm(*arguments: str, **options) -> subprocess.CompletedProcess:
+    command = [str(Path(sys.executable).parent / "infoxlm"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=400, **options)
+
+
+def environment() -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if not k.startswith("MLFLOW_")} | {"OMP_NUM_THREADS": "1"}
+
+
+def alive(store: Path) -> list[str]:
+    """Processes that still work on a store."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if str(store) in command and int(process.name) != os.getpid():
+            found.append(command[:200])
+    return found
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    """The store of a run whose driver was killed in the middle of pre-training and that was then started again."""
+    base = tmp_path_factory.mktemp("e2e")
+    config, store = write_config(base), base / "store"
+    command = [str(Path(sys.executable).parent / "infoxlm"), "run", str(config), "--store", str(store)]
+    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment())
+    deadline = time.monotonic() + 240
+    while not list(store.glob("runs/pretrained-*/step=*/manifest.json")):
+        assert first.poll() is None and time.monotonic() < deadline, "the run ended before it could be killed"
+        time.sleep(0.01)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    for _ in range(200):  # its steps notice that nobody waits for them
+        if not alive(store):
+            break
+        time.sleep(0.1)
+    assert not alive(store)
+    (saved,) = store.glob("runs/pretrained-*/saved.json")
+    assert json.loads(saved.read_text())["step"] < STEPS, "the kill came too late to show anything"
+
+    second = infoxlm("run", str(config), "--store", str(store))
+
+    assert second.returncode == 0, second.stdout[-3000:] + second.stderr[-3000:]
+    assert "resuming after step" in second.stdout
+    (base / "stdout").write_text(second.stdout)
+    return store
+
+
+def only(store: Path, pattern: str) -> Path:
+    (found,) = store.glob(pattern)
+    return found
+
+
+def test_the_killed_run_ends_with_the_losses_of_an_undisturbed_one(finished, tmp_path):
+    values = yaml.safe_load((finished.parent / "toy.yaml").read_text())["pretraining"]
+    pretrain(PretrainingConfig.parse(values), only(finished, "shards/*"), tmp_path / "out", tmp_path / "run")
+
+    expected = tracker.read(tmp_path / "run" / loop.METRICS)
+    found = tracker.read(only(finished, "pretrained/*/encoder/metrics.jsonl"))
+    assert [step for step, _ in found] == [step for step, _ in expected]
+    for name in ("loss/mlm", "loss/tlm", "loss/xlco"):
+        assert [values[name].hex() for _, values in found] == [values[name].hex() for _, values in expected]
+
+
+def test_it_learned_to_put_translations_next_to_each_other(finished):
+    metrics = json.loads(only(finished, "scores/*/manifest.json").read_text())["facts"]
+
+    assert metrics["retrieval/best"] > 2 * metrics["untrained/retrieval/best"]
+    assert metrics["perplexity/mean"] < metrics["untrained/perplexity/mean"] / 3
+
+
+def test_the_corpus_accounts_for_every_line_and_leaks_nothing(finished):
+    import pyarrow.parquet as pq
+
+    corpus = only(finished, "corpus/*")
+    for entry in json.loads((corpus / "report.json").read_text())["files"]:
+        assert entry["read"] == entry["kept"] + sum(entry["dropped"].values())
+    held = {text for path in corpus.glob("held_out/*/*.parquet") for c in pq.read_table(path) for text in c.to_pylist()}
+    training = {
+        text for kind in ("mono", "pairs") for path in corpus.glob(f"{kind}/*/*.parquet")
+        for column in pq.read_table(path) for text in column.to_pylist()
+    }  # fmt: skip
+    assert len(held) > 200 and len(training) > 2000 and not held & training
+
+
+def test_mlflow_has_the_curves_the_settings_the_report_and_one_champion(finished, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    import mlflow
+
+    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{finished}/mlflow.db")
+    (experiment,) = client.search_experiments(filter_string="name = 'infoxlm'")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.status == "FINISHED"
+    assert run.data.params["pretraining.contrast.momentum"] == "0.95"
+    curve = client.get_metric_history(run.info.run_id, "loss/xlco")
+    assert [point.step for point in curve] == list(range(10, STEPS + 1, 10))
+    assert run.data.metrics["retrieval/best"] > 0
+    assert "evaluation/report.html" in [a.path for a in client.list_artifacts(run.info.run_id, "evaluation")]
+    (version,) = client.search_model_versions("name = 'toy'")
+    assert client.get_model_version_by_alias("toy", "champion").version == version.version
+    assert client.get_model_version_by_alias("toy", "candidate").version == version.version
+
+
+def test_the_champion_embeds_two_sentences_in_a_fresh_process(finished):
+    same, other = "Save the new page of the library now", "Speichere der neue Seite aus der Bücherei"
+
+    result = infoxlm("embed", "models:/toy@champion", same, other, "--store", str(finished))
+
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[0].split(maxsplit=1) == ["1.0000", same]
+    assert float(result.stdout.splitlines()[1].split()[0]) > 0.3
+
+
+_STRANGER = """
+import sys, torch
+from transformers import AutoModel, AutoTokenizer
+model, tokenizer = AutoModel.from_pretrained(sys.argv[1]).eval(), AutoTokenizer.from_pretrained(sys.argv[1])
+batch = tokenizer(["Open the old table now", "Öffne der alte Tabelle"], return_tensors="pt", padding=True)
+hidden = model(**batch, output_hidden_states=True).hidden_states[1]
+mask = batch["attention_mask"][:, :, None]
+torch.save(((hidden * mask).sum(1) / mask.sum(1)).detach(), sys.argv[2])
+"""
+
+
+def test_a_stranger_with_plain_transformers_gets_our_embeddings(finished, tmp_path):
+    import numpy as np
+    import torch
+
+    from infoxlm_core.data.layouts import positions
+    from infoxlm_core.model.encoder import pool
+    from infoxlm_core.model.pretrained import load_encoder
+    from infoxlm_core.model.tokenizers import load_fast
+
+    encoder = only(finished, "pretrained/*/encoder")
+    subprocess.run([sys.executable, "-c", _STRANGER, str(encoder), str(tmp_path / "v.pt")], check=True, cwd=tmp_path)
+
+    rows = load_fast(encoder)(["Open the old table now", "Öffne der alte Tabelle"])["input_ids"]
+    lengths = tuple(map(len, rows))
+    ids = torch.tensor([token for row in rows for token in row])
+    hidden = load_encoder(encoder).eval()(ids, torch.from_numpy(positions(np.array(lengths))), lengths, last=1)
+    torch.testing.assert_close(
+        pool(hidden, lengths, "mean"), torch.load(tmp_path / "v.pt", weights_only=True), atol=1e-5, rtol=0
+    )
+
+
+def test_running_again_finds_everything_and_registers_nothing_new(finished):
+    made = {path: path.stat().st_mtime for path in finished.glob("*/*/manifest.json")}
+
+    again = infoxlm("run", str(finished.parent / "toy.yaml"), "--store", str(finished))
+
+    assert again.returncode == 0, again.stderr
+    assert {path: path.stat().st_mtime for path in finished.glob("*/*/manifest.json")} == made
+    assert again.stdout.count("made before from the same inputs") == 6  # all but register
+
+
+def test_bad_input_ends_the_pipeline_with_its_line_and_exit_code(finished, tmp_path):
+    values = yaml.safe_load((finished.parent / "toy.yaml").read_text())
+    (tmp_path / "a.en").write_text("one line here\nanother line here\n")
+    (tmp_path / "a.de").write_text("nur eine Zeile hier\n")
+    values["preparation"]["corpora"] = [
+        {
+            "name": "a",
+            "format": "moses",
+            "path": [str(tmp_path / "a.en"), str(tmp_path / "a.de")],
+            "languages": ["en", "de"],
+        }
+    ]
+    values["preparation"]["held_out"] = []
+    (tmp_path / "bad.yaml").write_text(yaml.safe_dump(values))
+
+    result = infoxlm("run", str(tmp_path / "bad.yaml"), "--store", str(tmp_path / "store"))
+
+    assert result.returncode == 2
+    line = result.stderr.strip().splitlines()[-1]
+    assert line.startswith("infoxlm: ParallelMismatch: prepare_corpus:") and "a.en" in line
+    assert not list((tmp_path / "store").glob("corpus/*"))
+
+
+def test_a_damaged_shard_stops_the_run_with_exit_code_3(finished, tmp_path):
+    shutil.copytree(finished / "corpus", tmp_path / "store/corpus")
+    shutil.copytree(finished / "shards", tmp_path / "store/shards")
+    tokens = next(tmp_path.glob("store/shards/*/mono/de/mail.tokens"))
+    content = bytearray(tokens.read_bytes())
+    content[40] ^= 1
+    tokens.write_bytes(content)
+
+    result = infoxlm("run", str(finished.parent / "toy.yaml"), "--store", str(tmp_path / "store"))
+
+    assert result.returncode == 3
+    assert "ShardCorrupt" in result.stderr and "mail.tokens" in result.stderr
+    assert not list((tmp_path / "store").glob("runs/*/step=*"))

@@ -1,0 +1,107 @@
+"""The `infoxlm` command: bad input gets one line and its exit code."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from infoxlm_core import config as configs
+from pipelines import local
+from pipelines.cli import app
+
+DEMO = Path(__file__).parents[2] / "configs/demo.yaml"
+CONFIG = """
+preparation:
+  languages: [en, de]
+  corpora:
+    - {name: a, format: tsv, path: a.tsv, languages: [en, de]}
+"""
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(app, list(arguments))
+
+
+@pytest.fixture
+def config(tmp_path) -> Path:
+    path = tmp_path / "run.yaml"
+    path.write_text(CONFIG)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("added", "said"),
+    [
+        ("pretrianing: {}", "pretrianing: unknown name; known are evaluation, finetuning"),
+        ("pretraining: {optimization: {stepz: 3}}", "pretraining.optimization.stepz: unknown name; known are betas"),
+        (
+            "pretraining: {optimization: {steps: many}}",
+            "pretraining.optimization.steps: Input should be a valid integer",
+        ),
+        (
+            "pretraining: {contrast: {temperature: 0}}",
+            "pretraining.contrast.temperature: Input should be greater than 0",
+        ),
+        (
+            "pretraining: {contrast: {momentum: 1.5}}",
+            "pretraining.contrast.momentum: Input should be less than or equal",
+        ),
+        ("pretraining: {contrast: {temperature: .nan}}", "pretraining.contrast.temperature"),
+        ("pretraining: {contrast: {queue_size: 0}}", "pretraining.contrast.queue_size"),
+        ("pretraining: {contrast: {layer: 13}}", "contrast.layer (13) is above model.layers (12)"),
+        ("pretraining: {batches: {global_batch_size: 100}}", "must be a multiple of virtual_shards (64)"),
+        ("num_workers: 3", "num_workers (3) must divide pretraining.batches.virtual_shards (64)"),
+        ("num_workers: 1\nnum_workers: 2", "'num_workers' stands twice"),
+        ("evaluation: *a", "anchors and aliases"),
+        ("evaluation: !!python/object:os.system {}", "could not determine a constructor"),
+        ("evaluation: [", "run.yaml"),
+    ],
+)
+def test_a_bad_config_is_refused_in_one_line_before_anything_runs(config, tmp_path, added, said):
+    config.write_text(CONFIG + added)
+    result = run("run", str(config), "--store", str(tmp_path / "store"))
+
+    assert result.exit_code == 2
+    (line,) = result.stderr.strip().splitlines()
+    assert line.startswith("infoxlm: ConfigError") and str(config) in line and said in line
+    assert not (tmp_path / "store").exists()
+
+
+def test_overrides_reach_the_config_and_a_wrong_one_is_refused(config):
+    assert configs.load(config, ("pretraining.optimization.steps=20000",)).pretraining.optimization.steps == 20_000
+
+    with pytest.raises(configs.ConfigError, match=r"write section\.name=value"):
+        configs.load(config, ("pretraining.optimization.steps",))
+    with pytest.raises(configs.ConfigError, match="num_workers is no section"):
+        configs.load(config, ("num_workers=1", "num_workers.x=1"))
+
+
+def test_a_missing_config_and_a_missing_model_are_one_line(tmp_path):
+    result = run("run", str(tmp_path / "no.yaml"))
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1) and "no such config file" in result.stderr
+
+    result = run("embed", str(tmp_path / "nothing"), "a sentence")
+    assert result.exit_code == 2 and str(tmp_path / "nothing") in result.stderr
+
+
+def test_the_demo_config_is_valid_and_holds_two_catalogs_out():
+    demo = configs.load(DEMO)
+
+    assert len(demo.preparation.held_out) == 2
+    assert len(set(demo.preparation.languages) - {"en"}) >= 8
+    assert demo.num_workers == 2
+
+
+def test_help_names_every_command_and_the_exit_codes():
+    text = run("--help").stdout
+
+    assert all(command in text for command in ("run", "compile", "embed", "evaluate", "Exit codes"))
+
+
+def test_an_interrupted_run_goes_on_under_its_name_and_a_finished_one_does_not(config, tmp_path):
+    checked = configs.load(config)
+    first = local._identity(checked, tmp_path, "demo")
+
+    assert local._identity(checked, tmp_path, "demo")["run"] == first["run"]
+    (tmp_path / "run.json").write_text((tmp_path / "run.json").read_text().replace("RUNNING", "FINISHED"))
+    assert local._identity(checked, tmp_path, "another")["run"] != first["run"]
