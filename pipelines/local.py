@@ -72,7 +72,8 @@ class Readable(io.TextIOBase):
     """What steps print, without KFP's dump of its own input; everything goes into a log file."""
 
     def __init__(self, console: TextIO, log: Path) -> None:
-        self.console, self.log = console, open(log, "a", encoding="utf-8")
+        self.console = console
+        self.log = log.open("a", encoding="utf-8")
         self.line, self.dumping = "", False
 
     def write(self, text: str) -> int:

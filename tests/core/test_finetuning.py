@@ -46,8 +46,8 @@ def data(tmp_path_factory) -> Path:
 def config(data: Path, **changes) -> FinetuningConfig:
     optimization = {"steps": 60, "learning_rate": 0.01, "warmup_steps": 5, "weight_decay": 0.0}
     return FinetuningConfig.parse(
-        {"data": str(data), "max_tokens": 30, "optimization": optimization, "checkpoints": {"every": 20}, "log_every": 1}
-        | changes
+        {"data": str(data), "max_tokens": 30, "optimization": optimization, "checkpoints": {"every": 20},
+         "log_every": 1} | changes
     )  # fmt: skip
 
 

@@ -36,11 +36,11 @@ def write_config(directory: Path) -> Path:
         "tokenization": {"vocabulary_size": 130, "processes": 1},
         "pretraining": {
             "model": {"layers": 2, "hidden": 32, "ffn": 64, "heads": 2, "max_tokens": 64},
-            "contrast": {"layer": 1, "queue_size": 128, "momentum": 0.95, "temperature": 0.05, "normalise": True,
+            "contrast": {"layer": 1, "queue_size": 128, "momentum": 0.99, "temperature": 0.05, "normalise": True,
                          "pooling": "mean"},
             "batches": {"global_batch_size": 16, "virtual_shards": 2, "micro_batch_size": 16, "block_tokens": 32,
                         "side_tokens": 30},
-            "optimization": {"steps": STEPS, "learning_rate": 0.005, "warmup_steps": 20},
+            "optimization": {"steps": STEPS, "learning_rate": 0.002, "warmup_steps": 20},
             "checkpoints": {"every": 20},
         },
         "finetuning": {"max_tokens": 64, "optimization": {"steps": 20, "learning_rate": 0.001, "warmup_steps": 2}},
@@ -148,7 +148,7 @@ def test_mlflow_has_the_curves_the_settings_the_report_and_one_champion(finished
     (experiment,) = client.search_experiments(filter_string="name = 'infoxlm'")
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.info.status == "FINISHED"
-    assert run.data.params["pretraining.contrast.momentum"] == "0.95"
+    assert run.data.params["pretraining.contrast.momentum"] == "0.99"
     curve = client.get_metric_history(run.info.run_id, "loss/xlco")
     assert [point.step for point in curve] == list(range(10, STEPS + 1, 10))
     assert run.data.metrics["retrieval/best"] > 0
