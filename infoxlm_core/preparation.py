@@ -14,13 +14,9 @@ result is read again, to prove it.
 import json
 import logging
 import shutil
-import sys
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
-
-from rich.console import Console
-from rich.progress import track
 
 from infoxlm_core import manifests
 from infoxlm_core.config import CorpusSource, PreparationConfig
@@ -28,6 +24,7 @@ from infoxlm_core.data import cleaning, corpora, downloads
 from infoxlm_core.data.reserved import LABELLED_CHARACTERS, Reserved, check_leaks, near_digest
 from infoxlm_core.data.tables import HELD_OUT, TRAINING, Tables, read_rows
 from infoxlm_core.errors import CorpusTooSmall, EncodingError, InputError
+from infoxlm_core.progress import progress
 
 logger = logging.getLogger(__name__)
 
@@ -103,9 +100,8 @@ def _stage(config: PreparationConfig, staging: Path, cache: Path, outcomes: Outc
     paths = [[downloads.fetch(p, source.sha256, cache) for p in source.paths] for source in config.corpora]
     reserved = Reserved()
     sources = list(zip(config.corpora, paths, strict=True))
-    hidden = not sys.stderr.isatty()
-    with Tables(staging, _STAGED) as tables:
-        for source, local in track(sources, "reading corpora", console=Console(stderr=True), disable=hidden):
+    with Tables(staging, _STAGED) as tables, progress("reading", len(sources), "corpora") as advance:
+        for source, local in sources:
             found: Outcomes = defaultdict(Counter)
             invalid: dict[Entry, str] = {}
             for row in corpora.read(source, config.languages, config.pivot, local):
@@ -122,6 +118,7 @@ def _stage(config: PreparationConfig, staging: Path, cache: Path, outcomes: Outc
             _refuse_or_log(source, config.cleaning.max_invalid_utf8, found, invalid)
             for entry, counts in found.items():
                 outcomes[entry].update(counts)
+            advance(1)
     return reserved.settle()
 
 

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from infoxlm_core import config as configs
-from infoxlm_core.errors import InfoXLMError
+from infoxlm_core.errors import InfoXLMError, InputError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -39,6 +39,9 @@ def _ending_clearly():
     except InfoXLMError as error:
         typer.echo(f"infoxlm: {type(error).__name__}: {' '.join(str(error).split())}", err=True)
         raise typer.Exit(error.exit_code) from None
+    except OSError as error:  # a directory that cannot be written, a file that cannot be read
+        typer.echo(f"infoxlm: {type(error).__name__}: {error}: give another path or change its permissions", err=True)
+        raise typer.Exit(InputError.exit_code) from None
 
 
 @app.command()

@@ -5,6 +5,7 @@ import io
 import json
 import logging
 import os
+import re
 import shutil
 import sys
 import time
@@ -62,14 +63,21 @@ def run(config: RunConfig, store: Path, name: str) -> dict:
         run_id = _end(store, identity, status)
     return {
         "store": str(store),
-        "report": str(next(root.rglob("report"), store)),
+        "report": str(_report(root)),
         "mlflow": mlflow_runs.tracking_uri(store),
         "run_id": run_id,
     }
 
 
+_NOISE = re.compile(
+    r"\[KFP Executor|.*Wrote executor output file|\w+: (Metrics|Dataset|Model|HTML|Artifact)\(|uri=|metadata=\{"
+    r"|.*\(TrainController |.*\(PlacementGroupCleaner |.*authentication_token_setup"
+)
+_WORKER = re.compile(r"(\x1b\[\d+m)*\(RayTrainWorker [^)]*\)(\x1b\[\d+m)* ?")
+
+
 class Readable(io.TextIOBase):
-    """What steps print, without KFP's dump of its own input; everything goes into a log file."""
+    """What our stages say, without what KFP and Ray say of themselves; all of it goes into a log file."""
 
     def __init__(self, console: TextIO, log: Path) -> None:
         self.console = console
@@ -82,8 +90,8 @@ class Readable(io.TextIOBase):
         for line in lines:
             plain = line.strip()
             self.dumping = self.dumping or plain.endswith("Got executor_input:")
-            if plain and not self.dumping and not plain.startswith("[KFP Executor"):
-                self.console.write(plain + "\n")
+            if plain and not self.dumping and not _NOISE.match(plain):
+                self.console.write(_WORKER.sub("", plain) + "\n")
             self.dumping = self.dumping and line.rstrip() not in ("}", "    }")  # the runner may indent
         self.console.flush()
         self.log.flush()
@@ -96,6 +104,7 @@ def _run_dag(config: RunConfig, store: Path, root: Path) -> None:
     from pipelines.infoxlm import infoxlm
 
     warnings.filterwarnings("ignore", category=FutureWarning)
+    warnings.filterwarnings("ignore", message=".* have no effect in the current local runner")
     workspace = root / "workspace"
     workspace.mkdir(parents=True, exist_ok=True)
     local.init(
@@ -138,6 +147,12 @@ def _end(store: Path, identity: dict, status: str) -> str:
     if status == "FINISHED":
         shutil.rmtree(store / "pipeline" / identity["run"] / "workspace", ignore_errors=True)
     return run_id
+
+
+def _report(root: Path) -> Path:
+    """The HTML report in the store, which KFP's artifact of a run points to."""
+    pointers = sorted(root.glob("*/evaluate/scores"), key=lambda path: path.parent.parent.name)
+    return Path(json.loads(pointers[-1].read_bytes())["location"]) / "report.html"
 
 
 def _reason(store: Path) -> errors.InfoXLMError:

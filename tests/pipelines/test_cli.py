@@ -1,5 +1,6 @@
 """The `infoxlm` command: bad input gets one line and its exit code."""
 
+import io
 from pathlib import Path
 
 import pytest
@@ -105,3 +106,27 @@ def test_an_interrupted_run_goes_on_under_its_name_and_a_finished_one_does_not(c
     assert local._identity(checked, tmp_path, "demo")["run"] == first["run"]
     (tmp_path / "run.json").write_text((tmp_path / "run.json").read_text().replace("RUNNING", "FINISHED"))
     assert local._identity(checked, tmp_path, "another")["run"] != first["run"]
+
+
+def test_the_console_shows_our_stages_and_the_log_file_everything(tmp_path):
+    console = io.StringIO()
+    readable = local.Readable(console, tmp_path / "log.txt")
+    said = (
+        '    [KFP Executor 2026 INFO]: Got executor_input:\n    {\n        "inputs": {\n        }\n    }\n'
+        "    14:00:00 pretrain: filled the queue with 8 keys\n"
+        "    \x1b[36m(RayTrainWorker pid=7)\x1b[0m step 5/10 loss/mlm 2.0\n"
+        "    \x1b[36m(TrainController pid=9)\x1b[0m Requesting resources: {'CPU': 1} * 2\n"
+        "    uri='/store/pretrain/start',\n"
+    )
+
+    readable.write(said[:50])
+    readable.write(said[50:])
+
+    assert console.getvalue() == "14:00:00 pretrain: filled the queue with 8 keys\nstep 5/10 loss/mlm 2.0\n"
+    assert (tmp_path / "log.txt").read_text() == said
+
+
+def test_a_store_that_cannot_be_made_is_one_line(config):
+    result = run("run", str(config), "--store", "/proc/nothing/store")
+
+    assert result.exit_code == 2 and result.stderr.count("\n") == 1 and "/proc/nothing" in result.stderr
