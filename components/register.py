@@ -28,6 +28,7 @@ def register(
     from components import runtime
     from components.adapters import mlflow_runs, model_registry
     from infoxlm_core.config import RegistrationConfig
+    from infoxlm_core.evaluation import HEADLINES
 
     with runtime.ending_clearly(store, "register"):
         checked = RegistrationConfig.parse(config, "registration")
@@ -40,7 +41,7 @@ def register(
             checked.name,
             model,
             digest,
-            {key: value for key, value in flat.items() if not key.startswith("untrained/")},
+            {key: flat[key] for key in {checked.metric, *HEADLINES} if key in flat},
             checked.metric,
             run,
             {f"{key}_digest": value for key, value in inputs.items()},

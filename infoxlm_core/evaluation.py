@@ -28,6 +28,10 @@ logger = logging.getLogger(__name__)
 
 Pairs = list[tuple[str, str]]
 CURVE_POINTS = 400
+HEADLINES = (
+    "retrieval/best", "retrieval/no_overlap", "perplexity/mean", "classification/mean", "classification/transfer_gap"
+)  # fmt: skip
+"""Metrics that describe a version in the registry; all others are in its run."""
 
 
 def evaluate(

@@ -10,7 +10,6 @@ import itertools
 import logging
 import multiprocessing
 import re
-import sys
 import unicodedata
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -20,7 +19,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import sentencepiece
-from rich.progress import Progress
 
 from infoxlm_core import manifests
 from infoxlm_core.config import TokenizationConfig
@@ -29,6 +27,7 @@ from infoxlm_core.data.sampling import generator, probabilities
 from infoxlm_core.data.vocabulary import EOS, SPECIAL_TOKENS
 from infoxlm_core.errors import CorpusTooSmall, InputError, TokenizerMismatch
 from infoxlm_core.model import tokenizers
+from infoxlm_core.progress import progress
 
 logger = logging.getLogger(__name__)
 CHUNK = 4096
@@ -178,9 +177,8 @@ def _encode(config: TokenizationConfig, corpus: Path, model: Path, output: Path)
     spawn = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
     with (
         ProcessPoolExecutor(config.processes, mp_context=spawn) as pool,
-        Progress(disable=not sys.stderr.isatty()) as progress,
+        progress("tokenizing", total, "rows") as advance,
     ):
-        bar = progress.add_task("tokenize", total=total)
         for path in files:
             name = path.relative_to(corpus).with_suffix("")
             mono = name.parts[0] == "mono"
@@ -193,7 +191,7 @@ def _encode(config: TokenizationConfig, corpus: Path, model: Path, output: Path)
             chunks = []
             for job, batch in zip(jobs, batches, strict=True):
                 chunks.append(job.result())
-                progress.advance(bar, len(batch[0]))
+                advance(len(batch[0]))
             for side, suffix in enumerate([""] if mono else [".source", ".target"]):
                 table = f"{name}{suffix}"
                 tables[table] = shards.write_table(output / table, [chunk[side] for chunk in chunks])

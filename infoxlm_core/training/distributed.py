@@ -48,9 +48,9 @@ def gather_rows(rows: Tensor) -> Tensor:
     """Rows of all workers, in the order of their ranks: (B, …) -> (world size * B, …)."""
     if world_size() == 1:
         return rows
-    gathered = torch.empty(world_size() * len(rows), *rows.shape[1:], dtype=rows.dtype, device=rows.device)
-    dist.all_gather_into_tensor(gathered, rows.contiguous())
-    return gathered
+    gathered = [torch.empty_like(rows) for _ in range(world_size())]
+    dist.all_gather(gathered, rows.contiguous())
+    return torch.cat(gathered)
 
 
 def from_first(value: T) -> T:
