@@ -18,7 +18,7 @@ demo: $(VENV)/installed ## run the whole pipeline on real text, on this machine
 test: $(VENV)/installed ## run all tests
 	$(BIN)/python -m pytest
 
-check: $(VENV)/installed ## style, types, layers, compiled pipelines: seconds
+check: $(VENV)/installed ## style, types, layers: seconds
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

@@ -28,15 +28,14 @@ def finetune(
 
     from components import runtime
     from components.adapters import mlflow_runs, ray_train
-    from infoxlm_core import finetuning, manifests
+    from infoxlm_core import finetuning
     from infoxlm_core.config import FinetuningConfig
 
     with runtime.ending_clearly(store, "finetune"):
         checked = FinetuningConfig.parse(config, "finetuning")
         base, base_digest = runtime.find(encoder)
         text, text_digest = runtime.find(corpus)
-        data = [manifests.file_sha256(Path(checked.data))] if checked.data and Path(checked.data).is_file() else []
-        name = runtime.key("classifier", checked, base_digest, text_digest, *data)
+        name = runtime.key("classifier", checked, base_digest, text_digest, *runtime.given(checked.data))
         made = runtime.make(
             store,
             "classifier",

@@ -39,7 +39,7 @@ def pretrain(
         source, digest = runtime.find(shards)
         run = runtime.run_id(store)
         mlflow_runs.log_params(run, {"pretraining": checked.model_dump(mode="json")})
-        name = runtime.key("pretrained", checked, digest)
+        name = runtime.key("pretrained", checked, digest, *runtime.given(checked.model.start))
         made = runtime.make(
             store,
             "pretrained",

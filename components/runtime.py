@@ -9,13 +9,14 @@ The store holds each artifact once, under a key of everything that decides its c
 """
 
 import contextlib
-import errno
+import fcntl
 import json
 import logging
 import os
 import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -46,16 +47,12 @@ def ending_clearly(store: str, name: str) -> Iterator[None]:
         return
     except InfoXLMError as error:
         failure = error
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            traceback.print_exc()
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        failure = (
-            StorageFull(f"{store}: no space left: free some, then run again") if full else InfoXLMError(repr(error))
-        )
     except Exception as error:
-        traceback.print_exc()
-        failure = InfoXLMError(f"{type(error).__name__}: {error}")
+        if manifests.is_full(error):
+            failure = StorageFull(f"{store}: no space left ({error}): free some, then run again")
+        else:
+            traceback.print_exc()
+            failure = InfoXLMError(f"{type(error).__name__}: {error}")
     line = " ".join(str(failure).split())
     outcome = {"stage": name, "code": failure.exit_code, "class": type(failure).__name__, "message": line}
     with contextlib.suppress(OSError):  # a full disk must not hide why
@@ -80,7 +77,15 @@ def _end_with_driver() -> None:
 def key(kind: str, config: StageConfig, *inputs: str) -> str:
     """Name of an artifact: a digest of its config, the digests of its inputs and the code that makes it."""
     relevant = config.model_dump(mode="json", exclude={"checkpoints", "log_every"})
-    return manifests.digest([kind, relevant, inputs, manifests.made_by()]).removeprefix("sha256:")[:16]
+    made_by = {n: v for n, v in manifests.made_by().items() if n != "evaluation_code" or kind == "scores"}
+    return manifests.digest([kind, relevant, inputs, made_by]).removeprefix("sha256:")[:16]
+
+
+def given(path: str | None) -> list[str]:
+    """Digest of a file, or of a model's weights, that a config names: its content belongs to the key, not its path."""
+    if path and (found := Path(path) / "model.safetensors" if Path(path).is_dir() else Path(path)).is_file():
+        return [manifests.file_sha256(found)]
+    return []
 
 
 def make(store: str, kind: str, name: str, build: Callable[[Path], dict | None]) -> Path:
@@ -94,27 +99,38 @@ def make(store: str, kind: str, name: str, build: Callable[[Path], dict | None])
         manifests.read(final, kind, made_with=f"the stage that makes {kind} (remove the directory to make it again)")
         logger.info("found %s, made before from the same inputs", final)
         return final
-    partial = final.with_name(f".{name}.{os.getpid()}")
-    _sweep(final.parent, name)
-    partial.mkdir(parents=True)
+    if final.exists():
+        raise InputError(f"{final} is in the way: it holds no manifest; remove it")
+    final.parent.mkdir(parents=True, exist_ok=True)
+    _sweep(final.parent)
+    partial = Path(tempfile.mkdtemp(prefix=".making-", dir=final.parent))
     try:
-        facts = build(partial)
-        manifests.write(partial, kind, facts)
-        with contextlib.suppress(FileExistsError, OSError):
-            if not final.exists():
-                os.replace(partial, final)
-        if not (final / manifests.NAME).is_file():
-            raise InputError(f"{final} is in the way: it holds no manifest; remove it")
+        with open(f"{partial}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # held while this process lives: nobody sweeps it away
+            (partial / "it").mkdir()
+            facts = build(partial / "it")
+            manifests.write(partial / "it", kind, facts)
+            try:
+                os.replace(partial / "it", final)
+            except OSError:
+                if not (final / manifests.NAME).is_file():  # else somebody made the same meanwhile
+                    raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+        Path(f"{partial}.lock").unlink(missing_ok=True)
     return final
 
 
-def _sweep(directory: Path, name: str) -> None:
-    """Remove half-made directories of processes that are gone."""
-    for path in directory.glob(f".{name}.*"):
-        if not Path(f"/proc/{path.suffix[1:]}").exists():
-            shutil.rmtree(path, ignore_errors=True)
+def _sweep(directory: Path) -> None:
+    """Remove what processes that are gone have left half-made."""
+    for path in directory.glob(".making-*.lock"):
+        with open(path) as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            shutil.rmtree(path.with_suffix(""), ignore_errors=True)
+            path.unlink(missing_ok=True)
 
 
 def publish(artifact: Any, location: Path) -> None:

@@ -30,7 +30,7 @@ def tokenize_corpus(
     with runtime.ending_clearly(store, "tokenize_corpus"):
         checked = TokenizationConfig.parse(config, "tokenization")
         source, digest = runtime.find(corpus)
-        name = runtime.key("shards", checked, digest)
+        name = runtime.key("shards", checked, digest, *runtime.given(checked.model))
         made = runtime.make(store, "shards", name, lambda output: tokenization.tokenize(checked, source, output))
         runtime.publish(shards, made)
         counts = runtime.facts(made, metrics)

@@ -252,7 +252,7 @@ class BatchesConfig(StageConfig):
     """Fixed slices of the global batch; the number of workers must divide it."""
 
     micro_batch_size: PositiveInt = 32
-    """Samples of each objective per forward pass; changes memory and speed, never the result."""
+    """Samples of each objective per forward pass; changes memory and speed and, without dropout, never the result."""
 
     block_tokens: PositiveInt = 512
     """Longest MLM block."""
@@ -323,14 +323,18 @@ class PretrainingConfig(StageConfig):
 
     seed: NonNegativeInt = 1
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence that is laid out."""
+        return max(self.batches.block_tokens, 2 * self.batches.side_tokens + 3)
+
     @_model_validator(mode="after")
     def _layers_and_lengths_fit(self) -> Self:
         if self.model.start is None and self.contrast.layer > self.model.layers:
             raise ValueError(f"contrast.layer ({self.contrast.layer}) is above model.layers ({self.model.layers})")
-        longest = max(self.batches.block_tokens, 2 * self.batches.side_tokens + 3)
-        if longest > self.model.max_tokens:
+        if self.model.start is None and self.longest > self.model.max_tokens:
             raise ValueError(
-                f"sequences of {longest} tokens (batches.block_tokens, two batches.side_tokens and 3) "
+                f"sequences of {self.longest} tokens (batches.block_tokens, two batches.side_tokens and 3) "
                 f"exceed model.max_tokens ({self.model.max_tokens})"
             )
         return self
@@ -420,6 +424,10 @@ class RunConfig(StageConfig):
                 f"num_workers ({self.num_workers}) must divide "
                 f"pretraining.batches.virtual_shards ({self.pretraining.batches.virtual_shards})"
             )
+        if self.num_workers > self.finetuning.batch_size:
+            raise ValueError(
+                f"num_workers ({self.num_workers}) must not exceed finetuning.batch_size ({self.finetuning.batch_size})"
+            )
         return self
 
 
@@ -460,7 +468,7 @@ def load(path: Path | str, overrides: tuple[str, ...] = ()) -> RunConfig:
         if not isinstance(values, dict):
             raise ConfigError("the file holds no mapping of sections")
         return RunConfig.parse(values)
-    except (ConfigError, yaml.YAMLError, UnicodeDecodeError) as error:
+    except (ConfigError, yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
 
 

@@ -4,11 +4,12 @@ Any CSV, TSV or Parquet file with text (or a pair of texts), label and language 
 split, in every language, travel with the model (`test.parquet`), so that evaluation measures on text it never saw.
 """
 
+import csv
 import logging
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,7 +21,7 @@ from infoxlm_core.config import FinetuningConfig
 from infoxlm_core.data.layouts import Sequences, positions
 from infoxlm_core.data.sampling import generator
 from infoxlm_core.data.vocabulary import BOS, EOS
-from infoxlm_core.errors import CorpusTooSmall, InputError
+from infoxlm_core.errors import ConfigError, CorpusTooSmall, InputError
 from infoxlm_core.model import pretrained
 from infoxlm_core.model.encoder import initialise
 from infoxlm_core.model.heads import Classifier
@@ -74,9 +75,12 @@ def finetune(
 
 def _export(model: Classifier, labels: list[str], table: pd.DataFrame, encoder: Path, run: Path, output: Path) -> None:
     pretrained.export_classifier(model, labels, encoder, output)
-    test = table[(table["split"] == "test") & table["label"].isin(labels)]
+    test = table[table["split"] == "test"]
+    if strange := (~test["label"].isin(labels)).sum():
+        logger.warning("%d of %d test rows have a label that training never saw: left out", strange, len(test))
+        test = test[test["label"].isin(labels)]
     test.drop(columns="split").to_parquet(output / "test.parquet", index=False)
-    shutil.copy(run / loop.METRICS, output / loop.METRICS)
+    loop.export_curves(run, output)
 
 
 def read_labelled(config: FinetuningConfig, corpus: Path | None) -> pd.DataFrame:
@@ -90,7 +94,7 @@ def read_labelled(config: FinetuningConfig, corpus: Path | None) -> pd.DataFrame
         raise InputError(f"{path}: no such file: {remedy}")
     try:
         found = readers[path.suffix](path)
-    except (ValueError, OSError, pd.errors.ParserError) as error:
+    except (ValueError, OSError, csv.Error) as error:
         raise InputError(f"{path}: not readable ({' '.join(str(error).split())}): save it as UTF-8") from None
     wanted = {"text": config.text, "label": config.label, "language": config.language}
     wanted |= {"text_pair": config.text_pair} if config.text_pair else {}
@@ -98,18 +102,41 @@ def read_labelled(config: FinetuningConfig, corpus: Path | None) -> pd.DataFrame
         if column not in found:
             raise InputError(f"{path}: no column {column!r} (finetuning.{field}); there are {', '.join(found.columns)}")
     table = pd.DataFrame({name: found[column].astype("string") for name, column in wanted.items()})
-    table["split"] = found[config.split].astype("string") if config.split in found else "train"
+    if config.split in found:
+        table["split"] = found[config.split].astype("string")
+    else:  # a tenth is set aside, the same one every time
+        luck = generator(config.seed, "split").random(len(table))
+        table["split"] = pd.Series(np.where(luck < 0.1, "test", "train"), dtype="string")
     empty = table.isna() | (table.apply(lambda column: column.str.strip()) == "")
     if empty.any(axis=None):
         row, column = np.argwhere(empty.to_numpy())[0]
         # the header is line 1 of a text file
         raise InputError(f"{path}:{row + 2}: {table.columns[column]} is empty: fill it or remove the row")
+    unknown = ~table["split"].isin(["train", "test"])
+    if unknown.any():
+        row = int(np.argmax(unknown))
+        raise InputError(
+            f"{path}:{row + 2}: {config.split} is {table['split'][row]!r}: use train or test, or remove the row"
+        )
     return table
 
 
 def _read_csv(separator: str) -> Callable[[Path], pd.DataFrame]:
-    quoting = 3 if separator == "\t" else 0  # tab-separated text is not quoted
-    return lambda path: pd.read_csv(path, sep=separator, quoting=quoting, dtype=str, keep_default_na=False)
+    quoting: Any = csv.QUOTE_NONE if separator == "\t" else csv.QUOTE_MINIMAL  # tab-separated text is not quoted
+
+    def read(path: Path) -> pd.DataFrame:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file, delimiter=separator, quoting=quoting)
+            header, rows = next(reader, []), []
+            for row in reader:
+                if len(row) != len(header):
+                    raise InputError(
+                        f"{path}:{reader.line_num}: {len(row)} fields, the header has {len(header)}: quote the text"
+                    )
+                rows.append(row)
+        return pd.DataFrame(rows, columns=header, dtype="string")
+
+    return read
 
 
 def _lay_out(table: pd.DataFrame, encoder: Path, limit: int) -> Sequences:
@@ -135,12 +162,12 @@ def _lay_out(table: pd.DataFrame, encoder: Path, limit: int) -> Sequences:
 
 @dataclass(frozen=True)
 class LabelledBatch:
-    """One micro-batch: (T,) ids of N packed sequences and their (N,) labels; `first` numbers it within the step."""
+    """One micro-batch: (T,) ids of N packed sequences, their (N,) labels, and (N, 2, d) what dropout keeps."""
 
     ids: Tensor
     lengths: tuple[int, ...]
     labels: Tensor
-    first: int
+    kept: Tensor
 
 
 class Finetuning:
@@ -152,26 +179,33 @@ class Finetuning:
         self.config, self.module, self.sequences, self.labels = config, module, sequences, labels
         self.weights = {"classification": 1.0}
         self.ends = np.concatenate([[0], sequences.lengths.cumsum()])
-        self.step = 0
+
+    def begin(self) -> None:
+        """Nothing to prepare."""
 
     def batches(self, step: int) -> Sequence[LabelledBatch]:
-        self.step = step
         size, count, workers = self.config.batch_size, len(self.labels), distributed.world_size()
-        places = step * size + np.array_split(np.arange(size), workers)[distributed.rank()]
+        if workers > size:
+            raise ConfigError(f"{workers} workers must not exceed finetuning.batch_size ({size})")
+        mine = np.array_split(np.arange(size), workers)[distributed.rank()]
+        places = step * size + mine
         order = {
             epoch: generator(self.config.seed, "epoch", epoch).permutation(count) for epoch in set(places // count)
         }
         rows = np.array([order[place // count][place % count] for place in places], np.int64)
-        pieces = range(0, len(rows), self.config.micro_batch_size)
-        return [self._pack(rows[start : start + self.config.micro_batch_size], int(places[start])) for start in pieces]
+        # drawn for the whole batch on every worker: dropout does not depend on who has which sample
+        luck = generator(self.config.seed, "dropout", step).random((size, 2, self.module.encoder.size.hidden))
+        kept = torch.from_numpy(luck[mine] >= self.config.head_dropout)
+        micro = self.config.micro_batch_size
+        return [self._pack(rows[i : i + micro], kept[i : i + micro]) for i in range(0, len(rows), micro)]
 
-    def _pack(self, rows: np.ndarray, first: int) -> LabelledBatch:
+    def _pack(self, rows: np.ndarray, kept: Tensor) -> LabelledBatch:
         parts = [self.sequences.flat[self.ends[row] : self.ends[row + 1]] for row in rows]
         return LabelledBatch(
             torch.from_numpy(np.concatenate(parts)),
             tuple(map(len, parts)),
             torch.from_numpy(self.labels[rows].astype(np.int64)),
-            first,
+            kept,
         )
 
     def counts(self, batches: Sequence[LabelledBatch]) -> dict[str, int]:
@@ -182,12 +216,10 @@ class Finetuning:
 
     def losses(self, batch: LabelledBatch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         device = distributed.device()
-        self.module.train()
-        loop.seed_dropout(self.config.seed, batch.first)
         where = torch.from_numpy(positions(np.array(batch.lengths))).to(device)
         labels = batch.labels.to(device)
         with loop.autocast(device):
-            logits = self.module(batch.ids.to(device), where, batch.lengths)
+            logits = self.module(batch.ids.to(device), where, batch.lengths, batch.kept.to(device))
         hits = (logits.argmax(dim=1) == labels).sum()
         return {"classification": F.cross_entropy(logits.float(), labels, reduction="sum")}, {"hits": hits}
 

@@ -19,6 +19,7 @@ from typing import Any
 from infoxlm_core.errors import InputError, ShardCorrupt
 
 NAME = "manifest.json"
+_MEASURING = ("evaluation.py", "reports.py", "figures.py", "tasks/")
 _LIBRARIES = ("torch", "transformers", "sentencepiece", "pyarrow", "numpy")
 
 
@@ -36,11 +37,18 @@ def file_sha256(path: Path) -> str:
 
 @cache
 def made_by() -> dict[str, str]:
-    """What computed an artifact: a digest of this package's source, and the libraries that decide its results."""
+    """What computed an artifact: digests of this package's source, and the libraries that decide its results.
+
+    What only measures and reports has a digest of its own: a better figure must not throw a training away.
+    """
     root = Path(__file__).parent
-    files = sorted([*root.rglob("*.py"), *root.rglob("*.j2")])
-    sources = {str(path.relative_to(root)): file_sha256(path) for path in files}
-    return {"code": digest(sources)} | {name: importlib.metadata.version(name) for name in _LIBRARIES}
+    files = {str(p.relative_to(root)): p for p in sorted([*root.rglob("*.py"), *root.rglob("*.j2")])}
+    measuring = {name for name in files if name.startswith(_MEASURING) or name.endswith(".j2")}
+    code = digest({name: file_sha256(files[name]) for name in files.keys() - measuring})
+    evaluation = digest({name: file_sha256(files[name]) for name in measuring})
+    return {"code": code, "evaluation_code": evaluation} | {
+        name: importlib.metadata.version(name) for name in _LIBRARIES
+    }
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -52,6 +60,13 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         os.fsync(file.fileno())
     os.replace(temporary, path)
     sync_file(path.parent)
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether an error says that there is no space: libraries wrap what the system said in errors of their own."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    return any(said in str(error) for said in ("No space left", "Disk quota exceeded", "os error 28", "os error 122"))
 
 
 def sync_file(path: Path) -> None:

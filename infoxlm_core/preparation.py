@@ -216,10 +216,11 @@ def _report(outcomes: Outcomes, output: Path, pivot: str) -> dict:
             languages[kind][language if "mono" in kind else f"{pivot}-{language}"] += kept
     if (output / "labelled.parquet").is_file():
         languages["labelled"].update(split for *_, split in read_rows(output / "labelled.parquet"))
-    for kind, what in (("pairs", "pair"), ("mono", "sentence")):
-        if not languages[kind].total():
-            most = ", ".join(f"{reason} {n}" for reason, n in totals[kind].most_common(4)) or "nothing"
-            raise CorpusTooSmall(f"no training {what} remains: have=0 need=1 ({most}): check corpora and cleaning")
+    if not languages["pairs"].total() + languages["mono"].total():
+        most = (
+            ", ".join(f"{reason} {n}" for reason, n in (totals["pairs"] + totals["mono"]).most_common(4)) or "nothing"
+        )
+        raise CorpusTooSmall(f"no training text remains: have=0 need=1 ({most}): check corpora and cleaning")
     return {
         "files": files,
         "totals": {kind: dict(sorted(counts.items())) for kind, counts in totals.items()},

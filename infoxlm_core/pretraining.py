@@ -1,8 +1,8 @@
 """Stage: token shards -> InfoXLM. Assembles the parts, fills the queue, trains on MLM + TLM + XLCO, exports."""
 
 import logging
-import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,7 +15,7 @@ from infoxlm_core.data.samples import Sampler
 from infoxlm_core.data.shards import Shards, open_shards
 from infoxlm_core.errors import ConfigError, TokenizerMismatch
 from infoxlm_core.model import pretrained, tokenizers
-from infoxlm_core.model.encoder import EncoderSize, initialise
+from infoxlm_core.model.encoder import FIRST_POSITION, EncoderSize, initialise
 from infoxlm_core.model.heads import InfoXLM
 from infoxlm_core.model.momentum import KeyEncoder, Queue
 from infoxlm_core.objectives import mlm_loss, xlco_hits, xlco_logits, xlco_loss
@@ -51,8 +51,9 @@ def pretrain(
     shards = open_shards(shards_path)
     model = build(config, shards)
     pretraining = Pretraining(config, model, Sampler(shards, config))
-    pretraining.fill_queue()
     identity = loop.fingerprint(config) | {"shards": shards.manifest["digest"]}
+    if config.model.start:
+        identity["start"] = pretrained.digest_of(Path(config.model.start))
     with loop.run_directory(run, identity, config.checkpoints, track) as (checkpoints, tracker):
         figures = loop.train(pretraining, config.optimization, checkpoints, tracker, config.log_every)
         distributed.on_first(lambda: _export(config, model, shards, run, output))
@@ -63,7 +64,7 @@ def _export(config: PretrainingConfig, model: InfoXLM, shards: Shards, run: Path
     tokenizer, lineage = shards.directory / "tokenizer", {"shards": shards.manifest["digest"]}
     lineage |= {name: shards.manifest["facts"][name] for name in ("corpus", "tokenizer")}
     pretrained.export(model, tokenizer, output / "encoder")
-    shutil.copy(run / loop.METRICS, output / "encoder" / loop.METRICS)
+    loop.export_curves(run, output / "encoder")
     pretrained.export(build(config, shards), tokenizer, output / "start")
     manifests.write(output / "encoder", "encoder", {"steps": config.optimization.steps}, lineage)
     manifests.write(output / "start", "encoder", {"steps": 0}, lineage)
@@ -87,6 +88,11 @@ def build(config: PretrainingConfig, shards: Shards) -> InfoXLM:
             raise TokenizerMismatch(
                 f"{wanted.start} has tokenizer {own[:15]}…, {shards.directory} {tokenizer[:15]}…: "
                 f"tokenize with the model's own (tokenization.model: {model_file})"
+            )
+        if config.longest > size.positions - FIRST_POSITION:
+            raise ConfigError(
+                f"sequences of {config.longest} tokens (batches.block_tokens, two batches.side_tokens and 3) exceed "
+                f"the {size.positions - FIRST_POSITION} positions of {wanted.start}: lower them"
             )
         if contrast.layer > size.layers:
             raise ConfigError(f"contrast.layer ({contrast.layer}) is above the {size.layers} layers of {wanted.start}")
@@ -122,7 +128,7 @@ class Pretraining:
         share = total // workers
         return range(distributed.rank() * share, (distributed.rank() + 1) * share)
 
-    def fill_queue(self) -> None:
+    def begin(self) -> None:
         """Fill the queue with K real keys of a reserved random stream, so that training batches do not change."""
         if not self.contrasting:
             return
@@ -136,9 +142,16 @@ class Pretraining:
         logger.info("filled the queue with %d keys", size)
 
     def batches(self, step: int) -> Sequence[PackedBatch]:
-        self.step = step
-        draw = self.sampler.draw(step, self._virtual_shards())
-        return micro_batches(draw, self.config.batches.micro_batch_size)
+        self.step, mine = step, self._virtual_shards()
+        # Dropout is drawn for each micro-batch, so these must not depend on which worker has which virtual shard.
+        parts = [range(shard, shard + 1) for shard in mine] if self.config.model.dropout else [mine]
+        return [
+            replace(batch, place=(part.start, number))
+            for part in parts
+            for number, batch in enumerate(
+                micro_batches(self.sampler.draw(step, part), self.config.batches.micro_batch_size)
+            )
+        ]
 
     def counts(self, batches: Sequence[PackedBatch]) -> dict[str, int]:
         return {
@@ -151,7 +164,7 @@ class Pretraining:
     def losses(self, batch: PackedBatch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         batch = batch.to(self.device)
         losses, sums = {}, {}
-        loop.seed_dropout(self.config.seed, self.step, distributed.rank(), len(self.new_keys))
+        loop.seed_dropout(self.config.seed, self.step, *batch.place)
         with loop.autocast(self.device):
             outputs = self.module(batch)
         if outputs.logits is not None:

@@ -197,5 +197,5 @@ def _encode(config: TokenizationConfig, corpus: Path, model: Path, output: Path)
                 tables[table] = shards.write_table(output / table, [chunk[side] for chunk in chunks])
             if not mono:
                 meanings = np.concatenate([np.empty(0, np.uint64), *(chunk[2][0] for chunk in chunks)])
-                meanings.astype(shards.MEANINGS).tofile(output / f"{name}.meanings")
+                shards.write_array(output / f"{name}.meanings", meanings.astype(shards.MEANINGS))
     return tables

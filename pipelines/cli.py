@@ -39,9 +39,15 @@ def _ending_clearly():
     except InfoXLMError as error:
         typer.echo(f"infoxlm: {type(error).__name__}: {' '.join(str(error).split())}", err=True)
         raise typer.Exit(error.exit_code) from None
+    except typer.Exit:
+        raise
     except OSError as error:  # a directory that cannot be written, a file that cannot be read
         typer.echo(f"infoxlm: {type(error).__name__}: {error}: give another path or change its permissions", err=True)
         raise typer.Exit(InputError.exit_code) from None
+    except Exception as error:
+        logging.exception("internal error")
+        typer.echo(f"infoxlm: {type(error).__name__}: {' '.join(str(error).split())}: please report this", err=True)
+        raise typer.Exit(InfoXLMError.exit_code) from None
 
 
 @app.command()
@@ -102,6 +108,11 @@ def embed(
         from infoxlm_core.tasks import embedding
 
         texts = sentences or [line.rstrip("\n") for line in sys.stdin]
+        if not texts:
+            raise InputError("no sentence to embed: give some as arguments or on standard input, one a line")
+        for number, text in enumerate(texts, 1):
+            if any("\ud800" <= character <= "\udfff" for character in text):
+                raise InputError(f"sentence {number} is not UTF-8: {text!r:.60}: convert it")
         found = embedding.embed_sentences(model_registry.load_encoder(model, store), texts, layer, pooling)
         if vectors:
             for vector in found.tolist():

@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,14 +33,15 @@ _SECONDS_TO_COLLECT = 300
 def run(train: Callable[..., dict], num_workers: int, run: Path, **arguments: Any) -> dict:
     """Call `train(run=run, **arguments)` on every worker; return what it returned.
 
-    SIGTERM asks the training to save and stop.
+    SIGTERM or Ctrl-C asks the training to save and stop.
 
     Raises:
         WorkerLost: a worker died more often than Ray was told to start it again.
         and what `train` raises.
     """
     run.mkdir(parents=True, exist_ok=True)
-    with _stopping_on_sigterm(run):
+    (run / "stop").unlink(missing_ok=True)  # a request to a process that is gone; one that comes from now on counts
+    with _stopping_on_signals(run):
         if not num_workers:
             return train(run=run, **arguments)
         return _on_ray(train, num_workers, {"run": run, **arguments})
@@ -60,7 +62,7 @@ def _on_ray(train: Callable[..., dict], num_workers: int, arguments: dict[str, A
     try:
         if mine:
             _start(num_workers)
-        with _stopping_on_sigterm(arguments["run"]):  # once more: ray.init has put its own handler
+        with _stopping_on_signals(arguments["run"]):  # once more: ray.init has put its own handler
             trainer = TorchTrainer(
                 _work,
                 train_loop_config={"train": train, "arguments": arguments},
@@ -129,18 +131,18 @@ def _work(settings: dict[str, Any]) -> dict:
 
 
 @contextlib.contextmanager
-def _stopping_on_sigterm(run: Path) -> Iterator[None]:
-    """Let SIGTERM leave a note that the training finds at its next step: it saves, stops and says so."""
+def _stopping_on_signals(run: Path) -> Iterator[None]:
+    """Let SIGTERM and Ctrl-C leave a note that the training finds at its next step: it saves, stops and says so."""
 
     def leave_note(number: int, frame: object) -> None:
         (run / "stop").touch()
 
-    try:
-        before = signal.signal(signal.SIGTERM, leave_note)
-    except ValueError:  # not the main thread: whoever runs us handles signals
+    if threading.current_thread() is not threading.main_thread():  # whoever runs us handles signals
         yield
         return
+    before = {number: signal.signal(number, leave_note) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

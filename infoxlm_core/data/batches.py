@@ -25,6 +25,7 @@ class PackedBatch:
         target_counts: targets in each MLM and TLM sequence.
         key_ids, key_positions, key_lengths: the key views, one for each query view.
         meanings: (B, 2) int64 meanings joined in each view.
+        place: first virtual shard and number of the micro-batch, which dropout is drawn by.
     """
 
     ids: Tensor
@@ -39,6 +40,7 @@ class PackedBatch:
     key_positions: Tensor
     key_lengths: tuple[int, ...]
     meanings: Tensor
+    place: tuple[int, int] = (0, 0)
 
     @property
     def tokens(self) -> int:

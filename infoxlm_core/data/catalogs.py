@@ -22,6 +22,7 @@ from infoxlm_core.errors import InputError
 
 MAX_CATALOG = 64 << 20  # bytes
 NEVER = 9  # rank of a locale that is not read
+_IS_CATALOG = re.compile(r"[^/]/LC_MESSAGES/[^/]+\.[mp]o$|/[a-z]{2,3}([_@-]\w+)*\.po$")
 IDENTIFIER = re.compile(r"[\w.:-]*_[\w.:-]*")  # label_foo: a key, no English text
 
 Members = dict[str, Callable[[], bytes]]  # the files of a folder or archive: name and reader
@@ -41,10 +42,10 @@ def read(languages: Sequence[str], pivot: str, path: Path) -> Iterator[Row]:
     members = _catalogs(path)
     domains: dict[tuple[str, str], dict[str, dict[str, str]]] = defaultdict(lambda: defaultdict(dict))
     for name in sorted(members):  # .po after .mo, which it replaces: it also tells fuzzy messages and default texts
-        *root, locale, _, file = PurePosixPath(name).parts
+        folder, locale, domain = _place(name)
         language = re.split("[-_.@]", locale.lower())[0]
         if language in {*languages, pivot} and _rank(locale, language) < NEVER:
-            domains["/".join(root), file[:-3]][language][locale] = name
+            domains[folder, domain][language][locale] = name
     for key in sorted(domains):
         own, rank, _ = _choose(domains[key].get(pivot, {}), pivot, members)
         english = {(e.msgctxt, e.msgid): e.msgstr for e in own if _problem(e) is None} if rank <= 1 else {}
@@ -73,21 +74,29 @@ def _choose(variants: dict[str, str], language: str, members: Members) -> tuple[
 def _catalogs(path: Path) -> Members:
     """Name and reader of every catalog `…/<locale>/LC_MESSAGES/<domain>.po` in a folder, wheel or zip."""
     if path.is_dir():
-        files = chain(path.rglob("LC_MESSAGES/*.po"), path.rglob("LC_MESSAGES/*.mo"))
-        found: Members = {str(p.relative_to(path)): p.read_bytes for p in sorted(files)}
+        files = (p for p in sorted(chain(path.rglob("*.po"), path.rglob("*.mo"))) if _IS_CATALOG.search(f"/{p}"))
+        found: Members = {str(p.relative_to(path)): p.read_bytes for p in files}
     else:
         try:
             archive = zipfile.ZipFile(path)
         except (zipfile.BadZipFile, OSError) as error:
             raise InputError(f"{path} is no folder, wheel or zip of gettext catalogs ({error})") from None
-        infos = [info for info in archive.infolist() if re.search(r"[^/]/LC_MESSAGES/[^/]+\.[mp]o$", info.filename)]
+        infos = [info for info in archive.infolist() if _IS_CATALOG.search(f"/{info.filename}")]
         for info in infos:
             if info.file_size > min(MAX_CATALOG, MAX_RATIO * info.compress_size + MAX_LINE):
                 raise InputError(f"{path}: DecompressionLimit: {info.filename} has {info.file_size} bytes: refused")
         found = {info.filename: partial(archive.read, info) for info in infos}
     if not found:
-        raise InputError(f"{path} holds no catalog <locale>/LC_MESSAGES/<domain>.po or .mo")
+        raise InputError(f"{path} holds no catalog <locale>/LC_MESSAGES/<domain>.po or .mo, nor a <locale>.po")
     return found
+
+
+def _place(name: str) -> tuple[str, str, str]:
+    """Folder, locale and domain of `…/<locale>/LC_MESSAGES/<domain>.po`, or of `…/<locale>.po`."""
+    *folder, last = PurePosixPath(name).parts
+    if len(folder) > 1 and folder[-1] == "LC_MESSAGES":
+        return "/".join(folder[:-2]), folder[-2], last[:-3]
+    return "/".join(folder), last[:-3], ""
 
 
 def _rank(locale: str, language: str) -> int:

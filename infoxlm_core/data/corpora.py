@@ -161,7 +161,7 @@ def _read_tmx(languages: Sequence[str], pivot: str, path: Path) -> Iterator[Row]
                     for language in found:
                         yield Row((pivot, language), (texts[pivot], texts[language]), path.name, number)
                 parents[-1].clear()  # or memory grows with the file
-    except (ParseError, DefusedXmlException) as error:
+    except (ParseError, DefusedXmlException, LookupError, ValueError) as error:  # the last two: its encoding
         raise InputError(f"{path}: no valid TMX after unit {number} ({error}): export it again") from None
 
 

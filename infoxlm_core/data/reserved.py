@@ -20,7 +20,7 @@ class Reserved:
     """What training text must not contain, as 64-bit digests."""
 
     held_out: set[int] = field(default_factory=set)
-    """Sentences of held-out corpora in their comparable form."""
+    """Sentences of held-out corpora, as they are compared and as near duplicates are."""
 
     messages: dict[int, set[int]] = field(default_factory=dict)
     """Near key of a pivot message of the labelled test set -> near keys of its translations."""
@@ -34,7 +34,7 @@ class Reserved:
     def note(self, texts: tuple[str, ...], corpus: str, config: PreparationConfig) -> None:
         """Note the texts of a clean row, if they are kept for evaluation or might be."""
         if corpus in config.held_out:
-            self.held_out.update(cleaning.digest(cleaning.comparable(text)) for text in texts)
+            self.held_out.update(digest for text in texts for digest in digests(text))
         elif config.labelled_share:
             keys = [near_digest(text) for text in texts]
             for key in keys:
@@ -53,9 +53,13 @@ class Reserved:
 
     def reason(self, *texts: str) -> str | None:
         """Return why a row with these texts is no training text, or None."""
-        if any(cleaning.digest(cleaning.comparable(text)) in self.held_out for text in texts):
+        if any(not self.held_out.isdisjoint(digests(text)) for text in texts):
             return "held_out"
         return None if self.labelled.isdisjoint(map(near_digest, texts)) else "labelled"
+
+
+def digests(text: str) -> tuple[int, int]:
+    return cleaning.digest("equal", cleaning.comparable(text)), cleaning.digest("near", cleaning.near_key(text))
 
 
 def near_digest(text: str) -> int:

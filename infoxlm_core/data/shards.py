@@ -20,6 +20,11 @@ from infoxlm_core.errors import CorpusTooSmall, ShardCorrupt
 TOKENS, OFFSETS, MEANINGS = np.dtype("<u4"), np.dtype("<u8"), np.dtype("<u8")
 
 
+def write_array(path: Path, values: np.ndarray) -> None:
+    """Write the bytes of an array (`ndarray.tofile` does not say when the disk is full)."""
+    path.write_bytes(values.tobytes())
+
+
 def write_table(path: Path, chunks: Iterable[tuple[np.ndarray, np.ndarray]]) -> dict[str, int]:
     """Write chunks of (flat token ids, lengths) as one table; return how many rows and tokens, and the largest id."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -30,7 +35,7 @@ def write_table(path: Path, chunks: Iterable[tuple[np.ndarray, np.ndarray]]) -> 
             lengths.append(counts)
             largest = max(largest, int(flat.max(initial=-1)))
     ends = np.concatenate(lengths).cumsum()
-    ends.astype(OFFSETS).tofile(f"{path}.offsets")
+    write_array(Path(f"{path}.offsets"), ends.astype(OFFSETS))
     return {"rows": len(ends) - 1, "tokens": int(ends[-1]), "largest_id": largest}
 
 

@@ -34,12 +34,16 @@ class Classifier(nn.Module):
         self.dense = nn.Linear(encoder.size.hidden, encoder.size.hidden)
         self.output = nn.Linear(encoder.size.hidden, labels)
 
-    def forward(self, ids: Tensor, positions: Tensor, lengths: tuple[int, ...]) -> Tensor:
-        """(T,) ids and positions of N packed sequences -> (N, labels) logits."""
+    def forward(self, ids: Tensor, positions: Tensor, lengths: tuple[int, ...], kept: Tensor | None = None) -> Tensor:
+        """(T,) ids and positions of N packed sequences -> (N, labels) logits.
+
+        `kept` (N, 2, d) says what dropout keeps before each linear map; None: everything. It is drawn by the sample,
+        outside, so that it does not depend on which samples are computed together.
+        """
         hidden = pool(self.encoder(ids, positions, lengths), lengths, "cls")
-        dropout = self.dropout if self.training else 0.0
-        hidden = torch.tanh(self.dense(F.dropout(hidden, dropout)))
-        return self.output(F.dropout(hidden, dropout))
+        scale = 1.0 if kept is None else kept.to(hidden.dtype) / (1.0 - self.dropout)  # (N, 2, d)
+        first, second = (scale, scale) if isinstance(scale, float) else scale.unbind(dim=1)
+        return self.output(torch.tanh(self.dense(hidden * first)) * second)
 
 
 @dataclass

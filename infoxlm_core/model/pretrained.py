@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import XLMRobertaConfig
@@ -13,7 +14,7 @@ from transformers import XLMRobertaConfig
 from infoxlm_core import manifests
 from infoxlm_core.data.vocabulary import BOS, EOS, PAD
 from infoxlm_core.errors import InputError
-from infoxlm_core.model.encoder import Encoder, EncoderSize
+from infoxlm_core.model.encoder import FIRST_POSITION, Encoder, EncoderSize
 from infoxlm_core.model.heads import Classifier, InfoXLM
 from infoxlm_core.model.tokenizers import MODEL
 
@@ -75,9 +76,13 @@ def _write(module: nn.Module, config: XLMRobertaConfig, tokenizer: Path, directo
     weights[TYPE_ROW] = torch.zeros(1, config.hidden_size)
     save_file(weights, directory / WEIGHTS, metadata={"format": "pt"})
     config.save_pretrained(directory)
-    for name in ("tokenizer.json", "tokenizer_config.json", MODEL):
+    for name in ("tokenizer.json", MODEL):
         if (tokenizer / name).exists():
             shutil.copy(tokenizer / name, directory / name)
+    if (tokenizer / "tokenizer_config.json").exists():
+        settings = json.loads((tokenizer / "tokenizer_config.json").read_bytes())
+        settings["model_max_length"] = config.max_position_embeddings - FIRST_POSITION
+        (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=1) + "\n")
 
 
 def export(model: InfoXLM, tokenizer: Path, directory: Path) -> None:
@@ -117,15 +122,18 @@ def size_of(directory: Path) -> EncoderSize:
         raise InputError(f"{path}: no model here ({error}): give a Hugging Face XLM-R directory") from None
     if config.get("model_type") != "xlm-roberta":
         raise InputError(f"{path}: model_type is {config.get('model_type')!r}, not 'xlm-roberta': give an XLM-R model")
-    return EncoderSize(
-        vocabulary=config["vocab_size"],
-        layers=config["num_hidden_layers"],
-        hidden=config["hidden_size"],
-        ffn=config["intermediate_size"],
-        heads=config["num_attention_heads"],
-        positions=config["max_position_embeddings"],
-        epsilon=config.get("layer_norm_eps", 1e-5),
-    )
+    try:
+        return EncoderSize(
+            vocabulary=config["vocab_size"],
+            layers=config["num_hidden_layers"],
+            hidden=config["hidden_size"],
+            ffn=config["intermediate_size"],
+            heads=config["num_attention_heads"],
+            positions=config["max_position_embeddings"],
+            epsilon=config.get("layer_norm_eps", 1e-5),
+        )
+    except KeyError as missing:
+        raise InputError(f"{path} has no {missing}: give a complete XLM-R model") from None
 
 
 def digest_of(directory: Path) -> str:
@@ -147,7 +155,10 @@ def load_into(module: nn.Module, directory: Path, optional: tuple[str, ...] = ("
     path = directory / WEIGHTS
     if not path.is_file():
         raise InputError(f"{path} is missing: convert the model to safetensors (pickled weights are not read)")
-    found = load_file(path)
+    try:
+        found = load_file(path)
+    except SafetensorError as error:
+        raise InputError(f"{path} is damaged ({error}): copy it again") from None
     if not any(name.startswith("roberta.") for name in found):  # saved from the bare encoder
         found = {name if name.startswith("lm_head") else f"roberta.{name}": value for name, value in found.items()}
     if (directory / PROJECTION).is_file():

@@ -9,7 +9,6 @@ A checkpoint is chosen by its step, never by a clock, and every byte of it is ha
 """
 
 import contextlib
-import errno
 import fcntl
 import json
 import logging
@@ -77,16 +76,16 @@ class Checkpoints:
             yield
 
     def _sweep(self) -> None:
-        """Remove what a dead process left behind: directories without manifest, an old request to stop."""
-        (self.directory / "stop").unlink(missing_ok=True)
+        """Remove what a dead process left behind: directories without manifest."""
         for path in self.directory.glob(".step=*"):
             shutil.rmtree(path, ignore_errors=True)
 
     def asked_to_stop(self) -> bool:
         return (self.directory / "stop").exists()
 
-    def ask_to_stop(self) -> None:
-        (self.directory / "stop").touch()
+    def forget_request(self) -> None:
+        """The request to stop was granted: the next start must not find it."""
+        (self.directory / "stop").unlink(missing_ok=True)
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint so that it exists whole or not at all; then drop the oldest.
@@ -111,7 +110,7 @@ class Checkpoints:
             manifests.write_atomically(self.directory / "saved.json", json.dumps({"step": checkpoint.step}))
         except BaseException as error:
             shutil.rmtree(temporary, ignore_errors=True)
-            if _is_full(error):
+            if manifests.is_full(error):
                 raise StorageFull(f"{self.directory}: no space for {name}: free some, then run again") from error
             raise
         logger.info("saved checkpoint %s", final)
@@ -159,13 +158,6 @@ class Checkpoints:
         ]
         if changed:
             raise ConfigMismatch(f"{path} belongs to another run: {'; '.join(changed)}: restore the old settings")
-
-
-def _is_full(error: BaseException) -> bool:
-    """Whether an error, from Python or from safetensors, says that there is no space."""
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return True
-    return any(phrase in str(error) for phrase in ("No space left", "Disk quota exceeded", "os error 28"))
 
 
 def flatten(values: dict, prefix: str = "") -> dict[str, object]:

@@ -7,7 +7,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from infoxlm_core.errors import InfoXLMError
+from infoxlm_core import manifests
+from infoxlm_core.errors import InfoXLMError, StorageFull
 
 T = TypeVar("T")
 
@@ -68,12 +69,17 @@ def on_first(action: Callable[[], T]) -> T | None:
     Returns:
         what `action` returned, on the first worker; None on the others.
     """
-    result, failure = None, None
+    result: T | None = None
+    failure: InfoXLMError | None = None
     if rank() == 0:
         try:
             result = action()
         except InfoXLMError as error:
             failure = error
+        except Exception as error:
+            if not manifests.is_full(error):
+                raise
+            failure = StorageFull(f"no space left ({error}): free some, then run again")
     failure = from_first(failure)
     if failure is not None:
         raise failure

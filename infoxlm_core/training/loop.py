@@ -5,6 +5,7 @@ A step is a pure function of (seed, step) and of the state before it: there is n
 
 import contextlib
 import hashlib
+import json
 import logging
 import math
 import os
@@ -23,7 +24,7 @@ from infoxlm_core.errors import BadNumbersLimit, Preempted
 from infoxlm_core.training import distributed
 from infoxlm_core.training.checkpoints import Checkpoint, Checkpoints, flatten
 from infoxlm_core.training.optimizer import learning_rate, make_adamw
-from infoxlm_core.training.tracker import FileTracker, Tracker
+from infoxlm_core.training.tracker import FileTracker, Tracker, read
 
 logger = logging.getLogger(__name__)
 SECONDS_BETWEEN_LINES = 10.0
@@ -45,6 +46,9 @@ class Learner(Protocol):
     @property
     def weighting(self) -> str:
         """mean: each objective divided by its own targets · count: all by the targets of all."""
+
+    def begin(self) -> None:
+        """The run starts at step 0, not from a checkpoint."""
 
     def batches(self, step: int) -> Sequence[Any]:
         """This worker's micro-batches of a step: a pure function of the step."""
@@ -155,9 +159,11 @@ def train(learner: Learner, config: OptimizationConfig, checkpoints: Checkpoints
     if (about := distributed.from_first((found.step, found.meta) if found else None)) is not None:
         tensors = distributed.tensors_from_first(found.tensors if found else {})
         restore(Checkpoint(about[0], tensors, about[1]), learner, optimizer, progress)
+    else:
+        learner.begin()
     if first:
         tracker.resume(progress.step)
-    figures: dict[str, float] = {}
+    figures: dict[str, float] = about[1]["figures"] if about else {}
     console = Console(progress.step, config.steps)
     while progress.step < config.steps:
         stop = first and checkpoints.asked_to_stop()
@@ -172,23 +178,29 @@ def train(learner: Learner, config: OptimizationConfig, checkpoints: Checkpoints
                 "finite: lower optimization.learning_rate or raise contrast.temperature"
             )
         if progress.step % checkpoints.every == 0 or last or stopping:
-            distributed.on_first(lambda: checkpoints.save(snapshot(learner, optimizer, progress)))
+            distributed.on_first(lambda: checkpoints.save(snapshot(learner, optimizer, progress, figures)))  # noqa: B023
             if first:
                 tracker.sync()
         if stopping:
+            distributed.on_first(checkpoints.forget_request)
             raise Preempted(f"asked to stop after step {progress.step}: a checkpoint is saved, run again to go on")
     return figures
 
 
-def snapshot(learner: Learner, optimizer: torch.optim.Optimizer, progress: Progress) -> Checkpoint:
-    """Everything the next step depends on: weights, Adam's moments by parameter name, the learner's own state."""
+def snapshot(learner: Learner, optimizer: torch.optim.Optimizer, progress: Progress,
+             figures: Mapping[str, float]) -> Checkpoint:  # fmt: skip
+    """Everything the next step depends on: weights, Adam's moments by parameter name, the learner's own state.
+
+    The last step's figures come along, for a run that finds itself finished.
+    """
     names = {id(parameter): name for name, parameter in learner.module.named_parameters()}
     tensors = {f"model/{name}": tensor.detach() for name, tensor in learner.module.named_parameters()}
     for parameter, moments in optimizer.state.items():
         tensors |= {f"adam/{names[id(parameter)]}/{name}": value for name, value in moments.items()}
     tensors |= {f"learner/{name}": value for name, value in learner.state().items()}
     tensors = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
-    return Checkpoint(progress.step, tensors, {"updates": progress.updates, "bad_in_a_row": progress.bad_in_a_row})
+    meta = {"updates": progress.updates, "bad_in_a_row": progress.bad_in_a_row, "figures": dict(figures)}
+    return Checkpoint(progress.step, tensors, meta)
 
 
 def restore(checkpoint: Checkpoint, learner: Learner, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
@@ -258,7 +270,15 @@ def fingerprint(config: StageConfig) -> dict:
     """What a resumed run must share with the one that saved. Saving and logging may change; so may the workers."""
     relevant = config.model_dump(mode="json", exclude={"checkpoints", "log_every"})
     threads = {"threads": torch.get_num_threads(), "device": distributed.device().type}
-    return flatten(relevant) | threads | {f"made_by.{name}": value for name, value in manifests.made_by().items()}
+    made_by = {f"made_by.{name}": value for name, value in manifests.made_by().items() if name != "evaluation_code"}
+    return flatten(relevant) | threads | made_by
+
+
+def export_curves(run: Path, output: Path) -> None:
+    """Copy a run's curves beside its model, without what the clock says: equal trainings make equal artifacts."""
+    points = read(run / METRICS)
+    kept = [{"step": step} | {n: v for n, v in values.items() if n != "tokens_per_second"} for step, values in points]
+    (output / METRICS).write_text("".join(json.dumps(point) + "\n" for point in kept))
 
 
 def seed_dropout(*key: object) -> None:

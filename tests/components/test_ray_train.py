@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from components.adapters import ray_train
-from infoxlm_core.errors import ConfigMismatch
+from infoxlm_core.errors import ConfigMismatch, Preempted
 from infoxlm_core.pretraining import pretrain
 from infoxlm_core.training import loop, tracker
 from tests.conftest import tiny_config
@@ -43,6 +43,20 @@ def test_zero_one_and_two_workers_give_the_same_losses(cluster, tiny_shards, tmp
     assert losses(one) == losses(none)
     assert losses(two) == pytest.approx(losses(none), rel=1e-5)
     assert (tmp_path / "2/out/encoder/model.safetensors").exists()
+
+
+def test_sigterm_before_the_first_step_is_not_lost(tiny_shards, tmp_path):
+    def preempted_early(**arguments) -> dict:
+        os.kill(os.getpid(), signal.SIGTERM)  # while shards are read and the queue is filled
+        return pretrain(**arguments)
+
+    with pytest.raises(Preempted, match="after step 1"):
+        ray_train.run(
+            preempted_early, 0, config=tiny_config(), shards_path=tiny_shards, output=tmp_path / "out",
+            run=tmp_path / "run",
+        )  # fmt: skip
+
+    assert len(train(0, tiny_shards, tmp_path)) == 6
 
 
 def test_an_error_of_ours_comes_back_as_itself_without_retries(cluster, tiny_shards, tmp_path):

@@ -39,11 +39,32 @@ def test_a_stage_that_fails_leaves_nothing_behind(tmp_path):
 
 
 def test_what_a_dead_process_left_half_made_is_swept(tmp_path):
-    (tmp_path / "corpus" / ".abc.999999999").mkdir(parents=True)
+    (tmp_path / "corpus" / ".making-xyz").mkdir(parents=True)
+    (tmp_path / "corpus" / ".making-xyz.lock").touch()
 
     runtime.make(str(tmp_path), "corpus", "abc", build)
 
     assert [path.name for path in (tmp_path / "corpus").iterdir()] == ["abc"]
+
+
+def test_what_a_living_process_is_making_stays(tmp_path):
+    def look(output: Path) -> dict:
+        runtime.make(str(tmp_path), "corpus", "other", build)
+        assert output.is_dir()
+        return build(output)
+
+    runtime.make(str(tmp_path), "corpus", "abc", look)
+
+    assert {path.name for path in (tmp_path / "corpus").iterdir()} == {"abc", "other"}
+
+
+def test_the_content_of_a_given_model_belongs_to_the_key(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"a")
+    first = runtime.given(str(tmp_path))
+    (tmp_path / "model.safetensors").write_bytes(b"b")
+
+    assert len(first) == 1 and runtime.given(str(tmp_path)) != first
+    assert runtime.given(None) == runtime.given(str(tmp_path / "missing")) == []
 
 
 def test_a_found_artifact_is_verified(tmp_path):
@@ -73,6 +94,7 @@ def test_the_key_changes_with_config_and_inputs_but_not_with_how_often_to_save()
         (CorpusTooSmall("have=0 need=1"), 2, "CorpusTooSmall"),
         (ShardCorrupt("a is missing"), 3, "ShardCorrupt"),
         (OSError(errno.ENOSPC, "No space left on device"), 75, "StorageFull"),
+        (RuntimeError("I/O error: No space left on device (os error 28)"), 75, "StorageFull"),
         (RuntimeError("surprise"), 70, "InfoXLMError"),
     ],
 )

@@ -8,11 +8,13 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from infoxlm_core.config import FinetuningConfig, TokenizationConfig
 from infoxlm_core.data.shards import open_shards
-from infoxlm_core.errors import InputError
-from infoxlm_core.finetuning import _lay_out, finetune, read_labelled
+from infoxlm_core.errors import ConfigError, InputError
+from infoxlm_core.finetuning import Finetuning, _lay_out, finetune, read_labelled
 from infoxlm_core.model import pretrained
+from infoxlm_core.model.encoder import initialise
+from infoxlm_core.model.heads import Classifier
 from infoxlm_core.pretraining import build
-from infoxlm_core.training import loop, tracker
+from infoxlm_core.training import distributed, loop, tracker
 from tests.conftest import tiny_config
 from tests.core.test_tokenization import run, write_corpus
 from tests.toy_text import messages
@@ -85,6 +87,37 @@ def test_a_resumed_run_equals_an_undisturbed_one(encoder, data, tmp_path):
     assert losses[0] == losses[1]
 
 
+def test_the_loss_does_not_depend_on_the_workers_or_the_micro_batch_dropout_included(encoder, data, monkeypatch):
+    table = read_labelled(config(data), None)
+    train = table[table["split"] == "train"]
+
+    def total(workers: int, micro: int) -> float:
+        settings = config(data, micro_batch_size=micro, head_dropout=0.3)
+        model = Classifier(pretrained.load_encoder(encoder), 2, 0.3)
+        initialise(model.dense, 1), initialise(model.output, 1)
+        learner = Finetuning(settings, model, _lay_out(train, encoder, 30), (train["label"] == "Open").to_numpy())
+        monkeypatch.setattr(distributed, "world_size", lambda: workers)
+        loss = 0.0
+        for rank in range(workers):
+            monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
+            loss += sum(learner.losses(batch)[0]["classification"].item() for batch in learner.batches(5))
+        return loss
+
+    expected = total(1, 32)
+    assert total(2, 32) == pytest.approx(expected, rel=1e-5) and total(4, 3) == pytest.approx(expected, rel=1e-5)
+    with pytest.raises(ConfigError, match=r"33 workers must not exceed finetuning\.batch_size \(32\)"):
+        total(33, 32)
+
+
+def test_without_a_split_column_a_tenth_is_set_aside(data):
+    table = pd.read_csv(data, sep="\t").drop(columns="split")
+    table.to_csv(data.with_name("nosplit.csv"), index=False)
+
+    splits = read_labelled(config(data.with_name("nosplit.csv")), None)["split"]
+
+    assert 0.05 < (splits == "test").mean() < 0.15
+
+
 def test_a_pair_is_laid_out_as_xlm_r_does_and_the_longer_side_is_cut(encoder):
     table = pd.DataFrame({"text": ["Open the file now"], "text_pair": ["of"]}, dtype="string")
     tokenizer = AutoTokenizer.from_pretrained(encoder)
@@ -112,6 +145,8 @@ def test_two_text_columns_are_trained_as_pairs(encoder, data, tmp_path):
         ("text,label\na,b\n", {}, r"x\.csv: no column 'language' \(finetuning\.language\); there are text, label"),
         ("text,label,language\na,b,en\n ,b,en\n", {}, r"x\.csv:3: text is empty"),
         ("text,label,language\na,b,en\n", {}, "need=2 labels"),
+        ("text,label,language\nhello, world,b,en\n", {}, r"x\.csv:2: 4 fields, the header has 3: quote the text"),
+        ("text,label,language,split\na,b,en,dev\n", {}, r"x\.csv:2: split is 'dev': use train or test"),
         ("text,label,language\na,b,de\nc,d,de\n", {}, "set finetuning.train_languages"),
         ("text,label,language\na,b,en\nc,d,en\n", {"text_pair": "hypothesis"}, "no column 'hypothesis'"),
     ],

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ from infoxlm_core.data.samples import Sampler
 from infoxlm_core.data.shards import open_shards
 from infoxlm_core.errors import (
     BadNumbersLimit,
+    ConfigError,
     ConfigMismatch,
     LeaseHeld,
     NoValidCheckpoint,
@@ -117,7 +119,7 @@ def test_the_micro_batch_does_not_change_the_step(tiny_shards, micro, weighting)
         learner = Pretraining(config, build(config, shards).double(), Sampler(shards, config))
         learner.key_encoder.double()
         learner.queue.rows = learner.queue.rows.double()  # fp64: what is compared is the arithmetic, not its noise
-        learner.fill_queue()
+        learner.begin()
         parameters = list(learner.module.parameters())
         recorded = torch.optim.SGD(parameters, lr=0.0)
         recorded.step = lambda: grads.append(torch.cat([p.grad.flatten() for p in parameters]))
@@ -136,6 +138,33 @@ def test_the_micro_batch_does_not_change_the_step(tiny_shards, micro, weighting)
     torch.testing.assert_close(other_queue, queue)
 
 
+def _share_queue(rank: int, size: int, port: int, shards: Path, base: Path) -> None:
+    _join(rank, size, port)
+    torch.save(_queue_after_three_steps(shards), base / f"{size}.{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def _queue_after_three_steps(path: Path) -> torch.Tensor:
+    config, shards = tiny_config(), open_shards(path)
+    learner = Pretraining(config, build(config, shards), Sampler(shards, config))
+    learner.begin()
+    adam, progress = optimizer.make_adamw(learner.module.parameters(), config.optimization), loop.Progress()
+    for _ in range(3):
+        loop.train_step(learner, adam, config.optimization, progress)
+    return torch.cat([learner.queue.rows, learner.queue.meanings.float(), learner.queue.born[:, None].float()], dim=1)
+
+
+@pytest.mark.slow
+def test_every_worker_holds_the_queue_of_the_single_process_run(tiny_shards, tmp_path):
+    single = _queue_after_three_steps(tiny_shards)
+
+    _start_workers(_share_queue, 2, tiny_shards, tmp_path)
+
+    first, second = (torch.load(tmp_path / f"2.{rank}.pt", weights_only=True) for rank in range(2))
+    assert torch.equal(first, second)
+    torch.testing.assert_close(first, single, rtol=1e-5, atol=1e-5)
+
+
 def test_count_weighting_divides_by_all_targets(tiny_shards):
     shards = open_shards(tiny_shards)
     config = tiny_config(objectives={"weighting": "count"})
@@ -147,21 +176,27 @@ def test_count_weighting_divides_by_all_targets(tiny_shards):
     assert [round(n / 87, 4) for n in (76, 10, 1)] == [0.8736, 0.1149, 0.0115]
 
 
-def _worker(rank: int, size: int, port: int, shards: Path, base: Path) -> None:
+def _join(rank: int, size: int, port: int) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(size)}
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo")
+
+
+def _worker(rank: int, size: int, port: int, shards: Path, base: Path) -> None:
+    _join(rank, size, port)
     pretrain(tiny_config(), shards, base / "out", base / "run")
     torch.distributed.destroy_process_group()
 
 
-def _train_on(workers: int, shards: Path, base: Path) -> Path:
-    import socket
-
+def _start_workers(work, workers: int, shards: Path, base: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    mp.start_processes(_worker, (workers, port, shards, base), nprocs=workers, start_method="spawn")
+    mp.start_processes(work, (workers, port, shards, base), nprocs=workers, start_method="spawn")
+
+
+def _train_on(workers: int, shards: Path, base: Path) -> Path:
+    _start_workers(_worker, workers, shards, base)
     return base / "run"
 
 
@@ -295,6 +330,54 @@ def test_a_full_disk_leaves_the_older_checkpoint_and_nothing_half_written(
     assert [path.name for path in run.iterdir() if "step=" in path.name] == ["step=0000000002"]
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small file system")
+def test_a_really_full_disk_is_said_in_one_line(tiny_shards, tmp_path):
+    (tmp_path / "small").mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=96k", "tmpfs", str(tmp_path / "small")]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("this machine does not let tests mount a file system")
+    try:
+        with pytest.raises(StorageFull, match="no space"):
+            pretrain(tiny_config(), tiny_shards, tmp_path / "small/out", tmp_path / "small/run")
+        with pytest.raises(StorageFull, match="no space"):  # checkpoints fit elsewhere, the model does not fit here
+            pretrain(tiny_config(model={"hidden": 64}), tiny_shards, tmp_path / "small/out", tmp_path / "run")
+        assert not list((tmp_path / "small/run").glob("*step=*"))
+    finally:
+        subprocess.run(["umount", str(tmp_path / "small")], check=True)
+
+
+def test_a_finished_run_started_again_tells_its_figures(undisturbed, tiny_shards, tmp_path):
+    shutil.copytree(undisturbed, tmp_path / "run")
+
+    figures = pretrain(tiny_config(), tiny_shards, tmp_path / "out", tmp_path / "run")
+
+    assert figures["loss/xlco"].hex() == losses(undisturbed)[-1][3]
+
+
+def test_a_model_with_too_few_positions_is_refused(tiny_shards, tmp_path):
+    pretrain(tiny_config(), tiny_shards, tmp_path / "a", tmp_path / "run a")
+    longer = tiny_config(model={"start": str(tmp_path / "a/encoder")}, batches={"block_tokens": 40})
+
+    with pytest.raises(ConfigError, match=r"sequences of 40 tokens .* exceed the 32 positions"):
+        pretrain(longer, tiny_shards, tmp_path / "b", tmp_path / "run b")
+
+
+def test_with_dropout_too_the_samples_and_losses_do_not_depend_on_the_workers(tiny_shards, monkeypatch):
+    config, shards = tiny_config(model={"dropout": 0.2}), open_shards(tiny_shards)
+    learner = Pretraining(config, build(config, shards), Sampler(shards, config))
+    learner.begin()
+
+    def total(workers: int) -> float:
+        monkeypatch.setattr(distributed, "world_size", lambda: workers)
+        loss = 0.0
+        for rank in range(workers):
+            monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
+            loss += sum(learner.losses(batch)[0]["mlm"].item() for batch in learner.batches(0))
+        return loss
+
+    assert total(1) == pytest.approx(total(2), rel=1e-6) == pytest.approx(total(4), rel=1e-6)
+
+
 def test_asked_to_stop_it_saves_and_the_next_start_goes_on(undisturbed, tiny_shards, tmp_path, monkeypatch):
     asked = iter([False, False, False, True])
     monkeypatch.setattr(saving.Checkpoints, "asked_to_stop", lambda self: next(asked, False))
@@ -319,11 +402,11 @@ def test_a_bad_step_touches_neither_weights_nor_key_encoder_nor_queue(tiny_shard
     config = tiny_config(optimization={"warmup_steps": 0})
     shards = open_shards(tiny_shards)
     learner = Pretraining(config, build(config, shards), Sampler(shards, config))
-    learner.fill_queue()
+    learner.begin()
     adam = optimizer.make_adamw(learner.module.parameters(), config.optimization)
     progress = loop.Progress()
     loop.train_step(learner, adam, config.optimization, progress)
-    before = loop.snapshot(learner, adam, progress)
+    before = loop.snapshot(learner, adam, progress, {})
     plain = learner.losses
     monkeypatch.setattr(
         learner, "losses", lambda batch: ({n: v * float("nan") for n, v in plain(batch)[0].items()}, {})
@@ -333,7 +416,7 @@ def test_a_bad_step_touches_neither_weights_nor_key_encoder_nor_queue(tiny_shard
         figures, _ = loop.train_step(learner, adam, config.optimization, progress)
 
     assert figures["skipped"] == 1.0
-    after = loop.snapshot(learner, adam, progress)
+    after = loop.snapshot(learner, adam, progress, {})
     assert all(torch.equal(after.tensors[name], tensor) for name, tensor in before.tensors.items())
     assert (progress.step, progress.updates, progress.bad_in_a_row) == (3, 1, 2)
 
