@@ -13,6 +13,7 @@ def finetune(
     encoder: dsl.Input[dsl.Model],
     corpus: dsl.Input[dsl.Dataset],
     classifier: dsl.Output[dsl.Model],
+    metrics: dsl.Output[dsl.Metrics],
 ):
     """Fine-tune a sequence classifier on some languages.
 
@@ -23,11 +24,13 @@ def finetune(
         encoder: a model in Hugging Face format.
         corpus: output of prepare_corpus, whose labelled set is used if the config names no data.
         classifier: the fine-tuned model with its test set.
+        metrics: loss and accuracy of the last step.
     """
+    import json
     from pathlib import Path
 
     from components import runtime
-    from components.adapters import mlflow_runs, ray_train
+    from components.adapters import mlflow_runs, mlflow_tracker, ray_train
     from infoxlm_core import finetuning
     from infoxlm_core.config import FinetuningConfig
 
@@ -51,4 +54,8 @@ def finetune(
             ),
         )
         runtime.publish(classifier, made)
-        mlflow_runs.log_params(runtime.run_id(store), {"finetuning": checked.model_dump(mode="json")})
+        runtime.facts(made, metrics)
+        trained = json.loads((base / "manifest.json").read_bytes())["facts"]["steps"] > 0
+        run = runtime.run_id(store)
+        mlflow_tracker.ship(made / "metrics.jsonl", run, prefix="finetune/" if trained else "finetune_of_start/")
+        mlflow_runs.log_params(run, {"finetuning": checked.model_dump(mode="json")})

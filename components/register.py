@@ -44,7 +44,8 @@ def register(
             {key: flat[key] for key in {checked.metric, *HEADLINES} if key in flat},
             checked.metric,
             run,
-            {f"{key}_digest": value for key, value in inputs.items()},
+            {f"{key}_digest": value for key, value in inputs.items()}
+            | {"test_set": json.loads((judged / "scores.json").read_bytes())["test_set"]},
             (judged / "model_card.md").read_text(encoding="utf-8"),
         )
         mlflow_runs.log_params(run, {"registration": checked.model_dump(mode="json")})

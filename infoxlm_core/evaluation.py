@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from torch import Tensor
 
-from infoxlm_core import reports
+from infoxlm_core import manifests, reports
 from infoxlm_core.config import EvaluationConfig
 from infoxlm_core.errors import InputError
 from infoxlm_core.tasks import classification, perplexity, retrieval
@@ -84,6 +84,7 @@ def evaluate(
     scores = {
         "model": next(iter(encoders)),
         "pivot": pivot,
+        "test_set": manifests.digest([pairs, sentences]),
         "pairs": {
             language: {
                 "held_out": len(held_out[language]),

@@ -22,10 +22,10 @@ _SHIPPING = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOU
 _LONGEST_PAUSE = 60  # seconds between two attempts to reach a server that is gone
 
 
-def ship(path: Path, run_id: str) -> None:
-    """Deliver a whole `metrics.jsonl`; points that arrived before, from here or a stage that crashed, stay single."""
+def ship(path: Path, run_id: str, prefix: str = "") -> None:
+    """Deliver a whole `metrics.jsonl`, `prefix` before each name; points that arrived before stay single."""
     with answering(f"{path} -> MLflow run {run_id}"):
-        _Outbox(path, run_id).ship()
+        _Outbox(path, run_id, prefix).ship()
 
 
 class MlflowTracker:
@@ -94,8 +94,8 @@ class _Outbox:
     Steps that MLflow has from an attempt that crashed are not sent: redone, they may differ (tokens per second).
     """
 
-    def __init__(self, path: Path, run_id: str) -> None:
-        self.path, self.run_id = path, run_id
+    def __init__(self, path: Path, run_id: str, prefix: str = "") -> None:
+        self.path, self.run_id, self.prefix = path, run_id, prefix
         self._position = 0  # bytes of the file that are shipped
         self._last_steps: dict[str, int] = {}  # by metric, what MLflow had when we first asked
 
@@ -122,6 +122,7 @@ class _Outbox:
                 if not line.endswith(b"\n"):  # being written
                     break
                 step, values = parse(line, f"{self.path}, byte {reached}")
+                values = {self.prefix + name: value for name, value in values.items()}
                 new = {name: value for name, value in values.items() if step > self._last_step(client, name)}
                 if len(batch) + len(new) > MAX_METRICS_PER_BATCH:
                     client.log_batch(self.run_id, batch)

@@ -223,7 +223,13 @@ def _judge(client: "MlflowClient", version: "ModelVersion", metric: str) -> tupl
         return True, f"champion with {metric} {score}: the first one"
     if int(champion) == int(version.version):  # set before a crash, or by the same registration elsewhere
         return True, f"champion with {metric} {score}"
-    best = _score(client.get_model_version(version.name, champion).tags, metric)
+    holder = client.get_model_version(version.name, champion).tags
+    best = _score(holder, metric)
+    if holder.get("test_set") != version.tags.get("test_set"):
+        return False, (
+            f"candidate with {metric} {score}: champion version {champion} has {best} on another test set, "
+            "promote by hand"
+        )
     if score is None or best is None:
         return False, f"candidate with {metric} {score}: champion version {champion} has {best}, promote by hand"
     if score > best:

@@ -14,10 +14,13 @@ CARD = "---\nlanguage: [de, en]\nlicense: mit\n---\n# A tiny encoder\n\nIt knows
 METRIC = "retrieval/best"
 
 
-def register(store: Path, encoder: Path, digest: str, score: float, name: str = "tiny") -> Registration:
+def register(
+    store: Path, encoder: Path, digest: str, score: float, name: str = "tiny", test_set: str = "sha256:t"
+) -> Registration:
     run_id = mlflow_runs.open_run("tests", "demo", {"infoxlm.run": name}, store)
     scores = {METRIC: score, "perplexity/de": float("inf")}
-    return model_registry.register(name, encoder, digest, scores, METRIC, run_id, {"corpus": "sha256:c"}, CARD)
+    tags = {"corpus": "sha256:c", "test_set": test_set}
+    return model_registry.register(name, encoder, digest, scores, METRIC, run_id, tags, CARD)
 
 
 def champion(store: Path, name: str = "tiny") -> int:
@@ -50,6 +53,15 @@ def test_the_champion_changes_only_for_a_strictly_better_candidate(store, tiny_e
     assert (registration.version, registration.champion) == (2, expected == 2)
     assert "candidate" in registration.aliases
     assert champion(store) == expected
+
+
+def test_a_score_on_another_test_set_does_not_move_the_champion(store, tiny_encoders):
+    register(store, tiny_encoders["first"], "sha256:1", 0.5)
+
+    registration = register(store, tiny_encoders["second"], "sha256:2", 0.9, test_set="sha256:other")
+
+    assert not registration.champion and champion(store) == 1
+    assert "on another test set, promote by hand" in registration.reason
 
 
 def test_registering_the_same_content_again_changes_nothing(store, tiny_encoders):

@@ -152,6 +152,7 @@ def test_mlflow_has_the_curves_the_settings_the_report_and_one_champion(finished
     curve = client.get_metric_history(run.info.run_id, "loss/xlco")
     assert [point.step for point in curve] == list(range(10, STEPS + 1, 10))
     assert run.data.metrics["retrieval/best"] > 0
+    assert {"finetune/loss/classification", "finetune_of_start/loss/classification"} <= set(run.data.metrics)
     assert "evaluation/report.html" in [a.path for a in client.list_artifacts(run.info.run_id, "evaluation")]
     (version,) = client.search_model_versions("name = 'toy'")
     assert client.get_model_version_by_alias("toy", "champion").version == version.version
