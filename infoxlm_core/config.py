@@ -230,7 +230,7 @@ class ContrastConfig(StageConfig):
     """Query and key to unit length before the product."""
 
     pooling: Literal["cls", "mean"] = "cls"
-    """cls needs a start that knows language (XLM-R); from random weights take mean (SPEC.md 3.3 e)."""
+    """cls needs a start that knows language (XLM-R); from random weights take mean."""
 
     mixup: Share = 1.0
     """Probability that a pair is joined with another one."""

@@ -66,10 +66,15 @@ def run(
     """
     with _ending_clearly():
         checked = configs.load(config, tuple(set_ or ()))
+        from infoxlm_core.evaluation import HEADLINES
         from pipelines import local
 
         done = local.run(checked, store, config.stem)
-        typer.echo(f"report      {done['report']}")
+        scores = json.loads((Path(done["scores"]) / "manifest.json").read_bytes())["facts"]
+        for name in HEADLINES:
+            if name in scores:
+                typer.echo(f"{name:28}{scores[name]:10.4f}    untrained {scores[f'untrained/{name}']:10.4f}")
+        typer.echo(f"report      {done['scores']}/report.html")
         typer.echo(f"MLflow      mlflow ui --backend-store-uri {done['mlflow']}   (run {done['run_id']})")
         typer.echo(
             f"the model   infoxlm embed --store {store} models:/{checked.registration.name}@champion 'a sentence'"

@@ -31,7 +31,7 @@ def run(config: RunConfig, store: Path, name: str) -> dict:
         name: of the run in MLflow.
 
     Returns:
-        where to look: `store`, `report` (the HTML file), `mlflow` (tracking URI), `run_id`.
+        where to look: `store`, `scores` (directory with report.html), `mlflow` (tracking URI), `run_id`.
 
     Raises:
         InfoXLMError: what the failed stage said, with its exit code.
@@ -63,7 +63,7 @@ def run(config: RunConfig, store: Path, name: str) -> dict:
         run_id = _end(store, identity, status)
     return {
         "store": str(store),
-        "report": str(_report(root)),
+        "scores": str(_scores(root)),
         "mlflow": mlflow_runs.tracking_uri(store),
         "run_id": run_id,
     }
@@ -149,10 +149,10 @@ def _end(store: Path, identity: dict, status: str) -> str:
     return run_id
 
 
-def _report(root: Path) -> Path:
-    """The HTML report in the store, which KFP's artifact of a run points to."""
+def _scores(root: Path) -> Path:
+    """Where in the store the scores and the HTML report are, which KFP's artifact of the run points to."""
     pointers = sorted(root.glob("*/evaluate/scores"), key=lambda path: path.parent.parent.name)
-    return Path(json.loads(pointers[-1].read_bytes())["location"]) / "report.html"
+    return Path(json.loads(pointers[-1].read_bytes())["location"])
 
 
 def _reason(store: Path) -> errors.InfoXLMError:

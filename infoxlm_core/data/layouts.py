@@ -62,7 +62,7 @@ def lay_out(*segments: Sequences) -> Sequences:
 
 def mix(first: tuple[Sequences, Sequences], second: tuple[Sequences, Sequences], mode: np.ndarray, cross: np.ndarray,
         joined: np.ndarray) -> tuple[Sequences, Sequences]:  # fmt: skip
-    """Mixup (SPEC.md 3.3): pairs (c1, c2) and (d1, d2) -> query and key views.
+    """Mixup (InfoXLM, section 3.3): pairs (c1, c2) and (d1, d2) -> query and key views.
 
     Args:
         first, second: the two sides of N pairs each.

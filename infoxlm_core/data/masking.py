@@ -1,7 +1,7 @@
 """Which tokens a masked language model must predict, and what it sees in their place.
 
 Of a sequence of L tokens, floor(0.15 L + u) are chosen, u uniform in [0, 1), without replacement and special tokens
-included; each becomes `<mask>` with 0.8, stays with 0.1, becomes a random piece with 0.1 (SPEC.md 3.1, "exact").
+included; each becomes `<mask>` with 0.8, stays with 0.1, becomes a random piece with 0.1, as the released code does.
 """
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""Hugging Face in and out: our parameters under the names of `XLMRobertaForMaskedLM` (SPEC.md section 8)."""
+"""Hugging Face in and out: our parameters under the names of `XLMRobertaForMaskedLM`."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Find the translation: for each sentence the candidate with the highest cosine (Tatoeba's task; SPEC.md section 6).
+"""Find the translation: for each sentence the candidate with the highest cosine (Tatoeba's task).
 
 Pure functions of vectors. Two sides are aligned: row i of one translates row i of the other.
 """

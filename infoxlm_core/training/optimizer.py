@@ -1,4 +1,4 @@
-"""AdamW and its schedule: linear warm-up, linear decay to 0 (SPEC.md section 5)."""
+"""AdamW and its schedule: linear warm-up, linear decay to 0 (InfoXLM, appendix)."""
 
 from collections.abc import Iterable
 
@@ -16,7 +16,7 @@ def learning_rate(config: OptimizationConfig, updates: int) -> float:
 
 
 def make_adamw(parameters: Iterable[nn.Parameter], config: OptimizationConfig) -> torch.optim.AdamW:
-    """Decoupled weight decay on every parameter, LayerNorm and bias included (SPEC.md section 5)."""
+    """Decoupled weight decay on every parameter, LayerNorm and bias included as the released code has it."""
     return torch.optim.AdamW(
         parameters,
         lr=config.learning_rate,

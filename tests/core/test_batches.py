@@ -1,4 +1,4 @@
-"""Layouts, masks, mixup and sampling (SPEC.md A15 - A18)."""
+"""Layouts, masks, mixup and sampling (acceptance items A15 - A18)."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""The packed encoder against Hugging Face's (SPEC.md A5, A6, A9, A22)."""
+"""The packed encoder against Hugging Face's (acceptance items A5, A6, A9, A22)."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Key encoder and queue (SPEC.md A2, A7, A8, A10, A12)."""
+"""Key encoder and queue (acceptance items A2, A7, A8, A10, A12)."""
 
 import pytest
 import torch

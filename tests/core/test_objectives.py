@@ -1,4 +1,4 @@
-"""The losses against their formulas (SPEC.md A1, A2, A4)."""
+"""The losses against their formulas (acceptance items A1, A2, A4)."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The training loop: exact resume, equal results however the work is split, faults (SPEC.md A3, A11, A13, A14, A20)."""
+"""The training loop: exact resume, equal results however the work is split, faults (items A3, A11, A13, A14, A20)."""
 
 import itertools
 import json

@@ -208,6 +208,7 @@ def test_running_again_finds_everything_and_registers_nothing_new(finished):
     again = infoxlm("run", str(finished.parent / "toy.yaml"), "--store", str(finished))
 
     assert again.returncode == 0, again.stderr
+    assert "retrieval/best" in again.stdout and (only(finished, "scores/*") / "report.html").exists()
     assert {path: path.stat().st_mtime for path in finished.glob("*/*/manifest.json")} == made
     assert again.stdout.count("made before from the same inputs") == 6  # all but register
 
