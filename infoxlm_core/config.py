@@ -1,16 +1,21 @@
 """The typed configs, one class a stage. Names are strict, values are checked, the unit stands under each field.
 
-A run is one YAML file whose sections are these classes (`configs/demo.yaml`); the sections are the pipeline's
-parameters, name for name.
+They are the sections of a run's YAML file (`run_file.py`) and the pipeline's parameters, name for name.
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
-from pydantic import model_validator as _model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
 
 from infoxlm_core.errors import ConfigError
 
@@ -83,7 +88,7 @@ class CorpusSource(StageConfig):
     def paths(self) -> tuple[str, ...]:
         return (self.path,) if isinstance(self.path, str) else self.path
 
-    @_model_validator(mode="after")
+    @model_validator(mode="after")
     def _fits_its_format(self) -> Self:
         needed = {"text": (1, 1), "tsv": (1, 2), "moses": (2, 2)}.get(self.format)
         if needed and not needed[0] <= len(self.languages) <= needed[1]:
@@ -137,7 +142,7 @@ class PreparationConfig(StageConfig):
     cleaning: CleaningConfig = CleaningConfig()
     seed: NonNegativeInt = 1
 
-    @_model_validator(mode="after")
+    @model_validator(mode="after")
     def _names_are_known(self) -> Self:
         names = [corpus.name for corpus in self.corpora]
         if unknown := set(self.held_out) - set(names):
@@ -186,7 +191,7 @@ class ModelConfig(StageConfig):
 
     dropout: Share = 0.0
 
-    @_model_validator(mode="after")
+    @model_validator(mode="after")
     def _heads_divide(self) -> Self:
         if self.hidden % self.heads:
             raise ValueError(f"hidden ({self.hidden}) must be a multiple of heads ({self.heads})")
@@ -206,7 +211,7 @@ class ObjectivesConfig(StageConfig):
     mask_share: Share = 0.8
     keep_share: Share = 0.1
 
-    @_model_validator(mode="after")
+    @model_validator(mode="after")
     def _something_to_learn(self) -> Self:
         if not self.mlm + self.tlm + self.xlco:
             raise ValueError("at least one of mlm, tlm, xlco must be above 0")
@@ -263,7 +268,7 @@ class BatchesConfig(StageConfig):
     alpha: Share = 0.7
     """Languages and pairs are drawn with p proportional to n^alpha."""
 
-    @_model_validator(mode="after")
+    @model_validator(mode="after")
     def _batches_divide(self) -> Self:
         if self.global_batch_size % self.virtual_shards:
             raise ValueError(
@@ -294,7 +299,7 @@ class OptimizationConfig(StageConfig):
     max_bad_steps: PositiveInt = 3
     """Steps in a row with a loss or gradient that is not finite, before the run stops."""
 
-    @_model_validator(mode="after")
+    @model_validator(mode="after")
     def _warmup_ends(self) -> Self:
         if self.warmup_steps >= self.steps:
             raise ValueError(f"warmup_steps ({self.warmup_steps}) must be below steps ({self.steps})")
@@ -328,7 +333,7 @@ class PretrainingConfig(StageConfig):
         """Tokens of the longest sequence that is laid out."""
         return max(self.batches.block_tokens, 2 * self.batches.side_tokens + 3)
 
-    @_model_validator(mode="after")
+    @model_validator(mode="after")
     def _layers_and_lengths_fit(self) -> Self:
         if self.model.start is None and self.contrast.layer > self.model.layers:
             raise ValueError(f"contrast.layer ({self.contrast.layer}) is above model.layers ({self.model.layers})")
@@ -403,82 +408,3 @@ class RegistrationConfig(StageConfig):
 
     metric: str = "retrieval/best"
     """The score on which candidate and champion are compared; higher is better."""
-
-
-class RunConfig(StageConfig):
-    """One YAML file: everything a run of the pipeline needs."""
-
-    preparation: PreparationConfig
-    tokenization: TokenizationConfig = TokenizationConfig()
-    pretraining: PretrainingConfig = PretrainingConfig()
-    finetuning: FinetuningConfig = FinetuningConfig()
-    evaluation: EvaluationConfig = EvaluationConfig()
-    registration: RegistrationConfig = RegistrationConfig()
-    num_workers: NonNegativeInt = 0
-    """Ray workers of pre-training and fine-tuning, one a GPU or CPU core; 0: in the calling process."""
-
-    @_model_validator(mode="after")
-    def _workers_divide(self) -> Self:
-        if self.num_workers and self.pretraining.batches.virtual_shards % self.num_workers:
-            raise ValueError(
-                f"num_workers ({self.num_workers}) must divide "
-                f"pretraining.batches.virtual_shards ({self.pretraining.batches.virtual_shards})"
-            )
-        if self.num_workers > self.finetuning.batch_size:
-            raise ValueError(
-                f"num_workers ({self.num_workers}) must not exceed finetuning.batch_size ({self.finetuning.batch_size})"
-            )
-        return self
-
-
-# ---------------------------------------------------------------- YAML
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """YAML without surprises: no anchors, no tags beyond plain values, no key twice."""
-
-    def compose_node(self, parent, index):
-        if self.check_event(yaml.AliasEvent):
-            raise ConfigError(f"line {self.peek_event().start_mark.line + 1}: anchors and aliases are not allowed")
-        return super().compose_node(parent, index)
-
-    def construct_mapping(self, node, deep=False):
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key, (key_node, _) in zip(keys, node.value, strict=True):
-            if keys.count(key) > 1:
-                raise ConfigError(f"line {key_node.start_mark.line + 1}: {key!r} stands twice")
-        return super().construct_mapping(node, deep)
-
-
-def load(path: Path | str, overrides: tuple[str, ...] = ()) -> RunConfig:
-    """Read a run's YAML file and apply overrides such as `pretraining.optimization.steps=100`.
-
-    Raises:
-        ConfigError: one line with file, field, value and rule.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise ConfigError(f"{path}: no such config file")
-    if path.stat().st_size > 2**20:
-        raise ConfigError(f"{path}: larger than 1 MiB")
-    try:
-        values = yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)  # a SafeLoader
-        for override in overrides:
-            _override(values, override)
-        if not isinstance(values, dict):
-            raise ConfigError("the file holds no mapping of sections")
-        return RunConfig.parse(values)
-    except (ConfigError, yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
-
-
-def _override(values: Any, override: str) -> None:
-    name, equals, value = override.partition("=")
-    if not equals:
-        raise ConfigError(f"override {override!r}: write section.name=value")
-    *sections, last = name.strip().split(".")
-    for section in sections:
-        values = values.setdefault(section, {}) if isinstance(values, dict) else None
-    if not isinstance(values, dict):
-        raise ConfigError(f"override {override!r}: {'.'.join(sections)} is no section")
-    values[last] = yaml.load(value, Loader=_StrictLoader)

@@ -10,7 +10,8 @@ from typing import Annotated
 
 import typer
 
-from infoxlm_core import config as configs
+from infoxlm_core import run_file
+from infoxlm_core.config import EvaluationConfig
 from infoxlm_core.errors import InfoXLMError, InputError
 
 app = typer.Typer(
@@ -65,7 +66,7 @@ def run(
     a step whose inputs did not change is not run again, and a training that was killed goes on from its checkpoint.
     """
     with _ending_clearly():
-        checked = configs.load(config, tuple(set_ or ()))
+        checked = run_file.load(config, tuple(set_ or ()))
         from infoxlm_core.evaluation import HEADLINES
         from pipelines import local
 
@@ -144,7 +145,7 @@ def evaluate(
 
         names = {"model": model} | ({"floor": floor} if floor else {})
         encoders = {name: model_registry.load_encoder(source, store) for name, source in names.items()}
-        scores = evaluation.evaluate(configs.EvaluationConfig(), corpus, encoders, {}, output)
+        scores = evaluation.evaluate(EvaluationConfig(), corpus, encoders, {}, output)
         for name, value in scores.items():
             typer.echo(f"{name:40} {value:.4f}")
         typer.echo(f"report {output / 'report.html'}")

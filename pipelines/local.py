@@ -16,7 +16,7 @@ from typing import TextIO
 from components.adapters import mlflow_runs
 from components.runtime import DRIVER, OUTCOME
 from infoxlm_core import errors, manifests
-from infoxlm_core.config import RunConfig
+from infoxlm_core.run_file import RunConfig
 
 logger = logging.getLogger(__name__)
 SECTIONS = ("preparation", "tokenization", "pretraining", "finetuning", "evaluation", "registration")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from infoxlm_core import config as configs
+from infoxlm_core import run_file
 from pipelines import local
 from pipelines.cli import app
 
@@ -69,12 +69,12 @@ def test_a_bad_config_is_refused_in_one_line_before_anything_runs(config, tmp_pa
 
 
 def test_overrides_reach_the_config_and_a_wrong_one_is_refused(config):
-    assert configs.load(config, ("pretraining.optimization.steps=20000",)).pretraining.optimization.steps == 20_000
+    assert run_file.load(config, ("pretraining.optimization.steps=20000",)).pretraining.optimization.steps == 20_000
 
-    with pytest.raises(configs.ConfigError, match=r"write section\.name=value"):
-        configs.load(config, ("pretraining.optimization.steps",))
-    with pytest.raises(configs.ConfigError, match="num_workers is no section"):
-        configs.load(config, ("num_workers=1", "num_workers.x=1"))
+    with pytest.raises(run_file.ConfigError, match=r"write section\.name=value"):
+        run_file.load(config, ("pretraining.optimization.steps",))
+    with pytest.raises(run_file.ConfigError, match="num_workers is no section"):
+        run_file.load(config, ("num_workers=1", "num_workers.x=1"))
 
 
 def test_a_missing_config_and_a_missing_model_are_one_line(tmp_path):
@@ -86,7 +86,7 @@ def test_a_missing_config_and_a_missing_model_are_one_line(tmp_path):
 
 
 def test_the_demo_config_is_valid_and_holds_two_catalogs_out():
-    demo = configs.load(DEMO)
+    demo = run_file.load(DEMO)
 
     assert len(demo.preparation.held_out) == 2
     assert len(set(demo.preparation.languages) - {"en"}) >= 8
@@ -100,7 +100,7 @@ def test_help_names_every_command_and_the_exit_codes():
 
 
 def test_an_interrupted_run_goes_on_under_its_name_and_a_finished_one_does_not(config, tmp_path):
-    checked = configs.load(config)
+    checked = run_file.load(config)
     first = local._identity(checked, tmp_path, "demo")
 
     assert local._identity(checked, tmp_path, "demo")["run"] == first["run"]

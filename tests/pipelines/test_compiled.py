@@ -6,7 +6,7 @@ import pytest
 import yaml
 from kfp import compiler
 
-from infoxlm_core.config import RunConfig
+from infoxlm_core.run_file import RunConfig
 from pipelines.infoxlm import infoxlm
 
 COMPILED = Path(__file__).parents[2] / "pipelines/compiled/infoxlm.yaml"
