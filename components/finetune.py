@@ -26,12 +26,11 @@ def finetune(
         classifier: the fine-tuned model with its test set.
         metrics: loss and accuracy of the last step.
     """
-    import json
     from pathlib import Path
 
     from components import runtime
     from components.adapters import mlflow_runs, mlflow_tracker, ray_train
-    from infoxlm_core import finetuning
+    from infoxlm_core import finetuning, manifests
     from infoxlm_core.config import FinetuningConfig
 
     with runtime.ending_clearly(store, "finetune"):
@@ -55,7 +54,7 @@ def finetune(
         )
         runtime.publish(classifier, made)
         runtime.facts(made, metrics)
-        trained = json.loads((base / "manifest.json").read_bytes())["facts"]["steps"] > 0
+        trained = manifests.load(base)["facts"]["steps"] > 0
         run = runtime.run_id(store)
         mlflow_tracker.ship(made / "metrics.jsonl", run, prefix="finetune/" if trained else "finetune_of_start/")
         mlflow_runs.log_params(run, {"finetuning": checked.model_dump(mode="json")})

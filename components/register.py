@@ -27,6 +27,7 @@ def register(
 
     from components import runtime
     from components.adapters import mlflow_runs, model_registry
+    from infoxlm_core import manifests
     from infoxlm_core.config import RegistrationConfig
     from infoxlm_core.evaluation import HEADLINES
 
@@ -34,8 +35,8 @@ def register(
         checked = RegistrationConfig.parse(config, "registration")
         model, digest = runtime.find(encoder)
         judged, _ = runtime.find(scores)
-        flat = json.loads((judged / "manifest.json").read_bytes())["facts"]
-        inputs = json.loads((model / "manifest.json").read_bytes())["inputs"]
+        flat = manifests.load(judged)["facts"]
+        inputs = manifests.load(model)["inputs"]
         run = runtime.run_id(store)
         done = model_registry.register(
             checked.name,

@@ -76,9 +76,8 @@ def _end_with_driver() -> None:
 
 def key(kind: str, config: StageConfig, *inputs: str) -> str:
     """Name of an artifact: a digest of its config, the digests of its inputs and the code that makes it."""
-    relevant = config.model_dump(mode="json", exclude={"checkpoints", "log_every"})
-    made_by = {n: v for n, v in manifests.made_by().items() if n != "evaluation_code" or kind == "scores"}
-    return manifests.digest([kind, relevant, inputs, made_by]).removeprefix("sha256:")[:16]
+    made_by = manifests.made_by() if kind == "scores" else manifests.trained_by()
+    return manifests.digest([kind, config.relevant(), inputs, made_by]).removeprefix("sha256:")[:16]
 
 
 def given(path: str | None) -> list[str]:
@@ -135,7 +134,7 @@ def _sweep(directory: Path) -> None:
 
 def publish(artifact: Any, location: Path) -> None:
     """Let a KFP output artifact point to a directory of the store."""
-    digest = json.loads((location / manifests.NAME).read_bytes())["digest"]
+    digest = manifests.load(location)["digest"]
     Path(artifact.path).parent.mkdir(parents=True, exist_ok=True)
     manifests.write_atomically(Path(artifact.path), json.dumps({"location": str(location), "digest": digest}))
     artifact.metadata["digest"], artifact.metadata["location"] = digest, str(location)
@@ -150,9 +149,7 @@ def find(artifact: Any) -> tuple[Path, str]:
 def facts(location: Path, metrics: Any) -> dict[str, float]:
     """The numbers in an artifact's manifest; they also become KFP metrics."""
     numbers = {
-        name: value
-        for name, value in json.loads((location / manifests.NAME).read_bytes())["facts"].items()
-        if isinstance(value, int | float)
+        name: value for name, value in manifests.load(location)["facts"].items() if isinstance(value, int | float)
     }
     for name, value in numbers.items():
         metrics.log_metric(name.replace("/", "_"), value)

@@ -30,6 +30,10 @@ class StageConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
+    def relevant(self) -> dict:
+        """What decides the result, as plain values: everything but how often to save and log."""
+        return self.model_dump(mode="json", exclude={"checkpoints", "log_every"})
+
     @classmethod
     def parse(cls, values: Mapping[str, Any], where: str = "") -> Self:
         """Check a mapping; raise ConfigError with one line that names the first wrong field, its value and the rule."""

@@ -51,6 +51,16 @@ def made_by() -> dict[str, str]:
     }
 
 
+def trained_by() -> dict[str, str]:
+    """`made_by` without what only measures and reports."""
+    return {name: value for name, value in made_by().items() if name != "evaluation_code"}
+
+
+def load(directory: Path) -> dict:
+    """The manifest of an artifact as it stands, nothing verified."""
+    return json.loads((directory / NAME).read_bytes())
+
+
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file so that a reader sees the old content or all of the new, also after a crash."""
     temporary = path.with_name(f".{path.name}.tmp")

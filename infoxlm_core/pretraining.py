@@ -13,9 +13,10 @@ from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data.batches import PackedBatch, micro_batches
 from infoxlm_core.data.samples import Sampler
 from infoxlm_core.data.shards import Shards, open_shards
+from infoxlm_core.data.vocabulary import FIRST_POSITION
 from infoxlm_core.errors import ConfigError, TokenizerMismatch
 from infoxlm_core.model import pretrained, tokenizers
-from infoxlm_core.model.encoder import FIRST_POSITION, EncoderSize, initialise
+from infoxlm_core.model.encoder import EncoderSize, initialise
 from infoxlm_core.model.heads import InfoXLM
 from infoxlm_core.model.momentum import KeyEncoder, Queue
 from infoxlm_core.objectives import mlm_loss, xlco_hits, xlco_logits, xlco_loss
@@ -74,7 +75,12 @@ def build(config: PretrainingConfig, shards: Shards) -> InfoXLM:
     """The query encoder with heads: random weights by the seed, or those of `model.start`; the projection is random."""
     wanted, contrast, tokenizer = config.model, config.contrast, shards.manifest["facts"]["tokenizer"]
     size = EncoderSize(
-        shards.vocabulary_size, wanted.layers, wanted.hidden, wanted.ffn, wanted.heads, wanted.max_tokens + 2
+        shards.vocabulary_size,
+        wanted.layers,
+        wanted.hidden,
+        wanted.ffn,
+        wanted.heads,
+        wanted.max_tokens + FIRST_POSITION,
     )
     if wanted.start:
         size = pretrained.size_of(Path(wanted.start))

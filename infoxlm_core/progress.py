@@ -13,6 +13,12 @@ logger = logging.getLogger(__name__)
 SECONDS_BETWEEN_LINES = 15.0
 
 
+def time_left(seconds: float, done: int, total: int) -> str:
+    """`3:20 left`, if the rest goes as fast as what is done in so many seconds."""
+    left = seconds / done * (total - done)
+    return f"{left // 60:.0f}:{int(left % 60):02d} left"
+
+
 @contextmanager
 def progress(what: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
     """Show how far `what` is; the function it gives takes how many more units are done."""
@@ -30,8 +36,7 @@ def progress(what: str, total: int, unit: str) -> Iterator[Callable[[int], None]
         done += count
         now = time.monotonic()
         if now - spoke >= SECONDS_BETWEEN_LINES:
-            left = (now - began) / done * (total - done)
-            logger.info("%s: %d of %d %s, %d:%02d left", what, done, total, unit, left // 60, left % 60)
+            logger.info("%s: %d of %d %s, %s", what, done, total, unit, time_left(now - began, done, total))
             spoke = now
 
     yield advance

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from infoxlm_core import run_file
+from infoxlm_core import manifests, run_file
 from infoxlm_core.config import EvaluationConfig
 from infoxlm_core.errors import InfoXLMError, InputError
 
@@ -71,7 +71,7 @@ def run(
         from pipelines import local
 
         done = local.run(checked, store, config.stem)
-        scores = json.loads((Path(done["scores"]) / "manifest.json").read_bytes())["facts"]
+        scores = manifests.load(Path(done["scores"]))["facts"]
         for name in HEADLINES:
             if name in scores:
                 typer.echo(f"{name:28}{scores[name]:10.4f}    untrained {scores[f'untrained/{name}']:10.4f}")

@@ -12,9 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from infoxlm_core.data.shards import gather_slices
-from infoxlm_core.data.vocabulary import BOS, EOS
-
-FIRST_POSITION = 2
+from infoxlm_core.data.vocabulary import BOS, EOS, FIRST_POSITION
 
 
 @dataclass(frozen=True)

@@ -103,28 +103,27 @@ class Sampler:
     def _xlco(self, rng: np.random.Generator) -> tuple[Sequences, Sequences, np.ndarray]:
         contrast, count = self.config.contrast, self.per_shard
         tables, rows = self.pair_law.draw(count, rng)
-        other_tables, other_rows = self._partners(tables, rows, rng)
+        mine = self._meanings(tables, rows)
+        other_tables, other_rows, partner = self._partners(tables, mine, rng)
         mode, luck = rng.integers(0, 8, count), rng.random((2, count))
         joined = luck[0] < contrast.mixup
         queries, keys = mix(
             self._sides(tables, rows), self._sides(other_tables, other_rows), mode, luck[1] < contrast.cross, joined
         )
-        mine, partner = self._meanings(tables, rows), self._meanings(other_tables, other_rows)
         return queries, keys, np.stack([mine, np.where(joined, partner, mine)], axis=1)
 
     def _partners(
-        self, tables: np.ndarray, rows: np.ndarray, rng: np.random.Generator
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Mixup partners: of another corpus where there is one, and never the pair itself or its meaning."""
+        self, tables: np.ndarray, meanings: np.ndarray, rng: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Mixup partners, with their meanings: of another corpus where there is one, and never of the same meaning."""
         other_tables, other_rows = self.pair_law.draw_elsewhere(tables, self.corpora, rng)
         for _ in range(100):
-            same = self._meanings(tables, rows) == self._meanings(other_tables, other_rows)
+            partners = self._meanings(other_tables, other_rows)
+            same = meanings == partners
             if not same.any() or not self.config.contrast.mixup:
-                break
+                return other_tables, other_rows, partners
             other_tables[same], other_rows[same] = self.pair_law.draw_elsewhere(tables[same], self.corpora, rng)
-        else:
-            raise CorpusTooSmall("mixup finds no second meaning in the pairs: have=1 need=2; set contrast.mixup to 0")
-        return other_tables, other_rows
+        raise CorpusTooSmall("mixup finds no second meaning in the pairs: have=1 need=2; set contrast.mixup to 0")
 
     def _meanings(self, tables: np.ndarray, rows: np.ndarray) -> np.ndarray:
         found = np.empty(len(rows), np.int64)

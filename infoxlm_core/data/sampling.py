@@ -9,9 +9,14 @@ import hashlib
 import numpy as np
 
 
+def digest_key(*key: object) -> bytes:
+    """SHA-256 of a key: what every random decision is drawn by."""
+    return hashlib.sha256("/".join(map(str, key)).encode()).digest()
+
+
 def generator(*key: object) -> np.random.Generator:
     """A counter-based generator of its own for each key, such as (seed, step, virtual shard, purpose)."""
-    words = np.frombuffer(hashlib.sha256("/".join(map(str, key)).encode()).digest(), np.uint64)
+    words = np.frombuffer(digest_key(*key), np.uint64)
     return np.random.Generator(np.random.Philox(key=words[:2], counter=[*words[2:], 0, 0]))
 
 

@@ -18,8 +18,6 @@ from torch import Tensor, nn
 
 from infoxlm_core.objectives import full_precision
 
-FIRST_POSITION = 2
-
 
 @dataclass(frozen=True)
 class EncoderSize:

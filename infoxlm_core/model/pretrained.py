@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from transformers import XLMRobertaConfig
 
 from infoxlm_core import manifests
-from infoxlm_core.data.vocabulary import BOS, EOS, PAD
+from infoxlm_core.data.vocabulary import BOS, EOS, FIRST_POSITION, PAD
 from infoxlm_core.errors import InputError
-from infoxlm_core.model.encoder import FIRST_POSITION, Encoder, EncoderSize
+from infoxlm_core.model.encoder import Encoder, EncoderSize
 from infoxlm_core.model.heads import Classifier, InfoXLM
 from infoxlm_core.model.tokenizers import MODEL
 

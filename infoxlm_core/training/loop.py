@@ -4,7 +4,6 @@ A step is a pure function of (seed, step) and of the state before it: there is n
 """
 
 import contextlib
-import hashlib
 import json
 import logging
 import math
@@ -20,7 +19,9 @@ from torch import Tensor, nn
 
 from infoxlm_core import manifests
 from infoxlm_core.config import CheckpointsConfig, OptimizationConfig, StageConfig
+from infoxlm_core.data.sampling import digest_key
 from infoxlm_core.errors import BadNumbersLimit, Preempted
+from infoxlm_core.progress import time_left
 from infoxlm_core.training import distributed
 from infoxlm_core.training.checkpoints import Checkpoint, Checkpoints, flatten
 from infoxlm_core.training.optimizer import learning_rate, make_adamw
@@ -230,7 +231,7 @@ class Console:
     def __init__(self, start: int, steps: int) -> None:
         self.start, self.steps = start, steps
         self.began = self.spoke = time.monotonic()
-        self.tokens = self.since = 0.0
+        self.since = 0.0  # tokens
 
     def tell(self, step: int, figures: Mapping[str, float]) -> float:
         """Count a step, log a line if it is time; return tokens per second since the last line."""
@@ -238,13 +239,11 @@ class Console:
         self.since += figures["tokens"]
         rate = self.since / max(now - self.spoke, 1e-9)
         if now - self.spoke >= SECONDS_BETWEEN_LINES or step == self.steps:
-            left = (now - self.began) / (step - self.start) * (self.steps - step)
             losses = " ".join(
                 f"{name} {value:.3f}" for name, value in figures.items() if "loss/" in name or "accuracy" in name
             )
-            logger.info(
-                "step %d/%d %s, %.0f tokens/s, %d:%02d left", step, self.steps, losses, rate, left // 60, left % 60
-            )
+            left = time_left(now - self.began, step - self.start, self.steps - self.start)
+            logger.info("step %d/%d %s, %.0f tokens/s, %s", step, self.steps, losses, rate, left)
             self.spoke, self.since = now, 0.0
         return rate
 
@@ -268,10 +267,9 @@ def run_directory(
 
 def fingerprint(config: StageConfig) -> dict:
     """What a resumed run must share with the one that saved. Saving and logging may change; so may the workers."""
-    relevant = config.model_dump(mode="json", exclude={"checkpoints", "log_every"})
     threads = {"threads": torch.get_num_threads(), "device": distributed.device().type}
-    made_by = {f"made_by.{name}": value for name, value in manifests.made_by().items() if name != "evaluation_code"}
-    return flatten(relevant) | threads | made_by
+    made_by = {f"made_by.{name}": value for name, value in manifests.trained_by().items()}
+    return flatten(config.relevant()) | threads | made_by
 
 
 def export_curves(run: Path, output: Path) -> None:
@@ -283,7 +281,7 @@ def export_curves(run: Path, output: Path) -> None:
 
 def seed_dropout(*key: object) -> None:
     """Draw dropout from a key such as (seed, step, worker, micro-batch), not from what was drawn before."""
-    torch.manual_seed(int.from_bytes(hashlib.sha256("/".join(map(str, key)).encode()).digest()[:8], "little"))
+    torch.manual_seed(int.from_bytes(digest_key(*key)[:8], "little"))
 
 
 @contextlib.contextmanager
