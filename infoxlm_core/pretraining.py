@@ -182,7 +182,7 @@ class Pretraining:
             losses = {name: loss for name, loss in losses.items() if name in self.weights}
         if outputs.queries is not None:
             keys = self._make_keys(batch)
-            overlaps = self.queue.overlaps(batch.meanings) if self.config.contrast.mask_false_negatives else None
+            overlaps = self.queue.overlaps(batch.meanings) if self.config.contrast.false_negatives != "off" else None
             logits = xlco_logits(outputs.queries, keys, self.queue.rows, self.config.contrast.temperature, overlaps)
             losses["xlco"] = xlco_loss(logits)
             with torch.no_grad():

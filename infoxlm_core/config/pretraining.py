@@ -1,0 +1,203 @@
+"""Config of `pretrain`: model, objectives, contrast, batches."""
+
+from typing import Literal, Self
+
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from infoxlm_core.config.base import Share, StageConfig, Weight
+from infoxlm_core.config.training import CheckpointsConfig, OptimizationConfig
+
+
+class ModelConfig(StageConfig):
+    """Size of the encoder, or the checkpoint it starts from."""
+
+    start: str | None = None
+    """A Hugging Face XLM-R directory to continue from; its sizes then replace those below. None: random weights."""
+
+    layers: PositiveInt = 12
+    hidden: PositiveInt = 768
+    ffn: PositiveInt = 3072
+    heads: PositiveInt = 12
+    max_tokens: PositiveInt = 512
+    """Longest sequence, special tokens included."""
+
+    dropout: Share = 0.0
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> Self:
+        if self.hidden % self.heads:
+            raise ValueError(f"hidden ({self.hidden}) must be a multiple of heads ({self.heads})")
+        return self
+
+
+class ObjectivesConfig(StageConfig):
+    """Weights of the losses in L = sum of weight * mean loss (0: the objective is off), and how tokens are masked."""
+
+    mlm: Weight = 1.0
+    tlm: Weight = 1.0
+    xlco: Weight = 1.0
+    clm: Weight = 0.0
+    """Causal LM; only with system xlm."""
+
+    nsp: Weight = 0.0
+    """Next-sentence prediction; only with system bert."""
+
+    weighting: Literal["mean", "count"] = "mean"
+    """mean: each loss divided by its own targets · count: all by the targets of all (as the released code)."""
+
+    mask_ratio: Share = 0.15
+    mask_share: Share = 0.8
+    keep_share: Share = 0.1
+    masking: Literal["exact", "released", "xlm", "bert"] = "exact"
+    """Who is masked. exact: floor(ratio * length + u) of all positions, random tokens never special · released: the
+    same, but a random token may be `<mask>` · xlm: each position but the first with the ratio, random tokens from
+    all ids · bert: max(1, round(ratio * length)) of the positions that are not special."""
+
+    whole_words: bool = False
+    """Mask all pieces of a word together."""
+
+    @model_validator(mode="after")
+    def _something_to_learn(self) -> Self:
+        if not self.mlm + self.tlm + self.xlco + self.clm + self.nsp:
+            raise ValueError("at least one of mlm, tlm, xlco, clm, nsp must be above 0")
+        if self.mask_share + self.keep_share > 1:
+            raise ValueError("mask_share + keep_share must not exceed 1")
+        return self
+
+
+class ContrastConfig(StageConfig):
+    """Cross-lingual contrast (InfoXLM, section 3.3) with momentum, queue and mixup."""
+
+    layer: PositiveInt = 8
+    """The universal layer: output of this Transformer layer, counted from 1."""
+
+    queue_size: PositiveInt = 131_072
+    """Keys of earlier steps that serve as negatives."""
+
+    enqueue: Literal["step", "micro_batch"] = "step"
+    """step: once, after the update, so that results do not depend on the micro-batch · micro_batch: after each loss,
+    before the update (as the released code)."""
+
+    momentum: Share = 0.999
+    momentum_schedule: Literal["constant", "linear", "exponential", "refresh"] = "constant"
+    """linear: from `momentum` at the first step to 1 at the last · exponential: 1 - t^-alpha, at most `momentum`
+    · refresh: 0 every `refresh_every` steps, else `momentum`."""
+
+    momentum_alpha: PositiveFloat = 1.0
+    refresh_every: PositiveInt = 1_000
+    temperature: PositiveFloat = 0.25
+    normalise: bool = False
+    """Query and key to unit length before the product."""
+
+    pooling: Literal["cls", "mean"] = "cls"
+    """cls needs a start that knows language (XLM-R); from random weights take mean."""
+
+    symmetric: bool = False
+    """Half the loss from each side: the query's key finds its query too. Only the target's keys are enqueued."""
+
+    in_batch_negatives: bool = False
+    """The other keys of the micro-batch are negatives too; then the micro-batch size changes the result."""
+
+    mixup: Share = 1.0
+    """Probability that a pair is joined with another one."""
+
+    partner: Literal["other_corpus", "next"] = "other_corpus"
+    """other_corpus: a random pair of another corpus, where there is one · next: the next pair of the same corpus, for
+    ever the same (as the released code)."""
+
+    cross: Share = 0.5
+    """Probability that the joined pair exchanges its sides, so that each view mixes languages."""
+
+    corruption: Share = 0.0
+    """Share of the tokens of both views that is masked, answers thrown away (0.15 in the released code)."""
+
+    false_negatives: Literal["overlap", "exact", "off"] = "overlap"
+    """Which negatives are left out: those that share a meaning with the query, those of just its meanings, none."""
+
+    start_step: NonNegativeInt = 0
+    """Before this step contrast is off; the key encoder is a copy of the query encoder when it begins."""
+
+
+class BatchesConfig(StageConfig):
+    """What one optimizer step sees."""
+
+    global_batch_size: PositiveInt = 2048
+    """Samples of each objective per optimizer step, over all workers."""
+
+    virtual_shards: PositiveInt = 64
+    """Fixed slices of the global batch; the number of workers must divide it."""
+
+    micro_batch_size: PositiveInt = 32
+    """Samples of each objective per forward pass; changes memory and speed and, without dropout, never the result."""
+
+    block_tokens: PositiveInt = 512
+    """Longest MLM block."""
+
+    side_tokens: PositiveInt = 254
+    """Longest side of a pair, without special tokens."""
+
+    alpha: Share = 0.7
+    """Languages and pairs are drawn with p proportional to n^alpha."""
+
+    @model_validator(mode="after")
+    def _batches_divide(self) -> Self:
+        if self.global_batch_size % self.virtual_shards:
+            raise ValueError(
+                f"global_batch_size ({self.global_batch_size}) must be a multiple of "
+                f"virtual_shards ({self.virtual_shards})"
+            )
+        return self
+
+
+class ProbeConfig(StageConfig):
+    """Retrieval among a few held-out pairs while training goes on; it changes no result."""
+
+    every: NonNegativeInt = 1_000
+    """Optimizer steps between two probes; 0: none."""
+
+    pairs: PositiveInt = 100
+    """Held-out pairs of each language."""
+
+
+class PretrainingConfig(StageConfig):
+    """Token shards -> InfoXLM, or one of the systems it came from."""
+
+    system: Literal["infoxlm", "xlm", "bert"] = "infoxlm"
+    """Encoder and layouts. infoxlm: XLM-R's (also Unicoder and all ablations) · xlm: language embeddings, streams, one
+    objective and language a step · bert: segments, next-sentence pairs."""
+
+    model: ModelConfig = ModelConfig()
+    objectives: ObjectivesConfig = ObjectivesConfig()
+    contrast: ContrastConfig = ContrastConfig()
+    batches: BatchesConfig = BatchesConfig()
+    optimization: OptimizationConfig = OptimizationConfig()
+    checkpoints: CheckpointsConfig = CheckpointsConfig()
+    probe: ProbeConfig = ProbeConfig()
+    log_every: PositiveInt = 10
+    """Optimizer steps between two points of the curves."""
+
+    seed: NonNegativeInt = 1
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence that is laid out."""
+        return max(self.batches.block_tokens, 2 * self.batches.side_tokens + 3)
+
+    @model_validator(mode="after")
+    def _layers_and_lengths_fit(self) -> Self:
+        if self.model.start is None and self.contrast.layer > self.model.layers and self.objectives.xlco:
+            raise ValueError(f"contrast.layer ({self.contrast.layer}) is above model.layers ({self.model.layers})")
+        if self.model.start is None and self.longest > self.model.max_tokens:
+            raise ValueError(
+                f"sequences of {self.longest} tokens (batches.block_tokens, two batches.side_tokens and 3) "
+                f"exceed model.max_tokens ({self.model.max_tokens})"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _system_has_the_objective(self) -> Self:
+        known = {"infoxlm": ("mlm", "tlm", "xlco"), "xlm": ("mlm", "tlm", "clm"), "bert": ("mlm", "nsp")}[self.system]
+        for name in ("mlm", "tlm", "xlco", "clm", "nsp"):
+            if getattr(self.objectives, name) and name not in known:
+                raise ValueError(f"system {self.system} has no objective {name}: set objectives.{name} to 0")
+        return self

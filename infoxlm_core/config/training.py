@@ -1,0 +1,48 @@
+"""What every training needs: optimizer, schedule, checkpoints."""
+
+from typing import Literal, Self
+
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from infoxlm_core.config.base import Share, StageConfig, Weight
+
+
+class OptimizationConfig(StageConfig):
+    """AdamW; linear warm-up, then decay."""
+
+    steps: PositiveInt = 150_000
+    """Optimizer steps of the whole run, warm-up included."""
+
+    learning_rate: PositiveFloat = 2e-4
+    """Peak, reached after `warmup_steps` updates."""
+
+    warmup_steps: NonNegativeInt = 10_000
+    schedule: Literal["linear", "inverse_sqrt"] = "linear"
+    """After the warm-up. linear: to 0 at the last step · inverse_sqrt: peak * sqrt(warmup_steps / updates), warmed up
+    from 1e-7 (as XLM)."""
+
+    betas: tuple[Share, Share] = (0.9, 0.98)
+    epsilon: PositiveFloat = 1e-6
+    weight_decay: Weight = 0.01
+    decay: Literal["all", "no_bias_norm"] = "all"
+    """What decays, decoupled: every parameter (as the released code), or matrices and embeddings only."""
+
+    clip_norm: PositiveFloat = 1.0
+    """Of the gradients after division by the target count."""
+
+    max_bad_steps: PositiveInt = 3
+    """Steps in a row with a loss or gradient that is not finite, before the run stops."""
+
+    @model_validator(mode="after")
+    def _warmup_ends(self) -> Self:
+        if self.warmup_steps >= self.steps:
+            raise ValueError(f"warmup_steps ({self.warmup_steps}) must be below steps ({self.steps})")
+        return self
+
+
+class CheckpointsConfig(StageConfig):
+    every: PositiveInt = 5_000
+    """Optimizer steps between two checkpoints."""
+
+    keep: PositiveInt = 3
+    """Newest checkpoints that stay on disk."""
