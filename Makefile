@@ -1,13 +1,14 @@
 # Each target sets up what it needs: a virtual environment with exactly the versions of constraints.txt.
 PYTHON ?= python3
 VENV ?= .venv
+PEERS ?= .venv-peers
 BIN = $(VENV)/bin
 STORE ?= runs
 # One thread a process: two cores are shared by workers, servers and the runner itself.
 export OMP_NUM_THREADS = 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: help demo test check compile clean
+.PHONY: help demo test check compile bench clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
@@ -27,12 +28,25 @@ check: $(VENV)/installed ## style, types, layers: seconds
 compile: $(VENV)/installed ## compile the DAG to pipelines/compiled/
 	$(BIN)/infoxlm compile
 
+bench: $(PEERS)/installed ## measure against other people's tools: 20 minutes, with QUICK=1 one or two
+	$(PEERS)/bin/python -m benchmarks $(if $(QUICK),--quick)
+
 clean: ## remove the virtual environment and what runs left behind
-	rm -rf $(VENV) $(STORE)
+	rm -rf $(VENV) $(PEERS) $(STORE)
 
 # torch first and pinned: pulled in by another package it would be the newest, with gigabytes of CUDA.
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 -c constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
+	touch $@
+
+# The peers of the benchmarks, apart from all else; fairseq only where its pinned wheel fits (Python 3.11, x86-64).
+PIP = $(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check
+$(PEERS)/installed: benchmarks/peers.txt benchmarks/fairseq.txt constraints.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PIP) torch==2.13.0 -c constraints.txt
+	$(PIP) -r benchmarks/peers.txt -c constraints.txt
+	$(PIP) --no-deps --require-hashes -r benchmarks/fairseq.txt || echo "no fairseq here: what compares with it is skipped"
+	$(PIP) --no-deps -e .
 	touch $@

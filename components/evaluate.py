@@ -11,26 +11,28 @@ def evaluate(
     store: str,
     corpus: dsl.Input[dsl.Dataset],
     encoder: dsl.Input[dsl.Model],
-    start: dsl.Input[dsl.Model],
     classifier: dsl.Input[dsl.Model],
-    classifier_of_start: dsl.Input[dsl.Model],
     scores: dsl.Output[dsl.Artifact],
     report: dsl.Output[dsl.HTML],
     metrics: dsl.Output[dsl.Metrics],
+    start: dsl.Input[dsl.Model] = None,  # type: ignore[assignment]
+    classifier_of_start: dsl.Input[dsl.Model] = None,  # type: ignore[assignment]
+    trial: dict = {},  # noqa: B006
 ):
-    """Evaluate an encoder against the same model before its first step.
+    """Evaluate an encoder, against the same model before its first step if that is given.
 
     Args:
         config: an `EvaluationConfig` as a mapping.
         store: directory where artifacts are found by content.
         corpus: output of prepare_corpus, with held-out text.
         encoder: the trained model.
-        start: the untrained model.
         classifier: fine-tuned from `encoder`.
-        classifier_of_start: fine-tuned from `start`.
         scores: where all scores, figures and the model card are.
         report: the HTML report.
         metrics: the main scores.
+        start: the untrained model, a floor to compare with.
+        classifier_of_start: fine-tuned from `start`; both or neither.
+        trial: of an ablation: its variant and seed, whose run ends here.
     """
     import shutil
 
@@ -39,11 +41,13 @@ def evaluate(
     from infoxlm_core import evaluation
     from infoxlm_core.config import EvaluationConfig
 
-    with runtime.ending_clearly(store, "evaluate"):
+    with runtime.ending_clearly(store, "evaluate", trial):
         checked = EvaluationConfig.parse(config, "evaluation")
-        found = [runtime.find(artifact) for artifact in (corpus, encoder, start, classifier, classifier_of_start)]
-        text, trained, untrained, tuned, tuned_start = (location for location, _ in found)
-        name = runtime.key("scores", checked, *(digest for _, digest in found))
+        model = f"{trial['variant']} seed {int(trial['seed'])}" if trial else "InfoXLM"
+        text, digest = runtime.find(corpus)
+        pairs = {model: (encoder, classifier)} | ({"untrained": (start, classifier_of_start)} if start else {})
+        models = {name: [runtime.find(artifact) for artifact in pair] for name, pair in pairs.items()}
+        name = runtime.key("scores", checked, digest, *models, *(d for found in models.values() for _, d in found))
         made = runtime.make(
             store,
             "scores",
@@ -51,15 +55,17 @@ def evaluate(
             lambda output: evaluation.evaluate(
                 checked,
                 text,
-                {"InfoXLM": trained, "untrained": untrained},
-                {"InfoXLM": tuned, "untrained": tuned_start},
+                {name: found[0][0] for name, found in models.items()},
+                {name: found[1][0] for name, found in models.items()},
                 output,
             ),
         )
         runtime.publish(scores, made)
         shutil.copy(made / "report.html", report.path)
         flat = runtime.facts(made, metrics)
-        run = runtime.run_id(store)
+        run = runtime.run_id(store, trial)
         mlflow_runs.log_params(run, {"evaluation": checked.model_dump(mode="json")})
         mlflow_runs.log_metrics(run, flat)
         mlflow_runs.log_artifacts(run, made, "evaluation")
+        if trial:
+            mlflow_runs.end_run(run)

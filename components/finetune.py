@@ -14,6 +14,7 @@ def finetune(
     corpus: dsl.Input[dsl.Dataset],
     classifier: dsl.Output[dsl.Model],
     metrics: dsl.Output[dsl.Metrics],
+    trial: dict = {},  # noqa: B006
 ):
     """Fine-tune a sequence classifier on some languages.
 
@@ -25,6 +26,7 @@ def finetune(
         corpus: output of prepare_corpus, whose labelled set is used if the config names no data.
         classifier: the fine-tuned model with its test set.
         metrics: loss and accuracy of the last step.
+        trial: of an ablation: its variant, and its seed instead of the config's.
     """
     from pathlib import Path
 
@@ -33,8 +35,8 @@ def finetune(
     from infoxlm_core import finetuning, manifests
     from infoxlm_core.config import FinetuningConfig
 
-    with runtime.ending_clearly(store, "finetune"):
-        checked = FinetuningConfig.parse(config, "finetuning")
+    with runtime.ending_clearly(store, "finetune", trial):
+        checked = FinetuningConfig.parse(config | ({"seed": trial["seed"]} if trial else {}), "finetuning")
         base, base_digest = runtime.find(encoder)
         text, text_digest = runtime.find(corpus)
         name = runtime.key("classifier", checked, base_digest, text_digest, *runtime.given(checked.data))
@@ -55,6 +57,6 @@ def finetune(
         runtime.publish(classifier, made)
         runtime.facts(made, metrics)
         trained = manifests.load(base)["facts"]["steps"] > 0
-        run = runtime.run_id(store)
+        run = runtime.run_id(store, trial)
         mlflow_tracker.ship(made / "metrics.jsonl", run, prefix="finetune/" if trained else "finetune_of_start/")
         mlflow_runs.log_params(run, {"finetuning": checked.model_dump(mode="json")})

@@ -14,6 +14,7 @@ def pretrain(
     encoder: dsl.Output[dsl.Model],
     start: dsl.Output[dsl.Model],
     metrics: dsl.Output[dsl.Metrics],
+    trial: dict = {},  # noqa: B006
 ):
     """Pre-train InfoXLM (MLM + TLM + XLCO) on token shards.
 
@@ -25,21 +26,26 @@ def pretrain(
         encoder: the trained model in Hugging Face format.
         start: the same model before its first step, the floor of every comparison.
         metrics: losses of the last step.
+        trial: of an ablation: its variant and seed; the curves then go into a run of their own.
     """
     import functools
     from pathlib import Path
 
     from components import runtime
-    from components.adapters import mlflow_runs, mlflow_tracker, ray_train
+    from components.adapters import mlflow_runs, mlflow_tracker, model_source, ray_train
     from infoxlm_core import pretraining
     from infoxlm_core.config import PretrainingConfig
 
-    with runtime.ending_clearly(store, "pretrain"):
+    with runtime.ending_clearly(store, "pretrain", trial):
         checked = PretrainingConfig.parse(config, "pretraining")
         source, digest = runtime.find(shards)
-        run = runtime.run_id(store)
+        run = runtime.run_id(store, trial)
         mlflow_runs.log_params(run, {"pretraining": checked.model_dump(mode="json")})
-        name = runtime.key("pretrained", checked, digest, *runtime.given(checked.model.start))
+        local = checked
+        if checked.model.start:
+            found = str(model_source.fetch(checked.model.start, Path(store)))
+            local = checked.model_copy(update={"model": checked.model.model_copy(update={"start": found})})
+        name = runtime.key("pretrained", checked, digest, *runtime.given(local.model.start))
         made = runtime.make(
             store,
             "pretrained",
@@ -47,7 +53,7 @@ def pretrain(
             lambda output: ray_train.run(
                 pretraining.pretrain,
                 num_workers,
-                config=checked,
+                config=local,
                 shards_path=source,
                 output=output,
                 run=Path(store) / "runs" / f"pretrained-{name}",

@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +36,14 @@ DRIVER = "INFOXLM_DRIVER_PID"
 
 
 @contextlib.contextmanager
-def ending_clearly(store: str, name: str) -> Iterator[None]:
-    """Run a stage's body; turn what goes wrong into one line, an exit code and `outcome.json`."""
+def ending_clearly(store: str, name: str, trial: Mapping[str, Any] | None = None) -> Iterator[None]:
+    """Run a stage's body; turn what goes wrong into one line, an exit code and `outcome.json`.
+
+    Args:
+        trial: of an ablation, so that every line says which variant speaks.
+    """
+    if trial:
+        name = f"{name} {trial['variant']} seed {int(trial['seed'])}"
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {name}: %(message)s", datefmt="%H:%M:%S", force=True)
     for chatty in ("httpx", "py4j", "matplotlib", "fontTools", "alembic"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
@@ -156,14 +162,15 @@ def facts(location: Path, metrics: Any) -> dict[str, float]:
     return numbers
 
 
-def run_id(store: str) -> str:
-    """The MLflow run that all stages of this pipeline run share."""
-    from components.adapters import mlflow_runs
+def run_id(store: str, trial: Mapping[str, Any] | None = None) -> str:
+    """The MLflow run that all stages of this pipeline run share; for a trial of an ablation its own, nested in that."""
+    from components.adapters import mlflow_runs, trial_runs
 
     pipeline_run = os.environ.get("RUN_ID", "by-hand")  # set from the pod's label, or by the local runner
-    return mlflow_runs.open_run(
+    run = mlflow_runs.open_run(
         os.environ.get("MLFLOW_EXPERIMENT_NAME", "infoxlm"),
         os.environ.get("RUN_NAME", pipeline_run),
         {mlflow_runs.RUN_TAG: pipeline_run},
         Path(store),
     )
+    return trial_runs.open_trial(run, pipeline_run, trial) if trial else run

@@ -22,16 +22,23 @@ def tokenize_corpus(
         shards: where tokenizer and token shards are.
         metrics: sequences, tokens, vocabulary size.
     """
+    from pathlib import Path
+
     from components import runtime
-    from components.adapters import mlflow_runs
+    from components.adapters import mlflow_runs, model_source
     from infoxlm_core import tokenization
     from infoxlm_core.config import TokenizationConfig
+    from infoxlm_core.model import tokenizers
 
     with runtime.ending_clearly(store, "tokenize_corpus"):
         checked = TokenizationConfig.parse(config, "tokenization")
         source, digest = runtime.find(corpus)
-        name = runtime.key("shards", checked, digest, *runtime.given(checked.model))
-        made = runtime.make(store, "shards", name, lambda output: tokenization.tokenize(checked, source, output))
+        local = checked
+        if checked.model:
+            found = model_source.fetch(checked.model, Path(store), only=tokenizers.MODEL)
+            local = checked.model_copy(update={"model": str(found)})
+        name = runtime.key("shards", checked, digest, *runtime.given(local.model))
+        made = runtime.make(store, "shards", name, lambda output: tokenization.tokenize(local, source, output))
         runtime.publish(shards, made)
         counts = runtime.facts(made, metrics)
         run = runtime.run_id(store)

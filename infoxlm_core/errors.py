@@ -52,6 +52,12 @@ class EvaluationLeak(InfoXLMError):
     exit_code = 3
 
 
+class RankDesync(InfoXLMError):
+    """Workers of one training do not hold the same weights or queue."""
+
+    exit_code = 3
+
+
 class NoValidCheckpoint(InfoXLMError):
     """A run has saved before, but none of its checkpoints can be trusted."""
 

@@ -214,17 +214,21 @@ class Finetuning:
             "tokens": sum(len(batch.ids) for batch in batches),
         }
 
-    def losses(self, batch: LabelledBatch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def losses(self, batch: LabelledBatch, scales: Mapping[str, float]) -> tuple[Tensor, dict[str, Tensor]]:
         device = distributed.device()
         where = torch.from_numpy(positions(np.array(batch.lengths))).to(device)
         labels = batch.labels.to(device)
         with loop.autocast(device):
             logits = self.module(batch.ids.to(device), where, batch.lengths, batch.kept.to(device))
+        loss = F.cross_entropy(logits.float(), labels, reduction="sum")
         hits = (logits.argmax(dim=1) == labels).sum()
-        return {"classification": F.cross_entropy(logits.float(), labels, reduction="sum")}, {"hits": hits}
+        return loss * scales["classification"], {"classification": loss.detach(), "hits": hits}
 
-    def statistics(self, sums: Mapping[str, float], counts: Mapping[str, float]) -> dict[str, float]:
+    def statistics(self, sums: Mapping[str, Any], counts: Mapping[str, float]) -> dict[str, float]:
         return {"train/accuracy": sums["hits"] / counts["classification"]}
+
+    def observe(self, step: int) -> dict[str, float]:
+        return {}
 
     def finish_step(self, step: int, good: bool) -> None:
         """Nothing but the weights moves."""

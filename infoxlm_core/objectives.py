@@ -25,6 +25,30 @@ def mlm_loss(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(full_precision(logits), targets, reduction="sum")
 
 
+def clm_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Causal language modelling: cross-entropy of each next token, summed.
+
+    Args:
+        logits: (N, V) at all positions but each sequence's last.
+        targets: (N,) ids of the tokens that come next.
+
+    Source: Lample and Conneau 2019, section 3.2.
+    """
+    return mlm_loss(logits, targets)
+
+
+def nsp_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Next-sentence prediction: does the second part of a sequence follow the first? Summed over sequences.
+
+    Args:
+        logits: (B, 2).
+        labels: (B,) 0: it follows, 1: it comes from elsewhere.
+
+    Source: Devlin et al. 2019, section 3.1.
+    """
+    return F.cross_entropy(full_precision(logits), labels, reduction="sum")
+
+
 def xlco_logits(
     query: Tensor, key: Tensor, queue: Tensor, temperature: float, excluded: Tensor | None = None
 ) -> Tensor:
@@ -39,15 +63,16 @@ def xlco_logits(
 
     Source: InfoXLM, equation 6; `excluded` is ours.
     """
+    query = query / temperature  # (B, D): cheaper than to divide (B, 1 + K)
     positive = (query * key).sum(dim=1, keepdim=True)  # (B, 1)
     negative = query @ queue.T  # (B, K)
     if excluded is not None:
-        negative = negative.masked_fill(excluded, -torch.inf)
-    return full_precision(torch.cat([positive, negative], dim=1)) / temperature  # (B, 1 + K)
+        negative = negative.masked_fill_(excluded, -torch.inf)
+    return full_precision(torch.cat([positive, negative], dim=1))  # (B, 1 + K)
 
 
-def xlco_loss(logits: Tensor) -> Tensor:
-    """Cross-lingual contrast (InfoNCE), summed over the batch: find the translation among K others.
+def xlco_losses(logits: Tensor) -> Tensor:
+    """Cross-lingual contrast (InfoNCE) of each item, (B,): find the translation among K others.
 
     Args:
         logits: (B, 1 + K) of `xlco_logits`, the translation first.
@@ -55,7 +80,12 @@ def xlco_loss(logits: Tensor) -> Tensor:
     Source: InfoXLM, equation 6.
     """
     target = torch.zeros(len(logits), dtype=torch.long, device=logits.device)
-    return F.cross_entropy(logits, target, reduction="sum")
+    return F.cross_entropy(logits, target, reduction="none")
+
+
+def xlco_loss(logits: Tensor) -> Tensor:
+    """`xlco_losses`, summed over the batch."""
+    return xlco_losses(logits).sum()
 
 
 def xlco_hits(logits: Tensor) -> Tensor:

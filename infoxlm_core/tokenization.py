@@ -53,8 +53,8 @@ def tokenize(config: TokenizationConfig, corpus: Path, output: Path) -> dict:
     # a model of our own has rounded scores and so no differences; XLM-R's has a few where two splits tie
     _compare(folder, corpus, tolerated=0.001 if config.model else 0.0)
     tables = _encode(config, corpus, folder / tokenizers.MODEL, output)
-    tokens = sum(table["tokens"] for table in tables.values())
-    rows = sum(table["rows"] for table in tables.values())
+    training = [table for name, table in tables.items() if not name.startswith("held_out/")]
+    rows, tokens = (sum(table[what] for table in training) for what in ("rows", "tokens"))
     logger.info("wrote %d sequences (%d tokens) to %s", rows, tokens, output)
     return {
         "sequences": rows,
@@ -171,7 +171,7 @@ def _encode_chunk(model: str, columns: list[list[str]], end: bool) -> list[tuple
 
 def _encode(config: TokenizationConfig, corpus: Path, model: Path, output: Path) -> dict[str, dict]:
     """Encode every corpus in several processes; the shards do not depend on how many."""
-    files = sorted([*corpus.glob("mono/*/*.parquet"), *corpus.glob("pairs/*/*.parquet")])
+    files = sorted(path for kind in ("mono", "pairs", "held_out") for path in corpus.glob(f"{kind}/*/*.parquet"))
     total = sum(pq.read_metadata(path).num_rows for path in files)
     tables: dict[str, dict] = {}
     spawn = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang

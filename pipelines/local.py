@@ -1,4 +1,4 @@
-"""Run the same DAG on this machine: every component in a subprocess, artifacts in a local store, no cluster."""
+"""Run a DAG of ours on this machine: every component in a subprocess, artifacts in a local store, no cluster."""
 
 import contextlib
 import io
@@ -7,11 +7,14 @@ import logging
 import os
 import re
 import shutil
+import signal
 import sys
+import threading
 import time
 import warnings
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from components.adapters import mlflow_runs
 from components.runtime import DRIVER, OUTCOME
@@ -19,19 +22,19 @@ from infoxlm_core import errors, manifests
 from infoxlm_core.run_file import RunConfig
 
 logger = logging.getLogger(__name__)
-SECTIONS = ("preparation", "tokenization", "pretraining", "finetuning", "evaluation", "registration")
 
 
-def run(config: RunConfig, store: Path, name: str) -> dict:
-    """Run the pipeline; an interrupted run of the same config continues where it was.
+def run(dag: Any, arguments: Mapping[str, Any], store: Path, name: str) -> dict[str, str]:
+    """Run a pipeline; an interrupted run of the same pipeline with the same arguments continues where it was.
 
     Args:
-        config: everything the stages need.
+        dag: a function decorated with `dsl.pipeline` that takes `store`, and as its other parameters `arguments`.
+        arguments: everything the stages need, as plain values.
         store: directory for artifacts, checkpoints, and MLflow's SQLite file if MLFLOW_TRACKING_URI names no server.
         name: of the run in MLflow.
 
     Returns:
-        where to look: `store`, `scores` (directory with report.html), `mlflow` (tracking URI), `run_id`.
+        where to look: `mlflow` (tracking URI), `run_id`. Artifacts are found by `artifact`.
 
     Raises:
         InfoXLMError: what the failed stage said, with its exit code.
@@ -39,7 +42,7 @@ def run(config: RunConfig, store: Path, name: str) -> dict:
     store = store.resolve()
     store.mkdir(parents=True, exist_ok=True)
     (store / OUTCOME).unlink(missing_ok=True)
-    identity = _identity(config, store, name)
+    identity = _identity(dag.name, arguments, store, name)
     os.environ |= {
         DRIVER: str(os.getpid()),
         "RUN_ID": identity["run"],
@@ -48,11 +51,10 @@ def run(config: RunConfig, store: Path, name: str) -> dict:
         "OMP_WAIT_POLICY": "PASSIVE",
         "TOKENIZERS_PARALLELISM": "false",
     }
-    os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"  # steps run `python3`
-    root = store / "pipeline" / identity["run"]
     status = "FAILED"
     try:
-        _run_dag(config, store, root)
+        with _stopping_loops():
+            _run_dag(dag, {**arguments, "store": str(store)}, store / "pipeline" / identity["run"])
         status = "FINISHED"
     except RuntimeError as failure:  # KFP says only that a task failed; the stage has left its reason
         raise _reason(store) from failure
@@ -61,47 +63,88 @@ def run(config: RunConfig, store: Path, name: str) -> dict:
         raise errors.Preempted("interrupted: run the same command again to go on") from None
     finally:
         run_id = _end(store, identity, status)
-    return {
-        "store": str(store),
-        "scores": str(_scores(root)),
-        "mlflow": mlflow_runs.tracking_uri(store),
-        "run_id": run_id,
-    }
+    return {"mlflow": mlflow_runs.tracking_uri(store), "run_id": run_id}
+
+
+def sections(config: RunConfig, dag: Any) -> dict[str, Any]:
+    """The sections of a config that a pipeline has parameters for, as plain values.
+
+    KFP has no word for None: a field that is None is left out, which means the same.
+    """
+    values = config.model_dump(mode="json", exclude_none=True)
+    return {name: value for name, value in values.items() if name in dag.component_spec.inputs}
+
+
+def artifact(store: Path, task: str, output: str) -> Path | None:
+    """Where in the store an output of the last run here is, if its last attempt has made it."""
+    if not (store / "run.json").is_file():
+        return None
+    root = store.resolve() / "pipeline" / json.loads((store / "run.json").read_bytes())["run"]
+    attempts = sorted(path for path in root.glob("infoxlm*") if path.is_dir())
+    pointer = attempts[-1] / task / output if attempts else root
+    return Path(json.loads(pointer.read_bytes())["location"]) if pointer.is_file() else None
+
+
+@contextlib.contextmanager
+def _stopping_loops() -> Iterator[None]:
+    """Let Ctrl-C also stop what a loop has not begun: KFP would start it all the same, and wait."""
+    path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"  # steps run `python3`
+
+    def stop(number: int, frame: object) -> None:
+        os.environ["PATH"] = "/nothing"  # no step can be started any more
+        raise KeyboardInterrupt
+
+    os.environ["PATH"] = path
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        os.environ["PATH"] = path
 
 
 _NOISE = re.compile(
     r"\[KFP Executor|.*Wrote executor output file|\w+: (Metrics|Dataset|Model|HTML|Artifact)\(|uri=|metadata=\{"
     r"|.*\(TrainController |.*\(PlacementGroupCleaner |.*authentication_token_setup"
+    r"|.* - INFO - (Applying|After) expression selector|.* - INFO - Streamed logs:|.* outputs:$|-+$|Loading weights:"
 )
 _WORKER = re.compile(r"(\x1b\[\d+m)*\(RayTrainWorker [^)]*\)(\x1b\[\d+m)* ?")
 
+_ABOUT_TO_OPEN = -1
+
 
 class Readable(io.TextIOBase):
-    """What our stages say, without what KFP and Ray say of themselves; all of it goes into a log file."""
+    """What our stages say, without what KFP and Ray say of themselves; all of it goes into a log file.
+
+    The tasks of a loop speak at the same time, each from a thread of its own.
+    """
 
     def __init__(self, console: TextIO, log: Path) -> None:
         self.console = console
         self.log = log.open("a", encoding="utf-8")
-        self.line, self.dumping = "", False
+        self.speaker = threading.local()
 
     def write(self, text: str) -> int:
-        self.log.write(text)
-        *lines, self.line = (self.line + text).split("\n")
+        speaker = self.speaker
+        depth = getattr(speaker, "depth", 0)  # of the JSON that KFP shows at the begin of a task
+        *lines, speaker.begun = (getattr(speaker, "begun", "") + text).split("\n")
         for line in lines:
+            self.log.write(line + "\n")
             plain = line.strip()
-            self.dumping = self.dumping or plain.endswith("Got executor_input:")
-            if plain and not self.dumping and not _NOISE.match(plain):
+            if plain.endswith("Got executor_input:"):
+                depth = _ABOUT_TO_OPEN
+            elif depth:
+                depth = (0 if depth == _ABOUT_TO_OPEN else depth) + plain.count("{") - plain.count("}")
+            elif plain and not _NOISE.match(plain):
                 self.console.write(_WORKER.sub("", plain) + "\n")
-            self.dumping = self.dumping and line.rstrip() not in ("}", "    }")  # the runner may indent
+        speaker.depth = depth
         self.console.flush()
         self.log.flush()
         return len(text)
 
 
-def _run_dag(config: RunConfig, store: Path, root: Path) -> None:
+def _run_dag(dag: Any, arguments: Mapping[str, Any], root: Path) -> None:
     from kfp import local
-
-    from pipelines.infoxlm import infoxlm
 
     warnings.filterwarnings("ignore", category=FutureWarning)
     warnings.filterwarnings("ignore", message=".* have no effect in the current local runner")
@@ -113,16 +156,16 @@ def _run_dag(config: RunConfig, store: Path, root: Path) -> None:
         workspace_root=str(workspace),
         enable_caching=False,  # our store finds by content what KFP's local cache only finds by name
     )
-    # KFP has no word for None: a field that is None is left out, which means the same
-    sections = {name: getattr(config, name).model_dump(mode="json", exclude_none=True) for name in SECTIONS}
+    for handler in logging.getLogger().handlers:  # in a loop KFP also talks to them
+        handler.addFilter(lambda record: "/kfp/" not in record.pathname)
     with contextlib.redirect_stdout(Readable(sys.stdout, root / "log.txt")):
-        infoxlm(**sections, store=str(store), num_workers=config.num_workers)
+        dag(**arguments)
 
 
-def _identity(config: RunConfig, store: Path, name: str) -> dict:
-    """The run's id: that of the last run here if it had the same config and did not finish, else a new one."""
+def _identity(dag: str, arguments: Mapping[str, Any], store: Path, name: str) -> dict:
+    """The run's id: that of the last run here if it was the same and did not finish, else a new one."""
     path = store / "run.json"
-    wanted = manifests.digest(config.model_dump(mode="json"))
+    wanted = manifests.digest([dag, arguments])
     if path.is_file():
         last = json.loads(path.read_bytes())
         if last["config"] == wanted and last["status"] != "FINISHED":
@@ -147,12 +190,6 @@ def _end(store: Path, identity: dict, status: str) -> str:
     if status == "FINISHED":
         shutil.rmtree(store / "pipeline" / identity["run"] / "workspace", ignore_errors=True)
     return run_id
-
-
-def _scores(root: Path) -> Path:
-    """Where in the store the scores and the HTML report are, which KFP's artifact of the run points to."""
-    pointers = sorted(root.glob("*/evaluate/scores"), key=lambda path: path.parent.parent.name)
-    return Path(json.loads(pointers[-1].read_bytes())["location"])
 
 
 def _reason(store: Path) -> errors.InfoXLMError:

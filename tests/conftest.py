@@ -1,10 +1,14 @@
-"""One torch thread for all tests, and what several of them share: tiny token shards and a config that fits them."""
+"""One torch thread for all tests, and what several of them share: tiny token shards and a config that fits them.
+
+Tests marked `item("A13")` prove items of the acceptance checklist; the run ends with a table of them.
+"""
 
 import os
 
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -64,3 +68,28 @@ def tiny_config(**changes) -> PretrainingConfig:
     for section, change in changes.items():
         values[section] = {**values.get(section, {}), **change} if isinstance(change, dict) else change
     return PretrainingConfig.parse(values)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        proves = sorted({name for marker in item.iter_markers("item") for name in marker.args})
+        item.user_properties.append(("items", proves))
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    """The checklist: item, how many tests prove it, what became of them, and the figures they recorded."""
+    outcomes: dict[str, Counter] = {}
+    figures: dict[str, list[str]] = {}
+    for outcome in ("passed", "failed", "error", "skipped"):
+        for report in terminalreporter.stats.get(outcome, ()):
+            if outcome == "passed" and report.when != "call":
+                continue
+            properties = dict(report.user_properties)
+            for name in properties.get("items", ()):
+                outcomes.setdefault(name, Counter())[outcome] += 1
+                figures.setdefault(name, []).extend([properties["figure"]] if "figure" in properties else [])
+    if outcomes:
+        terminalreporter.section("acceptance checklist")
+    for name in sorted(outcomes, key=lambda name: (len(name), name)):
+        counts = ", ".join(f"{count} {outcome}" for outcome, count in outcomes[name].items())
+        terminalreporter.write_line(f"{name:4} {counts:24} {'; '.join(figures[name])}".rstrip())

@@ -87,7 +87,7 @@ def open_run(experiment: str, name: str, tags: dict[str, str], default_store: Pa
     from mlflow.entities import RunTag
 
     with answering(f"MLflow run {name}"):
-        run_id = os.environ.get("MLFLOW_RUN_ID") or _find_or_create(client, experiment, name, tags)
+        run_id = os.environ.get("MLFLOW_RUN_ID") or find_or_create(client, experiment, name, tags)
         run = client.get_run(run_id)
         check_location(run.info.artifact_uri)
         if run.info.status != "RUNNING":  # a retried stage; points are only taken by a run that is open
@@ -166,7 +166,8 @@ def check_location(location: str) -> None:
         raise InputError(f"MLflow keeps artifacts at {location}, not below {_artifact_root()}: use another experiment")
 
 
-def _find_or_create(client: "MlflowClient", experiment: str, name: str, tags: dict[str, str]) -> str:
+def find_or_create(client: "MlflowClient", experiment: str, name: str, tags: dict[str, str]) -> str:
+    """The oldest run of an experiment with the same `RUN_TAG`, made if there is none."""
     experiment_id = _experiment(client, experiment)
 
     def find() -> list:

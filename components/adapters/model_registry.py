@@ -75,7 +75,7 @@ def register(
 
     if _score(metrics, metric) is None:
         raise InputError(f"metric {metric} is {metrics.get(metric, 'missing')}, not a finite number: evaluate again")
-    _check_encoder(encoder_dir)
+    check_encoder(encoder_dir)
     client = MlflowClient()
     with mlflow_runs.answering(f"registered model {name}"):
         if not _versions(client, name, digest):
@@ -134,7 +134,7 @@ def load_encoder(source: str | Path, default_store: Path) -> Path:
     """
     match = _URI.fullmatch(str(source))
     if not match:
-        _check_encoder(Path(source))
+        check_encoder(Path(source))
         return Path(source)
     client = mlflow_runs.connect(default_store)
     import mlflow
@@ -149,11 +149,11 @@ def load_encoder(source: str | Path, default_store: Path) -> Path:
             target = tempfile.mkdtemp(prefix="infoxlm-")
             atexit.register(shutil.rmtree, target, ignore_errors=True)
         encoder = Path(mlflow.artifacts.download_artifacts(artifact_uri=f"{location}/model", dst_path=target))
-    _check_encoder(encoder)
+    check_encoder(encoder)
     return encoder
 
 
-def _check_encoder(directory: Path) -> None:
+def check_encoder(directory: Path) -> None:
     """Refuse what is no encoder, and what could run code while it is loaded."""
     if not (directory / "config.json").is_file() or not list(directory.glob("*.safetensors")):
         raise InputError(f"{directory} holds no config.json with *.safetensors: give the output of pretrain")

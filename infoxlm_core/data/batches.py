@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from infoxlm_core.data.layouts import Sequences, join, positions
+from infoxlm_core.data.layouts import join, positions
 from infoxlm_core.data.samples import Draw
 
 
@@ -23,9 +23,12 @@ class PackedBatch:
         lengths: tokens of each sequence; the first `lm_sequences` are MLM and TLM, the rest query views.
         target_rows: (N,) rows to predict, MLM's first; `target_ids` their answers; `mlm_targets` how many are MLM's.
         target_counts: targets in each MLM and TLM sequence.
+        target_groups: (N,) group of `Sampler.groups` that each target counts for.
         key_ids, key_positions, key_lengths: the key views, one for each query view.
-        meanings: (B, 2) int64 meanings joined in each view.
-        place: first virtual shard and number of the micro-batch, which dropout is drawn by.
+        meanings: (B, 2) int64 meanings joined in each view; view_groups: (B,) their groups.
+        items: contrast items: B, or B / 2 where each is contrasted from both sides (the second half then repeats the
+            first with query and key views exchanged).
+        place: step, first virtual shard and number of the micro-batch, which dropout is drawn by.
     """
 
     ids: Tensor
@@ -35,12 +38,15 @@ class PackedBatch:
     target_rows: Tensor
     target_ids: Tensor
     target_counts: tuple[int, ...]
+    target_groups: Tensor
     mlm_targets: int
     key_ids: Tensor
     key_positions: Tensor
     key_lengths: tuple[int, ...]
     meanings: Tensor
-    place: tuple[int, int] = (0, 0)
+    view_groups: Tensor
+    items: int
+    place: tuple[int, int, int] = (0, 0, 0)
 
     @property
     def tokens(self) -> int:
@@ -56,41 +62,41 @@ class PackedBatch:
         return PackedBatch(**parts)
 
 
-def micro_batches(draw: Draw, size: int) -> list[PackedBatch]:
-    """Cut a worker's samples into packed micro-batches of at most `size` samples of each objective."""
-    most = max(len(draw.mlm.lengths), len(draw.tlm.lengths), len(draw.queries.lengths))
-    return [_pack(draw, slice(start, start + size)) for start in range(0, most, size)]
+def micro_batches(draw: Draw, size: int, symmetric: bool = False) -> list[PackedBatch]:
+    """Cut a worker's samples into packed micro-batches of at most `size` samples of each objective.
+
+    Args:
+        symmetric: each contrast item also with query and key view exchanged.
+    """
+    most = max(len(draw.mlm.groups), len(draw.tlm.groups), len(draw.groups))
+    return [_pack(draw, slice(start, start + size), symmetric) for start in range(0, most, size)]
 
 
-def _pack(draw: Draw, part: slice) -> PackedBatch:
-    mlm, mlm_seen, mlm_rows = _cut(draw.mlm, draw.mlm_seen, draw.mlm_rows, part)
-    tlm, tlm_seen, tlm_rows = _cut(draw.tlm, draw.tlm_seen, draw.tlm_rows, part)
-    queries, keys = draw.queries[part], draw.keys[part]
-    lm = join([mlm, tlm])
-    rows = np.concatenate([mlm_rows, tlm_rows + len(mlm.flat)])
+def _pack(draw: Draw, part: slice, symmetric: bool) -> PackedBatch:
+    mlm, tlm = draw.mlm[part], draw.tlm[part]
+    queries, keys, meanings, view_groups = draw.queries[part], draw.keys[part], draw.meanings[part], draw.groups[part]
+    items = len(view_groups)
+    if symmetric:
+        queries, keys = join([queries, keys]), join([keys, queries])
+        meanings, view_groups = np.tile(meanings, (2, 1)), np.tile(view_groups, 2)
+    lm = join([mlm.sequences, tlm.sequences])
+    rows = np.concatenate([mlm.rows, tlm.rows + len(mlm.seen)])
     lengths = np.concatenate([lm.lengths, queries.lengths])
     owner = np.searchsorted(lm.lengths.cumsum(), rows, side="right")
     return PackedBatch(
-        ids=torch.from_numpy(np.concatenate([mlm_seen, tlm_seen, queries.flat])),
+        ids=torch.from_numpy(np.concatenate([mlm.seen, tlm.seen, queries.flat])),
         positions=torch.from_numpy(positions(lengths)),
         lengths=tuple(lengths.tolist()),
         lm_sequences=len(lm.lengths),
         target_rows=torch.from_numpy(rows),
         target_ids=torch.from_numpy(lm.flat[rows]),
         target_counts=tuple(np.bincount(owner, minlength=len(lm.lengths)).tolist()),
-        mlm_targets=len(mlm_rows),
+        target_groups=torch.from_numpy(np.concatenate([mlm.groups, tlm.groups])[owner]),
+        mlm_targets=len(mlm.rows),
         key_ids=torch.from_numpy(keys.flat),
         key_positions=torch.from_numpy(positions(keys.lengths)),
         key_lengths=tuple(keys.lengths.tolist()),
-        meanings=torch.from_numpy(draw.meanings[part]),
+        meanings=torch.from_numpy(meanings),
+        view_groups=torch.from_numpy(view_groups),
+        items=items,
     )
-
-
-def _cut(
-    sequences: Sequences, seen: np.ndarray, rows: np.ndarray, part: slice
-) -> tuple[Sequences, np.ndarray, np.ndarray]:
-    ends = np.concatenate([[0], sequences.lengths.cumsum()])
-    start, stop, _ = part.indices(len(sequences.lengths))
-    first, last = ends[start], ends[stop]
-    inside = rows[np.searchsorted(rows, first) : np.searchsorted(rows, last)]
-    return sequences[part], seen[first:last], inside - first

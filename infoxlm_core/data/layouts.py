@@ -7,11 +7,12 @@ One walk, letters being pieces: the pairs (ab, xyz) and (c, uv) of two corpora, 
 TLM writes one pair as <s> a b </s> x y z </s>; MLM writes sentences of one language as <s> a b </s> c </s>.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from infoxlm_core.data.shards import gather_slices
+from infoxlm_core.data.shards import end_to_end
 from infoxlm_core.data.vocabulary import BOS, EOS, FIRST_POSITION
 
 
@@ -27,7 +28,15 @@ class Sequences:
         start, stop, _ = part.indices(len(self.lengths))
         return Sequences(self.flat[ends[start] : ends[stop]], self.lengths[start:stop])
 
+    @property
+    def rows(self) -> list[np.ndarray]:
+        """The ids of each sequence, not copied."""
+        ends = self.lengths.cumsum()
+        spans = zip((ends - self.lengths).tolist(), ends.tolist(), strict=True)
+        return [self.flat[start:end] for start, end in spans]
 
+
+_BOS, _EOS = np.array([BOS]), np.array([EOS])
 NOTHING = Sequences(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
@@ -38,24 +47,28 @@ def join(parts: list[Sequences]) -> Sequences:
 
 def choose(condition: np.ndarray, yes: Sequences, no: Sequences) -> Sequences:
     """Sequence i of `yes` where condition[i], else of `no`."""
-    lengths = np.where(condition, yes.lengths, no.lengths)
-    starts = np.where(condition, yes.lengths.cumsum() - yes.lengths, no.lengths.cumsum() - no.lengths)
-    return Sequences(gather_slices([no.flat, yes.flat], condition.astype(np.int64), starts, lengths), lengths)
+    chosen = [y if c else n for c, y, n in zip(condition.tolist(), yes.rows, no.rows, strict=True)]
+    return Sequences(end_to_end(chosen), np.where(condition, yes.lengths, no.lengths))
 
 
 def lay_out(*segments: Sequences) -> Sequences:
     """`<s> segment </s> segment </s> …` for each i; a segment of no tokens is left out with its `</s>`."""
-    spans = [np.where(s.lengths > 0, s.lengths + 1, 0) for s in segments]
-    lengths = 1 + np.sum(spans, axis=0)
-    flat = np.full(lengths.sum(), EOS, np.int64)
-    start = lengths.cumsum() - lengths
-    flat[start] = BOS
-    start = start + 1
-    for segment, span in zip(segments, spans, strict=True):
-        within = np.arange(len(segment.flat)) - np.repeat(segment.lengths.cumsum() - segment.lengths, segment.lengths)
-        flat[np.repeat(start, segment.lengths) + within] = segment.flat
-        start = start + span
-    return Sequences(flat, lengths)
+    return _write(list(zip(*(s.rows for s in segments), strict=True)))
+
+
+def _write(sequences: Sequence[Sequence[np.ndarray]]) -> Sequences:
+    """The same for the segments of each sequence."""
+    parts: list[np.ndarray] = []
+    lengths = []
+    for segments in sequences:
+        parts.append(_BOS)
+        length = 1
+        for segment in segments:
+            if len(segment):
+                parts += (segment, _EOS)
+                length += len(segment) + 1
+        lengths.append(length)
+    return Sequences(end_to_end(parts), np.array(lengths, np.int64))
 
 
 def mix(first: tuple[Sequences, Sequences], second: tuple[Sequences, Sequences], mode: np.ndarray, cross: np.ndarray,
@@ -68,15 +81,22 @@ def mix(first: tuple[Sequences, Sequences], second: tuple[Sequences, Sequences],
         cross: (N,) true exchanges d1 and d2 first, so that each view mixes languages.
         joined: (N,) false leaves the second pair out; only bit 4 of the mode then counts.
     """
-    (c1, c2), (d1, d2) = first, second
-    empty = Sequences(np.empty(0, np.int64), np.zeros_like(c1.lengths))
-    d1, d2 = choose(cross, d2, d1), choose(cross, d1, d2)
-    d1, d2 = choose(joined, d1, empty), choose(joined, d2, empty)
-    swap_source, swap_target = (mode & 1 > 0) & joined, (mode & 2 > 0) & joined
-    source = lay_out(choose(swap_source, d1, c1), choose(swap_source, c1, d1))
-    target = lay_out(choose(swap_target, d2, c2), choose(swap_target, c2, d2))
-    exchange = mode & 4 > 0
-    return choose(exchange, target, source), choose(exchange, source, target)
+    queries, keys = [], []
+    pairs = zip(first[0].rows, first[1].rows, second[0].rows, second[1].rows, strict=True)
+    decisions = zip(mode.tolist(), cross.tolist(), joined.tolist(), strict=True)
+    for (c1, c2, d1, d2), (bits, crossed, both) in zip(pairs, decisions, strict=True):
+        if crossed:
+            d1, d2 = d2, d1
+        source, target = ([c1, d1], [c2, d2]) if both else ([c1], [c2])
+        if bits & 1:
+            source.reverse()
+        if bits & 2:
+            target.reverse()
+        if bits & 4:
+            source, target = target, source
+        queries.append(source)
+        keys.append(target)
+    return _write(queries), _write(keys)
 
 
 def positions(lengths: np.ndarray) -> np.ndarray:

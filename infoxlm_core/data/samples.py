@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from infoxlm_core.config import PretrainingConfig
+from infoxlm_core.config import ObjectivesConfig, PretrainingConfig
 from infoxlm_core.data import masking
 from infoxlm_core.data.layouts import NOTHING, Sequences, choose, join, lay_out, mix
 from infoxlm_core.data.sampling import Law, generator
@@ -14,18 +14,39 @@ from infoxlm_core.errors import CorpusTooSmall
 
 
 @dataclass(frozen=True)
-class Draw:
-    """All samples of some virtual shards at one step, laid out and masked, in the order of the global batch."""
+class Masked:
+    """Sequences with what the model sees in their place, the rows it must predict, and the group each belongs to."""
 
-    mlm: Sequences
-    mlm_seen: np.ndarray
-    mlm_rows: np.ndarray
-    tlm: Sequences
-    tlm_seen: np.ndarray
-    tlm_rows: np.ndarray
+    sequences: Sequences
+    seen: np.ndarray
+    rows: np.ndarray
+    groups: np.ndarray
+
+    def __getitem__(self, part: slice) -> "Masked":
+        ends = np.concatenate([[0], self.sequences.lengths.cumsum()])
+        start, stop, _ = part.indices(len(self.sequences.lengths))
+        inside = slice(*np.searchsorted(self.rows, (ends[start], ends[stop])))
+        return Masked(
+            self.sequences[part],
+            self.seen[ends[start] : ends[stop]],
+            self.rows[inside] - ends[start],
+            self.groups[part],
+        )
+
+
+@dataclass(frozen=True)
+class Draw:
+    """All samples of some virtual shards at one step, laid out and masked, in the order of the global batch.
+
+    Groups are numbers of `Sampler.groups`: which objective and language, or language pair, a sample counts for.
+    """
+
+    mlm: Masked
+    tlm: Masked
     queries: Sequences
     keys: Sequences
     meanings: np.ndarray
+    groups: np.ndarray
 
 
 class Sampler:
@@ -38,6 +59,9 @@ class Sampler:
     def __init__(self, shards: Shards, config: PretrainingConfig) -> None:
         self.config, self.vocabulary_size = config, shards.vocabulary_size
         batches, objectives = config.batches, config.objectives
+        self.starts_word = None
+        if objectives.whole_words:
+            self.starts_word = masking.word_starts(shards.directory / "tokenizer", shards.vocabulary_size)
         self.per_shard = batches.global_batch_size // batches.virtual_shards
         # The token limit counts <s>, which blocks get when they are laid out.
         blocks = {name: [make_blocks(t, batches.block_tokens - 1) for t in t_] for name, t_ in shards.mono.items()}
@@ -56,29 +80,51 @@ class Sampler:
         self.block_law = Law([[len(b) for b in blocks[n]] for n in sorted(blocks)], batches.alpha)
         sizes = [[len(pairs) for pairs in shards.pairs[name]] for name in sorted(shards.pairs)]
         self.pair_law = Law(sizes, batches.alpha)
+        self.groups = [f"mlm/{name}" for name in sorted(blocks)]
+        self.groups += [f"{objective}/{name}" for objective in ("tlm", "xlco") for name in sorted(shards.pairs)]
+        self.block_groups = np.repeat(np.arange(len(blocks)), [len(blocks[name]) for name in sorted(blocks)])
+        self.pair_groups = np.repeat(np.arange(len(sizes)), [len(counts) for counts in sizes]) + len(blocks)
 
-    def draw(self, step: int | str, virtual_shards: range, only_contrast: bool = False) -> Draw:
-        """The samples of some virtual shards at a step; `prefill…` names the steps of the reserved stream."""
+    def draw(self, step: int | str, virtual_shards: range, only: str = "") -> Draw:
+        """The samples of some virtual shards at a step; `prefill…` names the steps of the reserved stream.
+
+        Args:
+            only: "lm" leaves out contrast, "xlco" all but contrast.
+        """
         objectives = self.config.objectives
         mlm, tlm, xlco = [], [], []
         for shard in virtual_shards:
             key = (self.config.seed, step, shard)
-            if objectives.mlm and not only_contrast:
-                mlm.append(self._masked(self._mlm(generator(*key, "mlm")), generator(*key, "mlm mask")))
-            if objectives.tlm and not only_contrast:
-                tlm.append(self._masked(self._tlm(generator(*key, "tlm")), generator(*key, "tlm mask")))
-            if objectives.xlco:
-                xlco.append(self._xlco(generator(*key, "xlco")))
-        queries, keys, meanings = (
-            zip(*xlco, strict=True) if xlco else ([NOTHING], [NOTHING], [np.empty((0, 2), np.int64)])
-        )
-        return Draw(*_merge(mlm), *_merge(tlm), join(list(queries)), join(list(keys)), np.concatenate(meanings))
+            if objectives.mlm and only != "xlco":
+                mlm.append(self._masked(*self._mlm(generator(*key, "mlm")), generator(*key, "mlm mask")))
+            if objectives.tlm and only != "xlco":
+                tlm.append(self._masked(*self._tlm(generator(*key, "tlm")), generator(*key, "tlm mask")))
+            if objectives.xlco and only != "lm":
+                xlco.append(self._corrupted(*self._xlco(generator(*key, "xlco")), generator(*key, "corruption")))
+        empty = (NOTHING, NOTHING, np.empty((0, 2), np.int64), NOTHING.flat)
+        queries, keys, meanings, groups = zip(*xlco or [empty], strict=True)
+        views = join(list(queries)), join(list(keys)), np.concatenate(meanings), np.concatenate(groups)
+        return Draw(_merge(mlm), _merge(tlm), *views)
 
-    def _masked(self, sequences: Sequences, rng: np.random.Generator) -> tuple[Sequences, np.ndarray, np.ndarray]:
-        seen, rows = masking.mask(sequences.flat, sequences.lengths, self.vocabulary_size, self.config.objectives, rng)
-        return sequences, seen, rows
+    def _masked(self, sequences: Sequences, groups: np.ndarray, rng: np.random.Generator) -> Masked:
+        seen, rows = self._mask(sequences, self.config.objectives, rng)
+        return Masked(sequences, seen, rows, groups)
 
-    def _mlm(self, rng: np.random.Generator) -> Sequences:
+    def _mask(
+        self, sequences: Sequences, law: ObjectivesConfig, rng: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
+        return masking.mask(sequences.flat, sequences.lengths, self.vocabulary_size, law, rng, self.starts_word)
+
+    def _corrupted(
+        self, queries: Sequences, keys: Sequences, meanings: np.ndarray, groups: np.ndarray, rng: np.random.Generator
+    ) -> tuple[Sequences, Sequences, np.ndarray, np.ndarray]:
+        """Both views masked independently, the answers thrown away."""
+        if share := self.config.contrast.corruption:
+            law = self.config.objectives.model_copy(update={"mask_ratio": share})
+            queries, keys = (Sequences(self._mask(view, law, rng)[0], view.lengths) for view in (queries, keys))
+        return queries, keys, meanings, groups
+
+    def _mlm(self, rng: np.random.Generator) -> tuple[Sequences, np.ndarray]:
         tables, rows = self.block_law.draw(self.per_shard, rng)
         starts, lengths = np.empty_like(rows), np.empty_like(rows)
         for table in np.unique(tables):
@@ -87,7 +133,7 @@ class Sampler:
         flat = gather_slices([block.table.tokens for block in self.blocks], tables, starts, lengths)
         # sentences bring their own </s>: only <s> is put in front
         out = np.insert(flat, lengths.cumsum() - lengths, BOS)
-        return Sequences(out, lengths + 1)
+        return Sequences(out, lengths + 1), self.block_groups[tables]
 
     def _sides(self, tables: np.ndarray, rows: np.ndarray) -> tuple[Sequences, Sequences]:
         limit = self.config.batches.side_tokens
@@ -95,27 +141,32 @@ class Sampler:
         target = gather([pairs.target for pairs in self.pairs], tables, rows, limit)
         return Sequences(*source), Sequences(*target)
 
-    def _tlm(self, rng: np.random.Generator) -> Sequences:
-        source, target = self._sides(*self.pair_law.draw(self.per_shard, rng))
+    def _tlm(self, rng: np.random.Generator) -> tuple[Sequences, np.ndarray]:
+        tables, rows = self.pair_law.draw(self.per_shard, rng)
+        source, target = self._sides(tables, rows)
         swap = rng.random(self.per_shard) < 0.5
-        return lay_out(choose(swap, target, source), choose(swap, source, target))
+        return lay_out(choose(swap, target, source), choose(swap, source, target)), self.pair_groups[tables]
 
-    def _xlco(self, rng: np.random.Generator) -> tuple[Sequences, Sequences, np.ndarray]:
+    def _xlco(self, rng: np.random.Generator) -> tuple[Sequences, Sequences, np.ndarray, np.ndarray]:
         contrast, count = self.config.contrast, self.per_shard
         tables, rows = self.pair_law.draw(count, rng)
         mine = self._meanings(tables, rows)
-        other_tables, other_rows, partner = self._partners(tables, mine, rng)
+        other_tables, other_rows, partner = self._partners(tables, rows, mine, rng)
         mode, luck = rng.integers(0, 8, count), rng.random((2, count))
         joined = luck[0] < contrast.mixup
         queries, keys = mix(
             self._sides(tables, rows), self._sides(other_tables, other_rows), mode, luck[1] < contrast.cross, joined
         )
-        return queries, keys, np.stack([mine, np.where(joined, partner, mine)], axis=1)
+        meanings = np.stack([mine, np.where(joined, partner, mine)], axis=1)
+        return queries, keys, meanings, self.pair_groups[tables] + len(self.pair_law.totals)
 
     def _partners(
-        self, tables: np.ndarray, meanings: np.ndarray, rng: np.random.Generator
+        self, tables: np.ndarray, rows: np.ndarray, meanings: np.ndarray, rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Mixup partners, with their meanings: of another corpus where there is one, and never of the same meaning."""
+        if self.config.contrast.partner == "next":
+            following = (rows + 1) % np.array([len(pairs) for pairs in self.pairs])[tables]
+            return tables, following, self._meanings(tables, following)
         other_tables, other_rows = self.pair_law.draw_elsewhere(tables, self.corpora, rng)
         for _ in range(100):
             partners = self._meanings(other_tables, other_rows)
@@ -133,9 +184,13 @@ class Sampler:
         return found
 
 
-def _merge(parts: list[tuple[Sequences, np.ndarray, np.ndarray]]) -> tuple[Sequences, np.ndarray, np.ndarray]:
+def _merge(parts: list[Masked]) -> Masked:
     if not parts:
-        return NOTHING, NOTHING.flat, NOTHING.flat
-    shifts = np.cumsum([0, *(len(sequences.flat) for sequences, _, _ in parts)])
-    rows = [rows + shift for (_, _, rows), shift in zip(parts, shifts, strict=False)]
-    return join([p[0] for p in parts]), np.concatenate([p[1] for p in parts]), np.concatenate(rows)
+        return Masked(NOTHING, NOTHING.flat, NOTHING.flat, NOTHING.flat)
+    shifts = np.cumsum([0, *(len(part.seen) for part in parts)])
+    return Masked(
+        join([part.sequences for part in parts]),
+        np.concatenate([part.seen for part in parts]),
+        np.concatenate([part.rows + shift for part, shift in zip(parts, shifts, strict=False)]),
+        np.concatenate([part.groups for part in parts]),
+    )

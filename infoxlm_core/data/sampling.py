@@ -33,20 +33,19 @@ class Law:
         sizes: for each language (pair), the number of samples of each of its corpora.
         alpha: exponent of the language law.
 
-    Tables are numbered in the order of `sizes`, flattened.
+    Tables are numbered in the order of `sizes`, flattened. A table is drawn with p(language) times its share of the
+    language, then a row uniformly: the same as a language first, then any of its samples.
     """
 
     def __init__(self, sizes: list[list[int]], alpha: float) -> None:
-        self.by_language = [np.asarray(counts, np.int64) for counts in sizes]
-        self.totals = np.array([counts.sum() for counts in self.by_language], np.int64)
-        self.law = probabilities(self.totals, alpha)
-        self.first_table = np.cumsum([0, *(len(counts) for counts in self.by_language)])[:-1]
+        self.sizes = np.array([size for counts in sizes for size in counts], np.int64)
+        self.totals = np.array([sum(counts) for counts in sizes], np.int64)  # of each language
+        each = probabilities(self.totals, alpha) / np.maximum(self.totals, 1)  # of one sample
+        self.law = self.sizes * each.repeat([len(counts) for counts in sizes])
 
     def draw(self, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """`count` samples: their table numbers (count,) and rows within the table (count,)."""
-        languages = _pick(self.law, rng.random(count))
-        places = (rng.random(count) * self.totals[languages]).astype(np.int64)
-        return self._locate(languages, places)
+        return self._rows(_pick(self.law, rng.random(count)), rng)
 
     def draw_elsewhere(
         self, tables: np.ndarray, corpora: list[str], rng: np.random.Generator
@@ -57,37 +56,17 @@ class Law:
             tables: (count,) tables the partners must avoid.
             corpora: the corpus each table belongs to; two tables of one name are one corpus.
         """
-        chosen_table, chosen_row = self.draw(len(tables), rng)
-        luck = rng.random((2, len(tables)))
-        names = np.array(corpora)
-        for corpus in sorted({corpora[table] for table in tables}):
-            mine = names[tables] == corpus
-            allowed = [
-                counts * (names[first : first + len(counts)] != corpus)
-                for counts, first in zip(self.by_language, self.first_table, strict=True)
-            ]
-            totals = np.array([counts.sum() for counts in allowed])
-            if not totals.any():
-                continue  # only one corpus: keep the plain draw
-            # p(language) and the share of it that lies elsewhere
-            law = self.law * totals / np.maximum(self.totals, 1)
-            languages = _pick(law / law.sum(), luck[0, mine])
-            places = (luck[1, mine] * totals[languages]).astype(np.int64)
-            chosen_table[mine], chosen_row[mine] = self._locate(languages, places, allowed)
-        return chosen_table, chosen_row
+        number = {name: i for i, name in enumerate(corpora)}
+        names = np.array([number[name] for name in corpora])
+        own, luck, chosen = names[tables], rng.random(len(tables)), np.empty_like(tables)
+        for name in set(own.tolist()):
+            mine = own == name
+            law = self.law * (names != name)
+            chosen[mine] = _pick(law if law.any() else self.law, luck[mine])
+        return self._rows(chosen, rng)
 
-    def _locate(
-        self, languages: np.ndarray, places: np.ndarray, counts: list[np.ndarray] | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Table and row of the samples at `places` of their languages, whose corpora hold `counts` samples."""
-        tables, rows = np.empty_like(places), np.empty_like(places)
-        for language in np.unique(languages):
-            mine = languages == language
-            ends = (counts or self.by_language)[language].cumsum()
-            table = np.searchsorted(ends, places[mine], side="right")
-            rows[mine] = places[mine] - np.where(table > 0, ends[table - 1], 0)
-            tables[mine] = self.first_table[language] + table
-        return tables, rows
+    def _rows(self, tables: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        return tables, (rng.random(len(tables)) * self.sizes[tables]).astype(np.int64)
 
 
 def _pick(law: np.ndarray, luck: np.ndarray) -> np.ndarray:

@@ -6,9 +6,10 @@ tokens[offsets[i]:offsets[i + 1]]). Per corpus and language (pair) there are
     mono/de/weblate            rows are sentences that end with `</s>`, so that any run of rows is an MLM block
     pairs/en-de/weblate.source and .target     row i of both translate each other; no special tokens
     pairs/en-de/weblate.meanings               uint64, one hash of the English side a pair: equal hash, equal meaning
+    held_out/en-de/django.source …             the same for pairs that are kept for evaluation, for probes in training
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -112,6 +113,7 @@ class Shards:
 
     mono: dict[str, list[Table]]
     pairs: dict[str, list[Pairs]]
+    held_out: dict[str, list[Pairs]]
     manifest: dict
     directory: Path
 
@@ -132,6 +134,7 @@ def open_shards(directory: Path) -> Shards:
     facts = manifest["facts"]
     mono: dict[str, list[Table]] = {}
     pairs: dict[str, list[Pairs]] = {}
+    held_out: dict[str, list[Pairs]] = {}
     for name, table in sorted(facts["tables"].items()):
         if table["largest_id"] >= facts["vocabulary_size"]:
             raise ShardCorrupt(
@@ -148,31 +151,29 @@ def open_shards(directory: Path) -> Shards:
             meanings = _map(Path(f"{stem}.meanings"), MEANINGS)
             if not len(source) == len(target) == len(meanings):
                 raise ShardCorrupt(f"{stem}: source, target and meanings differ in length: run tokenize_corpus again")
-            pairs.setdefault(language, []).append(Pairs(corpus, source, target, meanings.view(np.int64)))
+            where = pairs if kind == "pairs" else held_out
+            where.setdefault(language, []).append(Pairs(corpus, source, target, meanings.view(np.int64)))
     if not mono and not pairs:
         raise CorpusTooSmall(f"{directory} holds no text: have=0 need=1 sentence")
-    return Shards(mono, pairs, manifest, directory)
+    return Shards(mono, pairs, held_out, manifest, directory)
 
 
 def gather(tables: list[Table], which: np.ndarray, rows: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]:
     """Read N rows, row rows[i] of tables[which[i]], each cut to `limit` tokens: flat tokens and (N,) lengths."""
-    starts, lengths = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
-    for number in np.unique(which):
-        mine = which == number
-        offsets = tables[number].offsets
-        starts[mine] = offsets[rows[mine]]
-        lengths[mine] = np.minimum(offsets[rows[mine] + 1] - starts[mine], limit)
-    return gather_slices([table.tokens for table in tables], which, starts, lengths), lengths
+    found = []
+    for number, row in zip(which.tolist(), rows.tolist(), strict=True):
+        table = tables[number]
+        start, end = table.offsets.item(row), table.offsets.item(row + 1)
+        found.append(table.tokens[start : min(end, start + limit)])
+    return end_to_end(found), np.fromiter(map(len, found), np.int64, len(found))
 
 
 def gather_slices(sources: list[np.ndarray], which: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """End to end, for every i: sources[which[i]][starts[i] : starts[i] + lengths[i]], as int64."""
-    ends = lengths.cumsum()
-    within = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - lengths, lengths)
-    read = np.repeat(starts, lengths) + within  # where each token is read
-    owner = np.repeat(which, lengths)
-    flat = np.empty(len(read), np.int64)
-    for number in np.unique(which):
-        mine = owner == number
-        flat[mine] = sources[number][read[mine]]
-    return flat
+    spans = zip(which.tolist(), starts.tolist(), (starts + lengths).tolist(), strict=True)
+    return end_to_end([sources[number][start:end] for number, start, end in spans])
+
+
+def end_to_end(parts: Sequence[np.ndarray | Sequence[int]]) -> np.ndarray:
+    """All parts, one after the other, as int64."""
+    return np.concatenate(parts).astype(np.int64) if parts else np.empty(0, np.int64)

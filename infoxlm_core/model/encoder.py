@@ -21,7 +21,11 @@ from infoxlm_core.objectives import full_precision
 
 @dataclass(frozen=True)
 class EncoderSize:
-    """Sizes of an encoder; `positions` counts rows of the position table (longest sequence + 2)."""
+    """Sizes of an encoder.
+
+    `positions` counts rows of the position table (longest sequence + 2); `types` rows of a table that is added at
+    every position too: XLM's languages, BERT's segments. 0: none.
+    """
 
     vocabulary: int
     layers: int
@@ -30,11 +34,12 @@ class EncoderSize:
     heads: int
     positions: int = 514
     epsilon: float = 1e-5
+    types: int = 0
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, queries: Sequence[int], keys: Sequence[int], heads: int,
-           dropout: float = 0.0) -> Tensor:  # fmt: skip
-    """Full attention inside each sequence, none across.
+           dropout: float = 0.0, causal: bool = False) -> Tensor:  # fmt: skip
+    """Full attention inside each sequence, or none to what comes later (`causal`), and none across.
 
     Args:
         query: (Q, d) rows that ask; key, value: (T, d) all rows.
@@ -52,14 +57,15 @@ def attend(query: Tensor, key: Tensor, value: Tensor, queries: Sequence[int], ke
         from torch.nn.attention.varlen import varlen_attn
 
         attended: Any = varlen_attn(
-            query, key, value, _starts(queries, query), _starts(keys, query), max(queries), max(keys)
-        )
+            query, key, value, _starts(queries, query), _starts(keys, query), max(queries), max(keys),
+            window_size=(-1, 0 if causal else -1),
+        )  # fmt: skip
         return attended.flatten(1)
 
     def one(*sequence: Tensor) -> Tensor:
         # (rows, heads, size) -> (1, heads, rows, size), the layout the CPU kernel is fastest on
         q, k, v = (rows.transpose(0, 1)[None] for rows in sequence)
-        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)[0].transpose(0, 1)
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=causal)[0].transpose(0, 1)
 
     sequences = zip(query.split(list(queries)), key.split(list(keys)), value.split(list(keys)), strict=True)
     results = [one(*sequence) for sequence in sequences if len(sequence[0])]
@@ -85,47 +91,61 @@ class Layer(nn.Module):
         self.output_norm = nn.LayerNorm(d, size.epsilon)
 
     def forward(self, hidden: Tensor, lengths: Sequence[int], rows: Tensor | None = None,
-                row_counts: Sequence[int] | None = None) -> Tensor:  # fmt: skip
+                row_counts: Sequence[int] | None = None, causal: bool = False) -> Tensor:  # fmt: skip
         """(T, d) -> (T, d), or -> (R, d) where only `rows` (R,) are read: exact, and cheaper for a last layer.
 
         `row_counts` says how many of `rows` lie in each sequence.
         """
+        return self.feed_forward(self.look_around(hidden, lengths, rows, row_counts, causal))
+
+    def look_around(self, hidden: Tensor, lengths: Sequence[int], rows: Tensor | None = None,
+                    row_counts: Sequence[int] | None = None, causal: bool = False) -> Tensor:  # fmt: skip
+        """The first half: attention within each sequence."""
         key, value = self.key(hidden), self.value(hidden)
         if rows is not None:
             hidden = hidden[rows]
-        dropout = self.dropout if self.training else 0.0
-        context = attend(
-            self.query(hidden), key, value, lengths if row_counts is None else row_counts, lengths, self.heads, dropout
-        )
-        hidden = self.attention_norm(hidden + F.dropout(self.attention_output(context), dropout))
+        dropout, queries = self.dropout if self.training else 0.0, lengths if row_counts is None else row_counts
+        context = attend(self.query(hidden), key, value, queries, lengths, self.heads, dropout, causal)
+        return self.attention_norm(hidden + F.dropout(self.attention_output(context), dropout))
+
+    def feed_forward(self, hidden: Tensor) -> Tensor:
+        """The second half, row by row."""
         change = self.down(F.gelu(self.up(hidden)))  # exact (erf) GELU
-        return self.output_norm(hidden + F.dropout(change, dropout))
+        return self.output_norm(hidden + F.dropout(change, self.dropout if self.training else 0.0))
 
 
 class Encoder(nn.Module):
     """Embeddings and layers. `Encoder(size, layers=8)` builds only the first 8: a key encoder needs no more."""
+
+    layer: type[Layer] = Layer
 
     def __init__(self, size: EncoderSize, dropout: float = 0.0, layers: int | None = None) -> None:
         super().__init__()
         self.size, self.dropout = size, dropout
         self.token_embedding = nn.Embedding(size.vocabulary, size.hidden)
         self.position_embedding = nn.Embedding(size.positions, size.hidden)
+        if size.types:
+            self.type_embedding = nn.Embedding(size.types, size.hidden)
         self.embedding_norm = nn.LayerNorm(size.hidden, size.epsilon)
-        self.layers = nn.ModuleList(Layer(size, dropout) for _ in range(size.layers if layers is None else layers))
+        self.layers = nn.ModuleList(self.layer(size, dropout) for _ in range(size.layers if layers is None else layers))
 
-    def embed(self, ids: Tensor, positions: Tensor) -> Tensor:
-        """(T,) ids and positions -> (T, d): the output of layer 0."""
-        hidden = self.embedding_norm(self.token_embedding(ids) + self.position_embedding(positions))
-        return F.dropout(hidden, self.dropout if self.training else 0.0)
+    def embed(self, ids: Tensor, positions: Tensor, types: Tensor | None = None) -> Tensor:
+        """(T,) ids, positions and, where there is a table of them, types -> (T, d): the output of layer 0."""
+        hidden = self.token_embedding(ids) + self.position_embedding(positions)
+        if types is not None and self.size.types:
+            hidden = hidden + self.type_embedding(types)
+        return F.dropout(self.embedding_norm(hidden), self.dropout if self.training else 0.0)
 
     def run(self, hidden: Tensor, lengths: Sequence[int], first: int, last: int, rows: Tensor | None = None,
-            row_counts: Sequence[int] | None = None) -> Tensor:  # fmt: skip
+            row_counts: Sequence[int] | None = None, causal: bool = False) -> Tensor:  # fmt: skip
         """Take the output of layer `first` to the output of layer `last`, there only `rows` if given."""
         if first == last:
             return hidden if rows is None else hidden[rows]
         for layer in self.layers[first : last - 1]:
-            hidden = layer(hidden, lengths)
-        return self.layers[last - 1](hidden, lengths, rows, row_counts)
+            hidden = layer(hidden, lengths, causal=causal)
+        if causal and rows is not None:  # a causal kernel counts its queries from the first row
+            return self.layers[last - 1](hidden, lengths, causal=True)[rows]
+        return self.layers[last - 1](hidden, lengths, rows, row_counts, causal)
 
     def forward(self, ids: Tensor, positions: Tensor, lengths: Sequence[int], last: int | None = None) -> Tensor:
         """(T,) ids and positions -> (T, d) output of layer `last` (default: the top one)."""

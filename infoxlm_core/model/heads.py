@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from infoxlm_core.data.batches import PackedBatch
+from infoxlm_core.linear_cross_entropy import linear_cross_entropy
 from infoxlm_core.model.encoder import Encoder, EncoderSize, pool
 from infoxlm_core.objectives import full_precision
 
@@ -20,9 +21,17 @@ class MaskedLMHead(nn.Module):
         self.norm = nn.LayerNorm(size.hidden, size.epsilon)
         self.bias = nn.Parameter(torch.zeros(size.vocabulary))
 
+    def states(self, hidden: Tensor) -> Tensor:
+        """(N, d) at masked positions -> (N, d), what is compared with the word embeddings."""
+        return self.norm(F.gelu(self.dense(hidden)))
+
     def forward(self, hidden: Tensor, embedding: Tensor) -> Tensor:
         """(N, d) at masked positions, (V, d) word embeddings -> (N, V) logits."""
-        return F.linear(self.norm(F.gelu(self.dense(hidden))), embedding, self.bias)
+        return F.linear(self.states(hidden), embedding, self.bias)
+
+    def loss(self, hidden: Tensor, embedding: Tensor, targets: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        """The scaled loss to differentiate and (N,) losses, without (N, V) logits: see `linear_cross_entropy`."""
+        return linear_cross_entropy(self.states(hidden), embedding, self.bias, targets, scale)
 
 
 class Classifier(nn.Module):
@@ -48,9 +57,16 @@ class Classifier(nn.Module):
 
 @dataclass
 class Outputs:
-    """What one forward pass of InfoXLM gives: logits (N, V) of MLM and TLM targets in order, queries (B, d)."""
+    """What one forward pass of InfoXLM gives.
 
-    logits: Tensor | None
+    Attributes:
+        loss: the scaled sum of the MLM and TLM losses, to differentiate.
+        losses: (N,) losses of the MLM and TLM targets in order, in nats, without gradient.
+        queries: (B, d) in fp32.
+    """
+
+    loss: Tensor | None
+    losses: Tensor | None
     queries: Tensor | None
 
 
@@ -70,7 +86,8 @@ class InfoXLM(nn.Module):
         self.projection = nn.Parameter(torch.empty(size.hidden, size.hidden))  # z = h @ projection
         self.contrast_layer, self.pooling, self.normalise = contrast_layer, pooling, normalise
 
-    def forward(self, batch: PackedBatch) -> Outputs:
+    def forward(self, batch: PackedBatch, scale: Tensor | None = None) -> Outputs:
+        """One packed micro-batch, all objectives; `scale` (N,) is each target's factor in the loss (none: 1)."""
         contrast, top = self.contrast_layer, self.encoder.size.layers
         lm, views = batch.lengths[: batch.lm_sequences], batch.lengths[batch.lm_sequences :]
         hidden = self.encoder.embed(batch.ids, batch.positions)  # (T, d)
@@ -80,10 +97,12 @@ class InfoXLM(nn.Module):
             hidden, contrasted = hidden.split([sum(lm), sum(views)])
             queries = project(pool(contrasted, views, self.pooling), self.projection, self.normalise)
         if not lm:
-            return Outputs(None, queries)
+            return Outputs(None, None, queries)
         first = contrast if views else 0
         hidden = self.encoder.run(hidden, lm, first, top, batch.target_rows, batch.target_counts)  # (N, d)
-        return Outputs(self.head(hidden, self.encoder.token_embedding.weight), queries)
+        if scale is None:
+            scale = torch.ones(len(batch.target_ids), device=hidden.device)
+        return Outputs(*self.head.loss(hidden, self.encoder.token_embedding.weight, batch.target_ids, scale), queries)
 
 
 def project(pooled: Tensor, projection: Tensor, normalise: bool) -> Tensor:

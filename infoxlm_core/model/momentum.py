@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from infoxlm_core.config import ContrastConfig
 from infoxlm_core.model.encoder import Encoder, pool
 from infoxlm_core.model.heads import InfoXLM, project
 
@@ -48,7 +49,7 @@ class Queue:
     Attributes:
         rows: (K, d) fp32 keys.
         meanings: (K, 2) int64 ids of the translation pairs joined in a row (the same twice without mixup).
-        born: (K,) int64 optimizer step that enqueued the row.
+        born: (K,) int64 optimizer step that enqueued the row; `newest` the last of them.
         pointer: row that the next key replaces.
     """
 
@@ -56,7 +57,7 @@ class Queue:
         self.rows = torch.zeros(size, hidden, device=device)
         self.meanings = torch.zeros(size, 2, dtype=torch.long, device=device)
         self.born = torch.zeros(size, dtype=torch.long, device=device)
-        self.pointer = 0
+        self.pointer = self.newest = 0
 
     def push(self, keys: Tensor, meanings: Tensor, step: int) -> None:
         """Replace the oldest rows by B keys (B, d) with their meanings (B, 2); of more than K keys the last K stay."""
@@ -66,13 +67,7 @@ class Queue:
         at = (start + torch.arange(len(keys), device=self.rows.device)) % size
         self.rows[at], self.meanings[at], self.born[at] = keys.detach(), meanings, step
         self.pointer = (start + len(keys)) % size
-
-    def overlaps(self, meanings: Tensor) -> Tensor:
-        """(B, 2) meanings of queries -> (B, K), true where a row shares one: that row is no negative."""
-        shared = meanings[:, :1] == self.meanings[None, :, 0]
-        for mine, theirs in ((0, 1), (1, 0), (1, 1)):
-            shared |= meanings[:, mine, None] == self.meanings[None, :, theirs]
-        return shared
+        self.newest = step
 
     def state(self) -> dict[str, Tensor]:
         """Tensors from which `restore` brings the queue back."""
@@ -82,4 +77,29 @@ class Queue:
         self.rows.copy_(state["rows"])
         self.meanings.copy_(state["meanings"])
         self.born.copy_(state["born"])
-        self.pointer = int(state["pointer"])
+        self.pointer, self.newest = int(state["pointer"]), int(state["born"].max())
+
+
+def share_a_meaning(mine: Tensor, theirs: Tensor) -> Tensor:
+    """(B, 2) meanings of queries, (K, 2) of keys -> (B, K), true where they have one in common: no negative."""
+    shared = mine[:, :1] == theirs[None, :, 0]
+    for left, right in ((0, 1), (1, 0), (1, 1)):
+        shared |= mine[:, left, None] == theirs[None, :, right]
+    return shared
+
+
+def have_equal_meanings(mine: Tensor, theirs: Tensor) -> Tensor:
+    """(B, 2) meanings of queries, (K, 2) of keys -> (B, K), true where both are the same set."""
+    mine, theirs = mine.sort(dim=1).values, theirs.sort(dim=1).values
+    return (mine[:, :1] == theirs[None, :, 0]) & (mine[:, 1:] == theirs[None, :, 1])
+
+
+def momentum_at(config: ContrastConfig, step: int, steps: int) -> float:
+    """Momentum of the key encoder after a step (from 0) of a run of so many steps."""
+    if config.momentum_schedule == "linear":
+        return config.momentum + (1 - config.momentum) * step / max(1, steps - 1)
+    if config.momentum_schedule == "exponential":
+        return min(config.momentum, 1 - float(step + 1) ** -config.momentum_alpha)
+    if config.momentum_schedule == "refresh":
+        return 0.0 if (step + 1) % config.refresh_every == 0 else config.momentum
+    return config.momentum

@@ -47,7 +47,7 @@ def hugging_face_name(name: str) -> str:
     raise KeyError(name)
 
 
-def _hugging_face_config(size: EncoderSize, **more) -> XLMRobertaConfig:
+def hugging_face_config(size: EncoderSize, **more) -> XLMRobertaConfig:
     return XLMRobertaConfig(
         vocab_size=size.vocabulary,
         hidden_size=size.hidden,
@@ -66,7 +66,7 @@ def _hugging_face_config(size: EncoderSize, **more) -> XLMRobertaConfig:
     )
 
 
-def _write(module: nn.Module, config: XLMRobertaConfig, tokenizer: Path, directory: Path) -> None:
+def write(module: nn.Module, config: XLMRobertaConfig, tokenizer: Path, directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     weights = {
         hugging_face_name(name): value.detach().float().cpu().contiguous()
@@ -92,21 +92,21 @@ def export(model: InfoXLM, tokenizer: Path, directory: Path) -> None:
     `config.json` says under `infoxlm` at which layer and with which pooling contrast was taken.
     """
     about = {"layer": model.contrast_layer, "pooling": model.pooling, "normalise": model.normalise}
-    config = _hugging_face_config(model.encoder.size, architectures=["XLMRobertaForMaskedLM"], infoxlm=about)
-    _write(model, config, tokenizer, directory)
+    config = hugging_face_config(model.encoder.size, architectures=["XLMRobertaForMaskedLM"], infoxlm=about)
+    write(model, config, tokenizer, directory)
     save_file({"projection": model.projection.detach().float().cpu().contiguous()}, directory / PROJECTION)
 
 
 def export_classifier(model: Classifier, labels: list[str], tokenizer: Path, directory: Path) -> None:
     """Write a directory that `AutoModelForSequenceClassification` loads."""
-    config = _hugging_face_config(
+    config = hugging_face_config(
         model.encoder.size,
         architectures=["XLMRobertaForSequenceClassification"],
         id2label=dict(enumerate(labels)),
         label2id={label: number for number, label in enumerate(labels)},
         classifier_dropout=model.dropout,
     )
-    _write(model, config, tokenizer, directory)
+    write(model, config, tokenizer, directory)
 
 
 def size_of(directory: Path) -> EncoderSize:

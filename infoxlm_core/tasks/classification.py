@@ -13,6 +13,9 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 from infoxlm_core.errors import InputError
 from infoxlm_core.tasks.embedding import autocast, batches, encode, load
 
+XNLI_LABELS = ("entailment", "neutral", "contradiction")
+"""In the order of the Hub's numbers."""
+
 
 @torch.inference_mode()
 def predict(
@@ -46,6 +49,22 @@ def accuracy_by_language(
     for predicted, label, language in zip(predictions, labels, languages, strict=True):
         right[language].append(predicted == label)
     return {language: fmean(values) for language, values in sorted(right.items())}
+
+
+def xnli_label(label: str | int, order: Sequence[str] = XNLI_LABELS) -> str:
+    """Name of an XNLI label, from its name (`contradictory` too) or from its number in the file's own order.
+
+    Numbers mean nothing by themselves: the Hub counts from entailment, XTREME from contradiction.
+
+    Raises:
+        InputError: it is none of the three.
+    """
+    name = str(label).strip().lower()
+    name = order[int(name)] if name.isdecimal() and int(name) < len(order) else name
+    name = {"contradictory": "contradiction"}.get(name, name)
+    if name not in XNLI_LABELS:
+        raise InputError(f"{str(label)!r} is no XNLI label: give one of {', '.join(XNLI_LABELS)}, or 0, 1, 2")
+    return name
 
 
 def transfer_gap(scores: Mapping[str, float], source: str = "en") -> float:

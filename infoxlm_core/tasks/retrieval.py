@@ -4,6 +4,7 @@ Pure functions of vectors. Two sides are aligned: row i of one translates row i 
 """
 
 from collections.abc import Collection, Sequence
+from importlib.util import find_spec
 from statistics import fmean
 from typing import Any
 
@@ -13,6 +14,8 @@ from torch import Tensor
 
 CHUNK = 1024  # queries compared at a time; only memory depends on it
 ROUNDING = 1e-12  # two equal candidates may differ by this much after a matrix product in fp64
+LARGE = 200_000  # candidates from which on faiss searches, if it is installed (extra `large`): a chunk needs gigabytes
+SHORTLIST = 16  # candidates that faiss, which counts in fp32, passes on to the comparison in fp64
 
 
 def find_nearest(queries: Tensor, candidates: Tensor) -> Tensor:
@@ -20,12 +23,32 @@ def find_nearest(queries: Tensor, candidates: Tensor) -> Tensor:
 
     In fp64: vectors of untrained or [CLS]-only encoders are almost parallel, and their cosines differ late.
     """
+    if len(candidates) > LARGE and find_spec("faiss"):
+        return _find_nearest_of_many(queries, candidates)
     candidates = F.normalize(candidates.double(), dim=1)
     found = []
     for chunk in queries.split(CHUNK):
         cosines = F.normalize(chunk.double(), dim=1) @ candidates.T  # (chunk, M)
         best = cosines.amax(dim=1, keepdim=True) - ROUNDING
         found.append((cosines >= best).to(torch.uint8).argmax(dim=1))  # argmax returns the first of equals
+    return torch.cat(found)
+
+
+def _find_nearest_of_many(queries: Tensor, candidates: Tensor) -> Tensor:
+    """`find_nearest` through faiss's exhaustive search; the SHORTLIST best of each query are compared in fp64."""
+    import faiss
+
+    index = faiss.IndexFlatIP(candidates.shape[1])
+    index.add(F.normalize(candidates.float(), dim=1).cpu().numpy())
+    found = []
+    for chunk in queries.split(CHUNK):
+        _, nearest = index.search(F.normalize(chunk.float(), dim=1).cpu().numpy(), SHORTLIST)
+        shortlist = torch.from_numpy(nearest).to(queries.device).sort(dim=1).values  # (chunk, S): lowest index first
+        vectors = F.normalize(candidates[shortlist].double(), dim=2)  # (chunk, S, d)
+        cosines = (vectors * F.normalize(chunk.double(), dim=1).unsqueeze(1)).sum(dim=2)
+        best = cosines.amax(dim=1, keepdim=True) - ROUNDING
+        first = (cosines >= best).to(torch.uint8).argmax(dim=1, keepdim=True)
+        found.append(shortlist.gather(1, first).squeeze(1))
     return torch.cat(found)
 
 

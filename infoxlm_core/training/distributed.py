@@ -1,14 +1,15 @@
 """What workers of one training do together. Without a process group every function is the one-worker case."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from infoxlm_core import manifests
-from infoxlm_core.errors import InfoXLMError, StorageFull
+from infoxlm_core.errors import InfoXLMError, RankDesync, StorageFull
 
 T = TypeVar("T")
 
@@ -61,6 +62,29 @@ def from_first(value: T) -> T:
     box = [value]
     dist.broadcast_object_list(box, src=0, device=device())
     return box[0]
+
+
+def check_equal(tensors: Mapping[str, Tensor], step: int) -> None:
+    """Compare tensors that should be the same on all workers, by a checksum of their bits.
+
+    Raises:
+        RankDesync: they are not.
+    """
+    if world_size() == 1:
+        return
+    names = sorted(tensors)
+    mine = torch.stack([_checksum(tensors[name].to(device())) for name in names])
+    theirs = gather_rows(mine[None])  # (world size, tensors)
+    for name, column in zip(names, theirs.T, strict=True):
+        if wrong := [rank for rank, value in enumerate(column.tolist()) if value != column[0].item()]:
+            raise RankDesync(f"step {step}: {name} differs on worker {wrong[0]}: run again from the last checkpoint")
+
+
+def _checksum(tensor: Tensor) -> Tensor:
+    """A 64-bit number that changes with any bit and with the order of the values."""
+    bits = tensor.detach().contiguous().flatten().view(torch.uint8)
+    bits = F.pad(bits, (0, -len(bits) % 4)).view(torch.int32).long()
+    return (bits * (torch.arange(len(bits), device=bits.device) % 65_521 + 1)).sum()
 
 
 def on_first(action: Callable[[], T]) -> T | None:

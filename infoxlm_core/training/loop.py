@@ -10,10 +10,12 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -21,6 +23,7 @@ from infoxlm_core import manifests
 from infoxlm_core.config import CheckpointsConfig, OptimizationConfig, StageConfig
 from infoxlm_core.data.sampling import digest_key
 from infoxlm_core.errors import BadNumbersLimit, Preempted
+from infoxlm_core.flops import peak
 from infoxlm_core.progress import time_left
 from infoxlm_core.training import distributed
 from infoxlm_core.training.checkpoints import Checkpoint, Checkpoints, flatten
@@ -52,16 +55,22 @@ class Learner(Protocol):
         """The run starts at step 0, not from a checkpoint."""
 
     def batches(self, step: int) -> Sequence[Any]:
-        """This worker's micro-batches of a step: a pure function of the step."""
+        """This worker's micro-batches of a step: a pure function of the step, called ahead in another thread."""
 
     def counts(self, batches: Sequence[Any]) -> dict[str, int]:
-        """Targets of each objective in this worker's micro-batches, and `tokens`."""
+        """Targets of each objective in this worker's micro-batches, `tokens`, and the `flops` they must do if known."""
 
-    def losses(self, batch: Any) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Summed loss of each objective, with gradient; and sums for statistics, without."""
+    def losses(self, batch: Any, scales: Mapping[str, float]) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss to differentiate, each objective's sum times its scale; and sums without gradient.
 
-    def statistics(self, sums: Mapping[str, float], counts: Mapping[str, float]) -> dict[str, float]:
+        The sums are each objective's summed loss under its name, and others, numbers or vectors, for `statistics`.
+        """
+
+    def statistics(self, sums: Mapping[str, Any], counts: Mapping[str, float]) -> dict[str, float]:
         """Named values for the curves from what all workers summed."""
+
+    def observe(self, step: int) -> dict[str, float]:
+        """What the first worker alone looks at now and then, after `step` steps; nothing if nothing is due."""
 
     def finish_step(self, step: int, good: bool) -> None:
         """The optimizer has moved the weights (good), or the step was skipped."""
@@ -82,29 +91,28 @@ class Progress:
 
 
 def train_step(learner: Learner, optimizer: torch.optim.Optimizer, config: OptimizationConfig, progress: Progress,
-               stop: bool = False) -> tuple[dict[str, float], bool]:  # fmt: skip
-    """Take one optimizer step; return the step's figures and whether any worker wants to stop.
+               batches: Sequence[Any], stop: bool = False) -> tuple[dict[str, float], bool]:  # fmt: skip
+    """Take one optimizer step on its micro-batches; return its figures and whether any worker wants to stop.
 
     Every loss is a sum over targets, divided once by the targets of all micro-batches on all workers: the step comes
     out the same however the work is split.
     """
     parameters = [p for p in learner.module.parameters() if p.requires_grad]
-    batches = learner.batches(progress.step)
     mine = learner.counts(batches)
     counts = _sum(mine, distributed.device())
     divisors = _divisors(learner, counts)
+    scales = {name: weight / divisors[name] for name, weight in learner.weights.items()}
     sums: dict[str, Tensor] = {}
     for batch in batches:
-        losses, extra = learner.losses(batch)
-        total = sum(learner.weights[name] / divisors[name] * loss for name, loss in losses.items())
-        if isinstance(total, Tensor) and total.requires_grad:
-            total.backward()
-        for name, value in (losses | extra).items():
-            sums[name] = sums.get(name, 0.0) + value.detach().double()
+        loss, parts = learner.losses(batch, scales)
+        if loss.requires_grad:
+            loss.backward()
+        for name, value in parts.items():
+            sums[name] = sums.get(name, 0.0) + value.double()
     distributed.sum_gradients(parameters)
     norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
     totals = _sum(sums | {"stop": float(stop)}, distributed.device())
-    good = math.isfinite(norm.item()) and all(map(math.isfinite, totals.values()))
+    good = math.isfinite(norm.item()) and all(map(_is_finite, totals.values()))
     rate = learning_rate(config, progress.updates)
     if good:
         if norm > config.clip_norm:
@@ -124,7 +132,7 @@ def train_step(learner: Learner, optimizer: torch.optim.Optimizer, config: Optim
         "gradient_norm": norm.item(),
         "tokens": counts["tokens"],
         "skipped": float(not good),
-    }
+    } | {name: counts[name] for name in ("flops",) if name in counts}
     return figures, totals["stop"] > 0
 
 
@@ -135,11 +143,19 @@ def _divisors(learner: Learner, counts: Mapping[str, float]) -> dict[str, float]
     return {name: max(1.0, counts[name]) for name in learner.weights}
 
 
-def _sum(values: Mapping[str, Any], device: torch.device) -> dict[str, float]:
-    """Sum named numbers over workers in float64. Every worker must bring the same names."""
-    names = sorted(values)
-    vector = torch.stack([torch.as_tensor(values[name], dtype=torch.float64, device=device) for name in names])
-    return dict(zip(names, distributed.sum_over_workers(vector).tolist(), strict=True))
+def _sum(values: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """Sum named numbers and arrays over workers in float64. Every worker must bring the same names."""
+    parts = {name: torch.as_tensor(values[name], dtype=torch.float64, device=device) for name in sorted(values)}
+    vector = distributed.sum_over_workers(torch.cat([part.flatten() for part in parts.values()])).cpu()
+    sums = vector.split([part.numel() for part in parts.values()])
+    return {
+        name: total.view(part.shape).numpy() if part.dim() else total.item()
+        for (name, part), total in zip(parts.items(), sums, strict=True)
+    }
+
+
+def _is_finite(value: Any) -> bool:
+    return bool(np.isfinite(value).all())
 
 
 def train(learner: Learner, config: OptimizationConfig, checkpoints: Checkpoints, tracker: Tracker,
@@ -165,27 +181,52 @@ def train(learner: Learner, config: OptimizationConfig, checkpoints: Checkpoints
     if first:
         tracker.resume(progress.step)
     figures: dict[str, float] = about[1]["figures"] if about else {}
-    console = Console(progress.step, config.steps)
-    while progress.step < config.steps:
-        stop = first and checkpoints.asked_to_stop()
-        figures, stopping = train_step(learner, optimizer, config, progress, stop)
-        rate = console.tell(progress.step, figures) if first else 0.0
-        last = progress.step == config.steps
-        if first and (progress.step % log_every == 0 or last):
-            tracker.log(progress.step, figures | {"tokens_per_second": rate})
-        if progress.bad_in_a_row >= config.max_bad_steps:
-            raise BadNumbersLimit(
-                f"{progress.bad_in_a_row} steps in a row up to step {progress.step} had a loss or gradient that is not "
-                "finite: lower optimization.learning_rate or raise contrast.temperature"
-            )
-        if progress.step % checkpoints.every == 0 or last or stopping:
-            distributed.on_first(lambda: checkpoints.save(snapshot(learner, optimizer, progress, figures)))  # noqa: B023
+    pace = Pace(progress.step, config.steps)
+    with ThreadPoolExecutor(1, "batches") as ahead:  # makes the next step's batches while this one computes
+        coming = ahead.submit(learner.batches, progress.step)
+        while progress.step < config.steps:
+            stop = first and checkpoints.asked_to_stop()
+            batches, waited = _wait_for(coming)
+            if progress.step + 1 < config.steps:
+                coming = ahead.submit(learner.batches, progress.step + 1)
+            figures, stopping = train_step(learner, optimizer, config, progress, batches, stop)
+            last = progress.step == config.steps
             if first:
-                tracker.sync()
-        if stopping:
-            distributed.on_first(checkpoints.forget_request)
-            raise Preempted(f"asked to stop after step {progress.step}: a checkpoint is saved, run again to go on")
+                figures |= learner.observe(progress.step)
+                speed = pace.tell(progress.step, figures, waited)
+                if progress.step % log_every == 0 or last:
+                    tracker.log(progress.step, figures | speed)
+            if progress.bad_in_a_row >= config.max_bad_steps:
+                raise BadNumbersLimit(
+                    f"{progress.bad_in_a_row} steps in a row up to step {progress.step} had a loss or gradient that is "
+                    "not finite: lower optimization.learning_rate or raise contrast.temperature"
+                )
+            if progress.step % checkpoints.every == 0 or last or stopping:
+                _save(learner, optimizer, progress, figures, checkpoints, tracker)
+            if stopping:
+                distributed.on_first(checkpoints.forget_request)
+                raise Preempted(f"asked to stop after step {progress.step}: a checkpoint is saved, run again to go on")
     return figures
+
+
+def _wait_for(coming: Future) -> tuple[Sequence[Any], float]:
+    """The batches, and the seconds that nobody computed because of them."""
+    began = time.monotonic()
+    batches = coming.result()
+    return batches, time.monotonic() - began
+
+
+def _save(learner: Learner, optimizer: torch.optim.Optimizer, progress: Progress, figures: Mapping[str, float],
+          checkpoints: Checkpoints, tracker: Tracker) -> None:  # fmt: skip
+    """Save what all workers agree on; the first one writes.
+
+    Raises:
+        RankDesync: a worker holds other weights or another queue than the first.
+    """
+    distributed.check_equal({**dict(learner.module.named_parameters()), **learner.state()}, progress.step)
+    distributed.on_first(lambda: checkpoints.save(snapshot(learner, optimizer, progress, figures)))
+    if distributed.rank() == 0:
+        tracker.sync()
 
 
 def snapshot(learner: Learner, optimizer: torch.optim.Optimizer, progress: Progress,
@@ -225,27 +266,44 @@ def restore(checkpoint: Checkpoint, learner: Learner, optimizer: torch.optim.Opt
     progress.updates, progress.bad_in_a_row = checkpoint.meta["updates"], checkpoint.meta["bad_in_a_row"]
 
 
-class Console:
-    """A line every ten seconds: step, losses, tokens per second, time left."""
+class Pace:
+    """How fast it goes: a line on the console every ten seconds, and the figures of speed for the curves."""
 
     def __init__(self, start: int, steps: int) -> None:
         self.start, self.steps = start, steps
         self.began = self.spoke = time.monotonic()
-        self.since = 0.0  # tokens
+        self.tokens = self.waited = 0.0  # since the last line
 
-    def tell(self, step: int, figures: Mapping[str, float]) -> float:
-        """Count a step, log a line if it is time; return tokens per second since the last line."""
+    def tell(self, step: int, figures: Mapping[str, float], waited: float) -> dict[str, float]:
+        """Count a step, log a line if it is time.
+
+        Returns:
+            tokens per second and the share of time that the step waited for data, since the last line; on a GPU we
+            know, model FLOPs utilisation; on any, the most memory used.
+        """
         now = time.monotonic()
-        self.since += figures["tokens"]
-        rate = self.since / max(now - self.spoke, 1e-9)
+        self.tokens, self.waited = self.tokens + figures["tokens"], self.waited + waited
+        seconds = max(now - self.spoke, 1e-9)
+        rate = self.tokens / seconds
+        speed = {"tokens_per_second": rate, "data_wait": self.waited / seconds}
+        if torch.cuda.is_available():
+            speed["gpu_memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
+            fastest = peak(torch.cuda.get_device_name())
+            if fastest and "flops" in figures:
+                needed = figures["flops"] / figures["tokens"] * rate
+                speed["mfu"] = needed / (fastest * distributed.world_size())
         if now - self.spoke >= SECONDS_BETWEEN_LINES or step == self.steps:
-            losses = " ".join(
-                f"{name} {value:.3f}" for name, value in figures.items() if "loss/" in name or "accuracy" in name
-            )
+            shown = {name: value for name, value in figures.items() if name.startswith(("loss/", "probe/"))}
+            shown |= {name: value for name, value in figures.items() if name.endswith("accuracy")}
+            words = " ".join(f"{name} {value:.3f}" for name, value in shown.items() if name.count("/") == 1)
             left = time_left(now - self.began, step - self.start, self.steps - self.start)
-            logger.info("step %d/%d %s, %.0f tokens/s, %s", step, self.steps, losses, rate, left)
-            self.spoke, self.since = now, 0.0
-        return rate
+            logger.info("step %d/%d %s, %.0f tokens/s, %s", step, self.steps, words, rate, left)
+            self.spoke, self.tokens, self.waited = now, 0.0, 0.0
+        return speed
+
+
+CLOCKED = ("tokens_per_second", "data_wait", "gpu_memory_gib", "mfu")
+"""Figures that depend on the machine and its load, not on the training."""
 
 
 @contextlib.contextmanager
@@ -275,7 +333,7 @@ def fingerprint(config: StageConfig) -> dict:
 def export_curves(run: Path, output: Path) -> None:
     """Copy a run's curves beside its model, without what the clock says: equal trainings make equal artifacts."""
     points = read(run / METRICS)
-    kept = [{"step": step} | {n: v for n, v in values.items() if n != "tokens_per_second"} for step, values in points]
+    kept = [{"step": step} | {n: v for n, v in values.items() if n not in CLOCKED} for step, values in points]
     (output / METRICS).write_text("".join(json.dumps(point) + "\n" for point in kept))
 
 

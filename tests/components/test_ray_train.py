@@ -37,6 +37,7 @@ def losses(points: list[tuple[int, dict]]) -> list[float]:
     return [values[name] for _, values in points for name in ("loss/mlm", "loss/tlm", "loss/xlco")]
 
 
+@pytest.mark.item("A3", "A11")
 def test_zero_one_and_two_workers_give_the_same_losses(cluster, tiny_shards, tmp_path):
     none, one, two = (train(n, tiny_shards, tmp_path / str(n)) for n in range(3))
 

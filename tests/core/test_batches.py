@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from infoxlm_core.config import ObjectivesConfig
+from infoxlm_core.config import ObjectivesConfig, PretrainingConfig
 from infoxlm_core.data import masking
 from infoxlm_core.data.batches import micro_batches
 from infoxlm_core.data.layouts import Sequences, lay_out, mix
@@ -22,6 +22,19 @@ PAIRS = {"ar": (5.88, 0.1288), "bg": (0.49, 0.0226), "de": (4.21, 0.1020), "el":
          "tr": (0.34, 0.0175), "ur": (0.39, 0.0193), "vi": (0.86, 0.0335), "zh": (4.02, 0.0987)}  # fmt: skip
 
 
+# the same for monolingual text, Table 8
+TEXT = (
+    "af .2 am .4 ar 16.1 as .1 az .8 ba .2 be .5 bg 7.0 bn 5.5 ca 3.0 ckb .6 cs 14.9 cy .4 da 6.9 de 99.0 "
+    "el 13.1 en 731.6 eo .5 es 85.6 et 1.4 eu 1.0 fa 19.0 fi 5.9 fr 89.9 ga .2 gl 1.5 gu .3 he 4.4 hi 5.0 "
+    "hr 1.4 hu 9.5 hy .7 id 17.2 is .5 it 47.2 ja 86.8 ka 1.0 kk .6 km .2 kn .3 ko 40.0 ky .5 la .3 lo .2 "
+    "lt 2.3 lv 1.3 mk .6 ml 1.3 mn .4 mr .5 ms .7 mt .2 my .4 ne .6 nl 25.9 nn .4 no 5.5 or .3 pa .8 pl 28.6 "
+    "ps .4 pt 39.4 ro 11.0 ru 253.3 sa .2 sd .2 si 1.3 sk 13.6 sl 6.2 sq 3.0 sr 7.2 sv 60.4 sw .3 ta 7.9 "
+    "te 2.3 tg .7 th 33.0 tl 1.2 tr 56.4 tt .6 ug .2 uk 13.4 ur 3.0 uz .1 vi 74.5 yi .3 zh 96.8 "
+)
+LANGUAGES = TEXT.split()[::2]
+SIZES = np.array([round(float(gigabytes) * 10) for gigabytes in TEXT.split()[1::2]])
+
+
 def of(*rows: list[int]) -> Sequences:
     return Sequences(np.concatenate([np.array(r, np.int64) for r in rows]), np.array([len(row) for row in rows]))
 
@@ -30,12 +43,14 @@ def rows_of(sequences: Sequences) -> list[list[int]]:
     return [part.tolist() for part in np.split(sequences.flat, sequences.lengths.cumsum()[:-1])]
 
 
+@pytest.mark.item("A16")
 def test_layouts_have_one_bos_and_one_eos_after_each_side():
     laid = lay_out(of([10, 11], [12]), of([20], [21, 22, 23]))
 
     assert rows_of(laid) == [[0, 10, 11, 2, 20, 2], [0, 12, 2, 21, 22, 23, 2]]
 
 
+@pytest.mark.item("A16")
 def test_a_missing_second_side_brings_no_eos():
     laid = lay_out(of([10, 11]), Sequences(np.empty(0, np.int64), np.zeros(1, np.int64)))
 
@@ -47,6 +62,7 @@ MODES = ["c1 d1|c2 d2", "d1 c1|c2 d2", "c1 d1|d2 c2", "d1 c1|d2 c2",
 CODES = {"c1": 10, "c2": 20, "d1": 30, "d2": 40}
 
 
+@pytest.mark.item("A17")
 @pytest.mark.parametrize(("mode", "views"), enumerate(MODES))
 def test_mixup_modes_are_those_of_the_specification(mode, views):
     first, second = (of([10]), of([20])), (of([30]), of([40]))
@@ -57,6 +73,7 @@ def test_mixup_modes_are_those_of_the_specification(mode, views):
     assert [*rows_of(query), *rows_of(key)] == expected
 
 
+@pytest.mark.item("A17")
 def test_crossed_mixup_is_the_papers_example():
     query, key = mix(
         (of([10]), of([20])), (of([30]), of([40])), np.array([2]), np.array([True]), np.array([True])
@@ -66,6 +83,7 @@ def test_crossed_mixup_is_the_papers_example():
     assert rows_of(key) == [[0, 30, 2, 20, 2]]  # d1 c2
 
 
+@pytest.mark.item("A17")
 def test_without_mixup_only_the_sides_are_exchanged():
     query, key = mix(
         (of([10], [11]), of([20], [21])), (of([30], [31]), of([40], [41])),
@@ -76,6 +94,7 @@ def test_without_mixup_only_the_sides_are_exchanged():
     assert rows_of(key) == [[0, 20, 2], [0, 11, 2]]
 
 
+@pytest.mark.item("A15")
 def test_masking_chooses_the_exact_share_with_the_right_fates():
     lengths = np.full(4000, 37)
     flat = np.full(lengths.sum(), 9)
@@ -96,6 +115,7 @@ def test_masking_chooses_the_exact_share_with_the_right_fates():
     assert positions.min() > 0.8 * positions.mean()  # first and last, the special tokens, included
 
 
+@pytest.mark.item("A15")
 def test_the_same_key_gives_the_same_mask_and_another_another():
     lengths, flat = np.array([30, 30]), np.full(60, 9)
     masks = [
@@ -105,6 +125,7 @@ def test_the_same_key_gives_the_same_mask_and_another_another():
     assert masks[0] == masks[1] != masks[2]
 
 
+@pytest.mark.item("A18")
 def test_language_probabilities_are_the_papers():
     law = probabilities(np.array([round(gb * 100) for gb, _ in PAIRS.values()]), 0.7)
 
@@ -113,6 +134,39 @@ def test_language_probabilities_are_the_papers():
     assert probabilities(np.array([1, 3, 0]), 0.0).tolist() == [0.5, 0.5, 0.0]
 
 
+@pytest.mark.item("A18")
+@pytest.mark.parametrize(
+    ("alpha", "expected"),
+    [
+        (
+            0.7,
+            {"en": 0.19138, "ru": 0.09109, "de": 0.04719, "zh": 0.04645, "ur": 0.00408, "sw": 0.00081, "uz": 0.00038},
+        ),
+        (1.0, {"en": 0.35205, "sw": 0.00014}),
+        (0.3, {"en": 0.05115, "sw": 0.00493}),
+    ],
+)
+def test_monolingual_probabilities_are_the_papers(alpha, expected):
+    law = dict(zip(LANGUAGES, probabilities(SIZES, alpha), strict=True))
+
+    assert len(law) == 87 and SIZES.sum() / 10 == pytest.approx(2078.1)
+    assert {code: law[code] for code in expected} == pytest.approx(expected, abs=5e-6)
+
+
+@pytest.mark.item("A18")
+def test_ten_million_draws_follow_the_golden_table():
+    law, draws = Law([[size] for size in SIZES], alpha=0.7), 10_000_000
+    counts = np.zeros(len(SIZES))
+    for part in range(10):
+        counts += np.bincount(law.draw(draws // 10, generator("golden", part))[0], minlength=len(SIZES))
+
+    p = probabilities(SIZES, 0.7)
+    off = np.abs(counts / draws - p)
+    assert (off[p > 0.02] <= 0.01 * p[p > 0.02]).all()
+    assert (off <= 4 * np.sqrt(p * (1 - p) / draws)).all()
+
+
+@pytest.mark.item("A18")
 def test_draws_follow_the_law_over_languages_and_are_uniform_within():
     law = Law([[300, 100], [50]], alpha=0.7)
 
@@ -125,6 +179,7 @@ def test_draws_follow_the_law_over_languages_and_are_uniform_within():
     assert rows[tables == 2].max() == 49
 
 
+@pytest.mark.item("A17")
 def test_partners_come_from_another_corpus_by_the_same_law():
     law, corpora = Law([[300, 100], [50, 30]], alpha=0.7), ["one", "two", "one", "two"]
 
@@ -137,6 +192,7 @@ def test_partners_come_from_another_corpus_by_the_same_law():
     assert rows[tables == 3].max() == 29
 
 
+@pytest.mark.item("A17")
 def test_with_one_corpus_the_partner_is_another_pair_of_it(tmp_path):
     shards = open_shards(write_shards(tmp_path, {"only": 6}, ("de",)))
     sampler = Sampler(shards, tiny_config(batches={"global_batch_size": 400, "virtual_shards": 1}))
@@ -154,6 +210,7 @@ def test_one_pair_alone_cannot_be_mixed(tmp_path):
         Sampler(shards, tiny_config())
 
 
+@pytest.mark.item("A17")
 def test_views_translate_each_other(tiny_shards):
     sampler = Sampler(open_shards(tiny_shards), tiny_config(batches={"global_batch_size": 64}))
     draw = sampler.draw(3, range(4))
@@ -171,14 +228,57 @@ def test_views_translate_each_other(tiny_shards):
         assert foreign(query) == sum(token >= 4 for token in key) - foreign(key)
 
 
+@pytest.mark.item("A16")
 def test_both_orders_of_tlm_and_all_modes_are_equally_likely(tiny_shards):
     config = tiny_config(batches={"global_batch_size": 4000, "virtual_shards": 1}, objectives={"mlm": 0, "xlco": 0})
     draw = Sampler(open_shards(tiny_shards), config).draw(0, range(1))
 
-    english_first = np.mean([row[1] < 4 + (VOCABULARY - 5) // 2 for row in rows_of(draw.tlm)])
+    english_first = np.mean([row[1] < 4 + (VOCABULARY - 5) // 2 for row in rows_of(draw.tlm.sequences)])
     assert english_first == pytest.approx(0.5, abs=3 * 0.5 / 4000**0.5)
 
 
+@pytest.mark.item("A17")
+def test_the_eight_modes_of_mixup_are_equally_likely(tiny_shards):
+    shards = open_shards(tiny_shards)
+    config = tiny_config(batches={"global_batch_size": 4000, "virtual_shards": 1}, contrast={"cross": 0.0})
+    draw = Sampler(shards, config).draw(0, range(1))
+    sides = {}  # meaning -> (English, its translation)
+    for tables in shards.pairs.values():
+        for table in tables:
+            for row, meaning in enumerate(table.meanings.tolist()):
+                cut = slice(table.source.offsets[row], table.source.offsets[row + 1])
+                sides[meaning] = tuple(side.tokens[cut].tolist() for side in (table.source, table.target))
+
+    modes = Counter()
+    for query, key, (c, d) in zip(rows_of(draw.queries), rows_of(draw.keys), draw.meanings.tolist(), strict=True):
+        views = [sides[c][0], sides[d][0]], [sides[c][1], sides[d][1]]  # source, target
+        found = [
+            mode
+            for mode in range(8)
+            if [
+                [0, *first, 2, *second, 2]
+                for first, second in (
+                    views[0][:: -1 if mode & 1 else 1], views[1][:: -1 if mode & 2 else 1]
+                )[:: -1 if mode & 4 else 1]
+            ]
+            == [query, key]
+        ]  # fmt: skip
+        assert len(found) == 1
+        modes[found[0]] += 1
+
+    chi_square = sum((modes[mode] - 500) ** 2 / 500 for mode in range(8))
+    assert chi_square < 24.32  # p > 0.001 with seven degrees of freedom
+
+
+@pytest.mark.item("A16")
+def test_the_papers_lengths_never_exceed_512_tokens():
+    batches = PretrainingConfig().batches
+
+    assert batches.side_tokens == 254 and 2 * batches.side_tokens + 3 == 511
+    assert batches.block_tokens == PretrainingConfig().longest == 512
+
+
+@pytest.mark.item("A18")
 def test_samples_do_not_depend_on_the_number_of_workers_or_the_micro_batch(tiny_shards):
     sampler = Sampler(open_shards(tiny_shards), tiny_config())
     whole = micro_batches(sampler.draw(5, range(4)), 8)
@@ -196,11 +296,12 @@ def test_samples_do_not_depend_on_the_number_of_workers_or_the_micro_batch(tiny_
     assert samples(micro_batches(sampler.draw(6, range(4)), 8)) != samples(whole)
 
 
+@pytest.mark.item("A15")
 def test_targets_stand_where_the_batch_says(tiny_shards):
     sampler = Sampler(open_shards(tiny_shards), tiny_config())
     draw = sampler.draw(1, range(4))
-    original = np.concatenate([draw.mlm.flat, draw.tlm.flat])
-    seen = np.concatenate([draw.mlm_seen, draw.tlm_seen])
+    original = np.concatenate([draw.mlm.sequences.flat, draw.tlm.sequences.flat])
+    seen = np.concatenate([draw.mlm.seen, draw.tlm.seen])
     (batch,) = micro_batches(draw, 8)
 
     assert batch.ids[: len(seen)].tolist() == seen.tolist()
@@ -213,6 +314,7 @@ def test_targets_stand_where_the_batch_says(tiny_shards):
     assert torch.bincount(owners[batch.target_rows], minlength=16).tolist() == list(batch.target_counts)
 
 
+@pytest.mark.item("A16")
 def test_blocks_take_whole_sentences_and_cut_only_what_is_too_long(tmp_path):
     lengths = np.array([3, 4, 12, 5, 2])
     write_table(tmp_path / "t", [(np.arange(26), lengths)])
@@ -223,13 +325,14 @@ def test_blocks_take_whole_sentences_and_cut_only_what_is_too_long(tmp_path):
     assert blocks.lengths.tolist() == [7, 8, 7]
 
 
+@pytest.mark.item("A16")
 def test_sides_are_cut_at_the_limit(tiny_shards):
     config = tiny_config(batches={"side_tokens": 3, "block_tokens": 6})
 
     draw = Sampler(open_shards(tiny_shards), config).draw(0, range(4))
 
-    assert draw.tlm.lengths.max() == 3 + 3 + 3 and draw.queries.lengths.max() <= 9
-    assert draw.mlm.lengths.max() <= 6
+    assert draw.tlm.sequences.lengths.max() == 3 + 3 + 3 and draw.queries.lengths.max() <= 9
+    assert draw.mlm.sequences.lengths.max() <= 6
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "longer", "missing", "id"])

@@ -1,7 +1,10 @@
 """The packed encoder against Hugging Face's (acceptance items A5, A6, A9, A22)."""
 
+import math
+
 import pytest
 import torch
+import torch.nn.functional as F
 from transformers import XLMRobertaConfig, XLMRobertaForMaskedLM, XLMRobertaForSequenceClassification
 
 from infoxlm_core.data.batches import micro_batches
@@ -12,6 +15,7 @@ from infoxlm_core.errors import InputError
 from infoxlm_core.model import pretrained
 from infoxlm_core.model.encoder import Encoder, EncoderSize, attend, initialise
 from infoxlm_core.model.heads import Classifier, InfoXLM
+from infoxlm_core.model.momentum import KeyEncoder
 from infoxlm_core.objectives import mlm_loss
 from tests.conftest import VOCABULARY, tiny_config
 
@@ -59,6 +63,7 @@ def where(lengths=LENGTHS) -> torch.Tensor:
     return torch.from_numpy(positions(torch.tensor(lengths).numpy()))
 
 
+@pytest.mark.item("A6", "A9")
 def test_every_layer_equals_hugging_face_on_the_padded_batch(hugging_face, ours, ids):
     batch, mask = padded(ids)
     theirs = hugging_face(batch, attention_mask=mask, output_hidden_states=True).hidden_states
@@ -68,6 +73,7 @@ def test_every_layer_equals_hugging_face_on_the_padded_batch(hugging_face, ours,
         torch.testing.assert_close(hidden, expected[mask.bool()], atol=1e-5, rtol=0)
 
 
+@pytest.mark.item("A22")
 def test_masked_lm_logits_equal_hugging_face(hugging_face, ours, ids):
     batch, mask = padded(ids)
     expected = hugging_face(batch, attention_mask=mask).logits[mask.bool()]
@@ -77,6 +83,7 @@ def test_masked_lm_logits_equal_hugging_face(hugging_face, ours, ids):
     torch.testing.assert_close(logits, expected, atol=1e-5, rtol=0)
 
 
+@pytest.mark.item("A6")
 def test_the_contrast_feature_is_position_zero_of_hidden_states_at_the_universal_layer(hugging_face, ours, ids):
     batch, mask = padded(ids)
     expected = hugging_face(batch, attention_mask=mask, output_hidden_states=True).hidden_states[2][:, 0]
@@ -90,6 +97,7 @@ def test_the_contrast_feature_is_position_zero_of_hidden_states_at_the_universal
     assert torch.equal(feature, ours.encoder(ids, where(), LENGTHS, last=2)[starts])
 
 
+@pytest.mark.item("A6")
 def test_a_last_layer_of_few_rows_equals_these_rows_of_the_whole_layer(ours, ids):
     rows, counts = torch.tensor([0, 3, 6, 7, 15]), (2, 0, 2, 1)  # the second sequence has none
 
@@ -98,10 +106,56 @@ def test_a_last_layer_of_few_rows_equals_these_rows_of_the_whole_layer(ours, ids
     torch.testing.assert_close(some, ours.encoder(ids, where(), LENGTHS)[rows], atol=1e-6, rtol=0)
 
 
+@pytest.mark.item("A9")
 def test_a_sentence_does_not_notice_its_neighbours_in_the_pack(ours, ids):
     alone = ours.encoder(ids[6:15], where((9,)), (9,))
 
     torch.testing.assert_close(ours.encoder(ids, where(), LENGTHS)[6:15], alone, atol=1e-6, rtol=0)
+
+
+@pytest.mark.item("A9")
+def test_the_order_of_sequences_in_the_pack_does_not_matter(ours, ids):
+    parts = ids.split(LENGTHS)
+    order = (2, 0, 3, 1)
+
+    turned = ours.encoder(torch.cat([parts[i] for i in order]), where([LENGTHS[i] for i in order]),
+                          [LENGTHS[i] for i in order]).split([LENGTHS[i] for i in order])  # fmt: skip
+
+    straight = ours.encoder(ids, where(), LENGTHS).split(LENGTHS)
+    for place, i in enumerate(order):
+        torch.testing.assert_close(turned[place], straight[i], atol=1e-5, rtol=0)
+
+
+@pytest.mark.item("A6")
+def test_a_key_encoder_that_ends_at_the_universal_layer_equals_the_whole_one_there_bit_by_bit(ours, ids):
+    short = KeyEncoder(ours)
+
+    assert len(short.encoder.layers) == 2 < len(ours.encoder.layers)
+    assert torch.equal(short.encoder(ids, where(), LENGTHS), ours.encoder(ids, where(), LENGTHS, last=2))
+
+
+@pytest.mark.item("A5")
+def test_a_translation_pair_whose_second_side_is_padding_has_the_loss_of_the_first_alone(hugging_face, ours):
+    alone = torch.tensor([0, 10, VOCABULARY - 1, 12, 2])
+    padded_pair = torch.cat([alone, torch.full((6,), 1)])[None]
+    theirs = hugging_face(padded_pair, attention_mask=(padded_pair != 1).long()).logits[0, 2:3]
+
+    hidden = ours.encoder(alone, where((5,)), (5,))[2:3]
+    loss, _ = ours.head.loss(hidden, ours.encoder.token_embedding.weight, torch.tensor([11]), torch.ones(1))
+
+    assert loss.item() == pytest.approx(F.cross_entropy(theirs, torch.tensor([11])).item(), abs=1e-5)
+
+
+@pytest.mark.item("A4")
+def test_the_loss_of_random_weights_is_near_the_log_of_the_vocabulary():
+    model = InfoXLM(EncoderSize(250_002, layers=1, hidden=64, ffn=64, heads=2, positions=34), 1, "cls", False)
+    initialise(model, seed=1)
+    ids = torch.randint(4, 250_001, (30,), generator=torch.Generator().manual_seed(1))
+
+    hidden = model.encoder(ids, where((30,)), (30,))
+    _, losses = model.head.loss(hidden, model.encoder.token_embedding.weight, ids.roll(7), torch.ones(30))
+
+    assert losses.mean().item() == pytest.approx(math.log(250_002), abs=0.3)
 
 
 def test_attention_of_no_rows_is_empty():
@@ -110,6 +164,7 @@ def test_attention_of_no_rows_is_empty():
     assert attend(nothing, some, some, (0,), (3,), heads=2).shape == (0, 4)
 
 
+@pytest.mark.item("A5")
 def test_loss_on_one_side_of_a_translation_pair_reaches_the_other_side(ours):
     ids = torch.tensor([0, 10, 11, 2, 20, 21, 2])
     hidden = ours.encoder.embed(ids, where((7,))).detach().requires_grad_()
@@ -120,6 +175,7 @@ def test_loss_on_one_side_of_a_translation_pair_reaches_the_other_side(ours):
     assert hidden.grad[4:6].abs().min() > 0
 
 
+@pytest.mark.item("A22")
 def test_export_loads_in_hugging_face_and_comes_back_bit_by_bit(ours, ids, tmp_path):
     pretrained.export(ours, tmp_path / "no tokenizer", tmp_path / "out")
 
@@ -143,6 +199,7 @@ def test_a_classifier_exports_to_hugging_faces_own(ours, ids, tmp_path):
     assert theirs.config.id2label == {0: "a", 1: "b", 2: "c"}
 
 
+@pytest.mark.item("A22")
 def test_an_incomplete_model_is_refused_by_name(hugging_face, tmp_path):
     weights = {n: p.clone() for n, p in hugging_face.state_dict().items() if "layer.1.output.dense.bias" not in n}
     hugging_face.save_pretrained(tmp_path, state_dict=weights)
@@ -162,7 +219,9 @@ def test_one_forward_of_all_objectives_equals_each_alone(tiny_shards):
 
     hidden = model.encoder(batch.ids, batch.positions, batch.lengths)
     logits = model.head(hidden[batch.target_rows], model.encoder.token_embedding.weight)
-    torch.testing.assert_close(outputs.logits, logits, atol=1e-5, rtol=0)
+    expected = F.cross_entropy(logits, batch.target_ids, reduction="none")
+    torch.testing.assert_close(outputs.losses, expected, atol=1e-5, rtol=0)
+    assert outputs.loss.item() == pytest.approx(expected.sum().item(), rel=1e-6)
     first = model.encoder(batch.ids, batch.positions, batch.lengths, last=1).split(batch.lengths)
     means = torch.stack([view.mean(0) for view in first[batch.lm_sequences :]])
     expected = torch.nn.functional.normalize(means @ model.projection, dim=1)

@@ -100,7 +100,10 @@ def test_the_loss_does_not_depend_on_the_workers_or_the_micro_batch_dropout_incl
         loss = 0.0
         for rank in range(workers):
             monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
-            loss += sum(learner.losses(batch)[0]["classification"].item() for batch in learner.batches(5))
+            loss += sum(
+                learner.losses(batch, {"classification": 1.0})[1]["classification"].item()
+                for batch in learner.batches(5)
+            )
         return loss
 
     expected = total(1, 32)

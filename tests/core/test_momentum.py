@@ -3,9 +3,10 @@
 import pytest
 import torch
 
+from infoxlm_core.config import ContrastConfig
 from infoxlm_core.model.encoder import EncoderSize, initialise
 from infoxlm_core.model.heads import InfoXLM
-from infoxlm_core.model.momentum import KeyEncoder, Queue
+from infoxlm_core.model.momentum import KeyEncoder, Queue, have_equal_meanings, momentum_at, share_a_meaning
 from infoxlm_core.objectives import xlco_logits, xlco_loss
 
 SIZE = EncoderSize(vocabulary=32, layers=3, hidden=8, ffn=16, heads=2, positions=16)
@@ -18,6 +19,7 @@ def model() -> InfoXLM:
     return model
 
 
+@pytest.mark.item("A7")
 def test_the_key_encoder_begins_as_the_query_encoder_up_to_the_universal_layer(model):
     key_encoder = KeyEncoder(model)
 
@@ -26,6 +28,7 @@ def test_the_key_encoder_begins_as_the_query_encoder_up_to_the_universal_layer(m
     assert all(torch.equal(key, queries[name]) for name, key in key_encoder.named_parameters())
 
 
+@pytest.mark.item("A7")
 def test_the_same_input_gives_equal_query_and_key(model):
     ids, where, lengths = torch.tensor([0, 7, 2, 0, 9, 2]), torch.tensor([2, 3, 4, 2, 3, 4]), (3, 3)
 
@@ -35,6 +38,7 @@ def test_the_same_input_gives_equal_query_and_key(model):
     assert torch.equal(key, query)
 
 
+@pytest.mark.item("A2")
 def test_contrast_moves_only_the_query_encoder(model):
     key_encoder, queue = KeyEncoder(model), Queue(4, 8)
     ids, where, lengths = torch.tensor([0, 7, 2]), torch.tensor([2, 3, 4]), (3,)
@@ -47,6 +51,7 @@ def test_contrast_moves_only_the_query_encoder(model):
     assert model.encoder.layers[2].up.weight.grad is None  # nothing above the universal layer
 
 
+@pytest.mark.item("A8")
 @pytest.mark.parametrize(("momentum", "steps", "tolerance"), [(0.999, 1000, 1e-5), (0.9999, 20_000, 1e-4)])
 def test_momentum_covers_the_distance_it_should(model, momentum, steps, tolerance):
     key_encoder = KeyEncoder(model)
@@ -64,6 +69,26 @@ def test_momentum_covers_the_distance_it_should(model, momentum, steps, toleranc
     assert (key_encoder.projection == start).float().mean() < 0.01
 
 
+@pytest.mark.item("A8")
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_in_half_precision_training_the_key_encoder_still_moves_in_fp32(model, kind):
+    key_encoder = KeyEncoder(model)
+    with torch.no_grad():
+        model.projection.add_(0.01)
+    start = key_encoder.projection.clone()
+    ids, where, lengths = torch.tensor([0, 7, 2]), torch.tensor([2, 3, 4]), (3,)
+
+    with torch.autocast("cpu", kind):
+        for _ in range(1000):
+            key_encoder.follow(0.999)
+        keys = key_encoder(ids, where, lengths)
+
+    assert keys.dtype == key_encoder.projection.dtype == torch.float32
+    covered = (key_encoder.projection - start) / 0.01
+    torch.testing.assert_close(covered, torch.full_like(covered, 1 - 0.999**1000), atol=1e-3, rtol=0)
+
+
+@pytest.mark.item("A8")
 def test_momentum_zero_copies_and_one_freezes(model):
     key_encoder = KeyEncoder(model)
     before = key_encoder.projection.clone()
@@ -76,6 +101,7 @@ def test_momentum_zero_copies_and_one_freezes(model):
     assert torch.equal(key_encoder.projection, model.projection)
 
 
+@pytest.mark.item("A10")
 @pytest.mark.parametrize("batch", [1, 2, 3, 5, 7, 12])
 def test_the_queue_holds_the_last_keys_whatever_the_batch_size(batch):
     queue, pushed = Queue(5, 1), []
@@ -89,10 +115,24 @@ def test_the_queue_holds_the_last_keys_whatever_the_batch_size(batch):
     assert torch.equal(queue.meanings[:, 0].float(), queue.rows[:, 0])
 
 
-def test_overlap_finds_every_shared_meaning():
-    queue = Queue(3, 2)
-    queue.push(torch.zeros(3, 2), torch.tensor([[1, 2], [3, 4], [5, 5]]), step=0)
+@pytest.mark.item("A12")
+def test_overlap_finds_every_shared_meaning_and_equality_only_the_same_two():
+    mine = torch.tensor([[2, 9], [9, 3], [8, 9], [2, 1]])
+    theirs = torch.tensor([[1, 2], [3, 4], [5, 5]])
 
-    overlaps = queue.overlaps(torch.tensor([[2, 9], [9, 3], [8, 9]]))
+    overlaps, equal = share_a_meaning(mine, theirs), have_equal_meanings(mine, theirs)
 
-    assert overlaps.tolist() == [[True, False, False], [False, True, False], [False, False, False]]
+    assert overlaps.tolist() == [[True, False, False], [False, True, False], [False] * 3, [True, False, False]]
+    assert equal.tolist() == [[False] * 3, [False] * 3, [False] * 3, [True, False, False]]
+
+
+def test_momentum_may_rise_to_one_follow_a_power_of_the_step_or_be_dropped_now_and_then():
+    def course(schedule: str, **more) -> list[float]:
+        config = ContrastConfig(momentum=0.9, momentum_schedule=schedule, **more)
+        return [momentum_at(config, step, 11) for step in range(11)]
+
+    assert course("constant") == [0.9] * 11
+    assert course("linear") == pytest.approx([0.9 + 0.01 * step for step in range(11)])
+    assert course("exponential", momentum_alpha=0.5)[:4] == pytest.approx([0.0, 1 - 2**-0.5, 1 - 3**-0.5, 0.5])
+    assert course("exponential", momentum_alpha=2.0)[9] == 0.9
+    assert course("refresh", refresh_every=5) == [0.9] * 4 + [0.0] + [0.9] * 4 + [0.0] + [0.9]

@@ -8,6 +8,7 @@ import torch
 from infoxlm_core.objectives import mlm_loss, xlco_hits, xlco_logits, xlco_loss
 
 
+@pytest.mark.item("A1")
 def test_xlco_loss_of_a_model_that_knows_nothing_is_log_of_the_choices():
     nothing = torch.zeros(4, 8)
 
@@ -16,6 +17,7 @@ def test_xlco_loss_of_a_model_that_knows_nothing_is_log_of_the_choices():
     assert loss.item() / 4 == pytest.approx(11.78351, abs=1e-4)
 
 
+@pytest.mark.item("A1")
 def test_xlco_loss_is_the_formula():
     query, key, queue = torch.randn(3, 8), torch.randn(3, 8), torch.randn(15, 8)
 
@@ -26,6 +28,7 @@ def test_xlco_loss_is_the_formula():
     assert loss.item() == pytest.approx(expected.sum().item(), abs=3e-5)
 
 
+@pytest.mark.item("A2")
 def test_xlco_gradient_is_the_weighted_mean_of_keys_minus_the_key():
     query = torch.randn(3, 8, requires_grad=True)
     key, queue = torch.randn(3, 8), torch.randn(15, 8)
@@ -38,6 +41,7 @@ def test_xlco_gradient_is_the_weighted_mean_of_keys_minus_the_key():
     torch.testing.assert_close(query.grad, (mean - key) / 0.25, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.item("A12")
 def test_an_excluded_row_is_no_negative():
     query = torch.randn(2, 8)
     queue = torch.cat([query, torch.randn(5, 8)])  # rows 0 and 1 are the queries themselves
@@ -58,6 +62,7 @@ def test_hits_count_the_queries_whose_translation_is_on_top():
     assert xlco_hits(xlco_logits(query, key, torch.eye(3)[2:] * 0.5, 1.0)).item() == 2
 
 
+@pytest.mark.item("A4")
 def test_mlm_loss_of_equal_logits_is_log_of_the_vocabulary_and_of_no_targets_is_zero():
     logits = torch.zeros(5, 250_002)
 

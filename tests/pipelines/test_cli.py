@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from infoxlm_core import run_file
 from pipelines import local
 from pipelines.cli import app
+from pipelines.infoxlm import infoxlm
 
 DEMO = Path(__file__).parents[2] / "configs/demo.yaml"
 CONFIG = """
@@ -96,16 +97,16 @@ def test_the_demo_config_is_valid_and_holds_two_catalogs_out():
 def test_help_names_every_command_and_the_exit_codes():
     text = run("--help").stdout
 
-    assert all(command in text for command in ("run", "compile", "embed", "evaluate", "Exit codes"))
+    assert all(command in text for command in ("run", "ablate", "compare", "compile", "embed", "Exit codes"))
 
 
 def test_an_interrupted_run_goes_on_under_its_name_and_a_finished_one_does_not(config, tmp_path):
-    checked = run_file.load(config)
-    first = local._identity(checked, tmp_path, "demo")
+    arguments = local.sections(run_file.load(config), infoxlm)
+    first = local._identity("infoxlm", arguments, tmp_path, "demo")
 
-    assert local._identity(checked, tmp_path, "demo")["run"] == first["run"]
+    assert local._identity("infoxlm", arguments, tmp_path, "demo")["run"] == first["run"]
     (tmp_path / "run.json").write_text((tmp_path / "run.json").read_text().replace("RUNNING", "FINISHED"))
-    assert local._identity(checked, tmp_path, "another")["run"] != first["run"]
+    assert local._identity("infoxlm", arguments, tmp_path, "another")["run"] != first["run"]
 
 
 def test_the_console_shows_our_stages_and_the_log_file_everything(tmp_path):

@@ -1,4 +1,4 @@
-"""The compiled pipeline that a cluster gets: current, small, and without surprises."""
+"""The compiled pipelines that a cluster gets: current, small, and without surprises."""
 
 from pathlib import Path
 
@@ -7,42 +7,71 @@ import yaml
 from kfp import compiler
 
 from infoxlm_core.run_file import RunConfig
+from pipelines.ablations import ablations
 from pipelines.infoxlm import infoxlm
 
-COMPILED = Path(__file__).parents[2] / "pipelines/compiled/infoxlm.yaml"
+COMPILED = Path(__file__).parents[2] / "pipelines/compiled"
+DAGS = {"infoxlm": infoxlm, "ablations": ablations}
 
 
-@pytest.fixture(scope="module")
-def spec() -> dict:
-    return next(yaml.safe_load_all(COMPILED.read_text()))
+def read(name: str) -> dict:
+    return next(yaml.safe_load_all((COMPILED / f"{name}.yaml").read_text()))
 
 
-def test_the_committed_yaml_is_what_the_code_compiles_to(tmp_path):
-    compiler.Compiler().compile(infoxlm, str(tmp_path / "now.yaml"))
+@pytest.mark.parametrize("name", DAGS)
+def test_the_committed_yaml_is_what_the_code_compiles_to(tmp_path, name):
+    compiler.Compiler().compile(DAGS[name], str(tmp_path / "now.yaml"))
 
-    assert (tmp_path / "now.yaml").read_text() == COMPILED.read_text(), "run `make compile` and commit the result"
+    committed = (COMPILED / f"{name}.yaml").read_text()
+    assert (tmp_path / "now.yaml").read_text() == committed, "run `make compile` and commit the result"
 
 
-def test_its_parameters_are_the_sections_of_a_config_and_the_place_to_run(spec):
-    parameters = set(spec["root"]["inputDefinitions"]["parameters"])
+def test_its_parameters_are_the_sections_of_a_config_and_the_place_to_run():
+    parameters = set(read("infoxlm")["root"]["inputDefinitions"]["parameters"])
 
     assert parameters == set(RunConfig.model_fields) | {"store"}
     assert len(parameters) <= 10
 
 
-def test_no_step_installs_anything_or_branches_on_text(spec):
-    text = COMPILED.read_text()
+def test_an_ablation_has_trials_where_a_run_has_pretraining_and_registers_nothing():
+    parameters = set(read("ablations")["root"]["inputDefinitions"]["parameters"])
+
+    assert parameters == set(RunConfig.model_fields) - {"pretraining", "registration"} | {"store", "trials"}
+
+
+@pytest.mark.parametrize("name", DAGS)
+def test_no_step_installs_anything_or_branches_on_text(name):
+    text = (COMPILED / f"{name}.yaml").read_text()
 
     assert "pip install" not in text
-    assert "triggerPolicy" not in text
-    images = {executor["container"]["image"] for executor in spec["deploymentSpec"]["executors"].values()}
+    assert "condition:" not in text
+    images = {executor["container"]["image"] for executor in read(name)["deploymentSpec"]["executors"].values()}
     assert len(images) == 1 and not images.pop().endswith(":latest")
 
 
-def test_every_step_has_its_inputs_from_the_step_before(spec):
-    tasks = spec["root"]["dag"]["tasks"]
+def test_every_step_has_its_inputs_from_the_step_before():
+    tasks = read("infoxlm")["root"]["dag"]["tasks"]
 
     order = ["prepare-corpus", "tokenize-corpus", "pretrain", "finetune", "finetune-2", "evaluate", "register"]
     assert set(tasks) == set(order)
     for number, task in enumerate(order):
         assert set(tasks[task].get("dependentTasks", [])) <= set(order[:number])
+
+
+def test_an_ablation_prepares_once_loops_over_trials_and_always_compares():
+    spec = read("ablations")
+    loop = next(part for name, part in spec["components"].items() if name.startswith("comp-for-loop"))
+    body = spec["components"]["comp-exit-handler-1"]["dag"]["tasks"]
+
+    assert set(body) == {"prepare-corpus", "tokenize-corpus", "for-loop-2"}
+    assert set(loop["dag"]["tasks"]) == {"pretrain", "finetune", "evaluate"}
+    compare = spec["root"]["dag"]["tasks"]["compare"]
+    assert compare["triggerPolicy"] == {"strategy": "ALL_UPSTREAM_TASKS_COMPLETED"}
+
+
+def test_the_steps_of_a_trial_always_run_so_that_its_mlflow_run_is_complete():
+    spec = read("ablations")
+    loop = next(part for name, part in spec["components"].items() if name.startswith("comp-for-loop"))
+
+    for task in [*loop["dag"]["tasks"].values(), spec["root"]["dag"]["tasks"]["compare"]]:
+        assert not task["cachingOptions"].get("enableCache")

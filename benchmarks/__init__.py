@@ -1,0 +1,1 @@
+"""Side-by-side measurements against what others would use. `make bench` runs them all."""

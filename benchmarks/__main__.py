@@ -1,0 +1,48 @@
+"""python -m benchmarks [NAME …] [--quick]: run all benchmarks, or some, and write one dated result."""
+
+import argparse
+import importlib
+import logging
+import os
+import sys
+import time
+
+# before torch is imported
+os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+NAMES = ("mlm_step", "infoxlm_step", "optimizer_ema", "contrast", "end_to_end", "data_path", "memory", "gpu")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", choices=[*NAMES, []], metavar="NAME", help=" · ".join(NAMES))
+    parser.add_argument("--quick", action="store_true", help="few rounds, the small vocabulary: a minute")
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    logging.getLogger("benchmarks").setLevel(logging.INFO)
+
+    from benchmarks import inputs, machine, report
+
+    machine.pin()
+    names = tuple(options.names) or NAMES
+    before, ceilings, cases = os.getloadavg(), machine.ceilings(), []
+    for name in names:
+        cases += importlib.import_module(f"benchmarks.{name}").run(options.quick)
+    about = {
+        "date": time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
+        "quick": options.quick,
+        "seed": inputs.SEED,
+        "machine": machine.facts(),
+        "load": {"before": before, "after": os.getloadavg()},
+        "ceilings": ceilings,
+    }
+    if not cases:
+        return 0
+    part = "" if names == NAMES else "-" + "-".join(names)
+    name = time.strftime("%Y-%m-%d-%H%M", time.gmtime()) + part + ("-quick" if options.quick else "")
+    print(report.write(cases, about, name))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""Training on real text, data included: our sampler, loader and step, against the Trainer of transformers.
+
+The task of both is masked LM on translation pairs, one pair a sequence, drawn in proportion; sequences are as long as
+catalogs make them. Real tokens are counted on both sides.
+"""
+
+import logging
+import random
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import DataCollatorForLanguageModeling, PrinterCallback, Trainer, TrainingArguments
+from transformers.utils import logging as transformers_logging
+
+from benchmarks import corpus, inputs, ours, peers
+from benchmarks.harness import OURS, Case, measure
+from infoxlm_core.data.layouts import Sequences, lay_out
+from infoxlm_core.data.samples import Sampler
+from infoxlm_core.data.shards import Shards, gather, open_shards
+from infoxlm_core.model import tokenizers
+from infoxlm_core.pretraining import Pretraining
+from infoxlm_core.training import loop
+from infoxlm_core.training.optimizer import make_adamw
+
+BATCH, STEPS = 16, 6
+WORDS = inputs.VOCABULARIES["32k"]
+
+
+def run(quick: bool) -> list[Case]:
+    return [case(corpus.make().shards, rounds=1 if quick else 7)]
+
+
+def case(path: Path, rounds: int) -> Case:
+    """A few optimizer steps a round."""
+    shards = open_shards(path)
+    # the text has a vocabulary of its own; the model gets as many words as in the other benchmarks
+    shards = replace(shards, manifest={"facts": shards.manifest["facts"] | {"vocabulary_size": WORDS}})
+    config = inputs.config(
+        {},
+        objectives={"mlm": 0, "xlco": 0},
+        batches={"global_batch_size": BATCH, "virtual_shards": 1, "micro_batch_size": BATCH, "alpha": 1.0},
+        optimization={"warmup_steps": 0, "learning_rate": 1e-5},
+    )
+    model = ours.make_model(config, WORDS, noise=False)
+    found = Case("end_to_end", {"steps a round": STEPS, "sequences a step": BATCH, "words": WORDS})
+    found.about = {OURS: "Sampler, micro_batches and train_step: TLM only, alpha 1"}
+    variants = {OURS: _ours(config, model, shards)}
+    samples = _samples(Sampler(shards, config), config.batches.side_tokens)
+    for name, sampling in (("Trainer", "random"), ("Trainer, group_by_length", "group_by_length")):
+        found.about[name] = (
+            f"transformers Trainer, DataCollatorForLanguageModeling, fused AdamW, {sampling} sampling, text tokenized "
+            "before"
+        )
+        variants[name] = _trainer(peers.HuggingFace(model), samples, path / "tokenizer", sampling)
+    return measure(found, variants, rounds)
+
+
+def _ours(config, model, shards: Shards):
+    learner = Pretraining(config, model, shards)
+    optimizer, progress = make_adamw(model.parameters(), config.optimization), loop.Progress()
+
+    def steps(number: int) -> float:
+        tokens = 0.0
+        for _ in range(STEPS):
+            batches = learner.batches(progress.step)
+            tokens += loop.train_step(learner, optimizer, config.optimization, progress, batches)[0]["tokens"]
+        return tokens
+
+    return steps
+
+
+def _samples(sampler: Sampler, limit: int) -> list[dict[str, list[int]]]:
+    """Every pair of the shards as the sequence that we would train on."""
+    found = []
+    for pairs in sampler.pairs:
+        every = np.arange(len(pairs))
+        sides = [Sequences(*gather([t], every * 0, every, limit)) for t in (pairs.source, pairs.target)]
+        found += [{"input_ids": row.tolist()} for row in lay_out(*sides).rows]
+    return found
+
+
+class _Counting:
+    """The collator of transformers, which also counts real tokens."""
+
+    def __init__(self, tokenizer: Path) -> None:
+        self.collate = DataCollatorForLanguageModeling(tokenizers.load_fast(tokenizer), mlm_probability=0.15)
+        self.tokens = 0
+
+    def __call__(self, samples: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
+        self.tokens += sum(len(sample["input_ids"]) for sample in samples)
+        return dict(self.collate(samples))
+
+
+def _trainer(peer: peers.HuggingFace, samples: list, tokenizer: Path, sampling: str):
+    transformers_logging.set_verbosity_error()
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    counting, output = _Counting(tokenizer), tempfile.mkdtemp()
+    optimizer = torch.optim.AdamW([p for p in peer.model.parameters() if p.requires_grad], lr=1e-5, fused=True)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+
+    def steps(number: int) -> float:
+        counting.tokens = 0
+        arguments = TrainingArguments(
+            output_dir=output, use_cpu=True, report_to="none", save_strategy="no", logging_strategy="no",
+            disable_tqdm=True, max_steps=STEPS, per_device_train_batch_size=BATCH, seed=inputs.SEED + number,
+            train_sampling_strategy=sampling, max_grad_norm=1.0,
+        )  # fmt: skip
+        # as many samples as a round takes: else grouping by length would show the longest of all and stop
+        some = random.Random(number).sample(samples, STEPS * BATCH)
+        trainer = Trainer(
+            peer.model, arguments, data_collator=counting, train_dataset=some, optimizers=(optimizer, schedule)
+        )
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
+        return float(counting.tokens)
+
+    return steps

@@ -1,0 +1,74 @@
+"""Our side of every comparison: the learner and the step of the product, on batches that are handed to it."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.inputs import SEED, batch, perturb
+from infoxlm_core.config import PretrainingConfig
+from infoxlm_core.data.batches import PackedBatch
+from infoxlm_core.data.shards import Pairs, Shards, Table
+from infoxlm_core.data.vocabulary import EOS, FIRST_POSITION
+from infoxlm_core.model.encoder import EncoderSize, initialise
+from infoxlm_core.model.heads import InfoXLM
+from infoxlm_core.pretraining import Pretraining
+from infoxlm_core.training import loop
+from infoxlm_core.training.optimizer import make_adamw
+
+
+def make_model(config: PretrainingConfig, vocabulary: int, noise: bool = True) -> InfoXLM:
+    """The query encoder that a run with this config would start from, with noise."""
+    size, contrast = config.model, config.contrast
+    model = InfoXLM(
+        EncoderSize(vocabulary, size.layers, size.hidden, size.ffn, size.heads, size.max_tokens + FIRST_POSITION),
+        contrast.layer, contrast.pooling, contrast.normalise, size.dropout,
+    )  # fmt: skip
+    initialise(model, config.seed)
+    if noise:
+        perturb(model, SEED)
+    return model
+
+
+class Given(Pretraining):
+    """The learner of the product; its batches do not come from shards."""
+
+    def __init__(self, config: PretrainingConfig, model: InfoXLM) -> None:
+        super().__init__(config, model, _two_pairs(model.encoder.size.vocabulary))
+        if self.contrasting:
+            self._make_contrast_hard()
+        self.progress = loop.Progress()
+        self.optimizer = make_adamw(model.parameters(), config.optimization)
+
+    def _make_contrast_hard(self) -> None:
+        """Other noise for the key encoder, and near copies of real keys as negatives.
+
+        With equal weights on both sides, or a queue of random numbers, the loss is zero and equality proves nothing.
+        """
+        generator = torch.Generator().manual_seed(SEED)
+        perturb(self.key_encoder, SEED + 1)
+        views = batch("ragged", self.module.encoder.size.vocabulary, 999, ("xlco",))
+        keys = self.key_encoder(views.key_ids, views.key_positions, views.key_lengths)
+        self.queue.rows.normal_(0.0, 0.1, generator=generator)
+        self.queue.rows += keys[torch.arange(len(self.queue.rows)) % len(keys)]
+        self.queue.meanings.random_(generator=generator)
+
+    def mean_loss(self, given: PackedBatch) -> Tensor:
+        """Sum over the objectives of their mean losses, to differentiate."""
+        counts = self.counts([given])
+        loss, _ = self.losses(given, {name: 1.0 / counts[name] for name in self.weights})
+        self.new_keys.clear()
+        return loss
+
+    def take_step(self, given: PackedBatch) -> None:
+        """A whole optimizer step: losses, backward, clipping, AdamW, key encoder, queue."""
+        loop.train_step(self, self.optimizer, self.config.optimization, self.progress, [given])
+
+
+def _two_pairs(vocabulary: int) -> Shards:
+    """The least text from which a learner can be made."""
+    table = Table(np.full(4, EOS, np.uint32), np.array([0, 2, 4]))
+    pairs = Pairs("none", table, table, np.arange(2))
+    facts = {"facts": {"vocabulary_size": vocabulary}}
+    return Shards(mono={"en": [table]}, pairs={"en-de": [pairs]}, held_out={}, manifest=facts, directory=Path())

@@ -1,0 +1,196 @@
+"""What others would use, on our weights and our batches: Hugging Face's model and fairseq's, each in its own form.
+
+fairseq is no dependency of ours: where it is not installed, what compares with it is skipped.
+"""
+
+import logging
+import re
+import warnings
+from argparse import Namespace
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import XLMRobertaConfig, XLMRobertaForMaskedLM
+
+from benchmarks.inputs import pad, padded_targets, split
+from infoxlm_core.data.batches import PackedBatch
+from infoxlm_core.data.vocabulary import BOS, EOS, PAD, UNK
+from infoxlm_core.model.encoder import EncoderSize
+from infoxlm_core.model.heads import InfoXLM
+from infoxlm_core.model.pretrained import TYPE_ROW, hugging_face_name
+
+ZERO_GRADIENT = ("attention.self.key.bias",)
+"""A key's bias moves all scores of a query alike: its gradient is rounding, and no error of it says anything."""
+
+_FAIRSEQ = [  # Hugging Face -> fairseq, applied one after the other
+    (r"^lm_head\.", "encoder.lm_head."),
+    (r"^roberta\.embeddings\.word_embeddings", "encoder.sentence_encoder.embed_tokens"),
+    (r"^roberta\.embeddings\.position_embeddings", "encoder.sentence_encoder.embed_positions"),
+    (r"^roberta\.embeddings\.LayerNorm", "encoder.sentence_encoder.layernorm_embedding"),
+    (r"^roberta\.encoder\.layer\.", "encoder.sentence_encoder.layers."),
+    (r"\.attention\.self\.query\.", ".self_attn.q_proj."),
+    (r"\.attention\.self\.key\.", ".self_attn.k_proj."),
+    (r"\.attention\.self\.value\.", ".self_attn.v_proj."),
+    (r"\.attention\.output\.dense\.", ".self_attn.out_proj."),
+    (r"\.attention\.output\.LayerNorm\.", ".self_attn_layer_norm."),
+    (r"\.intermediate\.dense\.", ".fc1."),
+    (r"\.output\.dense\.", ".fc2."),
+    (r"\.output\.LayerNorm\.", ".final_layer_norm."),
+]
+
+
+def fairseq_name(name: str) -> str:
+    """Hugging Face's name of a parameter -> fairseq's."""
+    for pattern, replacement in _FAIRSEQ:
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+def weights_of(model: InfoXLM) -> dict[str, Tensor]:
+    """Our parameters, without the contrast projection, under Hugging Face's names."""
+    named = model.named_parameters()
+    return {hugging_face_name(name): p.detach().clone() for name, p in named if name != "projection"}
+
+
+def gradients_of(model: InfoXLM) -> dict[str, Tensor]:
+    """Our gradients under Hugging Face's names; the projection keeps its own."""
+    return {
+        name if name == "projection" else hugging_face_name(name): p.grad.clone()
+        for name, p in model.named_parameters()
+        if p.grad is not None
+    }
+
+
+def hugging_face_config(size: EncoderSize) -> XLMRobertaConfig:
+    return XLMRobertaConfig(
+        vocab_size=size.vocabulary, hidden_size=size.hidden, num_hidden_layers=size.layers,
+        num_attention_heads=size.heads, intermediate_size=size.ffn, max_position_embeddings=size.positions,
+        type_vocab_size=1, layer_norm_eps=size.epsilon, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        pad_token_id=PAD, bos_token_id=BOS, eos_token_id=EOS, attn_implementation="sdpa",
+    )  # fmt: skip
+
+
+class HuggingFace:
+    """`XLMRobertaForMaskedLM` on padded batches, `model(**batch).loss`."""
+
+    about = "transformers XLMRobertaForMaskedLM, eager, sdpa, dropout 0, padded to the longest, labels -100"
+
+    def __init__(self, model: InfoXLM) -> None:
+        self.model = XLMRobertaForMaskedLM(hugging_face_config(model.encoder.size))
+        missing, unexpected = self.model.load_state_dict(weights_of(model), strict=False)
+        allowed = {TYPE_ROW, "lm_head.decoder.weight", "lm_head.decoder.bias"}
+        assert set(missing) <= allowed and not unexpected, (missing, unexpected)
+        row = self.model.get_parameter(TYPE_ROW)
+        row.requires_grad_(False).zero_()  # fairseq has none, ours is part of the positions
+
+    def inputs(self, batch: PackedBatch) -> dict[str, Tensor]:
+        counts = split(batch)["lm"]
+        ids = pad(batch.ids[: sum(counts)], counts)
+        return {"input_ids": ids, "attention_mask": (ids != PAD).long(), "labels": padded_targets(batch)}
+
+    def loss(self, inputs: dict[str, Tensor]) -> Tensor:
+        return self.model(**inputs).loss
+
+    def gradients(self) -> dict[str, Tensor]:
+        tied = {"lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight"}
+        tied |= {"lm_head.decoder.bias": "lm_head.bias"}
+        named = self.model.named_parameters()
+        return {tied.get(name, name): p.grad.clone() for name, p in named if p.grad is not None}
+
+
+class _Words:
+    """The dictionary that fairseq's model asks."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.pad, self.bos, self.eos, self.unk = (lambda: PAD), (lambda: BOS), (lambda: EOS), (lambda: UNK)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def index(self, word: str) -> int:
+        return self.size - 1
+
+
+class Fairseq:
+    """fairseq's RoBERTa: padded batches, head on masked rows only, log-softmax and NLL in fp32."""
+
+    about = "fairseq RobertaModel (ve-fairseq 0.12.3), dropout 0, padded, masked_tokens, log-softmax + NLL in fp32"
+
+    def __init__(self, model: InfoXLM) -> None:
+        self.model = make_fairseq(model.encoder.size)
+        load_fairseq(self.model, weights_of(model))
+
+    def inputs(self, batch: PackedBatch) -> dict[str, Tensor]:
+        counts = split(batch)["lm"]
+        labels = padded_targets(batch)
+        return {"ids": pad(batch.ids[: sum(counts)], counts), "chosen": labels != -100, "answers": labels}
+
+    def loss(self, inputs: dict[str, Tensor]) -> Tensor:
+        """Mean over the targets."""
+        answers = inputs["answers"][inputs["chosen"]]
+        return fairseq_mlm(self.model, inputs["ids"], inputs["chosen"], answers) / len(answers)
+
+    def gradients(self) -> dict[str, Tensor]:
+        return gradients_of_fairseq(self.model)
+
+
+def fairseq_mlm(model: nn.Module, ids: Tensor, chosen: Tensor, answers: Tensor) -> Tensor:
+    """Summed masked-LM loss as fairseq's criterion computes it."""
+    logits = model(ids, masked_tokens=chosen)[0]
+    return F.nll_loss(F.log_softmax(logits, dim=-1, dtype=torch.float32), answers, reduction="sum")
+
+
+def fairseq_reason() -> str | None:
+    """Why fairseq cannot be compared with; None if it can."""
+    try:
+        _fairseq()
+    except ImportError as error:
+        return f"fairseq is not installed ({error}): `make bench` installs it into .venv-peers"
+    return None
+
+
+def _fairseq() -> Any:
+    level = logging.root.level
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from fairseq.models.roberta import model as roberta
+    logging.root.setLevel(level)
+    logging.getLogger("fairseq").setLevel(logging.WARNING)
+    return roberta
+
+
+def make_fairseq(size: EncoderSize) -> nn.Module:
+    """A fairseq RoBERTa of these sizes, random weights, input and output embeddings tied."""
+    roberta = _fairseq()
+    args = Namespace(
+        encoder_layers=size.layers, encoder_embed_dim=size.hidden, encoder_ffn_embed_dim=size.ffn,
+        encoder_attention_heads=size.heads, dropout=0.0, attention_dropout=0.0, activation_dropout=0.0,
+        pooler_dropout=0.0, tokens_per_sample=size.positions - 2, max_positions=size.positions - 2,
+        untie_weights_roberta=False,
+    )  # fmt: skip
+    roberta.base_architecture(args)
+    words = _Words(size.vocabulary)
+    return roberta.RobertaModel.build_model(args, SimpleNamespace(source_dictionary=words, dictionary=words))
+
+
+@torch.no_grad()
+def load_fairseq(model: nn.Module, weights: dict[str, Tensor]) -> None:
+    """Copy weights under Hugging Face's names; every parameter must be among them."""
+    found = {fairseq_name(name): value for name, value in weights.items()}
+    for name, parameter in model.named_parameters():
+        parameter.copy_(found[name])
+
+
+def gradients_of_fairseq(model: nn.Module) -> dict[str, Tensor]:
+    """fairseq's gradients under Hugging Face's names."""
+    size = len({n.split(".")[3] for n, _ in model.named_parameters() if ".layers." in n})
+    plain = XLMRobertaForMaskedLM(XLMRobertaConfig(vocab_size=8, hidden_size=2, num_hidden_layers=size,
+                                                   num_attention_heads=1, intermediate_size=2))  # fmt: skip
+    names = {fairseq_name(name): name for name, _ in plain.named_parameters()}
+    names |= {"encoder.sentence_encoder.embed_tokens.weight": "roberta.embeddings.word_embeddings.weight"}
+    names |= {"encoder.lm_head.bias": "lm_head.bias"}
+    return {names[name]: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}

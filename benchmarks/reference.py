@@ -1,0 +1,107 @@
+"""The released InfoXLM step, restated in our own words on fairseq: what the authors' code spends its time on.
+
+Everything is padded. Each objective has a forward and a backward of its own. Contrast runs both encoders to the last
+layer and takes an earlier one, with a masked-LM output times zero beside it; the queue is cloned before its product.
+The key encoder moves tensor by tensor, all its layers; the optimizer is fairseq's Adam.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks.inputs import pad, padded_targets, split
+from benchmarks.peers import fairseq_mlm, gradients_of_fairseq, load_fairseq, make_fairseq, weights_of
+from infoxlm_core.config import PretrainingConfig
+from infoxlm_core.data.batches import PackedBatch
+from infoxlm_core.model.heads import InfoXLM
+from infoxlm_core.model.momentum import KeyEncoder, Queue
+from infoxlm_core.model.pretrained import hugging_face_name
+
+
+class Reference:
+    """Query and key model, projections, queue and optimizer, with the weights of ours."""
+
+    about = (
+        "the released algorithm on fairseq (ve-fairseq 0.12.3): padded, a backward for each objective, both encoders "
+        "to the last layer, queue cloned, EMA tensor by tensor, fairseq's Adam"
+    )
+
+    def __init__(self, config: PretrainingConfig, model: InfoXLM, keys: KeyEncoder, queue: Queue) -> None:
+        from fairseq.optim.adam import Adam
+
+        self.config, weights = config, weights_of(model)
+        self.query, self.key = make_fairseq(model.encoder.size), make_fairseq(model.encoder.size)
+        load_fairseq(self.query, weights)
+        named = keys.named_parameters()
+        slow = {hugging_face_name(name): p for name, p in named if name != "projection"}
+        load_fairseq(self.key, weights | slow)
+        self.projection = nn.Parameter(model.projection.detach().clone())
+        self.key_projection = keys.projection.detach().clone()
+        self.queue, self.pointer = queue.rows.clone(), queue.pointer
+        wanted = config.optimization
+        self.optimizer = Adam(
+            self.parameters(), lr=0.0, betas=wanted.betas, eps=wanted.epsilon, weight_decay=wanted.weight_decay
+        )
+
+    def parameters(self) -> list[nn.Parameter]:
+        return [*self.query.parameters(), self.projection]
+
+    def inputs(self, batch: PackedBatch) -> dict[str, Tensor]:
+        """MLM and TLM sequences, query and key views, each padded to its own longest."""
+        counts, mlm = split(batch), batch.lm_sequences // 2  # as many of MLM as of TLM
+        lm = batch.ids.split([sum(counts["lm"]), sum(counts["query"])])
+        labels = padded_targets(batch)
+        found = {"query": pad(lm[1], counts["query"]), "key": pad(batch.key_ids, counts["key"])}
+        for name, part in (("mlm", slice(mlm)), ("tlm", slice(mlm, None))):
+            longest = max(counts["lm"][part])
+            found[name] = pad(lm[0], counts["lm"])[part, :longest]
+            found[f"{name} answers"] = labels[part, :longest]
+        return found
+
+    def losses(self, inputs: dict[str, Tensor]) -> float:
+        """Backward of every objective's mean loss; their sum."""
+        total = 0.0
+        for name in ("mlm", "tlm"):
+            chosen = inputs[f"{name} answers"] != -100
+            answers = inputs[f"{name} answers"][chosen]
+            loss = fairseq_mlm(self.query, inputs[name], chosen, answers) / len(answers)
+            loss.backward()
+            total += loss.item()
+        loss = self._contrast(inputs) / len(inputs["query"])
+        loss.backward()
+        return total + loss.item()
+
+    def _contrast(self, inputs: dict[str, Tensor]) -> Tensor:
+        layer, temperature = self.config.contrast.layer, self.config.contrast.temperature
+        with torch.no_grad():
+            _, extra = self.key(inputs["key"], features_only=True, return_all_hiddens=True)
+            self.keys = extra["inner_states"][layer][0] @ self.key_projection  # time first: [0] is [CLS]
+        features, extra = self.query(inputs["query"], features_only=True, return_all_hiddens=True)
+        query = extra["inner_states"][layer][0] @ self.projection
+        positive = (query * self.keys).sum(dim=1, keepdim=True)
+        negative = query @ self.queue.clone().detach().T
+        logits = torch.cat([positive, negative], dim=1).float() / temperature
+        answers = torch.zeros(len(logits), dtype=torch.long)
+        unused = self.query.encoder.lm_head(features[:1, 0]).sum() * 0.0
+        return F.nll_loss(F.log_softmax(logits, dim=-1, dtype=torch.float32), answers, reduction="sum") + unused
+
+    def take_step(self, inputs: dict[str, Tensor]) -> None:
+        self.optimizer.zero_grad()
+        self.losses(inputs)
+        nn.utils.clip_grad_norm_(self.parameters(), self.config.optimization.clip_norm)
+        self.optimizer.step()
+        self.follow()
+        at = (self.pointer + torch.arange(len(self.keys))) % len(self.queue)
+        self.queue[at] = self.keys
+        self.pointer = (self.pointer + len(self.keys)) % len(self.queue)
+
+    @torch.no_grad()
+    def follow(self) -> None:
+        """The key model moves towards the query model, by the formula as it is written in the paper."""
+        m = self.config.contrast.momentum
+        pairs = [*zip(self.key.parameters(), self.query.parameters(), strict=True)]
+        for key, query in [*pairs, (self.key_projection, self.projection)]:
+            key.copy_(key * m + query * (1.0 - m))
+
+    def gradients(self) -> dict[str, Tensor]:
+        return gradients_of_fairseq(self.query) | {"projection": self.projection.grad.clone()}

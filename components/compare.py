@@ -1,0 +1,57 @@
+"""Component: the trials of an ablation -> one comparison of its variants over their seeds."""
+
+from kfp import dsl
+
+from components.stage import stage
+
+
+@stage
+def compare(
+    trials: list,
+    store: str,
+    comparison: dsl.Output[dsl.Artifact],
+    report: dsl.Output[dsl.HTML],
+    metrics: dsl.Output[dsl.Metrics],
+):
+    """Compare what all trials of this pipeline run have logged, also when some of them failed.
+
+    Args:
+        trials: the items of the loop, each with its `trial`: variant, seed, and what the variant is.
+        store: directory where artifacts are found by content.
+        comparison: where table, figure and JSON are.
+        report: the table and the figure as HTML.
+        metrics: mean and deviation of every metric of every variant.
+    """
+    import logging
+    import re
+    import shutil
+
+    from components import runtime
+    from components.adapters import mlflow_runs, trial_runs
+    from infoxlm_core import comparison as comparisons
+    from infoxlm_core import manifests
+    from infoxlm_core.evaluation import HEADLINES
+
+    with runtime.ending_clearly(store, "compare"):
+        run = runtime.run_id(store)
+        found = trial_runs.expect(trial_runs.read(run), [item["trial"] for item in trials])
+        for trial in found:
+            if not trial["metrics"]:  # one that never began gets a run too, so that it is not forgotten
+                mlflow_runs.end_run(runtime.run_id(store, trial), "FAILED")
+        compared = comparisons.compare(found, comparisons.choose(HEADLINES), trial_runs.name_of(run))
+        flat = comparisons.flatten(compared)
+        name = manifests.digest([compared, manifests.made_by()]).removeprefix("sha256:")[:16]
+
+        def write(output):
+            comparisons.write(output, compared)
+            return flat
+
+        made = runtime.make(store, "comparison", name, write)
+        runtime.publish(comparison, made)
+        shutil.copy(made / "comparison.html", report.path)
+        runtime.facts(made, metrics)
+        legal = {re.sub(r"[^\w.:/ -]", "_", name): value for name, value in flat.items()}
+        mlflow_runs.log_metrics(run, legal)
+        mlflow_runs.log_artifacts(run, made, "comparison")
+        if missing := comparisons.list_unfinished(compared):
+            logging.warning("not finished, and not compared: %s", ", ".join(missing))

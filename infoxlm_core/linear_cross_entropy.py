@@ -1,0 +1,93 @@
+"""Cross-entropy against a large vocabulary with one buffer for the logits instead of four.
+
+Logits of 250,002 words are the largest thing in a step. Here they are written once and turned in place into what the
+gradients need, rows in chunks, so that nothing else of their size ever exists. The loss and its gradients are those of
+`F.cross_entropy(F.linear(hidden, weight, bias), targets)`.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ROWS = 4096
+"""Rows of logits held at once: fewer cost time (each chunk adds into the weight's gradient), more cost memory."""
+_ALIGNED = 64  # a vocabulary of 250,002 leaves rows unaligned: the buffer is a little wider than the logits
+
+
+def linear_cross_entropy(
+    hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, scale: Tensor, rows: int = ROWS
+) -> tuple[Tensor, Tensor]:
+    """Scaled sum of the cross-entropies, to differentiate; and each of them, in nats and without gradient.
+
+    Args:
+        hidden: (N, d). N may be 0: the sum is then 0.
+        weight, bias: (V, d) and (V,) of the output layer.
+        targets: (N,) ids.
+        scale: (N,) factor of each row in the sum; known before, which is why gradients can be made at once.
+        rows: how many rows of logits are held at once.
+
+    Returns:
+        a scalar and (N,), in fp32 (fp64 for fp64 inputs). Under autocast products are made in its type.
+    """
+    device = hidden.device.type
+    if torch.is_autocast_enabled(device):
+        kind = torch.get_autocast_dtype(device)
+        with torch.autocast(device, enabled=False):
+            return _LinearCrossEntropy.apply(hidden.to(kind), weight.to(kind), bias.to(kind), targets, scale, rows)  # type: ignore[no-any-return]
+    return _LinearCrossEntropy.apply(hidden, weight, bias, targets, scale, rows)  # type: ignore[no-any-return]
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, scale: Tensor, rows: int):
+        vocabulary, wanted = len(weight), any(ctx.needs_input_grad)
+        full = torch.promote_types(hidden.dtype, torch.float32)
+        losses = hidden.new_empty(len(hidden), dtype=full)
+        width = -(-vocabulary // _ALIGNED) * _ALIGNED
+        buffer = hidden.new_empty(min(rows, len(hidden)), width)
+        if wanted:
+            d_hidden = torch.empty_like(hidden)
+            d_weight = (torch.zeros_like if len(hidden) > rows or not len(hidden) else torch.empty_like)(
+                weight, dtype=full
+            )
+            d_bias = torch.zeros_like(bias, dtype=full)
+        for start in range(0, len(hidden), rows):
+            part = slice(start, start + rows)
+            states, answers = hidden[part], targets[part, None]
+            logits = torch.addmm(bias, states, weight.T, out=buffer[: len(states), :vocabulary]).to(full)
+            right = logits.gather(1, answers).squeeze(1)
+            top = logits.amax(dim=1)
+            odds = logits.sub_(top[:, None]).exp_()  # in place: these are no logits any more
+            total = odds.sum(dim=1)
+            losses[part] = total.log() + top - right
+            if not wanted:
+                continue
+            # d loss / d logits = scale * (odds / total - onehot): the factor goes to the smaller side of the products
+            factor, scales = (scale[part] / total).to(hidden.dtype), scale[part].to(hidden.dtype)
+            odds = odds.to(hidden.dtype)
+            d_hidden[part] = (odds @ weight) * factor[:, None] - weight[targets[part]] * scales[:, None]
+            _add_product(d_weight, odds.T, states * factor[:, None], first=len(hidden) <= rows)
+            d_weight.index_add_(0, targets[part], (states * -scales[:, None]).to(full))
+            d_bias += (odds.T @ factor).to(full)
+            d_bias.index_add_(0, targets[part], -scale[part].to(full))
+        if wanted:  # not by save_for_backward: autograd would have to copy what somebody else still holds
+            ctx.gradients = [d_hidden, d_weight.to(weight.dtype), d_bias.to(bias.dtype)]
+        ctx.mark_non_differentiable(losses)
+        return (losses * scale).sum(), losses
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, _: Tensor):
+        gradients, ctx.gradients = ctx.gradients, None
+        if gradient.is_cuda or gradient != 1:
+            gradients = [value.mul_(gradient) for value in gradients]
+        return *gradients, None, None, None
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor, first: bool) -> None:
+    """total += left @ right (total = left @ right at first), the sum in full precision."""
+    if left.dtype == total.dtype:
+        torch.addmm(total, left, right, beta=0 if first else 1, out=total)
+    else:
+        product = torch.mm(left, right, out_dtype=total.dtype) if left.is_cuda else left @ right
+        total.copy_(product) if first else total.add_(product)

@@ -1,0 +1,61 @@
+"""Retrieval among a few held-out pairs while a training goes on: the one curve that says whether it works."""
+
+from collections.abc import Sequence
+from statistics import fmean
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from infoxlm_core.data.layouts import Sequences, lay_out, positions
+from infoxlm_core.data.shards import Pairs, Shards, gather
+from infoxlm_core.model.encoder import Encoder, pool
+from infoxlm_core.tasks.retrieval import find_nearest
+
+SEQUENCES = 64  # of one forward pass
+
+
+class Probe:
+    """The first `count` held-out pairs of each language pair, sides cut to `longest` tokens.
+
+    Attributes:
+        pairs: by language pair, both sides laid out as `<s> a </s>`; empty without held-out text in the shards.
+    """
+
+    def __init__(self, shards: Shards, count: int, longest: int) -> None:
+        self.pairs = {name: _first(tables, count, longest) for name, tables in shards.held_out.items()}
+
+    @torch.no_grad()
+    def score(self, encoder: Encoder, layer: int, pooling: str, device: torch.device) -> dict[str, float]:
+        """Share of sentences whose translation is their nearest neighbour by cosine, both directions, and its mean."""
+        training = encoder.training
+        encoder.eval()
+        found = {}
+        for name, sides in self.pairs.items():
+            source, target = (_encode(encoder, side, layer, pooling, device) for side in sides)
+            right = torch.arange(len(source), device=device)
+            hits = [
+                (find_nearest(a, b) == right).double().mean().item() for a, b in ((source, target), (target, source))
+            ]
+            found[f"probe/retrieval/{name}"] = fmean(hits)
+        encoder.train(training)
+        return {"probe/retrieval": fmean(found.values()), **found}
+
+
+def _first(tables: Sequence[Pairs], count: int, longest: int) -> tuple[Sequences, Sequences]:
+    which = np.repeat(np.arange(len(tables)), [len(table) for table in tables])[:count]
+    rows = np.concatenate([np.arange(len(table)) for table in tables])[:count]
+    source, target = ([getattr(table, side) for table in tables] for side in ("source", "target"))
+    first, second = (lay_out(Sequences(*gather(side, which, rows, longest))) for side in (source, target))
+    return first, second
+
+
+def _encode(encoder: Encoder, side: Sequences, layer: int, pooling: str, device: torch.device) -> Tensor:
+    vectors = []
+    for start in range(0, len(side.lengths), SEQUENCES):
+        part = side[start : start + SEQUENCES]
+        lengths = part.lengths.tolist()
+        ids, places = (torch.from_numpy(values).to(device) for values in (part.flat, positions(part.lengths)))
+        vectors.append(pool(encoder(ids, places, lengths, last=layer), lengths, pooling).float())
+    return F.normalize(torch.cat(vectors), dim=1)

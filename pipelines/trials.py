@@ -1,0 +1,115 @@
+"""The variants of an ablation, a YAML file of overrides -> its trials, every one checked before any starts."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from infoxlm_core import run_file
+from infoxlm_core.config import PretrainingConfig
+from infoxlm_core.errors import ConfigError
+from infoxlm_core.run_file import RunConfig
+
+_NAME = re.compile(r"[\w+.:-][\w+.: -]*")
+_SAID = ("what", "also")
+"""Keys of a variant that say something of it; all others override `pretraining`."""
+
+
+def plan(config: RunConfig, path: Path, only: Sequence[str], seeds: Sequence[int]) -> list[dict[str, Any]]:
+    """List the trials: every chosen variant with every seed, as the pipeline's parameter `trials`.
+
+    Args:
+        config: what the variants change.
+        path: YAML file: name -> overrides of `pretraining`, with `what` it is and `also`, another name.
+        only: names of variants; empty for all.
+        seeds: of initialisation, data and fine-tuning.
+
+    Raises:
+        ConfigError: one line that names the variant.
+    """
+    trials: list[dict[str, Any]] = []
+    same: dict[str, str] = {}
+    for name, variant in choose(read(path), only, path).items():
+        overrides = {key: value for key, value in variant.items() if key not in _SAID}
+        try:
+            merged = merge(config.pretraining.model_dump(mode="json", exclude_none=True), overrides)
+            checked = PretrainingConfig.parse(resolve(merged), "pretraining")
+        except ConfigError as error:
+            raise ConfigError(f"{path}: variant {name}: {error}") from None
+        settings = checked.model_copy(update={"seed": 0}).model_dump_json()
+        if settings in same:
+            raise ConfigError(
+                f"{path}: {same[settings]} and {name} are the same with this config: leave one out (--only)"
+            )
+        same[settings] = name
+        trials += [
+            {
+                "trial": {"variant": name, "seed": seed, "what": variant.get("what", "")},
+                # without defaults: all trials together are one argument of a process, of 128 KiB at most
+                "pretraining": checked.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+                | {"seed": seed},
+            }
+            for seed in seeds
+        ]
+    return trials
+
+
+def read_seeds(text: str) -> list[int]:
+    """Seeds separated by commas."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts) or len(set(parts)) < len(parts):
+        raise ConfigError(f"--seeds {text!r}: give different whole numbers, such as 1,2,3")
+    return [int(part) for part in parts]
+
+
+def read(path: Path) -> dict[str, dict[str, Any]]:
+    """Read the variants strictly: no anchors, no tags, no name twice."""
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such file of variants")
+    try:
+        found = yaml.load(path.read_text(encoding="utf-8"), Loader=run_file._StrictLoader)  # a SafeLoader
+    except (ConfigError, yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
+    if not isinstance(found, dict) or not found:
+        raise ConfigError(f"{path}: the file holds no mapping of variants")
+    for name, variant in found.items():
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise ConfigError(f"{path}: variant {name!r}: use letters, digits and + - . : _ in names")
+        if not isinstance(variant, dict | None):
+            raise ConfigError(f"{path}: variant {name}: {variant!r} is no mapping of overrides")
+    return {name: variant or {} for name, variant in found.items()}
+
+
+def choose(variants: dict[str, dict[str, Any]], only: Sequence[str], path: Path) -> dict[str, dict[str, Any]]:
+    """The variants that are asked for, in the order of the file."""
+    by_name = {name: name for name in variants}
+    by_name |= {variant["also"]: name for name, variant in variants.items() if "also" in variant}
+    for name in only:
+        if name not in by_name:
+            raise ConfigError(f"{path}: no variant {name!r}; known are {', '.join(by_name)}")
+    chosen = {by_name[name] for name in only or variants}
+    return {name: variant for name, variant in variants.items() if name in chosen}
+
+
+def merge(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Override part by part: a mapping changes what it names, anything else replaces."""
+    merged = dict(values)
+    for key, value in overrides.items():
+        before = merged.get(key)
+        merged[key] = merge(before, value) if isinstance(value, Mapping) and isinstance(before, Mapping) else value
+    return merged
+
+
+def resolve(pretraining: dict[str, Any]) -> dict[str, Any]:
+    """Put the number of the last layer in for `contrast.layer: last`: that of a start directory, else model.layers."""
+    contrast, model = pretraining.get("contrast"), pretraining.get("model")
+    if not isinstance(contrast, Mapping) or contrast.get("layer") != "last" or not isinstance(model, Mapping):
+        return pretraining
+    layers = model.get("layers")
+    if model.get("start") and Path(model["start"]).is_dir():
+        from infoxlm_core.model import pretrained
+
+        layers = pretrained.size_of(Path(model["start"])).layers
+    return pretraining | {"contrast": {**contrast, "layer": layers}}

@@ -1,0 +1,92 @@
+"""The benchmarks compare like with like: every side has one loss and one gradient. Times are not asserted."""
+
+import pytest
+import torch
+
+from benchmarks import infoxlm_step, inputs, mlm_step, optimizer_ema, ours, peers
+from benchmarks.harness import OURS, Case, Unequal, differences, measure, require_equal
+from benchmarks.targets import Target
+
+TOY = {"layers": 3, "hidden": 32, "ffn": 64, "heads": 2}
+needs_fairseq = pytest.mark.skipif(peers.fairseq_reason() is not None, reason=str(peers.fairseq_reason()))
+
+
+@pytest.mark.parametrize("shape", inputs.SHAPES)
+def test_the_masked_lm_step_equals_hugging_face(shape):
+    case = mlm_step.case(shape, "500", rounds=0, size=TOY)
+
+    assert case.equality["Hugging Face"]["gradient"] <= 1e-5
+    assert ("fairseq" in case.equality) != ("fairseq" in case.skipped)
+
+
+@needs_fairseq
+@pytest.mark.parametrize("shape", inputs.SHAPES)
+def test_the_masked_lm_step_equals_fairseq(shape):
+    assert mlm_step.case(shape, "500", rounds=0, size=TOY).equality["fairseq"]["loss"] <= 1e-5
+
+
+@needs_fairseq
+def test_the_whole_step_equals_the_released_algorithm_in_all_objectives():
+    case = infoxlm_step.case("ragged", "500", rounds=0, size=TOY, queue=64)
+
+    assert case.equality["reference algorithm"]["worst tensor"] <= 1e-4
+
+
+@needs_fairseq
+def test_both_sides_are_still_equal_after_a_step():
+    from benchmarks.reference import Reference
+
+    optimization = {"warmup_steps": 0, "learning_rate": 1e-3}
+    config = inputs.config(TOY, contrast={"layer": 2, "queue_size": 64}, optimization=optimization)
+    model = ours.make_model(config, 500)
+    learner = ours.Given(config, model)
+    reference = Reference(config, model, learner.key_encoder, learner.queue)
+    for group in reference.optimizer.param_groups:
+        group["lr"] = 1e-3
+    before = model.projection.detach().clone()
+    batch = inputs.batch("ragged", 500, 0, ("mlm", "tlm", "xlco"))
+
+    learner.take_step(batch)
+    reference.take_step(reference.inputs(batch))
+
+    assert reference.pointer == learner.queue.pointer
+    torch.testing.assert_close(reference.queue, learner.queue.rows, atol=1e-4, rtol=0)
+    torch.testing.assert_close(reference.key_projection, learner.key_encoder.projection, atol=1e-6, rtol=0)
+    moved = (model.projection - before).norm()
+    assert (reference.projection - model.projection).norm() < 0.05 * moved  # gradients as small as epsilon move a little differently
+
+
+def test_optimizers_and_key_encoder_come_to_the_same_weights():
+    model = ours.make_model(inputs.config(TOY), 500)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+
+    assert max(max(apart.values()) for apart in optimizer_ema.adam(model, rounds=0).equality.values()) <= 1e-5
+    assert optimizer_ema.ema(model, rounds=0).equality["reference formula"]["weights"] <= 1e-6
+
+
+def test_a_side_that_computes_something_else_ends_the_benchmark():
+    apart = differences(2.0, {"a": torch.ones(3)}, 2.0, {"a": torch.tensor([1.0, 1.0, 1.1])})
+
+    with pytest.raises(Unequal, match="gradient differs from them by"):
+        require_equal("some step", "them", apart)
+    with pytest.raises(Unequal, match="only one side has a gradient for b"):
+        differences(2.0, {"a": torch.ones(3), "b": torch.ones(1)}, 2.0, {"a": torch.ones(3)})
+
+
+def test_variants_run_once_a_round_in_rotated_order():
+    ran = []
+    case = Case("some work", {"tokens": 10})
+
+    measure(case, {name: lambda number, name=name: ran.append((number, name)) for name in (OURS, "peer")}, rounds=2)
+
+    assert ran == [(0, OURS), (0, "peer"), (1, "peer"), (1, OURS), (2, OURS), (2, "peer")]
+    assert len(case.ratios("peer")) == 2 and case.ratios(OURS) == [1.0, 1.0]
+
+
+def test_ratios_count_the_work_that_each_side_did():
+    case = Case("some work", cpu={OURS: [1.0], "peer": [2.0]}, work={OURS: [100.0], "peer": [50.0]})
+    target = Target("some work", "some work", "peer", accept=3.0, goal=5.0)
+
+    assert target.measured(case) == 4.0
+    assert target.verdict(4.0) == "accepted"

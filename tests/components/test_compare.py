@@ -1,0 +1,135 @@
+"""The trials of an ablation in MLflow: each a nested run, read back and compared, at once or months later."""
+
+import json
+from pathlib import Path
+
+import pytest
+from kfp import dsl
+from typer.testing import CliRunner
+
+from components import runtime
+from components.adapters import mlflow_runs, trial_runs
+from components.compare import compare
+from infoxlm_core.errors import InputError
+from pipelines.cli import app
+
+TRIALS = [
+    {"variant": variant, "seed": float(seed), "what": what}  # KFP makes 1.0 of 1
+    for variant, what in (("full", "all of it"), ("-XLCO", "no contrast"), ("-TLM", ""))
+    for seed in (1, 2)
+]
+
+
+@pytest.fixture
+def ablation(store, monkeypatch) -> Path:
+    """A store whose MLflow has an ablation: of -TLM seed 1 failed and seed 2 never began."""
+    monkeypatch.setenv("RUN_ID", "toy-1")
+    monkeypatch.setenv("RUN_NAME", "toy")
+    for trial in TRIALS[:-1]:
+        run = runtime.run_id(str(store), trial)
+        mlflow_runs.log_params(run, {"pretraining": {"seed": trial["seed"]}})
+        mlflow_runs.log_metrics(run, {"loss/mlm": 5.0}, step=10)
+        if trial["variant"] != "-TLM":
+            base = 0.4 if trial["variant"] == "full" else 0.3
+            mlflow_runs.log_metrics(run, {"retrieval/best": base + trial["seed"] / 1000, "loss/mlm": 4.0}, step=20)
+            mlflow_runs.end_run(run)
+    return store
+
+
+def run_component(store: Path, out: Path) -> tuple[Path, dict]:
+    outputs = {name: kind(name=name, uri=str(out / name)) for name, kind in
+               {"comparison": dsl.Artifact, "report": dsl.HTML, "metrics": dsl.Metrics}.items()}  # fmt: skip
+    out.mkdir()
+    compare.python_func(trials=[{"trial": trial, "pretraining": {}} for trial in TRIALS], store=str(store), **outputs)
+    return runtime.find(outputs["comparison"])[0], outputs
+
+
+def test_every_trial_has_a_run_nested_in_the_ablations_own(ablation):
+    client = mlflow_runs.connect(ablation)
+    parent = runtime.run_id(str(ablation))
+    runs = client.search_runs([client.get_run(parent).info.experiment_id])
+
+    children = [run for run in runs if run.data.tags.get("mlflow.parentRunId") == parent]
+    assert len(children) == 5 and len(runs) == 6
+    assert {(run.data.tags["variant"], run.data.tags["seed"]) for run in children} >= {("full", "1"), ("-XLCO", "2")}
+    assert {run.info.run_name for run in children} >= {"full seed 1", "-XLCO seed 2"}
+
+
+def test_a_retried_stage_finds_the_run_of_its_trial_and_opens_it_again(ablation):
+    first = runtime.run_id(str(ablation), TRIALS[0])
+
+    assert runtime.run_id(str(ablation), TRIALS[0]) == first != runtime.run_id(str(ablation), TRIALS[1])
+    assert mlflow_runs.connect(ablation).get_run(first).info.status == "RUNNING"
+
+
+def test_a_trial_of_a_platforms_task_is_nested_in_the_platforms_pipeline_run(store, monkeypatch):
+    client = mlflow_runs.connect(store)
+    experiment = client.create_experiment("platform", (store / "mlartifacts").as_uri())
+    pipeline = client.create_run(experiment).info.run_id
+    task = client.create_run(experiment, tags={"mlflow.parentRunId": pipeline}).info.run_id
+    monkeypatch.setenv("MLFLOW_RUN_ID", task)
+
+    mlflow_runs.end_run(runtime.run_id(str(store), TRIALS[0]))
+
+    (found,) = trial_runs.read(task)
+    assert (found["variant"], found["seed"]) == ("full", 1) and trial_runs.root(found["run"]) == pipeline
+
+
+def test_the_component_compares_what_finished_and_names_what_did_not(ablation, tmp_path):
+    made, outputs = run_component(ablation, tmp_path / "kfp")
+
+    compared = json.loads((made / "comparison.json").read_text())
+    assert compared["title"] == "toy"
+    assert list(compared["variants"]) == ["full", "-XLCO", "-TLM"]
+    assert compared["variants"]["-TLM"]["unfinished"] == [1, 2]
+    assert compared["variants"]["full"]["metrics"]["retrieval/best"]["mean"] == pytest.approx(0.4015)
+    assert "not finished" in Path(outputs["report"].path).read_text().lower()
+    assert outputs["metrics"].metadata["-XLCO_retrieval_best"] == pytest.approx(0.3015)
+
+
+def test_the_comparison_goes_to_the_ablations_run_and_trials_that_failed_are_closed(ablation, tmp_path):
+    run_component(ablation, tmp_path / "kfp")
+
+    client, parent = mlflow_runs.connect(ablation), runtime.run_id(str(ablation))
+    assert client.get_run(parent).data.metrics["full/retrieval/best/n"] == 2
+    names = {artifact.path for artifact in client.list_artifacts(parent, "comparison")}
+    assert {f"comparison/comparison.{kind}" for kind in ("html", "json", "md", "png")} <= names
+    failed = [t for t in trial_runs.read(parent) if t["variant"] == "-TLM"]
+    assert [client.get_run(trial["run"]).info.status for trial in failed] == ["FAILED", "FAILED"]
+
+
+def test_the_command_prints_the_same_table_later_and_writes_it(ablation, tmp_path):
+    made, _ = run_component(ablation, tmp_path / "kfp")
+    arguments = ["compare", "--store", str(ablation), "--output", str(tmp_path / "out"), "--run", "toy"]
+    result = CliRunner().invoke(app, arguments)
+
+    assert result.exit_code == 0, result.output
+    assert "| full    | 2      | 40.15 ± 0.07       |" in result.stdout
+    assert "Not finished**, and not in the table: -TLM seed 1, -TLM seed 2." in result.stdout
+    assert result.stdout.startswith((made / "comparison.md").read_text())
+    assert {path.suffix for path in (tmp_path / "out").iterdir()} == {".html", ".md", ".png", ".json"}
+
+
+def test_other_metrics_are_compared_on_request(ablation):
+    result = CliRunner().invoke(app, ["compare", "--store", str(ablation), "--metrics", "loss/mlm"])
+
+    assert result.exit_code == 0 and "4.000 ± 0.000" in result.stdout and "retrieval" not in result.stdout
+
+
+def test_the_newest_ablation_of_a_name_is_meant_and_an_unknown_one_refused(ablation, monkeypatch):
+    first = runtime.run_id(str(ablation))
+    monkeypatch.setenv("RUN_ID", "toy-2")
+    runtime.run_id(str(ablation), TRIALS[0])
+    second = runtime.run_id(str(ablation))
+
+    assert trial_runs.find_ablation("toy", ablation) == trial_runs.find_ablation("latest", ablation) == (second, "toy")
+    assert trial_runs.find_ablation(first, ablation)[0] == first
+    with pytest.raises(InputError, match=rf"no ablation 'other'; known are toy \({second}\), toy \({first}\)"):
+        trial_runs.find_ablation("other", ablation)
+
+
+def test_a_place_without_ablations_is_one_line_and_stays_empty(store, tmp_path):
+    result = CliRunner().invoke(app, ["compare", "--store", str(tmp_path / "nowhere")])
+
+    assert result.exit_code == 2 and result.stderr.count("\n") == 1 and "nowhere has no mlflow.db" in result.stderr
+    assert not (tmp_path / "nowhere").exists()

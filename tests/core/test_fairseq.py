@@ -1,0 +1,270 @@
+"""Checkpoints in fairseq's layout become Hugging Face directories, and nothing of them runs as code."""
+
+import argparse
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import XLMRobertaForMaskedLM
+
+from infoxlm_core.data.layouts import positions
+from infoxlm_core.errors import InputError
+from infoxlm_core.model import fairseq, pretrained
+from infoxlm_core.model.heads import InfoXLM
+
+pytestmark = pytest.mark.item("A22")
+
+V, D, FFN, LAYERS, POSITIONS = 50, 128, 96, 3, 34  # two heads of 64
+LENGTHS = (7, 4)
+
+
+def random(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape) * 0.1
+
+
+def layer_tensors(fused: bool) -> dict[str, torch.Tensor]:
+    """One layer as fairseq names it; older files hold q, k and v in one matrix."""
+    attention = {f"self_attn.{p}_proj.{k}": random(*s) for p in "qkv" for k, s in (("weight", (D, D)), ("bias", (D,)))}
+    if fused:
+        attention = {
+            f"self_attn.in_proj_{kind}": torch.cat([attention[f"self_attn.{part}_proj.{kind}"] for part in "qkv"])
+            for kind in ("weight", "bias")
+        }
+    linear = {"self_attn.out_proj": (D, D), "fc1": (FFN, D), "fc2": (D, FFN)}
+    norms = {f"{name}.{kind}": random(D) for name in ("self_attn_layer_norm", "final_layer_norm")
+             for kind in ("weight", "bias")}  # fmt: skip
+    weights = {f"{name}.weight": random(*shape) for name, shape in linear.items()}
+    return attention | norms | weights | {f"{name}.bias": random(shape[0]) for name, shape in linear.items()}
+
+
+def model_tensors(fused: bool = False) -> dict[str, torch.Tensor]:
+    """XLM-R with its masked-LM head, without prefix."""
+    state = {
+        "sentence_encoder.embed_tokens.weight": random(V, D),
+        "sentence_encoder.embed_positions.weight": random(POSITIONS, D),
+        "sentence_encoder.emb_layer_norm.weight": random(D),
+        "sentence_encoder.emb_layer_norm.bias": random(D),
+        "lm_head.dense.weight": random(D, D),
+        "lm_head.dense.bias": random(D),
+        "lm_head.layer_norm.weight": random(D),
+        "lm_head.layer_norm.bias": random(D),
+        "lm_head.bias": random(V),
+    }
+    for number in range(LAYERS):
+        state |= {f"sentence_encoder.layers.{number}.{n}": value for n, value in layer_tensors(fused).items()}
+    return state | {"lm_head.weight": state["sentence_encoder.embed_tokens.weight"].clone()}
+
+
+def under(prefix: str, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {f"{prefix}{name}": value for name, value in state.items()}
+
+
+def infoxlm_checkpoint(path: Path, state: dict[str, torch.Tensor]) -> torch.Tensor:
+    """As InfoXLM's released trainer saves it, in half precision; return its projection."""
+    projection = random(1, D, D)
+    model = under("model_fast.decoder.", state) | under("model_slow.decoder.", model_tensors())
+    model |= {"proj_matrix_fast": projection, "proj_matrix_slow": random(1, D, D), "queue": random(16, D),
+              "queue_ptr": torch.zeros(1).long(), "enqueue_cnt": torch.zeros(1).long()}  # fmt: skip
+    args = argparse.Namespace(arch="infoxlm_base", xlco_layer=2, lr=[2e-4])
+    extra = {"epoch": 2, "optimizer": {"exp_avg": random(4)}}
+    torch.save({"args": args, "model": {n: v.half() if v.is_floating_point() else v for n, v in model.items()},
+                "extra_state": extra}, path)  # fmt: skip
+    return projection.half().float()
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(4)
+
+
+@pytest.fixture
+def xlmr(tmp_path) -> tuple[Path, dict[str, torch.Tensor]]:
+    state = model_tensors()
+    torch.save({"args": argparse.Namespace(arch="roberta_base"), "model": under("decoder.", state)}, tmp_path / "m.pt")
+    return tmp_path / "m.pt", state
+
+
+def load(directory: Path) -> InfoXLM:
+    model = InfoXLM(pretrained.size_of(directory), contrast_layer=2, pooling="cls", normalise=False).eval()
+    pretrained.load_into(model, directory)
+    return model
+
+
+def logits(model: InfoXLM, ids: torch.Tensor) -> torch.Tensor:
+    where = torch.from_numpy(positions(torch.tensor(LENGTHS).numpy()))
+    hidden = model.encoder(ids, where, LENGTHS)
+    head = model.head
+    transformed = head.norm(torch.nn.functional.gelu(head.dense(hidden)))
+    return transformed @ model.encoder.token_embedding.weight.T + head.bias
+
+
+def test_an_imported_xlmr_gives_hugging_faces_logits(xlmr, tmp_path):
+    path, state = xlmr
+    imported = fairseq.convert(path, tmp_path / "out")
+    # the same tensors under Hugging Face's names, written down by hand
+    theirs = XLMRobertaForMaskedLM(pretrained.hugging_face_config(imported.size)).eval()
+    named = {"roberta.embeddings.token_type_embeddings.weight": torch.zeros(1, D)}
+    for ours, other in {
+        "sentence_encoder.embed_tokens.": "roberta.embeddings.word_embeddings.",
+        "sentence_encoder.embed_positions.": "roberta.embeddings.position_embeddings.",
+        "sentence_encoder.emb_layer_norm.": "roberta.embeddings.LayerNorm.",
+        "lm_head.dense.": "lm_head.dense.",
+        "lm_head.layer_norm.": "lm_head.layer_norm.",
+        "lm_head.bias": "lm_head.bias",
+    }.items():
+        named |= {n.replace(ours, other): value for n, value in state.items() if n.startswith(ours)}
+    for i in range(LAYERS):
+        for ours, other in {
+            "self_attn.q_proj": "attention.self.query", "self_attn.k_proj": "attention.self.key",
+            "self_attn.v_proj": "attention.self.value", "self_attn.out_proj": "attention.output.dense",
+            "self_attn_layer_norm": "attention.output.LayerNorm", "fc1": "intermediate.dense", "fc2": "output.dense",
+            "final_layer_norm": "output.LayerNorm",
+        }.items():  # fmt: skip
+            for kind in ("weight", "bias"):
+                value = state[f"sentence_encoder.layers.{i}.{ours}.{kind}"]
+                named[f"roberta.encoder.layer.{i}.{other}.{kind}"] = value
+    result = theirs.load_state_dict(named, strict=False)
+    assert not result.unexpected_keys and set(result.missing_keys) <= {"lm_head.decoder.weight", "lm_head.decoder.bias"}
+    theirs.tie_weights()
+    ids = torch.randint(4, V, (sum(LENGTHS),))
+    batch = torch.nn.utils.rnn.pad_sequence(ids.split(LENGTHS), batch_first=True, padding_value=1)
+    mask = (batch != 1).long()
+
+    found = logits(load(tmp_path / "out"), ids)
+
+    torch.testing.assert_close(found, theirs(batch, attention_mask=mask).logits[mask.bool()], atol=1e-5, rtol=0)
+    again = XLMRobertaForMaskedLM.from_pretrained(tmp_path / "out").eval()
+    torch.testing.assert_close(again(batch, attention_mask=mask).logits[mask.bool()], found, atol=1e-5, rtol=0)
+    assert (imported.size.heads, imported.size.layers, imported.size.positions) == (2, LAYERS, POSITIONS)
+    assert (imported.missing, imported.unused, imported.projection) == ((), (), False)
+
+
+def test_an_infoxlm_checkpoint_gives_its_query_encoder_and_its_projection(tmp_path):
+    state = model_tensors()
+    projection = infoxlm_checkpoint(tmp_path / "checkpoint.pt", state)
+
+    imported = fairseq.convert(tmp_path / "checkpoint.pt", tmp_path / "out")
+
+    model = load(tmp_path / "out")
+    expected = state["sentence_encoder.layers.1.fc1.weight"].half().float()
+    assert torch.equal(model.encoder.layers[1].up.weight, expected)
+    # z = h @ W with row vectors, as the released code multiplies
+    assert torch.equal(load_file(tmp_path / "out" / pretrained.PROJECTION)["projection"], projection[0])
+    assert torch.equal(model.projection, projection[0])
+    assert imported.projection
+    assert imported.unused_parts == {
+        "model_slow": len(state), "proj_matrix_slow": 1, "queue": 1, "queue_ptr": 1, "enqueue_cnt": 1
+    }  # fmt: skip
+    config = XLMRobertaForMaskedLM.from_pretrained(tmp_path / "out").config
+    assert config.infoxlm == {"layer": 2, "pooling": "cls", "normalise": False}
+
+
+def test_what_we_export_after_an_import_comes_back_bit_by_bit(tmp_path):
+    infoxlm_checkpoint(tmp_path / "checkpoint.pt", model_tensors())
+    fairseq.convert(tmp_path / "checkpoint.pt", tmp_path / "out")
+    model = load(tmp_path / "out")
+
+    pretrained.export(model, tmp_path / "out", tmp_path / "again")
+
+    for name in ("model.safetensors", pretrained.PROJECTION, "config.json"):
+        assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
+
+
+def test_older_files_hold_query_key_and_value_in_one_matrix(tmp_path):
+    torch.manual_seed(9)
+    split = model_tensors()
+    torch.manual_seed(9)
+    fused = model_tensors(fused=True)
+    for name, state in {"split": split, "fused": fused}.items():
+        torch.save({"model": under("decoder.", state)}, tmp_path / f"{name}.pt")
+        fairseq.convert(tmp_path / f"{name}.pt", tmp_path / name)
+
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("split", "fused")]
+    assert weights[0] == weights[1]
+
+
+def test_a_pickle_of_the_hub_is_converted_too(xlmr, tmp_path):
+    fairseq.convert(xlmr[0], tmp_path / "out")
+    state = load_file(tmp_path / "out/model.safetensors")
+    types = random(1, D)
+    torch.save(state | {pretrained.TYPE_ROW: types, "roberta.pooler.dense.weight": random(D, D)}, tmp_path / "p.bin")
+
+    imported = fairseq.convert(tmp_path / "p.bin", tmp_path / "from bin")
+
+    assert imported.unused == ("roberta.pooler.dense.weight",)
+    table = "roberta.embeddings.position_embeddings.weight"
+    assert torch.equal(load_file(tmp_path / "from bin/model.safetensors")[table], state[table] + types[0])
+
+
+def test_an_encoder_without_its_head_is_imported_and_the_head_reported(tmp_path):
+    state = {name: value for name, value in model_tensors().items() if not name.startswith("lm_head.")}
+    torch.save({"model": under("decoder.", state)}, tmp_path / "m.pt")
+
+    imported = fairseq.convert(tmp_path / "m.pt", tmp_path / "out")
+
+    assert "lm_head.dense.weight" in imported.missing
+    assert pretrained.load_encoder(tmp_path / "out").size == imported.size
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"sentence_encoder.layers.1.fc2.weight": None}, r"no sentence_encoder\.layers\.1\.fc2\.weight"),
+        ({"sentence_encoder.embed_tokens.weight": None}, r"no sentence_encoder"),
+        ({"sentence_encoder.layers.1.fc2.bias": torch.zeros(3)}, r"layers\.1\.fc2\.bias is \(3,\), not \(128,\)"),
+        ({"lm_head.weight": torch.zeros(V, D)}, r"lm_head\.weight is not the word embeddings"),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_is_refused_by_name_and_leaves_nothing(tmp_path, change, reason):
+    state = {name: value for name, value in (model_tensors() | change).items() if value is not None}
+    torch.save({"model": under("decoder.", state)}, tmp_path / "m.pt")
+
+    with pytest.raises(InputError, match=reason):
+        fairseq.convert(tmp_path / "m.pt", tmp_path / "out")
+
+    assert [path.name for path in tmp_path.iterdir()] == ["m.pt"]
+
+
+def test_a_projection_of_another_shape_is_refused(tmp_path):
+    state = under("decoder.", model_tensors()) | {"proj_matrix_fast": random(2, D, D)}
+    torch.save({"model": state}, tmp_path / "m.pt")
+
+    with pytest.raises(InputError, match=r"proj_matrix_fast is \(2, 128, 128\), not \(1, 128, 128\)"):
+        fairseq.convert(tmp_path / "m.pt", tmp_path / "out")
+
+
+class Evil:
+    def __reduce__(self):
+        return os.mkdir, ("it-ran",)
+
+
+def test_a_pickle_that_would_run_code_does_not(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save({"model": model_tensors(), "extra": Evil()}, tmp_path / "m.pt")
+
+    with pytest.raises(InputError, match="no checkpoint that can be read without running code"):
+        fairseq.convert(tmp_path / "m.pt", tmp_path / "out")
+
+    assert not (tmp_path / "it-ran").exists()
+    (tmp_path / "m.pt").write_text("root:x:0:0:root:/root:/bin/bash\n")
+    with pytest.raises(InputError, match=r"m\.pt is no checkpoint"):
+        fairseq.convert(tmp_path / "m.pt", tmp_path / "out")
+
+
+def test_a_directory_that_exists_and_heads_that_do_not_divide_are_refused(xlmr, tmp_path):
+    with pytest.raises(InputError, match="exists: give a new directory"):
+        fairseq.convert(xlmr[0], tmp_path)
+    with pytest.raises(InputError, match="128 is no multiple of 7 heads"):
+        fairseq.convert(xlmr[0], tmp_path / "out", heads=7)
+
+
+def test_the_released_infoxlm_base_loads_when_it_is_here():
+    directory = os.environ.get("INFOXLM_BASE")
+    if not directory:
+        pytest.skip("set INFOXLM_BASE to a directory of microsoft/infoxlm-base (safetensors: `infoxlm import`)")
+
+    encoder = pretrained.load_encoder(Path(directory))
+
+    assert sum(p.numel() for p in encoder.parameters()) == 277_453_056 - 768  # our type row is in the positions

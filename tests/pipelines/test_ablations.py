@@ -1,0 +1,228 @@
+"""Ablations: which trials are run, refusals before anything starts, and a whole one, killed and started again."""
+
+import io
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from infoxlm_core import run_file
+from infoxlm_core.config import PretrainingConfig
+from infoxlm_core.errors import ConfigError
+from pipelines import local, trials
+from pipelines.cli import app
+from tests.e2e.test_pipeline import alive, environment, infoxlm, only, write_config
+
+ROOT = Path(__file__).parents[2]
+VARIANTS = ROOT / "configs/ablations.yaml"
+
+
+@pytest.fixture(scope="module")
+def demo() -> run_file.RunConfig:
+    return run_file.load(ROOT / "configs/demo.yaml")
+
+
+def plan(config, tmp_path, text: str | None = None, only=(), seeds=(1,)) -> list[dict]:
+    path = VARIANTS
+    if text is not None:
+        path = tmp_path / "variants.yaml"
+        path.write_text(text)
+    return trials.plan(config, path, only, seeds)
+
+
+def test_every_variant_meets_every_seed_and_the_seed_is_in_the_config(demo, tmp_path):
+    planned = plan(demo, tmp_path, only=("full", "-XLCO"), seeds=(3, 5))
+
+    pairs = [(item["trial"]["variant"], item["trial"]["seed"], item["pretraining"]["seed"]) for item in planned]
+    assert pairs == [("full", 3, 3), ("full", 5, 5), ("-XLCO", 3, 3), ("-XLCO", 5, 5)]
+
+
+def test_a_variant_may_be_asked_for_by_what_it_is(demo, tmp_path):
+    planned = plan(demo, tmp_path, only=("MLM", "MLM+TLM", "full"))
+
+    assert [item["trial"]["variant"] for item in planned] == ["full", "-XLCO", "-TLM-XLCO"]
+    assert [item["trial"]["what"] for item in planned][-1] == "MLM alone"
+
+
+@pytest.mark.item("A27")
+def test_the_papers_ablations_are_switches_of_one_config(demo, tmp_path):
+    found = {item["trial"]["variant"]: PretrainingConfig.parse(item["pretraining"]) for item in plan(demo, tmp_path)}
+
+    on = {name: (c.objectives.mlm, c.objectives.tlm, c.objectives.xlco) for name, c in found.items()}
+    assert on["full"] == on["-Universal"] == (1, 1, 1)
+    assert on["-XLCO"] == (1, 1, 0) and on["-TLM-XLCO"] == (1, 0, 0)
+    assert all(on[name] == (1, 0, 1) for name in ("-TLM", "-TLM:universal", "-TLM-Mixup", "-TLM-Momentum"))
+    assert found["full"].contrast.layer == found["-TLM:universal"].contrast.layer == 2
+    assert {found[name].contrast.layer for name in ("-TLM", "-TLM-Mixup", "-TLM-Momentum", "-Universal")} == {3}  # of 3
+    assert found["-TLM-Mixup"].contrast.mixup == found["-TLM-Momentum"].contrast.momentum == 0
+    assert found["full"] == demo.pretraining
+
+
+def test_forty_trials_fit_into_one_argument_of_a_process(demo, tmp_path):
+    planned = plan(demo, tmp_path, seeds=(1, 2, 3, 4, 5))
+
+    assert len(planned) == 40 and len(json.dumps(planned)) < 64 * 1024
+
+
+def test_the_last_layer_is_that_of_the_model_to_start_from(demo, tmp_path):
+    start = tmp_path / "start"
+    start.mkdir()
+    sizes = {"vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 7, "intermediate_size": 8}
+    sizes |= {"num_attention_heads": 2, "max_position_embeddings": 130, "model_type": "xlm-roberta"}
+    (start / "config.json").write_text(json.dumps(sizes))
+
+    (item,) = plan(demo, tmp_path, f"last: {{model: {{start: {start}}}, contrast: {{layer: last}}}}")
+
+    assert item["pretraining"]["contrast"]["layer"] == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "only", "said"),
+    [
+        ("a: {}", ("b",), "no variant 'b'; known are a"),
+        ("a: {objectives: {xlc: 0}}", (), "variant a: pretraining.objectives.xlc: unknown name; known are"),
+        ("a: {objectives: {mlm: 0, tlm: 0, xlco: 0}}", (), "variant a: pretraining.objectives: at least one of"),
+        ("a: {contrast: {layer: first}}", (), "variant a: pretraining.contrast.layer: Input should be a valid integer"),
+        ("a: {contrast: 3}", (), "variant a: pretraining.contrast: Input should be"),
+        ("a: {}\nb: {what: the same}", (), "a and b are the same with this config: leave one out"),
+        ("a: {}\na: {}", (), "'a' stands twice"),
+        ("a/b: {}", (), "variant 'a/b': use letters, digits and"),
+        ("a: 3", (), "variant a: 3 is no mapping of overrides"),
+        ("[a]", (), "the file holds no mapping of variants"),
+        ("", (), "the file holds no mapping of variants"),
+    ],
+)
+def test_a_bad_variant_is_refused_in_one_line(demo, tmp_path, text, only, said):
+    with pytest.raises(ConfigError) as refused:
+        plan(demo, tmp_path, text, only)
+
+    assert said in str(refused.value) and "variants.yaml" in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("seeds", ["1,1", "", "one", "-1", "1.5"])
+def test_bad_seeds_are_refused(seeds):
+    with pytest.raises(ConfigError, match="give different whole numbers, such as 1,2,3"):
+        trials.read_seeds(seeds)
+
+
+def test_the_command_refuses_an_unknown_variant_before_anything_runs(tmp_path):
+    arguments = ["ablate", str(ROOT / "configs/demo.yaml"), "--variants", str(VARIANTS), "--only", "full,XLCO"]
+    result = CliRunner().invoke(app, [*arguments, "--store", str(tmp_path / "store")])
+
+    assert result.exit_code == 2
+    (line,) = result.stderr.strip().splitlines()
+    assert line.startswith("infoxlm: ConfigError") and "no variant 'XLCO'; known are full, -XLCO" in line
+    assert not (tmp_path / "store").exists()
+
+
+def test_two_tasks_that_speak_at_once_do_not_break_each_others_lines(tmp_path):
+    console, turns = io.StringIO(), threading.Barrier(2)
+    readable = local.Readable(console, tmp_path / "log.txt")
+
+    def speak(name: str) -> None:
+        for part in (f"    14:00:00 pretrain {name}: ", "step 1", "\n"):
+            readable.write(part)
+            turns.wait(5)
+
+    threads = [threading.Thread(target=speak, args=(name,)) for name in ("full seed 1", "-TLM seed 1")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    said = [f"14:00:00 pretrain {name}: step 1" for name in ("-TLM seed 1", "full seed 1")]
+    assert sorted(console.getvalue().splitlines()) == said
+
+
+def test_ctrl_c_keeps_a_loop_from_starting_what_waits():
+    shell = ["sh", "-c", "true"]
+    with pytest.raises(KeyboardInterrupt), local._stopping_loops():
+        subprocess.run(shell, check=True)
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            with pytest.raises(FileNotFoundError):
+                subprocess.run(shell)
+            raise
+
+    subprocess.run(shell, check=True)
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory) -> subprocess.CompletedProcess:
+    """The second attempt of an ablation whose driver was killed in the first pre-training; one variant explodes."""
+    base = tmp_path_factory.mktemp("ablation")
+    config, store, variants = write_config(base), base / "store", base / "variants.yaml"
+    variants.write_text(
+        yaml.safe_dump(
+            {"full": {"what": "everything"}, "broken": {"optimization": {"learning_rate": 1e30}}}, sort_keys=False
+        )
+    )
+    arguments = ["ablate", str(config), "--variants", str(variants), "--seeds", "1,2", "--store", str(store)]
+    arguments += ["--set", "pretraining.optimization.steps=120", "--set", "finetuning.optimization.steps=3"]
+    command = [str(Path(sys.executable).parent / "infoxlm"), *arguments]
+    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment())
+    deadline = time.monotonic() + 240
+    while not list(store.glob("runs/pretrained-*/step=*/manifest.json")):
+        assert first.poll() is None and time.monotonic() < deadline, "the run ended before it could be killed"
+        time.sleep(0.01)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    for _ in range(300):  # its steps notice that nobody waits for them
+        if not alive(store):
+            break
+        time.sleep(0.1)
+    assert not alive(store)
+    return infoxlm(*arguments)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_killed_ablation_goes_on_and_ends_in_one_table_though_a_variant_fails(killed):
+    table = killed.stdout[killed.stdout.index("# toy-ablations") :]
+
+    assert killed.returncode == 5, killed.stderr[-3000:]
+    assert killed.stdout.count("made before from the same inputs") >= 2  # corpus and shards
+    assert "resuming after step" in killed.stdout
+    assert "pretrain full seed 1: step" in killed.stdout and "pretrain full seed 2: step" in killed.stdout
+    assert "| full    | 2      |" in table and "| broken  | 0 of 2 |" in table and "±" in table
+    assert "Not finished**, and not in the table: broken seed 1, broken seed 2" in table
+    assert "BadNumbersLimit: pretrain broken seed" in killed.stderr.strip().splitlines()[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_seeds_differ_throughout_and_all_of_it_is_one_ablation_in_mlflow(killed, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    import mlflow
+
+    store = Path(killed.args[killed.args.index("--store") + 1])
+    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{store}/mlflow.db")
+    runs = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
+    (parent,) = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
+    children = {(run.data.tags["variant"], run.data.tags["seed"]): run for run in runs if run is not parent}
+
+    assert (parent.info.run_name, parent.info.status) == ("toy-ablations", "FAILED")
+    assert set(children) == {("full", "1"), ("full", "2"), ("broken", "1"), ("broken", "2")}
+    assert {run.data.tags["mlflow.parentRunId"] for run in children.values()} == {parent.info.run_id}
+    assert [children["full", seed].info.status for seed in "12"] == ["FINISHED"] * 2
+    assert [children["broken", seed].info.status for seed in "12"] == ["FAILED"] * 2
+    for seed in "12":
+        params = children["full", seed].data.params
+        assert params["pretraining.seed"] == params["finetuning.seed"] == seed and params["evaluation.seed"] == "1"
+    assert children["broken", "1"].data.params["pretraining.optimization.learning_rate"] == "1e+30"
+    curves = [client.get_metric_history(children["full", seed].info.run_id, "loss/xlco") for seed in "12"]
+    assert [point.step for point in curves[0]] == list(range(10, 121, 10))
+    assert [point.value for point in curves[0]] != [point.value for point in curves[1]]
+    compared = json.loads((only(store, "comparison/*") / "comparison.json").read_text())
+    assert parent.data.metrics["full/retrieval/best"] == pytest.approx(
+        compared["variants"]["full"]["metrics"]["retrieval/best"]["mean"]
+    )
+    assert len(list(store.glob("corpus/*/manifest.json"))) == len(list(store.glob("shards/*/manifest.json"))) == 1
