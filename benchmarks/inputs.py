@@ -52,22 +52,27 @@ def batch(shape: str, vocabulary: int, number: int, objectives: tuple[str, ...] 
         joined: sentences of a contrast view, two with mixup.
     """
     rng = np.random.default_rng([SEED, number, SHAPES.index(shape)])
+    sentences = {"mlm": 1, "tlm": 2, "query": joined, "key": joined}
+    wanted = [name for name in sentences if name in objectives or (name in ("query", "key") and "xlco" in objectives)]
+    return pack({name: lengths(shape, rng, count, sentences[name]) for name in wanted}, vocabulary, rng)
 
-    def some(objective: str, sentences: int) -> Sequences:
-        if objective not in objectives:
-            return NOTHING
-        return sequences(lengths(shape, rng, count, sentences), vocabulary, rng)
 
-    mlm, tlm, queries, keys = some("mlm", 1), some("tlm", 2), some("xlco", joined), some("xlco", joined)
+def pack(counts: dict[str, np.ndarray], vocabulary: int, rng: np.random.Generator) -> PackedBatch:
+    """One micro-batch of random pieces; `counts` are the lengths of its `mlm`, `tlm`, `query` and `key` sequences."""
 
-    def masked(whole: Sequences, group: int) -> Masked:
+    def some(name: str) -> Sequences:
+        return sequences(counts[name], vocabulary, rng) if name in counts else NOTHING
+
+    def masked(name: str, group: int) -> Masked:
+        whole = some(name)
         seen, rows = masking.mask(whole.flat, whole.lengths, vocabulary, ObjectivesConfig(), rng)
         return Masked(whole, seen, rows, np.full(len(whole.lengths), group))
 
+    queries, keys = some("query"), some("key")
     views = len(queries.lengths)
     meanings, groups = rng.integers(0, 2**62, (views, 2)), np.full(views, 2)
-    draw = Draw(masked(mlm, 0), masked(tlm, 1), queries, keys, meanings, groups)
-    (found,) = micro_batches(draw, max(map(len, (mlm.lengths, tlm.lengths, queries.lengths))))
+    draw = Draw(masked("mlm", 0), masked("tlm", 1), queries, keys, meanings, groups)
+    (found,) = micro_batches(draw, max(map(len, counts.values())))
     return found
 
 
@@ -109,4 +114,4 @@ def perturb(module: nn.Module, seed: int) -> None:
     """Add N(0, 0.05²) to every parameter."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in module.parameters():
-        parameter.add_(torch.empty(parameter.shape).normal_(0.0, NOISE, generator=generator))
+        parameter.add_(torch.empty(parameter.shape).normal_(0.0, NOISE, generator=generator).to(parameter.device))

@@ -49,10 +49,12 @@ class Given(Pretraining):
         generator = torch.Generator().manual_seed(SEED)
         perturb(self.key_encoder, SEED + 1)
         views = batch("ragged", self.module.encoder.size.vocabulary, 999, ("xlco",))
+        views = views.to(self.device)
         keys = self.key_encoder(views.key_ids, views.key_positions, views.key_lengths)
-        self.queue.rows.normal_(0.0, 0.1, generator=generator)
-        self.queue.rows += keys[torch.arange(len(self.queue.rows)) % len(keys)]
-        self.queue.meanings.random_(generator=generator)
+        rows, meanings = self.queue.rows, self.queue.meanings
+        rows.copy_(torch.randn(rows.shape, generator=generator) * 0.1)
+        rows += keys[torch.arange(len(rows), device=rows.device) % len(keys)]
+        meanings.copy_(torch.empty(meanings.shape, dtype=torch.long).random_(generator=generator))
 
     def mean_loss(self, given: PackedBatch) -> Tensor:
         """Sum over the objectives of their mean losses, to differentiate."""

@@ -6,24 +6,32 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import OURS, Case
+from benchmarks.harness import OURS, Case, Sheet
 from benchmarks.targets import TARGETS
 
 DIRECTORY = Path(__file__).parent / "results"
 
 
-def write(cases: list[Case], about: dict[str, Any], name: str) -> Path:
+def write(cases: list[Case | Sheet], about: dict[str, Any], name: str) -> Path:
     """Write results/NAME.json and NAME.md; return the path of the latter."""
     DIRECTORY.mkdir(exist_ok=True)
     values = about | {"cases": [_as_json(case) for case in cases]}
     path = DIRECTORY / f"{name}.json"
     path.write_text(json.dumps(values, indent=1, default=float) + "\n", encoding="utf-8")
-    text = "\n".join([*_head(about), *_targets(cases), *(line for case in cases for line in _table(case))])
+    text = "\n".join(
+        [
+            *_head(about),
+            *([] if about["quick"] else _targets(cases)),
+            *(line for case in cases for line in _table(case)),
+        ]
+    )
     path.with_suffix(".md").write_text(text.rstrip() + "\n", encoding="utf-8")
     return path.with_suffix(".md")
 
 
-def _as_json(case: Case) -> dict[str, Any]:
+def _as_json(case: Case | Sheet) -> dict[str, Any]:
+    if isinstance(case, Sheet):
+        return dataclasses.asdict(case)
     peers = [name for name in case.cpu or case.peak if name != OURS]
     ratios = {peer: _spread(case.ratios(peer)) for peer in peers}
     rates = {name: case.rate(name) for name in case.cpu}
@@ -38,7 +46,7 @@ def _head(about: dict[str, Any]) -> list[str]:
     machine, ceilings, load = about["machine"], about["ceilings"], about["load"]
     versions = ", ".join(f"{name} {version or 'absent'}" for name, version in machine["versions"].items())
     return [
-        f"# Benchmarks of {about['date']}" + (" (quick: too few rounds to publish)" if about["quick"] else ""),
+        f"# Benchmarks of {about['date']}" + (" (quick: too small to publish)" if about["quick"] else ""),
         "",
         f"Commit {machine['commit']}, seed {about['seed']}. {machine['cores']} × {machine['cpu']} "
         f"(AVX512-BF16 {_yes(machine['avx512_bf16'])}, AMX {_yes(machine['amx'])}), {machine['memory_gib']} GiB; "
@@ -56,8 +64,8 @@ def _yes(value: bool) -> str:
     return "yes" if value else "no"
 
 
-def _targets(cases: list[Case]) -> list[str]:
-    by_name = {case.name: case for case in cases}
+def _targets(cases: list[Case | Sheet]) -> list[str]:
+    by_name = {case.name: case for case in cases if isinstance(case, Case)}
     lines = ["## Targets", "", "| what | accept | goal | measured | met |", "|---|---|---|---|---|"]
     for target in TARGETS:
         case = by_name.get(target.case)
@@ -73,8 +81,14 @@ def _targets(cases: list[Case]) -> list[str]:
     return [*lines, ""] if len(lines) > 4 else []
 
 
-def _table(case: Case) -> list[str]:
+def _table(case: Case | Sheet) -> list[str]:
     """Settings, inputs and equality in words, then one row a variant."""
+    if isinstance(case, Sheet):
+        columns = list(case.rows[0])
+        lines = [f"## {case.name}", "", *(f"- *{name}*: {about}" for name, about in case.about.items()), ""]
+        lines += [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
+        values = [[v if isinstance(v, str) else _number(v) for v in row.values()] for row in case.rows]
+        return [*lines, *(f"| {' | '.join(row)} |" for row in values), ""]
     lines = [f"## {case.name}", "", "Input: " + ", ".join(f"{_number(v)} {k}" for k, v in case.inputs.items()) + "."]
     lines += [f"- *{name}*: {about}" for name, about in case.about.items()]
     for peer, apart in case.equality.items():

@@ -206,7 +206,7 @@ def draw(comparison: Mapping[str, Any], kind: str) -> bytes:
             panel.set(yticks=range(len(variants)), ylim=(len(variants) - 0.5, -0.5))
             panel.set_yticklabels(list(variants), parse_math=False)
             panel.xaxis.set_major_locator(MaxNLocator(4))
-        return figures._save(figure, kind)
+        return figures.save(figure, kind)
 
 
 def render(comparison: Mapping[str, Any], kind: str) -> str:

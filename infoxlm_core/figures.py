@@ -33,9 +33,7 @@ def render(scores: Scores) -> dict[str, dict[str, bytes]]:
     """Draw every figure that the scores have something for; return each by name, as `png` and `svg`."""
     with matplotlib.rc_context(STYLE):
         drawn = {name: draw(scores) for name, draw in FIGURES.items()}
-        return {
-            name: {kind: _save(figure, kind) for kind in ("png", "svg")} for name, figure in drawn.items() if figure
-        }
+        return {name: {kind: save(figure, kind) for kind in ("png", "svg")} for name, figure in drawn.items() if figure}
 
 
 def draw_layers(scores: Scores) -> Figure | None:
@@ -169,7 +167,8 @@ def _finish_shares(figure: Figure, *panels: Axes) -> Figure:
     return figure
 
 
-def _save(figure: Figure, kind: str) -> bytes:
+def save(figure: Figure, kind: str) -> bytes:
+    """A figure as the bytes of a `png` or `svg`, the same for the same figure."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format=kind, dpi=160, metadata={"Date": None} if kind == "svg" else {"Software": None})
     return buffer.getvalue()

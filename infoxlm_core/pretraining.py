@@ -16,10 +16,10 @@ from infoxlm_core.data.samples import Sampler
 from infoxlm_core.data.shards import Shards, open_shards
 from infoxlm_core.data.vocabulary import FIRST_POSITION
 from infoxlm_core.errors import ConfigError, TokenizerMismatch
+from infoxlm_core.flops import must_do_flops
 from infoxlm_core.model import pretrained, tokenizers
 from infoxlm_core.model.encoder import EncoderSize, initialise
 from infoxlm_core.model.heads import InfoXLM
-from infoxlm_core.flops import must_do_flops
 from infoxlm_core.model.momentum import KeyEncoder, Queue, have_equal_meanings, momentum_at, share_a_meaning
 from infoxlm_core.objectives import xlco_hits, xlco_logits, xlco_losses
 from infoxlm_core.probe import Probe
@@ -65,21 +65,23 @@ def pretrain(
         identity["start"] = pretrained.digest_of(Path(config.model.start))
     with loop.run_directory(run, identity, config.checkpoints, track) as (checkpoints, tracker):
         figures = loop.train(learner, config.optimization, checkpoints, tracker, config.log_every)
-        distributed.on_first(lambda: _export(config, learner, shards, run, output))
+        weights = distributed.tensors_on_first(dict(learner.module.named_parameters()))
+        distributed.on_first(lambda: _export(config, learner, weights, shards, run, output))
     return figures
 
 
-def _export(
-    config: PretrainingConfig, learner: "Pretraining | baselines.Baseline", shards: Shards, run: Path, output: Path
-) -> None:
+def _export(config: PretrainingConfig, learner: "Pretraining | baselines.Baseline", weights: dict[str, Tensor],
+            shards: Shards, run: Path, output: Path) -> None:  # fmt: skip
     tokenizer, lineage = shards.directory / "tokenizer", {"shards": shards.manifest["digest"]}
     lineage |= {name: shards.manifest["facts"][name] for name in ("corpus", "tokenizer")}
     if isinstance(learner, baselines.Baseline):
         baselines.export(learner, tokenizer, output / "encoder")
         baselines.export(baselines.make(config, shards), tokenizer, output / "start")
     else:
-        pretrained.export(learner.module, tokenizer, output / "encoder")
-        pretrained.export(build(config, shards), tokenizer, output / "start")
+        model = build(config, shards)
+        pretrained.export(model, tokenizer, output / "start")
+        model.load_state_dict(weights)
+        pretrained.export(model, tokenizer, output / "encoder")
     loop.export_curves(run, output / "encoder")
     manifests.write(output / "encoder", "encoder", {"steps": config.optimization.steps}, lineage)
     manifests.write(output / "start", "encoder", {"steps": 0}, lineage)
@@ -138,7 +140,15 @@ class Pretraining:
         if self.contrasting:
             self.key_encoder = KeyEncoder(model).to(self.device)
             self.queue = Queue(config.contrast.queue_size, model.encoder.size.hidden, self.device)
+        if config.model.sharded:
+            self._shard()
         self.new_keys: list[tuple[Tensor, Tensor]] = []
+
+    def _shard(self) -> None:
+        distributed.shard(self.module, self.module.encoder.layers)
+        if self.contrasting:
+            distributed.shard(self.key_encoder, self.key_encoder.encoder.layers)
+            self.key_encoder.pair_with(self.module)
 
     def _virtual_shards(self) -> range:
         """The contiguous range of virtual shards that this worker draws."""
@@ -223,8 +233,8 @@ class Pretraining:
 
     def _scale(self, batch: PackedBatch, scales: Mapping[str, float]) -> Tensor:
         """(N,) factor of each target in the loss: MLM's first, then TLM's."""
-        like = self.module.projection
-        scale = like.new_full((len(batch.target_ids),), scales.get("tlm", 0.0))
+        kind = self.module.projection.dtype
+        scale = torch.full((len(batch.target_ids),), scales.get("tlm", 0.0), dtype=kind, device=self.device)
         scale[: batch.mlm_targets] = scales.get("mlm", 0.0)
         return scale
 
@@ -295,7 +305,8 @@ class Pretraining:
             return {}
         contrast = self.config.contrast
         layer = min(contrast.layer, self.module.encoder.size.layers)
-        return self.probe.score(self.module.encoder, layer, contrast.pooling, self.device)
+        with distributed.gathered(self.module):
+            return self.probe.score(self.module.encoder, layer, contrast.pooling, self.device)
 
     def finish_step(self, step: int, good: bool) -> None:
         """Move the key encoder, then enqueue the step's keys in the order of the global batch; neither if bad."""

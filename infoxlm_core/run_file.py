@@ -44,7 +44,7 @@ class RunConfig(StageConfig):
         return self
 
 
-class _StrictLoader(yaml.SafeLoader):
+class StrictLoader(yaml.SafeLoader):
     """YAML without surprises: no anchors, no tags beyond plain values, no key twice."""
 
     def compose_node(self, parent, index):
@@ -72,7 +72,7 @@ def load(path: Path | str, overrides: tuple[str, ...] = ()) -> RunConfig:
     if path.stat().st_size > 2**20:
         raise ConfigError(f"{path}: larger than 1 MiB")
     try:
-        values = yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)  # a SafeLoader
+        values = yaml.load(path.read_text(encoding="utf-8"), Loader=StrictLoader)  # a SafeLoader
         for override in overrides:
             _override(values, override)
         if not isinstance(values, dict):
@@ -91,4 +91,4 @@ def _override(values: Any, override: str) -> None:
         values = values.setdefault(section, {}) if isinstance(values, dict) else None
     if not isinstance(values, dict):
         raise ConfigError(f"override {override!r}: {'.'.join(sections)} is no section")
-    values[last] = yaml.load(value, Loader=_StrictLoader)
+    values[last] = yaml.load(value, Loader=StrictLoader)

@@ -77,19 +77,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter) -> None:
-    """The checklist: item, how many tests prove it, what became of them, and the figures they recorded."""
-    outcomes: dict[str, Counter] = {}
-    figures: dict[str, list[str]] = {}
-    for outcome in ("passed", "failed", "error", "skipped"):
-        for report in terminalreporter.stats.get(outcome, ()):
-            if outcome == "passed" and report.when != "call":
-                continue
-            properties = dict(report.user_properties)
-            for name in properties.get("items", ()):
-                outcomes.setdefault(name, Counter())[outcome] += 1
-                figures.setdefault(name, []).extend([properties["figure"]] if "figure" in properties else [])
-    if outcomes:
-        terminalreporter.section("acceptance checklist")
-    for name in sorted(outcomes, key=lambda name: (len(name), name)):
-        counts = ", ".join(f"{count} {outcome}" for outcome, count in outcomes[name].items())
-        terminalreporter.write_line(f"{name:4} {counts:24} {'; '.join(figures[name])}".rstrip())
+    """The checklist by item on the console; by test, with the figures it recorded, in build/acceptance.md."""
+    rows = [
+        (item, report.nodeid.removeprefix("tests/"), dict(report.user_properties).get("figure", ""), outcome)
+        for outcome in ("passed", "failed", "error", "skipped")
+        for report in terminalreporter.stats.get(outcome, ())
+        if report.when == "call" or outcome != "passed"
+        for item in dict(report.user_properties).get("items", ())
+    ]
+    if not rows:
+        return
+    terminalreporter.section("acceptance checklist")
+    for item in sorted({row[0] for row in rows}, key=lambda item: int(item[1:])):
+        mine = [row for row in rows if row[0] == item]
+        counts = ", ".join(f"{n} {outcome}" for outcome, n in Counter(row[3] for row in mine).items())
+        terminalreporter.write_line(f"{item:4} {counts:22} {'; '.join(row[2] for row in mine if row[2])}".rstrip())
+    table = Path("build/acceptance.md")
+    table.parent.mkdir(exist_ok=True)
+    lines = [f"| {' | '.join(row)} |" for row in sorted(rows, key=lambda row: (int(row[0][1:]), row[1]))]
+    table.write_text("\n".join(["| item | test | figure | outcome |", "|---|---|---|---|", *lines]) + "\n")
+    terminalreporter.write_line(f"every test of every item: {table}")

@@ -105,7 +105,8 @@ class TokenizationConfig(StageConfig):
     """Ids in all: `<s>` 0, `<pad>` 1, `</s>` 2, `<unk>` 3, pieces, `<mask>` last."""
 
     model: str | None = None
-    """A SentencePiece model to use as it is (XLM-R's `sentencepiece.bpe.model`); none: train one."""
+    """A SentencePiece model to use as it is (XLM-R's `sentencepiece.bpe.model`): a file, or a source of
+    `pretraining.model.start` that holds one; none: train one."""
 
     character_coverage: Share = 0.9995
     training_sentences: PositiveInt = 1_000_000

@@ -12,7 +12,8 @@ class ModelConfig(StageConfig):
     """Size of the encoder, or the checkpoint it starts from."""
 
     start: str | None = None
-    """A Hugging Face XLM-R directory to continue from; its sizes then replace those below. None: random weights."""
+    """What to continue from: a Hugging Face XLM-R directory, `s3://bucket/prefix`, a hub name such as
+    `FacebookAI/xlm-roberta-base` or `models:/NAME@ALIAS`; its sizes then replace those below. None: random weights."""
 
     layers: PositiveInt = 12
     hidden: PositiveInt = 768
@@ -22,6 +23,9 @@ class ModelConfig(StageConfig):
     """Longest sequence, special tokens included."""
 
     dropout: Share = 0.0
+    sharded: bool = False
+    """For an encoder that does not fit: each of W workers keeps 1/W of weights, gradients, Adam's moments and key
+    encoder (16 / W bytes a parameter instead of 16) and gathers a layer when it computes. Slower; the same result."""
 
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:
@@ -178,6 +182,11 @@ class PretrainingConfig(StageConfig):
 
     seed: NonNegativeInt = 1
 
+    def relevant(self) -> dict:
+        values = super().relevant()
+        del values["model"]["sharded"]  # a run may go on sharded or not, as it may on another number of workers
+        return values
+
     @property
     def longest(self) -> int:
         """Tokens of the longest sequence that is laid out."""
@@ -200,4 +209,6 @@ class PretrainingConfig(StageConfig):
         for name in ("mlm", "tlm", "xlco", "clm", "nsp"):
             if getattr(self.objectives, name) and name not in known:
                 raise ValueError(f"system {self.system} has no objective {name}: set objectives.{name} to 0")
+        if self.model.sharded and self.system != "infoxlm":
+            raise ValueError(f"system {self.system} cannot be sharded: set model.sharded to false")
         return self

@@ -20,10 +20,13 @@ class KeyEncoder(nn.Module):
         self.encoder = Encoder(model.encoder.size, layers=self.last)
         self.projection = nn.Parameter(torch.empty_like(model.projection))
         self.requires_grad_(False).eval()
-        # Pairs by the modules' own structure: key parameter <- query parameter of the same role.
+        self.pair_with(model)
+        self.follow(0.0)
+
+    def pair_with(self, model: InfoXLM) -> None:
+        """Follow this model's parameters: key <- query of the same role. Again when sharding has replaced them."""
         queries = dict(model.named_parameters())
         self._pairs = [(key, queries[name]) for name, key in self.named_parameters()]
-        self.follow(0.0)
 
     @torch.no_grad()
     def forward(self, ids: Tensor, positions: Tensor, lengths: tuple[int, ...]) -> Tensor:
@@ -38,7 +41,8 @@ class KeyEncoder(nn.Module):
         keys: list[Tensor] = [key for key, _ in self._pairs]
         queries: list[Tensor] = [query for _, query in self._pairs]
         if momentum == 0.0:
-            torch._foreach_copy_(keys, queries)
+            for key, query in self._pairs:  # shards have no _foreach_copy_
+                key.copy_(query)
         else:
             torch._foreach_lerp_(keys, queries, 1.0 - momentum)
 

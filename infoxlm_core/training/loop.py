@@ -70,7 +70,10 @@ class Learner(Protocol):
         """Named values for the curves from what all workers summed."""
 
     def observe(self, step: int) -> dict[str, float]:
-        """What the first worker alone looks at now and then, after `step` steps; nothing if nothing is due."""
+        """What the first worker looks at now and then, after `step` steps; nothing if nothing is due.
+
+        Of a sharded network every worker has a part: then all look.
+        """
 
     def finish_step(self, step: int, good: bool) -> None:
         """The optimizer has moved the weights (good), or the step was skipped."""
@@ -110,7 +113,7 @@ def train_step(learner: Learner, optimizer: torch.optim.Optimizer, config: Optim
         for name, value in parts.items():
             sums[name] = sums.get(name, 0.0) + value.double()
     distributed.sum_gradients(parameters)
-    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    norm = distributed.norm_of([p.grad for p in parameters if p.grad is not None])
     totals = _sum(sums | {"stop": float(stop)}, distributed.device())
     good = math.isfinite(norm.item()) and all(map(_is_finite, totals.values()))
     rate = learning_rate(config, progress.updates)
@@ -174,7 +177,7 @@ def train(learner: Learner, config: OptimizationConfig, checkpoints: Checkpoints
     progress = Progress()
     found = distributed.on_first(checkpoints.load_newest)
     if (about := distributed.from_first((found.step, found.meta) if found else None)) is not None:
-        tensors = distributed.tensors_from_first(found.tensors if found else {})
+        tensors = distributed.tensors_from_first(found.tensors if found else {}, _shapes(learner))
         restore(Checkpoint(about[0], tensors, about[1]), learner, optimizer, progress)
     else:
         learner.begin()
@@ -191,8 +194,9 @@ def train(learner: Learner, config: OptimizationConfig, checkpoints: Checkpoints
                 coming = ahead.submit(learner.batches, progress.step + 1)
             figures, stopping = train_step(learner, optimizer, config, progress, batches, stop)
             last = progress.step == config.steps
-            if first:
+            if first or distributed.is_sharded(learner.module):
                 figures |= learner.observe(progress.step)
+            if first:
                 speed = pace.tell(progress.step, figures, waited)
                 if progress.step % log_every == 0 or last:
                     tracker.log(progress.step, figures | speed)
@@ -224,7 +228,8 @@ def _save(learner: Learner, optimizer: torch.optim.Optimizer, progress: Progress
         RankDesync: a worker holds other weights or another queue than the first.
     """
     distributed.check_equal({**dict(learner.module.named_parameters()), **learner.state()}, progress.step)
-    distributed.on_first(lambda: checkpoints.save(snapshot(learner, optimizer, progress, figures)))
+    checkpoint = snapshot(learner, optimizer, progress, figures)
+    distributed.on_first(lambda: checkpoints.save(checkpoint))
     if distributed.rank() == 0:
         tracker.sync()
 
@@ -233,16 +238,24 @@ def snapshot(learner: Learner, optimizer: torch.optim.Optimizer, progress: Progr
              figures: Mapping[str, float]) -> Checkpoint:  # fmt: skip
     """Everything the next step depends on: weights, Adam's moments by parameter name, the learner's own state.
 
-    The last step's figures come along, for a run that finds itself finished.
+    The last step's figures come along, for a run that finds itself finished. All workers call this: tensors are whole
+    however they are sharded, and on the first worker only.
     """
     names = {id(parameter): name for name, parameter in learner.module.named_parameters()}
-    tensors = {f"model/{name}": tensor.detach() for name, tensor in learner.module.named_parameters()}
+    tensors: dict[str, Tensor] = {f"model/{name}": tensor for name, tensor in learner.module.named_parameters()}
     for parameter, moments in optimizer.state.items():
         tensors |= {f"adam/{names[id(parameter)]}/{name}": value for name, value in moments.items()}
     tensors |= {f"learner/{name}": value for name, value in learner.state().items()}
-    tensors = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
     meta = {"updates": progress.updates, "bad_in_a_row": progress.bad_in_a_row, "figures": dict(figures)}
-    return Checkpoint(progress.step, tensors, meta)
+    return Checkpoint(progress.step, distributed.tensors_on_first(tensors), meta)
+
+
+def _shapes(learner: Learner) -> dict[str, Tensor]:
+    """Tensors that are sharded like those of a checkpoint shall be, under the names there."""
+    like = {f"learner/{name}": tensor for name, tensor in learner.state().items()}
+    for name, parameter in learner.module.named_parameters():
+        like |= dict.fromkeys([f"model/{name}", f"adam/{name}/exp_avg", f"adam/{name}/exp_avg_sq"], parameter)
+    return like
 
 
 def restore(checkpoint: Checkpoint, learner: Learner, optimizer: torch.optim.Optimizer, progress: Progress) -> None:

@@ -154,7 +154,7 @@ def test_monolingual_probabilities_are_the_papers(alpha, expected):
 
 
 @pytest.mark.item("A18")
-def test_ten_million_draws_follow_the_golden_table():
+def test_ten_million_draws_follow_the_golden_table(record_property):
     law, draws = Law([[size] for size in SIZES], alpha=0.7), 10_000_000
     counts = np.zeros(len(SIZES))
     for part in range(10):
@@ -162,6 +162,7 @@ def test_ten_million_draws_follow_the_golden_table():
 
     p = probabilities(SIZES, 0.7)
     off = np.abs(counts / draws - p)
+    record_property("figure", f"10^7 draws: off by {(off / p)[p > 0.02].max():.2%} at most where p > 0.02")
     assert (off[p > 0.02] <= 0.01 * p[p > 0.02]).all()
     assert (off <= 4 * np.sqrt(p * (1 - p) / draws)).all()
 
@@ -238,7 +239,7 @@ def test_both_orders_of_tlm_and_all_modes_are_equally_likely(tiny_shards):
 
 
 @pytest.mark.item("A17")
-def test_the_eight_modes_of_mixup_are_equally_likely(tiny_shards):
+def test_the_eight_modes_of_mixup_are_equally_likely(tiny_shards, record_property):
     shards = open_shards(tiny_shards)
     config = tiny_config(batches={"global_batch_size": 4000, "virtual_shards": 1}, contrast={"cross": 0.0})
     draw = Sampler(shards, config).draw(0, range(1))
@@ -267,6 +268,7 @@ def test_the_eight_modes_of_mixup_are_equally_likely(tiny_shards):
         modes[found[0]] += 1
 
     chi_square = sum((modes[mode] - 500) ** 2 / 500 for mode in range(8))
+    record_property("figure", f"chi square of 8 modes {chi_square:.1f} (limit 24.32)")
     assert chi_square < 24.32  # p > 0.001 with seven degrees of freedom
 
 

@@ -16,7 +16,7 @@ from tests.conftest import VOCABULARY, tiny_config, write_shards
 
 @pytest.fixture
 def with_held_out(tmp_path):
-    """Tiny shards and ten held-out pairs: five whose translation is the sentence itself, five that are swapped about."""
+    """Tiny shards and ten held-out pairs: five whose translation is the sentence itself, five swapped about."""
     directory = write_shards(tmp_path / "shards", {"one": 40})
     manifest = manifests.load(directory)
     rows = np.arange(4, 34).reshape(10, 3)
