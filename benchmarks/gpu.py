@@ -151,8 +151,7 @@ def _parts(learner: ours.Given, batch: PackedBatch) -> dict[str, float]:
 
     def head() -> None:
         with loop.autocast(learner.device):
-            states = hidden.to(torch.bfloat16)
-            loss, _ = model.head.loss(states, model.encoder.token_embedding.weight, batch.target_ids, scale)
+            loss, _ = model.head.loss(hidden, model.encoder.token_embedding.weight, batch.target_ids, scale)
         loss.backward()
 
     def keys() -> None:

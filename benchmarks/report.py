@@ -110,5 +110,5 @@ def _table(case: Case | Sheet) -> list[str]:
 
 def _number(value: float) -> str:
     if abs(value) < 1:
-        return f"{value:.2f}"
+        return f"{value:.3g}"
     return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"

@@ -96,11 +96,8 @@ class Baseline:
 
     def batches(self, step: int) -> Sequence[TextBatch]:
         """Virtual shard by virtual shard, so that dropout does not depend on which worker has which."""
-        total, workers = self.config.batches.virtual_shards, distributed.world_size()
-        if total % workers:
-            raise ConfigError(f"{workers} workers must divide batches.virtual_shards ({total})")
-        mine, size = total // workers, self.config.batches.micro_batch_size
-        shards = range(distributed.rank() * mine, (distributed.rank() + 1) * mine)
+        size = self.config.batches.micro_batch_size
+        shards = distributed.my_share(self.config.batches.virtual_shards)
         return [batch for shard in shards for batch in micro_batches(self.sampler.draw(step, shard), size, step, shard)]
 
     def counts(self, batches: Sequence[TextBatch]) -> dict[str, int]:

@@ -148,11 +148,7 @@ class Translating:
         """Nothing is to be prepared."""
 
     def batches(self, step: int) -> Sequence[Task]:
-        total, workers = self.config.virtual_shards, distributed.world_size()
-        if total % workers:
-            raise ConfigError(f"{workers} workers must divide virtual_shards ({total})")
-        mine = total // workers
-        return [self.sampler.draw(step, distributed.rank() * mine + shard) for shard in range(mine)]
+        return [self.sampler.draw(step, shard) for shard in distributed.my_share(self.config.virtual_shards)]
 
     def counts(self, batches: Sequence[Task]) -> dict[str, int]:
         counts = {"dae": 0, "bt": 0, "tokens": 0}

@@ -8,9 +8,11 @@ from infoxlm_core.config import ObjectivesConfig, PretrainingConfig
 from infoxlm_core.data import masking
 from infoxlm_core.data.layouts import NOTHING, Sequences, choose, join, lay_out, mix
 from infoxlm_core.data.sampling import Law, generator
-from infoxlm_core.data.shards import Shards, gather, gather_slices, make_blocks
+from infoxlm_core.data.shards import Shards, end_to_end, gather, make_blocks
 from infoxlm_core.data.vocabulary import BOS
 from infoxlm_core.errors import CorpusTooSmall
+
+BEGIN = np.array([BOS], np.uint32)
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,8 @@ class Sampler:
             if objectives.tlm and only != "xlco":
                 tlm.append(self._masked(*self._tlm(generator(*key, "tlm")), generator(*key, "tlm mask")))
             if objectives.xlco and only != "lm":
-                xlco.append(self._corrupted(*self._xlco(generator(*key, "xlco")), generator(*key, "corruption")))
+                views = self._xlco(generator(*key, "xlco"))
+                xlco.append(self._corrupted(*views, key) if self.config.contrast.corruption else views)
         empty = (NOTHING, NOTHING, np.empty((0, 2), np.int64), NOTHING.flat)
         queries, keys, meanings, groups = zip(*xlco or [empty], strict=True)
         views = join(list(queries)), join(list(keys)), np.concatenate(meanings), np.concatenate(groups)
@@ -116,24 +119,24 @@ class Sampler:
         return masking.mask(sequences.flat, sequences.lengths, self.vocabulary_size, law, rng, self.starts_word)
 
     def _corrupted(
-        self, queries: Sequences, keys: Sequences, meanings: np.ndarray, groups: np.ndarray, rng: np.random.Generator
+        self, queries: Sequences, keys: Sequences, meanings: np.ndarray, groups: np.ndarray, key: tuple
     ) -> tuple[Sequences, Sequences, np.ndarray, np.ndarray]:
         """Both views masked independently, the answers thrown away."""
-        if share := self.config.contrast.corruption:
-            law = self.config.objectives.model_copy(update={"mask_ratio": share})
-            queries, keys = (Sequences(self._mask(view, law, rng)[0], view.lengths) for view in (queries, keys))
+        rng = generator(*key, "corruption")
+        law = self.config.objectives.model_copy(update={"mask_ratio": self.config.contrast.corruption})
+        queries, keys = (Sequences(self._mask(view, law, rng)[0], view.lengths) for view in (queries, keys))
         return queries, keys, meanings, groups
 
     def _mlm(self, rng: np.random.Generator) -> tuple[Sequences, np.ndarray]:
         tables, rows = self.block_law.draw(self.per_shard, rng)
-        starts, lengths = np.empty_like(rows), np.empty_like(rows)
-        for table in np.unique(tables):
-            mine = tables == table
-            starts[mine], lengths[mine] = self.blocks[table].starts[rows[mine]], self.blocks[table].lengths[rows[mine]]
-        flat = gather_slices([block.table.tokens for block in self.blocks], tables, starts, lengths)
-        # sentences bring their own </s>: only <s> is put in front
-        out = np.insert(flat, lengths.cumsum() - lengths, BOS)
-        return Sequences(out, lengths + 1), self.block_groups[tables]
+        parts = []
+        for number, row in zip(tables.tolist(), rows.tolist(), strict=True):
+            blocks = self.blocks[number]
+            start = blocks.starts.item(row)
+            # sentences bring their own </s>: only <s> is put in front
+            parts += [BEGIN, blocks.table.tokens[start : start + blocks.lengths.item(row)]]
+        lengths = np.fromiter(map(len, parts[1::2]), np.int64, self.per_shard) + 1
+        return Sequences(end_to_end(parts), lengths), self.block_groups[tables]
 
     def _sides(self, tables: np.ndarray, rows: np.ndarray) -> tuple[Sequences, Sequences]:
         limit = self.config.batches.side_tokens
@@ -177,11 +180,8 @@ class Sampler:
         raise CorpusTooSmall("mixup finds no second meaning in the pairs: have=1 need=2; set contrast.mixup to 0")
 
     def _meanings(self, tables: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        found = np.empty(len(rows), np.int64)
-        for table in np.unique(tables):
-            mine = tables == table
-            found[mine] = self.pairs[table].meanings[rows[mine]]
-        return found
+        places = zip(tables.tolist(), rows.tolist(), strict=True)
+        return np.array([self.pairs[table].meanings.item(row) for table, row in places], np.int64)
 
 
 def _merge(parts: list[Masked]) -> Masked:

@@ -1,5 +1,6 @@
 """The tokenizer that travels with a model: SentencePiece's as `transformers`' tokenizer.json, in XLM-R's id layout."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -39,8 +40,11 @@ def round_scores(model: bytes) -> bytes:
 
 def encode(processor: sentencepiece.SentencePieceProcessor, texts: list[str]) -> list[np.ndarray]:
     """Ids of each text in XLM-R's layout, without special tokens: SentencePiece's ids move up by one."""
-    pieces = FIRST_PIECE - 3
-    return [np.where(ids == 0, UNK, ids + pieces) for ids in (np.array(i, np.int64) for i in processor.encode(texts))]
+    found = processor.encode(texts)
+    flat = np.fromiter(itertools.chain.from_iterable(found), np.int64)
+    flat = np.where(flat == 0, UNK, flat + FIRST_PIECE - 3)
+    ends = itertools.accumulate(map(len, found), initial=0)
+    return [flat[start:end] for start, end in itertools.pairwise(ends)]
 
 
 def write_fast(model: bytes, directory: Path, max_tokens: int = 512) -> None:

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from infoxlm_core import manifests
-from infoxlm_core.errors import InfoXLMError, RankDesync, StorageFull
+from infoxlm_core.errors import ConfigError, InfoXLMError, RankDesync, StorageFull
 
 T = TypeVar("T")
 
@@ -28,6 +28,18 @@ def world_size() -> int:
 def device() -> torch.device:
     """This worker's device: the visible GPU, else the CPU."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def my_share(virtual_shards: int) -> range:
+    """The contiguous range of virtual shards that this worker draws.
+
+    Raises:
+        ConfigError: the workers do not divide them.
+    """
+    if virtual_shards % world_size():
+        raise ConfigError(f"{world_size()} workers must divide batches.virtual_shards ({virtual_shards})")
+    share = virtual_shards // world_size()
+    return range(rank() * share, (rank() + 1) * share)
 
 
 def sum_over_workers(values: Tensor) -> Tensor:
