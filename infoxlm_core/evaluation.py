@@ -231,7 +231,8 @@ def read_curves(directory: Path) -> dict[str, list[Sequence[float]]]:
     curves: dict[str, list[Sequence[float]]] = {}
     for step, values in tracker.read(path) if path.is_file() else ():
         for name, value in values.items():
-            curves.setdefault(name, []).append((step, value))
+            if name.startswith("loss/") or name in ("xlco/accuracy", "probe/retrieval"):  # not those by language
+                curves.setdefault(name, []).append((step, value))
     return {name: points[:: -(-len(points) // CURVE_POINTS)] for name, points in curves.items()}
 
 

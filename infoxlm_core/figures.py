@@ -95,24 +95,28 @@ def draw_classification(scores: Scores) -> Figure | None:
 
 
 def draw_training(scores: Scores) -> Figure | None:
-    """Losses, and the accuracy of contrast, over the optimizer steps."""
+    """Losses, and the accuracy of contrast and of the probe, over the optimizer steps."""
     curves = scores["models"][scores["model"]].get("curves") or {}
     losses = {name: points for name, points in curves.items() if name.startswith("loss/")}
-    accuracy = curves.get("xlco/accuracy")
+    shares = {"XLCO accuracy": curves.get("xlco/accuracy"), "held-out retrieval": curves.get("probe/retrieval")}
+    shares = {name: points for name, points in shares.items() if points}
     if not losses:
         return None
-    titles = ["Training losses"] + (["XLCO accuracy in training"] if accuracy else [])
-    figure, axes = _start(9.0 if accuracy else 5.6, 3.4, *titles)
-    panels = list(axes) if accuracy else [axes]
-    for (name, points), colour in zip(sorted(losses.items()), (MODEL, *FLOORS, "#6b4f8a", "#444444"), strict=False):
+    titles = ["Training losses"] + (["In training: " + " and ".join(shares)] if shares else [])
+    figure, axes = _start(9.0 if shares else 5.6, 3.4, *titles)
+    panels = list(axes) if shares else [axes]
+    colours = (MODEL, *FLOORS, "#6b4f8a", "#444444")
+    for (name, points), colour in zip(sorted(losses.items()), colours, strict=False):
         panels[0].plot(
             *zip(*points, strict=True), color=colour, linewidth=1.4, label=name.removeprefix("loss/").upper()
         )
     panels[0].legend()
-    if accuracy:
-        panels[1].plot(*zip(*accuracy, strict=True), color=MODEL, linewidth=1.4)
+    for (name, points), colour in zip(shares.items(), colours, strict=False):
+        panels[1].plot(*zip(*points, strict=True), color=colour, linewidth=1.4, label=name)
         panels[1].set_ylim(0, 1)
         panels[1].yaxis.set_major_formatter(PercentFormatter(1))
+    if len(shares) > 1:
+        panels[1].legend()
     for panel in panels:
         panel.set_xlabel("optimizer step")
     return figure
