@@ -98,8 +98,8 @@ def draw_training(scores: Scores) -> Figure | None:
     """Losses, and the accuracy of contrast and of the probe, over the optimizer steps."""
     curves = scores["models"][scores["model"]].get("curves") or {}
     losses = {name: points for name, points in curves.items() if name.startswith("loss/")}
-    shares = {"XLCO accuracy": curves.get("xlco/accuracy"), "held-out retrieval": curves.get("probe/retrieval")}
-    shares = {name: points for name, points in shares.items() if points}
+    named = (("XLCO accuracy", "xlco/accuracy"), ("held-out retrieval", "probe/retrieval"))
+    shares = {name: curves[curve] for name, curve in named if curves.get(curve)}
     if not losses:
         return None
     titles = ["Training losses"] + (["In training: " + " and ".join(shares)] if shares else [])

@@ -160,7 +160,7 @@ class Pretraining:
         return losses.sum() * share, sums
 
     def _no_negatives(self, mine: Tensor, theirs: Tensor) -> Tensor | None:
-        """(B, K) true where a key is no negative: it shares a meaning, or it is the translation itself."""
+        """(B, K) true where a key is no negative: it shares a meaning, or it is of the item itself."""
         contrast = self.config.contrast
         if contrast.false_negatives == "off" and not contrast.in_batch_negatives:
             return None
@@ -172,6 +172,8 @@ class Pretraining:
         if contrast.in_batch_negatives:
             own = torch.arange(len(mine), device=mine.device)
             excluded[own, len(self.queue.rows) + own] = True
+            if contrast.symmetric:  # and the query's own sentence, which is a key of the other half
+                excluded[own, len(self.queue.rows) + (own + len(mine) // 2) % len(mine)] = True
         return excluded
 
     def _make_keys(self, batch: PackedBatch) -> Tensor:

@@ -1,8 +1,8 @@
 """Cross-entropy against a large vocabulary with one buffer for the logits instead of four.
 
-Logits of 250,002 words are the largest thing in a step. Here they are written once and turned in place into what the
-gradients need, rows in chunks, so that nothing else of their size ever exists. The loss and its gradients are those of
-`F.cross_entropy(F.linear(hidden, weight, bias), targets)`.
+Logits of 250,002 words are the largest thing in a step. Here they are written once, in fp32, and turned in place into
+what the gradients need, rows in chunks; in half precision one copy of a chunk joins them for the products. The loss and
+its gradients are those of `F.cross_entropy(F.linear(hidden, weight, bias), targets)`.
 """
 
 from typing import Any
@@ -28,7 +28,7 @@ def linear_cross_entropy(
         rows: how many rows of logits are held at once.
 
     Returns:
-        a scalar and (N,), in fp32 (fp64 for fp64 inputs). Under autocast products are made in its type.
+        a scalar and (N,), in fp32 (fp64 for fp64 inputs). Under autocast products are made of factors in its type.
     """
     device = hidden.device.type
     if torch.is_autocast_enabled(device):
@@ -45,7 +45,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         full = torch.promote_types(hidden.dtype, torch.float32)
         losses = hidden.new_empty(len(hidden), dtype=full)
         width = -(-vocabulary // _ALIGNED) * _ALIGNED
-        buffer = hidden.new_empty(min(rows, len(hidden)), width)
+        buffer = hidden.new_empty(min(rows, len(hidden)), width, dtype=full)
+        halved = buffer if hidden.dtype == full else torch.empty_like(buffer, dtype=hidden.dtype)
         if wanted:
             d_hidden = torch.empty_like(hidden)
             d_weight = (torch.zeros_like if len(hidden) > rows or not len(hidden) else torch.empty_like)(
@@ -55,7 +56,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for start in range(0, len(hidden), rows):
             part = slice(start, start + rows)
             states, answers = hidden[part], targets[part, None]
-            logits = torch.addmm(bias, states, weight.T, out=buffer[: len(states), :vocabulary]).to(full)
+            logits = _multiply(states, weight.T, out=buffer[: len(states), :vocabulary]).add_(bias)
             right = logits.gather(1, answers).squeeze(1)
             top = logits.amax(dim=1)
             odds = logits.sub_(top[:, None]).exp_()  # in place: these are no logits any more
@@ -65,7 +66,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 continue
             # d loss / d logits = scale * (odds / total - onehot): the factor goes to the smaller side of the products
             factor, scales = (scale[part] / total).to(hidden.dtype), scale[part].to(hidden.dtype)
-            odds = odds.to(hidden.dtype)
+            if halved is not buffer:
+                odds = halved[: len(states), :vocabulary].copy_(odds)
             d_hidden[part] = (odds @ weight) * factor[:, None] - weight[targets[part]] * scales[:, None]
             _add_product(d_weight, odds.T, states * factor[:, None], first=len(hidden) <= rows)
             d_weight.index_add_(0, targets[part], (states * -scales[:, None]).to(full))
@@ -84,10 +86,20 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return *gradients, None, None, None
 
 
+def _multiply(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
+    """out = left @ right, in out's precision also where the factors have less."""
+    if left.dtype == out.dtype:
+        return torch.mm(left, right, out=out)
+    if left.is_cuda:
+        return torch.mm(left, right, out_dtype=out.dtype, out=out)
+    return out.copy_(left @ right)
+
+
 def _add_product(total: Tensor, left: Tensor, right: Tensor, first: bool) -> None:
     """total += left @ right (total = left @ right at first), the sum in full precision."""
     if left.dtype == total.dtype:
         torch.addmm(total, left, right, beta=0 if first else 1, out=total)
+    elif first:
+        _multiply(left, right, out=total)
     else:
-        product = torch.mm(left, right, out_dtype=total.dtype) if left.is_cuda else left @ right
-        total.copy_(product) if first else total.add_(product)
+        total += _multiply(left, right, out=torch.empty_like(total))

@@ -83,11 +83,6 @@ def xlco_losses(logits: Tensor) -> Tensor:
     return F.cross_entropy(logits, target, reduction="none")
 
 
-def xlco_loss(logits: Tensor) -> Tensor:
-    """`xlco_losses`, summed over the batch."""
-    return xlco_losses(logits).sum()
-
-
 def xlco_hits(logits: Tensor) -> Tensor:
     """How many queries have their translation on top of all 1 + K candidates; chance is B / (1 + K)."""
     return (logits[:, 0] > logits[:, 1:].amax(dim=1)).sum()

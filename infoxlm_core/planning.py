@@ -131,15 +131,26 @@ def memory(config: PretrainingConfig, vocabulary: int, gpus: int) -> list[Row]:
     def part(name: str, value: float, formula: str) -> Row:
         return Row(name, value, "B", formula)
 
+    share, of = (gpus, f", by {gpus} GPUs") if config.model.sharded else (1, "")
     return [
-        part("weights", 4 * total, f"4 B x {total:,} parameters, fp32"),
-        part("gradients", 4 * total, "4 B x parameters, fp32"),
-        part("AdamW moments", 8 * total + 4 * tensors, f"8 B x parameters, fp32; 4 B x {tensors} tensors"),
-        part("key encoder", on * 4 * count(keys), f"4 B x {count(keys):,}: fp32, up to layer {contrast.layer}, and W"),
+        part("weights", 4 * total / share, f"4 B x {total:,} parameters, fp32{of}"),
+        part("gradients", 4 * total / share, f"4 B x parameters, fp32{of}"),
+        part(
+            "AdamW moments", (8 * total + 4 * tensors) / share, f"8 B x parameters, fp32; 4 B x {tensors} tensors{of}"
+        ),
+        part(
+            "key encoder",
+            on * 4 * count(keys) / share,
+            f"4 B x {count(keys):,}: fp32, up to layer {contrast.layer}, and W{of}",
+        ),
         part(
             "queue", on * contrast.queue_size * (4 * d + 24), f"K x (4 d + 24) B: K {contrast.queue_size:,} keys, ids"
         ),
-        part("all-reduce buffer", 4 * total if gpus > 1 else 0, "4 B x parameters, with several workers"),
+        part(
+            "all-reduce buffer",
+            4 * total if gpus > 1 and share == 1 else 0,
+            "4 B x parameters, with several workers that do not share them",
+        ),
         part("bf16 weights", 2 * total, "2 B x parameters, under autocast"),
         part(
             "activations",
@@ -147,7 +158,7 @@ def memory(config: PretrainingConfig, vocabulary: int, gpus: int) -> list[Row]:
             f"{ACTIVATION_BYTES} B x d a token a layer: {lm:,} tokens x {size.layers} layers, "
             f"{views:,} x {contrast.layer}",
         ),
-        part("one chunk of logits", 8 * rows * size.vocabulary, f"8 B x {rows:,} rows x {size.vocabulary:,} words"),
+        part("one chunk of logits", 6 * rows * size.vocabulary, f"6 B x {rows:,} rows x {size.vocabulary:,} words"),
         part("gradient of the word table", 8 * d * size.vocabulary, "8 B x V x d, inside the loss"),
     ]
 
@@ -169,7 +180,11 @@ def plan(config: PretrainingConfig, vocabulary: int, gpus: int = 8, gpu: str = "
     model, _ = build(config, vocabulary)
     size, samples, updates = model.encoder.size, config.batches.global_batch_size, config.optimization.steps
     bytes_of = memory(config, vocabulary, gpus)
-    saved = sum(row.value for row in bytes_of if row.name in ("weights", "AdamW moments", "key encoder", "queue"))
+    saved = sum(
+        row.value
+        for row in memory(config, vocabulary, gpus=1)  # whole, however it is sharded
+        if row.name in ("weights", "AdamW moments", "key encoder", "queue")
+    )
     exported = count(model.encoder) + count(model.head) + size.hidden
     by_shape = {shape: step_flops(config, size, shape) for shape in shapes(config)}
     return Plan(

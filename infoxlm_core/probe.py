@@ -24,7 +24,9 @@ class Probe:
     """
 
     def __init__(self, shards: Shards, count: int, longest: int) -> None:
-        self.pairs = {name: _first(tables, count, longest) for name, tables in shards.held_out.items()}
+        self.pairs = {
+            name: _first(tables, count, longest) for name, tables in shards.held_out.items() if any(map(len, tables))
+        }
 
     @torch.no_grad()
     def score(self, encoder: Encoder, layer: int, pooling: str, device: torch.device) -> dict[str, float]:

@@ -105,7 +105,7 @@ def ablate(
     fails is named and does not stop the others.
     """
     with _ending_clearly():
-        checked = run_file.load(config, (*(set_ or ()), f"num_workers={num_workers}"))
+        checked = run_file.load(config, (f"num_workers={num_workers}", *(set_ or ())))
         from pipelines import local, trials
         from pipelines.ablations import AT_A_TIME, ablations
 

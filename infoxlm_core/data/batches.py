@@ -53,7 +53,7 @@ class PackedBatch:
         return len(self.ids) + len(self.key_ids)
 
     def to(self, device: torch.device | str) -> "PackedBatch":
-        if torch.device(device).type == "cpu":
+        if self.ids.device.type == torch.device(device).type:
             return self
         parts: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
         for name, part in parts.items():

@@ -168,12 +168,6 @@ def gather(tables: list[Table], which: np.ndarray, rows: np.ndarray, limit: int)
     return end_to_end(found), np.fromiter(map(len, found), np.int64, len(found))
 
 
-def gather_slices(sources: list[np.ndarray], which: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """End to end, for every i: sources[which[i]][starts[i] : starts[i] + lengths[i]], as int64."""
-    spans = zip(which.tolist(), starts.tolist(), (starts + lengths).tolist(), strict=True)
-    return end_to_end([sources[number][start:end] for number, start, end in spans])
-
-
 def end_to_end(parts: Sequence[np.ndarray | Sequence[int]]) -> np.ndarray:
     """All parts, one after the other, as int64."""
     return np.concatenate(parts).astype(np.int64) if parts else np.empty(0, np.int64)

@@ -10,6 +10,7 @@ Every layer works on (T, d); only attention knows where a sequence ends. The res
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -52,12 +53,15 @@ def attend(query: Tensor, key: Tensor, value: Tensor, queries: Sequence[int], ke
     def by_head(rows: Tensor) -> Tensor:
         return rows.unflatten(1, (heads, rows.shape[1] // heads))  # (rows, heads, head size)
 
+    if not len(query):
+        return query
     query, key, value = by_head(query), by_head(key), by_head(value)
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and not dropout:
         from torch.nn.attention.varlen import varlen_attn
 
         attended: Any = varlen_attn(
-            query, key, value, _starts(queries, query), _starts(keys, query), max(queries), max(keys),
+            query, key, value, starts(tuple(queries), query.device), starts(tuple(keys), query.device),
+            max(queries), max(keys),
             window_size=(-1, 0 if causal else -1),
         )  # fmt: skip
         return attended.flatten(1)
@@ -72,10 +76,11 @@ def attend(query: Tensor, key: Tensor, value: Tensor, queries: Sequence[int], ke
     return torch.cat(results).flatten(1) if results else query.flatten(1)
 
 
-def _starts(lengths: Sequence[int], like: Tensor) -> Tensor:
-    """(N + 1,) first row of each sequence, int32, as the CUDA kernel wants it."""
+@lru_cache(maxsize=16)  # all layers of a forward pass ask for the same
+def starts(lengths: tuple[int, ...], device: torch.device) -> Tensor:
+    """(N + 1,) first row of each sequence and of what follows the last, int32, without waiting for the device."""
     ends = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-    return ends.pin_memory().to(like.device, non_blocking=True)
+    return ends.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else ends
 
 
 class Layer(nn.Module):
@@ -165,8 +170,7 @@ def initialise(module: nn.Module, seed: int) -> None:
 
 def pool(hidden: Tensor, lengths: Sequence[int], pooling: str) -> Tensor:
     """One vector a sequence: (T, d) -> (N, d), its position 0 (`cls`) or the mean of all its rows (`mean`)."""
-    counts = torch.tensor(lengths, device=hidden.device)
-    starts = counts.cumsum(0) - counts
+    edges = starts(tuple(lengths), hidden.device).long()
     if pooling == "cls":
-        return hidden[starts]
-    return torch.segment_reduce(full_precision(hidden), "mean", lengths=counts)
+        return hidden[edges[:-1]]
+    return torch.segment_reduce(full_precision(hidden), "mean", lengths=edges.diff())

@@ -106,6 +106,10 @@ def convert(checkpoint: Path, directory: Path, tokenizer: Path | None = None, he
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".import-", dir=directory.parent) as folder:
         partial = Path(folder) / "it"
+        if tokenizer and not any((tokenizer / name).is_file() for name in (tokenizers.MODEL, "tokenizer.json")):
+            raise InputError(
+                f"{tokenizer} holds neither {tokenizers.MODEL} nor tokenizer.json: give another --tokenizer"
+            )
         pretrained.write(holder, config, tokenizer or checkpoint.parent, partial)
         if projection is not None:
             save_file({"projection": projection[0].float().contiguous()}, partial / pretrained.PROJECTION)

@@ -54,7 +54,7 @@ def sum_gradients(parameters: Sequence[nn.Parameter]) -> None:
     parameters = [p for p in parameters if not isinstance(p, DTensor)]  # the gradients of shards are sums already
     if world_size() == 1 or not parameters:
         return
-    gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters]
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     flat = torch.cat([gradient.flatten() for gradient in gradients])
     dist.all_reduce(flat)
     pieces = flat.split([gradient.numel() for gradient in gradients])

@@ -112,6 +112,9 @@ def train_step(learner: Learner, optimizer: torch.optim.Optimizer, config: Optim
             loss.backward()
         for name, value in parts.items():
             sums[name] = sums.get(name, 0.0) + value.double()
+    for parameter in parameters:
+        if parameter.grad is None:  # of an objective that was off: with any number of workers it still decays
+            parameter.grad = torch.zeros_like(parameter)
     distributed.sum_gradients(parameters)
     norm = distributed.norm_of([p.grad for p in parameters if p.grad is not None])
     totals = _sum(sums | {"stop": float(stop)}, distributed.device())
@@ -194,11 +197,13 @@ def train(learner: Learner, config: OptimizationConfig, checkpoints: Checkpoints
                 coming = ahead.submit(learner.batches, progress.step + 1)
             figures, stopping = train_step(learner, optimizer, config, progress, batches, stop)
             last = progress.step == config.steps
+            observed: dict[str, float] = {}
             if first or distributed.is_sharded(learner.module):
-                figures |= learner.observe(progress.step)
+                observed = learner.observe(progress.step)
             if first:
+                figures |= observed
                 speed = pace.tell(progress.step, figures, waited)
-                if progress.step % log_every == 0 or last:
+                if progress.step % log_every == 0 or observed or last:
                     tracker.log(progress.step, figures | speed)
             if progress.bad_in_a_row >= config.max_bad_steps:
                 raise BadNumbersLimit(
@@ -286,6 +291,7 @@ class Pace:
         self.start, self.steps = start, steps
         self.began = self.spoke = time.monotonic()
         self.tokens = self.waited = 0.0  # since the last line
+        self.probed: dict[str, float] = {}  # what was seen last
 
     def tell(self, step: int, figures: Mapping[str, float], waited: float) -> dict[str, float]:
         """Count a step, log a line if it is time.
@@ -297,6 +303,7 @@ class Pace:
         now = time.monotonic()
         self.tokens, self.waited = self.tokens + figures["tokens"], self.waited + waited
         seconds = max(now - self.spoke, 1e-9)
+        self.probed |= {name: value for name, value in figures.items() if name.startswith("probe/")}
         rate = self.tokens / seconds
         speed = {"tokens_per_second": rate, "data_wait": self.waited / seconds}
         if torch.cuda.is_available():
@@ -306,8 +313,8 @@ class Pace:
                 needed = figures["flops"] / figures["tokens"] * rate
                 speed["mfu"] = needed / (fastest * distributed.world_size())
         if now - self.spoke >= SECONDS_BETWEEN_LINES or step == self.steps:
-            shown = {name: value for name, value in figures.items() if name.startswith(("loss/", "probe/"))}
-            shown |= {name: value for name, value in figures.items() if name.endswith("accuracy")}
+            shown = {name: value for name, value in figures.items() if name.startswith("loss/")}
+            shown |= {name: value for name, value in figures.items() if name.endswith("accuracy")} | self.probed
             words = " ".join(f"{name} {value:.3f}" for name, value in shown.items() if name.count("/") == 1)
             left = time_left(now - self.began, step - self.start, self.steps - self.start)
             logger.info("step %d/%d %s, %.0f tokens/s, %s", step, self.steps, words, rate, left)

@@ -5,11 +5,13 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from botocore.exceptions import ClientError
 
 from components import runtime
 from components.adapters import model_registry, model_source
@@ -59,8 +61,21 @@ def bucket(s3_server, monkeypatch):
     bucket = boto3.resource("s3", region_name="us-east-1").Bucket("models")
     if not bucket.creation_date:
         bucket.create()
+        _wait_until_it_stores(bucket)
     bucket.objects.all().delete()
     return bucket
+
+
+def _wait_until_it_stores(bucket) -> None:
+    """A server that answers may still have no volume to write to."""
+    for attempt in range(60):
+        try:
+            bucket.put_object(Key="ready", Body=b"?")
+            return
+        except ClientError:
+            if attempt == 59:
+                raise
+            time.sleep(1)
 
 
 def upload(bucket, directory: Path, prefix: str) -> None:

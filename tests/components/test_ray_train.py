@@ -14,7 +14,7 @@ from infoxlm_core.pretraining import pretrain
 from infoxlm_core.training import loop, tracker
 from tests.conftest import tiny_config
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 LONGER = {"optimization": {"steps": 60}, "checkpoints": {"every": 5}}
 
 

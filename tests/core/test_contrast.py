@@ -1,9 +1,12 @@
 """Contrast in the step: the queue's place in it, and every switch of it (items A8, A10 - A13, A27)."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
+from infoxlm_core.data.batches import micro_batches
 from infoxlm_core.data.samples import Sampler
 from infoxlm_core.data.shards import open_shards
 from infoxlm_core.pretraining import Pretraining, build, pretrain
@@ -86,6 +89,23 @@ def test_in_batch_negatives_are_the_other_keys_of_the_micro_batch(learner_of):
     assert step(learner)["loss/xlco"] == pytest.approx(expected.item(), rel=1e-5)
 
 
+@pytest.mark.item("A10")
+@pytest.mark.parametrize("size", [5, 8, 32, 37])
+def test_the_queue_begins_with_as_many_real_keys_as_it_has_rows(learner_of, size):
+    learner = learner_of(contrast={"queue_size": size})
+    expected = []
+    for number in range(-(-size // 8)):  # the reserved stream, one global batch after the other
+        for batch in micro_batches(learner.sampler.draw(f"prefill {number}", range(4), only="xlco"), 4):
+            expected.append(learner.key_encoder(batch.key_ids, batch.key_positions, batch.key_lengths))
+
+    assert torch.equal(learner.queue.rows, torch.cat(expected)[:size])
+    assert learner.queue.pointer == 0 and (learner.queue.meanings != 0).all()
+    other = learner_of(contrast={"queue_size": 64})
+    assert all(torch.equal(a.ids, b.ids) for a, b in zip(learner.batches(0), other.batches(0), strict=True))
+    step(learner)
+    assert learner.queue.rows.shape == (size, 16)
+
+
 @pytest.mark.item("A13")
 def test_only_when_keys_are_enqueued_once_a_step_does_the_micro_batch_not_matter(learner_of):
     def losses(enqueue: str) -> list[float]:
@@ -162,6 +182,11 @@ def test_contrast_may_start_later_with_a_fresh_copy_and_a_full_queue(tiny_shards
     assert all(again[n].get("loss/xlco") == points[n].get("loss/xlco") for n in points)
 
 
+def losses_of(run: Path) -> list[str]:
+    points = tracker.read(run / loop.METRICS)
+    return [values[f"loss/{objective}"].hex() for _, values in points for objective in ("mlm", "tlm", "xlco")]
+
+
 @pytest.mark.item("A27")
 @pytest.mark.parametrize(
     "switch", [{"momentum": 0.0}, {"mixup": 0.0}, {"layer": 2}], ids=["-Momentum", "-Mixup", "-Universal"]
@@ -169,10 +194,12 @@ def test_contrast_may_start_later_with_a_fresh_copy_and_a_full_queue(tiny_shards
 def test_the_ablations_run_by_one_switch_and_repeat_themselves(tiny_shards, tmp_path, switch):
     def run(name: str) -> list[str]:
         pretrain(tiny_config(contrast=switch), tiny_shards, tmp_path / name, tmp_path / f"run {name}")
-        points = tracker.read(tmp_path / f"run {name}" / loop.METRICS)
-        return [values[f"loss/{objective}"].hex() for _, values in points for objective in ("mlm", "tlm", "xlco")]
+        return losses_of(tmp_path / f"run {name}")
 
-    assert run("first") == run("second")
+    first = run("first")
+    assert first == run("second")
+    pretrain(tiny_config(), tiny_shards, tmp_path / "plain", tmp_path / "run plain")
+    assert first != losses_of(tmp_path / "run plain")
 
 
 @pytest.mark.item("A27")

@@ -7,7 +7,7 @@ from infoxlm_core.config import ContrastConfig
 from infoxlm_core.model.encoder import EncoderSize, initialise
 from infoxlm_core.model.heads import InfoXLM
 from infoxlm_core.model.momentum import KeyEncoder, Queue, have_equal_meanings, momentum_at, share_a_meaning
-from infoxlm_core.objectives import xlco_logits, xlco_loss
+from infoxlm_core.objectives import xlco_logits, xlco_losses
 
 SIZE = EncoderSize(vocabulary=32, layers=3, hidden=8, ffn=16, heads=2, positions=16)
 
@@ -44,7 +44,7 @@ def test_contrast_moves_only_the_query_encoder(model):
     ids, where, lengths = torch.tensor([0, 7, 2]), torch.tensor([2, 3, 4]), (3,)
     query = model.encoder(ids, where, lengths, last=2)[:1] @ model.projection
 
-    xlco_loss(xlco_logits(query, key_encoder(ids, where, lengths), queue.rows, 0.1)).backward()
+    xlco_losses(xlco_logits(query, key_encoder(ids, where, lengths), queue.rows, 0.1)).sum().backward()
 
     assert model.projection.grad is not None and model.encoder.layers[1].up.weight.grad is not None
     assert all(p.grad is None for p in key_encoder.parameters()) and queue.rows.grad is None

@@ -5,14 +5,14 @@ import math
 import pytest
 import torch
 
-from infoxlm_core.objectives import mlm_loss, xlco_hits, xlco_logits, xlco_loss
+from infoxlm_core.objectives import mlm_loss, xlco_hits, xlco_logits, xlco_losses
 
 
 @pytest.mark.item("A1")
 def test_xlco_loss_of_a_model_that_knows_nothing_is_log_of_the_choices(record_property):
     nothing = torch.zeros(4, 8)
 
-    loss = xlco_loss(xlco_logits(nothing, nothing, torch.randn(131_072, 8), temperature=0.25))
+    loss = xlco_losses(xlco_logits(nothing, nothing, torch.randn(131_072, 8), temperature=0.25)).sum()
 
     record_property("figure", f"{loss.item() / 4:.5f} nats")
     assert loss.item() / 4 == pytest.approx(11.78351, abs=1e-4)
@@ -22,7 +22,7 @@ def test_xlco_loss_of_a_model_that_knows_nothing_is_log_of_the_choices(record_pr
 def test_xlco_loss_is_the_formula():
     query, key, queue = torch.randn(3, 8), torch.randn(3, 8), torch.randn(15, 8)
 
-    loss = xlco_loss(xlco_logits(query, key, queue, temperature=0.25))
+    loss = xlco_losses(xlco_logits(query, key, queue, temperature=0.25)).sum()
 
     positive = (query * key).sum(1) / 0.25
     expected = -positive + torch.logsumexp(torch.cat([positive[:, None], query @ queue.T / 0.25], 1), 1)
@@ -35,7 +35,7 @@ def test_xlco_gradient_is_the_weighted_mean_of_keys_minus_the_key():
     key, queue = torch.randn(3, 8), torch.randn(15, 8)
 
     logits = xlco_logits(query, key, queue, temperature=0.25)
-    xlco_loss(logits).backward()
+    xlco_losses(logits).sum().backward()
 
     weights = logits.detach().softmax(1)
     mean = weights[:, :1] * key + weights[:, 1:] @ queue
@@ -49,9 +49,9 @@ def test_an_excluded_row_is_no_negative():
     excluded = torch.zeros(2, 7, dtype=torch.bool)
     excluded[:, :2] = True
 
-    loss = xlco_loss(xlco_logits(query, query, queue, 0.25, excluded))
+    loss = xlco_losses(xlco_logits(query, query, queue, 0.25, excluded)).sum()
 
-    without = xlco_loss(xlco_logits(query, query, queue[2:], 0.25))
+    without = xlco_losses(xlco_logits(query, query, queue[2:], 0.25)).sum()
     assert loss.item() == pytest.approx(without.item(), rel=1e-6)
 
 

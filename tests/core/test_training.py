@@ -81,6 +81,19 @@ def test_a_resumed_run_equals_an_undisturbed_one_bit_by_bit(undisturbed, tiny_sh
     assert state_of(run, 6) == state_of(undisturbed, 6)
 
 
+@pytest.mark.item("A14")
+def test_the_ten_steps_after_a_resume_are_those_of_the_undisturbed_run_bit_by_bit(tiny_shards, tmp_path):
+    config = tiny_config(optimization={"steps": 16}, checkpoints={"every": 6})
+    pretrain(config, tiny_shards, tmp_path / "a", tmp_path / "run")
+    expected = losses(tmp_path / "run")
+    for step in (12, 16):
+        shutil.rmtree(tmp_path / "run" / f"step={step:010d}")
+
+    pretrain(config, tiny_shards, tmp_path / "b", tmp_path / "run")
+
+    assert len(expected) == 16 and losses(tmp_path / "run") == expected
+
+
 KEPT = (
     "model/",
     "adam/",
@@ -195,6 +208,32 @@ def test_every_worker_has_the_gradient_and_the_queue_of_the_single_process_run(
         off = (found[0]["gradient"] - single["gradient"]).norm() / single["gradient"].norm()
         record_property("figure", f"{workers} workers: gradient within {off:.1e}")
         assert off <= 1e-6
+
+
+LATE = {"contrast": {"start_step": 2, "temperature": 0.5}, "model": {"dropout": 0.1}}
+
+
+def _late_worker(rank: int, size: int, port: int, shards: Path, base: Path) -> None:
+    _join(rank, size, port)
+    pretrain(tiny_config(**LATE), shards, base / "out", base / "run")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.item("A3")
+@pytest.mark.slow
+def test_objectives_that_begin_late_do_so_alike_on_two_workers(tiny_shards, tmp_path):
+    pretrain(tiny_config(**LATE), tiny_shards, tmp_path / "out", tmp_path / "alone")
+    _start_workers(_late_worker, 2, tiny_shards, tmp_path)
+
+    found, expected = (
+        [
+            v.get(f"loss/{n}", 0.0)
+            for _, v in tracker.read(tmp_path / run / loop.METRICS)
+            for n in ("mlm", "tlm", "xlco")
+        ]
+        for run in ("run", "alone")
+    )
+    assert found == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.item("A20")
