@@ -113,6 +113,7 @@ def test_a_model_on_s3_arrives_byte_by_byte_and_once(bucket, tiny_encoders, tmp_
     written = (found / "config.json").stat().st_mtime_ns
     assert model_source.fetch("s3://models/xlmr/base", tmp_path) == found
     assert (found / "config.json").stat().st_mtime_ns == written
+    bucket.objects.filter(Prefix="xlmr/base/").delete()
     upload(bucket, tiny_encoders["second"], "xlmr/base")
     assert contents(model_source.fetch("s3://models/xlmr/base", tmp_path)) == contents(tiny_encoders["second"])
 
