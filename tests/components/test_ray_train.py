@@ -39,7 +39,9 @@ def losses(points: list[tuple[int, dict]]) -> list[float]:
 
 @pytest.mark.item("A3", "A11")
 def test_zero_one_two_and_four_workers_give_the_same_losses(cluster, tiny_shards, tmp_path, record_property):
-    none, one, two, four = (train(n, tiny_shards, tmp_path / str(n)) for n in (0, 1, 2, 4))
+    # a temperature at which the loss does not magnify the last bits, which sums in another order differ in
+    warm = {"temperature": 0.5}
+    none, one, two, four = (train(n, tiny_shards, tmp_path / str(n), contrast=warm) for n in (0, 1, 2, 4))
 
     assert losses(one) == losses(none)
     off = max(abs(a / b - 1) for found in (two, four) for a, b in zip(losses(found), losses(none), strict=True))
