@@ -44,15 +44,8 @@ def build(config: PretrainingConfig, shards: Shards) -> models.XLM | models.BERT
     if xlm and wanted.start is None and wanted.ffn != 4 * wanted.hidden:
         raise ConfigError(f"model.ffn ({wanted.ffn}) must be 4 * model.hidden ({4 * wanted.hidden}) with system xlm")
     types = 2 if not xlm else len(languages) if len(languages) > 1 else 0
-    size = EncoderSize(
-        shards.vocabulary_size,
-        wanted.layers,
-        wanted.hidden,
-        wanted.ffn,
-        wanted.heads,
-        positions=wanted.max_tokens,
-        epsilon=models.EPSILON,
-        types=types,
+    size = EncoderSize.of(
+        wanted, shards.vocabulary_size, positions=wanted.max_tokens, epsilon=models.EPSILON, types=types
     )
     if wanted.start:
         size = baseline_files.size_of(Path(wanted.start), shards)

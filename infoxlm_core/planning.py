@@ -15,7 +15,6 @@ from torch import nn
 
 from infoxlm_core import flops
 from infoxlm_core.config import PretrainingConfig
-from infoxlm_core.data.vocabulary import FIRST_POSITION
 from infoxlm_core.errors import InputError
 from infoxlm_core.linear_cross_entropy import ROWS
 from infoxlm_core.model import pretrained
@@ -68,9 +67,7 @@ def size_of(config: PretrainingConfig, vocabulary: int) -> EncoderSize:
     model = config.model
     if model.start and (Path(model.start) / "config.json").is_file():
         return pretrained.size_of(Path(model.start))
-    return EncoderSize(
-        vocabulary, model.layers, model.hidden, model.ffn, model.heads, model.max_tokens + FIRST_POSITION
-    )
+    return EncoderSize.of(model, vocabulary)
 
 
 def build(config: PretrainingConfig, vocabulary: int) -> tuple[InfoXLM, KeyEncoder]:

@@ -77,14 +77,7 @@ def _export(config: PretrainingConfig, learner: Pretraining | baselines.Baseline
 def build(config: PretrainingConfig, shards: Shards) -> InfoXLM:
     """The query encoder with heads: random weights by the seed, or those of `model.start`; the projection is random."""
     wanted, contrast, tokenizer = config.model, config.contrast, shards.manifest["facts"]["tokenizer"]
-    size = EncoderSize(
-        shards.vocabulary_size,
-        wanted.layers,
-        wanted.hidden,
-        wanted.ffn,
-        wanted.heads,
-        wanted.max_tokens + FIRST_POSITION,
-    )
+    size = EncoderSize.of(wanted, shards.vocabulary_size)
     if wanted.start:
         size = pretrained.size_of(Path(wanted.start))
         if size.vocabulary != shards.vocabulary_size:

@@ -105,15 +105,8 @@ def build(config: TranslationConfig, shards: Shards) -> Translator:
         and what `baseline_files.size_of` and `load_into` raise.
     """
     wanted, languages = config.model, len(languages_of(shards))
-    size = EncoderSize(
-        shards.vocabulary_size,
-        wanted.layers,
-        wanted.hidden,
-        wanted.ffn,
-        wanted.heads,
-        positions=wanted.max_tokens,
-        epsilon=models.EPSILON,
-        types=languages,
+    size = EncoderSize.of(
+        wanted, shards.vocabulary_size, positions=wanted.max_tokens, epsilon=models.EPSILON, types=languages
     )
     halves: list[tuple[str, StartConfig]] = [("encoder", config.encoder), ("decoder", config.decoder)]
     sizes = {start.model: baseline_files.size_of(Path(start.model), shards) for _, start in halves if start.model}

@@ -1,14 +1,13 @@
 """XLM and BERT in and out: our parameters under the names of Hugging Face's own classes."""
 
 import json
-import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import BertConfig, PretrainedConfig, XLMConfig
@@ -56,14 +55,9 @@ def export(
         languages: names of the language embedding's rows, for XLM.
         causal: the model was trained on CLM.
     """
-    directory.mkdir(parents=True, exist_ok=True)
-    weights = {
-        hugging_face_name(name, _names_of(model)): value.detach().float().cpu().contiguous()
-        for name, value in model.named_parameters()
-    }
-    save_file(weights, directory / WEIGHTS, metadata={"format": "pt"})
+    weights = {hugging_face_name(name, _names_of(model)): value for name, value in model.named_parameters()}
     config = _xlm_config(model, languages, causal) if isinstance(model, XLM) else _bert_config(model)
-    config.save_pretrained(directory)
+    pretrained.write_model(weights, config, directory)
     _write_tokenizer(model, tokenizer, directory)
 
 
@@ -73,11 +67,7 @@ def _names_of(model: XLM | BERT) -> list[tuple[str, str]]:
 
 def hugging_face_name(name: str, names: list[tuple[str, str]]) -> str:
     """`encoder.layers.0.up.bias` -> `transformer.ffns.0.lin1.bias` or BERT's name for it."""
-    for ours, theirs in names:
-        renamed, count = re.subn(ours, theirs, name)
-        if count:
-            return renamed
-    return pretrained.hugging_face_name(name).replace("roberta.", "bert.", 1)
+    return pretrained.hugging_face_name(name, names).replace("roberta.", "bert.", 1)
 
 
 def _xlm_config(model: XLM, languages: Sequence[str], causal: bool) -> PretrainedConfig:
@@ -110,23 +100,7 @@ def _xlm_config(model: XLM, languages: Sequence[str], causal: bool) -> Pretraine
 
 
 def _bert_config(model: BERT) -> PretrainedConfig:
-    size = model.encoder.size
-    return BertConfig(
-        architectures=["BertForPreTraining"],
-        vocab_size=size.vocabulary,
-        hidden_size=size.hidden,
-        num_hidden_layers=size.layers,
-        num_attention_heads=size.heads,
-        intermediate_size=size.ffn,
-        max_position_embeddings=size.positions,
-        type_vocab_size=size.types,
-        layer_norm_eps=size.epsilon,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        bos_token_id=BOS,
-        pad_token_id=PAD,
-        eos_token_id=EOS,
-    )
+    return pretrained.hugging_face_config(model.encoder.size, BertConfig, architectures=["BertForPreTraining"])
 
 
 def _write_tokenizer(model: XLM | BERT, tokenizer: Path, directory: Path) -> None:

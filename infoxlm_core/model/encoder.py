@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from infoxlm_core.config import ModelConfig
+from infoxlm_core.data.vocabulary import FIRST_POSITION
 from infoxlm_core.objectives import full_precision
 
 
@@ -36,6 +38,12 @@ class EncoderSize:
     positions: int = 514
     epsilon: float = 1e-5
     types: int = 0
+
+    @classmethod
+    def of(cls, wanted: ModelConfig, vocabulary: int, **more: Any) -> "EncoderSize":
+        """The sizes that a config names; positions as XLM-R counts them, if `more` does not say otherwise."""
+        more = {"positions": wanted.max_tokens + FIRST_POSITION} | more
+        return cls(vocabulary, wanted.layers, wanted.hidden, wanted.ffn, wanted.heads, **more)
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, queries: Sequence[int], keys: Sequence[int], heads: int,

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -98,11 +99,9 @@ def convert(checkpoint: Path, directory: Path, tokenizer: Path | None = None, he
             f"{checkpoint}: {_PROJECTION} is {tuple(projection.shape)}, not {(1, size.hidden, size.hidden)}"
         )
     about = {} if projection is None or not layer else {"layer": layer, "pooling": "cls", "normalise": False}
-    config = pretrained.hugging_face_config(
-        size,
-        architectures=["XLMRobertaModel" if missing else "XLMRobertaForMaskedLM"],
-        **({"infoxlm": about} if about else {}),
-    )
+    more: dict[str, Any] = {"infoxlm": about} if about else {}
+    architectures = ["XLMRobertaModel" if missing else "XLMRobertaForMaskedLM"]
+    config = pretrained.hugging_face_config(size, architectures=architectures, **more)
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".import-", dir=directory.parent) as folder:
         partial = Path(folder) / "it"

@@ -3,13 +3,15 @@
 import json
 import re
 import shutil
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import XLMRobertaConfig
+from transformers import PretrainedConfig, XLMRobertaConfig
 
 from infoxlm_core import manifests
 from infoxlm_core.data.vocabulary import BOS, EOS, FIRST_POSITION, PAD
@@ -38,24 +40,27 @@ _RENAMED = [  # ours -> Hugging Face, the first that fits
 TYPE_ROW = "roberta.embeddings.token_type_embeddings.weight"
 
 
-def hugging_face_name(name: str) -> str:
-    """`encoder.layers.0.up.bias` -> `roberta.encoder.layer.0.intermediate.dense.bias`."""
-    for ours, theirs in _RENAMED:
+def hugging_face_name(name: str, first: Sequence[tuple[str, str]] = ()) -> str:
+    """`encoder.layers.0.up.bias` -> `roberta.encoder.layer.0.intermediate.dense.bias`; the rules `first` go before."""
+    for ours, theirs in (*first, *_RENAMED):
         renamed, count = re.subn(ours, theirs, name)
         if count:
             return renamed
     raise KeyError(name)
 
 
-def hugging_face_config(size: EncoderSize, **more) -> XLMRobertaConfig:
-    return XLMRobertaConfig(
+def hugging_face_config(
+    size: EncoderSize, kind: Callable[..., PretrainedConfig] = XLMRobertaConfig, **more: Any
+) -> PretrainedConfig:
+    """The config of XLM-R, or of another `kind` that calls its sizes by the same names."""
+    return kind(
         vocab_size=size.vocabulary,
         hidden_size=size.hidden,
         num_hidden_layers=size.layers,
         num_attention_heads=size.heads,
         intermediate_size=size.ffn,
         max_position_embeddings=size.positions,
-        type_vocab_size=1,
+        type_vocab_size=max(1, size.types),
         layer_norm_eps=size.epsilon,
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
@@ -66,16 +71,18 @@ def hugging_face_config(size: EncoderSize, **more) -> XLMRobertaConfig:
     )
 
 
-def write(module: nn.Module, config: XLMRobertaConfig, tokenizer: Path, directory: Path) -> None:
+def write_model(weights: Mapping[str, Tensor], config: PretrainedConfig, directory: Path) -> None:
+    """Write weights, under Hugging Face's names, and config."""
     directory.mkdir(parents=True, exist_ok=True)
-    weights = {
-        hugging_face_name(name): value.detach().float().cpu().contiguous()
-        for name, value in module.named_parameters()
-        if name != "projection"
-    }
-    weights[TYPE_ROW] = torch.zeros(1, config.hidden_size)
+    weights = {name: value.detach().float().cpu().contiguous() for name, value in weights.items()}
     save_file(weights, directory / WEIGHTS, metadata={"format": "pt"})
     config.save_pretrained(directory)
+
+
+def write(module: nn.Module, config: PretrainedConfig, tokenizer: Path, directory: Path) -> None:
+    """Write a module of XLM-R's names, without projection, and the tokenizer."""
+    weights = {hugging_face_name(name): v for name, v in module.named_parameters() if name != "projection"}
+    write_model(weights | {TYPE_ROW: torch.zeros(1, config.hidden_size)}, config, directory)
     for name in ("tokenizer.json", MODEL):
         if (tokenizer / name).exists():
             shutil.copy(tokenizer / name, directory / name)

@@ -74,12 +74,9 @@ def alive(store: Path) -> list[str]:
     return found
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory) -> Path:
-    """The store of a run whose driver was killed in the middle of pre-training and that was then started again."""
-    base = tmp_path_factory.mktemp("e2e")
-    config, store = write_config(base), base / "store"
-    command = [str(Path(sys.executable).parent / "infoxlm"), "run", str(config), "--store", str(store)]
+def kill_in_pretraining(arguments: list[str], store: Path, patience: int) -> None:
+    """Start `infoxlm`, kill its driver after the first checkpoint; `patience` seconds later nothing may be alive."""
+    command = [str(Path(sys.executable).parent / "infoxlm"), *arguments]
     first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment())
     deadline = time.monotonic() + 240
     while not list(store.glob("runs/pretrained-*/step=*/manifest.json")):
@@ -87,11 +84,19 @@ def finished(tmp_path_factory) -> Path:
         time.sleep(0.01)
     first.send_signal(signal.SIGKILL)
     first.wait()
-    for _ in range(200):  # its steps notice that nobody waits for them
+    for _ in range(10 * patience):  # its steps notice that nobody waits for them
         if not alive(store):
             break
         time.sleep(0.1)
     assert not alive(store)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    """The store of a run whose driver was killed in the middle of pre-training and that was then started again."""
+    base = tmp_path_factory.mktemp("e2e")
+    config, store = write_config(base), base / "store"
+    kill_in_pretraining(["run", str(config), "--store", str(store)], store, patience=20)
     (saved,) = store.glob("runs/pretrained-*/saved.json")
     assert json.loads(saved.read_text())["step"] < STEPS, "the kill came too late to show anything"
 

@@ -4,9 +4,7 @@ import io
 import json
 import signal
 import subprocess
-import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -18,7 +16,7 @@ from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.errors import ConfigError
 from pipelines import local, trials
 from pipelines.cli import app
-from tests.e2e.test_pipeline import alive, environment, infoxlm, only, write_config
+from tests.e2e.test_pipeline import infoxlm, kill_in_pretraining, only, write_config
 
 ROOT = Path(__file__).parents[2]
 VARIANTS = ROOT / "configs/ablations.yaml"
@@ -167,19 +165,7 @@ def killed(tmp_path_factory) -> subprocess.CompletedProcess:
     )
     arguments = ["ablate", str(config), "--variants", str(variants), "--seeds", "1,2", "--store", str(store)]
     arguments += ["--set", "pretraining.optimization.steps=120", "--set", "finetuning.optimization.steps=3"]
-    command = [str(Path(sys.executable).parent / "infoxlm"), *arguments]
-    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment())
-    deadline = time.monotonic() + 240
-    while not list(store.glob("runs/pretrained-*/step=*/manifest.json")):
-        assert first.poll() is None and time.monotonic() < deadline, "the run ended before it could be killed"
-        time.sleep(0.01)
-    first.send_signal(signal.SIGKILL)
-    first.wait()
-    for _ in range(300):  # its steps notice that nobody waits for them
-        if not alive(store):
-            break
-        time.sleep(0.1)
-    assert not alive(store)
+    kill_in_pretraining(arguments, store, patience=30)
     return infoxlm(*arguments)
 
 
