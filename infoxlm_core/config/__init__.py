@@ -13,10 +13,21 @@ from infoxlm_core.config.pretraining import (
     PretrainingConfig,
     ProbeConfig,
 )
-from infoxlm_core.config.tasks import EvaluationConfig, FinetuningConfig, RegistrationConfig
+from infoxlm_core.config.tasks import (
+    AnsweringConfig,
+    EvaluationConfig,
+    FinetuningConfig,
+    MeasureConfig,
+    RecipeConfig,
+    RegistrationConfig,
+    RetrievalConfig,
+    SelectionConfig,
+    SuiteConfig,
+)
 from infoxlm_core.config.training import CheckpointsConfig, OptimizationConfig
 
 __all__ = [
+    "AnsweringConfig",
     "BatchesConfig",
     "CheckpointsConfig",
     "CleaningConfig",
@@ -24,13 +35,18 @@ __all__ = [
     "CorpusSource",
     "EvaluationConfig",
     "FinetuningConfig",
+    "MeasureConfig",
     "ModelConfig",
     "ObjectivesConfig",
     "OptimizationConfig",
     "PreparationConfig",
     "PretrainingConfig",
     "ProbeConfig",
+    "RecipeConfig",
     "RegistrationConfig",
+    "RetrievalConfig",
+    "SelectionConfig",
     "StageConfig",
+    "SuiteConfig",
     "TokenizationConfig",
 ]

@@ -1,41 +1,157 @@
-"""Configs of `finetune`, `evaluate` and `register`."""
+"""Configs of what is done with an encoder: fine-tuning on a task, retrieval, `evaluate` and `register`."""
 
-from pydantic import NonNegativeInt, PositiveInt
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from infoxlm_core.config.base import Language, Name, Share, StageConfig
 from infoxlm_core.config.training import CheckpointsConfig, OptimizationConfig
 
+Paths = Annotated[tuple[str, ...], Field(min_length=1)]
 
-class FinetuningConfig(StageConfig):
-    """Encoder + labelled text -> classifier of sentences or sentence pairs."""
 
-    data: str | None = None
-    """A CSV, TSV or Parquet file; none: the labelled set of the prepared corpus."""
+class SelectionConfig(StageConfig):
+    """Which moment of a fine-tuning is kept, judged on development sets."""
+
+    rule: Literal["last", "source", "joint", "each"] = "last"
+    """last: the weights after the last step · source: the best on the development set of the first training language
+    (strictly zero-shot; XTREME) · joint: the best mean over the development sets of all languages (#M=1; InfoXLM) ·
+    each: for every language the best on its own (#M=N; XLM, mBERT)."""
+
+    every: PositiveInt = 5_000
+    """Optimizer steps between two looks at the development sets; after the last step there is always one."""
+
+
+class RecipeConfig(StageConfig):
+    """What fine-tuning on any task needs."""
+
+    max_tokens: PositiveInt = 256
+    """Of one sequence, special tokens included."""
+
+    batch_size: PositiveInt = 32
+    """Sequences of one optimizer step, over all workers."""
+
+    micro_batch_size: PositiveInt = 32
+    dropout: Share = 0.0
+    """In the encoder; the paper's group used 0.1."""
+
+    epochs: PositiveInt | None = None
+    """Passes over the training text; then they decide `optimization.steps`, and `warmup_share` the warm-up."""
+
+    warmup_share: Share = 0.1
+    """Part of all steps, if `epochs` is given."""
+
+    optimization: OptimizationConfig = OptimizationConfig(
+        steps=10_000, learning_rate=7e-6, warmup_steps=1_000, betas=(0.9, 0.999), epsilon=1e-8, weight_decay=0.0
+    )
+    selection: SelectionConfig = SelectionConfig()
+    checkpoints: CheckpointsConfig = CheckpointsConfig(every=1_000)
+    log_every: PositiveInt = 10
+    seed: NonNegativeInt = 1
+
+
+class FinetuningConfig(RecipeConfig):
+    """Encoder + labelled text -> classifier of sentences or sentence pairs (XNLI, PAWS-X, SIB-200, any table)."""
+
+    task: Literal["classification"] = "classification"
+
+    data: str | Paths | None = None
+    """CSV, TSV or Parquet files, or folders in the layout of XNLI, XNLI-MT, XTREME, PAWS-X or SIB-200; none: the
+    labelled set of the prepared corpus."""
 
     text: str = "text"
-    """Column of the sentence."""
+    """Column of the sentence; in a file without a header the first."""
 
     text_pair: str | None = None
-    """Column of the second sentence of a pair, if there is one."""
+    """Column of the second sentence of a pair, if there is one; in a file without a header the second."""
 
     label: str = "label"
+    """Column of the label; in a file without a header the last."""
+
     language: str = "language"
     split: str = "split"
-    """Column that says train or test; a file without it is all training text."""
+    """Column that says train, dev or test; a file without it is all training text."""
 
     train_languages: tuple[Language, ...] = ("en",)
     """Languages to train on; every language is tested."""
 
-    max_tokens: PositiveInt = 256
-    batch_size: PositiveInt = 32
-    micro_batch_size: PositiveInt = 32
+    mixed: bool = False
+    """Also test premises of one language with hypotheses of another, every two languages."""
+
     head_dropout: Share = 0.1
-    optimization: OptimizationConfig = OptimizationConfig(
-        steps=10_000, learning_rate=7e-6, warmup_steps=1_000, betas=(0.9, 0.999), epsilon=1e-8, weight_decay=0.0
-    )
-    checkpoints: CheckpointsConfig = CheckpointsConfig(every=1_000)
-    log_every: PositiveInt = 10
-    seed: NonNegativeInt = 1
+
+
+class AnsweringConfig(RecipeConfig):
+    """Encoder + questions about paragraphs, in SQuAD's format -> a reader that marks the answer (MLQA, XQuAD)."""
+
+    task: Literal["question_answering"] = "question_answering"
+
+    train: Paths
+    """Files in SQuAD's format."""
+
+    dev: Paths = ()
+    """Files or folders of development sets, a file a language; for the rules of selection but `last`."""
+
+    test: Paths
+    """Files or folders in the layout of MLQA, XQuAD or TyDiQA: `test-context-de-question-de.json`, `xquad.de.json`."""
+
+    normaliser: Literal["mlqa", "squad"] = "squad"
+    """How answers are compared: as MLQA does in its seven languages, or as SQuAD does (XQuAD, TyDiQA)."""
+
+    mixed: bool = False
+    """Also questions of one language about paragraphs of another, where there are such files."""
+
+    max_tokens: PositiveInt = 384
+    question_tokens: PositiveInt = 64
+    """Longer questions are cut."""
+
+    stride: PositiveInt = 128
+    """Tokens of the paragraph that two windows share."""
+
+    answer_tokens: PositiveInt = 30
+    """Longer answers are not given."""
+
+    n_best: PositiveInt = 20
+    """Starts and ends that are combined."""
+
+    @model_validator(mode="after")
+    def _windows_move(self) -> Self:
+        if self.question_tokens + self.stride + 4 >= self.max_tokens:
+            raise ValueError(
+                f"max_tokens ({self.max_tokens}) must exceed question_tokens ({self.question_tokens}) + stride "
+                f"({self.stride}) + 4 special tokens"
+            )
+        if self.selection.rule != "last" and not self.dev:
+            raise ValueError(f"selection.rule {self.selection.rule} needs development sets: give dev")
+        return self
+
+
+class RetrievalConfig(StageConfig):
+    """Encoder + aligned sentences -> how often the translation is the nearest (Tatoeba, NTREX, FLORES, your own)."""
+
+    task: Literal["retrieval"] = "retrieval"
+
+    data: str
+    """Folder of aligned files: LASER's `tatoeba.deu-eng.deu` and `.eng`, or NAME.en-de.en and NAME.en-de.de, or one
+    file a language, line by line translations of each other, or en-de.tsv."""
+
+    pivot: Language = "en"
+    languages: Literal["all", "14", "22", "36"] | Annotated[tuple[Language, ...], Field(min_length=1)] = "all"
+    """all there are · 14, 22, 36: the paper's Tables 2, 3 and both · or a list."""
+
+    vectors: Annotated[tuple[str, ...], Field(min_length=1)] = ("mean@best", "cls@last")
+    """POOLING@LAYER. Pooling: mean (of all tokens), mean_no_special, cls, contrast (projected, as in pre-training).
+    Layer: a number as in Hugging Face's hidden_states, last, contrast (that of pre-training) or best (chosen on this
+    very set by the mean of both directions). The first one gives the main scores."""
+
+    prefix: str = ""
+    """Stands before every sentence, for models that were trained so: `query: `."""
+
+    margin: bool = False
+    """Compare by ratio margin over 4 neighbours (Artetxe & Schwenk 2019) instead of cosine."""
+
+    batch_size: PositiveInt = 64
+    max_tokens: PositiveInt = 512
 
 
 class EvaluationConfig(StageConfig):
@@ -60,3 +176,28 @@ class RegistrationConfig(StageConfig):
 
     metric: str = "retrieval/best"
     """The score on which candidate and champion are compared; higher is better."""
+
+
+class MeasureConfig(StageConfig):
+    """One task of a suite: what is measured, with which seeds, over which grid."""
+
+    settings: Annotated[FinetuningConfig | AnsweringConfig | RetrievalConfig, Field(discriminator="task")]
+    grid: dict[str, Annotated[tuple[float | int | str, ...], Field(min_length=1)]] = Field(default_factory=dict)
+    """Field of `settings`, dotted, -> values to try; the best on the development sets is reported."""
+
+    seeds: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] = (1,)
+    """Of fine-tuning; mean and deviation are reported."""
+
+    table: Literal["xnli", "mlqa", "tatoeba", "none"] = "none"
+    """Published numbers that stand beside ours."""
+
+
+class SuiteConfig(StageConfig):
+    """Encoders x tasks -> tables, figures and metrics."""
+
+    models: Annotated[dict[Name, str], Field(min_length=1)]
+    """Name -> a directory, s3://bucket/prefix, a name on the hub, or models:/NAME@ALIAS. The first is the one under
+    test; the others are floors and peers."""
+
+    tasks: Annotated[dict[Name, MeasureConfig], Field(min_length=1)]
+    """Name, which begins the names of its metrics -> what is measured."""

@@ -1,0 +1,46 @@
+"""What all commands of `infoxlm` share: the application, its clear endings, the option `--store`."""
+
+import logging
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from infoxlm_core.errors import InfoXLMError, InputError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help=(
+        "From text in many languages to an evaluated, registered cross-lingual encoder (InfoXLM).\n\n"
+        "Start with `infoxlm run configs/demo.yaml`, then look at the report it names, then try\n"
+        '`infoxlm embed models:/infoxlm@champion "Save changes" "Enregistrer les modifications"`.\n\n'
+        "Exit codes: 0 done · 2 input or config refused · 3 our own data is damaged · 4 no valid checkpoint ·\n"
+        "5 training diverged · 70 internal error · 75 try again, the run goes on where it was."
+    ),
+)
+Store = Annotated[
+    Path, typer.Option(help="Directory for artifacts, checkpoints and, without MLFLOW_TRACKING_URI, MLflow's database.")
+]
+
+
+@contextmanager
+def ending_clearly():
+    """One line and a documented exit code instead of a traceback, for errors of ours."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    try:
+        yield
+    except InfoXLMError as error:
+        typer.echo(f"infoxlm: {type(error).__name__}: {' '.join(str(error).split())}", err=True)
+        raise typer.Exit(error.exit_code) from None
+    except typer.Exit:
+        raise
+    except OSError as error:  # a directory that cannot be written, a file that cannot be read
+        typer.echo(f"infoxlm: {type(error).__name__}: {error}: give another path or change its permissions", err=True)
+        raise typer.Exit(InputError.exit_code) from None
+    except Exception as error:
+        logging.exception("internal error")
+        typer.echo(f"infoxlm: {type(error).__name__}: {' '.join(str(error).split())}: please report this", err=True)
+        raise typer.Exit(InfoXLMError.exit_code) from None

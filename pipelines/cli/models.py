@@ -1,0 +1,87 @@
+"""Commands on a model: import, embed, evaluate."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from infoxlm_core.config import EvaluationConfig
+from infoxlm_core.errors import InputError
+from pipelines.cli.app import Store, app, ending_clearly
+
+
+@app.command(name="import")
+def import_(
+    checkpoint: Annotated[Path, typer.Argument(help="XLM-R's model.pt, an InfoXLM training checkpoint, or a .bin.")],
+    directory: Annotated[Path, typer.Argument(help="Hugging Face directory to make.")],
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Directory of sentencepiece.bpe.model; default: the checkpoint's.")
+    ] = None,
+    heads: Annotated[int | None, typer.Option(min=1, help="Attention heads; default: hidden size / 64.")] = None,
+):
+    """Convert pickled weights, fairseq's or Hugging Face's, to a directory of safetensors; run none of their code."""
+    with ending_clearly():
+        from infoxlm_core.model import fairseq
+
+        found = fairseq.convert(checkpoint, directory, tokenizer, heads)
+        typer.echo(f"wrote {directory}: {found.size}, {'with' if found.projection else 'without'} projection")
+        for name in found.missing:
+            typer.echo(f"missing {name}: the masked-LM head is left out")
+        for name, number in found.unused_parts.items():
+            typer.echo(f"unused {name}: {number} tensors")
+
+
+@app.command()
+def embed(
+    model: Annotated[str, typer.Argument(help="A Hugging Face directory, models:/NAME@ALIAS or models:/NAME/VERSION.")],
+    sentences: Annotated[list[str] | None, typer.Argument(help="Sentences; none: lines of standard input.")] = None,
+    layer: Annotated[
+        int | None, typer.Option(help="Layer to read; default: the one the model was contrasted at.")
+    ] = None,
+    pooling: Annotated[str | None, typer.Option(help="mean or cls; default: the model's own.")] = None,
+    vectors: Annotated[bool, typer.Option("--vectors", help="Print a JSON vector a line, not similarities.")] = False,
+    store: Store = Path("runs"),
+):
+    """Embed sentences; print how similar each is to the first, or the vectors themselves."""
+    with ending_clearly():
+        from components.adapters import model_registry
+        from infoxlm_core.tasks import embedding
+
+        texts = sentences or [line.rstrip("\n") for line in sys.stdin]
+        if not texts:
+            raise InputError("no sentence to embed: give some as arguments or on standard input, one a line")
+        for number, text in enumerate(texts, 1):
+            if any("\ud800" <= character <= "\udfff" for character in text):
+                raise InputError(f"sentence {number} is not UTF-8: {text!r:.60}: convert it")
+        found = embedding.embed_sentences(model_registry.load_encoder(model, store), texts, layer, pooling)
+        if vectors:
+            for vector in found.tolist():
+                typer.echo(json.dumps(vector))
+            return
+        import torch.nn.functional as F
+
+        for text, similarity in zip(texts, F.cosine_similarity(found, found[:1]).tolist(), strict=True):
+            typer.echo(f"{similarity:7.4f}  {text}")
+
+
+@app.command()
+def evaluate(
+    model: Annotated[str, typer.Argument(help="A Hugging Face directory or models:/NAME@ALIAS.")],
+    corpus: Annotated[Path, typer.Option(help="A prepared corpus: a directory with held_out/.")],
+    output: Annotated[Path, typer.Option(help="Where scores.json, report.html and figures go.")] = Path("evaluation"),
+    floor: Annotated[str | None, typer.Option(help="Another encoder to compare with.")] = None,
+    store: Store = Path("runs"),
+):
+    """Evaluate any encoder on held-out translations: retrieval by layer and language, masked-LM perplexity."""
+    with ending_clearly():
+        from components.adapters import model_registry
+        from infoxlm_core import evaluation
+
+        names = {"model": model} | ({"floor": floor} if floor else {})
+        encoders = {name: model_registry.load_encoder(source, store) for name, source in names.items()}
+        scores = evaluation.evaluate(EvaluationConfig(), corpus, encoders, {}, output)
+        for name, value in scores.items():
+            typer.echo(f"{name:40} {value:.4f}")
+        typer.echo(f"report {output / 'report.html'}")

@@ -1,0 +1,141 @@
+"""Commands that run or plan a pipeline: run, ablate, compare, plan, compile."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from infoxlm_core import manifests, run_file
+from pipelines.cli.app import Store, app, ending_clearly
+
+
+@app.command()
+def run(
+    config: Annotated[Path, typer.Argument(help="YAML file of the run; see configs/.")],
+    store: Store = Path("runs"),
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Override a value: pretraining.optimization.steps=100. Repeatable."),
+    ] = None,
+):
+    """Run the whole pipeline on this machine: prepare, tokenize, pre-train, fine-tune, evaluate, register.
+
+    It is the DAG that a Kubeflow cluster runs, each step in a subprocess. Everything is kept in STORE by content:
+    a step whose inputs did not change is not run again, and a training that was killed goes on from its checkpoint.
+    """
+    with ending_clearly():
+        checked = run_file.load(config, tuple(set_ or ()))
+        from infoxlm_core.evaluation import HEADLINES
+        from pipelines import local
+        from pipelines.infoxlm import infoxlm
+
+        done = local.run(infoxlm, local.sections(checked, infoxlm), store, config.stem)
+        report = local.artifact(store, "evaluate", "scores")
+        assert report, "a pipeline that is done has scores"
+        scores = manifests.load(report)["facts"]
+        for name in HEADLINES:
+            if name in scores:
+                typer.echo(f"{name:28}{scores[name]:10.4f}    untrained {scores[f'untrained/{name}']:10.4f}")
+        typer.echo(f"report      {report}/report.html")
+        typer.echo(f"MLflow      mlflow ui --backend-store-uri {done['mlflow']}   (run {done['run_id']})")
+        typer.echo(
+            f"the model   infoxlm embed --store {store} models:/{checked.registration.name}@champion 'a sentence'"
+        )
+
+
+@app.command()
+def ablate(
+    config: Annotated[Path, typer.Argument(help="YAML file of the run that the variants change.")],
+    variants: Annotated[Path, typer.Option(help="YAML file: name -> overrides of the section pretraining.")] = Path(
+        "configs/ablations.yaml"
+    ),
+    only: Annotated[str, typer.Option(help="Variants, separated by commas; default: all of the file.")] = "",
+    seeds: Annotated[str, typer.Option(help="Seeds of every variant, separated by commas.")] = "1,2,3",
+    store: Store = Path("runs"),
+    num_workers: Annotated[
+        int, typer.Option(help="Ray workers of each trial; two trials run at a time. 0: in the step itself.")
+    ] = 0,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Override a value, as in `run`. Repeatable.")] = None,
+):
+    """Train variants of a run with several seeds each; end in one table with error bars.
+
+    Prepares and tokenizes once. Kill it and start it again: what is finished is found, the rest goes on. A trial that
+    fails is named and does not stop the others.
+    """
+    with ending_clearly():
+        checked = run_file.load(config, (f"num_workers={num_workers}", *(set_ or ())))
+        from pipelines import local, trials
+        from pipelines.ablations import AT_A_TIME, ablations
+
+        planned = trials.plan(checked, variants, _split(only), trials.read_seeds(seeds))
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // AT_A_TIME)))
+        arguments = local.sections(checked, ablations) | {"trials": planned}
+        try:
+            done = local.run(ablations, arguments, store, f"{config.stem}-ablations")
+        finally:  # what has finished is shown, also when a trial failed
+            if found := local.artifact(store, "compare", "comparison"):
+                typer.echo((found / "comparison.md").read_text(encoding="utf-8"))
+                typer.echo(f"comparison  {found}/comparison.html")
+        typer.echo(f"MLflow      mlflow ui --backend-store-uri {done['mlflow']}   (run {done['run_id']})")
+
+
+@app.command()
+def compare(
+    run: Annotated[str, typer.Option(help="Id or name of an ablation's MLflow run, or latest.")] = "latest",
+    metrics: Annotated[str, typer.Option(help="Metrics, separated by commas; default: the headlines.")] = "",
+    output: Annotated[Path | None, typer.Option(help="Directory for HTML, PNG, Markdown, JSON.")] = None,
+    store: Store = Path("runs"),
+):
+    """Print the table of an ablation from MLflow: variants over their seeds, with error bars."""
+    with ending_clearly():
+        from components.adapters import trial_runs
+        from infoxlm_core import comparison
+        from infoxlm_core.evaluation import HEADLINES
+
+        run_id, name = trial_runs.find_ablation(run, store)
+        found = trial_runs.read(run_id)
+        chosen = _split(metrics)
+        comparison.check_metrics(found, chosen)
+        compared = comparison.compare(found, chosen or comparison.choose(HEADLINES), name)
+        typer.echo(comparison.render(compared, "md"))
+        if output:
+            comparison.write(output, compared)
+            typer.echo(f"comparison  {output}/comparison.html")
+
+
+def _split(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+@app.command()
+def plan(
+    config: Annotated[Path, typer.Argument(help="YAML file of the run; see configs/.")],
+    gpus: Annotated[int, typer.Option(min=1, help="Workers, one a GPU.")] = 8,
+    gpu: Annotated[str, typer.Option(help="h100, h200, a100 or v100.")] = "h200",
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Override a value, as in `run`. Repeatable.")] = None,
+):
+    """Say what pre-training would take: parameters, memory, FLOPs, time. Needs no data, no weights and no GPU."""
+    with ending_clearly():
+        checked = run_file.load(config, tuple(set_ or ()))
+        from infoxlm_core import planning
+
+        tables = planning.plan(checked.pretraining, checked.tokenization.vocabulary_size, gpus, gpu)
+        typer.echo("\n".join(planning.describe(tables)))
+
+
+@app.command()
+def compile(
+    output: Annotated[Path, typer.Option(help="Directory for the YAML files.")] = Path("pipelines/compiled"),
+):
+    """Compile the pipelines to the YAML that the Kubeflow UI and `kfp run create` take."""
+    with ending_clearly():
+        from kfp import compiler
+
+        from pipelines.ablations import ablations
+        from pipelines.infoxlm import infoxlm
+
+        output.mkdir(parents=True, exist_ok=True)
+        for name, dag in {"infoxlm": infoxlm, "ablations": ablations}.items():
+            compiler.Compiler().compile(dag, str(output / f"{name}.yaml"))
+            typer.echo(f"wrote {output / name}.yaml")
