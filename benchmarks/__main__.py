@@ -10,7 +10,9 @@ import time
 # before torch is imported
 os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
-NAMES = ("mlm_step", "infoxlm_step", "optimizer_ema", "contrast", "end_to_end", "data_path", "memory", "gpu")
+NAMES = (
+    "mlm_step", "infoxlm_step", "optimizer_ema", "contrast", "end_to_end", "finetune_step", "data_path", "memory", "gpu"
+)  # fmt: skip
 
 
 def main() -> int:

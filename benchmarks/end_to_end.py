@@ -4,19 +4,13 @@ The task of both is masked LM on translation pairs, one pair a sequence, drawn i
 catalogs make them. Real tokens are counted on both sides.
 """
 
-import logging
-import random
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torch
-from transformers import DataCollatorForLanguageModeling, PrinterCallback, Trainer, TrainingArguments
-from transformers.trainer_pt_utils import LengthGroupedSampler
-from transformers.utils import logging as transformers_logging
+from transformers import DataCollatorForLanguageModeling
 
-from benchmarks import corpus, inputs, ours, peers
+from benchmarks import corpus, inputs, ours, peers, trainer
 from benchmarks.harness import OURS, Case, measure
 from infoxlm_core.data.layouts import Sequences, lay_out
 from infoxlm_core.data.samples import Sampler
@@ -56,11 +50,12 @@ def case(path: Path, rounds: int, steps: int) -> Case:
     found.about = {OURS: "Sampler, micro_batches and train_step: TLM only, alpha 1"}
     variants = {OURS: _ours(config, model, shards, steps)}
     samples = _samples(Sampler(shards, config))
+    collate = DataCollatorForLanguageModeling(tokenizers.load_fast(path / "tokenizer"), mlm_probability=0.15)
     for name, sampling in (("Trainer", "random"), ("Trainer, group_by_length", "group_by_length")):
         found.about[name] = (
             f"transformers Trainer, DataCollatorForLanguageModeling, fused AdamW, {sampling}; text tokenized before"
         )
-        variants[name] = _trainer(peers.HuggingFace(model), samples, path / "tokenizer", sampling, steps)
+        variants[name] = trainer.make(peers.HuggingFace(model).model, samples, collate, sampling, BATCH, steps)
     return measure(found, variants, rounds)
 
 
@@ -86,47 +81,3 @@ def _samples(sampler: Sampler) -> list[dict[str, list[int]]]:
         sides = [Sequences(*gather([t], every * 0, every, SIDE)) for t in (pairs.source, pairs.target)]
         found += [{"input_ids": row.tolist()} for row in lay_out(*sides).rows]
     return found
-
-
-class _Counting:
-    """The collator of transformers, which also counts real tokens."""
-
-    def __init__(self, tokenizer: Path) -> None:
-        self.collate = DataCollatorForLanguageModeling(tokenizers.load_fast(tokenizer), mlm_probability=0.15)
-        self.tokens = 0
-
-    def __call__(self, samples: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
-        self.tokens += sum(len(sample["input_ids"]) for sample in samples)
-        return dict(self.collate(samples))
-
-
-def _trainer(peer: peers.HuggingFace, samples: list, tokenizer: Path, sampling: str, steps: int):
-    transformers_logging.set_verbosity_error()
-    logging.getLogger("transformers").setLevel(logging.ERROR)
-    counting, output = _Counting(tokenizer), tempfile.mkdtemp()
-    order = list(range(len(samples)))
-    random.Random(inputs.SEED).shuffle(order)
-    if sampling == "group_by_length":
-        generator = torch.Generator().manual_seed(inputs.SEED)
-        order = list(LengthGroupedSampler(BATCH, lengths=[len(s["input_ids"]) for s in samples], generator=generator))
-    batches = [order[start : start + BATCH] for start in range(0, len(order) - BATCH, BATCH)]
-    optimizer = torch.optim.AdamW([p for p in peer.model.parameters() if p.requires_grad], lr=1e-5, fused=True)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
-
-    def once(number: int) -> float:
-        counting.tokens = 0
-        arguments = TrainingArguments(
-            output_dir=output, use_cpu=True, report_to="none", save_strategy="no", logging_strategy="no",
-            disable_tqdm=True, max_steps=steps, per_device_train_batch_size=BATCH, seed=inputs.SEED + number,
-            train_sampling_strategy="sequential", max_grad_norm=1.0,
-        )  # fmt: skip
-        # batches from anywhere in an epoch: at its start grouping by length would show the longest of all
-        some = [samples[i] for batch in random.Random(number).sample(batches, steps) for i in batch]
-        trainer = Trainer(
-            peer.model, arguments, data_collator=counting, train_dataset=some, optimizers=(optimizer, schedule)
-        )
-        trainer.remove_callback(PrinterCallback)
-        trainer.train()
-        return float(counting.tokens)
-
-    return once

@@ -50,6 +50,12 @@ TARGETS = (
     Target("InfoXLM step, 250k, vs released algorithm", "infoxlm_step, ragged, 250k", "reference algorithm", 2.7, 3.2),
     Target("end to end vs Trainer", "end_to_end", "Trainer", 3.0, 4.0),
     Target("end to end vs Trainer, group_by_length", "end_to_end", "Trainer, group_by_length", 1.7, 2.2),
+    Target("fine-tuning, 32k, vs Trainer", "finetune_step, 32k", "Trainer", 2.5, 2.5),
+    Target("fine-tuning, 250k, vs Trainer", "finetune_step, 250k", "Trainer", 2.5, 2.5),
+    Target(
+        "fine-tuning, 250k, vs Trainer, group_by_length", "finetune_step, 250k", "Trainer, group_by_length", 1.1, 1.3
+    ),
+    Target("fine-tuning, 250k, vs run_xnli.py", "finetune_step, 250k", "Trainer, as in run_xnli.py", 3.0, 4.0),
     Target("AdamW vs fairseq's Adam", "optimizer, AdamW", "fairseq's Adam", 3.5, 4.5),
     Target("EMA vs reference formula", "key encoder, EMA", "reference formula", 7.0, 9.0),
     Target("tokenizing vs Rust tokenizer", "data_path, tokenizing", "Rust tokenizer", 4.0, 5.5),

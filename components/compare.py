@@ -27,7 +27,7 @@ def compare(
     import shutil
 
     from components import runtime
-    from components.adapters import mlflow_runs, trial_runs
+    from components.adapters import mlflow_runs, nested_runs, trial_runs
     from infoxlm_core import comparison as comparisons
     from infoxlm_core import manifests
     from infoxlm_core.evaluation import HEADLINES
@@ -38,7 +38,7 @@ def compare(
         for trial in found:
             if not trial["metrics"]:  # one that never began gets a run too, so that it is not forgotten
                 mlflow_runs.end_run(runtime.run_id(store, trial), "FAILED")
-        compared = comparisons.compare(found, comparisons.choose(HEADLINES), trial_runs.name_of(run))
+        compared = comparisons.compare(found, comparisons.choose(HEADLINES), nested_runs.name_of(run))
         flat = comparisons.flatten(compared)
         name = manifests.digest([compared, manifests.made_by()]).removeprefix("sha256:")[:16]
 

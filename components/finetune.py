@@ -1,4 +1,4 @@
-"""Component: encoder + labelled text -> a classifier, on Ray workers or in this process."""
+"""Component: encoder + examples of a task -> a classifier, or a reader, on Ray workers or in this process."""
 
 from kfp import dsl
 
@@ -16,15 +16,15 @@ def finetune(
     metrics: dsl.Output[dsl.Metrics],
     trial: dict = {},  # noqa: B006
 ):
-    """Fine-tune a sequence classifier on some languages.
+    """Fine-tune an encoder on a task in some languages.
 
     Args:
-        config: a `FinetuningConfig` as a mapping.
+        config: a `FinetuningConfig`, or with task question_answering an `AnsweringConfig`, as a mapping.
         num_workers: Ray workers, one per GPU; 0 trains inside this process.
         store: directory where artifacts are found by content and checkpoints are kept.
         encoder: a model in Hugging Face format.
         corpus: output of prepare_corpus, whose labelled set is used if the config names no data.
-        classifier: the fine-tuned model with its test set.
+        classifier: the fine-tuned model; one that classifies has its test set with it.
         metrics: loss and accuracy of the last step.
         trial: of an ablation: its variant, and its seed instead of the config's.
     """
@@ -33,13 +33,15 @@ def finetune(
     from components import runtime
     from components.adapters import mlflow_runs, mlflow_tracker, ray_train
     from infoxlm_core import finetuning, manifests
-    from infoxlm_core.config import FinetuningConfig
+    from infoxlm_core.config import AnsweringConfig, FinetuningConfig
 
     with runtime.ending_clearly(store, "finetune", trial):
-        checked = FinetuningConfig.parse(config | ({"seed": trial["seed"]} if trial else {}), "finetuning")
+        kind = AnsweringConfig if config.get("task") == "question_answering" else FinetuningConfig
+        checked = kind.parse(config | ({"seed": trial["seed"]} if trial else {}), "finetuning")
+        data = checked.data if isinstance(checked, FinetuningConfig) else (*checked.train, *checked.dev)
         base, base_digest = runtime.find(encoder)
         text, text_digest = runtime.find(corpus)
-        name = runtime.key("classifier", checked, base_digest, text_digest, *runtime.given(checked.data))
+        name = runtime.key("classifier", checked, base_digest, text_digest, *runtime.given(data))
         made = runtime.make(
             store,
             "classifier",

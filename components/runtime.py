@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +36,19 @@ DRIVER = "INFOXLM_DRIVER_PID"
 
 
 @contextlib.contextmanager
-def ending_clearly(store: str, name: str, trial: Mapping[str, Any] | None = None) -> Iterator[None]:
+def ending_clearly(
+    store: str, name: str, trial: Mapping[str, Any] | None = None, point: Mapping[str, Any] | None = None
+) -> Iterator[None]:
     """Run a stage's body; turn what goes wrong into one line, an exit code and `outcome.json`.
 
     Args:
         trial: of an ablation, so that every line says which variant speaks.
+        point: of a suite, likewise.
     """
     if trial:
         name = f"{name} {trial['variant']} seed {int(trial['seed'])}"
+    if point:
+        name = f"{name} {point['name']}"
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {name}: %(message)s", datefmt="%H:%M:%S", force=True)
     for chatty in ("httpx", "py4j", "matplotlib", "fontTools", "alembic"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
@@ -82,15 +87,28 @@ def _end_with_driver() -> None:
 
 def key(kind: str, config: StageConfig, *inputs: str) -> str:
     """Name of an artifact: a digest of its config, the digests of its inputs and the code that makes it."""
-    made_by = manifests.made_by() if kind == "scores" else manifests.trained_by()
+    made_by = manifests.made_by() if kind in ("scores", "points") else manifests.trained_by()
     return manifests.digest([kind, config.relevant(), inputs, made_by]).removeprefix("sha256:")[:16]
 
 
-def given(path: str | None) -> list[str]:
-    """Digest of a file, or of a model's weights, that a config names: its content belongs to the key, not its path."""
-    if path and (found := Path(path) / "model.safetensors" if Path(path).is_dir() else Path(path)).is_file():
-        return [manifests.file_sha256(found)]
-    return []
+def given(paths: str | Sequence[str] | None) -> list[str]:
+    """Digests of what a config names: files, models, folders of data. Their content belongs to the key, not the path.
+
+    A file of a folder counts with its name, which often says its language; so does a model's tokenizer.
+    """
+    named = [paths] if isinstance(paths, str) else paths or []
+    found = [Path(path) for path in named]
+    return [_digest_folder(path) if path.is_dir() else manifests.file_sha256(path) for path in found if path.exists()]
+
+
+def _digest_folder(folder: Path) -> str:
+    """Names and contents of the files below a folder; of a model only what is loaded, since more may lie beside it."""
+    loaded = (".safetensors", ".json", ".model")
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    if any(path.parent == folder and path.suffix == ".safetensors" for path in files):
+        files = [path for path in files if path.parent == folder and path.suffix in loaded]
+    files = [path for path in files if path.name != manifests.NAME]  # it also says which code made them
+    return manifests.digest({str(path.relative_to(folder)): manifests.file_sha256(path) for path in files})
 
 
 def make(store: str, kind: str, name: str, build: Callable[[Path], dict | None]) -> Path:
@@ -162,9 +180,12 @@ def facts(location: Path, metrics: Any) -> dict[str, float]:
     return numbers
 
 
-def run_id(store: str, trial: Mapping[str, Any] | None = None) -> str:
-    """The MLflow run that all stages of this pipeline run share; for a trial of an ablation its own, nested in that."""
-    from components.adapters import mlflow_runs, trial_runs
+def run_id(store: str, trial: Mapping[str, Any] | None = None, point: Mapping[str, Any] | None = None) -> str:
+    """The MLflow run that all stages of this pipeline run share.
+
+    A trial of an ablation, and a point of a suite, has its own, nested in that.
+    """
+    from components.adapters import mlflow_runs, point_runs, trial_runs
 
     pipeline_run = os.environ.get("RUN_ID", "by-hand")  # set from the pod's label, or by the local runner
     run = mlflow_runs.open_run(
@@ -173,4 +194,6 @@ def run_id(store: str, trial: Mapping[str, Any] | None = None) -> str:
         {mlflow_runs.RUN_TAG: pipeline_run},
         Path(store),
     )
-    return trial_runs.open_trial(run, pipeline_run, trial) if trial else run
+    if trial:
+        return trial_runs.open_trial(run, pipeline_run, trial)
+    return point_runs.open_point(run, pipeline_run, point) if point else run

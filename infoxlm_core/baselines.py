@@ -45,7 +45,7 @@ def build(config: PretrainingConfig, shards: Shards) -> models.XLM | models.BERT
         raise ConfigError(f"model.ffn ({wanted.ffn}) must be 4 * model.hidden ({4 * wanted.hidden}) with system xlm")
     types = 2 if not xlm else len(languages) if len(languages) > 1 else 0
     size = EncoderSize.of(
-        wanted, shards.vocabulary_size, positions=wanted.max_tokens, epsilon=models.EPSILON, types=types
+        wanted, shards.vocabulary_size, positions=wanted.max_tokens, epsilon=models.EPSILON, types=types, first=0
     )
     if wanted.start:
         size = baseline_files.size_of(Path(wanted.start), shards)

@@ -13,15 +13,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from torch import Tensor
 
 from infoxlm_core import manifests, reports
 from infoxlm_core.config import EvaluationConfig
+from infoxlm_core.data.aligned import read_held_out
 from infoxlm_core.errors import InputError
+from infoxlm_core.model.any_encoder import Model, Tokenizer, contrast_space, describe, load_encoder
 from infoxlm_core.tasks import classification, perplexity, retrieval
-from infoxlm_core.tasks.embedding import POOLINGS, Model, Tokenizer, contrast_space, embed, load_encoder
+from infoxlm_core.tasks.embedding import POOLINGS, Place, embed
 from infoxlm_core.training import tracker
 
 logger = logging.getLogger(__name__)
@@ -101,32 +101,6 @@ def evaluate(
     return flatten(scores)
 
 
-def read_held_out(corpus: Path) -> tuple[str, dict[str, Pairs]]:
-    """Read the pivot language and, by language, the held-out pairs (pivot sentence, its translation)."""
-    remedy = "give a prepared corpus with held_out/en-xx/NAME.parquet"
-    rows: dict[str, Pairs] = {}
-    pivots = set()
-    for path in sorted((corpus / "held_out").glob("*/*.parquet")):
-        pivot, dash, language = path.parent.name.partition("-")
-        try:
-            table = pq.read_table(path, columns=["source", "target"])
-        except (pa.ArrowException, OSError) as error:
-            raise InputError(f"{path} cannot be read ({' '.join(str(error).split())[:200]}): {remedy}") from error
-        if not dash or table.num_columns != 2:
-            raise InputError(f"{path} does not hold columns source and target of a pair such as en-de: {remedy}")
-        pivots.add(pivot)
-        pairs = zip(table["source"].to_pylist(), table["target"].to_pylist(), strict=True)
-        rows.setdefault(language, []).extend(pairs)
-    for language in [language for language, pairs in rows.items() if not pairs]:
-        logger.warning("no held-out pairs of %s: not evaluated", language)
-        del rows[language]
-    if not rows:
-        raise InputError(f"{corpus} has no held-out pairs: {remedy}")
-    if len(pivots) > 1:
-        raise InputError(f"{corpus}/held_out has pairs of several pivots ({', '.join(sorted(pivots))}): {remedy}")
-    return pivots.pop(), rows
-
-
 def draw_pairs(rows: Pairs, config: EvaluationConfig) -> Pairs:
     """Draw pairs of which no two share a side: otherwise the right answer would not be the only one.
 
@@ -166,47 +140,38 @@ def find_unshared(tokenizer: Tokenizer, rows: Pairs, config: EvaluationConfig) -
     return retrieval.shares_no_token(sources, targets)
 
 
-def describe(model: Model) -> dict[str, Any]:
-    """Sizes of an encoder."""
-    return {
-        "type": model.config.model_type,
-        "layers": model.config.num_hidden_layers,
-        "hidden": model.config.hidden_size,
-        "vocabulary": model.config.vocab_size,
-        "parameters": model.num_parameters(),
-        "contrast": contrast_space(model),
-    }
-
-
 def score_retrieval(
     model: Model, tokenizer: Tokenizer, pairs: dict[str, Pairs], unshared: dict[str, Tensor], config: EvaluationConfig
 ) -> dict[str, Any]:
     """Retrieve at every layer with both poolings; sum up at the best one and at the contrast layer."""
     cells: dict[str, dict[str, Any]] = {pooling: {} for pooling in POOLINGS}
+    layers = range(model.config.num_hidden_layers + 1)
+    places = [Place(pooling, layer) for pooling in POOLINGS for layer in layers]
+
+    def vectors(texts: list[str]) -> dict[Place, Tensor]:
+        return embed(model, tokenizer, texts, places, config.batch_size, config.max_tokens)
+
     distinct = {source: None for rows in pairs.values() for source, _ in rows}  # most are asked in many languages
-    place = {source: row for row, source in enumerate(distinct)}
-    pivot = embed(model, tokenizer, list(distinct), config.batch_size, config.max_tokens)
+    number = {source: row for row, source in enumerate(distinct)}
+    pivot = vectors(list(distinct))
     for language, rows in pairs.items():
-        targets = embed(model, tokenizer, [target for _, target in rows], config.batch_size, config.max_tokens)
-        sources = [place[source] for source, _ in rows]
+        targets = vectors([target for _, target in rows])
+        sources = [number[source] for source, _ in rows]
         for pooling in POOLINGS:
+            own = [place for place in places if place.pooling == pooling]
             cells[pooling][language] = retrieval.score_layers(
-                pivot[pooling][:, sources], targets[pooling], unshared[language]
+                [pivot[place][sources] for place in own], [targets[place] for place in own], unshared[language]
             )
         logger.info("retrieved %d pairs of %s", len(rows), language)
     by_layer = {
-        pooling: [
-            retrieval.summarise(cells[pooling], layer)["mean"] for layer in range(model.config.num_hidden_layers + 1)
-        ]
-        for pooling in POOLINGS
+        pooling: [retrieval.summarise(cells[pooling], layer)["mean"] for layer in layers] for pooling in POOLINGS
     }
-    places = [(layer, pooling) for pooling in POOLINGS for layer in range(len(by_layer[pooling]))]
-    best = max(places, key=lambda place: by_layer[place[1]][place[0]])  # the first of equals
+    best = max(places, key=lambda place: by_layer[place.pooling][place.layer])  # the first of equals
     scores: dict[str, Any] = {
-        name: {"layer": place[0], "pooling": place[1], **retrieval.summarise(cells[place[1]], place[0])}
-        if place
+        name: {"layer": space[0], "pooling": space[1], **retrieval.summarise(cells[space[1]], space[0])}
+        if space
         else None
-        for name, place in {"best": best, "contrast": contrast_space(model)}.items()
+        for name, space in {"best": (best.layer, best.pooling), "contrast": contrast_space(model)}.items()
     }
     chance = fmean(1 / len(rows) for rows in pairs.values())
     return scores | {"chance": chance, "by_layer": by_layer, "cells": cells}

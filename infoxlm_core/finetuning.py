@@ -1,240 +1,117 @@
-"""Stage: encoder + labelled text -> a classifier of sentences or sentence pairs, trained on some languages.
+"""Stage: encoder + examples of a task -> a model of the task, the one that a rule of selection keeps.
 
-Any CSV, TSV or Parquet file with text (or a pair of texts), label and language columns will do. The rows of its test
-split, in every language, travel with the model (`test.parquet`), so that evaluation measures on text it never saw.
+Classification learns from any table of labelled text, question answering from files in SQuAD's format. Both are the
+same training: every example once an epoch, now and then a look at the development sets.
 """
 
-import csv
+import hashlib
+import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pandas as pd
-import torch
-import torch.nn.functional as F
-from torch import Tensor
 
-from infoxlm_core.config import FinetuningConfig
-from infoxlm_core.data.layouts import Sequences, positions
-from infoxlm_core.data.sampling import generator
-from infoxlm_core.data.vocabulary import BOS, EOS
-from infoxlm_core.errors import ConfigError, CorpusTooSmall, InputError
-from infoxlm_core.model import pretrained
-from infoxlm_core.model.encoder import initialise
-from infoxlm_core.model.heads import Classifier
-from infoxlm_core.model.tokenizers import load_fast
-from infoxlm_core.training import distributed, loop
+from infoxlm_core.config import AnsweringConfig, FinetuningConfig, OptimizationConfig, RecipeConfig
+from infoxlm_core.data import squad
+from infoxlm_core.data.languages import two_letters
+from infoxlm_core.model import pretrained, selection, task_models
+from infoxlm_core.model.selection import directories
+from infoxlm_core.tasks import labelling, reading
+from infoxlm_core.training import distributed, loop, occurring
+from infoxlm_core.training.kept import Kept
+from infoxlm_core.training.task_learner import Task, TaskLearner
 from infoxlm_core.training.tracker import FileTracker, Tracker
 
+__all__ = ["Task", "directories", "finetune"]
 logger = logging.getLogger(__name__)
 
 
 def finetune(
-    config: FinetuningConfig, encoder: Path, corpus: Path | None, output: Path, run: Path,
+    config: FinetuningConfig | AnsweringConfig, encoder: Path, corpus: Path | None, output: Path, run: Path,
     track: Callable[[Path], Tracker] = FileTracker,
 ) -> dict:  # fmt: skip
-    """Fine-tune a classifier on an encoder in Hugging Face format; every worker calls this.
+    """Fine-tune an encoder in Hugging Face format on a task; every worker calls this.
 
     Args:
-        corpus: the prepared corpus whose labelled set is used when `config.data` is None.
-        output: gets the model, its tokenizer, `test.parquet` and `metrics.jsonl`.
+        corpus: the prepared corpus whose labelled set is used if a config of classification names no data.
+        output: gets the model, its tokenizer, `selection.json`, `metrics.jsonl` and, of classification, `test.parquet`.
         run: gets checkpoints; the same directory continues the same run.
 
     Returns:
-        the last step's figures.
+        the last step's figures, `steps`, and `examples`, how many there were to learn from.
 
     Raises:
-        InputError: a column is missing or a row is not usable, with file and row.
+        InputError: data or encoder are not usable, or the rule of selection lacks development sets.
         CorpusTooSmall: no text to train on, or fewer than two labels.
     """
-    table = read_labelled(config, corpus)
-    train = table[(table["split"] == "train") & table["language"].isin(config.train_languages)]
-    labels = sorted(train["label"].unique())
-    if len(labels) < 2:
-        raise CorpusTooSmall(
-            f"{len(train)} training rows in {', '.join(config.train_languages)} with labels {labels}: "
-            f"have={len(labels)} need=2 labels; set finetuning.train_languages to languages of the data"
-        )
-    size = pretrained.size_of(encoder)
-    model = Classifier(pretrained.load_encoder(encoder), len(labels), config.head_dropout)
-    for head in (model.dense, model.output):
-        initialise(head, config.seed)
-    sequences = _lay_out(train, encoder, min(config.max_tokens, size.positions - 2))
-    answers = train["label"].map({label: number for number, label in enumerate(labels)}).to_numpy()
-    finetuning = Finetuning(config, model.to(distributed.device()), sequences, answers)
-    identity = loop.fingerprint(config) | {"encoder": pretrained.digest_of(encoder), "rows": len(table)}
-    logger.info("fine-tuning on %d rows with %d labels", len(train), len(labels))
+    task = read_task(config, encoder, corpus)
+    selection.check(config.selection.rule, task.source, task.development)
+    head_dropout = config.head_dropout if isinstance(config, FinetuningConfig) else 0.0
+    module = task_models.create(encoder, task.kind, task.labels, config.dropout, head_dropout, config.seed)
+    optimization = schedule(config, len(task.examples))
+    kept = Kept(run, config.selection, task.source)
+    identity = loop.fingerprint(config) | {"encoder": pretrained.digest_of(encoder), "examples": digest_of(task)}
+    learned, all_words = occurring.limit(module.to(distributed.device()), task, optimization.weight_decay)
+    learner = TaskLearner(config, module, learned, optimization.steps, kept)
+    logger.info("fine-tuning on %d examples, %d steps", len(task.examples), optimization.steps)
     with loop.run_directory(run, identity, config.checkpoints, track) as (checkpoints, tracker):
-        figures = loop.train(finetuning, config.optimization, checkpoints, tracker, config.log_every)
-        distributed.on_first(lambda: _export(model, labels, table, encoder, run, output))
-    return figures
+        found = loop.train(learner, optimization, checkpoints, tracker, config.log_every)
+        distributed.on_first(lambda: export(learner, encoder, run, output, all_words))
+    return found | {"steps": optimization.steps, "examples": len(task.examples)}
 
 
-def _export(model: Classifier, labels: list[str], table: pd.DataFrame, encoder: Path, run: Path, output: Path) -> None:
-    pretrained.export_classifier(model, labels, encoder, output)
-    test = table[table["split"] == "test"]
-    if strange := (~test["label"].isin(labels)).sum():
-        logger.warning("%d of %d test rows have a label that training never saw: left out", strange, len(test))
-        test = test[test["label"].isin(labels)]
-    test.drop(columns="split").to_parquet(output / "test.parquet", index=False)
+def read_task(config: FinetuningConfig | AnsweringConfig, encoder: Path, corpus: Path | None) -> Task:
+    """Read and tokenise what a config names."""
+    if isinstance(config, AnsweringConfig):
+        read = reading.task(config, encoder)
+        languages = tuple(context for context, _ in squad.cells(config.dev, "dev")) if config.dev else ()
+        return Task("question_answering", read.examples, read.targets, source=reading.source(config),
+                    development=languages, judge=read.judge)  # fmt: skip
+    found = labelling.task(config, encoder, corpus)
+    return Task(
+        "classification",
+        found.examples,
+        found.targets,
+        found.labels,
+        two_letters(config.train_languages[0]),
+        found.development,
+        found.judge,
+        lambda directory: found.test.to_parquet(directory / "test.parquet", index=False),
+    )
+
+
+def digest_of(task: Task) -> str:
+    """What a resumed run must find again: training examples, their answers, the languages it is judged by."""
+    found = hashlib.sha256(json.dumps([task.kind, task.labels, task.development]).encode())
+    for array in (task.examples.ids, task.examples.types, task.examples.lengths, task.targets):
+        found.update(np.ascontiguousarray(array, np.int64).data)
+    return f"sha256:{found.hexdigest()}"
+
+
+def schedule(config: RecipeConfig, examples: int) -> OptimizationConfig:
+    """Steps and warm-up: as they are, or of so many epochs."""
+    if config.epochs is None:
+        return config.optimization
+    steps = -(-config.epochs * examples // config.batch_size)
+    warmup = min(int(config.warmup_share * steps), steps - 1)
+    return config.optimization.model_copy(update={"steps": steps, "warmup_steps": warmup})
+
+
+def export(
+    learner: TaskLearner, encoder: Path, run: Path, output: Path, all_words: Callable[[], AbstractContextManager]
+) -> None:
+    """Write the model, or models, that the rule chose; the module then holds the last of them."""
+    config, module, kept, looks = learner.config.selection, learner.module, learner.kept, learner.kept.looks()
+    chosen = kept.choose(looks, learner.steps)
+    for step in dict.fromkeys(chosen.values()):
+        directory = output if step == chosen[selection.ALL] else output / "steps" / str(step)
+        if config.rule != "last":
+            kept.load(module, step)
+        with all_words():
+            task_models.export(module, encoder, directory)
+        logger.info("exported the model after step %d to %s", step, directory)
+    selection.write(output, config.rule, looks, chosen)
+    learner.task.leave(output)
     loop.export_curves(run, output)
-
-
-def read_labelled(config: FinetuningConfig, corpus: Path | None) -> pd.DataFrame:
-    """Read labelled text into columns text, text_pair (if there is one), label, language, split."""
-    path = Path(config.data) if config.data else (corpus or Path()) / "labelled.parquet"
-    readers = {".parquet": pd.read_parquet, ".csv": _read_csv(","), ".tsv": _read_csv("\t")}
-    if path.suffix not in readers:
-        raise InputError(f"{path}: give labelled text as .csv, .tsv or .parquet (finetuning.data)")
-    if not path.is_file():
-        remedy = "set finetuning.data" if config.data else "set preparation.labelled_share above 0 or finetuning.data"
-        raise InputError(f"{path}: no such file: {remedy}")
-    try:
-        found = readers[path.suffix](path)
-    except (ValueError, OSError, csv.Error) as error:
-        raise InputError(f"{path}: not readable ({' '.join(str(error).split())}): save it as UTF-8") from None
-    wanted = {"text": config.text, "label": config.label, "language": config.language}
-    wanted |= {"text_pair": config.text_pair} if config.text_pair else {}
-    for field, column in wanted.items():
-        if column not in found:
-            raise InputError(f"{path}: no column {column!r} (finetuning.{field}); there are {', '.join(found.columns)}")
-    table = pd.DataFrame({name: found[column].astype("string") for name, column in wanted.items()})
-    if config.split in found:
-        table["split"] = found[config.split].astype("string")
-    else:  # a tenth is set aside, the same one every time
-        luck = generator(config.seed, "split").random(len(table))
-        table["split"] = pd.Series(np.where(luck < 0.1, "test", "train"), dtype="string")
-    empty = table.isna() | (table.apply(lambda column: column.str.strip()) == "")
-    if empty.any(axis=None):
-        row, column = np.argwhere(empty.to_numpy())[0]
-        # the header is line 1 of a text file
-        raise InputError(f"{path}:{row + 2}: {table.columns[column]} is empty: fill it or remove the row")
-    unknown = ~table["split"].isin(["train", "test"])
-    if unknown.any():
-        row = int(np.argmax(unknown))
-        raise InputError(
-            f"{path}:{row + 2}: {config.split} is {table['split'][row]!r}: use train or test, or remove the row"
-        )
-    return table
-
-
-def _read_csv(separator: str) -> Callable[[Path], pd.DataFrame]:
-    quoting: Any = csv.QUOTE_NONE if separator == "\t" else csv.QUOTE_MINIMAL  # tab-separated text is not quoted
-
-    def read(path: Path) -> pd.DataFrame:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, delimiter=separator, quoting=quoting)
-            header, rows = next(reader, []), []
-            for row in reader:
-                if len(row) != len(header):
-                    raise InputError(
-                        f"{path}:{reader.line_num}: {len(row)} fields, the header has {len(header)}: quote the text"
-                    )
-                rows.append(row)
-        return pd.DataFrame(rows, columns=header, dtype="string")
-
-    return read
-
-
-def _lay_out(table: pd.DataFrame, encoder: Path, limit: int) -> Sequences:
-    """`<s> a </s>`, or `<s> a </s> </s> b </s>` for pairs: XLM-R's task layout, the longer side cut first."""
-    tokenizer = load_fast(encoder).backend_tokenizer
-
-    def encode(texts: pd.Series) -> list[list[int]]:
-        return [found.ids for found in tokenizer.encode_batch(texts.tolist(), add_special_tokens=False)]
-
-    first = encode(table["text"])
-    second = encode(table["text_pair"]) if "text_pair" in table else [None] * len(first)
-    rows = []
-    for a, b in zip(first, second, strict=True):
-        if b is None:
-            rows.append(np.concatenate([[BOS], a[: limit - 2], [EOS]]))
-            continue
-        room = limit - 4
-        share_a = max(room - len(b), min(len(a), room // 2))
-        share_b = room - min(len(a), share_a)
-        rows.append(np.concatenate([[BOS], a[:share_a], [EOS, EOS], b[:share_b], [EOS]]))
-    return Sequences(np.concatenate(rows).astype(np.int64), np.array([len(row) for row in rows]))
-
-
-@dataclass(frozen=True)
-class LabelledBatch:
-    """One micro-batch: (T,) ids of N packed sequences, their (N,) labels, and (N, 2, d) what dropout keeps."""
-
-    ids: Tensor
-    lengths: tuple[int, ...]
-    labels: Tensor
-    kept: Tensor
-
-
-class Finetuning:
-    """The learner of a classifier: every row once an epoch, in an order by (seed, epoch)."""
-
-    weighting = "mean"
-
-    def __init__(self, config: FinetuningConfig, module: Classifier, sequences: Sequences, labels: np.ndarray) -> None:
-        self.config, self.module, self.sequences, self.labels = config, module, sequences, labels
-        self.weights = {"classification": 1.0}
-        self.ends = np.concatenate([[0], sequences.lengths.cumsum()])
-
-    def begin(self) -> None:
-        """Nothing to prepare."""
-
-    def batches(self, step: int) -> Sequence[LabelledBatch]:
-        size, count, workers = self.config.batch_size, len(self.labels), distributed.world_size()
-        if workers > size:
-            raise ConfigError(f"{workers} workers must not exceed finetuning.batch_size ({size})")
-        mine = np.array_split(np.arange(size), workers)[distributed.rank()]
-        places = step * size + mine
-        order = {
-            epoch: generator(self.config.seed, "epoch", epoch).permutation(count) for epoch in set(places // count)
-        }
-        rows = np.array([order[place // count][place % count] for place in places], np.int64)
-        # drawn for the whole batch on every worker: dropout does not depend on who has which sample
-        luck = generator(self.config.seed, "dropout", step).random((size, 2, self.module.encoder.size.hidden))
-        kept = torch.from_numpy(luck[mine] >= self.config.head_dropout)
-        micro = self.config.micro_batch_size
-        return [self._pack(rows[i : i + micro], kept[i : i + micro]) for i in range(0, len(rows), micro)]
-
-    def _pack(self, rows: np.ndarray, kept: Tensor) -> LabelledBatch:
-        parts = [self.sequences.flat[self.ends[row] : self.ends[row + 1]] for row in rows]
-        return LabelledBatch(
-            torch.from_numpy(np.concatenate(parts)),
-            tuple(map(len, parts)),
-            torch.from_numpy(self.labels[rows].astype(np.int64)),
-            kept,
-        )
-
-    def counts(self, batches: Sequence[LabelledBatch]) -> dict[str, int]:
-        return {
-            "classification": sum(len(batch.labels) for batch in batches),
-            "tokens": sum(len(batch.ids) for batch in batches),
-        }
-
-    def losses(self, batch: LabelledBatch, scales: Mapping[str, float]) -> tuple[Tensor, dict[str, Tensor]]:
-        device = distributed.device()
-        where = torch.from_numpy(positions(np.array(batch.lengths))).to(device)
-        labels = batch.labels.to(device)
-        with loop.autocast(device):
-            logits = self.module(batch.ids.to(device), where, batch.lengths, batch.kept.to(device))
-        loss = F.cross_entropy(logits.float(), labels, reduction="sum")
-        hits = (logits.argmax(dim=1) == labels).sum()
-        return loss * scales["classification"], {"classification": loss.detach(), "hits": hits}
-
-    def statistics(self, sums: Mapping[str, Any], counts: Mapping[str, float]) -> dict[str, float]:
-        return {"train/accuracy": sums["hits"] / counts["classification"]}
-
-    def observe(self, step: int) -> dict[str, float]:
-        return {}
-
-    def finish_step(self, step: int, good: bool) -> None:
-        """Nothing but the weights moves."""
-
-    def state(self) -> dict[str, Tensor]:
-        return {}
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """There is nothing but weights and optimizer."""

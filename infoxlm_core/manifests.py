@@ -20,8 +20,15 @@ from infoxlm_core.errors import InputError, ShardCorrupt
 
 NAME = "manifest.json"
 _MEASURING = (
-    "evaluation.py", "reports.py", "figures.py", "comparison.py", "published.py", "planning.py", "probe.py", "tasks/"
+    "evaluation.py", "reports.py", "figures.py", "comparison.py", "published.py", "planning.py", "probe.py", "tasks/",
+    "suite/", "model/any_encoder.py", "data/aligned.py",
 )  # fmt: skip
+_TEACHING = (
+    "tasks/labelling.py", "tasks/classification.py", "tasks/reading.py", "tasks/spans.py",
+    "tasks/question_answering.py", "tasks/translation.py",
+)  # fmt: skip
+"""What among these decides the examples of a training, or which of its moments is kept."""
+
 _LIBRARIES = ("torch", "transformers", "sentencepiece", "pyarrow", "numpy")
 
 
@@ -44,8 +51,8 @@ def made_by() -> dict[str, str]:
     What only measures and reports has a digest of its own: a better figure must not throw a training away.
     """
     root = Path(__file__).parent
-    files = {str(p.relative_to(root)): p for p in sorted([*root.rglob("*.py"), *root.rglob("*.j2")])}
-    measuring = {name for name in files if name.startswith(_MEASURING) or name.endswith(".j2")}
+    files = {str(p.relative_to(root)): p for p in sorted(root.rglob("*")) if p.suffix in (".py", ".j2", ".yaml")}
+    measuring = {name for name in files if name.startswith(_MEASURING) or not name.endswith(".py")} - {*_TEACHING}
     code = digest({name: file_sha256(files[name]) for name in files.keys() - measuring})
     evaluation = digest({name: file_sha256(files[name]) for name in measuring})
     return {"code": code, "evaluation_code": evaluation} | {

@@ -49,6 +49,18 @@ def nsp_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(full_precision(logits), labels, reduction="sum")
 
 
+def span_losses(logits: Tensor, targets: Tensor) -> Tensor:
+    """Where an answer starts and ends: mean of both cross-entropies, of each sequence, (N,).
+
+    Args:
+        logits: (N, L, 2) of start and end at every token, -inf beyond a sequence's last.
+        targets: (N, 2) token where the answer starts, token where it ends.
+
+    Source: Devlin et al. 2019, section 4.2.
+    """
+    return F.cross_entropy(full_precision(logits), targets, reduction="none").mean(dim=1)
+
+
 def xlco_logits(
     query: Tensor, key: Tensor, queue: Tensor, temperature: float, excluded: Tensor | None = None
 ) -> Tensor:

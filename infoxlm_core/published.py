@@ -1,8 +1,16 @@
-"""What the InfoXLM paper reports for its ablations, to stand beside ours where the task is the same.
+"""What the InfoXLM paper and others report, to stand beside ours where the task is the same; shares from 0 to 1.
 
-Source: Chi et al. 2020, "InfoXLM", arXiv 2007.07834 version 1, Tables 6 and 7: base-sized models trained on 15
-languages, means of five runs. XNLI is accuracy, MLQA is F1 and exact match; shares from 0 to 1, as our own metrics.
+The tables are in published.yaml; here is how to read them, and the paper's ablations. Source of the ablations: Chi et
+al. 2020, "InfoXLM", arXiv 2007.07834 version 1, Tables 6 and 7: base-sized models trained on 15 languages, means of
+five runs. XNLI is accuracy, MLQA is F1 and exact match.
 """
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
 
 SOURCE = "InfoXLM (Chi et al. 2020, arXiv 2007.07834v1), Tables 6 and 7: base15 models, means of five runs"
 
@@ -25,3 +33,62 @@ ABLATIONS: dict[str, dict[str, float]] = {
 }
 """By variant. -TLM of Table 7 is the row of the last layer in Table 6; with the universal layer (`-TLM:universal`) the
 paper gives MLQA alone. For -TLM-Mixup and -TLM-Momentum it does not say the layer."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One published row: a model under one protocol."""
+
+    model: str
+    size: str
+    """base or large."""
+
+    kind: str
+    """zero-shot, translate-train-all; for Tatoeba which vector."""
+
+    rule: str
+    """#M: 1, one checkpoint for all languages · N, one for each · empty: not said."""
+
+    runs: int
+    """Fine-tunings it is the mean of; 1: not said."""
+
+    source: str
+    note: str
+    cells: dict[str, float | None]
+    """Column -> share; None where the copy at hand is not legible."""
+
+    mean: float | None
+    """As printed, which is rounded and, in two rows, wrong (`note`)."""
+
+
+@dataclass(frozen=True)
+class Table:
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+
+@cache
+def tables() -> dict[str, Table]:
+    """All tables of published.yaml by name: `xnli`, `mlqa/f1`, `tatoeba/14/xx_en`, `transfer_gap`, `mixed`."""
+    found = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+    return {
+        name: Table(table["title"], tuple(columns := table["columns"].split()),
+                    tuple(_read(row, columns, found["sources"]) for row in table["rows"]))
+        for name, table in found["tables"].items()
+    }  # fmt: skip
+
+
+def _read(row: dict[str, Any], columns: list[str], sources: dict[str, str]) -> Row:
+    shares = (None if cell == "?" else float(cell) / 100 for cell in row["cells"].split())
+    return Row(
+        row["model"],
+        row["size"],
+        row["kind"],
+        str(row.get("rule", "")),
+        row.get("runs", 1),
+        sources[row["source"]],
+        row.get("note", ""),
+        dict(zip(columns, shares, strict=True)),
+        row["mean"] / 100 if "mean" in row else None,
+    )

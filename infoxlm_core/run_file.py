@@ -1,7 +1,8 @@
 """A run is one YAML file whose sections are the configs of the stages: read strictly, override, check."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import yaml
 from pydantic import NonNegativeInt, model_validator
@@ -16,6 +17,8 @@ from infoxlm_core.config import (
     TokenizationConfig,
 )
 from infoxlm_core.errors import ConfigError
+
+Config = TypeVar("Config", bound=StageConfig)
 
 
 class RunConfig(StageConfig):
@@ -60,12 +63,17 @@ class StrictLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def load(path: Path | str, overrides: tuple[str, ...] = ()) -> RunConfig:
+def load(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a run's YAML file and apply overrides such as `pretraining.optimization.steps=100`.
 
     Raises:
         ConfigError: one line with file, field, value and rule.
     """
+    return load_as(RunConfig, path, overrides)
+
+
+def load_as(kind: type[Config], path: Path | str, overrides: Sequence[str] = ()) -> Config:
+    """`load` for a file of another kind, such as a suite's."""
     path = Path(path)
     if not path.is_file():
         raise ConfigError(f"{path}: no such config file")
@@ -73,22 +81,23 @@ def load(path: Path | str, overrides: tuple[str, ...] = ()) -> RunConfig:
         raise ConfigError(f"{path}: larger than 1 MiB")
     try:
         values = yaml.load(path.read_text(encoding="utf-8"), Loader=StrictLoader)  # a SafeLoader
-        for override in overrides:
-            _override(values, override)
+        for change in overrides:
+            override(values, change)
         if not isinstance(values, dict):
             raise ConfigError("the file holds no mapping of sections")
-        return RunConfig.parse(values)
+        return kind.parse(values)
     except (ConfigError, yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
 
 
-def _override(values: Any, override: str) -> None:
-    name, equals, value = override.partition("=")
+def override(values: Any, change: str) -> None:
+    """Change one value inside a mapping of sections: `pretraining.optimization.steps=100`."""
+    name, equals, value = change.partition("=")
     if not equals:
-        raise ConfigError(f"override {override!r}: write section.name=value")
+        raise ConfigError(f"override {change!r}: write section.name=value")
     *sections, last = name.strip().split(".")
     for section in sections:
         values = values.setdefault(section, {}) if isinstance(values, dict) else None
     if not isinstance(values, dict):
-        raise ConfigError(f"override {override!r}: {'.'.join(sections)} is no section")
+        raise ConfigError(f"override {change!r}: {'.'.join(sections)} is no section")
     values[last] = yaml.load(value, Loader=StrictLoader)

@@ -106,7 +106,7 @@ def build(config: TranslationConfig, shards: Shards) -> Translator:
     """
     wanted, languages = config.model, len(languages_of(shards))
     size = EncoderSize.of(
-        wanted, shards.vocabulary_size, positions=wanted.max_tokens, epsilon=models.EPSILON, types=languages
+        wanted, shards.vocabulary_size, positions=wanted.max_tokens, epsilon=models.EPSILON, types=languages, first=0
     )
     halves: list[tuple[str, StartConfig]] = [("encoder", config.encoder), ("decoder", config.decoder)]
     sizes = {start.model: baseline_files.size_of(Path(start.model), shards) for _, start in halves if start.model}

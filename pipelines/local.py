@@ -34,7 +34,8 @@ def run(dag: Any, arguments: Mapping[str, Any], store: Path, name: str) -> dict[
         name: of the run in MLflow.
 
     Returns:
-        where to look: `mlflow` (tracking URI), `run_id`. Artifacts are found by `artifact`.
+        where to look: `mlflow` (tracking URI), `run_id` and `page` of it, both empty if MLflow does not answer.
+        Artifacts are found by `artifact`.
 
     Raises:
         InfoXLMError: what the failed stage said, with its exit code.
@@ -64,7 +65,8 @@ def run(dag: Any, arguments: Mapping[str, Any], store: Path, name: str) -> dict[
         raise errors.Preempted("interrupted: run the same command again to go on") from None
     finally:
         run_id = _end(store, identity, status)
-    return {"mlflow": mlflow_runs.tracking_uri(store), "run_id": run_id}
+    page = mlflow_runs.page(run_id) if run_id else ""
+    return {"mlflow": mlflow_runs.tracking_uri(store), "run_id": run_id, "page": page}
 
 
 def sections(config: RunConfig, dag: Any) -> dict[str, Any]:
@@ -107,7 +109,8 @@ def _stopping_loops() -> Iterator[None]:
 _NOISE = re.compile(
     r"\[KFP Executor|.*Wrote executor output file|\w+: (Metrics|Dataset|Model|HTML|Artifact)\(|uri=|metadata=\{"
     r"|.*\(TrainController |.*\(PlacementGroupCleaner |.*authentication_token_setup"
-    r"|.* - INFO - (Applying|After) expression selector|.* - INFO - Streamed logs:|.* outputs:$|-+$|Loading weights:"
+    r"|.* - INFO - (Applying|After) expression selector|.* - INFO - Streamed logs:|.* outputs:$|Output: |-+$"
+    r"|Loading weights:"
 )
 _WORKER = re.compile(r"(\x1b\[\d+m)*\(RayTrainWorker [^)]*\)(\x1b\[\d+m)* ?")
 

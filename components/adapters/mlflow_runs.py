@@ -25,6 +25,7 @@ _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
     "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",  # some 15 s without an answer; the default of 7 means four minutes
     "MLFLOW_SKIP_PIP_REQUIREMENTS_CHECK": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
@@ -96,6 +97,18 @@ def open_run(experiment: str, name: str, tags: dict[str, str], default_store: Pa
     return run_id
 
 
+def page(run_id: str) -> str:
+    """Where MLflow's pages show a run, below `#/`.
+
+    Its last part: without it MLflow 3 opens any experiment as one of a chat application, whatever its tags say.
+    """
+    from mlflow import MlflowClient
+
+    with answering(f"MLflow run {run_id}"):
+        experiment = MlflowClient().get_run(run_id).info.experiment_id
+    return f"experiments/{experiment}/runs/{run_id}?workflowType=machine_learning"
+
+
 def end_run(run_id: str, status: str = "FINISHED") -> None:
     """End a run of ours; one that MLFLOW_RUN_ID names is left to whoever opened it."""
     from mlflow import MlflowClient
@@ -133,10 +146,13 @@ def log_params(run_id: str, config: Mapping[str, Any]) -> None:
 def log_metrics(run_id: str, metrics: Mapping[str, float], step: int = 0) -> None:
     """Log results of a stage; the same again is stored once."""
     from mlflow import MlflowClient
+    from mlflow.utils.validation import MAX_METRICS_PER_BATCH
 
     client = MlflowClient()
     with answering(f"metrics of MLflow run {run_id}"):
-        client.log_batch(run_id, points(metrics, step, client.get_run(run_id).info.start_time))
+        found = points(metrics, step, client.get_run(run_id).info.start_time)
+        for first in range(0, len(found), MAX_METRICS_PER_BATCH):
+            client.log_batch(run_id, found[first : first + MAX_METRICS_PER_BATCH])
 
 
 def log_artifacts(run_id: str, source: Path, path: str | None = None) -> None:

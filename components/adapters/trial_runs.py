@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from components.adapters import mlflow_runs
-from components.adapters.mlflow_runs import RUN_TAG, answering
+from components.adapters.mlflow_runs import answering
+from components.adapters.nested_runs import PARENT, list_nested, name_of, open_nested
 from infoxlm_core.errors import InputError
-
-PARENT = "mlflow.parentRunId"
-"""MLflow's own tag of a nested run."""
 
 
 def open_trial(parent: str, pipeline_run: str, trial: Mapping[str, Any]) -> str:
@@ -21,46 +19,13 @@ def open_trial(parent: str, pipeline_run: str, trial: Mapping[str, Any]) -> str:
         pipeline_run: what tells this pipeline run from others.
         trial: variant, seed, and what the variant is.
     """
-    from mlflow import MlflowClient
-    from mlflow.entities import RunTag
-
     variant, seed = trial["variant"], int(trial["seed"])
-    tags = {RUN_TAG: f"{pipeline_run}/{variant}/{seed}", PARENT: root(parent)}
-    tags |= {"variant": variant, "seed": str(seed), "what": trial.get("what", "")}
-    client = MlflowClient()
-    with answering(f"MLflow run of {variant} seed {seed}"):
-        experiment = client.get_experiment(client.get_run(parent).info.experiment_id).name
-        run_id = mlflow_runs.find_or_create(client, experiment, f"{variant} seed {seed}", tags)
-        client.update_run(run_id, status="RUNNING")
-        client.log_batch(run_id, tags=[RunTag(key, value) for key, value in tags.items()])
-    return run_id
-
-
-def root(run_id: str) -> str:
-    """The run that a run is nested in (as one that KFP opens for a task is), else itself."""
-    from mlflow import MlflowClient
-
-    return MlflowClient().get_run(run_id).data.tags.get(PARENT, run_id)
-
-
-def name_of(run_id: str) -> str:
-    """The name of a run, or of the one that it is nested in."""
-    from mlflow import MlflowClient
-
-    with answering(f"MLflow run {run_id}"):
-        return MlflowClient().get_run(root(run_id)).info.run_name or run_id
+    tags = {"variant": variant, "seed": str(seed), "what": trial.get("what", "")}
+    return open_nested(parent, f"{pipeline_run}/{variant}/{seed}", f"{variant} seed {seed}", tags)
 
 
 def read(run_id: str) -> list[dict[str, Any]]:
     """Read the trials of an ablation, oldest first: variant, seed, what, run, metrics (empty if not finished)."""
-    from mlflow import MlflowClient
-
-    client = MlflowClient()
-    with answering(f"trials of MLflow run {run_id}"):
-        parent = root(run_id)
-        experiment = client.get_run(parent).info.experiment_id
-        wanted = f"tags.`{PARENT}` = '{parent}' AND tags.variant LIKE '%'"
-        runs = client.search_runs([experiment], wanted, max_results=5000, order_by=["start_time ASC", "run_id ASC"])
     return [
         {
             "variant": run.data.tags["variant"],
@@ -69,7 +34,7 @@ def read(run_id: str) -> list[dict[str, Any]]:
             "run": run.info.run_id,
             "metrics": dict(run.data.metrics) if run.info.status == "FINISHED" else {},
         }
-        for run in runs
+        for run in list_nested(run_id, "variant")
     ]
 
 

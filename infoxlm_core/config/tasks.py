@@ -1,13 +1,16 @@
 """Configs of what is done with an encoder: fine-tuning on a task, retrieval, `evaluate` and `register`."""
 
-from typing import Annotated, Literal, Self
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from infoxlm_core.config.base import Language, Name, Share, StageConfig
+from infoxlm_core.config.base import Language, Name, Share, StageConfig, Weight
 from infoxlm_core.config.training import CheckpointsConfig, OptimizationConfig
+from infoxlm_core.errors import ConfigError
 
 Paths = Annotated[tuple[str, ...], Field(min_length=1)]
+Vector = Annotated[str, Field(pattern=r"^(mean|mean_no_special|cls|contrast)@([0-9]+|last|contrast|best)$")]
 
 
 class SelectionConfig(StageConfig):
@@ -20,6 +23,17 @@ class SelectionConfig(StageConfig):
 
     every: PositiveInt = 5_000
     """Optimizer steps between two looks at the development sets; after the last step there is always one."""
+
+
+class TuningConfig(OptimizationConfig):
+    """AdamW as fine-tuning uses it: no weight decay, BERT's betas and epsilon."""
+
+    steps: PositiveInt = 10_000
+    learning_rate: PositiveFloat = 7e-6
+    warmup_steps: NonNegativeInt = 1_000
+    betas: tuple[Share, Share] = (0.9, 0.999)
+    epsilon: PositiveFloat = 1e-8
+    weight_decay: Weight = 0.0
 
 
 class RecipeConfig(StageConfig):
@@ -41,9 +55,7 @@ class RecipeConfig(StageConfig):
     warmup_share: Share = 0.1
     """Part of all steps, if `epochs` is given."""
 
-    optimization: OptimizationConfig = OptimizationConfig(
-        steps=10_000, learning_rate=7e-6, warmup_steps=1_000, betas=(0.9, 0.999), epsilon=1e-8, weight_decay=0.0
-    )
+    optimization: TuningConfig = TuningConfig()
     selection: SelectionConfig = SelectionConfig()
     checkpoints: CheckpointsConfig = CheckpointsConfig(every=1_000)
     log_every: PositiveInt = 10
@@ -70,7 +82,8 @@ class FinetuningConfig(RecipeConfig):
 
     language: str = "language"
     split: str = "split"
-    """Column that says train, dev or test; a file without it is all training text."""
+    """Column that says train, dev or test; a file without it is training text, unless its name says another. If no
+    file says any, a tenth of the rows is set aside as a test."""
 
     train_languages: tuple[Language, ...] = ("en",)
     """Languages to train on; every language is tested."""
@@ -89,7 +102,7 @@ class AnsweringConfig(RecipeConfig):
     train: Paths
     """Files in SQuAD's format."""
 
-    dev: Paths = ()
+    dev: tuple[str, ...] = ()
     """Files or folders of development sets, a file a language; for the rules of selection but `last`."""
 
     test: Paths
@@ -133,13 +146,14 @@ class RetrievalConfig(StageConfig):
 
     data: str
     """Folder of aligned files: LASER's `tatoeba.deu-eng.deu` and `.eng`, or NAME.en-de.en and NAME.en-de.de, or one
-    file a language, line by line translations of each other, or en-de.tsv."""
+    file a language, line by line translations of each other, or en-de.tsv; or a prepared corpus, for its held-out
+    pairs."""
 
     pivot: Language = "en"
     languages: Literal["all", "14", "22", "36"] | Annotated[tuple[Language, ...], Field(min_length=1)] = "all"
     """all there are · 14, 22, 36: the paper's Tables 2, 3 and both · or a list."""
 
-    vectors: Annotated[tuple[str, ...], Field(min_length=1)] = ("mean@best", "cls@last")
+    vectors: Annotated[tuple[Vector, ...], Field(min_length=1)] = ("mean@best", "cls@last")
     """POOLING@LAYER. Pooling: mean (of all tokens), mean_no_special, cls, contrast (projected, as in pre-training).
     Layer: a number as in Hugging Face's hidden_states, last, contrast (that of pre-training) or best (chosen on this
     very set by the mean of both directions). The first one gives the main scores."""
@@ -201,3 +215,41 @@ class SuiteConfig(StageConfig):
 
     tasks: Annotated[dict[Name, MeasureConfig], Field(min_length=1)]
     """Name, which begins the names of its metrics -> what is measured."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_lists(cls, values: Any) -> Any:
+        """Take also what `listed` gives."""
+        if not isinstance(values, dict):
+            return values
+        lists = {key: values[key] for key in ("models", "tasks") if isinstance(values.get(key), list)}
+        for key, items in lists.items():
+            names = [item.get("name") if isinstance(item, dict) else None for item in items]
+            if None in names or len(set(names)) < len(names):
+                raise ValueError(f"{key}: every item of the list needs a name of its own, not {names}")
+        if "models" in lists:
+            values = values | {"models": {item["name"]: item.get("source") for item in lists["models"]}}
+        if "tasks" in lists:
+            tasks = {item["name"]: {k: v for k, v in item.items() if k != "name"} for item in lists["tasks"]}
+            values = values | {"tasks": tasks}
+        return values
+
+    def choose(self, tasks: Sequence[str]) -> Self:
+        """Only some of the tasks, in the order of the config; all of them if none is named.
+
+        Raises:
+            ConfigError: there is no such task.
+        """
+        for name in tasks:
+            if name not in self.tasks:
+                raise ConfigError(f"no task {name!r}; known are {', '.join(self.tasks)}")
+        chosen = {name: task for name, task in self.tasks.items() if name in tasks or not tasks}
+        return self.model_copy(update={"tasks": chosen})
+
+    def listed(self) -> dict[str, Any]:
+        """The config as plain values in lists: KFP's mappings forget their order, and the first model is special."""
+        values = self.model_dump(mode="json", exclude_none=True)
+        return {
+            "models": [{"name": name, "source": source} for name, source in values["models"].items()],
+            "tasks": [{"name": name, **task} for name, task in values["tasks"].items()],
+        }

@@ -36,7 +36,6 @@ _XLM_NAMES = [  # ours -> Hugging Face's, the first that fits
     (r"^bias$", "pred_layer.proj.bias"),
 ]
 _BERT_NAMES = [  # the others are XLM-R's with another prefix
-    (r"^encoder\.type_embedding\.", "bert.embeddings.token_type_embeddings."),
     (r"^head\.dense\.", "cls.predictions.transform.dense."),
     (r"^head\.norm\.", "cls.predictions.transform.LayerNorm."),
     (r"^head\.bias$", "cls.predictions.bias"),
@@ -157,6 +156,7 @@ def size_of(directory: Path, shards: Shards) -> EncoderSize:
         positions=config.max_position_embeddings,
         epsilon=config.layer_norm_eps,
         types=types if types > 1 else 0,
+        first=0,
     )
 
 

@@ -26,8 +26,9 @@ from infoxlm_core.objectives import full_precision
 class EncoderSize:
     """Sizes of an encoder.
 
-    `positions` counts rows of the position table (longest sequence + 2); `types` rows of a table that is added at
-    every position too: XLM's languages, BERT's segments. 0: none.
+    `positions` counts rows of the position table, of which a sequence uses those from `first` on: 2 in XLM-R, 0 in XLM
+    and BERT. `types` counts rows of a table that is added at every position too: XLM's languages, BERT's segments.
+    0: none.
     """
 
     vocabulary: int
@@ -38,6 +39,12 @@ class EncoderSize:
     positions: int = 514
     epsilon: float = 1e-5
     types: int = 0
+    first: int = FIRST_POSITION
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence."""
+        return self.positions - self.first
 
     @classmethod
     def of(cls, wanted: ModelConfig, vocabulary: int, **more: Any) -> "EncoderSize":

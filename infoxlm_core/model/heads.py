@@ -1,4 +1,4 @@
-"""What sits on the encoder: the masked-LM head, the contrast projection, a classifier; and all of InfoXLM."""
+"""What sits on the encoder: the masked-LM head, the contrast projection; and all of InfoXLM."""
 
 from dataclasses import dataclass
 
@@ -32,27 +32,6 @@ class MaskedLMHead(nn.Module):
     def loss(self, hidden: Tensor, embedding: Tensor, targets: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
         """The scaled loss to differentiate and (N,) losses, without (N, V) logits: see `linear_cross_entropy`."""
         return linear_cross_entropy(self.states(hidden), embedding, self.bias, targets, scale)
-
-
-class Classifier(nn.Module):
-    """Encoder plus RoBERTa's classification head on [CLS]: dropout, dense, tanh, dropout, linear."""
-
-    def __init__(self, encoder: Encoder, labels: int, dropout: float) -> None:
-        super().__init__()
-        self.encoder, self.dropout = encoder, dropout
-        self.dense = nn.Linear(encoder.size.hidden, encoder.size.hidden)
-        self.output = nn.Linear(encoder.size.hidden, labels)
-
-    def forward(self, ids: Tensor, positions: Tensor, lengths: tuple[int, ...], kept: Tensor | None = None) -> Tensor:
-        """(T,) ids and positions of N packed sequences -> (N, labels) logits.
-
-        `kept` (N, 2, d) says what dropout keeps before each linear map; None: everything. It is drawn by the sample,
-        outside, so that it does not depend on which samples are computed together.
-        """
-        hidden = pool(self.encoder(ids, positions, lengths), lengths, "cls")
-        scale = 1.0 if kept is None else kept.to(hidden.dtype) / (1.0 - self.dropout)  # (N, 2, d)
-        first, second = (scale, scale) if isinstance(scale, float) else scale.unbind(dim=1)
-        return self.output(torch.tanh(self.dense(hidden * first)) * second)
 
 
 @dataclass

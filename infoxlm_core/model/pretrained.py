@@ -1,8 +1,7 @@
-"""Hugging Face in and out: our parameters under the names of `XLMRobertaForMaskedLM`."""
+"""Hugging Face in and out: our parameters under the names of `XLMRobertaForMaskedLM`, RoBERTa's and BERT's alike."""
 
 import json
 import re
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,16 +13,21 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, XLMRobertaConfig
 
 from infoxlm_core import manifests
-from infoxlm_core.data.vocabulary import BOS, EOS, FIRST_POSITION, PAD
+from infoxlm_core.data.vocabulary import BOS, EOS, PAD
 from infoxlm_core.errors import InputError
+from infoxlm_core.model import tokenizers
 from infoxlm_core.model.encoder import Encoder, EncoderSize
-from infoxlm_core.model.heads import Classifier, InfoXLM
-from infoxlm_core.model.tokenizers import MODEL
+from infoxlm_core.model.heads import InfoXLM
 
 WEIGHTS, PROJECTION = "model.safetensors", "projection.safetensors"
+KINDS = ("xlm-roberta", "roberta", "bert")
+"""Model types whose encoder is ours, whatever its parameters are called."""
+
+Names = Sequence[tuple[str, str]]
 _RENAMED = [  # ours -> Hugging Face, the first that fits
     (r"^encoder\.token_embedding\.", "roberta.embeddings.word_embeddings."),
     (r"^encoder\.position_embedding\.", "roberta.embeddings.position_embeddings."),
+    (r"^encoder\.type_embedding\.", "roberta.embeddings.token_type_embeddings."),
     (r"^encoder\.embedding_norm\.", "roberta.embeddings.LayerNorm."),
     (r"^encoder\.layers\.(\d+)\.(query|key|value)\.", r"roberta.encoder.layer.\1.attention.self.\2."),
     (r"^encoder\.layers\.(\d+)\.attention_output\.", r"roberta.encoder.layer.\1.attention.output.dense."),
@@ -34,13 +38,14 @@ _RENAMED = [  # ours -> Hugging Face, the first that fits
     (r"^head\.dense\.", "lm_head.dense."),
     (r"^head\.norm\.", "lm_head.layer_norm."),
     (r"^head\.bias$", "lm_head.bias"),
-    (r"^dense\.", "classifier.dense."),
-    (r"^output\.", "classifier.out_proj."),
 ]
+_HEADS = ("lm_head.", "cls.", "classifier.", "qa_outputs.")
+"""What is no part of the encoder in Hugging Face's classes."""
+
 TYPE_ROW = "roberta.embeddings.token_type_embeddings.weight"
 
 
-def hugging_face_name(name: str, first: Sequence[tuple[str, str]] = ()) -> str:
+def hugging_face_name(name: str, first: Names = ()) -> str:
     """`encoder.layers.0.up.bias` -> `roberta.encoder.layer.0.intermediate.dense.bias`; the rules `first` go before."""
     for ours, theirs in (*first, *_RENAMED):
         renamed, count = re.subn(ours, theirs, name)
@@ -79,17 +84,17 @@ def write_model(weights: Mapping[str, Tensor], config: PretrainedConfig, directo
     config.save_pretrained(directory)
 
 
-def write(module: nn.Module, config: PretrainedConfig, tokenizer: Path, directory: Path) -> None:
-    """Write a module of XLM-R's names, without projection, and the tokenizer."""
-    weights = {hugging_face_name(name): v for name, v in module.named_parameters() if name != "projection"}
-    write_model(weights | {TYPE_ROW: torch.zeros(1, config.hidden_size)}, config, directory)
-    for name in ("tokenizer.json", MODEL):
-        if (tokenizer / name).exists():
-            shutil.copy(tokenizer / name, directory / name)
-    if (tokenizer / "tokenizer_config.json").exists():
-        settings = json.loads((tokenizer / "tokenizer_config.json").read_bytes())
-        settings["model_max_length"] = config.max_position_embeddings - FIRST_POSITION
-        (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=1) + "\n")
+def write(module: nn.Module, config: PretrainedConfig, tokenizer: Path, directory: Path, names: Names = ()) -> None:
+    """Write a module, without projection, and the tokenizer; `names` are rules for what stands on the encoder."""
+    weights: dict[str, Tensor] = {
+        hugging_face_name(name, names): value for name, value in module.named_parameters() if name != "projection"
+    }
+    if TYPE_ROW not in weights:
+        weights[TYPE_ROW] = torch.zeros(1, config.hidden_size)
+    if config.model_type == "bert":
+        weights = {re.sub(r"^roberta\.", "bert.", name): value for name, value in weights.items()}
+    write_model(weights, config, directory)
+    tokenizers.copy(tokenizer, directory, longest_of(config.to_dict()))
 
 
 def export(model: InfoXLM, tokenizer: Path, directory: Path) -> None:
@@ -104,31 +109,49 @@ def export(model: InfoXLM, tokenizer: Path, directory: Path) -> None:
     save_file({"projection": model.projection.detach().float().cpu().contiguous()}, directory / PROJECTION)
 
 
-def export_classifier(model: Classifier, labels: list[str], tokenizer: Path, directory: Path) -> None:
-    """Write a directory that `AutoModelForSequenceClassification` loads."""
-    config = hugging_face_config(
-        model.encoder.size,
-        architectures=["XLMRobertaForSequenceClassification"],
-        id2label=dict(enumerate(labels)),
-        label2id={label: number for number, label in enumerate(labels)},
-        classifier_dropout=model.dropout,
-    )
-    write(model, config, tokenizer, directory)
+def read_config(directory: Path) -> dict[str, Any]:
+    """A Hugging Face config.json; InputError if there is none."""
+    path = directory / "config.json"
+    try:
+        return {"model_type": None} | json.loads(path.read_bytes())
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(f"{path}: no model here ({error}): give a Hugging Face model directory") from None
 
 
-def size_of(directory: Path) -> EncoderSize:
+def is_ours(config: Mapping[str, Any]) -> bool:
+    """Whether our encoder computes what this config describes."""
+    plain = config.get("hidden_act", "gelu") == "gelu" and not config.get("is_decoder", False)
+    absolute = config.get("position_embedding_type", "absolute") == "absolute"
+    return plain and absolute and config["model_type"] in KINDS
+
+
+def first_position(config: Mapping[str, Any]) -> int:
+    """Position of a sequence's first token: RoBERTa's kind counts from the one after padding's."""
+    pad = config.get("pad_token_id")
+    return 0 if config["model_type"] == "bert" else (PAD if pad is None else pad) + 1
+
+
+def longest_of(config: Mapping[str, Any]) -> int:
+    """Tokens of the longest sequence that a model can read."""
+    positions = config.get("max_position_embeddings") or 0
+    if config["model_type"] in KINDS:
+        return positions - first_position(config)
+    # of other kinds some count like RoBERTa: to leave two positions unused harms none
+    return positions - 2 if positions > 2 else 512
+
+
+def size_of(directory: Path, kinds: Sequence[str] = ("xlm-roberta",)) -> EncoderSize:
     """Sizes from a Hugging Face config.json.
 
     Raises:
         InputError: there is none, or it is of another architecture.
     """
-    path = directory / "config.json"
-    try:
-        config = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: no model here ({error}): give a Hugging Face XLM-R directory") from None
-    if config.get("model_type") != "xlm-roberta":
-        raise InputError(f"{path}: model_type is {config.get('model_type')!r}, not 'xlm-roberta': give an XLM-R model")
+    path, config = directory / "config.json", read_config(directory)
+    if config["model_type"] not in kinds:
+        known = " or ".join(map(repr, kinds))
+        raise InputError(f"{path}: model_type is {config['model_type']!r}, not {known}: give such a model")
+    bert = config["model_type"] == "bert"
+    types = config.get("type_vocab_size", 2 if bert else 1)
     try:
         return EncoderSize(
             vocabulary=config["vocab_size"],
@@ -137,57 +160,94 @@ def size_of(directory: Path) -> EncoderSize:
             ffn=config["intermediate_size"],
             heads=config["num_attention_heads"],
             positions=config["max_position_embeddings"],
-            epsilon=config.get("layer_norm_eps", 1e-5),
+            epsilon=config.get("layer_norm_eps", 1e-12 if bert else 1e-5),
+            types=types if types > 1 else 0,
+            first=first_position(config),
         )
     except KeyError as missing:
-        raise InputError(f"{path} has no {missing}: give a complete XLM-R model") from None
+        raise InputError(f"{path} has no {missing}: give a complete model") from None
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The files of a Hugging Face model's weights: one, or the parts of a large one.
+
+    Raises:
+        InputError: there are none in safetensors.
+    """
+    paths = [directory / WEIGHTS] if (directory / WEIGHTS).is_file() else sorted(directory.glob("model-*.safetensors"))
+    if not paths:
+        path = directory / WEIGHTS
+        raise InputError(f"{path} is missing: convert the model to safetensors (pickled weights are not read)")
+    return paths
 
 
 def digest_of(directory: Path) -> str:
     """Digest of the weights in a Hugging Face directory."""
-    return "sha256:" + manifests.file_sha256(directory / WEIGHTS)
+    digests = [manifests.file_sha256(path) for path in weight_files(directory)]
+    return f"sha256:{digests[0]}" if len(digests) == 1 else manifests.digest(digests)
 
 
-def load_into(module: nn.Module, directory: Path, optional: tuple[str, ...] = ("projection",)) -> None:
+def read_weights(directory: Path) -> dict[str, Tensor]:
+    """Weights by the names of `XLMRobertaFor…`, from the directory of a model of any of KINDS, or its bare encoder.
+
+    Raises:
+        InputError: they are not there or damaged.
+    """
+    found: dict[str, Tensor] = {}
+    for path in weight_files(directory):
+        try:
+            found |= load_file(path)
+        except SafetensorError as error:
+            raise InputError(f"{path} is damaged ({error}): copy it again") from None
+    bare = not any(name.startswith(("roberta.", "bert.")) for name in found)
+
+    def canonical(name: str) -> str:
+        name = re.sub(r"LayerNorm\.(gamma|beta)$", lambda m: f"LayerNorm.{_OLD[m[1]]}", name)
+        name = re.sub(r"^bert\.", "roberta.", name)
+        return f"roberta.{name}" if bare and not name.startswith(_HEADS) else name
+
+    return {canonical(name): value for name, value in found.items()}
+
+
+_OLD = {"gamma": "weight", "beta": "bias"}  # so Google's BERT calls them
+
+
+def load_into(
+    module: nn.Module, directory: Path, optional: tuple[str, ...] = ("projection",), names: Names = ()
+) -> None:
     """Fill a model of ours from a Hugging Face directory, safetensors only.
 
-    XLM-R's single token-type row, zeros in every published model, is added to the positions: equal by construction.
+    A single token-type row, zeros in every published XLM-R, is added to the positions: equal by construction.
 
     Args:
         optional: parameters (or prefixes) that may be missing there and then keep their values.
+        names: rules for what stands on the encoder, as in `hugging_face_name`.
 
     Raises:
         InputError: a weight is missing or has another shape.
     """
-    path = directory / WEIGHTS
-    if not path.is_file():
-        raise InputError(f"{path} is missing: convert the model to safetensors (pickled weights are not read)")
-    try:
-        found = load_file(path)
-    except SafetensorError as error:
-        raise InputError(f"{path} is damaged ({error}): copy it again") from None
-    if not any(name.startswith("roberta.") for name in found):  # saved from the bare encoder
-        found = {name if name.startswith("lm_head") else f"roberta.{name}": value for name, value in found.items()}
+    path, found = directory / WEIGHTS, read_weights(directory)
     if (directory / PROJECTION).is_file():
         found |= load_file(directory / PROJECTION)
+    types = found.get(TYPE_ROW)
     with torch.no_grad():
         for name, parameter in module.named_parameters():
-            theirs = name if name == "projection" else hugging_face_name(name)
+            theirs = name if name == "projection" else hugging_face_name(name, names)
             if theirs not in found:
                 if name.startswith(optional):
                     continue
-                raise InputError(f"{path} has no {theirs}: give a complete XLM-R model")
+                raise InputError(f"{path} has no {theirs}: give a complete model")
             value: Tensor = found[theirs]
             if value.shape != parameter.shape:
                 raise InputError(f"{path}: {theirs} is {tuple(value.shape)}, not {tuple(parameter.shape)}")
             parameter.copy_(value)
-            if name == "encoder.position_embedding.weight" and TYPE_ROW in found:
-                parameter.add_(found[TYPE_ROW][0])
+            if name == "encoder.position_embedding.weight" and types is not None and len(types) == 1:
+                parameter.add_(types[0])
 
 
 def load_encoder(directory: Path, dropout: float = 0.0) -> Encoder:
-    """The bare encoder of a Hugging Face XLM-R directory."""
+    """The bare encoder of a Hugging Face directory of any of KINDS."""
     holder = nn.Module()
-    holder.encoder = Encoder(size_of(directory), dropout)
+    holder.encoder = Encoder(size_of(directory, KINDS), dropout)
     load_into(holder, directory)
     return holder.encoder

@@ -2,19 +2,27 @@
 
 import itertools
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import sentencepiece
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import Unigram
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils import sentencepiece_model_pb2_new as sentencepiece_pb2
 
 from infoxlm_core.data.vocabulary import BOS, EOS, FIRST_PIECE, SPECIAL_TOKENS, UNK
+from infoxlm_core.errors import InputError
 
 MODEL = "sentencepiece.bpe.model"
 """XLM-R's name of the file, though the model is a unigram one."""
+
+FILES = (
+    "tokenizer.json", MODEL, "spiece.model", "spm.model", "vocab.txt", "vocab.json", "merges.txt",
+    "special_tokens_map.json", "added_tokens.json",
+)  # fmt: skip
+"""What a tokenizer may consist of, besides its tokenizer_config.json."""
 
 
 def vocabulary_size(model: bytes) -> int:
@@ -83,3 +91,27 @@ def write_fast(model: bytes, directory: Path, max_tokens: int = 512) -> None:
 def load_fast(directory: Path) -> PreTrainedTokenizerFast:
     """The tokenizer of a model or shards directory, from its own files alone."""
     return PreTrainedTokenizerFast.from_pretrained(str(directory), local_files_only=True)
+
+
+def load(directory: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of any model.
+
+    Raises:
+        InputError: there is none that can be read.
+    """
+    try:
+        return AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # a broken file shows itself by almost any exception
+        said = " ".join(str(error).split())[:200]
+        raise InputError(f"{directory} has no tokenizer that can be read ({said}): copy its files there") from None
+
+
+def copy(source: Path, directory: Path, longest: int) -> None:
+    """Let a model's tokenizer travel along; `longest` is the number of tokens that the model can read."""
+    for name in FILES:
+        if (source / name).is_file():
+            shutil.copy(source / name, directory / name)
+    if (source / "tokenizer_config.json").is_file():
+        settings = json.loads((source / "tokenizer_config.json").read_bytes())
+        settings["model_max_length"] = longest
+        (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=1) + "\n")

@@ -1,23 +1,41 @@
 """Sentences, or sentence pairs, -> labels (XNLI and its kin), and what is lost away from the language of training."""
 
+import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import pyarrow.parquet as pq
-import torch
-from transformers import AutoConfig, AutoModelForSequenceClassification
+import pandas as pd
 
+from infoxlm_core import manifests
+from infoxlm_core.config import FinetuningConfig
+from infoxlm_core.data.examples import Examples, encode
+from infoxlm_core.data.labelled import XNLI_LABELS, by_name, read_labelled, xnli_label
+from infoxlm_core.data.languages import two_letters
 from infoxlm_core.errors import InputError
-from infoxlm_core.tasks.embedding import autocast, batches, encode, load
+from infoxlm_core.model import padded, pretrained, selection, task_models, tokenizers
+from infoxlm_core.tasks.mixed import within_and_across
 
-XNLI_LABELS = ("entailment", "neutral", "contradiction")
-"""In the order of the Hub's numbers."""
+__all__ = ["XNLI_LABELS", "xnli_label"]
+logger = logging.getLogger(__name__)
+TOKENS = 8192  # of one forward pass
 
 
-@torch.inference_mode()
+def encode_rows(table: pd.DataFrame, directory: Path, max_tokens: int) -> Examples:
+    """Columns text and, if there is one, text_pair as a model reads them, no longer than it can."""
+    limit = min(max_tokens, pretrained.longest_of(pretrained.read_config(directory)))
+    pairs = table["text_pair"].tolist() if "text_pair" in table else None
+    return encode(tokenizers.load(directory), table["text"].tolist(), pairs, limit)
+
+
+def answer(classifier: Any, examples: Examples, tokens: int = TOKENS) -> list[str]:
+    """The most probable label of each example."""
+    logits: Any = task_models.run(classifier, examples, tokens)  # (N, labels)
+    return [classifier.labels[best] for best in logits.argmax(dim=1).tolist()]
+
+
 def predict(
     directory: Path | str,
     texts: Sequence[str],
@@ -30,15 +48,20 @@ def predict(
     Raises:
         InputError: there is no complete classifier in the directory.
     """
-    model, tokenizer = load(directory, AutoModelForSequenceClassification)
-    names: Any = model.config.id2label
-    labels = [""] * len(texts)
-    for chosen, batch in batches(tokenizer, encode(model, tokenizer, texts, max_tokens, pairs), batch_size):
-        with autocast(model.device):
-            logits = model(**{name: values.to(model.device) for name, values in batch.items()}).logits  # (B, classes)
-        for i, best in zip(chosen, logits.argmax(dim=1).tolist(), strict=True):
-            labels[i] = names[best]
-    return labels
+    table = pd.DataFrame({"text": list(texts)} | ({} if pairs is None else {"text_pair": list(pairs)}))
+    examples = encode_rows(table, Path(directory), max_tokens)
+    return answer(task_models.load(Path(directory), "classification"), examples, batch_size * max_tokens)
+
+
+def predict_rows(tuned: Path, table: pd.DataFrame, max_tokens: int, tokens: int = TOKENS) -> pd.Series:
+    """The label of each row by the model that was kept for its language."""
+    where = table["language"].map(selection.directories(tuned))
+    predicted = pd.Series("", index=table.index, dtype="string")
+    for directory in where.unique():  # a model is loaded once for all of its languages
+        rows = table[where == directory]
+        classifier = task_models.load(directory, "classification")
+        predicted[rows.index] = answer(classifier, encode_rows(rows, directory, max_tokens), tokens)
+    return predicted
 
 
 def accuracy_by_language(
@@ -49,22 +72,6 @@ def accuracy_by_language(
     for predicted, label, language in zip(predictions, labels, languages, strict=True):
         right[language].append(predicted == label)
     return {language: fmean(values) for language, values in sorted(right.items())}
-
-
-def xnli_label(label: str | int, order: Sequence[str] = XNLI_LABELS) -> str:
-    """Name of an XNLI label, from its name (`contradictory` too) or from its number in the file's own order.
-
-    Numbers mean nothing by themselves: the Hub counts from entailment, XTREME from contradiction.
-
-    Raises:
-        InputError: it is none of the three.
-    """
-    name = str(label).strip().lower()
-    name = order[int(name)] if name.isdecimal() and int(name) < len(order) else name
-    name = {"contradictory": "contradiction"}.get(name, name)
-    if name not in XNLI_LABELS:
-        raise InputError(f"{str(label)!r} is no XNLI label: give one of {', '.join(XNLI_LABELS)}, or 0, 1, 2")
-    return name
 
 
 def transfer_gap(scores: Mapping[str, float], source: str = "en") -> float:
@@ -81,23 +88,115 @@ def score(directory: Path, pivot: str, batch_size: int, max_tokens: int) -> dict
     path = directory / "test.parquet"
     if not path.is_file():
         raise InputError(f"{path} is missing: give the output of finetune")
-    columns = pq.read_table(path).to_pydict()
-    if missing := {"text", "label", "language"} - set(columns):
+    table = pd.read_parquet(path).astype("string")
+    if missing := {"text", "label", "language"} - set(table.columns):
         raise InputError(f"{path} has no column {', '.join(sorted(missing))}: give the output of finetune")
-    labels = [str(label) for label in columns["label"]]
-    if not labels:
+    if table.empty:
         raise InputError(f"{path} has no rows: give the output of finetune")
-    predicted = predict(directory, columns["text"], columns.get("text_pair"), batch_size, max_tokens)
-    known = list(AutoConfig.from_pretrained(directory, local_files_only=True).id2label.values())
-    if unknown := sorted(set(labels) - set(known)):
+    known = padded.labels_of(padded.read_config(directory))
+    if unknown := sorted(set(table["label"]) - set(known)):
         raise InputError(f"{path}: label {unknown[0]!r} is not one of the classifier's ({', '.join(known)})")
-    languages = accuracy_by_language(predicted, labels, columns["language"])
+    predicted = predict_rows(directory, table, max_tokens, batch_size * max_tokens)
+    languages = accuracy_by_language(predicted, table["label"], table["language"])
     transferred = pivot in languages and len(languages) > 1
     return {
         "mean": fmean(languages.values()),
         "transfer_gap": transfer_gap(languages, pivot) if transferred else None,
-        "majority": max(map(labels.count, set(labels))) / len(labels),
-        "rows": len(labels),
-        "labels": known,
+        "majority": int(table["label"].value_counts().max()) / len(table),
+        "rows": len(table),
+        "labels": list(known),
         "languages": languages,
     }
+
+
+def measure(config: FinetuningConfig, tuned: Path, corpus: Path | None, output: Path) -> dict[str, Any]:
+    """Classify the test rows of every language; write `predictions.parquet`.
+
+    Args:
+        tuned: a fine-tuned classifier; each language is classified by the model that was kept for it.
+        corpus: the prepared corpus whose labelled set is the test if the config names no data.
+
+    Returns:
+        task, languages, mean, transfer_gap, counts, test_set, dev, selection and mixed; all scores from 0 to 1.
+
+    Raises:
+        InputError: there is no test row that the classifier knows the label of, no model, or, for `mixed`, rows that
+            do not translate each other.
+    """
+    labels = by_name(padded.labels_of(padded.read_config(tuned)), str(tuned))  # the classifier's -> the data's
+    table = read_labelled(config, corpus)
+    test = known_rows(table[table["split"] == "test"].drop(columns="split"), list(labels.values()), "test")
+    if test.empty:
+        raise InputError(f"{config.data or corpus}: no row is of split test: name files or rows so (finetuning.data)")
+    rows = {str(language): part.reset_index(drop=True) for language, part in test.groupby("language")}
+    if config.mixed:
+        check_aligned(rows)
+    test["predicted"] = predict_rows(tuned, test, config.max_tokens).map(labels)
+    output.mkdir(parents=True, exist_ok=True)
+    test.to_parquet(output / "predictions.parquet", index=False)
+    accuracy = accuracy_by_language(test["predicted"], test["label"], test["language"])
+    source = two_letters(config.train_languages[0])
+    transferred = source in accuracy and len(accuracy) > 1
+    return {
+        "task": "classification",
+        "languages": {language: {"accuracy": value} for language, value in accuracy.items()},
+        "mean": {"accuracy": fmean(accuracy.values())},
+        "transfer_gap": {"accuracy": transfer_gap(accuracy, source)} if transferred else None,
+        "counts": {language: len(part) for language, part in rows.items()},
+        "test_set": manifests.digest({name: part.to_dict("list") for name, part in rows.items()}),
+        "dev": selection.development(tuned),
+        "selection": selection.read(tuned),
+        "mixed": _mixed(config, tuned, rows, labels, accuracy) if config.mixed else None,
+    }
+
+
+def known_rows(table: pd.DataFrame, labels: Sequence[str], what: str) -> pd.DataFrame:
+    """The rows whose label a classifier has; a warning about the others, InputError if there are only others."""
+    strange = ~table["label"].isin(labels)
+    if strange.any():
+        name = table["label"][strange].iloc[0]
+        if strange.all():
+            raise InputError(f"{what}: label {name!r} is not one of the classifier's ({', '.join(labels)})")
+        count, total = int(strange.sum()), len(table)
+        logger.warning(
+            "%s: %d of %d rows have a label (%s) that training never saw: left out", what, count, total, name
+        )
+    return table[~strange].copy()
+
+
+def check_aligned(rows: Mapping[str, pd.DataFrame]) -> None:
+    """Whether row i of every language translates row i of the others, as far as their labels tell.
+
+    Raises:
+        InputError: the languages differ in number of rows or in labels, or the rows are no pairs.
+    """
+    (first, one), *others = rows.items()
+    if "text_pair" not in one:
+        raise InputError("finetuning.mixed needs pairs of texts: set it to false")
+    for language, other in others:
+        if len(other) != len(one):
+            found = f"{first} has {len(one)} rows, {language} {len(other)}"
+        elif (differ := other["label"] != one["label"]).any():
+            found = f"row {differ.idxmax() + 1} has another label in {first} than in {language}"
+        else:
+            continue
+        raise InputError(f"finetuning.mixed needs the same test in every language: {found}")
+
+
+def _mixed(config: FinetuningConfig, tuned: Path, rows: Mapping[str, pd.DataFrame], labels: Mapping[str, str],
+           accuracy: Mapping[str, float]) -> dict[str, Any]:  # fmt: skip
+    """Premises of one language with hypotheses of another, by the model of the premises' language (section 6)."""
+    cells = {(language, language): value for language, value in accuracy.items()}
+    for first, premises in rows.items():
+        others = {second: part for second, part in rows.items() if second != first}
+        table = pd.concat(
+            [premises.assign(text_pair=part["text_pair"], second=second) for second, part in others.items()],
+            ignore_index=True,
+        )
+        predicted = predict_rows(tuned, table, config.max_tokens).map(labels)
+        found = accuracy_by_language(predicted, table["label"], table["second"])
+        cells |= {(first, second): value for second, value in found.items()}
+        logger.info("mixed: premises in %s", first)
+    within, across = within_and_across(cells)
+    named = {"-".join(cell): {"accuracy": value} for cell, value in sorted(cells.items())}
+    return {"within": within, "across": across, "cells": named}

@@ -1,79 +1,71 @@
 """Sentences -> vectors, from any Hugging Face encoder: the format that a user of the model has in hand.
 
-Layers are counted as in Hugging Face's `hidden_states`: 0 is the output of the embeddings, T that of the last
-Transformer layer. Pooling "mean" averages all tokens, `<s>` and `</s>` included; "cls" is position 0.
+A vector has a place, such as mean@8. Layers are counted as in Hugging Face's `hidden_states`: 0 is the output of the
+embeddings, T that of the last Transformer layer. Poolings:
+
+    mean               of all tokens, `<s>` and `</s>` included
+    mean_no_special    of all others
+    cls                position 0
+    contrast           what pre-training compared: its own pooling at its own layer, times its projection
 """
 
-from collections.abc import Iterator, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, DataCollatorWithPadding
-from transformers import PreTrainedModel as Model
-from transformers import PreTrainedTokenizerBase as Tokenizer
+from transformers import DataCollatorWithPadding
 
 from infoxlm_core.errors import InputError
+from infoxlm_core.model.any_encoder import (
+    Model,
+    Tokenizer,
+    contrast_space,
+    drop_layers,
+    load_encoder,
+    load_projection,
+)
+from infoxlm_core.model.heads import project
 
 Features = list[dict[str, list[int]]]
 POOLINGS = ("mean", "cls")
+"""Those of the paper, which every evaluation shows at every layer."""
+
+ALL_POOLINGS = (*POOLINGS, "mean_no_special", "contrast")
+FULL = 0.8  # of the longest sentence of a batch has the shortest; the rest is padding
+AT_ONCE = 16_384  # texts that are tokenized, and sorted by length, together
 
 
-def load(directory: Path | str, kind: type) -> tuple[Model, Tokenizer]:
-    """Load a model and its tokenizer from a local directory, ready to predict; on the GPU if there is one.
+class Place(NamedTuple):
+    """Where a vector is read."""
 
-    Args:
-        kind: an `AutoModel…` class.
-
-    Raises:
-        InputError: the directory, or a weight that `kind` needs, is missing or cannot be read.
-    """
-    directory = Path(directory)
-    if not (directory / "config.json").is_file():
-        raise InputError(f"{directory} is no model: it has no config.json; give a Hugging Face model directory")
-    safe: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(directory, **safe)
-        model, report = kind.from_pretrained(directory, use_safetensors=True, output_loading_info=True, **safe)  # type: ignore[attr-defined]
-    except Exception as error:  # a broken file shows itself by almost any exception, of four libraries
-        raise InputError(f"{directory} cannot be loaded as a model: {' '.join(str(error).split())[:300]}") from error
-    # Transformers would fill weights that are not there with random numbers. Nothing of ours reads the pooler.
-    if missing := sorted(name for name in report["missing_keys"] if "pooler" not in name):
-        raise InputError(f"{directory} lacks {len(missing)} weights ({missing[0]}, …): give a complete {kind.__name__}")
-    return model.eval().to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer
+    pooling: str
+    layer: int
 
 
-def load_encoder(directory: Path | str) -> tuple[Model, Tokenizer]:
-    """Load an encoder, with its language-model head if it has one (see `load`)."""
-    path = Path(directory) / "config.json"
-    has_head = path.is_file() and "ForMaskedLM" in path.read_text(encoding="utf-8")  # among its "architectures"
-    return load(directory, AutoModelForMaskedLM if has_head else AutoModel)
-
-
-def contrast_space(model: Model) -> tuple[int, str] | None:
-    """Layer and pooling that the model was trained to compare sentences with; None if it does not say."""
-    space = getattr(model.config, "infoxlm", None)
-    return (space["layer"], space["pooling"]) if space else None
-
-
-def encode(
-    model: Model, tokenizer: Tokenizer, texts: Sequence[str], max_tokens: int, pairs: Sequence[str] | None = None
-) -> Features:
-    """Tokenize texts, or text pairs, into the model's inputs; cut at what it can read."""
+def encode(model: Model, tokenizer: Tokenizer, texts: Sequence[str], max_tokens: int) -> Features:
+    """Tokenize texts into the model's inputs; cut at what it can read."""
     # RoBERTa counts positions from 2; to leave two positions unused harms no other model.
     limit = min(max_tokens, getattr(model.config, "max_position_embeddings", max_tokens + 2) - 2)
-    columns = tokenizer(list(texts), list(pairs) if pairs is not None else None, truncation=True, max_length=limit)
-    return [{name: values[i] for name, values in columns.items()} for i in range(len(texts))]
+    columns = tokenizer(list(texts), truncation=True, max_length=limit)
+    known = inspect.signature(model.base_model.forward).parameters  # DistilBERT, for one, has no token types
+    return [{name: values[i] for name, values in columns.items() if name in known} for i in range(len(texts))]
 
 
 def batches(tokenizer: Tokenizer, features: Features, batch_size: int) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
-    """Yield indices of `features` and their padded batch, similar lengths together, so that little is padding."""
+    """Yield indices of `features` and their padded batch, the longest first, similar lengths together."""
     collate = DataCollatorWithPadding(tokenizer)
-    order = sorted(range(len(features)), key=lambda i: (-len(features[i]["input_ids"]), i))
-    for start in range(0, len(order), batch_size):
-        chosen = order[start : start + batch_size]
-        yield chosen, dict(collate([features[i] for i in chosen]))
+    lengths = [len(feature["input_ids"]) for feature in features]
+    chosen: list[int] = []
+    for i in sorted(range(len(features)), key=lambda i: (-lengths[i], i)):
+        if chosen and (len(chosen) == batch_size or lengths[i] < FULL * lengths[chosen[0]]):
+            yield chosen, dict(collate([features[j] for j in chosen]))
+            chosen = []
+        chosen.append(i)
+    if chosen:
+        yield chosen, dict(collate([features[j] for j in chosen]))
 
 
 def autocast(device: torch.device) -> torch.autocast:
@@ -87,28 +79,56 @@ def mean_pool(hidden: Tensor, mask: Tensor) -> Tensor:
     return (hidden.float() * weights).sum(dim=1) / weights.sum(dim=1)
 
 
+def find_words(tokenizer: Tokenizer, ids: Tensor, mask: Tensor) -> Tensor:
+    """The mask (B, L) without special tokens; `<unk>` is a word, and a text of nothing else keeps them."""
+    names = ("cls", "sep", "bos", "eos", "pad")
+    special = {getattr(tokenizer, f"{name}_token_id") for name in names} - {None}
+    words = mask * ~torch.isin(ids, torch.tensor(sorted(special), device=ids.device))
+    return torch.where(words.any(dim=1, keepdim=True), words, mask)
+
+
 @torch.inference_mode()
 def embed(
-    model: Model, tokenizer: Tokenizer, texts: Sequence[str], batch_size: int, max_tokens: int
-) -> dict[str, Tensor]:
-    """Compute the vectors of sentences at every layer.
+    model: Model,
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    places: Sequence[Place],
+    batch_size: int,
+    max_tokens: int,
+    projection: Tensor | None = None,
+    advance: Callable[[int], None] = lambda count: None,
+) -> dict[Place, Tensor]:
+    """Compute the vectors of sentences at some places, in one pass.
+
+    Args:
+        projection: for places of pooling contrast (see `load_projection`).
+        advance: is told how many sentences more are done.
 
     Returns:
-        {"mean": (T + 1, N, d), "cls": (T + 1, N, d)}, float32, on the model's device, rows in the order of `texts`.
+        (N, d) float32 for each place, on the model's device, rows in the order of `texts`.
     """
-    vectors: dict[str, Tensor] = {}
-    for chosen, batch in batches(tokenizer, encode(model, tokenizer, texts, max_tokens), batch_size):
-        batch = {name: values.to(model.device) for name, values in batch.items()}
-        with autocast(model.device):
-            layers = model.base_model(**batch, output_hidden_states=True).hidden_states  # T + 1 of (B, L, d)
-        pooled = {
-            "mean": torch.stack([mean_pool(hidden, batch["attention_mask"]) for hidden in layers]),
-            "cls": torch.stack([hidden[:, 0].float() for hidden in layers]),
-        }
-        for name, values in pooled.items():  # (T + 1, B, d)
-            if name not in vectors:
-                vectors[name] = values.new_empty(len(values), len(texts), values.shape[-1])
-            vectors[name][:, chosen] = values
+    _, own = contrast_space(model) or (0, "")
+    vectors = {place: torch.empty(len(texts), model.config.hidden_size, device=model.device) for place in places}
+    for start in range(0, len(texts), AT_ONCE):
+        features = encode(model, tokenizer, texts[start : start + AT_ONCE], max_tokens)
+        for chosen, batch in batches(tokenizer, features, batch_size):
+            batch = {name: values.to(model.device) for name, values in batch.items()}
+            with autocast(model.device):
+                layers = model.base_model(**batch, output_hidden_states=True).hidden_states  # T + 1 of (B, L, d)
+            mask = batch["attention_mask"]
+            words = find_words(tokenizer, batch["input_ids"], mask)
+            rows = torch.tensor(chosen, device=model.device) + start
+            for place in places:
+                pooling = own if place.pooling == "contrast" else place.pooling
+                hidden = layers[place.layer]
+                if pooling == "cls":
+                    pooled = hidden[:, 0].float()
+                else:
+                    pooled = mean_pool(hidden, mask if pooling == "mean" else words)
+                if projection is not None and place.pooling == "contrast":
+                    pooled = project(pooled, projection, model.config.infoxlm["normalise"])
+                vectors[place][rows] = pooled
+            advance(len(chosen))
     return vectors
 
 
@@ -134,11 +154,11 @@ def embed_sentences(
     last = model.config.num_hidden_layers
     if layer is None or not 0 <= layer <= last:
         raise InputError(f"{directory}: layer {layer} is not one of its layers: give 0 to {last}")
-    if pooling not in POOLINGS:
-        raise InputError(f"{directory}: pooling {pooling} is not known: give mean or cls")
-    few = 16 * batch_size  # all layers of a few sentences at a time, so that a million sentences fit into memory
-    parts = [
-        embed(model, tokenizer, texts[start : start + few], batch_size, max_tokens)[pooling][layer].cpu()
-        for start in range(0, len(texts), few)
-    ]
-    return torch.cat(parts) if parts else torch.empty(0, model.config.hidden_size)
+    if pooling not in ALL_POOLINGS:
+        raise InputError(f"{directory}: pooling {pooling} is not known: give {', '.join(ALL_POOLINGS)}")
+    projection = load_projection(directory, model) if pooling == "contrast" else None
+    if projection is not None and layer != known_layer:
+        raise InputError(f"{directory}: its contrast vectors are of layer {known_layer}, not {layer}: leave layer out")
+    drop_layers(model, layer)
+    place = Place(pooling, layer)
+    return embed(model, tokenizer, texts, [place], batch_size, max_tokens, projection)[place].cpu()

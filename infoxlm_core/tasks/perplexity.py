@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from infoxlm_core.data.sampling import generator
-from infoxlm_core.tasks.embedding import Model, Tokenizer, autocast, batches, encode
+from infoxlm_core.model.any_encoder import Model, Tokenizer
+from infoxlm_core.tasks.embedding import autocast, batches, encode
 
 MASK_RATIO = 0.15
 

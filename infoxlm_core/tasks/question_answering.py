@@ -10,8 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from statistics import fmean
+from typing import Literal
 
 from infoxlm_core.errors import InputError
+
+METRICS = ("f1", "exact_match")
 
 _ARTICLES = {  # whole words; Arabic writes its article as the first letters of the word, and MLQA removes it anywhere
     "ar": "ال",
@@ -64,45 +67,42 @@ def f1(prediction: str, answer: str) -> float:
     return 2 * common / (len(found) + len(wanted)) if common else 0.0
 
 
+def cleaner(normaliser: Literal["mlqa", "squad"], language: str) -> Callable[[str], str]:
+    """The normaliser of answers in a language.
+
+    Raises:
+        InputError: MLQA has none for it.
+    """
+    if normaliser == "squad":
+        return normalise_squad
+    normalise("", language)
+    return partial(normalise, language=language)
+
+
 def score(
     predictions: Mapping[str, str], answers: Mapping[str, Sequence[str]], clean: Callable[[str], str]
 ) -> dict[str, float]:
-    """F1 and exact match x 100, the best over the gold answers of a question, then the mean over questions.
+    """F1 and exact match from 0 to 1, the best over the gold answers of a question, then the mean over questions.
 
     Args:
         predictions: question id -> the answer given; a question that is missing here scores 0.
         answers: question id -> its gold answers.
-        clean: `normalise_squad`, or `normalise` of a language.
+        clean: what `cleaner` gives.
 
     Raises:
         InputError: there is no question, or one without a gold answer.
     """
     if not answers or not all(answers.values()):
         raise InputError("no questions, or a question without a gold answer: nothing to score")
-    found: dict[str, list[float]] = {"f1": [], "exact_match": []}
+    found: dict[str, list[float]] = {name: [] for name in METRICS}
     for question, gold in answers.items():
         given = clean(predictions[question]) if question in predictions else None
         golds = [clean(answer) for answer in gold]
         found["f1"].append(0.0 if given is None else max(f1(given, answer) for answer in golds))
         found["exact_match"].append(float(given in golds))
-    return {name: 100 * fmean(values) for name, values in found.items()}
+    return {name: fmean(values) for name, values in found.items()}
 
 
-def score_languages(
-    predictions: Mapping[str, Mapping[str, str]], answers: Mapping[str, Mapping[str, Sequence[str]]], mlqa: bool = True
-) -> dict[str, dict[str, float]]:
-    """`score` of each language and, under `mean`, the macro average: every language weighs the same.
-
-    Args:
-        predictions, answers: by language, then as for `score`.
-        mlqa: normalise by language; False: SQuAD's rule for all (XQuAD).
-    """
-    scores = {
-        language: score(
-            predictions.get(language, {}),
-            gold,
-            partial(normalise, language=language) if mlqa else normalise_squad,
-        )
-        for language, gold in answers.items()
-    }
-    return scores | {"mean": {name: fmean(row[name] for row in scores.values()) for name in ("f1", "exact_match")}}
+def macro_average(languages: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Mean of each metric over languages: every one weighs the same, however many questions it has."""
+    return {name: fmean(scores[name] for scores in languages.values()) for name in METRICS}

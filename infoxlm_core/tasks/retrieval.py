@@ -1,4 +1,7 @@
-"""Find the translation: for each sentence the candidate with the highest cosine (Tatoeba's task).
+"""Find the translation: for each sentence the most similar candidate (Tatoeba's task).
+
+Similar is the cosine, or the ratio margin: the cosine divided by the mean of the cosines to the nearest neighbours of
+both sentences, so that a sentence that is near to everything wins less often (Artetxe and Schwenk 2019, equation 3).
 
 Pure functions of vectors. Two sides are aligned: row i of one translates row i of the other.
 """
@@ -13,43 +16,107 @@ import torch.nn.functional as F
 from torch import Tensor
 
 CHUNK = 1024  # queries compared at a time; only memory depends on it
+WHOLE = 4096  # sentences whose cosines with as many others are held at once, to be read in both directions
 ROUNDING = 1e-12  # two equal candidates may differ by this much after a matrix product in fp64
 LARGE = 200_000  # candidates from which on faiss searches, if it is installed (extra `large`): a chunk needs gigabytes
 SHORTLIST = 16  # candidates that faiss, which counts in fp32, passes on to the comparison in fp64
+NEIGHBOURS = 4  # of the ratio margin
+MISSED = 1e-5  # by which a candidate that fp32 left out of a shortlist may exceed its last one
 
 
-def find_nearest(queries: Tensor, candidates: Tensor) -> Tensor:
-    """Index of the candidate (M, d) with the highest cosine to each query (N, d): (N,); ties go to the lowest index.
+def find_nearest(queries: Tensor, candidates: Tensor, margin: bool = False) -> Tensor:
+    """Index of the candidate (M, d) most similar to each query (N, d): (N,); ties go to the lowest index.
 
     In fp64: vectors of untrained or [CLS]-only encoders are almost parallel, and their cosines differ late.
+
+    Args:
+        margin: compare by ratio margin; its neighbours are found among all queries and all candidates.
     """
     if len(candidates) > LARGE and find_spec("faiss"):
-        return _find_nearest_of_many(queries, candidates)
-    candidates = F.normalize(candidates.double(), dim=1)
+        return _find_nearest_of_many(queries, candidates, margin)
+    crowds = _crowd(candidates, queries) if margin else None
+    return _search(queries, _unit(candidates), crowds)
+
+
+def find_both(sources: Tensor, targets: Tensor, margin: bool = False) -> tuple[Tensor, Tensor]:
+    """`find_nearest` in both directions: for each source (N, d) its target (M, d), for each target its source."""
+    if max(len(sources), len(targets)) > WHOLE:
+        return find_nearest(sources, targets, margin), find_nearest(targets, sources, margin)
+    similar = _unit(sources) @ _unit(targets).T  # (N, M)
+    if margin:
+        similar = similar / (_mean_of_highest(similar).unsqueeze(1) + _mean_of_highest(similar.T)) * 2
+    return _first_of_best(similar), _first_of_best(similar.T)
+
+
+def _unit(vectors: Tensor) -> Tensor:
+    return F.normalize(vectors.double(), dim=1)
+
+
+def _first_of_best(similar: Tensor) -> Tensor:
+    """(N, M) -> (N,) the lowest index of the highest value of each row."""
+    best = similar.amax(dim=1, keepdim=True) - ROUNDING
+    return (similar >= best).to(torch.uint8).argmax(dim=1)  # argmax returns the first of equals
+
+
+def _mean_of_highest(similar: Tensor) -> Tensor:
+    """(N, M) cosines -> (N,) mean of the NEIGHBOURS highest of each row."""
+    return similar.topk(min(NEIGHBOURS, similar.shape[1]), dim=1).values.mean(dim=1)
+
+
+def _crowd(vectors: Tensor, others: Tensor) -> Tensor:
+    """How near the nearest of the others (M, d) are to each vector (N, d): (N,) mean cosines."""
+    others = _unit(others)
+    return torch.cat([_mean_of_highest(_unit(chunk) @ others.T) for chunk in vectors.split(CHUNK)])
+
+
+def _search(queries: Tensor, candidates: Tensor, crowds: Tensor | None) -> Tensor:
+    """Exhaustive search among candidates (M, d) of length 1; `crowds` (M,) are theirs, for the ratio margin."""
     found = []
     for chunk in queries.split(CHUNK):
-        cosines = F.normalize(chunk.double(), dim=1) @ candidates.T  # (chunk, M)
-        best = cosines.amax(dim=1, keepdim=True) - ROUNDING
-        found.append((cosines >= best).to(torch.uint8).argmax(dim=1))  # argmax returns the first of equals
+        similar = _unit(chunk) @ candidates.T  # (chunk, M)
+        if crowds is not None:
+            similar = similar / (_mean_of_highest(similar).unsqueeze(1) + crowds) * 2
+        found.append(_first_of_best(similar))
     return torch.cat(found)
 
 
-def _find_nearest_of_many(queries: Tensor, candidates: Tensor) -> Tensor:
-    """`find_nearest` through faiss's exhaustive search; the SHORTLIST best of each query are compared in fp64."""
+def _find_nearest_of_many(queries: Tensor, candidates: Tensor, margin: bool) -> Tensor:
+    """`find_nearest` through faiss's exhaustive search; the SHORTLIST best of each query are compared in fp64.
+
+    By margin a candidate beyond the shortlist could still win, if nothing else is near to it. Where the lowest crowd
+    of all does not rule that out, the query is searched exhaustively.
+    """
+    crowds = _shortlist(candidates, queries)[1][:, :NEIGHBOURS].mean(dim=1) if margin else None
+    shortlist, cosines = _shortlist(queries, candidates)  # (N, S) each, the most similar first
+    similar, doubtful = cosines, torch.zeros(len(queries), dtype=torch.bool, device=queries.device)
+    if crowds is not None:
+        own = cosines[:, :NEIGHBOURS].mean(dim=1, keepdim=True)
+        similar = cosines / (own + crowds[shortlist]) * 2
+        bound = (cosines[:, -1:] + MISSED) / (own + crowds.min()) * 2  # what a candidate beyond can reach
+        doubtful = (bound >= similar.amax(dim=1, keepdim=True)).squeeze(1)
+    order = shortlist.argsort(dim=1)  # ties go to the lowest index
+    first = _first_of_best(similar.gather(1, order)).unsqueeze(1)
+    found = shortlist.gather(1, order.gather(1, first)).squeeze(1)
+    if doubtful.any():
+        found[doubtful] = _search(queries[doubtful], _unit(candidates), crowds)
+    return found
+
+
+def _shortlist(queries: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
+    """The SHORTLIST nearest candidates (M, d) of each query (N, d), by faiss: indices and fp64 cosines, (N, S) each."""
     import faiss
 
     index = faiss.IndexFlatIP(candidates.shape[1])
     index.add(F.normalize(candidates.float(), dim=1).cpu().numpy())
-    found = []
+    indices, cosines = [], []
     for chunk in queries.split(CHUNK):
-        _, nearest = index.search(F.normalize(chunk.float(), dim=1).cpu().numpy(), SHORTLIST)
-        shortlist = torch.from_numpy(nearest).to(queries.device).sort(dim=1).values  # (chunk, S): lowest index first
-        vectors = F.normalize(candidates[shortlist].double(), dim=2)  # (chunk, S, d)
-        cosines = (vectors * F.normalize(chunk.double(), dim=1).unsqueeze(1)).sum(dim=2)
-        best = cosines.amax(dim=1, keepdim=True) - ROUNDING
-        first = (cosines >= best).to(torch.uint8).argmax(dim=1, keepdim=True)
-        found.append(shortlist.gather(1, first).squeeze(1))
-    return torch.cat(found)
+        _, nearest = index.search(F.normalize(chunk.float(), dim=1).cpu().numpy(), min(SHORTLIST, len(candidates)))
+        nearest = torch.from_numpy(nearest).to(queries.device)
+        vectors = F.normalize(candidates[nearest].double(), dim=2)  # (chunk, S, d)
+        similar, order = (vectors * _unit(chunk).unsqueeze(1)).sum(dim=2).sort(dim=1, descending=True)
+        indices.append(nearest.gather(1, order))
+        cosines.append(similar)
+    return torch.cat(indices), torch.cat(cosines)
 
 
 def accuracy(queries: Tensor, candidates: Tensor, targets: Tensor) -> float:
@@ -65,25 +132,27 @@ def shares_no_token(sources: Sequence[Collection[int]], targets: Sequence[Collec
     return torch.tensor([set(a).isdisjoint(b) for a, b in zip(sources, targets, strict=True)], dtype=torch.bool)
 
 
-def score_layers(sources: Tensor, targets: Tensor, subset: Tensor) -> dict[str, dict[str, list[float | None]]]:
+def score_layers(
+    sources: Sequence[Tensor], targets: Sequence[Tensor], subset: Tensor
+) -> dict[str, dict[str, list[float | None]]]:
     """Retrieve in both directions, layer by layer.
 
     Args:
-        sources, targets: (T + 1, N, d), aligned; sources are in the pivot language.
+        sources, targets: (N, d) of each layer, aligned; sources are in the pivot language.
         subset: (N,) bool, queries that are scored once more on their own; candidates are always all N.
 
     Returns:
         {"from_pivot" | "to_pivot": {"all" | "subset": accuracy of each layer}}; None where the subset is empty.
     """
-    subset = subset.to(sources.device)
-    own = torch.arange(sources.shape[1], device=sources.device)
-    scores: dict[str, dict[str, list[float | None]]] = {}
-    for direction, queries, candidates in (("from_pivot", sources, targets), ("to_pivot", targets, sources)):
-        scores[direction] = {"all": [], "subset": []}
-        for query, candidate in zip(queries, candidates, strict=True):  # (N, d) each
-            hits = (find_nearest(query, candidate) == own).double()  # (N,)
+    scores: dict[str, dict[str, list[float | None]]] = {
+        direction: {"all": [], "subset": []} for direction in ("from_pivot", "to_pivot")
+    }
+    for source, target in zip(sources, targets, strict=True):
+        for direction, found in zip(scores, find_both(source, target), strict=True):
+            hits = (found == torch.arange(len(found), device=found.device)).double()  # (N,)
+            asked = hits[subset.to(found.device)]
             scores[direction]["all"].append(hits.mean().item())
-            scores[direction]["subset"].append(hits[subset].mean().item() if subset.any() else None)
+            scores[direction]["subset"].append(asked.mean().item() if len(asked) else None)
     return scores
 
 

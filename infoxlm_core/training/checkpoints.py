@@ -30,6 +30,12 @@ logger = logging.getLogger(__name__)
 _NAME = re.compile(r"step=(\d{10})")
 
 
+def list_of(run: Path) -> list[tuple[int, Path]]:
+    """Steps and directories of a run's checkpoints, valid or not, newest first."""
+    found = [(m, path) for path in run.iterdir() if (m := _NAME.fullmatch(path.name))]
+    return sorted(((int(m[1]), path) for m, path in found), reverse=True)
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """State of a training after `step` optimizer steps: tensors by name, and small facts."""
@@ -114,14 +120,9 @@ class Checkpoints:
                 raise StorageFull(f"{self.directory}: no space for {name}: free some, then run again") from error
             raise
         logger.info("saved checkpoint %s", final)
-        for _, old in self._list()[self.keep :]:
+        for _, old in list_of(self.directory)[self.keep :]:
             (old / manifests.NAME).unlink(missing_ok=True)  # the manifest first: half-deleted is not valid
             shutil.rmtree(old, ignore_errors=True)
-
-    def _list(self) -> list[tuple[int, Path]]:
-        """All checkpoint directories, newest step first."""
-        found = [(m, path) for path in self.directory.iterdir() if (m := _NAME.fullmatch(path.name))]
-        return sorted(((int(m[1]), path) for m, path in found), reverse=True)
 
     def load_newest(self) -> Checkpoint | None:
         """The newest checkpoint whose every byte is as written; None if this run never saved one.
@@ -131,7 +132,7 @@ class Checkpoints:
             ConfigMismatch: it was made with another config, data or code.
         """
         reasons = []
-        for step, path in self._list():
+        for step, path in list_of(self.directory):
             try:
                 manifests.read(path, "checkpoint", made_with="pretrain")
                 meta = json.loads((path / "meta.json").read_bytes())

@@ -2,7 +2,7 @@
 
 import os
 
-from pipelines.cli import models, runs  # noqa: F401  # their commands register themselves
+from pipelines.cli import evaluate, models, runs  # noqa: F401  # their commands register themselves
 from pipelines.cli.app import app
 
 

@@ -1,4 +1,4 @@
-"""Commands on a model: import, embed, evaluate."""
+"""Commands on a model: import, embed."""
 
 import json
 import sys
@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from infoxlm_core.config import EvaluationConfig
 from infoxlm_core.errors import InputError
 from pipelines.cli.app import Store, app, ending_clearly
 
@@ -40,7 +39,9 @@ def embed(
     layer: Annotated[
         int | None, typer.Option(help="Layer to read; default: the one the model was contrasted at.")
     ] = None,
-    pooling: Annotated[str | None, typer.Option(help="mean or cls; default: the model's own.")] = None,
+    pooling: Annotated[
+        str | None, typer.Option(help="mean, mean_no_special, cls or contrast; default: the model's own.")
+    ] = None,
     vectors: Annotated[bool, typer.Option("--vectors", help="Print a JSON vector a line, not similarities.")] = False,
     store: Store = Path("runs"),
 ):
@@ -64,24 +65,3 @@ def embed(
 
         for text, similarity in zip(texts, F.cosine_similarity(found, found[:1]).tolist(), strict=True):
             typer.echo(f"{similarity:7.4f}  {text}")
-
-
-@app.command()
-def evaluate(
-    model: Annotated[str, typer.Argument(help="A Hugging Face directory or models:/NAME@ALIAS.")],
-    corpus: Annotated[Path, typer.Option(help="A prepared corpus: a directory with held_out/.")],
-    output: Annotated[Path, typer.Option(help="Where scores.json, report.html and figures go.")] = Path("evaluation"),
-    floor: Annotated[str | None, typer.Option(help="Another encoder to compare with.")] = None,
-    store: Store = Path("runs"),
-):
-    """Evaluate any encoder on held-out translations: retrieval by layer and language, masked-LM perplexity."""
-    with ending_clearly():
-        from components.adapters import model_registry
-        from infoxlm_core import evaluation
-
-        names = {"model": model} | ({"floor": floor} if floor else {})
-        encoders = {name: model_registry.load_encoder(source, store) for name, source in names.items()}
-        scores = evaluation.evaluate(EvaluationConfig(), corpus, encoders, {}, output)
-        for name, value in scores.items():
-            typer.echo(f"{name:40} {value:.4f}")
-        typer.echo(f"report {output / 'report.html'}")

@@ -1,4 +1,4 @@
-"""Commands that run or plan a pipeline: run, ablate, compare, plan, compile."""
+"""Commands that run or plan a pipeline: run, ablate, compare, suite, plan, compile."""
 
 import os
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from infoxlm_core import manifests, run_file
+from infoxlm_core.config import SuiteConfig
 from pipelines.cli.app import Store, app, ending_clearly
 
 
@@ -38,7 +39,7 @@ def run(
             if name in scores:
                 typer.echo(f"{name:28}{scores[name]:10.4f}    untrained {scores[f'untrained/{name}']:10.4f}")
         typer.echo(f"report      {report}/report.html")
-        typer.echo(f"MLflow      mlflow ui --backend-store-uri {done['mlflow']}   (run {done['run_id']})")
+        _tell_mlflow(done)
         typer.echo(
             f"the model   infoxlm embed --store {store} models:/{checked.registration.name}@champion 'a sentence'"
         )
@@ -77,7 +78,7 @@ def ablate(
             if found := local.artifact(store, "compare", "comparison"):
                 typer.echo((found / "comparison.md").read_text(encoding="utf-8"))
                 typer.echo(f"comparison  {found}/comparison.html")
-        typer.echo(f"MLflow      mlflow ui --backend-store-uri {done['mlflow']}   (run {done['run_id']})")
+        _tell_mlflow(done)
 
 
 @app.command()
@@ -104,8 +105,55 @@ def compare(
             typer.echo(f"comparison  {output}/comparison.html")
 
 
+@app.command()
+def suite(
+    config: Annotated[Path, typer.Argument(help="YAML file of the suite; see configs/suite.yaml.")],
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=SOURCE: a model beside those of the file, or instead of that of the name. Repeatable."),
+    ] = None,
+    only: Annotated[str, typer.Option(help="Tasks, separated by commas; default: all of the file.")] = "",
+    store: Store = Path("runs"),
+    num_workers: Annotated[
+        int, typer.Option(help="Ray workers of each fine-tuning; two points run at a time. 0: in the step itself.")
+    ] = 0,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Override a value: tasks.xnli.seeds=[1,2]. Repeatable.")
+    ] = None,
+):
+    """Fine-tune and measure encoders on tasks; end in one page beside the published numbers.
+
+    SOURCE is a directory, s3://bucket/prefix, a name on the hub, or models:/NAME@ALIAS. Kill it and start it again:
+    what is finished is found, the rest goes on. A point that fails is named and does not stop the others.
+    """
+    with ending_clearly():
+        checked = run_file.load_as(SuiteConfig, config, [*(set_ or ()), *(f"models.{named}" for named in model or ())])
+        checked = checked.choose(_split(only))
+        from infoxlm_core.suite import plan
+        from pipelines import local
+        from pipelines.suite import AT_A_TIME
+        from pipelines.suite import suite as dag
+
+        typer.echo(f"{len(plan(checked))} points: {', '.join(checked.models)} on {', '.join(checked.tasks)}")
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // AT_A_TIME)))
+        try:
+            done = local.run(dag, {"suite": checked.listed(), "num_workers": num_workers}, store, config.stem)
+        finally:  # what has finished is shown, also when a point failed
+            if found := local.artifact(store, "summarise", "comparison"):
+                typer.echo((found / "suite.md").read_text(encoding="utf-8"))
+                typer.echo(f"report      {found}/suite.html")
+        _tell_mlflow(done)
+
+
 def _split(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _tell_mlflow(done: dict[str, str]) -> None:
+    """Where the run is; without the last part of the address MLflow shows it as if it were a chat."""
+    typer.echo(f"MLflow      mlflow ui --backend-store-uri {done['mlflow']}   (run {done['run_id']})")
+    if done["run_id"]:
+        typer.echo(f"            then http://127.0.0.1:5000/#/{done['page']}")
 
 
 @app.command()
@@ -134,8 +182,9 @@ def compile(
 
         from pipelines.ablations import ablations
         from pipelines.infoxlm import infoxlm
+        from pipelines.suite import suite
 
         output.mkdir(parents=True, exist_ok=True)
-        for name, dag in {"infoxlm": infoxlm, "ablations": ablations}.items():
+        for name, dag in {"infoxlm": infoxlm, "ablations": ablations, "suite": suite}.items():
             compiler.Compiler().compile(dag, str(output / f"{name}.yaml"))
             typer.echo(f"wrote {output / name}.yaml")

@@ -1,11 +1,13 @@
 """The benchmarks compare like with like: every side has one loss and one gradient. Times are not asserted."""
 
+import numpy as np
 import pytest
 import torch
 
-from benchmarks import infoxlm_step, inputs, mlm_step, optimizer_ema, ours, peers
+from benchmarks import finetune_step, infoxlm_step, inputs, mlm_step, optimizer_ema, ours, peers
 from benchmarks.harness import OURS, Case, Unequal, differences, measure, require_equal
 from benchmarks.targets import Target
+from tests.core.test_task_models import write_tokenizer
 
 TOY = {"layers": 3, "hidden": 32, "ffn": 64, "heads": 2}
 needs_fairseq = pytest.mark.skipif(peers.fairseq_reason() is not None, reason=str(peers.fairseq_reason()))
@@ -55,6 +57,15 @@ def test_both_sides_are_still_equal_after_a_step():
     moved = (model.projection - before).norm()
     # the two Adams add their epsilon in different places: gradients as small as that move differently
     assert (reference.projection - model.projection).norm() < 0.05 * moved
+
+
+def test_the_fine_tuning_step_equals_hugging_faces_classifier(tmp_path):
+    write_tokenizer(tmp_path, bert=False)
+
+    case = finetune_step.case(np.arange(4, 500), tmp_path, "32k", rounds=0, steps=1, size=TOY)
+
+    assert case.equality["Trainer"]["gradient"] <= 1e-5
+    assert case.inputs["padding"] == pytest.approx(0.39, abs=0.02)
 
 
 def test_optimizers_and_key_encoder_come_to_the_same_weights():

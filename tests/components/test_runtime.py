@@ -67,6 +67,29 @@ def test_the_content_of_a_given_model_belongs_to_the_key(tmp_path):
     assert runtime.given(None) == runtime.given(str(tmp_path / "missing")) == []
 
 
+def test_the_names_and_contents_of_a_folder_of_data_belong_to_the_key_but_not_where_it_lies(tmp_path):
+    for folder, name in (("a", "test.de"), ("b", "test.de"), ("c", "test.fr")):
+        (tmp_path / folder / "in").mkdir(parents=True)
+        (tmp_path / folder / "in" / name).write_text("text")
+    (tmp_path / "d").mkdir()
+    first, same, renamed, empty = (runtime.given(str(tmp_path / folder)) for folder in "abcd")
+
+    assert first == same != renamed != empty
+    assert runtime.given([str(tmp_path / "a"), str(tmp_path / "c")]) == [*first, *renamed]
+
+
+def test_of_a_model_what_is_loaded_belongs_to_the_key_and_nothing_else(tmp_path):
+    for name in ("model.safetensors", "tokenizer.json", "manifest.json", "README.md"):
+        (tmp_path / name).write_text("first")
+    before = runtime.given(str(tmp_path))
+    for name in ("manifest.json", "README.md"):
+        (tmp_path / name).write_text("second")
+    assert runtime.given(str(tmp_path)) == before
+
+    (tmp_path / "tokenizer.json").write_text("second")
+    assert runtime.given(str(tmp_path)) != before
+
+
 def test_a_found_artifact_is_verified(tmp_path):
     made = runtime.make(str(tmp_path), "corpus", "abc", build)
     (made / "part/file").write_text("cOntent")

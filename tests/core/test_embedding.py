@@ -5,13 +5,28 @@ from pathlib import Path
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import AutoModel, PreTrainedTokenizerFast, XLMRobertaConfig, XLMRobertaForMaskedLM
+from transformers import (
+    AutoModel,
+    BertModel,
+    DistilBertModel,
+    PreTrainedTokenizerFast,
+    T5Config,
+    T5Model,
+    XLMRobertaConfig,
+    XLMRobertaForMaskedLM,
+    XLMRobertaModel,
+)  # fmt: skip
 from transformers import XLMRobertaForSequenceClassification as Classifier
 
 from infoxlm_core.errors import InputError
-from infoxlm_core.tasks import classification, perplexity
-from infoxlm_core.tasks.embedding import embed, embed_sentences, load_encoder, mean_pool
+from infoxlm_core.model import any_encoder, pretrained
+from infoxlm_core.model.any_encoder import load_encoder, load_projection
+from infoxlm_core.model.encoder import EncoderSize, initialise, pool
+from infoxlm_core.model.heads import InfoXLM, project
+from infoxlm_core.tasks import classification, embedding, perplexity
+from infoxlm_core.tasks.embedding import Place, embed, embed_sentences, mean_pool
 
+EVERYWHERE = [Place(pooling, layer) for pooling in ("mean", "cls") for layer in range(3)]
 TEXTS = ["save the file", "a", "open the door and save the file before you close the door", "close it"]
 WORDS = sorted({word for text in TEXTS for word in text.split()} | set("bcdefghijklmnopqrstuvwxyz"))
 
@@ -35,7 +50,7 @@ def save_model(directory: Path, kind: type = XLMRobertaForMaskedLM, words: list[
     torch.manual_seed(more.pop("seed", 0))
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     vocabulary = len(save_tokenizer(directory, words))
-    space = {"layer": 1, "pooling": "mean"}
+    space = {"layer": 1, "pooling": "mean", "normalise": False}
     config = XLMRobertaConfig(
         vocab_size=vocabulary, max_position_embeddings=40, pad_token_id=1, infoxlm=space, **(sizes | more)
     )
@@ -51,30 +66,33 @@ def directory(tmp_path) -> Path:
     return save_model(tmp_path / "encoder")
 
 
-def test_vectors_do_not_change_with_padding_or_order(directory):
+def test_vectors_do_not_change_with_padding_or_order(directory, monkeypatch):
     model, tokenizer = load_encoder(directory)
-    alone = embed(model, tokenizer, TEXTS, batch_size=1, max_tokens=32)
+    alone = embed(model, tokenizer, TEXTS, EVERYWHERE, batch_size=1, max_tokens=32)
 
-    together = embed(model, tokenizer, TEXTS[::-1], batch_size=4, max_tokens=32)
+    monkeypatch.setattr(embedding, "AT_ONCE", 3)  # the last text is tokenized later than the others
+    together = embed(model, tokenizer, TEXTS[::-1], EVERYWHERE, batch_size=4, max_tokens=32)
 
-    for pooling in ("mean", "cls"):
-        assert alone[pooling].shape == (3, 4, 32)
-        torch.testing.assert_close(together[pooling].flip(1), alone[pooling], atol=1e-5, rtol=0)
+    for place in EVERYWHERE:
+        assert alone[place].shape == (4, 32)
+        torch.testing.assert_close(together[place].flip(0), alone[place], atol=1e-5, rtol=0)
 
 
+@pytest.mark.item("A23")
 def test_layers_and_poolings_are_those_of_hidden_states(directory):
     model, tokenizer = load_encoder(directory)
     plain = AutoModel.from_pretrained(directory).eval()
     with torch.inference_mode():
         hidden = plain(**tokenizer(TEXTS[:1], return_tensors="pt"), output_hidden_states=True).hidden_states
 
-    vectors = embed(model, tokenizer, TEXTS[:1], batch_size=1, max_tokens=32)
+    vectors = embed(model, tokenizer, TEXTS[:1], EVERYWHERE, batch_size=1, max_tokens=32)
 
     for layer in range(3):
-        torch.testing.assert_close(vectors["mean"][layer], hidden[layer].mean(dim=1), atol=1e-5, rtol=0)
-        torch.testing.assert_close(vectors["cls"][layer], hidden[layer][:, 0], atol=1e-5, rtol=0)
+        torch.testing.assert_close(vectors[Place("mean", layer)], hidden[layer].mean(dim=1), atol=1e-5, rtol=0)
+        torch.testing.assert_close(vectors[Place("cls", layer)], hidden[layer][:, 0], atol=1e-5, rtol=0)
 
 
+@pytest.mark.item("A23")
 def test_the_mean_with_and_without_special_tokens_is_what_a_hand_computes():
     hidden = torch.tensor([[[0.0], [3.0], [5.0], [16.0], [99.0]]])  # <s> a b </s> <pad>
 
@@ -82,14 +100,95 @@ def test_the_mean_with_and_without_special_tokens_is_what_a_hand_computes():
     assert mean_pool(hidden, torch.tensor([[0, 1, 1, 0, 0]])).item() == 4.0
 
 
+@pytest.mark.item("A23")
+def test_the_mean_without_special_tokens_leaves_out_their_positions_but_not_unknown_words(directory):
+    texts = ["open the house", "a"]  # <s> open the <unk> </s>, and a shorter one that is padded
+    model, tokenizer = load_encoder(directory)
+    with torch.inference_mode():
+        hidden = model.base_model(**tokenizer(texts[:1], return_tensors="pt")).last_hidden_state
+
+    found = embed(model, tokenizer, texts, [Place("mean_no_special", 2), Place("mean", 2)], 2, 32)
+
+    torch.testing.assert_close(found[Place("mean_no_special", 2)][0], hidden[0, 1:4].mean(dim=0), atol=1e-5, rtol=0)
+    assert not found[Place("mean_no_special", 2)].allclose(found[Place("mean", 2)], atol=1e-3)
+
+
+def test_a_text_of_special_tokens_alone_has_a_vector(directory):
+    assert embed_sentences(directory, ["", "a"], layer=1, pooling="mean_no_special").isfinite().all()
+
+
+@pytest.mark.parametrize(("pooling", "normalise"), [("cls", False), ("mean", True)])
+def test_contrast_vectors_are_those_that_pre_training_compares(tmp_path, pooling, normalise):
+    tokenizer = save_tokenizer(tmp_path / "tokenizer")
+    size = EncoderSize(len(tokenizer), layers=3, hidden=16, ffn=32, heads=2, positions=40)
+    ours = InfoXLM(size, contrast_layer=2, pooling=pooling, normalise=normalise).eval()
+    initialise(ours, seed=1)
+    pretrained.export(ours, tmp_path / "tokenizer", tmp_path / "model")
+    ids = tokenizer(TEXTS[0], return_tensors="pt")["input_ids"][0]
+    hidden = ours.encoder(ids, torch.arange(2, 2 + len(ids)), (len(ids),), last=2)
+    expected = project(pool(hidden, (len(ids),), pooling), ours.projection, normalise)
+
+    alone = embed_sentences(tmp_path / "model", TEXTS, pooling="contrast")
+    model, tokenizer = load_encoder(tmp_path / "model")
+    places = [Place("mean", 3), Place("contrast", 2)]
+    among = embed(model, tokenizer, TEXTS, places, 2, 32, load_projection(tmp_path / "model", model))
+
+    torch.testing.assert_close(alone[0], expected[0].detach(), atol=1e-5, rtol=0)
+    torch.testing.assert_close(among[places[1]], alone, atol=1e-5, rtol=0)
+
+
+def test_contrast_vectors_need_their_projection_and_their_layer(directory, tmp_path):
+    with pytest.raises(InputError, match=r"has no contrast vectors .* give mean or cls"):
+        embed_sentences(directory, TEXTS, pooling="contrast")
+
+    (directory / pretrained.PROJECTION).write_bytes(b"no tensors")
+    with pytest.raises(InputError, match=r"projection\.safetensors is damaged"):
+        embed_sentences(directory, TEXTS, pooling="contrast")
+
+
+def test_layers_above_the_one_asked_for_are_not_computed(directory):
+    model, tokenizer = load_encoder(directory)
+    whole = embed(model, tokenizer, TEXTS, [Place("mean", 1)], 4, 32)[Place("mean", 1)]
+
+    any_encoder.drop_layers(model, 1)
+    part = embed(model, tokenizer, TEXTS, [Place("mean", 1)], 4, 32)[Place("mean", 1)]
+
+    assert len(model.base_model.encoder.layer) == 1
+    assert part.equal(whole)
+
+
 def test_embed_sentences_takes_the_layer_and_pooling_of_the_model(directory):
     model, tokenizer = load_encoder(directory)
 
     vectors = embed_sentences(directory, TEXTS, batch_size=2)
 
-    expected = embed(model, tokenizer, TEXTS, batch_size=4, max_tokens=32)["mean"][1]
+    expected = embed(model, tokenizer, TEXTS, [Place("mean", 1)], batch_size=4, max_tokens=32)[Place("mean", 1)]
     torch.testing.assert_close(vectors, expected.cpu(), atol=1e-5, rtol=0)
     assert embed_sentences(directory, []).shape == (0, 32)
+
+
+@pytest.mark.parametrize("kind", [BertModel, DistilBertModel, XLMRobertaModel])
+def test_any_encoder_is_embedded_as_it_would_embed_itself(tmp_path, kind):
+    tokenizer = save_tokenizer(tmp_path)
+    torch.manual_seed(1)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    plain = kind(kind.config_class(vocab_size=len(tokenizer), max_position_embeddings=40, pad_token_id=1, **sizes))
+    plain.eval().save_pretrained(tmp_path)
+    tokens = {name: v for name, v in tokenizer(TEXTS[2], return_tensors="pt").items() if name != "token_type_ids"}
+    with torch.inference_mode():
+        hidden = plain(**tokens, output_hidden_states=True).hidden_states
+
+    found = embed_sentences(tmp_path, TEXTS, layer=2, pooling="mean")
+
+    torch.testing.assert_close(found[2], hidden[2][0].mean(dim=0), atol=1e-5, rtol=0)
+
+
+def test_an_encoder_decoder_is_refused_in_one_line(tmp_path):
+    save_tokenizer(tmp_path)
+    T5Model(T5Config(vocab_size=60, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2)).save_pretrained(tmp_path)
+
+    with pytest.raises(InputError, match=r"is an encoder-decoder \(t5\): give an encoder alone"):
+        load_encoder(tmp_path)
 
 
 def test_a_text_longer_than_the_model_reads_is_cut(directory):
@@ -97,7 +196,8 @@ def test_a_text_longer_than_the_model_reads_is_cut(directory):
 
 
 @pytest.mark.parametrize(
-    ("layer", "pooling", "reason"), [(3, "mean", "layer 3 .* give 0 to 2"), (1, "max", "pooling max .* mean or cls")]
+    ("layer", "pooling", "reason"),
+    [(3, "mean", "layer 3 .* give 0 to 2"), (1, "max", "pooling max .* give mean, cls, mean_no_special, contrast")],
 )
 def test_a_layer_or_pooling_that_is_not_there_is_refused(directory, layer, pooling, reason):
     with pytest.raises(InputError, match=reason):
@@ -120,7 +220,7 @@ def test_a_truncated_weights_file_is_refused_in_one_line(directory):
 
 
 def test_an_encoder_is_not_taken_for_a_classifier(directory):
-    with pytest.raises(InputError, match="lacks 4 weights"):  # dense and out_proj would be random
+    with pytest.raises(InputError, match=r"classifier\.dense"):
         classification.predict(directory, TEXTS)
 
 

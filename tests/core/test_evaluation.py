@@ -12,8 +12,9 @@ from transformers import AutoModel, AutoTokenizer
 from transformers import XLMRobertaForSequenceClassification as Classifier
 
 from infoxlm_core.config import EvaluationConfig
+from infoxlm_core.data.aligned import read_held_out
 from infoxlm_core.errors import InputError
-from infoxlm_core.evaluation import draw_pairs, draw_sentences, evaluate, read_held_out
+from infoxlm_core.evaluation import draw_pairs, draw_sentences, evaluate
 from infoxlm_core.tasks.embedding import embed_sentences
 from tests.core.test_embedding import save_model
 

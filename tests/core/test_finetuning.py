@@ -1,20 +1,26 @@
-"""Fine-tuning on any table of labelled text: learns, resumes, refuses bad rows by name."""
+"""Fine-tuning: learns labels and answers, resumes, refuses what cannot be learned."""
 
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
+import torch
+import torch.nn.functional as F
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from infoxlm_core.config import FinetuningConfig, TokenizationConfig
+from infoxlm_core.config import AnsweringConfig, FinetuningConfig, TokenizationConfig
+from infoxlm_core.data.examples import from_lists
+from infoxlm_core.data.sampling import generator
 from infoxlm_core.data.shards import open_shards
 from infoxlm_core.errors import ConfigError, InputError
-from infoxlm_core.finetuning import Finetuning, _lay_out, finetune, read_labelled
-from infoxlm_core.model import pretrained
-from infoxlm_core.model.encoder import initialise
-from infoxlm_core.model.heads import Classifier
+from infoxlm_core.finetuning import finetune, read_task, schedule
+from infoxlm_core.model import pretrained, task_models
 from infoxlm_core.pretraining import build
 from infoxlm_core.training import distributed, loop, tracker
+from infoxlm_core.training.kept import Kept
+from infoxlm_core.training.optimizer import make_adamw
+from infoxlm_core.training.task_learner import Task, TaskLearner
 from tests.conftest import tiny_config
 from tests.core.test_tokenization import run, write_corpus
 from tests.toy_text import messages
@@ -87,15 +93,26 @@ def test_a_resumed_run_equals_an_undisturbed_one(encoder, data, tmp_path):
     assert losses[0] == losses[1]
 
 
-def test_the_loss_does_not_depend_on_the_workers_or_the_micro_batch_dropout_included(encoder, data, monkeypatch):
-    table = read_labelled(config(data), None)
-    train = table[table["split"] == "train"]
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_dropout_is_drawn_again_as_it_was_after_an_interruption(encoder, data, tmp_path, dropout):
+    settings = config(data, dropout=dropout, checkpoints={"every": 10}, optimization={"steps": 20, "warmup_steps": 5})
+    finetune(settings, encoder, None, tmp_path / "a/out", tmp_path / "a/run")
+    finetune(settings, encoder, None, tmp_path / "b/out", tmp_path / "b/run")
+    (tmp_path / f"b/run/step={20:010d}/manifest.json").unlink()
 
+    finetune(settings, encoder, None, tmp_path / "b/out2", tmp_path / "b/run")
+
+    assert (tmp_path / "a/out/model.safetensors").read_bytes() == (tmp_path / "b/out2/model.safetensors").read_bytes()
+
+
+def test_the_loss_does_not_depend_on_the_workers_or_the_micro_batch_head_dropout_included(
+    encoder, data, tmp_path, monkeypatch
+):
     def total(workers: int, micro: int) -> float:
         settings = config(data, micro_batch_size=micro, head_dropout=0.3)
-        model = Classifier(pretrained.load_encoder(encoder), 2, 0.3)
-        initialise(model.dense, 1), initialise(model.output, 1)
-        learner = Finetuning(settings, model, _lay_out(train, encoder, 30), (train["label"] == "Open").to_numpy())
+        task = read_task(settings, encoder, None)
+        model = task_models.create(encoder, task.kind, task.labels, head_dropout=0.3)
+        learner = TaskLearner(settings, model, task, 60, Kept(tmp_path, settings.selection, "en"))
         monkeypatch.setattr(distributed, "world_size", lambda: workers)
         loss = 0.0
         for rank in range(workers):
@@ -112,23 +129,46 @@ def test_the_loss_does_not_depend_on_the_workers_or_the_micro_batch_dropout_incl
         total(33, 32)
 
 
-def test_without_a_split_column_a_tenth_is_set_aside(data):
-    table = pd.read_csv(data, sep="\t").drop(columns="split")
-    table.to_csv(data.with_name("nosplit.csv"), index=False)
+def test_a_reader_learns_where_the_answer_is_from_the_mean_of_both_cross_entropies(encoder, tmp_path):
+    """The answer stands between the two tokens 9; examples without it point at position 0."""
+    rng = np.random.default_rng(1)
+    rows, targets = [], []
+    for number in range(200):
+        row = [0, *rng.integers(10, 90, rng.integers(4, 12)).tolist(), 2]
+        if number % 4:
+            start = int(rng.integers(1, len(row) - 2))
+            row[start] = row[start + 1] = 9
+        targets.append((start, start + 1) if number % 4 else (0, 0))
+        rows.append(row)
+    task = Task("question_answering", from_lists(rows), np.array(targets))
+    settings = AnsweringConfig.parse(
+        {"train": ["x"], "test": ["x"], "optimization": {"steps": 150, "learning_rate": 0.01, "warmup_steps": 5}}
+    )
+    module = task_models.create(encoder, "question_answering")
+    learner = TaskLearner(settings, module, task, 150, Kept(tmp_path, settings.selection, "en"))
+    optimizer, progress = make_adamw(module.parameters(), settings.optimization), loop.Progress()
+    first, last = (task_models.run(module, task.examples) for _ in range(2))
 
-    splits = read_labelled(config(data.with_name("nosplit.csv")), None)["split"]
+    figures = [loop.train_step(learner, optimizer, settings.optimization, progress, learner.batches(step))[0]
+               for step in range(150)]  # fmt: skip
 
-    assert 0.05 < (splits == "test").mean() < 0.15
+    rows_of_first_batch = generator(1, "epoch", 0).permutation(200)[:32]
+    expected = np.mean([
+        F.cross_entropy(last[row].T, torch.tensor(targets[row]), reduction="mean").item()
+        for row in rows_of_first_batch
+    ])  # fmt: skip
+    assert all(torch.equal(a, b) for a, b in zip(first, last, strict=True))
+    assert figures[0]["loss/question_answering"] == pytest.approx(expected, rel=1e-5)
+    assert np.mean([values["train/accuracy"] for values in figures[-5:]]) > 0.95
 
 
-def test_a_pair_is_laid_out_as_xlm_r_does_and_the_longer_side_is_cut(encoder):
-    table = pd.DataFrame({"text": ["Open the file now"], "text_pair": ["of"]}, dtype="string")
-    tokenizer = AutoTokenizer.from_pretrained(encoder)
+def test_epochs_decide_steps_and_warm_up():
+    settings = FinetuningConfig.parse({"epochs": 3, "warmup_share": 0.1, "batch_size": 32})
 
-    whole, cut = _lay_out(table, encoder, 64), _lay_out(table, encoder, 10)
+    found = schedule(settings, 1000)
 
-    assert whole.flat.tolist() == tokenizer("Open the file now", "of")["input_ids"]
-    assert cut.lengths[0] == 10 and cut.flat[-1] == 2 and (cut.flat == 2).sum() == 3
+    assert (found.steps, found.warmup_steps) == (94, 9) and found.learning_rate == 7e-6
+    assert schedule(settings.model_copy(update={"epochs": None}), 1000) == settings.optimization
 
 
 def test_two_text_columns_are_trained_as_pairs(encoder, data, tmp_path):
@@ -145,13 +185,14 @@ def test_two_text_columns_are_trained_as_pairs(encoder, data, tmp_path):
 @pytest.mark.parametrize(
     ("content", "changes", "said"),
     [
-        ("text,label\na,b\n", {}, r"x\.csv: no column 'language' \(finetuning\.language\); there are text, label"),
-        ("text,label,language\na,b,en\n ,b,en\n", {}, r"x\.csv:3: text is empty"),
         ("text,label,language\na,b,en\n", {}, "need=2 labels"),
-        ("text,label,language\nhello, world,b,en\n", {}, r"x\.csv:2: 4 fields, the header has 3: quote the text"),
-        ("text,label,language,split\na,b,en,dev\n", {}, r"x\.csv:2: split is 'dev': use train or test"),
         ("text,label,language\na,b,de\nc,d,de\n", {}, "set finetuning.train_languages"),
-        ("text,label,language\na,b,en\nc,d,en\n", {"text_pair": "hypothesis"}, "no column 'hypothesis'"),
+        ("text,label,language\na,b,en\n ,b,en\n", {}, r"x\.csv:3: text is empty"),
+        (
+            "text,label,language,split\na,b,en,train\nc,d,en,train\n",
+            {"selection": {"rule": "joint"}},
+            "selection.rule joint needs development sets; there are none",
+        ),
     ],
 )
 def test_bad_tables_are_refused_in_one_line(encoder, tmp_path, content, changes, said):
@@ -160,17 +201,3 @@ def test_bad_tables_are_refused_in_one_line(encoder, tmp_path, content, changes,
     with pytest.raises(InputError, match=said):
         finetune(config(tmp_path / "x.csv", **changes), encoder, None, tmp_path / "out", tmp_path / "run")
     assert not (tmp_path / "out").exists()
-
-
-def test_missing_data_says_what_to_set(tmp_path):
-    with pytest.raises(InputError, match=r"set preparation\.labelled_share above 0 or finetuning\.data"):
-        read_labelled(FinetuningConfig(), tmp_path)
-    with pytest.raises(InputError, match="give labelled text as"):
-        read_labelled(FinetuningConfig(data="x.json"), None)
-
-
-def test_a_latin_1_file_is_refused(tmp_path):
-    (tmp_path / "x.csv").write_bytes("text,label,language\nÖl,b,en\n".encode("latin-1"))
-
-    with pytest.raises(InputError, match="save it as UTF-8"):
-        read_labelled(config(tmp_path / "x.csv"), None)

@@ -7,7 +7,15 @@ import pytest
 
 from infoxlm_core.errors import InputError
 from infoxlm_core.tasks.classification import transfer_gap, xnli_label
-from infoxlm_core.tasks.question_answering import f1, is_punctuation, normalise, normalise_squad, score, score_languages
+from infoxlm_core.tasks.question_answering import (
+    cleaner,
+    f1,
+    is_punctuation,
+    macro_average,
+    normalise,
+    normalise_squad,
+    score,
+)
 
 pytestmark = pytest.mark.item("A21")
 
@@ -68,23 +76,25 @@ def test_an_answer_is_compared_with_its_best_gold_answer_and_a_missing_one_score
     found = score({"1": "Stadt", "2": "بيت", "4": "a"}, answers, normalise_squad)
 
     # F1 of "Stadt" with "die stadt berlin" is 1/2; two empty strings match exactly and have no common token
-    assert found == pytest.approx({"f1": 100 * (0.5 + 1 + 0 + 0) / 4, "exact_match": 100 * 2 / 4})
+    assert found == pytest.approx({"f1": (0.5 + 1 + 0 + 0) / 4, "exact_match": 2 / 4})
 
 
 def test_every_language_weighs_the_same_however_many_questions_it_has():
     answers = {"en": {str(i): ["right"] for i in range(9)}, "ar": {"1": ["بيت"]}, "zh": {"1": ["北京"]}}
     predictions = {"en": {str(i): "right" for i in range(9)}, "ar": {"1": "البيت"}}
 
-    scores = score_languages(predictions, answers)
+    scores = {name: score(predictions.get(name, {}), gold, cleaner("mlqa", name)) for name, gold in answers.items()}
 
-    assert scores["ar"] == scores["en"] == {"f1": 100.0, "exact_match": 100.0}
-    assert scores["mean"] == pytest.approx({"f1": 200 / 3, "exact_match": 200 / 3})
-    assert score_languages(predictions, answers, mlqa=False)["ar"] == {"f1": 0.0, "exact_match": 0.0}
+    assert scores["ar"] == scores["en"] == {"f1": 1.0, "exact_match": 1.0}
+    assert macro_average(scores) == pytest.approx({"f1": 2 / 3, "exact_match": 2 / 3})
+    assert score(predictions["ar"], answers["ar"], cleaner("squad", "ar")) == {"f1": 0.0, "exact_match": 0.0}
 
 
 def test_another_language_and_a_question_without_answer_are_refused():
     with pytest.raises(InputError, match="'fr' is not one of MLQA's"):
         normalise("le chat", "fr")
+    with pytest.raises(InputError, match="'fr' is not one of MLQA's"):
+        cleaner("mlqa", "fr")
     with pytest.raises(InputError, match="without a gold answer"):
         score({}, {"1": []}, normalise_squad)
 

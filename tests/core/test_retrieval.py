@@ -8,7 +8,7 @@ import torch
 
 from infoxlm_core.tasks import retrieval
 from infoxlm_core.tasks.classification import accuracy_by_language, transfer_gap
-from infoxlm_core.tasks.retrieval import accuracy, find_nearest, score_layers, shares_no_token, summarise
+from infoxlm_core.tasks.retrieval import accuracy, find_both, find_nearest, score_layers, shares_no_token, summarise
 
 
 @pytest.fixture
@@ -61,18 +61,76 @@ def test_it_equals_brute_force(vectors):
     assert find_nearest(queries, candidates).tolist() == expected
 
 
+@pytest.mark.item("A23")
+@pytest.mark.parametrize("margin", [False, True])
+def test_both_directions_at_once_are_the_two_searches(vectors, margin, monkeypatch):
+    targets = torch.cat([vectors.roll(3, dims=0) + 0.8 * vectors, vectors[:7]])  # (57, 8), the last seven are ties
+
+    at_once = find_both(vectors, targets, margin)
+    monkeypatch.setattr(retrieval, "WHOLE", 10)
+    one_by_one = find_both(vectors, targets, margin)
+    monkeypatch.setattr(retrieval, "CHUNK", 9)
+    in_chunks = find_both(vectors, targets, margin)
+
+    assert [found.tolist() for found in at_once] == [found.tolist() for found in one_by_one]
+    assert [found.tolist() for found in at_once] == [found.tolist() for found in in_chunks]
+    assert at_once[0].equal(find_nearest(vectors, targets, margin))
+    assert at_once[1].equal(find_nearest(targets, vectors, margin))
+
+
+@pytest.mark.item("A23")
+def test_the_ratio_margin_is_that_of_its_formula(vectors):
+    queries, candidates = vectors[:20], vectors[20:] + 0.3
+
+    def neighbours(vector: torch.Tensor, others: torch.Tensor) -> float:
+        return sum(sorted(torch.cosine_similarity(vector, others).tolist(), reverse=True)[:4]) / (2 * 4)
+
+    expected = []
+    for query in queries:
+        ratios = [
+            torch.cosine_similarity(query, candidate, dim=0).item()
+            / (neighbours(query, candidates) + neighbours(candidate, queries))
+            for candidate in candidates
+        ]
+        expected.append(ratios.index(max(ratios)))
+
+    assert find_nearest(queries, candidates, margin=True).tolist() == expected
+    assert find_nearest(queries, candidates).tolist() != expected
+
+
+def test_by_margin_a_sentence_that_is_near_to_everything_does_not_win():
+    """Cosines: each query .75 to the hub, .6 to its translation, .34 to the others'. Margins: 1.19 hub, 1.31 own."""
+    axes = torch.eye(11)
+    hub, queries = axes[0], 0.75 * axes[0] + (1 - 0.75**2) ** 0.5 * axes[1:6]
+    candidates = torch.cat([hub.unsqueeze(0), 0.6 * queries + 0.8 * axes[6:11]])
+
+    assert find_nearest(queries, candidates).tolist() == [0, 0, 0, 0, 0]
+    assert find_nearest(queries, candidates, margin=True).tolist() == [1, 2, 3, 4, 5]
+
+
 @pytest.mark.skipif(find_spec("faiss") is None, reason="faiss is not installed: pip install '.[large]'")
 @pytest.mark.item("A23")
-def test_faiss_finds_the_same_among_many_candidates(monkeypatch):
+@pytest.mark.parametrize("margin", [False, True])
+def test_faiss_finds_the_same_among_many_candidates(monkeypatch, margin):
     candidates = torch.randn(3000, 8, generator=torch.Generator().manual_seed(3))
     candidates[2000:2500] = candidates[:500] * 2.0  # the same directions once more: ties
     queries = torch.randn(1500, 8, generator=torch.Generator().manual_seed(4))
-    expected = find_nearest(queries, candidates)
+    expected = find_nearest(queries, candidates, margin)
 
-    monkeypatch.setattr(retrieval, "LARGE", 2999)
-    monkeypatch.setattr(torch.Tensor, "__matmul__", None)  # the other way would stop here
+    monkeypatch.setattr(retrieval, "LARGE", 1499)  # the crowds of the candidates are searched among the queries
+    searched = []
+    monkeypatch.setattr(retrieval, "_search", _counting(retrieval._search, searched))
 
-    assert find_nearest(queries, candidates).equal(expected)
+    assert find_nearest(queries, candidates, margin).equal(expected)
+    assert sum(searched) < len(queries) / 10  # only the doubtful ones go the other way
+
+
+def _counting(search, searched: list[int]):
+    def count(queries, candidates, crowds):
+        searched.append(len(queries))
+        return search(queries, candidates, crowds)
+
+    return count
 
 
 @pytest.mark.item("A23")

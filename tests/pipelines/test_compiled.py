@@ -9,9 +9,10 @@ from kfp import compiler
 from infoxlm_core.run_file import RunConfig
 from pipelines.ablations import ablations
 from pipelines.infoxlm import infoxlm
+from pipelines.suite import suite
 
 COMPILED = Path(__file__).parents[2] / "pipelines/compiled"
-DAGS = {"infoxlm": infoxlm, "ablations": ablations}
+DAGS = {"infoxlm": infoxlm, "ablations": ablations, "suite": suite}
 
 
 def read(name: str) -> dict:
@@ -75,3 +76,17 @@ def test_the_steps_of_a_trial_always_run_so_that_its_mlflow_run_is_complete():
 
     for task in [*loop["dag"]["tasks"].values(), spec["root"]["dag"]["tasks"]["compare"]]:
         assert not task["cachingOptions"].get("enableCache")
+
+
+def test_a_suite_plans_once_loops_over_points_and_always_sums_up():
+    spec = read("suite")
+    loop = next(part for name, part in spec["components"].items() if name.startswith("comp-for-loop"))
+    body = spec["components"]["comp-exit-handler-1"]["dag"]["tasks"]
+
+    assert set(spec["root"]["inputDefinitions"]["parameters"]) == {"suite", "store", "num_workers"}
+    assert set(body) == {"plan-suite", "for-loop-2"} and set(loop["dag"]["tasks"]) == {"measure"}
+    assert body["for-loop-2"]["dependentTasks"] == ["plan-suite"]
+    last = spec["root"]["dag"]["tasks"]["summarise"]
+    assert last["triggerPolicy"] == {"strategy": "ALL_UPSTREAM_TASKS_COMPLETED"}
+    for task in [*loop["dag"]["tasks"].values(), *body.values(), last]:
+        assert not task.get("cachingOptions", {}).get("enableCache")

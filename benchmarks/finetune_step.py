@@ -1,0 +1,144 @@
+"""Fine-tuning a classifier of sentence pairs: our step against the Trainer of transformers.
+
+The pairs are as long as those of XNLI: lengths are drawn by the percentiles of its English development set in XLM-R's
+tokens, on average 25.4 of a premise and 12.5 of a hypothesis. 32 random pairs of it are 39 % padding. The text is that
+of catalogs, cut to such lengths.
+"""
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding
+
+from benchmarks import corpus, inputs, peers, trainer
+from benchmarks.harness import OURS, Case, differences, measure, require_equal
+from infoxlm_core.config import FinetuningConfig
+from infoxlm_core.data.examples import from_lists
+from infoxlm_core.data.shards import open_shards
+from infoxlm_core.data.vocabulary import BOS, EOS
+from infoxlm_core.model import pretrained, task_models, tokenizers
+from infoxlm_core.model.encoder import Encoder, EncoderSize, initialise
+from infoxlm_core.training import loop, occurring
+from infoxlm_core.training.kept import Kept
+from infoxlm_core.training.optimizer import make_adamw
+from infoxlm_core.training.task_learner import Task, TaskLearner
+
+BATCH, PAIRS, LABELS = 32, 6_400, ("contradiction", "entailment", "neutral")
+PERCENTS = (0, 1, 5, 25, 50, 75, 95, 99, 100)
+PREMISE, HYPOTHESIS = (5, 6, 9, 16, 24, 34, 46, 54, 62), (4, 5, 6, 9, 12, 15, 21, 26, 31)  # tokens at these percents
+CONFIG = FinetuningConfig.parse({"batch_size": BATCH, "micro_batch_size": BATCH, "head_dropout": 0.0,
+                                 "optimization": {"warmup_steps": 0, "learning_rate": 1e-5}})  # fmt: skip
+
+
+def run(quick: bool) -> list[Case]:
+    made = corpus.make()
+    shards = open_shards(made.shards)
+    text = np.concatenate([table.tokens for table in shards.mono["en"]])
+    text = text[text != EOS].astype(np.int64)
+    return [
+        case(text, made.shards / "tokenizer", name, *(1, 2) if quick else (7, 4))
+        for name in (("32k",) if quick else inputs.VOCABULARIES)
+    ]
+
+
+def case(text: np.ndarray, tokenizer: Path, vocabulary: str, rounds: int, steps: int, size: dict | None = None) -> Case:
+    """Assert that both sides have one loss and one gradient, then time so many optimizer steps a round."""
+    words = inputs.VOCABULARIES[vocabulary]
+    task = make_task(text)
+    model, peer = make_models(size or {}, words, tokenizer)
+    lengths = task.examples.lengths[: PAIRS // BATCH * BATCH].reshape(-1, BATCH)
+    padding = float(1 - lengths.sum() / (BATCH * lengths.max(axis=1)).sum())
+    name = f"finetune_step, {vocabulary}"
+    found = Case(name, {"steps a round": steps, "pairs a step": BATCH, "words": words, "padding": padding})
+    found.about = {OURS: "TaskLearner.batches and train_step, packed; last layer on <s> only, words that occur"}
+    found.equality["Trainer"] = require_equal(name, "Trainer", compare(_learner(model, task), peer))
+    learned, _ = occurring.limit(model, task, CONFIG.optimization.weight_decay)
+    variants = {OURS: _ours(_learner(model, learned), steps)} | _trainers(found, peer, task, tokenizer, steps)
+    return measure(found, variants, rounds)
+
+
+def _learner(model: task_models.Classifier, task: Task) -> TaskLearner:
+    return TaskLearner(CONFIG, model, task, CONFIG.optimization.steps, Kept(Path(), CONFIG.selection, "en"))
+
+
+def _trainers(found: Case, peer: nn.Module, task: Task, tokenizer: Path, steps: int) -> dict:
+    """The Trainer padding to the longest of a batch, random or similar ones, and to 128 as its own example script."""
+    rows = [
+        {"input_ids": task.examples.take([row]).ids.tolist(), "labels": int(label)}
+        for row, label in enumerate(task.targets)
+    ]
+    words, variants = tokenizers.load_fast(tokenizer), {}
+    for name, sampling, padding, most in (
+        ("Trainer", "random", "longest", None),
+        ("Trainer, group_by_length", "group_by_length", "longest", None),
+        ("Trainer, as in run_xnli.py", "random", "max_length", 128),
+    ):
+        collate = DataCollatorWithPadding(words, padding, most)
+        variants[name] = trainer.make(peer, rows, collate, sampling, BATCH, steps, weight_decay=0.0)
+        found.about[name] = (
+            f"transformers Trainer, {sampling}, padded to {most or padding}, sdpa, dropout 0, fused AdamW; text "
+            "tokenized before"
+        )
+    return variants
+
+
+def make_task(text: np.ndarray, pairs: int = PAIRS) -> Task:
+    """`<s> premise </s> </s> hypothesis </s>`, consecutive pieces of the text, with labels at random."""
+    rng = np.random.default_rng(inputs.SEED)
+    premises, hypotheses = (
+        np.interp(100 * rng.random(pairs), PERCENTS, lengths).round().astype(int) for lengths in (PREMISE, HYPOTHESIS)
+    )
+    text, rows, place = np.resize(text, int(premises.sum() + hypotheses.sum())), [], 0
+    for one, two in zip(premises, hypotheses, strict=True):
+        first, second = text[place : place + one], text[place + one : place + one + two]
+        rows.append([BOS, *first.tolist(), EOS, EOS, *second.tolist(), EOS])
+        place += one + two
+    return Task("classification", from_lists(rows), rng.integers(0, len(LABELS), pairs), LABELS)
+
+
+def make_models(size: dict, words: int, tokenizer: Path):
+    """Our classifier, with noise, and Hugging Face's of the same weights."""
+    wanted = inputs.config(size).model
+    labels = {"id2label": dict(enumerate(LABELS)), "label2id": {name: i for i, name in enumerate(LABELS)}}
+    shape = EncoderSize.of(wanted, words)
+    model = task_models.Classifier(Encoder(shape), pretrained.hugging_face_config(shape, **labels))
+    initialise(model, inputs.SEED)
+    inputs.perturb(model, inputs.SEED)
+    with tempfile.TemporaryDirectory() as folder:
+        task_models.export(model, tokenizer, Path(folder))
+        peer = AutoModelForSequenceClassification.from_pretrained(folder, attn_implementation="sdpa")
+    peer.get_parameter(pretrained.TYPE_ROW).requires_grad_(False)  # ours is part of the positions
+    return model, peer
+
+
+def compare(learner: TaskLearner, peer) -> dict[str, float]:
+    """Relative differences of loss and gradient on one batch; both gradients are cleared."""
+    (batch,) = learner.batches(0)
+    loss, _ = learner.losses(batch, {"classification": 1 / BATCH})
+    loss.backward()
+    ids = inputs.pad(batch.ids, batch.lengths)
+    mask = inputs.pad(torch.ones_like(batch.ids), batch.lengths, 0)
+    other = peer(input_ids=ids, attention_mask=mask, labels=batch.targets).loss
+    other.backward()
+    mine = {task_models.hugging_face_name(learner.module, n): p.grad for n, p in learner.module.named_parameters()}
+    theirs = {name: p.grad for name, p in peer.named_parameters() if p.grad is not None}
+    found = differences(float(loss.detach()), mine, float(other.detach()), theirs, peers.ZERO_GRADIENT)
+    learner.module.zero_grad(set_to_none=True)
+    peer.zero_grad(set_to_none=True)
+    return found
+
+
+def _ours(learner: TaskLearner, steps: int):
+    optimizer, progress = make_adamw(learner.module.parameters(), CONFIG.optimization), loop.Progress()
+
+    def once(number: int) -> float:
+        tokens = 0.0
+        for _ in range(steps):
+            batches = learner.batches(progress.step)
+            tokens += loop.train_step(learner, optimizer, CONFIG.optimization, progress, batches)[0]["tokens"]
+        return tokens
+
+    return once

@@ -1,0 +1,136 @@
+"""S3, as a place to read from: whole local copies of what lies under a prefix, and errors of one line.
+
+Address, credentials and region are the environment's (AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, …), as everywhere.
+"""
+
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from components.adapters.mlflow_runs import one_line
+from infoxlm_core import manifests
+from infoxlm_core.errors import InputError, StorageUnavailable
+
+logger = logging.getLogger(__name__)
+
+Objects = dict[str, dict[str, Any]]
+"""Name below the prefix -> what S3 says of the object."""
+
+
+def mirror(
+    source: str, cache: Path, deep: bool = False, choose: Callable[[Objects], Objects] = lambda found: found
+) -> Path:
+    """Copy objects into a folder of `cache` that is named by a digest of their names, sizes and ETags, once.
+
+    Args:
+        source: s3://bucket/prefix; without anything below it the object of that very name.
+        deep: also what lies in folders below the prefix; the copy keeps the prefix's own last name.
+        choose: which of the objects are wanted.
+
+    Returns:
+        the folder, or the one file if that is what `source` names.
+
+    Raises:
+        InputError: there is nothing, or S3 refuses.
+        ShardCorrupt: what came is not what was stored: another size, or another digest than our manifest's.
+        StorageUnavailable: S3 does not answer.
+    """
+    bucket, _, prefix = source.removeprefix("s3://").partition("/")
+    with answering(source) as client:
+        prefix = prefix.rstrip("/")
+        wanted = choose(_list(client, bucket, prefix, deep))
+        if not wanted:
+            raise InputError(f"{source} holds no file: check bucket and prefix")
+        alone = [item["Key"] for item in wanted.values()] == [prefix]
+        below = (PurePosixPath(prefix).name or bucket) if deep and not alone else ""
+        state = [(item["Key"], item["Size"], item["ETag"]) for _, item in sorted(wanted.items())]
+        name = "s3-" + manifests.digest([bucket, prefix, state]).removeprefix("sha256:")[:16]
+        cache.mkdir(parents=True, exist_ok=True)
+        if not (cache / name).is_dir():
+            with tempfile.TemporaryDirectory(prefix=".fetch-", dir=cache) as folder:
+                _download(client, source, wanted, Path(folder) / "it" / below)
+                keep(cache, name, Path(folder) / "it")
+    return cache / name / below / next(iter(wanted)) if alone else cache / name / below
+
+
+def _download(client: Any, source: str, wanted: Objects, directory: Path) -> None:
+    """Copy objects into a directory and compare them with what S3, and perhaps our manifest, says of them."""
+    bucket = source.removeprefix("s3://").partition("/")[0]
+    for name, item in wanted.items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        client.download_file(bucket, item["Key"], str(directory / name))  # compares the checksum that S3 has
+        manifests.verify_file(directory / name, {"size": item["Size"]}, "run again", hashed=False)
+    _verify(directory, source)
+
+
+def keep(cache: Path, name: str, partial: Path) -> Path:
+    """Move a finished directory into a cache; somebody may have been faster."""
+    final = cache / name
+    try:
+        os.replace(partial, final)
+    except OSError:
+        if not final.is_dir():
+            raise
+    logger.info("fetched %s", final)
+    return final
+
+
+def _list(client: Any, bucket: str, prefix: str, deep: bool) -> Objects:
+    """Objects under a prefix by their names below it; if there is none, the object of that very name."""
+    under = f"{prefix}/" if prefix else ""
+    pages = client.get_paginator("list_objects_v2").paginate(
+        Bucket=bucket, Prefix=under, **({} if deep else {"Delimiter": "/"})
+    )
+    keys = [item for page in pages for item in page.get("Contents", ()) if not item["Key"].endswith("/")]
+    found = {item["Key"].removeprefix(under): item for item in keys}
+    for name in found:
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            raise InputError(f"s3://{bucket}/{under}{name}: a name that leads out of its folder: rename the object")
+    alone = client.list_objects_v2(Bucket=bucket, Prefix=prefix, MaxKeys=1).get("Contents", ()) if not found else ()
+    return found or {PurePosixPath(item["Key"]).name: item for item in alone if item["Key"] == prefix}
+
+
+def _verify(directory: Path, source: str) -> None:
+    """Compare files with their digests where our manifest came along; a data set may have another of that name."""
+    if not (directory / manifests.NAME).is_file():
+        return
+    try:
+        files = dict(manifests.load(directory)["files"])
+    except (ValueError, KeyError, TypeError):
+        return
+    for name, entry in files.items():
+        if (directory / name).is_file() and "sha256" in entry:
+            manifests.verify_file(directory / name, entry, f"upload {source} again")
+
+
+@contextmanager
+def answering(source: str) -> Iterator[Any]:
+    """A client of S3 whose errors become ours, one line each."""
+    import boto3
+    from boto3.exceptions import Boto3Error
+    from botocore.config import Config
+    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, ParamValidationError
+
+    own = any(name.startswith("AWS_ENDPOINT_URL") for name in os.environ)  # most servers know no bucket as a host
+    settings = Config(
+        retries={"mode": "standard", "total_max_attempts": 5},
+        connect_timeout=5,
+        read_timeout=60,
+        s3={"addressing_style": "path"} if own else {},
+    )
+    try:
+        region = os.environ.get("AWS_DEFAULT_REGION", "us-east-1")
+        yield boto3.Session().client("s3", config=settings, region_name=region)
+    except (NoCredentialsError, ParamValidationError) as error:
+        raise InputError(f"{source}: {one_line(error)}: set AWS_ACCESS_KEY_ID and its secret") from error
+    except ClientError as error:
+        said = one_line(error)
+        if error.response["ResponseMetadata"].get("HTTPStatusCode", 500) < 500:
+            raise InputError(f"{source}: S3 refuses ({said}): check name and rights") from error
+        raise StorageUnavailable(f"{source}: S3 does not answer ({said}): run again") from error
+    except (BotoCoreError, Boto3Error) as error:
+        raise StorageUnavailable(f"{source}: S3 does not answer ({one_line(error)}): run again") from error

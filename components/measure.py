@@ -1,0 +1,74 @@
+"""Component: one point of a suite -> scores; what must be trained for it is trained, on Ray workers or here."""
+
+from kfp import dsl
+
+from components.stage import stage
+
+
+@stage
+def measure(
+    point: dict, store: str, num_workers: int, scores: dsl.Output[dsl.Artifact], metrics: dsl.Output[dsl.Metrics]
+):
+    """Fine-tune an encoder on a task, if it needs that, and measure it.
+
+    Args:
+        point: of `plan_suite`: which model, task, place in the grid and seed, with all settings.
+        store: directory where artifacts are found by content and checkpoints are kept.
+        num_workers: Ray workers of a fine-tuning, one per GPU; 0 trains inside this process.
+        scores: scores.json and the predictions.
+        metrics: the main scores.
+    """
+    import functools
+    import json
+    import shutil
+    from pathlib import Path
+
+    from components import runtime
+    from components.adapters import data_source, mlflow_runs, mlflow_tracker, model_source, ray_train
+    from infoxlm_core import finetuning, manifests
+    from infoxlm_core import suite as suites
+
+    named = point["point"]
+    with runtime.ending_clearly(store, "measure", point=named):
+        settings = suites.read_settings(point["settings"])
+        run = runtime.run_id(store, point=named)
+        said = {"model": named["model"], "source": point["source"], "task": named["task"]}
+        mlflow_runs.log_params(run, said | {"settings": settings.model_dump(mode="json")})
+        local = suites.localise(settings, lambda source: str(data_source.fetch(source, Path(store))))
+        model = model_source.fetch(point["source"], Path(store))
+        training: dict = {}
+        if learned := suites.training_part(local):
+            part, data = learned
+            name = runtime.key("tuned", suites.without_data(part), *runtime.given(str(model)), *runtime.given(data))
+            # all settings, for a run resumes with the same only
+            whole = manifests.digest(local.relevant()).removeprefix("sha256:")[:8]
+            checkpoints = Path(store) / "runs" / f"tuned-{name}-{whole}"
+            train = functools.partial(
+                ray_train.run,
+                finetuning.finetune,
+                num_workers,
+                config=local,
+                encoder=model,
+                corpus=None,
+                run=checkpoints,
+                track=functools.partial(mlflow_tracker.MlflowTracker, run_id=run),
+            )
+            model = runtime.make(store, "tuned", name, lambda output: train(output=output))
+            shutil.rmtree(checkpoints, ignore_errors=True)  # gigabytes that nobody needs any more
+            mlflow_tracker.ship(model / "metrics.jsonl", run)
+            training = manifests.load(model)["facts"]
+        inputs = [*runtime.given(str(model)), *runtime.given(suites.list_data(local))]
+        made = runtime.make(
+            store,
+            "points",
+            runtime.key("points", suites.without_data(local), *inputs),
+            lambda output: suites.measure(local, model, training, output),
+        )
+        found = json.loads((made / suites.SCORES).read_bytes())
+        flat = suites.flatten_scores(named["task"], found, getattr(settings, "pivot", "en"))
+        for metric, value in flat.items():
+            metrics.log_metric(metric.replace("/", "_"), value)
+        runtime.publish(scores, made)
+        mlflow_runs.log_metrics(run, flat)
+        mlflow_runs.log_artifacts(run, made / suites.SCORES)
+        mlflow_runs.end_run(run)

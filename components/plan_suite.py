@@ -1,0 +1,35 @@
+"""Component: a suite's config -> its points, after a look at every model and every set that they need."""
+
+from components.stage import stage
+
+
+@stage
+def plan_suite(suite: dict, store: str) -> list:
+    """Plan a suite; fetch models and data into the store, so that a wrong name fails before a GPU is used.
+
+    Args:
+        suite: a `SuiteConfig` in lists.
+        store: directory where copies of models and data are kept.
+
+    Returns:
+        the points: {"point": model, task, seed, grid, name; "source", "settings"} each.
+    """
+    import logging
+    from pathlib import Path
+
+    from components import runtime
+    from components.adapters import data_source, model_source
+    from infoxlm_core import suite as suites
+    from infoxlm_core.config import SuiteConfig
+
+    with runtime.ending_clearly(store, "plan_suite"):
+        checked = SuiteConfig.parse(suite, "suite")
+        points = suites.plan(checked)
+        for source in checked.models.values():
+            model_source.fetch(source, Path(store))
+        for task, measure in checked.tasks.items():
+            local = suites.localise(measure.settings, lambda source: str(data_source.fetch(source, Path(store))))
+            suites.check(task, measure, local)
+            logging.info("%s: its data are there", task)
+        logging.info("%d points: %d models, %d tasks", len(points), len(checked.models), len(checked.tasks))
+    return points

@@ -1,0 +1,54 @@
+"""Component: the points of a suite -> one comparison, beside what is published."""
+
+from kfp import dsl
+
+from components.stage import stage
+
+
+@stage
+def summarise(
+    suite: dict,
+    store: str,
+    comparison: dsl.Output[dsl.Artifact],
+    report: dsl.Output[dsl.HTML],
+    metrics: dsl.Output[dsl.Metrics],
+):
+    """Sum up all points of this pipeline run that are finished, also when some of them failed.
+
+    Args:
+        suite: a `SuiteConfig` in lists.
+        store: directory where artifacts are found by content.
+        comparison: tables, figures, the report, all numbers as JSON, a section for the model card.
+        report: the report as HTML.
+        metrics: the main scores of every model and task.
+    """
+    import logging
+    import shutil
+
+    from components import runtime
+    from components.adapters import mlflow_runs, point_runs
+    from infoxlm_core import manifests
+    from infoxlm_core import suite as suites
+    from infoxlm_core.config import SuiteConfig
+
+    with runtime.ending_clearly(store, "summarise"):
+        checked = SuiteConfig.parse(suite, "suite")
+        run = runtime.run_id(store)
+        point_runs.close_unfinished(run)
+        summary = suites.summarise(checked, point_runs.read(run))
+        flat = suites.flatten(summary)
+        name = manifests.digest([summary, manifests.made_by()]).removeprefix("sha256:")[:16]
+
+        def write(output):
+            suites.write(output, summary)
+            return flat
+
+        made = runtime.make(store, "suite", name, write)
+        runtime.publish(comparison, made)
+        shutil.copy(made / "suite.html", report.path)
+        runtime.facts(made, metrics)
+        mlflow_runs.log_params(run, {"suite": checked.model_dump(mode="json")})
+        mlflow_runs.log_metrics(run, flat)
+        mlflow_runs.log_artifacts(run, made, "suite")
+        if missing := summary["unfinished"]:
+            logging.warning("not finished, and not in the numbers: %s", ", ".join(missing))

@@ -1,0 +1,104 @@
+"""Any Hugging Face encoder from its directory, and what its config says of the vectors it was trained to compare."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
+from transformers import PreTrainedModel as Model
+from transformers import PreTrainedTokenizerBase as Tokenizer
+
+from infoxlm_core.errors import InputError
+from infoxlm_core.model.pretrained import PROJECTION
+
+
+def load_encoder(directory: Path | str) -> tuple[Model, Tokenizer]:
+    """Load an encoder, with its language-model head if it has one, ready to predict; on the GPU if there is one.
+
+    Raises:
+        InputError: the directory or a weight is missing or cannot be read, or it is an encoder-decoder.
+    """
+    directory = Path(directory)
+    path = directory / "config.json"
+    if not path.is_file():
+        raise InputError(f"{directory} is no model: it has no config.json; give a Hugging Face model directory")
+    has_head = "ForMaskedLM" in path.read_text(encoding="utf-8")  # among its "architectures"
+    kind: Any = AutoModelForMaskedLM if has_head else AutoModel
+    safe: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(directory, **safe)
+        with _quietly():
+            model, report = kind.from_pretrained(directory, use_safetensors=True, output_loading_info=True, **safe)
+    except Exception as error:  # a broken file shows itself by almost any exception, of four libraries
+        raise InputError(f"{directory} cannot be loaded as a model: {' '.join(str(error).split())[:300]}") from error
+    # Transformers would fill weights that are not there with random numbers. Nothing of ours reads the pooler.
+    if missing := sorted(name for name in report["missing_keys"] if "pooler" not in name):
+        raise InputError(f"{directory} lacks {len(missing)} weights ({missing[0]}, …): give a complete {kind.__name__}")
+    if model.config.is_encoder_decoder:
+        raise InputError(f"{directory} is an encoder-decoder ({model.config.model_type}): give an encoder alone")
+    if tokenizer.pad_token_id is None:
+        raise InputError(f"{directory}: its tokenizer has no padding token: name one in tokenizer_config.json")
+    tokenizer.padding_side = "right"  # position 0 is the first token
+    return model.eval().to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without a table of the weights that are missing: we say it ourselves where it matters."""
+    level, bars = transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(level)
+        if bars:
+            transformers.logging.enable_progress_bar()
+
+
+def contrast_space(model: Model) -> tuple[int, str] | None:
+    """Layer and pooling that the model was trained to compare sentences with; None if it does not say."""
+    space = getattr(model.config, "infoxlm", None)
+    return (space["layer"], space["pooling"]) if space else None
+
+
+def describe(model: Model) -> dict[str, Any]:
+    """Sizes of an encoder."""
+    return {
+        "type": model.config.model_type,
+        "layers": model.config.num_hidden_layers,
+        "hidden": model.config.hidden_size,
+        "vocabulary": model.config.vocab_size,
+        "parameters": model.num_parameters(),
+        "contrast": contrast_space(model),
+    }
+
+
+def load_projection(directory: Path | str, model: Model) -> Tensor:
+    """The contrast projection (d, d) that stands beside a model: z = h @ projection.
+
+    Raises:
+        InputError: the model was not contrasted, or the file is missing or damaged.
+    """
+    path = Path(directory) / PROJECTION
+    if not contrast_space(model) or not path.is_file():
+        raise InputError(
+            f"{directory} has no contrast vectors (infoxlm in config.json, {PROJECTION}): give mean or cls"
+        )
+    try:
+        return load_file(path, device=str(model.device))["projection"]
+    except (SafetensorError, KeyError) as error:
+        raise InputError(f"{path} is damaged ({error}): copy it again") from None
+
+
+def drop_layers(model: Model, top: int) -> None:
+    """Take the Transformer layers above `top` off a model, where they are found as in BERT: nobody will read them."""
+    encoder = getattr(model.base_model, "encoder", None)
+    if isinstance(getattr(encoder, "layer", None), torch.nn.ModuleList):
+        encoder.layer = encoder.layer[:top]  # type: ignore[union-attr]

@@ -1,0 +1,116 @@
+"""Encoders of other kinds (XLM, DistilBERT, DeBERTa, …) for a task: Hugging Face's own classes, padded inside.
+
+They are called like our packed models, so that training and prediction know one signature.
+"""
+
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+from transformers import (
+    AutoConfig,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+
+from infoxlm_core.errors import InputError
+
+Kind = Literal["classification", "question_answering"]
+CLASSES: dict[Kind, type] = {
+    "classification": AutoModelForSequenceClassification,
+    "question_answering": AutoModelForQuestionAnswering,
+}
+_DROPOUT = ("dropout", "attention_dropout", "hidden_dropout_prob", "attention_probs_dropout_prob")
+_HEAD_DROPOUT = ("classifier_dropout", "classifier_dropout_prob", "seq_classif_dropout", "summary_first_dropout",
+                 "cls_dropout", "pooler_dropout")  # fmt: skip
+
+
+class Padded(nn.Module):
+    """A task model of Hugging Face, called with packed sequences; dropout in its head is its own."""
+
+    def __init__(self, model: PreTrainedModel, kind: Kind) -> None:
+        super().__init__()
+        self.model = model
+        self.kind: Kind = kind
+        knows_types = "token_type_ids" in inspect.signature(model.forward).parameters
+        self.types = getattr(model.config, "type_vocab_size", 0) or 0 if knows_types else 0
+
+    @property
+    def config(self) -> PretrainedConfig:
+        return self.model.config
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return labels_of(self.config)
+
+    def forward(self, ids: Tensor, types: Tensor, lengths: Sequence[int], kept: Tensor | None = None) -> Tensor:
+        """(T,) ids and types of N sequences -> (N, labels) logits, or (T, 2) of start and end."""
+        sizes = list(lengths)
+        pad = getattr(self.config, "pad_token_id", None) or 0
+        mask = pad_sequence([ids.new_ones(size) for size in sizes], batch_first=True)  # (N, longest)
+        inputs = {"input_ids": pad_sequence(list(ids.split(sizes)), batch_first=True, padding_value=pad)}
+        if self.types > 1:  # some (XLM) would look a type up among the words
+            inputs["token_type_ids"] = pad_sequence(list(types.split(sizes)), batch_first=True)
+        found = self.model(**inputs, attention_mask=mask)
+        if self.kind == "classification":
+            return found.logits
+        return torch.stack([found.start_logits, found.end_logits], dim=2)[mask.bool()]  # (N, longest, 2) -> (T, 2)
+
+
+def labels_of(config: PretrainedConfig) -> tuple[str, ...]:
+    """Names of a classifier's labels, by number."""
+    names: Any = config.id2label
+    return tuple(names[number] for number in sorted(names))
+
+
+def read_config(directory: Path) -> PretrainedConfig:
+    """Any model's config; InputError if there is none, or it is of a kind that Transformers does not know."""
+    try:
+        return AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # a broken file shows itself by almost any exception
+        said = " ".join(str(error).split())[:200]
+        raise InputError(
+            f"{directory}/config.json: no model that we know ({said}): give a Hugging Face model"
+        ) from None
+
+
+def load(directory: Path, kind: Kind, config: PretrainedConfig, fresh: bool) -> Padded:
+    """Load a task model; of a pre-trained encoder (`fresh`) what stands on it may be missing and is random.
+
+    Raises:
+        InputError: there is no such model, or a weight is missing.
+    """
+    auto: Any = CLASSES[kind]
+    try:
+        model, report = auto.from_pretrained(
+            directory, config=config, use_safetensors=True, output_loading_info=True, local_files_only=True,
+            trust_remote_code=False, dtype=torch.float32, ignore_mismatched_sizes=fresh,
+        )  # fmt: skip
+    except Exception as error:  # as above
+        said = " ".join(str(error).split())[:300]
+        raise InputError(f"{directory} cannot be loaded for {kind} ({said}): give another encoder") from None
+    missing = sorted(
+        name for name in report["missing_keys"] if not fresh or name.startswith(f"{model.base_model_prefix}.")
+    )
+    if missing := [name for name in missing if "pooler" not in name]:
+        raise InputError(f"{directory} lacks {len(missing)} weights ({missing[0]}, …): give a complete model")
+    return Padded(model, kind)
+
+
+def set_dropout(config: PretrainedConfig, dropout: float, head_dropout: float) -> None:
+    """Set what a config calls dropout, by whatever name."""
+    for names, value in ((_DROPOUT, dropout), (_HEAD_DROPOUT, head_dropout)):
+        for name in names:
+            if hasattr(config, name):
+                setattr(config, name, value)
+
+
+def export(module: Padded, directory: Path) -> None:
+    """Write weights and config."""
+    module.model.save_pretrained(directory)

@@ -1,0 +1,97 @@
+"""Which moment of a fine-tuning is kept, and where: the rules, and the directories of a fine-tuned model.
+
+tuned/                 the model of the rule (of `each`: the best on average, for languages without a development set)
+tuned/steps/4000/      of `each`: the model of the languages that were best after 4000 steps
+tuned/selection.json   {"rule", "looks": [{"step", "languages", "mean"}], "chosen": {"*": step, language: step}}
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from infoxlm_core import manifests
+from infoxlm_core.errors import InputError
+
+FILE = "selection.json"
+ALL = "*"
+"""Every language that has no step of its own."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """Development scores after some optimizer steps, by language, from 0 to 1."""
+
+    step: int
+    languages: Mapping[str, float]
+
+    @property
+    def mean(self) -> float:
+        """Every language weighs the same."""
+        return fmean(self.languages.values())
+
+
+def check(rule: str, source: str, development: Sequence[str]) -> None:
+    """Refuse a rule that asks for development sets (of these languages) that are not there: InputError."""
+    if (rule != "last" and not development) or (rule == "source" and source not in development):
+        wanted = f"a development set in {source}" if rule == "source" else "development sets"
+        raise InputError(f"selection.rule {rule} needs {wanted}; there are {', '.join(development) or 'none'}")
+
+
+def choose(looks: Sequence[Look], rule: str, source: str, last: int) -> dict[str, int]:
+    """The step of each language by a rule of `SelectionConfig`; of equals the first.
+
+    Args:
+        source: the language of the training text.
+        last: steps of the whole training so far.
+
+    Returns:
+        {"*": step}; for `each` also a step for every language.
+    """
+    if rule == "last":
+        return {ALL: last}
+    if rule == "source":
+        return {ALL: max(looks, key=lambda look: look.languages[source]).step}
+    chosen = {ALL: max(looks, key=lambda look: look.mean).step}
+    if rule == "each":
+        for language in looks[0].languages:
+            chosen[language] = max(looks, key=lambda look: look.languages[language]).step
+    return chosen
+
+
+def write(directory: Path, rule: str, looks: Sequence[Look], chosen: Mapping[str, int]) -> None:
+    """Write selection.json."""
+    rows = [{"step": look.step, "languages": dict(look.languages), "mean": look.mean} for look in looks]
+    content = {"rule": rule, "looks": rows, "chosen": dict(chosen)}
+    manifests.write_atomically(directory / FILE, json.dumps(content, indent=1) + "\n")
+
+
+def read(tuned: Path) -> dict[str, Any] | None:
+    """The content of selection.json; None for a model that was fine-tuned elsewhere."""
+    path = tuned / FILE
+    return json.loads(path.read_bytes()) if path.is_file() else None
+
+
+def directory_of(tuned: Path, chosen: Mapping[str, int], language: str) -> Path:
+    """Where the model of a language lies."""
+    step = chosen.get(language, chosen[ALL])
+    return tuned if step == chosen[ALL] else tuned / "steps" / str(step)
+
+
+def directories(tuned: Path) -> Callable[[str], Path]:
+    """Language -> directory of the model that was kept for it."""
+    chosen = (read(tuned) or {"chosen": {ALL: 0}})["chosen"]
+    return lambda language: directory_of(tuned, chosen, language)
+
+
+def development(tuned: Path) -> dict[str, Any] | None:
+    """Development scores at the chosen moments, {"languages", "mean"}: what a grid is chosen by. None: no looks."""
+    found = read(tuned)
+    if not found or not found["looks"]:
+        return None
+    looks, chosen = {look["step"]: look["languages"] for look in found["looks"]}, found["chosen"]
+    names = looks[chosen[ALL]]
+    languages = {name: looks[chosen.get(name, chosen[ALL])][name] for name in names}
+    return {"languages": languages, "mean": fmean(languages.values())}

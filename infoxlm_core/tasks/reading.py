@@ -1,0 +1,195 @@
+"""Questions about paragraphs -> answers cut out of them (MLQA, XQuAD, TyDiQA, SQuAD), and how good they are."""
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase as Tokenizer
+
+from infoxlm_core import manifests
+from infoxlm_core.config import AnsweringConfig
+from infoxlm_core.data import squad
+from infoxlm_core.data.examples import Examples, join
+from infoxlm_core.data.squad import Cell, QuestionSet
+from infoxlm_core.data.windows import Windows, lay_out, targets
+from infoxlm_core.errors import InputError
+from infoxlm_core.model import pretrained, selection, task_models, tokenizers
+from infoxlm_core.model.task_models import TaskModel
+from infoxlm_core.tasks.classification import transfer_gap
+from infoxlm_core.tasks.mixed import within_and_across
+from infoxlm_core.tasks.question_answering import METRICS, cleaner, macro_average, score
+from infoxlm_core.tasks.spans import best_spans
+
+logger = logging.getLogger(__name__)
+
+
+class Parts(NamedTuple):
+    """What fine-tuning needs.
+
+    Attributes:
+        examples: N training windows.
+        targets: (N, 2) first and last token of the answer within the window; (0, 0) where it is not in there.
+        judge: reader -> F1 of each development language, from 0 to 1; None without development sets.
+    """
+
+    examples: Examples
+    targets: np.ndarray
+    judge: Callable[[TaskModel], dict[str, float]] | None
+
+
+def task(config: AnsweringConfig, encoder: Path) -> Parts:
+    """Read and tokenise the training and development sets for an encoder.
+
+    Raises:
+        InputError: a set is missing or not usable; a test set too, as far as its name shows it.
+    """
+    for context, _ in squad.cells(config.test, "test", config.mixed):
+        cleaner(config.normaliser, context)
+    tokenizer, limit = _tokenizer(config, encoder)
+    examples, answers = [], []
+    for asked in squad.read_training(config.train):
+        windows = _windows(config, tokenizer, limit, asked)
+        spans = [question.span for question in asked.questions if question.span]
+        found = targets(windows, spans)
+        logger.info("%s: %d windows, %d with an answer", asked.path, len(found), np.count_nonzero(found[:, 1]))
+        examples.append(windows.examples)
+        answers.append(found)
+    return Parts(join(examples), np.concatenate(answers), _judge(config, tokenizer, limit))
+
+
+def source(config: AnsweringConfig) -> str:
+    """Language of the training text by the names of its files; English if it is one of several."""
+    languages = []
+    for path in map(Path, config.train):
+        names = squad.files([str(path)], "train") if path.is_dir() else [path]
+        languages += [squad.languages_of(name)[0] for name in names]
+    return "en" if "en" in languages else languages[0]
+
+
+def _tokenizer(config: AnsweringConfig, directory: Path) -> tuple[Tokenizer, int]:
+    """The tokenizer of a model, and the tokens of a window: no more than the model can read."""
+    tokenizer = tokenizers.load(directory)
+    if not tokenizer.is_fast:
+        raise InputError(f"{directory}: its tokenizer does not tell characters: give one with a tokenizer.json")
+    return tokenizer, min(config.max_tokens, pretrained.longest_of(pretrained.read_config(directory)))
+
+
+def _windows(config: AnsweringConfig, tokenizer: Tokenizer, limit: int, asked: QuestionSet) -> Windows:
+    return lay_out(
+        tokenizer,
+        [question.text for question in asked.questions],
+        asked.paragraphs,
+        [question.paragraph for question in asked.questions],
+        limit,
+        config.question_tokens,
+        config.stride,
+    )
+
+
+def _judge(config: AnsweringConfig, tokenizer: Tokenizer, limit: int) -> Callable[[TaskModel], dict[str, float]] | None:
+    if not config.dev:
+        return None
+    sets = {cell[0]: asked for cell, asked in squad.read_cells(config.dev, "dev").items()}
+    for language in sets:
+        cleaner(config.normaliser, language)
+    windows = {language: _windows(config, tokenizer, limit, asked) for language, asked in sets.items()}
+
+    def judge(reader: TaskModel) -> dict[str, float]:
+        return {
+            language: _score(config, asked, answer(config, reader, asked, windows[language]))["f1"]
+            for language, asked in sets.items()
+        }
+
+    return judge
+
+
+def answer(config: AnsweringConfig, reader: TaskModel, asked: QuestionSet, windows: Windows) -> dict[str, str]:
+    """Question id -> its answer, as it stands in the paragraph; empty where no start and end fit together."""
+    logits = list(task_models.run(reader, windows.examples))  # of each window (L, 2)
+    spans = best_spans(windows, logits, config.n_best, config.answer_tokens)
+    return {
+        question.id: asked.paragraphs[question.paragraph][start:end].strip()
+        for question, (start, end) in zip(asked.questions, spans.tolist(), strict=True)
+    }
+
+
+def _score(config: AnsweringConfig, asked: QuestionSet, given: dict[str, str]) -> dict[str, float]:
+    """F1 and exact match from 0 to 1. Answers are of the paragraphs' language, whatever the questions' is."""
+    answers = {question.id: question.answers for question in asked.questions}
+    return score(given, answers, cleaner(config.normaliser, asked.cell[0]))
+
+
+def measure(config: AnsweringConfig, tuned: Path, output: Path) -> dict[str, Any]:
+    """Answer the test sets with a fine-tuned reader; write `predictions/LANGUAGE.json` in SQuAD's official format.
+
+    With `config.mixed` also `predictions/PARAGRAPHS-QUESTIONS.json`, read by the model of the paragraphs' language.
+
+    Returns:
+        task, languages, mean, transfer_gap, counts, test_set, dev, selection and mixed; all scores from 0 to 1.
+
+    Raises:
+        InputError: the model or a test set is missing or not usable.
+    """
+    sets = squad.read_cells(config.test, "test", config.mixed)
+    for context, _ in sets:
+        cleaner(config.normaliser, context)  # before hours of reading
+    given = _answer_all(config, tuned, sets)
+    (output / "predictions").mkdir(parents=True, exist_ok=True)
+    for cell, answers in given.items():
+        path = output / "predictions" / f"{_name(cell)}.json"
+        manifests.write_atomically(path, json.dumps(answers, ensure_ascii=False, indent=1) + "\n")
+    cells = {cell: _score(config, asked, given[cell]) for cell, asked in sets.items()}
+    languages = {context: scores for (context, question), scores in cells.items() if context == question}
+    return {
+        "task": "question_answering",
+        "languages": languages,
+        "mean": macro_average(languages),
+        "transfer_gap": _gap(languages, source(config)),
+        "counts": {language: len(sets[language, language].questions) for language in languages},
+        "test_set": _digest(sets),
+        "dev": selection.development(tuned),
+        "selection": selection.read(tuned),
+        "mixed": _mixed(cells) if config.mixed else None,
+    }
+
+
+def _answer_all(config: AnsweringConfig, tuned: Path, sets: dict[Cell, QuestionSet]) -> dict[Cell, dict[str, str]]:
+    """Answers of each cell; a model is loaded once for all of its languages."""
+    kept = selection.directories(tuned)
+    given = {}
+    for directory in dict.fromkeys(kept(context) for context, _ in sets):
+        reader = task_models.load(directory, "question_answering")
+        tokenizer, limit = _tokenizer(config, directory)
+        for cell, asked in sets.items():
+            if kept(cell[0]) == directory:
+                given[cell] = answer(config, reader, asked, _windows(config, tokenizer, limit, asked))
+    return {cell: given[cell] for cell in sets}
+
+
+def _name(cell: Cell) -> str:
+    return cell[0] if cell[0] == cell[1] else "-".join(cell)
+
+
+def _gap(languages: dict[str, dict[str, float]], language: str) -> dict[str, float] | None:
+    if language not in languages or len(languages) == 1:
+        return None
+    return {name: transfer_gap({key: scores[name] for key, scores in languages.items()}, language) for name in METRICS}
+
+
+def _mixed(cells: dict[Cell, dict[str, float]]) -> dict[str, Any]:
+    within, across = within_and_across({cell: scores["f1"] for cell, scores in cells.items()})
+    return {"within": within, "across": across, "cells": {"-".join(cell): scores for cell, scores in cells.items()}}
+
+
+def _digest(sets: dict[Cell, QuestionSet]) -> str:
+    """What was asked, whatever the files are called and however they are laid out."""
+    content = {
+        "-".join(cell): manifests.digest(
+            [asked.paragraphs, [(q.id, q.text, q.paragraph, q.answers) for q in asked.questions]]
+        )
+        for cell, asked in sets.items()
+    }
+    return manifests.digest(content)

@@ -1,0 +1,72 @@
+"""Fine-tune only the word embeddings that can change: those of tokens that occur in the training text.
+
+A token that never occurs has a gradient of exactly zero in every step, and AdamW without weight decay leaves its row
+where it is. So gradients and moments are needed for the rows that occur, some ten thousand instead of 250,000, and the
+result is the same. For XLM-R base this saves 2.2 GB, and most of what the workers would have to send each other.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import nn
+
+from infoxlm_core.data.examples import Examples
+from infoxlm_core.model.encoder import Encoder
+from infoxlm_core.model.task_models import Packed, TaskModel
+from infoxlm_core.training.task_learner import Task
+
+
+def limit(
+    module: TaskModel, task: Task, weight_decay: float
+) -> tuple[Task, Callable[[], AbstractContextManager[None]]]:
+    """Limit a model's word embeddings to those of its task's examples, if the others could not change anyway.
+
+    Returns:
+        the task in the numbers of the rows that are left, and a context in which the model has all words: it is
+        judged and exported there.
+    """
+    if weight_decay or not isinstance(module, Packed):
+        return task, nullcontext
+    words = OccurringWords(module.encoder, task.examples)
+    judge = task.judge
+
+    def judge_with_all_words(module: TaskModel) -> dict[str, float]:
+        assert judge, "called only where there is one"
+        with words.all_words():
+            return judge(module)
+
+    return replace(
+        task, examples=words.renumber(task.examples), judge=judge_with_all_words if judge else None
+    ), words.all_words
+
+
+class OccurringWords:
+    """An encoder's word embeddings while it is trained.
+
+    Args:
+        encoder: its table of word embeddings (V, d) is replaced by one of the U rows that occur.
+        examples: all training examples.
+    """
+
+    def __init__(self, encoder: Encoder, examples: Examples) -> None:
+        self.encoder, self.ids = encoder, np.unique(examples.ids).astype(np.int64)  # (U,)
+        self.all = encoder.token_embedding.weight.detach()  # (V, d)
+        encoder.token_embedding = nn.Embedding.from_pretrained(self.all[torch.from_numpy(self.ids)], freeze=False)
+
+    def renumber(self, examples: Examples) -> Examples:
+        """The same examples with the row numbers of the smaller table."""
+        return replace(examples, ids=np.searchsorted(self.ids, examples.ids).astype(examples.ids.dtype))
+
+    @contextmanager
+    def all_words(self) -> Iterator[None]:
+        """The encoder with all words, those that occur as they are trained by now: to read any text."""
+        trained = self.encoder.token_embedding
+        self.all[torch.from_numpy(self.ids)] = trained.weight.detach()
+        self.encoder.token_embedding = nn.Embedding.from_pretrained(self.all)
+        try:
+            yield
+        finally:
+            self.encoder.token_embedding = trained

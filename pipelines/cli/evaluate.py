@@ -1,0 +1,156 @@
+"""`infoxlm evaluate`: one task for any encoder, or any fine-tuned model, beside the published numbers."""
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import typer
+import yaml
+
+from infoxlm_core import manifests, run_file
+from infoxlm_core.config import AnsweringConfig, EvaluationConfig, FinetuningConfig, RetrievalConfig, SuiteConfig
+from infoxlm_core.data.languages import GROUPS
+from infoxlm_core.errors import ConfigError, InputError
+from pipelines.cli.app import Store, app, ending_clearly
+
+
+class Task(NamedTuple):
+    """How the settings of a task begin."""
+
+    kind: Literal["retrieval", "classification", "question_answering"]
+    table: Literal["xnli", "mlqa", "tatoeba", "none"] = "none"
+    normaliser: str = "squad"
+
+
+HELD_OUT = "held-out"
+TASKS = {
+    "tatoeba": Task("retrieval", "tatoeba"),
+    "pairs": Task("retrieval"),
+    "xnli": Task("classification", "xnli"),
+    "classification": Task("classification"),
+    "mlqa": Task("question_answering", "mlqa", "mlqa"),
+    "xquad": Task("question_answering"),
+    "tydiqa": Task("question_answering"),
+    "squad": Task("question_answering"),
+    "question-answering": Task("question_answering"),
+}
+"""By name, besides HELD_OUT."""
+
+
+@app.command()
+def evaluate(
+    model: Annotated[
+        str, typer.Option(help="A Hugging Face directory, s3://bucket/prefix, ORG/NAME or models:/NAME@ALIAS.")
+    ],
+    task: Annotated[str, typer.Option(help=f"{HELD_OUT}, {', '.join(TASKS)}.")],
+    data: Annotated[Path, typer.Option(help="The test sets: a folder, or a file.")],
+    languages: Annotated[
+        str, typer.Option(help="Of tatoeba, pairs: all, 14, 22, 36 (the paper's) or codes: de,fr.")
+    ] = "all",
+    vector: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Of tatoeba, pairs: POOLING@LAYER. POOLING: mean, mean_no_special, cls, contrast; LAYER: a number, "
+            "last, contrast, best. Repeatable; default: mean@best and cls@last."
+        ),
+    ] = None,
+    prefix: Annotated[str, typer.Option(help="Of tatoeba, pairs: stands before every sentence.")] = "",
+    margin: Annotated[bool, typer.Option("--margin", help="Of tatoeba, pairs: compare by ratio margin.")] = False,
+    floor: Annotated[str | None, typer.Option(help="Another model to compare with.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Another value of the task's config: batch_size=16. Repeatable.")
+    ] = None,
+    output: Annotated[Path, typer.Option(help="Where scores, page and figures go.")] = Path("evaluation"),
+    store: Store = Path("runs"),
+):
+    """Measure a model on one task; print the table with the published numbers, write scores, a page and figures.
+
+    Any encoder: held-out (translations and perplexity of a prepared corpus), tatoeba, pairs (your own translations).
+    A model fine-tuned for it: xnli, classification; mlqa, xquad, tydiqa, squad, question-answering.
+
+    infoxlm evaluate --model models:/infoxlm@champion --task tatoeba --data LASER/data/tatoeba/v1 --languages 14
+
+    infoxlm evaluate --model my-xnli-model --task xnli --data XNLI-1.0
+    """
+    with ending_clearly():
+        models = {name_of(model): model}
+        if floor:
+            models |= {("floor" if name_of(floor) in models else name_of(floor)): floor}
+        if task == HELD_OUT:
+            measure_held_out(models, data, output, store)
+        elif task in TASKS:
+            more = {"languages": languages, "vectors": vector, "prefix": prefix, "margin": margin}
+            measure_task(parse(models, task, data, more, set_ or []), task, output, store)
+        else:
+            raise InputError(f"--task {task}: give one of {HELD_OUT}, {', '.join(TASKS)}")
+
+
+def name_of(source: str) -> str:
+    """What a model is called in tables: the last part of where it is (models:/infoxlm@champion: infoxlm-champion)."""
+    return re.sub("[^A-Za-z0-9]+", "-", re.split("[/:]", source.rstrip("/"))[-1]).strip("-") or "model"
+
+
+def parse(models: dict[str, str], task: str, data: Path, more: dict[str, Any], changes: list[str]) -> SuiteConfig:
+    """The task as a suite of one task; `more` are the options of retrieval, `changes` any other fields."""
+    kind, table, normaliser = TASKS[task]
+    settings: dict[str, Any] = {"task": kind}
+    if kind == "retrieval":
+        codes = more["languages"]
+        if not re.fullmatch(r"all|14|22|36|[a-z]{2,3}(,[a-z]{2,3})*", codes):
+            raise InputError(f"--languages {codes!r}: give all, 14, 22, 36, or codes such as de,fra")
+        settings |= {"data": str(data), "prefix": more["prefix"], "margin": more["margin"]}
+        settings["languages"] = codes if codes in ("all", *GROUPS) else codes.split(",")
+        settings |= {"vectors": more["vectors"]} if more["vectors"] else {}
+    elif kind == "classification":
+        settings["data"] = str(data)
+    else:  # trained it is already: of `train` only the language in its name is used, for the transfer gap
+        settings |= {"train": ["train.en.json"], "test": [str(data)], "normaliser": normaliser}
+    for change in changes:
+        try:
+            run_file.override(settings, change)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"--set {change}: {' '.join(str(error).split())}") from None
+    return SuiteConfig.parse({"models": models, "tasks": {task: {"settings": settings, "table": table}}})
+
+
+def measure_task(config: SuiteConfig, task: str, output: Path, store: Path) -> None:
+    """Measure every model on a task; print and write what a suite of this task alone would."""
+    from components.adapters import model_source
+    from infoxlm_core import suite
+    from infoxlm_core.tasks import aligned, classification, reading
+
+    settings = config.tasks[task].settings
+    directories = {name: model_source.fetch(source, store) for name, source in config.models.items()}
+    scores: dict[str, dict[str, Any]] = {}
+    for item in suite.plan(config):
+        name, directory = item["point"]["model"], directories[item["point"]["model"]]
+        match settings:
+            case RetrievalConfig():
+                found = aligned.measure(settings, directory, output / name)
+            case FinetuningConfig():
+                found = classification.measure(settings, directory, None, output / name)
+            case AnsweringConfig():
+                found = reading.measure(settings, directory, output / name)
+        scores[item["point"]["name"]] = found
+        manifests.write_atomically(
+            output / name / "scores.json", json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+        )
+    summary = suite.summarise(config, scores)
+    if not isinstance(settings, RetrievalConfig):  # how these models were trained is not known here
+        found = summary["tasks"][task]
+        found["protocol"] = [fact for fact in found["protocol"] if fact["what"] == "test set"]
+    suite.write(output, summary)
+    typer.echo((output / "suite.md").read_text(encoding="utf-8"))
+    typer.echo(f"page        {output / 'suite.html'}")
+
+
+def measure_held_out(models: dict[str, str], corpus: Path, output: Path, store: Path) -> None:
+    """Retrieval by layer and perplexity on the held-out text of a prepared corpus."""
+    from components.adapters import model_source
+    from infoxlm_core import evaluation
+
+    encoders = {name: model_source.fetch(source, store) for name, source in models.items()}
+    for name, value in evaluation.evaluate(EvaluationConfig(), corpus, encoders, {}, output).items():
+        typer.echo(f"{name:40} {value:.4f}")
+    typer.echo(f"page        {output / 'report.html'}")

@@ -1,0 +1,273 @@
+"""Models of a task equal Hugging Face's own, before and after they are written, whatever the encoder (A22)."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
+from transformers import (
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertConfig,
+    BertForMaskedLM,
+    BertForPreTraining,
+    BertModel,
+    DistilBertConfig,
+    DistilBertModel,
+    PreTrainedModel,
+    RobertaConfig,
+    RobertaModel,
+    XLMConfig,
+    XLMModel,
+    XLMRobertaConfig,
+    XLMRobertaForMaskedLM,
+    XLMRobertaModel,
+)
+
+from infoxlm_core.data.examples import Examples, encode
+from infoxlm_core.errors import InputError
+from infoxlm_core.model import pretrained, task_models, tokenizers
+from infoxlm_core.model.padded import Padded
+
+WORDS = [f"w{number}" for number in range(40)]
+LABELS = ["contradiction", "entailment", "neutral"]
+SIZES = {"vocab_size": 48, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+SMALL = {"vocab_size": 48, "n_layers": 2, "n_heads": 2, "dropout": 0.0, "attention_dropout": 0.0, "pad_token_id": 1}
+KINDS = {
+    "XLM-R": lambda: XLMRobertaForMaskedLM(XLMRobertaConfig(**SIZES, max_position_embeddings=26, pad_token_id=1)),
+    "bare XLM-R": lambda: XLMRobertaModel(XLMRobertaConfig(**SIZES, max_position_embeddings=26, pad_token_id=1)),
+    "RoBERTa": lambda: RobertaModel(RobertaConfig(**SIZES, max_position_embeddings=26, layer_norm_eps=1e-4)),
+    "BERT": lambda: BertForPreTraining(BertConfig(**SIZES, max_position_embeddings=24, pad_token_id=1)),
+    "bare BERT": lambda: BertModel(BertConfig(**SIZES, max_position_embeddings=24), add_pooling_layer=False),
+    "BERT of one type": lambda: BertModel(BertConfig(**SIZES, max_position_embeddings=24, type_vocab_size=1)),
+    "BERT with ReLU": lambda: BertModel(BertConfig(**SIZES, max_position_embeddings=24, hidden_act="relu")),
+    "XLM": lambda: XLMModel(XLMConfig(**SMALL, emb_dim=16, max_position_embeddings=26, n_langs=1)),
+    "DistilBERT": lambda: DistilBertModel(DistilBertConfig(**SMALL, dim=16, hidden_dim=24, max_position_embeddings=26)),
+}  # fmt: skip
+PADDED = {"BERT with ReLU", "XLM", "DistilBERT"}
+
+
+def write_tokenizer(directory: Path, bert: bool) -> None:
+    """`<s> a </s> </s> b </s>`, or BERT's `<s> a </s> b </s>` with segments; a word is a token."""
+    words = ["<s>", "<pad>", "</s>", "<unk>", *WORDS]
+    tokenizer = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = Whitespace()
+    pair = "<s> $A </s> $B:1 </s>:1" if bert else "<s> $A </s> </s> $B </s>"
+    tokenizer.post_processor = TemplateProcessing("<s> $A </s>", pair, special_tokens=[("<s>", 0), ("</s>", 2)])
+    tokenizer.add_special_tokens(words[:4])
+    tokenizer.save(str(directory / "tokenizer.json"))
+    names = ["input_ids", "token_type_ids", "attention_mask"] if bert else ["input_ids", "attention_mask"]
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "cls_token": "<s>", "eos_token":
+                "</s>", "sep_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>", "model_max_length": 999,
+                "model_input_names": names}  # fmt: skip
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    (directory / "sentencepiece.bpe.model").write_bytes(b"goes along")
+
+
+def shake(model: PreTrainedModel) -> PreTrainedModel:
+    """Random weights so large that every part of the model decides."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model.eval()
+
+
+@pytest.fixture(params=KINDS)
+def encoder(request, tmp_path) -> Path:
+    torch.manual_seed(5)
+    shake(KINDS[request.param]()).save_pretrained(tmp_path / "encoder")
+    write_tokenizer(tmp_path / "encoder", bert="BERT" in request.param and "one type" not in request.param)
+    (tmp_path / "encoder/kind").write_text(request.param)
+    return tmp_path / "encoder"
+
+
+def texts(count: int = 9) -> tuple[list[str], list[str]]:
+    rng = np.random.default_rng(2)
+    one, two = ([" ".join(rng.choice(WORDS, rng.integers(1, 9))) for _ in range(count)] for _ in "ab")
+    return one, two
+
+
+def theirs(directory: Path, kind: str) -> torch.Tensor:
+    """Logits of plain transformers on the padded batch of all texts: (N, labels), or (T, 2) without padding."""
+    auto = AutoModelForSequenceClassification if kind == "classification" else AutoModelForQuestionAnswering
+    model, tokenizer = auto.from_pretrained(directory).eval(), AutoTokenizer.from_pretrained(directory)
+    batch = tokenizer(*texts(), padding=True, return_tensors="pt")
+    with torch.inference_mode():
+        found = model(**batch)
+    if kind == "classification":
+        return found.logits
+    return torch.stack([found.start_logits, found.end_logits], dim=2)[batch["attention_mask"].bool()]
+
+
+def examples(directory: Path) -> Examples:
+    return encode(tokenizers.load(directory), *texts(), max_tokens=24)
+
+
+@pytest.mark.item("A22")
+@pytest.mark.parametrize("kind", ["classification", "question_answering"])
+def test_a_new_model_is_written_so_that_transformers_gives_its_logits_and_comes_back_bit_by_bit(
+    encoder, tmp_path, kind
+):
+    module = shake(task_models.create(encoder, kind, LABELS if kind == "classification" else ()))
+    assert isinstance(module, Padded) == ((encoder / "kind").read_text() in PADDED)
+
+    ours = task_models.run(module, examples(encoder), tokens_per_batch=40)
+    task_models.export(module, encoder, tmp_path / "out")
+
+    again = task_models.load(tmp_path / "out", kind)
+    if kind == "question_answering":
+        lengths = examples(encoder).lengths.tolist()
+        assert [len(part) for part in ours] == lengths
+        ours, back = torch.cat(ours), torch.cat(task_models.run(again, examples(tmp_path / "out"), 40))
+    else:
+        assert again.labels == tuple(LABELS)
+        back = task_models.run(again, examples(tmp_path / "out"), 40)
+    torch.testing.assert_close(ours, theirs(tmp_path / "out", kind), atol=1e-5, rtol=0)
+    assert torch.equal(ours, back)
+    assert (tmp_path / "out/sentencepiece.bpe.model").read_bytes() == b"goes along"
+    assert AutoTokenizer.from_pretrained(tmp_path / "out").model_max_length == 24
+
+
+def test_the_encoder_under_a_new_head_is_the_pre_trained_one(encoder):
+    """Whatever it was saved from: a bare encoder, a language model, one with a pooler."""
+    from transformers import AutoModel
+
+    module = task_models.create(encoder, "question_answering").eval()
+    tokenizer = AutoTokenizer.from_pretrained(encoder)
+    batch = tokenizer(*texts(), padding=True, return_tensors="pt")
+    hidden = AutoModel.from_pretrained(encoder).eval()(**batch).last_hidden_state[batch["attention_mask"].bool()]
+
+    head = module.model.qa_outputs if isinstance(module, Padded) else module.output
+    found = torch.cat(task_models.run(module, examples(encoder)))
+
+    torch.testing.assert_close(found, head(hidden).detach(), atol=1e-5, rtol=0)
+
+
+def test_the_head_is_random_by_the_seed_alone(encoder):
+    one, same, other = (task_models.create(encoder, "classification", LABELS, seed=seed) for seed in (1, 1, 2))
+
+    pairs = list(zip(one.named_parameters(), same.parameters(), other.parameters(), strict=True))
+
+    assert all(torch.equal(value, again) for (_, value), again, _ in pairs)
+    assert any(not torch.equal(value, third) for (_, value), _, third in pairs)
+
+
+def test_a_bert_begins_with_its_pre_trained_pooler(tmp_path):
+    bert = shake(KINDS["BERT"]())
+    bert.save_pretrained(tmp_path)
+
+    module = task_models.create(tmp_path, "classification", LABELS)
+
+    assert torch.equal(module.dense.weight, bert.bert.pooler.dense.weight)
+
+
+def test_a_head_of_another_task_does_not_come_along(tmp_path):
+    one = task_models.create(_roberta(tmp_path), "classification", ["yes", "no"], seed=3)
+    task_models.export(one, tmp_path / "encoder", tmp_path / "tuned")
+
+    other = task_models.create(tmp_path / "tuned", "classification", LABELS, seed=1)
+
+    assert other.output.weight.shape == (3, 16)
+    assert not torch.equal(other.dense.weight, one.dense.weight)
+
+
+def _roberta(folder: Path) -> Path:
+    KINDS["XLM-R"]().save_pretrained(folder / "encoder")
+    write_tokenizer(folder / "encoder", bert=False)
+    return folder / "encoder"
+
+
+def test_an_old_bert_calls_its_layer_norm_gamma_and_beta(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    shake(BertForMaskedLM(BertConfig(**SIZES, max_position_embeddings=24))).save_pretrained(tmp_path)
+    expected = task_models.create(tmp_path, "question_answering")
+    weights = load_file(tmp_path / "model.safetensors")
+    old = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): value
+        for name, value in weights.items()
+    }
+    save_file(old, tmp_path / "model.safetensors")
+
+    found = task_models.create(tmp_path, "question_answering")
+
+    assert all(torch.equal(a, b) for a, b in zip(found.parameters(), expected.parameters(), strict=True))
+
+
+def test_a_large_model_in_several_files_is_read_whole(tmp_path):
+    model = shake(KINDS["XLM-R"]())
+    model.save_pretrained(tmp_path, max_shard_size="5KB")
+    assert len(pretrained.weight_files(tmp_path)) > 1
+
+    encoder = pretrained.load_encoder(tmp_path)
+
+    assert torch.equal(encoder.layers[1].down.weight, model.roberta.encoder.layer[1].output.dense.weight)
+
+
+def test_pre_training_still_refuses_what_is_no_xlm_r(tmp_path):
+    KINDS["BERT"]().save_pretrained(tmp_path)
+
+    with pytest.raises(InputError, match=r"model_type is 'bert', not 'xlm-roberta'"):
+        pretrained.size_of(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["XLM-R", "BERT", "DistilBERT"])
+def test_an_encoder_is_no_fine_tuned_model_and_a_part_of_an_encoder_no_encoder(tmp_path, kind):
+    model = KINDS[kind]()
+    model.save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="qa_outputs"):
+        task_models.load(tmp_path, "question_answering")
+    weights = {name: value.clone() for name, value in model.state_dict().items() if "layer.1" not in name}
+    model.save_pretrained(tmp_path, state_dict=weights)
+
+    with pytest.raises(InputError, match="give a complete model"):
+        task_models.create(tmp_path, "question_answering")
+
+
+def test_a_directory_without_model_or_of_an_unknown_kind_is_refused_in_one_line(tmp_path):
+    with pytest.raises(InputError, match="no model here"):
+        task_models.create(tmp_path, "classification", LABELS)
+    (tmp_path / "config.json").write_text('{"model_type": "tomorrow"}')
+    with pytest.raises(InputError, match="no model that we know") as refusal:
+        task_models.create(tmp_path, "classification", LABELS)
+    assert "\n" not in str(refusal.value)
+
+
+def test_dropout_reaches_the_encoder_of_every_kind(encoder):
+    module = task_models.create(encoder, "question_answering", dropout=0.5).train()
+    found = examples(encoder)
+    ids, types = torch.from_numpy(found.ids).long(), torch.from_numpy(found.types).long()
+    lengths = tuple(found.lengths.tolist())
+
+    def forward(seed: int) -> torch.Tensor:
+        torch.manual_seed(seed)
+        return module(ids, types, lengths)
+
+    assert torch.equal(forward(1), forward(1)) and not torch.equal(forward(1), forward(2))
+
+
+def test_batches_hold_every_row_once_and_no_more_tokens_than_asked_even_padded():
+    lengths = np.array([3, 50, 7, 7, 1, 120, 9])
+
+    parts = task_models.batches(lengths, tokens=60)
+
+    assert sorted(np.concatenate(parts).tolist()) == list(range(7))
+    assert all(len(part) == 1 or len(part) * lengths[part].max() <= 60 for part in parts)
+
+
+def test_a_pair_that_is_too_long_loses_of_its_longer_side(tmp_path):
+    write_tokenizer(tmp_path, bert=True)
+    tokenizer = tokenizers.load(tmp_path)
+
+    found = encode(tokenizer, ["w1 w2 w3 w4 w5 w6", "w1"], ["w7 w8", "w9"], max_tokens=8)
+
+    assert found.lengths.tolist() == [8, 5]
+    assert found.take([0]).ids.tolist() == [0, 5, 6, 7, 2, 11, 12, 2]
+    assert found.take([0]).types.tolist() == [0, 0, 0, 0, 0, 1, 1, 1]
+    assert found.take([1, 0, 1]).ids.tolist() == [0, 5, 2, 13, 2, 0, 5, 6, 7, 2, 11, 12, 2, 0, 5, 2, 13, 2]

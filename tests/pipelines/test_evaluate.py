@@ -1,0 +1,164 @@
+"""`infoxlm evaluate`: one task, any model, one table; and one line for what cannot be measured."""
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from transformers import XLMRobertaForQuestionAnswering as Reader
+from transformers import XLMRobertaForSequenceClassification as Classifier
+from typer.testing import CliRunner
+
+from pipelines.cli import app
+from pipelines.cli.evaluate import name_of
+from tests.core.test_embedding import save_model
+
+WORDS = [f"{letter}{number}" for letter in "abc" for number in range(10)]
+ENGLISH = [f"a{i} b{j}" for i in range(5) for j in range(4)]
+
+
+def run(*arguments: object):
+    return CliRunner().invoke(app, ["evaluate", *map(str, arguments)])
+
+
+@pytest.fixture
+def encoder(tmp_path) -> Path:
+    return save_model(tmp_path / "my encoder", words=WORDS)
+
+
+@pytest.fixture
+def tatoeba(tmp_path) -> Path:
+    folder = tmp_path / "v1"
+    folder.mkdir()
+    for code, word in {"deu": "c0", "swh": "c1 c2"}.items():
+        (folder / f"tatoeba.{code}-eng.eng").write_text("".join(f"{line}\n" for line in ENGLISH))
+        (folder / f"tatoeba.{code}-eng.{code}").write_text("".join(f"{line} {word}\n" for line in ENGLISH))
+    return folder
+
+
+def test_an_encoder_stands_beside_the_published_numbers(encoder, tatoeba, tmp_path):
+    out = tmp_path / "out"
+
+    result = run("--model", encoder, "--task", "tatoeba", "--data", tatoeba, "--vector", "mean@1", "--output", out)
+
+    assert result.exit_code == 0, result.output
+    scores = json.loads((out / "my-encoder/scores.json").read_text())
+    ours = next(line for line in result.stdout.splitlines() if "my-encoder" in line and "|" in line)
+    shown = [cell.strip() for cell in ours.split("|")]
+    assert shown[3] == f"{100 * scores['mean']['to_pivot']:.1f}"
+    assert shown[4] == f"{100 * scores['languages']['deu']['to_pivot']:.1f}"
+    infoxlm = next(line for line in result.stdout.splitlines() if line.startswith("| InfoXLM ") and "mean" in line)
+    assert "94.5" in infoxlm and "36.2" in infoxlm  # its Table 2, deu and swh
+    assert (out / "suite.html").is_file() and (out / "figures/tatoeba.png").is_file()
+
+
+def test_options_reach_the_task_and_a_floor_stands_below(encoder, tatoeba, tmp_path):
+    floor, out = save_model(tmp_path / "floor", words=WORDS, seed=1), tmp_path / "out"
+
+    result = run(
+        "--model", encoder, "--task", "pairs", "--data", tatoeba, "--languages", "de", "--vector", "cls@0",
+        "--vector", "mean_no_special@last", "--prefix", "c9 ", "--margin", "--set", "batch_size=3", "--floor", floor,
+        "--output", out,
+    )  # fmt: skip
+
+    assert result.exit_code == 0, result.output
+    summary = json.loads((out / "suite.json").read_text())
+    task = summary["tasks"]["pairs"]
+    assert list(task["models"]) == ["my-encoder", "floor"] and task["languages"] == ["deu"]
+    assert task["settings"] == {
+        "task": "retrieval", "data": str(tatoeba), "languages": ["de"], "vectors": ["cls@0", "mean_no_special@last"],
+        "prefix": "c9 ", "margin": True, "batch_size": 3,
+    }  # fmt: skip
+    assert "InfoXLM" not in result.stdout  # pairs of one's own have no published numbers
+
+
+def test_held_out_text_of_a_prepared_corpus_gives_retrieval_and_perplexity(encoder, tmp_path):
+    path = tmp_path / "corpus/held_out/en-de/one.parquet"
+    path.parent.mkdir(parents=True)
+    pq.write_table(pa.table({"source": ENGLISH, "target": [f"{line} c0" for line in ENGLISH]}), path)
+
+    result = run("--model", encoder, "--task", "held-out", "--data", tmp_path / "corpus", "--output", tmp_path / "out")
+
+    assert result.exit_code == 0, result.output
+    assert "retrieval/best" in result.stdout and "perplexity/mean" in result.stdout
+    assert (tmp_path / "out/report.html").is_file()
+
+
+def test_a_classifier_that_was_fine_tuned_elsewhere_is_scored(tmp_path):
+    names = dict(enumerate(["contradiction", "entailment", "neutral"]))
+    model = save_model(
+        tmp_path / "nli", Classifier, words=WORDS, id2label=names, label2id={v: k for k, v in names.items()}
+    )
+    folder = tmp_path / "xnli"
+    folder.mkdir()
+    for language in ("en", "de"):
+        rows = [f"{line}\tc{i % 10}\t{names[i % 3]}\n" for i, line in enumerate(ENGLISH)]
+        (folder / f"test-{language}.tsv").write_text("".join(rows))
+
+    result = run("--model", model, "--task", "xnli", "--data", folder, "--output", tmp_path / "out")
+
+    assert result.exit_code == 0, result.output
+    scores = json.loads((tmp_path / "out/nli/scores.json").read_text())
+    rows = pq.read_table(tmp_path / "out/nli/predictions.parquet").to_pylist()
+    right = [row["label"] == row["predicted"] for row in rows if row["language"] == "de"]
+    assert scores["languages"]["de"]["accuracy"] == pytest.approx(sum(right) / len(right))
+    assert "learning rates" not in result.stdout  # nobody knows how it was trained
+
+
+def test_a_reader_that_was_fine_tuned_elsewhere_is_scored(tmp_path):
+    model = save_model(tmp_path / "reader", Reader, words=WORDS)
+    folder = tmp_path / "xquad"
+    folder.mkdir()
+    for language in ("en", "de"):
+        question = {"id": "q", "question": "a1 a2", "answers": [{"text": "b1", "answer_start": 3}]}
+        paragraph = {"context": "c1 b1 a5 a6 a7 c2 c3 b9", "qas": [question]}
+        content = {"version": "1.1", "data": [{"title": "t", "paragraphs": [paragraph]}]}
+        (folder / f"xquad.{language}.json").write_text(json.dumps(content))
+
+    arguments = ["--set", "max_tokens=32", "--set", "stride=8", "--set", "question_tokens=8"]
+    result = run("--model", model, "--task", "xquad", "--data", folder, "--output", tmp_path / "out", *arguments)
+
+    assert result.exit_code == 0, result.output
+    scores = json.loads((tmp_path / "out/reader/scores.json").read_text())
+    assert scores["counts"] == {"de": 1, "en": 1} and set(scores["transfer_gap"]) == {"f1", "exact_match"}
+    assert json.loads((tmp_path / "out/reader/predictions/de.json").read_text()).keys() == {"q"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"--task": "tatoba"}, "--task tatoba: give one of held-out, tatoeba, pairs, xnli"),
+        ({"--data": "nowhere"}, "nowhere: no such folder"),
+        ({"--model": "nowhere"}, "nowhere: no such file or directory: give a path, s3://"),
+        ({"--languages": "14"}, "has no ar, bg, zh"),
+        ({"--languages": "German"}, "--languages 'German': give all, 14, 22, 36, or codes such as de,fra"),
+        ({"--vector": "mean@best@last"}, "vectors.0: String should match pattern"),
+        ({"--vector": "mean@7"}, "has no vector mean@7: its layers are 0 to 2"),
+        ({"--set": "batch=3"}, "batch: unknown name; known are batch_size"),
+        ({"--set": "batch_size"}, "override 'batch_size': write section.name=value"),
+        ({"--set": "batch_size=["}, "--set batch_size=["),
+    ],
+)
+def test_what_cannot_be_measured_is_one_line(encoder, tatoeba, tmp_path, changes, said):
+    arguments = {"--model": encoder, "--task": "tatoeba", "--data": tatoeba, "--output": tmp_path / "out"} | changes
+
+    result = run(*(part for pair in arguments.items() for part in pair))
+
+    assert result.exit_code == 2
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("infoxlm: ")]
+    assert said in line and "Traceback" not in result.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_help_teaches_by_an_example():
+    text = " ".join(CliRunner().invoke(app, ["evaluate", "--help"]).stdout.split())
+
+    assert "--task tatoeba --data" in text and "mean_no_special" in text
+
+
+def test_a_model_is_called_by_the_last_part_of_where_it_is():
+    assert name_of("models:/infoxlm@champion") == "infoxlm-champion"
+    assert name_of("s3://bucket/some/xlm_r.base/") == "xlm-r-base"
+    assert name_of("FacebookAI/xlm-roberta-base") == "xlm-roberta-base"
+    assert name_of("..") == "model"

@@ -1,0 +1,104 @@
+"""`infoxlm suite` as a user runs it: refusals before anything starts, and a whole one of which a point fails."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from infoxlm_core import run_file, suite
+from infoxlm_core.config import SuiteConfig
+from pipelines.cli import app
+from tests.e2e.test_pipeline import infoxlm, only
+from tests.toy_suite import write_suite
+
+PAPER = Path(__file__).parents[2] / "configs/suite.yaml"
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(app, ["suite", *arguments])
+
+
+def test_the_papers_suite_is_its_grids_and_seeds():
+    config = run_file.load_as(SuiteConfig, PAPER)
+    planned = suite.plan(config)
+
+    mine = [item["point"]["task"] for item in planned if item["point"]["model"] == "infoxlm"]
+    assert {task: mine.count(task) for task in mine} == {
+        "tatoeba": 1, "xnli": 3 * 5, "translate-train-all": 3 * 5, "mlqa": 2 * 3 * 3 * 5
+    }  # fmt: skip
+    xnli, both, mlqa = (config.tasks[name].settings for name in ("xnli", "translate-train-all", "mlqa"))
+    assert xnli.optimization.steps == -(-10 * 392_702 // 32) and both.optimization.steps == -(-150 * 392_702 // 32)
+    assert (xnli.optimization.warmup_steps, xnli.selection.rule, xnli.selection.every) == (12_500, "joint", 5_000)
+    assert xnli.optimization.weight_decay == mlqa.optimization.weight_decay == 0
+    assert (mlqa.warmup_share, mlqa.selection.rule, mlqa.normaliser, mlqa.stride) == (0.1, "last", "mlqa", 128)
+    assert len(json.dumps(planned)) < 128 * 1024
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--only", "tatoeba,xnil"], "no task 'xnil'; known are tatoeba, xnli"),
+        (["--set", "tasks.xnli.settings.batchsize=3"], "tasks.xnli.settings.classification.batchsize: unknown name"),
+        (["--set", "tasks.xnli.grid={optimization.lr: [1]}"], "tasks.xnli.grid.optimization.lr: unknown name 'lr'"),
+        (["--set", "tasks.xnli.grid={batch_size: [8, 0]}"], "tasks.xnli.settings.batch_size: Input should be greater"),
+        (["--model", "my model=/models/mine"], "models.my model"),
+        (["--model", "mine"], "write section.name=value"),
+        (["--model", "XLM_R=/models/mine"], "models: xlm-r and XLM_R would have the same metrics"),
+    ],
+)
+def test_a_wrong_suite_is_refused_in_one_line_before_anything_runs(tmp_path, arguments, said):
+    result = run(str(PAPER), "--store", str(tmp_path / "store"), *arguments)
+
+    assert result.exit_code == 2
+    (line,) = result.stderr.strip().splitlines()
+    assert line.startswith("infoxlm: ConfigError") and said in line
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> subprocess.CompletedProcess:
+    """A suite with a peer from the command line, one task left out, and one that no model can do."""
+    base = tmp_path_factory.mktemp("suite")
+    projected = {"settings": {"task": "retrieval", "data": str(base / "aligned"), "vectors": ["contrast@contrast"]}}
+    config = write_suite(base, projected=projected)
+    arguments = [str(config), "--store", str(base / "store"), "--only", "riddles,pairs,projected"]
+    return infoxlm("suite", *arguments, "--set", "tasks.riddles.seeds=[1,2]")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_point_that_fails_is_named_and_does_not_sink_the_others(finished):
+    assert finished.returncode == 2
+    *_, last = finished.stderr.strip().splitlines()
+    assert last.startswith("infoxlm: InputError: measure toy projected: ") and "names no contrast layer" in last
+    assert "4 points: toy on riddles, pairs, projected" in finished.stdout
+    assert "**Not finished**, and not in the tables: toy projected." in finished.stdout
+    riddles = finished.stdout.split("riddles: F1")[1]
+    assert "| toy   | 1, last step |" in riddles and "±" in riddles.split("riddles: exact match")[0]
+    assert "| InfoXLM" in finished.stdout and "Not the paper's protocol (test set)" in finished.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_all_of_it_is_one_suite_in_mlflow_and_the_report_is_where_it_says(finished, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    import mlflow
+
+    store = Path(finished.args[finished.args.index("--store") + 1])
+    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{store}/mlflow.db")
+    runs = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
+    (parent,) = [found for found in runs if "mlflow.parentRunId" not in found.data.tags]
+    points = {found.data.tags["point"]: found for found in runs if found is not parent}
+
+    assert {name: found.info.status for name, found in points.items()} == {
+        "toy riddles seed 1": "FINISHED", "toy riddles seed 2": "FINISHED", "toy pairs": "FINISHED",
+        "toy projected": "FAILED",
+    }  # fmt: skip
+    summary = json.loads((only(store, "suite/*") / "suite.json").read_text())
+    assert summary["model"] == "toy" and summary["unfinished"] == ["toy projected"]
+    found = [points[f"toy riddles seed {seed}"].data.metrics["riddles/f1"] for seed in (1, 2)]
+    assert parent.data.metrics["riddles/f1"] == pytest.approx(sum(found) / 2)
+    assert f"report      {only(store, 'suite/*')}/suite.html" in finished.stdout
+    assert (parent.info.run_name, parent.info.status) == ("toy", "FAILED")
