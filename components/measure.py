@@ -39,7 +39,10 @@ def measure(
         training: dict = {}
         if learned := suites.training_part(local):
             part, data = learned
-            name = runtime.key("tuned", suites.without_data(part), *runtime.given(str(model)), *runtime.given(data))
+            inputs = [*runtime.given(str(model)), runtime.given_as(data)]
+            if suites.depends_on_workers(part, model):
+                inputs.append(f"workers={max(1, num_workers)}")
+            name = runtime.key("tuned", suites.without_data(part), *inputs)
             # all settings, for a run resumes with the same only
             whole = manifests.digest(local.relevant()).removeprefix("sha256:")[:8]
             checkpoints = Path(store) / "runs" / f"tuned-{name}-{whole}"
@@ -53,11 +56,12 @@ def measure(
                 run=checkpoints,
                 track=functools.partial(mlflow_tracker.MlflowTracker, run_id=run),
             )
-            model = runtime.make(store, "tuned", name, lambda output: train(output=output))
-            shutil.rmtree(checkpoints, ignore_errors=True)  # gigabytes that nobody needs any more
+            with runtime.alone(store, "tuned", name):  # another point may need the same model
+                model = runtime.make(store, "tuned", name, lambda output: train(output=output))
+                shutil.rmtree(checkpoints, ignore_errors=True)  # gigabytes that nobody needs any more
             mlflow_tracker.ship(model / "metrics.jsonl", run)
-            training = manifests.load(model)["facts"]
-        inputs = [*runtime.given(str(model)), *runtime.given(suites.list_data(local))]
+            training = manifests.load(model)["facts"] | {"tuned": f"tuned/{name}"}
+        inputs = [*runtime.given(str(model)), runtime.given_as(suites.data_by_role(local))]
         made = runtime.make(
             store,
             "points",

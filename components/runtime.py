@@ -26,7 +26,9 @@ from typing import Any
 
 from infoxlm_core import manifests
 from infoxlm_core.config import StageConfig
+from infoxlm_core.data.languages import is_known
 from infoxlm_core.errors import InfoXLMError, InputError, StorageFull
+from infoxlm_core.model.selection import FILE as SELECTION
 
 logger = logging.getLogger(__name__)
 
@@ -94,21 +96,39 @@ def key(kind: str, config: StageConfig, *inputs: str) -> str:
 def given(paths: str | Sequence[str] | None) -> list[str]:
     """Digests of what a config names: files, models, folders of data. Their content belongs to the key, not the path.
 
-    A file of a folder counts with its name, which often says its language; so does a model's tokenizer.
+    A file counts with its name, which often says language and split (`xquad.de.json`), and with that of its folder if
+    this is a language's (`fr/dev_2k.tsv`).
     """
     named = [paths] if isinstance(paths, str) else paths or []
-    found = [Path(path) for path in named]
-    return [_digest_folder(path) if path.is_dir() else manifests.file_sha256(path) for path in found if path.exists()]
+    found = [Path(path).absolute() for path in named]
+    return [_digest_folder(path) if path.is_dir() else _digest_file(path) for path in found if path.exists()]
+
+
+def given_as(roles: Mapping[str, Sequence[str]]) -> str:
+    """One digest of data by what they are for: a file for training is another input than the same one for a test."""
+    return manifests.digest({role: given(paths) for role, paths in roles.items()})
+
+
+def _digest_file(path: Path) -> str:
+    return manifests.digest([_language(path.parent), path.name, manifests.file_sha256(path)])
 
 
 def _digest_folder(folder: Path) -> str:
     """Names and contents of the files below a folder; of a model only what is loaded, since more may lie beside it."""
-    loaded = (".safetensors", ".json", ".model")
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    if any(path.parent == folder and path.suffix == ".safetensors" for path in files):
-        files = [path for path in files if path.parent == folder and path.suffix in loaded]
+    if is_model := any(path.parent == folder and path.suffix == ".safetensors" for path in files):
+        loaded, places = (".safetensors", ".json", ".model", ".txt"), [folder]
+        if (folder / SELECTION).is_file():  # it may have models of single languages below it
+            places += (folder / "steps").glob("*")
+        files = [path for path in files if path.parent in places and path.suffix in loaded]
     files = [path for path in files if path.name != manifests.NAME]  # it also says which code made them
-    return manifests.digest({str(path.relative_to(folder)): manifests.file_sha256(path) for path in files})
+    content = {str(path.relative_to(folder)): manifests.file_sha256(path) for path in files}
+    return manifests.digest(["" if is_model else _language(folder), content])
+
+
+def _language(folder: Path) -> str:
+    """The name of a folder if it is a language's: readers of its files go by it."""
+    return folder.name if is_known(folder.name) else ""
 
 
 def make(store: str, kind: str, name: str, build: Callable[[Path], dict | None]) -> Path:
@@ -142,6 +162,20 @@ def make(store: str, kind: str, name: str, build: Callable[[Path], dict | None])
         shutil.rmtree(partial, ignore_errors=True)
         Path(f"{partial}.lock").unlink(missing_ok=True)
     return final
+
+
+@contextlib.contextmanager
+def alone(store: str, kind: str, name: str) -> Iterator[None]:
+    """Wait until nobody else makes an artifact that takes long, and keep others waiting: its second maker finds it."""
+    path = Path(store) / kind / f".{name}.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w") as lock:  # it stays: whoever waits for it holds this very file
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            logger.info("somebody else is making %s/%s: waiting", kind, name)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _sweep(directory: Path) -> None:

@@ -203,8 +203,12 @@ class Pretraining:
             return {}
         contrast = self.config.contrast
         layer = min(contrast.layer, self.module.encoder.size.layers)
-        with distributed.gathered(self.module):
-            return self.probe.score(self.module.encoder, layer, contrast.pooling, self.device)
+
+        def look() -> dict[str, float]:
+            with distributed.gathered(self.module):
+                return self.probe.score(self.module.encoder, layer, contrast.pooling, self.device)
+
+        return look() if distributed.is_sharded(self.module) else distributed.on_first(look) or {}
 
     def finish_step(self, step: int, good: bool) -> None:
         """Move the key encoder, then enqueue the step's keys in the order of the global batch; neither if bad."""

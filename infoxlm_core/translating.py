@@ -180,7 +180,9 @@ class Translating:
 
     def observe(self, step: int) -> dict[str, float]:
         due = step % self.config.validate_every == 0 or step == self.config.optimization.steps
-        return self.validation.score(self.module) if self.validation and due else {}
+        if not (validation := self.validation) or not due:
+            return {}
+        return distributed.on_first(lambda: validation.score(self.module)) or {}
 
     def finish_step(self, step: int, good: bool) -> None:
         """Nothing follows the optimizer."""

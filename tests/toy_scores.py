@@ -21,9 +21,9 @@ def labelled(en: float, de: float, fr: float = 0.5, dev: float | None = 0.5, **m
         "task": "classification", "languages": languages, "mean": {"accuracy": (en + de + fr) / 3},
         "transfer_gap": {"accuracy": en - (de + fr) / 2}, "counts": dict.fromkeys(languages, 10),
         "test_set": "sha256:1",
-        "dev": None if dev is None else {"languages": {}, "mean": dev},
+        "dev": None if dev is None else {"languages": {"en": dev, "de": dev}, "mean": dev},
         "selection": {"rule": "joint", "looks": [], "chosen": {"*": 10}}, "mixed": None,
-        "training": {"steps": 10, "examples": 40},
+        "training": {"steps": 10, "examples": 40}, "trained_on": ["en"],
     } | more  # fmt: skip
 
 

@@ -17,9 +17,10 @@ from pathlib import Path
 from components.adapters import mlflow_runs, model_registry, s3
 from infoxlm_core import manifests
 from infoxlm_core.errors import InputError, ShardCorrupt, StorageUnavailable
+from infoxlm_core.model import selection
 
 _HUB = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?", re.ASCII)
-_FILES = ["*.safetensors", "*.json", "*.model"]
+_FILES = ["*.safetensors", "*.json", "*.model", "*.txt"]
 """What is taken from the hub: nothing that could run code."""
 
 
@@ -70,8 +71,13 @@ def _from_registry(source: str, store: Path, cache: Path) -> Path:
 
 
 def _from_s3(source: str, cache: Path, only: str | None) -> Path:
-    """Files directly under a prefix, or one of them, or one object."""
-    return s3.mirror(source, cache, choose=lambda found: {only: found[only]} if only in found else found)
+    """Files directly under a prefix, or one of them, or one object; of a fine-tuned model also those in `steps/`."""
+    return s3.mirror(
+        source,
+        cache,
+        choose=lambda found: {only: found[only]} if only in found else found,
+        folders=lambda found: ("steps",) if selection.FILE in found and not only else (),
+    )
 
 
 def _from_hub(name: str, revision: str | None, cache: Path, only: str | None) -> Path:
@@ -97,7 +103,7 @@ def _from_hub(name: str, revision: str | None, cache: Path, only: str | None) ->
         ) from error
     finally:
         constants.HF_HUB_OFFLINE = offline
-    for path in Path(snapshot).iterdir():
+    for path in Path(snapshot).rglob("*"):
         blob = path.resolve()
         if re.fullmatch("[0-9a-f]{64}", blob.name) and manifests.file_sha256(blob) != blob.name:
             blob.unlink()

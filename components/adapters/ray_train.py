@@ -28,7 +28,7 @@ _ENVIRONMENT = {
     "THP_MEM_ALLOC_ENABLE": "1",  # large pages for large tensors
 }
 _TRIES = 3
-_SECONDS_TO_COLLECT = 300
+_SECONDS_TO_COLLECT = 300  # gradients; for what the first worker does alone the others wait longer (`distributed`)
 
 
 def run(train: Callable[..., dict], num_workers: int, run: Path, **arguments: Any) -> dict:

@@ -6,7 +6,7 @@ Address, credentials and region are the environment's (AWS_ENDPOINT_URL, AWS_ACC
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -22,14 +22,16 @@ Objects = dict[str, dict[str, Any]]
 
 
 def mirror(
-    source: str, cache: Path, deep: bool = False, choose: Callable[[Objects], Objects] = lambda found: found
-) -> Path:
+    source: str, cache: Path, deep: bool = False, choose: Callable[[Objects], Objects] = lambda found: found,
+    folders: Callable[[Objects], Sequence[str]] = lambda found: (),
+) -> Path:  # fmt: skip
     """Copy objects into a folder of `cache` that is named by a digest of their names, sizes and ETags, once.
 
     Args:
         source: s3://bucket/prefix; without anything below it the object of that very name.
         deep: also what lies in folders below the prefix; the copy keeps the prefix's own last name.
         choose: which of the objects are wanted.
+        folders: which folders below the prefix are wanted too, all that is in them, by what lies directly under it.
 
     Returns:
         the folder, or the one file if that is what `source` names.
@@ -42,7 +44,11 @@ def mirror(
     bucket, _, prefix = source.removeprefix("s3://").partition("/")
     with answering(source) as client:
         prefix = prefix.rstrip("/")
-        wanted = choose(_list(client, bucket, prefix, deep))
+        found = _list(client, bucket, prefix, deep)
+        for folder in folders(found):
+            more = _list(client, bucket, f"{prefix}/{folder}".lstrip("/"), True)
+            found |= {f"{folder}/{name}": item for name, item in more.items()}
+        wanted = choose(found)
         if not wanted:
             raise InputError(f"{source} holds no file: check bucket and prefix")
         alone = [item["Key"] for item in wanted.values()] == [prefix]

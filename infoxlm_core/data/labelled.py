@@ -1,7 +1,7 @@
 """Labelled text of any language: one table of text, text_pair (if there is one), label, language and split."""
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +9,7 @@ import pandas as pd
 
 from infoxlm_core.config import FinetuningConfig
 from infoxlm_core.data.labelled_files import HEADERS, SPLITS, Place, find, read
-from infoxlm_core.data.languages import two_letters
+from infoxlm_core.data.languages import shorten
 from infoxlm_core.data.sampling import generator
 from infoxlm_core.errors import InputError
 
@@ -21,7 +21,9 @@ NO_CONSENSUS = "-"
 """Gold label where annotators did not agree (SNLI, MultiNLI): all who use these sets leave such rows out."""
 
 
-def read_labelled(config: FinetuningConfig, corpus: Path | None) -> pd.DataFrame:
+def read_labelled(
+    config: FinetuningConfig, corpus: Path | None, splits: Collection[str] = ("train", "dev", "test")
+) -> pd.DataFrame:
     """Read labelled text into string columns text, text_pair (if there is one), label, language, split.
 
     Languages become two letters where there are such, splits train, dev or test, labels of natural language inference
@@ -29,29 +31,39 @@ def read_labelled(config: FinetuningConfig, corpus: Path | None) -> pd.DataFrame
 
     Args:
         corpus: the prepared corpus whose labelled set is read if `config.data` is None.
+        splits: which rows are wanted; files of others are not read, if their names say so.
 
     Raises:
         InputError: a file is missing or not readable, lacks a column, or has a row that is not usable: file and line.
     """
-    places = [place for path in _paths(config, corpus) for place in find(path)]
+    found = [place for path in _paths(config, corpus) for place in find(path)]
+    places = [place for place in found if place.split is None or place.split in splits]
+    if not places:
+        raise InputError(f"{found[0].path.parent}: no row is of split {', '.join(splits)}: name files so (test-en.tsv)")
     tables = [_read(place, config) for place in places]
     paired = ["text_pair" in table for table in tables]
     if any(paired) and not all(paired):
         alone, other = (places[paired.index(value)].path for value in (False, True))
         raise InputError(f"{alone} has single texts, {other} has pairs: give files of one kind, all with labels")
     table = pd.concat(tables, ignore_index=True)
-    if table["split"].isna().all():
+    if len(places) == len(found) and table["split"].isna().all():
         luck = generator("split").random(len(table))
         table["split"] = pd.Series(np.where(luck < 0.1, "test", "train"), dtype="string")
     names = by_name(table["label"].unique(), ", ".join(sorted({str(place.path.parent) for place in places})))
-    return table.assign(split=table["split"].fillna("train"), label=table["label"].map(names).astype("string"))
+    codes = shorten(table["language"].unique())
+    table = table.assign(
+        split=table["split"].fillna("train"),
+        label=table["label"].map(names).astype("string"),
+        language=table["language"].map(codes).astype("string"),
+    )
+    return table[table["split"].isin(splits)].reset_index(drop=True)
 
 
 def _paths(config: FinetuningConfig, corpus: Path | None) -> list[Path]:
     if config.data is None:
         path = (corpus or Path()) / "labelled.parquet"
         if not path.is_file():
-            raise InputError(f"{path}: no such file: set preparation.labelled_share above 0 or finetuning.data")
+            raise InputError(f"{path}: no such file: set preparation.labelled_share above 0 or data")
         return [path]
     return [Path(path) for path in ([config.data] if isinstance(config.data, str) else config.data)]
 
@@ -66,7 +78,8 @@ def _read(place: Place, config: FinetuningConfig) -> pd.DataFrame:
         table["language"] = pd.Series(place.language, index=table.index, dtype="string")
     if "split" not in table:
         table["split"] = pd.Series(place.split, index=table.index, dtype="string")
-    table = _without_empty(table, place)
+    own, paws = columns["text"] == config.text, columns["text"] == "sentence1" and columns["label"] == "label"
+    table = _without_empty(table, place.path, not own and (place.split == "train" or paws))
     unknown = ~table["split"].isin(SPLITS) & table["split"].notna()
     if unknown.any():
         line = unknown.idxmax()
@@ -74,9 +87,8 @@ def _read(place: Place, config: FinetuningConfig) -> pd.DataFrame:
             f"{place.path}:{line}: {config.split} is {table.at[line, 'split']!r}: use train, dev or test, or remove "
             "the row"
         )
-    codes = {code: two_letters(code) for code in table["language"].unique()}
     order = [name for name in ("text", "text_pair", "label", "language", "split") if name in table]
-    return table.assign(language=table["language"].map(codes), split=table["split"].map(SPLITS)).astype("string")[order]
+    return table.assign(split=table["split"].map(SPLITS)).astype("string")[order]
 
 
 def _columns(place: Place, names: Sequence, config: FinetuningConfig) -> dict:
@@ -91,31 +103,34 @@ def _columns(place: Place, names: Sequence, config: FinetuningConfig) -> dict:
         fitting = [known for known in (wanted, *HEADERS) if set(known.values()) <= set(names)]
         if not fitting:
             field, column = next(item for item in wanted.items() if item[1] not in names)
-            raise InputError(f"{path}: no column {column!r} (finetuning.{field}); there are {', '.join(names)}")
+            raise InputError(f"{path}: no column {column!r} ({field}); there are {', '.join(names)}")
         found = dict(fitting[0])
     more = {"language": config.language, "split": config.split}
     found |= {name: column for name, column in more.items() if column in names}
     if "language" not in found and place.language is None:
         there = ", ".join(map(str, names))
         raise InputError(
-            f"{path}: no column {config.language!r} (finetuning.language); there are {there}; and its name says no "
+            f"{path}: no column {config.language!r} (language); there are {there}; and its name says no "
             "language (train-en.tsv)"
         )
     return found
 
 
-def _without_empty(table: pd.DataFrame, place: Place) -> pd.DataFrame:
-    """The rows whose cells are all filled; in training text of public sets some translations are missing."""
+def _without_empty(table: pd.DataFrame, path: Path, expected: bool) -> pd.DataFrame:
+    """The rows whose cells are all filled; others are refused, unless they are to be `expected`.
+
+    That is in training text of public sets, and in all of PAWS-X, where some translations are missing.
+    """
     cells = table.drop(columns="split")
     empty = cells.isna() | (cells.apply(lambda column: column.str.strip()) == "")
     bad = empty.any(axis=1)
     if not bad.any():
         return table
-    if place.of_folder and place.split == "train":
-        logger.warning("%s: %d of %d rows have an empty cell: left out", place.path, bad.sum(), len(table))
-        return table[~bad]
-    line = bad.idxmax()
-    raise InputError(f"{place.path}:{line}: {empty.loc[line].idxmax()} is empty: fill it or remove the row")
+    if not expected or bad.all():
+        line = bad.idxmax()
+        raise InputError(f"{path}:{line}: {empty.loc[line].idxmax()} is empty: fill it or remove the row")
+    logger.warning("%s: %d of %d rows have an empty cell: left out", path, bad.sum(), len(table))
+    return table[~bad]
 
 
 def by_name(labels: Iterable[str], where: str) -> dict[str, str]:
@@ -127,11 +142,11 @@ def by_name(labels: Iterable[str], where: str) -> dict[str, str]:
     names = {label: label.strip() for label in labels}
     inference = {name for name in names.values() if name.lower() in (*XNLI_LABELS, "contradictory")}
     numbers = {name for name in names.values() if name.isdecimal()}
-    if not inference or set(names.values()) != inference | numbers:
+    if len({xnli_label(name) for name in inference}) < 2 and not (inference and numbers):
         return names
     if numbers:
         raise InputError(f"{where}: labels are names and numbers ({min(numbers)}): write the names everywhere")
-    return {label: xnli_label(label) for label in names}
+    return {label: xnli_label(name) if name in inference else name for label, name in names.items()}
 
 
 def xnli_label(label: str | int, order: Sequence[str] = XNLI_LABELS) -> str:

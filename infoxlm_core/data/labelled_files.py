@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from infoxlm_core.data.languages import is_known
 from infoxlm_core.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -42,8 +43,6 @@ class Place(NamedTuple):
     path: Path
     split: str | None
     language: str | None
-    of_folder: bool
-    """It was found in a folder that was given, in the layout of a public set."""
 
 
 def find(path: Path) -> list[Place]:
@@ -53,11 +52,11 @@ def find(path: Path) -> list[Place]:
         InputError: it is neither, or there is none.
     """
     if not path.exists():
-        raise InputError(f"{path}: no such file or folder: set finetuning.data")
+        raise InputError(f"{path}: no such file or folder: give data that are there")
     if path.is_dir():
         # what is hidden is not part of the data: .git, .ipynb_checkpoints, ._train-en.tsv
         inside = [p for p in sorted(path.rglob("*")) if not any(x.startswith(".") for x in p.relative_to(path).parts)]
-        places = [_place(p, True) for p in inside if p.suffix in SUFFIXES and p.is_file()]
+        places = [_place(p) for p in inside if p.suffix in SUFFIXES and p.is_file()]
         for stranger in [place.path for place in places if not place.split]:
             logger.warning("%s: its name says no split (train, dev, test): left out", stranger)
         if not (places := [place for place in places if place.split]):
@@ -68,16 +67,17 @@ def find(path: Path) -> list[Place]:
             )
         return places
     if path.suffix not in SUFFIXES:
-        raise InputError(f"{path}: give labelled text as .csv, .tsv or .parquet, or a folder (finetuning.data)")
-    return [_place(path, False)]
+        raise InputError(f"{path}: give labelled text as .csv, .tsv or .parquet, or a folder (data)")
+    return [_place(path)]
 
 
-def _place(path: Path, of_folder: bool) -> Place:
+def _place(path: Path) -> Place:
     if found := _WITH_LANGUAGE.fullmatch(path.stem):
-        return Place(path, SPLITS[found["split"]], found["language"], of_folder)
+        return Place(path, SPLITS[found["split"]], found["language"])
     found, folder = _WITHOUT.fullmatch(path.stem), re.fullmatch(_LANGUAGE, path.parent.name)
     split = SPLITS[found["split"]] if found else None
-    return Place(path, split, folder["language"] if found and folder else None, of_folder)
+    language = folder["language"] if found and folder and is_known(folder["language"]) else None
+    return Place(path, split, language)
 
 
 def read(path: Path, names: Sequence[str]) -> pd.DataFrame:

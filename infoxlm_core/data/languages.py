@@ -26,12 +26,39 @@ _CODES = (
     "mal:ml mar:mr nld:nl pes:fa fas:fa por:pt tam:ta tel:te tgl:tl fil:tl eng:en"
 )
 _TWO_LETTERS = dict(code.split(":") for code in _CODES.split())
+_ISO_639_1 = (
+    "aa ab ae af ak am an ar as av ay az ba be bg bi bm bn bo br bs ca ce ch co cr cs cu cv cy da de dv dz ee el en eo "
+    "es et eu fa ff fi fj fo fr fy ga gd gl gn gu gv ha he hi ho hr ht hu hy hz ia id ie ig ii ik io is it iu ja jv ka "
+    "kg ki kj kk kl km kn ko kr ks ku kv kw ky la lb lg li ln lo lt lu lv mg mh mi mk ml mn mr ms mt my na nb nd ne ng "
+    "nl nn no nr nv ny oc oj om or os pa pi pl ps pt qu rm rn ro ru rw sa sc sd se sg si sk sl sm sn so sq sr ss st su "
+    "sv sw ta te tg th ti tk tl tn to tr ts tt tw ty ug uk ur uz ve vi vo wa wo xh yi yo za zh zu"
+)
 
 
 def two_letters(code: str) -> str:
     """`deu`, `deu_Latn` and `de` -> `de`; a language that is in none of the paper's tables keeps its code."""
     language = re.split("[-_]", code)[0]
     return _TWO_LETTERS.get(language, language)
+
+
+def is_known(code: str) -> bool:
+    """Whether a word is the code of a language: ISO 639-1, one of the paper's in three letters, or with a script."""
+    language, *more = re.split("[-_]", code)
+    return language in _ISO_639_1.split() or language in _TWO_LETTERS or (len(language) == 3 and bool(more))
+
+
+def shorten(codes: Iterable[str]) -> dict[str, str]:
+    """The names under which the languages of a set are counted: two letters where there are such.
+
+    Of a language in several scripts or regions only the one that `choose` takes: `zho_Hans` is `zh`, and `zho_Hant`
+    beside it stays what it is.
+    """
+    names: dict[str, str] = {}
+    taken: dict[str, str] = {}  # short name -> the script or region that has it
+    for code in sorted(codes, key=lambda code: (len(re.split("[-_]", code)), code)):
+        variant, short = "-".join(re.split("[-_]", code)[1:]), two_letters(code)
+        names[code] = short if not variant or taken.setdefault(short, variant) == variant else code
+    return names
 
 
 def sort(codes: Iterable[str]) -> list[str]:

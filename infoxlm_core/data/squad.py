@@ -17,6 +17,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ValidationError
 
+from infoxlm_core.data.languages import is_known
 from infoxlm_core.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -24,6 +25,13 @@ Split = Literal["train", "dev", "test"]
 SPLITS = {"train", "dev", "test"}
 Cell = tuple[str, str]
 """Language of the paragraphs, language of the questions."""
+
+
+_NAMES = {
+    "arabic": "ar", "bengali": "bn", "english": "en", "finnish": "fi", "indonesian": "id", "japanese": "ja",
+    "korean": "ko", "russian": "ru", "swahili": "sw", "telugu": "te", "thai": "th",
+}  # fmt: skip
+"""How TyDiQA's own files call their languages."""
 
 
 class _Answer(BaseModel):
@@ -166,16 +174,17 @@ def files(paths: Sequence[str], split: Split) -> list[Path]:
 def languages_of(path: Path) -> Cell:
     """Languages of paragraphs and questions by the name of a file; SQuAD's own files are English.
 
-    `test-context-de-question-en.json`, `xquad.de.json`, `tydiqa.goldp.sw.train.json`, `train-v1.1.json`; of a
-    translated set (`squad.translate.train.en-de.json`) the second.
+    `test-context-de-question-en.json`, `xquad.de.json`, `tydiqa.goldp.sw.train.json`, `tydiqa-goldp-dev-thai.json`,
+    `train-v1.1.json`; of a translated set (`squad.translate.train.en-de.json`) the second.
 
     Raises:
         InputError: the name says none.
     """
     if both := re.search(r"context-([a-z]{2,3})-question-([a-z]{2,3})", path.name):
         return both[1], both[2]
-    if alone := re.findall(r"(?<![a-z0-9])[a-z]{2}(?=[._-])", path.name):
-        return alone[-1], alone[-1]
+    words = re.split(r"[._-]", re.sub("^[a-z]+-", "", path.stem))  # `my-squad` is not Burmese
+    if known := [code for code in (_NAMES.get(word, word) for word in words) if len(code) == 2 and is_known(code)]:
+        return known[-1], known[-1]
     if re.match(r"(?i:(?:train|dev)-v1|squad)", path.name):
         return "en", "en"
     raise InputError(f"{path}: its name says no language: call it {path.stem}.de.json, or whatever it is written in")

@@ -36,7 +36,7 @@ class Padded(nn.Module):
 
     def __init__(self, model: PreTrainedModel, kind: Kind) -> None:
         super().__init__()
-        self.model = model
+        self.model = model.train()  # as any new module; Hugging Face's come in eval mode
         self.kind: Kind = kind
         knows_types = "token_type_ids" in inspect.signature(model.forward).parameters
         self.types = getattr(model.config, "type_vocab_size", 0) or 0 if knows_types else 0

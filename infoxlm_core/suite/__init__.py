@@ -9,7 +9,15 @@ summary.flatten    -> metrics of a tracking server, names stable from run to run
 """
 
 from infoxlm_core.suite.inputs import check, localise
-from infoxlm_core.suite.measuring import SCORES, list_data, measure, read_settings, training_part, without_data
+from infoxlm_core.suite.measuring import (
+    SCORES,
+    data_by_role,
+    depends_on_workers,
+    measure,
+    read_settings,
+    training_part,
+    without_data,
+)
 from infoxlm_core.suite.points import plan
 from infoxlm_core.suite.report import write
 from infoxlm_core.suite.summary import flatten, flatten_scores, summarise
@@ -17,9 +25,10 @@ from infoxlm_core.suite.summary import flatten, flatten_scores, summarise
 __all__ = [
     "SCORES",
     "check",
+    "data_by_role",
+    "depends_on_workers",
     "flatten",
     "flatten_scores",
-    "list_data",
     "localise",
     "measure",
     "plan",

@@ -3,10 +3,10 @@
 Source: Chi et al. 2020, arXiv 2007.07834v1 (fine-tuning grids); the sets' own papers (sizes).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from infoxlm_core.config import FinetuningConfig, MeasureConfig, RetrievalConfig
+from infoxlm_core.config import AnsweringConfig, FinetuningConfig, MeasureConfig, RetrievalConfig
 from infoxlm_core.data import languages
 from infoxlm_core.published import tables
 
@@ -14,6 +14,9 @@ XNLI_TRAINING_PAIRS = 392_702
 XNLI_TEST, XNLI_DEV = 5_010, 2_490
 SQUAD_QUESTIONS = 87_599
 """Of the training set of SQuAD v1.1; a long paragraph gives a question several examples."""
+
+SQUAD_EXAMPLES = 1.2 * SQUAD_QUESTIONS
+"""Windows of up to 384 tokens are some 3 % more than questions; more than this many are of further text."""
 
 MLQA_TEST = {"en": 11590, "de": 4517, "es": 5254, "ar": 5335, "zh": 5137, "vi": 5495, "hi": 4918}
 MLQA_DEV = {"en": 1148, "de": 512, "es": 500, "ar": 517, "zh": 504, "vi": 511, "hi": 507}
@@ -30,9 +33,34 @@ Fact = dict[str, Any]
 """{"what", "ours", "paper", "same"}: same is None where there is nothing to compare."""
 
 
-def describe_rule(selection: Mapping[str, Any] | None) -> str:
-    """#M, how many checkpoints there are, and what chose them."""
-    return _RULES[selection["rule"]] if selection else "–"
+def describe_rule(selection: Mapping[str, Any] | None, chosen_by: Collection[str] = ()) -> str:
+    """#M, how many checkpoints there are, and what chose them.
+
+    Args:
+        chosen_by: languages of the development sets that also chose the place of a grid; none: there is no grid.
+    """
+    if not selection:
+        return "–"
+    text = _RULES[selection["rule"]]
+    if not chosen_by or selection["rule"] in ("source", "joint"):  # which say it
+        return text
+    return f"{text}; grid by {'joint dev' if len(chosen_by) > 1 else f'dev of {next(iter(chosen_by))}'}"
+
+
+def name_setting(measure: MeasureConfig, finished: Iterable[Mapping[str, Any]]) -> str:
+    """Which of the paper's training sets these are: `zero-shot` (English), `translate-train-all` (all 15), `other`."""
+    trained_on = set(_list_trained(measure, finished))
+    if trained_on <= {"en"}:
+        return "zero-shot"
+    return "translate-train-all" if trained_on == set(tables()["xnli"].columns) else "other"
+
+
+def _list_trained(measure: MeasureConfig, finished: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Languages of the training text; of questions only finished points know them."""
+    settings = measure.settings
+    if isinstance(settings, FinetuningConfig):
+        return [languages.two_letters(language) for language in settings.train_languages]
+    return list(dict.fromkeys(language for scores in finished for language in scores.get("trained_on", ())))
 
 
 def compare_protocol(
@@ -50,13 +78,19 @@ def compare_protocol(
         ours = ", ".join(settings.vectors) + (f", prefix {settings.prefix!r}" if settings.prefix else "")
         theirs = "mean of all tokens at a layer that it does not name; [CLS] of the last layer"
         return [*facts, _fact("vectors", ours, theirs, None)] if measure.table == "tatoeba" else facts
-    facts.append(_compare_training(measure, finished))
+    if isinstance(settings, AnsweringConfig):
+        paper = "mlqa" if measure.table == "mlqa" else None
+        facts.append(_fact("normaliser", settings.normaliser, paper, settings.normaliser == paper))
+    facts += [_compare_languages(measure, finished), _compare_training(measure, finished)]
     rates = set(measure.grid.get("optimization.learning_rate", (settings.optimization.learning_rate,)))
     known = RATES.get(measure.table, ())
     grids = "; large models: ".join(map(join, known))
     facts.append(_fact("learning rates tried", join(rates), grids, any(rates == set(row) for row in known)))
     rule, wanted = settings.selection.rule, {"xnli": "joint", "mlqa": "last"}.get(measure.table)
-    facts.append(_fact("checkpoint (#M)", _RULES[rule], _RULES[wanted] if wanted else None, rule == wanted))
+    grid = any(len(values) > 1 for values in measure.grid.values())
+    judged = {code for scores in finished if grid and scores["dev"] for code in scores["dev"]["languages"]}
+    ours = describe_rule({"rule": rule}, judged)
+    facts.append(_fact("checkpoint (#M)", ours, _RULES[wanted] if wanted else None, rule == wanted))
     seeds = len(measure.seeds)
     facts.append(_fact("seeds", str(seeds), str(_SEEDS) if wanted else None, seeds == _SEEDS))
     return facts
@@ -90,9 +124,8 @@ def _compare_test(table: str, settings: Any, counts: Mapping[str, int]) -> Fact:
             ours += ": so many have its development sets"
         return _fact("test set", ours, _describe_counts(MLQA_TEST, unit), counts == MLQA_TEST)
     if table == "tatoeba":
-        same = set(languages.COVERED) <= set(counts) and all(
-            TATOEBA.get(code) in (None, n) for code, n in counts.items()
-        )
+        whole = any(set(group) <= set(counts) for group in (languages.COVERED, languages.UNCOVERED))
+        same = whole and all(TATOEBA.get(code) in (None, n) for code, n in counts.items())
         return _fact("test set", ours, "1,000 pairs in each of 14 and 22 languages; fewer in eight of them", same)
     return _fact("test set", ours, None, None)
 
@@ -106,6 +139,14 @@ def _describe_counts(counts: Mapping[str, int], unit: str) -> str:
     if low == high:
         return f"{low:,} {unit} in each of {len(counts)} languages"
     return f"{low:,} to {high:,} {unit} in each of {len(counts)} languages"
+
+
+def _compare_languages(measure: MeasureConfig, finished: Sequence[Mapping[str, Any]]) -> Fact:
+    """A table has rows that were trained on English, XNLI's also such that were trained on all its languages."""
+    setting, ours = name_setting(measure, finished), ", ".join(_list_trained(measure, finished)) or "not known"
+    known = {"xnli": ("zero-shot", "translate-train-all"), "mlqa": ("zero-shot",)}.get(measure.table, ())
+    paper = "en; translate-train-all: its 15 languages" if measure.table == "xnli" else "en"
+    return _fact("training languages", ours, paper if known else None, setting in known)
 
 
 def _compare_training(measure: MeasureConfig, finished: Sequence[Mapping[str, Any]]) -> Fact:
@@ -126,7 +167,8 @@ def _compare_training(measure: MeasureConfig, finished: Sequence[Mapping[str, An
         return _fact("training", ours, paper, _near(examples, wanted) and all(_near(times, 10) for times in seen))
     if measure.table == "mlqa":
         paper = f"2, 3, 4 epochs of SQuAD v1.1 ({SQUAD_QUESTIONS:,} questions), batches of 16, 32 (large: 32)"
-        same = set(passes) == {2, 3, 4} and set(batches) <= {16, 32} and examples >= SQUAD_QUESTIONS
+        one = SQUAD_QUESTIONS <= examples <= SQUAD_EXAMPLES
+        same = set(passes) == {2, 3, 4} and set(batches) <= {16, 32} and one
         return _fact("training", ours, paper, same)
     return _fact("training", ours, None, None)
 

@@ -13,7 +13,7 @@ from infoxlm_core.comparison import summarise as over_seeds
 from infoxlm_core.config import MeasureConfig, SuiteConfig
 from infoxlm_core.data import languages
 from infoxlm_core.suite import points
-from infoxlm_core.suite.protocol import compare_protocol, describe_rule
+from infoxlm_core.suite.protocol import compare_protocol, describe_rule, name_setting
 
 Scores = Mapping[str, Any]
 
@@ -74,7 +74,7 @@ def _summarise_task(
         "main": MAIN[kind],
         "metrics": metrics,
         "table": measure.table,
-        "setting": _setting(measure),
+        "setting": name_setting(measure, finished),
         "languages": (ordered := order(named, kind)),
         "counts": {code: counts[code] for code in ordered},
         "protocol": compare_protocol(measure, counts, finished),
@@ -84,27 +84,34 @@ def _summarise_task(
     }
 
 
-def _setting(measure: MeasureConfig) -> str:
-    """The name of the training sets: where the paper has two tables for one task."""
-    trained_on = getattr(measure.settings, "train_languages", ("en",))
-    return "zero-shot" if len(trained_on) == 1 else "translate-train-all"
-
-
 def _places(mine: Sequence[Mapping[str, Any]], results: Mapping[str, Scores]) -> list[dict[str, Any]]:
-    """The places of one model's grid: {"grid", "dev" (mean over finished seeds or None), "scores": {seed: scores}}."""
+    """The places of one model's grid: {"grid", "dev", "by", "scores": {seed: scores}}.
+
+    `dev` is the development score over all languages, `by` the one that chooses: means over finished seeds, or None.
+    """
     groups: dict[str, dict[str, Any]] = {}
     for point in mine:
         group = groups.setdefault(points.describe(point["grid"]), {"grid": point["grid"], "scores": {}})
         if point["name"] in results:
             group["scores"][point["seed"]] = results[point["name"]]
     for group in groups.values():
-        dev = [scores["dev"]["mean"] for scores in group["scores"].values() if scores["dev"]]
-        group["dev"] = fmean(dev) if dev else None
+        looked = [scores for scores in group["scores"].values() if scores["dev"]]
+        group["dev"] = fmean(scores["dev"]["mean"] for scores in looked) if looked else None
+        group["by"] = fmean(map(_judge, looked)) if looked else None
     return list(groups.values())
 
 
+def _judge(scores: Scores) -> float:
+    """What a place of the grid is chosen by: by rule `source` its language alone, for else it were no zero-shot."""
+    dev, source = scores["dev"], next(iter(scores.get("trained_on", ())), "")
+    return dev["languages"].get(source, dev["mean"]) if scores["selection"]["rule"] == "source" else dev["mean"]
+
+
 def _choose(places: Sequence[dict[str, Any]], model: str, notes: list[str]) -> dict[str, Any] | None:
-    """The place with the best mean development score, the first of equals; never chosen by test scores."""
+    """The place with the best development score, the first of equals; never chosen by test scores.
+
+    Only among those with the most finished seeds: one lucky seed must not win over the mean of five.
+    """
     done = [place for place in places if place["scores"]]
     if len(places) == 1 or not done:
         return done[0] if done else None
@@ -112,7 +119,10 @@ def _choose(places: Sequence[dict[str, Any]], model: str, notes: list[str]) -> d
         names = ", ".join(points.describe(place["grid"]) for place in undecidable)
         notes.append(f"{model}: no development scores ({names}), so nothing is chosen: give development sets.")
         return None
-    return max(done, key=lambda place: place["dev"])
+    most = max(len(place["scores"]) for place in done)
+    if fewer := [points.describe(place["grid"]) for place in done if len(place["scores"]) < most]:
+        notes.append(f"{model}: {', '.join(fewer)} not in the choice: fewer than {most} seeds are finished.")
+    return max((place for place in done if len(place["scores"]) == most), key=lambda place: place["by"])
 
 
 def _summarise_row(kind: str, chosen: dict[str, Any], places: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -120,8 +130,9 @@ def _summarise_row(kind: str, chosen: dict[str, Any], places: Sequence[dict[str,
     first = next(iter(by_seed.values()))
     row: dict[str, Any] = {
         "chosen": {"grid": chosen["grid"], "dev": chosen["dev"], "seeds": list(by_seed)},
-        "grid": [{"grid": p["grid"], "dev": p["dev"], "seeds": list(p["scores"])} for p in places],
-        "rule": describe_rule(first["selection"]),
+        "grid": [{"grid": p["grid"], "dev": p["dev"], "by": p["by"], "seeds": list(p["scores"])} for p in places],
+        "rule": describe_rule(first["selection"], first["dev"]["languages"] if len(places) > 1 else ()),
+        "tuned": {seed: scores.get("training", {}).get("tuned") for seed, scores in by_seed.items()},
         "steps": {seed: (scores["selection"] or {}).get("chosen", {}) for seed, scores in by_seed.items()},
         "languages": {
             code: _cells({seed: scores["languages"][code] for seed, scores in by_seed.items()})

@@ -13,6 +13,8 @@ Cell = Mapping[str, Any]
 """{"mean", "deviation"}, shares from 0 to 1; deviation is None for a single seed."""
 
 TITLES = {"accuracy": "accuracy", "f1": "F1", "exact_match": "exact match"}
+BEST = "best on this set"
+_BEST = f"“{BEST}”: the layer was chosen by the scores on these very pairs, which flatters it a little"
 _GROUPS = {
     "14": "14 languages with parallel training text",
     "22": "22 languages without parallel training text",
@@ -111,6 +113,7 @@ def _build_retrieval(task: str, found: Mapping[str, Any], own: str) -> Iterable[
             lines = tuple(_list_vectors(found["models"], columns, direction, own))
             key = f"tatoeba/{group}/{name}" if found["table"] == "tatoeba" else ""
             rows, notes = _lay_beside(key, columns, lambda row: True, detailed=True)
+            notes = (*([_BEST] if any(BEST in line.detail for line in lines) else []), *notes)
             arrow = name.replace("_", " → ")
             whose = f"{_GROUPS[group]}, " if len(groups) > 1 else ""
             label = f"-{group}" if len(groups) > 1 else ""
@@ -123,12 +126,12 @@ def _list_vectors(models: Mapping[str, Any], columns: Sequence[str], direction: 
     """Vector by vector every model, as the paper's tables have it."""
     for place in range(len(next(iter(models.values()))["vectors"])):
         for model, row in models.items():
-            vector = list(row["vectors"].values())[place]
+            name, vector = list(row["vectors"].items())[place]
             shares = [vector["languages"].get(code, {}).get(direction) for code in columns]
             known = [share for share in shares if share is not None]
             yield Line(
                 model,
-                describe_vector(vector, row["encoder"]["layers"]),
+                describe_vector(vector, row["encoder"]["layers"]) + f", {BEST}" * name.endswith("@best"),
                 "",
                 tuple(_exact(share) for share in shares),
                 _exact(fmean(known)) if known else None,

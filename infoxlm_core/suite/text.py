@@ -75,7 +75,7 @@ def tabulate_grid(found: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, b
         return []
 
     def show_dev(row: Mapping[str, Any], cell: Mapping[str, Any]) -> tuple[str, bool]:
-        text = "–" if cell["dev"] is None else f"{100 * cell['dev']:.2f}"
+        text = "–" if cell["by"] is None else f"{100 * cell['by']:.2f}"
         fewer = f" ({len(cell['seeds'])} seeds)" if 0 < len(cell["seeds"]) < len(row["chosen"]["seeds"]) else ""
         return text + fewer, cell["grid"] == row["chosen"]["grid"]
 

@@ -21,6 +21,7 @@ from infoxlm_core.tasks.mixed import within_and_across
 __all__ = ["XNLI_LABELS", "xnli_label"]
 logger = logging.getLogger(__name__)
 TOKENS = 8192  # of one forward pass
+MOST_STRANGE = 0.05  # share of rows whose labels training never saw, that may be left out
 
 
 def encode_rows(table: pd.DataFrame, directory: Path, max_tokens: int) -> Examples:
@@ -124,10 +125,10 @@ def measure(config: FinetuningConfig, tuned: Path, corpus: Path | None, output: 
             do not translate each other.
     """
     labels = by_name(padded.labels_of(padded.read_config(tuned)), str(tuned))  # the classifier's -> the data's
-    table = read_labelled(config, corpus)
-    test = known_rows(table[table["split"] == "test"].drop(columns="split"), list(labels.values()), "test")
-    if test.empty:
-        raise InputError(f"{config.data or corpus}: no row is of split test: name files or rows so (finetuning.data)")
+    table = read_labelled(config, corpus, ("test",))
+    if table.empty:
+        raise InputError(f"{config.data or corpus}: no row is of split test: name files or rows so")
+    test = known_rows(table.drop(columns="split"), list(labels.values()), "test")
     rows = {str(language): part.reset_index(drop=True) for language, part in test.groupby("language")}
     if config.mixed:
         check_aligned(rows)
@@ -151,13 +152,15 @@ def measure(config: FinetuningConfig, tuned: Path, corpus: Path | None, output: 
 
 
 def known_rows(table: pd.DataFrame, labels: Sequence[str], what: str) -> pd.DataFrame:
-    """The rows whose label a classifier has; a warning about the others, InputError if there are only others."""
+    """The rows whose label a classifier has; a warning about the others, InputError if they are more than a few."""
     strange = ~table["label"].isin(labels)
     if strange.any():
-        name = table["label"][strange].iloc[0]
-        if strange.all():
-            raise InputError(f"{what}: label {name!r} is not one of the classifier's ({', '.join(labels)})")
-        count, total = int(strange.sum()), len(table)
+        name, count, total = table["label"][strange].iloc[0], int(strange.sum()), len(table)
+        if count > MOST_STRANGE * total:
+            raise InputError(
+                f"{what}: {count} of {total} rows have a label ({name!r}) that is not one of the classifier's "
+                f"({', '.join(labels)}): write labels alike in all splits, or remove these rows"
+            )
         logger.warning(
             "%s: %d of %d rows have a label (%s) that training never saw: left out", what, count, total, name
         )
@@ -172,7 +175,7 @@ def check_aligned(rows: Mapping[str, pd.DataFrame]) -> None:
     """
     (first, one), *others = rows.items()
     if "text_pair" not in one:
-        raise InputError("finetuning.mixed needs pairs of texts: set it to false")
+        raise InputError("mixed needs pairs of texts: set it to false")
     for language, other in others:
         if len(other) != len(one):
             found = f"{first} has {len(one)} rows, {language} {len(other)}"
@@ -180,7 +183,7 @@ def check_aligned(rows: Mapping[str, pd.DataFrame]) -> None:
             found = f"row {differ.idxmax() + 1} has another label in {first} than in {language}"
         else:
             continue
-        raise InputError(f"finetuning.mixed needs the same test in every language: {found}")
+        raise InputError(f"mixed needs the same test in every language: {found}")
 
 
 def _mixed(config: FinetuningConfig, tuned: Path, rows: Mapping[str, pd.DataFrame], labels: Mapping[str, str],

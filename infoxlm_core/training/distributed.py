@@ -1,7 +1,9 @@
 """What workers of one training do together. Without a process group every function is the one-worker case."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from typing import TypeVar
 
 import torch
@@ -15,6 +17,8 @@ from infoxlm_core import manifests
 from infoxlm_core.errors import ConfigError, InfoXLMError, RankDesync, StorageFull
 
 T = TypeVar("T")
+LONGEST = timedelta(days=1)
+"""How long the others wait for what the first worker does alone: to judge a model or write it may take hours."""
 
 
 def rank() -> int:
@@ -72,12 +76,23 @@ def gather_rows(rows: Tensor) -> Tensor:
 
 
 def from_first(value: T) -> T:
-    """The first worker's value, on every worker; the others' is ignored."""
+    """The first worker's value, on every worker, however long it takes; the others' is ignored."""
     if world_size() == 1:
         return value
     box = [value]
-    dist.broadcast_object_list(box, src=0, device=device())
+    dist.broadcast_object_list(box, src=0, group=_patient(dist.group.WORLD))
     return box[0]
+
+
+@functools.lru_cache(1)
+def _patient(workers: dist.ProcessGroup) -> dist.ProcessGroup:
+    """A group of all workers, on the CPU, that waits long; for gradients they wait in the group that Ray has made.
+
+    A worker that dies ends the waiting at once; one that stops is found by Ray, which asks each how it is.
+    """
+    group = dist.new_group(backend="gloo", timeout=LONGEST)
+    assert group is not None, "every worker belongs to it"
+    return group
 
 
 def check_equal(tensors: Mapping[str, Tensor], step: int) -> None:
@@ -104,13 +119,15 @@ def _checksum(tensor: Tensor) -> Tensor:
 
 
 def on_first(action: Callable[[], T]) -> T | None:
-    """Let the first worker do something and wait for it; what it raises of ours, all workers raise.
+    """Let the first worker do something and wait for it, up to a day; what it raises of ours, all workers raise.
 
     Returns:
         what `action` returned, on the first worker; None on the others.
     """
     result: T | None = None
     failure: InfoXLMError | None = None
+    if world_size() > 1:
+        _patient(dist.group.WORLD)  # made together, before the others have to wait
     if rank() == 0:
         try:
             result = action()

@@ -70,9 +70,9 @@ class Learner(Protocol):
         """Named values for the curves from what all workers summed."""
 
     def observe(self, step: int) -> dict[str, float]:
-        """What the first worker looks at now and then, after `step` steps; nothing if nothing is due.
+        """What is looked at now and then, after `step` steps; nothing if nothing is due. The first worker's counts.
 
-        Of a sharded network every worker has a part: then all look.
+        All workers call this: the first one looks (`distributed.on_first`), or all do if each has a part of a network.
         """
 
     def finish_step(self, step: int, good: bool) -> None:
@@ -197,9 +197,7 @@ def train(learner: Learner, config: OptimizationConfig, checkpoints: Checkpoints
                 coming = ahead.submit(learner.batches, progress.step + 1)
             figures, stopping = train_step(learner, optimizer, config, progress, batches, stop)
             last = progress.step == config.steps
-            observed: dict[str, float] = {}
-            if first or distributed.is_sharded(learner.module):
-                observed = learner.observe(progress.step)
+            observed = learner.observe(progress.step)
             if first:
                 figures |= observed
                 speed = pace.tell(progress.step, figures, waited)

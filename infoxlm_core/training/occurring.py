@@ -18,6 +18,8 @@ from infoxlm_core.model.encoder import Encoder
 from infoxlm_core.model.task_models import Packed, TaskModel
 from infoxlm_core.training.task_learner import Task
 
+AT_ONCE = 1 << 18  # tokens: NumPy makes 8 bytes of each number that it looks up by
+
 
 def limit(
     module: TaskModel, task: Task, weight_decay: float
@@ -52,13 +54,21 @@ class OccurringWords:
     """
 
     def __init__(self, encoder: Encoder, examples: Examples) -> None:
-        self.encoder, self.ids = encoder, np.unique(examples.ids).astype(np.int64)  # (U,)
-        self.all = encoder.token_embedding.weight.detach()  # (V, d)
+        self.encoder, self.all = encoder, encoder.token_embedding.weight.detach()  # (V, d)
+        occurs = np.zeros(len(self.all), np.bool_)
+        for part in _parts(examples.ids):
+            occurs[examples.ids[part]] = True
+        self.ids = np.flatnonzero(occurs)  # (U,) int64
         encoder.token_embedding = nn.Embedding.from_pretrained(self.all[torch.from_numpy(self.ids)], freeze=False)
 
     def renumber(self, examples: Examples) -> Examples:
-        """The same examples with the row numbers of the smaller table."""
-        return replace(examples, ids=np.searchsorted(self.ids, examples.ids).astype(examples.ids.dtype))
+        """The same examples with the row numbers of the smaller table, in the type they had."""
+        rows = np.zeros(len(self.all), examples.ids.dtype)
+        rows[self.ids] = np.arange(len(self.ids))
+        ids = np.empty_like(examples.ids)
+        for part in _parts(ids):
+            ids[part] = rows[examples.ids[part]]
+        return replace(examples, ids=ids)
 
     @contextmanager
     def all_words(self) -> Iterator[None]:
@@ -70,3 +80,7 @@ class OccurringWords:
             yield
         finally:
             self.encoder.token_embedding = trained
+
+
+def _parts(ids: np.ndarray) -> Iterator[slice]:
+    return (slice(start, start + AT_ONCE) for start in range(0, len(ids), AT_ONCE))

@@ -1,5 +1,6 @@
 """The learner of a task model: what the training loop asks to fine-tune an encoder, whatever the task."""
 
+import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -79,6 +80,9 @@ class TaskLearner:
                  steps: int, kept: Kept) -> None:  # fmt: skip
         self.config, self.module, self.task, self.steps, self.kept = config, module, task, steps, kept
         self.weights: Mapping[str, float] = {task.kind: 1.0}
+        count = len(task.examples)
+        # A step may begin in one epoch and end in the next; of millions of examples an order takes a second to draw.
+        self.order = functools.lru_cache(2)(lambda epoch: generator(config.seed, "epoch", epoch).permutation(count))
 
     def begin(self) -> None:
         """Nothing to prepare."""
@@ -89,9 +93,7 @@ class TaskLearner:
             raise ConfigError(f"{workers} workers must not exceed finetuning.batch_size ({size})")
         mine = np.array_split(np.arange(size), workers)[distributed.rank()]
         places = step * size + mine
-        order = {
-            epoch: generator(self.config.seed, "epoch", epoch).permutation(count) for epoch in set(places // count)
-        }
+        order = {epoch: self.order(epoch) for epoch in sorted(set((places // count).tolist()))}
         rows = np.array([order[place // count][place % count] for place in places], np.int64)
         kept = self._luck(step, mine)
         parts = [slice(i, i + self.config.micro_batch_size) for i in range(0, len(rows), self.config.micro_batch_size)]
@@ -139,10 +141,14 @@ class TaskLearner:
         return {"train/accuracy": sums["hits"] / counts[self.task.kind]}
 
     def observe(self, step: int) -> dict[str, float]:
-        """Judge, and keep the weights if they are the best so far."""
-        if self.task.judge is None or (step % self.config.selection.every and step != self.steps):
+        judge = self.task.judge
+        if judge is None or (step % self.config.selection.every and step != self.steps):
             return {}
-        look = Look(step, self.task.judge(self.module))
+        return distributed.on_first(lambda: self._look(step, judge)) or {}
+
+    def _look(self, step: int, judge: Callable[[TaskModel], dict[str, float]]) -> dict[str, float]:
+        """Judge, and keep the weights if they are the best so far."""
+        look = Look(step, judge(self.module))
         logger.info("step %d: %.4f on the development sets", step, look.mean)
         self.kept.keep(self.module, [*self.kept.looks(), look])
         return figures(look)

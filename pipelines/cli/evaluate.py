@@ -24,6 +24,9 @@ class Task(NamedTuple):
 
 
 HELD_OUT = "held-out"
+TRAINED = "train.en.json"
+"""Stands for the training text of a reader that is trained already: its language counts, for the transfer gap."""
+
 TASKS = {
     "tatoeba": Task("retrieval", "tatoeba"),
     "pairs": Task("retrieval"),
@@ -44,7 +47,7 @@ def evaluate(
         str, typer.Option(help="A Hugging Face directory, s3://bucket/prefix, ORG/NAME or models:/NAME@ALIAS.")
     ],
     task: Annotated[str, typer.Option(help=f"{HELD_OUT}, {', '.join(TASKS)}.")],
-    data: Annotated[Path, typer.Option(help="The test sets: a folder, or a file.")],
+    data: Annotated[str, typer.Option(help="The test sets: a folder, a file, or s3://bucket/prefix.")],
     languages: Annotated[
         str, typer.Option(help="Of tatoeba, pairs: all, 14, 22, 36 (the paper's) or codes: de,fr.")
     ] = "all",
@@ -74,9 +77,7 @@ def evaluate(
     infoxlm evaluate --model my-xnli-model --task xnli --data XNLI-1.0
     """
     with ending_clearly():
-        models = {name_of(model): model}
-        if floor:
-            models |= {("floor" if name_of(floor) in models else name_of(floor)): floor}
+        models = name_models(model, floor)
         if task == HELD_OUT:
             measure_held_out(models, data, output, store)
         elif task in TASKS:
@@ -91,7 +92,16 @@ def name_of(source: str) -> str:
     return re.sub("[^A-Za-z0-9]+", "-", re.split("[/:]", source.rstrip("/"))[-1]).strip("-") or "model"
 
 
-def parse(models: dict[str, str], task: str, data: Path, more: dict[str, Any], changes: list[str]) -> SuiteConfig:
+def name_models(model: str, floor: str | None) -> dict[str, str]:
+    """Where the models are, by names of which none could be taken for another's."""
+    models = {name_of(model): model}
+    if floor:
+        name = name_of(floor)
+        models[f"{name}-floor" if name.lower() == name_of(model).lower() else name] = floor
+    return models
+
+
+def parse(models: dict[str, str], task: str, data: str, more: dict[str, Any], changes: list[str]) -> SuiteConfig:
     """The task as a suite of one task; `more` are the options of retrieval, `changes` any other fields."""
     kind, table, normaliser = TASKS[task]
     settings: dict[str, Any] = {"task": kind}
@@ -99,13 +109,13 @@ def parse(models: dict[str, str], task: str, data: Path, more: dict[str, Any], c
         codes = more["languages"]
         if not re.fullmatch(r"all|14|22|36|[a-z]{2,3}(,[a-z]{2,3})*", codes):
             raise InputError(f"--languages {codes!r}: give all, 14, 22, 36, or codes such as de,fra")
-        settings |= {"data": str(data), "prefix": more["prefix"], "margin": more["margin"]}
+        settings |= {"data": data, "prefix": more["prefix"], "margin": more["margin"]}
         settings["languages"] = codes if codes in ("all", *GROUPS) else codes.split(",")
         settings |= {"vectors": more["vectors"]} if more["vectors"] else {}
     elif kind == "classification":
-        settings["data"] = str(data)
-    else:  # trained it is already: of `train` only the language in its name is used, for the transfer gap
-        settings |= {"train": ["train.en.json"], "test": [str(data)], "normaliser": normaliser}
+        settings["data"] = data
+    else:
+        settings |= {"train": [TRAINED], "test": [data], "normaliser": normaliser}
     for change in changes:
         try:
             run_file.override(settings, change)
@@ -116,12 +126,17 @@ def parse(models: dict[str, str], task: str, data: Path, more: dict[str, Any], c
 
 def measure_task(config: SuiteConfig, task: str, output: Path, store: Path) -> None:
     """Measure every model on a task; print and write what a suite of this task alone would."""
-    from components.adapters import model_source
+    from components.adapters import data_source, model_source
     from infoxlm_core import suite
     from infoxlm_core.tasks import aligned, classification, reading
 
-    settings = config.tasks[task].settings
     directories = {name: model_source.fetch(source, store) for name, source in config.models.items()}
+    for directory in directories.values():
+        check_tuned(directory, config.tasks[task].settings.task)
+    settings = suite.localise(
+        config.tasks[task].settings,
+        lambda source: source if source == TRAINED else str(data_source.fetch(source, store)),
+    )
     scores: dict[str, dict[str, Any]] = {}
     for item in suite.plan(config):
         name, directory = item["point"]["model"], directories[item["point"]["model"]]
@@ -139,18 +154,32 @@ def measure_task(config: SuiteConfig, task: str, output: Path, store: Path) -> N
     summary = suite.summarise(config, scores)
     if not isinstance(settings, RetrievalConfig):  # how these models were trained is not known here
         found = summary["tasks"][task]
-        found["protocol"] = [fact for fact in found["protocol"] if fact["what"] == "test set"]
+        found["protocol"] = [fact for fact in found["protocol"] if fact["what"] in ("test set", "normaliser")]
     suite.write(output, summary)
     typer.echo((output / "suite.md").read_text(encoding="utf-8"))
     typer.echo(f"page        {output / 'suite.html'}")
 
 
-def measure_held_out(models: dict[str, str], corpus: Path, output: Path, store: Path) -> None:
+def check_tuned(directory: Path, kind: str) -> None:
+    """Refuse a model that says of itself that it was made for something else than a task, before anything is read."""
+    from infoxlm_core.model import pretrained
+
+    wanted = {"classification": "ForSequenceClassification", "question_answering": "ForQuestionAnswering"}.get(kind)
+    said = pretrained.read_config(directory).get("architectures")
+    if wanted and said and not any(wanted in name for name in said):
+        raise InputError(
+            f"{directory} ({', '.join(said)}) is not fine-tuned for {kind.replace('_', ' ')}: fine-tune and measure it "
+            "with `infoxlm suite`, or give a model that is"
+        )
+
+
+def measure_held_out(models: dict[str, str], corpus: str, output: Path, store: Path) -> None:
     """Retrieval by layer and perplexity on the held-out text of a prepared corpus."""
-    from components.adapters import model_source
+    from components.adapters import data_source, model_source
     from infoxlm_core import evaluation
 
     encoders = {name: model_source.fetch(source, store) for name, source in models.items()}
-    for name, value in evaluation.evaluate(EvaluationConfig(), corpus, encoders, {}, output).items():
+    local = data_source.fetch(corpus, store)
+    for name, value in evaluation.evaluate(EvaluationConfig(), local, encoders, {}, output).items():
         typer.echo(f"{name:40} {value:.4f}")
     typer.echo(f"page        {output / 'report.html'}")

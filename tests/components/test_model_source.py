@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from huggingface_hub.utils import filter_repo_objects
 
 from components import runtime
 from components.adapters import model_registry, model_source
@@ -53,6 +54,27 @@ def test_a_model_on_s3_arrives_byte_by_byte_and_once(bucket, tiny_encoders, tmp_
     bucket.objects.filter(Prefix="xlmr/base/").delete()
     upload(bucket, tiny_encoders["second"], "xlmr/base")
     assert contents(model_source.fetch("s3://models/xlmr/base", tmp_path)) == contents(tiny_encoders["second"])
+
+
+@pytest.mark.slow
+def test_a_fine_tuned_model_brings_its_models_of_single_languages(bucket, tiny_encoders, tmp_path):
+    shutil.copytree(tiny_encoders["first"], tmp_path / "tuned")
+    shutil.copytree(tiny_encoders["second"], tmp_path / "tuned/steps/4000")
+    (tmp_path / "tuned/selection.json").write_text('{"rule": "each"}')
+    upload(bucket, tmp_path / "tuned", "xnli")
+    bucket.put_object(Key="xnli/checkpoints/huge", Body=b"not the model")
+
+    found = model_source.fetch("s3://models/xnli", tmp_path / "store")
+
+    assert {path.name for path in found.iterdir()} == {path.name for path in (tmp_path / "tuned").iterdir()}
+    assert contents(found / "steps/4000") == contents(tiny_encoders["second"])
+    assert runtime.given(str(found)) == runtime.given(str(tmp_path / "tuned"))
+
+
+def test_words_of_a_tokenizer_come_from_the_hub_too():
+    files = ["model.safetensors", "vocab.txt", "merges.txt", "steps/4/config.json", "modeling.py", "model.bin"]
+
+    assert list(filter_repo_objects(files, allow_patterns=model_source._FILES)) == files[:4]
 
 
 @pytest.mark.slow

@@ -2,6 +2,8 @@
 
 import errno
 import json
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -74,8 +76,61 @@ def test_the_names_and_contents_of_a_folder_of_data_belong_to_the_key_but_not_wh
     (tmp_path / "d").mkdir()
     first, same, renamed, empty = (runtime.given(str(tmp_path / folder)) for folder in "abcd")
 
-    assert first == same != renamed != empty
+    assert first == same and len({*first, *renamed, *empty}) == 3
     assert runtime.given([str(tmp_path / "a"), str(tmp_path / "c")]) == [*first, *renamed]
+
+
+def write(path: Path, text: str = "text") -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return str(path)
+
+
+def test_the_name_of_a_file_and_of_a_languages_folder_belong_to_the_key_but_not_where_they_lie(tmp_path):
+    german, moved, spanish = (write(tmp_path / name) for name in ("a/b.de.json", "elsewhere/b.de.json", "a/b.es.json"))
+    folders = [write(tmp_path / name) for name in ("x/fr/dev_2k.tsv", "y/fr/dev_2k.tsv", "x/de/dev_2k.tsv")]
+
+    assert runtime.given(german) == runtime.given(moved) != runtime.given(spanish)
+    for paths in (folders, [str(Path(path).parent) for path in folders]):
+        french, same, other = map(runtime.given, paths)
+        assert french == same != other
+
+
+def test_the_same_files_in_other_roles_are_other_inputs(tmp_path):
+    a, b, c = (write(tmp_path / f"{name}.json", name) for name in ("one", "two", "three"))
+
+    assert runtime.given_as({"train": [a, b], "dev": [c]}) == runtime.given_as({"dev": [c], "train": [a, b]})
+    assert runtime.given_as({"train": [a, b], "dev": [c]}) != runtime.given_as({"train": [a], "dev": [b, c]})
+
+
+@pytest.mark.parametrize("name", ["vocab.txt", "merges.txt", "steps/4/model.safetensors"])
+def test_a_models_words_and_its_models_of_single_languages_belong_to_the_key(tmp_path, name):
+    for file in ("model.safetensors", "selection.json", name):
+        write(tmp_path / "model" / file, "first")
+    before = runtime.given(str(tmp_path / "model"))
+
+    write(tmp_path / "model" / name, "second")
+
+    assert runtime.given(str(tmp_path / "model")) != before
+
+
+def test_two_who_need_the_same_make_it_one_after_the_other_and_once(tmp_path):
+    made, inside, most = [], [], []
+
+    def need(number: int) -> None:
+        with runtime.alone(str(tmp_path), "tuned", "abc"):
+            inside.append(number)
+            most.append(len(inside))
+            runtime.make(str(tmp_path), "tuned", "abc", lambda output: made.append(number) or time.sleep(0.2))
+            inside.remove(number)
+
+    threads = [threading.Thread(target=need, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(made) == 1 and most == [1, 1, 1]
 
 
 def test_of_a_model_what_is_loaded_belongs_to_the_key_and_nothing_else(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from kfp import dsl
 
 from components import runtime
-from components.adapters import mlflow_runs, nested_runs, point_runs
+from components.adapters import mlflow_runs, nested_runs, point_runs, ray_train
 from components.measure import measure
 from components.plan_suite import plan_suite
 from components.summarise import summarise
@@ -32,12 +32,12 @@ def planned(config, store, monkeypatch) -> dict[str, dict]:
     return {item["point"]["name"]: json.loads(json.dumps(item)) for item in items}
 
 
-def run_point(item: dict, store: Path, tmp_path: Path, run: str = "toy-1") -> Path:
+def run_point(item: dict, store: Path, tmp_path: Path, run: str = "toy-1", workers: int = 0) -> Path:
     """Measure a point in a pipeline run; return where its scores are."""
     os.environ["RUN_ID"] = run
     outputs = {name: kind(name=name, uri=str(tmp_path / name)) for name, kind in
                {"scores": dsl.Artifact, "metrics": dsl.Metrics}.items()}  # fmt: skip
-    measure.python_func(point=item, store=str(store), num_workers=0, **outputs)
+    measure.python_func(point=item, store=str(store), num_workers=workers, **outputs)
     return runtime.find(outputs["scores"])[0]
 
 
@@ -46,7 +46,7 @@ def changed(item: dict, **settings) -> dict:
 
 
 def names(store: Path, kind: str) -> list[str]:
-    return sorted(path.name for path in (store / kind).iterdir())
+    return sorted(path.name for path in (store / kind).iterdir() if path.suffix != ".lock")
 
 
 def test_every_point_is_planned_after_a_look_at_all_it_needs(planned, config):
@@ -105,6 +105,22 @@ def test_what_only_concerns_testing_retrains_nothing(planned, store, tmp_path, c
     assert list(json.loads((second / "scores.json").read_text())["languages"]) == ["de"]
     assert len(tuned) == 1 and len(names(store, "tuned")) == 2
     assert names(store, "runs") == []  # checkpoints of what is finished are gone
+    assert (store / f"tuned/.{tuned[0]}.lock").is_file()  # nobody else could train the same meanwhile
+    scores = json.loads((second / "scores.json").read_text())
+    assert scores["training"]["tuned"] == f"tuned/{tuned[0]}" and scores["trained_on"] == ["en"]
+
+
+def test_with_dropout_in_the_encoder_other_workers_are_another_training(planned, store, tmp_path, monkeypatch):
+    train = ray_train.run
+    monkeypatch.setattr(ray_train, "run", lambda stage, workers, **more: train(stage, 0, **more))
+    item, made = planned["toy riddles seed 1"], {}
+    for dropout in (0.0, 0.1):
+        for workers in (0, 2):
+            point = changed(item, dropout=dropout, optimization=item["settings"]["optimization"] | {"steps": 3})
+            run_point(point, store, tmp_path / f"{dropout}-{workers}", f"toy-{dropout}", workers)
+            made[dropout, workers] = set(names(store, "tuned"))
+
+    assert made[0.0, 0] == made[0.0, 2] and len(made[0.1, 0]) == 2 and len(made[0.1, 2]) == 3
 
 
 def test_an_encoder_is_measured_as_it_is(planned, store, tmp_path):

@@ -1,5 +1,6 @@
 """Fine-tuning: learns labels and answers, resumes, refuses what cannot be learned."""
 
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -7,17 +8,17 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, DistilBertConfig, DistilBertModel
 
 from infoxlm_core.config import AnsweringConfig, FinetuningConfig, TokenizationConfig
-from infoxlm_core.data.examples import from_lists
+from infoxlm_core.data.examples import Examples, from_lists
 from infoxlm_core.data.sampling import generator
 from infoxlm_core.data.shards import open_shards
 from infoxlm_core.errors import ConfigError, InputError
-from infoxlm_core.finetuning import finetune, read_task, schedule
-from infoxlm_core.model import pretrained, task_models
+from infoxlm_core.finetuning import digest_of, finetune, read_task, schedule
+from infoxlm_core.model import pretrained, task_models, tokenizers
 from infoxlm_core.pretraining import build
-from infoxlm_core.training import distributed, loop, tracker
+from infoxlm_core.training import distributed, loop, task_learner, tracker
 from infoxlm_core.training.kept import Kept
 from infoxlm_core.training.optimizer import make_adamw
 from infoxlm_core.training.task_learner import Task, TaskLearner
@@ -103,6 +104,53 @@ def test_dropout_is_drawn_again_as_it_was_after_an_interruption(encoder, data, t
     finetune(settings, encoder, None, tmp_path / "b/out2", tmp_path / "b/run")
 
     assert (tmp_path / "a/out/model.safetensors").read_bytes() == (tmp_path / "b/out2/model.safetensors").read_bytes()
+
+
+def test_an_encoder_of_another_kind_goes_on_after_an_interruption_as_it_would_have(encoder, data, tmp_path):
+    """Also between two looks at the development sets, for which dropout is off."""
+    small = {"vocab_size": 96, "n_layers": 1, "n_heads": 2, "dim": 16, "hidden_dim": 24, "max_position_embeddings": 32}
+    DistilBertModel(DistilBertConfig(**small)).save_pretrained(tmp_path / "distilbert")
+    tokenizers.copy(encoder, tmp_path / "distilbert", 32)
+    table = pd.read_csv(data, sep="\t")
+    table.loc[table["split"] == "test", "split"] = "dev"
+    table.to_csv(tmp_path / "judged.tsv", sep="\t", index=False)
+    settings = config(tmp_path / "judged.tsv", dropout=0.2, checkpoints={"every": 4}, selection={"every": 3},
+                      optimization={"steps": 8, "warmup_steps": 2})  # fmt: skip
+    for name in "ab":
+        finetune(settings, tmp_path / "distilbert", None, tmp_path / name / "out", tmp_path / name / "run")
+    (tmp_path / f"b/run/step={8:010d}/manifest.json").unlink()
+
+    finetune(settings, tmp_path / "distilbert", None, tmp_path / "b/out2", tmp_path / "b/run")
+
+    one, same, again = ((tmp_path / out / "model.safetensors").read_bytes() for out in ("a/out", "b/out", "b/out2"))
+    assert one == same == again
+
+
+def test_the_order_of_an_epoch_is_drawn_once_and_batches_reach_into_the_next(encoder, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(task_learner, "generator", lambda *key: drawn.append(key) or generator(*key))
+    settings = config(tmp_path / "none", batch_size=4)
+    task = Task("question_answering", from_lists([[number] for number in range(10)]), np.zeros((10, 2)))
+    module = task_models.create(encoder, "question_answering")
+    learner = TaskLearner(settings, module, task, 60, Kept(tmp_path, settings.selection, "en"))
+
+    seen = torch.cat([learner.batches(step)[0].ids for step in range(5)]).tolist()
+
+    assert seen == [*generator(1, "epoch", 0).permutation(10), *generator(1, "epoch", 1).permutation(10)]
+    assert drawn == [(1, "epoch", 0), (1, "epoch", 1)]
+
+
+def test_the_digest_of_millions_of_tokens_copies_none_and_changes_with_any():
+    ids = np.arange(1_000_000, dtype=np.int32)
+    task = Task("classification", Examples(ids, np.zeros(len(ids), np.int8), np.array([len(ids)])), np.array([0]))
+
+    tracemalloc.start()
+    before = digest_of(task)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    ids[123_456] += 1
+    assert most < 100_000 and digest_of(task) != before
 
 
 def test_the_loss_does_not_depend_on_the_workers_or_the_micro_batch_head_dropout_included(

@@ -137,7 +137,7 @@ def test_labels_of_other_kinds_stay_as_they_are(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "changes", "said"),
     [
-        ("x.csv", "text,label\na,b\n", {}, r"no column 'language' \(finetuning\.language\); there are text, label"),
+        ("x.csv", "text,label\na,b\n", {}, r"no column 'language' \(language\); there are text, label"),
         ("x.csv", "text,label,language\na,b,en\n ,b,en\n", {}, r"x\.csv:3: text is empty"),
         ("x.csv", 'text,label,language\n"a\nb",c,en\nd,,en\n', {}, r"x\.csv:4: label is empty"),
         ("x.csv", "text,label,language\nhello, world,b,en\n", {}, r"x\.csv:2: 4 fields, the first row has 3: quote"),
@@ -177,8 +177,56 @@ def test_pairs_and_single_texts_do_not_mix(tmp_path):
         read(tmp_path)
 
 
+def test_two_scripts_of_a_language_are_two_languages(tmp_path):
+    header = ("index_id", "category", "text")
+    for folder in ("zho_Hant", "zho_Hans", "arb_Latn", "arb_Arab", "eng_Latn"):
+        write(tmp_path / folder / "test.tsv", header, ("12", "sports", folder))
+
+    assert {(row[0], row[2]) for row in rows_of(read(tmp_path))} == {
+        ("zho_Hans", "zh"), ("zho_Hant", "zho_Hant"), ("arb_Arab", "ar"), ("arb_Latn", "arb_Latn"), ("eng_Latn", "en")
+    }  # fmt: skip
+
+
+def test_one_odd_label_does_not_keep_the_others_from_being_spelled_alike(tmp_path):
+    rows = [("a", "b", label) for label in ("contradictory", "entailment", "neutral", "hidden")]
+    write(tmp_path / "train-en.tsv", *rows)
+    write(tmp_path / "test-en.tsv", ROW)
+
+    assert set(read(tmp_path)["label"]) == {"contradiction", "entailment", "neutral", "hidden"}
+
+
+def test_only_files_of_the_wanted_split_are_read(tmp_path):
+    (tmp_path / "train-en.tsv").write_text("broken")
+    write(tmp_path / "test-en.tsv", ROW)
+
+    config = FinetuningConfig.parse({"data": str(tmp_path)})
+
+    assert rows_of(read_labelled(config, None, ("test",))) == [(*ROW, "en", "test")]
+
+
+@pytest.mark.parametrize("given", ["multinli.train.fr.tsv", ""])
+def test_empty_cells_of_public_training_text_are_left_out_whether_a_file_or_its_folder_is_given(tmp_path, given):
+    write(tmp_path / "multinli.train.fr.tsv", ("premise", "hypo", "label"), ROW, ("Trois", "", "neutral"))
+
+    assert rows_of(read(tmp_path / given)) == [(*ROW, "fr", "train")]
+
+
+def test_paws_x_lacks_some_translations_in_its_test_sets(tmp_path):
+    header = ("id", "sentence1", "sentence2", "label")
+    write(tmp_path / "fr/test_2k.tsv", header, ("1", "Trois.", "Quatre.", "0"), ("2", "", "Quatre.", "0"))
+
+    assert rows_of(read(tmp_path)) == [("Trois.", "Quatre.", "0", "fr", "test")]
+
+
+def test_a_folder_that_is_no_language_names_none(tmp_path):
+    write(tmp_path / "nli/train.tsv", ("text", "label"), ("a", "b"))
+
+    with pytest.raises(InputError, match="its name says no language"):
+        read(tmp_path / "nli/train.tsv")
+
+
 def test_missing_data_says_what_to_set(tmp_path):
-    with pytest.raises(InputError, match=r"set preparation\.labelled_share above 0 or finetuning\.data"):
+    with pytest.raises(InputError, match=r"set preparation\.labelled_share above 0 or data"):
         read_labelled(FinetuningConfig(), tmp_path)
     with pytest.raises(InputError, match=r"nowhere\.tsv: no such file or folder"):
         read(tmp_path / "nowhere.tsv")

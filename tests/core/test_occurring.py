@@ -1,13 +1,17 @@
 """Only the words that occur are trained, and what comes out is what training all of them gives."""
 
+import tracemalloc
 from contextlib import nullcontext
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from infoxlm_core.data.examples import Examples
 from infoxlm_core.finetuning import finetune, read_task
+from infoxlm_core.model import task_models
 from infoxlm_core.training import occurring
 from infoxlm_core.training.checkpoints import list_of
 from tests.core.test_finetuning import config, data, encoder  # noqa: F401  # fixtures
@@ -59,3 +63,20 @@ def test_with_weight_decay_all_words_are_trained_since_all_of_them_shrink(encode
 
     before, after = (load_file(path / "model.safetensors")[WORDS] for path in (encoder, tmp_path / "out"))
     assert not (after == before).all(dim=1).any()
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.uint16])
+def test_millions_of_tokens_are_renumbered_in_the_type_they_have_without_larger_copies(encoder, kind):  # noqa: F811
+    ids = np.random.default_rng(1).choice(np.array([3, 7, 8, 40, 95], kind), 4_000_000)
+    examples = Examples(ids, np.zeros(len(ids), np.int8), np.array([len(ids)]))
+    model = task_models.create(encoder, "question_answering").encoder
+
+    tracemalloc.start()
+    words = occurring.OccurringWords(model, examples)
+    found = words.renumber(examples).ids
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    assert words.ids.tolist() == [3, 7, 8, 40, 95] and model.token_embedding.weight.shape[0] == 5
+    assert found.dtype == kind and np.array_equal(words.ids[found], ids)
+    assert most < ids.nbytes + 6_000_000  # 8 bytes of each token would be 32 million

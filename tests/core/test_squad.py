@@ -46,6 +46,7 @@ def test_a_question_knows_its_paragraph_its_answers_and_where_the_first_stands(t
         ("xquad.el.json", ("el", "el")),
         ("tydiqa.goldp.en.train.json", ("en", "en")),
         ("tydiqa.sw.dev.json", ("sw", "sw")),
+        ("tydiqa-goldp-dev-arabic.json", ("ar", "ar")),
         ("train-v1.1.json", ("en", "en")),
         ("dev-v1.1.json", ("en", "en")),
         ("SQuAD.json", ("en", "en")),
@@ -172,6 +173,8 @@ def test_paths_that_give_no_unambiguous_set_are_refused(tmp_path):
     assert "no file whose questions are of its paragraphs' language" in refusal(tested("c"), tmp_path / "c")
     assert "no file of two languages" in refusal(tested("a", mixed=True), tmp_path / "a")
     assert "its name says no language: call it train.de.json" in refusal(tested("d"), tmp_path / "d/train.json")
+    with pytest.raises(InputError, match=r"its name says no language: call it my-squad\.de\.json"):
+        squad.languages_of(Path("my-squad.json"))  # not Burmese
     wrong = write(tmp_path / "f/train.de.json", question("a", ("Spree", 1)))
     assert "no question to train on" in refusal(lambda: squad.read_training([str(wrong)]), wrong)
 

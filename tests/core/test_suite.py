@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from statistics import stdev
 
 import pytest
@@ -10,6 +11,7 @@ from infoxlm_core import suite
 from infoxlm_core.config import SuiteConfig
 from infoxlm_core.errors import ConfigError, InputError
 from infoxlm_core.suite import points, summary
+from tests.toy_questions import riddles, write_squad
 from tests.toy_scores import ANSWERING, CLASSIFICATION, RATES, RETRIEVAL, answered, config, labelled, retrieved
 
 
@@ -109,8 +111,8 @@ def test_only_some_tasks_may_be_chosen():
 
 
 def test_a_set_that_is_not_there_or_lacks_what_is_needed_is_refused_before_anything_is_trained(tmp_path):
-    rows = [("text", "label", "language", "split"), ("a", "x", "en", "train"), ("b", "y", "de", "test")]
-    (tmp_path / "data.csv").write_text("\n".join(map(",".join, rows)) + "\n")
+    rows = ["text,label,language,split", "a,x,en,train", "b,y,en,train", "c,y,de,test"]
+    (tmp_path / "data.csv").write_text("\n".join(rows) + "\n")
     settings = {"task": "classification", "data": str(tmp_path / "data.csv")}
     task = config(words={"settings": settings, "grid": RATES}).tasks["words"]
 
@@ -122,12 +124,72 @@ def test_a_set_that_is_not_there_or_lacks_what_is_needed_is_refused_before_anyth
         suite.check("pairs", alone, suite.read_settings(RETRIEVAL["settings"]))
 
 
+LABELLED = {
+    "train-en.tsv": "a b yes\nc d no\n", "dev-en.tsv": "a b yes\n", "dev-de.tsv": "a b no\n",
+    "test-en.tsv": "e f yes\ng h no\n", "test-de.tsv": "i j yes\nk l no\n",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("files", "settings", "said"),
+    [
+        ({}, {"selection": {"rule": "source"}, "mixed": True}, None),
+        (
+            {"dev-en.tsv": None},
+            {"selection": {"rule": "source"}},
+            "selection.rule source needs a development set in en",
+        ),
+        ({"dev-en.tsv": "a b ja\n"}, {}, "dev: 1 of 2 rows have a label ('ja')"),
+        ({"test-de.tsv": "a b ja\n"}, {}, "test: 1 of 3 rows have a label ('ja')"),
+        ({"train-en.tsv": "a b yes\n"}, {}, "the train rows have one label alone, 'yes'"),
+        ({"test-de.tsv": "i j yes\n"}, {"mixed": True}, "needs the same test in every language"),
+        ({"train-en.tsv": None, "train-de.tsv": "a b yes\n"}, {}, "no train rows in en: add a split"),
+        ({"train-de.tsv": "not read: a set of a language that is not learned may be large\n"}, {}, None),
+    ],
+)
+def test_labelled_text_that_would_fail_after_training_is_refused_before(tmp_path, files, settings, said):
+    for name, text in (LABELLED | files).items():
+        if text:
+            (tmp_path / name).write_text(text if text.startswith("not") else text.replace(" ", "\t"))
+    settings = {"task": "classification", "data": str(tmp_path), "text_pair": "text_pair"} | settings
+    task = config(it={"settings": settings}).tasks["it"]
+
+    if said is None:
+        suite.check("it", task, task.settings)
+        return
+    with pytest.raises(InputError, match=re.escape("tasks.it: ") + ".*" + re.escape(said)):
+        suite.check("it", task, task.settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"selection": {"rule": "joint"}}, None),
+        ({"selection": {"rule": "source"}}, "selection.rule source needs a development set in en; there are de"),
+        ({"normaliser": "mlqa"}, "language 'ru' is not one of MLQA's"),
+    ],
+)
+def test_questions_that_would_fail_after_training_are_refused_before(tmp_path, settings, said):
+    paths = {
+        role: [str(write_squad(tmp_path / f"{role}.{language}.json", riddles(2, 1)))]
+        for role, language in (("train", "en"), ("dev", "de"), ("test", "ru"))
+    }
+    task = config(it={"settings": {"task": "question_answering", **paths} | settings}).tasks["it"]
+
+    if said is None:
+        suite.check("it", task, task.settings)
+        return
+    with pytest.raises(InputError, match=re.escape("tasks.it: ") + ".*" + re.escape(said)):
+        suite.check("it", task, task.settings)
+
+
 def test_settings_of_testing_do_not_belong_to_what_was_trained():
     settings = suite.read_settings(ANSWERING["settings"])
     other = settings.model_copy(update={"test": ("elsewhere",), "mixed": True})
 
     assert suite.training_part(settings) == suite.training_part(other)
-    assert suite.training_part(settings)[1] == ["t", "d"] and suite.list_data(settings) == ["t", "d", "q"]
+    assert suite.training_part(settings)[1] == {"train": ["t"], "dev": ["d"]}
+    assert suite.data_by_role(settings) == {"train": ["t"], "dev": ["d"], "test": ["q"]}
     assert suite.training_part(suite.read_settings(RETRIEVAL["settings"])) is None
 
 
@@ -152,7 +214,27 @@ def test_the_place_of_the_grid_is_chosen_by_development_scores_and_never_by_test
     assert row["transfer_gap"]["accuracy"]["mean"] == pytest.approx((0.7 + 0.8) / 2 - 0.55)
 
 
-def test_a_place_is_judged_by_its_finished_seeds_and_what_is_missing_is_named():
+@pytest.mark.parametrize(("rule", "rate"), [("source", 1e-5), ("joint", 2e-5), ("last", 2e-5)])
+def test_the_rule_of_the_source_chooses_the_place_too_by_the_source_alone(rule, rate):
+    planned = config(words=CLASSIFICATION | {"grid": RATES})
+    results = {
+        f"ours words learning_rate={name} seed 1": labelled(0.5, 0.5) | {
+            "dev": {"languages": {"en": en, "de": de}, "mean": (en + de) / 2},
+            "selection": {"rule": rule, "looks": [], "chosen": {"*": 1}},
+        }
+        for name, en, de in (("1e-05", 0.8, 0.5), ("2e-05", 0.7, 0.7))
+    }  # fmt: skip
+
+    found = suite.summarise(planned, results)["tasks"]["words"]
+
+    row = found["models"]["ours"]
+    assert row["chosen"]["grid"] == {"optimization.learning_rate": rate}
+    assert row["chosen"]["dev"] == pytest.approx(0.65 if rate == 1e-5 else 0.7)  # the metric stays that of points
+    said = {"source": "1, dev of the source", "joint": "1, joint dev", "last": "1, last step; grid by joint dev"}
+    assert row["rule"] == said[rule]
+
+
+def test_a_place_with_fewer_finished_seeds_is_not_chosen_and_what_is_missing_is_named():
     planned = config(("ours", "peer"), words=CLASSIFICATION | {"grid": RATES, "seeds": [1, 2]})
     results = {
         "ours words learning_rate=1e-05 seed 1": labelled(0.5, 0.5, dev=0.60),
@@ -167,7 +249,9 @@ def test_a_place_is_judged_by_its_finished_seeds_and_what_is_missing_is_named():
         *(f"peer words learning_rate={rate} seed {seed}" for rate in ("1e-05", "2e-05") for seed in (1, 2)),
     ]
     row = found["tasks"]["words"]["models"]["ours"]
-    assert row["chosen"]["seeds"] == [2] and row["mean"]["accuracy"]["deviation"] is None
+    assert row["chosen"]["seeds"] == [1, 2] and row["mean"]["accuracy"]["mean"] == pytest.approx(0.5)
+    (note,) = found["tasks"]["words"]["notes"]
+    assert note == "ours: learning_rate=2e-05 not in the choice: fewer than 2 seeds are finished."
     assert "peer" not in found["tasks"]["words"]["models"]
 
 
@@ -182,6 +266,17 @@ def test_without_development_scores_nothing_is_chosen_and_that_is_said():
     assert note.startswith(
         "ours: no development scores (learning_rate=1e-05, learning_rate=2e-05), so nothing is chosen"
     )
+
+
+def test_a_row_says_where_in_the_store_the_model_of_each_seed_is():
+    training = {"steps": 10, "examples": 40}
+    results = {
+        f"ours words seed {seed}": labelled(0.5, 0.5, training=training | {"tuned": f"tuned/{seed}"}) for seed in (1, 2)
+    }
+
+    found = suite.summarise(config(words=CLASSIFICATION | {"seeds": [1, 2]}), results)
+
+    assert found["tasks"]["words"]["models"]["ours"]["tuned"] == {1: "tuned/1", 2: "tuned/2"}
 
 
 def test_models_that_were_asked_other_questions_are_not_compared_silently():

@@ -7,6 +7,7 @@ import math
 import pytest
 
 from infoxlm_core import published, suite
+from infoxlm_core.data import languages
 from infoxlm_core.suite import protocol, tables
 from tests.toy_scores import ANSWERING, CLASSIFICATION, RETRIEVAL, answered, config, labelled, retrieved
 
@@ -21,7 +22,7 @@ PAPER = {
 def differences(task: dict, count: int, training: dict) -> list[str]:
     measure = config(xnli=task).tasks["xnli"]
     columns = published.tables()["xnli"].columns
-    facts = protocol.compare_protocol(measure, dict.fromkeys(columns, count), [{"training": training}])
+    facts = protocol.compare_protocol(measure, dict.fromkeys(columns, count), [labelled(0.8, 0.7, training=training)])
     return protocol.find_differences(facts)
 
 
@@ -49,6 +50,49 @@ def test_development_sets_that_stand_in_for_test_sets_are_recognised():
     test, *_ = protocol.compare_protocol(measure, {"en": 2490, "de": 2490}, [])
 
     assert test["ours"] == "2,490 rows in each of 2 languages: so many have its development sets"
+
+
+def answers(trained_on: list[str], examples: int = 90_000, **settings) -> list[str]:
+    """What differs from the paper when MLQA is measured so."""
+    settings = ANSWERING["settings"] | {"normaliser": "mlqa"} | settings
+    grid = {"optimization.learning_rate": [2e-5, 3e-5, 5e-5], "epochs": [2, 3, 4], "batch_size": [16, 32]}
+    measure = config(
+        mlqa={"settings": settings, "grid": grid, "seeds": [1, 2, 3, 4, 5], "table": "mlqa"}
+    ).tasks["mlqa"]  # fmt: skip
+    scores = answered(0.5) | {"training": {"steps": 9, "examples": examples}, "trained_on": trained_on}
+    return protocol.find_differences(protocol.compare_protocol(measure, protocol.MLQA_TEST, [scores]))
+
+
+def test_answers_must_be_learned_from_squad_alone_and_compared_as_mlqa_does():
+    assert answers(["en"]) == []
+    assert answers(["en", "de"]) == ["training languages"]
+    assert answers(["en"], examples=180_000) == ["training"]
+    assert answers(["en"], normaliser="squad") == ["normaliser"]
+
+
+@pytest.mark.parametrize(
+    ("languages", "said", "count"),
+    [(["en"], [], 1), (["fr"], ["training languages"], 0), (["en", "fr"], ["training languages"], 0)],
+)
+def test_published_rows_stand_beside_what_was_trained_on_english_or_on_all_languages_alone(languages, said, count):
+    settings = PAPER["settings"] | {"train_languages": languages}
+    trained = {"steps": 122_720 * len(languages), "examples": 392_702 * len(languages)}
+
+    assert differences(PAPER | {"settings": settings}, 5010, trained) == said
+    planned = config(xnli={"settings": settings, "table": "xnli"})
+    (table,) = tables.build(suite.summarise(planned, {"ours xnli seed 1": labelled(0.8, 0.7)}))["xnli"]
+    assert [line.model for line in table.published].count("InfoXLM") == count
+
+
+@pytest.mark.parametrize(("group", "same"), [("14", True), ("22", True), ("36", True)])
+def test_each_of_the_papers_two_groups_of_languages_is_its_own_test_set(group, same):
+    measure = config(it=RETRIEVAL | {"table": "tatoeba"}).tasks["it"]
+    counts = {code: protocol.TATOEBA[code] for code in languages.GROUPS[group]}
+
+    assert protocol.compare_protocol(measure, counts, [])[0]["same"] is same
+    (missing, *_) = counts
+    del counts[missing]
+    assert protocol.compare_protocol(measure, counts, [])[0]["same"] is (group == "36")  # the other group is whole
 
 
 # Tables and pages
@@ -106,9 +150,10 @@ def test_retrieval_has_the_papers_two_groups_and_the_others_apart(written):
     }
     first = built["tatoeba-14-xx-en"]
     assert [(line.model, line.detail) for line in first.ours] == [
-        ("ours", "mean of tokens, layer 7"), ("peer", "mean of tokens, layer 7"),
+        ("ours", "mean of tokens, layer 7, best on this set"), ("peer", "mean of tokens, layer 7, best on this set"),
         ("ours", "[CLS], last layer"), ("peer", "[CLS], last layer"),
     ]  # fmt: skip
+    assert "the layer was chosen by the scores on these very pairs" in first.notes[0]
     assert first.published and not built["tatoeba-22-en-xx"].published and not built["tatoeba-other-xx-en"].published
 
 

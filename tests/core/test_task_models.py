@@ -149,6 +149,22 @@ def test_the_encoder_under_a_new_head_is_the_pre_trained_one(encoder):
     torch.testing.assert_close(found, head(hidden).detach(), atol=1e-5, rtol=0)
 
 
+def test_a_new_model_drops_out_from_its_first_step_and_one_that_is_loaded_does_not(encoder, tmp_path):
+    """As fine-tuning calls them, by the seed of a step; in the encoder, so for any architecture."""
+    inputs = examples(encoder).take(range(4))
+    tensors = torch.from_numpy(inputs.ids), torch.from_numpy(inputs.types), tuple(inputs.lengths.tolist())
+    module = task_models.create(encoder, "classification", LABELS, dropout=0.5)
+    task_models.export(module, encoder, tmp_path / "out")
+
+    def logits(model: torch.nn.Module, seed: int) -> torch.Tensor:
+        torch.manual_seed(seed)
+        return model(*tensors)
+
+    assert torch.equal(logits(module, 1), logits(module, 1)) and not torch.equal(logits(module, 1), logits(module, 2))
+    loaded = task_models.load(tmp_path / "out", "classification")
+    assert torch.equal(logits(loaded, 1), logits(loaded, 2))
+
+
 def test_the_head_is_random_by_the_seed_alone(encoder):
     one, same, other = (task_models.create(encoder, "classification", LABELS, seed=seed) for seed in (1, 1, 2))
 

@@ -10,8 +10,10 @@ from transformers import XLMRobertaForQuestionAnswering as Reader
 from transformers import XLMRobertaForSequenceClassification as Classifier
 from typer.testing import CliRunner
 
+from components.adapters import s3
+from infoxlm_core.errors import InputError
 from pipelines.cli import app
-from pipelines.cli.evaluate import name_of
+from pipelines.cli.evaluate import name_models, name_of
 from tests.core.test_embedding import save_model
 
 WORDS = [f"{letter}{number}" for letter in "abc" for number in range(10)]
@@ -129,7 +131,10 @@ def test_a_reader_that_was_fine_tuned_elsewhere_is_scored(tmp_path):
     ("changes", "said"),
     [
         ({"--task": "tatoba"}, "--task tatoba: give one of held-out, tatoeba, pairs, xnli"),
-        ({"--data": "nowhere"}, "nowhere: no such folder"),
+        ({"--data": "nowhere"}, "nowhere: no such file or folder: give a path, or s3://"),
+        ({"--data": "s3://bucket"}, "infoxlm: InputError: s3://bucket: not asked here"),
+        ({"--task": "mlqa"}, "(XLMRobertaForMaskedLM) is not fine-tuned for question answering: fine-tune and measure"),
+        ({"--task": "xnli", "--data": "nowhere"}, "is not fine-tuned for classification"),
         ({"--model": "nowhere"}, "nowhere: no such file or directory: give a path, s3://"),
         ({"--languages": "14"}, "has no ar, bg, zh"),
         ({"--languages": "German"}, "--languages 'German': give all, 14, 22, 36, or codes such as de,fra"),
@@ -140,7 +145,11 @@ def test_a_reader_that_was_fine_tuned_elsewhere_is_scored(tmp_path):
         ({"--set": "batch_size=["}, "--set batch_size=["),
     ],
 )
-def test_what_cannot_be_measured_is_one_line(encoder, tatoeba, tmp_path, changes, said):
+def test_what_cannot_be_measured_is_one_line(encoder, tatoeba, tmp_path, changes, said, monkeypatch):
+    def refuse(source: str, *more, **options):
+        raise InputError(f"{source}: not asked here")
+
+    monkeypatch.setattr(s3, "mirror", refuse)
     arguments = {"--model": encoder, "--task": "tatoeba", "--data": tatoeba, "--output": tmp_path / "out"} | changes
 
     result = run(*(part for pair in arguments.items() for part in pair))
@@ -155,6 +164,22 @@ def test_help_teaches_by_an_example():
     text = " ".join(CliRunner().invoke(app, ["evaluate", "--help"]).stdout.split())
 
     assert "--task tatoeba --data" in text and "mean_no_special" in text
+
+
+def test_data_are_named_by_a_uri_with_both_its_slashes(encoder, tatoeba, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(s3, "mirror", lambda source, *more, **options: asked.append(source) or tatoeba)
+
+    result = run("--model", encoder, "--task", "tatoeba", "--data", "s3://bucket/v1", "--output", tmp_path / "out")
+
+    assert result.exit_code == 0 and asked == ["s3://bucket/v1"], result.output
+    assert json.loads((tmp_path / "out/suite.json").read_text())["tasks"]["tatoeba"]["settings"]["data"] == asked[0]
+
+
+def test_a_floor_whose_name_is_taken_gets_another():
+    assert list(name_models("/a/XLM-R", "/b/xlm-r")) == ["XLM-R", "xlm-r-floor"]
+    assert list(name_models("/a/floor", "/b/floor")) == ["floor", "floor-floor"]
+    assert list(name_models("/a/one", "/b/two")) == ["one", "two"] and list(name_models("/a/one", None)) == ["one"]
 
 
 def test_a_model_is_called_by_the_last_part_of_where_it_is():
