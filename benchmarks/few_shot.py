@@ -182,7 +182,8 @@ def describe(measured: dict[str, Any]) -> list[str]:
     ]
     for name, found in measured["tasks"].items():
         task = found["summary"]["tasks"][name]
-        lines += ["", f"## {name}, {found['minutes']} minutes, training included", ""]
+        took = found.get("note") or f"{found['minutes']} minutes, training included"
+        lines += ["", f"## {name}", "", f"{took[0].upper()}{took[1:]}.", ""]
         lines += tabulate(task, found.get("seen"))
         for model, row in task["models"].items():
             gap, steps = row["transfer_gap"][task["main"]]["mean"], [kept["*"] for kept in row["steps"].values()]
