@@ -14,11 +14,9 @@ from benchmarks import corpus, inputs, ours, peers, trainer
 from benchmarks.harness import OURS, Case, measure
 from infoxlm_core.data.layouts import Sequences, lay_out
 from infoxlm_core.data.samples import Sampler
-from infoxlm_core.data.shards import Shards, gather, open_shards
+from infoxlm_core.data.shards import gather, open_shards
 from infoxlm_core.model import tokenizers
 from infoxlm_core.pretraining import Pretraining
-from infoxlm_core.training import loop
-from infoxlm_core.training.optimizer import make_adamw
 
 BATCH, SIDE = 16, 62  # sides of more tokens are cut, as in the demo
 WORDS = inputs.VOCABULARIES["32k"]
@@ -48,7 +46,7 @@ def case(path: Path, rounds: int, steps: int) -> Case:
     model = ours.make_model(config, WORDS, noise=False)
     found = Case("end_to_end", {"steps a round": steps, "sequences a step": BATCH, "words": WORDS})
     found.about = {OURS: "Sampler, micro_batches and train_step: TLM only, alpha 1"}
-    variants = {OURS: _ours(config, model, shards, steps)}
+    variants = {OURS: ours.steps(Pretraining(config, model, shards), config.optimization, steps)}
     samples = _samples(Sampler(shards, config))
     collate = DataCollatorForLanguageModeling(tokenizers.load_fast(path / "tokenizer"), mlm_probability=0.15)
     for name, sampling in (("Trainer", "random"), ("Trainer, group_by_length", "group_by_length")):
@@ -57,20 +55,6 @@ def case(path: Path, rounds: int, steps: int) -> Case:
         )
         variants[name] = trainer.make(peers.HuggingFace(model).model, samples, collate, sampling, BATCH, steps)
     return measure(found, variants, rounds)
-
-
-def _ours(config, model, shards: Shards, steps: int):
-    learner = Pretraining(config, model, shards)
-    optimizer, progress = make_adamw(model.parameters(), config.optimization), loop.Progress()
-
-    def once(number: int) -> float:
-        tokens = 0.0
-        for _ in range(steps):
-            batches = learner.batches(progress.step)
-            tokens += loop.train_step(learner, optimizer, config.optimization, progress, batches)[0]["tokens"]
-        return tokens
-
-    return once
 
 
 def _samples(sampler: Sampler) -> list[dict[str, list[int]]]:

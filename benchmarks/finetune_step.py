@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding
 
-from benchmarks import corpus, inputs, peers, trainer
+from benchmarks import corpus, inputs, ours, peers, trainer
 from benchmarks.harness import OURS, Case, differences, measure, require_equal
 from infoxlm_core.config import FinetuningConfig
 from infoxlm_core.data.examples import from_lists
@@ -21,9 +21,8 @@ from infoxlm_core.data.shards import open_shards
 from infoxlm_core.data.vocabulary import BOS, EOS
 from infoxlm_core.model import pretrained, task_models, tokenizers
 from infoxlm_core.model.encoder import Encoder, EncoderSize, initialise
-from infoxlm_core.training import loop, occurring
+from infoxlm_core.training import occurring
 from infoxlm_core.training.kept import Kept
-from infoxlm_core.training.optimizer import make_adamw
 from infoxlm_core.training.task_learner import Task, TaskLearner
 
 BATCH, PAIRS, LABELS = 32, 6_400, ("contradiction", "entailment", "neutral")
@@ -56,7 +55,8 @@ def case(text: np.ndarray, tokenizer: Path, vocabulary: str, rounds: int, steps:
     found.about = {OURS: "TaskLearner.batches and train_step, packed; last layer on <s> only, words that occur"}
     found.equality["Trainer"] = require_equal(name, "Trainer", compare(_learner(model, task), peer))
     learned, _ = occurring.limit(model, task, CONFIG.optimization.weight_decay)
-    variants = {OURS: _ours(_learner(model, learned), steps)} | _trainers(found, peer, task, tokenizer, steps)
+    mine = ours.steps(_learner(model, learned), CONFIG.optimization, steps)
+    variants = {OURS: mine} | _trainers(found, peer, task, tokenizer, steps)
     return measure(found, variants, rounds)
 
 
@@ -129,16 +129,3 @@ def compare(learner: TaskLearner, peer) -> dict[str, float]:
     learner.module.zero_grad(set_to_none=True)
     peer.zero_grad(set_to_none=True)
     return found
-
-
-def _ours(learner: TaskLearner, steps: int):
-    optimizer, progress = make_adamw(learner.module.parameters(), CONFIG.optimization), loop.Progress()
-
-    def once(number: int) -> float:
-        tokens = 0.0
-        for _ in range(steps):
-            batches = learner.batches(progress.step)
-            tokens += loop.train_step(learner, optimizer, CONFIG.optimization, progress, batches)[0]["tokens"]
-        return tokens
-
-    return once

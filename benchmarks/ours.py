@@ -1,5 +1,6 @@
 """Our side of every comparison: the learner and the step of the product, on batches that are handed to it."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.inputs import SEED, batch, perturb
-from infoxlm_core.config import PretrainingConfig
+from infoxlm_core.config import OptimizationConfig, PretrainingConfig
 from infoxlm_core.data.batches import PackedBatch
 from infoxlm_core.data.shards import Pairs, Shards, Table
 from infoxlm_core.data.vocabulary import EOS, FIRST_POSITION
@@ -66,6 +67,20 @@ class Given(Pretraining):
     def take_step(self, given: PackedBatch) -> None:
         """A whole optimizer step: losses, backward, clipping, AdamW, key encoder, queue."""
         loop.train_step(self, self.optimizer, self.config.optimization, self.progress, [given])
+
+
+def steps(learner: loop.Learner, config: OptimizationConfig, count: int) -> Callable[[int], float]:
+    """What does a round: so many optimizer steps, on the batches that the learner makes; it returns their tokens."""
+    optimizer, progress = make_adamw(learner.module.parameters(), config), loop.Progress()
+
+    def once(number: int) -> float:
+        tokens = 0.0
+        for _ in range(count):
+            batches = learner.batches(progress.step)
+            tokens += loop.train_step(learner, optimizer, config, progress, batches)[0]["tokens"]
+        return tokens
+
+    return once
 
 
 def _two_pairs(vocabulary: int) -> Shards:

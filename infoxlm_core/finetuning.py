@@ -17,14 +17,12 @@ from infoxlm_core.config import AnsweringConfig, FinetuningConfig, OptimizationC
 from infoxlm_core.data import squad
 from infoxlm_core.data.languages import two_letters
 from infoxlm_core.model import pretrained, selection, task_models
-from infoxlm_core.model.selection import directories
 from infoxlm_core.tasks import labelling, reading
 from infoxlm_core.training import distributed, loop, occurring
 from infoxlm_core.training.kept import Kept
 from infoxlm_core.training.task_learner import Task, TaskLearner
 from infoxlm_core.training.tracker import FileTracker, Tracker
 
-__all__ = ["Task", "directories", "finetune"]
 logger = logging.getLogger(__name__)
 
 

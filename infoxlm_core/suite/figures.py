@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from infoxlm_core.figures import FLOORS, MODEL, STYLE, save
-from infoxlm_core.suite.tables import TITLES
+from infoxlm_core.suite.tables import TITLES, choose_transferred
 
 _COLOURS = (MODEL, *FLOORS, "#6b4f8a", "#b3413a", "#444444")
 _LINES = {"mean": "-o", "cls": "--s"}
@@ -70,11 +70,7 @@ def draw_languages(task: str, found: Summary, colours: Mapping[str, str]) -> Fig
 
 def draw_gaps(summary: Summary, colours: Mapping[str, str]) -> Figure | None:
     """The transfer gap of every task: a bar a model."""
-    tasks = {
-        task: found
-        for task, found in summary["tasks"].items()
-        if any(row["transfer_gap"] for row in found["models"].values())
-    }
+    tasks = choose_transferred(summary)
     if not tasks:
         return None
     figure = Figure(figsize=(max(4.2, 1.8 + 1.5 * len(tasks)), 3.2), layout="constrained")

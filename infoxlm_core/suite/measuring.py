@@ -7,7 +7,6 @@ from typing import Any
 
 from infoxlm_core import manifests
 from infoxlm_core.config import AnsweringConfig, FinetuningConfig, MeasureConfig, RetrievalConfig
-from infoxlm_core.data import squad
 from infoxlm_core.data.languages import two_letters
 from infoxlm_core.model import pretrained
 from infoxlm_core.suite.points import Settings
@@ -61,8 +60,7 @@ def list_training_languages(settings: Settings) -> list[str]:
         return []
     if isinstance(settings, FinetuningConfig):
         return list(dict.fromkeys(map(two_letters, settings.train_languages)))
-    others = [squad.languages_of(path)[0] for path in squad.files(settings.train, "train")]
-    return list(dict.fromkeys([reading.source(settings), *others]))
+    return reading.training_languages(settings)
 
 
 def measure(settings: Settings, model: Path, training: Mapping[str, Any], output: Path) -> None:

@@ -175,13 +175,18 @@ def _lay_beside(
     return tuple(lines), tuple(dict.fromkeys(notes))
 
 
-def _build_gaps(summary: Mapping[str, Any]) -> list[Table]:
-    """The transfer gap of every fine-tuned task: score of the source language minus the mean of the others."""
-    tasks = {
+def choose_transferred(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """The tasks in which a model of ours has a transfer gap."""
+    return {
         task: found
         for task, found in summary["tasks"].items()
         if any(row["transfer_gap"] for row in found["models"].values())
     }
+
+
+def _build_gaps(summary: Mapping[str, Any]) -> list[Table]:
+    """The transfer gap of every fine-tuned task: score of the source language minus the mean of the others."""
+    tasks = choose_transferred(summary)
     if not tasks:
         return []
     lines = []

@@ -12,13 +12,12 @@ import pandas as pd
 from infoxlm_core import manifests
 from infoxlm_core.config import FinetuningConfig
 from infoxlm_core.data.examples import Examples, encode
-from infoxlm_core.data.labelled import XNLI_LABELS, by_name, read_labelled, xnli_label
+from infoxlm_core.data.labelled import by_name, read_labelled
 from infoxlm_core.data.languages import two_letters
 from infoxlm_core.errors import InputError
 from infoxlm_core.model import padded, pretrained, selection, task_models, tokenizers
 from infoxlm_core.tasks.mixed import within_and_across
 
-__all__ = ["XNLI_LABELS", "xnli_label"]
 logger = logging.getLogger(__name__)
 TOKENS = 8192  # of one forward pass
 MOST_STRANGE = 0.05  # share of rows whose labels training never saw, that may be left out

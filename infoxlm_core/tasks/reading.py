@@ -60,13 +60,18 @@ def task(config: AnsweringConfig, encoder: Path) -> Parts:
     return Parts(join(examples), np.concatenate(answers), _judge(config, tokenizer, limit))
 
 
-def source(config: AnsweringConfig) -> str:
-    """Language of the training text by the names of its files; English if it is one of several."""
+def training_languages(config: AnsweringConfig) -> list[str]:
+    """Languages of the training text by the names of its files; English first if it is one of several."""
     languages = []
     for path in map(Path, config.train):
         names = squad.files([str(path)], "train") if path.is_dir() else [path]
         languages += [squad.languages_of(name)[0] for name in names]
-    return "en" if "en" in languages else languages[0]
+    return list(dict.fromkeys(["en"] * ("en" in languages) + languages))
+
+
+def source(config: AnsweringConfig) -> str:
+    """The first of the languages of the training text."""
+    return training_languages(config)[0]
 
 
 def _tokenizer(config: AnsweringConfig, directory: Path) -> tuple[Tokenizer, int]:

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 import typer
 import yaml
 
-from infoxlm_core import manifests, run_file
-from infoxlm_core.config import AnsweringConfig, EvaluationConfig, FinetuningConfig, RetrievalConfig, SuiteConfig
+from infoxlm_core import run_file
+from infoxlm_core.config import EvaluationConfig, RetrievalConfig, SuiteConfig
 from infoxlm_core.data.languages import GROUPS
 from infoxlm_core.errors import ConfigError, InputError
 from pipelines.cli.app import Store, app, ending_clearly
@@ -128,7 +128,6 @@ def measure_task(config: SuiteConfig, task: str, output: Path, store: Path) -> N
     """Measure every model on a task; print and write what a suite of this task alone would."""
     from components.adapters import data_source, model_source
     from infoxlm_core import suite
-    from infoxlm_core.tasks import aligned, classification, reading
 
     directories = {name: model_source.fetch(source, store) for name, source in config.models.items()}
     for directory in directories.values():
@@ -140,17 +139,8 @@ def measure_task(config: SuiteConfig, task: str, output: Path, store: Path) -> N
     scores: dict[str, dict[str, Any]] = {}
     for item in suite.plan(config):
         name, directory = item["point"]["model"], directories[item["point"]["model"]]
-        match settings:
-            case RetrievalConfig():
-                found = aligned.measure(settings, directory, output / name)
-            case FinetuningConfig():
-                found = classification.measure(settings, directory, None, output / name)
-            case AnsweringConfig():
-                found = reading.measure(settings, directory, output / name)
-        scores[item["point"]["name"]] = found
-        manifests.write_atomically(
-            output / name / "scores.json", json.dumps(found, indent=1, ensure_ascii=False) + "\n"
-        )
+        suite.measure(settings, directory, {}, output / name)
+        scores[item["point"]["name"]] = json.loads((output / name / suite.SCORES).read_bytes())
     summary = suite.summarise(config, scores)
     if not isinstance(settings, RetrievalConfig):  # how these models were trained is not known here
         found = summary["tasks"][task]

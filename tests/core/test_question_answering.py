@@ -5,8 +5,9 @@ import unicodedata
 
 import pytest
 
+from infoxlm_core.data.labelled import xnli_label
 from infoxlm_core.errors import InputError
-from infoxlm_core.tasks.classification import transfer_gap, xnli_label
+from infoxlm_core.tasks.classification import transfer_gap
 from infoxlm_core.tasks.question_answering import (
     cleaner,
     f1,

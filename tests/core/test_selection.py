@@ -88,7 +88,7 @@ def test_a_rule_keeps_the_weights_of_its_step(monkeypatch, encoder, data, moment
     assert [(look["step"], look["languages"]) for look in found["looks"]] == [(x.step, x.languages) for x in LOOKS]
     for language in ("en", "de", "fr"):
         step = CHOSEN[rule].get(language, CHOSEN[rule]["*"])
-        kept = task_models.load(finetuning.directories(tuned)(language), "classification")
+        kept = task_models.load(selection.directories(tuned)(language), "classification")
         assert torch.equal(weights_of(kept), moments[step // EVERY - 1])
     curves = dict(tracker.read(tuned / "metrics.jsonl"))
     assert curves[15]["dev/de"] == 0.8 and curves[15]["dev/mean"] == pytest.approx(0.55)
@@ -112,7 +112,7 @@ def test_a_run_that_dies_at_a_look_and_goes_on_ends_with_the_same_model(
     assert len(selection.read(tuned)["looks"]) == len(LOOKS)
     for language in ("en", "de"):
         expected = moments[CHOSEN[rule].get(language, CHOSEN[rule]["*"]) // EVERY - 1]
-        kept = task_models.load(finetuning.directories(tuned)(language), "classification")
+        kept = task_models.load(selection.directories(tuned)(language), "classification")
         assert torch.equal(weights_of(kept), expected)
 
 
@@ -173,7 +173,7 @@ def test_the_development_score_of_a_model_is_that_of_the_moments_that_were_chose
 
 def test_a_model_from_elsewhere_speaks_for_every_language(tmp_path):
     assert selection.read(tmp_path) is None and selection.development(tmp_path) is None
-    assert finetuning.directories(tmp_path)("de") == tmp_path
+    assert selection.directories(tmp_path)("de") == tmp_path
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -111,6 +112,16 @@ def finished(tmp_path_factory) -> Path:
 def only(store: Path, pattern: str) -> Path:
     (found,) = store.glob(pattern)
     return found
+
+
+def runs_of(store: Path) -> tuple[Any, Any, list[Any]]:
+    """A client of a store's MLflow, the one run that is nested in no other, and those nested in it."""
+    import mlflow
+
+    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{store}/mlflow.db")
+    runs = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
+    (parent,) = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
+    return client, parent, [run for run in runs if run is not parent]
 
 
 def test_the_killed_run_ends_with_the_losses_of_an_undisturbed_one(finished, tmp_path):

@@ -16,7 +16,7 @@ from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.errors import ConfigError
 from pipelines import local, trials
 from pipelines.cli import app
-from tests.e2e.test_pipeline import infoxlm, kill_in_pretraining, only, write_config
+from tests.e2e.test_pipeline import infoxlm, kill_in_pretraining, only, runs_of, write_config
 
 ROOT = Path(__file__).parents[2]
 VARIANTS = ROOT / "configs/ablations.yaml"
@@ -187,13 +187,9 @@ def test_a_killed_ablation_goes_on_and_ends_in_one_table_though_a_variant_fails(
 @pytest.mark.timeout(600)
 def test_seeds_differ_throughout_and_all_of_it_is_one_ablation_in_mlflow(killed, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    import mlflow
-
     store = Path(killed.args[killed.args.index("--store") + 1])
-    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{store}/mlflow.db")
-    runs = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
-    (parent,) = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
-    children = {(run.data.tags["variant"], run.data.tags["seed"]): run for run in runs if run is not parent}
+    client, parent, nested = runs_of(store)
+    children = {(run.data.tags["variant"], run.data.tags["seed"]): run for run in nested}
 
     assert (parent.info.run_name, parent.info.status) == ("toy-ablations", "FAILED")
     assert set(children) == {("full", "1"), ("full", "2"), ("broken", "1"), ("broken", "2")}

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from infoxlm_core import run_file, suite
 from infoxlm_core.config import SuiteConfig
 from pipelines.cli import app
-from tests.e2e.test_pipeline import infoxlm, only
+from tests.e2e.test_pipeline import infoxlm, only, runs_of
 from tests.toy_suite import write_suite
 
 PAPER = Path(__file__).parents[2] / "configs/suite.yaml"
@@ -84,13 +84,9 @@ def test_a_point_that_fails_is_named_and_does_not_sink_the_others(finished):
 @pytest.mark.timeout(400)
 def test_all_of_it_is_one_suite_in_mlflow_and_the_report_is_where_it_says(finished, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    import mlflow
-
     store = Path(finished.args[finished.args.index("--store") + 1])
-    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{store}/mlflow.db")
-    runs = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
-    (parent,) = [found for found in runs if "mlflow.parentRunId" not in found.data.tags]
-    points = {found.data.tags["point"]: found for found in runs if found is not parent}
+    _, parent, nested = runs_of(store)
+    points = {found.data.tags["point"]: found for found in nested}
 
     assert {name: found.info.status for name, found in points.items()} == {
         "toy riddles seed 1": "FINISHED", "toy riddles seed 2": "FINISHED", "toy pairs": "FINISHED",
