@@ -13,6 +13,7 @@ from benchmarks.harness import OURS, Case, Unequal, measure
 from infoxlm_core.config import ObjectivesConfig, PretrainingConfig
 from infoxlm_core.data import masking
 from infoxlm_core.data.batches import micro_batches
+from infoxlm_core.data.encoding import encode
 from infoxlm_core.data.samples import Sampler
 from infoxlm_core.data.sampling import Law, generator
 from infoxlm_core.data.shards import Table, gather, open_shards
@@ -59,7 +60,7 @@ def tokenizing(text: corpus.Corpus, rounds: int) -> Case:
     lines = [line for some in text.texts().values() for line in some if not any(t in line for t in SPECIAL_TOKENS)]
 
     def mine() -> list[list[int]]:
-        return [ids.tolist() for ids in tokenizers.encode(processor, lines)]
+        return [ids.tolist() for ids in encode(processor, lines)]
 
     def theirs() -> list[list[int]]:
         return [found.ids for found in backend.encode_batch(lines, add_special_tokens=False)]
@@ -71,11 +72,11 @@ def tokenizing(text: corpus.Corpus, rounds: int) -> Case:
     if different:
         raise Unequal(f"{found.name}: {different} of {len(lines)} sentences have other ids")
     found.about = {
-        OURS: "tokenizers.encode: sentencepiece, a list of sentences a call",
+        OURS: "data.encoding.encode: sentencepiece, a list of sentences a call",
         "Rust tokenizer": "tokenizers Unigram, encode_batch, one thread, the same vocabulary",
     }
     variants = {
-        OURS: lambda number: _none(tokenizers.encode(processor, lines)),
+        OURS: lambda number: _none(encode(processor, lines)),
         "Rust tokenizer": lambda number: _none(backend.encode_batch(lines, add_special_tokens=False)),
     }
     return measure(found, variants, rounds)

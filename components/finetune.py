@@ -2,10 +2,10 @@
 
 from kfp import dsl
 
-from components.stage import stage
+from components.stage import training_stage
 
 
-@stage
+@training_stage
 def finetune(
     config: dict,
     num_workers: int,
@@ -14,51 +14,51 @@ def finetune(
     corpus: dsl.Input[dsl.Dataset],
     classifier: dsl.Output[dsl.Model],
     metrics: dsl.Output[dsl.Metrics],
+    cluster: dict = {},  # noqa: B006
     trial: dict = {},  # noqa: B006
+    task_config: dsl.TaskConfig = None,  # type: ignore[assignment]
 ):
     """Fine-tune an encoder on a task in some languages.
 
     Args:
         config: a `FinetuningConfig`, or with task question_answering an `AnsweringConfig`, as a mapping.
         num_workers: Ray workers, one per GPU; 0 trains inside this process.
-        store: directory where artifacts are found by content and checkpoints are kept.
+        store: directory, or s3://bucket/prefix, where artifacts are found by content and checkpoints are kept.
         encoder: a model in Hugging Face format.
         corpus: output of prepare_corpus, whose labelled set is used if the config names no data.
         classifier: the fine-tuned model; one that classifies has its test set with it.
         metrics: loss and accuracy of the last step.
+        cluster: a `ClusterConfig` as a mapping: train in a RayJob of its own; empty: in this step.
         trial: of an ablation: its variant, and its seed instead of the config's.
+        task_config: the step's GPUs, node selector and tolerations, which are those of the RayJob's workers.
     """
-    from pathlib import Path
-
-    from components import runtime
-    from components.adapters import mlflow_runs, mlflow_tracker, ray_train
-    from infoxlm_core import finetuning, manifests
+    from components import runtime, training
+    from components.adapters import data_source, mlflow_runs, mlflow_tracker
+    from infoxlm_core import manifests, suite
     from infoxlm_core.config import AnsweringConfig, FinetuningConfig
 
     with runtime.ending_clearly(store, "finetune", trial):
         kind = AnsweringConfig if config.get("task") == "question_answering" else FinetuningConfig
         checked = kind.parse(config | ({"seed": trial["seed"]} if trial else {}), "finetuning")
-        data = checked.data if isinstance(checked, FinetuningConfig) else (*checked.train, *checked.dev)
-        base, base_digest = runtime.find(encoder)
-        text, text_digest = runtime.find(corpus)
+        local = suite.localise(checked, lambda source: str(data_source.fetch(source, runtime.local(store))))
+        data = (*local.train, *local.dev) if isinstance(local, AnsweringConfig) else local.data
+        base, base_digest = runtime.point(encoder)
+        text, text_digest = runtime.point(corpus)
         name = runtime.key("classifier", checked, base_digest, text_digest, *runtime.given(data))
-        made = runtime.make(
-            store,
-            "classifier",
-            name,
-            lambda output: ray_train.run(
-                finetuning.finetune,
-                num_workers,
-                config=checked,
-                encoder=base,
-                corpus=text,
-                output=output,
-                run=Path(store) / "runs" / f"classifier-{name}",
-            ),
+        work = training.Work(
+            stage="finetune",
+            store=store,
+            kind="classifier",
+            name=name,
+            run=f"classifier-{name}",
+            config=checked.model_dump(mode="json"),
+            artifacts={"encoder": base, "corpus": text},
+            num_workers=num_workers,
         )
+        made = training.train(work, cluster, task_config)
         runtime.publish(classifier, made)
         runtime.facts(made, metrics)
-        trained = manifests.load(base)["facts"]["steps"] > 0
+        trained = manifests.load(runtime.locate(base))["facts"]["steps"] > 0
         run = runtime.run_id(store, trial)
         mlflow_tracker.ship(made / "metrics.jsonl", run, prefix="finetune/" if trained else "finetune_of_start/")
         mlflow_runs.log_params(run, {"finetuning": checked.model_dump(mode="json")})

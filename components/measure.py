@@ -13,19 +13,16 @@ def measure(
 
     Args:
         point: of `plan_suite`: which model, task, place in the grid and seed, with all settings.
-        store: directory where artifacts are found by content and checkpoints are kept.
+        store: directory, or s3://bucket/prefix, where artifacts are found by content and checkpoints are kept.
         num_workers: Ray workers of a fine-tuning, one per GPU; 0 trains inside this process.
         scores: scores.json and the predictions.
         metrics: the main scores.
     """
-    import functools
     import json
-    import shutil
-    from pathlib import Path
 
-    from components import runtime
-    from components.adapters import data_source, mlflow_runs, mlflow_tracker, model_source, ray_train
-    from infoxlm_core import finetuning, manifests
+    from components import runtime, training
+    from components.adapters import data_source, mlflow_runs, mlflow_tracker, model_source
+    from infoxlm_core import manifests
     from infoxlm_core import suite as suites
 
     named = point["point"]
@@ -34,9 +31,9 @@ def measure(
         run = runtime.run_id(store, point=named)
         said = {"model": named["model"], "source": point["source"], "task": named["task"]}
         mlflow_runs.log_params(run, said | {"settings": settings.model_dump(mode="json")})
-        local = suites.localise(settings, lambda source: str(data_source.fetch(source, Path(store))))
-        model = model_source.fetch(point["source"], Path(store))
-        training: dict = {}
+        local = suites.localise(settings, lambda source: str(data_source.fetch(source, runtime.local(store))))
+        model = model_source.fetch(point["source"], runtime.local(store))
+        learned_from: dict = {}
         if learned := suites.training_part(local):
             part, data = learned
             inputs = [*runtime.given(str(model)), runtime.given_as(data)]
@@ -45,28 +42,29 @@ def measure(
             name = runtime.key("tuned", suites.without_data(part), *inputs)
             # all settings, for a run resumes with the same only
             whole = manifests.digest(local.relevant()).removeprefix("sha256:")[:8]
-            checkpoints = Path(store) / "runs" / f"tuned-{name}-{whole}"
-            train = functools.partial(
-                ray_train.run,
-                finetuning.finetune,
-                num_workers,
-                config=local,
-                encoder=model,
-                corpus=None,
-                run=checkpoints,
-                track=functools.partial(mlflow_tracker.MlflowTracker, run_id=run),
+            work = training.Work(
+                stage="finetune",
+                store=store,
+                kind="tuned",
+                name=name,
+                run=f"tuned-{name}-{whole}",
+                config=settings.model_dump(mode="json"),
+                artifacts={},
+                sources={"encoder": point["source"]},
+                num_workers=num_workers,
+                mlflow_run=run,
             )
             with runtime.alone(store, "tuned", name):  # another point may need the same model
-                model = runtime.make(store, "tuned", name, lambda output: train(output=output))
-                shutil.rmtree(checkpoints, ignore_errors=True)  # gigabytes that nobody needs any more
+                model = training.train(work)
+                training.forget(work)  # gigabytes of checkpoints that nobody needs any more
             mlflow_tracker.ship(model / "metrics.jsonl", run)
-            training = manifests.load(model)["facts"] | {"tuned": f"tuned/{name}"}
+            learned_from = manifests.load(model)["facts"] | {"tuned": f"tuned/{name}"}
         inputs = [*runtime.given(str(model)), runtime.given_as(suites.data_by_role(local))]
         made = runtime.make(
             store,
             "points",
             runtime.key("points", suites.without_data(local), *inputs),
-            lambda output: suites.measure(local, model, training, output),
+            lambda output: suites.measure(local, model, learned_from, output),
         )
         found = json.loads((made / suites.SCORES).read_bytes())
         flat = suites.flatten_scores(named["task"], found, getattr(settings, "pivot", "en"))

@@ -15,7 +15,6 @@ def plan_suite(suite: dict, store: str) -> list:
         the points: {"point": model, task, seed, grid, name; "source", "settings"} each.
     """
     import logging
-    from pathlib import Path
 
     from components import runtime
     from components.adapters import data_source, model_source
@@ -26,9 +25,11 @@ def plan_suite(suite: dict, store: str) -> list:
         checked = SuiteConfig.parse(suite, "suite")
         points = suites.plan(checked)
         for source in checked.models.values():
-            model_source.fetch(source, Path(store))
+            model_source.fetch(source, runtime.local(store))
         for task, measure in checked.tasks.items():
-            local = suites.localise(measure.settings, lambda source: str(data_source.fetch(source, Path(store))))
+            local = suites.localise(
+                measure.settings, lambda source: str(data_source.fetch(source, runtime.local(store)))
+            )
             suites.check(task, measure, local)
             logging.info("%s: its data are there", task)
         logging.info("%d points: %d models, %d tasks", len(points), len(checked.models), len(checked.tasks))

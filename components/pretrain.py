@@ -2,10 +2,10 @@
 
 from kfp import dsl
 
-from components.stage import stage
+from components.stage import training_stage
 
 
-@stage
+@training_stage
 def pretrain(
     config: dict,
     num_workers: int,
@@ -14,52 +14,47 @@ def pretrain(
     encoder: dsl.Output[dsl.Model],
     start: dsl.Output[dsl.Model],
     metrics: dsl.Output[dsl.Metrics],
+    cluster: dict = {},  # noqa: B006
     trial: dict = {},  # noqa: B006
+    task_config: dsl.TaskConfig = None,  # type: ignore[assignment]
 ):
     """Pre-train InfoXLM (MLM + TLM + XLCO) on token shards.
 
     Args:
         config: a `PretrainingConfig` as a mapping.
         num_workers: Ray workers, one per GPU; 0 trains inside this process.
-        store: directory where artifacts are found by content and checkpoints are kept.
+        store: directory, or s3://bucket/prefix, where artifacts are found by content and checkpoints are kept.
         shards: output of tokenize_corpus.
         encoder: the trained model in Hugging Face format.
         start: the same model before its first step, the floor of every comparison.
         metrics: losses of the last step.
+        cluster: a `ClusterConfig` as a mapping: train in a RayJob of its own; empty: in this step.
         trial: of an ablation: its variant and seed; the curves then go into a run of their own.
+        task_config: the step's GPUs, node selector and tolerations, which are those of the RayJob's workers.
     """
-    import functools
-    from pathlib import Path
-
-    from components import runtime
-    from components.adapters import mlflow_runs, mlflow_tracker, model_source, ray_train
-    from infoxlm_core import pretraining
+    from components import runtime, training
+    from components.adapters import mlflow_runs, mlflow_tracker, model_source
     from infoxlm_core.config import PretrainingConfig
 
     with runtime.ending_clearly(store, "pretrain", trial):
         checked = PretrainingConfig.parse(config, "pretraining")
-        source, digest = runtime.find(shards)
+        given, digest = runtime.point(shards)
         run = runtime.run_id(store, trial)
         mlflow_runs.log_params(run, {"pretraining": checked.model_dump(mode="json")})
-        local = checked
-        if checked.model.start:
-            found = str(model_source.fetch(checked.model.start, Path(store)))
-            local = checked.model_copy(update={"model": checked.model.model_copy(update={"start": found})})
-        name = runtime.key("pretrained", checked, digest, *runtime.given(local.model.start))
-        made = runtime.make(
-            store,
-            "pretrained",
-            name,
-            lambda output: ray_train.run(
-                pretraining.pretrain,
-                num_workers,
-                config=local,
-                shards_path=source,
-                output=output,
-                run=Path(store) / "runs" / f"pretrained-{name}",
-                track=functools.partial(mlflow_tracker.MlflowTracker, run_id=run),
-            ),
+        start_from = checked.model.start and str(model_source.fetch(checked.model.start, runtime.local(store)))
+        name = runtime.key("pretrained", checked, digest, *runtime.given(start_from))
+        work = training.Work(
+            stage="pretrain",
+            store=store,
+            kind="pretrained",
+            name=name,
+            run=f"pretrained-{name}",
+            config=config,
+            artifacts={"shards_path": given},
+            num_workers=num_workers,
+            mlflow_run=run,
         )
+        made = training.train(work, cluster, task_config)
         mlflow_tracker.ship(made / "encoder" / "metrics.jsonl", run)
         runtime.publish(encoder, made / "encoder")
         runtime.publish(start, made / "start")

@@ -12,18 +12,21 @@ def register(
     encoder: dsl.Input[dsl.Model],
     scores: dsl.Input[dsl.Artifact],
     metrics: dsl.Output[dsl.Metrics],
+    image: str = "",
 ):
-    """Register an encoder once per content; make it champion if it beats the present one.
+    """Register an encoder once per content; make it champion if it is shown to be better than the present one.
 
     Args:
         config: a `RegistrationConfig` as a mapping.
         store: directory of the local registry, if MLFLOW_TRACKING_URI names no server.
         encoder: the model in Hugging Face format.
         scores: output of evaluate.
+        image: of this step, for the record.
         metrics: version, and whether it is champion (1) or not (0).
     """
     import json
     import logging
+    import os
 
     from components import runtime
     from components.adapters import mlflow_runs, model_registry
@@ -36,18 +39,25 @@ def register(
         model, digest = runtime.find(encoder)
         judged, _ = runtime.find(scores)
         flat = manifests.load(judged)["facts"]
-        inputs = manifests.load(model)["inputs"]
+        made = manifests.load(model)
         run = runtime.run_id(store)
+        os.environ["INFOXLM_IMAGE"] = image
+        origin = {f"{key}_digest": value for key, value in made["inputs"].items()}
+        origin |= {key: str(value) for key, value in made["made_by"].items()}
+        origin |= {"test_set": json.loads((judged / "scores.json").read_bytes())["test_set"]}
+        origin["made_as"] = f"{model.parent.parent.name}/{model.parent.name}"  # a digest of config, inputs and code
+        origin |= {
+            key: value for key, value in {"image": image, "pipeline_run": runtime.pipeline_run()}.items() if value
+        }
         done = model_registry.register(
             checked.name,
             model,
             digest,
-            {key: flat[key] for key in {checked.metric, *HEADLINES} if key in flat},
-            checked.metric,
+            {key: flat[key] for key in {*checked.gates, *HEADLINES} if key in flat},
+            checked.gates,
             run,
-            {f"{key}_digest": value for key, value in inputs.items()}
-            | {"test_set": json.loads((judged / "scores.json").read_bytes())["test_set"]},
-            (judged / "model_card.md").read_text(encoding="utf-8"),
+            origin,
+            judged,
         )
         mlflow_runs.log_params(run, {"registration": checked.model_dump(mode="json")})
         metrics.log_metric("version", done.version)

@@ -1,4 +1,4 @@
-"""The decorator of every component. What a component does while it runs is in runtime.py."""
+"""The decorators of components. What a component does while it runs is in runtime.py."""
 
 import functools
 
@@ -9,3 +9,14 @@ IMAGE = "infoxlm-pipeline-python:0.1.0"
 
 stage = functools.partial(dsl.component, base_image=IMAGE, install_kfp_package=False)
 """The function becomes a KFP component that runs in our image and installs nothing at run time."""
+
+training_stage = functools.partial(
+    stage,
+    task_config_passthroughs=[
+        dsl.TaskConfigField.RESOURCES,
+        dsl.TaskConfigField.KUBERNETES_TOLERATIONS,
+        dsl.TaskConfigField.KUBERNETES_NODE_SELECTOR,
+        dsl.TaskConfigPassthrough(field=dsl.TaskConfigField.ENV, apply_to_task=True),
+    ],
+)
+"""One that trains: its GPUs, and where they are, go to the workers of a RayJob, not to the step, which only watches."""

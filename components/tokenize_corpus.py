@@ -12,6 +12,7 @@ def tokenize_corpus(
     corpus: dsl.Input[dsl.Dataset],
     shards: dsl.Output[dsl.Dataset],
     metrics: dsl.Output[dsl.Metrics],
+    num_workers: int = 0,
 ):
     """Train (or take) a SentencePiece model and encode the corpora.
 
@@ -21,11 +22,12 @@ def tokenize_corpus(
         corpus: output of prepare_corpus.
         shards: where tokenizer and token shards are.
         metrics: sequences, tokens, vocabulary size.
+        num_workers: Ray Data workers; 0 tokenizes inside this process.
     """
     from pathlib import Path
 
     from components import runtime
-    from components.adapters import mlflow_runs, model_source
+    from components.adapters import mlflow_runs, model_source, ray_data
     from infoxlm_core import tokenization
     from infoxlm_core.config import TokenizationConfig
     from infoxlm_core.model import tokenizers
@@ -35,10 +37,15 @@ def tokenize_corpus(
         source, digest = runtime.find(corpus)
         local = checked
         if checked.model:
-            found = model_source.fetch(checked.model, Path(store), only=tokenizers.MODEL)
+            found = model_source.fetch(checked.model, runtime.local(store), only=tokenizers.MODEL)
             local = checked.model_copy(update={"model": str(found)})
+
+        def tokenize(output: Path) -> dict:
+            with ray_data.workers(num_workers) as spread:
+                return tokenization.tokenize(local, source, output, spread)
+
         name = runtime.key("shards", checked, digest, *runtime.given(local.model))
-        made = runtime.make(store, "shards", name, lambda output: tokenization.tokenize(local, source, output))
+        made = runtime.make(store, "shards", name, tokenize)
         runtime.publish(shards, made)
         counts = runtime.facts(made, metrics)
         run = runtime.run_id(store)

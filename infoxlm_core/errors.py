@@ -40,6 +40,10 @@ class TokenizerMismatch(InputError):
     """Shards, vocabulary and model do not belong together."""
 
 
+class NotPromoted(InputError):
+    """A model is not shown to be good enough to become champion."""
+
+
 class ShardCorrupt(InfoXLMError):
     """A file of ours is not what we wrote."""
 
@@ -48,6 +52,12 @@ class ShardCorrupt(InfoXLMError):
 
 class EvaluationLeak(InfoXLMError):
     """A sentence kept for evaluation is in the training text."""
+
+    exit_code = 3
+
+
+class SignatureInvalid(InfoXLMError):
+    """A model is not signed, or not with the key that it must be, or not as it is now."""
 
     exit_code = 3
 
@@ -84,6 +94,10 @@ class LeaseHeld(TryAgain):
     """Another process is training this very run."""
 
 
+class Fenced(TryAgain):
+    """Another process has taken this run over: what this one would still write must not be kept."""
+
+
 class WorkerLost(TryAgain):
     """A training worker died."""
 
@@ -94,3 +108,7 @@ class StorageFull(TryAgain):
 
 class StorageUnavailable(TryAgain):
     """Storage or the package index does not answer."""
+
+
+class ResourcesUnavailable(TryAgain):
+    """The GPUs did not come in time, or the time that a job may hold them is over."""

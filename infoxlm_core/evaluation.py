@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import pandas as pd
 from torch import Tensor
 
 from infoxlm_core import manifests, reports
@@ -20,7 +21,7 @@ from infoxlm_core.config import EvaluationConfig
 from infoxlm_core.data.aligned import read_held_out
 from infoxlm_core.errors import InputError
 from infoxlm_core.model.any_encoder import Model, Tokenizer, contrast_space, describe, load_encoder
-from infoxlm_core.tasks import classification, perplexity, retrieval
+from infoxlm_core.tasks import classification, items, perplexity, retrieval
 from infoxlm_core.tasks.embedding import POOLINGS, Place, embed
 from infoxlm_core.training import tracker
 
@@ -41,7 +42,7 @@ def evaluate(
     classifiers: Mapping[str, Path],
     output: Path,
 ) -> dict[str, float]:
-    """Score models and write scores.json, report.html, figures/ and model_card.md.
+    """Score models and write scores.json, items.parquet, report.html, figures/ and model_card.md.
 
     Args:
         corpus: a prepared corpus with held_out/<pivot>-<language>/*.parquet; its report.json is shown if there is one.
@@ -62,23 +63,26 @@ def evaluate(
     sentences = draw_sentences(pivot, held_out, config)
 
     models: dict[str, dict[str, Any]] = {}
+    answered: dict[str, list[pd.DataFrame]] = {}
     unshared: dict[str, Tensor] = {}
     for name, directory in encoders.items():
         model, tokenizer = load_encoder(directory)
         # The tokenizer of the model under test decides once for all models which pairs share no token.
         unshared = unshared or {language: find_unshared(tokenizer, rows, config) for language, rows in pairs.items()}
+        found, hits = score_retrieval(model, tokenizer, pairs, unshared, config)
+        answered[name] = [items.of_retrieval(pairs, hits, unshared)]
         models[name] = {
             "encoder": describe(model),
-            "retrieval": score_retrieval(model, tokenizer, pairs, unshared, config),
+            "retrieval": found,
             "perplexity": score_perplexity(model, tokenizer, sentences, config),
             "curves": read_curves(Path(directory)),
         }
-        best = models[name]["retrieval"]["best"]
+        best = found["best"]
         logger.info("%s: retrieval %.4f (%s, layer %d)", name, best["mean"], best["pooling"], best["layer"])
     for name, directory in classifiers.items():
-        models.setdefault(name, {})["classification"] = classification.score(
-            Path(directory), pivot, config.batch_size, config.max_tokens
-        )
+        found, rows = classification.score(Path(directory), pivot, config.batch_size, config.max_tokens)
+        models.setdefault(name, {})["classification"] = found
+        answered.setdefault(name, []).append(items.of_classification(rows))
 
     report = corpus / "report.json"
     scores = {
@@ -98,6 +102,7 @@ def evaluate(
         "settings": config.model_dump(),
     }
     reports.write(Path(output), scores)
+    items.write(Path(output) / items.FILE, answered)
     return flatten(scores)
 
 
@@ -142,9 +147,14 @@ def find_unshared(tokenizer: Tokenizer, rows: Pairs, config: EvaluationConfig) -
 
 def score_retrieval(
     model: Model, tokenizer: Tokenizer, pairs: dict[str, Pairs], unshared: dict[str, Tensor], config: EvaluationConfig
-) -> dict[str, Any]:
-    """Retrieve at every layer with both poolings; sum up at the best one and at the contrast layer."""
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Retrieve at every layer with both poolings; sum up at the best one and at the contrast layer.
+
+    Returns:
+        the scores, and which queries found their translation: "best" | "contrast" -> language -> direction -> (N,).
+    """
     cells: dict[str, dict[str, Any]] = {pooling: {} for pooling in POOLINGS}
+    hits: dict[str, dict[str, Any]] = {pooling: {} for pooling in POOLINGS}
     layers = range(model.config.num_hidden_layers + 1)
     places = [Place(pooling, layer) for pooling in POOLINGS for layer in layers]
 
@@ -159,22 +169,32 @@ def score_retrieval(
         sources = [number[source] for source, _ in rows]
         for pooling in POOLINGS:
             own = [place for place in places if place.pooling == pooling]
-            cells[pooling][language] = retrieval.score_layers(
-                [pivot[place][sources] for place in own], [targets[place] for place in own], unshared[language]
+            hits[pooling][language] = retrieval.find_hits(
+                [pivot[place][sources] for place in own], [targets[place] for place in own]
             )
+            cells[pooling][language] = retrieval.score_layers(hits[pooling][language], unshared[language])
         logger.info("retrieved %d pairs of %s", len(rows), language)
     by_layer = {
         pooling: [retrieval.summarise(cells[pooling], layer)["mean"] for layer in layers] for pooling in POOLINGS
     }
     best = max(places, key=lambda place: by_layer[place.pooling][place.layer])  # the first of equals
+    spaces = {"best": (best.layer, best.pooling), "contrast": contrast_space(model)}
     scores: dict[str, Any] = {
         name: {"layer": space[0], "pooling": space[1], **retrieval.summarise(cells[space[1]], space[0])}
         if space
         else None
-        for name, space in {"best": (best.layer, best.pooling), "contrast": contrast_space(model)}.items()
+        for name, space in spaces.items()
+    }
+    at = {
+        name: {
+            language: {direction: found[space[0]] for direction, found in directions.items()}
+            for language, directions in hits[space[1]].items()
+        }
+        for name, space in spaces.items()
+        if space
     }
     chance = fmean(1 / len(rows) for rows in pairs.values())
-    return scores | {"chance": chance, "by_layer": by_layer, "cells": cells}
+    return scores | {"chance": chance, "by_layer": by_layer, "cells": cells}, at
 
 
 def score_perplexity(

@@ -19,6 +19,7 @@ from infoxlm_core.data.languages import two_letters
 from infoxlm_core.model import pretrained, selection, task_models
 from infoxlm_core.tasks import labelling, reading
 from infoxlm_core.training import distributed, loop, occurring
+from infoxlm_core.training.checkpoints import Elsewhere
 from infoxlm_core.training.kept import Kept
 from infoxlm_core.training.task_learner import Task, TaskLearner
 from infoxlm_core.training.tracker import FileTracker, Tracker
@@ -28,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 def finetune(
     config: FinetuningConfig | AnsweringConfig, encoder: Path, corpus: Path | None, output: Path, run: Path,
-    track: Callable[[Path], Tracker] = FileTracker,
+    track: Callable[[Path], Tracker] = FileTracker, elsewhere: Elsewhere | None = None,
 ) -> dict:  # fmt: skip
     """Fine-tune an encoder in Hugging Face format on a task; every worker calls this.
 
@@ -36,6 +37,7 @@ def finetune(
         corpus: the prepared corpus whose labelled set is used if a config of classification names no data.
         output: gets the model, its tokenizer, `selection.json`, `metrics.jsonl` and, of classification, `test.parquet`.
         run: gets checkpoints; the same directory continues the same run.
+        elsewhere: where checkpoints are for machines that share no disk with this one.
 
     Returns:
         the last step's figures, `steps`, and `examples`, how many there were to learn from.
@@ -54,7 +56,7 @@ def finetune(
     learned, all_words = occurring.limit(module.to(distributed.device()), task, optimization.weight_decay)
     learner = TaskLearner(config, module, learned, optimization.steps, kept)
     logger.info("fine-tuning on %d examples, %d steps", len(task.examples), optimization.steps)
-    with loop.run_directory(run, identity, config.checkpoints, track) as (checkpoints, tracker):
+    with loop.run_directory(run, identity, config.checkpoints, track, elsewhere) as (checkpoints, tracker):
         found = loop.train(learner, optimization, checkpoints, tracker, config.log_every)
         distributed.on_first(lambda: export(learner, encoder, run, output, all_words))
     return found | {"steps": optimization.steps, "examples": len(task.examples)}

@@ -2,7 +2,8 @@
 
 Two passes. The first reads and cleans every row, stages the good ones and notes what is kept for evaluation. The
 second takes duplicates and everything kept for evaluation out of the staged text and writes the result. Then the
-result is read again, to prove it.
+result is read again, to prove it. What is done to a row by itself is most of the work and may be spread over many
+machines (`data/spread.py`); what rows have to do with each other is decided here, in their order.
 
     mono/<language>/<corpus>.parquet              text
     pairs/<pivot>-<language>/<corpus>.parquet     source (the pivot's side), target
@@ -11,17 +12,23 @@ result is read again, to prove it.
     report.json                                   for every file: read = kept + dropped by reason
 """
 
+import functools
 import json
 import logging
 import shutil
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pyarrow as pa
+
 from infoxlm_core import manifests
 from infoxlm_core.config import CorpusSource, PreparationConfig
-from infoxlm_core.data import cleaning, corpora, downloads
-from infoxlm_core.data.reserved import LABELLED_CHARACTERS, Reserved, check_leaks, near_digest
+from infoxlm_core.data import cleaning, corpora, downloads, judging, tables
+from infoxlm_core.data.keys import Keys
+from infoxlm_core.data.reserved import LABELLED_CHARACTERS, Reserved, check_leaks
+from infoxlm_core.data.spread import Spread, here
 from infoxlm_core.data.tables import HELD_OUT, TRAINING, Tables, read_rows
 from infoxlm_core.errors import CorpusTooSmall, EncodingError, InputError
 from infoxlm_core.progress import progress
@@ -31,20 +38,21 @@ logger = logging.getLogger(__name__)
 MAX_WRONG_LANGUAGE = 0.3  # of a file's rows; beyond it, the file is not what the config says …
 JUDGED_ROWS = 1000  # … unless it is so small that chance decides
 _OURS = (*TRAINING, *HELD_OUT, "staging", "labelled.parquet", "report.json", manifests.NAME)
-_COLUMNS = {1: ("text",), 2: ("source", "target"), 4: ("text", "label", "language", "split")}  # by width of the row
-_STAGED = {2: ("text", "file"), 3: ("source", "target", "file")}
+_WRITTEN = [tables.of_text(*columns) for columns in (("text",), ("source", "target"), tables.LABELLED)]
+_STAGED = pa.schema([judging.TEXTS, judging.FILE, *judging.KEYS])
 
 Entry = tuple[str, str, str, str]  # corpus, language, kind, file
 Outcomes = defaultdict[Entry, Counter]  # rows `read`, `kept`, and dropped for each reason
 
 
-def prepare(config: PreparationConfig, output: Path, cache: Path) -> dict:
+def prepare(config: PreparationConfig, output: Path, cache: Path, spread: Spread | None = None) -> dict:
     """Prepare the corpora of a run and return the report.
 
     Args:
         config: what to read and what to keep.
         output: folder of the artifact; what an earlier attempt left there is replaced. The caller writes its manifest.
         cache: where wheels of the package index are kept.
+        spread: has the work on single rows done, with the same result wherever that is; None: in this process.
 
     Raises:
         InputError: something that was given cannot be used; nothing stays in `output`.
@@ -54,11 +62,11 @@ def prepare(config: PreparationConfig, output: Path, cache: Path) -> dict:
     _remove(output)
     outcomes: Outcomes = defaultdict(Counter)
     try:
-        reserved = _stage(config, output / "staging", cache, outcomes)
+        reserved = _stage(config, output / "staging", cache, outcomes, spread or here)
         _write(config, output, reserved, outcomes)
         shutil.rmtree(output / "staging", ignore_errors=True)
         report = _report(outcomes, output, config.pivot)
-        check_leaks(output, reserved)
+        check_leaks(output, reserved, spread or here)
     except BaseException:
         _remove(output)
         raise
@@ -95,26 +103,27 @@ def _remove(output: Path) -> None:
 # ---------------------------------------------------------------- first pass: read, clean, stage
 
 
-def _stage(config: PreparationConfig, staging: Path, cache: Path, outcomes: Outcomes) -> Reserved:
+def _stage(config: PreparationConfig, staging: Path, cache: Path, outcomes: Outcomes, spread: Spread) -> Reserved:
     """Read and clean all corpora into `staging`; return what training text must not contain."""
     paths = [[downloads.fetch(p, source.sha256, cache) for p in source.paths] for source in config.corpora]
+    judge = functools.partial(judging.judge, languages=config.languages, rules=config.cleaning)
     reserved = Reserved()
     sources = list(zip(config.corpora, paths, strict=True))
-    with Tables(staging, _STAGED) as tables, progress("reading", len(sources), "corpora") as advance:
+    with Tables(staging, _STAGED) as staged, progress("reading", len(sources), "corpora") as advance:
         for source, local in sources:
             found: Outcomes = defaultdict(Counter)
             invalid: dict[Entry, str] = {}
-            for row in corpora.read(source, config.languages, config.pivot, local):
-                kind = (HELD_OUT if source.name in config.held_out else TRAINING)[len(row.languages) - 1]
-                entry = (source.name, row.languages[-1], kind, row.file)
-                texts = row.texts if row.dropped else tuple(map(cleaning.normalise, row.texts))
-                reason = row.dropped or cleaning.judge_row(texts, row.languages, config.languages, config.cleaning)
+            chunks = judging.chunks(corpora.read(source, config.languages, config.pivot, local))
+            for row in (row for judged in spread(judge, chunks) for row in judging.rows_of(judged)):
+                languages, texts, file, reason, keys = row[0].split("-"), *row[1:4], Keys(*row[4:])
+                kind = (HELD_OUT if source.name in config.held_out else TRAINING)[len(languages) - 1]
+                entry = (source.name, languages[-1], kind, file)
                 found[entry].update({"read": 1, reason: 1} if reason else {"read": 1})
                 if reason is None:
-                    tables.add(f"{source.name}/{'-'.join(row.languages)}.parquet", (*texts, row.file))
-                    reserved.note(texts, source.name, config)
+                    staged.add(f"{source.name}/{row[0]}.parquet", (texts, file, *keys))
+                    reserved.note(texts, keys, source.name, config)
                 elif reason == "invalid_utf8":
-                    invalid.setdefault(entry, row.texts[0])
+                    invalid.setdefault(entry, texts[0])
             _refuse_or_log(source, config.cleaning.max_invalid_utf8, found, invalid)
             for entry, counts in found.items():
                 outcomes[entry].update(counts)
@@ -146,26 +155,27 @@ def _refuse_or_log(source: CorpusSource, max_invalid: float, found: Outcomes, in
 
 def _write(config: PreparationConfig, output: Path, reserved: Reserved, outcomes: Outcomes) -> None:
     """Write what was staged, each row where it belongs: a training pair also as two sentences and as labelled text."""
-    with Tables(output, _COLUMNS) as tables:
-        writer = Writer(tables, outcomes)
+    with Tables(output, *_WRITTEN) as written:
+        writer = Writer(written, outcomes)
         for corpus in dict.fromkeys(source.name for source in config.corpora):
             for staged in sorted((output / "staging" / corpus).glob("*.parquet")):
                 languages = tuple(staged.stem.split("-"))
                 kind = (HELD_OUT if corpus in config.held_out else TRAINING)[len(languages) - 1]
-                for *texts, file in read_rows(staged):
+                for texts, file, *digests in read_rows(staged):
+                    keys = Keys(*digests)
                     if kind in HELD_OUT:
-                        writer.keep(kind, corpus, languages, texts, file)
-                    elif reason := reserved.reason(*texts):
+                        writer.keep(kind, corpus, languages, texts, keys, file)
+                    elif reason := reserved.reason(keys):
                         outcomes[corpus, languages[-1], kind, file][reason] += 1
-                        if reason == "labelled" and kind == "pairs" and near_digest(texts[0]) in reserved.messages:
-                            writer.label("test", corpus, languages, texts, reserved.owners)
-                    elif writer.keep(kind, corpus, languages, texts, file) and kind == "pairs":
+                        if reason == "labelled" and kind == "pairs" and keys.near[0] in reserved.messages:
+                            writer.label("test", corpus, languages, texts, keys, reserved.owners)
+                    elif writer.keep(kind, corpus, languages, texts, keys, file) and kind == "pairs":
                         if config.labelled_share and len(texts[0]) >= LABELLED_CHARACTERS:
-                            writer.label("train", corpus, languages, texts, reserved.owners)
+                            writer.label("train", corpus, languages, texts, keys, reserved.owners)
                         if config.monolingual_from_pairs:
-                            for language, text in zip(languages, texts, strict=True):
+                            for side, language in enumerate(languages):
                                 outcomes[corpus, language, "mono", file]["read"] += 1
-                                writer.keep("mono", corpus, (language,), [text], file)
+                                writer.keep("mono", corpus, (language,), [texts[side]], keys.of(side), file)
 
 
 @dataclass
@@ -177,10 +187,12 @@ class Writer:
     seen: dict[int, int] = field(default_factory=dict)
     """Near key of a row, with kind and language -> digest of its very text."""
 
-    def keep(self, kind: str, corpus: str, languages: tuple[str, ...], texts: list[str], file: str) -> bool:
+    def keep(
+        self, kind: str, corpus: str, languages: tuple[str, ...], texts: Sequence[str], keys: Keys, file: str
+    ) -> bool:
         """Write a row, or count it as a duplicate; return whether it was written."""
         scope = f"{kind}/{'-'.join(languages)}"
-        key, text = cleaning.digest(scope, *map(cleaning.near_key, texts)), cleaning.digest(*texts)
+        key, text = cleaning.digest(scope, *map(str, keys.near)), cleaning.digest(*map(str, keys.exact))
         outcome = "kept" if key not in self.seen else "duplicate" if self.seen[key] == text else "near_duplicate"
         self.outcomes[corpus, languages[-1], kind, file][outcome] += 1
         if outcome == "kept":
@@ -188,11 +200,13 @@ class Writer:
             self.tables.add(f"{scope}/{corpus}.parquet", tuple(texts))
         return outcome == "kept"
 
-    def label(self, split: str, corpus: str, languages: tuple[str, ...], texts: list[str], owners: dict) -> None:
+    def label(
+        self, split: str, corpus: str, languages: tuple[str, ...], texts: Sequence[str], keys: Keys, owners: dict
+    ) -> None:
         """Write each side with its corpus as label, unless it also stands in another corpus."""
-        for language, text in zip(languages, texts, strict=True):
-            key = cleaning.digest("labelled", language, cleaning.near_key(text))
-            if owners[near_digest(text)] and key not in self.seen:
+        for language, text, near in zip(languages, texts, keys.near, strict=True):
+            key = cleaning.digest("labelled", language, str(near))
+            if owners[near] and key not in self.seen:
                 self.seen[key] = 0
                 self.tables.add("labelled.parquet", (text, corpus, language, split))
 

@@ -15,6 +15,7 @@ from infoxlm_core.model import pretrained, tokenizers
 from infoxlm_core.model.encoder import EncoderSize, initialise
 from infoxlm_core.model.heads import InfoXLM
 from infoxlm_core.training import distributed, loop
+from infoxlm_core.training.checkpoints import Elsewhere
 from infoxlm_core.training.tracker import FileTracker, Tracker
 
 
@@ -24,6 +25,7 @@ def pretrain(
     output: Path,
     run: Path,
     track: Callable[[Path], Tracker] = FileTracker,
+    elsewhere: Elsewhere | None = None,
 ) -> dict:
     """Pre-train, continuing from the newest valid checkpoint in `run`; every worker calls this.
 
@@ -33,6 +35,7 @@ def pretrain(
         output: gets `encoder/` and `start/` (the model before its first step), both in Hugging Face format.
         run: gets checkpoints and `metrics.jsonl`; the same directory continues the same run.
         track: makes the tracker that writes the curves into a file.
+        elsewhere: where checkpoints are for machines that share no disk with this one.
 
     Returns:
         the last step's figures.
@@ -50,7 +53,7 @@ def pretrain(
     identity = loop.fingerprint(config) | {"shards": shards.manifest["digest"]}
     if config.model.start:
         identity["start"] = pretrained.digest_of(Path(config.model.start))
-    with loop.run_directory(run, identity, config.checkpoints, track) as (checkpoints, tracker):
+    with loop.run_directory(run, identity, config.checkpoints, track, elsewhere) as (checkpoints, tracker):
         figures = loop.train(learner, config.optimization, checkpoints, tracker, config.log_every)
         weights = distributed.tensors_on_first(dict(learner.module.named_parameters()))
         distributed.on_first(lambda: _export(config, learner, weights, shards, run, output))

@@ -30,6 +30,10 @@ class RunConfig(StageConfig):
     finetuning: FinetuningConfig = FinetuningConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     registration: RegistrationConfig = RegistrationConfig()
+    data_workers: NonNegativeInt = 0
+    """Ray Data workers of preparation and tokenization, one a CPU core; 0: in the calling process. They change how long
+    it takes and nothing else."""
+
     num_workers: NonNegativeInt = 0
     """Ray workers of pre-training and fine-tuning, one a GPU or CPU core; 0: in the calling process."""
 

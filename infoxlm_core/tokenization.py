@@ -4,40 +4,45 @@ shards/tokenizer/   sentencepiece.bpe.model, and tokenizer.json for `transformer
 shards/mono/, shards/pairs/   flat arrays, see data/shards.py
 """
 
+import functools
 import hashlib
 import io
 import itertools
 import logging
-import multiprocessing
 import re
-import unicodedata
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from functools import cache
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import sentencepiece
 
 from infoxlm_core import manifests
 from infoxlm_core.config import TokenizationConfig
 from infoxlm_core.data import shards
+from infoxlm_core.data.encoding import MEANING, SIDES, encode, encode_chunk, processor_of
 from infoxlm_core.data.sampling import generator, probabilities
-from infoxlm_core.data.vocabulary import EOS, SPECIAL_TOKENS
+from infoxlm_core.data.spread import CHUNK, Spread, over_processes
+from infoxlm_core.data.vocabulary import SPECIAL_TOKENS
 from infoxlm_core.errors import CorpusTooSmall, InputError, TokenizerMismatch
 from infoxlm_core.model import tokenizers
 from infoxlm_core.progress import progress
 
 logger = logging.getLogger(__name__)
-CHUNK = 4096
-"""Sentences encoded by one call of a worker process."""
 COMPARED = 2_000
 """Sentences a language on which both tokenizers must agree."""
 
 
-def tokenize(config: TokenizationConfig, corpus: Path, output: Path) -> dict:
+def tokenize(config: TokenizationConfig, corpus: Path, output: Path, spread: Spread | None = None) -> dict:
     """Train or take the SentencePiece model, encode every corpus, write shards; return the facts of the manifest.
+
+    Args:
+        config: the vocabulary.
+        corpus: a prepared corpus.
+        output: folder of the artifact. The caller writes its manifest.
+        spread: has sentences encoded, the same wherever that is; None: by `config.processes` processes here.
 
     Raises:
         InputError: `corpus` is no prepared corpus, or `config.model` is no SentencePiece model.
@@ -51,8 +56,8 @@ def tokenize(config: TokenizationConfig, corpus: Path, output: Path) -> dict:
     (folder / tokenizers.MODEL).write_bytes(model)
     tokenizers.write_fast(model, folder)
     # a model of our own has rounded scores and so no differences; XLM-R's has a few where two splits tie
-    _compare(folder, corpus, tolerated=0.001 if config.model else 0.0)
-    tables = _encode(config, corpus, folder / tokenizers.MODEL, output)
+    _compare(folder, model, corpus, tolerated=0.001 if config.model else 0.0)
+    tables = _encode(corpus, model, output, spread or over_processes(config.processes))
     training = [table for name, table in tables.items() if not name.startswith("held_out/")]
     rows, tokens = (sum(table[what] for table in training) for what in ("rows", "tokens"))
     logger.info("wrote %d sequences (%d tokens) to %s", rows, tokens, output)
@@ -123,17 +128,17 @@ def _train_model(config: TokenizationConfig, corpus: Path) -> bytes:
     return tokenizers.round_scores(written.getvalue())
 
 
-def _compare(folder: Path, corpus: Path, tolerated: float) -> None:
+def _compare(folder: Path, model: bytes, corpus: Path, tolerated: float) -> None:
     """Refuse a `transformers` tokenizer that differs from SentencePiece on more than a share of the sentences."""
     fast = tokenizers.load_fast(folder)
-    processor = _processor(str(folder / tokenizers.MODEL))
+    processor = processor_of(model)
     compared, different = 0, []
     for language in _languages(corpus):
         # `transformers` takes a literal "<s>" in a text for the token of this name, as it does with XLM-R's own
         plain = (text for text in _texts(corpus, language) if not any(token in text for token in SPECIAL_TOKENS))
         texts = list(itertools.islice(plain, COMPARED))
         theirs = fast.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
-        pairs = zip(texts, tokenizers.encode(processor, texts), theirs, strict=True)
+        pairs = zip(texts, encode(processor, texts), theirs, strict=True)
         different += [f"{language} {text!r:.80}" for text, own, other in pairs if own.tolist() != other.ids]
         compared += len(texts)
     logger.info("tokenizer.json equals SentencePiece on %d of %d sentences", compared - len(different), compared)
@@ -144,58 +149,45 @@ def _compare(folder: Path, corpus: Path, tolerated: float) -> None:
         )
 
 
-@cache
-def _processor(path: str) -> sentencepiece.SentencePieceProcessor:
-    return sentencepiece.SentencePieceProcessor(model_file=path)
-
-
-def meaning(text: str) -> int:
-    """64-bit hash of a pivot sentence: pairs of equal hash mean the same."""
-    plain = " ".join(unicodedata.normalize("NFKC", text).casefold().split())
-    return int.from_bytes(hashlib.blake2b(plain.encode(), digest_size=8).digest(), "little")
-
-
-def _encode_chunk(model: str, columns: list[list[str]], end: bool) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Encode rows of one or two columns; a row with an empty column goes. Runs in a worker process."""
-    ids = [tokenizers.encode(_processor(model), texts) for texts in columns]
-    kept = [row for row in range(len(columns[0])) if all(len(column[row]) for column in ids)]
-    results = []
-    for column in ids:
-        rows = [np.append(column[i], EOS) if end else column[i] for i in kept]
-        lengths = np.array([len(row) for row in rows], np.int64)
-        results.append((np.concatenate([np.empty(0, np.int64), *rows]), lengths))
-    if len(columns) == 2:
-        results.append((np.array([meaning(columns[0][i]) for i in kept], np.uint64), np.ones(len(kept), np.int64)))
-    return results
-
-
-def _encode(config: TokenizationConfig, corpus: Path, model: Path, output: Path) -> dict[str, dict]:
-    """Encode every corpus in several processes; the shards do not depend on how many."""
+def _encode(corpus: Path, model: bytes, output: Path, spread: Spread) -> dict[str, dict[str, int]]:
+    """Encode every corpus and write its shards, which do not depend on who does it."""
     files = sorted(path for kind in ("mono", "pairs", "held_out") for path in corpus.glob(f"{kind}/*/*.parquet"))
     total = sum(pq.read_metadata(path).num_rows for path in files)
-    tables: dict[str, dict] = {}
-    spawn = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
-    with (
-        ProcessPoolExecutor(config.processes, mp_context=spawn) as pool,
-        progress("tokenizing", total, "rows") as advance,
-    ):
-        for path in files:
-            name = path.relative_to(corpus).with_suffix("")
-            mono = name.parts[0] == "mono"
-            columns = ["text"] if mono else ["source", "target"]
-            batches = [
-                [batch.column(column).to_pylist() for column in columns]
-                for batch in pq.ParquetFile(path).iter_batches(CHUNK, columns=columns)
-            ]
-            jobs = [pool.submit(_encode_chunk, str(model), batch, mono) for batch in batches]
-            chunks = []
-            for job, batch in zip(jobs, batches, strict=True):
-                chunks.append(job.result())
-                advance(len(batch[0]))
-            for side, suffix in enumerate([""] if mono else [".source", ".target"]):
-                table = f"{name}{suffix}"
-                tables[table] = shards.write_table(output / table, [chunk[side] for chunk in chunks])
-            if not mono:
-                meanings = np.concatenate([np.empty(0, np.uint64), *(chunk[2][0] for chunk in chunks)])
-                shards.write_array(output / f"{name}.meanings", meanings.astype(shards.MEANINGS))
+    here, sent = itertools.tee((path, chunk) for path in files for chunk in _chunks(path))
+    encoded = spread(functools.partial(encode_chunk, model=model), (chunk for _, chunk in sent))
+    tables: dict[str, dict[str, int]] = {}
+    with progress("tokenizing", total, "rows") as advance:
+
+        def results() -> Iterator[tuple[Path, pa.Table]]:
+            for (path, chunk), result in zip(here, encoded, strict=True):
+                yield path.relative_to(corpus).with_suffix(""), result
+                advance(len(chunk))
+
+        for name, found in itertools.groupby(results(), key=lambda item: item[0]):
+            tables |= _write(output, str(name), (result for _, result in found))
     return tables
+
+
+def _chunks(path: Path) -> Iterator[pa.Table]:
+    """Yield the columns of text of a prepared corpus."""
+    with pq.ParquetFile(path) as file:
+        columns = [name for name in SIDES if name in file.schema_arrow.names]
+        for batch in file.iter_batches(CHUNK, columns=columns):
+            yield pa.Table.from_batches([batch])
+
+
+def _write(output: Path, name: str, results: Iterable[pa.Table]) -> dict[str, dict[str, int]]:
+    """Write one corpus chunk by chunk; return the facts of its tables."""
+    writers: dict[str, shards.TableWriter] = {}
+    meanings = []
+    for result in results:
+        for side in SIDES.keys() & result.column_names:
+            table = f"{name}{SIDES[side]}"
+            writer = writers.get(table) or writers.setdefault(table, shards.TableWriter(output / table))
+            rows = result[side].combine_chunks()
+            writer.add(rows.flatten().to_numpy(), pc.list_value_length(rows).to_numpy())
+        if MEANING in result.column_names:
+            meanings.append(result[MEANING].to_numpy().astype(shards.MEANINGS))
+    if meanings:
+        shards.write_array(output / f"{name}.meanings", np.concatenate(meanings))
+    return {table: writer.close() for table, writer in sorted(writers.items())}

@@ -7,17 +7,37 @@ from components.evaluate import evaluate
 from components.finetune import finetune
 from components.prepare_corpus import prepare_corpus
 from components.pretrain import pretrain
+from components.stage import IMAGE
 from components.tokenize_corpus import tokenize_corpus
+from pipelines.placing import LIMITS, Pool, place, train_on
 
 AT_A_TIME = 2
 """Trials that run at the same time."""
 
 
-@dsl.pipeline(name="infoxlm-ablations", description="Variants x seeds of InfoXLM, compared in one table.")
+@dsl.pipeline(
+    name="infoxlm-ablations",
+    description="Variants x seeds of InfoXLM, compared in one table.",
+    pipeline_config=LIMITS,
+)
 def ablations(
-    preparation: dict, tokenization: dict, trials: list, finetuning: dict, evaluation: dict, store: str,
+    preparation: dict,
+    tokenization: dict,
+    trials: list,
+    finetuning: dict,
+    evaluation: dict,
+    store: str,
     num_workers: int = 0,
-):  # fmt: skip
+    data_workers: int = 0,
+    cluster: dict = {},  # noqa: B006
+    image: str = IMAGE,
+    accelerator: str = "nvidia.com/gpu",
+    gpus: int = 1,
+    cpu: str = "8",
+    memory: str = "64Gi",
+    node_selector: dict = {},  # noqa: B006
+    tolerations: list = [],  # noqa: B006
+):
     """Prepare and tokenize; for each trial pre-train, fine-tune, evaluate; compare, also what is left if one failed.
 
     Args:
@@ -26,18 +46,31 @@ def ablations(
         trials: what to train: {"trial": {"variant", "seed", "what"}, "pretraining": a `PretrainingConfig`} each.
         finetuning: a `FinetuningConfig`; each trial puts its own seed in.
         evaluation: an `EvaluationConfig`; all trials answer the same questions.
-        store: directory where artifacts are found by content and checkpoints are kept.
+        store: directory, or s3://bucket/prefix, where artifacts are found by content and checkpoints are kept.
         num_workers: Ray workers of each trial, one per GPU; 0 trains inside the step.
+        data_workers: Ray Data workers of preparation and tokenization; 0 does both inside the step.
+        cluster: a `ClusterConfig`: train in RayJobs of KubeRay; empty: in the steps themselves.
+        image: of all steps; on a cluster by digest.
+        accelerator: what Kubernetes calls a GPU.
+        gpus: GPUs of one training worker pod.
+        cpu: cores of one training worker pod.
+        memory: of one training worker pod.
+        node_selector: labels of the nodes that train.
+        tolerations: taints of these nodes that are tolerated.
     """
-    with dsl.ExitHandler(compare(trials=trials, store=store).set_caching_options(False)):
-        corpus = prepare_corpus(config=preparation, store=store)
-        shards = tokenize_corpus(config=tokenization, store=store, corpus=corpus.outputs["corpus"])
+    compared = compare(trials=trials, store=store).set_caching_options(False)
+    with dsl.ExitHandler(compared):
+        corpus = prepare_corpus(config=preparation, store=store, num_workers=data_workers)
+        shards = tokenize_corpus(
+            config=tokenization, store=store, num_workers=data_workers, corpus=corpus.outputs["corpus"]
+        )
         with dsl.ParallelFor(items=trials, parallelism=AT_A_TIME) as item:
             pretrained = pretrain(
                 config=item.pretraining,
                 num_workers=num_workers,
                 store=store,
                 shards=shards.outputs["shards"],
+                cluster=cluster,
                 trial=item.trial,
             )
             tuned = finetune(
@@ -46,6 +79,7 @@ def ablations(
                 store=store,
                 encoder=pretrained.outputs["encoder"],
                 corpus=corpus.outputs["corpus"],
+                cluster=cluster,
                 trial=item.trial,
             )
             scores = evaluate(
@@ -58,3 +92,5 @@ def ablations(
             )
         for task in (pretrained, tuned, scores):  # each finds its artifact in the store, and tells the new MLflow run
             task.set_caching_options(False)
+    place(image, compared, corpus, shards, pretrained, tuned, scores)
+    train_on(Pool(accelerator, gpus, cpu, memory, node_selector, tolerations), pretrained, tuned)

@@ -10,10 +10,16 @@ from components.finetune import finetune
 from components.prepare_corpus import prepare_corpus
 from components.pretrain import pretrain
 from components.register import register
+from components.stage import IMAGE
 from components.tokenize_corpus import tokenize_corpus
+from pipelines.placing import LIMITS, Pool, place, train_on
 
 
-@dsl.pipeline(name="infoxlm", description="Text in many languages in; an evaluated, registered InfoXLM encoder out.")
+@dsl.pipeline(
+    name="infoxlm",
+    description="Text in many languages in; an evaluated, registered InfoXLM encoder out.",
+    pipeline_config=LIMITS,
+)
 def infoxlm(
     preparation: dict,
     tokenization: dict,
@@ -23,6 +29,15 @@ def infoxlm(
     registration: dict,
     store: str,
     num_workers: int = 0,
+    data_workers: int = 0,
+    cluster: dict = {},  # noqa: B006
+    image: str = IMAGE,
+    accelerator: str = "nvidia.com/gpu",
+    gpus: int = 1,
+    cpu: str = "8",
+    memory: str = "64Gi",
+    node_selector: dict = {},  # noqa: B006
+    tolerations: list = [],  # noqa: B006
 ):
     """Prepare, tokenize, pre-train, fine-tune, evaluate, register.
 
@@ -33,18 +48,32 @@ def infoxlm(
         finetuning: a `FinetuningConfig`: labelled text, recipe.
         evaluation: an `EvaluationConfig`: sizes of the test sets.
         registration: a `RegistrationConfig`: name in the registry, metric of the gate.
-        store: directory where artifacts are found by content and checkpoints are kept.
+        store: directory, or s3://bucket/prefix, where artifacts are found by content and checkpoints are kept.
         num_workers: Ray workers of the training stages, one per GPU; 0 trains inside the step.
+        data_workers: Ray Data workers of preparation and tokenization; 0 does both inside the step.
+        cluster: a `ClusterConfig`: train in RayJobs of KubeRay; empty: in the steps themselves.
+        image: of all steps; on a cluster by digest.
+        accelerator: what Kubernetes calls a GPU.
+        gpus: GPUs of one training worker pod.
+        cpu: cores of one training worker pod.
+        memory: of one training worker pod.
+        node_selector: labels of the nodes that train.
+        tolerations: taints of these nodes that are tolerated.
     """
-    corpus = prepare_corpus(config=preparation, store=store)
-    shards = tokenize_corpus(config=tokenization, store=store, corpus=corpus.outputs["corpus"])
-    pretrained = pretrain(config=pretraining, num_workers=num_workers, store=store, shards=shards.outputs["shards"])
+    corpus = prepare_corpus(config=preparation, store=store, num_workers=data_workers)
+    shards = tokenize_corpus(
+        config=tokenization, store=store, num_workers=data_workers, corpus=corpus.outputs["corpus"]
+    )
+    pretrained = pretrain(
+        config=pretraining, num_workers=num_workers, store=store, shards=shards.outputs["shards"], cluster=cluster
+    )
     tuned = finetune(
         config=finetuning,
         num_workers=num_workers,
         store=store,
         encoder=pretrained.outputs["encoder"],
         corpus=corpus.outputs["corpus"],
+        cluster=cluster,
     )
     tuned_start = finetune(
         config=finetuning,
@@ -52,6 +81,7 @@ def infoxlm(
         store=store,
         encoder=pretrained.outputs["start"],
         corpus=corpus.outputs["corpus"],
+        cluster=cluster,
     ).set_display_name("finetune the untrained encoder")
     scores = evaluate(
         config=evaluation,
@@ -62,6 +92,12 @@ def infoxlm(
         classifier=tuned.outputs["classifier"],
         classifier_of_start=tuned_start.outputs["classifier"],
     )
-    register(
-        config=registration, store=store, encoder=pretrained.outputs["encoder"], scores=scores.outputs["scores"]
+    registered = register(
+        config=registration,
+        store=store,
+        encoder=pretrained.outputs["encoder"],
+        scores=scores.outputs["scores"],
+        image=image,
     ).set_display_name("register and promote")
+    place(image, corpus, shards, pretrained, tuned, tuned_start, scores, registered)
+    train_on(Pool(accelerator, gpus, cpu, memory, node_selector, tolerations), pretrained, tuned, tuned_start)

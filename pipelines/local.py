@@ -16,21 +16,24 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+from components import runtime
 from components.adapters import mlflow_runs
-from components.runtime import DRIVER, OUTCOME
+from components.adapters.object_store import is_url
+from components.runtime import DRIVER
 from infoxlm_core import errors, manifests
 from infoxlm_core.run_file import RunConfig
 
 logger = logging.getLogger(__name__)
 
 
-def run(dag: Any, arguments: Mapping[str, Any], store: Path, name: str) -> dict[str, str]:
+def run(dag: Any, arguments: Mapping[str, Any], store: str | Path, name: str) -> dict[str, str]:
     """Run a pipeline; an interrupted run of the same pipeline with the same arguments continues where it was.
 
     Args:
         dag: a function decorated with `dsl.pipeline` that takes `store`, and as its other parameters `arguments`.
         arguments: everything the stages need, as plain values.
-        store: directory for artifacts, checkpoints, and MLflow's SQLite file if MLFLOW_TRACKING_URI names no server.
+        store: directory for artifacts, checkpoints, and MLflow's SQLite file if MLFLOW_TRACKING_URI names no server; or
+            s3://bucket/prefix.
         name: of the run in MLflow.
 
     Returns:
@@ -40,10 +43,11 @@ def run(dag: Any, arguments: Mapping[str, Any], store: Path, name: str) -> dict[
     Raises:
         InfoXLMError: what the failed stage said, with its exit code.
     """
-    store = store.resolve()
-    store.mkdir(parents=True, exist_ok=True)
-    (store / OUTCOME).unlink(missing_ok=True)
-    identity = _identity(dag.name, arguments, store, name)
+    here = runtime.local(str(store)).resolve()
+    here.mkdir(parents=True, exist_ok=True)
+    store = str(store) if is_url(store) else str(here)
+    identity = _identity(dag.name, arguments, here, name)
+    shutil.rmtree(here / runtime.outcome_name(run=identity["run"]), ignore_errors=True)
     os.environ |= {
         DRIVER: str(os.getpid()),
         "RUN_ID": identity["run"],
@@ -56,17 +60,17 @@ def run(dag: Any, arguments: Mapping[str, Any], store: Path, name: str) -> dict[
     status = "FAILED"
     try:
         with _stopping_loops():
-            _run_dag(dag, {**arguments, "store": str(store)}, store / "pipeline" / identity["run"])
+            _run_dag(dag, {**arguments, "store": store}, here / "pipeline" / identity["run"])
         status = "FINISHED"
     except RuntimeError as failure:  # KFP says only that a task failed; the stage has left its reason
-        raise _reason(store) from failure
+        raise _reason(here / runtime.outcome_name(run=identity["run"])) from failure
     except KeyboardInterrupt:
         status = "KILLED"
         raise errors.Preempted("interrupted: run the same command again to go on") from None
     finally:
-        run_id = _end(store, identity, status)
+        run_id = _end(store, here, identity, status)
     page = mlflow_runs.page(run_id) if run_id else ""
-    return {"mlflow": mlflow_runs.tracking_uri(store), "run_id": run_id, "page": page}
+    return {"mlflow": mlflow_runs.tracking_uri(here), "run_id": run_id, "page": page}
 
 
 def sections(config: RunConfig, dag: Any) -> dict[str, Any]:
@@ -78,14 +82,15 @@ def sections(config: RunConfig, dag: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name in dag.component_spec.inputs}
 
 
-def artifact(store: Path, task: str, output: str) -> Path | None:
-    """Where in the store an output of the last run here is, if its last attempt has made it."""
-    if not (store / "run.json").is_file():
+def artifact(store: str | Path, task: str, output: str) -> Path | None:
+    """Where on this machine an output of the last run here is, if its last attempt has made it."""
+    here = runtime.local(str(store)).resolve()
+    if not (here / "run.json").is_file():
         return None
-    root = store.resolve() / "pipeline" / json.loads((store / "run.json").read_bytes())["run"]
+    root = here / "pipeline" / json.loads((here / "run.json").read_bytes())["run"]
     attempts = sorted(path for path in root.glob("infoxlm*") if path.is_dir())
     pointer = attempts[-1] / task / output if attempts else root
-    return Path(json.loads(pointer.read_bytes())["location"]) if pointer.is_file() else None
+    return runtime.locate(json.loads(pointer.read_bytes())["location"]) if pointer.is_file() else None
 
 
 @contextlib.contextmanager
@@ -162,8 +167,21 @@ def _run_dag(dag: Any, arguments: Mapping[str, Any], root: Path) -> None:
     )
     for handler in logging.getLogger().handlers:  # in a loop KFP also talks to them
         handler.addFilter(lambda record: "/kfp/" not in record.pathname)
-    with contextlib.redirect_stdout(Readable(sys.stdout, root / "log.txt")):
+    with contextlib.redirect_stdout(Readable(sys.stdout, root / "log.txt")), _without_retries(dag.pipeline_spec):
         dag(**arguments)
+
+
+@contextlib.contextmanager
+def _without_retries(spec: Any) -> Iterator[None]:
+    """Let a stage that fails fail at once: on a cluster it is tried again, here somebody reads why and mends it."""
+    before = spec.SerializeToString()
+    for part in (spec.root, *spec.components.values()):
+        for task in part.dag.tasks.values():
+            task.ClearField("retry_policy")
+    try:
+        yield
+    finally:
+        spec.ParseFromString(before)
 
 
 def _identity(dag: str, arguments: Mapping[str, Any], store: Path, name: str) -> dict:
@@ -180,26 +198,25 @@ def _identity(dag: str, arguments: Mapping[str, Any], store: Path, name: str) ->
     return identity
 
 
-def _end(store: Path, identity: dict, status: str) -> str:
+def _end(store: str, here: Path, identity: dict, status: str) -> str:
     """Write down how the run ended, here and in MLflow; return MLflow's id of it."""
-    from components import runtime
-
-    manifests.write_atomically(store / "run.json", json.dumps(identity | {"status": status}))
+    manifests.write_atomically(here / "run.json", json.dumps(identity | {"status": status}))
     try:
-        run_id = runtime.run_id(str(store))
+        run_id = runtime.run_id(store)
         mlflow_runs.end_run(run_id, status)
     except errors.InfoXLMError as error:
         logger.warning("MLflow does not know how the run ended: %s", error)
         return ""
     if status == "FINISHED":
-        shutil.rmtree(store / "pipeline" / identity["run"] / "workspace", ignore_errors=True)
+        shutil.rmtree(here / "pipeline" / identity["run"] / "workspace", ignore_errors=True)
     return run_id
 
 
-def _reason(store: Path) -> errors.InfoXLMError:
-    """What the failed stage wrote down."""
+def _reason(outcomes: Path) -> errors.InfoXLMError:
+    """What the stage that failed last wrote down."""
     try:
-        outcome = json.loads((store / OUTCOME).read_bytes())
-    except (OSError, ValueError):
+        newest = max(outcomes.glob("*.json"), key=lambda path: path.stat().st_mtime)
+        outcome = json.loads(newest.read_bytes())
+    except (OSError, ValueError):  # also: there is none
         return errors.WorkerLost("a stage ended without a word (killed?): run the same command again to go on")
     return getattr(errors, outcome["class"], errors.InfoXLMError)(f"{outcome['stage']}: {outcome['message']}")

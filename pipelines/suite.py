@@ -4,23 +4,50 @@ from kfp import dsl
 
 from components.measure import measure
 from components.plan_suite import plan_suite
+from components.stage import IMAGE
 from components.summarise import summarise
+from pipelines.placing import LIMITS, Pool, place, train_on
 
 AT_A_TIME = 2
 """Points that are measured at the same time."""
 
 
-@dsl.pipeline(name="infoxlm-suite", description="Encoders x tasks x grid x seeds, beside the paper's tables.")
-def suite(suite: dict, store: str, num_workers: int = 0):
+@dsl.pipeline(
+    name="infoxlm-suite",
+    description="Encoders x tasks x grid x seeds, beside the paper's tables.",
+    pipeline_config=LIMITS,
+)
+def suite(
+    suite: dict,
+    store: str,
+    num_workers: int = 0,
+    image: str = IMAGE,
+    accelerator: str = "nvidia.com/gpu",
+    gpus: int = 1,
+    cpu: str = "8",
+    memory: str = "64Gi",
+    node_selector: dict = {},  # noqa: B006
+    tolerations: list = [],  # noqa: B006
+):
     """Plan; fine-tune and measure each point; sum up, also what is left if one failed.
 
     Args:
         suite: a `SuiteConfig` in lists (`listed`): KFP's mappings forget their order, and the first model is special.
-        store: directory where artifacts are found by content and checkpoints are kept.
-        num_workers: Ray workers of each fine-tuning, one per GPU; 0 trains inside the step.
+        store: directory, or s3://bucket/prefix, where artifacts are found by content and checkpoints are kept.
+        num_workers: Ray workers of each fine-tuning, one per GPU of its pod; 0 trains inside the step.
+        image: of all steps; on a cluster by digest.
+        accelerator: what Kubernetes calls a GPU.
+        gpus: GPUs of a point's pod, which fine-tunes and measures in it.
+        cpu: cores of a point's pod.
+        memory: of a point's pod.
+        node_selector: labels of the nodes that train.
+        tolerations: taints of these nodes that are tolerated.
     """
-    with dsl.ExitHandler(summarise(suite=suite, store=store).set_caching_options(False)):
+    summed = summarise(suite=suite, store=store).set_caching_options(False)
+    with dsl.ExitHandler(summed):
         planned = plan_suite(suite=suite, store=store).set_caching_options(False)
         with dsl.ParallelFor(items=planned.output, parallelism=AT_A_TIME) as point:
             measured = measure(point=point, store=store, num_workers=num_workers)
         measured.set_caching_options(False)  # it finds its artifacts in the store, and tells the new MLflow run
+    place(image, summed, planned, measured)
+    train_on(Pool(accelerator, gpus, cpu, memory, node_selector, tolerations), measured)

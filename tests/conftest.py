@@ -20,6 +20,7 @@ from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data import shards
 from infoxlm_core.data.vocabulary import EOS, FIRST_PIECE
 
+pytest_plugins = ["tests.servers.fixtures"]
 VOCABULARY = 64
 
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 RUN_TAG = "infoxlm.run"
 """Tag whose value all stages of one pipeline run share."""
+PARENT = "mlflow.parentRunId"
+"""MLflow's own tag of a nested run."""
 
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -55,8 +57,12 @@ def connect(default_store: Path) -> "MlflowClient":
 
 def one_line(error: Exception) -> str:
     """What an error says, in one line that holds no password."""
-    text = re.sub(r"//[^/@\s]*@", "//", str(error))  # the tracking URI may hold a password
-    return " ".join(text.split())[:200] or type(error).__name__
+    return " ".join(without_password(str(error)).split())[:200] or type(error).__name__
+
+
+def without_password(text: str) -> str:
+    """A text whose addresses name no user and password; a tracking URI may."""
+    return re.sub(r"//[^/@\s]*@", "//", text)
 
 
 @contextmanager
@@ -81,14 +87,16 @@ def answering(what: str) -> Iterator[None]:
 def open_run(experiment: str, name: str, tags: dict[str, str], default_store: Path) -> str:
     """Find or create the MLflow run of this pipeline run; return its id.
 
-    A run named by MLFLOW_RUN_ID (KFP's MLflow plugin, our local runner) is adopted, whoever set it ends it. Otherwise
-    it is the run of the experiment with the same `RUN_TAG`, so that stages in different processes share one.
+    KFP's MLflow plugin opens a run for the pipeline run, one nested in it for each task, and names the latter by
+    MLFLOW_RUN_ID: the outermost one is adopted, and left to the plugin to end. Without the plugin it is the run of the
+    experiment with the same `RUN_TAG`. Either way all stages share one, though they are different processes.
     """
     client = connect(default_store)
     from mlflow.entities import RunTag
 
     with answering(f"MLflow run {name}"):
-        run_id = os.environ.get("MLFLOW_RUN_ID") or find_or_create(client, experiment, name, tags)
+        theirs = os.environ.get("MLFLOW_RUN_ID")
+        run_id = outermost(client, theirs) if theirs else find_or_create(client, experiment, name, tags)
         run = client.get_run(run_id)
         check_location(run.info.artifact_uri)
         if run.info.status != "RUNNING":  # a retried stage; points are only taken by a run that is open
@@ -110,12 +118,20 @@ def page(run_id: str) -> str:
 
 
 def end_run(run_id: str, status: str = "FINISHED") -> None:
-    """End a run of ours; one that MLFLOW_RUN_ID names is left to whoever opened it."""
+    """End a run of ours; the one that MLFLOW_RUN_ID names, or is nested in, is left to whoever opened it."""
     from mlflow import MlflowClient
 
-    if run_id != os.environ.get("MLFLOW_RUN_ID"):
-        with answering(f"MLflow run {run_id}"):
-            MlflowClient().set_terminated(run_id, status)
+    client, theirs = MlflowClient(), os.environ.get("MLFLOW_RUN_ID")
+    with answering(f"MLflow run {run_id}"):
+        if not theirs or run_id not in (theirs, outermost(client, theirs)):
+            client.set_terminated(run_id, status)
+
+
+def outermost(client: "MlflowClient", run_id: str) -> str:
+    """The run that a run is nested in, over all levels (a task in a loop is two or three deep); else itself."""
+    while parent := client.get_run(run_id).data.tags.get(PARENT):
+        run_id = parent
+    return run_id
 
 
 def log_params(run_id: str, config: Mapping[str, Any]) -> None:

@@ -14,7 +14,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from components.adapters import mlflow_runs, model_registry, s3
+from components.adapters import mlflow_runs, model_registry, registered, s3
 from infoxlm_core import manifests
 from infoxlm_core.errors import InputError, ShardCorrupt, StorageUnavailable
 from infoxlm_core.model import selection
@@ -49,7 +49,7 @@ def fetch(source: str, store: Path, only: str | None = None) -> Path:
     else:
         raise InputError(f"{source}: no such file or directory: give a path, s3://…, models:/NAME@ALIAS or ORG/NAME")
     if only is None:
-        model_registry.check_encoder(found)
+        registered.check_encoder(found)
         return found
     file = found / only if found.is_dir() else found
     if not file.is_file():

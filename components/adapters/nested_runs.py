@@ -4,13 +4,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from components.adapters import mlflow_runs
-from components.adapters.mlflow_runs import RUN_TAG, answering
+from components.adapters.mlflow_runs import PARENT, RUN_TAG, answering
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
-
-PARENT = "mlflow.parentRunId"
-"""MLflow's own tag of a nested run."""
 
 
 def open_nested(parent: str, key: str, name: str, tags: Mapping[str, str]) -> str:
@@ -39,7 +36,7 @@ def root(run_id: str) -> str:
     """The run that a run is nested in (as one that KFP opens for a task is), else itself."""
     from mlflow import MlflowClient
 
-    return MlflowClient().get_run(run_id).data.tags.get(PARENT, run_id)
+    return mlflow_runs.outermost(MlflowClient(), run_id)
 
 
 def name_of(run_id: str) -> str:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from components.cluster import is_secret
 from infoxlm_core import errors
 from infoxlm_core.errors import InfoXLMError, WorkerLost
 
@@ -49,20 +50,18 @@ def run(train: Callable[..., dict], num_workers: int, run: Path, **arguments: An
 
 
 def _on_ray(train: Callable[..., dict], num_workers: int, arguments: dict[str, Any]) -> dict:
-    import torch
-
     os.environ.update({name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items()})
     import ray
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
     from ray.train.v2.api.exceptions import TrainingFailedError
 
-    gpu = torch.cuda.is_available()
     scratch = Path(tempfile.mkdtemp(prefix="infoxlm-ray-"))  # Ray's own bookkeeping is disposable
     mine = not ray.is_initialized()
     try:
         if mine:
-            _start(num_workers)
+            start(num_workers)
+        gpu = ray.cluster_resources().get("GPU", 0) >= num_workers  # the head of a cluster has none itself
         with _stopping_on_signals(arguments["run"]):  # once more: ray.init has put its own handler
             trainer = TorchTrainer(
                 _work,
@@ -89,14 +88,15 @@ def _on_ray(train: Callable[..., dict], num_workers: int, arguments: dict[str, A
     return outcome["figures"]
 
 
-def _start(num_workers: int) -> None:
+def start(num_workers: int) -> None:
     """Join the cluster that RAY_ADDRESS names, else start one on this machine with a core for each worker."""
     import ray
 
     here: dict[str, Any] = (
         {} if os.environ.get("RAY_ADDRESS") else {"num_cpus": max(num_workers + 1, os.cpu_count() or 1)}
     )
-    known = {name: value for name, value in os.environ.items() if name.startswith(("MLFLOW_", "HF_"))}
+    known = {name: value for name, value in os.environ.items() if name.startswith(("MLFLOW_", "HF_", "RUN_ID"))}
+    known = {name: value for name, value in known.items() if not is_secret(name)}  # Ray shows it to all its users
     for attempt in range(1, _TRIES + 1):
         try:
             ray.init(

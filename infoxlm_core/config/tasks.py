@@ -190,7 +190,16 @@ class RegistrationConfig(StageConfig):
     """Name of the registered model."""
 
     metric: str = "retrieval/best"
-    """The score on which candidate and champion are compared; higher is better."""
+    """The score on which candidate and champion are compared, question by question; higher is better."""
+
+    gate: dict[str, float] = Field(default_factory=dict)
+    """Metric -> its least gain over the champion: the lower end of the 95 % interval must lie above it. Below 0, as in
+    classification/mean: -0.005, it is the loss that is tolerated. `metric` must gain (0) if it is not named."""
+
+    @property
+    def gates(self) -> dict[str, float]:
+        """All metrics of the gate, with the least gain of each."""
+        return {self.metric: 0.0, **self.gate}
 
 
 class MeasureConfig(StageConfig):

@@ -4,12 +4,18 @@ Two kinds of text are reserved: the sentences of held-out corpora, and a drawn s
 the labelled test set.
 """
 
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import pyarrow as pa
+
 from infoxlm_core.config import PreparationConfig
-from infoxlm_core.data import cleaning
-from infoxlm_core.data.tables import HELD_OUT, read_rows
+from infoxlm_core.data import cleaning, judging
+from infoxlm_core.data.keys import Keys
+from infoxlm_core.data.spread import CHUNK, Spread, here
+from infoxlm_core.data.tables import HELD_OUT, LABELLED, read_rows
 from infoxlm_core.errors import EvaluationLeak
 
 LABELLED_CHARACTERS = 20  # shorter messages do not tell which corpus they are from
@@ -20,7 +26,7 @@ class Reserved:
     """What training text must not contain, as 64-bit digests."""
 
     held_out: set[int] = field(default_factory=set)
-    """Sentences of held-out corpora, as they are compared and as near duplicates are."""
+    """Sentences of held-out corpora: what is equal to them and what is near."""
 
     messages: dict[int, set[int]] = field(default_factory=dict)
     """Near key of a pivot message of the labelled test set -> near keys of its translations."""
@@ -31,51 +37,54 @@ class Reserved:
     owners: dict[int, str | None] = field(default_factory=dict)
     """Near key of a text -> its corpus; None if it stands in several, so that its label is ambiguous."""
 
-    def note(self, texts: tuple[str, ...], corpus: str, config: PreparationConfig) -> None:
+    def note(self, texts: Sequence[str], keys: Keys, corpus: str, config: PreparationConfig) -> None:
         """Note the texts of a clean row, if they are kept for evaluation or might be."""
         if corpus in config.held_out:
-            self.held_out.update(digest for text in texts for digest in digests(text))
+            self.held_out.update(keys.equal, keys.near)
         elif config.labelled_share:
-            keys = [near_digest(text) for text in texts]
-            for key in keys:
+            for key in keys.near:
                 if self.owners.setdefault(key, corpus) != corpus:
                     self.owners[key] = None
             if len(texts) == 2 and len(texts[0]) >= LABELLED_CHARACTERS:
                 # drawn by the pivot's message: the same ones in all languages
-                draw = cleaning.digest(str(config.seed), str(keys[0])) / 2**64
-                if draw < config.labelled_share:
-                    self.messages.setdefault(keys[0], set()).add(keys[1])
+                source, target = keys.near
+                if cleaning.digest(str(config.seed), str(source)) / 2**64 < config.labelled_share:
+                    self.messages.setdefault(source, set()).add(target)
 
     def settle(self) -> "Reserved":
         """Return what stays reserved when all corpora are read: a message of several corpora has no label."""
         messages = {key: targets for key, targets in self.messages.items() if self.owners[key]}
         return replace(self, messages=messages, labelled=set(messages).union(*messages.values()))
 
-    def reason(self, *texts: str) -> str | None:
-        """Return why a row with these texts is no training text, or None."""
-        if any(not self.held_out.isdisjoint(digests(text)) for text in texts):
+    def reason(self, keys: Keys) -> str | None:
+        """Return why a row with these keys is no training text, or None."""
+        if not (self.held_out.isdisjoint(keys.equal) and self.held_out.isdisjoint(keys.near)):
             return "held_out"
-        return None if self.labelled.isdisjoint(map(near_digest, texts)) else "labelled"
+        return None if self.labelled.isdisjoint(keys.near) else "labelled"
 
 
-def digests(text: str) -> tuple[int, int]:
-    return cleaning.digest("equal", cleaning.comparable(text)), cleaning.digest("near", cleaning.near_key(text))
-
-
-def near_digest(text: str) -> int:
-    """Digest of what near duplicates of a text have in common."""
-    return cleaning.digest(cleaning.near_key(text))
-
-
-def check_leaks(output: Path, reserved: Reserved) -> None:
+def check_leaks(output: Path, reserved: Reserved, spread: Spread = here) -> None:
     """Read again what was written; raise EvaluationLeak if training text contains what is kept for evaluation."""
-    for path in sorted(output.rglob("*.parquet")):
-        if path.relative_to(output).parts[0] in HELD_OUT:
-            continue
-        for number, row in enumerate(read_rows(path), start=1):
-            texts, split = (row[:1], row[3]) if len(row) == 4 else (row, "train")
-            reason = reserved.reason(*texts)
+    for marked in spread(judging.mark, _written(output)):
+        for path, number, texts, split, *keys in judging.rows_of(marked):
+            reason = reserved.reason(Keys(*keys))
             if reason == "held_out" or (reason and split == "train"):
                 raise EvaluationLeak(
                     f"{path} row {number} is kept for evaluation ({reason}): {texts[0]!r:.80}: report it"
                 )
+
+
+def _written(output: Path) -> Iterator[pa.Table]:
+    """Yield the rows of all tables of training text, each with its file, number, texts and split."""
+    for path in sorted(output.rglob("*.parquet")):
+        if path.relative_to(output).parts[0] in HELD_OUT:
+            continue
+        rows = enumerate(read_rows(path), start=1)
+        while some := list(itertools.islice(rows, CHUNK)):
+            is_labelled = len(some[0][1]) == len(LABELLED)
+            yield pa.table({
+                "path": [str(path)] * len(some),
+                "number": [number for number, _ in some],
+                "texts": [row[:1] if is_labelled else row for _, row in some],
+                "split": [row[3] if is_labelled else "train" for _, row in some],
+            })  # fmt: skip

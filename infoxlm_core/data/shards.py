@@ -26,18 +26,35 @@ def write_array(path: Path, values: np.ndarray) -> None:
     path.write_bytes(values.tobytes())
 
 
+class TableWriter:
+    """A table that grows chunk by chunk; only the lengths of its rows are held in memory."""
+
+    def __init__(self, path: Path):
+        self.path, self.lengths, self.largest = path, [np.zeros(1, np.int64)], -1
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.file = open(f"{path}.tokens", "wb")  # noqa: SIM115
+
+    def add(self, flat: np.ndarray, lengths: np.ndarray) -> None:
+        """Add rows: their token ids end to end, and how many each has."""
+        self.file.write(np.ascontiguousarray(flat, TOKENS).tobytes())
+        self.lengths.append(lengths)
+        if len(flat):
+            self.largest = max(self.largest, int(flat.max()))
+
+    def close(self) -> dict[str, int]:
+        """Finish the table; return how many rows and tokens it has, and the largest id."""
+        self.file.close()
+        ends = np.concatenate(self.lengths).cumsum()
+        write_array(Path(f"{self.path}.offsets"), ends.astype(OFFSETS))
+        return {"rows": len(ends) - 1, "tokens": int(ends[-1]), "largest_id": self.largest}
+
+
 def write_table(path: Path, chunks: Iterable[tuple[np.ndarray, np.ndarray]]) -> dict[str, int]:
     """Write chunks of (flat token ids, lengths) as one table; return how many rows and tokens, and the largest id."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lengths, largest = [np.zeros(1, np.int64)], -1
-    with open(f"{path}.tokens", "wb") as file:
-        for flat, counts in chunks:
-            file.write(np.ascontiguousarray(flat, TOKENS).tobytes())
-            lengths.append(counts)
-            largest = max(largest, int(flat.max(initial=-1)))
-    ends = np.concatenate(lengths).cumsum()
-    write_array(Path(f"{path}.offsets"), ends.astype(OFFSETS))
-    return {"rows": len(ends) - 1, "tokens": int(ends[-1]), "largest_id": largest}
+    table = TableWriter(path)
+    for flat, lengths in chunks:
+        table.add(flat, lengths)
+    return table.close()
 
 
 @dataclass(frozen=True)

@@ -10,35 +10,42 @@ import pyarrow.parquet as pq
 ROW_GROUP = 1 << 15  # rows
 TRAINING = ("mono", "pairs")  # folders for rows of one language and of two
 HELD_OUT = ("held_out_mono", "held_out")
+LABELLED = ("text", "label", "language", "split")
+"""Columns of labelled text."""
 
 
-def read_rows(path: Path) -> Iterator[tuple[str, ...]]:
+def read_rows(path: Path) -> Iterator[tuple]:
     """Yield the rows of one file."""
     with pq.ParquetFile(path) as file:
         for batch in file.iter_batches(ROW_GROUP):
             yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
-class Tables:
-    """Parquet files of text below a folder that grow row by row; one that gets no row does not exist."""
+def of_text(*columns: str) -> pa.Schema:
+    """The schema of a table of text."""
+    return pa.schema([(column, pa.string()) for column in columns])
 
-    def __init__(self, folder: Path, columns: dict[int, tuple[str, ...]]):
-        self.folder, self.columns = folder, columns
-        self.rows: dict[str, list[tuple[str, ...]]] = defaultdict(list)
+
+class Tables:
+    """Parquet files below a folder that grow row by row; one that gets no row does not exist."""
+
+    def __init__(self, folder: Path, *schemas: pa.Schema):
+        self.folder, self.schemas = folder, {len(schema): schema for schema in schemas}  # by width of a row
+        self.rows: dict[str, list[tuple]] = defaultdict(list)
         self.writers: dict[str, pq.ParquetWriter] = {}
 
-    def add(self, name: str, row: tuple[str, ...]) -> None:
+    def add(self, name: str, row: tuple) -> None:
         self.rows[name].append(row)
         if len(self.rows[name]) >= ROW_GROUP:
             self._flush(name)
 
     def _flush(self, name: str) -> None:
         rows, self.rows[name] = self.rows[name], []
-        schema = pa.schema([(column, pa.string()) for column in self.columns[len(rows[0])]])
+        schema = self.schemas[len(rows[0])]
         if name not in self.writers:
             (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
             self.writers[name] = pq.ParquetWriter(self.folder / name, schema, compression="zstd")
-        arrays = [pa.array(column, pa.string()) for column in zip(*rows, strict=True)]
+        arrays = [pa.array(c, field.type) for c, field in zip(zip(*rows, strict=True), schema, strict=True)]
         self.writers[name].write_table(pa.table(arrays, schema=schema))
 
     def __enter__(self) -> "Tables":

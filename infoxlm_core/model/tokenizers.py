@@ -1,18 +1,16 @@
 """The tokenizer that travels with a model: SentencePiece's as `transformers`' tokenizer.json, in XLM-R's id layout."""
 
-import itertools
 import json
 import shutil
 from pathlib import Path
 
-import numpy as np
 import sentencepiece
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import Unigram
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils import sentencepiece_model_pb2_new as sentencepiece_pb2
 
-from infoxlm_core.data.vocabulary import BOS, EOS, FIRST_PIECE, SPECIAL_TOKENS, UNK
+from infoxlm_core.data.vocabulary import BOS, EOS, SPECIAL_TOKENS, UNK
 from infoxlm_core.errors import InputError
 
 MODEL = "sentencepiece.bpe.model"
@@ -44,15 +42,6 @@ def round_scores(model: bytes) -> bytes:
     for piece in proto.pieces:
         piece.score = round(piece.score * 256) / 256
     return proto.SerializeToString()
-
-
-def encode(processor: sentencepiece.SentencePieceProcessor, texts: list[str]) -> list[np.ndarray]:
-    """Ids of each text in XLM-R's layout, without special tokens: SentencePiece's ids move up by one."""
-    found = processor.encode(texts)
-    flat = np.fromiter(itertools.chain.from_iterable(found), np.int64)
-    flat = np.where(flat == 0, UNK, flat + FIRST_PIECE - 3)
-    ends = itertools.accumulate(map(len, found), initial=0)
-    return [flat[start:end] for start, end in itertools.pairwise(ends)]
 
 
 def write_fast(model: bytes, directory: Path, max_tokens: int = 512) -> None:

@@ -27,7 +27,9 @@ def localise(settings: Settings, fetch: Fetch) -> Settings:
         named = {name: tuple(map(fetch, getattr(settings, name))) for name in ("train", "dev", "test")}
         return settings.model_copy(update=named)
     data = settings.data
-    return settings.model_copy(update={"data": fetch(data) if isinstance(data, str) else tuple(map(fetch, data or ()))})
+    if data is None:  # the labelled set of the prepared corpus
+        return settings
+    return settings.model_copy(update={"data": fetch(data) if isinstance(data, str) else tuple(map(fetch, data))})
 
 
 def check(task: str, measure: MeasureConfig, settings: Settings) -> None:

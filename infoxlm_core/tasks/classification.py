@@ -79,8 +79,11 @@ def transfer_gap(scores: Mapping[str, float], source: str = "en") -> float:
     return scores[source] - fmean(score for language, score in scores.items() if language != source)
 
 
-def score(directory: Path, pivot: str, batch_size: int, max_tokens: int) -> dict[str, Any]:
+def score(directory: Path, pivot: str, batch_size: int, max_tokens: int) -> tuple[dict[str, Any], pd.DataFrame]:
     """Accuracy by language on the classifier's own test set, beside always giving the most frequent label.
+
+    Returns:
+        the scores, and the rows of the test set with what was `predicted`.
 
     Raises:
         InputError: test.parquet is missing, empty, or does not fit the classifier.
@@ -99,7 +102,7 @@ def score(directory: Path, pivot: str, batch_size: int, max_tokens: int) -> dict
     predicted = predict_rows(directory, table, max_tokens, batch_size * max_tokens)
     languages = accuracy_by_language(predicted, table["label"], table["language"])
     transferred = pivot in languages and len(languages) > 1
-    return {
+    scores = {
         "mean": fmean(languages.values()),
         "transfer_gap": transfer_gap(languages, pivot) if transferred else None,
         "majority": int(table["label"].value_counts().max()) / len(table),
@@ -107,6 +110,7 @@ def score(directory: Path, pivot: str, batch_size: int, max_tokens: int) -> dict
         "labels": list(known),
         "languages": languages,
     }
+    return scores, table.assign(predicted=predicted)
 
 
 def measure(config: FinetuningConfig, tuned: Path, corpus: Path | None, output: Path) -> dict[str, Any]:

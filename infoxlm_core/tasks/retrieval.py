@@ -132,28 +132,39 @@ def shares_no_token(sources: Sequence[Collection[int]], targets: Sequence[Collec
     return torch.tensor([set(a).isdisjoint(b) for a, b in zip(sources, targets, strict=True)], dtype=torch.bool)
 
 
-def score_layers(
-    sources: Sequence[Tensor], targets: Sequence[Tensor], subset: Tensor
-) -> dict[str, dict[str, list[float | None]]]:
+def find_hits(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> dict[str, Tensor]:
     """Retrieve in both directions, layer by layer.
 
     Args:
         sources, targets: (N, d) of each layer, aligned; sources are in the pivot language.
-        subset: (N,) bool, queries that are scored once more on their own; candidates are always all N.
+
+    Returns:
+        {"from_pivot" | "to_pivot": (layers, N) bool, whether the nearest sentence is the translation}.
+    """
+    hits: dict[str, list[Tensor]] = {"from_pivot": [], "to_pivot": []}
+    for source, target in zip(sources, targets, strict=True):
+        for direction, found in zip(hits, find_both(source, target), strict=True):
+            hits[direction].append((found == torch.arange(len(found), device=found.device)).cpu())
+    return {direction: torch.stack(layers) for direction, layers in hits.items()}
+
+
+def score_layers(hits: dict[str, Tensor], subset: Tensor) -> dict[str, dict[str, list[float | None]]]:
+    """Shares of hits.
+
+    Args:
+        hits: of `find_hits`.
+        subset: (N,) bool, queries that are scored once more on their own; candidates were always all N.
 
     Returns:
         {"from_pivot" | "to_pivot": {"all" | "subset": accuracy of each layer}}; None where the subset is empty.
     """
-    scores: dict[str, dict[str, list[float | None]]] = {
-        direction: {"all": [], "subset": []} for direction in ("from_pivot", "to_pivot")
+    return {
+        direction: {
+            "all": [layer.double().mean().item() for layer in found],
+            "subset": [layer[subset].double().mean().item() if subset.any() else None for layer in found],
+        }
+        for direction, found in hits.items()
     }
-    for source, target in zip(sources, targets, strict=True):
-        for direction, found in zip(scores, find_both(source, target), strict=True):
-            hits = (found == torch.arange(len(found), device=found.device)).double()  # (N,)
-            asked = hits[subset.to(found.device)]
-            scores[direction]["all"].append(hits.mean().item())
-            scores[direction]["subset"].append(asked.mean().item() if len(asked) else None)
-    return scores
 
 
 def summarise(cells: dict[str, Any], layer: int) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from sacrebleu.metrics import BLEU as Metric
 
 from infoxlm_core.config.translation import TranslationConfig, generated_tokens
 from infoxlm_core.data.baselines import languages_of
+from infoxlm_core.data.encoding import encode
 from infoxlm_core.data.shards import Shards
 from infoxlm_core.data.translation import side
 from infoxlm_core.data.vocabulary import FIRST_PIECE
@@ -99,7 +100,7 @@ class Validation:
         if not rows or not {first, second} <= set(names):
             raise InputError(f"{corpus}/held_out has no pairs of {first} and {second}: name two languages that it has")
         texts = [row[0] for row in rows], [row[1] for row in rows]
-        ids = [tokenizers.encode(processor, column) for column in texts]
+        ids = [encode(processor, column) for column in texts]
         short = [i for i in range(len(rows)) if max(len(ids[0][i]), len(ids[1][i])) <= config.side_tokens]
         short = short[: config.validation_pairs]
         return cls(

@@ -6,6 +6,9 @@
     checkpoints/stop               somebody asks the run to save and stop
 
 A checkpoint is chosen by its step, never by a clock, and every byte of it is hashed before it is used.
+
+Machines that share no disk have them `Elsewhere` too: then what has not arrived there does not exist, and a checkpoint
+carries what else a run needs to go on somewhere else (`BESIDE`).
 """
 
 import contextlib
@@ -19,15 +22,30 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from infoxlm_core import manifests
-from infoxlm_core.errors import ConfigMismatch, InfoXLMError, LeaseHeld, NoValidCheckpoint, StorageFull
+from infoxlm_core.errors import (
+    ConfigMismatch,
+    InfoXLMError,
+    LeaseHeld,
+    NoValidCheckpoint,
+    StorageFull,
+    StorageUnavailable,
+    TryAgain,
+)
 
 logger = logging.getLogger(__name__)
 _NAME = re.compile(r"step=(\d{10})")
+METRICS = "metrics.jsonl"
+"""The curves, in a run's directory beside its checkpoints."""
+BESIDE = (METRICS, "kept")
+"""What else a run goes on from: curves, and the weights of a fine-tuning's best moments."""
+MISSED = 3
+"""Saves in a row that may fail to arrive elsewhere before the run stops."""
 
 
 def list_of(run: Path) -> list[tuple[int, Path]]:
@@ -45,6 +63,30 @@ class Checkpoint:
     meta: dict
 
 
+class Elsewhere(Protocol):
+    """Where a run's checkpoints are for all machines, such as a prefix on S3. Names are those of their directories."""
+
+    def held(self) -> contextlib.AbstractContextManager:
+        """Be the only one who writes there; raises LeaseHeld if somebody else does."""
+
+    def names(self) -> list[str]:
+        """All whole checkpoints."""
+
+    def fetch(self, name: str, directory: Path) -> None:
+        """Copy a checkpoint to this machine; raises ShardCorrupt if it is damaged."""
+
+    def send(self, directory: Path, keep: int) -> None:
+        """Make a checkpoint exist there, then drop all but the newest `keep`; raises Fenced if it is not ours to do."""
+
+    def has_saved(self) -> bool:
+        """Whether a checkpoint ever existed there."""
+
+    def asked_to_stop(self) -> bool:
+        """Whether somebody wants the run to save and stop; answers at once."""
+
+    def forget_request(self) -> None: ...
+
+
 class Checkpoints:
     """The checkpoints of one run.
 
@@ -53,10 +95,15 @@ class Checkpoints:
         fingerprint: what must not change between save and resume (config, data, code, libraries).
         every: steps between two saves.
         keep: newest ones that stay.
+        elsewhere: where they are for other machines; None if all share this directory.
     """
 
-    def __init__(self, directory: Path, fingerprint: dict, every: int, keep: int) -> None:
+    def __init__(
+        self, directory: Path, fingerprint: dict, every: int, keep: int, elsewhere: Elsewhere | None = None
+    ) -> None:
         self.directory, self.fingerprint, self.every, self.keep = directory, fingerprint, every, keep
+        self.elsewhere = elsewhere
+        self._missed = 0
         directory.mkdir(parents=True, exist_ok=True)
 
     @contextlib.contextmanager
@@ -79,7 +126,8 @@ class Checkpoints:
                         ) from None
                     time.sleep(0.5)
             self._sweep()
-            yield
+            with self.elsewhere.held() if self.elsewhere else contextlib.nullcontext():
+                yield
 
     def _sweep(self) -> None:
         """Remove what a dead process left behind: directories without manifest."""
@@ -87,11 +135,13 @@ class Checkpoints:
             shutil.rmtree(path, ignore_errors=True)
 
     def asked_to_stop(self) -> bool:
-        return (self.directory / "stop").exists()
+        return (self.directory / "stop").exists() or bool(self.elsewhere and self.elsewhere.asked_to_stop())
 
     def forget_request(self) -> None:
         """The request to stop was granted: the next start must not find it."""
         (self.directory / "stop").unlink(missing_ok=True)
+        if self.elsewhere:
+            self.elsewhere.forget_request()
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint so that it exists whole or not at all; then drop the oldest.
@@ -107,6 +157,8 @@ class Checkpoints:
             save_file(checkpoint.tensors, temporary / "state.safetensors")
             meta = checkpoint.meta | {"step": checkpoint.step, "fingerprint": self.fingerprint}
             manifests.write_atomically(temporary / "meta.json", json.dumps(meta, indent=1, sort_keys=True))
+            if self.elsewhere:
+                self._pack(temporary)
             manifests.sync_file(temporary / "state.safetensors")
             manifests.write(temporary, "checkpoint", {"step": checkpoint.step})
             if final.exists():  # a bad one of the same step, or we would not have trained it again
@@ -119,10 +171,47 @@ class Checkpoints:
             if manifests.is_full(error):
                 raise StorageFull(f"{self.directory}: no space for {name}: free some, then run again") from error
             raise
+        self._send(final)
         logger.info("saved checkpoint %s", final)
         for _, old in list_of(self.directory)[self.keep :]:
             (old / manifests.NAME).unlink(missing_ok=True)  # the manifest first: half-deleted is not valid
             shutil.rmtree(old, ignore_errors=True)
+
+    def _pack(self, directory: Path) -> None:
+        """Put what lies beside the checkpoints into one: curves as they are now, weights as second names of files."""
+        for name in BESIDE:
+            if (found := self.directory / name).is_dir():
+                shutil.copytree(found, directory / name, copy_function=os.link)
+            elif found.is_file():
+                shutil.copy(found, directory / name)
+
+    def _unpack(self, directory: Path) -> None:
+        """Put it back where the run looks for it."""
+        for name in BESIDE:
+            target = self.directory / name
+            shutil.rmtree(target, ignore_errors=True) if target.is_dir() else target.unlink(missing_ok=True)
+            if (found := directory / name).is_dir():
+                shutil.copytree(found, target, copy_function=os.link)
+            elif found.is_file():
+                shutil.copy(found, target)
+
+    def _send(self, final: Path) -> None:
+        """Let a checkpoint exist elsewhere. Training goes on without it for a while; nobody is told that it is saved.
+
+        Raises:
+            StorageUnavailable: several in a row did not arrive.
+            Fenced: another process trains this run now.
+        """
+        if not self.elsewhere:
+            return
+        try:
+            self.elsewhere.send(final, self.keep)
+            self._missed = 0
+        except StorageUnavailable as error:
+            self._missed += 1
+            logger.error("checkpoint %s did not arrive (%d of %d): %s", final.name, self._missed, MISSED, error)
+            if self._missed >= MISSED:
+                raise
 
     def load_newest(self) -> Checkpoint | None:
         """The newest checkpoint whose every byte is as written; None if this run never saved one.
@@ -132,24 +221,48 @@ class Checkpoints:
             ConfigMismatch: it was made with another config, data or code.
         """
         reasons = []
-        for step, path in list_of(self.directory):
+        for step, path in self._candidates():
             try:
+                self._bring(path)
                 manifests.read(path, "checkpoint", made_with="pretrain")
                 meta = json.loads((path / "meta.json").read_bytes())
                 tensors = load_file(path / "state.safetensors")
+            except TryAgain:  # a download that fails is no damage
+                raise
             except (InfoXLMError, OSError, ValueError) as error:
                 logger.warning("CheckpointCorrupt step=%d reason=%s", step, error)
                 reasons.append(f"step {step}: {error}")
                 continue
             self._compare(meta["fingerprint"], path)
             logger.info("resuming after step %d from %s", step, path)
+            if self.elsewhere:
+                self._unpack(path)
             return Checkpoint(step, tensors, meta)
-        if reasons or (self.directory / "saved.json").exists():
+        if reasons or self._has_saved():
             raise NoValidCheckpoint(
                 f"{self.directory}: this run has saved before, but no checkpoint is valid "
                 f"({'; '.join(reasons) or 'none is left'}): restore one, or remove the directory to start over"
             )
         return None
+
+    def _has_saved(self) -> bool:
+        return self.elsewhere.has_saved() if self.elsewhere else (self.directory / "saved.json").exists()
+
+    def _candidates(self) -> list[tuple[int, Path]]:
+        """Steps of the checkpoints that exist, newest first, and where each is on this machine, or will be."""
+        if self.elsewhere is None:
+            return list_of(self.directory)
+        found = [(int(m[1]), self.directory / m[0]) for name in self.elsewhere.names() if (m := _NAME.fullmatch(name))]
+        return sorted(found, reverse=True)
+
+    def _bring(self, path: Path) -> None:
+        """Copy a checkpoint here, unless this machine has it whole."""
+        if self.elsewhere is None:
+            return
+        try:
+            manifests.read(path, "checkpoint", made_with="pretrain")
+        except InfoXLMError:
+            self.elsewhere.fetch(path.name, path)
 
     def _compare(self, saved: dict, path: Path) -> None:
         changed = [

@@ -16,8 +16,7 @@ from infoxlm_core.config import SelectionConfig
 from infoxlm_core.errors import StorageFull
 from infoxlm_core.model.selection import Look, choose
 from infoxlm_core.training import tracker
-from infoxlm_core.training.checkpoints import list_of
-from infoxlm_core.training.loop import METRICS
+from infoxlm_core.training.checkpoints import METRICS, list_of
 
 PREFIX, MEAN = "dev/", "dev/mean"
 

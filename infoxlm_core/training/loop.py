@@ -26,14 +26,12 @@ from infoxlm_core.errors import BadNumbersLimit, Preempted
 from infoxlm_core.flops import peak
 from infoxlm_core.progress import time_left
 from infoxlm_core.training import distributed
-from infoxlm_core.training.checkpoints import Checkpoint, Checkpoints, flatten
+from infoxlm_core.training.checkpoints import METRICS, Checkpoint, Checkpoints, Elsewhere, flatten
 from infoxlm_core.training.optimizer import learning_rate, make_adamw
 from infoxlm_core.training.tracker import FileTracker, Tracker, read
 
 logger = logging.getLogger(__name__)
 SECONDS_BETWEEN_LINES = 10.0
-METRICS = "metrics.jsonl"
-"""The curves, in a run's directory beside its checkpoints."""
 
 
 class Learner(Protocol):
@@ -326,14 +324,18 @@ CLOCKED = ("tokens_per_second", "data_wait", "gpu_memory_gib", "mfu")
 
 @contextlib.contextmanager
 def run_directory(
-    directory: Path, identity: dict, config: CheckpointsConfig, track: Callable[[Path], Tracker]
+    directory: Path,
+    identity: dict,
+    config: CheckpointsConfig,
+    track: Callable[[Path], Tracker],
+    elsewhere: Elsewhere | None = None,
 ) -> Iterator[tuple[Checkpoints, Tracker]]:
     """Checkpoints and tracker of a run; the first worker holds the run's lock as long as it trains.
 
     Raises:
         LeaseHeld: another process trains this run.
     """
-    checkpoints = Checkpoints(directory, identity, config.every, config.keep)
+    checkpoints = Checkpoints(directory, identity, config.every, config.keep, elsewhere)
     with contextlib.ExitStack() as stack:
         distributed.on_first(lambda: stack.enter_context(checkpoints.locked()))
         tracker = track(directory / METRICS) if distributed.rank() == 0 else FileTracker(os.devnull)

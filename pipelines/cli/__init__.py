@@ -1,8 +1,8 @@
-"""The `infoxlm` command: run the pipeline, its ablations, compile them, embed sentences, evaluate any encoder."""
+"""The `infoxlm` command: run the pipeline, its ablations, compile and submit them, promote a model, embed, evaluate."""
 
 import os
 
-from pipelines.cli import evaluate, models, runs  # noqa: F401  # their commands register themselves
+from pipelines.cli import cluster, evaluate, models, registry, runs  # noqa: F401  # their commands register themselves
 from pipelines.cli.app import app
 
 

@@ -2,7 +2,6 @@
 
 import logging
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -22,7 +21,11 @@ app = typer.Typer(
     ),
 )
 Store = Annotated[
-    Path, typer.Option(help="Directory for artifacts, checkpoints and, without MLFLOW_TRACKING_URI, MLflow's database.")
+    str,
+    typer.Option(
+        help="Directory for artifacts, checkpoints and, without MLFLOW_TRACKING_URI, MLflow's database; or "
+        "s3://bucket/prefix."
+    ),
 ]
 
 

@@ -65,7 +65,7 @@ def evaluate(
         list[str] | None, typer.Option("--set", help="Another value of the task's config: batch_size=16. Repeatable.")
     ] = None,
     output: Annotated[Path, typer.Option(help="Where scores, page and figures go.")] = Path("evaluation"),
-    store: Store = Path("runs"),
+    store: Store = "runs",
 ):
     """Measure a model on one task; print the table with the published numbers, write scores, a page and figures.
 
@@ -77,12 +77,14 @@ def evaluate(
     infoxlm evaluate --model my-xnli-model --task xnli --data XNLI-1.0
     """
     with ending_clearly():
+        from components import runtime
+
         models = name_models(model, floor)
         if task == HELD_OUT:
-            measure_held_out(models, data, output, store)
+            measure_held_out(models, data, output, runtime.local(store))
         elif task in TASKS:
             more = {"languages": languages, "vectors": vector, "prefix": prefix, "margin": margin}
-            measure_task(parse(models, task, data, more, set_ or []), task, output, store)
+            measure_task(parse(models, task, data, more, set_ or []), task, output, runtime.local(store))
         else:
             raise InputError(f"--task {task}: give one of {HELD_OUT}, {', '.join(TASKS)}")
 

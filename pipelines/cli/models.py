@@ -43,10 +43,11 @@ def embed(
         str | None, typer.Option(help="mean, mean_no_special, cls or contrast; default: the model's own.")
     ] = None,
     vectors: Annotated[bool, typer.Option("--vectors", help="Print a JSON vector a line, not similarities.")] = False,
-    store: Store = Path("runs"),
+    store: Store = "runs",
 ):
     """Embed sentences; print how similar each is to the first, or the vectors themselves."""
     with ending_clearly():
+        from components import runtime
         from components.adapters import model_registry
         from infoxlm_core.tasks import embedding
 
@@ -56,7 +57,9 @@ def embed(
         for number, text in enumerate(texts, 1):
             if any("\ud800" <= character <= "\udfff" for character in text):
                 raise InputError(f"sentence {number} is not UTF-8: {text!r:.60}: convert it")
-        found = embedding.embed_sentences(model_registry.load_encoder(model, store), texts, layer, pooling)
+        found = embedding.embed_sentences(
+            model_registry.load_encoder(model, runtime.local(store)), texts, layer, pooling
+        )
         if vectors:
             for vector in found.tolist():
                 typer.echo(json.dumps(vector))

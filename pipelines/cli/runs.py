@@ -14,7 +14,7 @@ from pipelines.cli.app import Store, app, ending_clearly
 @app.command()
 def run(
     config: Annotated[Path, typer.Argument(help="YAML file of the run; see configs/.")],
-    store: Store = Path("runs"),
+    store: Store = "runs",
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", help="Override a value: pretraining.optimization.steps=100. Repeatable."),
@@ -53,7 +53,7 @@ def ablate(
     ),
     only: Annotated[str, typer.Option(help="Variants, separated by commas; default: all of the file.")] = "",
     seeds: Annotated[str, typer.Option(help="Seeds of every variant, separated by commas.")] = "1,2,3",
-    store: Store = Path("runs"),
+    store: Store = "runs",
     num_workers: Annotated[
         int, typer.Option(help="Ray workers of each trial; two trials run at a time. 0: in the step itself.")
     ] = 0,
@@ -86,15 +86,16 @@ def compare(
     run: Annotated[str, typer.Option(help="Id or name of an ablation's MLflow run, or latest.")] = "latest",
     metrics: Annotated[str, typer.Option(help="Metrics, separated by commas; default: the headlines.")] = "",
     output: Annotated[Path | None, typer.Option(help="Directory for HTML, PNG, Markdown, JSON.")] = None,
-    store: Store = Path("runs"),
+    store: Store = "runs",
 ):
     """Print the table of an ablation from MLflow: variants over their seeds, with error bars."""
     with ending_clearly():
+        from components import runtime
         from components.adapters import trial_runs
         from infoxlm_core import comparison
         from infoxlm_core.evaluation import HEADLINES
 
-        run_id, name = trial_runs.find_ablation(run, store)
+        run_id, name = trial_runs.find_ablation(run, runtime.local(store))
         found = trial_runs.read(run_id)
         chosen = _split(metrics)
         comparison.check_metrics(found, chosen)
@@ -113,7 +114,7 @@ def suite(
         typer.Option(help="NAME=SOURCE: a model beside those of the file, or instead of that of the name. Repeatable."),
     ] = None,
     only: Annotated[str, typer.Option(help="Tasks, separated by commas; default: all of the file.")] = "",
-    store: Store = Path("runs"),
+    store: Store = "runs",
     num_workers: Annotated[
         int, typer.Option(help="Ray workers of each fine-tuning; two points run at a time. 0: in the step itself.")
     ] = 0,
@@ -182,9 +183,11 @@ def compile(
 
         from pipelines.ablations import ablations
         from pipelines.infoxlm import infoxlm
+        from pipelines.promotion import promotion
         from pipelines.suite import suite
 
         output.mkdir(parents=True, exist_ok=True)
-        for name, dag in {"infoxlm": infoxlm, "ablations": ablations, "suite": suite}.items():
+        dags = {"infoxlm": infoxlm, "ablations": ablations, "suite": suite, "promotion": promotion}
+        for name, dag in dags.items():
             compiler.Compiler().compile(dag, str(output / f"{name}.yaml"))
             typer.echo(f"wrote {output / name}.yaml")

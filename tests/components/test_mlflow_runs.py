@@ -35,6 +35,25 @@ def test_a_run_of_the_platform_is_adopted_reopened_and_never_ended(store, monkey
     assert (run_id, run.info.status, run.data.tags["infoxlm.run"]) == (theirs, "RUNNING", "r1")
 
 
+def test_tasks_for_which_the_platform_opens_nested_runs_share_the_outermost(store, monkeypatch):
+    client = mlflow_runs.connect(store)
+    experiment = client.create_experiment("platform", (store / "mlartifacts").as_uri())
+
+    def nested(parent: str) -> str:
+        return client.create_run(experiment, tags={"mlflow.parentRunId": parent}).info.run_id
+
+    whole = client.create_run(experiment).info.run_id
+    for task in (nested(whole), nested(nested(whole))):  # a task, and one of a loop
+        monkeypatch.setenv("MLFLOW_RUN_ID", task)
+        assert open_run(store) == whole
+        mlflow_runs.end_run(whole)
+        mlflow_runs.end_run(task)
+        assert client.get_run(whole).info.status == client.get_run(task).info.status == "RUNNING"
+
+    monkeypatch.delenv("MLFLOW_RUN_ID")
+    assert mlflow_runs.find_or_create(client, "platform", "demo", {"infoxlm.run": "r1"}) == whole
+
+
 def test_a_run_of_ours_ends_and_a_retried_stage_opens_it_again(store):
     run_id = open_run(store)
     mlflow_runs.end_run(run_id, "FAILED")

@@ -8,7 +8,9 @@ import pytest
 from components.adapters import mlflow_runs, mlflow_tracker
 from components.adapters.mlflow_tracker import MlflowTracker
 from infoxlm_core.training.tracker import FileTracker
-from tests.components.conftest import free_port, history, kill, open_run, running_mlflow
+from tests.components.conftest import history, open_run
+from tests.servers.processes import free_port, kill
+from tests.servers.tracking import running_mlflow
 
 
 def test_a_shipped_curve_arrives_whole_and_shipping_it_again_adds_nothing(store):

@@ -9,8 +9,8 @@ from components.adapters import mlflow_runs, model_registry
 from components.adapters.model_registry import Registration
 from infoxlm_core.errors import InputError
 from tests.components.conftest import two_processes
+from tests.components.evaluated import evaluated
 
-CARD = "---\nlanguage: [de, en]\nlicense: mit\n---\n# A tiny encoder\n\nIt knows 26 words.\n"
 METRIC = "retrieval/best"
 
 
@@ -20,7 +20,8 @@ def register(
     run_id = mlflow_runs.open_run("tests", "demo", {"infoxlm.run": name}, store)
     scores = {METRIC: score, "perplexity/de": float("inf")}
     tags = {"corpus": "sha256:c", "test_set": test_set}
-    return model_registry.register(name, encoder, digest, scores, METRIC, run_id, tags, CARD)
+    evaluation = evaluated(store / "evaluation", score)
+    return model_registry.register(name, encoder, digest, scores, {METRIC: 0.0}, run_id, tags, evaluation)
 
 
 def champion(store: Path, name: str = "tiny") -> int:
@@ -44,8 +45,10 @@ def test_the_first_model_becomes_candidate_and_champion(store, tiny_encoders):
     }
 
 
-@pytest.mark.parametrize(("score", "expected"), [(0.6, 2), (0.4, 1), (0.5, 1)], ids=["better", "worse", "as good"])
-def test_the_champion_changes_only_for_a_strictly_better_candidate(store, tiny_encoders, score, expected):
+@pytest.mark.parametrize(
+    ("score", "expected"), [(0.6, 2), (0.4, 1), (0.5, 1), (0.5025, 1)], ids=["better", "worse", "as good", "by chance"]
+)
+def test_the_champion_changes_only_for_a_candidate_that_is_better_for_sure(store, tiny_encoders, score, expected):
     register(store, tiny_encoders["first"], "sha256:1", 0.5)
 
     registration = register(store, tiny_encoders["second"], "sha256:2", score)
@@ -118,9 +121,10 @@ def test_a_lost_answer_makes_no_second_version(store, tiny_encoders, monkeypatch
     assert versions(store) == [1]
 
 
-def test_a_champion_without_the_score_stays_until_somebody_decides(store, tiny_encoders):
+def test_a_champion_without_outcomes_stays_until_somebody_decides(store, tiny_encoders):
     register(store, tiny_encoders["first"], "sha256:1", 0.5)
-    mlflow_runs.connect(store).delete_model_version_tag("tiny", "1", METRIC)
+    [outcomes] = (store / "mlartifacts").rglob("items.parquet")
+    outcomes.unlink()
 
     registration = register(store, tiny_encoders["second"], "sha256:2", 0.9)
 
@@ -133,7 +137,7 @@ def test_without_a_finite_score_nothing_is_registered(store, tiny_encoders, metr
     run_id = mlflow_runs.open_run("tests", "demo", {"infoxlm.run": "r1"}, store)
 
     with pytest.raises(InputError, match=r"metric retrieval/best is .* evaluate again"):
-        model_registry.register("tiny", tiny_encoders["first"], "sha256:1", metrics, METRIC, run_id, {}, CARD)
+        model_registry.register("tiny", tiny_encoders["first"], "sha256:1", metrics, {METRIC: 0.0}, run_id, {}, store)
 
     assert mlflow_runs.connect(store).search_registered_models() == []
 

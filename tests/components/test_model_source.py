@@ -17,8 +17,9 @@ from infoxlm_core.errors import InputError, ShardCorrupt, StorageUnavailable
 from infoxlm_core.model import pretrained
 from infoxlm_core.model.encoder import EncoderSize, initialise
 from infoxlm_core.model.heads import InfoXLM
-from tests.components.conftest import free_port, open_run, upload
+from tests.components.conftest import open_run, upload
 from tests.conftest import VOCABULARY, tiny_config
+from tests.servers.processes import free_port
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -120,7 +121,7 @@ def test_a_wrong_bucket_key_or_server_is_one_line(bucket, tmp_path, monkeypatch)
 @pytest.mark.slow
 def test_a_model_of_the_registry_is_copied_to_where_all_workers_see_it(store, tiny_encoders):
     run_id = open_run(store)
-    model_registry.register("base", tiny_encoders["first"], "sha256:1", {"s": 0.5}, "s", run_id, {}, "# A model")
+    model_registry.register("base", tiny_encoders["first"], "sha256:1", {"s": 0.5}, {"s": 0.0}, run_id, {}, store)
 
     found = model_source.fetch("models:/base@champion", store)
 

@@ -20,7 +20,7 @@ LONGER = {"optimization": {"steps": 60}, "checkpoints": {"every": 5}}
 
 @pytest.fixture(scope="module")
 def cluster():
-    ray_train._start(4)
+    ray_train.start(4)
     yield
     import ray
 

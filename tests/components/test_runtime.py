@@ -176,12 +176,13 @@ def test_the_key_changes_with_config_and_inputs_but_not_with_how_often_to_save()
         (RuntimeError("surprise"), 70, "InfoXLMError"),
     ],
 )
-def test_every_ending_has_one_line_and_its_exit_code(tmp_path, capsys, error, code, name):
+def test_every_ending_has_one_line_and_its_exit_code(tmp_path, capsys, monkeypatch, error, code, name):
+    monkeypatch.setenv("RUN_ID", "run-1")
     with pytest.raises(SystemExit) as ended, runtime.ending_clearly(str(tmp_path), "prepare_corpus"):
         raise error
 
     assert ended.value.code == code
-    outcome = json.loads((tmp_path / "outcome.json").read_text())
+    outcome = json.loads((tmp_path / "outcome/run-1/prepare_corpus.json").read_text())
     assert (outcome["stage"], outcome["code"], outcome["class"]) == ("prepare_corpus", code, name)
     assert capsys.readouterr().err.strip().splitlines()[-1].startswith(f"prepare_corpus: {name}: ")
 

@@ -70,7 +70,7 @@ def test_a_wrong_name_fails_before_anything_is_trained(config, store, change, sa
     with pytest.raises(SystemExit) as ended:
         plan_suite.python_func(suite=values, store=str(store))
 
-    outcome = json.loads((store / "outcome.json").read_text())
+    outcome = json.loads((store / "outcome/by-hand/plan_suite.json").read_text())
     assert ended.value.code == 2 and outcome["stage"] == "plan_suite" and said in outcome["message"]
 
 

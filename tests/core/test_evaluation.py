@@ -4,6 +4,7 @@ import json
 import math
 from pathlib import Path
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -15,6 +16,7 @@ from infoxlm_core.config import EvaluationConfig
 from infoxlm_core.data.aligned import read_held_out
 from infoxlm_core.errors import InputError
 from infoxlm_core.evaluation import draw_pairs, draw_sentences, evaluate
+from infoxlm_core.tasks import items
 from infoxlm_core.tasks.embedding import embed_sentences
 from tests.core.test_embedding import save_model
 
@@ -103,6 +105,29 @@ def test_classifiers_are_scored_by_language(corpus, encoders, classifier, tmp_pa
 
     assert metrics["classification/mean"] == (metrics["classification/en"] + metrics["classification/de"]) / 2
     assert metrics["classification/transfer_gap"] == metrics["classification/en"] - metrics["classification/de"]
+
+
+def test_the_outcomes_by_question_give_back_the_scores(corpus, encoders, classifier, tmp_path):
+    metrics = evaluate(CONFIG, corpus, encoders, {"InfoXLM": classifier}, tmp_path / "out")
+
+    names = ("retrieval/best", "retrieval/no_overlap", "retrieval/contrast", "retrieval/xx_en", "retrieval/en_xx",
+             "retrieval/de", "classification/mean", "classification/en")  # fmt: skip
+    for name in names:
+        answers = items.answers(items.read(tmp_path / "out/items.parquet", "InfoXLM"), name, "en")
+        assert answers.groupby("language").mean().mean() == pytest.approx(metrics[name]), name
+    floor = items.answers(items.read(tmp_path / "out/items.parquet", "no training!"), "retrieval/best", "en")
+    assert floor.groupby("language").mean().mean() == pytest.approx(metrics["no-training/retrieval/best"])
+    for name in ("perplexity/mean", "classification/transfer_gap", "retrieval/best_layer", "nothing"):
+        with pytest.raises(InputError, match=f"{name} has no outcomes by question"):
+            items.answers(items.read(tmp_path / "out/items.parquet", "InfoXLM"), name, "en")
+
+
+def test_no_sentence_can_be_read_from_the_outcomes(corpus, encoders, classifier, tmp_path):
+    evaluate(CONFIG, corpus, encoders, {"InfoXLM": classifier}, tmp_path / "out")
+
+    table = pd.read_parquet(tmp_path / "out/items.parquet")
+    assert not {"a0 b0", "a1 b2"} & set(table.astype(str).to_numpy().ravel())
+    assert table[table["task"] == "retrieval"].groupby("question")["language"].nunique().eq(2).all()
 
 
 def test_a_label_that_the_classifier_does_not_know_is_refused(corpus, encoders, classifier, tmp_path):

@@ -10,7 +10,8 @@ import pytest
 
 from infoxlm_core import manifests, preparation
 from infoxlm_core.config import PreparationConfig
-from infoxlm_core.data.reserved import Reserved, check_leaks, digests
+from infoxlm_core.data.keys import keys
+from infoxlm_core.data.reserved import Reserved, check_leaks
 from infoxlm_core.errors import CorpusTooSmall, EncodingError, EvaluationLeak, InputError, ParallelMismatch
 
 NUMBERS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
@@ -116,17 +117,17 @@ def test_no_form_of_a_held_out_sentence_stays_in_the_training_text(tmp_path):
 
 def test_a_held_out_sentence_that_survives_stops_the_stage(tmp_path, monkeypatch):
     corpora = tsv(tmp_path / "train.tsv", PAIRS), tsv(tmp_path / "test.tsv", PAIRS[7:8])
-    reserved = Reserved(held_out=set(digests(PAIRS[7][1])))
+    reserved = Reserved(held_out=set(keys(PAIRS[7][1:]).equal))
     prepare(tmp_path, *corpora[:1])
     with pytest.raises(EvaluationLeak, match=r"train\.parquet row 8"):
         check_leaks(tmp_path / "out", reserved)
 
     original = preparation.Writer.keep  # a writer that lets through what it should not
 
-    def keep_and_leak(writer, kind, corpus, languages, texts, file):
+    def keep_and_leak(writer, kind, corpus, languages, texts, keys, file):
         if kind == "held_out":
             writer.tables.add("mono/de/train.parquet", (texts[1],))
-        return original(writer, kind, corpus, languages, texts, file)
+        return original(writer, kind, corpus, languages, texts, keys, file)
 
     monkeypatch.setattr(preparation.Writer, "keep", keep_and_leak)
     with pytest.raises(EvaluationLeak, match="kept for evaluation"):

@@ -8,7 +8,15 @@ import torch
 
 from infoxlm_core.tasks import retrieval
 from infoxlm_core.tasks.classification import accuracy_by_language, transfer_gap
-from infoxlm_core.tasks.retrieval import accuracy, find_both, find_nearest, score_layers, shares_no_token, summarise
+from infoxlm_core.tasks.retrieval import (
+    accuracy,
+    find_both,
+    find_hits,
+    find_nearest,
+    score_layers,
+    shares_no_token,
+    summarise,
+)
 
 
 @pytest.fixture
@@ -45,7 +53,7 @@ def test_the_two_directions_can_differ():
         for name, angles in degrees.items()
     }
 
-    scores = score_layers(sides["sources"], sides["targets"], subset=torch.tensor([False, True]))
+    scores = score_layers(find_hits(sides["sources"], sides["targets"]), subset=torch.tensor([False, True]))
 
     assert scores["from_pivot"] == {"all": [0.5], "subset": [0.0]}
     assert scores["to_pivot"] == {"all": [0.5], "subset": [1.0]}

@@ -9,9 +9,10 @@ from transformers import AutoTokenizer
 
 from infoxlm_core import manifests
 from infoxlm_core.config import TokenizationConfig
+from infoxlm_core.data.encoding import meaning
 from infoxlm_core.data.shards import open_shards
 from infoxlm_core.errors import CorpusTooSmall, InputError, TokenizerMismatch
-from infoxlm_core.tokenization import meaning, tokenize
+from infoxlm_core.tokenization import tokenize
 from tests.toy_text import messages
 
 

@@ -92,10 +92,8 @@ def kill_in_pretraining(arguments: list[str], store: Path, patience: int) -> Non
     assert not alive(store)
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory) -> Path:
+def kill_and_start_again(base: Path) -> Path:
     """The store of a run whose driver was killed in the middle of pre-training and that was then started again."""
-    base = tmp_path_factory.mktemp("e2e")
     config, store = write_config(base), base / "store"
     kill_in_pretraining(["run", str(config), "--store", str(store)], store, patience=20)
     (saved,) = store.glob("runs/pretrained-*/saved.json")

@@ -34,7 +34,7 @@ def config(tmp_path) -> Path:
 @pytest.mark.parametrize(
     ("added", "said"),
     [
-        ("pretrianing: {}", "pretrianing: unknown name; known are evaluation, finetuning"),
+        ("pretrianing: {}", "pretrianing: unknown name; known are data_workers, evaluation"),
         ("pretraining: {optimization: {stepz: 3}}", "pretraining.optimization.stepz: unknown name; known are betas"),
         (
             "pretraining: {optimization: {steps: many}}",

@@ -9,14 +9,23 @@ from kfp import compiler
 from infoxlm_core.run_file import RunConfig
 from pipelines.ablations import ablations
 from pipelines.infoxlm import infoxlm
+from pipelines.promotion import promotion
 from pipelines.suite import suite
 
 COMPILED = Path(__file__).parents[2] / "pipelines/compiled"
-DAGS = {"infoxlm": infoxlm, "ablations": ablations, "suite": suite}
+DAGS = {"infoxlm": infoxlm, "ablations": ablations, "suite": suite, "promotion": promotion}
+POOL = {"accelerator", "gpus", "cpu", "memory", "node_selector", "tolerations"}
+PLACE = {"store", "image", "cluster"} | POOL
 
 
 def read(name: str) -> dict:
     return next(yaml.safe_load_all((COMPILED / f"{name}.yaml").read_text()))
+
+
+def platform(name: str) -> dict:
+    """What only Kubernetes understands: settings by executor."""
+    _, second = yaml.safe_load_all((COMPILED / f"{name}.yaml").read_text())
+    return second["platforms"]["kubernetes"]
 
 
 @pytest.mark.parametrize("name", DAGS)
@@ -30,14 +39,13 @@ def test_the_committed_yaml_is_what_the_code_compiles_to(tmp_path, name):
 def test_its_parameters_are_the_sections_of_a_config_and_the_place_to_run():
     parameters = set(read("infoxlm")["root"]["inputDefinitions"]["parameters"])
 
-    assert parameters == set(RunConfig.model_fields) | {"store"}
-    assert len(parameters) <= 10
+    assert parameters == set(RunConfig.model_fields) | PLACE
 
 
 def test_an_ablation_has_trials_where_a_run_has_pretraining_and_registers_nothing():
     parameters = set(read("ablations")["root"]["inputDefinitions"]["parameters"])
 
-    assert parameters == set(RunConfig.model_fields) - {"pretraining", "registration"} | {"store", "trials"}
+    assert parameters == set(RunConfig.model_fields) - {"pretraining", "registration"} | PLACE | {"trials"}
 
 
 @pytest.mark.parametrize("name", DAGS)
@@ -47,7 +55,54 @@ def test_no_step_installs_anything_or_branches_on_text(name):
     assert "pip install" not in text
     assert "condition:" not in text
     images = {executor["container"]["image"] for executor in read(name)["deploymentSpec"]["executors"].values()}
-    assert len(images) == 1 and not images.pop().endswith(":latest")
+    assert images == {"{{$.inputs.parameters['image']}}"} or all("pipelinechannel--image" in image for image in images)
+    assert ":latest" not in text
+
+
+@pytest.mark.parametrize("name", DAGS)
+def test_every_step_runs_as_nobody_and_knows_its_pipeline_run(name):
+    executors = platform(name)["deploymentSpec"]["executors"]
+
+    assert set(executors) == set(read(name)["deploymentSpec"]["executors"])
+    for settings in executors.values():
+        assert settings["securityContext"] == {"runAsUser": "10001", "runAsGroup": "10001", "runAsNonRoot": True}
+        assert {"name": "RUN_ID", "fieldPath": "metadata.labels['pipeline/runid']"} in settings["fieldPathAsEnv"]
+        assert all(entry["optional"] for entry in settings["secretAsEnv"] + settings["configMapAsEnv"])
+
+
+@pytest.mark.parametrize("name", DAGS)
+def test_nothing_runs_for_ever(name):
+    said = platform(name)["pipelineConfig"]
+
+    assert 0 < int(said["activeDeadlineSeconds"]) <= 31 * 86_400 and int(said["resourceTtlOnCompletion"]) > 0
+
+
+def test_a_step_that_trains_passes_its_gpus_on_and_asks_for_none_itself():
+    spec = read("infoxlm")
+    for name in ("pretrain", "finetune"):
+        passed = {
+            entry["field"]: entry.get("applyToTask", False)
+            for entry in spec["components"][f"comp-{name}"]["taskConfigPassthroughs"]
+        }
+        container = spec["deploymentSpec"]["executors"][f"exec-{name}"]["container"]
+        assert passed == {
+            "RESOURCES": False,
+            "KUBERNETES_TOLERATIONS": False,
+            "KUBERNETES_NODE_SELECTOR": False,
+            "ENV": True,
+        }
+        assert {"resourceCount", "resourceType"} <= set(container["resources"]["accelerator"])
+        assert {"nodeSelector", "tolerations"} <= set(
+            platform("infoxlm")["deploymentSpec"]["executors"][f"exec-{name}"]
+        )
+    for name in ("prepare-corpus", "evaluate", "register"):
+        assert "resources" not in spec["deploymentSpec"]["executors"][f"exec-{name}"]["container"]
+
+
+def test_steps_are_tried_again_and_promotions_are_not():
+    for task in read("infoxlm")["root"]["dag"]["tasks"].values():
+        assert task["retryPolicy"]["maxRetryCount"] == 2 and task["retryPolicy"]["backoffDuration"] == "60s"
+    assert not read("promotion")["root"]["dag"]["tasks"]["promote"].get("retryPolicy", {}).get("maxRetryCount")
 
 
 def test_every_step_has_its_inputs_from_the_step_before():
@@ -83,7 +138,7 @@ def test_a_suite_plans_once_loops_over_points_and_always_sums_up():
     loop = next(part for name, part in spec["components"].items() if name.startswith("comp-for-loop"))
     body = spec["components"]["comp-exit-handler-1"]["dag"]["tasks"]
 
-    assert set(spec["root"]["inputDefinitions"]["parameters"]) == {"suite", "store", "num_workers"}
+    assert set(spec["root"]["inputDefinitions"]["parameters"]) == {"suite", "num_workers"} | PLACE - {"cluster"}
     assert set(body) == {"plan-suite", "for-loop-2"} and set(loop["dag"]["tasks"]) == {"measure"}
     assert body["for-loop-2"]["dependentTasks"] == ["plan-suite"]
     last = spec["root"]["dag"]["tasks"]["summarise"]

@@ -1,0 +1,196 @@
+"""The Kubernetes API as the launcher of RayJobs uses it: eight calls, with errors of one line.
+
+Every call has a time limit. What an API server that is busy or away may cost is `NoAnswer`, for the caller to try
+again; a refusal is final.
+"""
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from infoxlm_core.errors import InputError
+
+logger = logging.getLogger(__name__)
+
+Job = dict[str, Any]
+
+ROLE = "infoxlm-runner"
+SUBMITTER = "ray-job-submitter"
+_MOUNTED = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_SECONDS = (5, 30)  # to connect, to answer
+_LATER = (408, 409, 410, 429)  # time is over, changed meanwhile, too old, too many requests
+_AT = {"group": "ray.io", "version": "v1", "plural": "rayjobs"}
+
+
+class NoAnswer(Exception):
+    """The API server does not answer, or not now: the same call may work in a moment."""
+
+
+class AlreadyExists(Exception):
+    """There is an object of that name."""
+
+
+def connect() -> "RayJobs":
+    """The RayJobs of the namespace in which this process runs.
+
+    Raises:
+        InputError: this process runs in no pod.
+    """
+    from kubernetes import client, config
+
+    try:
+        config.load_incluster_config()  # the token in it is read again before it expires
+        namespace = (_MOUNTED / "namespace").read_text().strip()
+    except (config.ConfigException, OSError) as error:
+        raise InputError(
+            f"no access to Kubernetes ({error}): a step with `cluster` set runs in a pod, as {ROLE}"
+        ) from None
+    return RayJobs(client.ApiClient(), namespace)
+
+
+def own_pod() -> Job | None:
+    """An owner reference to the pod of this process: when the pod is deleted, what it owns goes too."""
+    name, uid = os.environ.get("KFP_POD_NAME"), os.environ.get("KFP_POD_UID")
+    if not (name and uid):
+        logger.info("KFP_POD_NAME and KFP_POD_UID are not set: the job will not go with this pod")
+        return None
+    owner = {"apiVersion": "v1", "kind": "Pod", "name": name, "uid": uid}
+    return {**owner, "controller": False, "blockOwnerDeletion": False}
+
+
+class RayJobs:
+    """The RayJobs of a namespace, the log of their submitters and what the cluster says of their pods."""
+
+    def __init__(self, api: Any, namespace: str) -> None:
+        from kubernetes import client
+
+        self.namespace = namespace
+        self._at = {**_AT, "namespace": namespace}
+        self._client, self._custom, self._core = api, client.CustomObjectsApi(api), client.CoreV1Api(api)
+
+    def create(self, body: Job) -> None:
+        """Create a job; raises AlreadyExists."""
+        body = {**body, "metadata": {**body["metadata"], "namespace": self.namespace}}
+        with self._answering("create"):
+            self._custom.create_namespaced_custom_object(**self._at, body=body, _request_timeout=_SECONDS)
+
+    def get(self, name: str) -> Job | None:
+        """The job as it is now, if there is one."""
+        with self._answering("get", missing_is_fine=True):
+            return self._custom.get_namespaced_custom_object(**self._at, name=name, _request_timeout=_SECONDS)
+        return None
+
+    def watch(self, name: str, seconds: int) -> Iterator[Job]:
+        """The job whenever it changes, for so many seconds or until it is deleted."""
+        from kubernetes import watch
+
+        with self._answering("watch"):
+            events = watch.Watch().stream(
+                self._custom.list_namespaced_custom_object,
+                **self._at,
+                field_selector=f"metadata.name={name}",
+                timeout_seconds=seconds,
+                _request_timeout=(_SECONDS[0], seconds + 15),  # a connection may die without a word
+            )
+            for event in events:
+                if event["type"] == "DELETED":
+                    return
+                yield event["object"]
+
+    def adopt(self, name: str, owner: Job) -> None:
+        """Make an owner the only one of a job."""
+        path = "/apis/{group}/{version}/namespaces/{namespace}/{plural}/".format(**self._at) + name
+        with self._answering("patch"):  # the client's own method sends a kind of patch that custom objects refuse
+            self._client.call_api(
+                path,
+                "PATCH",
+                header_params={"Content-Type": "application/merge-patch+json", "Accept": "application/json"},
+                body={"metadata": {"ownerReferences": [owner]}},
+                auth_settings=["BearerToken"],
+                response_type="object",
+                _return_http_data_only=True,
+                _request_timeout=_SECONDS,
+            )
+
+    def delete(self, name: str) -> None:
+        """Delete a job, and the job only after its pods; it may be gone already."""
+        from kubernetes import client
+
+        with self._answering("delete", missing_is_fine=True):
+            self._custom.delete_namespaced_custom_object(
+                **self._at,
+                name=name,
+                body=client.V1DeleteOptions(propagation_policy="Foreground"),
+                _request_timeout=(5, 10),  # whoever stops has little time
+            )
+
+    def submitters(self, name: str) -> list[Any]:
+        """Pods that have submitted a job or follow its log, oldest first."""
+        with self._answering("list", "pods"):
+            found = self._core.list_namespaced_pod(
+                self.namespace, label_selector=f"job-name={name}", _request_timeout=_SECONDS
+            )
+            return sorted(found.items, key=lambda pod: pod.metadata.creation_timestamp)
+
+    def log(self, pod: str, since_seconds: int | None) -> Iterator[str]:
+        """Lines of a submitter's log as they come, each behind its time stamp."""
+        limit = {} if since_seconds is None else {"since_seconds": since_seconds}
+        with self._answering("get", "pods/log", missing_is_fine=True):
+            lines = self._core.read_namespaced_pod_log(
+                pod, self.namespace, container=SUBMITTER, follow=True, timestamps=True, **limit,
+                _preload_content=False, _request_timeout=(_SECONDS[0], 60),
+            )  # fmt: skip
+            try:
+                for line in lines:
+                    yield line.decode("utf-8", "replace").rstrip("\r\n")
+            finally:
+                lines.close()
+
+    def why_waiting(self, name: str) -> str:
+        """The last event about a job's pods that says why they do not run, or nothing."""
+        with self._answering("list", "events"):
+            events = self._core.list_namespaced_event(
+                self.namespace, field_selector="type=Warning", limit=500, _request_timeout=_SECONDS
+            ).items
+        mark = name.rpartition("-")[2]  # the digest in its name; operators shorten names from the left
+        about = [event for event in events if mark in (event.involved_object.name or "") and event.message]
+        return " ".join(about[-1].message.split())[:300] if about else ""
+
+    @contextlib.contextmanager
+    def _answering(self, verb: str, resource: str = "rayjobs", missing_is_fine: bool = False) -> Iterator[None]:
+        """Errors of the API as ours, one line each."""
+        import urllib3
+        from kubernetes.client import ApiException
+
+        what = f"{verb} {resource} in namespace {self.namespace}"
+        try:
+            yield
+        except ApiException as error:
+            said = " ".join(f"{error.status} {error.reason} {_message(error)}".split())[:300]
+            if error.status == 404 and missing_is_fine:
+                return
+            if error.status == 409 and verb == "create":
+                raise AlreadyExists from None
+            if error.status in (401, 403):
+                raise InputError(f"Kubernetes refuses to {what} ({said}): check Role {ROLE} and its binding") from None
+            starting = error.status == 400 and resource == "pods/log"  # the container is not there yet
+            if error.status and 400 <= error.status < 500 and error.status not in _LATER and not starting:
+                raise InputError(
+                    f"Kubernetes cannot {what} ({said}): check KubeRay's version and the settings"
+                ) from None
+            raise NoAnswer(said) from None
+        except (urllib3.exceptions.HTTPError, ValueError, OSError) as error:  # also half a line of JSON
+            raise NoAnswer(" ".join(str(error).split())[:300]) from None
+
+
+def _message(error: Any) -> str:
+    """What the API server explains, out of the JSON that it answers with."""
+    import json
+
+    try:
+        return str(json.loads(error.body)["message"])
+    except (ValueError, KeyError, TypeError):
+        return ""

@@ -1,0 +1,170 @@
+"""Where a training runs on a cluster: the file that a platform engineer fills in, and what a step gets of it.
+
+One file, such as configs/cluster.yaml, says all that depends on the cluster. `ClusterFile.parameters` makes it the
+parameters of a pipeline. The one called `cluster` reaches every training step as a `ClusterConfig`; empty, the step
+trains in its own process.
+"""
+
+import re
+from typing import Annotated, Any, Self
+
+from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
+
+from infoxlm_core.config import StageConfig
+from infoxlm_core.errors import ConfigError
+
+Cores = Annotated[str, Field(pattern=r"^\d+(\.\d+)?m?$", coerce_numbers_to_str=True)]
+Bytes = Annotated[str, Field(pattern=r"^[1-9]\d*(Mi|Gi|Ti)$")]
+KubernetesName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$", max_length=253)]
+Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+
+_DIGEST = re.compile(r"[^\s@]+@sha256:([0-9a-f]{64})")
+_SECRET = re.compile(r"SECRET|TOKEN|PASSWORD|ACCESS_KEY|CREDENTIAL", re.IGNORECASE)
+
+
+def is_secret(variable: str) -> bool:
+    """Whether an environment variable of this name holds what must not stand in a manifest."""
+    return bool(_SECRET.search(variable))
+
+
+def by_digest(image: str) -> str:
+    """Check that an image is named by its content; a tag may be another image tomorrow."""
+    if not _DIGEST.fullmatch(image):
+        raise ValueError(f"{image!r} is no image by digest: write name@sha256:…, as `docker push` prints it")
+    return image
+
+
+class RayConfig(StageConfig):
+    """How a training becomes a RayJob, apart from its image and its GPUs."""
+
+    service_account: KubernetesName = "infoxlm-ray"
+    """Of the Ray pods: it needs no right in Kubernetes, only what reading and writing the store takes."""
+
+    environment: dict[Variable, str] = Field(default_factory=dict)
+    """Constants for the Ray pods; MLFLOW_* and AWS_ENDPOINT_URL* of the step are passed on anyway."""
+
+    environment_from: list[KubernetesName] = Field(default_factory=list)
+    """Secrets of the namespace whose entries become environment variables; with web identity none is needed."""
+
+    queue: KubernetesName | None = None
+    """Kueue's LocalQueue that admits the job; none: it starts at once."""
+
+    priority_class: KubernetesName | None = None
+
+    start_seconds: PositiveInt = 3600
+    """How long to wait for GPUs, in the queue and for pods, before the step gives up."""
+
+    run_seconds: PositiveInt = 14 * 86_400
+    """How long one job may hold them. A training goes on from its checkpoint when the step is tried again."""
+
+    grace_seconds: PositiveInt = 120
+    """How long a Ray pod that must go may still run: twice the time that saving takes."""
+
+    shared_memory: Bytes = "16Gi"
+    """/dev/shm of a worker pod, part of its memory."""
+
+    head_cpu: Cores = "2"
+    head_memory: Bytes = "8Gi"
+    """The head trains nothing; it runs the program that starts the workers."""
+
+    head_node_selector: dict[str, str] = Field(default_factory=dict)
+
+    retries: NonNegativeInt = 3
+    """How often a job that ended with "try again" (exit code 75) is started anew."""
+
+    @field_validator("environment")
+    @classmethod
+    def _no_secrets(cls, environment: dict[str, str]) -> dict[str, str]:
+        for name in environment:
+            if is_secret(name):
+                raise ValueError(
+                    f"{name} would stand in every manifest: put it into a Secret, named in environment_from"
+                )
+        return environment
+
+
+class ClusterConfig(RayConfig):
+    """What a training step is told."""
+
+    image: str
+    """The image of the Ray pods, by digest: name@sha256:…"""
+
+    _image = field_validator("image")(by_digest)
+
+
+class Pool(StageConfig):
+    """The machines that train: what one worker pod asks for, and where it may run."""
+
+    accelerator: str = "nvidia.com/gpu"
+    """The extended resource that a GPU is to Kubernetes."""
+
+    gpus: NonNegativeInt = 1
+    """GPUs of one worker pod, a training worker each; 0: pods without, one training worker each."""
+
+    cpu: Cores = "8"
+    memory: Bytes = "64Gi"
+    node_selector: dict[str, str] = Field(default_factory=dict)
+    tolerations: list[dict[str, Any]] = Field(default_factory=list)
+    """As in a pod: {key, operator, value, effect}."""
+
+    @field_validator("tolerations")
+    @classmethod
+    def _known(cls, tolerations: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        known = {"key", "operator", "value", "effect", "tolerationSeconds"}
+        for toleration in tolerations:
+            if unknown := sorted(set(toleration) - known):
+                raise ValueError(f"{unknown[0]!r}: a toleration knows {', '.join(sorted(known))}")
+        return tolerations
+
+
+class ClusterFile(StageConfig):
+    """One YAML file: everything that depends on the cluster and on nothing else."""
+
+    image: str
+    """The one image of all steps and Ray pods, by digest."""
+
+    store: Annotated[str, Field(pattern=r"^s3://[^/\s]+(/[^\s]+)?$")]
+    """Where artifacts and checkpoints are: s3://bucket/prefix."""
+
+    pipeline_root: Annotated[str, Field(pattern=r"^[a-z0-9]+://[^\s]+$")]
+    """Where Kubeflow keeps its own small files."""
+
+    service_account: KubernetesName = "infoxlm-runner"
+    """Of the steps: it may create RayJobs."""
+
+    experiment: str = "infoxlm"
+    """In Kubeflow and in MLflow."""
+
+    pool: Pool = Pool()
+    ray: RayConfig = RayConfig()
+
+    _image = field_validator("image")(by_digest)
+
+    @model_validator(mode="after")
+    def _memory_suffices(self) -> Self:
+        if _bytes(self.ray.shared_memory) > _bytes(self.pool.memory):
+            raise ValueError(
+                f"ray.shared_memory ({self.ray.shared_memory}) is part of pool.memory ({self.pool.memory})"
+            )
+        return self
+
+    def parameters(self) -> dict[str, Any]:
+        """The parameters of a pipeline that say where it runs.
+
+        Raises:
+            ConfigError: the image is still the placeholder.
+        """
+        if set(self.image.rpartition(":")[2]) == {"0"}:
+            raise ConfigError(
+                f"image: {self.image} is a placeholder: put the digest that pushing your image has printed"
+            )
+        return {
+            "store": self.store,
+            "image": self.image,
+            **self.pool.model_dump(mode="json"),
+            "cluster": {"image": self.image, **self.ray.model_dump(mode="json", exclude_none=True)},
+        }
+
+
+def _bytes(quantity: str) -> int:
+    return int(quantity[:-2]) << {"Mi": 20, "Gi": 30, "Ti": 40}[quantity[-2:]]

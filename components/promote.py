@@ -1,0 +1,45 @@
+"""Component: a registered model -> champion, if it is shown to be better than the present one."""
+
+from kfp import dsl
+
+from components.stage import stage
+
+
+@stage
+def promote(
+    model: str,
+    gate: dict,
+    store: str,
+    metrics: dsl.Output[dsl.Metrics],
+    to: str = "",
+    by_hand: str = "",
+    image: str = "",
+):
+    """Compare a registered model with the champion on the same questions; move the alias if it is better.
+
+    The step fails with NotPromoted if it is not.
+
+    Args:
+        model: models:/NAME@ALIAS or models:/NAME/VERSION.
+        gate: metric -> least gain; the 95 % interval must lie above it.
+        store: directory of the local registry, if MLFLOW_TRACKING_URI names no server.
+        to: another registered model of the same server that it is copied to, and compared with the champion of.
+        by_hand: why the gate is not asked.
+        image: of this step, for the record.
+        metrics: version, and for each metric of the gate the gain with its interval.
+    """
+    import os
+
+    from components import runtime
+    from components.adapters import mlflow_runs, promoting
+
+    with runtime.ending_clearly(store, "promote"):
+        os.environ["INFOXLM_IMAGE"] = image
+        run = runtime.run_id(store)
+        mlflow_runs.log_params(run, {"promotion": {"model": model, "gate": gate, "to": to, "by_hand": by_hand}})
+        done = promoting.run(model, gate, runtime.local(store), to, by_hand)
+        metrics.log_metric("version", done.version)
+        for metric, figure in done.verdict.figures.items():
+            for name in ("gain", "lower", "upper"):
+                metrics.log_metric(f"{metric.replace('/', '_')}_{name}", figure[name])
+                mlflow_runs.log_metrics(run, {f"{metric}/{name}": figure[name]})

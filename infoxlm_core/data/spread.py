@@ -1,0 +1,54 @@
+"""Work on tables, a chunk of rows at a time: here, in several processes, or on the machines of whoever calls a stage.
+
+A stage says what is to be done to each chunk; a `Spread` has it done and gives the results in the order of the chunks.
+So nothing that a stage writes depends on who worked for it.
+"""
+
+import multiprocessing
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+
+import pyarrow as pa
+
+CHUNK = 4096
+"""Rows of one chunk."""
+
+Work = Callable[[pa.Table], pa.Table]
+"""A pure function that other processes can import, or a `functools.partial` of one."""
+
+Spread = Callable[[Work, Iterable[pa.Table]], Iterator[pa.Table]]
+"""Gives one result for each chunk, in order. Chunks are read in the caller's thread, only some of them ahead."""
+
+
+def here(work: Work, chunks: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Work in this process."""
+    return map(work, chunks)
+
+
+def over_processes(count: int) -> Spread:
+    """Return a `Spread` over so many processes of this machine."""
+
+    def spread(work: Work, chunks: Iterable[pa.Table]) -> Iterator[pa.Table]:
+        spawn = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
+        waiting: deque[Future[pa.Table]] = deque()
+        with ProcessPoolExecutor(count, spawn, initializer=_take, initargs=(work,)) as pool:
+            for chunk in chunks:
+                waiting.append(pool.submit(_do, chunk))
+                if len(waiting) > 4 * count:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+
+    return spread
+
+
+_taken: list[Work] = []  # by this process: work may hold a model, which is not sent with every chunk
+
+
+def _take(work: Work) -> None:
+    _taken[:] = [work]
+
+
+def _do(chunk: pa.Table) -> pa.Table:
+    return _taken[0](chunk)

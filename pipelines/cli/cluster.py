@@ -1,0 +1,103 @@
+"""Commands on a cluster: submit, cancel."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from components.cluster import ClusterFile
+from infoxlm_core import run_file
+from infoxlm_core.config import SuiteConfig
+from pipelines.cli.app import app, ending_clearly
+
+Host = Annotated[str, typer.Option(envvar="KF_PIPELINES_ENDPOINT", help="Address of Kubeflow Pipelines: https://…")]
+
+
+@app.command()
+def submit(
+    config: Annotated[Path, typer.Argument(help="YAML file of the run; with --pipeline suite that of a suite.")],
+    cluster: Annotated[Path, typer.Option(help="YAML file of the cluster; see configs/cluster.yaml.")],
+    host: Host,
+    pipeline: Annotated[
+        Literal["infoxlm", "ablations", "suite", "promotion"],
+        typer.Option(help="promotion: of the candidate that the file's registration names, by its gate."),
+    ] = "infoxlm",
+    variants: Annotated[Path, typer.Option(help="Of ablations: as in `ablate`.")] = Path("configs/ablations.yaml"),
+    only: Annotated[str, typer.Option(help="Of ablations: variants; of suite: tasks. Separated by commas.")] = "",
+    seeds: Annotated[str, typer.Option(help="Of ablations: seeds of every variant.")] = "1,2,3",
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Override a value, as in `run`. Repeatable.")] = None,
+    name: Annotated[str, typer.Option(help="Of the run; default: those of file and pipeline.")] = "",
+    experiment: Annotated[str, typer.Option(help="Default: that of the cluster's file.")] = "",
+    namespace: Annotated[str, typer.Option(help="Of the run, where Kubeflow has many users.")] = "",
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Run every step, whatever Kubeflow remembers.")] = False,
+    wait: Annotated[bool, typer.Option(help="Follow the run to its end, and end as it does.")] = True,
+):
+    """Start a pipeline on a Kubernetes cluster with Kubeflow Pipelines; follow it to its end.
+
+    All is checked before anything is sent. Ctrl-C ends the waiting, not the run. What is finished is found by the next
+    run with the same settings, and a training goes on from its checkpoint: to try again, submit again.
+    """
+    with ending_clearly():
+        place = run_file.load_as(ClusterFile, cluster)
+        chosen = [part.strip() for part in only.split(",") if part.strip()]
+        arguments = prepare(pipeline, config, place, set_ or [], variants, chosen, seeds)
+        from pipelines import submit as kubeflow
+
+        declared = kubeflow.declared(kubeflow.read_compiled(pipeline)[0])
+        where = {key: value for key, value in place.parameters().items() if key in declared}
+        submission = kubeflow.Submission(
+            pipeline,
+            where | arguments,
+            name or (config.stem if pipeline in ("infoxlm", "suite") else f"{config.stem}-{pipeline}"),
+            experiment or place.experiment,
+            place.service_account,
+            place.pipeline_root,
+            not no_cache,
+        )
+        kubeflow.check(pipeline, kubeflow.read_compiled(pipeline)[0], submission.parameters)
+        client = kubeflow.connect(host, namespace)
+        run = kubeflow.create(client, host, submission)
+        typer.echo(f"run         {run}\npage        {kubeflow.page(host, run)}")
+        if not wait:
+            return
+        try:
+            state = kubeflow.follow(client, host, run, typer.echo)
+        except KeyboardInterrupt:
+            typer.echo(f"\nthe run goes on; to end it: infoxlm cancel {run} --host {host}")
+            return
+        if state != "SUCCEEDED":
+            raise kubeflow.failure(state, run, place.store)
+
+
+@app.command()
+def cancel(run: Annotated[str, typer.Argument(help="Id of the run, as `submit` prints it.")], host: Host):
+    """End a run on a cluster; its trainings save a checkpoint first."""
+    with ending_clearly():
+        from pipelines import submit as kubeflow
+
+        client = kubeflow.connect(host)
+        with kubeflow.answering(host):
+            client.terminate_run(run)
+        typer.echo(f"asked for the end of {run}")
+
+
+def prepare(
+    pipeline: str, config: Path, place: ClusterFile, changes: list[str], variants: Path, only: list[str], seeds: str
+) -> dict[str, Any]:
+    """The parameters of a pipeline that say what to do, checked as a local run checks them."""
+    if pipeline == "suite":
+        checked = run_file.load_as(SuiteConfig, config, changes).choose(only)
+        return {"suite": checked.listed(), "num_workers": place.pool.gpus if place.pool.gpus > 1 else 0}
+    run = run_file.load(config, changes)
+    if pipeline == "promotion":
+        return {"model": f"models:/{run.registration.name}@candidate", "gate": run.registration.gates}
+    from pipelines import local, trials
+    from pipelines.ablations import ablations
+    from pipelines.infoxlm import infoxlm
+
+    if not run.num_workers:
+        raise run_file.ConfigError(f"{config}: num_workers is 0: a cluster trains on Ray workers: --set num_workers=8")
+    if pipeline == "infoxlm":
+        return local.sections(run, infoxlm)
+    planned = trials.plan(run, variants, only, trials.read_seeds(seeds))
+    return local.sections(run, ablations) | {"trials": planned}

@@ -1,0 +1,70 @@
+"""Commands on the registry: promote, rollback."""
+
+from typing import Annotated
+
+import typer
+
+from infoxlm_core.errors import ConfigError
+from pipelines.cli.app import Store, app, ending_clearly
+
+
+@app.command()
+def promote(
+    model: Annotated[str, typer.Argument(help="models:/NAME@ALIAS or models:/NAME/VERSION, such as @candidate.")],
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="NAME or NAME=MARGIN: the 95 % interval of the gain must lie above MARGIN; below 0 it is the loss "
+            "that is tolerated. Repeatable: all must. Default: retrieval/best=0."
+        ),
+    ] = None,
+    to: Annotated[
+        str,
+        typer.Option(help="Copy the model first: NAME, or URI/NAME of another server; then compare with its champion."),
+    ] = "",
+    by_hand: Annotated[str, typer.Option(help="Why it becomes champion whatever the gate says.")] = "",
+    store: Store = "runs",
+):
+    """Make a registered model champion if it is better than the present one on the same questions.
+
+    Better: a paired bootstrap interval of the gain lies above the margin. Who, when, why, from which data and code is
+    written to the version and its run before the alias moves. Where INFOXLM_VERIFYING_KEY is set, it must be signed.
+
+    Credentials of the other server of --to are those of MLflow with TARGET_ in front: TARGET_MLFLOW_TRACKING_TOKEN.
+    """
+    with ending_clearly():
+        gate = read_gate(metric or ["retrieval/best"])
+        from components import runtime
+        from components.adapters import promoting
+
+        done = promoting.run(model, gate, runtime.local(store), to, by_hand)
+        typer.echo(f"models:/{done.name}@champion is version {done.version}: {done.verdict.reason}")
+
+
+@app.command()
+def rollback(
+    name: Annotated[str, typer.Argument(help="Of the registered model.")],
+    reason: Annotated[str, typer.Option(help="Why; it is written to both versions.")],
+    store: Store = "runs",
+):
+    """Make the version champion again that the present one replaced. Called again it changes nothing."""
+    with ending_clearly():
+        from components import runtime
+        from components.adapters import mlflow_runs, promotion
+
+        number = promotion.roll_back(mlflow_runs.connect(runtime.local(store)), name, reason)
+        typer.echo(f"models:/{name}@champion is version {number}")
+
+
+def read_gate(metrics: list[str]) -> dict[str, float]:
+    """NAME or NAME=MARGIN -> metric: least gain."""
+    gate = {}
+    for said in metrics:
+        name, _, margin = said.partition("=")
+        try:
+            gate[name] = float(margin or 0)
+        except ValueError:
+            raise ConfigError(f"--metric {said}: {margin!r} is no number: write retrieval/best=0.005") from None
+        if not -1 < gate[name] < 1:
+            raise ConfigError(f"--metric {said}: scores are shares from 0 to 1, and so are margins")
+    return gate

@@ -1,0 +1,56 @@
+"""Where steps run on a cluster: image, settings of the namespace, GPU pool, retries. A local run ignores all of it."""
+
+from typing import Any, NamedTuple
+
+from kfp import dsl, kubernetes
+
+ENVIRONMENT = "infoxlm-environment"
+"""ConfigMap of the namespace: where S3 and MLflow are."""
+STORE_KEYS, MLFLOW_LOGIN = "infoxlm-store", "infoxlm-mlflow"
+"""Secrets of the namespace; neither need exist where pods have identities of their own."""
+
+_SETTINGS = ("AWS_ENDPOINT_URL", "AWS_DEFAULT_REGION", "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME")
+
+
+LIMITS = dsl.PipelineConfig(active_deadline_seconds=30 * 86_400, ttl_seconds_after_finished=7 * 86_400)
+"""Nothing runs for ever, and what has ended is cleared away; results are in the store and in MLflow."""
+
+
+class Pool(NamedTuple):
+    """The pipeline's parameters that say what one training worker pod asks for, and where it may run."""
+
+    accelerator: Any
+    gpus: Any
+    cpu: Any
+    memory: Any
+    node_selector: Any
+    tolerations: Any
+
+
+def place(image: Any, *tasks: dsl.PipelineTask) -> None:
+    """Let steps run in our image, know their pipeline run, and find S3 and MLflow.
+
+    Nothing of this changes a result: environment is no part of KFP's cache key.
+    """
+    for task in tasks:
+        task.set_container_image(image)
+        kubernetes.use_field_path_as_env(task, "RUN_ID", "metadata.labels['pipeline/runid']")
+        kubernetes.use_field_path_as_env(task, "SERVICE_ACCOUNT", "spec.serviceAccountName")
+        kubernetes.use_config_map_as_env(task, ENVIRONMENT, {name: name for name in _SETTINGS}, optional=True)
+        _use(task, STORE_KEYS, "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+        _use(task, MLFLOW_LOGIN, "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
+        kubernetes.set_security_context(task, run_as_user=10001, run_as_group=10001, run_as_non_root=True)
+        task.set_retry(2, backoff_duration="60s", backoff_factor=2.0)
+
+
+def train_on(pool: Pool, *tasks: dsl.PipelineTask) -> None:
+    """Give GPUs, and where they are, to steps; one that launches a RayJob passes them on to it."""
+    for task in tasks:
+        task.set_accelerator_type(pool.accelerator).set_accelerator_limit(pool.gpus)
+        task.set_cpu_limit(pool.cpu).set_memory_limit(pool.memory)
+        kubernetes.add_node_selector_json(task, pool.node_selector)
+        kubernetes.add_toleration_json(task, pool.tolerations)
+
+
+def _use(task: dsl.PipelineTask, secret: str, *names: str) -> None:
+    kubernetes.use_secret_as_env(task, secret, {name: name for name in names}, optional=True)

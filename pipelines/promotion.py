@@ -1,0 +1,35 @@
+"""The DAG of a promotion: one step, so that who promoted what, and why, stands where all other runs stand."""
+
+from kfp import dsl
+
+from components.promote import promote
+from components.stage import IMAGE
+from pipelines.placing import LIMITS, place
+
+
+@dsl.pipeline(
+    name="infoxlm-promotion",
+    description="A registered model becomes champion if it is better for sure.",
+    pipeline_config=LIMITS,
+)
+def promotion(
+    model: str,
+    store: str,
+    gate: dict = {"retrieval/best": 0.0},  # noqa: B006
+    to: str = "",
+    by_hand: str = "",
+    image: str = IMAGE,
+):
+    """Compare a model with the champion; move the alias, or fail with the figures.
+
+    Args:
+        model: models:/NAME@ALIAS or models:/NAME/VERSION.
+        store: directory, or s3://bucket/prefix, where a step says why it failed.
+        gate: metric -> least gain; the 95 % interval must lie above it.
+        to: another registered model of the same server that it is copied to.
+        by_hand: why the gate is not asked.
+        image: of the step; on a cluster by digest.
+    """
+    promoted = promote(model=model, gate=gate, store=store, to=to, by_hand=by_hand, image=image)
+    place(image, promoted.set_caching_options(False))
+    promoted.set_retry(0)  # a refusal stays a refusal

@@ -1,0 +1,242 @@
+"""Start a compiled pipeline on a cluster with Kubeflow Pipelines, follow it, and say how it ended.
+
+Everything is checked before anything is sent: the server takes any parameters, and a misspelt one would be found out
+by the first step that misses it. The client of Kubeflow knows how to log in; its way to start a run knows neither the
+platform's part of a compiled pipeline nor plugins, so that the request is made here.
+"""
+
+import contextlib
+import copy
+import io
+import json
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from infoxlm_core.errors import ConfigError, InfoXLMError, InputError, StorageUnavailable, WorkerLost
+
+COMPILED = Path(__file__).parent / "compiled"
+PIPELINES = ("infoxlm", "ablations", "suite", "promotion")
+LARGEST = 120 * 1024
+"""Bytes of one parameter: it becomes an argument of a process, and Linux takes 128 KiB."""
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "STRING": (str,),
+    "NUMBER_INTEGER": (int,),
+    "NUMBER_DOUBLE": (int, float),
+    "BOOLEAN": (bool,),
+    "STRUCT": (dict,),
+    "LIST": (list,),
+}
+_ENDED = ("SUCCEEDED", "SKIPPED", "FAILED", "CANCELED")
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A run of a pipeline on a cluster."""
+
+    pipeline: str
+    parameters: Mapping[str, Any]
+    name: str
+    experiment: str = "infoxlm"
+    service_account: str = ""
+    pipeline_root: str = ""
+    caching: bool = True
+
+
+def read_compiled(pipeline: str) -> tuple[dict, dict]:
+    """A compiled pipeline: what runs, and, beside it, what only Kubernetes understands.
+
+    Raises:
+        ConfigError: there is none of this name.
+    """
+    path = COMPILED / f"{pipeline}.yaml"
+    if not path.is_file():
+        raise ConfigError(f"{path}: no compiled pipeline: run `infoxlm compile`")
+    spec, *platform = yaml.safe_load_all(path.read_text(encoding="utf-8"))
+    return spec, platform[0] if platform else {}
+
+
+def declared(spec: Mapping[str, Any]) -> dict[str, dict]:
+    """The parameters of a pipeline: type, default, whether it may be left out."""
+    return spec["root"].get("inputDefinitions", {}).get("parameters", {})
+
+
+def check(pipeline: str, spec: Mapping[str, Any], parameters: Mapping[str, Any]) -> None:
+    """Compare parameters with what a pipeline declares.
+
+    Raises:
+        ConfigError: one is unknown, missing, of another type or too large.
+    """
+    known = declared(spec)
+    if unknown := sorted(set(parameters) - set(known)):
+        raise ConfigError(f"{pipeline} has no parameter {unknown[0]}; known are {', '.join(sorted(known))}")
+    for name, said in known.items():
+        if name not in parameters:
+            if not said.get("isOptional") and "defaultValue" not in said:
+                raise ConfigError(f"{pipeline} needs parameter {name}: give it")
+            continue
+        value, kinds = parameters[name], _TYPES[said["parameterType"]]
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            raise ConfigError(f"{pipeline}: parameter {name} is {value!r:.60}, not of type {said['parameterType']}")
+        if (size := len(json.dumps(value).encode())) > LARGEST:
+            raise ConfigError(f"{pipeline}: parameter {name} has {size} bytes, more than {LARGEST}: split the run")
+
+
+def without_cache(spec: Mapping[str, Any]) -> dict:
+    """The pipeline with every task always run, those inside loops too."""
+    changed = copy.deepcopy(dict(spec))
+    for part in (changed["root"], *changed["components"].values()):
+        for task in part.get("dag", {}).get("tasks", {}).values():
+            task["cachingOptions"] = {}
+    return changed
+
+
+def connect(host: str, namespace: str = "") -> Any:
+    """A client of Kubeflow Pipelines that has reached its server.
+
+    It logs in by the variables that its makers define (KF_PIPELINES_…); a bearer token may be in KF_PIPELINES_TOKEN.
+
+    Raises:
+        StorageUnavailable: nobody answers there.
+        InputError: the server refuses.
+    """
+    from kfp import client as kfp
+
+    class Client(kfp.Client):
+        def get_kfp_healthz(self, sleep_duration: int = 5) -> Any:  # theirs tries for half a minute, with tracebacks
+            return self._healthz_api.healthz_service_get_healthz()
+
+    file = os.environ.get("KF_PIPELINES_SA_TOKEN_PATH")
+    options: dict[str, Any] = {
+        "existing_token": os.environ.get("KF_PIPELINES_TOKEN"),
+        "credentials": kfp.ServiceAccountTokenVolumeCredentials(file) if file else None,
+        "ssl_ca_cert": os.environ.get("SSL_CERT_FILE"),
+    }
+    with answering(host), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        client = Client(host, namespace=namespace or "kubeflow", **options)
+        client.get_kfp_healthz()
+    return client
+
+
+@contextlib.contextmanager
+def answering(host: str) -> Iterator[None]:
+    """Turn the errors of the client into ours, one line each; what it prints is left out.
+
+    Raises:
+        StorageUnavailable: the server does not answer, or with a 5xx.
+        InputError: it answers, and refuses.
+    """
+    import kfp_server_api
+    import urllib3
+
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    except kfp_server_api.ApiException as error:
+        said = _one_line(error.body or error.reason)
+        if error.status and error.status < 500:
+            raise InputError(f"{host} refuses ({error.status}: {said})") from None
+        raise StorageUnavailable(f"{host} does not answer ({error.status}: {said}): try again") from None
+    except (urllib3.exceptions.HTTPError, OSError) as error:
+        raise StorageUnavailable(f"{host} does not answer ({_one_line(error)}): check --host, or try again") from None
+
+
+def create(client: Any, host: str, submission: Submission) -> str:
+    """Start a run; return its id.
+
+    Raises:
+        ConfigError: a parameter is wrong; nothing has been sent.
+        InputError, StorageUnavailable: the server refuses, or does not answer.
+    """
+    import kfp_server_api as api
+
+    spec, platform = read_compiled(submission.pipeline)
+    check(submission.pipeline, spec, submission.parameters)
+    spec = spec if submission.caching else without_cache(spec)
+    described = {"pipeline_spec": spec} | ({"platform_spec": platform} if platform else {})
+    with answering(host):
+        experiment = client.create_experiment(submission.experiment)
+        run = api.V2beta1Run(
+            display_name=submission.name,
+            experiment_id=experiment.experiment_id,
+            service_account=submission.service_account or None,
+            pipeline_spec=described,
+            runtime_config=api.V2beta1RuntimeConfig(
+                parameters=dict(submission.parameters), pipeline_root=submission.pipeline_root or None
+            ),
+            plugins_input={"mlflow": {"experiment_name": submission.experiment}},
+        )
+        return client._run_api.run_service_create_run(run=run).run_id
+
+
+def follow(client: Any, host: str, run: str, say: Callable[[str], None], every: float = 10) -> str:
+    """Wait until a run has ended; return its state. Every change is said once, with the time since the begin.
+
+    The server may be gone for a while: a run goes on without it.
+
+    Raises:
+        StorageUnavailable: the server has not answered for an hour.
+    """
+    began = answered = time.monotonic()
+    told: dict[str, str] = {}
+    while True:
+        try:
+            with answering(host):
+                found = client.get_run(run)
+            answered = time.monotonic()
+        except StorageUnavailable as error:
+            if time.monotonic() - answered > 3600:
+                raise
+            say(f"{error}; the run goes on")
+            time.sleep(every)
+            continue
+        states = {task.display_name: task.state for task in getattr(found.run_details, "task_details", None) or ()}
+        states = {name: state for name, state in states.items() if name and state} | {"run": found.state or "PENDING"}
+        for name, state in states.items():
+            if told.get(name) != state:
+                say(f"{_clock(time.monotonic() - began)}  {name}: {state.lower()}")
+        told |= states
+        if found.state in _ENDED:
+            return found.state
+        time.sleep(every)
+
+
+def failure(state: str, run: str, store: str) -> InfoXLMError:
+    """What went wrong, as the stage that failed last has written it down."""
+    from components.adapters import outcomes
+    from infoxlm_core import errors
+
+    if state == "CANCELED":
+        return errors.Preempted(f"run {run} was terminated: submit it again to go on")
+    try:
+        last = outcomes.read(store, run)[-1]
+    except IndexError:
+        return WorkerLost(f"run {run} failed without a word (out of memory, evicted?): submit it again to go on")
+    except InfoXLMError as error:
+        return InfoXLMError(f"run {run} failed; why it did cannot be read here ({error}): look at its log")
+    return getattr(errors, last["class"], InfoXLMError)(f"{last['stage']}: {last['message']}")
+
+
+def page(host: str, run: str) -> str:
+    """Where Kubeflow shows a run."""
+    return f"{os.environ.get('KF_PIPELINES_UI_ENDPOINT', host).rstrip('/')}/#/runs/details/{run}"
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(int(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
+
+
+def _one_line(error: Any) -> str:
+    text = error.decode(errors="replace") if isinstance(error, bytes) else str(error)
+    with contextlib.suppress(ValueError, AttributeError):
+        text = json.loads(text).get("message", text)
+    return " ".join(str(text).split())[:200]

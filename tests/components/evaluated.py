@@ -1,0 +1,26 @@
+"""The output of an evaluation whose scores are known, for the tests of the registry."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+
+from infoxlm_core.tasks import items
+
+CARD = "---\nlanguage: [de, en]\nlicense: mit\n---\n# A tiny encoder\n\nIt knows 26 words.\n"
+
+
+def evaluated(directory: Path, score: float, questions: int = 400, test: str = "one") -> Path:
+    """Write an evaluation in which the first `score` of the questions in each of two languages are answered."""
+    directory.mkdir(parents=True, exist_ok=True)
+    rows = [
+        ("retrieval", place, language, direction, f"{test}-{number}", False, number < round(score * questions))
+        for place in ("best", "contrast")
+        for language in ("de", "fr")
+        for direction in ("from_pivot", "to_pivot")
+        for number in range(questions)
+    ]
+    items.write(directory / items.FILE, {"InfoXLM": [pd.DataFrame(rows, columns=list(items.COLUMNS[1:]))]})
+    (directory / "scores.json").write_text(json.dumps({"model": "InfoXLM", "pivot": "en"}))
+    (directory / "model_card.md").write_text(CARD)
+    return directory

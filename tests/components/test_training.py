@@ -1,0 +1,195 @@
+"""A training whose machines share nothing but S3: it goes on wherever somebody starts it again."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from components import job, runtime, training
+from components.adapters import lease, object_store, ray_job
+from components.adapters.remote_run import RemoteRun
+from infoxlm_core import manifests
+from infoxlm_core.errors import (
+    BadNumbersLimit,
+    ConfigError,
+    InputError,
+    LeaseHeld,
+    NoValidCheckpoint,
+    Preempted,
+    StorageUnavailable,
+)
+from infoxlm_core.training import loop, tracker
+from tests.conftest import tiny_config
+
+URL = "s3://models/store"
+STEPS = 30
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "first machine"))
+    monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0.01)
+
+
+@pytest.fixture
+def work(tiny_shards) -> training.Work:
+    config = tiny_config(optimization={"steps": STEPS}, checkpoints={"every": 4})
+    return training.Work(
+        "pretrain", URL, "pretrained", "abc", "pretrained-abc", config.model_dump(mode="json"),
+        {"shards_path": str(tiny_shards)}, num_workers=0,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tiny_shards, tmp_path_factory) -> list:
+    """The curve of the same training on one machine, in a directory."""
+    config = tiny_config(optimization={"steps": STEPS}, checkpoints={"every": 4})
+    store = tmp_path_factory.mktemp("store")
+    done = training.train(
+        training.Work("pretrain", str(store), "pretrained", "abc", "pretrained-abc", config.model_dump(mode="json"),
+                      {"shards_path": str(tiny_shards)}, num_workers=0)
+    )  # fmt: skip
+    return curve(done)
+
+
+def curve(made: Path) -> list:
+    return [(step, {name: value.hex() for name, value in values.items() if "loss" in name})
+            for step, values in tracker.read(made / "encoder" / loop.METRICS)]  # fmt: skip
+
+
+def stop_soon(monkeypatch, after: int) -> None:
+    """Let somebody ask for a stop as soon as a number of checkpoints exist."""
+    send = RemoteRun.send
+
+    def send_and_ask(self: RemoteRun, directory: Path, keep: int) -> None:
+        send(self, directory, keep)
+        if int(directory.name.partition("=")[2]) == after:
+            runtime.write(URL, f"{self.url.removeprefix(URL + '/')}/stop", "")
+            self._look()
+
+    monkeypatch.setattr(RemoteRun, "send", send_and_ask)
+
+
+def preempted(work: training.Work, monkeypatch, after: int = 12) -> None:
+    with monkeypatch.context() as patch:
+        stop_soon(patch, after)
+        with pytest.raises(Preempted, match="asked to stop after step"):
+            training.train(work)
+
+
+def test_a_run_stopped_on_one_machine_ends_on_another_as_if_nothing_had_happened(
+    bucket, work, undisturbed, tmp_path, monkeypatch, caplog
+):
+    preempted(work, monkeypatch)
+    monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "second machine"))
+    caplog.set_level("INFO")
+
+    made = training.train(replace(work, job="j-second"))
+
+    assert "resuming after step 13" in caplog.text and str(tmp_path / "second machine") in str(made)
+    assert curve(made) == undisturbed and len(undisturbed) == STEPS
+    assert object_store.manifest(f"{URL}/pretrained/abc")["kind"] == "pretrained"
+    assert runtime.read(URL, "runs/pretrained-abc/stop") is None
+    manifests.read(runtime.locate(f"{URL}/pretrained/abc/encoder"), "encoder", "pretrain")
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before_and_when_all_are_damaged_nothing_starts_over(
+    bucket, work, undisturbed, tmp_path, monkeypatch, caplog
+):
+    preempted(work, monkeypatch)
+    names = RemoteRun(f"{URL}/runs/pretrained-abc", "me").names()
+    assert names == [f"step={step:010d}" for step in (8, 12, 13)]
+
+    def damage(name: str) -> None:
+        item = bucket.Object(f"store/runs/pretrained-abc/{name}/state.safetensors")
+        content = bytearray(item.get()["Body"].read())
+        content[-1] ^= 1
+        item.put(Body=bytes(content))
+
+    damage(names[2])
+    monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "second machine"))
+    preempted(work, monkeypatch, after=16)
+    assert "CheckpointCorrupt step=13" in caplog.text
+
+    for name in RemoteRun(f"{URL}/runs/pretrained-abc", "me").names():
+        if name != names[2]:
+            damage(name)
+    monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "third machine"))
+    with pytest.raises(NoValidCheckpoint, match="no checkpoint is valid"):
+        training.train(work)
+
+
+def test_saves_that_do_not_arrive_are_borne_twice_and_then_end_the_run(bucket, faults, work, caplog):
+    faults.inject("PUT", "runs/pretrained-abc/step=", "503")
+
+    with pytest.raises(StorageUnavailable):
+        training.train(work)
+
+    assert [f"did not arrive ({n} of 3)" in caplog.text for n in (1, 2, 3)] == [True] * 3
+    faults.heal()
+    assert RemoteRun(f"{URL}/runs/pretrained-abc", "me").names() == []
+
+
+def test_a_training_on_a_cluster_needs_a_store_that_its_machines_share(work, tmp_path):
+    with pytest.raises(ConfigError, match="give s3://bucket/prefix"):
+        training.train(replace(work, store=str(tmp_path)), CLUSTER)
+
+
+CLUSTER = {"image": f"registry.example/infoxlm@sha256:{'1' * 64}"}
+
+
+@pytest.mark.slow
+def test_a_step_hands_its_work_to_a_job_and_finds_the_result_in_the_store(
+    bucket, work, undisturbed, tmp_path, monkeypatch
+):
+    seen = {}
+
+    def run(name, place, cluster, num_workers, task, ask_to_stop, ended):
+        """What the RayJob does, as a process of its own that shares nothing but S3 with the step."""
+        elsewhere = os.environ | {"INFOXLM_CACHE": str(tmp_path / "head of the cluster"), "RUN_ID": ""}
+        done = subprocess.run([sys.executable, "-m", "components.job", place], env=elsewhere, capture_output=True)
+        seen.update(code=done.returncode, outcome=ended(), name=name, said=done.stdout.decode() + done.stderr.decode())
+
+    monkeypatch.setattr(ray_job, "run", run)
+    monkeypatch.setenv("RUN_ID", "run-7")
+
+    made = training.train(replace(work, num_workers=1), CLUSTER)
+
+    assert seen["code"] == 0 and seen["outcome"] is None, seen["said"]
+    assert seen["name"].startswith("j-pretrain-") and runtime.read(URL, f"work/{seen['name']}.json")
+    assert curve(made) == undisturbed and str(tmp_path / "first machine") in str(made)
+
+
+def test_a_job_that_fails_leaves_its_reason_for_the_step_that_waits(bucket, work, monkeypatch):
+    def fail(work: training.Work) -> None:
+        raise BadNumbersLimit(f"{work.name}: 3 steps in a row")
+
+    def run(name, place, cluster, num_workers, task, ask_to_stop, ended):
+        with pytest.raises(SystemExit) as ended_with:
+            job.main(place)
+        ask_to_stop()
+        raise InputError(f"{ended_with.value.code} {ended()}")
+
+    monkeypatch.setattr(training, "here", fail)
+    monkeypatch.setattr(ray_job, "run", run)
+    monkeypatch.setenv("RUN_ID", "run-7")
+
+    with pytest.raises(InputError, match=r"5 .*'class': 'BadNumbersLimit', 'message': 'abc: 3 steps in a row'"):
+        training.train(replace(work, num_workers=2), CLUSTER)
+
+    assert runtime.read(URL, "runs/pretrained-abc/stop") == b""
+
+
+def test_while_another_pipeline_run_trains_the_same_no_gpu_is_asked_for(bucket, work, monkeypatch):
+    monkeypatch.setattr(lease, "BEAT", 0.1)
+    monkeypatch.setattr(lease, "_LOOK", 0.05)
+    monkeypatch.setattr(ray_job, "run", lambda *_, **__: pytest.fail("a job was made"))
+
+    with (
+        lease.Lease(f"{URL}/runs/pretrained-abc/lease.json", "another's job"),
+        pytest.raises(LeaseHeld, match="another"),
+    ):
+        training.train(replace(work, num_workers=2), CLUSTER)

@@ -1,0 +1,52 @@
+"""The manifests as `kubectl apply` would get them, rendered without a cluster."""
+
+import functools
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+K8S = ROOT / "k8s"
+KUBECTL = str(Path(sys.executable).with_name("kubectl"))
+OVERLAYS = ("small", "production")
+
+
+def kustomize(folder: Path) -> str:
+    return subprocess.run([KUBECTL, "kustomize", str(folder)], check=True, capture_output=True, text=True).stdout
+
+
+@functools.cache
+def text(overlay: str) -> str:
+    return kustomize(K8S / "overlays" / overlay)
+
+
+def rendered(overlay: str) -> list[dict]:
+    return list(yaml.safe_load_all(text(overlay)))
+
+
+def named(overlay: str, kind: str, name: str) -> dict:
+    [found] = [item for item in rendered(overlay) if (item["kind"], item["metadata"]["name"]) == (kind, name)]
+    return found
+
+
+def pods(overlay: str) -> dict[str, dict]:
+    """Kind/name -> template of its pods."""
+    return {
+        f"{item['kind']}/{item['metadata']['name']}": item["spec"]["template"]
+        for item in rendered(overlay)
+        if "template" in item.get("spec", {})
+    }
+
+
+def environment_of(container: dict, secrets: dict[str, dict[str, str]]) -> dict[str, str]:
+    """The environment that a container gets, with the values of its Secrets."""
+
+    def value(entry: dict) -> str:
+        if "value" in entry:
+            return entry["value"]
+        reference = entry["valueFrom"]["secretKeyRef"]
+        return secrets[reference["name"]][reference["key"]]
+
+    return {entry["name"]: value(entry) for entry in container["env"]}

@@ -1,0 +1,121 @@
+"""The image, as far as it can be judged without building it: its file's style, its locks, what it is built from."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.k8s.manifests import ROOT
+
+HADOLINT = str(Path(sys.executable).with_name("hadolint"))
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+LOCKS = sorted(path.name for path in (ROOT / "docker").glob("*.lock"))
+ENTRY = re.compile(r"^([a-z0-9-]+)==(\S+) \\\n    --hash=sha256:[0-9a-f]{64}$", re.MULTILINE)
+
+
+def locked(name: str) -> dict[str, str]:
+    return dict(ENTRY.findall((ROOT / "docker" / name).read_text()))
+
+
+def test_hadolint_finds_nothing():
+    found = subprocess.run([HADOLINT, str(ROOT / "Dockerfile")], capture_output=True, text=True)
+
+    assert found.stdout + found.stderr == "" and found.returncode == 0
+
+
+def test_hadolint_would_find_something(tmp_path):
+    (tmp_path / "Dockerfile").write_text("FROM python:latest\nRUN cd /src && pip install torch\n")
+
+    found = subprocess.run([HADOLINT, str(tmp_path / "Dockerfile")], capture_output=True, text=True)
+
+    assert {"DL3007", "DL3013", "DL3003"} <= set(re.findall(r"DL\d+", found.stdout))
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_every_line_of_a_lock_is_a_version_with_a_hash(name):
+    lines = [
+        line for line in (ROOT / "docker" / name).read_text().splitlines() if not line.startswith(("#", "--extra"))
+    ]
+
+    assert len(lines) == 2 * len(locked(name)) > 0
+
+
+def test_locks_have_the_versions_that_the_tests_run_with():
+    constraints = dict(
+        (re.sub(r"[-_.]+", "-", name).lower(), version)
+        for name, version in re.findall(r"^([^#=\s]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    )
+    both = locked("requirements.lock") | locked("torch-cuda.lock")
+
+    differ = {
+        name: (both[name], constraints[name]) for name in both.keys() & constraints if both[name] != constraints[name]
+    }
+    assert differ == {}
+    assert locked("torch-cpu.lock") == {"torch": f"{constraints['torch']}+cpu"}
+    assert not {"torch", "triton", "pytest", "ruff"} & set(locked("requirements.lock"))
+
+
+def test_locks_hold_everything_that_the_package_and_its_server_ask_for():
+    """`make lock` was forgotten if this fails."""
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = [*project["dependencies"], *project["optional-dependencies"]["server"]]
+    names = {re.sub(r"[-_.]+", "-", re.split(r"[\[=<>~ ]", line)[0]).lower() for line in asked}
+
+    assert names - {"torch"} <= set(locked("requirements.lock"))
+
+
+def test_dependencies_are_installed_by_hash_as_a_user_without_rights_and_without_what_builds():
+    installs = re.findall(r"^RUN pip install (.*)$", DOCKERFILE, re.MULTILINE)
+
+    assert len(installs) == 3
+    assert all("--require-hashes" in line or line.endswith("--root /code .") for line in installs)
+    assert all("--no-deps" in line for line in installs)
+    final = DOCKERFILE.rpartition("FROM ")[2]
+    assert re.findall(r"^USER (.*)$", final, re.MULTILINE) == ["10001:10001"]
+    assert not re.search(r"pip install|apt-get|gcc|build-essential", final)
+    assert final.index("/opt/venv /opt/venv") < final.index("/code/opt/venv")  # our code last
+
+
+def test_images_to_build_on_are_never_the_latest():
+    bases = re.findall(r"^(?:FROM|ARG BASE=)\s*(\S+)", DOCKERFILE, re.MULTILINE)
+
+    assert all(":latest" not in base and (":" in base or base in ("${BASE}", "dependencies")) for base in bases)
+
+
+def test_no_build_argument_is_a_secret_and_only_what_is_copied_is_sent():
+    assert set(re.findall(r"^ARG (\w+)", DOCKERFILE, re.MULTILINE)) == {"BASE", "VARIANT", "VERSION", "REVISION"}
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    sent = {line.removeprefix("!") for line in ignored if line.startswith("!")}
+
+    assert "*" in ignored
+    copied = {
+        word for line in re.findall(r"^COPY (?!--from)(.*)$", DOCKERFILE, re.MULTILINE) for word in line.split()[:-1]
+    }
+    assert copied - {path for path in copied if path.startswith("docker/")} == sent - {"docker/*.lock"}
+
+
+@pytest.fixture
+def builders(tmp_path):
+    """A folder of builders that say what they are called with."""
+    for name in ("docker", "podman", "buildah"):
+        answers = "exit 1" if name == "docker" else 'echo "$0" "$@"'
+        (tmp_path / name).write_text(f"#!/bin/sh\n{answers}\n")
+        (tmp_path / name).chmod(0o755)
+    return os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+
+
+def test_the_builder_that_answers_builds_the_variant_that_is_asked_for(builders):
+    command = [str(ROOT / "docker/build.sh"), "--isolation", "chroot"]
+
+    built = subprocess.run(command, env=builders | {"VARIANT": "cuda"}, capture_output=True, text=True)
+
+    assert "/podman build" in built.stdout  # docker has no daemon
+    assert "--tag infoxlm:cuda" in built.stdout and "VARIANT=cuda" in built.stdout
+    assert built.stdout.rstrip().endswith("--isolation chroot .")
+    refused = subprocess.run(command, env=builders | {"VARIANT": "tpu"}, capture_output=True, text=True)
+    assert refused.returncode == 2 and "cpu or cuda" in refused.stderr

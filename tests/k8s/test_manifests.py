@@ -1,0 +1,203 @@
+"""Both overlays, rendered: valid, confined, with no right, image or key that must not be there. Each rule can fail."""
+
+import copy
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from tests.k8s.manifests import K8S, OVERLAYS, kustomize, named, pods, rendered, text
+from tests.k8s.rules import confined, restricted, static_keys, too_much
+
+KUBERNETES = ("1.30", "1.37")
+"""The oldest and the newest we look at."""
+
+KUEUE = {
+    "ResourceFlavor": set("nodeLabels nodeTaints tolerations topologyName".split()),
+    "ClusterQueue": set(
+        "resourceGroups cohortName queueingStrategy namespaceSelector flavorFungibility preemption "
+        "admissionChecksStrategy stopPolicy fairSharing admissionScope".split()
+    ),
+    "LocalQueue": set("clusterQueue stopPolicy fairSharing".split()),
+}
+"""Fields of v1beta2: these kinds have no schema here, and the API server would drop a misspelt one silently."""
+
+
+def a_pod() -> dict:
+    """One that breaks no rule."""
+    return {
+        "automountServiceAccountToken": False,
+        "securityContext": {"runAsNonRoot": True, "runAsUser": 10001, "seccompProfile": {"type": "RuntimeDefault"}},
+        "containers": [
+            {
+                "name": "c",
+                "image": f"registry.example:5000/infoxlm@sha256:{'0' * 64}",
+                "securityContext": {
+                    "allowPrivilegeEscalation": False,
+                    "readOnlyRootFilesystem": True,
+                    "capabilities": {"drop": ["ALL"]},
+                },
+                "resources": {kind: {"cpu": "1", "memory": "1Gi"} for kind in ("requests", "limits")},
+                "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
+            }
+        ],
+    }
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+@pytest.mark.parametrize("version", KUBERNETES)
+def test_every_object_has_the_fields_that_kubernetes_knows_and_no_others(overlay, version):
+    for item in rendered(overlay):
+        kubernetes_validate.validate(item, version, strict=True)
+
+
+def test_a_misspelt_field_is_found():
+    deployment = named("small", "Deployment", "mlflow")
+    deployment["spec"]["template"]["spec"]["securityContexts"] = {}
+
+    with pytest.raises(kubernetes_validate.ValidationError, match="securityContexts"):
+        kubernetes_validate.validate(deployment, KUBERNETES[0], strict=True)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_every_pod_is_admitted_by_a_restricted_namespace_and_keeps_our_rules(overlay):
+    found = pods(overlay)
+
+    assert {name: restricted(pod["spec"]) + confined(pod["spec"]) for name, pod in found.items()} == dict.fromkeys(
+        found, []
+    )
+    assert "Deployment/mlflow" in found
+    assert named(overlay, "Namespace", "infoxlm")["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == (
+        "restricted"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        (lambda pod, c: pod["securityContext"].update(runAsUser=999), "10000"),
+        (lambda pod, c: pod["securityContext"].update(runAsUser=0), "runAsUser must not be 0"),
+        (lambda pod, c: pod["securityContext"].pop("runAsNonRoot"), "runAsNonRoot"),
+        (lambda pod, c: pod["securityContext"].pop("seccompProfile"), "seccompProfile"),
+        (lambda pod, c: c["securityContext"].pop("allowPrivilegeEscalation"), "allowPrivilegeEscalation"),
+        (lambda pod, c: c["securityContext"].update(capabilities={"drop": ["NET_RAW"]}), "drop ALL"),
+        (lambda pod, c: c["securityContext"].pop("readOnlyRootFilesystem"), "readOnlyRootFilesystem"),
+        (lambda pod, c: c.update(volumeMounts=[]), "writable /tmp"),
+        (lambda pod, c: c["resources"]["limits"].pop("memory"), "requests and limits"),
+        (lambda pod, c: c.update(image="registry.example/infoxlm:latest"), "digest"),
+        (lambda pod, c: pod.pop("automountServiceAccountToken"), "automountServiceAccountToken"),
+    ],
+)
+def test_a_pod_that_breaks_one_rule_is_named_for_it(change, rule):
+    good = a_pod()
+    bad = copy.deepcopy(good)
+    change(bad, bad["containers"][0])
+
+    assert restricted(good) + confined(good) == []
+    assert any(rule in line for line in restricted(bad) + confined(bad))
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_no_role_gives_more_than_a_namespace_and_what_is_named(overlay):
+    roles = [item for item in rendered(overlay) if item["apiVersion"].startswith("rbac.")]
+
+    assert {role["metadata"]["name"]: too_much(role) for role in roles} == {
+        "infoxlm-runner": [],
+        "infoxlm-workflow": [],
+    }
+    subjects = {subject["name"] for role in roles for subject in role.get("subjects", [])}
+    assert subjects == {"infoxlm-runner"}  # Ray pods and MLflow may do nothing
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"apiGroups": ["ray.io"], "resources": ["rayjobs"], "verbs": ["*"]},
+        {"apiGroups": [""], "resources": ["secrets"], "verbs": ["get"]},
+        {"apiGroups": [""], "resources": ["pods/exec"], "verbs": ["create"]},
+    ],
+)
+def test_a_role_that_gives_too_much_is_found(rule):
+    assert too_much({"kind": "Role", "rules": [rule]})
+    assert too_much({"kind": "ClusterRole", "rules": []})
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_manifests_hold_no_secret_and_no_value_that_should_be_one(overlay):
+    assert static_keys(text(overlay)) == []
+    assert "Secret" not in {item["kind"] for item in rendered(overlay)}
+
+
+def test_files_of_the_repository_that_are_applied_hold_no_key_either():
+    found = {path.name: static_keys(path.read_text()) for path in K8S.rglob("*.yaml")}
+
+    assert len(found) > 20
+    assert found == dict.fromkeys(found, [])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "key: AKIA" + "ABCDEFGHIJKLMNOP",
+        "AWS_SECRET_ACCESS_KEY=wJalrXUtnFEMIK7MDENG",
+        "{name: PGPASSWORD, value: hunter2hunter2}",
+        "- name: MLFLOW_AUTH_ADMIN_PASSWORD\n  value: password1234",
+        "--backend-store-uri=postgresql+psycopg2://mlflow:secret@postgres/mlflow",
+        "-----BEGIN RSA PRIVATE KEY-----",
+    ],
+)
+def test_a_key_in_a_manifest_is_found(line):
+    assert static_keys(line)
+
+
+def test_only_the_steps_get_a_token_of_kubernetes():
+    accounts = [item for item in rendered("production") if item["kind"] == "ServiceAccount"]
+
+    assert {account["metadata"]["name"]: account["automountServiceAccountToken"] for account in accounts} == {
+        "infoxlm-runner": True,
+        "infoxlm-ray": False,
+        "mlflow": False,
+    }
+
+
+def test_production_keeps_nothing_in_the_cluster_and_needs_no_key():
+    kinds = {item["kind"] for item in rendered("production")}
+    [container] = pods("production")["Deployment/mlflow"]["spec"]["containers"]
+
+    assert "StatefulSet" not in kinds
+    assert not [entry["name"] for entry in container["env"] if entry["name"].startswith("AWS_ACCESS")]
+    assert all(
+        "role-arn" in str(named("production", "ServiceAccount", name)["metadata"]["annotations"])
+        for name in ("infoxlm-runner", "infoxlm-ray", "mlflow")
+    )
+
+
+@pytest.mark.parametrize("component", ["kueue", "downloads"])
+def test_a_component_can_be_added_to_an_overlay(component, tmp_path_factory):
+    folder = K8S / ".test-component"
+    folder.mkdir()
+    try:
+        parts = {"resources": ["../overlays/production"], "components": [f"../components/{component}"]}
+        (folder / "kustomization.yaml").write_text(yaml.safe_dump(parts))
+        added = list(yaml.safe_load_all(kustomize(folder)))
+    finally:
+        (folder / "kustomization.yaml").unlink()
+        folder.rmdir()
+
+    assert len(added) > len(rendered("production"))
+
+
+def test_the_queues_have_only_fields_that_kueue_knows():
+    queues = list(yaml.safe_load_all((K8S / "components/kueue/queue.yaml").read_text()))
+
+    assert {queue["kind"] for queue in queues} == set(KUEUE)
+    for queue in queues:
+        assert queue["apiVersion"] == "kueue.x-k8s.io/v1beta2"
+        assert set(queue.get("spec", {})) <= KUEUE[queue["kind"]]
+    quota = named("production", "ResourceQuota", "infoxlm")["spec"]["hard"]
+    [group] = queues[1]["spec"]["resourceGroups"]
+    [flavor] = group["flavors"]
+    amounts = {resource["name"]: resource["nominalQuota"] for resource in flavor["resources"]}
+    assert set(amounts) == set(group["coveredResources"])
+    assert amounts["nvidia.com/gpu"] == quota["requests.nvidia.com/gpu"]
+    assert int(amounts["cpu"]) <= int(quota["requests.cpu"])

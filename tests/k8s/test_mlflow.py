@@ -1,0 +1,89 @@
+"""MLflow as the manifests start it: locked by accounts and names, on PostgreSQL, with nothing that runs foreign code."""
+
+import configparser
+
+import pytest
+
+from components.adapters import mlflow_user
+from infoxlm_core.errors import InputError, StorageUnavailable
+from tests.k8s.manifests import OVERLAYS, environment_of, named, pods
+from tests.servers.tracking import ADMIN
+
+ANY = {"mlflow-database": {"username": "u", "password": "p"}, "mlflow-store": dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "k"),
+       "mlflow-server": {"admin-password": "a", "flask-secret-key": "f"}}  # fmt: skip
+
+
+def option(arguments: list[str], name: str) -> str:
+    [value] = [argument.partition("=")[2] for argument in arguments if argument.startswith(f"--{name}=")]
+    return value
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_server_asks_for_an_account_and_knows_its_own_names_only(overlay):
+    [container] = pods(overlay)["Deployment/mlflow"]["spec"]["containers"]
+    arguments, environment = container["args"], environment_of(container, ANY)
+    config = configparser.ConfigParser()
+    config.read_string(named(overlay, "ConfigMap", "mlflow-auth")["data"]["basic_auth.ini"])
+
+    assert option(arguments, "app-name") == "basic-auth"
+    assert config["mlflow"]["default_permission"] == "NO_PERMISSIONS"
+    assert environment["MLFLOW_AUTH_CONFIG_PATH"] == "/etc/mlflow/basic_auth.ini"
+    hosts = set(option(arguments, "allowed-hosts").split(","))
+    services = {f"mlflow{suffix}" for suffix in ("", ".infoxlm", ".infoxlm.svc", ".infoxlm.svc.cluster.local")}
+    assert services | {f"{name}:5000" for name in services} <= hosts
+    assert not any("*" in host for host in hosts)
+    tracking = named(overlay, "ConfigMap", "infoxlm-environment")["data"]["MLFLOW_TRACKING_URI"]
+    assert tracking.removeprefix("http://") in hosts
+    for name in ("SERVER_ENABLE_JOB_EXECUTION", "ALLOW_PICKLE_DESERIALIZATION"):
+        assert environment[f"MLFLOW_{name}"] == "false"
+    assert environment["MLFLOW_DISABLE_TELEMETRY"] == "true"
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_tables_are_in_postgresql_whose_login_stands_in_no_argument(overlay):
+    spec = pods(overlay)["Deployment/mlflow"]["spec"]
+    [upgrade], [container] = spec["initContainers"], spec["containers"]
+    config = named(overlay, "ConfigMap", "mlflow-auth")["data"]["basic_auth.ini"]
+
+    uri = option(container["args"], "backend-store-uri")
+    assert uri.startswith("postgresql+psycopg2://") and "@" not in uri
+    assert uri in upgrade["command"] and f"database_uri = {uri}\n" in config
+    for one in (upgrade, container):
+        assert {"PGHOST", "PGUSER", "PGPASSWORD"} <= set(environment_of(one, ANY))
+    assert option(container["args"], "artifacts-destination").startswith("s3://infoxlm/")
+    assert "--serve-artifacts" in container["args"]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_it_has_the_time_that_it_takes_to_start_and_several_of_it_share_a_real_database(overlay):
+    deployment = named(overlay, "Deployment", "mlflow")
+    [container] = deployment["spec"]["template"]["spec"]["containers"]
+
+    probe = container["startupProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] >= 120
+    assert option(container["args"], "workers") == "1"
+    assert deployment["spec"]["replicas"] == {"small": 1, "production": 2}[overlay]
+    assert deployment["spec"]["strategy"]["type"] == "Recreate"
+
+
+@pytest.mark.slow
+def test_the_user_of_the_steps_is_made_once_and_gets_the_password_of_its_secret(locked_server):
+    def experiment(password: str) -> int:
+        return locked_server.call(
+            "POST", "/api/2.0/mlflow/experiments/create", {"name": password}, ("steps", password)
+        )[0]
+
+    mlflow_user.ensure(locked_server.url, ADMIN[1], "steps", "first-password")
+    assert experiment("first-password") == 200
+
+    mlflow_user.ensure(locked_server.url, ADMIN[1], "steps", "second-password")
+
+    assert experiment("first-password") == 401
+    assert experiment("second-password") == 200
+    with pytest.raises(InputError, match="MLFLOW_AUTH_ADMIN_PASSWORD"):
+        mlflow_user.ensure(locked_server.url, "not-the-password", "steps", "third-password")
+
+
+def test_a_server_that_is_not_there_yet_is_worth_another_try():
+    with pytest.raises(StorageUnavailable, match="does not answer"):
+        mlflow_user.ensure("http://127.0.0.1:9", "admin-password", "steps", "password")

@@ -1,0 +1,57 @@
+"""The Role of the steps: exactly what launching a training calls, nothing more."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from kfp import dsl
+
+from components.adapters import kubernetes_api, ray_job, ray_job_log, ray_job_states
+from components.cluster import ClusterConfig
+from infoxlm_core.errors import ResourcesUnavailable
+from tests.servers.kubernetes_api import NAMESPACE, KubernetesServer, running_kubernetes, until
+
+RBAC = Path(__file__).parents[2] / "k8s" / "base" / "rbac.yaml"
+NAME = "j-pretrain-3f2a9c01de"
+
+
+def launch(start_seconds: int) -> None:
+    task = dsl.TaskConfig(resources={"limits": {"cpu": "1", "memory": "2Gi", "nvidia.com/gpu": "1"}})
+    cluster = ClusterConfig(image=f"registry.example/infoxlm@sha256:{'1' * 64}", start_seconds=start_seconds)
+    ray_job.run(NAME, "s3://infoxlm/store/work/x.json", cluster, 1, task, lambda: None, lambda: None)
+
+
+def calls_of_a_launch(kubernetes: KubernetesServer) -> set[tuple[str, str, str]]:
+    """Everything there is to launching: find and adopt a job, follow it and its log; create one, wait, give up."""
+    kubernetes.put_job(NAME, status={"jobDeploymentStatus": "Complete", "jobStatus": "SUCCEEDED"})
+    kubernetes.put_submitter("s1", NAME, lambda: iter(["2026-01-01T00:00:00Z a line"]))
+    launch(start_seconds=60)
+    with pytest.raises(ResourcesUnavailable):
+        launch(start_seconds=1)
+    until(lambda: ("watch", "ray.io", "rayjobs") in kubernetes.calls)
+    return set(kubernetes.calls)
+
+
+def test_the_role_of_the_steps_allows_exactly_what_the_launcher_calls(monkeypatch):
+    monkeypatch.setenv("KFP_POD_NAME", "step-1")
+    monkeypatch.setenv("KFP_POD_UID", "u-1")
+    for module in (ray_job, ray_job_states, ray_job_log):
+        monkeypatch.setattr(module, "_PAUSE", 0.05)
+    monkeypatch.setattr(ray_job, "_LOG_REST", 0.5)
+    with running_kubernetes() as kubernetes:
+        monkeypatch.setattr(kubernetes_api, "connect", lambda: kubernetes_api.RayJobs(kubernetes.api(), NAMESPACE))
+        called = calls_of_a_launch(kubernetes)
+
+    [role] = [
+        one
+        for one in yaml.safe_load_all(RBAC.read_text())
+        if one["kind"] == "Role" and one["metadata"]["name"] == kubernetes_api.ROLE
+    ]
+    allowed = {
+        (verb, group, resource)
+        for rule in role["rules"]
+        for verb in rule["verbs"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
+    assert allowed == called

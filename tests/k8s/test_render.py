@@ -1,0 +1,57 @@
+"""A release's image gets into the manifests by its digest; what is still a placeholder is not applied."""
+
+import os
+import shutil
+import subprocess
+
+import pytest
+import yaml
+
+from tests.k8s.manifests import K8S, KUBECTL, OVERLAYS
+
+IMAGE = f"registry.example.org:5000/team/infoxlm@sha256:{'ab' * 32}"
+
+
+def render(*arguments: str, scripts=K8S) -> subprocess.CompletedProcess:
+    environment = os.environ | {"KUBECTL": KUBECTL}
+    return subprocess.run([str(scripts / "render.sh"), *arguments], capture_output=True, text=True, env=environment)
+
+
+def test_the_image_of_every_container_of_ours_is_the_one_that_was_given():
+    printed = render("production", IMAGE)
+
+    assert printed.returncode == 0, printed.stderr
+    templates = [
+        item["spec"]["template"]["spec"]
+        for item in yaml.safe_load_all(printed.stdout)
+        if "template" in str(item.get("spec"))
+    ]
+    images = [c["image"] for spec in templates for c in [*spec.get("initContainers", []), *spec["containers"]]]
+    assert set(images) == {IMAGE} and len(images) >= 3
+    assert not list(K8S.glob(".render-*"))
+
+
+def test_digests_of_other_peoples_images_have_to_be_set_once(tmp_path):
+    copy = shutil.copytree(K8S, tmp_path / "k8s")
+    refused = render("small", IMAGE, scripts=copy)
+
+    assert refused.returncode == 2 and "postgres" in refused.stderr and "placeholders" in refused.stderr
+    overlay = copy / "overlays/small/kustomization.yaml"
+    overlay.write_text(overlay.read_text().replace("sha256:" + "0" * 64, "sha256:" + "cd" * 32))
+    printed = render("small", IMAGE, scripts=copy)
+    assert printed.returncode == 0, printed.stderr
+    assert f"chrislusf/seaweedfs@sha256:{'cd' * 32}" in printed.stdout
+
+
+@pytest.mark.parametrize("image", ["registry.example/infoxlm:latest", "infoxlm", f"infoxlm@sha256:{'a' * 63}"])
+def test_an_image_without_digest_is_refused(image):
+    refused = render("production", image)
+
+    assert refused.returncode == 2 and "digest" in refused.stderr and refused.stdout == ""
+
+
+def test_an_overlay_that_is_not_there_is_refused():
+    refused = render("huge", IMAGE)
+
+    assert refused.returncode == 2 and "no such overlay" in refused.stderr
+    assert set(OVERLAYS) == {path.name for path in (K8S / "overlays").iterdir()}

