@@ -8,7 +8,7 @@ STORE ?= runs
 export OMP_NUM_THREADS = 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: help demo ablation test check compile bench clean
+.PHONY: help demo ablation test check compile image lock deploy bench clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
@@ -34,6 +34,15 @@ check: $(VENV)/installed ## style, types, layers: seconds
 
 compile: $(VENV)/installed ## compile the DAG to pipelines/compiled/
 	$(BIN)/infoxlm compile
+
+image: ## build the image: VARIANT=cuda for GPUs, BASE=… by digest, TAG=registry.example/infoxlm:0.1.0
+	VARIANT="$(VARIANT)" BASE="$(BASE)" TAG="$(TAG)" docker/build.sh
+
+lock: $(VENV)/installed ## choose the image's dependencies anew, by hash
+	$(BIN)/python docker/lock.py
+
+deploy: $(VENV)/installed ## apply k8s/: OVERLAY=small or production, IMAGE=name@sha256:…
+	KUBECTL=$(BIN)/kubectl k8s/render.sh "$(OVERLAY)" "$(IMAGE)" | $(BIN)/kubectl apply --server-side -f -
 
 bench: $(PEERS)/installed ## measure against other people's tools: 20 minutes; QUICK=1: two
 	$(PEERS)/bin/python -m benchmarks $(if $(QUICK),--quick)

@@ -117,6 +117,13 @@ class Pool(StageConfig):
         return tolerations
 
 
+class Steps(StageConfig):
+    """What a step asks for that does not train, and a pod of Ray Data if there are such."""
+
+    cpu: Cores = "4"
+    memory: Bytes = "16Gi"
+
+
 class ClusterFile(StageConfig):
     """One YAML file: everything that depends on the cluster and on nothing else."""
 
@@ -136,6 +143,7 @@ class ClusterFile(StageConfig):
     """In Kubeflow and in MLflow."""
 
     pool: Pool = Pool()
+    steps: Steps = Steps()
     ray: RayConfig = RayConfig()
 
     _image = field_validator("image")(by_digest)
@@ -162,6 +170,8 @@ class ClusterFile(StageConfig):
             "store": self.store,
             "image": self.image,
             **self.pool.model_dump(mode="json"),
+            "step_cpu": self.steps.cpu,
+            "step_memory": self.steps.memory,
             "cluster": {"image": self.image, **self.ray.model_dump(mode="json", exclude_none=True)},
         }
 

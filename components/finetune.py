@@ -32,7 +32,7 @@ def finetune(
         trial: of an ablation: its variant, and its seed instead of the config's.
         task_config: the step's GPUs, node selector and tolerations, which are those of the RayJob's workers.
     """
-    from components import runtime, training
+    from components import runtime, work
     from components.adapters import data_source, mlflow_runs, mlflow_tracker
     from infoxlm_core import manifests, suite
     from infoxlm_core.config import AnsweringConfig, FinetuningConfig
@@ -45,7 +45,7 @@ def finetune(
         base, base_digest = runtime.point(encoder)
         text, text_digest = runtime.point(corpus)
         name = runtime.key("classifier", checked, base_digest, text_digest, *runtime.given(data))
-        work = training.Work(
+        wanted = work.Work(
             stage="finetune",
             store=store,
             kind="classifier",
@@ -55,7 +55,7 @@ def finetune(
             artifacts={"encoder": base, "corpus": text},
             num_workers=num_workers,
         )
-        made = training.train(work, cluster, task_config)
+        made = work.do(wanted, cluster, task_config)
         runtime.publish(classifier, made)
         runtime.facts(made, metrics)
         trained = manifests.load(runtime.locate(base))["facts"]["steps"] > 0

@@ -20,7 +20,7 @@ def measure(
     """
     import json
 
-    from components import runtime, training
+    from components import runtime, work
     from components.adapters import data_source, mlflow_runs, mlflow_tracker, model_source
     from infoxlm_core import manifests
     from infoxlm_core import suite as suites
@@ -42,7 +42,7 @@ def measure(
             name = runtime.key("tuned", suites.without_data(part), *inputs)
             # all settings, for a run resumes with the same only
             whole = manifests.digest(local.relevant()).removeprefix("sha256:")[:8]
-            work = training.Work(
+            wanted = work.Work(
                 stage="finetune",
                 store=store,
                 kind="tuned",
@@ -55,8 +55,8 @@ def measure(
                 mlflow_run=run,
             )
             with runtime.alone(store, "tuned", name):  # another point may need the same model
-                model = training.train(work)
-                training.forget(work)  # gigabytes of checkpoints that nobody needs any more
+                model = work.do(wanted)
+                work.forget(wanted)  # gigabytes of checkpoints that nobody needs any more
             mlflow_tracker.ship(model / "metrics.jsonl", run)
             learned_from = manifests.load(model)["facts"] | {"tuned": f"tuned/{name}"}
         inputs = [*runtime.given(str(model)), runtime.given_as(suites.data_by_role(local))]

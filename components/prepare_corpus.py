@@ -2,50 +2,41 @@
 
 from kfp import dsl
 
-from components.stage import stage
+from components.stage import data_stage
 
 
-@stage
+@data_stage
 def prepare_corpus(
     config: dict,
     store: str,
     corpus: dsl.Output[dsl.Dataset],
     metrics: dsl.Output[dsl.Metrics],
     num_workers: int = 0,
+    cluster: dict = {},  # noqa: B006
+    task_config: dsl.TaskConfig = None,  # type: ignore[assignment]
 ):
     """Prepare corpora from text files, catalogs and tables, here or on S3.
 
     Args:
         config: a `PreparationConfig` as a mapping.
-        store: directory where artifacts are found by content.
+        store: directory, or s3://bucket/prefix, where artifacts are found by content.
         corpus: where the prepared corpora are.
         metrics: sentences and pairs kept.
-        num_workers: Ray Data workers; 0 prepares inside this process.
+        num_workers: Ray Data workers, of a cluster pods; 0 prepares inside this process.
+        cluster: a `ClusterConfig` as a mapping: the workers are those of a RayJob; empty: of this step.
+        task_config: the step's cores and memory, which are those of a RayJob's workers too.
     """
-    import os
-    from pathlib import Path
-
-    from components import runtime
-    from components.adapters import data_source, mlflow_runs, object_store, ray_data
+    from components import runtime, work
+    from components.adapters import data_source, mlflow_runs
     from infoxlm_core import preparation
     from infoxlm_core.config import PreparationConfig
 
     with runtime.ending_clearly(store, "prepare_corpus"):
         checked = PreparationConfig.parse(config, "preparation")
-        cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "infoxlm"
-
-        def fetch(path: str) -> str:
-            return str(data_source.fetch(path, runtime.local(store))) if object_store.is_url(path) else path
-
-        sources = [source.model_copy(update={"path": tuple(map(fetch, source.paths))}) for source in checked.corpora]
-        local = checked.model_copy(update={"corpora": tuple(sources)})
-
-        def prepare(output: Path) -> dict:
-            with ray_data.workers(num_workers) as spread:
-                return preparation.facts(preparation.prepare(local, output, cache, spread))
-
-        name = runtime.key("corpus", checked, *preparation.digest_sources(local))
-        made = runtime.make(store, "corpus", name, prepare)
+        paths = [path for source in checked.corpora for path in source.paths]
+        name = runtime.key("corpus", checked, *preparation.digest_sources(checked), *data_source.states(paths))
+        wanted = work.Work("prepare_corpus", store, "corpus", name, config, num_workers, {})
+        made = work.do(wanted, cluster, task_config)
         runtime.publish(corpus, made)
         counts = runtime.facts(made, metrics)
         run = runtime.run_id(store)

@@ -32,7 +32,7 @@ def pretrain(
         trial: of an ablation: its variant and seed; the curves then go into a run of their own.
         task_config: the step's GPUs, node selector and tolerations, which are those of the RayJob's workers.
     """
-    from components import runtime, training
+    from components import runtime, work
     from components.adapters import mlflow_runs, mlflow_tracker, model_source
     from infoxlm_core.config import PretrainingConfig
 
@@ -43,7 +43,7 @@ def pretrain(
         mlflow_runs.log_params(run, {"pretraining": checked.model_dump(mode="json")})
         start_from = checked.model.start and str(model_source.fetch(checked.model.start, runtime.local(store)))
         name = runtime.key("pretrained", checked, digest, *runtime.given(start_from))
-        work = training.Work(
+        wanted = work.Work(
             stage="pretrain",
             store=store,
             kind="pretrained",
@@ -54,7 +54,7 @@ def pretrain(
             num_workers=num_workers,
             mlflow_run=run,
         )
-        made = training.train(work, cluster, task_config)
+        made = work.do(wanted, cluster, task_config)
         mlflow_tracker.ship(made / "encoder" / "metrics.jsonl", run)
         runtime.publish(encoder, made / "encoder")
         runtime.publish(start, made / "start")

@@ -172,14 +172,17 @@ def _language(folder: Path) -> str:
 # ---------------------------------------------------------------- the store
 
 
+def cache() -> Path:
+    """Where this machine keeps copies of what is elsewhere."""
+    own = os.environ.get("INFOXLM_CACHE")
+    return Path(own or Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "infoxlm").absolute()
+
+
 def local(store: str) -> Path:
     """The store on this machine: the directory itself, or the copy of what is on S3."""
     if not object_store.is_url(store):
         return Path(store)
-    cache = (
-        os.environ.get("INFOXLM_CACHE") or Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "infoxlm"
-    )
-    root = Path(cache).absolute() / "stores" / re.sub(r"[^\w.-]+", "-", store.removeprefix("s3://").strip("/"))
+    root = cache() / "stores" / re.sub(r"[^\w.-]+", "-", store.removeprefix("s3://").strip("/"))
     root.mkdir(parents=True, exist_ok=True)
     if not (root / _COPY_OF).is_file():
         manifests.write_atomically(root / _COPY_OF, store.rstrip("/"))

@@ -20,3 +20,12 @@ training_stage = functools.partial(
     ],
 )
 """One that trains: its GPUs, and where they are, go to the workers of a RayJob, not to the step, which only watches."""
+
+data_stage = functools.partial(
+    stage,
+    task_config_passthroughs=[
+        dsl.TaskConfigPassthrough(field=dsl.TaskConfigField.RESOURCES, apply_to_task=True),
+        dsl.TaskConfigPassthrough(field=dsl.TaskConfigField.ENV, apply_to_task=True),
+    ],
+)
+"""One that works on text: with its own cores and memory, or, when asked to, on pods of a RayJob that have the same."""

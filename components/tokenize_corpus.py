@@ -2,10 +2,10 @@
 
 from kfp import dsl
 
-from components.stage import stage
+from components.stage import data_stage
 
 
-@stage
+@data_stage
 def tokenize_corpus(
     config: dict,
     store: str,
@@ -13,39 +13,35 @@ def tokenize_corpus(
     shards: dsl.Output[dsl.Dataset],
     metrics: dsl.Output[dsl.Metrics],
     num_workers: int = 0,
+    cluster: dict = {},  # noqa: B006
+    task_config: dsl.TaskConfig = None,  # type: ignore[assignment]
 ):
     """Train (or take) a SentencePiece model and encode the corpora.
 
     Args:
         config: a `TokenizationConfig` as a mapping.
-        store: directory where artifacts are found by content.
+        store: directory, or s3://bucket/prefix, where artifacts are found by content.
         corpus: output of prepare_corpus.
         shards: where tokenizer and token shards are.
         metrics: sequences, tokens, vocabulary size.
-        num_workers: Ray Data workers; 0 tokenizes inside this process.
+        num_workers: Ray Data workers, of a cluster pods; 0 tokenizes inside this process.
+        cluster: a `ClusterConfig` as a mapping: the workers are those of a RayJob; empty: of this step.
+        task_config: the step's cores and memory, which are those of a RayJob's workers too.
     """
-    from pathlib import Path
-
-    from components import runtime
-    from components.adapters import mlflow_runs, model_source, ray_data
-    from infoxlm_core import tokenization
+    from components import runtime, work
+    from components.adapters import mlflow_runs, model_source
     from infoxlm_core.config import TokenizationConfig
     from infoxlm_core.model import tokenizers
 
     with runtime.ending_clearly(store, "tokenize_corpus"):
         checked = TokenizationConfig.parse(config, "tokenization")
-        source, digest = runtime.find(corpus)
-        local = checked
+        source, digest = runtime.point(corpus)
+        given: tuple[str, ...] = ()
         if checked.model:
-            found = model_source.fetch(checked.model, runtime.local(store), only=tokenizers.MODEL)
-            local = checked.model_copy(update={"model": str(found)})
-
-        def tokenize(output: Path) -> dict:
-            with ray_data.workers(num_workers) as spread:
-                return tokenization.tokenize(local, source, output, spread)
-
-        name = runtime.key("shards", checked, digest, *runtime.given(local.model))
-        made = runtime.make(store, "shards", name, tokenize)
+            given = (str(model_source.fetch(checked.model, runtime.local(store), only=tokenizers.MODEL)),)
+        name = runtime.key("shards", checked, digest, *runtime.given(given))
+        wanted = work.Work("tokenize_corpus", store, "shards", name, config, num_workers, {"corpus": source})
+        made = work.do(wanted, cluster, task_config)
         runtime.publish(shards, made)
         counts = runtime.facts(made, metrics)
         run = runtime.run_id(store)

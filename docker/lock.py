@@ -21,6 +21,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 CONSTRAINTS = ROOT / "constraints.txt"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+EXTRAS = ("server", "signing")
+"""What the image has beside the package's own dependencies: it is MLflow's server, too, and promotes signed models."""
+
 TORCH = re.compile("torch|triton|nvidia-.*|cuda-.*")
 """Names of the packages whose versions or files differ between the variants."""
 
@@ -54,8 +57,8 @@ def main() -> None:
     if (sys.version_info[:2], sys.platform, platform.machine()) != ((3, 11), "linux", "x86_64"):
         sys.exit("make lock needs Python 3.11 on Linux x86-64, as in the image")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["server"]]
-    torch = re.search(r"^torch==(.*)$", CONSTRAINTS.read_text(), re.MULTILINE).group(1)
+    wanted = [*project["dependencies"], *(line for extra in EXTRAS for line in project["optional-dependencies"][extra])]
+    [torch] = re.findall(r"^torch==(.*)$", CONSTRAINTS.read_text(), re.MULTILINE)
 
     write("build.lock", choose("setuptools>=77"))
     everything = choose(*wanted)
@@ -63,7 +66,7 @@ def main() -> None:
     write(
         "torch-cpu.lock",
         choose("--no-deps", "--retries=1", "--extra-index-url", CPU_INDEX, f"torch=={torch}+cpu"),
-        "# The hash is that of the file found when this was made; if it is another than that of the index, make it anew.",
+        "# The hash is that of the file found when this was made. If the index has another, make the lock anew.",
         f"--extra-index-url {CPU_INDEX}",
     )
     cuda = choose(f"torch=={torch}", options=("--isolated",))  # from PyPI, whatever this machine's pip is told

@@ -9,7 +9,7 @@ from components.prepare_corpus import prepare_corpus
 from components.pretrain import pretrain
 from components.stage import IMAGE
 from components.tokenize_corpus import tokenize_corpus
-from pipelines.placing import LIMITS, Pool, place, train_on
+from pipelines.placing import LIMITS, Pool, place, size, train_on
 
 AT_A_TIME = 2
 """Trials that run at the same time."""
@@ -37,6 +37,8 @@ def ablations(
     memory: str = "64Gi",
     node_selector: dict = {},  # noqa: B006
     tolerations: list = [],  # noqa: B006
+    step_cpu: str = "4",
+    step_memory: str = "16Gi",
 ):
     """Prepare and tokenize; for each trial pre-train, fine-tune, evaluate; compare, also what is left if one failed.
 
@@ -48,7 +50,7 @@ def ablations(
         evaluation: an `EvaluationConfig`; all trials answer the same questions.
         store: directory, or s3://bucket/prefix, where artifacts are found by content and checkpoints are kept.
         num_workers: Ray workers of each trial, one per GPU; 0 trains inside the step.
-        data_workers: Ray Data workers of preparation and tokenization; 0 does both inside the step.
+        data_workers: Ray Data workers of preparation and tokenization; 0 does both inside the steps.
         cluster: a `ClusterConfig`: train in RayJobs of KubeRay; empty: in the steps themselves.
         image: of all steps; on a cluster by digest.
         accelerator: what Kubernetes calls a GPU.
@@ -57,12 +59,18 @@ def ablations(
         memory: of one training worker pod.
         node_selector: labels of the nodes that train.
         tolerations: taints of these nodes that are tolerated.
+        step_cpu: cores of a step that does not train, and of a pod of Ray Data.
+        step_memory: of a step that does not train, and of a pod of Ray Data.
     """
     compared = compare(trials=trials, store=store).set_caching_options(False)
     with dsl.ExitHandler(compared):
-        corpus = prepare_corpus(config=preparation, store=store, num_workers=data_workers)
+        corpus = prepare_corpus(config=preparation, store=store, num_workers=data_workers, cluster=cluster)
         shards = tokenize_corpus(
-            config=tokenization, store=store, num_workers=data_workers, corpus=corpus.outputs["corpus"]
+            config=tokenization,
+            store=store,
+            num_workers=data_workers,
+            corpus=corpus.outputs["corpus"],
+            cluster=cluster,
         )
         with dsl.ParallelFor(items=trials, parallelism=AT_A_TIME) as item:
             pretrained = pretrain(
@@ -93,4 +101,5 @@ def ablations(
         for task in (pretrained, tuned, scores):  # each finds its artifact in the store, and tells the new MLflow run
             task.set_caching_options(False)
     place(image, compared, corpus, shards, pretrained, tuned, scores)
+    size(step_cpu, step_memory, corpus, shards, scores)
     train_on(Pool(accelerator, gpus, cpu, memory, node_selector, tolerations), pretrained, tuned)

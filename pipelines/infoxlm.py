@@ -12,7 +12,7 @@ from components.pretrain import pretrain
 from components.register import register
 from components.stage import IMAGE
 from components.tokenize_corpus import tokenize_corpus
-from pipelines.placing import LIMITS, Pool, place, train_on
+from pipelines.placing import LIMITS, Pool, place, size, train_on
 
 
 @dsl.pipeline(
@@ -38,6 +38,8 @@ def infoxlm(
     memory: str = "64Gi",
     node_selector: dict = {},  # noqa: B006
     tolerations: list = [],  # noqa: B006
+    step_cpu: str = "4",
+    step_memory: str = "16Gi",
 ):
     """Prepare, tokenize, pre-train, fine-tune, evaluate, register.
 
@@ -50,7 +52,7 @@ def infoxlm(
         registration: a `RegistrationConfig`: name in the registry, metric of the gate.
         store: directory, or s3://bucket/prefix, where artifacts are found by content and checkpoints are kept.
         num_workers: Ray workers of the training stages, one per GPU; 0 trains inside the step.
-        data_workers: Ray Data workers of preparation and tokenization; 0 does both inside the step.
+        data_workers: Ray Data workers of preparation and tokenization; 0 does both inside the steps.
         cluster: a `ClusterConfig`: train in RayJobs of KubeRay; empty: in the steps themselves.
         image: of all steps; on a cluster by digest.
         accelerator: what Kubernetes calls a GPU.
@@ -59,10 +61,16 @@ def infoxlm(
         memory: of one training worker pod.
         node_selector: labels of the nodes that train.
         tolerations: taints of these nodes that are tolerated.
+        step_cpu: cores of a step that does not train, and of a pod of Ray Data.
+        step_memory: of a step that does not train, and of a pod of Ray Data.
     """
-    corpus = prepare_corpus(config=preparation, store=store, num_workers=data_workers)
+    corpus = prepare_corpus(config=preparation, store=store, num_workers=data_workers, cluster=cluster)
     shards = tokenize_corpus(
-        config=tokenization, store=store, num_workers=data_workers, corpus=corpus.outputs["corpus"]
+        config=tokenization,
+        store=store,
+        num_workers=data_workers,
+        corpus=corpus.outputs["corpus"],
+        cluster=cluster,
     )
     pretrained = pretrain(
         config=pretraining, num_workers=num_workers, store=store, shards=shards.outputs["shards"], cluster=cluster
@@ -100,4 +108,5 @@ def infoxlm(
         image=image,
     ).set_display_name("register and promote")
     place(image, corpus, shards, pretrained, tuned, tuned_start, scores, registered)
+    size(step_cpu, step_memory, corpus, shards, scores, registered)
     train_on(Pool(accelerator, gpus, cpu, memory, node_selector, tolerations), pretrained, tuned, tuned_start)

@@ -43,11 +43,19 @@ def place(image: Any, *tasks: dsl.PipelineTask) -> None:
         task.set_retry(2, backoff_duration="60s", backoff_factor=2.0)
 
 
+def size(cpu: Any, memory: Any, *tasks: dsl.PipelineTask) -> None:
+    """Give cores and memory to steps that read, measure or write; the others get what the namespace gives by itself."""
+    for task in tasks:
+        task.set_cpu_request(cpu).set_cpu_limit(cpu).set_memory_request(memory).set_memory_limit(memory)
+        task.register_pipeline_channels([cpu, memory])  # the compiler forgets to hand them into loops
+
+
 def train_on(pool: Pool, *tasks: dsl.PipelineTask) -> None:
     """Give GPUs, and where they are, to steps; one that launches a RayJob passes them on to it."""
     for task in tasks:
         task.set_accelerator_type(pool.accelerator).set_accelerator_limit(pool.gpus)
         task.set_cpu_limit(pool.cpu).set_memory_limit(pool.memory)
+        task.register_pipeline_channels([pool.accelerator, pool.gpus, pool.cpu, pool.memory])  # as above
         kubernetes.add_node_selector_json(task, pool.node_selector)
         kubernetes.add_toleration_json(task, pool.tolerations)
 

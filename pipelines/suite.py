@@ -6,7 +6,7 @@ from components.measure import measure
 from components.plan_suite import plan_suite
 from components.stage import IMAGE
 from components.summarise import summarise
-from pipelines.placing import LIMITS, Pool, place, train_on
+from pipelines.placing import LIMITS, Pool, place, size, train_on
 
 AT_A_TIME = 2
 """Points that are measured at the same time."""
@@ -28,6 +28,8 @@ def suite(
     memory: str = "64Gi",
     node_selector: dict = {},  # noqa: B006
     tolerations: list = [],  # noqa: B006
+    step_cpu: str = "4",
+    step_memory: str = "16Gi",
 ):
     """Plan; fine-tune and measure each point; sum up, also what is left if one failed.
 
@@ -42,6 +44,8 @@ def suite(
         memory: of a point's pod.
         node_selector: labels of the nodes that train.
         tolerations: taints of these nodes that are tolerated.
+        step_cpu: cores of a step that does not train, and of a pod of Ray Data.
+        step_memory: of a step that does not train, and of a pod of Ray Data.
     """
     summed = summarise(suite=suite, store=store).set_caching_options(False)
     with dsl.ExitHandler(summed):
@@ -50,4 +54,5 @@ def suite(
             measured = measure(point=point, store=store, num_workers=num_workers)
         measured.set_caching_options(False)  # it finds its artifacts in the store, and tells the new MLflow run
     place(image, summed, planned, measured)
+    size(step_cpu, step_memory, planned)
     train_on(Pool(accelerator, gpus, cpu, memory, node_selector, tolerations), measured)

@@ -7,6 +7,7 @@ Copies lie in the store, where all workers of a run see them, and are whole or n
 files have, since names say what is in them: `tatoeba.deu-eng.deu`, `test-context-de-question-de.json`.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from components.adapters import s3
@@ -28,3 +29,13 @@ def fetch(source: str, store: Path) -> Path:
     if not Path(source).exists():
         raise InputError(f"{source}: no such file or folder: give a path, or s3://bucket/prefix")
     return Path(source)
+
+
+def states(sources: Iterable[str]) -> list[str]:
+    """What tells the content of sources on S3 from another: names, sizes and ETags. Nothing is downloaded.
+
+    Raises:
+        InputError: there is no such bucket or prefix.
+        StorageUnavailable: S3 does not answer.
+    """
+    return [s3.state(source, deep=True) for source in sources if source.startswith("s3://")]

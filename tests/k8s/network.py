@@ -1,4 +1,4 @@
-"""What network policies let through, worked out as Kubernetes does: a pod in a policy may only what some policy allows."""
+"""What network policies let through, as Kubernetes reads them: what rules a pod allows all that the pod may."""
 
 import ipaddress
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""What manifests must not have, as functions that name it: Kubernetes' Pod Security standard "restricted", then ours."""
+"""What manifests must not have, as functions that name it: Kubernetes' standard "restricted", then our own rules."""
 
 import re
 

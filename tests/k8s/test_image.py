@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -58,12 +59,11 @@ def test_locks_have_the_versions_that_the_tests_run_with():
     assert not {"torch", "triton", "pytest", "ruff"} & set(locked("requirements.lock"))
 
 
-def test_locks_hold_everything_that_the_package_and_its_server_ask_for():
+def test_locks_hold_everything_that_the_package_its_server_and_signing_ask_for():
     """`make lock` was forgotten if this fails."""
-    import tomllib
-
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    asked = [*project["dependencies"], *project["optional-dependencies"]["server"]]
+    extras = project["optional-dependencies"]
+    asked = [*project["dependencies"], *extras["server"], *extras["signing"]]
     names = {re.sub(r"[-_.]+", "-", re.split(r"[\[=<>~ ]", line)[0]).lower() for line in asked}
 
     assert names - {"torch"} <= set(locked("requirements.lock"))

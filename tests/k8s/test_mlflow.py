@@ -1,4 +1,4 @@
-"""MLflow as the manifests start it: locked by accounts and names, on PostgreSQL, with nothing that runs foreign code."""
+"""MLflow as the manifests start it: locked by accounts and names, on PostgreSQL, running nobody else's code."""
 
 import configparser
 
@@ -9,8 +9,11 @@ from infoxlm_core.errors import InputError, StorageUnavailable
 from tests.k8s.manifests import OVERLAYS, environment_of, named, pods
 from tests.servers.tracking import ADMIN
 
-ANY = {"mlflow-database": {"username": "u", "password": "p"}, "mlflow-store": dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "k"),
-       "mlflow-server": {"admin-password": "a", "flask-secret-key": "f"}}  # fmt: skip
+ANY = {
+    "mlflow-database": {"username": "u", "password": "p"},
+    "mlflow-server": {"admin-password": "a", "flask-secret-key": "f"},
+    "mlflow-store": {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s"},
+}
 
 
 def option(arguments: list[str], name: str) -> str:

@@ -1,4 +1,4 @@
-"""Who may talk to whom, worked out from the policies as Kubernetes does it. That a cluster enforces them, RB07 shows."""
+"""Who may talk to whom, worked out from the policies. That a cluster enforces them, the runbook's RB07 shows."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The Secrets that a script makes are those that manifests, pipelines and SeaweedFS read; their values are new each time."""
+"""The Secrets that a script makes are those that manifests, pipelines and SeaweedFS read, with new values each time."""
 
 import json
 import subprocess

@@ -14,7 +14,7 @@ from pipelines.suite import suite
 
 COMPILED = Path(__file__).parents[2] / "pipelines/compiled"
 DAGS = {"infoxlm": infoxlm, "ablations": ablations, "suite": suite, "promotion": promotion}
-POOL = {"accelerator", "gpus", "cpu", "memory", "node_selector", "tolerations"}
+POOL = {"accelerator", "gpus", "cpu", "memory", "node_selector", "tolerations", "step_cpu", "step_memory"}
 PLACE = {"store", "image", "cluster"} | POOL
 
 
@@ -95,8 +95,22 @@ def test_a_step_that_trains_passes_its_gpus_on_and_asks_for_none_itself():
         assert {"nodeSelector", "tolerations"} <= set(
             platform("infoxlm")["deploymentSpec"]["executors"][f"exec-{name}"]
         )
-    for name in ("prepare-corpus", "evaluate", "register"):
-        assert "resources" not in spec["deploymentSpec"]["executors"][f"exec-{name}"]["container"]
+    for name in ("prepare-corpus", "tokenize-corpus", "evaluate", "register"):
+        resources = spec["deploymentSpec"]["executors"][f"exec-{name}"]["container"]["resources"]
+        assert "accelerator" not in resources and "step_memory" in resources["resourceMemoryLimit"]
+
+
+@pytest.mark.parametrize("name", DAGS)
+def test_every_parameter_reaches_its_step_through_all_loops(name):
+    spec = read(name)
+
+    for part in [component for component in spec["components"].values() if "dag" in component]:
+        given = set(part["inputDefinitions"]["parameters"])
+        for task in part["dag"]["tasks"].values():
+            asked = {
+                said.get("componentInputParameter") for said in task.get("inputs", {}).get("parameters", {}).values()
+            }
+            assert asked - {None} <= given
 
 
 def test_steps_are_tried_again_and_promotions_are_not():

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from components import job, runtime, training
+from components import job, runtime
+from components import work as works
 from components.adapters import lease, object_store, ray_job
 from components.adapters.remote_run import RemoteRun
+from components.work import Work, do
 from infoxlm_core import manifests
 from infoxlm_core.errors import (
     BadNumbersLimit,
@@ -35,11 +37,11 @@ def own_cache(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def work(tiny_shards) -> training.Work:
+def work(tiny_shards) -> Work:
     config = tiny_config(optimization={"steps": STEPS}, checkpoints={"every": 4})
-    return training.Work(
-        "pretrain", URL, "pretrained", "abc", "pretrained-abc", config.model_dump(mode="json"),
-        {"shards_path": str(tiny_shards)}, num_workers=0,
+    return Work(
+        "pretrain", URL, "pretrained", "abc", config.model_dump(mode="json"), 0, {"shards_path": str(tiny_shards)},
+        "pretrained-abc",
     )  # fmt: skip
 
 
@@ -48,9 +50,9 @@ def undisturbed(tiny_shards, tmp_path_factory) -> list:
     """The curve of the same training on one machine, in a directory."""
     config = tiny_config(optimization={"steps": STEPS}, checkpoints={"every": 4})
     store = tmp_path_factory.mktemp("store")
-    done = training.train(
-        training.Work("pretrain", str(store), "pretrained", "abc", "pretrained-abc", config.model_dump(mode="json"),
-                      {"shards_path": str(tiny_shards)}, num_workers=0)
+    done = do(
+        Work("pretrain", str(store), "pretrained", "abc", config.model_dump(mode="json"), 0,
+             {"shards_path": str(tiny_shards)}, "pretrained-abc")
     )  # fmt: skip
     return curve(done)
 
@@ -73,11 +75,11 @@ def stop_soon(monkeypatch, after: int) -> None:
     monkeypatch.setattr(RemoteRun, "send", send_and_ask)
 
 
-def preempted(work: training.Work, monkeypatch, after: int = 12) -> None:
+def preempted(work: Work, monkeypatch, after: int = 12) -> None:
     with monkeypatch.context() as patch:
         stop_soon(patch, after)
         with pytest.raises(Preempted, match="asked to stop after step"):
-            training.train(work)
+            do(work)
 
 
 def test_a_run_stopped_on_one_machine_ends_on_another_as_if_nothing_had_happened(
@@ -87,7 +89,7 @@ def test_a_run_stopped_on_one_machine_ends_on_another_as_if_nothing_had_happened
     monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "second machine"))
     caplog.set_level("INFO")
 
-    made = training.train(replace(work, job="j-second"))
+    made = do(replace(work, job="j-second"))
 
     assert "resuming after step 13" in caplog.text and str(tmp_path / "second machine") in str(made)
     assert curve(made) == undisturbed and len(undisturbed) == STEPS
@@ -119,14 +121,14 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_and_when_all_are_damag
             damage(name)
     monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "third machine"))
     with pytest.raises(NoValidCheckpoint, match="no checkpoint is valid"):
-        training.train(work)
+        do(work)
 
 
 def test_saves_that_do_not_arrive_are_borne_twice_and_then_end_the_run(bucket, faults, work, caplog):
     faults.inject("PUT", "runs/pretrained-abc/step=", "503")
 
     with pytest.raises(StorageUnavailable):
-        training.train(work)
+        do(work)
 
     assert [f"did not arrive ({n} of 3)" in caplog.text for n in (1, 2, 3)] == [True] * 3
     faults.heal()
@@ -135,7 +137,7 @@ def test_saves_that_do_not_arrive_are_borne_twice_and_then_end_the_run(bucket, f
 
 def test_a_training_on_a_cluster_needs_a_store_that_its_machines_share(work, tmp_path):
     with pytest.raises(ConfigError, match="give s3://bucket/prefix"):
-        training.train(replace(work, store=str(tmp_path)), CLUSTER)
+        do(replace(work, store=str(tmp_path)), CLUSTER)
 
 
 CLUSTER = {"image": f"registry.example/infoxlm@sha256:{'1' * 64}"}
@@ -156,7 +158,7 @@ def test_a_step_hands_its_work_to_a_job_and_finds_the_result_in_the_store(
     monkeypatch.setattr(ray_job, "run", run)
     monkeypatch.setenv("RUN_ID", "run-7")
 
-    made = training.train(replace(work, num_workers=1), CLUSTER)
+    made = do(replace(work, num_workers=1), CLUSTER)
 
     assert seen["code"] == 0 and seen["outcome"] is None, seen["said"]
     assert seen["name"].startswith("j-pretrain-") and runtime.read(URL, f"work/{seen['name']}.json")
@@ -164,7 +166,7 @@ def test_a_step_hands_its_work_to_a_job_and_finds_the_result_in_the_store(
 
 
 def test_a_job_that_fails_leaves_its_reason_for_the_step_that_waits(bucket, work, monkeypatch):
-    def fail(work: training.Work) -> None:
+    def fail(work: Work) -> None:
         raise BadNumbersLimit(f"{work.name}: 3 steps in a row")
 
     def run(name, place, cluster, num_workers, task, ask_to_stop, ended):
@@ -173,12 +175,12 @@ def test_a_job_that_fails_leaves_its_reason_for_the_step_that_waits(bucket, work
         ask_to_stop()
         raise InputError(f"{ended_with.value.code} {ended()}")
 
-    monkeypatch.setattr(training, "here", fail)
+    monkeypatch.setattr(works, "here", fail)
     monkeypatch.setattr(ray_job, "run", run)
     monkeypatch.setenv("RUN_ID", "run-7")
 
     with pytest.raises(InputError, match=r"5 .*'class': 'BadNumbersLimit', 'message': 'abc: 3 steps in a row'"):
-        training.train(replace(work, num_workers=2), CLUSTER)
+        do(replace(work, num_workers=2), CLUSTER)
 
     assert runtime.read(URL, "runs/pretrained-abc/stop") == b""
 
@@ -192,4 +194,4 @@ def test_while_another_pipeline_run_trains_the_same_no_gpu_is_asked_for(bucket, 
         lease.Lease(f"{URL}/runs/pretrained-abc/lease.json", "another's job"),
         pytest.raises(LeaseHeld, match="another"),
     ):
-        training.train(replace(work, num_workers=2), CLUSTER)
+        do(replace(work, num_workers=2), CLUSTER)

@@ -1,12 +1,12 @@
-"""Train: on a cluster's GPUs, on Ray workers of this machine, or in this process. The result is found in the store.
+"""Work for many machines: on a cluster's pods, on Ray workers of this machine, or in this process.
 
-A training is described by plain values (`Work`), because it may begin in one pod and compute in others:
+It is described by plain values (`Work`), because it may begin in one pod and be done in others:
 
     a step of the pipeline      writes STORE/work/JOB.json, has KubeRay make a cluster, follows it (`ray_job`)
-    the head of that cluster    `python -m components.job STORE/work/JOB.json`: starts Ray Train (`here`)
-    every worker                fetches what it needs from the store, trains; the first sends the result (`_perform`)
+    the head of that cluster    `python -m components.job STORE/work/JOB.json`: leads the workers (`here`)
+    the workers                 train together, the first sends the result (`_train`); or work on chunks of text
 
-On a laptop the step itself is the second of these, and all share a directory.
+On a laptop the step itself is the second of these, and all share a directory. The result is found in the store.
 """
 
 import functools
@@ -29,20 +29,20 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Work:
-    """A training, as plain values."""
+    """What is to be made, as plain values."""
 
     stage: str
-    """pretrain or finetune."""
+    """prepare_corpus, tokenize_corpus, pretrain or finetune."""
     store: str
     kind: str
     name: str
     """The artifact to be made is `kind/name` of the store."""
-    run: str
-    """Its checkpoints are in `STORE/runs/RUN`."""
     config: dict
-    artifacts: dict[str, str]
-    """Places in the store, by the names of the core's arguments: shards_path, encoder, corpus."""
     num_workers: int
+    artifacts: dict[str, str]
+    """Places in the store, by the names of the core's arguments: corpus, shards_path, encoder."""
+    run: str = ""
+    """Of a training: its checkpoints are in `STORE/runs/RUN`."""
     sources: dict[str, str] | None = None
     """Likewise places of models outside the store; see `model_source`."""
     mlflow_run: str = ""
@@ -52,11 +52,11 @@ class Work:
     """Name of the RayJob, if it is one."""
 
 
-def train(work: Work, cluster: dict | None = None, task: Any = None) -> Path:
-    """Return the artifact of a training on this machine, trained if nobody has done so before.
+def do(work: Work, cluster: dict | None = None, task: Any = None) -> Path:
+    """Return the artifact on this machine, made if nobody has made it before.
 
     Args:
-        cluster: a `ClusterConfig` as a mapping: train there; empty: train here.
+        cluster: a `ClusterConfig` as a mapping: a RayJob does the work, if it has workers; empty: it is done here.
         task: `dsl.TaskConfig` of the step, whose resources, node selector and tolerations are those of the workers.
 
     Raises:
@@ -65,19 +65,22 @@ def train(work: Work, cluster: dict | None = None, task: Any = None) -> Path:
     """
     if found := runtime.made(work.store, work.kind, work.name):
         return found
-    if cluster:
+    if cluster and (work.num_workers or work.stage in _TOGETHER):
         _on_cluster(work, cluster, task)
     else:
         here(work)
     found = runtime.made(work.store, work.kind, work.name)
-    assert found, "a training that is done has left its result"
+    assert found, "work that is done has left its result"
     return found
 
 
 def here(work: Work) -> None:
-    """Train on Ray workers: of this machine, or of the cluster that this process is the driver of."""
-    run = runtime.local(work.store) / "runs" / work.run
-    ray_train.run(_perform, work.num_workers, run=run, work=work)
+    """Do it on Ray workers: of this machine, or of the cluster that this process is the driver of."""
+    if work.stage in _TOGETHER:
+        run = runtime.local(work.store) / "runs" / work.run
+        ray_train.run(_train, work.num_workers, run=run, work=work)
+    else:
+        runtime.make(work.store, work.kind, work.name, functools.partial(_LED[work.stage], work))
 
 
 def forget(work: Work) -> None:
@@ -88,7 +91,7 @@ def forget(work: Work) -> None:
 
 
 def _on_cluster(work: Work, cluster: dict, task: Any) -> None:
-    """Hand the training to a RayJob and follow it to its end."""
+    """Hand it to a RayJob and follow that to its end."""
     from components.adapters import lease, ray_job
     from components.cluster import ClusterConfig
 
@@ -103,19 +106,20 @@ def _on_cluster(work: Work, cluster: dict, task: Any) -> None:
     described = asdict(work) | {"pipeline_run": run, "job": job}
     runtime.write(work.store, place, json.dumps(described, indent=1, sort_keys=True))
     outcome = runtime.outcome_name(job)
-    lease.check(f"{work.store}/runs/{work.run}/lease.json", job)  # another pipeline run may train the same
+    if work.run:
+        lease.check(f"{work.store}/runs/{work.run}/lease.json", job)  # another pipeline run may train the same
     ray_job.run(
         job,
         f"{work.store}/{place}",
         checked,
         work.num_workers,
         task,
-        ask_to_stop=lambda: runtime.write(work.store, f"runs/{work.run}/stop", ""),
+        ask_to_stop=lambda: runtime.write(work.store, f"runs/{work.run}/stop", "") if work.run else None,
         ended=lambda: json.loads(runtime.read(work.store, outcome) or b"null"),
     )
 
 
-def _perform(work: Work, run: Path) -> dict:
+def _train(work: Work, run: Path) -> dict:
     """The body of every worker: fetch, train together; the first one makes the artifact and returns its facts."""
     from components.adapters.remote_run import RemoteRun
     from infoxlm_core.training import distributed
@@ -127,11 +131,11 @@ def _perform(work: Work, run: Path) -> dict:
         more["track"] = functools.partial(mlflow_tracker.MlflowTracker, run_id=work.mlflow_run)
     if object_store.is_url(work.store):
         more["elsewhere"] = RemoteRun(f"{work.store}/runs/{work.run}", work.job or f"{socket.gethostname()} {run}")
-    train = functools.partial(_STAGES[work.stage](work), **more)
+    core = functools.partial(_TOGETHER[work.stage](work), **more)
     ready = distributed.from_first(runtime.is_made(work.store, work.kind, work.name))  # before a crash, but not sent
     if distributed.rank():
-        return {} if ready else train(output=run / "nowhere")
-    return manifests.load(runtime.make(work.store, work.kind, work.name, lambda output: train(output=output)))["facts"]
+        return {} if ready else core(output=run / "nowhere")
+    return manifests.load(runtime.make(work.store, work.kind, work.name, lambda output: core(output=output)))["facts"]
 
 
 def _pretrain(work: Work) -> Callable[..., dict]:
@@ -162,4 +166,37 @@ def _finetune(work: Work) -> Callable[..., dict]:
     return functools.partial(finetuning.finetune, config, places["encoder"], places.get("corpus"))
 
 
-_STAGES = {"pretrain": _pretrain, "finetune": _finetune}
+def _prepare(work: Work, output: Path) -> dict:
+    from components.adapters import data_source, ray_data
+    from infoxlm_core import preparation
+    from infoxlm_core.config import PreparationConfig
+
+    config = PreparationConfig.parse(work.config, "preparation")
+
+    def fetch(path: str) -> str:
+        return str(data_source.fetch(path, runtime.local(work.store))) if object_store.is_url(path) else path
+
+    sources = [source.model_copy(update={"path": tuple(map(fetch, source.paths))}) for source in config.corpora]
+    local = config.model_copy(update={"corpora": tuple(sources)})
+    with ray_data.workers(work.num_workers) as spread:
+        return preparation.facts(preparation.prepare(local, output, runtime.cache(), spread))
+
+
+def _tokenize(work: Work, output: Path) -> dict:
+    from components.adapters import model_source, ray_data
+    from infoxlm_core import tokenization
+    from infoxlm_core.config import TokenizationConfig
+    from infoxlm_core.model import tokenizers
+
+    config = TokenizationConfig.parse(work.config, "tokenization")
+    if config.model:
+        found = model_source.fetch(config.model, runtime.local(work.store), only=tokenizers.MODEL)
+        config = config.model_copy(update={"model": str(found)})
+    with ray_data.workers(work.num_workers) as spread:
+        return tokenization.tokenize(config, runtime.locate(work.artifacts["corpus"]), output, spread)
+
+
+_TOGETHER = {"pretrain": _pretrain, "finetune": _finetune}
+"""Every worker runs them, joined in a process group."""
+_LED = {"prepare_corpus": _prepare, "tokenize_corpus": _tokenize}
+"""The driver runs them and gives chunks to workers."""
