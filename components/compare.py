@@ -26,7 +26,7 @@ def compare(
     import re
     import shutil
 
-    from components import runtime
+    from components import runtime, stores
     from components.adapters import mlflow_runs, nested_runs, trial_runs
     from infoxlm_core import comparison as comparisons
     from infoxlm_core import manifests
@@ -46,10 +46,10 @@ def compare(
             comparisons.write(output, compared)
             return flat
 
-        made = runtime.make(store, "comparison", name, write)
-        runtime.publish(comparison, made)
+        made = stores.make(store, "comparison", name, write)
+        stores.publish(comparison, made)
         shutil.copy(made / "comparison.html", report.path)
-        runtime.facts(made, metrics)
+        stores.facts(made, metrics)
         legal = {re.sub(r"[^\w.:/ -]", "_", name): value for name, value in flat.items()}
         mlflow_runs.log_metrics(run, legal)
         mlflow_runs.log_artifacts(run, made, "comparison")

@@ -36,7 +36,7 @@ def evaluate(
     """
     import shutil
 
-    from components import runtime
+    from components import runtime, stores
     from components.adapters import mlflow_runs
     from infoxlm_core import evaluation
     from infoxlm_core.config import EvaluationConfig
@@ -44,11 +44,11 @@ def evaluate(
     with runtime.ending_clearly(store, "evaluate", trial):
         checked = EvaluationConfig.parse(config, "evaluation")
         model = f"{trial['variant']} seed {int(trial['seed'])}" if trial else "InfoXLM"
-        text, digest = runtime.find(corpus)
+        text, digest = stores.find(corpus)
         pairs = {model: (encoder, classifier)} | ({"untrained": (start, classifier_of_start)} if start else {})
-        models = {name: [runtime.find(artifact) for artifact in pair] for name, pair in pairs.items()}
+        models = {name: [stores.find(artifact) for artifact in pair] for name, pair in pairs.items()}
         name = runtime.key("scores", checked, digest, *models, *(d for found in models.values() for _, d in found))
-        made = runtime.make(
+        made = stores.make(
             store,
             "scores",
             name,
@@ -60,9 +60,9 @@ def evaluate(
                 output,
             ),
         )
-        runtime.publish(scores, made)
+        stores.publish(scores, made)
         shutil.copy(made / "report.html", report.path)
-        flat = runtime.facts(made, metrics)
+        flat = stores.facts(made, metrics)
         run = runtime.run_id(store, trial)
         mlflow_runs.log_params(run, {"evaluation": checked.model_dump(mode="json")})
         mlflow_runs.log_metrics(run, flat)

@@ -32,7 +32,7 @@ def finetune(
         trial: of an ablation: its variant, and its seed instead of the config's.
         task_config: the step's GPUs, node selector and tolerations, which are those of the RayJob's workers.
     """
-    from components import runtime, work
+    from components import runtime, stores, work
     from components.adapters import data_source, mlflow_runs, mlflow_tracker
     from infoxlm_core import manifests, suite
     from infoxlm_core.config import AnsweringConfig, FinetuningConfig
@@ -40,10 +40,10 @@ def finetune(
     with runtime.ending_clearly(store, "finetune", trial):
         kind = AnsweringConfig if config.get("task") == "question_answering" else FinetuningConfig
         checked = kind.parse(config | ({"seed": trial["seed"]} if trial else {}), "finetuning")
-        local = suite.localise(checked, lambda source: str(data_source.fetch(source, runtime.local(store))))
+        local = suite.localise(checked, lambda source: str(data_source.fetch(source, stores.local(store))))
         data = (*local.train, *local.dev) if isinstance(local, AnsweringConfig) else local.data
-        base, base_digest = runtime.point(encoder)
-        text, text_digest = runtime.point(corpus)
+        base, base_digest = stores.point(encoder)
+        text, text_digest = stores.point(corpus)
         name = runtime.key("classifier", checked, base_digest, text_digest, *runtime.given(data))
         wanted = work.Work(
             stage="finetune",
@@ -56,9 +56,9 @@ def finetune(
             num_workers=num_workers,
         )
         made = work.do(wanted, cluster, task_config)
-        runtime.publish(classifier, made)
-        runtime.facts(made, metrics)
-        trained = manifests.load(runtime.locate(base))["facts"]["steps"] > 0
+        stores.publish(classifier, made)
+        stores.facts(made, metrics)
+        trained = manifests.load(stores.locate(base))["facts"]["steps"] > 0
         run = runtime.run_id(store, trial)
         mlflow_tracker.ship(made / "metrics.jsonl", run, prefix="finetune/" if trained else "finetune_of_start/")
         mlflow_runs.log_params(run, {"finetuning": checked.model_dump(mode="json")})

@@ -20,7 +20,7 @@ def measure(
     """
     import json
 
-    from components import runtime, work
+    from components import runtime, stores, work
     from components.adapters import data_source, mlflow_runs, mlflow_tracker, model_source
     from infoxlm_core import manifests
     from infoxlm_core import suite as suites
@@ -31,8 +31,8 @@ def measure(
         run = runtime.run_id(store, point=named)
         said = {"model": named["model"], "source": point["source"], "task": named["task"]}
         mlflow_runs.log_params(run, said | {"settings": settings.model_dump(mode="json")})
-        local = suites.localise(settings, lambda source: str(data_source.fetch(source, runtime.local(store))))
-        model = model_source.fetch(point["source"], runtime.local(store))
+        local = suites.localise(settings, lambda source: str(data_source.fetch(source, stores.local(store))))
+        model = model_source.fetch(point["source"], stores.local(store))
         learned_from: dict = {}
         if learned := suites.training_part(local):
             part, data = learned
@@ -54,13 +54,13 @@ def measure(
                 num_workers=num_workers,
                 mlflow_run=run,
             )
-            with runtime.alone(store, "tuned", name):  # another point may need the same model
+            with stores.alone(store, "tuned", name):  # another point may need the same model
                 model = work.do(wanted)
                 work.forget(wanted)  # gigabytes of checkpoints that nobody needs any more
             mlflow_tracker.ship(model / "metrics.jsonl", run)
             learned_from = manifests.load(model)["facts"] | {"tuned": f"tuned/{name}"}
         inputs = [*runtime.given(str(model)), runtime.given_as(suites.data_by_role(local))]
-        made = runtime.make(
+        made = stores.make(
             store,
             "points",
             runtime.key("points", suites.without_data(local), *inputs),
@@ -70,7 +70,7 @@ def measure(
         flat = suites.flatten_scores(named["task"], found, getattr(settings, "pivot", "en"))
         for metric, value in flat.items():
             metrics.log_metric(metric.replace("/", "_"), value)
-        runtime.publish(scores, made)
+        stores.publish(scores, made)
         mlflow_runs.log_metrics(run, flat)
         mlflow_runs.log_artifacts(run, made / suites.SCORES)
         mlflow_runs.end_run(run)

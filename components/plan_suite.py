@@ -16,7 +16,7 @@ def plan_suite(suite: dict, store: str) -> list:
     """
     import logging
 
-    from components import runtime
+    from components import runtime, stores
     from components.adapters import data_source, model_source
     from infoxlm_core import suite as suites
     from infoxlm_core.config import SuiteConfig
@@ -25,10 +25,10 @@ def plan_suite(suite: dict, store: str) -> list:
         checked = SuiteConfig.parse(suite, "suite")
         points = suites.plan(checked)
         for source in checked.models.values():
-            model_source.fetch(source, runtime.local(store))
+            model_source.fetch(source, stores.local(store))
         for task, measure in checked.tasks.items():
             local = suites.localise(
-                measure.settings, lambda source: str(data_source.fetch(source, runtime.local(store)))
+                measure.settings, lambda source: str(data_source.fetch(source, stores.local(store)))
             )
             suites.check(task, measure, local)
             logging.info("%s: its data are there", task)

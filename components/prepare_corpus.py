@@ -26,7 +26,7 @@ def prepare_corpus(
         cluster: a `ClusterConfig` as a mapping: the workers are those of a RayJob; empty: of this step.
         task_config: the step's cores and memory, which are those of a RayJob's workers too.
     """
-    from components import runtime, work
+    from components import runtime, stores, work
     from components.adapters import data_source, mlflow_runs
     from infoxlm_core import preparation
     from infoxlm_core.config import PreparationConfig
@@ -37,8 +37,8 @@ def prepare_corpus(
         name = runtime.key("corpus", checked, *preparation.digest_sources(checked), *data_source.states(paths))
         wanted = work.Work("prepare_corpus", store, "corpus", name, config, num_workers, {})
         made = work.do(wanted, cluster, task_config)
-        runtime.publish(corpus, made)
-        counts = runtime.facts(made, metrics)
+        stores.publish(corpus, made)
+        counts = stores.facts(made, metrics)
         run = runtime.run_id(store)
         mlflow_runs.log_params(run, {"preparation": checked.model_dump(mode="json", exclude={"corpora"})})
         mlflow_runs.log_metrics(run, counts)

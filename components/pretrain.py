@@ -32,16 +32,16 @@ def pretrain(
         trial: of an ablation: its variant and seed; the curves then go into a run of their own.
         task_config: the step's GPUs, node selector and tolerations, which are those of the RayJob's workers.
     """
-    from components import runtime, work
+    from components import runtime, stores, work
     from components.adapters import mlflow_runs, mlflow_tracker, model_source
     from infoxlm_core.config import PretrainingConfig
 
     with runtime.ending_clearly(store, "pretrain", trial):
         checked = PretrainingConfig.parse(config, "pretraining")
-        given, digest = runtime.point(shards)
+        given, digest = stores.point(shards)
         run = runtime.run_id(store, trial)
         mlflow_runs.log_params(run, {"pretraining": checked.model_dump(mode="json")})
-        start_from = checked.model.start and str(model_source.fetch(checked.model.start, runtime.local(store)))
+        start_from = checked.model.start and str(model_source.fetch(checked.model.start, stores.local(store)))
         name = runtime.key("pretrained", checked, digest, *runtime.given(start_from))
         wanted = work.Work(
             stage="pretrain",
@@ -56,6 +56,6 @@ def pretrain(
         )
         made = work.do(wanted, cluster, task_config)
         mlflow_tracker.ship(made / "encoder" / "metrics.jsonl", run)
-        runtime.publish(encoder, made / "encoder")
-        runtime.publish(start, made / "start")
-        runtime.facts(made, metrics)
+        stores.publish(encoder, made / "encoder")
+        stores.publish(start, made / "start")
+        stores.facts(made, metrics)

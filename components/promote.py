@@ -30,14 +30,14 @@ def promote(
     """
     import os
 
-    from components import runtime
+    from components import runtime, stores
     from components.adapters import mlflow_runs, promoting
 
     with runtime.ending_clearly(store, "promote"):
         os.environ["INFOXLM_IMAGE"] = image
         run = runtime.run_id(store)
         mlflow_runs.log_params(run, {"promotion": {"model": model, "gate": gate, "to": to, "by_hand": by_hand}})
-        done = promoting.run(model, gate, runtime.local(store), to, by_hand)
+        done = promoting.run(model, gate, stores.local(store), to, by_hand)
         metrics.log_metric("version", done.version)
         for metric, figure in done.verdict.figures.items():
             for name in ("gain", "lower", "upper"):

@@ -28,7 +28,7 @@ def register(
     import logging
     import os
 
-    from components import runtime
+    from components import runtime, stores
     from components.adapters import mlflow_runs, model_registry
     from infoxlm_core import manifests
     from infoxlm_core.config import RegistrationConfig
@@ -36,8 +36,8 @@ def register(
 
     with runtime.ending_clearly(store, "register"):
         checked = RegistrationConfig.parse(config, "registration")
-        model, digest = runtime.find(encoder)
-        judged, _ = runtime.find(scores)
+        model, digest = stores.find(encoder)
+        judged, _ = stores.find(scores)
         flat = manifests.load(judged)["facts"]
         made = manifests.load(model)
         run = runtime.run_id(store)

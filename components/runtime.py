@@ -1,35 +1,21 @@
-"""What every component does while it runs: end clearly, and find or make its artifact in the store by content.
-
-A KFP artifact of ours is a small JSON file that says where in the store the bulk data is: `{"location", "digest"}`.
-The store holds each artifact once, under a key of everything that decides its content:
-
-    STORE/corpus/3f2a…/manifest.json     finished: found again by every later run with the same inputs
-    STORE/runs/pretrained-77b0…/         checkpoints of a training; an interrupted one continues here
-    STORE/outcome/demo-2026…/…json       why a stage of a pipeline run failed, if it did: KFP keeps no exit codes
-
-STORE is a directory, or `s3://bucket/prefix`. Of a store on S3 each machine has a copy in its cache, laid out alike:
-artifacts are made there and sent, or fetched when they are needed (INFOXLM_CACHE says where; default ~/.cache/infoxlm).
-"""
+"""What every component does while it runs: end clearly, name its artifact by what decides it, find its MLflow run."""
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
 import re
-import shutil
 import signal
 import sys
-import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from components import stores
 from components.adapters import object_store
-from components.adapters.lease import Lease
 from infoxlm_core import manifests
 from infoxlm_core.config import StageConfig
 from infoxlm_core.data.languages import is_known
@@ -40,22 +26,6 @@ logger = logging.getLogger(__name__)
 
 DRIVER = "INFOXLM_DRIVER_PID"
 """Environment variable of a local run: the process whose end ends every stage."""
-KINDS = (
-    "corpus",
-    "shards",
-    "pretrained",
-    "classifier",
-    "tuned",
-    "scores",
-    "points",
-    "comparison",
-    "suite",
-    "promotion",
-)
-"""Of artifacts: the folders of a store."""
-LONGEST_PUSH, LONGEST_TRAINING = 6 * 3600.0, 14 * 86_400.0
-"""Seconds to wait for another machine that sends, or makes, the same artifact."""
-_COPY_OF = "COPY_OF"  # a file in a machine's copy of a store on S3 that says of which
 
 
 @contextlib.contextmanager
@@ -95,8 +65,8 @@ def ending_clearly(
     line = " ".join(str(failure).split())
     outcome = {"stage": name, "code": failure.exit_code, "class": type(failure).__name__, "message": line}
     with contextlib.suppress(OSError, InfoXLMError):  # a full disk must not hide why
-        for place in dict.fromkeys((str(local(store)), store)):  # the local runner reads it here
-            write(place, outcome_name(outcome_of or name), json.dumps(outcome, indent=1))
+        for place in dict.fromkeys((str(stores.local(store)), store)):  # the local runner reads it here
+            stores.write(place, outcome_name(outcome_of or name), json.dumps(outcome, indent=1))
     print(f"{name}: {type(failure).__name__}: {line}", file=sys.stderr, flush=True)
     sys.exit(failure.exit_code)
 
@@ -169,207 +139,6 @@ def _language(folder: Path) -> str:
     return folder.name if is_known(folder.name) else ""
 
 
-# ---------------------------------------------------------------- the store
-
-
-def cache() -> Path:
-    """Where this machine keeps copies of what is elsewhere."""
-    own = os.environ.get("INFOXLM_CACHE")
-    return Path(own or Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "infoxlm").absolute()
-
-
-def local(store: str) -> Path:
-    """The store on this machine: the directory itself, or the copy of what is on S3."""
-    if not object_store.is_url(store):
-        return Path(store)
-    root = cache() / "stores" / re.sub(r"[^\w.-]+", "-", store.removeprefix("s3://").strip("/"))
-    root.mkdir(parents=True, exist_ok=True)
-    if not (root / _COPY_OF).is_file():
-        manifests.write_atomically(root / _COPY_OF, store.rstrip("/"))
-    return root
-
-
-def url_of(location: Path) -> str:
-    """What the rest of the world calls a place in the store: its URL on S3, or the path itself."""
-    for root in location.parents:
-        if (root / _COPY_OF).is_file():
-            return f"{(root / _COPY_OF).read_text()}/{location.relative_to(root)}"
-    return str(location)
-
-
-def write(store: str, name: str, content: str) -> None:
-    """Write a small file into the store."""
-    if object_store.is_url(store):
-        return object_store.put(f"{store}/{name}", content)
-    (Path(store) / name).parent.mkdir(parents=True, exist_ok=True)
-    manifests.write_atomically(Path(store) / name, content)
-
-
-def read(store: str, name: str) -> bytes | None:
-    """Read a small file of the store; None if there is none."""
-    if object_store.is_url(store):
-        found = object_store.get(f"{store}/{name}")
-        return found[0] if found else None
-    path = Path(store) / name
-    return path.read_bytes() if path.is_file() else None
-
-
-def made(store: str, kind: str, name: str) -> Path | None:
-    """The artifact `kind/name` of the store on this machine, every byte verified; None if nobody has made it yet."""
-    final, remote = local(store) / kind / name, object_store.is_url(store)
-    url = f"{store}/{kind}/{name}"
-    if remote:
-        described = object_store.manifest(url)
-        if described is None:
-            return None
-        if not _is_here(final, described["digest"]):
-            with _one_at_a_time(final.parent / f".{name}.fetching"):
-                if not _is_here(final, described["digest"]):
-                    object_store.pull(url, final)
-    if not (final / manifests.NAME).is_file():
-        return None
-    manifests.read(final, kind, made_with=f"the stage that makes {kind} (remove the directory to make it again)")
-    logger.info("found %s, made before from the same inputs", url if remote else final)
-    return final
-
-
-def is_made(store: str, kind: str, name: str) -> bool:
-    """Whether there is such an artifact, in the store or, not sent yet, on this machine."""
-    here = (local(store) / kind / name / manifests.NAME).is_file()
-    return here or (object_store.is_url(store) and object_store.manifest_exists(f"{store}/{kind}/{name}"))
-
-
-def _is_here(directory: Path, digest: str) -> bool:
-    return (directory / manifests.NAME).is_file() and manifests.load(directory)["digest"] == digest
-
-
-def make(store: str, kind: str, name: str, build: Callable[[Path], dict | None]) -> Path:
-    """Return the artifact `kind/name` of the store; build it first if it is not there, whole or not at all.
-
-    Args:
-        build: fills an empty directory and returns the facts of the manifest.
-
-    Returns:
-        where it is on this machine.
-    """
-    if found := made(store, kind, name):
-        return found
-    final = local(store) / kind / name
-    if not (object_store.is_url(store) and (final / manifests.NAME).is_file()):  # made before, and never arrived
-        _build(final, kind, build)
-    if not object_store.is_url(store):
-        return final
-    url = f"{store}/{kind}/{name}"
-    with Lease(f"{store}/leases/{kind}-{name}.json", wait=LONGEST_PUSH):
-        if not object_store.manifest_exists(url):  # else somebody made the same meanwhile: theirs counts
-            object_store.push(final, url)
-    return made(store, kind, name) or final
-
-
-def _build(final: Path, kind: str, build: Callable[[Path], dict | None]) -> None:
-    if final.exists():
-        raise InputError(f"{final} is in the way: it holds no manifest; remove it")
-    final.parent.mkdir(parents=True, exist_ok=True)
-    _sweep(final.parent)
-    partial = Path(tempfile.mkdtemp(prefix=".making-", dir=final.parent))
-    try:
-        with open(f"{partial}.lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # held while this process lives: nobody sweeps it away
-            (partial / "it").mkdir()
-            facts = build(partial / "it")
-            manifests.write(partial / "it", kind, facts)
-            try:
-                os.replace(partial / "it", final)
-            except OSError:
-                if not (final / manifests.NAME).is_file():  # else somebody made the same meanwhile
-                    raise
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-        Path(f"{partial}.lock").unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def alone(store: str, kind: str, name: str) -> Iterator[None]:
-    """Wait until nobody else makes an artifact that takes long, and keep others waiting: its second maker finds it."""
-    with _one_at_a_time(local(store) / kind / f".{name}.lock"):
-        if not object_store.is_url(store):
-            yield
-            return
-        with Lease(f"{store}/leases/making-{kind}-{name}.json", wait=LONGEST_TRAINING):
-            yield
-
-
-@contextlib.contextmanager
-def _one_at_a_time(path: Path) -> Iterator[None]:
-    """One process of this machine at a time, by a lock on a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w") as lock:  # it stays: whoever waits for it holds this very file
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            logger.info("somebody else holds %s: waiting", path)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def _sweep(directory: Path) -> None:
-    """Remove what processes that are gone have left half-made."""
-    for path in directory.glob(".making-*.lock"):
-        with open(path) as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                continue
-            shutil.rmtree(path.with_suffix(""), ignore_errors=True)
-            path.unlink(missing_ok=True)
-
-
-def publish(artifact: Any, location: Path) -> None:
-    """Let a KFP output artifact point to a directory of the store."""
-    digest, place = manifests.load(location)["digest"], url_of(location)
-    Path(artifact.path).parent.mkdir(parents=True, exist_ok=True)
-    manifests.write_atomically(Path(artifact.path), json.dumps({"location": place, "digest": digest}))
-    artifact.metadata["digest"], artifact.metadata["location"] = digest, place
-
-
-def point(artifact: Any) -> tuple[str, str]:
-    """Where in the store what a KFP input artifact points to is, and its digest."""
-    said = json.loads(Path(artifact.path).read_bytes())
-    return said["location"], said["digest"]
-
-
-def find(artifact: Any) -> tuple[Path, str]:
-    """Where on this machine it is, fetched if it is on S3, and its digest."""
-    location, digest = point(artifact)
-    return locate(location), digest
-
-
-def locate(location: str) -> Path:
-    """Where on this machine an artifact of the store is, or what lies in one: `s3://bucket/prefix/pretrained/7b/encoder`.
-
-    Raises:
-        InputError: there is no such artifact.
-    """
-    if not object_store.is_url(location):
-        return Path(location)
-    store, kind, rest = re.fullmatch(rf"(s3://.+?)/({'|'.join(KINDS)})/(.+)", location).groups()  # type: ignore[union-attr]
-    name, _, inner = rest.partition("/")
-    found = made(store, kind, name)
-    if found is None:
-        raise InputError(f"{location} is not there: run the pipeline again")
-    return found / inner if inner else found
-
-
-def facts(location: Path, metrics: Any) -> dict[str, float]:
-    """The numbers in an artifact's manifest; they also become KFP metrics."""
-    numbers = {
-        name: value for name, value in manifests.load(location)["facts"].items() if isinstance(value, int | float)
-    }
-    for name, value in numbers.items():
-        metrics.log_metric(name.replace("/", "_"), value)
-    return numbers
-
-
 def run_id(store: str, trial: Mapping[str, Any] | None = None, point: Mapping[str, Any] | None = None) -> str:
     """The MLflow run that all stages of this pipeline run share.
 
@@ -384,7 +153,7 @@ def run_id(store: str, trial: Mapping[str, Any] | None = None, point: Mapping[st
         os.environ.get("MLFLOW_EXPERIMENT_NAME", "infoxlm"),
         os.environ.get("RUN_NAME", name),
         {mlflow_runs.RUN_TAG: name},
-        local(store),
+        stores.local(store),
     )
     if trial:
         return trial_runs.open_trial(run, name, trial)

@@ -25,7 +25,7 @@ def summarise(
     import logging
     import shutil
 
-    from components import runtime
+    from components import runtime, stores
     from components.adapters import mlflow_runs, point_runs
     from infoxlm_core import manifests
     from infoxlm_core import suite as suites
@@ -43,10 +43,10 @@ def summarise(
             suites.write(output, summary)
             return flat
 
-        made = runtime.make(store, "suite", name, write)
-        runtime.publish(comparison, made)
+        made = stores.make(store, "suite", name, write)
+        stores.publish(comparison, made)
         shutil.copy(made / "suite.html", report.path)
-        runtime.facts(made, metrics)
+        stores.facts(made, metrics)
         mlflow_runs.log_params(run, {"suite": checked.model_dump(mode="json")})
         mlflow_runs.log_metrics(run, flat)
         mlflow_runs.log_artifacts(run, made, "suite")

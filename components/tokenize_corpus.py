@@ -28,22 +28,22 @@ def tokenize_corpus(
         cluster: a `ClusterConfig` as a mapping: the workers are those of a RayJob; empty: of this step.
         task_config: the step's cores and memory, which are those of a RayJob's workers too.
     """
-    from components import runtime, work
+    from components import runtime, stores, work
     from components.adapters import mlflow_runs, model_source
     from infoxlm_core.config import TokenizationConfig
     from infoxlm_core.model import tokenizers
 
     with runtime.ending_clearly(store, "tokenize_corpus"):
         checked = TokenizationConfig.parse(config, "tokenization")
-        source, digest = runtime.point(corpus)
+        source, digest = stores.point(corpus)
         given: tuple[str, ...] = ()
         if checked.model:
-            given = (str(model_source.fetch(checked.model, runtime.local(store), only=tokenizers.MODEL)),)
+            given = (str(model_source.fetch(checked.model, stores.local(store), only=tokenizers.MODEL)),)
         name = runtime.key("shards", checked, digest, *runtime.given(given))
         wanted = work.Work("tokenize_corpus", store, "shards", name, config, num_workers, {"corpus": source})
         made = work.do(wanted, cluster, task_config)
-        runtime.publish(shards, made)
-        counts = runtime.facts(made, metrics)
+        stores.publish(shards, made)
+        counts = stores.facts(made, metrics)
         run = runtime.run_id(store)
         mlflow_runs.log_params(run, {"tokenization": checked.model_dump(mode="json")})
         mlflow_runs.log_metrics(run, counts)

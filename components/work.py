@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from components import runtime
+from components import runtime, stores
 from components.adapters import object_store, ray_train
 from infoxlm_core import manifests
 from infoxlm_core.errors import ConfigError
@@ -63,13 +63,13 @@ def do(work: Work, cluster: dict | None = None, task: Any = None) -> Path:
         TryAgain: of some kind; the same again goes on from the last checkpoint.
         and what the core's stage raises.
     """
-    if found := runtime.made(work.store, work.kind, work.name):
+    if found := stores.made(work.store, work.kind, work.name):
         return found
     if cluster and (work.num_workers or work.stage in _TOGETHER):
         _on_cluster(work, cluster, task)
     else:
         here(work)
-    found = runtime.made(work.store, work.kind, work.name)
+    found = stores.made(work.store, work.kind, work.name)
     assert found, "work that is done has left its result"
     return found
 
@@ -77,15 +77,15 @@ def do(work: Work, cluster: dict | None = None, task: Any = None) -> Path:
 def here(work: Work) -> None:
     """Do it on Ray workers: of this machine, or of the cluster that this process is the driver of."""
     if work.stage in _TOGETHER:
-        run = runtime.local(work.store) / "runs" / work.run
+        run = stores.local(work.store) / "runs" / work.run
         ray_train.run(_train, work.num_workers, run=run, work=work)
     else:
-        runtime.make(work.store, work.kind, work.name, functools.partial(_LED[work.stage], work))
+        stores.make(work.store, work.kind, work.name, functools.partial(_LED[work.stage], work))
 
 
 def forget(work: Work) -> None:
     """Remove the checkpoints of a training that is done."""
-    shutil.rmtree(runtime.local(work.store) / "runs" / work.run, ignore_errors=True)
+    shutil.rmtree(stores.local(work.store) / "runs" / work.run, ignore_errors=True)
     if object_store.is_url(work.store):
         object_store.drop(f"{work.store}/runs/{work.run}")
 
@@ -104,7 +104,7 @@ def _on_cluster(work: Work, cluster: dict, task: Any) -> None:
     job = ray_job.job_name(work.stage, run, f"{work.kind}/{work.name}")
     place = f"work/{job}.json"
     described = asdict(work) | {"pipeline_run": run, "job": job}
-    runtime.write(work.store, place, json.dumps(described, indent=1, sort_keys=True))
+    stores.write(work.store, place, json.dumps(described, indent=1, sort_keys=True))
     outcome = runtime.outcome_name(job)
     if work.run:
         lease.check(f"{work.store}/runs/{work.run}/lease.json", job)  # another pipeline run may train the same
@@ -114,8 +114,8 @@ def _on_cluster(work: Work, cluster: dict, task: Any) -> None:
         checked,
         work.num_workers,
         task,
-        ask_to_stop=lambda: runtime.write(work.store, f"runs/{work.run}/stop", "") if work.run else None,
-        ended=lambda: json.loads(runtime.read(work.store, outcome) or b"null"),
+        ask_to_stop=lambda: stores.write(work.store, f"runs/{work.run}/stop", "") if work.run else None,
+        ended=lambda: json.loads(stores.read(work.store, outcome) or b"null"),
     )
 
 
@@ -132,10 +132,10 @@ def _train(work: Work, run: Path) -> dict:
     if object_store.is_url(work.store):
         more["elsewhere"] = RemoteRun(f"{work.store}/runs/{work.run}", work.job or f"{socket.gethostname()} {run}")
     core = functools.partial(_TOGETHER[work.stage](work), **more)
-    ready = distributed.from_first(runtime.is_made(work.store, work.kind, work.name))  # before a crash, but not sent
+    ready = distributed.from_first(stores.is_made(work.store, work.kind, work.name))  # before a crash, but not sent
     if distributed.rank():
         return {} if ready else core(output=run / "nowhere")
-    return manifests.load(runtime.make(work.store, work.kind, work.name, lambda output: core(output=output)))["facts"]
+    return manifests.load(stores.make(work.store, work.kind, work.name, lambda output: core(output=output)))["facts"]
 
 
 def _pretrain(work: Work) -> Callable[..., dict]:
@@ -145,10 +145,10 @@ def _pretrain(work: Work) -> Callable[..., dict]:
 
     config = PretrainingConfig.parse(work.config, "pretraining")
     if config.model.start:
-        found = str(model_source.fetch(config.model.start, runtime.local(work.store)))
+        found = str(model_source.fetch(config.model.start, stores.local(work.store)))
         config = config.model_copy(update={"model": config.model.model_copy(update={"start": found})})
     return functools.partial(
-        pretraining.pretrain, config=config, shards_path=runtime.locate(work.artifacts["shards_path"])
+        pretraining.pretrain, config=config, shards_path=stores.locate(work.artifacts["shards_path"])
     )
 
 
@@ -158,10 +158,10 @@ def _finetune(work: Work) -> Callable[..., dict]:
     from infoxlm_core.config import AnsweringConfig, FinetuningConfig
 
     kind = AnsweringConfig if work.config.get("task") == "question_answering" else FinetuningConfig
-    store = runtime.local(work.store)
+    store = stores.local(work.store)
     config = suite.localise(kind.parse(work.config, "finetuning"), lambda source: str(data_source.fetch(source, store)))
     assert isinstance(config, kind)
-    places = {name: runtime.locate(place) for name, place in work.artifacts.items()}
+    places = {name: stores.locate(place) for name, place in work.artifacts.items()}
     places |= {name: model_source.fetch(source, store) for name, source in (work.sources or {}).items()}
     return functools.partial(finetuning.finetune, config, places["encoder"], places.get("corpus"))
 
@@ -174,12 +174,12 @@ def _prepare(work: Work, output: Path) -> dict:
     config = PreparationConfig.parse(work.config, "preparation")
 
     def fetch(path: str) -> str:
-        return str(data_source.fetch(path, runtime.local(work.store))) if object_store.is_url(path) else path
+        return str(data_source.fetch(path, stores.local(work.store))) if object_store.is_url(path) else path
 
     sources = [source.model_copy(update={"path": tuple(map(fetch, source.paths))}) for source in config.corpora]
     local = config.model_copy(update={"corpora": tuple(sources)})
     with ray_data.workers(work.num_workers) as spread:
-        return preparation.facts(preparation.prepare(local, output, runtime.cache(), spread))
+        return preparation.facts(preparation.prepare(local, output, stores.cache(), spread))
 
 
 def _tokenize(work: Work, output: Path) -> dict:
@@ -190,10 +190,10 @@ def _tokenize(work: Work, output: Path) -> dict:
 
     config = TokenizationConfig.parse(work.config, "tokenization")
     if config.model:
-        found = model_source.fetch(config.model, runtime.local(work.store), only=tokenizers.MODEL)
+        found = model_source.fetch(config.model, stores.local(work.store), only=tokenizers.MODEL)
         config = config.model_copy(update={"model": str(found)})
     with ray_data.workers(work.num_workers) as spread:
-        return tokenization.tokenize(config, runtime.locate(work.artifacts["corpus"]), output, spread)
+        return tokenization.tokenize(config, stores.locate(work.artifacts["corpus"]), output, spread)
 
 
 _TOGETHER = {"pretrain": _pretrain, "finetune": _finetune}

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from components import runtime
+from components import runtime, stores
 from components.adapters import mlflow_runs
 from components.adapters.object_store import is_url
 from components.runtime import DRIVER
@@ -43,7 +43,7 @@ def run(dag: Any, arguments: Mapping[str, Any], store: str | Path, name: str) ->
     Raises:
         InfoXLMError: what the failed stage said, with its exit code.
     """
-    here = runtime.local(str(store)).resolve()
+    here = stores.local(str(store)).resolve()
     here.mkdir(parents=True, exist_ok=True)
     store = str(store) if is_url(store) else str(here)
     identity = _identity(dag.name, arguments, here, name)
@@ -84,13 +84,13 @@ def sections(config: RunConfig, dag: Any) -> dict[str, Any]:
 
 def artifact(store: str | Path, task: str, output: str) -> Path | None:
     """Where on this machine an output of the last run here is, if its last attempt has made it."""
-    here = runtime.local(str(store)).resolve()
+    here = stores.local(str(store)).resolve()
     if not (here / "run.json").is_file():
         return None
     root = here / "pipeline" / json.loads((here / "run.json").read_bytes())["run"]
     attempts = sorted(path for path in root.glob("infoxlm*") if path.is_dir())
     pointer = attempts[-1] / task / output if attempts else root
-    return runtime.locate(json.loads(pointer.read_bytes())["location"]) if pointer.is_file() else None
+    return stores.locate(json.loads(pointer.read_bytes())["location"]) if pointer.is_file() else None
 
 
 @contextlib.contextmanager

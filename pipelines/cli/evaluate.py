@@ -77,14 +77,14 @@ def evaluate(
     infoxlm evaluate --model my-xnli-model --task xnli --data XNLI-1.0
     """
     with ending_clearly():
-        from components import runtime
+        from components import stores
 
         models = name_models(model, floor)
         if task == HELD_OUT:
-            measure_held_out(models, data, output, runtime.local(store))
+            measure_held_out(models, data, output, stores.local(store))
         elif task in TASKS:
             more = {"languages": languages, "vectors": vector, "prefix": prefix, "margin": margin}
-            measure_task(parse(models, task, data, more, set_ or []), task, output, runtime.local(store))
+            measure_task(parse(models, task, data, more, set_ or []), task, output, stores.local(store))
         else:
             raise InputError(f"--task {task}: give one of {HELD_OUT}, {', '.join(TASKS)}")
 

@@ -47,7 +47,7 @@ def embed(
 ):
     """Embed sentences; print how similar each is to the first, or the vectors themselves."""
     with ending_clearly():
-        from components import runtime
+        from components import stores
         from components.adapters import model_registry
         from infoxlm_core.tasks import embedding
 
@@ -58,7 +58,7 @@ def embed(
             if any("\ud800" <= character <= "\udfff" for character in text):
                 raise InputError(f"sentence {number} is not UTF-8: {text!r:.60}: convert it")
         found = embedding.embed_sentences(
-            model_registry.load_encoder(model, runtime.local(store)), texts, layer, pooling
+            model_registry.load_encoder(model, stores.local(store)), texts, layer, pooling
         )
         if vectors:
             for vector in found.tolist():

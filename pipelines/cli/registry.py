@@ -34,10 +34,10 @@ def promote(
     """
     with ending_clearly():
         gate = read_gate(metric or ["retrieval/best"])
-        from components import runtime
+        from components import stores
         from components.adapters import promoting
 
-        done = promoting.run(model, gate, runtime.local(store), to, by_hand)
+        done = promoting.run(model, gate, stores.local(store), to, by_hand)
         typer.echo(f"models:/{done.name}@champion is version {done.version}: {done.verdict.reason}")
 
 
@@ -49,10 +49,10 @@ def rollback(
 ):
     """Make the version champion again that the present one replaced. Called again it changes nothing."""
     with ending_clearly():
-        from components import runtime
+        from components import stores
         from components.adapters import mlflow_runs, promotion
 
-        number = promotion.roll_back(mlflow_runs.connect(runtime.local(store)), name, reason)
+        number = promotion.roll_back(mlflow_runs.connect(stores.local(store)), name, reason)
         typer.echo(f"models:/{name}@champion is version {number}")
 
 

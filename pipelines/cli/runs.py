@@ -90,12 +90,12 @@ def compare(
 ):
     """Print the table of an ablation from MLflow: variants over their seeds, with error bars."""
     with ending_clearly():
-        from components import runtime
+        from components import stores
         from components.adapters import trial_runs
         from infoxlm_core import comparison
         from infoxlm_core.evaluation import HEADLINES
 
-        run_id, name = trial_runs.find_ablation(run, runtime.local(store))
+        run_id, name = trial_runs.find_ablation(run, stores.local(store))
         found = trial_runs.read(run_id)
         chosen = _split(metrics)
         comparison.check_metrics(found, chosen)

@@ -7,7 +7,7 @@ import pytest
 from kfp import dsl
 from typer.testing import CliRunner
 
-from components import runtime
+from components import runtime, stores
 from components.adapters import mlflow_runs, nested_runs, trial_runs
 from components.compare import compare
 from infoxlm_core.errors import InputError
@@ -41,7 +41,7 @@ def run_component(store: Path, out: Path) -> tuple[Path, dict]:
                {"comparison": dsl.Artifact, "report": dsl.HTML, "metrics": dsl.Metrics}.items()}  # fmt: skip
     out.mkdir()
     compare.python_func(trials=[{"trial": trial, "pretraining": {}} for trial in TRIALS], store=str(store), **outputs)
-    return runtime.find(outputs["comparison"])[0], outputs
+    return stores.find(outputs["comparison"])[0], outputs
 
 
 def test_every_trial_has_a_run_nested_in_the_ablations_own(ablation):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from kfp import dsl
 
-from components import runtime
+from components import stores
 from components.finetune import finetune
 from infoxlm_core import manifests, run_file
 from infoxlm_core.config import SuiteConfig
@@ -29,7 +29,7 @@ def artifacts(suite, store, tmp_path) -> dict:
     for name in ("encoder", "corpus"):
         manifests.write(store / name, name, {"steps": 0})
         found[name] = dsl.Artifact(name=name, uri=str(tmp_path / name))
-        runtime.publish(found[name], store / name)
+        stores.publish(found[name], store / name)
     kinds = {"classifier": dsl.Model, "metrics": dsl.Metrics}
     return found | {name: kind(name=name, uri=str(tmp_path / name)) for name, kind in kinds.items()}
 
@@ -43,7 +43,7 @@ def test_the_task_of_the_config_is_learned_and_found_again(suite, store, artifac
     for _ in range(2):
         finetune.python_func(config=settings, num_workers=0, store=str(store), **artifacts)
 
-    made, _ = runtime.find(artifacts["classifier"])
+    made, _ = stores.find(artifacts["classifier"])
     assert task_models.load(made, kind).kind == kind
     assert [path.name for path in (store / "classifier").iterdir()] == [made.name]
     facts = manifests.load(made)["facts"]

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from huggingface_hub.utils import filter_repo_objects
 
-from components import runtime
+from components import runtime, stores
 from components.adapters import model_registry, model_source
 from components.pretrain import pretrain
 from infoxlm_core import manifests
@@ -194,10 +194,10 @@ def test_pretraining_starts_from_s3_and_its_result_goes_by_the_weights_not_by_th
 
     def run() -> tuple[Path, Path]:
         shards, encoder, start, metrics = (Artifact(path=str(tmp_path / n), metadata={}) for n in "abcd")
-        runtime.publish(shards, tiny_shards)
+        stores.publish(shards, tiny_shards)
         config = tiny_config(model={"start": "s3://models/start"}).model_dump(mode="json")
         pretrain.python_func(config, 0, str(store), shards, encoder, start, metrics)
-        return runtime.find(encoder)[0], runtime.find(start)[0]
+        return stores.find(encoder)[0], stores.find(start)[0]
 
     weights = upload_start(seed=3)
     first, start = run()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from components import runtime
+from components import stores
 from components.adapters import lease, object_store
 from components.adapters.lease import Lease
 from components.adapters.remote_run import RemoteRun
@@ -157,14 +157,14 @@ def test_uploads_that_a_killed_process_left_are_swept(bucket):
 
 
 def test_an_artifact_made_on_one_machine_is_found_on_another(bucket, tmp_path, monkeypatch):
-    made = runtime.make(URL, "corpus", "abc", lambda output: (output / "file").write_text("content") and {"lines": 1})
-    place = runtime.url_of(made)
+    made = stores.make(URL, "corpus", "abc", lambda output: (output / "file").write_text("content") and {"lines": 1})
+    place = stores.url_of(made)
     monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "other machine"))
 
-    again = runtime.make(URL, "corpus", "abc", lambda output: pytest.fail("made twice"))
+    again = stores.make(URL, "corpus", "abc", lambda output: pytest.fail("made twice"))
 
     assert place == f"{URL}/corpus/abc" and again != made and tree(again) == tree(made)
-    assert runtime.locate(place) == again and runtime.locate(f"{place}/file").read_text() == "content"
+    assert stores.locate(place) == again and stores.locate(f"{place}/file").read_text() == "content"
 
 
 def test_what_was_made_but_did_not_arrive_is_sent_and_not_made_again(bucket, faults):
@@ -177,13 +177,13 @@ def test_what_was_made_but_did_not_arrive_is_sent_and_not_made_again(bucket, fau
         return {}
 
     with pytest.raises(StorageUnavailable):
-        runtime.make(URL, "corpus", "abc", build)
-    assert runtime.made(URL, "corpus", "abc") is None
+        stores.make(URL, "corpus", "abc", build)
+    assert stores.made(URL, "corpus", "abc") is None
     faults.heal()
 
-    runtime.make(URL, "corpus", "abc", build)
+    stores.make(URL, "corpus", "abc", build)
 
-    assert len(made) == 1 and runtime.made(URL, "corpus", "abc")
+    assert len(made) == 1 and stores.made(URL, "corpus", "abc")
 
 
 def test_of_two_that_made_the_same_the_first_to_arrive_counts(bucket, tmp_path, monkeypatch):
@@ -191,14 +191,14 @@ def test_of_two_that_made_the_same_the_first_to_arrive_counts(bucket, tmp_path, 
         def write(output: Path) -> dict:
             if content == "second":  # while it is at work, another machine is done
                 monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "other machine"))
-                runtime.make(URL, "corpus", "abc", build("first"))
+                stores.make(URL, "corpus", "abc", build("first"))
                 monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "cache"))
             (output / "file").write_text(content)
             return {}
 
         return write
 
-    found = runtime.make(URL, "corpus", "abc", build("second"))
+    found = stores.make(URL, "corpus", "abc", build("second"))
 
     assert (found / "file").read_text() == "first"
 
@@ -329,7 +329,7 @@ def test_a_request_to_stop_is_seen_within_moments(bucket, quick):
     run = RemoteRun(f"{URL}/runs/r", "job")
     with run.held():
         assert not run.asked_to_stop()
-        runtime.write(URL, "runs/r/stop", "")
+        stores.write(URL, "runs/r/stop", "")
         deadline = time.monotonic() + 10
         while not run.asked_to_stop() and time.monotonic() < deadline:
             time.sleep(0.05)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from kfp import dsl
 
-from components import runtime
+from components import stores
 from components.adapters import ray_data
 from components.prepare_corpus import prepare_corpus
 from components.tokenize_corpus import tokenize_corpus
@@ -186,7 +186,7 @@ def test_the_components_take_corpora_from_s3_and_know_them_again_by_content(
     tokenize_corpus.python_func(TOKENIZATION.model_dump(mode="json", exclude_none=True), str(store), corpus, shards,
                                 metrics, num_workers=2)  # fmt: skip
 
-    made = {name: manifests.load(runtime.find(outputs[name])[0])["digest"] for name in ("corpus", "shards")}
+    made = {name: manifests.load(stores.find(outputs[name])[0])["digest"] for name in ("corpus", "shards")}
     assert made == {name: manifests.load(made_here / name)["digest"] for name in made}
     prepare_corpus.python_func(config, str(store), corpus, metrics)
     assert len(list((store / "corpus").iterdir())) == 1

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from components import job, runtime
+from components import job, stores
 from components import work as works
 from components.adapters import lease, object_store, ray_job
 from components.adapters.remote_run import RemoteRun
@@ -69,7 +69,7 @@ def stop_soon(monkeypatch, after: int) -> None:
     def send_and_ask(self: RemoteRun, directory: Path, keep: int) -> None:
         send(self, directory, keep)
         if int(directory.name.partition("=")[2]) == after:
-            runtime.write(URL, f"{self.url.removeprefix(URL + '/')}/stop", "")
+            stores.write(URL, f"{self.url.removeprefix(URL + '/')}/stop", "")
             self._look()
 
     monkeypatch.setattr(RemoteRun, "send", send_and_ask)
@@ -94,8 +94,8 @@ def test_a_run_stopped_on_one_machine_ends_on_another_as_if_nothing_had_happened
     assert "resuming after step 13" in caplog.text and str(tmp_path / "second machine") in str(made)
     assert curve(made) == undisturbed and len(undisturbed) == STEPS
     assert object_store.manifest(f"{URL}/pretrained/abc")["kind"] == "pretrained"
-    assert runtime.read(URL, "runs/pretrained-abc/stop") is None
-    manifests.read(runtime.locate(f"{URL}/pretrained/abc/encoder"), "encoder", "pretrain")
+    assert stores.read(URL, "runs/pretrained-abc/stop") is None
+    manifests.read(stores.locate(f"{URL}/pretrained/abc/encoder"), "encoder", "pretrain")
 
 
 def test_a_damaged_checkpoint_gives_way_to_the_one_before_and_when_all_are_damaged_nothing_starts_over(
@@ -161,7 +161,7 @@ def test_a_step_hands_its_work_to_a_job_and_finds_the_result_in_the_store(
     made = do(replace(work, num_workers=1), CLUSTER)
 
     assert seen["code"] == 0 and seen["outcome"] is None, seen["said"]
-    assert seen["name"].startswith("j-pretrain-") and runtime.read(URL, f"work/{seen['name']}.json")
+    assert seen["name"].startswith("j-pretrain-") and stores.read(URL, f"work/{seen['name']}.json")
     assert curve(made) == undisturbed and str(tmp_path / "first machine") in str(made)
 
 
@@ -182,7 +182,7 @@ def test_a_job_that_fails_leaves_its_reason_for_the_step_that_waits(bucket, work
     with pytest.raises(InputError, match=r"5 .*'class': 'BadNumbersLimit', 'message': 'abc: 3 steps in a row'"):
         do(replace(work, num_workers=2), CLUSTER)
 
-    assert runtime.read(URL, "runs/pretrained-abc/stop") == b""
+    assert stores.read(URL, "runs/pretrained-abc/stop") == b""
 
 
 def test_while_another_pipeline_run_trains_the_same_no_gpu_is_asked_for(bucket, work, monkeypatch):

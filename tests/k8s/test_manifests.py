@@ -5,7 +5,10 @@ import copy
 import kubernetes_validate
 import pytest
 import yaml
+from kfp import dsl
 
+from components.adapters import ray_job_manifest
+from components.cluster import ClusterConfig
 from tests.k8s.manifests import K8S, OVERLAYS, kustomize, named, pods, rendered, text
 from tests.k8s.rules import confined, restricted, static_keys, too_much
 
@@ -69,6 +72,18 @@ def test_every_pod_is_admitted_by_a_restricted_namespace_and_keeps_our_rules(ove
     assert named(overlay, "Namespace", "infoxlm")["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == (
         "restricted"
     )
+
+
+def test_the_pods_of_a_training_keep_our_rules_too():
+    task = dsl.TaskConfig(resources={"limits": {"cpu": "8", "memory": "64Gi", "nvidia.com/gpu": "1"}})
+    config = ClusterConfig(image=f"registry.example/infoxlm@sha256:{'1' * 64}", priority_class="infoxlm-training")
+
+    job = ray_job_manifest.render("j-x-1", "s3://infoxlm/store/work/j.json", config, 1, task, "2.60.0", {})
+
+    cluster = job["spec"]["rayClusterSpec"]
+    groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+    templates = [job["spec"]["submitterPodTemplate"], *(group["template"] for group in groups)]
+    assert [confined(template["spec"]) for template in templates] == [[], [], []]
 
 
 @pytest.mark.parametrize(
