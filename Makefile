@@ -8,13 +8,16 @@ STORE ?= runs
 export OMP_NUM_THREADS = 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: help demo ablation test check compile image lock deploy bench clean
+.PHONY: help demo servers ablation test check compile image lock deploy bench clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
 
 demo: $(VENV)/installed ## run the whole pipeline on real text, on this machine
 	$(BIN)/infoxlm run configs/demo.yaml --store $(STORE)
+
+servers: $(VENV)/installed ## the demo by URL only: S3, PostgreSQL, MLflow with accounts, all on this machine
+	$(BIN)/python -m tests.servers -- $(BIN)/infoxlm run configs/demo.yaml --store s3://infoxlm/store
 
 # Four of the demo's languages, so that each pair is seen often enough within the hour for TLM to learn from it.
 ablation: $(VENV)/installed ## MLM, MLM+TLM and MLM+TLM+XLCO on real text, three seeds: an hour on two cores

@@ -9,6 +9,7 @@ import contextlib
 import functools
 import itertools
 import logging
+import os
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -33,6 +34,8 @@ _RETRIES = 3
 def workers(count: int) -> Iterator[Spread | None]:
     """Give a `Spread` over so many Ray workers, a CPU core each; None, which means "here", if there are to be none.
 
+    The workers of a cluster that RAY_ADDRESS names are all of its cores.
+
     Joins the Ray that this process uses, or the cluster that RAY_ADDRESS names, or starts Ray on this machine.
 
     Raises:
@@ -55,6 +58,8 @@ def workers(count: int) -> Iterator[Spread | None]:
     context.enable_progress_bars = False
     context.print_on_execution_start = False
     try:
+        if os.environ.get("RAY_ADDRESS"):
+            count = max(count, int(ray.cluster_resources().get("CPU", 0)))
         with ray.data.DataContext.current(context):
             yield functools.partial(_spread, count)
     finally:

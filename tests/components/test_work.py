@@ -195,3 +195,25 @@ def test_while_another_pipeline_run_trains_the_same_no_gpu_is_asked_for(bucket, 
         pytest.raises(LeaseHeld, match="another"),
     ):
         do(replace(work, num_workers=2), CLUSTER)
+
+
+@pytest.mark.parametrize(("num_workers", "where"), [(0, "here"), (2, "in a job")])
+def test_text_is_prepared_in_the_step_or_when_asked_to_in_a_job_of_its_own(bucket, monkeypatch, num_workers, where):
+    done = []
+
+    def prepare(work: Work, output: Path) -> dict:
+        done.append("here")
+        (output / "report.json").write_text("{}")
+        return {}
+
+    def run(name, place, *_, **__):
+        done.append("in a job")
+        monkeypatch.setitem(works._LED, "prepare_corpus", lambda work, output: {})
+        job.main(place)
+
+    monkeypatch.setitem(works._LED, "prepare_corpus", prepare)
+    monkeypatch.setattr(ray_job, "run", run)
+
+    made = do(Work("prepare_corpus", URL, "corpus", "abc", {}, num_workers, {}), CLUSTER)
+
+    assert done == [where] and object_store.manifest(f"{URL}/corpus/abc")["kind"] == "corpus" and made.is_dir()
