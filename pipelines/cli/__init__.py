@@ -2,7 +2,7 @@
 
 import os
 
-from pipelines.cli import cluster, evaluate, models, registry, runs  # noqa: F401  # their commands register themselves
+from pipelines.cli import runs, evaluate, models, registry, cluster  # noqa: F401, I001  # help lists them in this order
 from pipelines.cli.app import app
 
 
