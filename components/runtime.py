@@ -48,7 +48,7 @@ def ending_clearly(
     if point:
         name = f"{name} {point['name']}"
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {name}: %(message)s", datefmt="%H:%M:%S", force=True)
-    for chatty in ("httpx", "py4j", "matplotlib", "fontTools", "alembic"):
+    for chatty in ("httpx", "py4j", "matplotlib", "fontTools", "alembic", "botocore"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     _end_with_driver()
     try:

@@ -157,6 +157,7 @@ def _run_dag(dag: Any, arguments: Mapping[str, Any], root: Path) -> None:
 
     warnings.filterwarnings("ignore", category=FutureWarning)
     warnings.filterwarnings("ignore", message=".* have no effect in the current local runner")
+    warnings.filterwarnings("ignore", message="You may be attemping to run a task that uses custom")  # our image, here
     workspace = root / "workspace"
     workspace.mkdir(parents=True, exist_ok=True)
     local.init(

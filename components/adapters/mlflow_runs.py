@@ -79,8 +79,12 @@ def answering(what: str) -> Iterator[None]:
         yield
     except MlflowException as error:
         reason = one_line(error)
-        if error.get_http_status_code() >= 500:
+        status = error.get_http_status_code()
+        if status >= 500:
             raise StorageUnavailable(f"{what}: MLflow does not answer ({reason}): run the same again") from error
+        if status in (401, 403):
+            account = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+            raise InputError(f"{what}: MLflow refuses this account ({status}): check {account}") from error
         raise InputError(f"{what}: MLflow refuses ({reason})") from error
 
 

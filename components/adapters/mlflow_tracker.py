@@ -14,7 +14,7 @@ from components.adapters.mlflow_runs import answering, one_line, points
 from infoxlm_core.training.tracker import FileTracker, parse
 
 if TYPE_CHECKING:
-    from mlflow import MlflowClient
+    pass
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class _Outbox:
     def __init__(self, path: Path, run_id: str, prefix: str = "") -> None:
         self.path, self.run_id, self.prefix = path, run_id, prefix
         self._position = 0  # bytes of the file that are shipped
-        self._last_steps: dict[str, int] = {}  # by metric, what MLflow had when we first asked
+        self._last_steps: dict[str, int] | None = None  # by metric, what MLflow had when we first asked
 
     def left(self) -> int:
         """Lines that are not shipped yet."""
@@ -113,7 +113,10 @@ class _Outbox:
         if self.path.stat().st_size == self._position:
             return
         client = MlflowClient()
-        start_ms = client.get_run(self.run_id).info.start_time
+        run = client.get_run(self.run_id)
+        start_ms = run.info.start_time
+        if self._last_steps is None:  # one request for all; a history each is twenty, and accounts make them slow
+            self._last_steps = {metric.key: metric.step for metric in run.data.to_proto().metrics}
         batch: list = []
         reached = self._position
         with open(self.path, "rb") as file:
@@ -123,7 +126,7 @@ class _Outbox:
                     break
                 step, values = parse(line, f"{self.path}, byte {reached}")
                 values = {self.prefix + name: value for name, value in values.items()}
-                new = {name: value for name, value in values.items() if step > self._last_step(client, name)}
+                new = {name: value for name, value in values.items() if step > self._last_steps.get(name, -1)}
                 if len(batch) + len(new) > MAX_METRICS_PER_BATCH:
                     client.log_batch(self.run_id, batch)
                     self._position, batch = reached, []
@@ -132,9 +135,3 @@ class _Outbox:
         if batch:
             client.log_batch(self.run_id, batch)
         self._position = reached
-
-    def _last_step(self, client: "MlflowClient", name: str) -> int:
-        if name not in self._last_steps:
-            history = client.get_metric_history(self.run_id, name)
-            self._last_steps[name] = max((point.step for point in history), default=-1)
-        return self._last_steps[name]

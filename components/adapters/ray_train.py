@@ -8,6 +8,7 @@ them again when one dies. A worker ends in three ways: with figures, with an err
 import contextlib
 import logging
 import os
+import secrets
 import shutil
 import signal
 import tempfile
@@ -89,6 +90,20 @@ def _on_ray(train: Callable[..., dict], num_workers: int, arguments: dict[str, A
     return outcome["figures"]
 
 
+def _keep_token_private() -> None:
+    """Make the token of clusters on this machine before Ray does, whose file every user could read."""
+    if {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & set(os.environ):
+        return
+    path = Path.home() / ".ray" / "auth_token"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent) as file:  # mode 0600
+        file.write(secrets.token_hex(32))
+        file.flush()
+        with contextlib.suppress(FileExistsError):  # there is one, or somebody else was faster
+            os.link(file.name, path)
+    path.chmod(0o600)
+
+
 def start(num_workers: int) -> None:
     """Join the cluster that RAY_ADDRESS names, else start one on this machine with a core for each worker."""
     import ray
@@ -96,6 +111,7 @@ def start(num_workers: int) -> None:
     here: dict[str, Any] = {}
     if not os.environ.get("RAY_ADDRESS"):  # "local": no cluster that somebody else has left on this machine
         here = {"address": "local", "num_cpus": max(num_workers + 1, os.cpu_count() or 1)}
+        _keep_token_private()
     known = {name: value for name, value in os.environ.items() if name.startswith(("MLFLOW_", "HF_", "RUN_ID"))}
     known = {name: value for name, value in known.items() if not is_secret(name)}  # Ray shows it to all its users
     for attempt in range(1, _TRIES + 1):

@@ -1,6 +1,7 @@
 """Commands that run or plan a pipeline: run, ablate, compare, suite, plan, compile."""
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -152,9 +153,14 @@ def _split(text: str) -> list[str]:
 
 def _tell_mlflow(done: dict[str, str]) -> None:
     """Where the run is; without the last part of the address MLflow shows it as if it were a chat."""
-    typer.echo(f"MLflow      mlflow ui --backend-store-uri {done['mlflow']}   (run {done['run_id']})")
-    if done["run_id"]:
-        typer.echo(f"            then http://127.0.0.1:5000/#/{done['page']}")
+    server = re.sub(r"//[^/@]*@", "//", done["mlflow"]).rstrip("/")  # it may hold a password
+    page = f"/#/{done['page']}" if done["run_id"] else ""
+    if server.startswith("http"):
+        typer.echo(f"MLflow      {server}{page}")
+        return
+    typer.echo(f"MLflow      mlflow ui --backend-store-uri {server}   (run {done['run_id']})")
+    if page:
+        typer.echo(f"            then http://127.0.0.1:5000{page}")
 
 
 @app.command()
