@@ -47,7 +47,7 @@ lock: $(VENV)/installed ## choose the image's dependencies anew, by hash
 deploy: $(VENV)/installed ## apply k8s/: OVERLAY=small or production, IMAGE=name@sha256:…
 	KUBECTL=$(BIN)/kubectl k8s/render.sh "$(OVERLAY)" "$(IMAGE)" | $(BIN)/kubectl apply --server-side -f -
 
-bench: $(PEERS)/installed ## measure against other people's tools: 20 minutes; QUICK=1: two
+bench: $(PEERS)/installed ## measure against other people's tools: half an hour; QUICK=1: two
 	$(PEERS)/bin/python -m benchmarks $(if $(QUICK),--quick)
 
 clean: ## remove the virtual environment and what runs left behind

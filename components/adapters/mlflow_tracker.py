@@ -8,13 +8,9 @@ import os
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from components.adapters.mlflow_runs import answering, one_line, points
 from infoxlm_core.training.tracker import FileTracker, parse
-
-if TYPE_CHECKING:
-    pass
 
 logger = logging.getLogger(__name__)
 
