@@ -130,7 +130,7 @@ class ClusterFile(StageConfig):
     image: str
     """The one image of all steps and Ray pods, by digest."""
 
-    store: Annotated[str, Field(pattern=r"^s3://[^/\s]+(/[^\s]+)?$")]
+    store: Annotated[str, Field(pattern=r"^s3://[^/\s]+(/[^/\s]+)*$")]
     """Where artifacts and checkpoints are: s3://bucket/prefix."""
 
     pipeline_root: Annotated[str, Field(pattern=r"^[a-z0-9]+://[^\s]+$")]

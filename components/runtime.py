@@ -52,6 +52,8 @@ def ending_clearly(
         logging.getLogger(chatty).setLevel(logging.WARNING)
     _end_with_driver()
     try:
+        if object_store.is_url(store) and store.endswith("/"):
+            raise InputError(f"store {store}: write it without the slash at its end")
         yield
         return
     except InfoXLMError as error:

@@ -59,10 +59,11 @@ def local(store: str) -> Path:
     """The store on this machine: the directory itself, or the copy of what is on S3."""
     if not object_store.is_url(store):
         return Path(store)
-    root = cache() / "stores" / re.sub(r"[^\w.-]+", "-", store.removeprefix("s3://").strip("/"))
+    named = re.sub(r"[^\w.-]+", "-", store.removeprefix("s3://"))
+    root = cache() / "stores" / f"{named}-{manifests.digest(store).removeprefix('sha256:')[:8]}"
     root.mkdir(parents=True, exist_ok=True)
     if not (root / _COPY_OF).is_file():
-        manifests.write_atomically(root / _COPY_OF, store.rstrip("/"))
+        manifests.write_atomically(root / _COPY_OF, store)
     return root
 
 

@@ -9,12 +9,15 @@ It is described by plain values (`Work`), because it may begin in one pod and be
 On a laptop the step itself is the second of these, and all share a directory. The result is found in the store.
 """
 
+import contextlib
 import functools
 import json
 import logging
 import shutil
 import socket
-from collections.abc import Callable
+import threading
+import uuid
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,9 +25,10 @@ from typing import Any
 from components import runtime, stores
 from components.adapters import object_store, ray_train
 from infoxlm_core import manifests
-from infoxlm_core.errors import ConfigError
+from infoxlm_core.errors import ConfigError, InfoXLMError
 
 logger = logging.getLogger(__name__)
+_SECONDS_BETWEEN_SIGNS = 60.0
 
 
 @dataclass(frozen=True)
@@ -108,15 +112,40 @@ def _on_cluster(work: Work, cluster: dict, task: Any) -> None:
     outcome = runtime.outcome_name(job)
     if work.run:
         lease.check(f"{work.store}/runs/{work.run}/lease.json", job)  # another pipeline run may train the same
-    ray_job.run(
-        job,
-        f"{work.store}/{place}",
-        checked,
-        work.num_workers,
-        task,
-        ask_to_stop=lambda: stores.write(work.store, f"runs/{work.run}/stop", "") if work.run else None,
-        ended=lambda: json.loads(stores.read(work.store, outcome) or b"null"),
-    )
+    with _giving_signs(work.store, job):
+        ray_job.run(
+            job,
+            f"{work.store}/{place}",
+            checked,
+            work.num_workers,
+            task,
+            ask_to_stop=lambda: stores.write(work.store, f"runs/{work.run}/stop", job) if work.run else None,
+            ended=lambda: json.loads(stores.read(work.store, outcome) or b"null"),
+        )
+
+
+def sign_of(job: str) -> str:
+    """Where in the store a step shows that it follows its job."""
+    return f"work/{job}.followed"
+
+
+@contextlib.contextmanager
+def _giving_signs(store: str, job: str) -> Iterator[None]:
+    """Show once a minute that this step follows its job, which ends itself when nobody does (`job`)."""
+    over, me = threading.Event(), uuid.uuid4().hex
+
+    def give() -> None:
+        number = 0
+        while not over.wait(_SECONDS_BETWEEN_SIGNS if number else 0):
+            number += 1
+            with contextlib.suppress(InfoXLMError):
+                stores.write(store, sign_of(job), f"{me} {number}")
+
+    threading.Thread(target=give, name="signs", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
 
 
 def _train(work: Work, run: Path) -> dict:

@@ -12,7 +12,7 @@ from components.pretrain import pretrain
 from components.register import register
 from components.stage import IMAGE
 from components.tokenize_corpus import tokenize_corpus
-from pipelines.placing import LIMITS, Pool, place, size, train_on
+from pipelines.placing import LIMITS, Pool, place, sign, size, train_on
 
 
 @dsl.pipeline(
@@ -109,4 +109,5 @@ def infoxlm(
     ).set_display_name("register and promote")
     place(image, corpus, shards, pretrained, tuned, tuned_start, scores, registered)
     size(step_cpu, step_memory, corpus, shards, scores, registered)
+    sign(registered)
     train_on(Pool(accelerator, gpus, cpu, memory, node_selector, tolerations), pretrained, tuned, tuned_start)

@@ -43,9 +43,9 @@ def run(dag: Any, arguments: Mapping[str, Any], store: str | Path, name: str) ->
     Raises:
         InfoXLMError: what the failed stage said, with its exit code.
     """
-    here = stores.local(str(store)).resolve()
+    here = stores.local(str(store).rstrip("/")).resolve()
     here.mkdir(parents=True, exist_ok=True)
-    store = str(store) if is_url(store) else str(here)
+    store = str(store).rstrip("/") if is_url(store) else str(here)
     identity = _identity(dag.name, arguments, here, name)
     shutil.rmtree(here / runtime.outcome_name(run=identity["run"]), ignore_errors=True)
     os.environ |= {
@@ -84,7 +84,7 @@ def sections(config: RunConfig, dag: Any) -> dict[str, Any]:
 
 def artifact(store: str | Path, task: str, output: str) -> Path | None:
     """Where on this machine an output of the last run here is, if its last attempt has made it."""
-    here = stores.local(str(store)).resolve()
+    here = stores.local(str(store).rstrip("/")).resolve()
     if not (here / "run.json").is_file():
         return None
     root = here / "pipeline" / json.loads((here / "run.json").read_bytes())["run"]

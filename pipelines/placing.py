@@ -9,7 +9,10 @@ ENVIRONMENT = "infoxlm-environment"
 STORE_KEYS, MLFLOW_LOGIN = "infoxlm-store", "infoxlm-mlflow"
 """Secrets of the namespace; neither need exist where pods have identities of their own."""
 
-_SETTINGS = ("AWS_ENDPOINT_URL", "AWS_DEFAULT_REGION", "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME")
+_SETTINGS = (
+    *("AWS_ENDPOINT_URL", "AWS_DEFAULT_REGION", "AWS_CA_BUNDLE", "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"),
+    *("INFOXLM_SIGNING_KEY", "INFOXLM_VERIFYING_KEY", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
+)
 
 
 LIMITS = dsl.PipelineConfig(active_deadline_seconds=30 * 86_400, ttl_seconds_after_finished=7 * 86_400)
@@ -41,6 +44,19 @@ def place(image: Any, *tasks: dsl.PipelineTask) -> None:
         _use(task, MLFLOW_LOGIN, "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
         kubernetes.set_security_context(task, run_as_user=10001, run_as_group=10001, run_as_non_root=True)
         task.set_retry(2, backoff_duration="60s", backoff_factor=2.0)
+
+
+def sign(*tasks: dsl.PipelineTask) -> None:
+    """Give steps that register or promote the keys of signatures, if the namespace has such Secrets."""
+    for task in tasks:
+        for name in ("signing", "verifying"):
+            kubernetes.use_secret_as_volume(task, f"infoxlm-{name}", mount_path=f"/etc/infoxlm/{name}", optional=True)
+
+
+def share_memory(memory: str, *tasks: dsl.PipelineTask) -> None:
+    """Give steps that train on several GPUs of their own pod a /dev/shm larger than 64 MB: NCCL needs it."""
+    for task in tasks:
+        kubernetes.empty_dir_mount(task, "dev-shm", "/dev/shm", medium="Memory", size_limit=memory)
 
 
 def size(cpu: Any, memory: Any, *tasks: dsl.PipelineTask) -> None:

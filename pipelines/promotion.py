@@ -4,7 +4,7 @@ from kfp import dsl
 
 from components.promote import promote
 from components.stage import IMAGE
-from pipelines.placing import LIMITS, place
+from pipelines.placing import LIMITS, place, sign
 
 
 @dsl.pipeline(
@@ -32,4 +32,5 @@ def promotion(
     """
     promoted = promote(model=model, gate=gate, store=store, to=to, by_hand=by_hand, image=image)
     place(image, promoted.set_caching_options(False))
+    sign(promoted)
     promoted.set_retry(0)  # a refusal stays a refusal

@@ -184,6 +184,7 @@ def follow(client: Any, host: str, run: str, say: Callable[[str], None], every: 
 
     Raises:
         StorageUnavailable: the server has not answered for an hour.
+        InputError: it refuses, perhaps since the login is over.
     """
     began = answered = time.monotonic()
     told: dict[str, str] = {}
@@ -198,6 +199,8 @@ def follow(client: Any, host: str, run: str, say: Callable[[str], None], every: 
             say(f"{error}; the run goes on")
             time.sleep(every)
             continue
+        except InputError as error:  # a login that is over
+            raise InputError(f"{error}; the run goes on: log in again and look at {page(host, run)}") from None
         states = {task.display_name: task.state for task in getattr(found.run_details, "task_details", None) or ()}
         states = {name: state for name, state in states.items() if name and state} | {"run": found.state or "PENDING"}
         for name, state in states.items():

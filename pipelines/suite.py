@@ -6,7 +6,7 @@ from components.measure import measure
 from components.plan_suite import plan_suite
 from components.stage import IMAGE
 from components.summarise import summarise
-from pipelines.placing import LIMITS, Pool, place, size, train_on
+from pipelines.placing import LIMITS, Pool, place, share_memory, size, train_on
 
 AT_A_TIME = 2
 """Points that are measured at the same time."""
@@ -55,4 +55,5 @@ def suite(
         measured.set_caching_options(False)  # it finds its artifacts in the store, and tells the new MLflow run
     place(image, summed, planned, measured)
     size(step_cpu, step_memory, planned)
+    share_memory("8Gi", measured)
     train_on(Pool(accelerator, gpus, cpu, memory, node_selector, tolerations), measured)

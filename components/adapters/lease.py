@@ -29,19 +29,34 @@ PATIENCE = 60.0
 _LOOK = 5.0  # seconds between two looks at what else is to be done while the lease is held
 
 
+def look(url: str) -> tuple[dict, str | None]:
+    """What a lease says, and its ETag; nobody's if there is none.
+
+    Raises:
+        ShardCorrupt: it cannot be read.
+    """
+    found = object_store.get(url)
+    if found is None:
+        return {"holder": "", "attempt": 0, "beat": 0}, None
+    try:
+        state = json.loads(found[0])
+        return {"holder": state["holder"], "attempt": int(state["attempt"]), "beat": int(state["beat"])}, found[1]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ShardCorrupt(f"{url} is no lease ({error}): delete it, then run again") from None
+
+
 def check(url: str, holder: str) -> None:
     """Refuse if somebody else than `holder` has a lease and is alive; nothing is taken.
 
     Raises:
         LeaseHeld: the beat has moved within one and a half of its periods.
     """
-    lease = Lease(url, holder)
-    before = lease.look()[0]
+    before, _ = look(url)
     if before["holder"] in ("", holder):
         return
     deadline = time.monotonic() + 1.5 * BEAT
     while time.monotonic() < deadline:
-        if lease.look()[0] not in (before, {**before, "holder": ""}):
+        if look(url)[0] not in (before, {**before, "holder": ""}):
             raise LeaseHeld(f"{url}: {before['holder']} is at work: wait for it or stop it")
         time.sleep(min(1.0, BEAT / 10))
 
@@ -64,6 +79,7 @@ class Lease:
     ) -> None:
         self.url, self.holder, self.wait = url, holder or uuid.uuid4().hex, wait
         self.meanwhile = meanwhile or (lambda: None)
+        self._me = uuid.uuid4().hex
         self.attempt = self.beat = 0
         self.lost = False
         self._etag: str | None = None
@@ -75,7 +91,7 @@ class Lease:
         began = seen_since = time.monotonic()
         seen = ""
         while not self._take():
-            state, _ = self.look()
+            state, _ = look(self.url)
             now = time.monotonic()
             if (found := json.dumps(state)) != seen:
                 moved, seen, seen_since = bool(seen), found, now
@@ -105,20 +121,9 @@ class Lease:
             self.lost = True
             raise Fenced(f"{self.url}: somebody else has taken over: this process must not go on")
 
-    def look(self) -> tuple[dict, str | None]:
-        """What the lease says, and its ETag; nobody's if there is none."""
-        found = object_store.get(self.url)
-        if found is None:
-            return {"holder": "", "attempt": 0, "beat": 0}, None
-        try:
-            state = json.loads(found[0])
-            return {"holder": state["holder"], "attempt": int(state["attempt"]), "beat": int(state["beat"])}, found[1]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ShardCorrupt(f"{self.url} is no lease ({error}): delete it, then run again") from None
-
     def _take(self, dead: dict | None = None) -> bool:
         """Take a lease that is free, ours, or that of a holder who is dead; False if another's beats."""
-        state, etag = self.look()
+        state, etag = look(self.url)
         if state["holder"] not in ("", self.holder) and state != dead:
             return False
         self.attempt, self._etag = state["attempt"] + 1, etag
@@ -128,6 +133,7 @@ class Lease:
         with self._writing:
             self.beat += 1
             state = {"holder": self.holder if holder is None else holder, "attempt": self.attempt, "beat": self.beat}
+            state["by"] = self._me  # two attempts of one holder must not take each other's writing for their own
             etag = object_store.put_if(self.url, json.dumps(state), self._etag)
             self._etag = etag or self._etag
             return etag is not None

@@ -33,6 +33,8 @@ PREVIOUS = "previous_champion"
 """Tag of a champion: the version that it replaced."""
 ROLLED_BACK_TO = "champion again"
 ATTEMPTS = 5  # when others promote at the same time
+FEWEST_QUESTIONS = 50
+"""With fewer an interval promises more than it keeps: of two equal models one looks better too often."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,9 @@ def judge(client: "MlflowClient", version: "ModelVersion", gate: Mapping[str, fl
         except ValueError:
             return Verdict(False, f"candidate with {known} on other questions of {metric}, promote by hand", figures)
         figures[metric] = asdict(found) | {"least": least}
+        if found.questions < FEWEST_QUESTIONS:
+            said = f"{metric} has {found.questions} questions, fewer than {FEWEST_QUESTIONS}: evaluate on more"
+            return Verdict(False, f"candidate with {known}, but {said}", figures)
         if not found.lower > least:
             failed.append(metric)
     said = "; ".join(describe(metric, figure) for metric, figure in figures.items())

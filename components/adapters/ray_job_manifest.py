@@ -31,6 +31,7 @@ _CONSTANT = {
 }
 _PASSED_ON = ("MLFLOW_", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION")
 _OF_THE_STEP = ("KFP_", "KUBERNETES_", "ARGO_")
+_AFTER_SAVING = 15  # of the grace, for Ray to end
 _SUBMITTER = {"cpu": "500m", "memory": "1Gi"}
 _ORDINARY = ("cpu", "memory", "ephemeral-storage")
 
@@ -69,9 +70,9 @@ def render(
     if num_workers < 1 or left:
         raise InputError(f"num_workers ({num_workers}) must be a multiple of pool.gpus, the GPUs of one pod ({gpus})")
     variables = _environment(cluster, task, environment)
-    head = _pod(cluster, "ray-head", _both(cpu=cluster.head_cpu, memory=cluster.head_memory), variables)
+    head = _pod(cluster, "ray-head", work, _both(cpu=cluster.head_cpu, memory=cluster.head_memory), variables)
     head["spec"]["nodeSelector"] = cluster.head_node_selector
-    worker = _pod(cluster, "ray-worker", resources, variables, cluster.shared_memory)
+    worker = _pod(cluster, "ray-worker", work, resources, variables, cluster.shared_memory)
     for field, ours in (("nodeSelector", "node_selector"), ("tolerations", "tolerations"), ("affinity", "affinity")):
         if placement := getattr(task, ours, None):
             worker["spec"][field] = placement
@@ -154,13 +155,17 @@ def _environment(cluster: ClusterConfig, task: Any, environment: Mapping[str, st
 
 
 def _pod(
-    cluster: ClusterConfig, container: str, resources: Manifest, variables: list[Manifest], shared_memory: str = ""
-) -> Manifest:
+    cluster: ClusterConfig, container: str, work: str, resources: Manifest, variables: list[Manifest],
+    shared_memory: str = "",
+) -> Manifest:  # fmt: skip
     """Template of the head's or a worker's pod."""
     scratch = _scratch()
     scratch["dev-shm"] = ("/dev/shm", {"medium": "Memory", "sizeLimit": shared_memory or resources["limits"]["memory"]})
     spec = _restricted(cluster, container, resources, variables, scratch)
     spec["terminationGracePeriodSeconds"] = cluster.grace_seconds
+    saving = str(max(cluster.grace_seconds - _AFTER_SAVING, 1))
+    leave = ["python", "-m", "components.job", "--leave", work, saving]  # evicted, or its node drained: save first
+    spec["containers"][0]["lifecycle"] = {"preStop": {"exec": {"command": leave}}}
     if cluster.priority_class:
         spec["priorityClassName"] = cluster.priority_class
     if cluster.environment_from:

@@ -63,7 +63,10 @@ def _on_ray(train: Callable[..., dict], num_workers: int, arguments: dict[str, A
     try:
         if mine:
             start(num_workers)
-        gpu = ray.cluster_resources().get("GPU", 0) >= num_workers  # the head of a cluster has none itself
+        found = ray.cluster_resources().get("GPU", 0)  # of a cluster: its head has none itself
+        gpu = found >= num_workers or bool(
+            found and os.environ.get("RAY_ADDRESS")
+        )  # of a pod that is lost: wait for it
         with _stopping_on_signals(arguments["run"]):  # once more: ray.init has put its own handler
             trainer = TorchTrainer(
                 _work,

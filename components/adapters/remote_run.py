@@ -39,9 +39,9 @@ class RemoteRun:
         """See `Lease`. What dead processes left unfinished is removed."""
         with Lease(f"{self.url}/lease.json", self.holder, meanwhile=self._look) as self._lease:
             object_store.sweep(self.url)
+            self.forget_request()  # to a process that is gone; one that comes from now on counts
             for name in set(self._folders()) - set(self.names()):
                 object_store.drop(f"{self.url}/{name}")
-            self._look()
             yield
 
     def names(self) -> list[str]:
@@ -70,7 +70,9 @@ class RemoteRun:
         self._asked = False
 
     def _look(self) -> None:
-        self._asked = object_store.get(f"{self.url}/stop") is not None
+        """See whether anybody is asked to stop, or this holder: two pipeline runs may want the same training."""
+        found = object_store.get(f"{self.url}/stop")
+        self._asked = self._asked or (found is not None and found[0].decode() in ("", self.holder))
 
     def _folders(self) -> list[str]:
         """Names of checkpoints, whole or not, oldest first."""

@@ -139,12 +139,10 @@ def answering(source: str) -> Iterator[Any]:
         yield _client(tuple(sorted(item for item in os.environ.items() if item[0].startswith("AWS_"))))
     except (NoCredentialsError, ParamValidationError) as error:
         raise InputError(f"{source}: {one_line(error)}: set AWS_ACCESS_KEY_ID and its secret") from error
-    except ClientError as error:
-        said = one_line(error)
-        if error.response["ResponseMetadata"].get("HTTPStatusCode", 500) < 500:
-            raise InputError(f"{source}: S3 refuses ({said}): check name and rights") from error
-        raise StorageUnavailable(f"{source}: S3 does not answer ({said}): run again") from error
-    except (BotoCoreError, Boto3Error) as error:
+    except (BotoCoreError, Boto3Error, ClientError) as error:
+        inner = error if isinstance(error, ClientError) else error.__cause__ or error.__context__
+        if isinstance(inner, ClientError) and inner.response["ResponseMetadata"].get("HTTPStatusCode", 500) < 500:
+            raise InputError(f"{source}: S3 refuses ({one_line(inner)}): check name and rights") from error
         raise StorageUnavailable(f"{source}: S3 does not answer ({one_line(error)}): run again") from error
 
 
@@ -161,5 +159,6 @@ def _client(environment: tuple[tuple[str, str], ...]) -> Any:
         read_timeout=60,
         s3={"addressing_style": "path"} if own else {},
     )
-    region = dict(environment).get("AWS_DEFAULT_REGION", "us-east-1")
+    known = dict(environment)
+    region = known.get("AWS_REGION") or known.get("AWS_DEFAULT_REGION") or "us-east-1"
     return boto3.Session().client("s3", config=settings, region_name=region)

@@ -143,10 +143,14 @@ class Checkpoints:
         if self.elsewhere:
             self.elsewhere.forget_request()
 
-    def save(self, checkpoint: Checkpoint) -> None:
+    def save(self, checkpoint: Checkpoint, last: bool = False) -> None:
         """Write a checkpoint so that it exists whole or not at all; then drop the oldest.
 
+        Args:
+            last: of this process; one that does not arrive elsewhere cannot be followed by one that does.
+
         Raises:
+            StorageUnavailable: the last one, or several in a row, did not arrive elsewhere.
             StorageFull: there is no space; older checkpoints are untouched and nothing half-written stays.
         """
         name = f"step={checkpoint.step:010d}"
@@ -171,8 +175,8 @@ class Checkpoints:
             if manifests.is_full(error):
                 raise StorageFull(f"{self.directory}: no space for {name}: free some, then run again") from error
             raise
-        self._send(final)
-        logger.info("saved checkpoint %s", final)
+        if self._send(final, last):
+            logger.info("saved checkpoint %s", final)
         for _, old in list_of(self.directory)[self.keep :]:
             (old / manifests.NAME).unlink(missing_ok=True)  # the manifest first: half-deleted is not valid
             shutil.rmtree(old, ignore_errors=True)
@@ -195,23 +199,20 @@ class Checkpoints:
             elif found.is_file():
                 shutil.copy(found, target)
 
-    def _send(self, final: Path) -> None:
-        """Let a checkpoint exist elsewhere. Training goes on without it for a while; nobody is told that it is saved.
-
-        Raises:
-            StorageUnavailable: several in a row did not arrive.
-            Fenced: another process trains this run now.
-        """
+    def _send(self, final: Path, last: bool) -> bool:
+        """Let a checkpoint exist elsewhere; return whether it does. Training goes on without it for a while."""
         if not self.elsewhere:
-            return
+            return True
         try:
             self.elsewhere.send(final, self.keep)
             self._missed = 0
+            return True
         except StorageUnavailable as error:
             self._missed += 1
             logger.error("checkpoint %s did not arrive (%d of %d): %s", final.name, self._missed, MISSED, error)
-            if self._missed >= MISSED:
+            if last or self._missed >= MISSED:
                 raise
+            return False
 
     def load_newest(self) -> Checkpoint | None:
         """The newest checkpoint whose every byte is as written; None if this run never saved one.

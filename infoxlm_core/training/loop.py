@@ -207,7 +207,7 @@ def train(learner: Learner, config: OptimizationConfig, checkpoints: Checkpoints
                     "not finite: lower optimization.learning_rate or raise contrast.temperature"
                 )
             if progress.step % checkpoints.every == 0 or last or stopping:
-                _save(learner, optimizer, progress, figures, checkpoints, tracker)
+                _save(learner, optimizer, progress, figures, checkpoints, tracker, stopping or last)
             if stopping:
                 distributed.on_first(checkpoints.forget_request)
                 raise Preempted(f"asked to stop after step {progress.step}: a checkpoint is saved, run again to go on")
@@ -222,7 +222,7 @@ def _wait_for(coming: Future) -> tuple[Sequence[Any], float]:
 
 
 def _save(learner: Learner, optimizer: torch.optim.Optimizer, progress: Progress, figures: Mapping[str, float],
-          checkpoints: Checkpoints, tracker: Tracker) -> None:  # fmt: skip
+          checkpoints: Checkpoints, tracker: Tracker, last: bool) -> None:  # fmt: skip
     """Save what all workers agree on; the first one writes.
 
     Raises:
@@ -230,7 +230,7 @@ def _save(learner: Learner, optimizer: torch.optim.Optimizer, progress: Progress
     """
     distributed.check_equal({**dict(learner.module.named_parameters()), **learner.state()}, progress.step)
     checkpoint = snapshot(learner, optimizer, progress, figures)
-    distributed.on_first(lambda: checkpoints.save(checkpoint))
+    distributed.on_first(lambda: checkpoints.save(checkpoint, last))
     if distributed.rank() == 0:
         tracker.sync()
 

@@ -1,5 +1,6 @@
 """Directories on a real S3 server: whole or not there, whatever fails on the way."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -11,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from components import stores
+from components import runtime, stores
 from components.adapters import lease, object_store
 from components.adapters.lease import Lease
 from components.adapters.remote_run import RemoteRun
 from infoxlm_core import manifests
 from infoxlm_core.errors import Fenced, InputError, LeaseHeld, ShardCorrupt, StorageUnavailable
+from tests.servers import s3
 
 URL = "s3://models/store"
 
@@ -153,7 +155,26 @@ def test_uploads_that_a_killed_process_left_are_swept(bucket):
     object_store.sweep("s3://models/elsewhere")
 
 
+def test_who_may_not_write_is_told_so_and_not_to_try_again(bucket, directory, monkeypatch):
+    for name, value in s3.environment(os.environ["AWS_ENDPOINT_URL"], "reader").items():
+        monkeypatch.setenv(name, value)
+
+    with pytest.raises(InputError, match=r"s3://models/store/a: S3 refuses .*: check name and rights"):
+        object_store.push(directory, f"{URL}/a")
+
+
 # ---------------------------------------------------------------- the store
+
+
+def test_each_store_has_a_copy_of_its_own():
+    assert len({stores.local(f"s3://models/{name}") for name in ("x/a", "x-a", "x_a")}) == 3
+
+
+def test_a_slash_at_the_end_of_a_store_is_refused(capsys):
+    with pytest.raises(SystemExit), runtime.ending_clearly(f"{URL}/", "pretrain"):
+        pytest.fail("it went on")
+
+    assert "write it without the slash at its end" in capsys.readouterr().err
 
 
 def test_an_artifact_made_on_one_machine_is_found_on_another(bucket, tmp_path, monkeypatch):
@@ -279,6 +300,13 @@ def test_a_killed_holder_is_replaced_and_one_that_wakes_up_is_fenced(bucket, qui
         first.wait()
 
 
+def test_two_attempts_of_one_holder_do_not_take_each_others_writing_for_their_own(bucket):
+    first, second = Lease(f"{URL}/lease.json", "job"), Lease(f"{URL}/lease.json", "job")
+    second.attempt = 1  # it has looked before the first wrote, and writes after it
+
+    assert first._take() and not second._write()
+
+
 def test_a_holder_that_starts_again_does_not_wait_for_itself(bucket):
     held = Lease(f"{URL}/lease.json", "job")
     held.__enter__()
@@ -336,3 +364,14 @@ def test_a_request_to_stop_is_seen_within_moments(bucket, quick):
         assert run.asked_to_stop()
         run.forget_request()
         assert not run.asked_to_stop()
+
+
+def test_a_request_to_another_pipelines_job_stops_nobody_else(bucket, quick):
+    run = RemoteRun(f"{URL}/runs/r", "job")
+    with run.held():
+        stores.write(URL, "runs/r/stop", "another's job")
+        run._look()
+        assert not run.asked_to_stop()
+        stores.write(URL, "runs/r/stop", "job")
+        run._look()
+        assert run.asked_to_stop()

@@ -271,3 +271,11 @@ def test_every_name_is_one_that_kubernetes_and_kuberay_take(stem, run, key):
 
     assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name)
     assert len(name) <= 47
+
+
+def test_a_pod_that_must_go_saves_first_and_leaves_ray_some_of_the_grace():
+    for which in ("head", "worker"):
+        template = pods(job(grace_seconds=120))[which]
+        command = container(template)["lifecycle"]["preStop"]["exec"]["command"]
+        assert command == ["python", "-m", "components.job", "--leave", WORK, "105"]
+        assert template["spec"]["terminationGracePeriodSeconds"] == 120

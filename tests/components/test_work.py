@@ -1,9 +1,12 @@
 """A training whose machines share nothing but S3: it goes on wherever somebody starts it again."""
 
+import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -131,8 +134,65 @@ def test_saves_that_do_not_arrive_are_borne_twice_and_then_end_the_run(bucket, f
         do(work)
 
     assert [f"did not arrive ({n} of 3)" in caplog.text for n in (1, 2, 3)] == [True] * 3
+    assert "saved checkpoint" not in caplog.text
     faults.heal()
     assert RemoteRun(f"{URL}/runs/pretrained-abc", "me").names() == []
+
+
+def test_a_checkpoint_that_nothing_follows_must_arrive(bucket, faults, work, monkeypatch):
+    stop_soon(monkeypatch, after=4)
+    faults.inject("PUT", "step=0000000005", "503")  # the save that the request asks for
+
+    with pytest.raises(StorageUnavailable):
+        do(work)
+
+
+def test_a_pod_that_must_go_lets_the_training_save_first(bucket, work, monkeypatch):
+    monkeypatch.setattr(lease, "_LOOK", 0.05)
+    named = replace(
+        work, job="j-pretrain-1", config=tiny_config(optimization={"steps": 100_000}).model_dump(mode="json")
+    )
+    stores.write(URL, "work/j-pretrain-1.json", json.dumps(asdict(named)))
+    place = f"{URL}/work/j-pretrain-1.json"
+    job.leave(place, 60)  # nobody trains: nothing to wait for
+    with ThreadPoolExecutor(1) as pool:
+        training = pool.submit(do, named)
+        while not RemoteRun(f"{URL}/runs/pretrained-abc", "").names():
+            time.sleep(0.1)
+
+        job.leave(place, 60)
+
+        assert lease.look(f"{URL}/runs/pretrained-abc/lease.json")[0]["holder"] == ""
+        with pytest.raises(Preempted):
+            training.result(timeout=30)
+
+
+@pytest.mark.slow
+def test_a_job_that_nobody_follows_saves_and_ends_itself(bucket, work, tmp_path):
+    named = replace(
+        work, job="j-pretrain-2", config=tiny_config(optimization={"steps": 100_000}).model_dump(mode="json")
+    )
+    stores.write(URL, "work/j-pretrain-2.json", json.dumps(asdict(named)))
+    stores.write(URL, works.sign_of("j-pretrain-2"), "the step 1")
+    script = "import sys; from components import job; from components.adapters import lease; lease._LOOK = 0.2; "
+    script += "job.UNFOLLOWED = 5.0; job.main(sys.argv[1])"
+
+    done = subprocess.run([sys.executable, "-c", script, f"{URL}/work/j-pretrain-2.json"], timeout=120,
+                          capture_output=True, text=True, env=os.environ | {"RUN_ID": ""})  # fmt: skip
+
+    assert done.returncode == 75 and "nobody has followed j-pretrain-2" in done.stdout + done.stderr
+    assert RemoteRun(f"{URL}/runs/pretrained-abc", "").names()
+
+
+def test_while_a_step_follows_its_job_the_job_sees_a_sign_each_time(bucket, monkeypatch):
+    monkeypatch.setattr(works, "_SECONDS_BETWEEN_SIGNS", 0.05)
+    seen = set()
+    with works._giving_signs(URL, "j-1"):
+        deadline = time.monotonic() + 20
+        while len(seen) < 4 and time.monotonic() < deadline:
+            seen.add(stores.read(URL, works.sign_of("j-1")))
+
+    assert len(seen) >= 4
 
 
 def test_a_training_on_a_cluster_needs_a_store_that_its_machines_share(work, tmp_path):
@@ -182,7 +242,7 @@ def test_a_job_that_fails_leaves_its_reason_for_the_step_that_waits(bucket, work
     with pytest.raises(InputError, match=r"5 .*'class': 'BadNumbersLimit', 'message': 'abc: 3 steps in a row'"):
         do(replace(work, num_workers=2), CLUSTER)
 
-    assert stores.read(URL, "runs/pretrained-abc/stop") == b""
+    assert stores.read(URL, "runs/pretrained-abc/stop").startswith(b"j-pretrain-")
 
 
 def test_while_another_pipeline_run_trains_the_same_no_gpu_is_asked_for(bucket, work, monkeypatch):

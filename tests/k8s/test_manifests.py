@@ -1,6 +1,7 @@
 """Both overlays, rendered: valid, confined, with no right, image or key that must not be there. Each rule can fail."""
 
 import copy
+import shutil
 
 import kubernetes_validate
 import pytest
@@ -184,6 +185,20 @@ def test_production_keeps_nothing_in_the_cluster_and_needs_no_key():
         "role-arn" in str(named("production", "ServiceAccount", name)["metadata"]["annotations"])
         for name in ("infoxlm-runner", "infoxlm-ray", "mlflow")
     )
+
+
+def test_bucket_and_region_of_production_are_filled_in_at_one_place(tmp_path):
+    copied = shutil.copytree(K8S, tmp_path / "k8s")
+    place = copied / "overlays/production/where-s3-is.yaml"
+    theirs = {"s3://infoxlm/": "s3://other/team/", "us-east-1": "eu-central-1"}
+    for ours, value in theirs.items():
+        place.write_text(place.read_text().replace(ours, value))
+
+    printed = kustomize(copied / "overlays/production")
+
+    for ours, value in theirs.items():
+        assert ours in text("production") and ours not in printed
+        assert text("production").count(ours) == printed.count(value)
 
 
 @pytest.mark.parametrize("component", ["kueue", "downloads"])

@@ -53,7 +53,7 @@ def test_tables_are_in_postgresql_whose_login_stands_in_no_argument(overlay):
     assert uri in upgrade["command"] and f"database_uri = {uri}\n" in config
     for one in (upgrade, container):
         assert {"PGHOST", "PGUSER", "PGPASSWORD"} <= set(environment_of(one, ANY))
-    assert option(container["args"], "artifacts-destination").startswith("s3://infoxlm/")
+    assert environment_of(container, ANY)["MLFLOW_ARTIFACTS_DESTINATION"].startswith("s3://infoxlm/")
     assert "--serve-artifacts" in container["args"]
 
 

@@ -1,6 +1,7 @@
 """The Secrets that a script makes are those that manifests, pipelines and SeaweedFS read, with new values each time."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -45,9 +46,11 @@ def test_every_secret_that_a_pod_reads_is_made(overlay):
 def test_steps_read_what_is_made_for_them():
     """Names of variables and of Secrets stand in the pipelines and in the manifests; they are the same."""
     secrets = made("small")
-    environment = named("small", "ConfigMap", placing.ENVIRONMENT)["data"]
+    environment = set(named("small", "ConfigMap", placing.ENVIRONMENT)["data"])
+    offered = set(re.findall(r"^#   ([A-Z_]+): ", (K8S / "base/environment.yaml").read_text(), re.MULTILINE))
 
-    assert set(placing._SETTINGS) == set(environment)
+    assert set(placing._SETTINGS) == environment | offered
+    assert {"HTTPS_PROXY", "INFOXLM_SIGNING_KEY"} <= offered - environment
     assert set(secrets[placing.STORE_KEYS]) == {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
     assert set(secrets[placing.MLFLOW_LOGIN]) == {"MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"}
     assert secrets["kfp-mlflow-credentials"]["password"] == secrets[placing.MLFLOW_LOGIN]["MLFLOW_TRACKING_PASSWORD"]

@@ -11,8 +11,8 @@ from typing import Any
 from tests.servers.processes import free_port, serving
 
 WEED = Path(sys.executable).with_name("weed")
-KEYS = {"k": "s", "canary": "canary-of-s3-7d1f"}
-"""Access keys and their secrets; the second can be looked for in what a run leaves behind."""
+KEYS = {"k": "s", "canary": "canary-of-s3-7d1f", "reader": "r"}
+"""Access keys and their secrets; the second can be looked for in what a run leaves behind, the third may only read."""
 
 
 def environment(url: str, access: str = "k") -> dict[str, str]:
@@ -24,9 +24,10 @@ def environment(url: str, access: str = "k") -> dict[str, str]:
 def serve(directory: Path) -> Iterator[str]:
     """Run a server on loopback with its data in a directory; yield its URL."""
     (directory / "data").mkdir()
-    keys = [{"accessKey": access, "secretKey": secret} for access, secret in KEYS.items()]
-    identity = {"name": "t", "credentials": keys, "actions": ["Admin", "Read", "Write", "List", "Tagging"]}
-    (directory / "config.json").write_text(json.dumps({"identities": [identity]}))
+    keys = {access: {"accessKey": access, "secretKey": secret} for access, secret in KEYS.items()}
+    reader = {"name": "reader", "credentials": [keys.pop("reader")], "actions": ["Read", "List"]}
+    writer = {"name": "t", "credentials": [*keys.values()], "actions": ["Admin", "Read", "Write", "List", "Tagging"]}
+    (directory / "config.json").write_text(json.dumps({"identities": [writer, reader]}))
     # its gRPC ports are 10,000 above
     master, volume, filer, s3 = (next(port for port in iter(free_port, None) if port < 55_000) for _ in range(4))
     command = [
