@@ -27,7 +27,7 @@ ablation: $(VENV)/installed ## MLM, MLM+TLM and MLM+TLM+XLCO on real text, three
 		--set pretraining.objectives.mask_ratio=0.3
 
 test: $(VENV)/installed ## run all tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder
 
 check: $(VENV)/installed ## style, types, layers: seconds
 	$(BIN)/ruff check .

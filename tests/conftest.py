@@ -71,7 +71,30 @@ def tiny_config(**changes) -> PretrainingConfig:
     return PretrainingConfig.parse(values)
 
 
+LONGEST_FIRST = ("e2e", "pipelines", "components", "security")
+TOGETHER = {"tests/e2e/": "e2e", "tests/components/test_ray_": "Ray"}
+"""Files, by how their names begin, that share what takes long to start: one worker runs them all."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log):
+    """Give whole files to the workers: each starts its own servers and clusters once."""
+    from xdist.scheduler.loadscope import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return next((name for begin, name in TOGETHER.items() if nodeid.startswith(begin)), nodeid.split("::")[0])
+
+    return ByFile(config, log)
+
+
+def _weight(item: pytest.Item) -> int:
+    folder = item.nodeid.split("/")[1]
+    return LONGEST_FIRST.index(folder) if folder in LONGEST_FIRST else len(LONGEST_FIRST)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=_weight)
     for item in items:
         proves = sorted({name for marker in item.iter_markers("item") for name in marker.args})
         item.user_properties.append(("items", proves))
