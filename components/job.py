@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 UNFOLLOWED = 900.0
 """Seconds without a sign of the step; another attempt of it may take some minutes to begin."""
-_LOOK, _SAVING = 30.0, 600.0
+_LOOK, _SAVING, _ENDING = 30.0, 600.0, 60.0
 
 
 def main(place: str) -> None:
@@ -49,18 +49,20 @@ def leave(place: str, seconds: float) -> None:
 
 def _end_when_nobody_follows(wanted: work.Work) -> None:
     """Save and end this process when the step has given no sign for long: it was killed, and so were its retries."""
-    seen, since = None, time.monotonic()
+    seen, since = b"", time.monotonic()
     while time.monotonic() - since < UNFOLLOWED:
         time.sleep(min(_LOOK, UNFOLLOWED / 10))
         try:
-            found = stores.read(wanted.store, work.sign_of(wanted.job))
+            found = stores.read(wanted.store, work.sign_of(wanted.job)) or b""
         except InfoXLMError:  # S3 is in trouble: that says nothing of the step
-            found = None
-        if found != seen or found is None:
+            since = time.monotonic()
+            continue
+        if found != seen:
             seen, since = found, time.monotonic()
     logger.error("nobody has followed %s for %.0f s: saving and ending it", wanted.job, UNFOLLOWED)
     try:
         leave(f"{wanted.store}/work/{wanted.job}.json", _SAVING)
+        time.sleep(_ENDING)  # the training has saved, and ends this process by itself
     finally:
         os._exit(Preempted.exit_code)
 
