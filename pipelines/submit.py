@@ -89,6 +89,14 @@ def check(pipeline: str, spec: Mapping[str, Any], parameters: Mapping[str, Any])
             raise ConfigError(f"{pipeline}: parameter {name} has {size} bytes, more than {LARGEST}: split the run")
 
 
+def with_defaults(pipeline: str, parameters: Mapping[str, Any]) -> str:
+    """The YAML of a pipeline whose parameters are filled in, for Kubeflow's page."""
+    spec, platform = read_compiled(pipeline)
+    for name, value in parameters.items():
+        declared(spec)[name] |= {"defaultValue": value, "isOptional": True}
+    return yaml.safe_dump_all([spec, platform] if platform else [spec], sort_keys=False, allow_unicode=True)
+
+
 def without_cache(spec: Mapping[str, Any]) -> dict:
     """The pipeline with every task always run, those inside loops too."""
     changed = copy.deepcopy(dict(spec))

@@ -8,6 +8,7 @@ import typer
 from components.cluster import ClusterFile
 from infoxlm_core import run_file
 from infoxlm_core.config import SuiteConfig
+from infoxlm_core.errors import ConfigError
 from pipelines.cli.app import app, ending_clearly
 
 Host = Annotated[str, typer.Option(envvar="KF_PIPELINES_ENDPOINT", help="Address of Kubeflow Pipelines: https://…")]
@@ -17,7 +18,13 @@ Host = Annotated[str, typer.Option(envvar="KF_PIPELINES_ENDPOINT", help="Address
 def submit(
     config: Annotated[Path, typer.Argument(help="YAML file of the run; with --pipeline suite that of a suite.")],
     cluster: Annotated[Path, typer.Option(help="YAML file of the cluster; see configs/cluster.yaml.")],
-    host: Host,
+    host: Host = "",
+    save: Annotated[
+        Path | None,
+        typer.Option(
+            help="Send nothing: write the pipeline, its parameters filled in, to a YAML file for Kubeflow's page."
+        ),
+    ] = None,
     pipeline: Annotated[
         Literal["infoxlm", "ablations", "suite", "promotion"],
         typer.Option(help="promotion: of the candidate that the file's registration names, by its gate."),
@@ -55,6 +62,12 @@ def submit(
             not no_cache,
         )
         kubeflow.check(pipeline, kubeflow.read_compiled(pipeline)[0], submission.parameters)
+        if save:
+            save.write_text(kubeflow.with_defaults(pipeline, submission.parameters), encoding="utf-8")
+            typer.echo(f"wrote {save}: upload it in Kubeflow, and start it as {submission.service_account}")
+            return
+        if not host:
+            raise ConfigError("--host: give the address of Kubeflow Pipelines, or set KF_PIPELINES_ENDPOINT")
         client = kubeflow.connect(host, namespace)
         run = kubeflow.create(client, host, submission)
         typer.echo(f"run         {run}\npage        {kubeflow.page(host, run)}")
@@ -96,7 +109,7 @@ def prepare(
     from pipelines.infoxlm import infoxlm
 
     if not run.num_workers:
-        raise run_file.ConfigError(f"{config}: num_workers is 0: a cluster trains on Ray workers: --set num_workers=8")
+        raise ConfigError(f"{config}: num_workers is 0: a cluster trains on Ray workers: --set num_workers=8")
     if pipeline == "infoxlm":
         return local.sections(run, infoxlm)
     planned = trials.plan(run, variants, only, trials.read_seeds(seeds))

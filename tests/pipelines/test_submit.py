@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from kfp import compiler
+from kfp import compiler, components
 from typer.testing import CliRunner
 
 from components.adapters import outcomes
@@ -292,3 +292,24 @@ def test_kubeflow_s_own_command_takes_the_compiled_pipeline(kubeflow, compiled):
     assert body["display_name"] == "by hand" and set(body["pipeline_spec"]) == {"pipeline_spec", "platform_spec"}
     assert parameters["store"] == "s3://infoxlm/store"
     assert parameters["preparation"] == {"languages": ["en", "de"]}
+
+
+def test_a_saved_pipeline_has_its_parameters_filled_in_and_nothing_was_sent(kubeflow, config, cluster, tmp_path):
+    result = run("submit", config, "--cluster", cluster, "--save", tmp_path / "mine.yaml")
+
+    assert result.exit_code == 0, result.stderr
+    assert not kubeflow.sent("POST", "/runs")
+    text = (tmp_path / "mine.yaml").read_text()
+    spec, platform = yaml.safe_load_all(text)
+    known = submit.declared(spec)
+    assert (known["image"]["defaultValue"], known["num_workers"]["defaultValue"]) == (IMAGE, 8)
+    assert known["preparation"]["defaultValue"]["languages"] == ["en", "de"]
+    assert not [name for name, said in known.items() if not said.get("isOptional")]
+    assert platform["platforms"]["kubernetes"]
+    assert components.load_component_from_text(text).component_spec.inputs["store"].default == "s3://infoxlm/store"
+
+
+def test_without_an_address_nothing_can_be_sent(kubeflow, config, cluster):
+    result = run("submit", config, "--cluster", cluster)
+
+    assert result.exit_code == 2 and "--host: give the address of Kubeflow Pipelines" in result.stderr
