@@ -234,7 +234,7 @@ def locate(location: str) -> Path:
     name, _, inner = rest.partition("/")
     found = made(store, kind, name)
     if found is None:
-        raise InputError(f"{location} is not there: run the pipeline again")
+        raise InputError(f"{location} is not in the store any more: run again without Kubeflow's cache (--no-cache)")
     return found / inner if inner else found
 
 

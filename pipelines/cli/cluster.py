@@ -110,6 +110,11 @@ def prepare(
 
     if not run.num_workers:
         raise ConfigError(f"{config}: num_workers is 0: a cluster trains on Ray workers: --set num_workers=8")
+    if run.num_workers % max(place.pool.gpus, 1):
+        raise ConfigError(
+            f"{config}: num_workers ({run.num_workers}) must be a multiple of pool.gpus, the GPUs of one pod "
+            f"({place.pool.gpus}): change one of them"
+        )
     if pipeline == "infoxlm":
         return local.sections(run, infoxlm)
     planned = trials.plan(run, variants, only, trials.read_seeds(seeds))

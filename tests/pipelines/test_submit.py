@@ -313,3 +313,10 @@ def test_without_an_address_nothing_can_be_sent(kubeflow, config, cluster):
     result = run("submit", config, "--cluster", cluster)
 
     assert result.exit_code == 2 and "--host: give the address of Kubeflow Pipelines" in result.stderr
+
+
+def test_workers_that_do_not_fill_whole_pods_are_refused_before_anything_is_sent(kubeflow, config, cluster):
+    result = run("submit", config, "--cluster", cluster, "--host", kubeflow.host, "--set", "num_workers=4")
+
+    assert result.exit_code == 2 and "num_workers (4) must be a multiple of pool.gpus" in result.stderr
+    assert not kubeflow.sent("POST", "/runs")
