@@ -71,7 +71,7 @@ def tiny_config(**changes) -> PretrainingConfig:
     return PretrainingConfig.parse(values)
 
 
-LONGEST_FIRST = ("e2e", "pipelines", "components", "security")
+LONGEST_FIRST = ("tests/e2e/", "tests/core/test_ranking", "tests/pipelines/", "tests/components/", "tests/core/test_tr")
 TOGETHER = {"tests/e2e/": "e2e", "tests/components/test_ray_": "Ray"}
 """Files, by how their names begin, that share what takes long to start: one worker runs them all."""
 
@@ -89,8 +89,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log):
 
 
 def _weight(item: pytest.Item) -> int:
-    folder = item.nodeid.split("/")[1]
-    return LONGEST_FIRST.index(folder) if folder in LONGEST_FIRST else len(LONGEST_FIRST)
+    found = (number for number, begin in enumerate(LONGEST_FIRST) if item.nodeid.startswith(begin))
+    return next(found, len(LONGEST_FIRST))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
