@@ -33,6 +33,7 @@ Store = Annotated[
 def ending_clearly():
     """One line and a documented exit code instead of a traceback, for errors of ours."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    logging.getLogger("botocore").setLevel(logging.WARNING)
     try:
         yield
     except InfoXLMError as error:
