@@ -152,7 +152,7 @@ class ClusterFile(StageConfig):
     def _memory_suffices(self) -> Self:
         if _bytes(self.ray.shared_memory) > _bytes(self.pool.memory):
             raise ValueError(
-                f"ray.shared_memory ({self.ray.shared_memory}) is part of pool.memory ({self.pool.memory})"
+                f"ray.shared_memory ({self.ray.shared_memory}) is part of pool.memory ({self.pool.memory}): lower it"
             )
         return self
 

@@ -34,13 +34,13 @@ def finetune(
     """
     from components import runtime, stores, work
     from components.adapters import data_source, mlflow_runs, mlflow_tracker
-    from infoxlm_core import manifests, suite
+    from infoxlm_core import manifests
     from infoxlm_core.config import AnsweringConfig, FinetuningConfig
 
     with runtime.ending_clearly(store, "finetune", trial):
         kind = AnsweringConfig if config.get("task") == "question_answering" else FinetuningConfig
         checked = kind.parse(config | ({"seed": trial["seed"]} if trial else {}), "finetuning")
-        local = suite.localise(checked, lambda source: str(data_source.fetch(source, stores.local(store))))
+        local = data_source.localise(checked, stores.local(store))
         data = (*local.train, *local.dev) if isinstance(local, AnsweringConfig) else local.data
         base, base_digest = stores.point(encoder)
         text, text_digest = stores.point(corpus)

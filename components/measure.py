@@ -31,7 +31,7 @@ def measure(
         run = runtime.run_id(store, point=named)
         said = {"model": named["model"], "source": point["source"], "task": named["task"]}
         mlflow_runs.log_params(run, said | {"settings": settings.model_dump(mode="json")})
-        local = suites.localise(settings, lambda source: str(data_source.fetch(source, stores.local(store))))
+        local = data_source.localise(settings, stores.local(store))
         model = model_source.fetch(point["source"], stores.local(store))
         learned_from: dict = {}
         if learned := suites.training_part(local):

@@ -27,10 +27,7 @@ def plan_suite(suite: dict, store: str) -> list:
         for source in checked.models.values():
             model_source.fetch(source, stores.local(store))
         for task, measure in checked.tasks.items():
-            local = suites.localise(
-                measure.settings, lambda source: str(data_source.fetch(source, stores.local(store)))
-            )
-            suites.check(task, measure, local)
+            suites.check(task, measure, data_source.localise(measure.settings, stores.local(store)))
             logging.info("%s: its data are there", task)
         logging.info("%d points: %d models, %d tasks", len(points), len(checked.models), len(checked.tasks))
     return points

@@ -95,7 +95,7 @@ def read(store: str, name: str) -> bytes | None:
 def made(store: str, kind: str, name: str) -> Path | None:
     """The artifact `kind/name` of the store on this machine, every byte verified; None if nobody has made it yet."""
     final, remote = local(store) / kind / name, object_store.is_url(store)
-    url = f"{store}/{kind}/{name}"
+    url, fetched = f"{store}/{kind}/{name}", False
     if remote:
         described = object_store.manifest(url)
         if described is None:
@@ -104,9 +104,11 @@ def made(store: str, kind: str, name: str) -> Path | None:
             with _one_at_a_time(final.parent / f".{name}.fetching"):
                 if not _is_here(final, described["digest"]):
                     object_store.pull(url, final)
+                    fetched = True  # and every byte compared
     if not (final / manifests.NAME).is_file():
         return None
-    manifests.read(final, kind, made_with=f"the stage that makes {kind} (remove the directory to make it again)")
+    remedy = f"the stage that makes {kind} (remove the directory to make it again)"
+    manifests.read(final, kind, made_with=remedy, check=lambda _: not fetched)
     logger.info("found %s, made before from the same inputs", url if remote else final)
     return final
 
@@ -141,6 +143,7 @@ def make(store: str, kind: str, name: str, build: Callable[[Path], dict | None])
     with Lease(f"{store}/leases/{kind}-{name}.json", wait=LONGEST_PUSH):
         if not object_store.manifest_exists(url):  # else somebody made the same meanwhile: theirs counts
             object_store.push(final, url)
+            return final
     return made(store, kind, name) or final
 
 

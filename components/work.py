@@ -183,13 +183,12 @@ def _pretrain(work: Work) -> Callable[..., dict]:
 
 def _finetune(work: Work) -> Callable[..., dict]:
     from components.adapters import data_source, model_source
-    from infoxlm_core import finetuning, suite
+    from infoxlm_core import finetuning
     from infoxlm_core.config import AnsweringConfig, FinetuningConfig
 
     kind = AnsweringConfig if work.config.get("task") == "question_answering" else FinetuningConfig
     store = stores.local(work.store)
-    config = suite.localise(kind.parse(work.config, "finetuning"), lambda source: str(data_source.fetch(source, store)))
-    assert isinstance(config, kind)
+    config = data_source.localise(kind.parse(work.config, "finetuning"), store)
     places = {name: stores.locate(place) for name, place in work.artifacts.items()}
     places |= {name: model_source.fetch(source, store) for name, source in (work.sources or {}).items()}
     return functools.partial(finetuning.finetune, config, places["encoder"], places.get("corpus"))

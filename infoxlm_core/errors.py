@@ -10,6 +10,12 @@ class InfoXLMError(Exception):
     exit_code = 70
 
 
+def named(name: str, message: str) -> InfoXLMError:
+    """The error that another process has written down: of that class if it is one of ours, else of the base class."""
+    kind = globals().get(name)
+    return (kind if isinstance(kind, type) and issubclass(kind, InfoXLMError) else InfoXLMError)(message)
+
+
 class InputError(InfoXLMError):
     """Something that was given to us cannot be used."""
 

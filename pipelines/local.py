@@ -220,4 +220,4 @@ def _reason(outcomes: Path) -> errors.InfoXLMError:
         outcome = json.loads(newest.read_bytes())
     except (OSError, ValueError):  # also: there is none
         return errors.WorkerLost("a stage ended without a word (killed?): run the same command again to go on")
-    return getattr(errors, outcome["class"], errors.InfoXLMError)(f"{outcome['stage']}: {outcome['message']}")
+    return errors.named(outcome["class"], f"{outcome['stage']}: {outcome['message']}")

@@ -233,7 +233,7 @@ def failure(state: str, run: str, store: str) -> InfoXLMError:
         return WorkerLost(f"run {run} failed without a word (out of memory, evicted?): submit it again to go on")
     except InfoXLMError as error:
         return InfoXLMError(f"run {run} failed; why it did cannot be read here ({error}): look at its log")
-    return getattr(errors, last["class"], InfoXLMError)(f"{last['stage']}: {last['message']}")
+    return errors.named(last["class"], f"{last['stage']}: {last['message']}")
 
 
 def page(host: str, run: str) -> str:

@@ -9,6 +9,7 @@ files have, since names say what is in them: `tatoeba.deu-eng.deu`, `test-contex
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from components.adapters import s3
 from infoxlm_core.errors import InputError
@@ -29,6 +30,13 @@ def fetch(source: str, store: Path) -> Path:
     if not Path(source).exists():
         raise InputError(f"{source}: no such file or folder: give a path, or s3://bucket/prefix")
     return Path(source)
+
+
+def localise(settings: Any, store: Path) -> Any:
+    """The same settings of a task, with all their data on this machine; raises as `fetch` does."""
+    from infoxlm_core import suite
+
+    return suite.localise(settings, lambda source: str(fetch(source, store)))
 
 
 def states(sources: Iterable[str]) -> list[str]:

@@ -204,10 +204,7 @@ def _why(name: str, status: dict, said: dict | None) -> InfoXLMError:
 
 def _as_error(said: dict) -> InfoXLMError:
     """What a job wrote about its end, as the error that it was."""
-    kind = getattr(errors, str(said.get("class")), InfoXLMError)
-    if not (isinstance(kind, type) and issubclass(kind, InfoXLMError)):
-        kind = InfoXLMError
-    return kind(" ".join(str(said.get("message")).split())[:1000])
+    return errors.named(str(said.get("class")), " ".join(str(said.get("message")).split())[:1000])
 
 
 def _pause(jobs: RayJobs, name: str, stop: Stop, seconds: float) -> None:

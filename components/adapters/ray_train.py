@@ -89,7 +89,7 @@ def _on_ray(train: Callable[..., dict], num_workers: int, arguments: dict[str, A
         shutil.rmtree(scratch, ignore_errors=True)
     outcome = result.return_value  # of the first worker
     if "error" in outcome:
-        raise getattr(errors, outcome["error"], InfoXLMError)(outcome["message"])
+        raise errors.named(outcome["error"], outcome["message"])
     return outcome["figures"]
 
 

@@ -225,7 +225,6 @@ class Checkpoints:
         for step, path in self._candidates():
             try:
                 self._bring(path)
-                manifests.read(path, "checkpoint", made_with="pretrain")
                 meta = json.loads((path / "meta.json").read_bytes())
                 tensors = load_file(path / "state.safetensors")
             except TryAgain:  # a download that fails is no damage
@@ -257,13 +256,14 @@ class Checkpoints:
         return sorted(found, reverse=True)
 
     def _bring(self, path: Path) -> None:
-        """Copy a checkpoint here, unless this machine has it whole."""
-        if self.elsewhere is None:
-            return
+        """Make sure that a checkpoint is here and whole; copy it, if it is elsewhere. Its bytes are hashed once."""
         try:
             manifests.read(path, "checkpoint", made_with="pretrain")
         except InfoXLMError:
-            self.elsewhere.fetch(path.name, path)
+            if self.elsewhere is None:
+                raise
+            self.elsewhere.fetch(path.name, path)  # compares every byte
+            manifests.read(path, "checkpoint", made_with="pretrain", check=lambda _: False)
 
     def _compare(self, saved: dict, path: Path) -> None:
         changed = [
