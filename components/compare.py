@@ -1,5 +1,7 @@
 """Component: the trials of an ablation -> one comparison of its variants over their seeds."""
 
+from typing import Any
+
 from kfp import dsl
 
 from components.stage import stage
@@ -7,12 +9,12 @@ from components.stage import stage
 
 @stage
 def compare(
-    trials: list,
+    trials: list[dict[str, Any]],
     store: str,
     comparison: dsl.Output[dsl.Artifact],
     report: dsl.Output[dsl.HTML],
     metrics: dsl.Output[dsl.Metrics],
-):
+) -> None:
     """Compare what all trials of this pipeline run have logged, also when some of them failed.
 
     Args:
@@ -25,6 +27,7 @@ def compare(
     import logging
     import re
     import shutil
+    from pathlib import Path
 
     from components import runtime, stores
     from components.adapters import mlflow_runs, nested_runs, trial_runs
@@ -42,7 +45,7 @@ def compare(
         flat = comparisons.flatten(compared)
         name = manifests.digest([compared, manifests.made_by()]).removeprefix("sha256:")[:16]
 
-        def write(output):
+        def write(output: Path) -> dict[str, float]:
             comparisons.write(output, compared)
             return flat
 

@@ -1,5 +1,7 @@
 """Component: models + held-out text -> scores, tables, figures, model card."""
 
+from typing import Any
+
 from kfp import dsl
 
 from components.stage import stage
@@ -7,7 +9,7 @@ from components.stage import stage
 
 @stage
 def evaluate(
-    config: dict,
+    config: dict[str, Any],
     store: str,
     corpus: dsl.Input[dsl.Dataset],
     encoder: dsl.Input[dsl.Model],
@@ -15,10 +17,10 @@ def evaluate(
     scores: dsl.Output[dsl.Artifact],
     report: dsl.Output[dsl.HTML],
     metrics: dsl.Output[dsl.Metrics],
-    start: dsl.Input[dsl.Model] = None,  # type: ignore[assignment]
-    classifier_of_start: dsl.Input[dsl.Model] = None,  # type: ignore[assignment]
-    trial: dict = {},  # noqa: B006
-):
+    start: dsl.Input[dsl.Model] = None,
+    classifier_of_start: dsl.Input[dsl.Model] = None,
+    trial: dict[str, Any] = {},  # noqa: B006
+) -> None:
     """Evaluate an encoder, against the same model before its first step if that is given.
 
     Args:

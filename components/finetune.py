@@ -1,5 +1,7 @@
 """Component: encoder + examples of a task -> a classifier, or a reader, on Ray workers or in this process."""
 
+from typing import Any
+
 from kfp import dsl
 
 from components.stage import training_stage
@@ -7,17 +9,17 @@ from components.stage import training_stage
 
 @training_stage
 def finetune(
-    config: dict,
+    config: dict[str, Any],
     num_workers: int,
     store: str,
     encoder: dsl.Input[dsl.Model],
     corpus: dsl.Input[dsl.Dataset],
     classifier: dsl.Output[dsl.Model],
     metrics: dsl.Output[dsl.Metrics],
-    cluster: dict = {},  # noqa: B006
-    trial: dict = {},  # noqa: B006
-    task_config: dsl.TaskConfig = None,  # type: ignore[assignment]
-):
+    cluster: dict[str, Any] = {},  # noqa: B006
+    trial: dict[str, Any] = {},  # noqa: B006
+    task_config: dsl.TaskConfig = None,
+) -> None:
     """Fine-tune an encoder on a task in some languages.
 
     Args:

@@ -1,5 +1,7 @@
 """Component: one point of a suite -> scores; what must be trained for it is trained, on Ray workers or here."""
 
+from typing import Any
+
 from kfp import dsl
 
 from components.stage import stage
@@ -7,8 +9,12 @@ from components.stage import stage
 
 @stage
 def measure(
-    point: dict, store: str, num_workers: int, scores: dsl.Output[dsl.Artifact], metrics: dsl.Output[dsl.Metrics]
-):
+    point: dict[str, Any],
+    store: str,
+    num_workers: int,
+    scores: dsl.Output[dsl.Artifact],
+    metrics: dsl.Output[dsl.Metrics],
+) -> None:
     """Fine-tune an encoder on a task, if it needs that, and measure it.
 
     Args:
@@ -33,7 +39,7 @@ def measure(
         mlflow_runs.log_params(run, said | {"settings": settings.model_dump(mode="json")})
         local = data_source.localise(settings, stores.local(store))
         model = model_source.fetch(point["source"], stores.local(store))
-        learned_from: dict = {}
+        learned_from: dict[str, Any] = {}
         if learned := suites.training_part(local):
             part, data = learned
             inputs = [*runtime.given(str(model)), runtime.given_as(data)]

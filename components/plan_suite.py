@@ -1,10 +1,12 @@
 """Component: a suite's config -> its points, after a look at every model and every set that they need."""
 
+from typing import Any
+
 from components.stage import stage
 
 
 @stage
-def plan_suite(suite: dict, store: str) -> list:
+def plan_suite(suite: dict[str, Any], store: str) -> list:  # type: ignore[type-arg]  # with an item's type KFP compiles another loop
     """Plan a suite; fetch models and data into the store, so that a wrong name fails before a GPU is used.
 
     Args:

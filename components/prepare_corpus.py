@@ -1,5 +1,7 @@
 """Component: raw text files -> clean, deduplicated, decontaminated corpora."""
 
+from typing import Any
+
 from kfp import dsl
 
 from components.stage import data_stage
@@ -7,14 +9,14 @@ from components.stage import data_stage
 
 @data_stage
 def prepare_corpus(
-    config: dict,
+    config: dict[str, Any],
     store: str,
     corpus: dsl.Output[dsl.Dataset],
     metrics: dsl.Output[dsl.Metrics],
     num_workers: int = 0,
-    cluster: dict = {},  # noqa: B006
-    task_config: dsl.TaskConfig = None,  # type: ignore[assignment]
-):
+    cluster: dict[str, Any] = {},  # noqa: B006
+    task_config: dsl.TaskConfig = None,
+) -> None:
     """Prepare corpora from text files, catalogs and tables, here or on S3.
 
     Args:

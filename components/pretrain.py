@@ -1,5 +1,7 @@
 """Component: token shards -> InfoXLM, on Ray workers or in this process."""
 
+from typing import Any
+
 from kfp import dsl
 
 from components.stage import training_stage
@@ -7,17 +9,17 @@ from components.stage import training_stage
 
 @training_stage
 def pretrain(
-    config: dict,
+    config: dict[str, Any],
     num_workers: int,
     store: str,
     shards: dsl.Input[dsl.Dataset],
     encoder: dsl.Output[dsl.Model],
     start: dsl.Output[dsl.Model],
     metrics: dsl.Output[dsl.Metrics],
-    cluster: dict = {},  # noqa: B006
-    trial: dict = {},  # noqa: B006
-    task_config: dsl.TaskConfig = None,  # type: ignore[assignment]
-):
+    cluster: dict[str, Any] = {},  # noqa: B006
+    trial: dict[str, Any] = {},  # noqa: B006
+    task_config: dsl.TaskConfig = None,
+) -> None:
     """Pre-train InfoXLM (MLM + TLM + XLCO) on token shards.
 
     Args:

@@ -1,5 +1,7 @@
 """Component: a registered model -> champion, if it is shown to be better than the present one."""
 
+from typing import Any
+
 from kfp import dsl
 
 from components.stage import stage
@@ -8,13 +10,13 @@ from components.stage import stage
 @stage
 def promote(
     model: str,
-    gate: dict,
+    gate: dict[str, Any],
     store: str,
     metrics: dsl.Output[dsl.Metrics],
     to: str = "",
     by_hand: str = "",
     image: str = "",
-):
+) -> None:
     """Compare a registered model with the champion on the same questions; move the alias if it is better.
 
     The step fails with NotPromoted if it is not.

@@ -1,5 +1,7 @@
 """Component: evaluated encoder -> a version in the registry, `candidate` and perhaps `champion`."""
 
+from typing import Any
+
 from kfp import dsl
 
 from components.stage import stage
@@ -7,13 +9,13 @@ from components.stage import stage
 
 @stage
 def register(
-    config: dict,
+    config: dict[str, Any],
     store: str,
     encoder: dsl.Input[dsl.Model],
     scores: dsl.Input[dsl.Artifact],
     metrics: dsl.Output[dsl.Metrics],
     image: str = "",
-):
+) -> None:
     """Register an encoder once per content; make it champion if it is shown to be better than the present one.
 
     Args:

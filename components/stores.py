@@ -123,7 +123,7 @@ def _is_here(directory: Path, digest: str) -> bool:
     return (directory / manifests.NAME).is_file() and manifests.load(directory)["digest"] == digest
 
 
-def make(store: str, kind: str, name: str, build: Callable[[Path], dict | None]) -> Path:
+def make(store: str, kind: str, name: str, build: Callable[[Path], dict[str, Any] | None]) -> Path:
     """Return the artifact `kind/name` of the store; build it first if it is not there, whole or not at all.
 
     Args:
@@ -147,7 +147,7 @@ def make(store: str, kind: str, name: str, build: Callable[[Path], dict | None])
     return made(store, kind, name) or final
 
 
-def _build(final: Path, kind: str, build: Callable[[Path], dict | None]) -> None:
+def _build(final: Path, kind: str, build: Callable[[Path], dict[str, Any] | None]) -> None:
     if final.exists():
         raise InputError(f"{final} is in the way: it holds no manifest; remove it")
     final.parent.mkdir(parents=True, exist_ok=True)

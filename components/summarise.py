@@ -1,5 +1,7 @@
 """Component: the points of a suite -> one comparison, beside what is published."""
 
+from typing import Any
+
 from kfp import dsl
 
 from components.stage import stage
@@ -7,12 +9,12 @@ from components.stage import stage
 
 @stage
 def summarise(
-    suite: dict,
+    suite: dict[str, Any],
     store: str,
     comparison: dsl.Output[dsl.Artifact],
     report: dsl.Output[dsl.HTML],
     metrics: dsl.Output[dsl.Metrics],
-):
+) -> None:
     """Sum up all points of this pipeline run that are finished, also when some of them failed.
 
     Args:
@@ -24,6 +26,7 @@ def summarise(
     """
     import logging
     import shutil
+    from pathlib import Path
 
     from components import runtime, stores
     from components.adapters import mlflow_runs, point_runs
@@ -39,7 +42,7 @@ def summarise(
         flat = suites.flatten(summary)
         name = manifests.digest([summary, manifests.made_by()]).removeprefix("sha256:")[:16]
 
-        def write(output):
+        def write(output: Path) -> dict[str, float]:
             suites.write(output, summary)
             return flat
 

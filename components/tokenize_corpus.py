@@ -1,5 +1,7 @@
 """Component: prepared corpora -> SentencePiece model and token shards."""
 
+from typing import Any
+
 from kfp import dsl
 
 from components.stage import data_stage
@@ -7,15 +9,15 @@ from components.stage import data_stage
 
 @data_stage
 def tokenize_corpus(
-    config: dict,
+    config: dict[str, Any],
     store: str,
     corpus: dsl.Input[dsl.Dataset],
     shards: dsl.Output[dsl.Dataset],
     metrics: dsl.Output[dsl.Metrics],
     num_workers: int = 0,
-    cluster: dict = {},  # noqa: B006
-    task_config: dsl.TaskConfig = None,  # type: ignore[assignment]
-):
+    cluster: dict[str, Any] = {},  # noqa: B006
+    task_config: dsl.TaskConfig = None,
+) -> None:
     """Train (or take) a SentencePiece model and encode the corpora.
 
     Args:

@@ -41,7 +41,7 @@ class Work:
     kind: str
     name: str
     """The artifact to be made is `kind/name` of the store."""
-    config: dict
+    config: dict[str, Any]
     num_workers: int
     artifacts: dict[str, str]
     """Places in the store, by the names of the core's arguments: corpus, shards_path, encoder."""
@@ -56,7 +56,7 @@ class Work:
     """Name of the RayJob, if it is one."""
 
 
-def do(work: Work, cluster: dict | None = None, task: Any = None) -> Path:
+def do(work: Work, cluster: dict[str, Any] | None = None, task: Any = None) -> Path:
     """Return the artifact on this machine, made if nobody has made it before.
 
     Args:
@@ -94,7 +94,7 @@ def forget(work: Work) -> None:
         object_store.drop(f"{work.store}/runs/{work.run}")
 
 
-def _on_cluster(work: Work, cluster: dict, task: Any) -> None:
+def _on_cluster(work: Work, cluster: dict[str, Any], task: Any) -> None:
     """Hand it to a RayJob and follow that to its end."""
     from components.adapters import lease, ray_job
     from components.cluster import ClusterConfig
@@ -148,7 +148,7 @@ def _giving_signs(store: str, job: str) -> Iterator[None]:
         over.set()
 
 
-def _train(work: Work, run: Path) -> dict:
+def _train(work: Work, run: Path) -> dict[str, Any]:
     """The body of every worker: fetch, train together; the first one makes the artifact and returns its facts."""
     from components.adapters.remote_run import RemoteRun
     from infoxlm_core.training import distributed
@@ -167,7 +167,7 @@ def _train(work: Work, run: Path) -> dict:
     return manifests.load(stores.make(work.store, work.kind, work.name, lambda output: core(output=output)))["facts"]
 
 
-def _pretrain(work: Work) -> Callable[..., dict]:
+def _pretrain(work: Work) -> Callable[..., dict[str, Any]]:
     from components.adapters import model_source
     from infoxlm_core import pretraining
     from infoxlm_core.config import PretrainingConfig
@@ -181,7 +181,7 @@ def _pretrain(work: Work) -> Callable[..., dict]:
     )
 
 
-def _finetune(work: Work) -> Callable[..., dict]:
+def _finetune(work: Work) -> Callable[..., dict[str, Any]]:
     from components.adapters import data_source, model_source
     from infoxlm_core import finetuning
     from infoxlm_core.config import AnsweringConfig, FinetuningConfig
@@ -194,7 +194,7 @@ def _finetune(work: Work) -> Callable[..., dict]:
     return functools.partial(finetuning.finetune, config, places["encoder"], places.get("corpus"))
 
 
-def _prepare(work: Work, output: Path) -> dict:
+def _prepare(work: Work, output: Path) -> dict[str, Any]:
     from components.adapters import data_source, ray_data
     from infoxlm_core import preparation
     from infoxlm_core.config import PreparationConfig
@@ -210,7 +210,7 @@ def _prepare(work: Work, output: Path) -> dict:
         return preparation.facts(preparation.prepare(local, output, stores.cache(), spread))
 
 
-def _tokenize(work: Work, output: Path) -> dict:
+def _tokenize(work: Work, output: Path) -> dict[str, Any]:
     from components.adapters import model_source, ray_data
     from infoxlm_core import tokenization
     from infoxlm_core.config import TokenizationConfig

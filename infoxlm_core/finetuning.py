@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -30,7 +31,7 @@ logger = logging.getLogger(__name__)
 def finetune(
     config: FinetuningConfig | AnsweringConfig, encoder: Path, corpus: Path | None, output: Path, run: Path,
     track: Callable[[Path], Tracker] = FileTracker, elsewhere: Elsewhere | None = None,
-) -> dict:  # fmt: skip
+) -> dict[str, Any]:  # fmt: skip
     """Fine-tune an encoder in Hugging Face format on a task; every worker calls this.
 
     Args:
@@ -100,7 +101,7 @@ def schedule(config: RecipeConfig, examples: int) -> OptimizationConfig:
 
 
 def export(
-    learner: TaskLearner, encoder: Path, run: Path, output: Path, all_words: Callable[[], AbstractContextManager]
+    learner: TaskLearner, encoder: Path, run: Path, output: Path, all_words: Callable[[], AbstractContextManager[Any]]
 ) -> None:
     """Write the model, or models, that the rule chose; the module then holds the last of them."""
     config, module, kept, looks = learner.config.selection, learner.module, learner.kept, learner.kept.looks()

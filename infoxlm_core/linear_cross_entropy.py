@@ -34,13 +34,15 @@ def linear_cross_entropy(
     if torch.is_autocast_enabled(device):
         kind = torch.get_autocast_dtype(device)
         with torch.autocast(device, enabled=False):
-            return _LinearCrossEntropy.apply(hidden.to(kind), weight.to(kind), bias.to(kind), targets, scale, rows)  # type: ignore[no-any-return]
-    return _LinearCrossEntropy.apply(hidden, weight, bias, targets, scale, rows)  # type: ignore[no-any-return]
+            return _LinearCrossEntropy.apply(hidden.to(kind), weight.to(kind), bias.to(kind), targets, scale, rows)
+    return _LinearCrossEntropy.apply(hidden, weight, bias, targets, scale, rows)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, scale: Tensor, rows: int):
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, scale: Tensor, rows: int
+    ) -> tuple[Tensor, Tensor]:
         vocabulary, wanted = len(weight), any(ctx.needs_input_grad)
         full = torch.promote_types(hidden.dtype, torch.float32)
         losses = hidden.new_empty(len(hidden), dtype=full)
@@ -79,7 +81,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return (losses * scale).sum(), losses
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor, _: Tensor):
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Any, ...]:
         gradients, ctx.gradients = ctx.gradients, None
         if gradient.is_cuda or gradient != 1:
             gradients = [value.mul_(gradient) for value in gradients]

@@ -65,7 +65,7 @@ def trained_by() -> dict[str, str]:
     return {name: value for name, value in made_by().items() if name != "evaluation_code"}
 
 
-def load(directory: Path) -> dict:
+def load(directory: Path) -> dict[str, Any]:
     """The manifest of an artifact as it stands, nothing verified."""
     return json.loads((directory / NAME).read_bytes())
 
@@ -100,7 +100,9 @@ def sync_file(path: Path) -> None:
         os.close(descriptor)
 
 
-def write(directory: Path, kind: str, facts: dict | None = None, inputs: dict[str, str] | None = None) -> dict:
+def write(
+    directory: Path, kind: str, facts: dict[str, Any] | None = None, inputs: dict[str, str] | None = None
+) -> dict[str, Any]:
     """Describe all files below a directory in its manifest and return it. The last act of making an artifact."""
     files = {
         str(path.relative_to(directory)): {"size": path.stat().st_size, "sha256": file_sha256(path)}
@@ -113,7 +115,9 @@ def write(directory: Path, kind: str, facts: dict | None = None, inputs: dict[st
     return manifest
 
 
-def read(directory: Path | str, kind: str, made_with: str, check: Callable[[Path], bool] = lambda path: True) -> dict:
+def read(
+    directory: Path | str, kind: str, made_with: str, check: Callable[[Path], bool] = lambda path: True
+) -> dict[str, Any]:
     """Read a manifest and compare every file with it.
 
     Args:
@@ -147,7 +151,7 @@ def read(directory: Path | str, kind: str, made_with: str, check: Callable[[Path
     return manifest
 
 
-def verify_file(path: Path, entry: dict, remedy: str, hashed: bool = True) -> None:
+def verify_file(path: Path, entry: dict[str, Any], remedy: str, hashed: bool = True) -> None:
     """Compare one file with its entry in a manifest; raise ShardCorrupt if it differs."""
     if not path.is_file():
         raise ShardCorrupt(f"{path} is missing: {remedy}")

@@ -20,6 +20,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -42,10 +43,10 @@ _WRITTEN = [tables.of_text(*columns) for columns in (("text",), ("source", "targ
 _STAGED = pa.schema([judging.TEXTS, judging.FILE, *judging.KEYS])
 
 Entry = tuple[str, str, str, str]  # corpus, language, kind, file
-Outcomes = defaultdict[Entry, Counter]  # rows `read`, `kept`, and dropped for each reason
+Outcomes = defaultdict[Entry, Counter[str]]  # rows `read`, `kept`, and dropped for each reason
 
 
-def prepare(config: PreparationConfig, output: Path, cache: Path, spread: Spread | None = None) -> dict:
+def prepare(config: PreparationConfig, output: Path, cache: Path, spread: Spread | None = None) -> dict[str, Any]:
     """Prepare the corpora of a run and return the report.
 
     Args:
@@ -84,7 +85,7 @@ def digest_sources(config: PreparationConfig) -> list[str]:
     ]
 
 
-def facts(report: dict) -> dict:
+def facts(report: dict[str, Any]) -> dict[str, Any]:
     """Return the counts of a report that belong into the manifest."""
     counts = report["languages"]
     totals = {
@@ -201,7 +202,13 @@ class Writer:
         return outcome == "kept"
 
     def label(
-        self, split: str, corpus: str, languages: tuple[str, ...], texts: Sequence[str], keys: Keys, owners: dict
+        self,
+        split: str,
+        corpus: str,
+        languages: tuple[str, ...],
+        texts: Sequence[str],
+        keys: Keys,
+        owners: dict[int, str | None],
     ) -> None:
         """Write each side with its corpus as label, unless it also stands in another corpus."""
         for language, text, near in zip(languages, texts, keys.near, strict=True):
@@ -214,11 +221,11 @@ class Writer:
 # ---------------------------------------------------------------- report
 
 
-def _report(outcomes: Outcomes, output: Path, pivot: str) -> dict:
+def _report(outcomes: Outcomes, output: Path, pivot: str) -> dict[str, Any]:
     """Return what happened to every row; raise CorpusTooSmall if there is nothing to train on."""
     files = []
-    totals: dict[str, Counter] = {kind: Counter() for kind in (*TRAINING, *HELD_OUT)}
-    languages: dict[str, Counter] = {kind: Counter() for kind in (*TRAINING, *HELD_OUT, "labelled")}
+    totals: dict[str, Counter[str]] = {kind: Counter() for kind in (*TRAINING, *HELD_OUT)}
+    languages: dict[str, Counter[str]] = {kind: Counter() for kind in (*TRAINING, *HELD_OUT, "labelled")}
     for (corpus, language, kind, file), counts in sorted(outcomes.items()):
         dropped = {reason: counts[reason] for reason in sorted(counts) if reason not in ("read", "kept")}
         read, kept = counts["read"], counts["kept"]

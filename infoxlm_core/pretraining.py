@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -26,7 +27,7 @@ def pretrain(
     run: Path,
     track: Callable[[Path], Tracker] = FileTracker,
     elsewhere: Elsewhere | None = None,
-) -> dict:
+) -> dict[str, Any]:
     """Pre-train, continuing from the newest valid checkpoint in `run`; every worker calls this.
 
     Args:

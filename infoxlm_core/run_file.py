@@ -54,12 +54,12 @@ class RunConfig(StageConfig):
 class StrictLoader(yaml.SafeLoader):
     """YAML without surprises: no anchors, no tags beyond plain values, no key twice."""
 
-    def compose_node(self, parent, index):
+    def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
             raise ConfigError(f"line {self.peek_event().start_mark.line + 1}: anchors and aliases are not allowed")
         return super().compose_node(parent, index)
 
-    def construct_mapping(self, node, deep=False):
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         for key, (key_node, _) in zip(keys, node.value, strict=True):
             if keys.count(key) > 1:

@@ -12,6 +12,7 @@ import logging
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -35,7 +36,7 @@ COMPARED = 2_000
 """Sentences a language on which both tokenizers must agree."""
 
 
-def tokenize(config: TokenizationConfig, corpus: Path, output: Path, spread: Spread | None = None) -> dict:
+def tokenize(config: TokenizationConfig, corpus: Path, output: Path, spread: Spread | None = None) -> dict[str, Any]:
     """Train or take the SentencePiece model, encode every corpus, write shards; return the facts of the manifest.
 
     Args:

@@ -43,7 +43,7 @@ def train(
     output: Path,
     run: Path,
     track: Callable[[Path], Tracker] = FileTracker,
-) -> dict:
+) -> dict[str, Any]:
     """Train until BLEU on held-out pairs has not risen for a while; every worker calls this.
 
     Args:

@@ -1,5 +1,7 @@
 """The DAG of an ablation: prepare and tokenize once, train every variant with every seed, end in one table."""
 
+from typing import Any
+
 from kfp import dsl
 
 from components.compare import compare
@@ -21,25 +23,25 @@ AT_A_TIME = 2
     pipeline_config=LIMITS,
 )
 def ablations(
-    preparation: dict,
-    tokenization: dict,
-    trials: list,
-    finetuning: dict,
-    evaluation: dict,
+    preparation: dict[str, Any],
+    tokenization: dict[str, Any],
+    trials: list,  # type: ignore[type-arg]  # with an item's type KFP compiles another loop
+    finetuning: dict[str, Any],
+    evaluation: dict[str, Any],
     store: str,
     num_workers: int = 0,
     data_workers: int = 0,
-    cluster: dict = {},  # noqa: B006
+    cluster: dict[str, Any] = {},  # noqa: B006
     image: str = IMAGE,
     accelerator: str = "nvidia.com/gpu",
     gpus: int = 1,
     cpu: str = "8",
     memory: str = "64Gi",
-    node_selector: dict = {},  # noqa: B006
-    tolerations: list = [],  # noqa: B006
+    node_selector: dict[str, Any] = {},  # noqa: B006
+    tolerations: list[Any] = [],  # noqa: B006
     step_cpu: str = "4",
     step_memory: str = "16Gi",
-):
+) -> None:
     """Prepare and tokenize; for each trial pre-train, fine-tune, evaluate; compare, also what is left if one failed.
 
     Args:

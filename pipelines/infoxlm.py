@@ -3,6 +3,8 @@
 Each stage's config is one parameter, so that a change to one stage leaves the cached results before it valid.
 """
 
+from typing import Any
+
 from kfp import dsl
 
 from components.evaluate import evaluate
@@ -21,26 +23,26 @@ from pipelines.placing import LIMITS, Pool, place, sign, size, train_on
     pipeline_config=LIMITS,
 )
 def infoxlm(
-    preparation: dict,
-    tokenization: dict,
-    pretraining: dict,
-    finetuning: dict,
-    evaluation: dict,
-    registration: dict,
+    preparation: dict[str, Any],
+    tokenization: dict[str, Any],
+    pretraining: dict[str, Any],
+    finetuning: dict[str, Any],
+    evaluation: dict[str, Any],
+    registration: dict[str, Any],
     store: str,
     num_workers: int = 0,
     data_workers: int = 0,
-    cluster: dict = {},  # noqa: B006
+    cluster: dict[str, Any] = {},  # noqa: B006
     image: str = IMAGE,
     accelerator: str = "nvidia.com/gpu",
     gpus: int = 1,
     cpu: str = "8",
     memory: str = "64Gi",
-    node_selector: dict = {},  # noqa: B006
-    tolerations: list = [],  # noqa: B006
+    node_selector: dict[str, Any] = {},  # noqa: B006
+    tolerations: list[Any] = [],  # noqa: B006
     step_cpu: str = "4",
     step_memory: str = "16Gi",
-):
+) -> None:
     """Prepare, tokenize, pre-train, fine-tune, evaluate, register.
 
     Args:

@@ -185,7 +185,7 @@ def _without_retries(spec: Any) -> Iterator[None]:
         spec.ParseFromString(before)
 
 
-def _identity(dag: str, arguments: Mapping[str, Any], store: Path, name: str) -> dict:
+def _identity(dag: str, arguments: Mapping[str, Any], store: Path, name: str) -> dict[str, Any]:
     """The run's id: that of the last run here if it was the same and did not finish, else a new one."""
     path = store / "run.json"
     wanted = manifests.digest([dag, arguments])
@@ -199,7 +199,7 @@ def _identity(dag: str, arguments: Mapping[str, Any], store: Path, name: str) ->
     return identity
 
 
-def _end(store: str, here: Path, identity: dict, status: str) -> str:
+def _end(store: str, here: Path, identity: dict[str, Any], status: str) -> str:
     """Write down how the run ended, here and in MLflow; return MLflow's id of it."""
     manifests.write_atomically(here / "run.json", json.dumps(identity | {"status": status}))
     try:

@@ -1,5 +1,7 @@
 """The DAG of a promotion: one step, so that who promoted what, and why, stands where all other runs stand."""
 
+from typing import Any
+
 from kfp import dsl
 
 from components.promote import promote
@@ -15,11 +17,11 @@ from pipelines.placing import LIMITS, place, sign
 def promotion(
     model: str,
     store: str,
-    gate: dict = {"retrieval/best": 0.0},  # noqa: B006
+    gate: dict[str, Any] = {"retrieval/best": 0.0},  # noqa: B006
     to: str = "",
     by_hand: str = "",
     image: str = IMAGE,
-):
+) -> None:
     """Compare a model with the champion; move the alias, or fail with the figures.
 
     Args:

@@ -50,7 +50,7 @@ class Submission:
     caching: bool = True
 
 
-def read_compiled(pipeline: str) -> tuple[dict, dict]:
+def read_compiled(pipeline: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """A compiled pipeline: what runs, and, beside it, what only Kubernetes understands.
 
     Raises:
@@ -63,7 +63,7 @@ def read_compiled(pipeline: str) -> tuple[dict, dict]:
     return spec, platform[0] if platform else {}
 
 
-def declared(spec: Mapping[str, Any]) -> dict[str, dict]:
+def declared(spec: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The parameters of a pipeline: type, default, whether it may be left out."""
     return spec["root"].get("inputDefinitions", {}).get("parameters", {})
 
@@ -97,7 +97,7 @@ def with_defaults(pipeline: str, parameters: Mapping[str, Any]) -> str:
     return yaml.safe_dump_all([spec, platform] if platform else [spec], sort_keys=False, allow_unicode=True)
 
 
-def without_cache(spec: Mapping[str, Any]) -> dict:
+def without_cache(spec: Mapping[str, Any]) -> dict[str, Any]:
     """The pipeline with every task always run, those inside loops too."""
     changed = copy.deepcopy(dict(spec))
     for part in (changed["root"], *changed["components"].values()):

@@ -1,5 +1,7 @@
 """The DAG of a suite: look at everything once, measure every point, end in one page beside the published numbers."""
 
+from typing import Any
+
 from kfp import dsl
 
 from components.measure import measure
@@ -18,7 +20,7 @@ AT_A_TIME = 2
     pipeline_config=LIMITS,
 )
 def suite(
-    suite: dict,
+    suite: dict[str, Any],
     store: str,
     num_workers: int = 0,
     image: str = IMAGE,
@@ -26,11 +28,11 @@ def suite(
     gpus: int = 1,
     cpu: str = "8",
     memory: str = "64Gi",
-    node_selector: dict = {},  # noqa: B006
-    tolerations: list = [],  # noqa: B006
+    node_selector: dict[str, Any] = {},  # noqa: B006
+    tolerations: list[Any] = [],  # noqa: B006
     step_cpu: str = "4",
     step_memory: str = "16Gi",
-):
+) -> None:
     """Plan; fine-tune and measure each point; sum up, also what is left if one failed.
 
     Args:

@@ -15,7 +15,7 @@ import time
 import uuid
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from components.adapters import object_store
 from infoxlm_core.errors import Fenced, InfoXLMError, LeaseHeld, ShardCorrupt
@@ -29,7 +29,7 @@ PATIENCE = 60.0
 _LOOK = 5.0  # seconds between two looks at what else is to be done while the lease is held
 
 
-def look(url: str) -> tuple[dict, str | None]:
+def look(url: str) -> tuple[dict[str, Any], str | None]:
     """What a lease says, and its ETag; nobody's if there is none.
 
     Raises:
@@ -121,7 +121,7 @@ class Lease:
             self.lost = True
             raise Fenced(f"{self.url}: somebody else has taken over: this process must not go on")
 
-    def _take(self, dead: dict | None = None) -> bool:
+    def _take(self, dead: dict[str, Any] | None = None) -> bool:
         """Take a lease that is free, ours, or that of a holder who is dead; False if another's beats."""
         state, etag = look(self.url)
         if state["holder"] not in ("", self.holder) and state != dead:

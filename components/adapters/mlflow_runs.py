@@ -184,7 +184,7 @@ def log_artifacts(run_id: str, source: Path, path: str | None = None) -> None:
         (client.log_artifacts if source.is_dir() else client.log_artifact)(run_id, str(source), path)
 
 
-def points(values: Mapping[str, float], step: int, start_ms: int) -> list:
+def points(values: Mapping[str, float], step: int, start_ms: int) -> list[Any]:
     """Values of one step as MLflow's points.
 
     MLflow keeps a point once only if its time is the same too: it follows from the step, not from a clock.
@@ -206,7 +206,7 @@ def find_or_create(client: "MlflowClient", experiment: str, name: str, tags: dic
     """The oldest run of an experiment with the same `RUN_TAG`, made if there is none."""
     experiment_id = _experiment(client, experiment)
 
-    def find() -> list:
+    def find() -> list[Any]:
         return client.search_runs(
             [experiment_id], f"tags.`{RUN_TAG}` = '{tags[RUN_TAG]}'", order_by=["start_time ASC", "run_id ASC"]
         )

@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 from components.adapters.mlflow_runs import answering, one_line, points
 from infoxlm_core.training.tracker import FileTracker, parse
@@ -113,7 +114,7 @@ class _Outbox:
         start_ms = run.info.start_time
         if self._last_steps is None:  # one request for all; a history each is twenty, and accounts make them slow
             self._last_steps = {metric.key: metric.step for metric in run.data.to_proto().metrics}
-        batch: list = []
+        batch: list[Any] = []
         reached = self._position
         with open(self.path, "rb") as file:
             file.seek(reached)

@@ -94,7 +94,7 @@ def delete(url: str) -> None:
 # ---------------------------------------------------------------- directories with a manifest
 
 
-def manifest(url: str) -> dict | None:
+def manifest(url: str) -> dict[str, Any] | None:
     """The manifest of a directory; None if there is none, and so no directory.
 
     Raises:
@@ -225,7 +225,7 @@ def sweep(url: str, older: timedelta = timedelta(0)) -> int:
     return len(old)
 
 
-def _objects(client: Any, bucket: str, prefix: str) -> Iterator[tuple[str, dict]]:
+def _objects(client: Any, bucket: str, prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Names below a prefix, with what S3 says of the objects."""
     for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=f"{prefix}/"):
         for item in page.get("Contents", ()):

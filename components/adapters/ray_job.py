@@ -44,7 +44,7 @@ class Stop:
 
 def run(
     name: str, work: str, cluster: ClusterConfig, num_workers: int, task: Any, ask_to_stop: Callable[[], None],
-    ended: Callable[[], dict | None],
+    ended: Callable[[], dict[str, Any] | None],
 ) -> None:  # fmt: skip
     """Train on the cluster: return when the job has succeeded.
 
@@ -83,7 +83,9 @@ def run(
             _pause(jobs, name, stop, _BETWEEN_TRIES)
 
 
-def _once(jobs: RayJobs, body: Job, cluster: ClusterConfig, stop: Stop, ask_to_stop: Callable[[], None]) -> dict:
+def _once(
+    jobs: RayJobs, body: Job, cluster: ClusterConfig, stop: Stop, ask_to_stop: Callable[[], None]
+) -> dict[str, Any]:
     """Create or find the job, follow it to its end, delete it; return its last status."""
     name = body["metadata"]["name"]
     _begin(jobs, body, stop, cluster.grace_seconds)
@@ -128,7 +130,7 @@ def _begin(jobs: RayJobs, body: Job, stop: Stop, grace: float) -> None:
 def _follow(
     jobs: RayJobs, name: str, cluster: ClusterConfig, stop: Stop, ask_to_stop: Callable[[], None],
     log: JobLog,
-) -> dict:  # fmt: skip
+) -> dict[str, Any]:  # fmt: skip
     """Wait for the end of the job; keep the limits; speak up when it is quiet."""
     began = since = beat = time.monotonic()  # `since`: how long it has been waiting, or running
     was_running, status = False, {}
@@ -153,7 +155,7 @@ def _follow(
     return status
 
 
-def _stop(jobs: RayJobs, name: str, seen: Iterator[dict], ask_to_stop: Callable[[], None] | None) -> None:
+def _stop(jobs: RayJobs, name: str, seen: Iterator[dict[str, Any]], ask_to_stop: Callable[[], None] | None) -> None:
     """Let the training save, as long as there is time; delete the job."""
     deadline = time.monotonic() + _SAVING
     if ask_to_stop:
@@ -190,7 +192,7 @@ def _delete(jobs: RayJobs, name: str) -> None:
     logger.error("rayjob/%s could not be deleted (%s): kubectl delete rayjob %s", name, reason, name)
 
 
-def _why(name: str, status: dict, said: dict | None) -> InfoXLMError:
+def _why(name: str, status: dict[str, Any], said: dict[str, Any] | None) -> InfoXLMError:
     """The error that a job's end stands for: what the job said itself, else what the operator knows."""
     known = " ".join(f"{describe(status)} {status.get('reason') or ''}: {status.get('message') or ''}".split())[:300]
     if status.get("reason") == "PreRunningDeadlineExceeded":
@@ -202,7 +204,7 @@ def _why(name: str, status: dict, said: dict | None) -> InfoXLMError:
     return _as_error(said) if said else WorkerLost(f"rayjob/{name} ended as {known}: run again to go on")
 
 
-def _as_error(said: dict) -> InfoXLMError:
+def _as_error(said: dict[str, Any]) -> InfoXLMError:
     """What a job wrote about its end, as the error that it was."""
     return errors.named(str(said.get("class")), " ".join(str(said.get("message")).split())[:1000])
 

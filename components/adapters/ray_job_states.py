@@ -8,6 +8,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from components.adapters.kubernetes_api import NoAnswer, RayJobs
 from infoxlm_core.errors import WorkerLost
@@ -19,7 +20,7 @@ _PAUSE = 1.0  # between a watch and the next: never a hot loop
 _FAILURES = 20  # of the API in a row, pauses growing to half a minute: about ten minutes
 
 
-def has_ended(status: dict) -> bool:
+def has_ended(status: dict[str, Any]) -> bool:
     """Whether nothing more will come; the job itself may have ended before the operator has tidied up."""
     return status.get("jobStatus") in ("SUCCEEDED", "FAILED", "STOPPED") or status.get("jobDeploymentStatus") in (
         "Complete",
@@ -28,7 +29,7 @@ def has_ended(status: dict) -> bool:
     )
 
 
-def describe(status: dict) -> str:
+def describe(status: dict[str, Any]) -> str:
     """A job's state in a few words."""
     words = [status.get("jobDeploymentStatus") or "new", status.get("jobStatus")]
     pods = status.get("rayClusterStatus") or {}
@@ -38,13 +39,13 @@ def describe(status: dict) -> str:
 
 
 @contextlib.contextmanager
-def states(jobs: RayJobs, name: str) -> Iterator[Iterator[dict]]:
+def states(jobs: RayJobs, name: str) -> Iterator[Iterator[dict[str, Any]]]:
     """The job's status, once a second and whenever it changes."""
-    news: queue.SimpleQueue[dict | Exception] = queue.SimpleQueue()
+    news: queue.SimpleQueue[dict[str, Any] | Exception] = queue.SimpleQueue()
     over = threading.Event()
 
-    def latest() -> Iterator[dict]:
-        status: dict = {}
+    def latest() -> Iterator[dict[str, Any]]:
+        status: dict[str, Any] = {}
         while True:
             with contextlib.suppress(queue.Empty):
                 found = news.get(timeout=_PAUSE)
@@ -60,7 +61,7 @@ def states(jobs: RayJobs, name: str) -> Iterator[Iterator[dict]]:
         over.set()
 
 
-def _watch(jobs: RayJobs, name: str, tell: Callable[[dict | Exception], None], over: threading.Event) -> None:
+def _watch(jobs: RayJobs, name: str, tell: Callable[[dict[str, Any] | Exception], None], over: threading.Event) -> None:
     """Tell the job's status, read anew after each watch: that heals lost events and cut connections."""
     failures = 0
     while not over.is_set():

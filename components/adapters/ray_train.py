@@ -34,7 +34,7 @@ _TRIES = 3
 _SECONDS_TO_COLLECT = 300  # gradients; for what the first worker does alone the others wait longer (`distributed`)
 
 
-def run(train: Callable[..., dict], num_workers: int, run: Path, **arguments: Any) -> dict:
+def run(train: Callable[..., dict[str, Any]], num_workers: int, run: Path, **arguments: Any) -> dict[str, Any]:
     """Call `train(run=run, **arguments)` on every worker; return what it returned.
 
     SIGTERM or Ctrl-C asks the training to save and stop.
@@ -51,7 +51,7 @@ def run(train: Callable[..., dict], num_workers: int, run: Path, **arguments: An
         return _on_ray(train, num_workers, {"run": run, **arguments})
 
 
-def _on_ray(train: Callable[..., dict], num_workers: int, arguments: dict[str, Any]) -> dict:
+def _on_ray(train: Callable[..., dict[str, Any]], num_workers: int, arguments: dict[str, Any]) -> dict[str, Any]:
     os.environ.update({name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items()})
     import ray
     from ray.train import FailureConfig, RunConfig, ScalingConfig
@@ -133,7 +133,7 @@ def start(num_workers: int) -> None:
             logger.warning("Ray did not start (%s), trying again", error)
 
 
-def _work(settings: dict[str, Any]) -> dict:
+def _work(settings: dict[str, Any]) -> dict[str, Any]:
     """The body of one Ray worker: {"figures": …}, or {"error": class, "message": …}."""
     import torch
     from ray import train as ray_train

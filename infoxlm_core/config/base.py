@@ -18,7 +18,7 @@ class StageConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    def relevant(self) -> dict:
+    def relevant(self) -> dict[str, Any]:
         """What decides the result, as plain values: everything but how often to save, log and probe."""
         return self.model_dump(mode="json", exclude={"checkpoints", "log_every", "probe"})
 
@@ -39,7 +39,7 @@ class StageConfig(BaseModel):
             raise ConfigError(f"{field or cls.__name__}: {reason}{found}{more}") from None
 
 
-def _fields_at(model: type[BaseModel], location: tuple) -> list[str]:
+def _fields_at(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
     """Names of the fields of the config that stands at a location inside another."""
     for part in location:
         field = model.model_fields.get(part) if isinstance(part, str) else None

@@ -1,6 +1,6 @@
 """Configs of `prepare_corpus` and `tokenize_corpus`."""
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -119,5 +119,5 @@ class TokenizationConfig(StageConfig):
 
     seed: NonNegativeInt = 1
 
-    def relevant(self) -> dict:
+    def relevant(self) -> dict[str, Any]:
         return {name: value for name, value in super().relevant().items() if name != "processes"}

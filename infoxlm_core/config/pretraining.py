@@ -1,6 +1,6 @@
 """Config of `pretrain`: model, objectives, contrast, batches."""
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -182,7 +182,7 @@ class PretrainingConfig(StageConfig):
 
     seed: NonNegativeInt = 1
 
-    def relevant(self) -> dict:
+    def relevant(self) -> dict[str, Any]:
         values = super().relevant()
         del values["model"]["sharded"]  # a run may go on sharded or not, as it may on another number of workers
         return values

@@ -6,6 +6,7 @@
 
 import itertools
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import pyarrow as pa
 
@@ -54,11 +55,11 @@ def mark(chunk: pa.Table) -> pa.Table:
     return chunk
 
 
-def rows_of(table: pa.Table) -> Iterator[tuple]:
+def rows_of(table: pa.Table) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of a table as plain values."""
     return zip(*(column.to_pylist() for column in table.columns), strict=True)
 
 
-def _table(schema: pa.Schema, rows: list[tuple]) -> pa.Table:
+def _table(schema: pa.Schema, rows: list[tuple[Any, ...]]) -> pa.Table:
     columns = zip(*rows, strict=True)
     return pa.table([pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -91,14 +92,14 @@ def _read(place: Place, config: FinetuningConfig) -> pd.DataFrame:
     return table.assign(split=table["split"].map(SPLITS)).astype("string")[order]
 
 
-def _columns(place: Place, names: Sequence, config: FinetuningConfig) -> dict:
+def _columns(place: Place, names: Sequence[Any], config: FinetuningConfig) -> dict[str, Any]:
     """Our column -> the one in the file: as the config says, as a public set calls it, or by its place."""
     path, wanted = place.path, {"text": config.text, "label": config.label}
     wanted |= {"text_pair": config.text_pair} if config.text_pair else {}
     if not names or isinstance(names[0], int):  # no header
         if len(names) < 2:
             raise InputError(f"{path}:1: {len(names)} fields: give text, text_pair and label, or text and label")
-        found: dict = {"text": 0, "label": len(names) - 1} | ({"text_pair": 1} if len(names) > 2 else {})
+        found: dict[str, Any] = {"text": 0, "label": len(names) - 1} | ({"text_pair": 1} if len(names) > 2 else {})
     else:
         fitting = [known for known in (wanted, *HEADERS) if set(known.values()) <= set(names)]
         if not fitting:

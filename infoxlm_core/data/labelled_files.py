@@ -113,5 +113,5 @@ def _read_text(path: Path, names: Sequence[str]) -> pd.DataFrame:
             lines.append(reader.line_num)
     first = rows[0] if rows else []
     header = not set(names).isdisjoint(first) or any(set(known.values()) <= set(first) for known in HEADERS)
-    columns: list = first if header else list(range(len(first)))
+    columns: list[Any] = first if header else list(range(len(first)))
     return pd.DataFrame(rows[header:], columns=columns, index=lines[header:], dtype="string")

@@ -4,7 +4,7 @@ import io
 import lzma
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import pyarrow as pa
 
@@ -35,7 +35,7 @@ class _Unpacked(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer) -> int:
+    def readinto(self, buffer: Any) -> int:
         try:
             chunk = self.stream.read(len(buffer))
         except (OSError, EOFError, lzma.LZMAError) as error:

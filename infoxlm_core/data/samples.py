@@ -1,6 +1,7 @@
 """The samples of a step, drawn from shards, laid out and masked: a pure function of (seed, step, virtual shard)."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -119,7 +120,7 @@ class Sampler:
         return masking.mask(sequences.flat, sequences.lengths, self.vocabulary_size, law, rng, self.starts_word)
 
     def _corrupted(
-        self, queries: Sequences, keys: Sequences, meanings: np.ndarray, groups: np.ndarray, key: tuple
+        self, queries: Sequences, keys: Sequences, meanings: np.ndarray, groups: np.ndarray, key: tuple[Any, ...]
     ) -> tuple[Sequences, Sequences, np.ndarray, np.ndarray]:
         """Both views masked independently, the answers thrown away."""
         rng = generator(*key, "corruption")

@@ -12,6 +12,7 @@ tokens[offsets[i]:offsets[i + 1]]). Per corpus and language (pair) there are
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -131,7 +132,7 @@ class Shards:
     mono: dict[str, list[Table]]
     pairs: dict[str, list[Pairs]]
     held_out: dict[str, list[Pairs]]
-    manifest: dict
+    manifest: dict[str, Any]
     directory: Path
 
     @property

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,7 +15,7 @@ LABELLED = ("text", "label", "language", "split")
 """Columns of labelled text."""
 
 
-def read_rows(path: Path) -> Iterator[tuple]:
+def read_rows(path: Path) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of one file."""
     with pq.ParquetFile(path) as file:
         for batch in file.iter_batches(ROW_GROUP):
@@ -31,10 +32,10 @@ class Tables:
 
     def __init__(self, folder: Path, *schemas: pa.Schema):
         self.folder, self.schemas = folder, {len(schema): schema for schema in schemas}  # by width of a row
-        self.rows: dict[str, list[tuple]] = defaultdict(list)
+        self.rows: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
         self.writers: dict[str, pq.ParquetWriter] = {}
 
-    def add(self, name: str, row: tuple) -> None:
+    def add(self, name: str, row: tuple[Any, ...]) -> None:
         self.rows[name].append(row)
         if len(self.rows[name]) >= ROW_GROUP:
             self._flush(name)
@@ -51,7 +52,7 @@ class Tables:
     def __enter__(self) -> "Tables":
         return self
 
-    def __exit__(self, *failure) -> None:
+    def __exit__(self, *failure: object) -> None:
         for name in [name for name, rows in self.rows.items() if rows and failure[0] is None]:
             self._flush(name)
         for writer in self.writers.values():

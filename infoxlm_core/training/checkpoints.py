@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -60,13 +60,13 @@ class Checkpoint:
 
     step: int
     tensors: dict[str, Tensor]
-    meta: dict
+    meta: dict[str, Any]
 
 
 class Elsewhere(Protocol):
     """Where a run's checkpoints are for all machines, such as a prefix on S3. Names are those of their directories."""
 
-    def held(self) -> contextlib.AbstractContextManager:
+    def held(self) -> contextlib.AbstractContextManager[Any]:
         """Be the only one who writes there; raises LeaseHeld if somebody else does."""
 
     def names(self) -> list[str]:
@@ -99,7 +99,7 @@ class Checkpoints:
     """
 
     def __init__(
-        self, directory: Path, fingerprint: dict, every: int, keep: int, elsewhere: Elsewhere | None = None
+        self, directory: Path, fingerprint: dict[str, Any], every: int, keep: int, elsewhere: Elsewhere | None = None
     ) -> None:
         self.directory, self.fingerprint, self.every, self.keep = directory, fingerprint, every, keep
         self.elsewhere = elsewhere
@@ -265,7 +265,7 @@ class Checkpoints:
             self.elsewhere.fetch(path.name, path)  # compares every byte
             manifests.read(path, "checkpoint", made_with="pretrain", check=lambda _: False)
 
-    def _compare(self, saved: dict, path: Path) -> None:
+    def _compare(self, saved: dict[str, Any], path: Path) -> None:
         changed = [
             f"{name} was {saved.get(name)!r}, is {self.fingerprint.get(name)!r}"
             for name in sorted(saved.keys() | self.fingerprint.keys())
@@ -275,7 +275,7 @@ class Checkpoints:
             raise ConfigMismatch(f"{path} belongs to another run: {'; '.join(changed)}: restore the old settings")
 
 
-def flatten(values: dict, prefix: str = "") -> dict[str, object]:
+def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, object]:
     """{"a": {"b": 1}} -> {"a.b": 1}: a config as a fingerprint whose differences have names."""
     flat: dict[str, object] = {}
     for name, value in values.items():

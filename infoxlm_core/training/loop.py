@@ -214,7 +214,7 @@ def train(learner: Learner, config: OptimizationConfig, checkpoints: Checkpoints
     return figures
 
 
-def _wait_for(coming: Future) -> tuple[Sequence[Any], float]:
+def _wait_for(coming: Future[Any]) -> tuple[Sequence[Any], float]:
     """The batches, and the seconds that nobody computed because of them."""
     began = time.monotonic()
     batches = coming.result()
@@ -325,7 +325,7 @@ CLOCKED = ("tokens_per_second", "data_wait", "gpu_memory_gib", "mfu")
 @contextlib.contextmanager
 def run_directory(
     directory: Path,
-    identity: dict,
+    identity: dict[str, Any],
     config: CheckpointsConfig,
     track: Callable[[Path], Tracker],
     elsewhere: Elsewhere | None = None,
@@ -343,7 +343,7 @@ def run_directory(
         yield checkpoints, tracker
 
 
-def fingerprint(config: StageConfig) -> dict:
+def fingerprint(config: StageConfig) -> dict[str, Any]:
     """What a resumed run must share with the one that saved. Saving and logging may change; so may the workers."""
     threads = {"threads": torch.get_num_threads(), "device": distributed.device().type}
     made_by = {f"made_by.{name}": value for name, value in manifests.trained_by().items()}
@@ -363,7 +363,7 @@ def seed_dropout(*key: object) -> None:
 
 
 @contextlib.contextmanager
-def autocast(device: torch.device):
+def autocast(device: torch.device) -> Iterator[None]:
     """bf16 on GPUs; fp32 on CPUs, where bf16 is slower without special instructions."""
     with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
         yield

@@ -1,6 +1,7 @@
 """What all commands of `infoxlm` share: the application, its clear endings, the option `--store`."""
 
 import logging
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated
 
@@ -30,7 +31,7 @@ Store = Annotated[
 
 
 @contextmanager
-def ending_clearly():
+def ending_clearly() -> Iterator[None]:
     """One line and a documented exit code instead of a traceback, for errors of ours."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("botocore").setLevel(logging.WARNING)

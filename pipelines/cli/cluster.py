@@ -38,7 +38,7 @@ def submit(
     namespace: Annotated[str, typer.Option(help="Of the run, where Kubeflow has many users.")] = "",
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Run every step, whatever Kubeflow remembers.")] = False,
     wait: Annotated[bool, typer.Option(help="Follow the run to its end, and end as it does.")] = True,
-):
+) -> None:
     """Start a pipeline on a Kubernetes cluster with Kubeflow Pipelines; follow it to its end.
 
     All is checked before anything is sent. Ctrl-C ends the waiting, not the run. What is finished is found by the next
@@ -83,7 +83,7 @@ def submit(
 
 
 @app.command()
-def cancel(run: Annotated[str, typer.Argument(help="Id of the run, as `submit` prints it.")], host: Host):
+def cancel(run: Annotated[str, typer.Argument(help="Id of the run, as `submit` prints it.")], host: Host) -> None:
     """End a run on a cluster; its trainings save a checkpoint first."""
     with ending_clearly():
         from pipelines import submit as kubeflow

@@ -66,7 +66,7 @@ def evaluate(
     ] = None,
     output: Annotated[Path, typer.Option(help="Where scores, page and figures go.")] = Path("evaluation"),
     store: Store = "runs",
-):
+) -> None:
     """Measure a model on one task; print the table with the published numbers, write scores, a page and figures.
 
     Any encoder: held-out (translations and perplexity of a prepared corpus), tatoeba, pairs (your own translations).

@@ -19,7 +19,7 @@ def import_(
         Path | None, typer.Option(help="Directory of sentencepiece.bpe.model; default: the checkpoint's.")
     ] = None,
     heads: Annotated[int | None, typer.Option(min=1, help="Attention heads; default: hidden size / 64.")] = None,
-):
+) -> None:
     """Convert pickled weights, fairseq's or Hugging Face's, to a directory of safetensors; run none of their code."""
     with ending_clearly():
         from infoxlm_core.model import fairseq
@@ -44,7 +44,7 @@ def embed(
     ] = None,
     vectors: Annotated[bool, typer.Option("--vectors", help="Print a JSON vector a line, not similarities.")] = False,
     store: Store = "runs",
-):
+) -> None:
     """Embed sentences; print how similar each is to the first, or the vectors themselves."""
     with ending_clearly():
         from components import stores

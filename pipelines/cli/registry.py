@@ -24,7 +24,7 @@ def promote(
     ] = "",
     by_hand: Annotated[str, typer.Option(help="Why it becomes champion whatever the gate says.")] = "",
     store: Store = "runs",
-):
+) -> None:
     """Make a registered model champion if it is better than the present one on the same questions.
 
     Better: a paired bootstrap interval of the gain lies above the margin. Who, when, why, from which data and code is
@@ -46,7 +46,7 @@ def rollback(
     name: Annotated[str, typer.Argument(help="Of the registered model.")],
     reason: Annotated[str, typer.Option(help="Why; it is written to both versions.")],
     store: Store = "runs",
-):
+) -> None:
     """Make the version champion again that the present one replaced. Called again it changes nothing."""
     with ending_clearly():
         from components import stores

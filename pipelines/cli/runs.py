@@ -20,7 +20,7 @@ def run(
         list[str] | None,
         typer.Option("--set", help="Override a value: pretraining.optimization.steps=100. Repeatable."),
     ] = None,
-):
+) -> None:
     """Run the whole pipeline on this machine: prepare, tokenize, pre-train, fine-tune, evaluate, register.
 
     It is the DAG that a Kubeflow cluster runs, each step in a subprocess. Everything is kept in STORE by content:
@@ -59,7 +59,7 @@ def ablate(
         int, typer.Option(help="Ray workers of each trial; two trials run at a time. 0: in the step itself.")
     ] = 0,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Override a value, as in `run`. Repeatable.")] = None,
-):
+) -> None:
     """Train variants of a run with several seeds each; end in one table with error bars.
 
     Prepares and tokenizes once. Kill it and start it again: what is finished is found, the rest goes on. A trial that
@@ -88,7 +88,7 @@ def compare(
     metrics: Annotated[str, typer.Option(help="Metrics, separated by commas; default: the headlines.")] = "",
     output: Annotated[Path | None, typer.Option(help="Directory for HTML, PNG, Markdown, JSON.")] = None,
     store: Store = "runs",
-):
+) -> None:
     """Print the table of an ablation from MLflow: variants over their seeds, with error bars."""
     with ending_clearly():
         from components import stores
@@ -122,7 +122,7 @@ def suite(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Override a value: tasks.xnli.seeds=[1,2]. Repeatable.")
     ] = None,
-):
+) -> None:
     """Fine-tune and measure encoders on tasks; end in one page beside the published numbers.
 
     SOURCE is a directory, s3://bucket/prefix, a name on the hub, or models:/NAME@ALIAS. Kill it and start it again:
@@ -169,7 +169,7 @@ def plan(
     gpus: Annotated[int, typer.Option(min=1, help="Workers, one a GPU.")] = 8,
     gpu: Annotated[str, typer.Option(help="h100, h200, a100 or v100.")] = "h200",
     set_: Annotated[list[str] | None, typer.Option("--set", help="Override a value, as in `run`. Repeatable.")] = None,
-):
+) -> None:
     """Say what pre-training would take: parameters, memory, FLOPs, time. Needs no data, no weights and no GPU."""
     with ending_clearly():
         checked = run_file.load(config, tuple(set_ or ()))
@@ -182,7 +182,7 @@ def plan(
 @app.command()
 def compile(
     output: Annotated[Path, typer.Option(help="Directory for the YAML files.")] = Path("pipelines/compiled"),
-):
+) -> None:
     """Compile the pipelines to the YAML that the Kubeflow UI and `kfp run create` take."""
     with ending_clearly():
         from kfp import compiler
