@@ -94,7 +94,7 @@ def read(store: str, name: str) -> bytes | None:
 
 def made(store: str, kind: str, name: str) -> Path | None:
     """The artifact `kind/name` of the store on this machine, every byte verified; None if nobody has made it yet."""
-    final, remote = local(store) / kind / name, object_store.is_url(store)
+    final, remote = manifests.inside(local(store), f"{kind}/{name}"), object_store.is_url(store)
     url, fetched = f"{store}/{kind}/{name}", False
     if remote:
         described = object_store.manifest(url)
@@ -229,7 +229,7 @@ def locate(location: str) -> Path:
     """Where on this machine an artifact of the store is, or what lies in one: `s3://bucket/prefix/pretrained/7b/encoder`.
 
     Raises:
-        InputError: there is no such artifact.
+        InputError: there is no such artifact, or the location leads out of the store.
     """
     if not object_store.is_url(location):
         return Path(location)
@@ -238,7 +238,7 @@ def locate(location: str) -> Path:
     found = made(store, kind, name)
     if found is None:
         raise InputError(f"{location} is not in the store any more: run again without Kubeflow's cache (--no-cache)")
-    return found / inner if inner else found
+    return manifests.inside(found, inner) if inner else found
 
 
 def facts(location: Path, metrics: Any) -> dict[str, float]:

@@ -65,6 +65,21 @@ def trained_by() -> dict[str, str]:
     return {name: value for name, value in made_by().items() if name != "evaluation_code"}
 
 
+def inside(directory: Path | str, name: str, source: str = "") -> Path:
+    """Join a name that comes from outside, from a manifest or a listing, to the folder that it must not leave.
+
+    Args:
+        source: what the folder is a copy of, for the error.
+
+    Raises:
+        InputError: the name is absolute, or has a part that is empty, `.` or `..`.
+    """
+    if "\0" in name or not {"", ".", ".."}.isdisjoint(name.split("/")):
+        shown = repr(f"{source or directory}/{name}")[1:-1]  # one line, whatever is in the name
+        raise InputError(f"{shown}: a name that leads out of its folder: rename it")
+    return Path(directory, name)
+
+
 def load(directory: Path) -> dict[str, Any]:
     """The manifest of an artifact as it stands, nothing verified."""
     return json.loads((directory / NAME).read_bytes())
@@ -143,8 +158,8 @@ def read(
                 f"{path} has digest {manifest['digest']} but describes {described}: run {made_with} again"
             )
         for name, entry in files.items():
-            verify_file(directory / name, entry, remedy=f"run {made_with} again", hashed=check(Path(name)))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+            verify_file(inside(directory, name), entry, f"run {made_with} again", hashed=check(Path(name)))
+    except (InputError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ShardCorrupt(f"{path} cannot be read ({error}): run {made_with} again") from error
     if found != kind:
         raise InputError(f"{directory} holds a {found}, not a {kind}: give the output of {made_with}")

@@ -145,7 +145,7 @@ def push(directory: Path, url: str, before_commit: Callable[[], None] = lambda: 
     bucket, prefix = split(url)
     with s3.answering(url) as client:
         for name, digest in sorted(files.items()):
-            path, key = directory / name, f"{prefix}/{name}"
+            path, key = manifests.inside(directory, name), f"{prefix}/{name}"
             if _has(client, bucket, key, path.stat().st_size, digest):
                 continue
             if manifests.file_sha256(path) != digest:
@@ -161,10 +161,10 @@ def push(directory: Path, url: str, before_commit: Callable[[], None] = lambda: 
 
 
 def pull(url: str, directory: Path) -> None:
-    """Download a directory, whole or not at all.
+    """Download a directory, whole or not at all: what its manifest names, and the manifests of artifacts within.
 
     Raises:
-        InputError: there is none.
+        InputError: there is none, or its manifest names a place outside of it.
         ShardCorrupt: a file is missing or not what its manifest says.
         StorageUnavailable: S3 does not answer.
     """
@@ -175,10 +175,13 @@ def pull(url: str, directory: Path) -> None:
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=directory.parent) as folder, s3.answering(url) as client:
         partial = Path(folder) / "it"
+        named = {manifests.inside(partial, name, url) for name in described["files"]}
+        named |= {above / manifests.NAME for path in named for above in path.parents if above.is_relative_to(partial)}
+        wanted = {str(path.relative_to(partial)): path for path in (*named, partial / manifests.NAME)}
         for name, item in _objects(client, bucket, prefix):
-            if name in described["files"] or name.endswith(manifests.NAME):
-                (partial / name).parent.mkdir(parents=True, exist_ok=True)
-                client.download_file(bucket, item["Key"], str(partial / name))
+            if path := wanted.get(name):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                client.download_file(bucket, item["Key"], str(path))
         manifests.read(partial, described["kind"], made_with="the stage that makes it")
         shutil.rmtree(directory, ignore_errors=True)  # what an interrupted process left, if anything
         try:
@@ -226,11 +229,11 @@ def sweep(url: str, older: timedelta = timedelta(0)) -> int:
 
 
 def _objects(client: Any, bucket: str, prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Names below a prefix, with what S3 says of the objects."""
+    """Names below a prefix, with what S3 says of the objects; whoever makes paths of them asks `manifests.inside`."""
     for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=f"{prefix}/"):
         for item in page.get("Contents", ()):
             name = item["Key"].removeprefix(f"{prefix}/")
-            if name and ".." not in Path(name).parts:
+            if name:
                 yield name, item
 
 

@@ -7,7 +7,7 @@ import functools
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -58,7 +58,8 @@ def mirror(
         cache.mkdir(parents=True, exist_ok=True)
         if not (cache / name).is_dir():
             with tempfile.TemporaryDirectory(prefix=".fetch-", dir=cache) as folder:
-                _download(client, source, wanted, Path(folder) / "it" / below)
+                whole = Path(folder) / "it"
+                _download(client, source, wanted, manifests.inside(whole, below, source) if below else whole)
                 keep(cache, name, Path(folder) / "it")
     return cache / name / below / next(iter(wanted)) if alone else cache / name / below
 
@@ -82,11 +83,12 @@ def _digest(bucket: str, prefix: str, objects: Objects) -> str:
 def _download(client: Any, source: str, wanted: Objects, directory: Path) -> None:
     """Copy objects into a directory and compare them with what S3, and perhaps our manifest, says of them."""
     bucket = source.removeprefix("s3://").partition("/")[0]
-    for name, item in wanted.items():
-        (directory / name).parent.mkdir(parents=True, exist_ok=True)
-        client.download_file(bucket, item["Key"], str(directory / name))  # compares the checksum that S3 has
-        manifests.verify_file(directory / name, {"size": item["Size"]}, "run again", hashed=False)
-    _verify(directory, source)
+    paths = {name: manifests.inside(directory, name, source) for name in wanted}  # all, before the first is written
+    for name, path in paths.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        client.download_file(bucket, wanted[name]["Key"], str(path))  # compares the checksum that S3 has
+        manifests.verify_file(path, {"size": wanted[name]["Size"]}, "run again", hashed=False)
+    _verify(directory, paths, source)
 
 
 def keep(cache: Path, name: str, partial: Path) -> Path:
@@ -109,14 +111,11 @@ def _list(client: Any, bucket: str, prefix: str, deep: bool) -> Objects:
     )
     keys = [item for page in pages for item in page.get("Contents", ()) if not item["Key"].endswith("/")]
     found = {item["Key"].removeprefix(under): item for item in keys}
-    for name in found:
-        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-            raise InputError(f"s3://{bucket}/{under}{name}: a name that leads out of its folder: rename the object")
     alone = client.list_objects_v2(Bucket=bucket, Prefix=prefix, MaxKeys=1).get("Contents", ()) if not found else ()
     return found or {PurePosixPath(item["Key"]).name: item for item in alone if item["Key"] == prefix}
 
 
-def _verify(directory: Path, source: str) -> None:
+def _verify(directory: Path, paths: Mapping[str, Path], source: str) -> None:
     """Compare files with their digests where our manifest came along; a data set may have another of that name."""
     if not (directory / manifests.NAME).is_file():
         return
@@ -125,8 +124,8 @@ def _verify(directory: Path, source: str) -> None:
     except (ValueError, KeyError, TypeError):
         return
     for name, entry in files.items():
-        if (directory / name).is_file() and "sha256" in entry:
-            manifests.verify_file(directory / name, entry, f"upload {source} again")
+        if name in paths and "sha256" in entry:
+            manifests.verify_file(paths[name], entry, f"upload {source} again")
 
 
 @contextmanager

@@ -1,5 +1,7 @@
 """Directories on a real S3 server: whole or not there, whatever fails on the way."""
 
+import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -7,6 +9,7 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -18,6 +21,7 @@ from components.adapters.lease import Lease
 from components.adapters.remote_run import RemoteRun
 from infoxlm_core import manifests
 from infoxlm_core.errors import Fenced, InputError, LeaseHeld, ShardCorrupt, StorageUnavailable
+from tests.components import literal_s3
 from tests.servers import s3
 
 URL = "s3://models/store"
@@ -135,6 +139,51 @@ def test_a_bit_that_flips_on_the_way_is_found_and_nothing_stays(bucket, faults, 
         object_store.pull(f"{URL}/a", tmp_path / "back")
 
     assert not (tmp_path / "back").exists() and faults.injected
+
+
+@pytest.fixture
+def literal(directory, monkeypatch) -> Iterator[dict[str, bytes]]:
+    """Objects of a server that keeps `a//b`; among them the artifact, at `URL/a`."""
+    (directory / "inner/large").write_bytes(b"small enough to come in one piece")
+    manifests.write(directory / "inner", "encoder", {"steps": 1})
+    manifests.write(directory, "corpus", {"lines": 3})
+    objects = {f"store/a/{name}": content for name, content in tree(directory).items()}
+    with literal_s3.serving(objects) as url:
+        for name, value in s3.environment(url).items():
+            monkeypatch.setenv(name, value)
+        yield objects
+
+
+def test_what_a_manifest_does_not_name_is_not_fetched_wherever_its_key_leads(literal, directory, tmp_path):
+    literal[f"store/a/{tmp_path}/outside/manifest.json"] = b"{}"
+    literal["store/a/unnamed/manifest.json"] = literal["store/a/my-manifest.json"] = b"{}"
+
+    object_store.pull(f"{URL}/a", tmp_path / "back")
+
+    assert tree(tmp_path / "back") == tree(directory) and not (tmp_path / "outside").exists()
+
+
+@pytest.mark.parametrize("lead", ["{}/outside", "../../outside", "x//outside"])
+def test_a_manifest_that_names_a_place_outside_is_refused_before_anything_is_written(literal, tmp_path, lead):
+    described = json.loads(literal["store/a/manifest.json"])
+    name = lead.format(tmp_path)
+    described["files"][name] = {"size": 1, "sha256": hashlib.sha256(b"x").hexdigest()}
+    described["digest"] = manifests.digest({part: described[part] for part in ("kind", "files", "facts")})
+    literal |= {"store/a/manifest.json": json.dumps(described).encode(), f"store/a/{name}": b"x"}
+
+    for fetch in (object_store.pull, lambda url, to: RemoteRun(URL, "job").fetch("a", to)):
+        with pytest.raises(InputError, match=r"store/a/.*outside: a name that leads out of its folder"):
+            fetch(f"{URL}/a", tmp_path / "back")
+
+    assert {path.name for path in tmp_path.iterdir()} == {"made"}
+
+
+@pytest.mark.parametrize("place", ["corpus/..", "corpus/abc/../../outside", "corpus/abc//outside"])
+def test_a_location_that_leads_out_of_its_artifact_is_refused(bucket, place):
+    stores.make(URL, "corpus", "abc", lambda output: (output / "file").write_text("content") and {})
+
+    with pytest.raises(InputError, match="a name that leads out of its folder"):
+        stores.locate(f"{URL}/{place}")
 
 
 def test_a_dropped_directory_is_gone_with_its_manifest(bucket, directory):

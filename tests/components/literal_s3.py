@@ -1,0 +1,54 @@
+"""A server of S3 that keeps keys as they are, `a//b` too, as that of AWS does; the tests' real server joins them."""
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, unquote, urlsplit
+from xml.sax.saxutils import escape
+
+
+@contextmanager
+def serving(objects: dict[str, bytes]) -> Iterator[str]:
+    """Serve these objects by their keys, for reading, whatever the bucket; yields the server's URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            url = urlsplit(self.path)
+            key = unquote(url.path[1:].partition("/")[2])
+            if key:
+                return self._answer(200 if key in objects else 404, objects.get(key, b""))
+            prefix = parse_qs(url.query)["prefix"][0]
+            listed = "".join(
+                f"<Contents><Key>{escape(key)}</Key><Size>{len(content)}</Size><ETag>e</ETag></Contents>"
+                for key, content in sorted(objects.items())
+                if key.startswith(prefix)
+            )
+            self._answer(200, f"<ListBucketResult>{listed}</ListBucketResult>".encode())
+
+        do_HEAD = do_GET
+
+        def _answer(self, status: int, content: bytes) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(content)))
+            self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(content)
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
