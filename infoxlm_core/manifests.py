@@ -11,6 +11,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import uuid
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -86,13 +87,19 @@ def load(directory: Path) -> dict[str, Any]:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file so that a reader sees the old content or all of the new, also after a crash."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with open(temporary, "wb") as file:
-        file.write(content.encode() if isinstance(content, str) else content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    """Write a file so that a reader sees the old content or all of the new, also after a crash.
+
+    Several processes may write it at once: each has a temporary file of its own, and the last to finish counts.
+    """
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")  # tempfile's would be readable by us alone
+    try:
+        with open(temporary, "xb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
     sync_file(path.parent)
 
 

@@ -1,6 +1,10 @@
 """Manifests: names that stay inside, and files that appear whole."""
 
 import json
+import multiprocessing
+import os
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -34,3 +38,43 @@ def test_a_manifest_that_names_a_file_outside_its_directory_is_refused(tmp_path)
 
     with pytest.raises(ShardCorrupt, match=r"\.\./outside: a name that leads out of its folder"):
         manifests.read(tmp_path / "it", "corpus", made_with="prepare")
+
+
+def _meet(barrier) -> None:
+    global together
+    together = barrier
+
+
+def _write(path: Path, letter: str) -> None:
+    for _ in range(50):
+        together.wait(timeout=60)
+        manifests.write_atomically(path, letter * 10_000)
+
+
+def test_processes_that_write_a_file_at_once_do_not_disturb_each_other(tmp_path):
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(4, spawn, initializer=_meet, initargs=(spawn.Barrier(4),)) as pool:
+        for written in [pool.submit(_write, tmp_path / "file", letter) for letter in "abcd"]:
+            written.result(timeout=120)
+
+    assert (tmp_path / "file").read_text() in {letter * 10_000 for letter in "abcd"}
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_file_that_could_not_be_written_leaves_nothing_behind(tmp_path):
+    (tmp_path / "file").mkdir()
+
+    with pytest.raises(IsADirectoryError):
+        manifests.write_atomically(tmp_path / "file", "content")
+
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_file_written_atomically_may_be_read_by_whom_the_umask_lets(tmp_path):
+    before = os.umask(0o027)
+    try:
+        manifests.write_atomically(tmp_path / "file", "content")
+    finally:
+        os.umask(before)
+
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640
