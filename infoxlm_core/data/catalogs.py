@@ -21,6 +21,7 @@ from infoxlm_core.data.lines import MAX_LINE, MAX_RATIO, Row
 from infoxlm_core.errors import InputError
 
 MAX_CATALOG = 64 << 20  # bytes
+MAX_PATH = 4096  # bytes; what is longer cannot name a file
 NEVER = 9  # rank of a locale that is not read
 _IS_CATALOG = re.compile(r"[^/]/LC_MESSAGES/[^/]+\.[mp]o$|/[a-z]{2,3}([_@-]\w+)*\.po$")
 IDENTIFIER = re.compile(r"[\w.:-]*_[\w.:-]*")  # label_foo: a key, no English text
@@ -111,10 +112,12 @@ def _entries(name: str, members: Members) -> list[polib.POEntry]:
     """Messages of one catalog; of plural forms, `msgstr` becomes the one for n = 1, which goes with the message id."""
     try:
         content = members[name]()
+        binary = content + b"\0"  # polib takes the path of a file for that file, and no path holds a zero byte
         if name.endswith(".mo"):
-            catalog = polib.mofile(content)
+            catalog = polib.mofile(binary)
         else:
-            catalog = polib.pofile(content.decode(polib.detect_encoding(content, binary_mode=True)))
+            text = content.decode(polib.detect_encoding(binary, binary_mode=True))
+            catalog = polib.pofile(text + "\n" * MAX_PATH)
         rule = re.search(r"plural\s*=([^;]+)", catalog.metadata.get("Plural-Forms", ""))
         singular = c2py(rule[1].strip())(1) if rule else 0
     except Exception as error:  # polib raises whatever its parser trips over

@@ -4,8 +4,10 @@ import zipfile
 from pathlib import Path
 
 import polib
+import pytest
 
 from infoxlm_core.data import catalogs
+from infoxlm_core.errors import InputError
 
 
 def write_catalog(path: Path, messages: list[dict], plural: str = "nplurals=2; plural=(n != 1);") -> Path:
@@ -64,3 +66,21 @@ def test_one_locale_of_a_language_is_read_from_a_wheel(tmp_path):
     found = [row.texts[1] for row in catalogs.read(("en", "de", "fr", "zh"), "en", tmp_path / "x.whl")]
 
     assert found == ["de", "fr_FR", "zh_CN", "zh_CN"]
+
+
+@pytest.mark.parametrize("kind", ["po", "mo"])
+@pytest.mark.parametrize("packed", [True, False], ids=["wheel", "folder"])
+def test_a_catalog_whose_content_is_a_path_does_not_read_that_file(tmp_path, kind, packed):
+    private = write_catalog(tmp_path / f"private.{kind}", [{"msgid": "The password", "msgstr": "hunter2 ist es"}])
+    given, member = tmp_path / "theirs", f"locale/de/LC_MESSAGES/x.{kind}"
+    (given / member).parent.mkdir(parents=True)
+    (given / member).write_text(str(private))
+    if packed:
+        with zipfile.ZipFile(tmp_path / "theirs.whl", "w") as wheel:
+            wheel.write(given / member, member)
+        given = tmp_path / "theirs.whl"
+
+    with pytest.raises(InputError, match=f"x.{kind} is no readable gettext catalog") as caught:
+        list(catalogs.read(("en", "de"), "en", given))
+
+    assert str(private) not in str(caught.value)
