@@ -1,9 +1,11 @@
 """The weights of a fine-tuning's best moments, until it is over: `RUN/kept/STEP.safetensors`.
 
+Beside each lies `STEP.json`, its size and SHA-256: nothing is exported that is not what was written.
 Which moments these are, the curves say (`dev/mean`, `dev/de`, …): a resumed run forgets those after its checkpoint, and
 so takes the same decisions again.
 """
 
+import json
 import os
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from torch import nn
 
 from infoxlm_core import manifests
 from infoxlm_core.config import SelectionConfig
-from infoxlm_core.errors import StorageFull
+from infoxlm_core.errors import ShardCorrupt, StorageFull
 from infoxlm_core.model.selection import Look, choose
 from infoxlm_core.training import tracker
 from infoxlm_core.training.checkpoints import METRICS, list_of
@@ -67,6 +69,7 @@ class Kept:
         for path in (self.run / "kept").glob("*.safetensors"):
             if int(path.stem) not in needed:
                 path.unlink()
+                path.with_suffix(".json").unlink(missing_ok=True)
 
     def _save(self, module: nn.Module, step: int) -> None:
         path = self._path(step)
@@ -76,6 +79,8 @@ class Kept:
         try:
             save_file(weights, temporary)
             manifests.sync_file(temporary)
+            entry = {"size": temporary.stat().st_size, "sha256": manifests.file_sha256(temporary)}
+            manifests.write_atomically(path.with_suffix(".json"), json.dumps(entry))
         except BaseException as error:
             temporary.unlink(missing_ok=True)
             if manifests.is_full(error):
@@ -85,8 +90,19 @@ class Kept:
         manifests.sync_file(path.parent)
 
     def load(self, module: nn.Module, step: int) -> None:
-        """Put the weights of a step back into the module."""
-        weights = load_file(self._path(step))
+        """Put the weights of a step back into the module.
+
+        Raises:
+            ShardCorrupt: they are not what was written.
+        """
+        path = self._path(step)
+        remedy = f"restore it, or remove {self.run} to train again"
+        try:
+            entry = json.loads(path.with_suffix(".json").read_bytes())
+            manifests.verify_file(path, {"size": entry["size"], "sha256": entry["sha256"]}, remedy)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ShardCorrupt(f"{path} cannot be compared with its digest ({error}): {remedy}") from None
+        weights = load_file(path)
         with torch.no_grad():
             for name, parameter in module.named_parameters():
                 parameter.copy_(weights[name])

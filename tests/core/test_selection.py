@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from infoxlm_core import finetuning
-from infoxlm_core.errors import InputError, Preempted
+from infoxlm_core.config import SelectionConfig
+from infoxlm_core.errors import InputError, Preempted, ShardCorrupt
 from infoxlm_core.model import selection, task_models
 from infoxlm_core.model.selection import Look
 from infoxlm_core.training import tracker
@@ -137,9 +138,39 @@ def test_a_best_that_was_overtaken_after_the_last_checkpoint_stays_for_a_run_tha
     with pytest.raises(ConnectionAbortedError):
         train(monkeypatch, Judge(moments, die, at=30), settings(data, "source"), encoder, tmp_path)
 
-    kept = sorted(int(path.stem) for path in (tmp_path / "run/kept").iterdir())
+    kept = sorted(int(path.stem) for path in (tmp_path / "run/kept").glob("*.safetensors"))
+    assert {path.stem for path in (tmp_path / "run/kept").iterdir()} == {f"{step:010d}" for step in kept}
     assert kept == [10, 25]  # 25 is the best now; at the checkpoint after 20 steps 10 was
     assert not torch.equal(*(load_file(tmp_path / f"run/kept/{step:010d}.safetensors")["output.bias"] for step in kept))
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 0x40
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (flip, r"5\.safetensors has sha256 \w{12}…, its manifest says"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-7]), r"5\.safetensors has \d+ bytes, its manifest says"),
+        (lambda path: path.unlink(), r"5\.safetensors is missing"),
+        (lambda path: path.with_suffix(".json").unlink(), r"5\.safetensors cannot be compared with its digest"),
+        (lambda path: path.with_suffix(".json").write_text("[]"), r"5\.safetensors cannot be compared with its digest"),
+    ],
+    ids=["flipped bit", "truncated", "missing", "no digest", "damaged digest"],
+)
+def test_kept_weights_that_are_not_what_was_written_are_refused(tmp_path, damage, said):
+    written, read = nn.Linear(3, 2), nn.Linear(3, 2)
+    kept = Kept(tmp_path, SelectionConfig(rule="joint", every=5), "en")
+    kept.keep(written, [Look(5, {"en": 0.5})])
+    kept.load(read, 5)
+    assert torch.equal(weights_of(read), weights_of(written))
+    damage(tmp_path / "kept/0000000005.safetensors")
+
+    with pytest.raises(ShardCorrupt, match=said + r".*: restore it, or remove .* to train again"):
+        kept.load(read, 5)
 
 
 def test_equal_scores_leave_the_first():
