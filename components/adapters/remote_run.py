@@ -8,13 +8,14 @@ STORE/runs/pretrained-77b0…/lease.json            who trains it (see lease.py)
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from components.adapters import object_store
 from components.adapters.lease import Lease
 from infoxlm_core.errors import InfoXLMError
+from infoxlm_core.training.checkpoints import superfluous
 
 logger = logging.getLogger(__name__)
 
@@ -50,12 +51,12 @@ class RemoteRun:
     def fetch(self, name: str, directory: Path) -> None:
         object_store.pull(f"{self.url}/{name}", directory)
 
-    def send(self, directory: Path, keep: int) -> None:
+    def send(self, directory: Path, keep: int, bad: Collection[str] = ()) -> None:
         """The lease is renewed between the files and the manifest: a checkpoint of a fenced worker never exists."""
         assert self._lease, "held() comes first"
         object_store.push(directory, f"{self.url}/{directory.name}", before_commit=self._lease.renew, replace=True)
         object_store.put(f"{self.url}/saved.json", json.dumps({"step": directory.name}))
-        for old in self.names()[:-keep]:
+        for old in superfluous(self.names(), keep, bad):
             with suppress(InfoXLMError):  # the next save tries again
                 object_store.drop(f"{self.url}/{old}")
 

@@ -19,7 +19,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -54,6 +54,13 @@ def list_of(run: Path) -> list[tuple[int, Path]]:
     return sorted(((int(m[1]), path) for m, path in found), reverse=True)
 
 
+def superfluous(names: Iterable[str], keep: int, bad: Collection[str]) -> list[str]:
+    """Those checkpoints that may go: what is known to be bad, and of the others all but the newest `keep`."""
+    ordered = sorted(names, reverse=True)
+    others = [name for name in ordered if name not in bad]
+    return [name for name in ordered if name in bad] + others[keep:]
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """State of a training after `step` optimizer steps: tensors by name, and small facts."""
@@ -75,8 +82,8 @@ class Elsewhere(Protocol):
     def fetch(self, name: str, directory: Path) -> None:
         """Copy a checkpoint to this machine; raises ShardCorrupt if it is damaged."""
 
-    def send(self, directory: Path, keep: int) -> None:
-        """Make a checkpoint exist there, then drop all but the newest `keep`; raises Fenced if it is not ours to do."""
+    def send(self, directory: Path, keep: int, bad: Collection[str]) -> None:
+        """Make a checkpoint exist there, then drop what is `superfluous`; raises Fenced if it is not ours to do."""
 
     def has_saved(self) -> bool:
         """Whether a checkpoint ever existed there."""
@@ -94,7 +101,7 @@ class Checkpoints:
         directory: where they are; made if missing.
         fingerprint: what must not change between save and resume (config, data, code, libraries).
         every: steps between two saves.
-        keep: newest ones that stay.
+        keep: newest ones that stay, not counting those that a resume has found to be bad.
         elsewhere: where they are for other machines; None if all share this directory.
     """
 
@@ -104,6 +111,7 @@ class Checkpoints:
         self.directory, self.fingerprint, self.every, self.keep = directory, fingerprint, every, keep
         self.elsewhere = elsewhere
         self._missed = 0
+        self._bad: set[str] = set()
         directory.mkdir(parents=True, exist_ok=True)
 
     @contextlib.contextmanager
@@ -144,7 +152,7 @@ class Checkpoints:
             self.elsewhere.forget_request()
 
     def save(self, checkpoint: Checkpoint, last: bool = False) -> None:
-        """Write a checkpoint so that it exists whole or not at all; then drop the oldest.
+        """Write a checkpoint so that it exists whole or not at all; then drop the bad and the oldest.
 
         Args:
             last: of this process; one that does not arrive elsewhere cannot be followed by one that does.
@@ -175,11 +183,15 @@ class Checkpoints:
             if manifests.is_full(error):
                 raise StorageFull(f"{self.directory}: no space for {name}: free some, then run again") from error
             raise
-        if self._send(final, last):
+        bad = self._bad - {name}
+        if self._send(final, bad, last):
+            self._bad = bad
             logger.info("saved checkpoint %s", final)
-        for _, old in list_of(self.directory)[self.keep :]:
-            (old / manifests.NAME).unlink(missing_ok=True)  # the manifest first: half-deleted is not valid
-            shutil.rmtree(old, ignore_errors=True)
+        found = [path for _, path in list_of(self.directory)]
+        bad |= {path.name for path in found if not (path / manifests.NAME).is_file()}  # half-deleted
+        for old in superfluous([path.name for path in found], self.keep, bad):
+            (self.directory / old / manifests.NAME).unlink(missing_ok=True)  # first: half-deleted is not valid
+            shutil.rmtree(self.directory / old, ignore_errors=True)
 
     def _pack(self, directory: Path) -> None:
         """Put what lies beside the checkpoints into one: curves as they are now, weights as second names of files."""
@@ -199,12 +211,12 @@ class Checkpoints:
             elif found.is_file():
                 shutil.copy(found, target)
 
-    def _send(self, final: Path, last: bool) -> bool:
+    def _send(self, final: Path, bad: set[str], last: bool) -> bool:
         """Let a checkpoint exist elsewhere; return whether it does. Training goes on without it for a while."""
         if not self.elsewhere:
             return True
         try:
-            self.elsewhere.send(final, self.keep)
+            self.elsewhere.send(final, self.keep, bad)
             self._missed = 0
             return True
         except StorageUnavailable as error:
@@ -222,7 +234,8 @@ class Checkpoints:
             ConfigMismatch: it was made with another config, data or code.
         """
         reasons = []
-        for step, path in self._candidates():
+        candidates = self._candidates()
+        for step, path in candidates:
             try:
                 self._bring(path)
                 meta = json.loads((path / "meta.json").read_bytes())
@@ -235,6 +248,8 @@ class Checkpoints:
                 continue
             self._compare(meta["fingerprint"], path)
             logger.info("resuming after step %d from %s", step, path)
+            # what is newer is damaged, or never arrived elsewhere; it goes when there is a new one
+            self._bad = {newer.name for found, newer in candidates + list_of(self.directory) if found > step}
             if self.elsewhere:
                 self._unpack(path)
             return Checkpoint(step, tensors, meta)

@@ -391,6 +391,17 @@ def test_the_newest_checkpoints_stay_and_a_torn_one_is_swept(bucket, quick, tmp_
     assert not [key for key in keys(bucket) if "step=0000000009" in key]
 
 
+def test_checkpoints_known_to_be_bad_go_and_do_not_count_among_those_that_stay(bucket, quick, tmp_path):
+    run = RemoteRun(f"{URL}/runs/r", "job")
+    with run.held():
+        for step in (2, 4, 6):
+            run.send(checkpoint(tmp_path, step), keep=3)
+
+        run.send(checkpoint(tmp_path, 3), keep=2, bad={"step=0000000004", "step=0000000006"})
+
+    assert run.names() == ["step=0000000002", "step=0000000003"]
+
+
 def test_a_checkpoint_of_a_fenced_worker_never_exists(bucket, quick, tmp_path):
     old, new = RemoteRun(f"{URL}/runs/r", "job"), RemoteRun(f"{URL}/runs/r", "job")
     with old.held(), new.held():

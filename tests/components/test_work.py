@@ -69,8 +69,8 @@ def stop_soon(monkeypatch, after: int) -> None:
     """Let somebody ask for a stop as soon as a number of checkpoints exist."""
     send = RemoteRun.send
 
-    def send_and_ask(self: RemoteRun, directory: Path, keep: int) -> None:
-        send(self, directory, keep)
+    def send_and_ask(self: RemoteRun, directory: Path, *given) -> None:
+        send(self, directory, *given)
         if int(directory.name.partition("=")[2]) == after:
             stores.write(URL, f"{self.url.removeprefix(URL + '/')}/stop", "")
             self._look()

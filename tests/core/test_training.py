@@ -427,6 +427,55 @@ def test_old_checkpoints_go_and_the_newest_stay(undisturbed):
     assert sorted(path.name for path in undisturbed.glob("step=*")) == [f"step={s:010d}" for s in (2, 4, 6)]
 
 
+def _save_steps(run: Path, *steps: int, keep: int = 3) -> None:
+    for step in steps:
+        saving.Checkpoints(run, {}, 1, keep).save(saving.Checkpoint(step, {"w": torch.full((9,), float(step))}, {}))
+
+
+def _flip(state: Path) -> None:
+    content = bytearray(state.read_bytes())
+    content[-1] ^= 1
+    state.write_bytes(content)
+
+
+@pytest.mark.parametrize(("keep", "left"), [(1, [3]), (2, [2, 3]), (3, [1, 2, 3])])
+def test_damaged_checkpoints_do_not_push_out_valid_ones(tmp_path, keep, left):
+    _save_steps(tmp_path, 1, 2, 4, 6, keep=4)
+    for step in (4, 6):
+        _flip(tmp_path / f"step={step:010d}/state.safetensors")
+    resumed = saving.Checkpoints(tmp_path, {}, 1, keep)
+    found = resumed.load_newest()
+    assert found.step == 2
+    assert len(saving.list_of(tmp_path)) == 4  # nothing goes before there is a newer one
+
+    resumed.save(saving.Checkpoint(3, found.tensors, {}))
+
+    assert [step for step, _ in saving.list_of(tmp_path)] == left[::-1]
+    assert saving.Checkpoints(tmp_path, {}, 1, keep).load_newest().step == 3
+
+
+def test_a_damaged_checkpoint_that_was_trained_past_goes_too_and_one_trained_again_stays(tmp_path):
+    _save_steps(tmp_path, 2, 4, 5)
+    for step in (4, 5):
+        _flip(tmp_path / f"step={step:010d}/state.safetensors")
+    resumed = saving.Checkpoints(tmp_path, {}, 1, 3)
+    found = resumed.load_newest()
+
+    for step in (5, 7):
+        resumed.save(saving.Checkpoint(step, found.tensors, {}))
+
+    assert [step for step, _ in saving.list_of(tmp_path)] == [7, 5, 2]
+
+
+def test_a_half_deleted_checkpoint_does_not_count_among_those_that_stay(tmp_path):
+    _save_steps(tmp_path, 1, 2, 3)
+    (tmp_path / "step=0000000002/manifest.json").unlink()
+
+    _save_steps(tmp_path, 4)
+
+    assert [step for step, _ in saving.list_of(tmp_path)] == [4, 3, 1]
+
+
 def test_a_full_disk_leaves_the_older_checkpoint_and_nothing_half_written(
     undisturbed, tiny_shards, tmp_path, monkeypatch
 ):
