@@ -35,8 +35,9 @@ check: $(VENV)/installed ## style, types, layers: seconds
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-compile: $(VENV)/installed ## compile the DAG to pipelines/compiled/
+compile: $(VENV)/installed ## compile the DAGs to pipelines/compiled/, the fields to docs/configuration.md
 	$(BIN)/infoxlm compile
+	$(BIN)/infoxlm config --markdown > docs/configuration.md
 
 image: ## build the image: VARIANT=cuda for GPUs, BASE=… by digest, TAG=registry.example/infoxlm:0.1.0
 	VARIANT="$(VARIANT)" BASE="$(BASE)" TAG="$(TAG)" docker/build.sh

@@ -50,6 +50,7 @@ class RayConfig(StageConfig):
     """Kueue's LocalQueue that admits the job; none: it starts at once."""
 
     priority_class: KubernetesName | None = None
+    """Kubernetes' PriorityClass of the Ray pods; none: the cluster's default."""
 
     start_seconds: PositiveInt = 3600
     """How long to wait for GPUs, in the queue and for pods, before the step gives up."""
@@ -64,10 +65,13 @@ class RayConfig(StageConfig):
     """/dev/shm of a worker pod, part of its memory."""
 
     head_cpu: Cores = "2"
+    """CPU cores of the head pod: 2, or 500m."""
+
     head_memory: Bytes = "8Gi"
     """The head trains nothing; it runs the program that starts the workers."""
 
     head_node_selector: dict[str, str] = Field(default_factory=dict)
+    """Labels of the nodes on which the head may run; none: any."""
 
     retries: NonNegativeInt = 3
     """How often a job that ended with "try again" (exit code 75) is started anew."""
@@ -102,8 +106,14 @@ class Pool(StageConfig):
     """GPUs of one worker pod, a training worker each; 0: pods without, one training worker each."""
 
     cpu: Cores = "8"
+    """CPU cores of one worker pod: 8, or 7500m."""
+
     memory: Bytes = "64Gi"
+    """Of one worker pod, `ray.shared_memory` included: Mi, Gi or Ti."""
+
     node_selector: dict[str, str] = Field(default_factory=dict)
+    """Labels of the nodes that train; none: any."""
+
     tolerations: list[dict[str, Any]] = Field(default_factory=list)
     """As in a pod: {key, operator, value, effect}."""
 
@@ -121,7 +131,10 @@ class Steps(StageConfig):
     """What a step asks for that does not train, and a pod of Ray Data if there are such."""
 
     cpu: Cores = "4"
+    """CPU cores: 4, or 500m."""
+
     memory: Bytes = "16Gi"
+    """Mi, Gi or Ti."""
 
 
 class ClusterFile(StageConfig):

@@ -27,7 +27,7 @@ _WINDOW = 8
 """Chunks a worker that are read before they are handed to Ray Data. Three windows are in memory: one being worked on,
 one before it and one after."""
 _RETRIES = 3
-"""Of one chunk. Ray Data would try for ever, also a chunk that kills whoever takes it, for want of memory perhaps."""
+"""Of one chunk. Ray Data would try without end, even a chunk that exhausts the memory of every worker that takes it."""
 
 
 @contextlib.contextmanager

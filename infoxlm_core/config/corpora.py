@@ -55,7 +55,11 @@ class CleaningConfig(StageConfig):
     """What is kept of the text. Lengths are in characters after normalisation."""
 
     min_characters: PositiveInt = 2
+    """Shorter lines are left out; one character says too little."""
+
     max_characters: PositiveInt = 10_000
+    """Longer lines are left out: no sentence is as long."""
+
     min_words: PositiveInt = 1
     """Words by white space; not asked of languages that write without spaces."""
 
@@ -73,7 +77,11 @@ class PreparationConfig(StageConfig):
     """Raw text files -> clean, deduplicated, decontaminated corpora."""
 
     languages: tuple[Language, ...] = Field(min_length=1)
+    """ISO 639 codes of all languages of the run; text of others is not read."""
+
     corpora: tuple[CorpusSource, ...] = Field(min_length=1)
+    """Where the text is, a corpus each."""
+
     pivot: Language = "en"
     """The language that every pair contains; the source side of pairs."""
 
@@ -88,6 +96,7 @@ class PreparationConfig(StageConfig):
 
     cleaning: CleaningConfig = CleaningConfig()
     seed: NonNegativeInt = 1
+    """Decides which messages `labelled_share` sets aside."""
 
     @model_validator(mode="after")
     def _names_are_known(self) -> Self:
@@ -110,14 +119,20 @@ class TokenizationConfig(StageConfig):
     `pretraining.model.start` that holds one; none: train one."""
 
     character_coverage: Share = 0.9995
+    """Share of the training text's characters that get a piece of their own; the rest become `<unk>`."""
+
     training_sentences: PositiveInt = 1_000_000
     """Sentences the SentencePiece model is trained on, drawn by language with exponent `alpha`."""
 
     alpha: Share = 0.7
+    """Languages are drawn for training the SentencePiece model with p proportional to n^alpha; lower favours small
+    ones."""
+
     processes: PositiveInt = 2
     """That encode on this machine if `data_workers` is 0; the shards do not depend on it."""
 
     seed: NonNegativeInt = 1
+    """Draws the sentences the SentencePiece model is trained on."""
 
     def relevant(self) -> dict[str, Any]:
         return {name: value for name, value in super().relevant().items() if name != "processes"}

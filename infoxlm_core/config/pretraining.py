@@ -16,13 +16,23 @@ class ModelConfig(StageConfig):
     `FacebookAI/xlm-roberta-base` or `models:/NAME@ALIAS`; its sizes then replace those below. None: random weights."""
 
     layers: PositiveInt = 12
+    """Transformer layers; 12 is base, 24 is large."""
+
     hidden: PositiveInt = 768
+    """Width of the token vectors; a multiple of `heads`."""
+
     ffn: PositiveInt = 3072
+    """Width inside the feed-forward part of a layer; four times `hidden` in XLM-R."""
+
     heads: PositiveInt = 12
+    """Attention heads of a layer; 64 dimensions each in XLM-R."""
+
     max_tokens: PositiveInt = 512
     """Longest sequence, special tokens included."""
 
     dropout: Share = 0.0
+    """Of embeddings, attention and layer outputs; 0 in the released command, and needed for exact comparisons."""
+
     sharded: bool = False
     """For an encoder that does not fit: each of W workers keeps 1/W of weights, gradients, Adam's moments and key
     encoder (16 / W bytes a parameter instead of 16) and gathers a layer when it computes. Slower; the same result."""
@@ -38,8 +48,14 @@ class ObjectivesConfig(StageConfig):
     """Weights of the losses in L = sum of weight * mean loss (0: the objective is off), and how tokens are masked."""
 
     mlm: Weight = 1.0
+    """Masked LM on text of one language."""
+
     tlm: Weight = 1.0
+    """Masked LM on a translation pair in one sequence."""
+
     xlco: Weight = 1.0
+    """Cross-lingual contrast of translation pairs; see `contrast`."""
+
     clm: Weight = 0.0
     """Causal LM; only with system xlm."""
 
@@ -50,12 +66,18 @@ class ObjectivesConfig(StageConfig):
     """mean: each loss divided by its own targets · count: all by the targets of all (as the released code)."""
 
     mask_ratio: Share = 0.15
+    """Share of the tokens of a sequence that MLM and TLM predict."""
+
     mask_share: Share = 0.8
+    """Share of these that are shown as `<mask>`."""
+
     keep_share: Share = 0.1
+    """Share of these that are shown as they are; the rest, 0.1 by default, as random tokens."""
+
     masking: Literal["exact", "released", "xlm", "bert"] = "exact"
-    """Who is masked. exact: floor(ratio * length + u) of all positions, random tokens never special · released: the
-    same, but a random token may be `<mask>` · xlm: each position but the first with the ratio, random tokens from
-    all ids · bert: max(1, round(ratio * length)) of the positions that are not special."""
+    """Which tokens are masked. exact: floor(ratio * length + u) of all positions, random tokens never special ·
+    released: the same, but a random token may be `<mask>` · xlm: each position but the first with the ratio, random
+    tokens from all ids · bert: max(1, round(ratio * length)) of the positions that are not special."""
 
     whole_words: bool = False
     """Mask all pieces of a word together."""
@@ -83,13 +105,21 @@ class ContrastConfig(StageConfig):
     before the update (as the released code)."""
 
     momentum: Share = 0.999
+    """m in key <- m * key + (1 - m) * query, once an optimizer step."""
+
     momentum_schedule: Literal["constant", "linear", "exponential", "refresh"] = "constant"
     """linear: from `momentum` at the first step to 1 at the last · exponential: 1 - t^-alpha, at most `momentum`
     · refresh: 0 every `refresh_every` steps, else `momentum`."""
 
     momentum_alpha: PositiveFloat = 1.0
+    """Exponent of the exponential schedule; not read by the others."""
+
     refresh_every: PositiveInt = 1_000
+    """Optimizer steps between two copies of the query encoder; of schedule refresh alone."""
+
     temperature: PositiveFloat = 0.25
+    """Divides the products; lower is sharper. With `normalise`, take about 0.05."""
+
     normalise: bool = False
     """Query and key to unit length before the product."""
 
@@ -106,8 +136,8 @@ class ContrastConfig(StageConfig):
     """Probability that a pair is joined with another one."""
 
     partner: Literal["other_corpus", "next"] = "other_corpus"
-    """other_corpus: a random pair of another corpus, where there is one · next: the next pair of the same corpus, for
-    ever the same (as the released code)."""
+    """other_corpus: a random pair of another corpus, where there is one · next: the pair that follows in the same
+    corpus, always the same one (as the released code)."""
 
     cross: Share = 0.5
     """Probability that the joined pair exchanges its sides, so that each view mixes languages."""
@@ -116,7 +146,8 @@ class ContrastConfig(StageConfig):
     """Share of the tokens of both views that is masked, answers thrown away (0.15 in the released code)."""
 
     false_negatives: Literal["overlap", "exact", "off"] = "overlap"
-    """Which negatives are left out: those that share a meaning with the query, those of just its meanings, none."""
+    """Which negatives are left out. overlap: those that share a sentence with the query · exact: those of exactly its
+    sentences · off: none. Sentences are the same if their English sides are."""
 
     start_step: NonNegativeInt = 0
     """Before this step contrast is off; the key encoder is a copy of the query encoder when it begins."""
@@ -181,6 +212,7 @@ class PretrainingConfig(StageConfig):
     """Optimizer steps between two points of the curves."""
 
     seed: NonNegativeInt = 1
+    """Decides initial weights, samples, masks and dropout: the same seed, the same run."""
 
     def relevant(self) -> dict[str, Any]:
         values = super().relevant()

@@ -22,18 +22,29 @@ class SelectionConfig(StageConfig):
     each: for every language the best on its own (#M=N; XLM, mBERT)."""
 
     every: PositiveInt = 5_000
-    """Optimizer steps between two looks at the development sets; after the last step there is always one."""
+    """Optimizer steps between two evaluations on the development sets; the last step is always evaluated."""
 
 
 class TuningConfig(OptimizationConfig):
     """AdamW as fine-tuning uses it: no weight decay, BERT's betas and epsilon."""
 
     steps: PositiveInt = 10_000
+    """Optimizer steps, warm-up included; not read if `epochs` is set."""
+
     learning_rate: PositiveFloat = 7e-6
+    """Peak, reached after `warmup_steps` updates."""
+
     warmup_steps: NonNegativeInt = 1_000
+    """Updates of the linear warm-up; not read if `epochs` is set."""
+
     betas: tuple[Share, Share] = (0.9, 0.999)
+    """Adam's decay rates of the two moments."""
+
     epsilon: PositiveFloat = 1e-8
+    """Adam's term in the denominator."""
+
     weight_decay: Weight = 0.0
+    """Decoupled, times the learning rate. At 0 only word embeddings of tokens that occur are trained."""
 
 
 class RecipeConfig(StageConfig):
@@ -46,6 +57,8 @@ class RecipeConfig(StageConfig):
     """Sequences of one optimizer step, over all workers."""
 
     micro_batch_size: PositiveInt = 32
+    """Sequences of one forward pass; changes memory and speed and, without dropout, never the result."""
+
     dropout: Share = 0.0
     """In the encoder; the paper's group used 0.1. Above 0 attention on a GPU is slower, sequence by sequence, and what
     is dropped depends on how a batch is split: on `micro_batch_size` and the number of workers."""
@@ -60,13 +73,17 @@ class RecipeConfig(StageConfig):
     selection: SelectionConfig = SelectionConfig()
     checkpoints: CheckpointsConfig = CheckpointsConfig(every=1_000)
     log_every: PositiveInt = 10
+    """Optimizer steps between two points of the curves."""
+
     seed: NonNegativeInt = 1
+    """Decides the head's initial weights, the order of examples and dropout."""
 
 
 class FinetuningConfig(RecipeConfig):
     """Encoder + labelled text -> classifier of sentences or sentence pairs (XNLI, PAWS-X, SIB-200, any table)."""
 
     task: Literal["classification"] = "classification"
+    """The kind of task."""
 
     data: str | Paths | None = None
     """CSV, TSV or Parquet files, or folders in the layout of XNLI, XNLI-MT, XTREME, PAWS-X or SIB-200; none: the
@@ -82,6 +99,8 @@ class FinetuningConfig(RecipeConfig):
     """Column of the label; in a file without a header the last."""
 
     language: str = "language"
+    """Column of the language code; not needed where the file's name says it, as `train-en.tsv` does."""
+
     split: str = "split"
     """Column that says train, dev or test; a file without it is training text, unless its name says another. If no
     file says any, a tenth of the rows is set aside as a test."""
@@ -93,12 +112,14 @@ class FinetuningConfig(RecipeConfig):
     """Also test premises of one language with hypotheses of another, every two languages."""
 
     head_dropout: Share = 0.1
+    """Before the classifier's layers."""
 
 
 class AnsweringConfig(RecipeConfig):
     """Encoder + questions about paragraphs, in SQuAD's format -> a reader that marks the answer (MLQA, XQuAD)."""
 
     task: Literal["question_answering"] = "question_answering"
+    """The kind of task."""
 
     train: Paths
     """Files in SQuAD's format."""
@@ -116,6 +137,8 @@ class AnsweringConfig(RecipeConfig):
     """Also questions of one language about paragraphs of another, where there are such files."""
 
     max_tokens: PositiveInt = 384
+    """Of one window: question, part of the paragraph, special tokens."""
+
     question_tokens: PositiveInt = 64
     """Longer questions are cut."""
 
@@ -144,6 +167,7 @@ class RetrievalConfig(StageConfig):
     """Encoder + aligned sentences -> how often the translation is the nearest (Tatoeba, NTREX, FLORES, your own)."""
 
     task: Literal["retrieval"] = "retrieval"
+    """The kind of task."""
 
     data: str
     """Folder of aligned files: LASER's `tatoeba.deu-eng.deu` and `.eng`, or NAME.en-de.en and NAME.en-de.de, or one
@@ -151,6 +175,8 @@ class RetrievalConfig(StageConfig):
     pairs."""
 
     pivot: Language = "en"
+    """The language that all others are aligned with."""
+
     languages: Literal["all", "14", "22", "36"] | Annotated[tuple[Language, ...], Field(min_length=1)] = "all"
     """all there are · 14, 22, 36: the paper's Tables 2, 3 and both · or a list."""
 
@@ -160,13 +186,16 @@ class RetrievalConfig(StageConfig):
     very set by the mean of both directions). The first one gives the main scores."""
 
     prefix: str = ""
-    """Stands before every sentence, for models that were trained so: `query: `."""
+    """Put before every sentence, for models that were trained with one, such as `query: `."""
 
     margin: bool = False
     """Compare by ratio margin over 4 neighbours (Artetxe & Schwenk 2019) instead of cosine."""
 
     batch_size: PositiveInt = 64
+    """Sentences of one forward pass; changes memory and speed, not the result."""
+
     max_tokens: PositiveInt = 512
+    """Of one sentence, special tokens included; longer ones are cut."""
 
 
 class EvaluationConfig(StageConfig):
@@ -179,8 +208,13 @@ class EvaluationConfig(StageConfig):
     """Held-out sentences a language, each masked once by `seed`."""
 
     batch_size: PositiveInt = 64
+    """Sentences of one forward pass."""
+
     max_tokens: PositiveInt = 256
+    """Of one sentence, special tokens included; longer ones are cut."""
+
     seed: NonNegativeInt = 1
+    """Draws pairs, sentences and masks; equal for all models that are compared."""
 
 
 class RegistrationConfig(StageConfig):
@@ -206,6 +240,9 @@ class MeasureConfig(StageConfig):
     """One task of a suite: what is measured, with which seeds, over which grid."""
 
     settings: Annotated[FinetuningConfig | AnsweringConfig | RetrievalConfig, Field(discriminator="task")]
+    """The task's own settings, of which `task` says the kind: as a run's section `finetuning`, `question_answering` or
+    `retrieval`."""
+
     grid: dict[str, Annotated[tuple[float | int | str, ...], Field(min_length=1)]] = Field(default_factory=dict)
     """Field of `settings`, dotted, -> values to try; the best on the development sets is reported."""
 

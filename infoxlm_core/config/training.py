@@ -17,13 +17,21 @@ class OptimizationConfig(StageConfig):
     """Peak, reached after `warmup_steps` updates."""
 
     warmup_steps: NonNegativeInt = 10_000
+    """Updates of the linear warm-up; below `steps`."""
+
     schedule: Literal["linear", "inverse_sqrt"] = "linear"
     """After the warm-up. linear: to 0 at the last step · inverse_sqrt: peak * sqrt(warmup_steps / updates), warmed up
     from 1e-7 (as XLM)."""
 
     betas: tuple[Share, Share] = (0.9, 0.98)
+    """Adam's decay rates of the two moments."""
+
     epsilon: PositiveFloat = 1e-6
+    """Adam's term in the denominator."""
+
     weight_decay: Weight = 0.01
+    """Decoupled from the gradient (AdamW), times the learning rate; of the parameters that `decay` names."""
+
     decay: Literal["all", "no_bias_norm"] = "all"
     """What decays, decoupled: every parameter (as the released code), or matrices and embeddings only."""
 
@@ -41,6 +49,8 @@ class OptimizationConfig(StageConfig):
 
 
 class CheckpointsConfig(StageConfig):
+    """How often a run saves, and how much of it stays; neither changes a result."""
+
     every: PositiveInt = 5_000
     """Optimizer steps between two checkpoints."""
 

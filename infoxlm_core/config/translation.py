@@ -36,6 +36,8 @@ class TranslationConfig(StageConfig):
     """Monolingual text of two languages, and models pre-trained on it -> a translator of both directions."""
 
     languages: tuple[Language, Language]
+    """The two languages that are translated into each other."""
+
     model: ModelConfig = ModelConfig(layers=6, hidden=1024, ffn=4096, heads=8, dropout=0.1)
     """Of encoder and decoder alike; a start decides the sizes instead."""
 
@@ -73,7 +75,10 @@ class TranslationConfig(StageConfig):
 
     checkpoints: CheckpointsConfig = CheckpointsConfig()
     log_every: PositiveInt = 10
+    """Optimizer steps between two points of the curves."""
+
     seed: NonNegativeInt = 1
+    """Decides new weights, samples, noise and dropout."""
 
     @model_validator(mode="after")
     def _two_languages_that_fit(self) -> Self:

@@ -2,7 +2,7 @@
 
 import os
 
-from pipelines.cli import runs, evaluate, models, registry, cluster  # noqa: F401  # isort: skip  # the order of --help
+from pipelines.cli import runs, evaluate, models, registry, cluster, settings  # noqa: F401  # isort: skip  # the order of --help
 from pipelines.cli.app import app
 
 

@@ -1,0 +1,47 @@
+"""The command that explains what a YAML file may say."""
+
+from typing import Annotated
+
+import typer
+
+from components.cluster import ClusterFile
+from infoxlm_core.config import AnsweringConfig, RetrievalConfig, StageConfig, SuiteConfig, describe
+from infoxlm_core.errors import InputError
+from infoxlm_core.run_file import RunConfig
+from pipelines.cli.app import app, ending_clearly
+
+KINDS: dict[str, type[StageConfig]] = {
+    "run": RunConfig,
+    "suite": SuiteConfig,
+    "question_answering": AnsweringConfig,
+    "retrieval": RetrievalConfig,
+    "cluster": ClusterFile,
+}
+PAGE = """# What a YAML file may say
+
+Made by `make compile` from the docstrings under the fields; `infoxlm config pretraining.contrast` prints a part of it.
+Names are those of `--set`: `[]` stands for each item of a list, `NAME` for a name of yours. Files are read as YAML 1.2.
+
+"""
+
+
+@app.command(name="config")
+def config_(
+    section: Annotated[
+        str, typer.Argument(help=f"Of a run, such as pretraining or pretraining.contrast; or {', '.join(KINDS)}.")
+    ] = "run",
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print all of it as docs/configuration.md has it.")
+    ] = False,
+):
+    """Explain the fields of a YAML file: name, default, what values may be, what it means."""
+    with ending_clearly():
+        if markdown:
+            typer.echo(PAGE + describe.as_markdown(KINDS), nl=False)
+            return
+        found = list(describe.settings(KINDS.get(section, RunConfig)))
+        if section not in KINDS:
+            found = [one for one in found if f"{one.name}.".startswith((f"{section}.", f"{section}[]."))]
+        if not found:
+            raise InputError(f"no section {section!r}: `infoxlm config` prints all of a run; or {', '.join(KINDS)}")
+        typer.echo(describe.as_text(found))
