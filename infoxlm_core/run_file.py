@@ -1,8 +1,9 @@
 """A run is one YAML file whose sections are the configs of the stages: read strictly, override, check."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import yaml
 from pydantic import NonNegativeInt, model_validator
@@ -52,7 +53,9 @@ class RunConfig(StageConfig):
 
 
 class StrictLoader(yaml.SafeLoader):
-    """YAML without surprises: no anchors, no tags beyond plain values, no key twice."""
+    """YAML 1.2 without surprises: `no` is a word, 0400 is four hundred; no anchors, no tags, no key twice."""
+
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}  # those of PyYAML are YAML 1.1's: `no` is false there, 1:30 is 90
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
@@ -60,11 +63,29 @@ class StrictLoader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key, (key_node, _) in zip(keys, node.value, strict=True):
-            if keys.count(key) > 1:
-                raise ConfigError(f"line {key_node.start_mark.line + 1}: {key!r} stands twice")
-        return super().construct_mapping(node, deep)
+        found = super().construct_mapping(node, deep)
+        if len(found) < len(node.value):
+            seen = set()
+            for key_node, _ in node.value:
+                if (key := self.construct_object(key_node, deep=True)) in seen:
+                    raise ConfigError(f"line {key_node.start_mark.line + 1}: {key!r} stands twice")
+                seen.add(key)
+        return found
+
+    def construct_integer(self, node: Any) -> int:
+        text = self.construct_scalar(node)
+        return int(text, 0 if text[:2] in ("0o", "0x") else 10)
+
+
+for _kind, _pattern, _first in (  # the core schema of YAML 1.2, section 10.3.2
+    ("null", r"null|Null|NULL|~|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", list("-+0123456789")),
+    ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", list("-+.0123456789")),
+    ("float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", list("-+.")),
+):
+    StrictLoader.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(rf"(?:{_pattern})\Z"), _first)
+StrictLoader.add_constructor("tag:yaml.org,2002:int", StrictLoader.construct_integer)
 
 
 def load(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:

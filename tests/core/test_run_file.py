@@ -1,0 +1,76 @@
+"""A YAML file is read as YAML 1.2 and strictly; so are the values of `--set`."""
+
+import time
+
+import pytest
+import yaml
+
+from infoxlm_core import run_file
+from infoxlm_core.errors import ConfigError
+
+
+def read(text: str) -> object:
+    return yaml.load(text, Loader=run_file.StrictLoader)
+
+
+@pytest.mark.parametrize("word", ["no", "No", "NO", "yes", "on", "off", "y", "n", "1:30", "2026-11-22", "1_000", "="])
+def test_a_word_is_a_word(word):
+    assert read(f"[en, {word}]") == ["en", word]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("true", True), ("False", False), ("~", None), ("null", None), ("", None), ("0400", 400), ("0o17", 15),
+        ("0x1F", 31), ("-12", -12), ("+3", 3), ("1e-6", 1e-6), ("5.0e-6", 5e-6), (".5", 0.5), ("1.", 1.0),
+        ("-.inf", float("-inf")), ('"true"', "true"), ("'400'", "400"),
+    ],
+)  # fmt: skip
+def test_a_value_is_that_of_the_core_schema(text, value):
+    found = read(text)
+
+    assert (type(found), found) == (type(value), value)
+
+
+def test_norwegian_is_a_language_of_a_run(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "preparation:\n  languages: [en, no]\n  corpora: [{name: a, format: tsv, path: a.tsv, languages: [en, no]}]\n"
+    )
+
+    found = run_file.load(path, ["pretraining.contrast.false_negatives=off", "preparation.pivot=no"])
+
+    assert found.preparation.languages == ("en", "no")
+    assert found.preparation.corpora[0].languages == ("en", "no")
+    assert found.pretraining.contrast.false_negatives == "off"
+    assert found.preparation.pivot == "no"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: 1\nb: 2\na: 3", "line 3: 'a' stands twice"),
+        ("x: {no: 1, no: 2}", "line 1: 'no' stands twice"),
+        ("a: &b 1\nc: *b", "line 2: anchors and aliases are not allowed"),
+    ],
+)
+def test_what_may_surprise_is_refused(text, said):
+    with pytest.raises(ConfigError, match=said):
+        read(text)
+
+
+def test_a_merge_key_and_a_key_that_is_a_list_are_no_way_in():
+    assert read("<<: {a: 1}") == {"<<": {"a": 1}}
+    with pytest.raises(yaml.YAMLError, match="unhashable"):
+        read("? [a]\n: 1")
+
+
+def test_reading_a_mapping_takes_time_in_proportion_to_its_keys():
+    def seconds(keys: int) -> float:
+        text = "\n".join(f"k{number}: 1" for number in range(keys))
+        begin = time.process_time()
+        read(text)
+        return time.process_time() - begin
+
+    seconds(100)
+    assert seconds(16_000) < 40 * seconds(1_000)  # 16 times the keys; quadratic: 256 times
