@@ -55,7 +55,9 @@ class RunConfig(StageConfig):
 class StrictLoader(yaml.SafeLoader):
     """YAML 1.2 without surprises: `no` is a word, 0400 is four hundred; no anchors, no tags, no key twice."""
 
-    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}  # those of PyYAML are YAML 1.1's: `no` is false there, 1:30 is 90
+    yaml_implicit_resolvers: ClassVar[
+        dict[str, Any]
+    ] = {}  # those of PyYAML are YAML 1.1's: `no` is false there, 1:30 is 90
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):

@@ -33,7 +33,7 @@ def config_(
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Print all of it as docs/configuration.md has it.")
     ] = False,
-):
+) -> None:
     """Explain the fields of a YAML file: name, default, what values may be, what it means."""
     with ending_clearly():
         if markdown:
