@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from components.adapters import object_store
-from infoxlm_core.errors import Fenced, InfoXLMError, LeaseHeld, ShardCorrupt
+from infoxlm_core.errors import Fenced, InfoXLMError, LeaseHeld, ShardCorrupt, StorageUnavailable
 
 logger = logging.getLogger(__name__)
 
@@ -116,9 +116,18 @@ class Lease:
 
         Raises:
             Fenced: somebody else has taken it.
+            StorageUnavailable: S3 has not answered for as long as a holder without a beat counts as alive.
         """
-        if self.lost or not self._write():
-            self.lost = True
+        deadline = time.monotonic() + PATIENCE
+        while not self.lost:
+            try:
+                self.lost = not self._write() or self.lost
+                break
+            except StorageUnavailable:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(min(1.0, PATIENCE / 10))
+        if self.lost:
             raise Fenced(f"{self.url}: somebody else has taken over: this process must not go on")
 
     def _take(self, dead: dict[str, Any] | None = None) -> bool:
@@ -127,26 +136,43 @@ class Lease:
         if state["holder"] not in ("", self.holder) and state != dead:
             return False
         self.attempt, self._etag = state["attempt"] + 1, etag
-        return self._write()
+        return self._write(quick=False)
 
-    def _write(self, holder: str | None = None) -> bool:
+    def _write(self, holder: str | None = None, quick: bool = True) -> bool:
         with self._writing:
             self.beat += 1
             state = {"holder": self.holder if holder is None else holder, "attempt": self.attempt, "beat": self.beat}
             state["by"] = self._me  # two attempts of one holder must not take each other's writing for their own
-            etag = object_store.put_if(self.url, json.dumps(state), self._etag)
+            content = json.dumps(state)
+            etag = object_store.put_if(self.url, content, self._etag, quick)
+            if etag is None and (ours := self._unanswered()):
+                etag = object_store.put_if(self.url, content, ours, quick)
             self._etag = etag or self._etag
             return etag is not None
+
+    def _unanswered(self) -> str | None:
+        """The ETag of what is there if this very object wrote it, but never got the answer."""
+        found = object_store.get(self.url, quick=True)
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            return found[1] if found and json.loads(found[0])["by"] == self._me else None
+        return None
 
     def _keep(self) -> None:
         last = time.monotonic()
         while not self._over.wait(min(_LOOK, BEAT)):
             try:
-                self.meanwhile()
                 if time.monotonic() - last >= BEAT:
                     self.lost = self.lost or not self._write()
                     last = time.monotonic()
-            except InfoXLMError as error:  # S3 is away: the next beat may arrive; if not, `renew` says so
-                logger.warning("%s: no beat (%s)", self.url, error)
+            except Exception as error:  # the next beat may arrive; if not, `renew` says so
+                self._warn("no beat", error)
             if self.lost:
                 return
+            try:
+                self.meanwhile()
+            except Exception as error:  # it must not cost the lease
+                self._warn("could not look what else is to be done", error)
+
+    def _warn(self, what: str, error: Exception) -> None:
+        """One line for an error that is expected, S3 being away, all of it for another."""
+        logger.warning("%s: %s (%s)", self.url, what, error, exc_info=not isinstance(error, InfoXLMError))

@@ -40,12 +40,12 @@ def split(url: str) -> tuple[str, str]:
 # ---------------------------------------------------------------- single objects
 
 
-def get(url: str) -> tuple[bytes, str] | None:
-    """Content and ETag of a small object; None if there is none."""
+def get(url: str, quick: bool = False) -> tuple[bytes, str] | None:
+    """Content and ETag of a small object; None if there is none. For `quick` see `s3.answering`, here and below."""
     from botocore.exceptions import ClientError
 
     bucket, key = split(url)
-    with s3.answering(url) as client:
+    with s3.answering(url, quick) as client:
         try:
             answer = client.get_object(Bucket=bucket, Key=key)
             return answer["Body"].read(), answer["ETag"]
@@ -62,7 +62,7 @@ def put(url: str, content: str | bytes) -> None:
         client.put_object(Bucket=bucket, Key=key, Body=_bytes(content), ChecksumAlgorithm="SHA256")
 
 
-def put_if(url: str, content: str | bytes, etag: str | None) -> str | None:
+def put_if(url: str, content: str | bytes, etag: str | None, quick: bool = False) -> str | None:
     """Write a small object only over what is known to be there: the content of that ETag, or nothing (None).
 
     Returns:
@@ -72,7 +72,7 @@ def put_if(url: str, content: str | bytes, etag: str | None) -> str | None:
 
     bucket, key = split(url)
     condition = {"IfMatch": etag} if etag else {"IfNoneMatch": "*"}
-    with s3.answering(url) as client:
+    with s3.answering(url, quick) as client:
         try:
             answer = client.put_object(
                 Bucket=bucket, Key=key, Body=_bytes(content), ChecksumAlgorithm="SHA256", **condition
@@ -81,7 +81,7 @@ def put_if(url: str, content: str | bytes, etag: str | None) -> str | None:
         except ClientError as error:
             if _status(error) not in (404, 409, 412):  # 409: two writers at the same moment; 404: deleted meanwhile
                 raise
-    found = get(url)
+    found = get(url, quick)
     return found[1] if found and found[0] == _bytes(content) else None
 
 

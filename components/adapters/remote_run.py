@@ -72,8 +72,8 @@ class RemoteRun:
 
     def _look(self) -> None:
         """See whether anybody is asked to stop, or this holder: two pipeline runs may want the same training."""
-        found = object_store.get(f"{self.url}/stop")
-        self._asked = self._asked or (found is not None and found[0].decode() in ("", self.holder))
+        found = object_store.get(f"{self.url}/stop", quick=True)
+        self._asked = self._asked or (found is not None and found[0] in (b"", self.holder.encode()))
 
     def _folders(self) -> list[str]:
         """Names of checkpoints, whole or not, oldest first."""

@@ -18,6 +18,9 @@ from infoxlm_core.errors import InputError, StorageUnavailable
 
 logger = logging.getLogger(__name__)
 
+_QUICK = 4.0
+"""Seconds that a quick client waits for an answer: three tries fit into the patience of a lease."""
+
 Objects = dict[str, dict[str, Any]]
 """Name below the prefix -> what S3 says of the object."""
 
@@ -129,13 +132,13 @@ def _verify(directory: Path, paths: Mapping[str, Path], source: str) -> None:
 
 
 @contextmanager
-def answering(source: str) -> Iterator[Any]:
-    """A client of S3 whose errors become ours, one line each."""
+def answering(source: str, quick: bool = False) -> Iterator[Any]:
+    """A client of S3 whose errors become ours, one line each; a quick one gives up within seconds."""
     from boto3.exceptions import Boto3Error
     from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, ParamValidationError
 
     try:
-        yield _client(tuple(sorted(item for item in os.environ.items() if item[0].startswith("AWS_"))))
+        yield _client(tuple(sorted(item for item in os.environ.items() if item[0].startswith("AWS_"))), quick)
     except (NoCredentialsError, ParamValidationError) as error:
         raise InputError(f"{source}: {one_line(error)}: set AWS_ACCESS_KEY_ID and its secret") from error
     except (BotoCoreError, Boto3Error, ClientError) as error:
@@ -145,17 +148,17 @@ def answering(source: str) -> Iterator[Any]:
         raise StorageUnavailable(f"{source}: S3 does not answer ({one_line(error)}): run again") from error
 
 
-@functools.lru_cache(4)
-def _client(environment: tuple[tuple[str, str], ...]) -> Any:
+@functools.lru_cache(8)
+def _client(environment: tuple[tuple[str, str], ...], quick: bool) -> Any:
     """A client for the settings that boto3 itself takes from the environment; making one takes a fifth of a second."""
     import boto3
     from botocore.config import Config
 
     own = any(name.startswith("AWS_ENDPOINT_URL") for name, _ in environment)  # most servers know no bucket as a host
     settings = Config(
-        retries={"mode": "standard", "total_max_attempts": 10},
-        connect_timeout=5,
-        read_timeout=60,
+        retries={"mode": "standard", "total_max_attempts": 3 if quick else 10},
+        connect_timeout=_QUICK if quick else 5,
+        read_timeout=_QUICK if quick else 60,
         s3={"addressing_style": "path"} if own else {},
     )
     known = dict(environment)

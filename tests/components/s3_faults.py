@@ -20,8 +20,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Literal, get_args
 from urllib.parse import unquote, urlsplit
 
-Kind = Literal["500", "503", "reset", "applied-500", "applied-reset", "truncated", "flipped"]
-"""`500`, `503` and `reset` are never passed on; `applied-…` are, and the answer is lost; of `truncated` the connection
+Kind = Literal["500", "503", "reset", "applied-500", "applied-reset", "applied-silence", "truncated", "flipped"]
+"""`500`, `503` and `reset` are never passed on; `applied-…` are, and the answer is lost, with `applied-silence` as
+long as the client waits for it; of `truncated` the connection
 ends in the middle of the body; `flipped` has one bit of the body wrong."""
 
 _ERROR = b"<?xml version='1.0'?><Error><Code>%s</Code><Message>planned by a test</Message></Error>"
@@ -116,6 +117,10 @@ class _Handler(BaseHTTPRequestHandler):
             return self._fail(500)
         if kind == "applied-reset":
             return self._reset()
+        if kind == "applied-silence":
+            self.connection.recv(1)  # until the client hangs up
+            self.close_connection = True
+            return None
         if kind == "flipped" and content:
             middle = len(content) // 2
             content = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]

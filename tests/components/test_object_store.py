@@ -368,6 +368,62 @@ def test_a_holder_that_starts_again_does_not_wait_for_itself(bucket):
     held.__exit__(None, None, None)
 
 
+def wait_for(condition) -> None:
+    deadline = time.monotonic() + 20
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert condition()
+
+
+def beat(url: str) -> int:
+    return lease.look(url)[0]["beat"]
+
+
+def test_an_error_of_what_is_done_meanwhile_does_not_cost_the_lease(bucket, quick):
+    failed = []
+
+    def fail() -> None:
+        failed.append(1)
+        raise RuntimeError("not ours")
+
+    with Lease(f"{URL}/lease.json", "first", meanwhile=fail) as held:
+        wait_for(lambda: len(failed) > 1 and beat(held.url) > 2)
+        with pytest.raises(LeaseHeld, match="first is at work"), Lease(held.url, "second"):
+            pytest.fail("it was taken")
+        held.renew()
+
+
+def test_one_lost_answer_to_a_beat_does_not_cost_the_lease(bucket, faults, quick, monkeypatch):
+    monkeypatch.setattr("components.adapters.s3._QUICK", 0.4, raising=False)
+    with Lease(f"{URL}/lease.json", "first") as held:
+        faults.inject("PUT", "lease.json", "applied-silence", times=1)
+        wait_for(lambda: faults.injected)
+
+        with pytest.raises(LeaseHeld, match="first is at work"), Lease(held.url, "second"):
+            pytest.fail("it was taken")
+        held.renew()
+
+
+def test_a_holder_knows_its_own_beat_whose_answers_were_all_lost(bucket, faults, quick):
+    with Lease(f"{URL}/lease.json", "first") as held:
+        faults.inject("PUT", "lease.json", "applied-500", times=10)
+        wait_for(lambda: len(faults.injected) == 10)
+        now = beat(held.url)
+
+        wait_for(lambda: held.lost or beat(held.url) > now)
+        held.renew()
+
+
+def test_a_save_waits_for_a_server_that_is_away_for_a_moment(bucket, faults, quick, monkeypatch):
+    monkeypatch.setattr(lease, "BEAT", 100.0)
+    with Lease(f"{URL}/lease.json", "first") as held:
+        faults.inject("PUT", "lease.json", "503", times=5)
+
+        held.renew()
+
+    assert len(faults.injected) == 5
+
+
 # ---------------------------------------------------------------- checkpoints
 
 
@@ -423,6 +479,17 @@ def test_a_request_to_stop_is_seen_within_moments(bucket, quick):
             time.sleep(0.05)
         assert run.asked_to_stop()
         run.forget_request()
+        assert not run.asked_to_stop()
+
+
+def test_a_request_that_is_no_text_stops_nobody_and_costs_nothing(bucket, quick):
+    run = RemoteRun(f"{URL}/runs/r", "job")
+    with run.held():
+        bucket.put_object(Key="store/runs/r/stop", Body=b"\xff")
+        now = beat(f"{run.url}/lease.json")
+        wait_for(lambda: beat(f"{run.url}/lease.json") > now + 3)
+
+        run._look()
         assert not run.asked_to_stop()
 
 
