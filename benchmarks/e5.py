@@ -18,7 +18,6 @@ Trained by contrast, it wants `query: ` before each sentence and the mean of the
 
 import itertools
 import logging
-import os
 import struct
 import tempfile
 import zipfile
@@ -81,7 +80,7 @@ def make(folder: Path | None = None) -> Path:
         with tempfile.TemporaryDirectory(prefix=".e5-", dir=directory.parent) as partial:
             write(bundle, Path(partial) / NAME)
             check_tokenizer(Path(partial) / NAME)
-            os.replace(Path(partial) / NAME, directory)  # whole or not there
+            (Path(partial) / NAME).replace(directory)  # whole or not there
         logger.info("rebuilt %s", directory)
     return directory
 

@@ -111,7 +111,7 @@ def xnli_table(data: Path, seen: bool) -> pd.DataFrame:
 
 
 def read_tsv(path: Path) -> list[list[str]]:
-    with open(path, encoding="utf-8", newline="") as file:
+    with path.open(encoding="utf-8", newline="") as file:
         return list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
 
 

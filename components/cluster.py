@@ -62,7 +62,7 @@ class RayConfig(StageConfig):
     """How long a Ray pod that must go may still run: twice the time that saving takes."""
 
     shared_memory: Bytes = "16Gi"
-    """/dev/shm of a worker pod, part of its memory."""
+    """What /dev/shm of a worker pod holds, part of its memory."""
 
     head_cpu: Cores = "2"
     """CPU cores of the head pod: 2, or 500m."""

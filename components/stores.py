@@ -78,7 +78,8 @@ def url_of(location: Path) -> str:
 def write(store: str, name: str, content: str) -> None:
     """Write a small file into the store."""
     if object_store.is_url(store):
-        return object_store.put(f"{store}/{name}", content)
+        object_store.put(f"{store}/{name}", content)
+        return
     (Path(store) / name).parent.mkdir(parents=True, exist_ok=True)
     manifests.write_atomically(Path(store) / name, content)
 
@@ -154,13 +155,13 @@ def _build(final: Path, kind: str, build: Callable[[Path], dict[str, Any] | None
     _sweep(final.parent)
     partial = Path(tempfile.mkdtemp(prefix=".making-", dir=final.parent))
     try:
-        with open(f"{partial}.lock", "w") as lock:
+        with Path(f"{partial}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # held while this process lives: nobody sweeps it away
             (partial / "it").mkdir()
             facts = build(partial / "it")
             manifests.write(partial / "it", kind, facts)
             try:
-                os.replace(partial / "it", final)
+                (partial / "it").replace(final)
             except OSError:
                 if not (final / manifests.NAME).is_file():  # else somebody made the same meanwhile
                     raise
@@ -184,7 +185,7 @@ def alone(store: str, kind: str, name: str) -> Iterator[None]:
 def _one_at_a_time(path: Path) -> Iterator[None]:
     """One process of this machine at a time, by a lock on a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w") as lock:  # it stays: whoever waits for it holds this very file
+    with path.open("w") as lock:  # it stays: whoever waits for it holds this very file
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -196,7 +197,7 @@ def _one_at_a_time(path: Path) -> Iterator[None]:
 def _sweep(directory: Path) -> None:
     """Remove what processes that are gone have left half-made."""
     for path in directory.glob(".making-*.lock"):
-        with open(path) as lock:
+        with path.open() as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -74,7 +74,8 @@ def do(work: Work, cluster: dict[str, Any] | None = None, task: Any = None) -> P
     else:
         here(work)
     found = stores.made(work.store, work.kind, work.name)
-    assert found, "work that is done has left its result"
+    if not found:
+        raise RuntimeError(f"{work.kind}/{work.name} was made and is not there")
     return found
 
 

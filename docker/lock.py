@@ -35,7 +35,7 @@ def choose(*requirements: str, options: tuple[str, ...] = ()) -> Locked:
     """Let pip choose a wheel for each requirement and for everything that it needs, without installing anything."""
     command = [sys.executable, "-m", "pip", *options, "install", "--dry-run", "--ignore-installed", "--quiet"]
     command += ["--prefer-binary", "--report", "-", "-c", str(CONSTRAINTS), *requirements]
-    report = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    report = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)  # noqa: S603 - our own pip
     return {
         re.sub(r"[-_.]+", "-", item["metadata"]["name"]).lower(): (
             item["metadata"]["version"],

@@ -124,7 +124,7 @@ class Baseline:
     def statistics(self, sums: Mapping[str, Any], counts: Mapping[str, float]) -> dict[str, float]:
         return {"nsp/accuracy": sums["nsp_hits"] / counts["nsp"]} if counts.get("nsp") else {}
 
-    def observe(self, step: int) -> dict[str, float]:
+    def observe(self, step: int) -> dict[str, float]:  # noqa: ARG002 - the protocol has it
         return {}
 
     def finish_step(self, step: int, good: bool) -> None:

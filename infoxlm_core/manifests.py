@@ -41,7 +41,7 @@ def digest(value: Any) -> str:
 
 def file_sha256(path: Path) -> str:
     """SHA-256 of a file's bytes, as hexadecimal digits."""
-    with open(path, "rb") as file:
+    with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -93,11 +93,11 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")  # tempfile's would be readable by us alone
     try:
-        with open(temporary, "xb") as file:
+        with temporary.open("xb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
     sync_file(path.parent)
@@ -138,7 +138,7 @@ def write(
 
 
 def read(
-    directory: Path | str, kind: str, made_with: str, check: Callable[[Path], bool] = lambda path: True
+    directory: Path | str, kind: str, made_with: str, check: Callable[[Path], bool] = lambda _: True
 ) -> dict[str, Any]:
     """Read a manifest and compare every file with it.
 

@@ -174,9 +174,7 @@ def _write(config: PreparationConfig, output: Path, reserved: Reserved, outcomes
                         if config.labelled_share and len(texts[0]) >= LABELLED_CHARACTERS:
                             writer.label("train", corpus, languages, texts, keys, reserved.owners)
                         if config.monolingual_from_pairs:
-                            for side, language in enumerate(languages):
-                                outcomes[corpus, language, "mono", file]["read"] += 1
-                                writer.keep("mono", corpus, (language,), [texts[side]], keys.of(side), file)
+                            writer.keep_sides(corpus, languages, texts, keys, file)
 
 
 @dataclass
@@ -200,6 +198,12 @@ class Writer:
             self.seen[key] = text
             self.tables.add(f"{scope}/{corpus}.parquet", tuple(texts))
         return outcome == "kept"
+
+    def keep_sides(self, corpus: str, languages: tuple[str, ...], texts: Sequence[str], keys: Keys, file: str) -> None:
+        """Write each side of a pair as a sentence of its own."""
+        for side, language in enumerate(languages):
+            self.outcomes[corpus, language, "mono", file]["read"] += 1
+            self.keep("mono", corpus, (language,), [texts[side]], keys.of(side), file)
 
     def label(
         self,
@@ -229,7 +233,8 @@ def _report(outcomes: Outcomes, output: Path, pivot: str) -> dict[str, Any]:
     for (corpus, language, kind, file), counts in sorted(outcomes.items()):
         dropped = {reason: counts[reason] for reason in sorted(counts) if reason not in ("read", "kept")}
         read, kept = counts["read"], counts["kept"]
-        assert read == kept + sum(dropped.values()), f"{file} ({corpus}, {language}, {kind}): a row is unaccounted for"
+        if read != kept + sum(dropped.values()):
+            raise RuntimeError(f"{file} ({corpus}, {language}, {kind}): a row is unaccounted for")
         entry = {"corpus": corpus, "language": language, "kind": kind, "file": file, "read": read, "kept": kept}
         files.append(entry | {"dropped": dropped})
         totals[kind].update(counts)

@@ -175,7 +175,7 @@ class Translating:
             self.module.train(training)
         return side([np.array(words, np.int64) for words in made], other).to(self.device)
 
-    def statistics(self, sums: Mapping[str, Any], counts: Mapping[str, float]) -> dict[str, float]:
+    def statistics(self, sums: Mapping[str, Any], counts: Mapping[str, float]) -> dict[str, float]:  # noqa: ARG002 - the protocol has it
         return {}
 
     def observe(self, step: int) -> dict[str, float]:

@@ -98,7 +98,7 @@ def _stopping_loops() -> Iterator[None]:
     """Let Ctrl-C also stop what a loop has not begun: KFP would start it all the same, and wait."""
     path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"  # steps run `python3`
 
-    def stop(number: int, frame: object) -> None:
+    def stop(*_: object) -> None:
         os.environ["PATH"] = "/nothing"  # no step can be started any more
         raise KeyboardInterrupt
 

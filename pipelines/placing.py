@@ -56,7 +56,7 @@ def sign(*tasks: dsl.PipelineTask) -> None:
 def share_memory(memory: str, *tasks: dsl.PipelineTask) -> None:
     """Give steps that train on several GPUs of their own pod a /dev/shm larger than 64 MB: NCCL needs it."""
     for task in tasks:
-        kubernetes.empty_dir_mount(task, "dev-shm", "/dev/shm", medium="Memory", size_limit=memory)
+        kubernetes.empty_dir_mount(task, "dev-shm", "/dev/shm", medium="Memory", size_limit=memory)  # noqa: S108 - the pod's own
 
 
 def size(cpu: Any, memory: Any, *tasks: dsl.PipelineTask) -> None:

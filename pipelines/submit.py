@@ -118,7 +118,8 @@ def connect(host: str, namespace: str = "") -> Any:
     from kfp import client as kfp
 
     class Client(kfp.Client):
-        def get_kfp_healthz(self, sleep_duration: int = 5) -> Any:  # theirs tries for half a minute, with tracebacks
+        # theirs tries for half a minute, with tracebacks
+        def get_kfp_healthz(self, sleep_duration: int = 5) -> Any:  # noqa: ARG002 - KFP passes it
             return self._healthz_api.healthz_service_get_healthz()
 
     file = os.environ.get("KF_PIPELINES_SA_TOKEN_PATH")

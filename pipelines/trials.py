@@ -69,7 +69,7 @@ def read(path: Path) -> dict[str, dict[str, Any]]:
     if not path.is_file():
         raise ConfigError(f"{path}: no such file of variants")
     try:
-        found = yaml.load(path.read_text(encoding="utf-8"), Loader=run_file.StrictLoader)  # a SafeLoader
+        found = yaml.load(path.read_text(encoding="utf-8"), Loader=run_file.StrictLoader)  # noqa: S506 - a SafeLoader
     except (ConfigError, yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
     if not isinstance(found, dict) or not found:

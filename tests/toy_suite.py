@@ -26,7 +26,7 @@ def write_model(directory: Path) -> Path:
 def write_data(directory: Path) -> dict[str, Any]:
     """Sets of two languages; returns the tasks that read them."""
     luck = random.Random(1)
-    with open(directory / "labelled.csv", "w", newline="") as file:
+    with (directory / "labelled.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["text", "label", "language", "split"])
         for split, count in (("train", 40), ("dev", 8), ("test", 12)):

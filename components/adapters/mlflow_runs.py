@@ -50,7 +50,7 @@ def connect(default_store: Path) -> "MlflowClient":
     if not (directory := _sqlite_directory()):
         return mlflow.MlflowClient()
     directory.mkdir(parents=True, exist_ok=True)
-    with open(directory / ".mlflow.lock", "w") as lock:  # two processes creating the tables at once: one would fail
+    with (directory / ".mlflow.lock").open("w") as lock:  # two processes creating the tables at once: one would fail
         fcntl.flock(lock, fcntl.LOCK_EX)
         return mlflow.MlflowClient()
 

@@ -98,7 +98,7 @@ class _Outbox:
 
     def left(self) -> int:
         """Lines that are not shipped yet."""
-        with open(self.path, "rb") as file:
+        with self.path.open("rb") as file:
             file.seek(self._position)
             return sum(1 for _ in file)
 
@@ -116,7 +116,7 @@ class _Outbox:
             self._last_steps = {metric.key: metric.step for metric in run.data.to_proto().metrics}
         batch: list[Any] = []
         reached = self._position
-        with open(self.path, "rb") as file:
+        with self.path.open("rb") as file:
             file.seek(reached)
             for line in file:
                 if not line.endswith(b"\n"):  # being written

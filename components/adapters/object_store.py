@@ -9,7 +9,6 @@ All names are URLs, s3://bucket/prefix. Address and credentials are the environm
 
 import json
 import logging
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -185,7 +184,7 @@ def pull(url: str, directory: Path) -> None:
         manifests.read(partial, described["kind"], made_with="the stage that makes it")
         shutil.rmtree(directory, ignore_errors=True)  # what an interrupted process left, if anything
         try:
-            os.replace(partial, directory)
+            partial.replace(directory)
         except OSError:
             if not (directory / manifests.NAME).is_file():  # else another process of this machine was faster
                 raise

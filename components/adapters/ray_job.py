@@ -182,7 +182,8 @@ def _delete(jobs: RayJobs, name: str) -> None:
     """Give the GPUs back; if Kubernetes does not let us, say how, as what happened before matters more."""
     for _ in range(3):
         try:
-            return jobs.delete(name)
+            jobs.delete(name)
+            return
         except NoAnswer as error:
             reason: Exception = error
             time.sleep(1)

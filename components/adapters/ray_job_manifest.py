@@ -96,7 +96,7 @@ def render(
                 "rayVersion": ray_version,
                 "authOptions": {"mode": "token"},
                 "headGroupSpec": {
-                    "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0"},  # no training worker there
+                    "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0"},  # noqa: S104 - a pod's; no training worker there
                     "template": head,
                 },
                 "workerGroupSpecs": [
@@ -160,7 +160,8 @@ def _pod(
 ) -> Manifest:  # fmt: skip
     """Template of the head's or a worker's pod."""
     scratch = _scratch()
-    scratch["dev-shm"] = ("/dev/shm", {"medium": "Memory", "sizeLimit": shared_memory or resources["limits"]["memory"]})
+    shared = "/dev/shm"  # noqa: S108 - a volume of the pod alone
+    scratch["dev-shm"] = (shared, {"medium": "Memory", "sizeLimit": shared_memory or resources["limits"]["memory"]})
     spec = _restricted(cluster, container, resources, variables, scratch)
     spec["terminationGracePeriodSeconds"] = cluster.grace_seconds
     saving = str(max(cluster.grace_seconds - _AFTER_SAVING, 1))
@@ -189,7 +190,7 @@ def _labels(component: str) -> dict[str, str]:
 
 def _scratch() -> dict[str, tuple[str, Manifest]]:
     """Volume -> where it is mounted, what it is: the folders in which a pod may write."""
-    return {"tmp": ("/tmp", {}), "home": (HOME, {})}
+    return {"tmp": ("/tmp", {}), "home": (HOME, {})}  # noqa: S108 - a volume of the pod alone
 
 
 def _restricted(

@@ -78,9 +78,11 @@ def _watch(jobs: RayJobs, name: str, tell: Callable[[dict[str, Any] | Exception]
             try:
                 failures = bear(name, failures, error)
             except WorkerLost as lost:
-                return tell(lost)
+                tell(lost)
+                return
         except Exception as error:  # a refusal, or a mistake of ours: the one who waits must know
-            return tell(error)
+            tell(error)
+            return
         over.wait(min(_PAUSE * 2**failures, 30))
 
 

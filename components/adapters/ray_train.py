@@ -155,7 +155,7 @@ def _work(settings: dict[str, Any]) -> dict[str, Any]:
 def _stopping_on_signals(run: Path) -> Iterator[None]:
     """Let SIGTERM and Ctrl-C leave a note that the training finds at its next step: it saves, stops and says so."""
 
-    def leave_note(number: int, frame: object) -> None:
+    def leave_note(*_: object) -> None:
         (run / "stop").touch()
 
     if threading.current_thread() is not threading.main_thread():  # whoever runs us handles signals

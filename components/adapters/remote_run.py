@@ -53,7 +53,8 @@ class RemoteRun:
 
     def send(self, directory: Path, keep: int, bad: Collection[str] = ()) -> None:
         """The lease is renewed between the files and the manifest: a checkpoint of a fenced worker never exists."""
-        assert self._lease, "held() comes first"
+        if self._lease is None:
+            raise RuntimeError("held() comes first")
         object_store.push(directory, f"{self.url}/{directory.name}", before_commit=self._lease.renew, replace=True)
         object_store.put(f"{self.url}/saved.json", json.dumps({"step": directory.name}))
         for old in superfluous(self.names(), keep, bad):

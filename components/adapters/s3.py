@@ -27,7 +27,7 @@ Objects = dict[str, dict[str, Any]]
 
 def mirror(
     source: str, cache: Path, deep: bool = False, choose: Callable[[Objects], Objects] = lambda found: found,
-    folders: Callable[[Objects], Sequence[str]] = lambda found: (),
+    folders: Callable[[Objects], Sequence[str]] = lambda _: (),
 ) -> Path:  # fmt: skip
     """Copy objects into a folder of `cache` that is named by a digest of their names, sizes and ETags, once.
 
@@ -98,7 +98,7 @@ def keep(cache: Path, name: str, partial: Path) -> Path:
     """Move a finished directory into a cache; somebody may have been faster."""
     final = cache / name
     try:
-        os.replace(partial, final)
+        partial.replace(final)
     except OSError:
         if not final.is_dir():
             raise

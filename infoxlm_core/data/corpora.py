@@ -40,16 +40,7 @@ def read(source: CorpusSource, languages: Sequence[str], pivot: str, paths: Sequ
         CorpusTooSmall: a file is empty.
         ParallelMismatch: the sides of parallel text differ in number of lines, or do not belong together.
     """
-    for path in paths:
-        if source.format != "gettext" and not path.is_file():
-            raise InputError(f"{path}: no such file (corpus {source.name}): check its path")
-        if path.is_file() and not path.stat().st_size:
-            raise CorpusTooSmall(f"{path} (corpus {source.name}) is empty: have=0 need=1 bytes")
-    wanted = [language for language in (source.languages or languages) if language in {*languages, pivot}]
-    if unknown := set(source.languages) - set(wanted):
-        raise InputError(f"corpus {source.name}: {', '.join(sorted(unknown))} is not among the run's languages")
-    if len(source.languages) > 1 and pivot not in wanted:
-        raise InputError(f"corpus {source.name}: no side of its pairs is the pivot {pivot}: name it in languages")
+    wanted = _check(source, languages, pivot, paths)
     match source.format:
         case "text":
             return (Row((wanted[0],), (text,), paths[0].name, n, why) for n, text, why in lines.read(paths[0]))
@@ -63,6 +54,21 @@ def read(source: CorpusSource, languages: Sequence[str], pivot: str, paths: Sequ
             return _read_parquet(wanted, pivot, paths[0])
         case "gettext":
             return catalogs.read(wanted, pivot, paths[0])
+
+
+def _check(source: CorpusSource, languages: Sequence[str], pivot: str, paths: Sequence[Path]) -> list[str]:
+    """Refuse a corpus that cannot be read; return the languages that are read from it."""
+    for path in paths:
+        if source.format != "gettext" and not path.is_file():
+            raise InputError(f"{path}: no such file (corpus {source.name}): check its path")
+        if path.is_file() and not path.stat().st_size:
+            raise CorpusTooSmall(f"{path} (corpus {source.name}) is empty: have=0 need=1 bytes")
+    wanted = [language for language in (source.languages or languages) if language in {*languages, pivot}]
+    if unknown := set(source.languages) - set(wanted):
+        raise InputError(f"corpus {source.name}: {', '.join(sorted(unknown))} is not among the run's languages")
+    if len(source.languages) > 1 and pivot not in wanted:
+        raise InputError(f"corpus {source.name}: no side of its pairs is the pivot {pivot}: name it in languages")
+    return wanted
 
 
 # ---------------------------------------------------------------- parallel lines

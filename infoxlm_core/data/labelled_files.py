@@ -102,7 +102,7 @@ def _read_text(path: Path, names: Sequence[str]) -> pd.DataFrame:
     kind: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if path.suffix == ".tsv" else {}  # tabs: no quotes
     rows: list[list[str]] = []
     lines = []
-    with open(path, encoding="utf-8-sig", newline="") as file:
+    with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, **kind)
         for row in reader:
             if rows and len(row) != len(rows[0]):

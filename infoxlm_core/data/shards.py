@@ -33,7 +33,7 @@ class TableWriter:
     def __init__(self, path: Path):
         self.path, self.lengths, self.largest = path, [np.zeros(1, np.int64)], -1
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.file = open(f"{path}.tokens", "wb")  # noqa: SIM115
+        self.file = Path(f"{path}.tokens").open("wb")  # noqa: SIM115
 
     def add(self, flat: np.ndarray, lengths: np.ndarray) -> None:
         """Add rows: their token ids end to end, and how many each has."""

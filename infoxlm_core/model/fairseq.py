@@ -5,7 +5,6 @@ directory of safetensors and JSON. Nothing else in the project opens a pickle.
 """
 
 import argparse
-import os
 import re
 import tempfile
 from collections import Counter
@@ -115,7 +114,7 @@ def convert(checkpoint: Path, directory: Path, tokenizer: Path | None = None, he
         model = partial / tokenizers.MODEL
         if model.is_file() and not (partial / "tokenizer.json").is_file():
             tokenizers.write_fast(model.read_bytes(), partial, size.positions - FIRST_POSITION)
-        os.replace(partial, directory)
+        partial.replace(directory)
     used = {naming(name) for name, _ in holder.named_parameters()} | _TIED
     return Imported(size, projection is not None, missing, tuple(sorted([*unused, *(named.keys() - used)])))
 

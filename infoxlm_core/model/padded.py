@@ -49,7 +49,7 @@ class Padded(nn.Module):
     def labels(self) -> tuple[str, ...]:
         return labels_of(self.config)
 
-    def forward(self, ids: Tensor, types: Tensor, lengths: Sequence[int], kept: Tensor | None = None) -> Tensor:
+    def forward(self, ids: Tensor, types: Tensor, lengths: Sequence[int], kept: Tensor | None = None) -> Tensor:  # noqa: ARG002 - as all task models
         """(T,) ids and types of N sequences -> (N, labels) logits, or (T, 2) of start and end."""
         sizes = list(lengths)
         pad = getattr(self.config, "pad_token_id", None) or 0

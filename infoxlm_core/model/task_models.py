@@ -81,7 +81,7 @@ class Reader(Packed):
         super().__init__(encoder, config)
         self.output = nn.Linear(encoder.size.hidden, 2)
 
-    def forward(self, ids: Tensor, types: Tensor, lengths: Sequence[int], kept: Tensor | None = None) -> Tensor:
+    def forward(self, ids: Tensor, types: Tensor, lengths: Sequence[int], kept: Tensor | None = None) -> Tensor:  # noqa: ARG002 - as all task models
         """(T,) ids and types of N packed sequences -> (T, 2) logits of start and end."""
         return self.output(self.hidden(ids, types, lengths, first_rows=False))
 

@@ -152,7 +152,8 @@ def _compare_languages(measure: MeasureConfig, finished: Sequence[Mapping[str, A
 def _compare_training(measure: MeasureConfig, finished: Sequence[Mapping[str, Any]]) -> Fact:
     """How long was trained, and on how much: a training that is not of the paper's size is not the paper's."""
     settings = measure.settings
-    assert not isinstance(settings, RetrievalConfig)
+    if isinstance(settings, RetrievalConfig):
+        raise TypeError("nothing is trained for retrieval")
     batches = measure.grid.get("batch_size", (settings.batch_size,))
     passes = measure.grid.get("epochs", (settings.epochs,) if settings.epochs else ())
     known = [scores["training"] for scores in finished if scores.get("training")]

@@ -112,7 +112,7 @@ def _build_retrieval(task: str, found: Mapping[str, Any], own: str) -> Iterable[
         for direction, name in (("to_pivot", f"xx_{pivot}"), ("from_pivot", f"{pivot}_xx")):
             lines = tuple(_list_vectors(found["models"], columns, direction, own))
             key = f"tatoeba/{group}/{name}" if found["table"] == "tatoeba" else ""
-            rows, notes = _lay_beside(key, columns, lambda row: True, detailed=True)
+            rows, notes = _lay_beside(key, columns, lambda _: True, detailed=True)
             notes = (*([_BEST] if any(BEST in line.detail for line in lines) else []), *notes)
             arrow = name.replace("_", " → ")
             whose = f"{_GROUPS[group]}, " if len(groups) > 1 else ""

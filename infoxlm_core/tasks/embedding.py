@@ -96,7 +96,7 @@ def embed(
     batch_size: int,
     max_tokens: int,
     projection: Tensor | None = None,
-    advance: Callable[[int], None] = lambda count: None,
+    advance: Callable[[int], None] = lambda _: None,
 ) -> dict[Place, Tensor]:
     """Compute the vectors of sentences at some places, in one pass.
 

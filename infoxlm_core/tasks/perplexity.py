@@ -56,9 +56,7 @@ def measure(
 def _predict_at(model: Model, batch: dict[str, Tensor], rows: Tensor, columns: Tensor) -> Tensor:
     """Logits at some positions only. V is large: at all positions they would take most of the time and memory."""
     output = model.get_output_embeddings()
-    hook = output.register_forward_pre_hook(
-        lambda module, inputs: (inputs[0][rows, columns],)
-    )  # (B, L, d) -> (gaps, d)
+    hook = output.register_forward_pre_hook(lambda _, inputs: (inputs[0][rows, columns],))  # (B, L, d) -> (gaps, d)
     try:
         with autocast(model.device):
             return model(**{name: values.to(model.device) for name, values in batch.items()}).logits

@@ -121,7 +121,7 @@ class Checkpoints:
         Raises:
             LeaseHeld: somebody else goes on training it.
         """
-        with open(self.directory / "lock", "w") as file:
+        with (self.directory / "lock").open("w") as file:
             deadline = time.monotonic() + patience
             while True:
                 try:
@@ -175,7 +175,7 @@ class Checkpoints:
             manifests.write(temporary, "checkpoint", {"step": checkpoint.step})
             if final.exists():  # a bad one of the same step, or we would not have trained it again
                 shutil.rmtree(final)
-            os.replace(temporary, final)
+            temporary.replace(final)
             manifests.sync_file(self.directory)
             manifests.write_atomically(self.directory / "saved.json", json.dumps({"step": checkpoint.step}))
         except BaseException as error:

@@ -85,13 +85,14 @@ def from_first(value: T) -> T:
 
 
 @functools.lru_cache(1)
-def _patient(workers: dist.ProcessGroup) -> dist.ProcessGroup:
+def _patient(workers: dist.ProcessGroup) -> dist.ProcessGroup:  # noqa: ARG001 - the key of the cache
     """A group of all workers, on the CPU, that waits long; for gradients they wait in the group that Ray has made.
 
     A worker that dies ends the waiting at once; one that stops is found by Ray, which asks each how it is.
     """
     group = dist.new_group(backend="gloo", timeout=LONGEST)
-    assert group is not None, "every worker belongs to it"
+    if group is None:
+        raise RuntimeError("every worker belongs to the group of all")
     return group
 
 
@@ -193,7 +194,8 @@ def shard(module: nn.Module, layers: Iterable[nn.Module]) -> None:
         # What has no backward pass must let go after the forward pass.
         fully_shard(part, reshard_after_forward=None if trained else True)
     for part in parts:
-        assert isinstance(part, FSDPModule)
+        if not isinstance(part, FSDPModule):
+            raise TypeError(f"fully_shard left {type(part).__name__} as it was")
         part.set_gradient_divide_factor(1.0)  # losses are divided by the targets of all workers already
         part.set_force_sum_reduction_for_comms(True)  # and gloo knows no other
 

@@ -6,7 +6,6 @@ so takes the same decisions again.
 """
 
 import json
-import os
 from pathlib import Path
 
 import torch
@@ -86,7 +85,7 @@ class Kept:
             if manifests.is_full(error):
                 raise StorageFull(f"{path}: no space for the weights: free some, then run again") from error
             raise
-        os.replace(temporary, path)
+        temporary.replace(path)
         manifests.sync_file(path.parent)
 
     def load(self, module: nn.Module, step: int) -> None:

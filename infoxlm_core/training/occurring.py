@@ -33,16 +33,15 @@ def limit(
     if weight_decay or not isinstance(module, Packed):
         return task, nullcontext
     words = OccurringWords(module.encoder, task.examples)
-    judge = task.judge
+    limited, judge = replace(task, examples=words.renumber(task.examples)), task.judge
+    if judge is None:
+        return limited, words.all_words
 
     def judge_with_all_words(module: TaskModel) -> dict[str, float]:
-        assert judge, "called only where there is one"
         with words.all_words():
             return judge(module)
 
-    return replace(
-        task, examples=words.renumber(task.examples), judge=judge_with_all_words if judge else None
-    ), words.all_words
+    return replace(limited, judge=judge_with_all_words), words.all_words
 
 
 class OccurringWords:

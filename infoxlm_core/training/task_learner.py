@@ -49,7 +49,7 @@ class Task:
     source: str = "en"
     development: tuple[str, ...] = ()
     judge: Callable[[TaskModel], dict[str, float]] | None = None
-    leave: Callable[[Path], None] = lambda directory: None
+    leave: Callable[[Path], None] = lambda _: None
 
 
 @dataclass(frozen=True)

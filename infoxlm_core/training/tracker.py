@@ -58,7 +58,7 @@ class FileTracker:
         kept = [_line(*point) for point in read(self.path) if point[0] <= step]
         if "".join(kept).encode() != self.path.read_bytes():
             manifests.write_atomically(self.path, "".join(kept))
-        self._file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 - stays open until close()
+        self._file = self.path.open("a", encoding="utf-8")  # until close()
 
 
 def _line(step: int, values: dict[str, float]) -> str:
@@ -71,7 +71,7 @@ def read(path: Path | str) -> list[Point]:
     Raises:
         ShardCorrupt: a complete line holds no point.
     """
-    with open(path, "rb") as file:
+    with Path(path).open("rb") as file:
         return [parse(line, f"{path}:{number}") for number, line in enumerate(file, 1) if line.endswith(b"\n")]
 
 

@@ -34,7 +34,8 @@ def run(
 
         done = local.run(infoxlm, local.sections(checked, infoxlm), store, config.stem)
         report = local.artifact(store, "evaluate", "scores")
-        assert report, "a pipeline that is done has scores"
+        if not report:
+            raise RuntimeError("the pipeline is done and has no scores")
         scores = manifests.load(report)["facts"]
         for name in HEADLINES:
             if name in scores:

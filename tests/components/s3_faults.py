@@ -109,22 +109,24 @@ class _Handler(BaseHTTPRequestHandler):
         body = self._body()
         kind = self.plan.next(self.command, unquote(self.path.lstrip("/")))
         if kind in ("500", "503"):
-            return self._fail(int(kind))
+            self._fail(int(kind))
+            return
         if kind == "reset":
-            return self._reset()
+            self._reset()
+            return
         response, content = self._forward(body)
         if kind == "applied-500":
-            return self._fail(500)
-        if kind == "applied-reset":
-            return self._reset()
-        if kind == "applied-silence":
+            self._fail(500)
+        elif kind == "applied-reset":
+            self._reset()
+        elif kind == "applied-silence":
             self.connection.recv(1)  # until the client hangs up
             self.close_connection = True
-            return None
-        if kind == "flipped" and content:
-            middle = len(content) // 2
-            content = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
-        self._answer(response, content, cut=kind == "truncated")
+        else:
+            if kind == "flipped" and content:
+                middle = len(content) // 2
+                content = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+            self._answer(response, content, cut=kind == "truncated")
 
     do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = handle_any
 

@@ -19,7 +19,7 @@ def test_a_shipped_curve_arrives_whole_and_shipping_it_again_adds_nothing(store)
     for step in range(1, 701):  # 1400 metrics: more than one batch
         curve.log(step, {"loss/mlm": 1 / step, "rate": float("nan") if step == 700 else 0.1})
     curve.close()
-    with open(store / "metrics.jsonl", "a") as file:
+    with (store / "metrics.jsonl").open("a") as file:
         file.write('{"step": 701, "lo')  # the crash
 
     mlflow_tracker.ship(store / "metrics.jsonl", run_id)

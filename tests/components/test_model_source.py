@@ -1,6 +1,5 @@
 """A model to start from, wherever it is: a directory, S3 (a real server), the hub, the registry."""
 
-import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -151,7 +150,7 @@ def hub_cache(store: Path, encoder: Path) -> Path:
     for path in encoder.iterdir():
         blob = root / "blobs" / manifests.file_sha256(path)
         shutil.copy(path, blob)
-        os.symlink(blob, snapshot / path.name)
+        (snapshot / path.name).symlink_to(blob)
     return root
 
 

@@ -75,7 +75,7 @@ def test_a_killed_worker_is_replaced_and_the_run_ends_the_same(ray_here, tiny_sh
             try:
                 command = (process / "cmdline").read_bytes().replace(b"\0", b" ")
                 # whoever holds the lock of this very run is its first worker
-                held = any(Path(os.readlink(fd)) == tmp_path / "b/run/lock" for fd in (process / "fd").iterdir())
+                held = any(fd.readlink() == tmp_path / "b/run/lock" for fd in (process / "fd").iterdir())
             except OSError:
                 continue
             if held and b"ray::" in command:

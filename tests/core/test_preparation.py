@@ -184,12 +184,12 @@ def test_few_invalid_lines_are_counted_and_many_refuse_the_file_with_nothing_lef
     words = [f"Satz {a} {b} {c} {d}" for a in ZAHLEN for b in ZAHLEN for c in ZAHLEN for d in ZAHLEN][:9993]
     corpus = text(tmp_path / "m.txt", words)
     pair = tsv(tmp_path / "p.tsv", PAIRS)
-    with open(tmp_path / "m.txt", "ab") as file:
+    with (tmp_path / "m.txt").open("ab") as file:
         file.write(b"kaputt \xff\n" * 7)
 
     assert entry(prepare(tmp_path, corpus, pair), "m", "mono")["dropped"] == {"invalid_utf8": 7}
 
-    with open(tmp_path / "m.txt", "ab") as file:
+    with (tmp_path / "m.txt").open("ab") as file:
         file.write(b"kaputt \xff\n" * 4)
     with pytest.raises(EncodingError, match=r"m\.txt:9994:8: .* 11 of 10004"):
         prepare(tmp_path, pair, corpus)

@@ -26,7 +26,7 @@ def serving(
     Raises:
         RuntimeError: it does not answer; the end of its log.
     """
-    with open(log, "ab") as output:
+    with log.open("ab") as output:
         server = subprocess.Popen(
             command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
