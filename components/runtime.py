@@ -39,6 +39,8 @@ def ending_clearly(
     """Run a stage's body; turn what goes wrong into one line, an exit code and an outcome in the store.
 
     Args:
+        store: directory, or s3://bucket/prefix, that gets the outcome.
+        name: of the stage.
         trial: of an ablation, so that every line says which variant speaks.
         point: of a suite, likewise.
         outcome_of: the name under which the outcome is looked for, if not the stage's.

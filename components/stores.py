@@ -128,6 +128,9 @@ def make(store: str, kind: str, name: str, build: Callable[[Path], dict[str, Any
     """Return the artifact `kind/name` of the store; build it first if it is not there, whole or not at all.
 
     Args:
+        store: directory, or s3://bucket/prefix.
+        kind: of the artifact.
+        name: of the artifact, from all that decides its content.
         build: fills an empty directory and returns the facts of the manifest.
 
     Returns:

@@ -60,6 +60,7 @@ def do(work: Work, cluster: dict[str, Any] | None = None, task: Any = None) -> P
     """Return the artifact on this machine, made if nobody has made it before.
 
     Args:
+        work: the artifact and all that it is made of.
         cluster: a `ClusterConfig` as a mapping: a RayJob does the work, if it has workers; empty: it is done here.
         task: `dsl.TaskConfig` of the step, whose resources, node selector and tolerations are those of the workers.
 

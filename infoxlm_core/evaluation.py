@@ -45,9 +45,11 @@ def evaluate(
     """Score models and write scores.json, items.parquet, report.html, figures/ and model_card.md.
 
     Args:
+        config: what is measured, and how.
         corpus: a prepared corpus with held_out/<pivot>-<language>/*.parquet; its report.json is shown if there is one.
         encoders: Hugging Face directories by name, the model under test first.
         classifiers: directories of fine-tuned classifiers, each with its test.parquet, by the same names; or none.
+        output: gets these files.
 
     Returns:
         one flat mapping of metrics such as "retrieval/best" (shares from 0 to 1); a floor's carry its name in front.

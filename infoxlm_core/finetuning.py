@@ -35,9 +35,12 @@ def finetune(
     """Fine-tune an encoder in Hugging Face format on a task; every worker calls this.
 
     Args:
+        config: the task, its data and the training.
+        encoder: a Hugging Face directory.
         corpus: the prepared corpus whose labelled set is used if a config of classification names no data.
         output: gets the model, its tokenizer, `selection.json`, `metrics.jsonl` and, of classification, `test.parquet`.
         run: gets checkpoints; the same directory continues the same run.
+        track: makes the tracker that writes the curves into a file.
         elsewhere: where checkpoints are for machines that share no disk with this one.
 
     Returns:

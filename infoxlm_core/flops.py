@@ -27,9 +27,14 @@ def must_do_flops(
     Args:
         lm: tokens of each MLM and TLM sequence.
         targets: masked positions.
-        query, key: tokens of each contrast view.
-        d, f, T, V: hidden size, FFN size, layers, vocabulary.
-        contrast_layer, K: universal layer, rows of the queue.
+        query: tokens of each query view.
+        key: tokens of each key view.
+        d: hidden size.
+        f: FFN size.
+        T: layers.
+        contrast_layer: universal layer.
+        V: vocabulary.
+        K: rows of the queue.
     """
 
     def encoder(lengths: Sequence[int], layers: int) -> float:

@@ -22,7 +22,8 @@ def linear_cross_entropy(
 
     Args:
         hidden: (N, d). N may be 0: the sum is then 0.
-        weight, bias: (V, d) and (V,) of the output layer.
+        weight: (V, d) of the output layer.
+        bias: (V,) of the output layer.
         targets: (N,) ids.
         scale: (N,) factor of each row in the sum; known before, which is why gradients can be made at once.
         rows: how many rows of logits are held at once.

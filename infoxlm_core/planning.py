@@ -164,7 +164,9 @@ def plan(config: PretrainingConfig, vocabulary: int, gpus: int = 8, gpu: str = "
     """Plan a run on so many GPUs of a kind.
 
     Args:
+        config: the run.
         vocabulary: ids of the tokenizer.
+        gpus: how many work together.
         gpu: its name, of `flops.PEAKS`.
 
     Raises:

@@ -47,6 +47,7 @@ def train(
     """Train until BLEU on held-out pairs has not risen for a while; every worker calls this.
 
     Args:
+        config: of model, data and training.
         shards_path: output of the tokenization stage.
         corpus: a prepared corpus; its held_out/ has pairs of the two languages.
         output: gets `translator/`, the best one.

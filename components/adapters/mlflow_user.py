@@ -21,6 +21,9 @@ def ensure(server: str, admin_password: str, user: str, password: str) -> None:
 
     Args:
         server: URL of MLflow.
+        admin_password: of the user `admin`.
+        user: the name of the user.
+        password: the user's, set anew if the user is there.
 
     Raises:
         InputError: MLflow refuses.

@@ -126,6 +126,8 @@ def push(directory: Path, url: str, before_commit: Callable[[], None] = lambda: 
     """Upload a directory that has a manifest. Called again it sends only what is not there yet.
 
     Args:
+        directory: what is uploaded.
+        url: s3://bucket/prefix of the copy.
         before_commit: called when all files have arrived, before the manifest makes them a directory.
         replace: put it in the place of another of this name, which is gone first.
 

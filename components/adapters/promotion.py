@@ -57,6 +57,7 @@ def promote(client: "MlflowClient", version: "ModelVersion", gate: Mapping[str, 
     """Make a version champion if the gate says so; write the decision down in any case.
 
     Args:
+        client: of the registry's MLflow.
         version: the candidate.
         gate: metric -> least gain, above which the whole interval must lie.
         by_hand: why a person decides instead of the gate; its files are checked all the same.

@@ -51,6 +51,7 @@ def run(
     Args:
         name: of the job, by `job_name`.
         work: URL of the work, the only argument of `python -m components.job`.
+        cluster: where and how jobs run.
         num_workers: training workers, one a GPU.
         task: kfp's `dsl.TaskConfig` of the step: what one worker pod asks for, and where it may run.
         ask_to_stop: makes the training save and stop, if it runs.

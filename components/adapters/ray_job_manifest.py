@@ -55,9 +55,12 @@ def render(
     """The RayJob that runs `python -m components.job WORK`.
 
     Args:
+        name: of the job, by `job_name`.
         work: URL or path of the work, the entrypoint's only argument.
+        cluster: where and how jobs run.
         num_workers: training workers, one a GPU.
         task: kfp's `dsl.TaskConfig` of the step: resources, node selector, tolerations, affinity, environment.
+        ray_version: that of this process, which the image has too.
         environment: of this process.
 
     Raises:

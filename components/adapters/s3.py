@@ -33,6 +33,7 @@ def mirror(
 
     Args:
         source: s3://bucket/prefix; without anything below it the object of that very name.
+        cache: folder of all such copies.
         deep: also what lies in folders below the prefix; the copy keeps the prefix's own last name.
         choose: which of the objects are wanted.
         folders: which folders below the prefix are wanted too, all that is in them, by what lies directly under it.

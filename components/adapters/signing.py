@@ -39,6 +39,8 @@ def verify(model: Path, signature: Path, name: str) -> None:
     """Check the signature of a folder, if there is a key for it.
 
     Args:
+        model: folder with the signed files.
+        signature: file that was made when it was signed.
         name: what people call the model.
 
     Raises:

@@ -38,6 +38,7 @@ def read(folder: Path, pivot: str, wanted: str | Iterable[str] = "all") -> dict[
     """Read an aligned set, its languages sorted as the paper's tables; codes are those of the files.
 
     Args:
+        folder: where the set's files are.
         pivot: every other language is compared with this one.
         wanted: languages, see `languages.choose`.
 

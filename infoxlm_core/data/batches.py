@@ -66,6 +66,8 @@ def micro_batches(draw: Draw, size: int, symmetric: bool = False) -> list[Packed
     """Cut a worker's samples into packed micro-batches of at most `size` samples of each objective.
 
     Args:
+        draw: the samples.
+        size: most samples of an objective in a micro-batch.
         symmetric: each contrast item also with query and key view exchanged.
     """
     most = max(len(draw.mlm.groups), len(draw.tlm.groups), len(draw.groups))

@@ -31,6 +31,7 @@ def read_labelled(
     their names. If no file says any split, a tenth of the rows is set aside as a test, the same one every time.
 
     Args:
+        config: names files, columns and task.
         corpus: the prepared corpus whose labelled set is read if `config.data` is None.
         splits: which rows are wanted; files of others are not read, if their names say so.
 

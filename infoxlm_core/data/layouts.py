@@ -76,7 +76,8 @@ def mix(first: tuple[Sequences, Sequences], second: tuple[Sequences, Sequences],
     """Mixup (InfoXLM, section 3.3): pairs (c1, c2) and (d1, d2) -> query and key views.
 
     Args:
-        first, second: the two sides of N pairs each.
+        first: one side of N pairs each.
+        second: the other side of the same pairs.
         mode: (N,) in 0…7; bit 1 swaps the order on the source side, 2 on the target side, 4 exchanges the sides.
         cross: (N,) true exchanges d1 and d2 first, so that each view mixes languages.
         joined: (N,) false leaves the second pair out; only bit 4 of the mode then counts.

@@ -54,6 +54,8 @@ def mask(
         flat: (T,) ids of N sequences end to end.
         lengths: (N,).
         vocabulary_size: V; `<mask>` is V - 1.
+        config: how much is masked, and how.
+        rng: draws what is masked, and what stands there instead.
         starts_word: (V,) of `word_starts`; only whole-word masking needs it, which draws words in place of tokens.
 
     Returns:
@@ -114,6 +116,7 @@ def word_starts(tokenizer: Path, vocabulary_size: int) -> np.ndarray:
 
     Args:
         tokenizer: the directory of a tokenizer.json, such as `tokenizer/` in the shards.
+        vocabulary_size: V.
 
     Raises:
         InputError: there is none.

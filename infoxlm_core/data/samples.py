@@ -92,6 +92,8 @@ class Sampler:
         """The samples of some virtual shards at a step; `prefill…` names the steps of the reserved stream.
 
         Args:
+            step: number of the step, or its name in the reserved stream.
+            virtual_shards: those of this worker.
             only: "lm" leaves out contrast, "xlco" all but contrast.
         """
         objectives = self.config.objectives

@@ -55,6 +55,7 @@ class Law:
         Args:
             tables: (count,) tables the partners must avoid.
             corpora: the corpus each table belongs to; two tables of one name are one corpus.
+            rng: draws the samples.
         """
         number = {name: i for i, name in enumerate(corpora)}
         names = np.array([number[name] for name in corpora])

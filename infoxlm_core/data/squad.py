@@ -127,6 +127,8 @@ def cells(paths: Sequence[str], split: Split, mixed: bool = False) -> dict[Cell,
     """The file of each language, or pair of languages, by names alone.
 
     Args:
+        paths: files, globs or folders of the set.
+        split: which of its files are wanted.
         mixed: also files whose questions are of another language than their paragraphs.
 
     Raises:

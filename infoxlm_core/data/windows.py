@@ -79,6 +79,9 @@ def lay_out(
     """Tokenise questions (at least one) and paragraphs, each once, and lay their windows out.
 
     Args:
+        tokenizer: of the encoder that will read them.
+        questions: the text of each.
+        paragraphs: the text of each.
         paragraph_of: (Q,) paragraph of each question.
         max_tokens: of a window, question and special tokens included.
         question_tokens: longer questions are cut.
@@ -179,6 +182,7 @@ def targets(windows: Windows, spans: Sequence[tuple[int, int]]) -> np.ndarray:
     """First and last token of the answer within each window: (N, 2) int64; (0, 0) if not all of it is in there.
 
     Args:
+        windows: of Q questions, N in all.
         spans: (Q,) first character of its answer in the paragraph, and the one after its last; neither is a space.
     """
     found = windows.paragraphs

@@ -50,7 +50,9 @@ def export(
     """Write a directory that `XLMWithLMHeadModel` or `BertForPreTraining` loads.
 
     Args:
+        model: the trained model.
         tokenizer: a directory with tokenizer.json and its settings; their special tokens become the system's.
+        directory: gets configuration, weights and tokenizer.
         languages: names of the language embedding's rows, for XLM.
         causal: the model was trained on CLM.
     """

@@ -58,8 +58,14 @@ def attend(query: Tensor, key: Tensor, value: Tensor, queries: Sequence[int], ke
     """Full attention inside each sequence, or none to what comes later (`causal`), and none across.
 
     Args:
-        query: (Q, d) rows that ask; key, value: (T, d) all rows.
-        queries, keys: how many rows of each belong to sequence 1, 2, …; they sum to Q and T.
+        query: (Q, d) rows that ask.
+        key: (T, d) all rows.
+        value: (T, d) all rows.
+        queries: how many rows that ask belong to sequence 1, 2, …; they sum to Q.
+        keys: how many of all rows belong to each sequence; they sum to T.
+        heads: into which d is divided.
+        dropout: of the attention weights.
+        causal: a row sees what comes before it, and itself.
 
     Returns:
         (Q, d).

@@ -220,6 +220,8 @@ def load_into(
     A single token-type row, zeros in every published XLM-R, is added to the positions: equal by construction.
 
     Args:
+        module: the model that is filled.
+        directory: a Hugging Face directory.
         optional: parameters (or prefixes) that may be missing there and then keep their values.
         names: rules for what stands on the encoder, as in `hugging_face_name`.
 

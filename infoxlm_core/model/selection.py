@@ -44,6 +44,8 @@ def choose(looks: Sequence[Look], rule: str, source: str, last: int) -> dict[str
     """The step of each language by a rule of `SelectionConfig`; of equals the first.
 
     Args:
+        looks: what was measured at each look.
+        rule: its name.
         source: the language of the training text.
         last: steps of the whole training so far.
 

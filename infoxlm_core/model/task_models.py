@@ -107,8 +107,12 @@ def create(directory: Path, kind: Kind, labels: Sequence[str] = (), dropout: flo
     """A fresh head, random by the seed, on a pre-trained encoder; on the CPU.
 
     Args:
+        directory: a Hugging Face directory of the encoder.
+        kind: what the head is for.
         labels: of a classifier, in the order of their numbers.
-        dropout: in the encoder; head_dropout: in the head.
+        dropout: in the encoder.
+        head_dropout: in the head.
+        seed: of the head's weights.
 
     Raises:
         InputError: there is no complete encoder in the directory.

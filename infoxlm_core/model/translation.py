@@ -104,6 +104,8 @@ class Translator(nn.Module):
         """Translate greedily; the language alone says into what.
 
         Args:
+            source: the sentences.
+            language: number of the target language.
             limits: most tokens of each translation, both `</s>` counted.
 
         Returns:

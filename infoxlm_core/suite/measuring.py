@@ -67,9 +67,11 @@ def measure(settings: Settings, model: Path, training: Mapping[str, Any], output
     """Measure an encoder, or a model that was fine-tuned from one; write scores.json beside the predictions.
 
     Args:
+        settings: of the task.
         model: a Hugging Face directory.
         training: what fine-tuning said of itself: `steps`, `examples`, and `tuned`, where in the store the model is;
             empty where nothing was trained.
+        output: gets scores and predictions.
     """
     if isinstance(settings, RetrievalConfig):
         scores = aligned.measure(settings, model, output)

@@ -37,6 +37,7 @@ def describe_rule(selection: Mapping[str, Any] | None, chosen_by: Collection[str
     """#M, how many checkpoints there are, and what chose them.
 
     Args:
+        selection: what fine-tuning said of its looks; none: it took the last step.
         chosen_by: languages of the development sets that also chose the place of a grid; none: there is no grid.
     """
     if not selection:
@@ -69,6 +70,7 @@ def compare_protocol(
     """What decides whether numbers may be compared: test sets, training, choice, seeds.
 
     Args:
+        measure: the task as the suite asks for it.
         counts: rows, questions or pairs that were asked, by language.
         finished: scores of the finished points; `training` says what fine-tuning said of itself.
     """

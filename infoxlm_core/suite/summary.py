@@ -29,6 +29,7 @@ def summarise(config: SuiteConfig, results: Mapping[str, Scores]) -> dict[str, A
     """Sum up what has been measured.
 
     Args:
+        config: of the suite.
         results: scores of the points that are finished, by name.
 
     Returns:

@@ -35,6 +35,7 @@ def measure(config: RetrievalConfig, encoder: Path, output: Path) -> dict[str, A
     """Retrieve in both directions with every vector asked for, and by layer (Figure 1 of the paper).
 
     Args:
+        config: set, languages and vectors.
         encoder: a Hugging Face directory.
         output: gets misses.parquet: each sentence whose translation the first vector did not find, and what it did.
 

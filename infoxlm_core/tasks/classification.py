@@ -117,8 +117,10 @@ def measure(config: FinetuningConfig, tuned: Path, corpus: Path | None, output: 
     """Classify the test rows of every language; write `predictions.parquet`.
 
     Args:
+        config: that of the fine-tuning.
         tuned: a fine-tuned classifier; each language is classified by the model that was kept for it.
         corpus: the prepared corpus whose labelled set is the test if the config names no data.
+        output: gets the predictions.
 
     Returns:
         task, languages, mean, transfer_gap, counts, test_set, dev, selection and mixed; all scores from 0 to 1.

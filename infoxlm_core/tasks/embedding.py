@@ -101,6 +101,12 @@ def embed(
     """Compute the vectors of sentences at some places, in one pass.
 
     Args:
+        model: the encoder.
+        tokenizer: that of the model.
+        texts: the sentences.
+        places: which vectors: layer and pooling.
+        batch_size: sentences at once.
+        max_tokens: longer sentences are cut.
         projection: for places of pooling contrast (see `load_projection`).
         advance: is told how many sentences more are done.
 
@@ -143,7 +149,12 @@ def embed_sentences(
     """Embed sentences with a model on disk: (N, d) float32 on the CPU.
 
     Args:
-        layer, pooling: which vectors; None: those that the model was trained to compare sentences with.
+        directory: a Hugging Face directory.
+        texts: the sentences.
+        layer: which vectors; None: those that the model was trained to compare sentences with.
+        pooling: likewise.
+        batch_size: sentences at once.
+        max_tokens: longer sentences are cut.
 
     Raises:
         InputError: no model there, no such layer or pooling, or none given for a model that does not say.

@@ -30,6 +30,8 @@ def find_nearest(queries: Tensor, candidates: Tensor, margin: bool = False) -> T
     In fp64: vectors of untrained or [CLS]-only encoders are almost parallel, and their cosines differ late.
 
     Args:
+        queries: (N, d).
+        candidates: (M, d).
         margin: compare by ratio margin; its neighbours are found among all queries and all candidates.
     """
     if len(candidates) > LARGE and find_spec("faiss"):
@@ -136,7 +138,8 @@ def find_hits(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> dict[str,
     """Retrieve in both directions, layer by layer.
 
     Args:
-        sources, targets: (N, d) of each layer, aligned; sources are in the pivot language.
+        sources: (N, d) of each layer, in the pivot language.
+        targets: (N, d) of each layer, their translations in the same order.
 
     Returns:
         {"from_pivot" | "to_pivot": (layers, N) bool, whether the nearest sentence is the translation}.

@@ -30,7 +30,8 @@ def paired_bootstrap(
     """Percentile interval of the difference between two models' means over languages.
 
     Args:
-        candidate, other: (language, question) -> score from 0 to 1, of the same questions (`items.answers`).
+        candidate: (language, question) -> score from 0 to 1 (`items.answers`).
+        other: that of the other model, of the same questions.
         resamples: draws of the questions.
         level: share of the draws that the interval holds.
         seed: of the draws; the same answers and the same seed give the same interval.

@@ -21,6 +21,7 @@ def best_spans(windows: Windows, logits: Sequence[Tensor], n_best: int, answer_t
     """The answer of each question: (Q, 2) its first character and the one after its last; (0, 0) if there is none.
 
     Args:
+        windows: of Q questions.
         logits: of each window (L, 2), its tokens' logits to be first and last of the answer.
         n_best: starts and ends of each window that are combined.
         answer_tokens: longest answer.

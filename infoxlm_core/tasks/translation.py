@@ -49,7 +49,11 @@ def translate(
     """Translate sentences, greedily, from the language of number `source` to that of number `target`.
 
     Args:
+        model: the translator.
         sentences: ids of each, without special tokens.
+        source: number of the language of the sentences.
+        target: number of the language of the translations.
+        batch_size: sentences at once.
 
     Returns:
         ids of each translation, in the order of the sentences, without special tokens; at most 1.5 times as many

@@ -155,6 +155,7 @@ class Checkpoints:
         """Write a checkpoint so that it exists whole or not at all; then drop the bad and the oldest.
 
         Args:
+            checkpoint: all that training goes on from.
             last: of this process; one that does not arrive elsewhere cannot be followed by one that does.
 
         Raises:
