@@ -29,9 +29,14 @@ logger = logging.getLogger(__name__)
 
 
 def finetune(
-    config: FinetuningConfig | AnsweringConfig, encoder: Path, corpus: Path | None, output: Path, run: Path,
-    track: Callable[[Path], Tracker] = FileTracker, elsewhere: Elsewhere | None = None,
-) -> dict[str, Any]:  # fmt: skip
+    config: FinetuningConfig | AnsweringConfig,
+    encoder: Path,
+    corpus: Path | None,
+    output: Path,
+    run: Path,
+    track: Callable[[Path], Tracker] = FileTracker,
+    elsewhere: Elsewhere | None = None,
+) -> dict[str, Any]:
     """Fine-tune an encoder in Hugging Face format on a task; every worker calls this.
 
     Args:

@@ -61,8 +61,14 @@ def pretrain(
     return figures
 
 
-def _export(config: PretrainingConfig, learner: Pretraining | baselines.Baseline, weights: dict[str, Tensor],
-            shards: Shards, run: Path, output: Path) -> None:  # fmt: skip
+def _export(
+    config: PretrainingConfig,
+    learner: Pretraining | baselines.Baseline,
+    weights: dict[str, Tensor],
+    shards: Shards,
+    run: Path,
+    output: Path,
+) -> None:
     tokenizer, lineage = shards.directory / "tokenizer", {"shards": shards.manifest["digest"]}
     lineage |= {name: shards.manifest["facts"][name] for name in ("corpus", "tokenizer")}
     if isinstance(learner, baselines.Baseline):

@@ -43,9 +43,14 @@ class Stop:
 
 
 def run(
-    name: str, work: str, cluster: ClusterConfig, num_workers: int, task: Any, ask_to_stop: Callable[[], None],
+    name: str,
+    work: str,
+    cluster: ClusterConfig,
+    num_workers: int,
+    task: Any,
+    ask_to_stop: Callable[[], None],
     ended: Callable[[], dict[str, Any] | None],
-) -> None:  # fmt: skip
+) -> None:
     """Train on the cluster: return when the job has succeeded.
 
     Args:
@@ -129,9 +134,13 @@ def _begin(jobs: RayJobs, body: Job, stop: Stop, grace: float) -> None:
 
 
 def _follow(
-    jobs: RayJobs, name: str, cluster: ClusterConfig, stop: Stop, ask_to_stop: Callable[[], None],
+    jobs: RayJobs,
+    name: str,
+    cluster: ClusterConfig,
+    stop: Stop,
+    ask_to_stop: Callable[[], None],
     log: JobLog,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Wait for the end of the job; keep the limits; speak up when it is quiet."""
     began = since = beat = time.monotonic()  # `since`: how long it has been waiting, or running
     was_running, status = False, {}

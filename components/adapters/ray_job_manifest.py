@@ -49,9 +49,14 @@ def job_name(stem: str, run_id: str, key: str) -> str:
 
 
 def render(
-    name: str, work: str, cluster: ClusterConfig, num_workers: int, task: Any, ray_version: str,
+    name: str,
+    work: str,
+    cluster: ClusterConfig,
+    num_workers: int,
+    task: Any,
+    ray_version: str,
     environment: Mapping[str, str] = os.environ,
-) -> Manifest:  # fmt: skip
+) -> Manifest:
     """The RayJob that runs `python -m components.job WORK`.
 
     Args:
@@ -158,9 +163,13 @@ def _environment(cluster: ClusterConfig, task: Any, environment: Mapping[str, st
 
 
 def _pod(
-    cluster: ClusterConfig, container: str, work: str, resources: Manifest, variables: list[Manifest],
+    cluster: ClusterConfig,
+    container: str,
+    work: str,
+    resources: Manifest,
+    variables: list[Manifest],
     shared_memory: str = "",
-) -> Manifest:  # fmt: skip
+) -> Manifest:
     """Template of the head's or a worker's pod."""
     scratch = _scratch()
     shared = "/dev/shm"  # noqa: S108 - a volume of the pod alone
@@ -197,9 +206,12 @@ def _scratch() -> dict[str, tuple[str, Manifest]]:
 
 
 def _restricted(
-    cluster: ClusterConfig, container: str, resources: Manifest, variables: list[Manifest],
+    cluster: ClusterConfig,
+    container: str,
+    resources: Manifest,
+    variables: list[Manifest],
     scratch: dict[str, tuple[str, Manifest]],
-) -> Manifest:  # fmt: skip
+) -> Manifest:
     """A pod of one container that meets "restricted" and has no access to the Kubernetes API."""
     return {
         "serviceAccountName": cluster.service_account,

@@ -26,9 +26,12 @@ Objects = dict[str, dict[str, Any]]
 
 
 def mirror(
-    source: str, cache: Path, deep: bool = False, choose: Callable[[Objects], Objects] = lambda found: found,
+    source: str,
+    cache: Path,
+    deep: bool = False,
+    choose: Callable[[Objects], Objects] = lambda found: found,
     folders: Callable[[Objects], Sequence[str]] = lambda _: (),
-) -> Path:  # fmt: skip
+) -> Path:
     """Copy objects into a folder of `cache` that is named by a digest of their names, sizes and ETags, once.
 
     Args:

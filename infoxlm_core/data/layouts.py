@@ -71,8 +71,13 @@ def _write(sequences: Sequence[Sequence[np.ndarray]]) -> Sequences:
     return Sequences(end_to_end(parts), np.array(lengths, np.int64))
 
 
-def mix(first: tuple[Sequences, Sequences], second: tuple[Sequences, Sequences], mode: np.ndarray, cross: np.ndarray,
-        joined: np.ndarray) -> tuple[Sequences, Sequences]:  # fmt: skip
+def mix(
+    first: tuple[Sequences, Sequences],
+    second: tuple[Sequences, Sequences],
+    mode: np.ndarray,
+    cross: np.ndarray,
+    joined: np.ndarray,
+) -> tuple[Sequences, Sequences]:
     """Mixup (InfoXLM, section 3.3): pairs (c1, c2) and (d1, d2) -> query and key views.
 
     Args:

@@ -73,9 +73,14 @@ class _Layout:
 
 
 def lay_out(
-    tokenizer: Tokenizer, questions: Sequence[str], paragraphs: Sequence[str], paragraph_of: Sequence[int],
-    max_tokens: int, question_tokens: int, stride: int,
-) -> Windows:  # fmt: skip
+    tokenizer: Tokenizer,
+    questions: Sequence[str],
+    paragraphs: Sequence[str],
+    paragraph_of: Sequence[int],
+    max_tokens: int,
+    question_tokens: int,
+    stride: int,
+) -> Windows:
     """Tokenise questions (at least one) and paragraphs, each once, and lay their windows out.
 
     Args:

@@ -53,8 +53,16 @@ class EncoderSize:
         return cls(vocabulary, wanted.layers, wanted.hidden, wanted.ffn, wanted.heads, **more)
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, queries: Sequence[int], keys: Sequence[int], heads: int,
-           dropout: float = 0.0, causal: bool = False) -> Tensor:  # fmt: skip
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    queries: Sequence[int],
+    keys: Sequence[int],
+    heads: int,
+    dropout: float = 0.0,
+    causal: bool = False,
+) -> Tensor:
     """Full attention inside each sequence, or none to what comes later (`causal`), and none across.
 
     Args:
@@ -116,16 +124,28 @@ class Layer(nn.Module):
         self.up, self.down = nn.Linear(d, size.ffn), nn.Linear(size.ffn, d)
         self.output_norm = nn.LayerNorm(d, size.epsilon)
 
-    def forward(self, hidden: Tensor, lengths: Sequence[int], rows: Tensor | None = None,
-                row_counts: Sequence[int] | None = None, causal: bool = False) -> Tensor:  # fmt: skip
+    def forward(
+        self,
+        hidden: Tensor,
+        lengths: Sequence[int],
+        rows: Tensor | None = None,
+        row_counts: Sequence[int] | None = None,
+        causal: bool = False,
+    ) -> Tensor:
         """(T, d) -> (T, d), or -> (R, d) where only `rows` (R,) are read: exact, and cheaper for a last layer.
 
         `row_counts` says how many of `rows` lie in each sequence.
         """
         return self.feed_forward(self.look_around(hidden, lengths, rows, row_counts, causal))
 
-    def look_around(self, hidden: Tensor, lengths: Sequence[int], rows: Tensor | None = None,
-                    row_counts: Sequence[int] | None = None, causal: bool = False) -> Tensor:  # fmt: skip
+    def look_around(
+        self,
+        hidden: Tensor,
+        lengths: Sequence[int],
+        rows: Tensor | None = None,
+        row_counts: Sequence[int] | None = None,
+        causal: bool = False,
+    ) -> Tensor:
         """The first half: attention within each sequence."""
         key, value = self.key(hidden), self.value(hidden)
         if rows is not None:
@@ -162,8 +182,16 @@ class Encoder(nn.Module):
             hidden = hidden + self.type_embedding(types)
         return F.dropout(self.embedding_norm(hidden), self.dropout if self.training else 0.0)
 
-    def run(self, hidden: Tensor, lengths: Sequence[int], first: int, last: int, rows: Tensor | None = None,
-            row_counts: Sequence[int] | None = None, causal: bool = False) -> Tensor:  # fmt: skip
+    def run(
+        self,
+        hidden: Tensor,
+        lengths: Sequence[int],
+        first: int,
+        last: int,
+        rows: Tensor | None = None,
+        row_counts: Sequence[int] | None = None,
+        causal: bool = False,
+    ) -> Tensor:
         """Take the output of layer `first` to the output of layer `last`, there only `rows` if given."""
         if first == last:
             return hidden if rows is None else hidden[rows]

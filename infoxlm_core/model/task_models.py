@@ -102,8 +102,14 @@ _ARCHITECTURES = {
 }  # fmt: skip
 
 
-def create(directory: Path, kind: Kind, labels: Sequence[str] = (), dropout: float = 0.0, head_dropout: float = 0.0,
-           seed: int = 1) -> TaskModel:  # fmt: skip
+def create(
+    directory: Path,
+    kind: Kind,
+    labels: Sequence[str] = (),
+    dropout: float = 0.0,
+    head_dropout: float = 0.0,
+    seed: int = 1,
+) -> TaskModel:
     """A fresh head, random by the seed, on a pre-trained encoder; on the CPU.
 
     Args:

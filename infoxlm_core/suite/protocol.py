@@ -37,7 +37,7 @@ def describe_rule(selection: Mapping[str, Any] | None, chosen_by: Collection[str
     """#M, how many checkpoints there are, and what chose them.
 
     Args:
-        selection: what fine-tuning said of its looks; none: it took the last step.
+        selection: what fine-tuning said of its looks; none: nothing was chosen.
         chosen_by: languages of the development sets that also chose the place of a grid; none: there is no grid.
     """
     if not selection:

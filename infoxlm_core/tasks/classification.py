@@ -191,8 +191,13 @@ def check_aligned(rows: Mapping[str, pd.DataFrame]) -> None:
         raise InputError(f"mixed needs the same test in every language: {found}")
 
 
-def _mixed(config: FinetuningConfig, tuned: Path, rows: Mapping[str, pd.DataFrame], labels: Mapping[str, str],
-           accuracy: Mapping[str, float]) -> dict[str, Any]:  # fmt: skip
+def _mixed(
+    config: FinetuningConfig,
+    tuned: Path,
+    rows: Mapping[str, pd.DataFrame],
+    labels: Mapping[str, str],
+    accuracy: Mapping[str, float],
+) -> dict[str, Any]:
     """Premises of one language with hypotheses of another, by the model of the premises' language (section 6)."""
     cells = {(language, language): value for language, value in accuracy.items()}
     for first, premises in rows.items():

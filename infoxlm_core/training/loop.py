@@ -91,8 +91,14 @@ class Progress:
     bad_in_a_row: int = 0
 
 
-def train_step(learner: Learner, optimizer: torch.optim.Optimizer, config: OptimizationConfig, progress: Progress,
-               batches: Sequence[Any], stop: bool = False) -> tuple[dict[str, float], bool]:  # fmt: skip
+def train_step(
+    learner: Learner,
+    optimizer: torch.optim.Optimizer,
+    config: OptimizationConfig,
+    progress: Progress,
+    batches: Sequence[Any],
+    stop: bool = False,
+) -> tuple[dict[str, float], bool]:
     """Take one optimizer step on its micro-batches; return its figures and whether any worker wants to stop.
 
     Every loss is a sum over targets, divided once by the targets of all micro-batches on all workers: the step comes
@@ -162,8 +168,9 @@ def _is_finite(value: Any) -> bool:
     return bool(np.isfinite(value).all())
 
 
-def train(learner: Learner, config: OptimizationConfig, checkpoints: Checkpoints, tracker: Tracker,
-          log_every: int) -> dict[str, float]:  # fmt: skip
+def train(
+    learner: Learner, config: OptimizationConfig, checkpoints: Checkpoints, tracker: Tracker, log_every: int
+) -> dict[str, float]:
     """Train to the last step, from the newest valid checkpoint if there is one; return the last step's figures.
 
     The first worker decides where to start, saves and tracks; the others follow.
@@ -221,8 +228,15 @@ def _wait_for(coming: Future[Any]) -> tuple[Sequence[Any], float]:
     return batches, time.monotonic() - began
 
 
-def _save(learner: Learner, optimizer: torch.optim.Optimizer, progress: Progress, figures: Mapping[str, float],
-          checkpoints: Checkpoints, tracker: Tracker, last: bool) -> None:  # fmt: skip
+def _save(
+    learner: Learner,
+    optimizer: torch.optim.Optimizer,
+    progress: Progress,
+    figures: Mapping[str, float],
+    checkpoints: Checkpoints,
+    tracker: Tracker,
+    last: bool,
+) -> None:
     """Save what all workers agree on; the first one writes.
 
     Raises:
@@ -235,8 +249,9 @@ def _save(learner: Learner, optimizer: torch.optim.Optimizer, progress: Progress
         tracker.sync()
 
 
-def snapshot(learner: Learner, optimizer: torch.optim.Optimizer, progress: Progress,
-             figures: Mapping[str, float]) -> Checkpoint:  # fmt: skip
+def snapshot(
+    learner: Learner, optimizer: torch.optim.Optimizer, progress: Progress, figures: Mapping[str, float]
+) -> Checkpoint:
     """Everything the next step depends on: weights, Adam's moments by parameter name, the learner's own state.
 
     The last step's figures come along, for a run that finds itself finished. All workers call this: tensors are whole

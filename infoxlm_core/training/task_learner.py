@@ -76,8 +76,9 @@ class TaskLearner:
 
     weighting = "mean"
 
-    def __init__(self, config: FinetuningConfig | AnsweringConfig, module: TaskModel, task: Task,
-                 steps: int, kept: Kept) -> None:  # fmt: skip
+    def __init__(
+        self, config: FinetuningConfig | AnsweringConfig, module: TaskModel, task: Task, steps: int, kept: Kept
+    ) -> None:
         self.config, self.module, self.task, self.steps, self.kept = config, module, task, steps, kept
         self.weights: Mapping[str, float] = {task.kind: 1.0}
         count = len(task.examples)
