@@ -135,10 +135,12 @@ def load_encoder(source: str | Path, default_store: Path) -> Path:
 
     Raises:
         InputError: there is no such model, or it holds something that is no encoder.
+        ShardCorrupt: it is not what was trained or registered.
+        SignatureInvalid: it comes from the registry, a key to verify it is set, and its signature does not fit.
         StorageUnavailable: MLflow does not answer.
     """
     if not registered.is_uri(str(source)):
-        registered.check_encoder(Path(source))
+        registered.check_directory(Path(source))
         return Path(source)
     client = mlflow_runs.connect(default_store)
     version = registered.find(client, str(source))
@@ -147,9 +149,9 @@ def load_encoder(source: str | Path, default_store: Path) -> Path:
         if not client.get_model_version_download_uri(version.name, version.version).startswith("file:"):
             target = Path(tempfile.mkdtemp(prefix="infoxlm-"))
             atexit.register(shutil.rmtree, target, ignore_errors=True)
-        encoder = registered.download(client, version, registered.MODEL, target)
-    registered.check_encoder(encoder)
-    return encoder
+        files = registered.download(client, version, "", target)
+    registered.check(files, version)
+    return files / registered.MODEL
 
 
 def create(client: "MlflowClient", name: str, source: str, run_id: str, tags: Mapping[str, str]) -> None:

@@ -34,7 +34,8 @@ def fetch(source: str, store: Path, only: str | None = None) -> Path:
 
     Raises:
         InputError: there is no such model, or it holds pickles or asks for code of its own.
-        ShardCorrupt: what was downloaded is not what was stored.
+        ShardCorrupt: what was downloaded is not what was stored, or a model of ours is not what was made.
+        SignatureInvalid: a version of the registry is not signed with the key that is set.
         StorageUnavailable: S3, the hub or MLflow does not answer.
     """
     cache = store.resolve() / "models"
@@ -49,7 +50,10 @@ def fetch(source: str, store: Path, only: str | None = None) -> Path:
     else:
         raise InputError(f"{source}: no such file or directory: give a path, s3://…, models:/NAME@ALIAS or ORG/NAME")
     if only is None:
-        registered.check_encoder(found)
+        if source.startswith("models:/") or Path(source).exists():  # what else is downloaded is compared there
+            registered.check_directory(found)
+        else:
+            registered.check_encoder(found)
         return found
     file = found / only if found.is_dir() else found
     if not file.is_file():

@@ -9,7 +9,7 @@ model_card.md, MLmodel    for people, and for MLflow
 import json
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,23 +104,47 @@ def fetched(client: "MlflowClient", version: "ModelVersion") -> Iterator[Path]:
     """
     with tempfile.TemporaryDirectory(prefix="infoxlm-") as folder:
         found = download(client, version, "", Path(folder))
-        name = f"{version.name} version {version.version}"
-        signing.verify(found / MODEL, found / signing.FILE, name)
-        check_digest(found / MODEL, version.tags, name)
-        check_encoder(found / MODEL)
+        check(found, version)
         yield found
 
 
-def check_digest(model: Path, tags: Mapping[str, str], name: str) -> None:
-    """Compare an encoder with its manifest, and that with the digest it was registered under."""
-    if not (model / manifests.NAME).is_file():
-        return  # made elsewhere
-    manifest = manifests.read(model, "encoder", made_with="the registration of another version")
-    if manifest["digest"] != tags.get("digest"):
-        raise ShardCorrupt(
-            f"{name} holds {manifest['digest'][:19]}…, it was registered as {tags.get('digest', 'nothing')[:19]}…: "
-            "promote another version"
-        )
+def check(files: Path, version: "ModelVersion") -> None:
+    """Make sure that the files of a version are those that were registered: complete, unchanged, signed, an encoder.
+
+    Raises:
+        ShardCorrupt: the encoder is not the one that was registered.
+        SignatureInvalid: its signature does not fit, and a key to verify it is set.
+        InputError: it is no encoder.
+    """
+    model, name = files / MODEL, f"{version.name} version {version.version}"
+    signing.verify(model, files / signing.FILE, name)
+    if (model / manifests.NAME).is_file():  # else it was made elsewhere
+        digest = manifests.read(model, "encoder", made_with="the registration of another version")["digest"]
+        if digest != version.tags.get("digest"):
+            raise ShardCorrupt(
+                f"{name} holds {digest[:19]}…, it was registered as {version.tags.get('digest', 'nothing')[:19]}…: "
+                "take another version"
+            )
+    check_encoder(model)
+
+
+def check_directory(directory: Path) -> None:
+    """Make sure that a directory on this machine holds an encoder, and what its manifest says if it has one of ours.
+
+    Raises:
+        ShardCorrupt: a file is not what was written.
+        InputError: it is no encoder.
+    """
+    check_encoder(directory)
+    path = directory / manifests.NAME
+    try:
+        found = manifests.load(directory) if path.is_file() else None
+    except ValueError as error:
+        raise ShardCorrupt(f"{path} cannot be read ({error}): make or copy the model again") from None
+    if (
+        isinstance(found, dict) and {"kind", "digest", "files", "facts"} <= found.keys()
+    ):  # other tools have manifests too
+        manifests.read(directory, found["kind"], made_with="what made the model, or the copy of it,")
 
 
 def check_encoder(directory: Path) -> None:

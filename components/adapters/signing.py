@@ -1,10 +1,10 @@
-"""Signatures of models: made when one is registered, checked before one becomes champion.
+"""Signatures of models: made when one is registered, checked before one becomes champion and whenever one is used.
 
 A signature covers every file of the model's folder and lies beside it, so it travels with the model through any
 registry. The keys are files that the platform mounts; they are no parameters, and without them nothing is signed:
 
     INFOXLM_SIGNING_KEY    an elliptic-curve key (PEM); what is registered is signed with it
-    INFOXLM_VERIFYING_KEY  its public key (PEM); where this is set, what is not signed with it is no champion
+    INFOXLM_VERIFYING_KEY  its public key (PEM); where this is set, what is not signed with it is refused
 """
 
 import logging

@@ -2,13 +2,14 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from components.adapters import mlflow_runs, model_registry, promoting, promotion, registered, signing
+from components.adapters import mlflow_runs, model_registry, model_source, promoting, promotion, registered, signing
 from infoxlm_core import manifests
 from infoxlm_core.errors import InputError, NotPromoted, ShardCorrupt, SignatureInvalid
 from tests.components.evaluated import evaluated
@@ -249,6 +250,61 @@ def test_a_model_that_is_not_the_one_of_its_digest_does_not_become_champion(stor
         promoting.run("models:/tiny/2", GATE, store)
 
     assert champion(client) == 1
+
+
+def copied_with_manifest(encoder: Path, target: Path) -> str:
+    """Copy an encoder, write its manifest; return its digest."""
+    shutil.copytree(encoder, target)
+    return manifests.write(target, "encoder")["digest"]
+
+
+def use(way: str, source: str, store: Path) -> Path:
+    return {"embed": model_registry.load_encoder, "start": model_source.fetch}[way](source, store)
+
+
+@pytest.mark.parametrize("way", ["embed", "start"])
+def test_a_registered_model_that_is_not_the_one_of_its_digest_is_not_used(store, tiny_encoders, tmp_path, way):
+    digest = copied_with_manifest(tiny_encoders["first"], tmp_path / "encoder")
+    register(store, tmp_path / "encoder", digest, 0.5)
+    client = mlflow_runs.connect(store)
+    assert (use(way, "models:/tiny@champion", store) / "model.safetensors").is_file()
+    model = registered.download(client, client.get_model_version("tiny", "1"), "model", None)
+    flip(model)
+
+    with pytest.raises(ShardCorrupt, match=r"model\.safetensors has sha256"):
+        use(way, "models:/tiny@champion", store)
+
+    manifests.write(model, "encoder")  # another model, in itself complete
+    with pytest.raises(ShardCorrupt, match=r"tiny version 1 holds sha256:\w+…, it was registered as"):
+        use(way, "models:/tiny@champion", store)
+
+
+def test_a_registered_model_that_is_not_signed_with_our_key_is_not_used(keys, two, store, monkeypatch):
+    model_registry.load_encoder("models:/tiny/1", store)  # what is signed is
+    (registered.download(two, two.get_model_version("tiny", "2"), "", None) / signing.FILE).unlink()
+
+    with pytest.raises(SignatureInvalid, match="tiny version 2 is not signed"):
+        model_registry.load_encoder("models:/tiny/2", store)
+    monkeypatch.setenv(signing.VERIFYING, str(keys["theirs public"]))
+    with pytest.raises(SignatureInvalid, match="Key mismatch"):
+        model_registry.load_encoder("models:/tiny/1", store)
+
+
+@pytest.mark.parametrize("way", ["embed", "start"])
+def test_a_directory_is_compared_with_our_manifest_and_with_no_other(store, tiny_encoders, tmp_path, way):
+    directory = tmp_path / "encoder"
+    copied_with_manifest(tiny_encoders["first"], directory)
+    assert use(way, str(directory), store) == directory
+    flip(directory)
+
+    with pytest.raises(ShardCorrupt, match=r"model\.safetensors has sha256"):
+        use(way, str(directory), store)
+    (directory / manifests.NAME).write_text('{"kind": ')
+    with pytest.raises(ShardCorrupt, match=r"manifest\.json cannot be read"):
+        use(way, str(directory), store)
+
+    (directory / manifests.NAME).write_text('{"made by": "another tool"}')
+    assert use(way, str(directory), store) == directory
 
 
 def test_a_copy_within_a_server_is_made_once_and_judged_where_it_goes(two, store):
