@@ -193,6 +193,7 @@ def train(
         tracker.resume(progress.step)
     figures: dict[str, float] = about[1]["figures"] if about else {}
     pace = Pace(progress.step, config.steps)
+    due = False
     with ThreadPoolExecutor(1, "batches") as ahead:  # makes the next step's batches while this one computes
         coming = ahead.submit(learner.batches, progress.step)
         while progress.step < config.steps:
@@ -213,9 +214,11 @@ def train(
                     f"{progress.bad_in_a_row} steps in a row up to step {progress.step} had a loss or gradient that is "
                     "not finite: lower optimization.learning_rate or raise contrast.temperature"
                 )
-            if progress.step % checkpoints.every == 0 or last or stopping:
+            due = due or progress.step % checkpoints.every == 0 or stopping
+            if last or (due and progress.bad_in_a_row == 0):  # bad steps must not push out what was before them
                 _save(learner, optimizer, progress, figures, checkpoints, tracker, stopping or last)
-            if stopping:
+                due = False
+            if stopping and not due:  # among bad steps a request waits for a good one, or for too many bad ones
                 distributed.on_first(checkpoints.forget_request)
                 raise Preempted(f"asked to stop after step {progress.step}: a checkpoint is saved, run again to go on")
     return figures

@@ -1,5 +1,6 @@
 """The training loop: exact resume, equal results however the work is split, faults (items A3, A11, A13, A14, A20)."""
 
+import contextlib
 import itertools
 import json
 import os
@@ -605,6 +606,35 @@ def test_a_run_continues_from_a_given_model_and_refuses_one_of_another_tokenizer
     (start / "config.json").write_text(json.dumps(size))
     with pytest.raises(TokenizerMismatch, match=r"has 65 embeddings, .* 64 ids"):
         pretrain(tiny_config(model={"start": str(start)}), tiny_shards, tmp_path / "c", tmp_path / "run c")
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_among_bad_steps_nothing_is_saved_and_a_request_to_stop_waits_for_a_good_one(
+    tiny_shards, tmp_path, monkeypatch, asked
+):
+    plain, seen, saved = Pretraining.losses, Pretraining.finish_step, []
+    now = [0]
+
+    def spoiled(self, batch, scales):
+        loss, sums = plain(self, batch, scales)
+        return loss * (float("inf") if now[0] in (2, 3) else 1.0), sums
+
+    def counted(self, step, good):
+        seen(self, step, good)
+        now[0] = step + 1
+
+    save = saving.Checkpoints.save
+    monkeypatch.setattr(Pretraining, "losses", spoiled)
+    monkeypatch.setattr(Pretraining, "finish_step", counted)
+    monkeypatch.setattr(saving.Checkpoints, "asked_to_stop", lambda self: asked and now[0] >= 2)
+    monkeypatch.setattr(
+        saving.Checkpoints, "save", lambda self, found, last: (saved.append(found.step), save(self, found, last))
+    )
+
+    with pytest.raises(Preempted, match="after step 5") if asked else contextlib.nullcontext():
+        pretrain(tiny_config(checkpoints={"every": 1}), tiny_shards, tmp_path / "out", tmp_path / "run")
+
+    assert saved == ([1, 2, 5] if asked else [1, 2, 5, 6])  # the 3rd and 4th step are bad
 
 
 def test_too_many_bad_steps_end_the_run(tiny_shards, tmp_path, monkeypatch):
