@@ -82,3 +82,11 @@ def test_a_test_that_checks_nothing_is_found(body, checked):
     helper, test = tree.body
 
     assert checks(test, {"compare": helper}) is checked
+
+
+def test_the_tests_that_the_decisions_name_exist():
+    named = set(re.findall(r"`(test_\w+)`", (TESTS.parent / "docs/architecture.md").read_text(encoding="utf-8")))
+    text = "\n".join(path.read_text(encoding="utf-8") for path in TESTS.rglob("test_*.py"))
+
+    assert named
+    assert {name for name in named if f"def {name}(" not in text} == set()
