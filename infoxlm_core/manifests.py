@@ -70,6 +70,8 @@ def inside(directory: Path | str, name: str, source: str = "") -> Path:
     """Join a name that comes from outside, from a manifest or a listing, to the folder that it must not leave.
 
     Args:
+        directory: the folder.
+        name: what the manifest or listing says.
         source: what the folder is a copy of, for the error.
 
     Raises:

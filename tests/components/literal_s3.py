@@ -20,7 +20,8 @@ def serving(objects: dict[str, bytes]) -> Iterator[str]:
             url = urlsplit(self.path)
             key = unquote(url.path[1:].partition("/")[2])
             if key:
-                return self._answer(200 if key in objects else 404, objects.get(key, b""))
+                self._answer(200 if key in objects else 404, objects.get(key, b""))
+                return
             prefix = parse_qs(url.query)["prefix"][0]
             listed = "".join(
                 f"<Contents><Key>{escape(key)}</Key><Size>{len(content)}</Size><ETag>e</ETag></Contents>"

@@ -26,7 +26,7 @@ from infoxlm_core.pretraining import pretrain
 from infoxlm_core.training import loop, tracker
 from infoxlm_core.training.optimizer import learning_rate
 from tests.conftest import tiny_config, write_shards
-from tests.core.test_training import _join, _start_workers
+from tests.workers import fp64, join, start
 
 ROWS = yaml.safe_load((Path(__file__).parents[2] / "configs" / "systems.yaml").read_text())
 TINY = tiny_config(model={"ffn": 64}).model_dump()  # 4 * hidden, as XLM has it
@@ -368,17 +368,19 @@ def test_a_resumed_baseline_equals_an_undisturbed_one_bit_by_bit(tiny_shards, tm
 @pytest.mark.slow
 @pytest.mark.item("A18", "A32")
 def test_two_workers_give_the_losses_of_one(tiny_shards, tmp_path):
-    pretrain(config_of("XLM MLM+TLM"), tiny_shards, tmp_path / "out", tmp_path / "one")
+    with fp64():
+        pretrain(config_of("XLM MLM+TLM"), tiny_shards, tmp_path / "out", tmp_path / "one")
 
-    _start_workers(_xlm_worker, 2, tiny_shards, tmp_path)
+    start(_xlm_worker, 2, tiny_shards, tmp_path)
 
     one, two = (tracker.read(tmp_path / name / loop.METRICS) for name in ("one", "two"))
     for (_, alone), (_, together) in zip(one, two, strict=True):
         expected = {name: value for name, value in alone.items() if "loss" in name or "norm" in name}
-        assert {name: together[name] for name in expected} == pytest.approx(expected, rel=1e-5)
+        assert {name: together[name] for name in expected} == pytest.approx(expected, rel=1e-9)
 
 
 def _xlm_worker(rank: int, size: int, port: int, shards: Path, base: Path) -> None:
-    _join(rank, size, port)
-    pretrain(config_of("XLM MLM+TLM"), shards, base / "out2", base / "two")
+    join(rank, size, port)
+    with fp64():
+        pretrain(config_of("XLM MLM+TLM"), shards, base / "out2", base / "two")
     torch.distributed.destroy_process_group()

@@ -20,7 +20,7 @@ from infoxlm_core.errors import InfoXLMError, InputError
 from infoxlm_core.model import selection
 from infoxlm_core.training import distributed, kept, tracker
 from tests.core.test_finetuning import config, data, encoder
-from tests.core.test_training import _start_workers
+from tests.workers import start
 
 __all__ = ["data", "encoder"]
 pytestmark = pytest.mark.slow
@@ -33,7 +33,7 @@ def left(encoder, data, tmp_path_factory) -> Path:
     """What two workers left: CASE/out, and what each says of each case in CASE-RANK."""
     base = tmp_path_factory.mktemp("looks")
     (base / "verbs.tsv").write_bytes(data.read_bytes())
-    _start_workers(_worker, 2, encoder, base)
+    start(_worker, 2, encoder, base)
     return base
 
 

@@ -58,7 +58,7 @@ def test_processes_that_write_a_file_at_once_do_not_disturb_each_other(tmp_path)
             written.result(timeout=120)
 
     assert (tmp_path / "file").read_text() in {letter * 10_000 for letter in "abcd"}
-    assert os.listdir(tmp_path) == ["file"]
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_file_that_could_not_be_written_leaves_nothing_behind(tmp_path):
@@ -67,7 +67,7 @@ def test_a_file_that_could_not_be_written_leaves_nothing_behind(tmp_path):
     with pytest.raises(IsADirectoryError):
         manifests.write_atomically(tmp_path / "file", "content")
 
-    assert os.listdir(tmp_path) == ["file"]
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_file_written_atomically_may_be_read_by_whom_the_umask_lets(tmp_path):

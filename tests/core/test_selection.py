@@ -21,7 +21,7 @@ from infoxlm_core.model.selection import Look
 from infoxlm_core.training import tracker
 from infoxlm_core.training.kept import Kept
 from tests.core.test_finetuning import config, data, encoder
-from tests.core.test_training import _join, _start_workers
+from tests.workers import join, start
 
 __all__ = ["data", "encoder"]
 EVERY, STEPS = 5, 30
@@ -216,7 +216,7 @@ def test_of_two_workers_the_first_looks_and_sees_what_one_alone_would(encoder, d
     configured = settings(tmp_path / "verbs.tsv", "each")
     finetuning.finetune(configured, encoder, None, tmp_path / "one/out", tmp_path / "one/run")
 
-    _start_workers(_worker, 2, encoder, tmp_path)
+    start(_worker, 2, encoder, tmp_path)
 
     one, two = (selection.read(tmp_path / name / "out") for name in ("one", "two"))
     for left, right in zip(one["looks"], two["looks"], strict=True):
@@ -227,7 +227,7 @@ def test_of_two_workers_the_first_looks_and_sees_what_one_alone_would(encoder, d
 
 
 def _worker(rank: int, size: int, port: int, encoder: Path, base: Path) -> None:
-    _join(rank, size, port)
+    join(rank, size, port)
     keep, count = Kept.keep, [0]
 
     def counted(self, *given) -> None:

@@ -1,4 +1,7 @@
-"""Sharding: each worker holds a part of the model, and nothing that can be observed changes (items A3, A18)."""
+"""Sharding: each worker holds a part of the model, and nothing that can be observed changes (items A3, A18).
+
+All of it in fp64: see `tests.workers.fp64`.
+"""
 
 import shutil
 from pathlib import Path
@@ -16,20 +19,24 @@ from infoxlm_core.errors import ConfigError
 from infoxlm_core.pretraining import Pretraining, build, pretrain
 from infoxlm_core.training import loop, optimizer, tracker
 from tests.conftest import tiny_config, write_shards
-from tests.core.test_training import _join, _start_workers, losses, numbers, state_of
+from tests.core.test_training import losses, numbers, state_of
+from tests.workers import fp64, join, start
 
 
 def config(sharded: bool) -> PretrainingConfig:
-    """Uneven micro-batches; the key encoder is moved twice, then copied; the probe looks at steps 3 and 6.
-
-    At this temperature no loss comes near 0, where fp32 has no five digits of it.
-    """
+    """Uneven micro-batches; the key encoder is moved twice, then copied; the probe looks at steps 3 and 6."""
     return tiny_config(
         model={"sharded": sharded, "layers": 3},
         contrast={"momentum_schedule": "refresh", "refresh_every": 3, "layer": 2, "temperature": 0.5},
         batches={"micro_batch_size": 3},
         probe={"every": 3, "pairs": 10},
     )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def exact():
+    with fp64():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -59,15 +66,16 @@ def two(shards, alone, tmp_path_factory) -> Path:
     base = tmp_path_factory.mktemp("two")
     shutil.copytree(alone / "run", base / "other")
     forget_after(2, base / "other")
-    _start_workers(_both, 2, shards, base)
+    start(_both, 2, shards, base)
     return base
 
 
 def _both(rank: int, size: int, port: int, shards: Path, base: Path) -> None:
-    _join(rank, size, port)
-    pretrain(config(sharded=True), shards, base / "out", base / "run")
-    pretrain(config(sharded=True), shards, base / "other out", base / "other")
-    torch.save(_good_step_then_bad(rank, shards), base / f"{rank}.pt")
+    join(rank, size, port)
+    with fp64():
+        pretrain(config(sharded=True), shards, base / "out", base / "run")
+        pretrain(config(sharded=True), shards, base / "other out", base / "other")
+        torch.save(_good_step_then_bad(rank, shards), base / f"{rank}.pt")
     torch.distributed.destroy_process_group()
 
 
@@ -105,8 +113,9 @@ def _good_step_then_bad(rank: int, path: Path) -> dict:
 
 
 def _go_on(rank: int, size: int, port: int, shards: Path, base: Path) -> None:
-    _join(rank, size, port)
-    pretrain(config(sharded=True), shards, base / "out", base / "run")
+    join(rank, size, port)
+    with fp64():
+        pretrain(config(sharded=True), shards, base / "out", base / "run")
     torch.distributed.destroy_process_group()
 
 
@@ -136,8 +145,8 @@ def test_two_workers_with_half_a_model_each_give_the_losses_of_one_with_all_of_i
     off = max(abs(a - b) / abs(b) for a, b in zip(numbers(two / "run"), expected, strict=True))
 
     record_property("figure", f"sharded: losses within {off:.1e}")
-    assert off <= 1e-5
-    assert numbers(two / "other") == pytest.approx(expected, rel=1e-5)  # begun unsharded
+    assert off <= 1e-9
+    assert numbers(two / "other") == pytest.approx(expected, rel=1e-9)  # begun unsharded
     assert probed(two / "run") == probed(alone / "run") and len(probed(two / "run")) == 2
 
 
@@ -153,7 +162,8 @@ def test_checkpoints_and_exports_hold_whole_tensors_under_the_same_names(two, al
 
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
-        torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-5, msg=lambda said, n=name: f"{n}: {said}")
+        exact = 1e-9 if tensor.dtype == torch.float64 else torch.finfo(torch.float32).eps  # models are written in fp32
+        torch.testing.assert_close(found[name], tensor, rtol=exact, atol=1e-9, msg=lambda said, n=name: f"{n}: {said}")
 
 
 @pytest.mark.item("A3", "A18")
@@ -162,12 +172,12 @@ def test_a_sharded_run_goes_on_with_four_workers_and_then_unsharded_with_one(two
     shutil.copytree(two / "run", tmp_path / "run")
     forget_after(2, tmp_path / "run")
 
-    _start_workers(_go_on, 4, shards, tmp_path)
+    start(_go_on, 4, shards, tmp_path)
 
-    assert numbers(tmp_path / "run") == pytest.approx(numbers(alone / "run"), rel=1e-5)
+    assert numbers(tmp_path / "run") == pytest.approx(numbers(alone / "run"), rel=1e-9)
     forget_after(4, tmp_path / "run")
     pretrain(config(sharded=False), shards, tmp_path / "out", tmp_path / "run")
-    assert numbers(tmp_path / "run") == pytest.approx(numbers(alone / "run"), rel=1e-5)
+    assert numbers(tmp_path / "run") == pytest.approx(numbers(alone / "run"), rel=1e-9)
 
 
 @pytest.mark.item("A8")
@@ -186,8 +196,8 @@ def test_of_two_workers_each_holds_half_of_what_one_held(two):
     head = d * d + d + 2 * d + vocabulary
     query, key = embeddings + 3 * layer + head + d * d, embeddings + 2 * layer + d * d
 
-    for rank in range(2):  # weight, gradient, two moments of the one; weight of the other; fp32
-        assert torch.load(two / f"{rank}.pt", weights_only=True)["held"] == [(16 * query + 4 * key) / 2]
+    for rank in range(2):  # weight, gradient, two moments of the one; weight of the other; 8 bytes each
+        assert torch.load(two / f"{rank}.pt", weights_only=True)["held"] == [8 * (4 * query + key) / 2]
 
 
 def test_a_run_may_go_on_with_the_switch_turned_and_other_systems_refuse_it():
