@@ -127,7 +127,7 @@ def cells(paths: Sequence[str], split: Split, mixed: bool = False) -> dict[Cell,
     """The file of each language, or pair of languages, by names alone.
 
     Args:
-        paths: files, globs or folders of the set.
+        paths: JSON files, or folders that hold them.
         split: which of its files are wanted.
         mixed: also files whose questions are of another language than their paragraphs.
 
