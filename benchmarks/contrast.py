@@ -13,7 +13,7 @@ from benchmarks.infoxlm_step import QUEUE
 from infoxlm_core.data.batches import PackedBatch
 from infoxlm_core.data.vocabulary import PAD
 from infoxlm_core.model.momentum import share_a_meaning
-from infoxlm_core.objectives import xlco_logits, xlco_losses
+from infoxlm_core.model.objectives import xlco_logits, xlco_losses
 
 QUERIES, HIDDEN = 32, 768
 

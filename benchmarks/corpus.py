@@ -9,9 +9,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import yaml
 
-from infoxlm_core import manifests, preparation, tokenization
+from infoxlm_core import manifests
 from infoxlm_core.config import PreparationConfig, TokenizationConfig
-from infoxlm_core.data import downloads
+from infoxlm_core.corpora import downloads
+from infoxlm_core.stages import preparation, tokenization
 
 WHEELS = ("django", "allauth", "cms", "sphinx", "wagtail")
 VOCABULARY = 16_000

@@ -32,7 +32,7 @@ from transformers import BertConfig
 from transformers.utils import sentencepiece_model_pb2_new as sentencepiece_pb2
 
 from benchmarks.corpus import wheels
-from infoxlm_core.data import downloads
+from infoxlm_core.corpora import downloads
 from infoxlm_core.model import tokenizers
 from infoxlm_core.model.pretrained import write_model
 

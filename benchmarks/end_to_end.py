@@ -16,7 +16,7 @@ from infoxlm_core.data.layouts import Sequences, lay_out
 from infoxlm_core.data.samples import Sampler
 from infoxlm_core.data.shards import gather, open_shards
 from infoxlm_core.model import tokenizers
-from infoxlm_core.pretraining import Pretraining
+from infoxlm_core.stages.pretraining import Pretraining
 
 BATCH, SIDE = 16, 62  # sides of more tokens are cut, as in the demo
 WORDS = inputs.VOCABULARIES["32k"]

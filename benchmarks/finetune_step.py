@@ -21,8 +21,8 @@ from infoxlm_core.data.shards import open_shards
 from infoxlm_core.data.vocabulary import BOS, EOS
 from infoxlm_core.model import pretrained, task_models, tokenizers
 from infoxlm_core.model.encoder import Encoder, EncoderSize, initialise
-from infoxlm_core.training import occurring
-from infoxlm_core.training.kept import Kept
+from infoxlm_core.training import active_vocabulary
+from infoxlm_core.training.best_checkpoints import Kept
 from infoxlm_core.training.task_learner import Task, TaskLearner
 
 BATCH, PAIRS, LABELS = 32, 6_400, ("contradiction", "entailment", "neutral")
@@ -54,7 +54,7 @@ def case(text: np.ndarray, tokenizer: Path, vocabulary: str, rounds: int, steps:
     found = Case(name, {"steps a round": steps, "pairs a step": BATCH, "words": words, "padding": padding})
     found.about = {OURS: "TaskLearner.batches and train_step, packed; last layer on <s> only, words that occur"}
     found.equality["Trainer"] = require_equal(name, "Trainer", compare(_learner(model, task), peer))
-    learned, _ = occurring.limit(model, task, CONFIG.optimization.weight_decay)
+    learned, _ = active_vocabulary.limit(model, task, CONFIG.optimization.weight_decay)
     mine = ours.steps(_learner(model, learned), CONFIG.optimization, steps)
     variants = {OURS: mine} | _trainers(found, peer, task, tokenizer, steps)
     return measure(found, variants, rounds)

@@ -22,8 +22,8 @@ from benchmarks.harness import Sheet
 from infoxlm_core.data.batches import PackedBatch
 from infoxlm_core.data.shards import Pairs, Shards, Table, write_table
 from infoxlm_core.data.vocabulary import EOS, FIRST_PIECE
-from infoxlm_core.flops import peak
-from infoxlm_core.pretraining import Pretraining
+from infoxlm_core.model.flops import peak
+from infoxlm_core.stages.pretraining import Pretraining
 from infoxlm_core.training import loop
 from infoxlm_core.training.optimizer import make_adamw
 

@@ -14,7 +14,7 @@ from infoxlm_core.data.shards import Pairs, Shards, Table
 from infoxlm_core.data.vocabulary import EOS, FIRST_POSITION
 from infoxlm_core.model.encoder import EncoderSize, initialise
 from infoxlm_core.model.heads import InfoXLM
-from infoxlm_core.pretraining import Pretraining
+from infoxlm_core.stages.pretraining import Pretraining
 from infoxlm_core.training import loop
 from infoxlm_core.training.optimizer import make_adamw
 

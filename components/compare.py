@@ -4,7 +4,7 @@ from typing import Any
 
 from kfp import dsl
 
-from components.stage import stage
+from components.platform.stage import stage
 
 
 @stage
@@ -29,11 +29,12 @@ def compare(
     import shutil
     from pathlib import Path
 
-    from components import runtime, stores
-    from components.adapters import mlflow_runs, nested_runs, trial_runs
-    from infoxlm_core import comparison as comparisons
+    from components.adapters.mlflow import nested_runs, trial_runs
+    from components.adapters.mlflow import runs as mlflow_runs
+    from components.platform import runtime, stores
     from infoxlm_core import manifests
-    from infoxlm_core.evaluation import HEADLINES
+    from infoxlm_core.results import comparison as comparisons
+    from infoxlm_core.stages.evaluation import HEADLINES
 
     with runtime.ending_clearly(store, "compare"):
         run = runtime.run_id(store)

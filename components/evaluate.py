@@ -4,7 +4,7 @@ from typing import Any
 
 from kfp import dsl
 
-from components.stage import stage
+from components.platform.stage import stage
 
 
 @stage
@@ -38,10 +38,10 @@ def evaluate(
     """
     import shutil
 
-    from components import runtime, stores
-    from components.adapters import mlflow_runs
-    from infoxlm_core import evaluation
+    from components.adapters.mlflow import runs as mlflow_runs
+    from components.platform import runtime, stores
     from infoxlm_core.config import EvaluationConfig
+    from infoxlm_core.stages import evaluation
 
     with runtime.ending_clearly(store, "evaluate", trial):
         checked = EvaluationConfig.parse(config, "evaluation")

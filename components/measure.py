@@ -4,7 +4,7 @@ from typing import Any
 
 from kfp import dsl
 
-from components.stage import stage
+from components.platform.stage import stage
 
 
 @stage
@@ -26,10 +26,13 @@ def measure(
     """
     import json
 
-    from components import runtime, stores, work
-    from components.adapters import data_source, mlflow_runs, mlflow_tracker, model_source
+    from components.adapters.mlflow import runs as mlflow_runs
+    from components.adapters.mlflow import tracker as mlflow_tracker
+    from components.adapters.sources import data as data_source
+    from components.adapters.sources import models as model_source
+    from components.platform import runtime, stores, work
     from infoxlm_core import manifests
-    from infoxlm_core import suite as suites
+    from infoxlm_core.results import suite as suites
 
     named = point["point"]
     with runtime.ending_clearly(store, "measure", point=named):

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from components.stage import stage
+from components.platform.stage import stage
 
 
 @stage
@@ -18,10 +18,11 @@ def plan_suite(suite: dict[str, Any], store: str) -> list:  # type: ignore[type-
     """
     import logging
 
-    from components import runtime, stores
-    from components.adapters import data_source, model_source
-    from infoxlm_core import suite as suites
+    from components.adapters.sources import data as data_source
+    from components.adapters.sources import models as model_source
+    from components.platform import runtime, stores
     from infoxlm_core.config import SuiteConfig
+    from infoxlm_core.results import suite as suites
 
     with runtime.ending_clearly(store, "plan_suite"):
         checked = SuiteConfig.parse(suite, "suite")

@@ -4,7 +4,7 @@ from typing import Any
 
 from kfp import dsl
 
-from components.stage import data_stage
+from components.platform.stage import data_stage
 
 
 @data_stage
@@ -28,10 +28,11 @@ def prepare_corpus(
         cluster: a `ClusterConfig` as a mapping: the workers are those of a RayJob; empty: of this step.
         task_config: the step's cores and memory, which are those of a RayJob's workers too.
     """
-    from components import runtime, stores, work
-    from components.adapters import data_source, mlflow_runs
-    from infoxlm_core import preparation
+    from components.adapters.mlflow import runs as mlflow_runs
+    from components.adapters.sources import data as data_source
+    from components.platform import runtime, stores, work
     from infoxlm_core.config import PreparationConfig
+    from infoxlm_core.stages import preparation
 
     with runtime.ending_clearly(store, "prepare_corpus"):
         checked = PreparationConfig.parse(config, "preparation")

@@ -4,7 +4,7 @@ from typing import Any
 
 from kfp import dsl
 
-from components.stage import training_stage
+from components.platform.stage import training_stage
 
 
 @training_stage
@@ -34,8 +34,10 @@ def pretrain(
         trial: of an ablation: its variant and seed; the curves then go into a run of their own.
         task_config: the step's GPUs, node selector and tolerations, which are those of the RayJob's workers.
     """
-    from components import runtime, stores, work
-    from components.adapters import mlflow_runs, mlflow_tracker, model_source
+    from components.adapters.mlflow import runs as mlflow_runs
+    from components.adapters.mlflow import tracker as mlflow_tracker
+    from components.adapters.sources import models as model_source
+    from components.platform import runtime, stores, work
     from infoxlm_core.config import PretrainingConfig
 
     with runtime.ending_clearly(store, "pretrain", trial):

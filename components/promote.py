@@ -4,7 +4,7 @@ from typing import Any
 
 from kfp import dsl
 
-from components.stage import stage
+from components.platform.stage import stage
 
 
 @stage
@@ -32,8 +32,9 @@ def promote(
     """
     import os
 
-    from components import runtime, stores
-    from components.adapters import mlflow_runs, promoting
+    from components.adapters.mlflow import promote as promoting
+    from components.adapters.mlflow import runs as mlflow_runs
+    from components.platform import runtime, stores
 
     with runtime.ending_clearly(store, "promote"):
         os.environ["INFOXLM_IMAGE"] = image

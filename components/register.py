@@ -4,7 +4,7 @@ from typing import Any
 
 from kfp import dsl
 
-from components.stage import stage
+from components.platform.stage import stage
 
 
 @stage
@@ -30,11 +30,12 @@ def register(
     import logging
     import os
 
-    from components import runtime, stores
-    from components.adapters import mlflow_runs, model_registry
+    from components.adapters.mlflow import registry as model_registry
+    from components.adapters.mlflow import runs as mlflow_runs
+    from components.platform import runtime, stores
     from infoxlm_core import manifests
     from infoxlm_core.config import RegistrationConfig
-    from infoxlm_core.evaluation import HEADLINES
+    from infoxlm_core.stages.evaluation import HEADLINES
 
     with runtime.ending_clearly(store, "register"):
         checked = RegistrationConfig.parse(config, "registration")

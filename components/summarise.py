@@ -4,7 +4,7 @@ from typing import Any
 
 from kfp import dsl
 
-from components.stage import stage
+from components.platform.stage import stage
 
 
 @stage
@@ -28,11 +28,12 @@ def summarise(
     import shutil
     from pathlib import Path
 
-    from components import runtime, stores
-    from components.adapters import mlflow_runs, point_runs
+    from components.adapters.mlflow import point_runs
+    from components.adapters.mlflow import runs as mlflow_runs
+    from components.platform import runtime, stores
     from infoxlm_core import manifests
-    from infoxlm_core import suite as suites
     from infoxlm_core.config import SuiteConfig
+    from infoxlm_core.results import suite as suites
 
     with runtime.ending_clearly(store, "summarise"):
         checked = SuiteConfig.parse(suite, "suite")

@@ -4,7 +4,7 @@ from typing import Any
 
 from kfp import dsl
 
-from components.stage import data_stage
+from components.platform.stage import data_stage
 
 
 @data_stage
@@ -30,8 +30,9 @@ def tokenize_corpus(
         cluster: a `ClusterConfig` as a mapping: the workers are those of a RayJob; empty: of this step.
         task_config: the step's cores and memory, which are those of a RayJob's workers too.
     """
-    from components import runtime, stores, work
-    from components.adapters import mlflow_runs, model_source
+    from components.adapters.mlflow import runs as mlflow_runs
+    from components.adapters.sources import models as model_source
+    from components.platform import runtime, stores, work
     from infoxlm_core.config import TokenizationConfig
     from infoxlm_core.model import tokenizers
 

@@ -7,9 +7,9 @@ from kfp import dsl
 from components.compare import compare
 from components.evaluate import evaluate
 from components.finetune import finetune
+from components.platform.stage import IMAGE
 from components.prepare_corpus import prepare_corpus
 from components.pretrain import pretrain
-from components.stage import IMAGE
 from components.tokenize_corpus import tokenize_corpus
 from pipelines.placing import LIMITS, Pool, place, size, train_on
 

@@ -9,10 +9,10 @@ from kfp import dsl
 
 from components.evaluate import evaluate
 from components.finetune import finetune
+from components.platform.stage import IMAGE
 from components.prepare_corpus import prepare_corpus
 from components.pretrain import pretrain
 from components.register import register
-from components.stage import IMAGE
 from components.tokenize_corpus import tokenize_corpus
 from pipelines.placing import LIMITS, Pool, place, sign, size, train_on
 

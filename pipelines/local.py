@@ -16,10 +16,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from components import runtime, stores
-from components.adapters import mlflow_runs
-from components.adapters.object_store import is_url
-from components.runtime import DRIVER
+from components.adapters.mlflow import runs as mlflow_runs
+from components.adapters.s3.objects import is_url
+from components.platform import runtime, stores
+from components.platform.runtime import DRIVER
 from infoxlm_core import errors, manifests
 from infoxlm_core.run_file import RunConfig
 

@@ -4,8 +4,8 @@ from typing import Any
 
 from kfp import dsl
 
+from components.platform.stage import IMAGE
 from components.promote import promote
-from components.stage import IMAGE
 from pipelines.placing import LIMITS, place, sign
 
 

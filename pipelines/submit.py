@@ -223,7 +223,7 @@ def follow(client: Any, host: str, run: str, say: Callable[[str], None], every: 
 
 def failure(state: str, run: str, store: str) -> InfoXLMError:
     """What went wrong, as the stage that failed last has written it down."""
-    from components.adapters import outcomes
+    from components.platform import outcomes
     from infoxlm_core import errors
 
     if state == "CANCELED":

@@ -6,7 +6,7 @@ from kfp import dsl
 
 from components.measure import measure
 from components.plan_suite import plan_suite
-from components.stage import IMAGE
+from components.platform.stage import IMAGE
 from components.summarise import summarise
 from pipelines.placing import LIMITS, Pool, place, share_memory, size, train_on
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from infoxlm_core.config import ModelConfig
 from infoxlm_core.data.vocabulary import FIRST_POSITION
-from infoxlm_core.objectives import full_precision
+from infoxlm_core.model.objectives import full_precision
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from infoxlm_core.data.batches import PackedBatch
-from infoxlm_core.linear_cross_entropy import linear_cross_entropy
 from infoxlm_core.model.encoder import Encoder, EncoderSize, pool
-from infoxlm_core.objectives import full_precision
+from infoxlm_core.model.linear_cross_entropy import linear_cross_entropy
+from infoxlm_core.model.objectives import full_precision
 
 
 class MaskedLMHead(nn.Module):

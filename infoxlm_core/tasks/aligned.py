@@ -13,12 +13,11 @@ from torch import Tensor
 
 from infoxlm_core import manifests
 from infoxlm_core.config import RetrievalConfig
-from infoxlm_core.data import aligned
-from infoxlm_core.data.aligned import Sides
 from infoxlm_core.errors import InputError
 from infoxlm_core.model.any_encoder import Model, contrast_space, describe, load_encoder, load_projection
 from infoxlm_core.progress import progress
-from infoxlm_core.tasks import retrieval
+from infoxlm_core.tasks import aligned_files, retrieval
+from infoxlm_core.tasks.aligned_files import Sides
 from infoxlm_core.tasks.embedding import ALL_POOLINGS, POOLINGS, Place, embed
 
 logger = logging.getLogger(__name__)
@@ -45,7 +44,7 @@ def measure(config: RetrievalConfig, encoder: Path, output: Path) -> dict[str, A
     Raises:
         InputError: no such model, set, language, layer or pooling, or a set whose lines do not fit.
     """
-    sets = aligned.read(Path(config.data), config.pivot, config.languages)
+    sets = aligned_files.read(Path(config.data), config.pivot, config.languages)
     model, tokenizer = load_encoder(encoder)
     meant = {vector: find_places(vector, model, encoder) for vector in config.vectors}
     places = [place for chosen in meant.values() for place in chosen]

@@ -12,11 +12,12 @@ import pandas as pd
 from infoxlm_core import manifests
 from infoxlm_core.config import FinetuningConfig
 from infoxlm_core.data.examples import Examples, encode
-from infoxlm_core.data.labelled import by_name, read_labelled
-from infoxlm_core.data.languages import two_letters
 from infoxlm_core.errors import InputError
-from infoxlm_core.model import padded, pretrained, selection, task_models, tokenizers
+from infoxlm_core.languages import two_letters
+from infoxlm_core.model import padded, pretrained, task_models, tokenizers
+from infoxlm_core.tasks.labelled import by_name, read_labelled
 from infoxlm_core.tasks.mixed import within_and_across
+from infoxlm_core.training import selection
 
 logger = logging.getLogger(__name__)
 TOKENS = 8192  # of one forward pass

@@ -9,11 +9,11 @@ import pandas as pd
 
 from infoxlm_core.config import FinetuningConfig
 from infoxlm_core.data.examples import Examples
-from infoxlm_core.data.labelled import read_labelled
-from infoxlm_core.data.languages import two_letters
 from infoxlm_core.errors import CorpusTooSmall
+from infoxlm_core.languages import two_letters
 from infoxlm_core.model.task_models import TaskModel
 from infoxlm_core.tasks.classification import accuracy_by_language, answer, encode_rows, known_rows
+from infoxlm_core.tasks.labelled import read_labelled
 
 
 class Parts(NamedTuple):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from infoxlm_core.data.windows import Windows
+from infoxlm_core.tasks.windows import Windows
 
 AT_ONCE = 512  # windows whose starts and ends are combined at once
 

@@ -23,7 +23,7 @@ from infoxlm_core import manifests
 from infoxlm_core.config import CheckpointsConfig, OptimizationConfig, StageConfig
 from infoxlm_core.data.sampling import digest_key
 from infoxlm_core.errors import BadNumbersLimit, Preempted
-from infoxlm_core.flops import peak
+from infoxlm_core.model.flops import peak
 from infoxlm_core.progress import time_left
 from infoxlm_core.training import distributed
 from infoxlm_core.training.checkpoints import METRICS, Checkpoint, Checkpoints, Elsewhere, flatten

@@ -17,12 +17,12 @@ from infoxlm_core.config import AnsweringConfig, FinetuningConfig
 from infoxlm_core.data.examples import Examples
 from infoxlm_core.data.sampling import generator
 from infoxlm_core.errors import ConfigError
+from infoxlm_core.model.objectives import full_precision, span_losses
 from infoxlm_core.model.padded import Kind
-from infoxlm_core.model.selection import Look
 from infoxlm_core.model.task_models import Classifier, TaskModel
-from infoxlm_core.objectives import full_precision, span_losses
 from infoxlm_core.training import distributed, loop
-from infoxlm_core.training.kept import Kept, figures
+from infoxlm_core.training.best_checkpoints import Kept, figures
+from infoxlm_core.training.selection import Look
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ import yaml
 
 from infoxlm_core import run_file
 from infoxlm_core.config import EvaluationConfig, RetrievalConfig, SuiteConfig
-from infoxlm_core.data.languages import GROUPS
 from infoxlm_core.errors import ConfigError, InputError
+from infoxlm_core.languages import GROUPS
 from pipelines.cli.app import Store, app, ending_clearly
 
 
@@ -77,7 +77,7 @@ def evaluate(
     infoxlm evaluate --model my-xnli-model --task xnli --data XNLI-1.0
     """
     with ending_clearly():
-        from components import stores
+        from components.platform import stores
 
         models = name_models(model, floor)
         if task == HELD_OUT:
@@ -128,8 +128,9 @@ def parse(models: dict[str, str], task: str, data: str, more: dict[str, Any], ch
 
 def measure_task(config: SuiteConfig, task: str, output: Path, store: Path) -> None:
     """Measure every model on a task; print and write what a suite of this task alone would."""
-    from components.adapters import data_source, model_source
-    from infoxlm_core import suite
+    from components.adapters.sources import data as data_source
+    from components.adapters.sources import models as model_source
+    from infoxlm_core.results import suite
 
     directories = {name: model_source.fetch(source, store) for name, source in config.models.items()}
     for directory in directories.values():
@@ -167,8 +168,9 @@ def check_tuned(directory: Path, kind: str) -> None:
 
 def measure_held_out(models: dict[str, str], corpus: str, output: Path, store: Path) -> None:
     """Retrieval by layer and perplexity on the held-out text of a prepared corpus."""
-    from components.adapters import data_source, model_source
-    from infoxlm_core import evaluation
+    from components.adapters.sources import data as data_source
+    from components.adapters.sources import models as model_source
+    from infoxlm_core.stages import evaluation
 
     encoders = {name: model_source.fetch(source, store) for name, source in models.items()}
     local = data_source.fetch(corpus, store)

@@ -47,8 +47,8 @@ def embed(
 ) -> None:
     """Embed sentences; print how similar each is to the first, or the vectors themselves."""
     with ending_clearly():
-        from components import stores
-        from components.adapters import model_registry
+        from components.adapters.mlflow import registry as model_registry
+        from components.platform import stores
         from infoxlm_core.tasks import embedding
 
         texts = sentences or [line.rstrip("\n") for line in sys.stdin]

@@ -34,8 +34,8 @@ def promote(
     """
     with ending_clearly():
         gate = read_gate(metric or ["retrieval/best"])
-        from components import stores
-        from components.adapters import promoting
+        from components.adapters.mlflow import promote as promoting
+        from components.platform import stores
 
         done = promoting.run(model, gate, stores.local(store), to, by_hand)
         typer.echo(f"models:/{done.name}@champion is version {done.version}: {done.verdict.reason}")
@@ -49,8 +49,9 @@ def rollback(
 ) -> None:
     """Make the version champion again that the present one replaced. Called again it changes nothing."""
     with ending_clearly():
-        from components import stores
-        from components.adapters import mlflow_runs, promotion
+        from components.adapters.mlflow import champion as promotion
+        from components.adapters.mlflow import runs as mlflow_runs
+        from components.platform import stores
 
         number = promotion.roll_back(mlflow_runs.connect(stores.local(store)), name, reason)
         typer.echo(f"models:/{name}@champion is version {number}")

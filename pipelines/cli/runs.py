@@ -28,7 +28,7 @@ def run(
     """
     with ending_clearly():
         checked = run_file.load(config, tuple(set_ or ()))
-        from infoxlm_core.evaluation import HEADLINES
+        from infoxlm_core.stages.evaluation import HEADLINES
         from pipelines import local
         from pipelines.infoxlm import infoxlm
 
@@ -92,10 +92,10 @@ def compare(
 ) -> None:
     """Print the table of an ablation from MLflow: variants over their seeds, with error bars."""
     with ending_clearly():
-        from components import stores
-        from components.adapters import trial_runs
-        from infoxlm_core import comparison
-        from infoxlm_core.evaluation import HEADLINES
+        from components.adapters.mlflow import trial_runs
+        from components.platform import stores
+        from infoxlm_core.results import comparison
+        from infoxlm_core.stages.evaluation import HEADLINES
 
         run_id, name = trial_runs.find_ablation(run, stores.local(store))
         found = trial_runs.read(run_id)
@@ -132,7 +132,7 @@ def suite(
     with ending_clearly():
         checked = run_file.load_as(SuiteConfig, config, [*(set_ or ()), *(f"models.{named}" for named in model or ())])
         checked = checked.choose(_split(only))
-        from infoxlm_core.suite import plan
+        from infoxlm_core.results.suite import plan
         from pipelines import local
         from pipelines.suite import AT_A_TIME
         from pipelines.suite import suite as dag
@@ -174,7 +174,7 @@ def plan(
     """Say what pre-training would take: parameters, memory, FLOPs, time. Needs no data, no weights and no GPU."""
     with ending_clearly():
         checked = run_file.load(config, tuple(set_ or ()))
-        from infoxlm_core import planning
+        from infoxlm_core.stages import planning
 
         tables = planning.plan(checked.pretraining, checked.tokenization.vocabulary_size, gpus, gpu)
         typer.echo("\n".join(planning.describe(tables)))

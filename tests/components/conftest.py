@@ -18,7 +18,7 @@ from tests.servers.tracking import running_mlflow
 
 def open_run(store: Path, run: str = "r1") -> str:
     """Open the MLflow run of a pipeline run."""
-    from components.adapters import mlflow_runs
+    from components.adapters.mlflow import runs as mlflow_runs
 
     return mlflow_runs.open_run("tests", "demo", {"infoxlm.run": run, "stage": "pretrain"}, store)
 
@@ -56,7 +56,7 @@ def mlflow_server(tmp_path_factory) -> Iterator[str]:
 def empty_database(tmp_path_factory) -> Path:
     """MLflow's tables in a SQLite file, made once: that takes seconds."""
     directory = tmp_path_factory.mktemp("empty")
-    make = "import sys, pathlib, components.adapters.mlflow_runs as m; m.connect(pathlib.Path(sys.argv[1]))"
+    make = "import sys, pathlib, components.adapters.mlflow.runs as m; m.connect(pathlib.Path(sys.argv[1]))"
     environment = {name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"}
     subprocess.run([sys.executable, "-c", make, directory], check=True, env=environment)
     return directory / "mlflow.db"
@@ -118,7 +118,7 @@ def ray_here() -> Iterator[None]:
     """Ray on this machine with four workers, for all tests of the session."""
     import ray
 
-    from components.adapters import ray_train
+    from components.adapters.ray import train as ray_train
 
     ray_train.start(4)
     yield

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from infoxlm_core.tasks import items
+from infoxlm_core.results import items
 
 CARD = "---\nlanguage: [de, en]\nlicense: mit\n---\n# A tiny encoder\n\nIt knows 26 words.\n"
 

@@ -7,9 +7,10 @@ import pytest
 from kfp import dsl
 from typer.testing import CliRunner
 
-from components import runtime, stores
-from components.adapters import mlflow_runs, nested_runs, trial_runs
+from components.adapters.mlflow import nested_runs, trial_runs
+from components.adapters.mlflow import runs as mlflow_runs
 from components.compare import compare
+from components.platform import runtime, stores
 from infoxlm_core.errors import InputError
 from pipelines.cli import app
 

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from infoxlm_core.config import PretrainingConfig
-from infoxlm_core.pretraining import pretrain
+from infoxlm_core.stages.pretraining import pretrain
 from infoxlm_core.training import loop, tracker
 from tests.toy_text import write_catalogs
 

@@ -4,7 +4,7 @@ import configparser
 
 import pytest
 
-from components.adapters import mlflow_user
+from components.adapters.mlflow import user as mlflow_user
 from infoxlm_core.errors import InputError, StorageUnavailable
 from tests.k8s.manifests import OVERLAYS, environment_of, named, pods
 from tests.servers.tracking import ADMIN

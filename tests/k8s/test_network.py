@@ -2,7 +2,7 @@
 
 import pytest
 
-from components.adapters.ray_job_manifest import _labels
+from components.adapters.kuberay.manifest import _labels
 from tests.k8s.manifests import OVERLAYS, rendered
 from tests.k8s.network import Pod, may
 

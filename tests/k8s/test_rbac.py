@@ -6,8 +6,11 @@ import pytest
 import yaml
 from kfp import dsl
 
-from components.adapters import kubernetes_api, ray_job, ray_job_log, ray_job_states
-from components.cluster import ClusterConfig
+from components.adapters.kuberay import api as kubernetes_api
+from components.adapters.kuberay import job as ray_job
+from components.adapters.kuberay import log as ray_job_log
+from components.adapters.kuberay import states as ray_job_states
+from components.platform.cluster import ClusterConfig
 from infoxlm_core.errors import ResourcesUnavailable
 from tests.servers.kubernetes_api import NAMESPACE, KubernetesServer, running_kubernetes, until
 

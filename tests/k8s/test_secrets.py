@@ -8,7 +8,7 @@ import sys
 import pytest
 import yaml
 
-from components.cluster import ClusterFile
+from components.platform.cluster import ClusterFile
 from pipelines import placing
 from tests.k8s.manifests import K8S, OVERLAYS, ROOT, named, pods, rendered
 

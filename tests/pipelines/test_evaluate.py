@@ -10,11 +10,11 @@ from transformers import XLMRobertaForQuestionAnswering as Reader
 from transformers import XLMRobertaForSequenceClassification as Classifier
 from typer.testing import CliRunner
 
-from components.adapters import s3
+from components.adapters.s3 import client as s3
 from infoxlm_core.errors import InputError
 from pipelines.cli import app
 from pipelines.cli.evaluate import name_models, name_of
-from tests.core.test_embedding import save_model
+from tests.infoxlm_core.tasks.test_embedding import save_model
 
 WORDS = [f"{letter}{number}" for letter in "abc" for number in range(10)]
 ENGLISH = [f"a{i} b{j}" for i in range(5) for j in range(4)]

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from components.adapters import mlflow_runs, model_registry
+from components.adapters.mlflow import registry as model_registry
+from components.adapters.mlflow import runs as mlflow_runs
 from infoxlm_core.errors import NotPromoted
 from pipelines import local
 from pipelines.cli import app

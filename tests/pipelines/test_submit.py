@@ -11,7 +11,7 @@ import yaml
 from kfp import compiler, components
 from typer.testing import CliRunner
 
-from components.adapters import outcomes
+from components.platform import outcomes
 from infoxlm_core.errors import Preempted, WorkerLost
 from pipelines import submit
 from pipelines.ablations import ablations

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from infoxlm_core import run_file, suite
+from infoxlm_core import run_file
 from infoxlm_core.config import SuiteConfig
+from infoxlm_core.results import suite
 from pipelines.cli import app
 from tests.e2e.test_pipeline import infoxlm, only, runs_of
 from tests.toy_suite import write_suite

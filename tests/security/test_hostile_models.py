@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from components.adapters import mlflow_runs
+from components.adapters.mlflow import runs as mlflow_runs
 
 pytestmark = pytest.mark.slow
 

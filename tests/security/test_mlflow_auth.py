@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from components.adapters import mlflow_runs, model_registry
-from components.adapters.mlflow_tracker import MlflowTracker
+from components.adapters.mlflow import registry as model_registry
+from components.adapters.mlflow import runs as mlflow_runs
+from components.adapters.mlflow.tracker import MlflowTracker
 from infoxlm_core.errors import InputError
 from tests.components.conftest import history, open_run
 from tests.servers import s3

@@ -4,7 +4,8 @@ import socket
 
 import pytest
 
-from components.adapters import data_source, model_source
+from components.adapters.sources import data as data_source
+from components.adapters.sources import models as model_source
 from infoxlm_core.errors import InputError
 
 PLACES = [

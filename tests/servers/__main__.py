@@ -13,7 +13,7 @@ from collections import defaultdict
 from contextlib import ExitStack
 from pathlib import Path
 
-from components import stores
+from components.platform import stores
 from tests.servers import postgres, s3
 from tests.servers.tracking import USER, LockedMlflow, locked_mlflow
 

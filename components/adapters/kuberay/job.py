@@ -1,0 +1,249 @@
+"""Run a training as a KubeRay RayJob and wait for it, so that GPUs are asked for late and given back at once.
+
+The job has the same name in every attempt of a step: a step that is tried again finds the job that its dead
+predecessor left, running or ended, and goes on with it. It is deleted as soon as it has ended, when GPUs do not come
+and when this process is told to stop, but never because the API server is in trouble.
+"""
+
+import contextlib
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from typing import Any
+
+from components.adapters.kuberay import api as kubernetes_api
+from components.adapters.kuberay import manifest as ray_job_manifest
+from components.adapters.kuberay.api import AlreadyExists, Job, NoAnswer, RayJobs
+from components.adapters.kuberay.log import JobLog
+from components.adapters.kuberay.manifest import job_name
+from components.adapters.kuberay.states import bear, describe, has_ended, states
+from components.platform.cluster import ClusterConfig
+from infoxlm_core import errors
+from infoxlm_core.errors import InfoXLMError, InputError, Preempted, ResourcesUnavailable, TryAgain, WorkerLost
+
+__all__ = ["job_name", "run"]
+
+logger = logging.getLogger(__name__)
+
+_HEARTBEAT = 60.0
+_LOG_REST = 10.0  # seconds for the last lines of a job that has ended
+_SAVING = 20.0  # of the 30 seconds that Kubeflow leaves a step which it stops
+_SLACK = 300.0  # by which the operator's own limit comes first
+_REMOVAL = 600.0  # seconds after which a job that is being deleted is stuck
+_PAUSE = 2.0
+_BETWEEN_TRIES = 30.0
+
+
+class Stop:
+    """Whether this process was told to stop. A signal's handler may set no `Event`: who waits for it holds its lock."""
+
+    asked = False
+
+
+def run(
+    name: str,
+    work: str,
+    cluster: ClusterConfig,
+    num_workers: int,
+    task: Any,
+    ask_to_stop: Callable[[], None],
+    ended: Callable[[], dict[str, Any] | None],
+) -> None:
+    """Train on the cluster: return when the job has succeeded.
+
+    Args:
+        name: of the job, by `job_name`.
+        work: URL of the work, the only argument of `python -m components.platform.job`.
+        cluster: where and how jobs run.
+        num_workers: training workers, one a GPU.
+        task: kfp's `dsl.TaskConfig` of the step: what one worker pod asks for, and where it may run.
+        ask_to_stop: makes the training save and stop, if it runs.
+        ended: how the job said that it failed, {"code", "class", "message"}, if it did.
+
+    Raises:
+        ResourcesUnavailable: the GPUs did not come in time, or were held too long.
+        Preempted: this process was told to stop.
+        WorkerLost: the job ended without a word, or Kubernetes does not answer any more.
+        InputError: Kubernetes refuses.
+        and what the job said; "try again" only after it has been started anew `cluster.retries` times.
+    """
+    said = ended()
+    if said and 2 <= int(said["code"]) <= 5:  # of an earlier attempt: the same would happen again
+        raise _as_error(said)
+    body = ray_job_manifest.render(name, work, cluster, num_workers, task, version("ray"))
+    jobs = kubernetes_api.connect()
+    if owner := kubernetes_api.own_pod():
+        body["metadata"]["ownerReferences"] = [owner]
+    with _noticing_signals() as stop:
+        for attempt in range(cluster.retries + 1):
+            status = _once(jobs, body, cluster, stop, ask_to_stop)
+            if status.get("jobStatus") == "SUCCEEDED":
+                return
+            error = _why(name, status, ended())
+            again = isinstance(error, TryAgain) and not isinstance(error, ResourcesUnavailable)
+            if attempt == cluster.retries or not again:
+                raise error
+            logger.warning("%s; starting it again (%d of %d)", error, attempt + 1, cluster.retries)
+            _pause(jobs, name, stop, _BETWEEN_TRIES)
+
+
+def _once(
+    jobs: RayJobs, body: Job, cluster: ClusterConfig, stop: Stop, ask_to_stop: Callable[[], None]
+) -> dict[str, Any]:
+    """Create or find the job, follow it to its end, delete it; return its last status."""
+    name = body["metadata"]["name"]
+    _begin(jobs, body, stop, cluster.grace_seconds)
+    log = JobLog(jobs, name)
+    try:
+        status = _follow(jobs, name, cluster, stop, ask_to_stop, log)
+    finally:
+        log.finish(0 if stop.asked else _LOG_REST)
+    _delete(jobs, name)
+    return status
+
+
+def _begin(jobs: RayJobs, body: Job, stop: Stop, grace: float) -> None:
+    """Create the job; if there is one of this name, adopt it, unless it is of no more use."""
+    name, seconds, failures = body["metadata"]["name"], _REMOVAL + grace, 0
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            if (job := jobs.get(name)) is None:
+                jobs.create(body)
+                logger.info("created rayjob/%s", name)
+                return
+            leaving = bool(job["metadata"].get("deletionTimestamp"))
+            status = job.get("status") or {}
+            if not leaving and (not has_ended(status) or status.get("jobStatus") == "SUCCEEDED"):
+                if owners := body["metadata"].get("ownerReferences"):
+                    jobs.adopt(name, owners[0])  # else it would go with the pod of the attempt that made it
+                logger.info("found rayjob/%s, %s: going on with it", name, describe(status))
+                return
+            if not leaving:
+                logger.info("rayjob/%s of an earlier attempt is %s: deleting it", name, describe(status))
+                jobs.delete(name)
+            failures = 0
+        except AlreadyExists:
+            pass  # somebody was faster, or the answer to an earlier try was lost: look again
+        except NoAnswer as error:
+            failures = bear(name, failures, error)
+        _pause(jobs, name, stop, _PAUSE)
+    raise WorkerLost(f"rayjob/{name} is still being deleted after {seconds:.0f} s: look at its finalizers, run again")
+
+
+def _follow(
+    jobs: RayJobs,
+    name: str,
+    cluster: ClusterConfig,
+    stop: Stop,
+    ask_to_stop: Callable[[], None],
+    log: JobLog,
+) -> dict[str, Any]:
+    """Wait for the end of the job; keep the limits; speak up when it is quiet."""
+    began = since = beat = time.monotonic()  # `since`: how long it has been waiting, or running
+    was_running, status = False, {}
+    with states(jobs, name) as seen:
+        for status in seen:
+            now = time.monotonic()
+            if has_ended(status):
+                return status
+            if stop.asked:
+                _stop(jobs, name, seen, ask_to_stop if was_running else None)
+            running = status.get("jobDeploymentStatus") == "Running"
+            if running != was_running:
+                was_running, since = running, now
+                logger.info("rayjob/%s is %s", name, describe(status))
+            if not running and now - since > cluster.start_seconds:
+                _give_up(jobs, name, f"no GPUs after {cluster.start_seconds} s ({describe(status)})")
+            if running and now - since > cluster.run_seconds + _SLACK:
+                _give_up(jobs, name, f"still not ended after {cluster.run_seconds} s")
+            if now - max(log.last_line, beat) > _HEARTBEAT:
+                beat = now
+                logger.info("rayjob/%s is %s, %.0f s after the start", name, describe(status), now - began)
+    return status
+
+
+def _stop(jobs: RayJobs, name: str, seen: Iterator[dict[str, Any]], ask_to_stop: Callable[[], None] | None) -> None:
+    """Let the training save, as long as there is time; delete the job."""
+    deadline = time.monotonic() + _SAVING
+    if ask_to_stop:
+        logger.info("told to stop: the training saves, for %.0f s at most", _SAVING)
+        try:
+            ask_to_stop()
+            while time.monotonic() < deadline and not has_ended(next(seen)):
+                pass
+        except Exception as error:  # whatever is in trouble, it must not keep the GPUs
+            logger.warning("rayjob/%s cannot be waited for: %s", name, error)
+    _delete(jobs, name)
+    raise Preempted(f"rayjob/{name} was stopped and deleted: run again to go on")
+
+
+def _give_up(jobs: RayJobs, name: str, why: str) -> None:
+    """Delete the job, with what the cluster says about its pods as the reason."""
+    with contextlib.suppress(NoAnswer, InputError):
+        why += f": {events}" if (events := jobs.why_waiting(name)) else ""
+    _delete(jobs, name)
+    raise ResourcesUnavailable(f"rayjob/{name}: {why}: it was deleted; free or add GPUs, then run again")
+
+
+def _delete(jobs: RayJobs, name: str) -> None:
+    """Give the GPUs back; if Kubernetes does not let us, say how, as what happened before matters more."""
+    for _ in range(3):
+        try:
+            jobs.delete(name)
+            return
+        except NoAnswer as error:
+            reason: Exception = error
+            time.sleep(1)
+        except InputError as error:
+            reason = error
+            break
+    logger.error("rayjob/%s could not be deleted (%s): kubectl delete rayjob %s", name, reason, name)
+
+
+def _why(name: str, status: dict[str, Any], said: dict[str, Any] | None) -> InfoXLMError:
+    """The error that a job's end stands for: what the job said itself, else what the operator knows."""
+    known = " ".join(f"{describe(status)} {status.get('reason') or ''}: {status.get('message') or ''}".split())[:300]
+    if status.get("reason") == "PreRunningDeadlineExceeded":
+        return ResourcesUnavailable(f"rayjob/{name}: no GPUs in time ({known}): free or add GPUs, then run again")
+    if status.get("reason") == "DeadlineExceeded":
+        return ResourcesUnavailable(f"rayjob/{name}: its time is over ({known}): run again to go on")
+    if status.get("reason") == "ValidationFailed" or status.get("jobDeploymentStatus") == "ValidationFailed":
+        return InputError(f"rayjob/{name}: refused by KubeRay ({known}): check its version, 1.7 or later")
+    return _as_error(said) if said else WorkerLost(f"rayjob/{name} ended as {known}: run again to go on")
+
+
+def _as_error(said: dict[str, Any]) -> InfoXLMError:
+    """What a job wrote about its end, as the error that it was."""
+    return errors.named(str(said.get("class")), " ".join(str(said.get("message")).split())[:1000])
+
+
+def _pause(jobs: RayJobs, name: str, stop: Stop, seconds: float) -> None:
+    """Wait, unless this process is told to stop."""
+    deadline = time.monotonic() + seconds
+    while (left := deadline - time.monotonic()) > 0 and not stop.asked:
+        time.sleep(min(left, 0.5))  # a signal does not end a sleep
+    if stop.asked:
+        _delete(jobs, name)  # it may have been created by a call whose answer was lost
+        raise Preempted(f"rayjob/{name}: told to stop before it ran: run again")
+
+
+@contextlib.contextmanager
+def _noticing_signals() -> Iterator[Stop]:
+    """Let SIGTERM and Ctrl-C be known to the loops here; in a thread, whoever runs us handles signals."""
+    stop = Stop()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {
+        number: signal.signal(number, lambda *_: setattr(stop, "asked", True))
+        for number in (signal.SIGTERM, signal.SIGINT)
+    }
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

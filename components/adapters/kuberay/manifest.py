@@ -1,0 +1,242 @@
+"""The RayJob of a training, as Kubernetes is asked for it: a head that steers, pods of GPUs that train, a submitter.
+
+All three meet the Pod Security standard "restricted": no root, no rights, nothing writable but three scratch folders.
+"""
+
+import hashlib
+import os
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from components.platform.cluster import ClusterConfig, is_secret
+from infoxlm_core.errors import InputError
+
+Manifest = dict[str, Any]
+
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+USER = 10001  # of the image
+HOME = "/home/app"
+
+_CONSTANT = {
+    "HOME": HOME,
+    "PYTHONUNBUFFERED": "1",
+    "RAY_AUTH_MODE": "token",  # nobody runs a job without the token, which the operator hands to these pods
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": "300",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
+_PASSED_ON = ("MLFLOW_", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION")
+_OF_THE_STEP = ("KFP_", "KUBERNETES_", "ARGO_")
+_AFTER_SAVING = 15  # of the grace, for Ray to end
+_SUBMITTER = {"cpu": "500m", "memory": "1Gi"}
+_ORDINARY = ("cpu", "memory", "ephemeral-storage")
+
+
+def job_name(stem: str, run_id: str, key: str) -> str:
+    """The name that every attempt of a step finds again: at most 47 characters, a DNS-1035 label.
+
+    Args:
+        stem: what it is, for the reader's eye.
+        run_id: of the pipeline run.
+        key: what tells the step from others of the run.
+    """
+    digest = hashlib.sha256(f"{run_id}/{key}".encode()).hexdigest()[:10]
+    return re.sub(r"[^a-z0-9]+", "-", f"j-{stem}".lower())[:36].strip("-") + f"-{digest}"
+
+
+def render(
+    name: str,
+    work: str,
+    cluster: ClusterConfig,
+    num_workers: int,
+    task: Any,
+    ray_version: str,
+    environment: Mapping[str, str] = os.environ,
+) -> Manifest:
+    """The RayJob that runs `python -m components.platform.job WORK`.
+
+    Args:
+        name: of the job, by `job_name`.
+        work: URL or path of the work, the entrypoint's only argument.
+        cluster: where and how jobs run.
+        num_workers: training workers, one a GPU.
+        task: kfp's `dsl.TaskConfig` of the step: resources, node selector, tolerations, affinity, environment.
+        ray_version: that of this process, which the image has too.
+        environment: of this process.
+
+    Raises:
+        InputError: the workers do not fill whole pods, or the step has no CPU and memory for them.
+    """
+    if shlex.quote(work) != work:  # it passes through two shells, the submitter's and the head's
+        raise InputError(f"{work!r}: a store's name has letters, digits and ./:_-@=+ only: choose another")
+    resources, gpus = _resources(task)
+    pods, left = divmod(num_workers, max(gpus, 1))
+    if num_workers < 1 or left:
+        raise InputError(f"num_workers ({num_workers}) must be a multiple of pool.gpus, the GPUs of one pod ({gpus})")
+    variables = _environment(cluster, task, environment)
+    head = _pod(cluster, "ray-head", work, _both(cpu=cluster.head_cpu, memory=cluster.head_memory), variables)
+    head["spec"]["nodeSelector"] = cluster.head_node_selector
+    worker = _pod(cluster, "ray-worker", work, resources, variables, cluster.shared_memory)
+    for field, ours in (("nodeSelector", "node_selector"), ("tolerations", "tolerations"), ("affinity", "affinity")):
+        if placement := getattr(task, ours, None):
+            worker["spec"][field] = placement
+    labels = {"app.kubernetes.io/name": "infoxlm", **({QUEUE_LABEL: cluster.queue} if cluster.queue else {})}
+    return {
+        "apiVersion": "ray.io/v1",
+        "kind": "RayJob",
+        "metadata": {"name": name, "labels": labels},
+        "spec": {
+            "entrypoint": f"python -m components.platform.job {work}",
+            "submissionMode": "K8sJobMode",
+            "submitterConfig": {"backoffLimit": 10},  # a retried submitter attaches again, it does not submit twice
+            "submitterPodTemplate": _submitter(cluster),
+            "backoffLimit": 0,  # the launcher starts it again: it can tell "try again" from an error that stays
+            "preRunningDeadlineSeconds": cluster.start_seconds,
+            "activeDeadlineSeconds": cluster.start_seconds + cluster.run_seconds,
+            "shutdownAfterJobFinishes": True,
+            "ttlSecondsAfterFinished": 60,  # the launcher deletes the job when it ends; this is for one that is gone
+            **({"suspend": True} if cluster.queue else {}),  # until Kueue admits it
+            "rayClusterSpec": {
+                "rayVersion": ray_version,
+                "authOptions": {"mode": "token"},
+                "headGroupSpec": {
+                    "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0"},  # noqa: S104 - a pod's; no training worker there
+                    "template": head,
+                },
+                "workerGroupSpecs": [
+                    {
+                        "groupName": "workers",
+                        "replicas": pods,
+                        "minReplicas": pods,
+                        "maxReplicas": pods,
+                        "rayStartParams": {},
+                        "template": worker,
+                    }
+                ],
+            },
+        },
+    }
+
+
+def _resources(task: Any) -> tuple[dict[str, dict[str, str]], int]:
+    """What one worker pod asks for, and how many GPUs are among it."""
+    given = getattr(task, "resources", None) or {}
+    limits = {name: str(value) for name, value in (given.get("limits") or {}).items()}
+    devices = {name: int(float(value)) for name, value in limits.items() if name not in _ORDINARY}
+    if not {"cpu", "memory"} <= set(limits):
+        raise InputError("the step has no limits of cpu and memory for its worker pods: set pool.cpu and pool.memory")
+    limits = {name: value for name, value in limits.items() if devices.get(name) != 0}
+    requests = {name: str(value) for name, value in (given.get("requests") or {}).items() if name in _ORDINARY}
+    return {"limits": limits, "requests": {**limits, **requests}}, sum(devices.values())
+
+
+def _both(**amounts: str) -> dict[str, dict[str, str]]:
+    return {"limits": dict(amounts), "requests": dict(amounts)}
+
+
+def _environment(cluster: ClusterConfig, task: Any, environment: Mapping[str, str]) -> list[Manifest]:
+    """Environment of the Ray pods: of this process what they need too, of the task, of the config, ours.
+
+    What a field of the step's pod would be in another pod is replaced by what it is here. Secrets stay references:
+    a value that might be one is not passed on.
+    """
+    known: dict[str, Manifest] = {}
+    for name, value in sorted(environment.items()):
+        if name.startswith(_PASSED_ON) and not is_secret(name):
+            known[name] = {"value": value}
+    for entry in getattr(task, "env", None) or []:
+        name, source = entry["name"], entry.get("valueFrom") or {}
+        if name.startswith(_OF_THE_STEP):
+            continue
+        if "fieldRef" in source or "resourceFieldRef" in source:
+            if name in environment:
+                known[name] = {"value": environment[name]}
+        else:
+            known[name] = {"valueFrom": source} if source else {"value": entry.get("value", "")}
+    for name, value in {**cluster.environment, **_CONSTANT}.items():
+        known[name] = {"value": value}
+    return [{"name": name, **value} for name, value in known.items()]
+
+
+def _pod(
+    cluster: ClusterConfig,
+    container: str,
+    work: str,
+    resources: Manifest,
+    variables: list[Manifest],
+    shared_memory: str = "",
+) -> Manifest:
+    """Template of the head's or a worker's pod."""
+    scratch = _scratch()
+    shared = "/dev/shm"  # noqa: S108 - a volume of the pod alone
+    scratch["dev-shm"] = (shared, {"medium": "Memory", "sizeLimit": shared_memory or resources["limits"]["memory"]})
+    spec = _restricted(cluster, container, resources, variables, scratch)
+    spec["terminationGracePeriodSeconds"] = cluster.grace_seconds
+    saving = str(max(cluster.grace_seconds - _AFTER_SAVING, 1))
+    # evicted, or its node drained: save first
+    leave = ["python", "-m", "components.platform.job", "--leave", work, saving]
+    spec["containers"][0]["lifecycle"] = {"preStop": {"exec": {"command": leave}}}
+    if cluster.priority_class:
+        spec["priorityClassName"] = cluster.priority_class
+    if cluster.environment_from:
+        spec["containers"][0]["envFrom"] = [{"secretRef": {"name": name}} for name in cluster.environment_from]
+    return {"metadata": {"labels": _labels("training")}, "spec": spec}
+
+
+def _submitter(cluster: ClusterConfig) -> Manifest:
+    """Template of the pod that submits the entrypoint to the head and prints its log; the operator adds the command."""
+    spec = _restricted(
+        cluster, "ray-job-submitter", {"limits": dict(_SUBMITTER), "requests": dict(_SUBMITTER)},
+        [{"name": name, "value": _CONSTANT[name]} for name in ("HOME", "RAY_AUTH_MODE", "RAY_USAGE_STATS_ENABLED")],
+        _scratch(),
+    )  # fmt: skip
+    return {"metadata": {"labels": _labels("submitter")}, "spec": {**spec, "restartPolicy": "Never"}}
+
+
+def _labels(component: str) -> dict[str, str]:
+    return {"app.kubernetes.io/name": "infoxlm", "app.kubernetes.io/component": component}
+
+
+def _scratch() -> dict[str, tuple[str, Manifest]]:
+    """Volume -> where it is mounted, what it is: the folders in which a pod may write."""
+    return {"tmp": ("/tmp", {}), "home": (HOME, {})}  # noqa: S108 - a volume of the pod alone
+
+
+def _restricted(
+    cluster: ClusterConfig,
+    container: str,
+    resources: Manifest,
+    variables: list[Manifest],
+    scratch: dict[str, tuple[str, Manifest]],
+) -> Manifest:
+    """A pod of one container that meets "restricted" and has no access to the Kubernetes API."""
+    return {
+        "serviceAccountName": cluster.service_account,
+        "automountServiceAccountToken": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "fsGroup": USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "volumes": [{"name": name, "emptyDir": kind} for name, (_, kind) in scratch.items()],
+        "containers": [
+            {
+                "name": container,
+                "image": cluster.image,
+                "env": variables,
+                "resources": resources,
+                "securityContext": {
+                    "allowPrivilegeEscalation": False,
+                    "readOnlyRootFilesystem": True,
+                    "capabilities": {"drop": ["ALL"]},
+                },
+                "volumeMounts": [{"name": name, "mountPath": path} for name, (path, _) in scratch.items()],
+            }
+        ],
+    }

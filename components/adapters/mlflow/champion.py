@@ -1,0 +1,199 @@
+"""The gate between candidate and champion, and what moves the alias `champion`: a promotion, a person, a rollback.
+
+A candidate replaces the champion if it is shown to be better on the same questions: for each metric of the gate the
+paired bootstrap interval of the gain must lie above a limit. Everything is written down before the alias moves, so
+that a crash leaves the old champion, and the same command again finishes what it began.
+"""
+
+import getpass
+import json
+import logging
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from components.adapters.mlflow import runs as mlflow_runs
+from components.adapters.mlflow import versions as registered
+from infoxlm_core.errors import InputError, LeaseHeld
+from infoxlm_core.results.significance import paired_bootstrap
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities.model_registry import ModelVersion
+
+logger = logging.getLogger(__name__)
+
+CHAMPION, CANDIDATE = "champion", "candidate"
+GATE = "gate"
+"""Tag with the verdict in words; written after the alias, so a version that has it is through."""
+DECISION = "decision"
+"""Tag with the last decision on a version, as JSON: verdict, intervals, who, when, by which run."""
+PREVIOUS = "previous_champion"
+"""Tag of a champion: the version that it replaced."""
+ROLLED_BACK_TO = "champion again"
+ATTEMPTS = 5  # when others promote at the same time
+FEWEST_QUESTIONS = 50
+"""With fewer an interval promises more than it keeps: of two equal models one looks better too often."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the gate says of a candidate."""
+
+    passed: bool
+    reason: str
+    figures: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Metric -> gain, lower, upper (of the 95 % interval), questions, least."""
+
+
+def champion_of(client: "MlflowClient", name: str) -> str | None:
+    """The number of the version that users get."""
+    number = client.get_registered_model(name).aliases.get(CHAMPION)
+    return None if number is None else str(number)  # a database gives an int, a server a text
+
+
+def promote(client: "MlflowClient", version: "ModelVersion", gate: Mapping[str, float], by_hand: str = "") -> Verdict:
+    """Make a version champion if the gate says so; write the decision down in any case.
+
+    Args:
+        client: of the registry's MLflow.
+        version: the candidate.
+        gate: metric -> least gain, above which the whole interval must lie.
+        by_hand: why a person decides instead of the gate; its files are checked all the same.
+
+    Raises:
+        ShardCorrupt, SignatureInvalid: its files are not those that were registered; the alias stays.
+        LeaseHeld: others change the champion all the time.
+        StorageUnavailable: MLflow does not answer.
+    """
+    name, number = version.name, version.version
+    with mlflow_runs.answering(f"champion of {name}"):
+        for _ in range(ATTEMPTS):
+            champion = champion_of(client, name)
+            if champion and int(champion) == int(number):  # by a call that died before its end, or by another one
+                said = json.loads(client.get_model_version(name, number).tags.get(DECISION, "{}"))
+                verdict = Verdict(True, said.get("reason", "champion already"), said.get("figures", {}))
+                break
+            verdict = Verdict(True, f"champion by hand: {by_hand}") if by_hand else judge(client, version, gate)
+            if not verdict.passed:
+                record(client, version, "refused", verdict, champion)
+                break
+            with registered.fetched(client, version):
+                pass  # complete, unchanged, and signed if it must be
+            record(client, version, "promoted", verdict, champion)
+            if champion_of(client, name) == champion:  # else it was judged against one that is none any more
+                client.set_registered_model_alias(name, CHAMPION, number)
+                break
+        else:
+            raise LeaseHeld(f"{name}: its champion changed {ATTEMPTS} times while it was compared: try again")
+        client.set_model_version_tag(name, number, GATE, verdict.reason)
+    logger.info("%s version %s: %s", name, number, verdict.reason)
+    return verdict
+
+
+def judge(client: "MlflowClient", version: "ModelVersion", gate: Mapping[str, float]) -> Verdict:
+    """The gate: a candidate becomes champion if there is none, or if it is better for sure by every metric."""
+    champion = champion_of(client, version.name)
+    scores = ", ".join(f"{metric} {version.tags.get(metric, 'missing')}" for metric in gate)
+    if champion is None:
+        return Verdict(True, f"champion with {scores}: the first one")
+    holder = client.get_model_version(version.name, champion)
+    known = f"{scores}: champion version {champion} has "
+    known += ", ".join(f"{holder.tags.get(metric, 'none')}" for metric in gate)
+    if holder.tags.get("test_set") != version.tags.get("test_set"):
+        return Verdict(False, f"candidate with {known} on another test set, promote by hand")
+    mine, theirs = (registered.read_outcomes(client, one) for one in (version, holder))
+    if mine is None or theirs is None:
+        without = version if mine is None else holder
+        return Verdict(
+            False,
+            f"candidate with {known}, version {without.version} has no outcomes by question (made by an older "
+            "version): evaluate and register it again, or promote by hand",
+        )
+    figures: dict[str, dict[str, float]] = {}
+    failed = []
+    for metric, least in gate.items():
+        try:
+            found = paired_bootstrap(mine.answers(metric), theirs.answers(metric))
+        except InputError as error:
+            return Verdict(False, f"candidate with {known}, but {error}", figures)
+        except ValueError:
+            return Verdict(False, f"candidate with {known} on other questions of {metric}, promote by hand", figures)
+        figures[metric] = asdict(found) | {"least": least}
+        if found.questions < FEWEST_QUESTIONS:
+            said = f"{metric} has {found.questions} questions, fewer than {FEWEST_QUESTIONS}: evaluate on more"
+            return Verdict(False, f"candidate with {known}, but {said}", figures)
+        if not found.lower > least:
+            failed.append(metric)
+    said = "; ".join(describe(metric, figure) for metric, figure in figures.items())
+    if failed:
+        return Verdict(False, f"candidate, not shown to be better than version {champion}: {said}", figures)
+    return Verdict(True, f"champion, better than version {champion}: {said}", figures)
+
+
+def describe(metric: str, figure: Mapping[str, float]) -> str:
+    """A gain with its interval, in words."""
+    return (
+        f"{metric} {figure['gain']:+.4f} (95 % interval {figure['lower']:+.4f} to {figure['upper']:+.4f}, "
+        f"{figure['questions']} questions; must be above {figure['least']:+g})"
+    )
+
+
+def roll_back(client: "MlflowClient", name: str, reason: str) -> int:
+    """Make the version champion again that the present one replaced; return its number.
+
+    Called again it changes nothing: a champion that a rollback has made stays.
+
+    Raises:
+        InputError: no champion, or none before it.
+        ShardCorrupt, SignatureInvalid: its files are not those that were registered; the alias stays.
+    """
+    with mlflow_runs.answering(f"champion of {name}"):
+        champion = champion_of(client, name)
+        if champion is None:
+            raise InputError(f"{name} has no champion: promote a version instead")
+        present = client.get_model_version(name, champion)
+        if json.loads(present.tags.get(DECISION, "{}")).get("what") == ROLLED_BACK_TO:
+            logger.info("%s: version %s is champion by a rollback; promote another by hand instead", name, champion)
+            return int(champion)
+        if not (before := present.tags.get(PREVIOUS)):
+            raise InputError(f"{name} version {champion} replaced no other: promote a version instead")
+        version = client.get_model_version(name, before)
+        with registered.fetched(client, version):
+            pass
+        for one, what, said in (
+            (present, "rolled back", f"rolled back to version {before}: {reason}"),
+            (version, ROLLED_BACK_TO, f"champion again after version {champion}: {reason}"),
+        ):
+            record(client, one, what, Verdict(one is version, said), None)
+            client.set_model_version_tag(name, one.version, GATE, said)
+        client.set_registered_model_alias(name, CHAMPION, before)
+    logger.info("%s: champion is version %s again", name, before)
+    return int(before)
+
+
+def record(client: "MlflowClient", version: "ModelVersion", what: str, verdict: Verdict, previous: str | None) -> None:
+    """Write a decision down, as a tag of the version and as a file of its MLflow run."""
+    decision: dict[str, Any] = {
+        "what": what, "model": version.name, "version": int(version.version), "reason": verdict.reason,
+        "figures": verdict.figures, "previous_champion": int(previous) if previous else None,
+        "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "by": who(),
+    }  # fmt: skip
+    if version.run_id:
+        origin = {key: value for key, value in version.tags.items() if key not in (DECISION, GATE)}
+        stem = f"{decision['at'].replace(':', '')}-{what.replace(' ', '-')}-version-{version.version}"
+        client.log_dict(version.run_id, decision | {"registered": origin}, f"promotion/{stem}.json")
+    if what == "promoted" and previous:
+        client.set_model_version_tag(version.name, version.version, PREVIOUS, previous)
+    client.set_model_version_tag(version.name, version.version, DECISION, json.dumps(decision, ensure_ascii=False))
+
+
+def who() -> dict[str, str]:
+    """Who decides: a person, or a step of a pipeline run with its service account and image."""
+    if pod := os.environ.get("KFP_POD_NAME"):
+        known = {"run": "RUN_ID", "service_account": "SERVICE_ACCOUNT", "image": "INFOXLM_IMAGE"}
+        return {"pod": pod} | {key: os.environ[name] for key, name in known.items() if os.environ.get(name)}
+    person = os.environ.get("MLFLOW_TRACKING_USERNAME") or getpass.getuser()
+    return {"user": person} | ({"run": os.environ["RUN_ID"]} if os.environ.get("RUN_ID") else {})

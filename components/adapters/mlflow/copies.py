@@ -1,0 +1,117 @@
+"""A version of one registry -> another registered model, of the same server or of another one.
+
+The first server is where MLFLOW_TRACKING_URI points, with its credentials as ever. Those of the other one are the same
+variables with TARGET_ in front: TARGET_MLFLOW_TRACKING_USERNAME, …_PASSWORD, …_TOKEN, and the others of MLflow.
+"""
+
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from components.adapters.mlflow import champion as promotion
+from components.adapters.mlflow import registry as model_registry
+from components.adapters.mlflow import runs as mlflow_runs
+from components.adapters.mlflow import signing
+from components.adapters.mlflow import versions as registered
+from infoxlm_core import manifests
+from infoxlm_core.errors import ShardCorrupt
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities.model_registry import ModelVersion
+
+logger = logging.getLogger(__name__)
+
+ORIGIN = "copied_from"
+_TARGET = "TARGET_"
+_STAYS = (promotion.GATE, promotion.DECISION, promotion.PREVIOUS)
+"""Tags that speak of the registry they are in."""
+
+
+def copy(client: "MlflowClient", version: "ModelVersion", name: str) -> "ModelVersion":
+    """Copy a version to another registered model of the same server, once per digest; it is `candidate` there.
+
+    Both point to the same files.
+    """
+    with mlflow_runs.answering(f"registered model {name}"):
+        if not registered.versions_of(client, name, version.tags["digest"]):
+            client.copy_model_version(f"models:/{version.name}/{version.version}", name)
+        return _finish(client, name, version, f"models:/{version.name}/{version.version}")
+
+
+def copy_to_server(client: "MlflowClient", version: "ModelVersion", uri: str, name: str, store: Path) -> "ModelVersion":
+    """Copy a version with all its files to another server, once per digest; it is `candidate` there.
+
+    The process is connected to that server from here on. What has arrived is read back and compared, file by file.
+
+    Raises:
+        ShardCorrupt, SignatureInvalid: the files are not those that were registered.
+        InputError, StorageUnavailable: one of the servers refuses, or does not answer.
+    """
+    model = f"models:/{version.name}/{version.version}"
+    origin = f"{mlflow_runs.without_password(mlflow_runs.tracking_uri(store))} {model}"
+    with mlflow_runs.answering(model), registered.fetched(client, version) as files:
+        sent = _contents(files)
+        _go_to(uri)
+        target = mlflow_runs.connect(store)
+        tags = {mlflow_runs.RUN_TAG: f"copy of {origin}"}
+        run_id = mlflow_runs.open_run("infoxlm", f"copy of {version.name}", tags, store)
+        with mlflow_runs.answering(f"registered model {name} of the target"):
+            if not registered.versions_of(target, name, version.tags["digest"]):
+                source = _send(target, run_id, files)
+                kept = {key: value for key, value in version.tags.items() if key not in _STAYS}
+                model_registry.create(target, name, source, run_id, kept)
+            made = registered.versions_of(target, name, version.tags["digest"])[0]
+            with registered.fetched(target, made) as arrived:
+                if differ := sorted(path for path, digest in sent.items() if _contents(arrived).get(path) != digest):
+                    raise ShardCorrupt(f"{name} version {made.version} at the target differs in {differ[0]}: delete it")
+            copied = _finish(target, name, version, origin)
+        mlflow_runs.end_run(run_id)
+    return copied
+
+
+def _send(target: "MlflowClient", run_id: str, files: Path) -> str:
+    """Make the files a logged model of the target as they are; return its URI."""
+    from mlflow.entities import LoggedModelOutput
+
+    experiment = target.get_run(run_id).info.experiment_id
+    logged = target.create_logged_model(experiment, "encoder", source_run_id=run_id)
+    target.log_model_artifacts(logged.model_id, str(files))
+    target.finalize_logged_model(logged.model_id, "READY")
+    target.log_outputs(run_id, [LoggedModelOutput(logged.model_id, step=0)])
+    return logged.model_uri
+
+
+def _contents(folder: Path) -> dict[str, str]:
+    """Digests of what makes a version: the encoder, its evaluation, its signature, its card."""
+    parts = (registered.MODEL, registered.EVALUATION, signing.FILE, registered.CARD)
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    named = {str(path.relative_to(folder)): path for path in files}
+    return {name: manifests.file_sha256(path) for name, path in named.items() if name.partition("/")[0] in parts}
+
+
+def _finish(client: "MlflowClient", name: str, version: "ModelVersion", origin: str) -> "ModelVersion":
+    """Leave one version of the digest, that says where it comes from; `candidate` last."""
+    copied, *doubles = registered.versions_of(client, name, version.tags["digest"])
+    for double in doubles:
+        client.delete_model_version(name, double.version)
+    if ORIGIN not in copied.tags:
+        for tag in _STAYS:
+            if tag in copied.tags:
+                client.delete_model_version_tag(name, copied.version, tag)
+        client.set_model_version_tag(name, copied.version, ORIGIN, origin)
+    client.set_registered_model_alias(name, promotion.CANDIDATE, copied.version)
+    logger.info("copied %s to %s version %s", origin, name, copied.version)
+    return client.get_model_version(name, copied.version)
+
+
+def _go_to(uri: str) -> None:
+    """Let this process speak to another server, with the credentials for that one and none of the first's."""
+    for name in [name for name in os.environ if name.startswith("MLFLOW_TRACKING_")]:
+        del os.environ[name]
+    for name in ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME"):
+        os.environ.pop(name, None)
+    for name in [name for name in os.environ if name.startswith(f"{_TARGET}MLFLOW_")]:
+        os.environ[name.removeprefix(_TARGET)] = os.environ[name]
+    os.environ["MLFLOW_TRACKING_URI"] = uri

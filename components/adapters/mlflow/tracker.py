@@ -1,0 +1,134 @@
+"""The tracker that ships the curves of a training to its MLflow run, in the background.
+
+What a training logs is in its `metrics.jsonl` first; an outbox remembers how much of that file has arrived.
+"""
+
+import logging
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from components.adapters.mlflow.runs import answering, one_line, points
+from infoxlm_core.training.tracker import FileTracker, parse
+
+logger = logging.getLogger(__name__)
+
+_SHIPPING = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "5"}  # seconds; we retry ourselves
+_LONGEST_PAUSE = 60  # seconds between two attempts to reach a server that is gone
+
+
+def ship(path: Path, run_id: str, prefix: str = "") -> None:
+    """Deliver a whole `metrics.jsonl`, `prefix` before each name; points that arrived before stay single."""
+    with answering(f"{path} -> MLflow run {run_id}"):
+        _Outbox(path, run_id, prefix).ship()
+
+
+class MlflowTracker:
+    """A `FileTracker` whose file a daemon thread ships to MLflow in step order; it starts over after a restart.
+
+    Training never waits for MLflow and never hears of its errors: what is not shipped stays in the file for `ship`.
+    """
+
+    def __init__(self, path: Path, run_id: str) -> None:
+        self._file = FileTracker(path)
+        self._outbox = _Outbox(path, run_id)
+        self._closing = threading.Event()
+        self._deadline = 0.0  # of shipping after close(), on the monotonic clock
+        self._thread = threading.Thread(target=self._ship, name="mlflow-tracker", daemon=True)
+        self._environment: dict[str, str | None] = {}
+
+    def resume(self, step: int) -> None:
+        self._file.resume(step)
+        self._environment = {name: os.environ.get(name) for name in _SHIPPING}
+        os.environ.update(_SHIPPING)
+        self._thread.start()
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        self._file.log(step, values)
+
+    def sync(self) -> None:
+        self._file.sync()
+
+    def close(self, timeout: float = 30.0) -> None:
+        """Ship what is left, for `timeout` seconds at most, and say what is not shipped."""
+        self._file.close()
+        self._deadline = time.monotonic() + timeout
+        self._closing.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout)
+        for name, value in self._environment.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+        self._environment = {}
+        if left := self._outbox.left():
+            logger.warning("%d points of %s are not in MLflow run %s", left, self._file.path, self._outbox.run_id)
+
+    def _ship(self) -> None:
+        failures = 0
+        while True:
+            closing = self._closing.is_set()  # asked first: what was logged before close() is then in the file
+            try:
+                self._outbox.ship()
+                if failures:
+                    logger.info("MLflow takes points again, after %d attempts", failures)
+                failures = 0
+            except Exception as error:  # whatever it is, training goes on
+                if not failures:
+                    logger.warning("MLflow takes no points (%s): they wait in %s", one_line(error), self._file.path)
+                failures += 1
+            if closing and (not failures or time.monotonic() > self._deadline):
+                return
+            if closing:
+                time.sleep(1)
+            else:
+                self._closing.wait(min(2**failures, _LONGEST_PAUSE))  # 1 s when all is well: points travel together
+
+
+class _Outbox:
+    """How far a `metrics.jsonl` has been shipped. Every (name, step) arrives once, whatever is sent again.
+
+    Steps that MLflow has from an attempt that crashed are not sent: redone, they may differ (tokens per second).
+    """
+
+    def __init__(self, path: Path, run_id: str, prefix: str = "") -> None:
+        self.path, self.run_id, self.prefix = path, run_id, prefix
+        self._position = 0  # bytes of the file that are shipped
+        self._last_steps: dict[str, int] | None = None  # by metric, what MLflow had when we first asked
+
+    def left(self) -> int:
+        """Lines that are not shipped yet."""
+        with self.path.open("rb") as file:
+            file.seek(self._position)
+            return sum(1 for _ in file)
+
+    def ship(self) -> None:
+        """Ship all complete lines of the file, batch by batch; an exception of MLflow leaves the rest for next time."""
+        from mlflow import MlflowClient
+        from mlflow.utils.validation import MAX_METRICS_PER_BATCH
+
+        if self.path.stat().st_size == self._position:
+            return
+        client = MlflowClient()
+        run = client.get_run(self.run_id)
+        start_ms = run.info.start_time
+        if self._last_steps is None:  # one request for all; a history each is twenty, and accounts make them slow
+            self._last_steps = {metric.key: metric.step for metric in run.data.to_proto().metrics}
+        batch: list[Any] = []
+        reached = self._position
+        with self.path.open("rb") as file:
+            file.seek(reached)
+            for line in file:
+                if not line.endswith(b"\n"):  # being written
+                    break
+                step, values = parse(line, f"{self.path}, byte {reached}")
+                values = {self.prefix + name: value for name, value in values.items()}
+                new = {name: value for name, value in values.items() if step > self._last_steps.get(name, -1)}
+                if len(batch) + len(new) > MAX_METRICS_PER_BATCH:
+                    client.log_batch(self.run_id, batch)
+                    self._position, batch = reached, []
+                batch += points(new, step, start_ms)
+                reached += len(line)
+        if batch:
+            client.log_batch(self.run_id, batch)
+        self._position = reached

@@ -1,0 +1,163 @@
+"""What lies in the registry under a version: the encoder, its evaluation, its signature. Reading only.
+
+model/                    the encoder's Hugging Face directory, byte for byte, with its manifest
+evaluation/scores.json    all scores, and evaluation/items.parquet: which questions were answered
+signature.json            of model/, if it was signed
+model_card.md, MLmodel    for people, and for MLflow
+"""
+
+import json
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from components.adapters.mlflow import runs as mlflow_runs
+from components.adapters.mlflow import signing
+from infoxlm_core import manifests
+from infoxlm_core.errors import InputError, ShardCorrupt
+from infoxlm_core.results import items
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from mlflow import MlflowClient
+    from mlflow.entities.model_registry import ModelVersion
+
+MODEL, EVALUATION, CARD = "model", "evaluation", "model_card.md"
+_URI = re.compile(r"models:/(?P<name>[^/@]+)(@(?P<alias>[^/@]+)|/(?P<version>[0-9]+))")
+
+
+def is_uri(source: str) -> bool:
+    """Whether this is models:/NAME@ALIAS or models:/NAME/VERSION."""
+    return bool(_URI.fullmatch(source))
+
+
+def find(client: "MlflowClient", uri: str) -> "ModelVersion":
+    """The version that models:/NAME@ALIAS or models:/NAME/VERSION names.
+
+    Raises:
+        InputError: it is no such address, or there is no such version.
+    """
+    if not (match := _URI.fullmatch(uri)):
+        raise InputError(f"{uri!r}: give models:/NAME@ALIAS or models:/NAME/VERSION")
+    with mlflow_runs.answering(uri):
+        number = match["version"] or client.get_model_version_by_alias(match["name"], match["alias"]).version
+        return client.get_model_version(match["name"], number)
+
+
+def versions_of(client: "MlflowClient", name: str, digest: str) -> "list[ModelVersion]":
+    """All versions with a digest, the oldest first."""
+    found = client.search_model_versions(f"name = '{name}' and tags.digest = '{digest}'")
+    return sorted(found, key=lambda version: int(version.version))
+
+
+def download(client: "MlflowClient", version: "ModelVersion", path: str, target: Path | None) -> Path:
+    """Fetch a file or folder of a version; with no target, files on this machine are read where they are."""
+    import mlflow
+
+    location = client.get_model_version_download_uri(version.name, version.version)
+    mlflow_runs.check_location(location)
+    where = str(target) if target else None
+    return Path(mlflow.artifacts.download_artifacts(artifact_uri=f"{location}/{path}".rstrip("/"), dst_path=where))
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """Which questions a version answered."""
+
+    table: "pd.DataFrame"
+    pivot: str
+
+    def answers(self, metric: str) -> "pd.Series":
+        """(language, question) -> share of right answers."""
+        return items.answers(self.table, metric, self.pivot)
+
+
+def read_outcomes(client: "MlflowClient", version: "ModelVersion") -> Outcomes | None:
+    """The outcomes by question of a version; none if it was registered without."""
+    from mlflow.exceptions import MlflowException
+
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            found = download(client, version, EVALUATION, Path(folder))
+        except MlflowException as error:
+            if error.get_http_status_code() >= 500 and "No such" not in str(error):
+                raise
+            return None
+        except OSError:  # a store of files says so
+            return None
+        if not (found / items.FILE).is_file():
+            return None
+        scores = json.loads((found / "scores.json").read_bytes())
+        return Outcomes(items.read(found / items.FILE, scores["model"]), scores["pivot"])
+
+
+@contextmanager
+def fetched(client: "MlflowClient", version: "ModelVersion") -> Iterator[Path]:
+    """All files of a version, in a directory that is gone afterwards, checked: complete, unchanged, signed.
+
+    Raises:
+        ShardCorrupt: the encoder is not the one that was registered.
+        SignatureInvalid: its signature does not fit, and a key to verify it is set.
+    """
+    with tempfile.TemporaryDirectory(prefix="infoxlm-") as folder:
+        found = download(client, version, "", Path(folder))
+        check(found, version)
+        yield found
+
+
+def check(files: Path, version: "ModelVersion") -> None:
+    """Make sure that the files of a version are those that were registered: complete, unchanged, signed, an encoder.
+
+    Raises:
+        ShardCorrupt: the encoder is not the one that was registered.
+        SignatureInvalid: its signature does not fit, and a key to verify it is set.
+        InputError: it is no encoder.
+    """
+    model, name = files / MODEL, f"{version.name} version {version.version}"
+    signing.verify(model, files / signing.FILE, name)
+    if (model / manifests.NAME).is_file():  # else it was made elsewhere
+        digest = manifests.read(model, "encoder", made_with="the registration of another version")["digest"]
+        if digest != version.tags.get("digest"):
+            raise ShardCorrupt(
+                f"{name} holds {digest[:19]}…, it was registered as {version.tags.get('digest', 'nothing')[:19]}…: "
+                "take another version"
+            )
+    check_encoder(model)
+
+
+def check_directory(directory: Path) -> None:
+    """Make sure that a directory on this machine holds an encoder, and what its manifest says if it has one of ours.
+
+    Raises:
+        ShardCorrupt: a file is not what was written.
+        InputError: it is no encoder.
+    """
+    check_encoder(directory)
+    path = directory / manifests.NAME
+    try:
+        found = manifests.load(directory) if path.is_file() else None
+    except ValueError as error:
+        raise ShardCorrupt(f"{path} cannot be read ({error}): make or copy the model again") from None
+    if (
+        isinstance(found, dict) and {"kind", "digest", "files", "facts"} <= found.keys()
+    ):  # other tools have manifests too
+        manifests.read(directory, found["kind"], made_with="what made the model, or the copy of it,")
+
+
+def check_encoder(directory: Path) -> None:
+    """Refuse what is no encoder, and what could run code while it is loaded."""
+    if not (directory / "config.json").is_file() or not list(directory.glob("*.safetensors")):
+        raise InputError(f"{directory} holds no config.json with *.safetensors: give the output of pretrain")
+    if pickles := [path.name for path in directory.rglob("*") if path.suffix in (".bin", ".pt", ".pth", ".pkl", ".py")]:
+        raise InputError(f"{directory} holds {pickles[0]}, which could run code: keep only safetensors and JSON")
+    for path in directory.glob("*config.json"):
+        try:
+            config: Any = json.loads(path.read_bytes())
+        except ValueError as error:
+            raise InputError(f"{path} is no JSON ({error}): export the model again") from None
+        if "auto_map" in config:
+            raise InputError(f"{path} asks for code of its own (auto_map): export the model with a built-in class")

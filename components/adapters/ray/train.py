@@ -1,0 +1,169 @@
+"""Run a training stage of the core on N Ray workers, or right here when N is 0.
+
+Checkpoints, curves and results are files of the core's; Ray starts workers, joins them in a process group and starts
+them again when one dies. A worker ends in three ways: with figures, with an error of ours that all workers share
+(returned, since trying again would not help), or dead.
+"""
+
+import contextlib
+import logging
+import os
+import secrets
+import shutil
+import signal
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from components.platform.cluster import is_secret
+from infoxlm_core import errors
+from infoxlm_core.errors import InfoXLMError, WorkerLost
+
+logger = logging.getLogger(__name__)
+
+_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": "300",
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "1800",  # a new node may take long to come; the default is a minute
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "THP_MEM_ALLOC_ENABLE": "1",  # large pages for large tensors
+}
+_TRIES = 3
+_SECONDS_TO_COLLECT = 300  # gradients; for what the first worker does alone the others wait longer (`distributed`)
+
+
+def run(train: Callable[..., dict[str, Any]], num_workers: int, run: Path, **arguments: Any) -> dict[str, Any]:
+    """Call `train(run=run, **arguments)` on every worker; return what it returned.
+
+    SIGTERM or Ctrl-C asks the training to save and stop.
+
+    Raises:
+        WorkerLost: a worker died more often than Ray was told to start it again.
+        and what `train` raises.
+    """
+    run.mkdir(parents=True, exist_ok=True)
+    (run / "stop").unlink(missing_ok=True)  # a request to a process that is gone; one that comes from now on counts
+    with _stopping_on_signals(run):
+        if not num_workers:
+            return train(run=run, **arguments)
+        return _on_ray(train, num_workers, {"run": run, **arguments})
+
+
+def _on_ray(train: Callable[..., dict[str, Any]], num_workers: int, arguments: dict[str, Any]) -> dict[str, Any]:
+    os.environ.update({name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items()})
+    import ray
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+    from ray.train.v2.api.exceptions import TrainingFailedError
+
+    scratch = Path(tempfile.mkdtemp(prefix="infoxlm-ray-"))  # Ray's own bookkeeping is disposable
+    mine = not ray.is_initialized()
+    try:
+        if mine:
+            start(num_workers)
+        found = ray.cluster_resources().get("GPU", 0)  # of a cluster: its head has none itself
+        gpu = found >= num_workers or bool(
+            found and os.environ.get("RAY_ADDRESS")
+        )  # of a pod that is lost: wait for it
+        with _stopping_on_signals(arguments["run"]):  # once more: ray.init has put its own handler
+            trainer = TorchTrainer(
+                _work,
+                train_loop_config={"train": train, "arguments": arguments},
+                scaling_config=ScalingConfig(num_workers=num_workers, use_gpu=gpu),
+                torch_config=TorchConfig(backend="nccl" if gpu else "gloo", timeout_s=_SECONDS_TO_COLLECT),
+                run_config=RunConfig(
+                    name=arguments["run"].name,
+                    storage_path=str(scratch),
+                    failure_config=FailureConfig(max_failures=3, controller_failure_limit=5),
+                ),
+            )
+            result = trainer.fit()
+    except (TrainingFailedError, ray.exceptions.RayError) as error:
+        reason = " ".join(str(error).split())[-300:]
+        raise WorkerLost(f"{arguments['run']}: {type(error).__name__}: {reason}: run again to go on") from error
+    finally:
+        if mine:
+            ray.shutdown()
+        shutil.rmtree(scratch, ignore_errors=True)
+    outcome = result.return_value  # of the first worker
+    if "error" in outcome:
+        raise errors.named(outcome["error"], outcome["message"])
+    return outcome["figures"]
+
+
+def _keep_token_private() -> None:
+    """Make the token of clusters on this machine before Ray does, whose file every user could read."""
+    if {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & set(os.environ):
+        return
+    path = Path.home() / ".ray" / "auth_token"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent) as file:  # mode 0600
+        file.write(secrets.token_hex(32))
+        file.flush()
+        with contextlib.suppress(FileExistsError):  # there is one, or somebody else was faster
+            os.link(file.name, path)
+    path.chmod(0o600)
+
+
+def start(num_workers: int) -> None:
+    """Join the cluster that RAY_ADDRESS names, else start one on this machine with a core for each worker."""
+    import ray
+
+    here: dict[str, Any] = {}
+    if not os.environ.get("RAY_ADDRESS"):  # "local": no cluster that somebody else has left on this machine
+        here = {"address": "local", "num_cpus": max(num_workers + 1, os.cpu_count() or 1)}
+        _keep_token_private()
+    known = {name: value for name, value in os.environ.items() if name.startswith(("MLFLOW_", "HF_", "RUN_ID"))}
+    known = {name: value for name, value in known.items() if not is_secret(name)}  # Ray shows it to all its users
+    for attempt in range(1, _TRIES + 1):
+        try:
+            ray.init(
+                logging_level=logging.WARNING,
+                include_dashboard=True,  # without it Ray Train complains every second
+                runtime_env={"env_vars": {**_ENVIRONMENT, **known}},
+                **here,
+            )
+            return
+        except Exception as error:
+            ray.shutdown()
+            if attempt == _TRIES:
+                raise WorkerLost(f"Ray does not start after {_TRIES} tries ({error}): run again") from error
+            logger.warning("Ray did not start (%s), trying again", error)
+
+
+def _work(settings: dict[str, Any]) -> dict[str, Any]:
+    """The body of one Ray worker: {"figures": …}, or {"error": class, "message": …}."""
+    import torch
+    from ray import train as ray_train
+    from ray.train.torch import get_device
+
+    rank = ray_train.get_context().get_world_rank()
+    logging.basicConfig(level=logging.INFO if rank == 0 else logging.WARNING, format="%(message)s", force=True)
+    if torch.cuda.is_available():
+        torch.cuda.set_device(get_device())
+    else:
+        torch.set_num_threads(1)  # one core a worker
+    try:
+        return {"figures": settings["train"](**settings["arguments"])}
+    except InfoXLMError as error:  # the core raises it on all workers alike
+        return {"error": type(error).__name__, "message": str(error)}
+
+
+@contextlib.contextmanager
+def _stopping_on_signals(run: Path) -> Iterator[None]:
+    """Let SIGTERM and Ctrl-C leave a note that the training finds at its next step: it saves, stops and says so."""
+
+    def leave_note(*_: object) -> None:
+        (run / "stop").touch()
+
+    if threading.current_thread() is not threading.main_thread():  # whoever runs us handles signals
+        yield
+        return
+    before = {number: signal.signal(number, leave_note) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,64 @@
+"""Make the bucket of a store, and let S3 clear away uploads that a killed process has left half-finished.
+
+    python -m components.adapters.s3.client.bucket s3://infoxlm
+
+Run again it changes nothing; rules that others have made stay.
+"""
+
+import sys
+from typing import Any
+
+from components.adapters.s3 import client as s3
+from infoxlm_core.errors import InfoXLMError, InputError
+
+RULE = {
+    "ID": "infoxlm-unfinished-uploads",
+    "Status": "Enabled",
+    "Filter": {"Prefix": ""},
+    "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": 1},
+}
+"""A pending upload takes space and is in no listing."""
+
+
+def ensure(url: str) -> None:
+    """Make a bucket if it is not there, and its rule.
+
+    Args:
+        url: s3://bucket
+
+    Raises:
+        InputError: no such URL, or S3 refuses.
+        StorageUnavailable: S3 does not answer.
+    """
+    bucket = url.removeprefix("s3://").rstrip("/")
+    if not url.startswith("s3://") or not bucket or "/" in bucket:
+        raise InputError(f"{url!r} is no bucket: write s3://NAME")
+    with s3.answering(url) as client:
+        if bucket not in [known["Name"] for known in client.list_buckets()["Buckets"]]:
+            client.create_bucket(Bucket=bucket)
+        rules = _rules(client, bucket)
+        if RULE["ID"] not in [rule.get("ID") for rule in rules]:
+            client.put_bucket_lifecycle_configuration(Bucket=bucket, LifecycleConfiguration={"Rules": [*rules, RULE]})
+
+
+def _rules(client: Any, bucket: str) -> list[dict[str, Any]]:
+    from botocore.exceptions import ClientError
+
+    try:
+        return list(client.get_bucket_lifecycle_configuration(Bucket=bucket)["Rules"])
+    except ClientError as error:
+        if error.response["Error"]["Code"] == "NoSuchLifecycleConfiguration":
+            return []
+        raise
+
+
+def main() -> None:
+    try:
+        ensure(*sys.argv[1:2] or [""])
+    except InfoXLMError as error:
+        print(f"bucket: {type(error).__name__}: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""One writer: a lease on S3, a small object that its holder rewrites now and then.
+
+    {"holder": "…", "attempt": 3, "beat": 17}       nobody holds it if holder is ""
+
+It is created and changed only with a condition (`object_store.put_if`), so two can never both have it. Clocks play no
+part: whoever wants it watches the beat on a clock of its own. A holder that was taken for dead and wakes up finds
+another's lease and stops.
+"""
+
+import contextlib
+import json
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+from components.adapters.s3 import objects as object_store
+from infoxlm_core.errors import Fenced, InfoXLMError, LeaseHeld, ShardCorrupt, StorageUnavailable
+
+logger = logging.getLogger(__name__)
+
+BEAT = 20.0
+"""Seconds between two beats."""
+PATIENCE = 60.0
+"""Seconds without a beat after which a holder counts as dead."""
+_LOOK = 5.0  # seconds between two looks at what else is to be done while the lease is held
+
+
+def look(url: str) -> tuple[dict[str, Any], str | None]:
+    """What a lease says, and its ETag; nobody's if there is none.
+
+    Raises:
+        ShardCorrupt: it cannot be read.
+    """
+    found = object_store.get(url)
+    if found is None:
+        return {"holder": "", "attempt": 0, "beat": 0}, None
+    try:
+        state = json.loads(found[0])
+        return {"holder": state["holder"], "attempt": int(state["attempt"]), "beat": int(state["beat"])}, found[1]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ShardCorrupt(f"{url} is no lease ({error}): delete it, then run again") from None
+
+
+def check(url: str, holder: str) -> None:
+    """Refuse if somebody else than `holder` has a lease and is alive; nothing is taken.
+
+    Raises:
+        LeaseHeld: the beat has moved within one and a half of its periods.
+    """
+    before, _ = look(url)
+    if before["holder"] in ("", holder):
+        return
+    deadline = time.monotonic() + 1.5 * BEAT
+    while time.monotonic() < deadline:
+        if look(url)[0] not in (before, {**before, "holder": ""}):
+            raise LeaseHeld(f"{url}: {before['holder']} is at work: wait for it or stop it")
+        time.sleep(min(1.0, BEAT / 10))
+
+
+class Lease:
+    """A lease on `url`, held while in its `with` block; a thread beats.
+
+    Args:
+        holder: who asks; a lease of the same holder is taken over at once (its workers were started again).
+        wait: seconds to wait for a holder that lives; then LeaseHeld.
+        meanwhile: called every few seconds while the lease is held.
+
+    Raises:
+        LeaseHeld: somebody else holds it, and is alive.
+        StorageUnavailable: S3 does not answer.
+    """
+
+    def __init__(
+        self, url: str, holder: str = "", wait: float = 0.0, meanwhile: Callable[[], None] | None = None
+    ) -> None:
+        self.url, self.holder, self.wait = url, holder or uuid.uuid4().hex, wait
+        self.meanwhile = meanwhile or (lambda: None)
+        self._me = uuid.uuid4().hex
+        self.attempt = self.beat = 0
+        self.lost = False
+        self._etag: str | None = None
+        self._writing = threading.Lock()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
+
+    def __enter__(self) -> Self:
+        began = seen_since = time.monotonic()
+        seen = ""
+        while not self._take():
+            state, _ = look(self.url)
+            now = time.monotonic()
+            if (found := json.dumps(state)) != seen:
+                moved, seen, seen_since = bool(seen), found, now
+                if moved and now - began > self.wait:
+                    raise LeaseHeld(f"{self.url}: {state['holder']} is at work: wait for it or stop it")
+            elif now - seen_since >= PATIENCE and self._take(dead=state):
+                logger.warning("took %s over from %s, who gave no sign for %.0f s", self.url, state["holder"], PATIENCE)
+                break
+            time.sleep(min(1.0, PATIENCE / 10))
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._over.set()
+        self._thread.join()
+        if not self.lost:
+            with contextlib.suppress(InfoXLMError):  # then it looks dead for a while
+                self._write(holder="")
+
+    def renew(self) -> None:
+        """Make sure that the lease is still ours, before something is written for good.
+
+        Raises:
+            Fenced: somebody else has taken it.
+            StorageUnavailable: S3 has not answered for as long as a holder without a beat counts as alive.
+        """
+        deadline = time.monotonic() + PATIENCE
+        while not self.lost:
+            try:
+                self.lost = not self._write() or self.lost
+                break
+            except StorageUnavailable:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(min(1.0, PATIENCE / 10))
+        if self.lost:
+            raise Fenced(f"{self.url}: somebody else has taken over: this process must not go on")
+
+    def _take(self, dead: dict[str, Any] | None = None) -> bool:
+        """Take a lease that is free, ours, or that of a holder who is dead; False if another's beats."""
+        state, etag = look(self.url)
+        if state["holder"] not in ("", self.holder) and state != dead:
+            return False
+        self.attempt, self._etag = state["attempt"] + 1, etag
+        return self._write(quick=False)
+
+    def _write(self, holder: str | None = None, quick: bool = True) -> bool:
+        with self._writing:
+            self.beat += 1
+            state = {"holder": self.holder if holder is None else holder, "attempt": self.attempt, "beat": self.beat}
+            state["by"] = self._me  # two attempts of one holder must not take each other's writing for their own
+            content = json.dumps(state)
+            etag = object_store.put_if(self.url, content, self._etag, quick)
+            if etag is None and (ours := self._unanswered()):
+                etag = object_store.put_if(self.url, content, ours, quick)
+            self._etag = etag or self._etag
+            return etag is not None
+
+    def _unanswered(self) -> str | None:
+        """The ETag of what is there if this very object wrote it, but never got the answer."""
+        found = object_store.get(self.url, quick=True)
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            return found[1] if found and json.loads(found[0])["by"] == self._me else None
+        return None
+
+    def _keep(self) -> None:
+        last = time.monotonic()
+        while not self._over.wait(min(_LOOK, BEAT)):
+            try:
+                if time.monotonic() - last >= BEAT:
+                    self.lost = self.lost or not self._write()
+                    last = time.monotonic()
+            except Exception as error:  # the next beat may arrive; if not, `renew` says so
+                self._warn("no beat", error)
+            if self.lost:
+                return
+            try:
+                self.meanwhile()
+            except Exception as error:  # it must not cost the lease
+                self._warn("could not look what else is to be done", error)
+
+    def _warn(self, what: str, error: Exception) -> None:
+        """One line for an error that is expected, S3 being away, all of it for another."""
+        logger.warning("%s: %s (%s)", self.url, what, error, exc_info=not isinstance(error, InfoXLMError))

@@ -1,0 +1,82 @@
+"""The driver of a RayJob: reads what is to be done, does it, and leaves the reason in the store if that fails.
+
+    python -m components.platform.job s3://bucket/store/work/j-pretrain-3f2a9c01de.json
+    python -m components.platform.job --leave s3://… 100    a pod of the job must go: save, for at most 100 s
+
+A step that is told to stop deletes its job. One that is killed cannot, so the job ends itself when nobody follows it.
+"""
+
+import json
+import logging
+import os
+import sys
+import threading
+import time
+
+from components.adapters.s3 import lease
+from components.adapters.s3 import objects as object_store
+from components.platform import runtime, stores, work
+from infoxlm_core.errors import InfoXLMError, InputError, Preempted
+
+logger = logging.getLogger(__name__)
+
+UNFOLLOWED = 900.0
+"""Seconds without a sign of the step; another attempt of it may take some minutes to begin."""
+_LOOK, _SAVING, _ENDING = 30.0, 600.0, 60.0
+
+
+def main(place: str) -> None:
+    """Do what `place` describes; exit with the code that the error has, if there is one."""
+    store, _, file = place.rpartition("/work/")
+    job = file.removesuffix(".json")
+    with runtime.ending_clearly(store, "job", outcome_of=job):
+        wanted = _read(place)
+        os.environ["RUN_ID"] = wanted.pipeline_run
+        object_store.delete(f"{store}/{runtime.outcome_name(job)}")  # of an earlier attempt
+        threading.Thread(target=_end_when_nobody_follows, args=(wanted,), name="follower-watch", daemon=True).start()
+        work.here(wanted)
+
+
+def leave(place: str, seconds: float) -> None:
+    """Ask the training to save and stop, because this pod must go; wait until it has let go of its lease."""
+    wanted = _read(place)
+    url = f"{wanted.store}/runs/{wanted.run}/lease.json"
+    deadline = time.monotonic() + seconds
+    if wanted.run and lease.look(url)[0]["holder"] == wanted.job:
+        stores.write(wanted.store, f"runs/{wanted.run}/stop", wanted.job)
+        while lease.look(url)[0]["holder"] == wanted.job and time.monotonic() < deadline:
+            time.sleep(1)
+
+
+def _end_when_nobody_follows(wanted: work.Work) -> None:
+    """Save and end this process when the step has given no sign for long: it was killed, and so were its retries."""
+    seen, since = b"", time.monotonic()
+    while time.monotonic() - since < UNFOLLOWED:
+        time.sleep(min(_LOOK, UNFOLLOWED / 10))
+        try:
+            found = stores.read(wanted.store, work.sign_of(wanted.job)) or b""
+        except InfoXLMError:  # S3 is in trouble: that says nothing of the step
+            since = time.monotonic()
+            continue
+        if found != seen:
+            seen, since = found, time.monotonic()
+    logger.error("nobody has followed %s for %.0f s: saving and ending it", wanted.job, UNFOLLOWED)
+    try:
+        leave(f"{wanted.store}/work/{wanted.job}.json", _SAVING)
+        time.sleep(_ENDING)  # the training has saved, and ends this process by itself
+    finally:
+        os._exit(Preempted.exit_code)
+
+
+def _read(place: str) -> work.Work:
+    found = object_store.get(place)
+    if found is None:
+        raise InputError(f"{place}: there is no such work: submit the pipeline again")
+    return work.Work(**json.loads(found[0]))
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--leave":
+        leave(sys.argv[2], float(sys.argv[3]))
+    else:
+        main(sys.argv[1])

@@ -1,0 +1,165 @@
+"""What every component does while it runs: end clearly, name its artifact by what decides it, find its MLflow run."""
+
+import contextlib
+import json
+import logging
+import os
+import re
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from components.adapters.s3 import objects as object_store
+from components.platform import stores
+from infoxlm_core import manifests
+from infoxlm_core.config import StageConfig
+from infoxlm_core.errors import InfoXLMError, InputError, StorageFull
+from infoxlm_core.languages import is_known
+from infoxlm_core.training.selection import FILE as SELECTION
+
+logger = logging.getLogger(__name__)
+
+DRIVER = "INFOXLM_DRIVER_PID"
+"""Environment variable of a local run: the process whose end ends every stage."""
+
+
+@contextlib.contextmanager
+def ending_clearly(
+    store: str,
+    name: str,
+    trial: Mapping[str, Any] | None = None,
+    point: Mapping[str, Any] | None = None,
+    outcome_of: str = "",
+) -> Iterator[None]:
+    """Run a stage's body; turn what goes wrong into one line, an exit code and an outcome in the store.
+
+    Args:
+        store: directory, or s3://bucket/prefix, that gets the outcome.
+        name: of the stage.
+        trial: of an ablation, so that every line says which variant speaks.
+        point: of a suite, likewise.
+        outcome_of: the name under which the outcome is looked for, if not the stage's.
+    """
+    if trial:
+        name = f"{name} {trial['variant']} seed {int(trial['seed'])}"
+    if point:
+        name = f"{name} {point['name']}"
+    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {name}: %(message)s", datefmt="%H:%M:%S", force=True)
+    for chatty in ("httpx", "py4j", "matplotlib", "fontTools", "alembic", "botocore"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    _end_with_driver()
+    try:
+        if object_store.is_url(store) and store.endswith("/"):
+            raise InputError(f"store {store}: write it without the slash at its end")
+        yield
+        return
+    except InfoXLMError as error:
+        failure = error
+    except Exception as error:
+        if manifests.is_full(error):
+            failure = StorageFull(f"{store}: no space left ({error}): free some, then run again")
+        else:
+            traceback.print_exc()
+            failure = InfoXLMError(f"{type(error).__name__}: {error}")
+    line = " ".join(str(failure).split())
+    outcome = {"stage": name, "code": failure.exit_code, "class": type(failure).__name__, "message": line}
+    with contextlib.suppress(OSError, InfoXLMError):  # a full disk must not hide why
+        for place in dict.fromkeys((str(stores.local(store)), store)):  # the local runner reads it here
+            stores.write(place, outcome_name(outcome_of or name), json.dumps(outcome, indent=1))
+    print(f"{name}: {type(failure).__name__}: {line}", file=sys.stderr, flush=True)
+    sys.exit(failure.exit_code)
+
+
+def pipeline_run() -> str:
+    """What tells this pipeline run from others: KFP's id of it, from the pod's label, or the local runner's."""
+    return os.environ.get("RUN_ID") or "by-hand"
+
+
+def outcome_name(of: str = "", run: str = "") -> str:
+    """Where in the store a stage, or a job, says why it failed; without one, the folder of all of a pipeline run."""
+    safe = re.sub(r"[^\w.-]+", "-", of)
+    return f"outcome/{run or pipeline_run()}" + (f"/{safe}.json" if safe else "")
+
+
+def _end_with_driver() -> None:
+    """Ask this process to stop (SIGTERM) when the driver of a local run is gone: nobody waits for it any more."""
+    driver = int(os.environ.get(DRIVER, "0"))
+
+    def watch() -> None:
+        while Path(f"/proc/{driver}").exists():
+            time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    if driver and Path(f"/proc/{driver}").exists():
+        threading.Thread(target=watch, name="driver-watch", daemon=True).start()
+
+
+def key(kind: str, config: StageConfig, *inputs: str) -> str:
+    """Name of an artifact: a digest of its config, the digests of its inputs and the code that makes it."""
+    made_by = manifests.made_by() if kind in ("scores", "points") else manifests.trained_by()
+    return manifests.digest([kind, config.relevant(), inputs, made_by]).removeprefix("sha256:")[:16]
+
+
+def given(paths: str | Sequence[str] | None) -> list[str]:
+    """Digests of what a config names: files, models, folders of data. Their content belongs to the key, not the path.
+
+    A file counts with its name, which often says language and split (`xquad.de.json`), and with that of its folder if
+    this is a language's (`fr/dev_2k.tsv`).
+    """
+    named = [paths] if isinstance(paths, str) else paths or []
+    found = [Path(path).absolute() for path in named]
+    return [_digest_folder(path) if path.is_dir() else _digest_file(path) for path in found if path.exists()]
+
+
+def given_as(roles: Mapping[str, Sequence[str]]) -> str:
+    """One digest of data by what they are for: a file for training is another input than the same one for a test."""
+    return manifests.digest({role: given(paths) for role, paths in roles.items()})
+
+
+def _digest_file(path: Path) -> str:
+    return manifests.digest([_language(path.parent), path.name, manifests.file_sha256(path)])
+
+
+def _digest_folder(folder: Path) -> str:
+    """Names and contents of the files below a folder; of a model only what is loaded, since more may lie beside it."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    if is_model := any(path.parent == folder and path.suffix == ".safetensors" for path in files):
+        loaded, places = (".safetensors", ".json", ".model", ".txt"), [folder]
+        if (folder / SELECTION).is_file():  # it may have models of single languages below it
+            places += (folder / "steps").glob("*")
+        files = [path for path in files if path.parent in places and path.suffix in loaded]
+    files = [path for path in files if path.name != manifests.NAME]  # it also says which code made them
+    content = {str(path.relative_to(folder)): manifests.file_sha256(path) for path in files}
+    return manifests.digest(["" if is_model else _language(folder), content])
+
+
+def _language(folder: Path) -> str:
+    """The name of a folder if it is a language's: readers of its files go by it."""
+    return folder.name if is_known(folder.name) else ""
+
+
+def run_id(store: str, trial: Mapping[str, Any] | None = None, point: Mapping[str, Any] | None = None) -> str:
+    """The MLflow run that all stages of this pipeline run share.
+
+    A trial of an ablation, and a point of a suite, has its own, nested in that.
+    """
+    from components.adapters.mlflow import point_runs, trial_runs
+    from components.adapters.mlflow import runs as mlflow_runs
+
+    if object_store.is_url(store) and not os.environ.get("MLFLOW_TRACKING_URI"):
+        raise InputError(f"{store} is for many machines, MLflow's database in a file is not: set MLFLOW_TRACKING_URI")
+    name = pipeline_run()
+    run = mlflow_runs.open_run(
+        os.environ.get("MLFLOW_EXPERIMENT_NAME", "infoxlm"),
+        os.environ.get("RUN_NAME", name),
+        {mlflow_runs.RUN_TAG: name},
+        stores.local(store),
+    )
+    if trial:
+        return trial_runs.open_trial(run, name, trial)
+    return point_runs.open_point(run, name, point) if point else run

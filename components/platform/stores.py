@@ -1,0 +1,255 @@
+"""The store: artifacts by content, and checkpoints, in a directory or on S3.
+
+A KFP artifact of ours is a small JSON file that says where in the store the bulk data is: `{"location", "digest"}`.
+The store holds each artifact once, under a key of everything that decides its content (`runtime.key`):
+
+    STORE/corpus/3f2a…/manifest.json     finished: found again by every later run with the same inputs
+    STORE/runs/pretrained-77b0…/         checkpoints of a training; an interrupted one continues here
+    STORE/outcome/demo-2026…/…json       why a stage of a pipeline run failed, if it did: KFP keeps no exit codes
+    STORE/work/j-pretrain-….json         what a RayJob is to do; STORE/leases/ who is sending what
+
+STORE is a directory, or `s3://bucket/prefix`. Of a store on S3 each machine has a copy in its cache, laid out alike:
+artifacts are made there and sent, or fetched when they are needed (INFOXLM_CACHE says where; default ~/.cache/infoxlm).
+"""
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from components.adapters.s3 import objects as object_store
+from components.adapters.s3.lease import Lease
+from infoxlm_core import manifests
+from infoxlm_core.errors import InputError
+
+logger = logging.getLogger(__name__)
+
+KINDS = (
+    "corpus",
+    "shards",
+    "pretrained",
+    "classifier",
+    "tuned",
+    "scores",
+    "points",
+    "comparison",
+    "suite",
+    "promotion",
+)
+"""Of artifacts: the folders of a store."""
+LONGEST_PUSH, LONGEST_TRAINING = 6 * 3600.0, 14 * 86_400.0
+"""Seconds to wait for another machine that sends, or makes, the same artifact."""
+_COPY_OF = "COPY_OF"  # a file in a machine's copy of a store on S3 that says of which
+
+
+def cache() -> Path:
+    """Where this machine keeps copies of what is elsewhere."""
+    own = os.environ.get("INFOXLM_CACHE")
+    return Path(own or Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "infoxlm").absolute()
+
+
+def local(store: str) -> Path:
+    """The store on this machine: the directory itself, or the copy of what is on S3."""
+    if not object_store.is_url(store):
+        return Path(store)
+    named = re.sub(r"[^\w.-]+", "-", store.removeprefix("s3://"))
+    root = cache() / "stores" / f"{named}-{manifests.digest(store).removeprefix('sha256:')[:8]}"
+    root.mkdir(parents=True, exist_ok=True)
+    if not (root / _COPY_OF).is_file():
+        manifests.write_atomically(root / _COPY_OF, store)
+    return root
+
+
+def url_of(location: Path) -> str:
+    """What the rest of the world calls a place in the store: its URL on S3, or the path itself."""
+    for root in location.parents:
+        if (root / _COPY_OF).is_file():
+            return f"{(root / _COPY_OF).read_text()}/{location.relative_to(root)}"
+    return str(location)
+
+
+def write(store: str, name: str, content: str) -> None:
+    """Write a small file into the store."""
+    if object_store.is_url(store):
+        object_store.put(f"{store}/{name}", content)
+        return
+    (Path(store) / name).parent.mkdir(parents=True, exist_ok=True)
+    manifests.write_atomically(Path(store) / name, content)
+
+
+def read(store: str, name: str) -> bytes | None:
+    """Read a small file of the store; None if there is none."""
+    if object_store.is_url(store):
+        found = object_store.get(f"{store}/{name}")
+        return found[0] if found else None
+    path = Path(store) / name
+    return path.read_bytes() if path.is_file() else None
+
+
+def made(store: str, kind: str, name: str) -> Path | None:
+    """The artifact `kind/name` of the store on this machine, every byte verified; None if nobody has made it yet."""
+    final, remote = manifests.inside(local(store), f"{kind}/{name}"), object_store.is_url(store)
+    url, fetched = f"{store}/{kind}/{name}", False
+    if remote:
+        described = object_store.manifest(url)
+        if described is None:
+            return None
+        if not _is_here(final, described["digest"]):
+            with _one_at_a_time(final.parent / f".{name}.fetching"):
+                if not _is_here(final, described["digest"]):
+                    object_store.pull(url, final)
+                    fetched = True  # and every byte compared
+    if not (final / manifests.NAME).is_file():
+        return None
+    remedy = f"the stage that makes {kind} (remove the directory to make it again)"
+    manifests.read(final, kind, made_with=remedy, check=lambda _: not fetched)
+    logger.info("found %s, made before from the same inputs", url if remote else final)
+    return final
+
+
+def is_made(store: str, kind: str, name: str) -> bool:
+    """Whether there is such an artifact, in the store or, not sent yet, on this machine."""
+    here = (local(store) / kind / name / manifests.NAME).is_file()
+    return here or (object_store.is_url(store) and object_store.manifest_exists(f"{store}/{kind}/{name}"))
+
+
+def _is_here(directory: Path, digest: str) -> bool:
+    return (directory / manifests.NAME).is_file() and manifests.load(directory)["digest"] == digest
+
+
+def make(store: str, kind: str, name: str, build: Callable[[Path], dict[str, Any] | None]) -> Path:
+    """Return the artifact `kind/name` of the store; build it first if it is not there, whole or not at all.
+
+    Args:
+        store: directory, or s3://bucket/prefix.
+        kind: of the artifact.
+        name: of the artifact, from all that decides its content.
+        build: fills an empty directory and returns the facts of the manifest.
+
+    Returns:
+        where it is on this machine.
+    """
+    if found := made(store, kind, name):
+        return found
+    final = local(store) / kind / name
+    if not (object_store.is_url(store) and (final / manifests.NAME).is_file()):  # made before, and never arrived
+        _build(final, kind, build)
+    if not object_store.is_url(store):
+        return final
+    url = f"{store}/{kind}/{name}"
+    with Lease(f"{store}/leases/{kind}-{name}.json", wait=LONGEST_PUSH):
+        if not object_store.manifest_exists(url):  # else somebody made the same meanwhile: theirs counts
+            object_store.push(final, url)
+            return final
+    return made(store, kind, name) or final
+
+
+def _build(final: Path, kind: str, build: Callable[[Path], dict[str, Any] | None]) -> None:
+    if final.exists():
+        raise InputError(f"{final} is in the way: it holds no manifest; remove it")
+    final.parent.mkdir(parents=True, exist_ok=True)
+    _sweep(final.parent)
+    partial = Path(tempfile.mkdtemp(prefix=".making-", dir=final.parent))
+    try:
+        with Path(f"{partial}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # held while this process lives: nobody sweeps it away
+            (partial / "it").mkdir()
+            facts = build(partial / "it")
+            manifests.write(partial / "it", kind, facts)
+            try:
+                (partial / "it").replace(final)
+            except OSError:
+                if not (final / manifests.NAME).is_file():  # else somebody made the same meanwhile
+                    raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+        Path(f"{partial}.lock").unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def alone(store: str, kind: str, name: str) -> Iterator[None]:
+    """Wait until nobody else makes an artifact that takes long, and keep others waiting: its second maker finds it."""
+    with _one_at_a_time(local(store) / kind / f".{name}.lock"):
+        if not object_store.is_url(store):
+            yield
+            return
+        with Lease(f"{store}/leases/making-{kind}-{name}.json", wait=LONGEST_TRAINING):
+            yield
+
+
+@contextlib.contextmanager
+def _one_at_a_time(path: Path) -> Iterator[None]:
+    """One process of this machine at a time, by a lock on a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as lock:  # it stays: whoever waits for it holds this very file
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            logger.info("somebody else holds %s: waiting", path)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _sweep(directory: Path) -> None:
+    """Remove what processes that are gone have left half-made."""
+    for path in directory.glob(".making-*.lock"):
+        with path.open() as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            shutil.rmtree(path.with_suffix(""), ignore_errors=True)
+            path.unlink(missing_ok=True)
+
+
+def publish(artifact: Any, location: Path) -> None:
+    """Let a KFP output artifact point to a directory of the store."""
+    digest, place = manifests.load(location)["digest"], url_of(location)
+    Path(artifact.path).parent.mkdir(parents=True, exist_ok=True)
+    manifests.write_atomically(Path(artifact.path), json.dumps({"location": place, "digest": digest}))
+    artifact.metadata["digest"], artifact.metadata["location"] = digest, place
+
+
+def point(artifact: Any) -> tuple[str, str]:
+    """Where in the store what a KFP input artifact points to is, and its digest."""
+    said = json.loads(Path(artifact.path).read_bytes())
+    return said["location"], said["digest"]
+
+
+def find(artifact: Any) -> tuple[Path, str]:
+    """Where on this machine it is, fetched if it is on S3, and its digest."""
+    location, digest = point(artifact)
+    return locate(location), digest
+
+
+def locate(location: str) -> Path:
+    """Where on this machine an artifact of the store is, or what lies in one: `s3://bucket/prefix/pretrained/7b/encoder`.
+
+    Raises:
+        InputError: there is no such artifact, or the location leads out of the store.
+    """
+    if not object_store.is_url(location):
+        return Path(location)
+    store, kind, rest = re.fullmatch(rf"(s3://.+?)/({'|'.join(KINDS)})/(.+)", location).groups()  # type: ignore[union-attr]
+    name, _, inner = rest.partition("/")
+    found = made(store, kind, name)
+    if found is None:
+        raise InputError(f"{location} is not in the store any more: run again without Kubeflow's cache (--no-cache)")
+    return manifests.inside(found, inner) if inner else found
+
+
+def facts(location: Path, metrics: Any) -> dict[str, float]:
+    """The numbers in an artifact's manifest; they also become KFP metrics."""
+    numbers = {
+        name: value for name, value in manifests.load(location)["facts"].items() if isinstance(value, int | float)
+    }
+    for name, value in numbers.items():
+        metrics.log_metric(name.replace("/", "_"), value)
+    return numbers

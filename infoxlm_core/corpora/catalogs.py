@@ -1,0 +1,142 @@
+"""Read gettext catalogs: what programs say, in the languages they say it in.
+
+A message is a pair of its id (or the English text behind a symbolic id) and its translation, kept or dropped for a
+reason:
+
+    msgid "Save the file"  msgstr "Datei speichern"  ->  Row(("en", "de"), ("Save the file", "Datei speichern"), …)
+"""
+
+import re
+import zipfile
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from gettext import c2py
+from itertools import chain
+from pathlib import Path, PurePosixPath
+
+import polib
+
+from infoxlm_core.corpora.lines import MAX_LINE, MAX_RATIO, Row
+from infoxlm_core.errors import InputError
+
+MAX_CATALOG = 64 << 20  # bytes
+MAX_PATH = 4096  # bytes; what is longer cannot name a file
+NEVER = 9  # rank of a locale that is not read
+_IS_CATALOG = re.compile(r"[^/]/LC_MESSAGES/[^/]+\.[mp]o$|/[a-z]{2,3}([_@-]\w+)*\.po$")
+IDENTIFIER = re.compile(r"[\w.:-]*_[\w.:-]*")  # label_foo: a key, no English text
+
+Members = dict[str, Callable[[], bytes]]  # the files of a folder or archive: name and reader
+
+
+def read(languages: Sequence[str], pivot: str, path: Path) -> Iterator[Row]:
+    """Yield a row for each message of each language; a row's line is the number of the message.
+
+    Args:
+        languages: those to read, the pivot among them or not.
+        pivot: the language of the message ids.
+        path: a folder, wheel or zip.
+
+    Raises:
+        InputError: there is no catalog, or one cannot be read.
+    """
+    members = _catalogs(path)
+    domains: dict[tuple[str, str], dict[str, dict[str, str]]] = defaultdict(lambda: defaultdict(dict))
+    for name in sorted(members):  # .po after .mo, which it replaces: it also tells fuzzy messages and default texts
+        folder, locale, domain = _place(name)
+        language = re.split("[-_.@]", locale.lower())[0]
+        if language in {*languages, pivot} and _rank(locale, language) < NEVER:
+            domains[folder, domain][language][locale] = name
+    for key in sorted(domains):
+        own, rank, _ = _choose(domains[key].get(pivot, {}), pivot, members)
+        english = {(e.msgctxt, e.msgid): e.msgstr for e in own if _problem(e) is None} if rank <= 1 else {}
+        for language in languages:
+            if language == pivot:
+                continue
+            entries, _, name = _choose(domains[key].get(language, {}), language, members)
+            for number, entry in enumerate(entries, start=1):
+                source = _default(entry.comment) or english.get((entry.msgctxt, entry.msgid)) or entry.msgid
+                reason = _problem(entry)
+                if reason is None and source == entry.msgid and IDENTIFIER.fullmatch(source):
+                    reason = "no_source_text"
+                yield Row((pivot, language), (source, entry.msgstr), name, number, reason)
+
+
+def _choose(variants: dict[str, str], language: str, members: Members) -> tuple[list[polib.POEntry], int, str]:
+    """Messages, rank and name of the one locale that is read of a language; of equal ones that with most messages."""
+    best = min((_rank(locale, language) for locale in variants), default=NEVER)
+    found = [(_entries(variants[name], members), variants[name]) for name in variants if _rank(name, language) == best]
+    if not found:
+        return [], best, ""
+    entries, name = max(found, key=lambda item: sum(_problem(entry) is None for entry in item[0]))
+    return entries, best, name
+
+
+def _catalogs(path: Path) -> Members:
+    """Name and reader of every catalog `…/<locale>/LC_MESSAGES/<domain>.po` in a folder, wheel or zip."""
+    if path.is_dir():
+        files = (p for p in sorted(chain(path.rglob("*.po"), path.rglob("*.mo"))) if _IS_CATALOG.search(f"/{p}"))
+        found: Members = {str(p.relative_to(path)): p.read_bytes for p in files}
+    else:
+        try:
+            archive = zipfile.ZipFile(path)
+        except (zipfile.BadZipFile, OSError) as error:
+            raise InputError(f"{path} is no folder, wheel or zip of gettext catalogs ({error})") from None
+        infos = [info for info in archive.infolist() if _IS_CATALOG.search(f"/{info.filename}")]
+        for info in infos:
+            if info.file_size > min(MAX_CATALOG, MAX_RATIO * info.compress_size + MAX_LINE):
+                raise InputError(f"{path}: DecompressionLimit: {info.filename} has {info.file_size} bytes: refused")
+        found = {info.filename: partial(archive.read, info) for info in infos}
+    if not found:
+        raise InputError(f"{path} holds no catalog <locale>/LC_MESSAGES/<domain>.po or .mo, nor a <locale>.po")
+    return found
+
+
+def _place(name: str) -> tuple[str, str, str]:
+    """Folder, locale and domain of `…/<locale>/LC_MESSAGES/<domain>.po`, or of `…/<locale>.po`."""
+    *folder, last = PurePosixPath(name).parts
+    if len(folder) > 1 and folder[-1] == "LC_MESSAGES":
+        return "/".join(folder[:-2]), folder[-2], last[:-3]
+    return "/".join(folder), last[:-3], ""
+
+
+def _rank(locale: str, language: str) -> int:
+    """Order among the locales of one language, down to NEVER. `zh` means simplified characters."""
+    variant = re.sub(r"^[a-z]+[-_.@]?", "", locale.lower())
+    if language == "zh":
+        return {"hans": 0, "cn": 0, "": 1}.get(variant, NEVER)
+    return {"": 0, language: 1, "us": 1}.get(variant, 2)  # de, then de_DE, en_US, then de_Formal, de_AT …
+
+
+def _entries(name: str, members: Members) -> list[polib.POEntry]:
+    """Messages of one catalog; of plural forms, `msgstr` becomes the one for n = 1, which goes with the message id."""
+    try:
+        content = members[name]()
+        binary = content + b"\0"  # polib takes the path of a file for that file, and no path holds a zero byte
+        if name.endswith(".mo"):
+            catalog = polib.mofile(binary)
+        else:
+            text = content.decode(polib.detect_encoding(binary, binary_mode=True))
+            catalog = polib.pofile(text + "\n" * MAX_PATH)
+        rule = re.search(r"plural\s*=([^;]+)", catalog.metadata.get("Plural-Forms", ""))
+        singular = c2py(rule[1].strip())(1) if rule else 0
+    except Exception as error:  # polib raises whatever its parser trips over
+        raise InputError(f"{name} is no readable gettext catalog ({error}): check it with msgfmt -c") from None
+    for entry in catalog:
+        if entry.msgid_plural:
+            entry.msgstr = entry.msgstr_plural.get(singular, "")
+    return list(catalog)
+
+
+def _problem(entry: polib.POEntry) -> str | None:
+    if entry.obsolete or "fuzzy" in (entry.flags or ()):
+        return "obsolete" if entry.obsolete else "fuzzy"
+    return None if entry.msgstr else "empty"
+
+
+def _default(comment: str | None) -> str:
+    """English text that stands in the comment of a message with a symbolic id: `Default: "…"`, over several lines."""
+    if not comment or not comment.startswith('Default: "'):
+        return ""
+    lines = [line.strip() for line in comment.removeprefix("Default:").splitlines()]
+    return "".join(line[1:-1] for line in lines if len(line) > 2 and line[0] == line[-1] == '"').replace('\\"', '"')

@@ -1,0 +1,65 @@
+"""What preparation does to each row by itself, a chunk of rows at a time, on whatever machine: normalise, judge, key.
+
+("en-de", ["Hello", "Hal\\u00adlo"], "x.tsv", None)  ->  ("en-de", ["Hello", "Hallo"], "x.tsv", None, keys …)
+("en-de", ["Hello", "Hello"], "x.tsv", None)       ->  ("en-de", ["Hello", "Hello"], "x.tsv", "untranslated", …)
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from infoxlm_core.config import CleaningConfig
+from infoxlm_core.corpora import cleaning
+from infoxlm_core.corpora.fingerprints import Keys, keys
+from infoxlm_core.corpora.lines import Row
+from infoxlm_core.corpora.parallel import CHUNK
+
+TEXTS = ("texts", pa.list_(pa.string()))
+FILE = ("file", pa.string())
+KEYS = tuple((name, pa.list_(pa.uint64())) for name in Keys._fields)
+_READ = pa.schema([("languages", pa.string()), TEXTS, FILE, ("dropped", pa.string())])
+_JUDGED = pa.schema([*_READ, *KEYS])
+
+
+def chunks(rows: Iterable[Row]) -> Iterator[pa.Table]:
+    """Collect rows as tables of at most CHUNK rows."""
+    rows = iter(rows)
+    while some := list(itertools.islice(rows, CHUNK)):
+        yield _table(_READ, [("-".join(row.languages), row.texts, row.file, row.dropped) for row in some])
+
+
+def judge(chunk: pa.Table, languages: tuple[str, ...], rules: CleaningConfig) -> pa.Table:
+    """Normalise texts, say why a row is dropped, if it is, and give the others their keys.
+
+    Args:
+        chunk: of `chunks`.
+        languages: those of the run.
+        rules: what is kept.
+    """
+    judged = []
+    for own, texts, file, dropped in rows_of(chunk):
+        if not dropped:
+            texts = [cleaning.normalise(text) for text in texts]
+            dropped = cleaning.judge_row(texts, own.split("-"), languages, rules)
+        judged.append((own, texts, file, dropped, *(Keys((), (), ()) if dropped else keys(texts))))
+    return _table(_JUDGED, judged)
+
+
+def mark(chunk: pa.Table) -> pa.Table:
+    """Add the keys of each row's `texts` to a table."""
+    found = [keys(texts) for texts in chunk["texts"].to_pylist()]
+    for (name, kind), column in zip(KEYS, zip(*found, strict=True), strict=True):
+        chunk = chunk.append_column(name, pa.array(column, kind))
+    return chunk
+
+
+def rows_of(table: pa.Table) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of a table as plain values."""
+    return zip(*(column.to_pylist() for column in table.columns), strict=True)
+
+
+def _table(schema: pa.Schema, rows: list[tuple[Any, ...]]) -> pa.Table:
+    columns = zip(*rows, strict=True)
+    return pa.table([pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)

@@ -1,0 +1,90 @@
+"""What is reserved for evaluation, noted while corpora are read; and the proof that training text holds none of it.
+
+Two kinds of text are reserved: the sentences of held-out corpora, and a drawn share of the messages of all others,
+the labelled test set.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pyarrow as pa
+
+from infoxlm_core.config import PreparationConfig
+from infoxlm_core.corpora import cleaning, filters
+from infoxlm_core.corpora.fingerprints import Keys
+from infoxlm_core.corpora.parallel import CHUNK, Spread, here
+from infoxlm_core.corpora.tables import HELD_OUT, LABELLED, read_rows
+from infoxlm_core.errors import EvaluationLeak
+
+LABELLED_CHARACTERS = 20  # shorter messages do not tell which corpus they are from
+
+
+@dataclass
+class Reserved:
+    """What training text must not contain, as 64-bit digests."""
+
+    held_out: set[int] = field(default_factory=set)
+    """Sentences of held-out corpora: what is equal to them and what is near."""
+
+    messages: dict[int, set[int]] = field(default_factory=dict)
+    """Near key of a pivot message of the labelled test set -> near keys of its translations."""
+
+    labelled: set[int] = field(default_factory=set)
+    """All near keys of `messages`."""
+
+    owners: dict[int, str | None] = field(default_factory=dict)
+    """Near key of a text -> its corpus; None if it stands in several, so that its label is ambiguous."""
+
+    def note(self, texts: Sequence[str], keys: Keys, corpus: str, config: PreparationConfig) -> None:
+        """Note the texts of a clean row, if they are kept for evaluation or might be."""
+        if corpus in config.held_out:
+            self.held_out.update(keys.equal, keys.near)
+        elif config.labelled_share:
+            for key in keys.near:
+                if self.owners.setdefault(key, corpus) != corpus:
+                    self.owners[key] = None
+            if len(texts) == 2 and len(texts[0]) >= LABELLED_CHARACTERS:
+                # drawn by the pivot's message: the same ones in all languages
+                source, target = keys.near
+                if cleaning.digest(str(config.seed), str(source)) / 2**64 < config.labelled_share:
+                    self.messages.setdefault(source, set()).add(target)
+
+    def settle(self) -> "Reserved":
+        """Return what stays reserved when all corpora are read: a message of several corpora has no label."""
+        messages = {key: targets for key, targets in self.messages.items() if self.owners[key]}
+        return replace(self, messages=messages, labelled=set(messages).union(*messages.values()))
+
+    def reason(self, keys: Keys) -> str | None:
+        """Return why a row with these keys is no training text, or None."""
+        if not (self.held_out.isdisjoint(keys.equal) and self.held_out.isdisjoint(keys.near)):
+            return "held_out"
+        return None if self.labelled.isdisjoint(keys.near) else "labelled"
+
+
+def check_leaks(output: Path, reserved: Reserved, spread: Spread = here) -> None:
+    """Read again what was written; raise EvaluationLeak if training text contains what is kept for evaluation."""
+    for marked in spread(filters.mark, _written(output)):
+        for path, number, texts, split, *keys in filters.rows_of(marked):
+            reason = reserved.reason(Keys(*keys))
+            if reason == "held_out" or (reason and split == "train"):
+                raise EvaluationLeak(
+                    f"{path} row {number} is kept for evaluation ({reason}): {texts[0]!r:.80}: report it"
+                )
+
+
+def _written(output: Path) -> Iterator[pa.Table]:
+    """Yield the rows of all tables of training text, each with its file, number, texts and split."""
+    for path in sorted(output.rglob("*.parquet")):
+        if path.relative_to(output).parts[0] in HELD_OUT:
+            continue
+        rows = enumerate(read_rows(path), start=1)
+        while some := list(itertools.islice(rows, CHUNK)):
+            is_labelled = len(some[0][1]) == len(LABELLED)
+            yield pa.table({
+                "path": [str(path)] * len(some),
+                "number": [number for number, _ in some],
+                "texts": [row[:1] if is_labelled else row for _, row in some],
+                "split": [row[3] if is_labelled else "train" for _, row in some],
+            })  # fmt: skip

@@ -1,0 +1,181 @@
+"""How a task was measured, beside how the InfoXLM paper did it: only what was done alike may be compared.
+
+Source: Chi et al. 2020, arXiv 2007.07834v1 (fine-tuning grids); the sets' own papers (sizes).
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from infoxlm_core import languages
+from infoxlm_core.config import AnsweringConfig, FinetuningConfig, MeasureConfig, RetrievalConfig
+from infoxlm_core.results.published import tables
+
+XNLI_TRAINING_PAIRS = 392_702
+XNLI_TEST, XNLI_DEV = 5_010, 2_490
+SQUAD_QUESTIONS = 87_599
+"""Of the training set of SQuAD v1.1; a long paragraph gives a question several examples."""
+
+SQUAD_EXAMPLES = 1.2 * SQUAD_QUESTIONS
+"""Windows of up to 384 tokens are some 3 % more than questions; more than this many are of further text."""
+
+MLQA_TEST = {"en": 11590, "de": 4517, "es": 5254, "ar": 5335, "zh": 5137, "vi": 5495, "hi": 4918}
+MLQA_DEV = {"en": 1148, "de": 512, "es": 500, "ar": 517, "zh": 504, "vi": 511, "hi": 507}
+TATOEBA = dict.fromkeys(languages.GROUPS["36"], 1000) | {
+    "sw": 390, "th": 548, "ka": 746, "ml": 687, "kk": 575, "ta": 307, "te": 234, "jv": 205
+}  # fmt: skip
+RATES = {"xnli": ((5e-6, 7e-6, 1e-5), (4e-6, 5e-6, 6e-6)), "mlqa": ((2e-5, 3e-5, 5e-5),)}
+"""Learning rates of the paper's grids; XNLI's for base and for large models."""
+
+_RULES = {"last": "1, last step", "source": "1, dev of the source", "joint": "1, joint dev", "each": "N, own dev"}
+_SEEDS = 5
+
+Fact = dict[str, Any]
+"""{"what", "ours", "paper", "same"}: same is None where there is nothing to compare."""
+
+
+def describe_rule(selection: Mapping[str, Any] | None, chosen_by: Collection[str] = ()) -> str:
+    """#M, how many checkpoints there are, and what chose them.
+
+    Args:
+        selection: what fine-tuning said of its looks; none: nothing was chosen.
+        chosen_by: languages of the development sets that also chose the place of a grid; none: there is no grid.
+    """
+    if not selection:
+        return "–"
+    text = _RULES[selection["rule"]]
+    if not chosen_by or selection["rule"] in ("source", "joint"):  # which say it
+        return text
+    return f"{text}; grid by {'joint dev' if len(chosen_by) > 1 else f'dev of {next(iter(chosen_by))}'}"
+
+
+def name_setting(measure: MeasureConfig, finished: Iterable[Mapping[str, Any]]) -> str:
+    """Which of the paper's training sets these are: `zero-shot` (English), `translate-train-all` (all 15), `other`."""
+    trained_on = set(_list_trained(measure, finished))
+    if trained_on <= {"en"}:
+        return "zero-shot"
+    return "translate-train-all" if trained_on == set(tables()["xnli"].columns) else "other"
+
+
+def _list_trained(measure: MeasureConfig, finished: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Languages of the training text; of questions only finished points know them."""
+    settings = measure.settings
+    if isinstance(settings, FinetuningConfig):
+        return [languages.two_letters(language) for language in settings.train_languages]
+    return list(dict.fromkeys(language for scores in finished for language in scores.get("trained_on", ())))
+
+
+def compare_protocol(
+    measure: MeasureConfig, counts: Mapping[str, int], finished: Sequence[Mapping[str, Any]]
+) -> list[Fact]:
+    """What decides whether numbers may be compared: test sets, training, choice, seeds.
+
+    Args:
+        measure: the task as the suite asks for it.
+        counts: rows, questions or pairs that were asked, by language.
+        finished: scores of the finished points; `training` says what fine-tuning said of itself.
+    """
+    settings = measure.settings
+    facts = [_compare_test(measure.table, settings, {languages.two_letters(c): n for c, n in counts.items()})]
+    if isinstance(settings, RetrievalConfig):
+        ours = ", ".join(settings.vectors) + (f", prefix {settings.prefix!r}" if settings.prefix else "")
+        theirs = "mean of all tokens at a layer that it does not name; [CLS] of the last layer"
+        return [*facts, _fact("vectors", ours, theirs, None)] if measure.table == "tatoeba" else facts
+    if isinstance(settings, AnsweringConfig):
+        paper = "mlqa" if measure.table == "mlqa" else None
+        facts.append(_fact("normaliser", settings.normaliser, paper, settings.normaliser == paper))
+    facts += [_compare_languages(measure, finished), _compare_training(measure, finished)]
+    rates = set(measure.grid.get("optimization.learning_rate", (settings.optimization.learning_rate,)))
+    known = RATES.get(measure.table, ())
+    grids = "; large models: ".join(map(join, known))
+    facts.append(_fact("learning rates tried", join(rates), grids, any(rates == set(row) for row in known)))
+    rule, wanted = settings.selection.rule, {"xnli": "joint", "mlqa": "last"}.get(measure.table)
+    grid = any(len(values) > 1 for values in measure.grid.values())
+    judged = {code for scores in finished if grid and scores["dev"] for code in scores["dev"]["languages"]}
+    ours = describe_rule({"rule": rule}, judged)
+    facts.append(_fact("checkpoint (#M)", ours, _RULES[wanted] if wanted else None, rule == wanted))
+    seeds = len(measure.seeds)
+    facts.append(_fact("seeds", str(seeds), str(_SEEDS) if wanted else None, seeds == _SEEDS))
+    return facts
+
+
+def find_differences(facts: Iterable[Fact]) -> list[str]:
+    """What was not done as the paper did it."""
+    return [fact["what"] for fact in facts if fact["same"] is False]
+
+
+def join(numbers: Iterable[Any]) -> str:
+    """`5e-6, 1e-5`: numbers of a grid, smallest first."""
+    return ", ".join(f"{float(number):g}".replace("e-0", "e-") for number in sorted(numbers))
+
+
+def _fact(what: str, ours: str, paper: str | None, same: bool | None) -> Fact:
+    return {"what": what, "ours": ours, "paper": paper or "–", "same": same if paper else None}
+
+
+def _compare_test(table: str, settings: Any, counts: Mapping[str, int]) -> Fact:
+    unit = {"classification": "rows", "question_answering": "questions", "retrieval": "pairs"}[settings.task]
+    ours = _describe_counts(counts, unit)
+    if table == "xnli":
+        full = set(counts) == set(tables()["xnli"].columns)
+        if counts and set(counts.values()) == {XNLI_DEV}:
+            ours += ": so many have its development sets"
+        paper = f"{XNLI_TEST:,} {unit} in each of 15 languages"
+        return _fact("test set", ours, paper, full and set(counts.values()) == {XNLI_TEST})
+    if table == "mlqa":
+        if counts and all(MLQA_DEV.get(code) == count for code, count in counts.items()):
+            ours += ": so many have its development sets"
+        return _fact("test set", ours, _describe_counts(MLQA_TEST, unit), counts == MLQA_TEST)
+    if table == "tatoeba":
+        whole = any(set(group) <= set(counts) for group in (languages.COVERED, languages.UNCOVERED))
+        same = whole and all(TATOEBA.get(code) in (None, n) for code, n in counts.items())
+        return _fact("test set", ours, "1,000 pairs in each of 14 and 22 languages; fewer in eight of them", same)
+    return _fact("test set", ours, None, None)
+
+
+def _describe_counts(counts: Mapping[str, int], unit: str) -> str:
+    if not counts:
+        return "nothing is finished"
+    low, high = min(counts.values()), max(counts.values())
+    if len(counts) == 1:
+        return f"{low:,} {unit} in {next(iter(counts))}"
+    if low == high:
+        return f"{low:,} {unit} in each of {len(counts)} languages"
+    return f"{low:,} to {high:,} {unit} in each of {len(counts)} languages"
+
+
+def _compare_languages(measure: MeasureConfig, finished: Sequence[Mapping[str, Any]]) -> Fact:
+    """A table has rows that were trained on English, XNLI's also such that were trained on all its languages."""
+    setting, ours = name_setting(measure, finished), ", ".join(_list_trained(measure, finished)) or "not known"
+    known = {"xnli": ("zero-shot", "translate-train-all"), "mlqa": ("zero-shot",)}.get(measure.table, ())
+    paper = "en; translate-train-all: its 15 languages" if measure.table == "xnli" else "en"
+    return _fact("training languages", ours, paper if known else None, setting in known)
+
+
+def _compare_training(measure: MeasureConfig, finished: Sequence[Mapping[str, Any]]) -> Fact:
+    """How long was trained, and on how much: a training that is not of the paper's size is not the paper's."""
+    settings = measure.settings
+    if isinstance(settings, RetrievalConfig):
+        raise TypeError("nothing is trained for retrieval")
+    batches = measure.grid.get("batch_size", (settings.batch_size,))
+    passes = measure.grid.get("epochs", (settings.epochs,) if settings.epochs else ())
+    known = [scores["training"] for scores in finished if scores.get("training")]
+    examples = max((int(training["examples"]) for training in known), default=0)
+    long = f"{join(passes)} epochs" if passes else f"{settings.optimization.steps:,} steps"
+    ours = long + f" of {examples:,} examples" * bool(examples) + f", batches of {join(batches)}"
+    if measure.table == "xnli" and isinstance(settings, FinetuningConfig):
+        wanted = XNLI_TRAINING_PAIRS * len(settings.train_languages)
+        sets = f" in each of {len(settings.train_languages)} languages" if len(settings.train_languages) > 1 else ""
+        paper = f"10 epochs of {XNLI_TRAINING_PAIRS:,} pairs{sets}, batches of 32"
+        seen = [training["steps"] * settings.batch_size / wanted for training in known]  # epochs of the paper's set
+        return _fact("training", ours, paper, _near(examples, wanted) and all(_near(times, 10) for times in seen))
+    if measure.table == "mlqa":
+        paper = f"2, 3, 4 epochs of SQuAD v1.1 ({SQUAD_QUESTIONS:,} questions), batches of 16, 32 (large: 32)"
+        one = SQUAD_QUESTIONS <= examples <= SQUAD_EXAMPLES
+        same = set(passes) == {2, 3, 4} and set(batches) <= {16, 32} and one
+        return _fact("training", ours, paper, same)
+    return _fact("training", ours, None, None)
+
+
+def _near(found: float, wanted: float) -> bool:
+    """A few rows may be left out."""
+    return abs(found - wanted) <= 0.02 * wanted

@@ -1,0 +1,125 @@
+"""Stage: encoder + examples of a task -> a model of the task, the one that a rule of selection keeps.
+
+Classification learns from any table of labelled text, question answering from files in SQuAD's format. Both are the
+same training: every example once an epoch, now and then a look at the development sets.
+"""
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from infoxlm_core.config import AnsweringConfig, FinetuningConfig, OptimizationConfig, RecipeConfig
+from infoxlm_core.languages import two_letters
+from infoxlm_core.model import pretrained, task_models
+from infoxlm_core.tasks import labelling, reading, squad
+from infoxlm_core.training import active_vocabulary, distributed, loop, selection
+from infoxlm_core.training.best_checkpoints import Kept
+from infoxlm_core.training.checkpoints import Elsewhere
+from infoxlm_core.training.task_learner import Task, TaskLearner
+from infoxlm_core.training.tracker import FileTracker, Tracker
+
+logger = logging.getLogger(__name__)
+
+
+def finetune(
+    config: FinetuningConfig | AnsweringConfig,
+    encoder: Path,
+    corpus: Path | None,
+    output: Path,
+    run: Path,
+    track: Callable[[Path], Tracker] = FileTracker,
+    elsewhere: Elsewhere | None = None,
+) -> dict[str, Any]:
+    """Fine-tune an encoder in Hugging Face format on a task; every worker calls this.
+
+    Args:
+        config: the task, its data and the training.
+        encoder: a Hugging Face directory.
+        corpus: the prepared corpus whose labelled set is used if a config of classification names no data.
+        output: gets the model, its tokenizer, `selection.json`, `metrics.jsonl` and, of classification, `test.parquet`.
+        run: gets checkpoints; the same directory continues the same run.
+        track: makes the tracker that writes the curves into a file.
+        elsewhere: where checkpoints are for machines that share no disk with this one.
+
+    Returns:
+        the last step's figures, `steps`, and `examples`, how many there were to learn from.
+
+    Raises:
+        InputError: data or encoder are not usable, or the rule of selection lacks development sets.
+        CorpusTooSmall: no text to train on, or fewer than two labels.
+    """
+    task = read_task(config, encoder, corpus)
+    selection.check(config.selection.rule, task.source, task.development)
+    head_dropout = config.head_dropout if isinstance(config, FinetuningConfig) else 0.0
+    module = task_models.create(encoder, task.kind, task.labels, config.dropout, head_dropout, config.seed)
+    optimization = schedule(config, len(task.examples))
+    kept = Kept(run, config.selection, task.source)
+    identity = loop.fingerprint(config) | {"encoder": pretrained.digest_of(encoder), "examples": digest_of(task)}
+    learned, all_words = active_vocabulary.limit(module.to(distributed.device()), task, optimization.weight_decay)
+    learner = TaskLearner(config, module, learned, optimization.steps, kept)
+    logger.info("fine-tuning on %d examples, %d steps", len(task.examples), optimization.steps)
+    with loop.run_directory(run, identity, config.checkpoints, track, elsewhere) as (checkpoints, tracker):
+        found = loop.train(learner, optimization, checkpoints, tracker, config.log_every)
+        distributed.on_first(lambda: export(learner, encoder, run, output, all_words))
+    return found | {"steps": optimization.steps, "examples": len(task.examples)}
+
+
+def read_task(config: FinetuningConfig | AnsweringConfig, encoder: Path, corpus: Path | None) -> Task:
+    """Read and tokenise what a config names."""
+    if isinstance(config, AnsweringConfig):
+        read = reading.task(config, encoder)
+        languages = tuple(context for context, _ in squad.cells(config.dev, "dev")) if config.dev else ()
+        return Task("question_answering", read.examples, read.targets, source=reading.source(config),
+                    development=languages, judge=read.judge)  # fmt: skip
+    found = labelling.task(config, encoder, corpus)
+    return Task(
+        "classification",
+        found.examples,
+        found.targets,
+        found.labels,
+        two_letters(config.train_languages[0]),
+        found.development,
+        found.judge,
+        lambda directory: found.test.to_parquet(directory / "test.parquet", index=False),
+    )
+
+
+def digest_of(task: Task) -> str:
+    """What a resumed run must find again: training examples, their answers, the languages it is judged by."""
+    found = hashlib.sha256(json.dumps([task.kind, task.labels, task.development]).encode())
+    for array in (task.examples.ids, task.examples.types, task.examples.lengths, task.targets):
+        found.update(np.ascontiguousarray(array).data)  # as it is stored: gigabytes are not copied
+    return f"sha256:{found.hexdigest()}"
+
+
+def schedule(config: RecipeConfig, examples: int) -> OptimizationConfig:
+    """Steps and warm-up: as they are, or of so many epochs."""
+    if config.epochs is None:
+        return config.optimization
+    steps = -(-config.epochs * examples // config.batch_size)
+    warmup = min(int(config.warmup_share * steps), steps - 1)
+    return config.optimization.model_copy(update={"steps": steps, "warmup_steps": warmup})
+
+
+def export(
+    learner: TaskLearner, encoder: Path, run: Path, output: Path, all_words: Callable[[], AbstractContextManager[Any]]
+) -> None:
+    """Write the model, or models, that the rule chose; the module then holds the last of them."""
+    config, module, kept, looks = learner.config.selection, learner.module, learner.kept, learner.kept.looks()
+    chosen = kept.choose(looks, learner.steps)
+    for step in dict.fromkeys(chosen.values()):
+        directory = output if step == chosen[selection.ALL] else output / "steps" / str(step)
+        if config.rule != "last":
+            kept.load(module, step)
+        with all_words():
+            task_models.export(module, encoder, directory)
+        logger.info("exported the model after step %d to %s", step, directory)
+    selection.write(output, config.rule, looks, chosen)
+    learner.task.leave(output)
+    loop.export_curves(run, output)

@@ -1,0 +1,240 @@
+"""What a pre-training run would take, without data, weights or GPUs: parameters, memory, FLOPs, time.
+
+The model is built on torch's meta device, so its parameters are counted, not guessed; a test compares the rest of the
+first table with a real training. FLOPs are the must-do ones (`flops.py`). Time needs a utilisation (MFU), which
+nobody knows before the first measurement: it is given as a range and called an assumption.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from infoxlm_core.config import PretrainingConfig
+from infoxlm_core.errors import InputError
+from infoxlm_core.model import flops, pretrained
+from infoxlm_core.model.encoder import EncoderSize
+from infoxlm_core.model.heads import InfoXLM
+from infoxlm_core.model.linear_cross_entropy import ROWS
+from infoxlm_core.model.momentum import KeyEncoder
+
+UTILISATIONS = (0.25, 0.40, 0.50)
+"""Share of a GPU's peak that may be reached: assumed, not measured."""
+
+
+ACTIVATION_BYTES = 40
+"""Kept for the backward pass, times d, of each token in each layer, under bf16 autocast (a test measures it)."""
+
+
+class Row(NamedTuple):
+    """A line of the plan: what, how much, and how that follows."""
+
+    name: str
+    value: float
+    unit: str
+    formula: str
+
+
+class Shape(NamedTuple):
+    """Tokens of the sequences of a step, where they are all alike."""
+
+    name: str
+    mlm: int
+    tlm: int
+    view: int
+
+
+SHAPES = (Shape("long", 512, 512, 128), Shape("short", 512, 96, 64))
+"""All sequences full; and sentences as long as in the released recipe."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A plan, table by table."""
+
+    parameters: list[Row]
+    memory: list[Row]
+    steps: list[Row]
+    run: list[Row]
+
+
+def size_of(config: PretrainingConfig, vocabulary: int) -> EncoderSize:
+    """Sizes of the encoder: of the directory it starts from if that is here, else those of the config."""
+    model = config.model
+    if model.start and (Path(model.start) / "config.json").is_file():
+        return pretrained.size_of(Path(model.start))
+    return EncoderSize.of(model, vocabulary)
+
+
+def build(config: PretrainingConfig, vocabulary: int) -> tuple[InfoXLM, KeyEncoder]:
+    """The networks of a run on the meta device: every shape, no memory."""
+    contrast = config.contrast
+    with torch.device("meta"):
+        model = InfoXLM(size_of(config, vocabulary), contrast.layer, contrast.pooling, contrast.normalise)
+        return model, KeyEncoder(model)
+
+
+def count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def shapes(config: PretrainingConfig) -> list[Shape]:
+    """`SHAPES`, cut at what the config lays out, without the objectives that are off."""
+    objectives, pair = config.objectives, 2 * config.batches.side_tokens + 4
+    return [
+        Shape(
+            shape.name,
+            min(shape.mlm, config.batches.block_tokens) if objectives.mlm else 0,
+            min(shape.tlm, pair) if objectives.tlm else 0,
+            min(shape.view, pair) if objectives.xlco else 0,
+        )
+        for shape in SHAPES
+    ]
+
+
+def step_flops(config: PretrainingConfig, size: EncoderSize, shape: Shape) -> float:
+    """Must-do FLOPs of an optimizer step whose sequences all have the lengths of a shape."""
+    samples = config.batches.global_batch_size
+    views = [shape.view] * samples if shape.view else []
+    return flops.must_do_flops(
+        [tokens for tokens in (shape.mlm, shape.tlm) if tokens for _ in range(samples)],
+        round(config.objectives.mask_ratio * (shape.mlm + shape.tlm) * samples),
+        views,
+        views,
+        d=size.hidden, f=size.ffn, T=size.layers, contrast_layer=config.contrast.layer, V=size.vocabulary,
+        K=config.contrast.queue_size,
+    )  # fmt: skip
+
+
+def step_tokens(config: PretrainingConfig, shape: Shape) -> int:
+    """Tokens that go through an encoder in a step; both views of a contrast item count."""
+    return config.batches.global_batch_size * (shape.mlm + shape.tlm + 2 * shape.view)
+
+
+def memory(config: PretrainingConfig, vocabulary: int, gpus: int) -> list[Row]:
+    """Bytes on each device, part by part; the first five are exact, the others estimates for full sequences."""
+    model, keys = build(config, vocabulary)
+    size, contrast, micro = model.encoder.size, config.contrast, config.batches.micro_batch_size
+    d, total, tensors = size.hidden, count(model), len(list(model.parameters()))
+    shape = shapes(config)[0]
+    lm, views = micro * (shape.mlm + shape.tlm), micro * shape.view
+    rows = min(ROWS, round(config.objectives.mask_ratio * lm))
+    on = bool(config.objectives.xlco)
+
+    def part(name: str, value: float, formula: str) -> Row:
+        return Row(name, value, "B", formula)
+
+    share, of = (gpus, f", by {gpus} GPUs") if config.model.sharded else (1, "")
+    return [
+        part("weights", 4 * total / share, f"4 B x {total:,} parameters, fp32{of}"),
+        part("gradients", 4 * total / share, f"4 B x parameters, fp32{of}"),
+        part(
+            "AdamW moments", (8 * total + 4 * tensors) / share, f"8 B x parameters, fp32; 4 B x {tensors} tensors{of}"
+        ),
+        part(
+            "key encoder",
+            on * 4 * count(keys) / share,
+            f"4 B x {count(keys):,}: fp32, up to layer {contrast.layer}, and W{of}",
+        ),
+        part(
+            "queue", on * contrast.queue_size * (4 * d + 24), f"K x (4 d + 24) B: K {contrast.queue_size:,} keys, ids"
+        ),
+        part(
+            "all-reduce buffer",
+            4 * total if gpus > 1 and share == 1 else 0,
+            "4 B x parameters, with several workers that do not share them",
+        ),
+        part("bf16 weights", 2 * total, "2 B x parameters, under autocast"),
+        part(
+            "activations",
+            ACTIVATION_BYTES * d * (lm * size.layers + views * contrast.layer),
+            f"{ACTIVATION_BYTES} B x d a token a layer: {lm:,} tokens x {size.layers} layers, "
+            f"{views:,} x {contrast.layer}",
+        ),
+        part("one chunk of logits", 6 * rows * size.vocabulary, f"6 B x {rows:,} rows x {size.vocabulary:,} words"),
+        part("gradient of the word table", 8 * d * size.vocabulary, "8 B x V x d, inside the loss"),
+    ]
+
+
+def plan(config: PretrainingConfig, vocabulary: int, gpus: int = 8, gpu: str = "h200") -> Plan:
+    """Plan a run on so many GPUs of a kind.
+
+    Args:
+        config: the run.
+        vocabulary: ids of the tokenizer.
+        gpus: how many work together.
+        gpu: its name, of `flops.PEAKS`.
+
+    Raises:
+        InputError: an unknown GPU, or a system that is not InfoXLM.
+    """
+    if (peak := flops.peak(gpu.upper())) is None:
+        raise InputError(f"gpu {gpu!r} is not known: give one of {', '.join(flops.PEAKS)}")
+    if config.system != "infoxlm":
+        raise InputError(f"pretraining.system {config.system} cannot be planned: only infoxlm (MLM, TLM, XLCO) can")
+    model, _ = build(config, vocabulary)
+    size, samples, updates = model.encoder.size, config.batches.global_batch_size, config.optimization.steps
+    bytes_of = memory(config, vocabulary, gpus)
+    saved = sum(
+        row.value
+        for row in memory(config, vocabulary, gpus=1)  # whole, however it is sharded
+        if row.name in ("weights", "AdamW moments", "key encoder", "queue")
+    )
+    exported = count(model.encoder) + count(model.head) + size.hidden
+    by_shape = {shape: step_flops(config, size, shape) for shape in shapes(config)}
+    return Plan(
+        parameters=[
+            Row("encoder", count(model.encoder), "", "embeddings and layers"),
+            Row("masked-LM head", count(model.head), "", "its output matrix is the word table"),
+            Row("contrast projection", model.projection.numel(), "", "d x d"),
+            Row("exported", exported, "", "encoder and head, with Hugging Face's row of token types"),
+        ],
+        memory=[*bytes_of, Row("sum", sum(row.value for row in bytes_of), "B", f"on each {gpu.upper()}")],
+        steps=[
+            row
+            for shape, amount in by_shape.items()
+            for row in (
+                Row(f"{shape.name} sequences", step_tokens(config, shape), "tokens",
+                    f"{samples:,} x (MLM {shape.mlm} + TLM {shape.tlm} + 2 x XLCO {shape.view})"),
+                Row("", amount, "FLOP", "must-do: no padding, masked rows only"),
+            )
+        ] + [
+            Row("all-reduce", 4 * count(model) if gpus > 1 else 0, "B", "gradients in fp32, once a step"),
+            Row("queue turnover", config.contrast.queue_size / samples, "steps", "K / samples a step"),
+        ],
+        run=[
+            *_times(by_shape, updates, gpus, peak),
+            Row("checkpoint", saved, "B", f"every {config.checkpoints.every:,} steps, {config.checkpoints.keep} kept"),
+            Row("exported encoder", 4 * (exported + model.projection.numel()), "B", "fp32 safetensors"),
+        ],
+    )  # fmt: skip
+
+
+def _times(by_shape: dict[Shape, float], updates: int, gpus: int, peak: float) -> list[Row]:
+    """Duration of the run for each shape and assumed utilisation."""
+    rows = []
+    for shape, amount in by_shape.items():
+        for mfu in UTILISATIONS:
+            gpu_hours = updates * amount / (peak * mfu) / 3600
+            said = f"{gpu_hours:,.0f} GPU-hours, {gpus} GPUs, assuming MFU {mfu:.2f} of {peak / 1e12:.0f} TFLOP/s"
+            rows.append(Row(f"{shape.name} sequences", gpu_hours / gpus, "h", said))
+    return rows
+
+
+def describe(tables: Plan) -> Sequence[str]:
+    """The plan as lines of text, columns aligned."""
+    lines: list[str] = []
+    for title, rows in vars(tables).items():
+        lines += [title, *(f"  {row.name:28}{_say(row):>16}   {row.formula}" for row in rows)]
+    return lines
+
+
+def _say(row: Row) -> str:
+    if row.unit == "B":
+        return f"{row.value / 1e9:,.3f} GB"
+    if row.unit == "FLOP":
+        return f"{row.value / 1e15:,.4g} PFLOP"
+    return f"{row.value:,.1f} {row.unit}" if row.unit in ("h", "steps") else f"{row.value:,.0f} {row.unit}".strip()

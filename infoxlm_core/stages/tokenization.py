@@ -1,0 +1,194 @@
+"""Stage: prepared corpora -> a SentencePiece unigram model in XLM-R's id layout, and token shards.
+
+shards/tokenizer/   sentencepiece.bpe.model, and tokenizer.json for `transformers`: equal ids
+shards/mono/, shards/pairs/   flat arrays, see data/shards.py
+"""
+
+import functools
+import hashlib
+import io
+import itertools
+import logging
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import sentencepiece
+
+from infoxlm_core import manifests
+from infoxlm_core.config import TokenizationConfig
+from infoxlm_core.corpora.parallel import CHUNK, Spread, over_processes
+from infoxlm_core.data import shards
+from infoxlm_core.data.encoding import MEANING, SIDES, encode, encode_chunk, processor_of
+from infoxlm_core.data.sampling import generator, probabilities
+from infoxlm_core.data.vocabulary import SPECIAL_TOKENS
+from infoxlm_core.errors import CorpusTooSmall, InputError, TokenizerMismatch
+from infoxlm_core.model import tokenizers
+from infoxlm_core.progress import progress
+
+logger = logging.getLogger(__name__)
+COMPARED = 2_000
+"""Sentences a language on which both tokenizers must agree."""
+
+
+def tokenize(config: TokenizationConfig, corpus: Path, output: Path, spread: Spread | None = None) -> dict[str, Any]:
+    """Train or take the SentencePiece model, encode every corpus, write shards; return the facts of the manifest.
+
+    Args:
+        config: the vocabulary.
+        corpus: a prepared corpus.
+        output: folder of the artifact. The caller writes its manifest.
+        spread: has sentences encoded, the same wherever that is; None: by `config.processes` processes here.
+
+    Raises:
+        InputError: `corpus` is no prepared corpus, or `config.model` is no SentencePiece model.
+        CorpusTooSmall: too little text for a vocabulary of this size.
+        TokenizerMismatch: `config.model` has another vocabulary size, or the exported tokenizer gives other ids.
+    """
+    manifest = manifests.read(corpus, "corpus", made_with="prepare_corpus")
+    model = _given_model(config) if config.model else _train_model(config, corpus)
+    folder = output / "tokenizer"
+    folder.mkdir(parents=True)
+    (folder / tokenizers.MODEL).write_bytes(model)
+    tokenizers.write_fast(model, folder)
+    # a model of our own has rounded scores and so no differences; XLM-R's has a few where two splits tie
+    _compare(folder, model, corpus, tolerated=0.001 if config.model else 0.0)
+    tables = _encode(corpus, model, output, spread or over_processes(config.processes))
+    training = [table for name, table in tables.items() if not name.startswith("held_out/")]
+    rows, tokens = (sum(table[what] for table in training) for what in ("rows", "tokens"))
+    logger.info("wrote %d sequences (%d tokens) to %s", rows, tokens, output)
+    return {
+        "sequences": rows,
+        "tokens": tokens,
+        "vocabulary_size": tokenizers.vocabulary_size(model),
+        "tokenizer": "sha256:" + hashlib.sha256(model).hexdigest(),
+        "corpus": manifest["digest"],
+        "tables": tables,
+    }
+
+
+def _texts(corpus: Path, language: str, column: str = "text") -> Iterator[str]:
+    for path in sorted((corpus / "mono" / language).glob("*.parquet")):
+        yield from pq.read_table(path, columns=[column])[column].to_pylist()
+
+
+def _languages(corpus: Path) -> list[str]:
+    return sorted(path.name for path in (corpus / "mono").iterdir()) if (corpus / "mono").is_dir() else []
+
+
+def _given_model(config: TokenizationConfig) -> bytes:
+    path = Path(config.model or "")
+    try:
+        model = path.read_bytes()
+        size = tokenizers.vocabulary_size(model)
+    except (OSError, RuntimeError) as error:
+        raise InputError(f"{path}: not a SentencePiece model ({error}): set tokenization.model to one") from None
+    if size != config.vocabulary_size:
+        raise TokenizerMismatch(
+            f"{path} gives {size} ids, tokenization.vocabulary_size says {config.vocabulary_size}: set it to {size}"
+        )
+    return model
+
+
+def _train_model(config: TokenizationConfig, corpus: Path) -> bytes:
+    """Unigram model of sentences drawn by language with exponent alpha, English no more than its share."""
+    texts = {language: list(_texts(corpus, language)) for language in _languages(corpus)}
+    sizes = np.array([len(found) for found in texts.values()])
+    if not sizes.sum():
+        raise CorpusTooSmall(f"{corpus}/mono: have=0 need=1 sentence to train a vocabulary: prepare more text")
+    wanted = probabilities(sizes, config.alpha) * min(config.training_sentences, sizes.sum())
+    sentences: list[str] = []
+    for (language, found), count in zip(texts.items(), wanted, strict=True):
+        rng = generator(config.seed, "vocabulary", language)
+        chosen = rng.permutation(len(found))[: round(count)]
+        sentences += [found[i] for i in np.sort(chosen)]
+    written = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(sentences),
+            model_writer=written,
+            model_type="unigram",
+            vocab_size=config.vocabulary_size - 2,  # without <pad> and <mask>, which SentencePiece does not know
+            character_coverage=config.character_coverage,
+            num_threads=2,  # fixed: the result depends on it
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        most = re.search(r"value <= (\d+)", str(error))
+        remedy = f"at most {int(most[1]) + 2} are possible" if most else " ".join(str(error).split())[-160:]
+        raise CorpusTooSmall(
+            f"{corpus}: {len(sentences)} sentences do not give a vocabulary of {config.vocabulary_size} ({remedy}): "
+            "lower tokenization.vocabulary_size or prepare more text"
+        ) from None
+    logger.info("trained a vocabulary of %d ids on %d sentences", config.vocabulary_size, len(sentences))
+    return tokenizers.round_scores(written.getvalue())
+
+
+def _compare(folder: Path, model: bytes, corpus: Path, tolerated: float) -> None:
+    """Refuse a `transformers` tokenizer that differs from SentencePiece on more than a share of the sentences."""
+    fast = tokenizers.load_fast(folder)
+    processor = processor_of(model)
+    compared, different = 0, []
+    for language in _languages(corpus):
+        # `transformers` takes a literal "<s>" in a text for the token of this name, as it does with XLM-R's own
+        plain = (text for text in _texts(corpus, language) if not any(token in text for token in SPECIAL_TOKENS))
+        texts = list(itertools.islice(plain, COMPARED))
+        theirs = fast.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
+        pairs = zip(texts, encode(processor, texts), theirs, strict=True)
+        different += [f"{language} {text!r:.80}" for text, own, other in pairs if own.tolist() != other.ids]
+        compared += len(texts)
+    logger.info("tokenizer.json equals SentencePiece on %d of %d sentences", compared - len(different), compared)
+    if len(different) > tolerated * compared:
+        raise TokenizerMismatch(
+            f"tokenizer.json differs from SentencePiece on {len(different)} of {compared} sentences, "
+            f"the first {different[0]}: use another SentencePiece model"
+        )
+
+
+def _encode(corpus: Path, model: bytes, output: Path, spread: Spread) -> dict[str, dict[str, int]]:
+    """Encode every corpus and write its shards, which do not depend on who does it."""
+    files = sorted(path for kind in ("mono", "pairs", "held_out") for path in corpus.glob(f"{kind}/*/*.parquet"))
+    total = sum(pq.read_metadata(path).num_rows for path in files)
+    here, sent = itertools.tee((path, chunk) for path in files for chunk in _chunks(path))
+    encoded = spread(functools.partial(encode_chunk, model=model), (chunk for _, chunk in sent))
+    tables: dict[str, dict[str, int]] = {}
+    with progress("tokenizing", total, "rows") as advance:
+
+        def results() -> Iterator[tuple[Path, pa.Table]]:
+            for (path, chunk), result in zip(here, encoded, strict=True):
+                yield path.relative_to(corpus).with_suffix(""), result
+                advance(len(chunk))
+
+        for name, found in itertools.groupby(results(), key=lambda item: item[0]):
+            tables |= _write(output, str(name), (result for _, result in found))
+    return tables
+
+
+def _chunks(path: Path) -> Iterator[pa.Table]:
+    """Yield the columns of text of a prepared corpus."""
+    with pq.ParquetFile(path) as file:
+        columns = [name for name in SIDES if name in file.schema_arrow.names]
+        for batch in file.iter_batches(CHUNK, columns=columns):
+            yield pa.Table.from_batches([batch])
+
+
+def _write(output: Path, name: str, results: Iterable[pa.Table]) -> dict[str, dict[str, int]]:
+    """Write one corpus chunk by chunk; return the facts of its tables."""
+    writers: dict[str, shards.TableWriter] = {}
+    meanings = []
+    for result in results:
+        for side in SIDES.keys() & result.column_names:
+            table = f"{name}{SIDES[side]}"
+            writer = writers.get(table) or writers.setdefault(table, shards.TableWriter(output / table))
+            rows = result[side].combine_chunks()
+            writer.add(rows.flatten().to_numpy(), pc.list_value_length(rows).to_numpy())
+        if MEANING in result.column_names:
+            meanings.append(result[MEANING].to_numpy().astype(shards.MEANINGS))
+    if meanings:
+        shards.write_array(output / f"{name}.meanings", np.concatenate(meanings))
+    return {table: writer.close() for table, writer in sorted(writers.items())}

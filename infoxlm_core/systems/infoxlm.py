@@ -1,0 +1,248 @@
+"""InfoXLM's step: MLM + TLM + XLCO together, with key encoder and queue, as a learner of the training loop."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from infoxlm_core.config import PretrainingConfig
+from infoxlm_core.data.batches import PackedBatch, micro_batches
+from infoxlm_core.data.samples import Sampler
+from infoxlm_core.data.shards import Shards
+from infoxlm_core.model.flops import must_do_flops
+from infoxlm_core.model.heads import InfoXLM
+from infoxlm_core.model.momentum import KeyEncoder, Queue, have_equal_meanings, momentum_at, share_a_meaning
+from infoxlm_core.model.objectives import xlco_hits, xlco_logits, xlco_losses
+from infoxlm_core.systems.probe import Probe
+from infoxlm_core.training import distributed, loop
+
+logger = logging.getLogger(__name__)
+STATISTICS_ROWS = 4096
+"""Negatives of which the mean and spread of the logits are taken."""
+
+
+class Pretraining:
+    """The learner of the joint objective: InfoXLM's query encoder, its key encoder and the queue."""
+
+    def __init__(self, config: PretrainingConfig, model: InfoXLM, shards: Shards) -> None:
+        self.config, self.module, self.sampler = config, model, Sampler(shards, config)
+        self.device = distributed.device()
+        self.probe = Probe(shards, config.probe.pairs, config.batches.side_tokens)
+        objectives = config.objectives
+        weights = {"mlm": objectives.mlm, "tlm": objectives.tlm, "xlco": objectives.xlco}
+        self.weights = {name: weight for name, weight in weights.items() if weight}
+        self.weighting = objectives.weighting
+        self.contrasting = bool(objectives.xlco)
+        if self.contrasting:
+            self.key_encoder = KeyEncoder(model).to(self.device)
+            self.queue = Queue(config.contrast.queue_size, model.encoder.size.hidden, self.device)
+        if config.model.sharded:
+            self._shard()
+        self.new_keys: list[tuple[Tensor, Tensor]] = []
+
+    def _shard(self) -> None:
+        distributed.shard(self.module, self.module.encoder.layers)
+        if self.contrasting:
+            distributed.shard(self.key_encoder, self.key_encoder.encoder.layers)
+            self.key_encoder.pair_with(self.module)
+
+    def begin(self) -> None:
+        if self.contrasting and not self.config.contrast.start_step:
+            self._fill_queue()
+
+    def _fill_queue(self) -> None:
+        """Fill the queue with K real keys of a reserved random stream, so that training batches do not change."""
+        size, each = self.config.contrast.queue_size, self.config.batches.global_batch_size
+        mine = distributed.my_share(self.config.batches.virtual_shards)
+        for number in range(-(-size // each)):
+            draw = self.sampler.draw(f"prefill {number}", mine, only="xlco")
+            for batch in micro_batches(draw, self.config.batches.micro_batch_size):
+                self._make_keys(batch.to(self.device))
+            self._enqueue(self.config.contrast.start_step, limit=size - number * each)
+        self.queue.pointer = 0
+        logger.info("filled the queue with %d keys", size)
+
+    def batches(self, step: int) -> Sequence[PackedBatch]:
+        mine, batches, contrast = (
+            distributed.my_share(self.config.batches.virtual_shards),
+            self.config.batches,
+            self.config.contrast,
+        )
+        only = "lm" if step < contrast.start_step else ""
+        # Dropout is drawn for each micro-batch, so these must not depend on which worker has which virtual shard.
+        parts = [range(shard, shard + 1) for shard in mine] if self.config.model.dropout else [mine]
+        return [
+            replace(batch, place=(step, part.start, number))
+            for part in parts
+            for number, batch in enumerate(
+                micro_batches(self.sampler.draw(step, part, only), batches.micro_batch_size, contrast.symmetric)
+            )
+        ]
+
+    def counts(self, batches: Sequence[PackedBatch]) -> dict[str, int]:
+        return {
+            "mlm": sum(batch.mlm_targets for batch in batches),
+            "tlm": sum(len(batch.target_rows) - batch.mlm_targets for batch in batches),
+            "xlco": sum(batch.items for batch in batches),
+            "tokens": sum(batch.tokens for batch in batches),
+            "flops": int(sum(map(self._flops, batches))),
+        }
+
+    def _flops(self, batch: PackedBatch) -> float:
+        size = self.module.encoder.size
+        return must_do_flops(
+            batch.lengths[: batch.lm_sequences],
+            len(batch.target_rows),
+            batch.lengths[batch.lm_sequences :],
+            batch.key_lengths,
+            d=size.hidden,
+            f=size.ffn,
+            T=size.layers,
+            contrast_layer=self.config.contrast.layer,
+            V=size.vocabulary,
+            K=self.config.contrast.queue_size,
+        )
+
+    def losses(self, batch: PackedBatch, scales: Mapping[str, float]) -> tuple[Tensor, dict[str, Tensor]]:
+        if self.config.contrast.enqueue == "micro_batch" and self.new_keys:
+            self._enqueue(batch.place[0])
+        batch = batch.to(self.device)
+        by_group = torch.zeros(2, len(self.sampler.groups), dtype=torch.double, device=self.device)
+        loss, sums = torch.zeros((), device=self.device), {"by_group": by_group}
+        loop.seed_dropout(self.config.seed, *batch.place)
+        with loop.autocast(self.device):
+            outputs = self.module(batch, self._scale(batch, scales))
+        if outputs.losses is not None:
+            count = batch.mlm_targets
+            found = {"mlm": outputs.losses[:count].sum(), "tlm": outputs.losses[count:].sum()}
+            sums |= {name: value for name, value in found.items() if name in self.weights}
+            loss = loss + outputs.loss
+            _add_by_group(by_group, batch.target_groups, outputs.losses)
+        if outputs.queries is not None:
+            contrasted, more = self._contrast(batch, outputs.queries, by_group)
+            loss = loss + contrasted * scales["xlco"]
+            sums |= more
+        return loss, sums
+
+    def _scale(self, batch: PackedBatch, scales: Mapping[str, float]) -> Tensor:
+        """(N,) factor of each target in the loss: MLM's first, then TLM's."""
+        kind = self.module.projection.dtype
+        scale = torch.full((len(batch.target_ids),), scales.get("tlm", 0.0), dtype=kind, device=self.device)
+        scale[: batch.mlm_targets] = scales.get("mlm", 0.0)
+        return scale
+
+    def _contrast(self, batch: PackedBatch, queries: Tensor, by_group: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The summed contrast loss with gradient, and its sums without."""
+        contrast = self.config.contrast
+        keys, (negatives, meanings) = self._make_keys(batch), (self.queue.rows, self.queue.meanings)
+        if contrast.in_batch_negatives:
+            negatives, meanings = torch.cat([negatives, keys]), torch.cat([meanings, batch.meanings])
+        excluded = self._no_negatives(batch.meanings, meanings)
+        logits = xlco_logits(queries, keys, negatives, contrast.temperature, excluded)
+        losses = xlco_losses(logits)
+        share = batch.items / len(losses)  # 1, or one half where each item is contrasted from both sides
+        with torch.no_grad():
+            _add_by_group(by_group, batch.view_groups, losses.detach(), share)
+            every = -(-len(negatives) // STATISTICS_ROWS)
+            sample = logits[:, 1::every]  # enough for a mean and a spread
+            sample = sample.masked_fill(sample.isinf(), torch.nan)
+            sums = {
+                "xlco": losses.sum() * share,
+                "hits": xlco_hits(logits) * share,
+                "positive": logits[:, 0].sum() * share,
+                "negative": sample.nanmean(dim=1).nan_to_num().sum() * share,
+                "negative_square": sample.square().nanmean(dim=1).nan_to_num().sum() * share,
+                "key_check": keys.sum() * 0.0,  # not finite if any key is not
+            }
+        return losses.sum() * share, sums
+
+    def _no_negatives(self, mine: Tensor, theirs: Tensor) -> Tensor | None:
+        """(B, K) true where a key is no negative: it shares a meaning, or it is of the item itself."""
+        contrast = self.config.contrast
+        if contrast.false_negatives == "off" and not contrast.in_batch_negatives:
+            return None
+        if contrast.false_negatives == "off":
+            excluded = torch.zeros(len(mine), len(theirs), dtype=torch.bool, device=mine.device)
+        else:
+            compare = share_a_meaning if contrast.false_negatives == "overlap" else have_equal_meanings
+            excluded = compare(mine, theirs)
+        if contrast.in_batch_negatives:
+            own = torch.arange(len(mine), device=mine.device)
+            excluded[own, len(self.queue.rows) + own] = True
+            if contrast.symmetric:  # and the query's own sentence, which is a key of the other half
+                excluded[own, len(self.queue.rows) + (own + len(mine) // 2) % len(mine)] = True
+        return excluded
+
+    def _make_keys(self, batch: PackedBatch) -> Tensor:
+        with loop.autocast(self.device):
+            keys = self.key_encoder(batch.key_ids, batch.key_positions, batch.key_lengths)
+        self.new_keys.append((keys[: batch.items], batch.meanings[: batch.items]))
+        return keys
+
+    def statistics(self, sums: Mapping[str, Any], counts: Mapping[str, float]) -> dict[str, float]:
+        total, count = sums["by_group"]
+        figures = {f"loss_{name}": float(total[i] / count[i]) for i, name in enumerate(self.sampler.groups) if count[i]}
+        if "hits" not in sums:
+            return figures
+        n = counts["xlco"]
+        mean = sums["negative"] / n
+        return figures | {
+            "queue/age": float(self.queue.newest - self.queue.born.double().mean()),  # mean, in steps
+            "xlco/accuracy": sums["hits"] / n,
+            "xlco/positive_logit": sums["positive"] / n,
+            "xlco/negative_logit": mean,
+            "xlco/negative_spread": max(0.0, sums["negative_square"] / n - mean**2) ** 0.5,
+        }
+
+    def observe(self, step: int) -> dict[str, float]:
+        every = self.config.probe.every
+        if not every or step % every or not self.probe.pairs:
+            return {}
+        contrast = self.config.contrast
+        layer = min(contrast.layer, self.module.encoder.size.layers)
+
+        def look() -> dict[str, float]:
+            with distributed.gathered(self.module):
+                return self.probe.score(self.module.encoder, layer, contrast.pooling, self.device)
+
+        return look() if distributed.is_sharded(self.module) else distributed.on_first(look) or {}
+
+    def finish_step(self, step: int, good: bool) -> None:
+        """Move the key encoder, then enqueue the step's keys in the order of the global batch; neither if bad."""
+        contrast = self.config.contrast
+        if self.contrasting and good and step >= contrast.start_step:
+            self.key_encoder.follow(momentum_at(contrast, step, self.config.optimization.steps))
+            self._enqueue(step + 1)
+        self.new_keys.clear()
+        if self.contrasting and step + 1 == contrast.start_step:
+            self.key_encoder.follow(0.0)
+            self._fill_queue()
+
+    def _enqueue(self, step: int, limit: int | None = None) -> None:
+        keys, meanings = (torch.cat(parts) for parts in zip(*self.new_keys, strict=True))
+        keys, meanings = distributed.gather_rows(keys), distributed.gather_rows(meanings)
+        self.queue.push(keys[:limit], meanings[:limit], step)
+        self.new_keys.clear()
+
+    def state(self) -> dict[str, Tensor]:
+        if not self.contrasting:
+            return {}
+        keys = {f"key_encoder/{name}": value for name, value in self.key_encoder.named_parameters()}
+        return keys | {f"queue/{name}": value for name, value in self.queue.state().items()}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        if not self.contrasting:
+            return
+        with torch.no_grad():
+            for name, parameter in self.key_encoder.named_parameters():
+                parameter.copy_(state[f"key_encoder/{name}"])
+        self.queue.restore({name.removeprefix("queue/"): t for name, t in state.items() if name.startswith("queue/")})
+
+
+def _add_by_group(by_group: Tensor, groups: Tensor, losses: Tensor, share: float = 1.0) -> None:
+    """Add losses (N,), and how many there are, to the groups (N,) they belong to: (2, groups)."""
+    for row, values in zip(by_group, (losses, torch.ones_like(losses)), strict=True):
+        row.index_add_(0, groups, values.to(row.dtype) * share)

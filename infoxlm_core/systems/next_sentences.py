@@ -1,0 +1,133 @@
+"""BERT's samples: two parts of a document, or of two, in one sequence `[CLS] a [SEP] b [SEP]`.
+
+Our corpora keep no document boundaries: a run of 32 consecutive sentences of one corpus stands for a document.
+[CLS] and [SEP] are our `<s>` and `</s>`. Source: SPEC, section 3.5 (Devlin et al. 2019).
+"""
+
+import numpy as np
+
+from infoxlm_core.config import PretrainingConfig
+from infoxlm_core.data import masking
+from infoxlm_core.data.layouts import Sequences, lay_out
+from infoxlm_core.data.sampling import Law, generator
+from infoxlm_core.data.shards import Shards, Table
+from infoxlm_core.data.vocabulary import EOS
+from infoxlm_core.errors import CorpusTooSmall
+from infoxlm_core.systems.baseline_samples import Samples, from_zero
+
+DOCUMENT = 32
+"""Sentences of a document."""
+SHORTER = 0.1
+"""Share of samples that aim at a random length, so that short sequences are known too."""
+
+
+class BERTSampler:
+    """Draws next-sentence pairs: a language by n^alpha over sentences, a sentence, and what follows it.
+
+    Raises:
+        CorpusTooSmall: a language has a single document, so that nothing is a wrong continuation.
+    """
+
+    def __init__(self, shards: Shards, config: PretrainingConfig, starts_word: np.ndarray | None = None) -> None:
+        self.config, self.vocabulary_size, self.starts_word = config, shards.vocabulary_size, starts_word
+        batches = config.batches
+        self.per_shard = batches.global_batch_size // batches.virtual_shards
+        names = sorted(shards.mono)
+        self.tables = [table for name in names for table in shards.mono[name]]
+        self.language = np.array([number for number, name in enumerate(names) for _ in shards.mono[name]])
+        self.documents = np.array([-(-len(table) // DOCUMENT) for table in self.tables], np.int64)
+        for number, name in enumerate(names):
+            if (have := int(self.documents[self.language == number].sum())) < 2:
+                raise CorpusTooSmall(
+                    f"next sentences need two documents of {DOCUMENT} sentences of each language: {name} have={have} "
+                    "need=2; add text or leave the language out"
+                )
+        if not names:
+            raise CorpusTooSmall("next sentences need monolingual text: have=0 need=2 documents; add text")
+        self.law = Law([[len(table) for table in shards.mono[name]] for name in names], batches.alpha)
+
+    def draw(self, step: int, shard: int) -> Samples:
+        """The samples of a virtual shard at a step."""
+        rng = generator(self.config.seed, step, shard, "bert")
+        drawn = zip(*self.law.draw(self.per_shard, rng), strict=True)
+        first, second, labels = zip(*(self._pair(int(table), int(row), rng) for table, row in drawn), strict=True)
+        sides = [Sequences(np.concatenate(side), np.array([len(part) for part in side])) for side in (first, second)]
+        sequences = lay_out(*sides)
+        places = from_zero(sequences.lengths)
+        seen, rows = masking.mask(
+            sequences.flat,
+            sequences.lengths,
+            self.vocabulary_size,
+            self.config.objectives,
+            generator(self.config.seed, step, shard, "bert mask"),
+            self.starts_word,
+        )
+        return Samples(
+            "mlm",
+            Sequences(seen, sequences.lengths),
+            places,
+            (places >= np.repeat(sides[0].lengths + 2, sequences.lengths)).astype(np.int64),  # after the first [SEP]
+            rows,
+            sequences.flat[rows],
+            np.array(labels, np.int64),
+        )
+
+    def _pair(self, table: int, row: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, int]:
+        """Both parts, without special tokens, and the label: 0 if the second really follows, 1 if it does not.
+
+        A document's last sentence, which nothing follows, begins no sample unless it is the only one.
+        """
+        most = self.config.batches.block_tokens - 3
+        target = int(rng.integers(2, most + 1)) if rng.random() < SHORTER else most
+        first, last = self._document(table, row // DOCUMENT)
+        row = max(first, min(row, last - 2))
+        end = _until(self.tables[table], row, last, target)
+        middle = int(rng.integers(row + 1, end)) if end - row > 1 else end
+        label = int(end - row == 1 or rng.random() < 0.5)
+        a = _read(self.tables[table], row, middle)
+        if label:
+            other, document = self._other(table, row // DOCUMENT, rng)
+            first, last = self._document(other, document)
+            start = int(rng.integers(first, last))
+            b = _read(self.tables[other], start, _until(self.tables[other], start, last, target - len(a)))
+        else:
+            b = _read(self.tables[table], middle, end)
+        return *truncate(a, b, most, rng), label
+
+    def _document(self, table: int, document: int) -> tuple[int, int]:
+        """First row of a document, and the row after its last."""
+        return document * DOCUMENT, min((document + 1) * DOCUMENT, len(self.tables[table]))
+
+    def _other(self, table: int, document: int, rng: np.random.Generator) -> tuple[int, int]:
+        """Table and number of another document of the same language, all equally likely."""
+        mine = np.flatnonzero(self.language == self.language[table])
+        counts = self.documents[mine]
+        own = counts[mine < table].sum() + document
+        other = int(rng.integers(0, counts.sum() - 1))
+        other += int(other >= own)
+        which = int(np.searchsorted(counts.cumsum(), other, side="right"))
+        return int(mine[which]), other - int(counts[:which].sum())
+
+
+def _until(table: Table, row: int, last: int, tokens: int) -> int:
+    """The row after as many sentences from `row` on as reach `tokens` tokens, at least one, none from `last` on."""
+    pieces = table.offsets[row + 1 : last + 1] - table.offsets[row] - np.arange(1, last - row + 1)  # without </s>
+    return row + 1 + min(int(np.searchsorted(pieces, tokens)), last - row - 1)
+
+
+def _read(table: Table, first: int, last: int) -> np.ndarray:
+    """Tokens of some sentences, without their `</s>`."""
+    tokens = table.tokens[table.offsets[first] : table.offsets[last]].astype(np.int64)
+    return tokens[tokens != EOS]
+
+
+def truncate(a: np.ndarray, b: np.ndarray, most: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Drop tokens of the longer part, at the front or the back with equal chance, until both have `most` together."""
+    drops = [0, 0]
+    for _ in range(len(a) + len(b) - most):
+        drops[len(a) - drops[0] <= len(b) - drops[1]] += 1
+    parts = []
+    for part, drop in zip((a, b), drops, strict=True):
+        front = int(rng.binomial(drop, 0.5))
+        parts.append(part[front : len(part) - (drop - front)])
+    return parts[0], parts[1]

@@ -1,0 +1,135 @@
+"""Translation of sentences, and BLEU: how many n-grams of a translation stand in the reference."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import sentencepiece
+import torch
+from sacrebleu.metrics import BLEU as Metric
+
+from infoxlm_core.data.encoding import encode
+from infoxlm_core.data.shards import Shards
+from infoxlm_core.data.vocabulary import FIRST_PIECE
+from infoxlm_core.errors import InputError
+from infoxlm_core.model import tokenizers
+from infoxlm_core.systems.baseline_samples import languages_of
+from infoxlm_core.systems.translation.config import TranslationConfig, generated_tokens
+from infoxlm_core.systems.translation.model import Translator
+from infoxlm_core.systems.translation.samples import side
+from infoxlm_core.tasks.embedding import autocast
+
+logger = logging.getLogger(__name__)
+BLEU = "valid/bleu"
+"""Name of the curve that decides: the mean of both directions."""
+
+
+def bleu(translations: Sequence[str], references: Sequence[str]) -> float:
+    """Corpus BLEU in percent of text split at spaces: clipped 1- to 4-grams, brevity penalty, no smoothing.
+
+    Source: Papineni et al. 2002, as Moses' multi-bleu computes it with one reference.
+    """
+    metric = Metric(tokenize="none", smooth_method="none", force=True)
+    return metric.corpus_score(list(translations), [list(references)]).score
+
+
+def standard_bleu(translations: Sequence[str], references: Sequence[str]) -> tuple[float, str]:
+    """sacreBLEU's own BLEU, which can be compared between papers, and the signature that says how it was made."""
+    metric = Metric()
+    score = metric.corpus_score(list(translations), [list(references)]).score
+    return score, str(metric.get_signature())
+
+
+def translate(
+    model: Translator, sentences: Sequence[np.ndarray], source: int, target: int, batch_size: int = 32
+) -> list[list[int]]:
+    """Translate sentences, greedily, from the language of number `source` to that of number `target`.
+
+    Args:
+        model: the translator.
+        sentences: ids of each, without special tokens.
+        source: number of the language of the sentences.
+        target: number of the language of the translations.
+        batch_size: sentences at once.
+
+    Returns:
+        ids of each translation, in the order of the sentences, without special tokens; at most 1.5 times as many
+        and 10.
+    """
+    order = np.argsort([len(words) for words in sentences], kind="stable")
+    found: list[list[int]] = [[] for _ in sentences]
+    training, device = model.training, model.bias.device
+    model.eval()
+    try:
+        for start in range(0, len(order), batch_size):
+            chosen = order[start : start + batch_size]
+            batch = side([sentences[i] for i in chosen], source).to(device)
+            limits = [generated_tokens(length, 1.5, 10) for length in batch.lengths]
+            with torch.inference_mode(), autocast(device):
+                for i, words in zip(chosen, model.generate(batch, target, limits), strict=True):
+                    found[i] = words
+    finally:
+        model.train(training)
+    return found
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Held-out sentences of both languages, line by line translations of each other."""
+
+    languages: tuple[str, str]
+    numbers: tuple[int, int]
+    ids: tuple[list[np.ndarray], list[np.ndarray]]
+    texts: tuple[list[str], list[str]]
+    processor: sentencepiece.SentencePieceProcessor
+
+    @classmethod
+    def read(cls, config: TranslationConfig, shards: Shards, corpus: Path) -> "Validation":
+        """Read and tokenize the first held-out pairs.
+
+        Raises:
+            InputError: there are none.
+        """
+        first, second = config.languages
+        rows: list[tuple[str, str]] = []
+        for name, columns in ((f"{first}-{second}", ("source", "target")), (f"{second}-{first}", ("target", "source"))):
+            for path in sorted((corpus / "held_out" / name).glob("*.parquet")):
+                table = pq.read_table(path, columns=["source", "target"])
+                rows += zip(*(table[column].to_pylist() for column in columns), strict=True)
+        processor = sentencepiece.SentencePieceProcessor(str(shards.directory / "tokenizer" / tokenizers.MODEL))
+        names = languages_of(shards)
+        if not rows or not {first, second} <= set(names):
+            raise InputError(f"{corpus}/held_out has no pairs of {first} and {second}: name two languages that it has")
+        texts = [row[0] for row in rows], [row[1] for row in rows]
+        ids = [encode(processor, column) for column in texts]
+        short = [i for i in range(len(rows)) if max(len(ids[0][i]), len(ids[1][i])) <= config.side_tokens]
+        short = short[: config.validation_pairs]
+        return cls(
+            config.languages,
+            (names.index(first), names.index(second)),
+            ([ids[0][i] for i in short], [ids[1][i] for i in short]),
+            ([texts[0][i] for i in short], [texts[1][i] for i in short]),
+            processor,
+        )
+
+    def score(self, model: Translator) -> dict[str, float]:
+        """BLEU of both directions, and their mean."""
+        figures = {}
+        for a, b in ((0, 1), (1, 0)):
+            made = translate(model, self.ids[a], self.numbers[a], self.numbers[b])
+            texts = [self.text(words) for words in made]
+            name = f"{self.languages[a]}-{self.languages[b]}"
+            figures[f"{BLEU}/{name}"] = bleu(texts, self.texts[b])
+            standard, signature = standard_bleu(texts, self.texts[b])
+            figures[f"valid/sacrebleu/{name}"] = standard
+            logger.info("%s: BLEU %.2f, sacreBLEU %.2f (%s)", name, figures[f"{BLEU}/{name}"], standard, signature)
+        return {BLEU: sum(figures[name] for name in figures if name.startswith(BLEU)) / 2} | figures
+
+    def text(self, ids: Sequence[int]) -> str:
+        """Pieces as text; special tokens are left out."""
+        shift = FIRST_PIECE - 3  # SentencePiece's ids are one lower
+        last = self.processor.get_piece_size() + shift
+        return self.processor.decode([i - shift for i in ids if FIRST_PIECE <= i < last])

@@ -1,0 +1,146 @@
+"""XLM's translator: its encoder, and a decoder that is the same encoder, causal and with attention to the source."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from infoxlm_core.data.vocabulary import EOS
+from infoxlm_core.model.encoder import Encoder, EncoderSize, Layer, attend
+from infoxlm_core.systems.baseline_models import XLM
+from infoxlm_core.systems.translation.samples import Side
+
+
+@dataclass
+class Memory:
+    """What a layer remembers while it writes N translations: keys and values (N, …, d) of the target so far and of
+    the source, whose padding `real` (N, 1, 1, S) leaves out."""
+
+    key: Tensor
+    value: Tensor
+    source_key: Tensor
+    source_value: Tensor
+    real: Tensor
+
+
+class DecoderLayer(Layer):
+    """An encoder layer with attention to the source between its halves."""
+
+    def __init__(self, size: EncoderSize, dropout: float) -> None:
+        super().__init__(size, dropout)
+        d = size.hidden
+        self.source_query, self.source_key, self.source_value = nn.Linear(d, d), nn.Linear(d, d), nn.Linear(d, d)
+        self.source_output, self.source_norm = nn.Linear(d, d), nn.LayerNorm(d, size.epsilon)
+
+    def decode(self, hidden: Tensor, lengths: Sequence[int], source: Tensor, source_lengths: Sequence[int]) -> Tensor:
+        """(T, d) of the target, (S, d) of the source -> (T, d); no row sees a later one of its sentence."""
+        hidden, dropout = self.look_around(hidden, lengths, causal=True), self.dropout if self.training else 0.0
+        query, key, value = self.source_query(hidden), self.source_key(source), self.source_value(source)
+        context = attend(query, key, value, lengths, source_lengths, self.heads, dropout)
+        hidden = self.source_norm(hidden + F.dropout(self.source_output(context), dropout))
+        return self.feed_forward(hidden)
+
+    def remember(self, source: Tensor, lengths: Sequence[int]) -> Memory:
+        """Before the first token: nothing of the target, all of the source (S, d)."""
+        pieces = (self.source_key(source).split(list(lengths)), self.source_value(source).split(list(lengths)))
+        key, value = (nn.utils.rnn.pad_sequence(list(rows), batch_first=True) for rows in pieces)  # (N, S, d)
+        counts = torch.tensor(lengths, device=source.device)
+        real = torch.arange(key.shape[1], device=source.device) < counts[:, None]
+        nothing = key[:, :0]
+        return Memory(nothing, nothing, key, value, real[:, None, None])
+
+    def step(self, hidden: Tensor, memory: Memory) -> Tensor:
+        """`decode` for the next token of each sentence, without dropout: (N, d) -> (N, d)."""
+        memory.key = torch.cat([memory.key, self.key(hidden)[:, None]], dim=1)
+        memory.value = torch.cat([memory.value, self.value(hidden)[:, None]], dim=1)
+        context = self._attend_one(self.query(hidden), memory.key, memory.value)
+        hidden = self.attention_norm(hidden + self.attention_output(context))
+        context = self._attend_one(self.source_query(hidden), memory.source_key, memory.source_value, memory.real)
+        return self.feed_forward(self.source_norm(hidden + self.source_output(context)))
+
+    def _attend_one(self, query: Tensor, key: Tensor, value: Tensor, real: Tensor | None = None) -> Tensor:
+        """(N, d) one query a sentence, (N, t, d) keys and values -> (N, d)."""
+        q, k, v = (rows.unflatten(2, (self.heads, -1)).transpose(1, 2) for rows in (query[:, None], key, value))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=real).transpose(1, 2).flatten(1)
+
+
+class Decoder(Encoder):
+    layer = DecoderLayer
+
+
+class Translator(nn.Module):
+    """Encoder and decoder; the output matrix is the decoder's word embeddings, with a free bias."""
+
+    def __init__(self, size: EncoderSize, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.encoder, self.decoder = Encoder(size, dropout), Decoder(size, dropout)
+        self.bias = nn.Parameter(torch.zeros(size.vocabulary))
+
+    def read(self, source: Side) -> Tensor:
+        """(S, d) vectors of the source."""
+        return self.encoder.run(
+            self.encoder.embed(source.ids, source.positions, source.types), source.lengths, 0, len(self.encoder.layers)
+        )
+
+    def forward(self, source: Side, target: Side) -> Tensor:
+        """(T - N, V) logits of every token of the N targets but the first, each given those before it."""
+        memory = self.read(source)
+        hidden = self.decoder.embed(target.ids, target.positions, target.types)
+        layers: list[Any] = list(self.decoder.layers)
+        for layer in layers:
+            hidden = layer.decode(hidden, target.lengths, memory, source.lengths)
+        ends = torch.tensor(target.lengths, device=hidden.device).cumsum(0) - 1
+        kept = torch.ones(len(hidden), dtype=torch.bool, device=hidden.device).index_fill(0, ends, False)
+        return self._logits(hidden[kept])
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        return F.linear(hidden, self.decoder.token_embedding.weight, self.bias)
+
+    @torch.no_grad()
+    def generate(self, source: Side, language: int, limits: Sequence[int]) -> list[list[int]]:
+        """Translate greedily; the language alone says into what.
+
+        Args:
+            source: the sentences.
+            language: number of the target language.
+            limits: most tokens of each translation, both `</s>` counted.
+
+        Returns:
+            the tokens of each translation, without its `</s>`.
+        """
+        read, count, device = self.read(source), len(source.lengths), source.ids.device
+        layers: list[Any] = list(self.decoder.layers)
+        memories = [layer.remember(read, source.lengths) for layer in layers]
+        last, language_row = torch.full((count,), EOS, device=device), torch.full((count,), language, device=device)
+        words: list[Tensor] = []
+        open_ = torch.ones(count, dtype=torch.bool, device=device)
+        most = torch.tensor(limits, device=device)
+        for position in range(max(limits) - 2):
+            hidden = self.decoder.embed(last, torch.full_like(last, position), language_row)
+            for layer, memory in zip(layers, memories, strict=True):
+                hidden = layer.step(hidden, memory)
+            best = self._logits(hidden).argmax(dim=1)  # (N,)
+            open_ = open_ & (best != EOS) & (position + 2 < most)
+            last = torch.where(open_, best, EOS)
+            if not open_.any():
+                break
+            words.append(last)
+        rows = torch.stack(words, dim=1).tolist() if words else [[] for _ in range(count)]
+        return [row[: row.index(EOS)] if EOS in row else row for row in rows]
+
+
+def start_from(model: Translator, pretrained: XLM, half: str, only_embeddings: bool = False) -> None:
+    """Copy a pre-trained XLM into `half` ("encoder" or "decoder") of a translator of the same size.
+
+    The decoder gets all but its attention to the source, which XLM does not have; the output bias goes with it.
+    """
+    found = pretrained.encoder.state_dict()
+    if only_embeddings:
+        found = {"token_embedding.weight": found["token_embedding.weight"]}
+    getattr(model, half).load_state_dict(found, strict=False)
+    if half == "decoder" and not only_embeddings:
+        with torch.no_grad():
+            model.bias.copy_(pretrained.bias)

@@ -1,0 +1,120 @@
+"""Samples of unsupervised machine translation: clean sentences of one language a step, and their noisy versions.
+
+Both sides of the translator read and write `</s> x </s>`. Source: SPEC, section 3.6 (Lample and Conneau 2019).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from infoxlm_core.data.layouts import Sequences
+from infoxlm_core.data.sampling import Law, generator
+from infoxlm_core.data.shards import Shards, end_to_end, gather
+from infoxlm_core.errors import CorpusTooSmall
+from infoxlm_core.systems.baseline_samples import from_zero, languages_of, wrap
+from infoxlm_core.systems.translation.config import NoiseConfig, TranslationConfig
+
+
+@dataclass(frozen=True)
+class Side:
+    """Sentences `</s> x </s>` of one language, packed: ids, positions, types (T,) and the length of each."""
+
+    ids: Tensor
+    positions: Tensor
+    types: Tensor
+    lengths: tuple[int, ...]
+
+    def to(self, device: torch.device | str) -> "Side":
+        return Side(self.ids.to(device), self.positions.to(device), self.types.to(device), self.lengths)
+
+
+def side(sentences: list[np.ndarray], language: int) -> Side:
+    """Pack sentences, given without special tokens, of the language with this number."""
+    laid = wrap(Sequences(end_to_end(sentences), np.array([len(words) for words in sentences], np.int64)))
+    return Side(
+        torch.from_numpy(laid.flat),
+        torch.from_numpy(from_zero(laid.lengths)),
+        torch.full((len(laid.flat),), language),
+        tuple(laid.lengths.tolist()),
+    )
+
+
+def add_noise(words: np.ndarray, config: NoiseConfig, mask: int, rng: np.random.Generator) -> np.ndarray:
+    """Shuffle, drop and blank the tokens of one sentence (T,), in this order; its `</s>` are not among them."""
+    words = words[np.argsort(np.arange(len(words)) + rng.uniform(0, config.shuffle, len(words)), kind="stable")]
+    kept = rng.random(len(words)) >= config.drop
+    if len(words) and not kept.any():
+        kept[rng.integers(len(words))] = True
+    words = words[kept]
+    return np.where(rng.random(len(words)) < config.blank, mask, words)
+
+
+def denoising_weight(config: TranslationConfig, step: int) -> float:
+    """Weight of denoising at a step, by linear interpolation."""
+    steps, weights = ([point[i] for point in config.denoising] for i in (0, 1))
+    return float(np.interp(step, steps, weights))
+
+
+@dataclass(frozen=True)
+class Task:
+    """One micro-batch: a clean target, and the source it is to be made from; back-translation finds its own source.
+
+    `place`: step, virtual shard and number of the micro-batch, which dropout is drawn by.
+    """
+
+    objective: str
+    target: Side
+    source: Side | None
+    place: tuple[int, int, int]
+
+
+class TranslationSampler:
+    """Draws sentences uniformly within a language; denoising and back-translation take turns, and the languages too.
+
+    Raises:
+        CorpusTooSmall: a language has no sentence that is short enough.
+    """
+
+    def __init__(self, shards: Shards, config: TranslationConfig) -> None:
+        self.config, self.mask = config, shards.vocabulary_size - 1
+        names = languages_of(shards)
+        self.numbers = {name: names.index(name) for name in config.languages if name in names}
+        self.tables = {name: shards.mono.get(name, []) for name in config.languages}
+        limit = config.side_tokens + 1  # sentences bring their </s>
+        self.rows = {
+            name: [np.flatnonzero(np.diff(table.offsets) <= limit) for table in tables]
+            for name, tables in self.tables.items()
+        }
+        for name, rows in self.rows.items():
+            if not sum(map(len, rows)):
+                raise CorpusTooSmall(
+                    f"{name} has no sentence of at most {config.side_tokens} tokens: have=0 need=1; add text to {name}"
+                )
+
+    def tasks(self, step: int) -> list[tuple[str, str]]:
+        """Objectives and languages that take turns around this step."""
+        names = ("dae", "bt") if denoising_weight(self.config, step) else ("bt",)
+        return [(name, language) for name in names for language in self.config.languages]
+
+    def draw(self, step: int, shard: int) -> Task:
+        """What a virtual shard does at a step."""
+        turns = self.tasks(step)
+        objective, language = turns[step % len(turns)]
+        rng, number = generator(self.config.seed, step, shard, objective), self.numbers[language]
+        if objective == "bt":
+            words = self._sentences(language, self.config.back_translation_sentences, rng)
+            return Task("bt", side(words, number), None, (step, shard, 0))
+        words = self._sentences(language, max(1, self.config.batch_tokens // 3), rng)
+        tokens = np.cumsum([len(sentence) + 2 for sentence in words])
+        words = words[: max(1, int(np.searchsorted(tokens, self.config.batch_tokens, side="right")))]
+        noisy = [add_noise(sentence, self.config.noise, self.mask, rng) for sentence in words]
+        return Task("dae", side(words, number), side(noisy, number), (step, shard, 0))
+
+    def _sentences(self, language: str, count: int, rng: np.random.Generator) -> list[np.ndarray]:
+        """Sentences of a language, without their `</s>`."""
+        which, places = Law([[len(rows) for rows in self.rows[language]]], 1.0).draw(count, rng)
+        rows = np.array([self.rows[language][table][place] for table, place in zip(which, places, strict=True)])
+        found = Sequences(*gather(self.tables[language], which, rows, self.config.side_tokens + 1))
+        return [words[:-1] for words in found.rows]

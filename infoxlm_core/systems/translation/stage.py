@@ -1,0 +1,222 @@
+"""Stage: monolingual text of two languages -> a translator, without a single translation to learn from.
+
+Lample and Conneau 2019, section 5.3: restore noisy sentences (denoising), and restore sentences from what the model
+itself has made of them in the other language (online back-translation). Held-out pairs only say when to stop.
+"""
+
+import json
+import logging
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from infoxlm_core import manifests
+from infoxlm_core.data.shards import Shards, open_shards
+from infoxlm_core.errors import ConfigError
+from infoxlm_core.model import pretrained
+from infoxlm_core.model.encoder import EncoderSize
+from infoxlm_core.model.objectives import clm_loss
+from infoxlm_core.systems import baseline_files
+from infoxlm_core.systems import baseline_models as models
+from infoxlm_core.systems.baseline_samples import languages_of
+from infoxlm_core.systems.translation.config import StartConfig, TranslationConfig, generated_tokens
+from infoxlm_core.systems.translation.decoding import BLEU, Validation
+from infoxlm_core.systems.translation.model import Translator, start_from
+from infoxlm_core.systems.translation.samples import Side, Task, TranslationSampler, denoising_weight, side
+from infoxlm_core.training import distributed, loop, tracker
+from infoxlm_core.training.checkpoints import Checkpoints
+from infoxlm_core.training.tracker import FileTracker, Tracker
+
+logger = logging.getLogger(__name__)
+
+
+def train(
+    config: TranslationConfig,
+    shards_path: Path,
+    corpus: Path,
+    output: Path,
+    run: Path,
+    track: Callable[[Path], Tracker] = FileTracker,
+) -> dict[str, Any]:
+    """Train until BLEU on held-out pairs has not risen for a while; every worker calls this.
+
+    Args:
+        config: of model, data and training.
+        shards_path: output of the tokenization stage.
+        corpus: a prepared corpus; its held_out/ has pairs of the two languages.
+        output: gets `translator/`, the best one.
+        run: gets checkpoints, the best translator so far and `metrics.jsonl`; the same directory continues the run.
+        track: makes the tracker that writes the curves into a file.
+
+    Returns:
+        the last step's figures, and the best BLEU.
+
+    Raises:
+        InputError: there are no held-out pairs.
+        and what `open_shards`, `build`, `TranslationSampler` and `loop.train` raise.
+    """
+    shards = open_shards(shards_path)
+    validation = Validation.read(config, shards, corpus)
+    learner = Translating(config, build(config, shards), TranslationSampler(shards, config), validation)
+    identity = loop.fingerprint(config) | {"shards": shards.manifest["digest"]}
+    for half in ("encoder", "decoder"):
+        if start := getattr(config, half).model:
+            identity[half] = pretrained.digest_of(Path(start))
+    with loop.run_directory(run, identity, config.checkpoints, track) as (checkpoints, curves):
+        for steps in _ends(config, checkpoints):
+            so_far = config.optimization.model_copy(update={"steps": steps})
+            figures = loop.train(learner, so_far, checkpoints, curves, config.log_every)
+            history = _history(run, steps)
+            best = int(np.argmax(history))
+            if best == len(history) - 1:
+                distributed.on_first(lambda: export(learner.module, shards, run / "best"))
+            if len(history) - 1 - best >= config.patience:
+                break
+        distributed.on_first(lambda: shutil.copytree(run / "best", output / "translator", dirs_exist_ok=True))
+    logger.info("best BLEU %.2f, at validation %d of %d", history[best], best + 1, len(history))
+    return figures | {"valid/best_bleu": history[best]}
+
+
+def _ends(config: TranslationConfig, checkpoints: Checkpoints) -> list[int]:
+    """Steps at which training pauses for a look at BLEU, from the last one that was reached before."""
+    every, total = config.validate_every, config.optimization.steps
+    ends = [*range(every, total, every), total]
+    newest = distributed.on_first(checkpoints.load_newest)
+    reached = distributed.from_first(newest.step if newest else 0)
+    return ends[max(0, sum(end <= reached for end in ends) - 1) :]
+
+
+def _history(run: Path, steps: int) -> list[float]:
+    """BLEU of each validation up to a step."""
+    points = distributed.on_first(lambda: tracker.read(run / loop.METRICS)) or []
+    return distributed.from_first([values[BLEU] for step, values in points if BLEU in values and step <= steps])
+
+
+def build(config: TranslationConfig, shards: Shards) -> Translator:
+    """A translator of random weights by the seed, or of those the config starts from.
+
+    Raises:
+        ConfigError: the starts are of two sizes, or too short.
+        and what `baseline_files.size_of` and `load_into` raise.
+    """
+    wanted, languages = config.model, len(languages_of(shards))
+    size = EncoderSize.of(
+        wanted, shards.vocabulary_size, positions=wanted.max_tokens, epsilon=models.EPSILON, types=languages, first=0
+    )
+    halves: list[tuple[str, StartConfig]] = [("encoder", config.encoder), ("decoder", config.decoder)]
+    sizes = {start.model: baseline_files.size_of(Path(start.model), shards) for _, start in halves if start.model}
+    if len(set(sizes.values())) > 1:
+        raise ConfigError(f"{' and '.join(sizes)} differ in size: both starts must be of one size")
+    size = next(iter(sizes.values()), size)
+    if (most := generated_tokens(config.side_tokens + 2, 1.5, 10)) > size.positions:
+        raise ConfigError(f"translations of {most} tokens exceed {size.positions} positions: lower side_tokens")
+    model = Translator(size, wanted.dropout)
+    models.first_weights(model, config.seed)
+    for half, start in halves:
+        if start.model:
+            known = models.XLM(size)
+            baseline_files.load_into(known, Path(start.model))
+            start_from(model, known, half, start.take == "embeddings")
+    return model.to(distributed.device())
+
+
+class Translating:
+    """The learner: denoising and back-translation by turns, one language a step."""
+
+    weights: Mapping[str, float] = {"dae": 1.0, "bt": 1.0}
+    weighting = "mean"
+
+    def __init__(
+        self, config: TranslationConfig, model: Translator, sampler: TranslationSampler, validation: Validation | None
+    ) -> None:
+        self.config, self.module, self.sampler, self.validation = config, model, sampler, validation
+        self.device = distributed.device()
+
+    def begin(self) -> None:
+        """Nothing is to be prepared."""
+
+    def batches(self, step: int) -> Sequence[Task]:
+        return [self.sampler.draw(step, shard) for shard in distributed.my_share(self.config.virtual_shards)]
+
+    def counts(self, batches: Sequence[Task]) -> dict[str, int]:
+        counts = {"dae": 0, "bt": 0, "tokens": 0}
+        for task in batches:
+            counts[task.objective] += len(task.target.ids) - len(task.target.lengths)
+            counts["tokens"] += len(task.target.ids) + (len(task.source.ids) if task.source else len(task.target.ids))
+        return counts
+
+    def losses(self, batch: Task, scales: Mapping[str, float]) -> tuple[Tensor, dict[str, Tensor]]:
+        target = batch.target.to(self.device)
+        source = self.back_translate(target) if batch.source is None else batch.source.to(self.device)
+        loop.seed_dropout(self.config.seed, *batch.place)
+        with loop.autocast(self.device):
+            logits = self.module(source, target)
+        loss = clm_loss(logits, _after_first(target))
+        weight = denoising_weight(self.config, batch.place[0]) if batch.objective == "dae" else 1.0
+        return loss * weight * scales[batch.objective], {batch.objective: loss.detach()}
+
+    def back_translate(self, target: Side) -> Side:
+        """What the model, as it is, makes of sentences in the other language: without dropout, without gradient."""
+        mine, other = (self.sampler.numbers[name] for name in self.config.languages)
+        if int(target.types[0]) == other:
+            other = mine
+        limits = [generated_tokens(length, 1.3, 5) for length in target.lengths]
+        training = self.module.training
+        self.module.eval()
+        try:
+            with torch.no_grad(), loop.autocast(self.device):
+                made = self.module.generate(target, other, limits)
+        finally:
+            self.module.train(training)
+        return side([np.array(words, np.int64) for words in made], other).to(self.device)
+
+    def statistics(self, sums: Mapping[str, Any], counts: Mapping[str, float]) -> dict[str, float]:  # noqa: ARG002 - the protocol has it
+        return {}
+
+    def observe(self, step: int) -> dict[str, float]:
+        due = step % self.config.validate_every == 0 or step == self.config.optimization.steps
+        if not (validation := self.validation) or not due:
+            return {}
+        return distributed.on_first(lambda: validation.score(self.module)) or {}
+
+    def finish_step(self, step: int, good: bool) -> None:
+        """Nothing follows the optimizer."""
+
+    def state(self) -> dict[str, Tensor]:
+        return {}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """There is nothing to restore."""
+
+
+def _after_first(target: Side) -> Tensor:
+    """(T - N,) every token but the first of each sentence: what the logits of a translator are compared with."""
+    starts = torch.tensor((0, *target.lengths[:-1]), device=target.ids.device).cumsum(0)
+    return target.ids[torch.ones_like(target.ids, dtype=torch.bool).index_fill(0, starts, False)]
+
+
+def export(model: Translator, shards: Shards, directory: Path) -> None:
+    """Write a translator: weights, sizes and the numbers of its languages. `transformers` has no such class."""
+    (directory / manifests.NAME).unlink(missing_ok=True)  # half-written is not valid
+    directory.mkdir(parents=True, exist_ok=True)
+    weights = {name: tensor.detach().float().cpu().contiguous() for name, tensor in model.named_parameters()}
+    save_file(weights, directory / pretrained.WEIGHTS)
+    about = {"size": asdict(model.encoder.size), "languages": languages_of(shards)}
+    (directory / "translator.json").write_text(json.dumps(about, indent=1) + "\n")
+    lineage = {"shards": shards.manifest["digest"]}
+    manifests.write(directory, "translator", {}, lineage)
+
+
+def load(directory: Path) -> tuple[Translator, list[str]]:
+    """A translator that `export` wrote, ready to translate, and its languages by number."""
+    about = json.loads((directory / "translator.json").read_bytes())
+    model = Translator(EncoderSize(**about["size"]))
+    model.load_state_dict(load_file(directory / pretrained.WEIGHTS))
+    return model.eval(), about["languages"]

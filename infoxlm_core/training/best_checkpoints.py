@@ -1,0 +1,110 @@
+"""The weights of a fine-tuning's best moments, until it is over: `RUN/kept/STEP.safetensors`.
+
+Beside each lies `STEP.json`, its size and SHA-256: nothing is exported that is not what was written.
+Which moments these are, the curves say (`dev/mean`, `dev/de`, …): a resumed run forgets those after its checkpoint, and
+so takes the same decisions again.
+"""
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from infoxlm_core import manifests
+from infoxlm_core.config import SelectionConfig
+from infoxlm_core.errors import ShardCorrupt, StorageFull
+from infoxlm_core.training import tracker
+from infoxlm_core.training.checkpoints import METRICS, list_of
+from infoxlm_core.training.selection import Look, choose
+
+PREFIX, MEAN = "dev/", "dev/mean"
+
+
+def figures(look: Look) -> dict[str, float]:
+    """What the curves say of a look."""
+    return {f"{PREFIX}{language}": score for language, score in look.languages.items()} | {MEAN: look.mean}
+
+
+class Kept:
+    """The best moments of one run by a rule.
+
+    Args:
+        source: language of the training text.
+    """
+
+    def __init__(self, run: Path, config: SelectionConfig, source: str) -> None:
+        self.run, self.rule, self.source = run, config.rule, source
+
+    def looks(self) -> list[Look]:
+        """Everything that was seen so far."""
+        points = [point for point in tracker.read(self.run / METRICS) if MEAN in point[1]]
+        return [
+            Look(step, {n.removeprefix(PREFIX): v for n, v in values.items() if n.startswith(PREFIX) and n != MEAN})
+            for step, values in points
+        ]
+
+    def choose(self, looks: list[Look], last: int) -> dict[str, int]:
+        return choose(looks, self.rule, self.source, last)
+
+    def keep(self, module: nn.Module, looks: list[Look]) -> None:
+        """Keep the weights if the last look is a best one, and drop those that are not needed any more.
+
+        Needed is also what was best at the time of a checkpoint: the run may have to go on from there.
+
+        Raises:
+            StorageFull: there is no space.
+        """
+        if self.rule == "last":
+            return
+        now = looks[-1].step
+        needed = set()
+        for cut in [*(step for step, _ in list_of(self.run)), now]:
+            if seen := [look for look in looks if look.step <= cut]:
+                needed |= set(self.choose(seen, cut).values())
+        if now in needed:
+            self._save(module, now)
+        for path in (self.run / "kept").glob("*.safetensors"):
+            if int(path.stem) not in needed:
+                path.unlink()
+                path.with_suffix(".json").unlink(missing_ok=True)
+
+    def _save(self, module: nn.Module, step: int) -> None:
+        path = self._path(step)
+        path.parent.mkdir(exist_ok=True)
+        temporary = path.with_suffix(".tmp")
+        weights = {name: value.detach().cpu().contiguous() for name, value in module.named_parameters()}
+        try:
+            save_file(weights, temporary)
+            manifests.sync_file(temporary)
+            entry = {"size": temporary.stat().st_size, "sha256": manifests.file_sha256(temporary)}
+            manifests.write_atomically(path.with_suffix(".json"), json.dumps(entry))
+        except BaseException as error:
+            temporary.unlink(missing_ok=True)
+            if manifests.is_full(error):
+                raise StorageFull(f"{path}: no space for the weights: free some, then run again") from error
+            raise
+        temporary.replace(path)
+        manifests.sync_file(path.parent)
+
+    def load(self, module: nn.Module, step: int) -> None:
+        """Put the weights of a step back into the module.
+
+        Raises:
+            ShardCorrupt: they are not what was written.
+        """
+        path = self._path(step)
+        remedy = f"restore it, or remove {self.run} to train again"
+        try:
+            entry = json.loads(path.with_suffix(".json").read_bytes())
+            manifests.verify_file(path, {"size": entry["size"], "sha256": entry["sha256"]}, remedy)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ShardCorrupt(f"{path} cannot be compared with its digest ({error}): {remedy}") from None
+        weights = load_file(path)
+        with torch.no_grad():
+            for name, parameter in module.named_parameters():
+                parameter.copy_(weights[name])
+
+    def _path(self, step: int) -> Path:
+        return self.run / "kept" / f"{step:010d}.safetensors"

@@ -1,0 +1,496 @@
+"""The life of a RayJob, against a Kubernetes API server in memory: the tests do what KubeRay's operator would."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from kfp import dsl
+
+from components.adapters.kuberay import api as kubernetes_api
+from components.adapters.kuberay import job as ray_job
+from components.adapters.kuberay import states as ray_job_states
+from components.platform.cluster import ClusterConfig
+from infoxlm_core.errors import (
+    BadNumbersLimit,
+    ConfigError,
+    InfoXLMError,
+    InputError,
+    LeaseHeld,
+    Preempted,
+    ResourcesUnavailable,
+    ShardCorrupt,
+    WorkerLost,
+)
+from tests.servers.kubernetes_api import NAMESPACE, KubernetesServer, running_kubernetes, until
+
+NAME = ray_job.job_name("pretrain", "run-1", "pretrained-77b0")
+TASK = dsl.TaskConfig(resources={"limits": {"cpu": "8", "memory": "64Gi", "nvidia.com/gpu": "4"}})
+CLUSTER = ClusterConfig(image=f"registry.example/infoxlm@sha256:{'1' * 64}")
+RUNNING = {"jobDeploymentStatus": "Running", "jobStatus": "RUNNING"}
+SUCCEEDED = {"jobDeploymentStatus": "Complete", "jobStatus": "SUCCEEDED"}
+FAILED = {"jobDeploymentStatus": "Failed", "jobStatus": "FAILED", "reason": "AppFailed", "message": "exit\ncode 1"}
+OWNER = {"apiVersion": "v1", "kind": "Pod", "name": "step-2", "uid": "u-2"}
+OWNER |= {"controller": False, "blockOwnerDeletion": False}
+
+
+@pytest.fixture
+def kubernetes() -> Iterator[KubernetesServer]:
+    with running_kubernetes() as server:
+        yield server
+
+
+@pytest.fixture
+def launch(kubernetes, monkeypatch) -> Callable[..., None]:
+    """`ray_job.run` in a pod of its own on that server, without long pauses."""
+    monkeypatch.setattr(kubernetes_api, "connect", lambda: kubernetes_api.RayJobs(kubernetes.api(), NAMESPACE))
+    monkeypatch.setenv("KFP_POD_NAME", "step-2")
+    monkeypatch.setenv("KFP_POD_UID", "u-2")
+    for name, value in {"_PAUSE": 0.05, "_BETWEEN_TRIES": 0.05, "_LOG_REST": 0.2, "_SLACK": 0}.items():
+        monkeypatch.setattr(ray_job, name, value)
+    monkeypatch.setattr(ray_job_states, "_PAUSE", 0.05)
+
+    def run(ask_to_stop=lambda: None, ended=lambda: None, **settings) -> None:
+        limits = {"start_seconds": 20, "run_seconds": 20}  # a test that waits in vain ends
+        cluster = ClusterConfig.parse({**CLUSTER.model_dump(), **limits, **settings}, "cluster")
+        ray_job.run(NAME, "s3://infoxlm/store/work/j.json", cluster, 8, TASK, ask_to_stop, ended)
+
+    return run
+
+
+@contextmanager
+def operator(act: Callable[[], object]) -> Iterator[None]:
+    """Let somebody else act while the launcher runs; what they stumble over fails the test."""
+    wrong: list[BaseException] = []
+
+    def body() -> None:
+        try:
+            act()
+        except BaseException as error:
+            wrong.append(error)
+
+    thread = threading.Thread(target=body, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join(20)
+    assert not wrong, wrong
+
+
+def verbs(server: KubernetesServer) -> list[str]:
+    return [verb for verb, _, resource in server.calls if resource == "rayjobs"]
+
+
+def test_a_job_is_owned_by_its_step_and_deleted_with_all_its_pods_when_it_has_succeeded(kubernetes, launch):
+    def act():
+        kubernetes.wait_for(NAME)
+        kubernetes.status(NAME, jobDeploymentStatus="Initializing")
+        kubernetes.status(NAME, **RUNNING)
+        kubernetes.status(NAME, **SUCCEEDED)
+
+    with operator(act):
+        launch()
+
+    [job] = kubernetes.jobs_ever()
+    assert job["metadata"]["name"] == NAME
+    assert job["metadata"]["ownerReferences"] == [OWNER]
+    assert kubernetes.job(NAME) is None
+    assert kubernetes.bodies[-1][::2] == ("delete", {"propagationPolicy": "Foreground"})
+
+
+def test_without_the_variables_of_its_pod_a_job_has_no_owner_and_the_log_says_so(
+    kubernetes, launch, monkeypatch, caplog
+):
+    monkeypatch.delenv("KFP_POD_UID")
+
+    with caplog.at_level("INFO"), operator(lambda: kubernetes.wait_for(NAME) and kubernetes.status(NAME, **SUCCEEDED)):
+        launch()
+
+    assert "ownerReferences" not in kubernetes.jobs_ever()[0]["metadata"]
+    assert "the job will not go with this pod" in caplog.text
+
+
+def test_a_running_job_of_an_earlier_attempt_is_found_and_moved_to_the_new_pod(kubernetes, launch):
+    kubernetes.put_job(NAME, metadata={"ownerReferences": [{"uid": "u-1", "name": "step-1"}]}, status=RUNNING)
+    seen = []
+
+    def act():
+        until(lambda: "patch" in verbs(kubernetes))
+        seen.append(kubernetes.job(NAME)["metadata"]["ownerReferences"])
+        kubernetes.status(NAME, **SUCCEEDED)
+
+    with operator(act):
+        launch()
+
+    assert seen == [[OWNER]]
+    assert not kubernetes.jobs_ever()
+    [kind] = [kind for verb, kind, _ in kubernetes.bodies if verb == "patch"]
+    assert kind == "application/merge-patch+json"  # custom objects refuse the client's own, a strategic one
+
+
+def test_a_job_that_succeeded_while_nobody_looked_is_not_run_again(kubernetes, launch):
+    kubernetes.put_job(NAME, status=SUCCEEDED)
+
+    launch()
+
+    assert not kubernetes.jobs_ever()
+
+
+def test_a_job_that_failed_in_an_earlier_attempt_is_deleted_and_created_anew(kubernetes, launch):
+    kubernetes.put_job(NAME, status=FAILED)
+
+    with operator(lambda: kubernetes.wait_for(NAME) and kubernetes.status(NAME, **SUCCEEDED)):
+        launch()
+
+    assert [verb for verb in verbs(kubernetes) if verb in ("delete", "create")] == ["delete", "create", "delete"]
+
+
+def test_a_job_that_is_being_deleted_is_waited_for_and_not_adopted(kubernetes, launch):
+    kubernetes.put_job(NAME, metadata={"finalizers": ["ray.io/rayjob-finalizer"]}, status=RUNNING)
+    kubernetes.delete(NAME)
+
+    def act():
+        until(lambda: verbs(kubernetes).count("get") > 2)
+        assert not kubernetes.jobs_ever()
+        kubernetes.patch(NAME, {"metadata": {"finalizers": []}})
+        kubernetes.wait_for(NAME)
+        kubernetes.status(NAME, **SUCCEEDED)
+
+    with operator(act):
+        launch()
+
+    assert len(kubernetes.jobs_ever()) == 1
+    assert "patch" not in verbs(kubernetes)
+
+
+def test_a_job_whose_creation_was_not_confirmed_is_found(kubernetes, launch):
+    kubernetes.fail("create", "lost")
+
+    with operator(lambda: kubernetes.wait_for(NAME) and kubernetes.status(NAME, **SUCCEEDED)):
+        launch()
+
+    assert len(kubernetes.jobs_ever()) == 1
+
+
+def test_a_name_that_somebody_took_in_the_same_moment_is_adopted(kubernetes, launch):
+    kubernetes.fail("get", 404)  # we looked before the other created it
+    kubernetes.put_job(NAME, status=RUNNING)
+
+    with operator(lambda: until(lambda: "patch" in verbs(kubernetes)) or kubernetes.status(NAME, **SUCCEEDED)):
+        launch()
+
+    assert verbs(kubernetes)[:4] == ["get", "create", "get", "patch"]
+
+
+def test_a_watch_heals_expired_versions_server_errors_and_cut_connections_without_touching_the_job(kubernetes, launch):
+    kubernetes.fail("watch", "410", 500, "cut", 410, 429)
+    kubernetes.fail("get", 503, resource="rayjobs")
+
+    def act():
+        kubernetes.wait_for(NAME)
+        until(lambda: not kubernetes.pending_faults())
+        assert "delete" not in verbs(kubernetes)
+        kubernetes.status(NAME, **SUCCEEDED)
+
+    with operator(act):
+        launch()
+
+    assert len(kubernetes.jobs_ever()) == 1
+
+
+def test_a_job_is_left_alone_when_kubernetes_does_not_answer_any_more(kubernetes, launch, monkeypatch):
+    monkeypatch.setattr(ray_job_states, "_FAILURES", 3)
+    kubernetes.put_job(NAME, status=RUNNING)
+    kubernetes.fail("watch", *[500] * 9)
+
+    def act():
+        until(lambda: "watch" in verbs(kubernetes))
+        kubernetes.fail("get", *[500] * 9)
+
+    with operator(act), pytest.raises(WorkerLost, match=r"does not answer .*: the job was left alone; run again"):
+        launch()
+
+    assert kubernetes.job(NAME)
+    assert "delete" not in verbs(kubernetes)
+
+
+@pytest.mark.parametrize("verb", ["get", "create", "watch"])
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_refusal_is_final_and_names_the_role(kubernetes, launch, verb, status):
+    kubernetes.fail(verb, status)
+
+    with pytest.raises(
+        InputError, match=rf"refuses to {verb} rayjobs in namespace infoxlm \({status} .*Role infoxlm-runner"
+    ):
+        launch()
+
+    assert "delete" not in verbs(kubernetes)
+
+
+def test_an_object_that_kubernetes_does_not_know_is_an_input_error(kubernetes, launch):
+    kubernetes.fail("create", 404)
+
+    with pytest.raises(InputError, match="KubeRay's version"):
+        launch()
+
+
+def because(reason: str) -> dict:
+    return {"jobDeploymentStatus": "Failed", "jobStatus": "RUNNING", "reason": reason}
+
+
+SAID = {"stage": "pretrain", "code": 5, "class": "BadNumbersLimit", "message": "3 steps in a row\nare not finite"}
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "kind", "code", "words"),
+    [
+        (FAILED, None, WorkerLost, 75, "ended as Failed, FAILED AppFailed: exit code 1: run again"),
+        (FAILED, SAID, BadNumbersLimit, 5, "3 steps in a row are not finite"),
+        (FAILED, {"code": 3, "class": "ShardCorrupt", "message": "x"}, ShardCorrupt, 3, "x"),
+        (FAILED, {"code": 70, "class": "MemoryError", "message": "x"}, InfoXLMError, 70, "x"),
+        ({"jobDeploymentStatus": "Running", "jobStatus": "FAILED"}, SAID, BadNumbersLimit, 5, "not finite"),
+        ({"jobDeploymentStatus": "Complete", "jobStatus": "STOPPED"}, None, WorkerLost, 75, "STOPPED"),
+        (because("SubmissionFailed"), None, WorkerLost, 75, "SubmissionFailed"),
+        (because("JobStatusCheckTimeoutExceeded"), None, WorkerLost, 75, "TimeoutExceeded"),
+        (because("JobDeploymentStatusTransitionGracePeriodExceeded"), None, WorkerLost, 75, "GracePeriodExceeded"),
+        (because("PreRunningDeadlineExceeded"), None, ResourcesUnavailable, 75, "no GPUs in time"),
+        (because("DeadlineExceeded"), None, ResourcesUnavailable, 75, "its time is over"),
+        ({"jobDeploymentStatus": "ValidationFailed"}, None, InputError, 2, "refused by KubeRay"),
+    ],
+)  # fmt: skip
+def test_the_end_of_a_job_is_an_error_of_ours_in_one_line(kubernetes, launch, status, said, kind, code, words):
+    outcomes = iter([None, said])
+
+    with (
+        operator(lambda: kubernetes.wait_for(NAME) and kubernetes.status(NAME, **status)),
+        pytest.raises(InfoXLMError) as raised,
+    ):
+        launch(ended=lambda: next(outcomes), retries=0)
+
+    assert type(raised.value) is kind
+    assert raised.value.exit_code == code
+    assert words in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert kubernetes.job(NAME) is None
+
+
+@pytest.mark.parametrize("kind", [ConfigError, ShardCorrupt, BadNumbersLimit])
+def test_what_an_earlier_attempt_ended_with_for_good_ends_this_one_without_asking_for_gpus(kubernetes, launch, kind):
+    said = {"code": kind.exit_code, "class": kind.__name__, "message": "as before"}
+
+    with pytest.raises(kind, match="as before"):
+        launch(ended=lambda: said)
+
+    assert not kubernetes.calls
+
+
+def test_a_job_that_asks_to_be_tried_again_is_started_anew_until_it_succeeds(kubernetes, launch, caplog):
+    said = {"code": 75, "class": "LeaseHeld", "message": "somebody trains this run"}
+    ends = [FAILED, FAILED, SUCCEEDED]
+
+    def act():
+        for number, end in enumerate(ends, start=1):
+            kubernetes.wait_for(NAME, number)
+            kubernetes.status(NAME, **end)
+
+    with operator(act):
+        launch(ended=lambda: said)
+
+    assert len(kubernetes.jobs_ever()) == 3
+    assert "somebody trains this run; starting it again (2 of 3)" in caplog.text
+
+
+def test_a_job_is_not_started_anew_more_often_than_the_config_says(kubernetes, launch):
+    def act():
+        for number in (1, 2):
+            kubernetes.wait_for(NAME, number)
+            kubernetes.status(NAME, **FAILED)
+
+    with operator(act), pytest.raises(LeaseHeld):
+        launch(ended=lambda: {"code": 75, "class": "LeaseHeld", "message": "x"}, retries=1)
+
+    assert len(kubernetes.jobs_ever()) == 2
+    assert kubernetes.job(NAME) is None
+
+
+def test_a_job_that_somebody_deletes_stays_deleted(kubernetes, launch):
+    with (
+        operator(lambda: kubernetes.wait_for(NAME) and kubernetes.delete(NAME)),
+        pytest.raises(WorkerLost, match="deleted by somebody else"),
+    ):
+        launch()
+
+    assert len(kubernetes.jobs_ever()) == 1
+
+
+def test_gpus_that_never_come_end_the_step_in_time_with_the_reason_of_the_scheduler(kubernetes, launch):
+    def act():
+        kubernetes.wait_for(NAME)
+        kubernetes.status(NAME, jobDeploymentStatus="Suspended")  # as in a queue
+        kubernetes.put_event("other-pod", "of no interest")
+        kubernetes.put_event(
+            f"{NAME}-x2x4v-workers-worker-1", "0/3 nodes are available:\n3 Insufficient nvidia.com/gpu."
+        )
+
+    began = time.monotonic()
+    with operator(act), pytest.raises(ResourcesUnavailable) as raised:
+        launch(start_seconds=1)
+
+    assert time.monotonic() - began < 2 * 1 + 2  # two seconds for this machine
+    assert "no GPUs after 1 s (Suspended): 0/3 nodes are available: 3 Insufficient nvidia.com/gpu." in str(raised.value)
+    assert len(kubernetes.jobs_ever()) == 1
+    assert kubernetes.job(NAME) is None
+
+
+def test_a_job_that_its_queue_takes_back_waits_again_with_a_time_of_its_own(kubernetes, launch):
+    def act():
+        kubernetes.wait_for(NAME)
+        for _ in range(2):
+            kubernetes.status(NAME, jobDeploymentStatus="Suspended", jobStatus="")
+            time.sleep(0.7)
+            kubernetes.status(NAME, **RUNNING)
+            time.sleep(0.1)
+        kubernetes.status(NAME, **SUCCEEDED)
+
+    with operator(act):
+        launch(start_seconds=1)
+
+
+def test_a_job_that_holds_its_gpus_too_long_is_deleted_even_without_an_operator(kubernetes, launch):
+    with (
+        operator(lambda: kubernetes.wait_for(NAME) and kubernetes.status(NAME, **RUNNING)),
+        pytest.raises(ResourcesUnavailable, match="still not ended after 1 s"),
+    ):
+        launch(run_seconds=1)
+
+    assert kubernetes.job(NAME) is None
+
+
+def test_gpus_are_given_back_although_the_first_deletion_fails(kubernetes, launch):
+    kubernetes.fail("delete", 503)
+
+    with operator(lambda: kubernetes.wait_for(NAME) and kubernetes.status(NAME, **SUCCEEDED)):
+        launch()
+
+    assert kubernetes.job(NAME) is None
+
+
+def test_a_quiet_job_is_spoken_of_now_and_then(kubernetes, launch, monkeypatch, caplog):
+    monkeypatch.setattr(ray_job, "_HEARTBEAT", 0.2)
+
+    def act():
+        kubernetes.wait_for(NAME)
+        pods = {"desiredWorkerReplicas": 2, "readyWorkerReplicas": 1}
+        kubernetes.status(NAME, jobDeploymentStatus="Initializing", rayClusterStatus=pods)
+        until(lambda: "s after the start" in caplog.text)
+        kubernetes.status(NAME, **SUCCEEDED)
+
+    with caplog.at_level("INFO"), operator(act):
+        launch()
+
+    assert f"rayjob/{NAME} is Initializing, 1 of 2 worker pods ready, " in caplog.text
+
+
+def test_sigterm_lets_a_running_training_save_and_then_deletes_the_job(kubernetes, launch):
+    saved = []
+
+    def save():
+        saved.append(kubernetes.job(NAME) is not None)
+        threading.Timer(0.3, lambda: kubernetes.status(NAME, **FAILED)).start()
+
+    def act():
+        kubernetes.wait_for(NAME)
+        kubernetes.status(NAME, **RUNNING)
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    with operator(act), pytest.raises(Preempted, match="run again"):
+        launch(ask_to_stop=save)
+
+    assert saved == [True]  # the job was there when it was asked
+    assert kubernetes.job(NAME) is None
+    assert len(kubernetes.jobs_ever()) == 1
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_sigterm_deletes_a_training_that_does_not_stop_or_cannot_be_asked_when_the_time_is_over(
+    kubernetes, launch, monkeypatch
+):
+    monkeypatch.setattr(ray_job, "_SAVING", 0.5)
+
+    def act():
+        kubernetes.wait_for(NAME)
+        kubernetes.status(NAME, **RUNNING)
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    for ask in (lambda: None, lambda: 1 / 0):
+        with operator(act), pytest.raises(Preempted):
+            launch(ask_to_stop=ask)
+
+        assert kubernetes.job(NAME) is None
+        kubernetes.bodies.clear()
+
+
+def test_sigterm_before_the_gpus_have_come_deletes_the_job_at_once(kubernetes, launch):
+    asked = []
+
+    def act():
+        kubernetes.wait_for(NAME)
+        kubernetes.status(NAME, jobDeploymentStatus="Suspended")
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with operator(act), pytest.raises(Preempted):
+        launch(ask_to_stop=lambda: asked.append(1))
+
+    assert not asked
+    assert kubernetes.job(NAME) is None
+
+
+def test_a_step_that_is_killed_by_sigterm_ends_with_code_75_and_leaves_no_job(kubernetes):
+    program = textwrap.dedent(
+        f"""
+        import sys
+        from kfp import dsl
+        from components.adapters import kubernetes_api, ray_job
+        from components.cluster import ClusterConfig
+        from infoxlm_core.errors import InfoXLMError
+        from tests.servers import kubernetes_api as kubernetes_server
+        server = kubernetes_server.KubernetesServer()
+        server.url = {kubernetes.url!r}
+        kubernetes_api.connect = lambda: kubernetes_api.RayJobs(server.api(), kubernetes_server.NAMESPACE)
+        task = dsl.TaskConfig(resources={TASK.resources!r})
+        try:
+            ray_job.run({NAME!r}, "w", ClusterConfig(image={CLUSTER.image!r}), 8, task,
+                        lambda: print("asked", flush=True), lambda: None)
+        except InfoXLMError as error:
+            sys.exit(error.exit_code)
+        """
+    )
+    step = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    kubernetes.wait_for(NAME)
+    kubernetes.status(NAME, **RUNNING)
+    until(lambda: "watch" in verbs(kubernetes))
+    time.sleep(1.5)
+
+    step.terminate()
+    asked = step.stdout.readline()
+    kubernetes.status(NAME, **FAILED)
+
+    assert asked == "asked\n"
+    assert step.wait(20) == 75
+    assert kubernetes.job(NAME) is None
+
+
+def test_a_step_outside_of_a_cluster_says_what_it_needs():
+    with pytest.raises(InputError, match="runs in a pod, as infoxlm-runner"):
+        ray_job.run(NAME, "w", CLUSTER, 8, TASK, lambda: None, lambda: None)

@@ -1,0 +1,105 @@
+import pytest
+
+from components.adapters.mlflow import runs as mlflow_runs
+from infoxlm_core.errors import ConfigMismatch, InputError, StorageUnavailable
+from tests.components.conftest import free_port, history, open_run
+
+
+def test_without_a_tracking_server_everything_lies_in_the_store(store):
+    run_id = open_run(store)
+    mlflow_runs.log_metrics(run_id, {"retrieval/best": 0.5})
+    report = store / "report.html"
+    report.write_text("<p>")
+    mlflow_runs.log_artifacts(run_id, report, "reports")
+
+    assert sorted(path.name for path in store.iterdir()) == [".mlflow.lock", "mlartifacts", "mlflow.db", "report.html"]
+    assert [path.parent.name for path in (store / "mlartifacts").rglob("report.html")] == ["reports"]
+    assert history(run_id, "retrieval/best") == [(0, 0.5)]
+
+
+def test_all_stages_of_one_pipeline_run_share_one_mlflow_run(store):
+    assert open_run(store, "r1") == open_run(store, "r1") != open_run(store, "r2")
+
+
+def test_a_run_of_the_platform_is_adopted_reopened_and_never_ended(store, monkeypatch):
+    client = mlflow_runs.connect(store)
+    experiment = client.create_experiment("platform", (store / "mlartifacts").as_uri())
+    theirs = client.create_run(experiment).info.run_id
+    client.set_terminated(theirs, "FINISHED")
+    monkeypatch.setenv("MLFLOW_RUN_ID", theirs)
+
+    run_id = open_run(store)
+    mlflow_runs.end_run(run_id)
+
+    run = client.get_run(run_id)
+    assert (run_id, run.info.status, run.data.tags["infoxlm.run"]) == (theirs, "RUNNING", "r1")
+
+
+def test_tasks_for_which_the_platform_opens_nested_runs_share_the_outermost(store, monkeypatch):
+    client = mlflow_runs.connect(store)
+    experiment = client.create_experiment("platform", (store / "mlartifacts").as_uri())
+
+    def nested(parent: str) -> str:
+        return client.create_run(experiment, tags={"mlflow.parentRunId": parent}).info.run_id
+
+    whole = client.create_run(experiment).info.run_id
+    for task in (nested(whole), nested(nested(whole))):  # a task, and one of a loop
+        monkeypatch.setenv("MLFLOW_RUN_ID", task)
+        assert open_run(store) == whole
+        mlflow_runs.end_run(whole)
+        mlflow_runs.end_run(task)
+        assert client.get_run(whole).info.status == client.get_run(task).info.status == "RUNNING"
+
+    monkeypatch.delenv("MLFLOW_RUN_ID")
+    assert mlflow_runs.find_or_create(client, "platform", "demo", {"infoxlm.run": "r1"}) == whole
+
+
+def test_a_run_of_ours_ends_and_a_retried_stage_opens_it_again(store):
+    run_id = open_run(store)
+    mlflow_runs.end_run(run_id, "FAILED")
+    client = mlflow_runs.connect(store)
+    assert client.get_run(run_id).info.status == "FAILED"
+
+    open_run(store)
+
+    assert client.get_run(run_id).info.status == "RUNNING"
+
+
+def test_nested_settings_become_parameters_and_may_be_logged_twice(store):
+    run_id = open_run(store)
+    config = {"pretraining": {"seed": 1, "model": {"start": None}, "betas": (0.9, 0.98)}, "corpora": [{"name": "a"}]}
+
+    mlflow_runs.log_params(run_id, config)
+    mlflow_runs.log_params(run_id, config | {"long": "x" * 7000, "many": {str(i): i for i in range(150)}})
+
+    params = mlflow_runs.connect(store).get_run(run_id).data.params
+    assert params["pretraining.model.start"] == "None"
+    assert params["pretraining.betas"] == "[0.9, 0.98]"
+    assert params["corpora.0.name"] == "a"
+    assert len(params["long"]) == 6000
+    assert len(params) == 4 + 1 + 150
+
+
+def test_a_changed_setting_is_refused_with_both_values(store):
+    run_id = open_run(store)
+    mlflow_runs.log_params(run_id, {"pretraining": {"seed": 1}})
+
+    with pytest.raises(ConfigMismatch, match=r"pretraining\.seed = 1, not 2: set it back"):
+        mlflow_runs.log_params(run_id, {"pretraining": {"seed": 2}})
+
+
+def test_an_experiment_that_points_elsewhere_is_refused(store, tmp_path):
+    mlflow_runs.connect(store).create_experiment("tests", (tmp_path / "elsewhere").as_uri())
+
+    with pytest.raises(InputError, match=r"elsewhere.* use another experiment"):
+        open_run(store)
+
+
+def test_a_server_that_is_gone_is_one_clear_line_without_its_password(store, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://user:secret@127.0.0.1:{free_port()}")
+    monkeypatch.setitem(mlflow_runs._ENVIRONMENT, "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+
+    with pytest.raises(StorageUnavailable, match=r"MLflow run demo: MLflow does not answer .* run the same again") as e:
+        open_run(store)
+
+    assert "secret" not in str(e.value) and "\n" not in str(e.value)

@@ -1,0 +1,117 @@
+import http.server
+import os
+import threading
+import time
+
+import pytest
+
+from components.adapters.mlflow import runs as mlflow_runs
+from components.adapters.mlflow import tracker as mlflow_tracker
+from components.adapters.mlflow.tracker import MlflowTracker
+from infoxlm_core.training.tracker import FileTracker
+from tests.components.conftest import history, open_run
+from tests.servers.processes import free_port, kill
+from tests.servers.tracking import running_mlflow
+
+
+def test_a_shipped_curve_arrives_whole_and_shipping_it_again_adds_nothing(store):
+    run_id = open_run(store)
+    curve = FileTracker(store / "metrics.jsonl")
+    for step in range(1, 701):  # 1400 metrics: more than one batch
+        curve.log(step, {"loss/mlm": 1 / step, "rate": float("nan") if step == 700 else 0.1})
+    curve.close()
+    with (store / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 701, "lo')  # the crash
+
+    mlflow_tracker.ship(store / "metrics.jsonl", run_id)
+    mlflow_tracker.ship(store / "metrics.jsonl", run_id)
+
+    assert history(run_id, "loss/mlm") == [(step, 1 / step) for step in range(1, 701)]
+    assert [step for step, _ in history(run_id, "rate")] == list(range(1, 701))
+
+
+def test_a_resumed_run_ships_what_its_predecessor_could_not_and_no_step_twice(store):
+    run_id = open_run(store)
+    crashed = FileTracker(store / "metrics.jsonl")
+    for step in (1, 2, 3):
+        crashed.log(step, {"loss": float(step), "seconds": 0.5})
+    mlflow_tracker.ship(store / "metrics.jsonl", run_id)
+    crashed.log(4, {"loss": 4.0, "seconds": 0.5})  # the last checkpoint was at step 2
+
+    tracker = MlflowTracker(store / "metrics.jsonl", run_id)
+    tracker.resume(2)
+    for step in (3, 4, 5):
+        tracker.log(step, {"loss": float(step), "seconds": 0.7})  # step 3 is redone, a little slower
+    tracker.close()
+
+    assert history(run_id, "loss") == [(step, float(step)) for step in (1, 2, 3, 4, 5)]
+    assert history(run_id, "seconds") == [(1, 0.5), (2, 0.5), (3, 0.5), (4, 0.7), (5, 0.7)]
+    assert "MLFLOW_HTTP_REQUEST_TIMEOUT" not in os.environ
+
+
+class _Answers(http.server.BaseHTTPRequestHandler):
+    """A server that answers everything with an error, late."""
+
+    delay, status = 0.0, 500
+
+    def _answer(self) -> None:
+        time.sleep(self.delay)
+        self.send_response(self.status)
+        self.end_headers()
+
+    do_GET = do_POST = _answer
+
+    def log_message(self, *_) -> None: ...
+
+
+@pytest.mark.parametrize(("delay", "status"), [(0.0, 500), (10.0, 500), (0.0, 403)])
+def test_a_slow_or_broken_server_delays_no_point_and_the_end_says_what_is_missing(store, caplog, delay, status):
+    handler = type("_Handler", (_Answers,), {"delay": delay, "status": status})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    os.environ["MLFLOW_TRACKING_URI"] = f"http://127.0.0.1:{server.server_port}"
+    mlflow_runs.connect(store)
+
+    tracker = MlflowTracker(store / "metrics.jsonl", "0" * 32)
+    tracker.resume(0)
+    for step in range(1, 21):
+        tracker.log(step, {"loss": 1.0})
+    began = time.monotonic()
+    tracker.close(timeout=2)
+
+    assert time.monotonic() - began < 4
+    assert "20 points" in caplog.text and "are not in MLflow run" in caplog.text
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.slow
+def test_a_server_killed_during_training_costs_no_point_and_doubles_none(store, tmp_path, record_property):
+    port = free_port()
+    os.environ["MLFLOW_TRACKING_URI"] = f"http://127.0.0.1:{port}"
+    with running_mlflow(tmp_path, port) as server:
+        run_id = open_run(store)
+        tracker = MlflowTracker(tmp_path / "metrics.jsonl", run_id)
+        tracker.resume(0)
+        seconds = [_timed_log(tracker, step) for step in range(1, 201)]
+        while not history(run_id, "loss"):  # some points have arrived
+            time.sleep(0.1)
+        kill(server)
+        seconds += [_timed_log(tracker, step) for step in range(201, 401)]
+
+    with running_mlflow(tmp_path, port):
+        seconds += [_timed_log(tracker, step) for step in range(401, 501)]
+        tracker.close()
+
+        assert history(run_id, "loss") == [(step, 1 / step) for step in range(1, 501)]
+    record_property("log_p99_ms", 1000 * sorted(seconds)[int(0.99 * len(seconds))])
+    print(f"log(): p50 {1e3 * sorted(seconds)[250]:.3f} ms, p99 {1e3 * sorted(seconds)[495]:.3f} ms")
+    assert max(seconds) < 5  # one request to a dead server takes longer
+
+
+def _timed_log(tracker: MlflowTracker, step: int) -> float:
+    time.sleep(0.01)  # the training step
+    began = time.perf_counter()
+    tracker.log(step, {"loss": 1 / step})
+    return time.perf_counter() - began

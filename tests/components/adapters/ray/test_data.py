@@ -1,0 +1,197 @@
+"""Preparation and tokenization on real Ray Data workers write the bytes that one process writes, whatever happens."""
+
+import functools
+import itertools
+import os
+import signal
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from kfp import dsl
+
+from components.adapters.ray import data as ray_data
+from components.platform import stores
+from components.prepare_corpus import prepare_corpus
+from components.tokenize_corpus import tokenize_corpus
+from infoxlm_core import manifests
+from infoxlm_core.config import PreparationConfig, TokenizationConfig
+from infoxlm_core.corpora import filters, reserved
+from infoxlm_core.corpora.parallel import Work
+from infoxlm_core.errors import InputError, WorkerLost
+from infoxlm_core.stages import preparation, tokenization
+from tests.components.conftest import upload
+from tests.toy_text import messages, write_catalogs
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+RUSSIAN = [f"Откройте {a} страницу в {b}" for a in ("новую", "старую", "большую") for b in ("архиве", "окне", "сети")]
+CHINESE = [f"请打开{a}中的{b}文件" for a in ("档案", "窗口", "网络", "历史") for b in ("新", "旧", "大", "小")]
+SPOILT = [("", "leer"), ("Same text", "Same text"), ("Short", "Ein viel zu langer Text für ein Wort"), messages(0)[0]]
+
+
+def write_text(folder: Path) -> Path:
+    """Catalogs of two programs, a table of pairs, one of them kept for evaluation, and text of single languages."""
+    write_catalogs(folder, {"first": 300, "second": 150})
+    pairs = [*messages(0)[:150], *SPOILT, *((a.upper(), f"{b}!") for a, b in messages(0)[150:200])]
+    (folder / "pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in pairs))
+    (folder / "kept.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in messages(0)[60:90]))
+    (folder / "ru.txt").write_bytes("".join(f"{a}\n" for a in RUSSIAN * 2).encode() + b"\xd0 broken\n" * 3)
+    (folder / "zh.txt").write_text("".join(f"{a}\n" for a in CHINESE))
+    return folder
+
+
+def preparation_config(folder: Path | str) -> PreparationConfig:
+    table = {"format": "tsv", "languages": ("en", "de")}
+    return PreparationConfig.parse({
+        "languages": ("en", "de", "fr", "ru", "zh"),
+        "corpora": [
+            *({"name": name, "format": "gettext", "path": f"{folder}/{name}"} for name in ("first", "second")),
+            *({"name": name, "path": f"{folder}/{name}.tsv", **table} for name in ("pairs", "kept")),
+            *({"name": n, "format": "text", "path": f"{folder}/{n}.txt", "languages": (n,)} for n in ("ru", "zh")),
+        ],
+        "held_out": ("kept",), "labelled_share": 0.1, "cleaning": {"max_invalid_utf8": 0.5},
+    })  # fmt: skip
+
+
+TOKENIZATION = TokenizationConfig(vocabulary_size=160, character_coverage=1.0, processes=1)
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Name and SHA-256 of every file below a folder."""
+    return {str(path.relative_to(folder)): manifests.file_sha256(path) for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def made_here(tmp_path_factory) -> Path:
+    """Text, and the corpus and shards that this process makes of it, with chunks of the usual size."""
+    base = tmp_path_factory.mktemp("here")
+    write_text(base / "text")
+    make(base, base / "text")
+    return base
+
+
+def make(base: Path, text: Path, spread=None) -> None:
+    report = preparation.prepare(preparation_config(text), base / "corpus", base / "cache", spread)
+    manifests.write(base / "corpus", "corpus", preparation.facts(report))
+    facts = tokenization.tokenize(TOKENIZATION, base / "corpus", base / "shards", spread)
+    manifests.write(base / "shards", "shards", facts)
+
+
+@pytest.fixture
+def small_chunks(monkeypatch) -> None:
+    """So that toy text is many chunks."""
+    for module in (filters, reserved, tokenization):
+        monkeypatch.setattr(module, "CHUNK", 100)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_any_number_of_workers_writes_the_same_bytes(ray_here, made_here, small_chunks, tmp_path, count):
+    with ray_data.workers(count) as spread:
+        make(tmp_path, made_here / "text", spread)
+
+    for kind in ("corpus", "shards"):
+        assert contents(tmp_path / kind) == contents(made_here / kind)
+    names = contents(tmp_path)
+    for name in ("pairs/en-fr/second.parquet", "mono/zh/zh.parquet", "held_out/en-de/kept.parquet", "labelled.parquet"):
+        assert f"corpus/{name}" in names
+    assert {"shards/mono/ru/ru.tokens", "shards/pairs/en-de/first.meanings"} <= names.keys()
+
+
+def _dying_once(chunk: pa.Table, work: Work, chosen: str, marker: Path) -> pa.Table:
+    if chosen in str(chunk.to_pydict()) and not marker.exists():
+        marker.write_text(str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGKILL)
+    return work(chunk)
+
+
+def test_a_worker_killed_in_the_middle_changes_nothing(ray_here, made_here, small_chunks, tmp_path):
+    with ray_data.workers(2) as spread:
+
+        def deadly(work, chunks):
+            name = getattr(work, "func", work).__name__
+            if name == "mark":
+                return spread(work, chunks)
+            killer = functools.partial(_dying_once, chosen=messages(0)[100][0], marker=tmp_path / f"killed-in-{name}")
+            return spread(functools.partial(killer, work=work), chunks)
+
+        make(tmp_path, made_here / "text", deadly)
+
+    victims = {path.name: int(path.read_text()) for path in tmp_path.glob("killed-in-*")}
+    assert victims.keys() == {"killed-in-judge", "killed-in-encode_chunk"}
+    assert os.getpid() not in victims.values()
+    for kind in ("corpus", "shards"):
+        assert contents(tmp_path / kind) == contents(made_here / kind)
+
+
+def _who(chunk: pa.Table) -> pa.Table:
+    return chunk.append_column("who", pa.array([os.getpid()] * len(chunk), pa.int64()))
+
+
+def _refusing(chunk: pa.Table) -> pa.Table:
+    raise InputError("x.tsv:7: no such thing: mend it")
+
+
+def _deadly(chunk: pa.Table) -> pa.Table:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return chunk
+
+
+def numbers(count: int) -> list[pa.Table]:
+    return [pa.table({"number": pa.array([number] * (number % 3), pa.int64())}) for number in range(count)]
+
+
+def test_workers_do_the_work_and_every_chunk_comes_back_in_order_even_an_empty_one(ray_here):
+    with ray_data.workers(2) as spread:
+        found = list(spread(_who, iter(numbers(40))))
+
+    assert [table["number"].to_pylist() for table in found] == [table["number"].to_pylist() for table in numbers(40)]
+    assert os.getpid() not in {who for table in found for who in table["who"].to_pylist()}
+
+
+def test_chunks_are_read_as_they_are_needed_so_that_memory_does_not_grow_with_the_corpus(ray_here):
+    read = itertools.count()
+    with ray_data.workers(1) as spread:
+        results = spread(_who, (table for table in numbers(200) if next(read) >= 0))
+        next(results)
+        ahead = next(read)
+        results.close()
+
+    assert ahead <= 3 * ray_data._WINDOW
+
+
+def test_an_error_of_ours_comes_back_as_itself(ray_here):
+    with ray_data.workers(2) as spread, pytest.raises(InputError, match=r"^x\.tsv:7: no such thing: mend it$"):
+        list(spread(_refusing, numbers(3)))
+
+
+def test_a_chunk_that_kills_every_worker_ends_the_stage(ray_here):
+    with ray_data.workers(1) as spread, pytest.raises(WorkerLost, match="run again"):
+        list(spread(_deadly, numbers(1)))
+
+
+def test_no_workers_means_here():
+    with ray_data.workers(0) as spread:
+        assert spread is None
+
+
+def test_the_components_take_corpora_from_s3_and_know_them_again_by_content(
+    ray_here, made_here, bucket, store, tmp_path
+):
+    upload(bucket, made_here / "text", "text")
+    config = preparation_config("s3://models/text").model_dump(mode="json", exclude_none=True)
+    kinds = {"corpus": dsl.Dataset, "shards": dsl.Dataset, "metrics": dsl.Metrics}
+    outputs = {name: kind(name=name, uri=str(tmp_path / name)) for name, kind in kinds.items()}
+    corpus, shards, metrics = outputs.values()
+
+    prepare_corpus.python_func(config, str(store), corpus, metrics, num_workers=2)
+    tokenize_corpus.python_func(TOKENIZATION.model_dump(mode="json", exclude_none=True), str(store), corpus, shards,
+                                metrics, num_workers=2)  # fmt: skip
+
+    made = {name: manifests.load(stores.find(outputs[name])[0])["digest"] for name in ("corpus", "shards")}
+    assert made == {name: manifests.load(made_here / name)["digest"] for name in made}
+    prepare_corpus.python_func(config, str(store), corpus, metrics)
+    assert len(list((store / "corpus").iterdir())) == 1
+
+    bucket.put_object(Key="text/zh.txt", Body="请打开网络中的新窗口\n".encode())
+    prepare_corpus.python_func(config, str(store), corpus, metrics)
+    assert len(list((store / "corpus").iterdir())) == 2

@@ -1,0 +1,70 @@
+"""The file that describes a cluster, and what becomes of it."""
+
+from pathlib import Path
+
+import pytest
+
+from components.platform.cluster import ClusterConfig, ClusterFile
+from infoxlm_core.errors import ConfigError
+from infoxlm_core.run_file import load_as
+
+FILE = Path(__file__).parents[3] / "configs" / "cluster.yaml"
+IMAGE = f"image=registry.example/infoxlm@sha256:{'1' * 64}"
+
+
+def test_the_file_in_the_repository_becomes_parameters_of_the_pipeline():
+    parameters = load_as(ClusterFile, FILE, [IMAGE]).parameters()
+
+    assert set(parameters) == {
+        *("store", "image", "accelerator", "gpus", "cpu", "memory", "node_selector", "tolerations", "cluster"),
+        *("step_cpu", "step_memory"),
+    }
+    assert parameters["gpus"] == 8
+    assert parameters["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+    assert ClusterConfig.parse(parameters["cluster"], "cluster").image == parameters["image"]
+
+
+def test_numbers_may_come_back_from_kubeflow_as_floats():
+    values = load_as(ClusterFile, FILE, [IMAGE]).parameters()["cluster"]
+    floats = {name: float(value) if isinstance(value, int) else value for name, value in values.items()}
+
+    assert ClusterConfig.parse(floats, "cluster") == ClusterConfig.parse(values, "cluster")
+
+
+def test_the_placeholder_of_an_image_is_not_submitted():
+    with pytest.raises(ConfigError, match="is a placeholder: put the digest"):
+        load_as(ClusterFile, FILE).parameters()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("image=registry.example/infoxlm:latest", "is no image by digest: write name@sha256:…"),
+        ("image=registry.example/infoxlm@sha256:12", "is no image by digest"),
+        ("store=/data/runs", "store"),
+        ("store=s3://", "store"),
+        ("gpus=8", "gpus: unknown name; known are"),
+        ("pool.gpu=8", "pool.gpu: unknown name; known are accelerator"),
+        ("pool.gpus=-1", "pool.gpus"),
+        ("pool.memory=512", "pool.memory"),
+        ("pool.tolerations=[{kee: x}]", "'kee': a toleration knows"),
+        ("ray.shared_memory=600Gi", "ray.shared_memory (600Gi) is part of pool.memory (512Gi)"),
+        ("ray.service_account=Not_A_Name", "ray.service_account"),
+        ("ray.start_seconds=0", "ray.start_seconds"),
+        ("ray.environment={AWS_SECRET_ACCESS_KEY: x}", "put it into a Secret, named in environment_from"),
+        ("ray.environment={MLFLOW_TRACKING_PASSWORD: x}", "put it into a Secret"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_in_one_line_that_names_it(change, words):
+    with pytest.raises(ConfigError) as refused:
+        load_as(ClusterFile, FILE, [IMAGE, change])
+
+    assert words in str(refused.value)
+    assert str(FILE) in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_an_image_of_a_local_registry_is_one_by_digest_too():
+    image = f"localhost:5001/infoxlm@sha256:{'a' * 64}"
+
+    assert load_as(ClusterFile, FILE, [f"image={image}"]).image == image

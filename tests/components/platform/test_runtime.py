@@ -1,0 +1,198 @@
+"""The store and the endings of components."""
+
+import errno
+import json
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from components.platform import runtime, stores
+from infoxlm_core import manifests
+from infoxlm_core.config import EvaluationConfig, PretrainingConfig
+from infoxlm_core.errors import CorpusTooSmall, InputError, ShardCorrupt
+
+
+def build(output: Path) -> dict:
+    (output / "part").mkdir()
+    (output / "part" / "file").write_text("content")
+    return {"lines": 3}
+
+
+def test_an_artifact_is_made_once_and_found_again(tmp_path):
+    first = stores.make(str(tmp_path), "corpus", "abc", build)
+
+    again = stores.make(str(tmp_path), "corpus", "abc", lambda output: pytest.fail("made twice"))
+
+    assert again == first and manifests.read(first, "corpus", "x")["facts"] == {"lines": 3}
+
+
+def test_a_stage_that_fails_leaves_nothing_behind(tmp_path):
+    def fail(output: Path) -> dict:
+        build(output)
+        raise InputError("no")
+
+    with pytest.raises(InputError):
+        stores.make(str(tmp_path), "corpus", "abc", fail)
+
+    assert list((tmp_path / "corpus").iterdir()) == []
+
+
+def test_what_a_dead_process_left_half_made_is_swept(tmp_path):
+    (tmp_path / "corpus" / ".making-xyz").mkdir(parents=True)
+    (tmp_path / "corpus" / ".making-xyz.lock").touch()
+
+    stores.make(str(tmp_path), "corpus", "abc", build)
+
+    assert [path.name for path in (tmp_path / "corpus").iterdir()] == ["abc"]
+
+
+def test_what_a_living_process_is_making_stays(tmp_path):
+    def look(output: Path) -> dict:
+        stores.make(str(tmp_path), "corpus", "other", build)
+        assert output.is_dir()
+        return build(output)
+
+    stores.make(str(tmp_path), "corpus", "abc", look)
+
+    assert {path.name for path in (tmp_path / "corpus").iterdir()} == {"abc", "other"}
+
+
+def test_the_content_of_a_given_model_belongs_to_the_key(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"a")
+    first = runtime.given(str(tmp_path))
+    (tmp_path / "model.safetensors").write_bytes(b"b")
+
+    assert len(first) == 1 and runtime.given(str(tmp_path)) != first
+    assert runtime.given(None) == runtime.given(str(tmp_path / "missing")) == []
+
+
+def test_the_names_and_contents_of_a_folder_of_data_belong_to_the_key_but_not_where_it_lies(tmp_path):
+    for folder, name in (("a", "test.de"), ("b", "test.de"), ("c", "test.fr")):
+        (tmp_path / folder / "in").mkdir(parents=True)
+        (tmp_path / folder / "in" / name).write_text("text")
+    (tmp_path / "d").mkdir()
+    first, same, renamed, empty = (runtime.given(str(tmp_path / folder)) for folder in "abcd")
+
+    assert first == same and len({*first, *renamed, *empty}) == 3
+    assert runtime.given([str(tmp_path / "a"), str(tmp_path / "c")]) == [*first, *renamed]
+
+
+def write(path: Path, text: str = "text") -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return str(path)
+
+
+def test_the_name_of_a_file_and_of_a_languages_folder_belong_to_the_key_but_not_where_they_lie(tmp_path):
+    german, moved, spanish = (write(tmp_path / name) for name in ("a/b.de.json", "elsewhere/b.de.json", "a/b.es.json"))
+    folders = [write(tmp_path / name) for name in ("x/fr/dev_2k.tsv", "y/fr/dev_2k.tsv", "x/de/dev_2k.tsv")]
+
+    assert runtime.given(german) == runtime.given(moved) != runtime.given(spanish)
+    for paths in (folders, [str(Path(path).parent) for path in folders]):
+        french, same, other = map(runtime.given, paths)
+        assert french == same != other
+
+
+def test_the_same_files_in_other_roles_are_other_inputs(tmp_path):
+    a, b, c = (write(tmp_path / f"{name}.json", name) for name in ("one", "two", "three"))
+
+    assert runtime.given_as({"train": [a, b], "dev": [c]}) == runtime.given_as({"dev": [c], "train": [a, b]})
+    assert runtime.given_as({"train": [a, b], "dev": [c]}) != runtime.given_as({"train": [a], "dev": [b, c]})
+
+
+@pytest.mark.parametrize("name", ["vocab.txt", "merges.txt", "steps/4/model.safetensors"])
+def test_a_models_words_and_its_models_of_single_languages_belong_to_the_key(tmp_path, name):
+    for file in ("model.safetensors", "selection.json", name):
+        write(tmp_path / "model" / file, "first")
+    before = runtime.given(str(tmp_path / "model"))
+
+    write(tmp_path / "model" / name, "second")
+
+    assert runtime.given(str(tmp_path / "model")) != before
+
+
+def test_two_who_need_the_same_make_it_one_after_the_other_and_once(tmp_path):
+    made, inside, most = [], [], []
+
+    def need(number: int) -> None:
+        with stores.alone(str(tmp_path), "tuned", "abc"):
+            inside.append(number)
+            most.append(len(inside))
+            stores.make(str(tmp_path), "tuned", "abc", lambda output: made.append(number) or time.sleep(0.2))
+            inside.remove(number)
+
+    threads = [threading.Thread(target=need, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(made) == 1 and most == [1, 1, 1]
+
+
+def test_of_a_model_what_is_loaded_belongs_to_the_key_and_nothing_else(tmp_path):
+    for name in ("model.safetensors", "tokenizer.json", "manifest.json", "README.md"):
+        (tmp_path / name).write_text("first")
+    before = runtime.given(str(tmp_path))
+    for name in ("manifest.json", "README.md"):
+        (tmp_path / name).write_text("second")
+    assert runtime.given(str(tmp_path)) == before
+
+    (tmp_path / "tokenizer.json").write_text("second")
+    assert runtime.given(str(tmp_path)) != before
+
+
+def test_a_found_artifact_is_verified(tmp_path):
+    made = stores.make(str(tmp_path), "corpus", "abc", build)
+    (made / "part/file").write_text("cOntent")
+
+    with pytest.raises(ShardCorrupt, match="sha256"):
+        stores.make(str(tmp_path), "corpus", "abc", build)
+
+
+def test_the_key_changes_with_config_and_inputs_but_not_with_how_often_to_save():
+    config = PretrainingConfig()
+    saving = PretrainingConfig(log_every=3, checkpoints={"every": 7})
+
+    assert runtime.key("x", config, "a") == runtime.key("x", saving, "a")
+    others = [
+        runtime.key("x", config, "b"),
+        runtime.key("y", config, "a"),
+        runtime.key("x", PretrainingConfig(seed=2), "a"),
+    ]
+    assert len({runtime.key("x", config, "a"), *others}) == 4
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "name"),
+    [
+        (CorpusTooSmall("have=0 need=1"), 2, "CorpusTooSmall"),
+        (ShardCorrupt("a is missing"), 3, "ShardCorrupt"),
+        (OSError(errno.ENOSPC, "No space left on device"), 75, "StorageFull"),
+        (RuntimeError("I/O error: No space left on device (os error 28)"), 75, "StorageFull"),
+        (RuntimeError("surprise"), 70, "InfoXLMError"),
+    ],
+)
+def test_every_ending_has_one_line_and_its_exit_code(tmp_path, capsys, monkeypatch, error, code, name):
+    monkeypatch.setenv("RUN_ID", "run-1")
+    with pytest.raises(SystemExit) as ended, runtime.ending_clearly(str(tmp_path), "prepare_corpus"):
+        raise error
+
+    assert ended.value.code == code
+    outcome = json.loads((tmp_path / "outcome/run-1/prepare_corpus.json").read_text())
+    assert (outcome["stage"], outcome["code"], outcome["class"]) == ("prepare_corpus", code, name)
+    assert capsys.readouterr().err.strip().splitlines()[-1].startswith(f"prepare_corpus: {name}: ")
+
+
+def test_a_published_artifact_is_found_by_the_next_stage(tmp_path):
+    made = stores.make(str(tmp_path), "corpus", "abc", build)
+    artifact = SimpleNamespace(path=str(tmp_path / "kfp" / "corpus"), metadata={})
+
+    stores.publish(artifact, made)
+
+    location, digest = stores.find(artifact)
+    assert location == made and digest == manifests.read(made, "corpus", "x")["digest"] == artifact.metadata["digest"]
+    assert runtime.key("x", EvaluationConfig(), digest)

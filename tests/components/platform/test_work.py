@@ -1,0 +1,282 @@
+"""A training whose machines share nothing but S3: it goes on wherever somebody starts it again."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from components.adapters.kuberay import job as ray_job
+from components.adapters.s3 import lease
+from components.adapters.s3 import objects as object_store
+from components.adapters.s3.checkpoints import RemoteRun
+from components.platform import job, stores
+from components.platform import work as works
+from components.platform.work import Work, do
+from infoxlm_core import manifests
+from infoxlm_core.errors import (
+    BadNumbersLimit,
+    ConfigError,
+    InputError,
+    LeaseHeld,
+    NoValidCheckpoint,
+    Preempted,
+    StorageUnavailable,
+)
+from infoxlm_core.training import loop, tracker
+from tests.conftest import tiny_config
+
+URL = "s3://models/store"
+STEPS = 30
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "first machine"))
+    monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0.01)
+
+
+@pytest.fixture
+def work(tiny_shards) -> Work:
+    config = tiny_config(optimization={"steps": STEPS}, checkpoints={"every": 4})
+    return Work(
+        "pretrain", URL, "pretrained", "abc", config.model_dump(mode="json"), 0, {"shards_path": str(tiny_shards)},
+        "pretrained-abc",
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tiny_shards, tmp_path_factory) -> list:
+    """The curve of the same training on one machine, in a directory."""
+    config = tiny_config(optimization={"steps": STEPS}, checkpoints={"every": 4})
+    store = tmp_path_factory.mktemp("store")
+    done = do(
+        Work("pretrain", str(store), "pretrained", "abc", config.model_dump(mode="json"), 0,
+             {"shards_path": str(tiny_shards)}, "pretrained-abc")
+    )  # fmt: skip
+    return curve(done)
+
+
+def curve(made: Path) -> list:
+    return [(step, {name: value.hex() for name, value in values.items() if "loss" in name})
+            for step, values in tracker.read(made / "encoder" / loop.METRICS)]  # fmt: skip
+
+
+def stop_soon(monkeypatch, after: int) -> None:
+    """Let somebody ask for a stop as soon as a number of checkpoints exist."""
+    send = RemoteRun.send
+
+    def send_and_ask(self: RemoteRun, directory: Path, *given) -> None:
+        send(self, directory, *given)
+        if int(directory.name.partition("=")[2]) == after:
+            stores.write(URL, f"{self.url.removeprefix(URL + '/')}/stop", "")
+            self._look()
+
+    monkeypatch.setattr(RemoteRun, "send", send_and_ask)
+
+
+def preempted(work: Work, monkeypatch, after: int = 12) -> None:
+    with monkeypatch.context() as patch:
+        stop_soon(patch, after)
+        with pytest.raises(Preempted, match="asked to stop after step"):
+            do(work)
+
+
+def test_a_run_stopped_on_one_machine_ends_on_another_as_if_nothing_had_happened(
+    bucket, work, undisturbed, tmp_path, monkeypatch, caplog
+):
+    preempted(work, monkeypatch)
+    monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "second machine"))
+    caplog.set_level("INFO")
+
+    made = do(replace(work, job="j-second"))
+
+    assert "resuming after step 13" in caplog.text and str(tmp_path / "second machine") in str(made)
+    assert curve(made) == undisturbed and len(undisturbed) == STEPS
+    assert object_store.manifest(f"{URL}/pretrained/abc")["kind"] == "pretrained"
+    assert stores.read(URL, "runs/pretrained-abc/stop") is None
+    manifests.read(stores.locate(f"{URL}/pretrained/abc/encoder"), "encoder", "pretrain")
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before_and_when_all_are_damaged_nothing_starts_over(
+    bucket, work, undisturbed, tmp_path, monkeypatch, caplog
+):
+    preempted(work, monkeypatch)
+    names = RemoteRun(f"{URL}/runs/pretrained-abc", "me").names()
+    assert names == [f"step={step:010d}" for step in (8, 12, 13)]
+
+    def damage(name: str) -> None:
+        item = bucket.Object(f"store/runs/pretrained-abc/{name}/state.safetensors")
+        content = bytearray(item.get()["Body"].read())
+        content[-1] ^= 1
+        item.put(Body=bytes(content))
+
+    damage(names[2])
+    monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "second machine"))
+    preempted(work, monkeypatch, after=16)
+    assert "CheckpointCorrupt step=13" in caplog.text
+
+    for name in RemoteRun(f"{URL}/runs/pretrained-abc", "me").names():
+        if name != names[2]:
+            damage(name)
+    monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "third machine"))
+    with pytest.raises(NoValidCheckpoint, match="no checkpoint is valid"):
+        do(work)
+
+
+def test_saves_that_do_not_arrive_are_borne_twice_and_then_end_the_run(bucket, faults, work, caplog):
+    faults.inject("PUT", "runs/pretrained-abc/step=", "503")
+
+    with pytest.raises(StorageUnavailable):
+        do(work)
+
+    assert [f"did not arrive ({n} of 3)" in caplog.text for n in (1, 2, 3)] == [True] * 3
+    assert "saved checkpoint" not in caplog.text
+    faults.heal()
+    assert RemoteRun(f"{URL}/runs/pretrained-abc", "me").names() == []
+
+
+def test_a_checkpoint_that_nothing_follows_must_arrive(bucket, faults, work, monkeypatch):
+    stop_soon(monkeypatch, after=4)
+    faults.inject("PUT", "step=0000000005", "503")  # the save that the request asks for
+
+    with pytest.raises(StorageUnavailable):
+        do(work)
+
+
+def test_a_pod_that_must_go_lets_the_training_save_first(bucket, work, monkeypatch):
+    monkeypatch.setattr(lease, "_LOOK", 0.05)
+    named = replace(
+        work, job="j-pretrain-1", config=tiny_config(optimization={"steps": 100_000}).model_dump(mode="json")
+    )
+    stores.write(URL, "work/j-pretrain-1.json", json.dumps(asdict(named)))
+    place = f"{URL}/work/j-pretrain-1.json"
+    job.leave(place, 60)  # nobody trains: nothing to wait for
+    with ThreadPoolExecutor(1) as pool:
+        training = pool.submit(do, named)
+        while not RemoteRun(f"{URL}/runs/pretrained-abc", "").names():
+            time.sleep(0.1)
+
+        job.leave(place, 60)
+
+        assert lease.look(f"{URL}/runs/pretrained-abc/lease.json")[0]["holder"] == ""
+        with pytest.raises(Preempted):
+            training.result(timeout=30)
+
+
+@pytest.mark.slow
+def test_a_job_that_nobody_follows_saves_and_ends_itself(bucket, work, tmp_path):
+    named = replace(
+        work, job="j-pretrain-2", config=tiny_config(optimization={"steps": 100_000}).model_dump(mode="json")
+    )
+    stores.write(URL, "work/j-pretrain-2.json", json.dumps(asdict(named)))
+    stores.write(URL, works.sign_of("j-pretrain-2"), "the step 1")
+    script = "import sys; from components import job; from components.adapters import lease; lease._LOOK = 0.2; "
+    script += "job.UNFOLLOWED = 5.0; job.main(sys.argv[1])"
+
+    done = subprocess.run([sys.executable, "-c", script, f"{URL}/work/j-pretrain-2.json"], timeout=120,
+                          capture_output=True, text=True, env=os.environ | {"RUN_ID": ""})  # fmt: skip
+
+    assert done.returncode == 75 and "nobody has followed j-pretrain-2" in done.stdout + done.stderr
+    assert RemoteRun(f"{URL}/runs/pretrained-abc", "").names()
+
+
+def test_while_a_step_follows_its_job_the_job_sees_a_sign_each_time(bucket, monkeypatch):
+    monkeypatch.setattr(works, "_SECONDS_BETWEEN_SIGNS", 0.05)
+    seen = set()
+    with works._giving_signs(URL, "j-1"):
+        deadline = time.monotonic() + 20
+        while len(seen) < 4 and time.monotonic() < deadline:
+            seen.add(stores.read(URL, works.sign_of("j-1")))
+
+    assert len(seen) >= 4
+
+
+def test_a_training_on_a_cluster_needs_a_store_that_its_machines_share(work, tmp_path):
+    with pytest.raises(ConfigError, match="give s3://bucket/prefix"):
+        do(replace(work, store=str(tmp_path)), CLUSTER)
+
+
+CLUSTER = {"image": f"registry.example/infoxlm@sha256:{'1' * 64}"}
+
+
+@pytest.mark.slow
+def test_a_step_hands_its_work_to_a_job_and_finds_the_result_in_the_store(
+    bucket, work, undisturbed, tmp_path, monkeypatch
+):
+    seen = {}
+
+    def run(name, place, cluster, num_workers, task, ask_to_stop, ended):
+        """What the RayJob does, as a process of its own that shares nothing but S3 with the step."""
+        elsewhere = os.environ | {"INFOXLM_CACHE": str(tmp_path / "head of the cluster"), "RUN_ID": ""}
+        command = [sys.executable, "-m", "components.platform.job", place]
+        done = subprocess.run(command, env=elsewhere, capture_output=True)
+        seen.update(code=done.returncode, outcome=ended(), name=name, said=done.stdout.decode() + done.stderr.decode())
+
+    monkeypatch.setattr(ray_job, "run", run)
+    monkeypatch.setenv("RUN_ID", "run-7")
+
+    made = do(replace(work, num_workers=1), CLUSTER)
+
+    assert seen["code"] == 0 and seen["outcome"] is None, seen["said"]
+    assert seen["name"].startswith("j-pretrain-") and stores.read(URL, f"work/{seen['name']}.json")
+    assert curve(made) == undisturbed and str(tmp_path / "first machine") in str(made)
+
+
+def test_a_job_that_fails_leaves_its_reason_for_the_step_that_waits(bucket, work, monkeypatch):
+    def fail(work: Work) -> None:
+        raise BadNumbersLimit(f"{work.name}: 3 steps in a row")
+
+    def run(name, place, cluster, num_workers, task, ask_to_stop, ended):
+        with pytest.raises(SystemExit) as ended_with:
+            job.main(place)
+        ask_to_stop()
+        raise InputError(f"{ended_with.value.code} {ended()}")
+
+    monkeypatch.setattr(works, "here", fail)
+    monkeypatch.setattr(ray_job, "run", run)
+    monkeypatch.setenv("RUN_ID", "run-7")
+
+    with pytest.raises(InputError, match=r"5 .*'class': 'BadNumbersLimit', 'message': 'abc: 3 steps in a row'"):
+        do(replace(work, num_workers=2), CLUSTER)
+
+    assert stores.read(URL, "runs/pretrained-abc/stop").startswith(b"j-pretrain-")
+
+
+def test_while_another_pipeline_run_trains_the_same_no_gpu_is_asked_for(bucket, work, monkeypatch):
+    monkeypatch.setattr(lease, "BEAT", 0.1)
+    monkeypatch.setattr(lease, "_LOOK", 0.05)
+    monkeypatch.setattr(ray_job, "run", lambda *_, **__: pytest.fail("a job was made"))
+
+    with (
+        lease.Lease(f"{URL}/runs/pretrained-abc/lease.json", "another's job"),
+        pytest.raises(LeaseHeld, match="another"),
+    ):
+        do(replace(work, num_workers=2), CLUSTER)
+
+
+@pytest.mark.parametrize(("num_workers", "where"), [(0, "here"), (2, "in a job")])
+def test_text_is_prepared_in_the_step_or_when_asked_to_in_a_job_of_its_own(bucket, monkeypatch, num_workers, where):
+    done = []
+
+    def prepare(work: Work, output: Path) -> dict:
+        done.append("here")
+        (output / "report.json").write_text("{}")
+        return {}
+
+    def run(name, place, *_, **__):
+        done.append("in a job")
+        monkeypatch.setitem(works._LED, "prepare_corpus", lambda work, output: {})
+        job.main(place)
+
+    monkeypatch.setitem(works._LED, "prepare_corpus", prepare)
+    monkeypatch.setattr(ray_job, "run", run)
+
+    made = do(Work("prepare_corpus", URL, "corpus", "abc", {}, num_workers, {}), CLUSTER)
+
+    assert done == [where] and object_store.manifest(f"{URL}/corpus/abc")["kind"] == "corpus" and made.is_dir()

@@ -1,0 +1,66 @@
+"""The component that fine-tunes, called as KFP calls it: the task of its config decides what is trained."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from kfp import dsl
+
+from components.finetune import finetune
+from components.platform import stores
+from infoxlm_core import manifests, run_file
+from infoxlm_core.config import SuiteConfig
+from infoxlm_core.model import task_models
+from tests.toy_suite import write_suite
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory) -> SuiteConfig:
+    return run_file.load_as(SuiteConfig, write_suite(tmp_path_factory.mktemp("suite")))
+
+
+@pytest.fixture
+def artifacts(suite, store, tmp_path) -> dict:
+    """What the pipeline hands in and takes out."""
+    found = {}
+    shutil.copytree(suite.models["toy"], store / "encoder")
+    (store / "corpus").mkdir()
+    for name in ("encoder", "corpus"):
+        manifests.write(store / name, name, {"steps": 0})
+        found[name] = dsl.Artifact(name=name, uri=str(tmp_path / name))
+        stores.publish(found[name], store / name)
+    kinds = {"classifier": dsl.Model, "metrics": dsl.Metrics}
+    return found | {name: kind(name=name, uri=str(tmp_path / name)) for name, kind in kinds.items()}
+
+
+@pytest.mark.parametrize(("task", "kind"), [("words", "classification"), ("riddles", "question_answering")])
+def test_the_task_of_the_config_is_learned_and_found_again(suite, store, artifacts, task, kind):
+    settings = suite.tasks[task].settings.model_dump(mode="json", exclude_none=True)
+    settings |= {"optimization": settings["optimization"] | {"steps": 2, "warmup_steps": 1}}
+    settings.pop("epochs", None)
+
+    for _ in range(2):
+        finetune.python_func(config=settings, num_workers=0, store=str(store), **artifacts)
+
+    made, _ = stores.find(artifacts["classifier"])
+    assert task_models.load(made, kind).kind == kind
+    assert [path.name for path in (store / "classifier").iterdir()] == [made.name]
+    facts = manifests.load(made)["facts"]
+    assert facts["steps"] == 2 and facts[f"loss/{kind}"] > 0
+    assert (made / "test.parquet").is_file() == (kind == "classification")
+
+
+def test_other_text_under_the_same_name_is_another_training(suite, store, artifacts, tmp_path):
+    settings = suite.tasks["riddles"].settings.model_dump(mode="json", exclude_none=True)
+    train = Path(shutil.copy(settings["train"][0], tmp_path / "train-en.json"))
+    settings |= {"train": [str(train)], "optimization": settings["optimization"] | {"steps": 1, "warmup_steps": 0}}
+    settings.pop("epochs", None)
+    finetune.python_func(config=settings, num_workers=0, store=str(store), **artifacts)
+    asked = json.loads(train.read_text())
+    asked["data"][0]["paragraphs"].pop()
+    train.write_text(json.dumps(asked))
+
+    finetune.python_func(config=settings, num_workers=0, store=str(store), **artifacts)
+
+    assert len(list((store / "classifier").iterdir())) == 2

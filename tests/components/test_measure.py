@@ -1,0 +1,186 @@
+"""The components of a suite, called as KFP calls them: what is looked at, trained, found again, told to MLflow."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from kfp import dsl
+
+from components.adapters.mlflow import nested_runs, point_runs
+from components.adapters.mlflow import runs as mlflow_runs
+from components.adapters.ray import train as ray_train
+from components.measure import measure
+from components.plan_suite import plan_suite
+from components.platform import runtime, stores
+from components.summarise import summarise
+from infoxlm_core import run_file
+from infoxlm_core.config import SuiteConfig
+from tests.components.conftest import history, upload
+from tests.toy_suite import write_suite
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory) -> SuiteConfig:
+    return run_file.load_as(SuiteConfig, write_suite(tmp_path_factory.mktemp("suite")))
+
+
+@pytest.fixture
+def planned(config, store, monkeypatch) -> dict[str, dict]:
+    """The points of a pipeline run, by name."""
+    monkeypatch.setenv("RUN_ID", "toy-1")
+    monkeypatch.setenv("RUN_NAME", "toy")
+    items = plan_suite.python_func(suite=config.listed(), store=str(store))
+    return {item["point"]["name"]: json.loads(json.dumps(item)) for item in items}
+
+
+def run_point(item: dict, store: Path, tmp_path: Path, run: str = "toy-1", workers: int = 0) -> Path:
+    """Measure a point in a pipeline run; return where its scores are."""
+    os.environ["RUN_ID"] = run
+    outputs = {name: kind(name=name, uri=str(tmp_path / name)) for name, kind in
+               {"scores": dsl.Artifact, "metrics": dsl.Metrics}.items()}  # fmt: skip
+    measure.python_func(point=item, store=str(store), num_workers=workers, **outputs)
+    return stores.find(outputs["scores"])[0]
+
+
+def changed(item: dict, **settings) -> dict:
+    return item | {"settings": item["settings"] | settings}
+
+
+def names(store: Path, kind: str) -> list[str]:
+    return sorted(path.name for path in (store / kind).iterdir() if path.suffix != ".lock")
+
+
+def test_every_point_is_planned_after_a_look_at_all_it_needs(planned, config):
+    words = [f"toy words learning_rate={rate} seed 1" for rate in (0.003, 0.001)]
+    assert list(planned) == [*words, "toy riddles seed 1", "toy pairs"]
+    assert all(item["source"] == config.models["toy"] for item in planned.values())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"models": {"toy": "/nowhere"}}, "/nowhere: no such file or directory: give a path, s3://"),
+        ({"pairs": "/nowhere"}, "/nowhere: no such file or folder: give a path, or s3://bucket/prefix"),
+    ],
+)
+def test_a_wrong_name_fails_before_anything_is_trained(config, store, change, said):
+    values = config.model_dump(mode="json", exclude_none=True)
+    values["models"] = change.get("models", values["models"])
+    values["tasks"]["pairs"]["settings"]["data"] = change.get("pairs", values["tasks"]["pairs"]["settings"]["data"])
+
+    with pytest.raises(SystemExit) as ended:
+        plan_suite.python_func(suite=values, store=str(store))
+
+    outcome = json.loads((store / "outcome/by-hand/plan_suite.json").read_text())
+    assert ended.value.code == 2 and outcome["stage"] == "plan_suite" and said in outcome["message"]
+
+
+def test_a_point_has_a_run_of_its_own_with_tags_parameters_curve_metrics_and_scores(planned, store, tmp_path):
+    made = run_point(planned["toy words learning_rate=0.003 seed 1"], store, tmp_path)
+
+    client, parent = mlflow_runs.connect(store), runtime.run_id(str(store))
+    (run,) = nested_runs.list_nested(parent, "point")
+    tags = {name: run.data.tags[name] for name in ("model", "task", "seed", "grid")}
+    assert tags == {"model": "toy", "task": "words", "seed": "1", "grid": "optimization.learning_rate=0.003"}
+    assert run.info.run_name == run.data.tags["point"] == "toy words learning_rate=0.003 seed 1"
+    assert run.data.params["settings.optimization.learning_rate"] == "0.003" and run.data.params["model"] == "toy"
+    assert run.info.status == "FINISHED" and run.data.tags["mlflow.parentRunId"] == parent
+    scores = json.loads((made / "scores.json").read_text())
+    assert point_runs.read(parent) == {run.info.run_name: scores}
+    assert run.data.metrics["words/mean"] == scores["mean"]["accuracy"] and "words/de" in run.data.metrics
+    assert [step for step, _ in history(run.info.run_id, "dev/mean")] == [6, 12]
+    assert scores["training"] == {"steps": 12, "examples": 40} | scores["training"]
+    assert client.get_run(run.info.run_id).data.metrics["words/dev"] == scores["dev"]["mean"]
+
+
+def test_what_only_concerns_testing_retrains_nothing(planned, store, tmp_path, config):
+    item = planned["toy riddles seed 1"]
+    first = run_point(item, store, tmp_path / "1")
+    one = str(Path(item["settings"]["test"][0]) / "test-context-de-question-de.json")
+    tuned = names(store, "tuned")
+
+    second = run_point(changed(item, test=[one]), store, tmp_path / "2", "toy-2")
+    third = run_point(changed(item, seed=2), store, tmp_path / "3", "toy-3")
+
+    assert len({first, second, third}) == 3
+    assert list(json.loads((second / "scores.json").read_text())["languages"]) == ["de"]
+    assert len(tuned) == 1 and len(names(store, "tuned")) == 2
+    assert names(store, "runs") == []  # checkpoints of what is finished are gone
+    assert (store / f"tuned/.{tuned[0]}.lock").is_file()  # nobody else could train the same meanwhile
+    scores = json.loads((second / "scores.json").read_text())
+    assert scores["training"]["tuned"] == f"tuned/{tuned[0]}" and scores["trained_on"] == ["en"]
+
+
+def test_with_dropout_in_the_encoder_other_workers_are_another_training(planned, store, tmp_path, monkeypatch):
+    train = ray_train.run
+    monkeypatch.setattr(ray_train, "run", lambda stage, workers, **more: train(stage, 0, **more))
+    item, made = planned["toy riddles seed 1"], {}
+    for dropout in (0.0, 0.1):
+        for workers in (0, 2):
+            point = changed(item, dropout=dropout, optimization=item["settings"]["optimization"] | {"steps": 3})
+            run_point(point, store, tmp_path / f"{dropout}-{workers}", f"toy-{dropout}", workers)
+            made[dropout, workers] = set(names(store, "tuned"))
+
+    assert made[0.0, 0] == made[0.0, 2] and len(made[0.1, 0]) == 2 and len(made[0.1, 2]) == 3
+
+
+def test_an_encoder_is_measured_as_it_is(planned, store, tmp_path):
+    made = run_point(planned["toy pairs"], store, tmp_path)
+
+    assert not (store / "tuned").exists() and (made / "misses.parquet").is_file()
+    assert json.loads((made / "scores.json").read_text())["training"] == {}
+
+
+def test_a_task_by_another_name_is_the_same_measurement_under_its_own_name(planned, store, tmp_path):
+    item = planned["toy pairs"]
+    other = item | {"point": item["point"] | {"task": "tatoeba", "name": "toy tatoeba"}}
+
+    assert run_point(item, store, tmp_path / "1") == run_point(other, store, tmp_path / "2")
+
+    runs = nested_runs.list_nested(runtime.run_id(str(store)), "point")
+    named = {run.data.tags["task"]: set(run.data.metrics) for run in runs}
+    assert "pairs/xx_en" in named["pairs"] and "tatoeba/xx_en" in named["tatoeba"] - named["pairs"]
+
+
+@pytest.mark.slow
+def test_data_on_s3_is_the_same_data(planned, store, tmp_path, bucket):
+    item = planned["toy pairs"]
+    upload(bucket, Path(item["settings"]["data"]), "eval/aligned")
+
+    here = run_point(item, store, tmp_path / "1")
+    there = run_point(changed(item, data="s3://models/eval/aligned/"), store, tmp_path / "2", "toy-2")
+
+    assert here == there and len(names(store, "data")) == 1
+
+
+def test_the_summary_goes_to_the_pipelines_run_and_what_nobody_works_on_is_closed(planned, config, store, tmp_path):
+    run_point(planned["toy pairs"], store, tmp_path / "kfp")
+    abandoned = runtime.run_id(str(store), point=planned["toy riddles seed 1"]["point"])
+    kinds = {"comparison": dsl.Artifact, "report": dsl.HTML, "metrics": dsl.Metrics}
+    outputs = {name: kind(name=name, uri=str(tmp_path / "kfp" / name)) for name, kind in kinds.items()}
+
+    summarise.python_func(suite=config.listed(), store=str(store), **outputs)
+
+    client, parent = mlflow_runs.connect(store), runtime.run_id(str(store))
+    made = stores.find(outputs["comparison"])[0]
+    summary = json.loads((made / "suite.json").read_text())
+    assert summary["unfinished"] == [name for name in planned if name != "toy pairs"]
+    assert Path(outputs["report"].path).read_text() == (made / "suite.html").read_text()
+    metrics = client.get_run(parent).data.metrics
+    assert metrics["pairs/xx_en"] == outputs["metrics"].metadata["pairs_xx_en"]
+    assert {"suite/suite.html", "suite/suite.json"} <= {a.path for a in client.list_artifacts(parent, "suite")}
+    assert client.get_run(abandoned).info.status == "FAILED"
+
+
+def test_the_page_of_a_run_is_not_shown_as_that_of_a_chat(store):
+    run = runtime.run_id(str(store))
+
+    assert mlflow_runs.page(run).endswith(f"/runs/{run}?workflowType=machine_learning")
+
+
+def test_more_metrics_than_one_request_takes_are_logged(store):
+    run = runtime.run_id(str(store))
+    mlflow_runs.log_metrics(run, {f"pairs/x{number}": number / 2000 for number in range(1500)})
+
+    assert len(mlflow_runs.connect(store).get_run(run).data.metrics) == 1500

@@ -1,0 +1,86 @@
+"""gettext: a message is a pair, whatever its ids, plural forms and locales look like."""
+
+import zipfile
+from pathlib import Path
+
+import polib
+import pytest
+
+from infoxlm_core.corpora import catalogs
+from infoxlm_core.errors import InputError
+
+
+def write_catalog(path: Path, messages: list[dict], plural: str = "nplurals=2; plural=(n != 1);") -> Path:
+    catalog = polib.POFile()
+    catalog.metadata = {"Content-Type": "text/plain; charset=utf-8", "Plural-Forms": plural}
+    catalog.extend(polib.POEntry(**message) for message in messages)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    catalog.save(str(path)) if path.suffix == ".po" else catalog.save_as_mofile(str(path))
+    return path
+
+
+def test_symbolic_ids_get_their_english_text_and_what_is_not_translated_is_dropped(tmp_path):
+    default = 'Default: "Save "\n"the \\"page\\""'
+    messages = [
+        {"msgid": "label_save", "msgstr": "Seite speichern", "comment": default},
+        {"msgid": "label_no_text", "msgstr": "Irgendwas"},
+        {"msgid": "label_add", "msgstr": "Hinzufügen"},
+        {"msgid": "May", "msgstr": "Mai", "msgctxt": "month"},
+        {"msgid": "Guess", "msgstr": "Rate", "flags": ["fuzzy"]},
+        {"msgid": "New", "msgstr": ""},
+        {"msgid": "Old", "msgstr": "Alt", "obsolete": True},
+    ]
+    write_catalog(tmp_path / "de/LC_MESSAGES/app.po", messages)
+    write_catalog(tmp_path / "en/LC_MESSAGES/app.po", [{"msgid": "label_add", "msgstr": "Add it"}])
+
+    rows = list(catalogs.read(("en", "de"), "en", tmp_path))
+
+    assert {row.texts for row in rows if row.dropped is None} == {
+        ('Save the "page"', "Seite speichern"),
+        ("Add it", "Hinzufügen"),
+        ("May", "Mai"),
+    }
+    assert sorted(filter(None, (row.dropped for row in rows))) == ["empty", "fuzzy", "no_source_text", "obsolete"]
+
+
+def test_a_plural_gives_the_form_of_one_which_in_arabic_is_the_second(tmp_path):
+    message = {"msgid": "%d file", "msgid_plural": "%d files", "msgstr_plural": {0: "zero", 1: "one", 2: "two"}}
+    plural = "nplurals=3; plural=n==0 ? 0 : n==1 ? 1 : 2;"
+    write_catalog(tmp_path / "ar/LC_MESSAGES/app.po", [message], plural)
+    write_catalog(tmp_path / "fr/LC_MESSAGES/app.mo", [message], "nplurals=2; plural=(n > 1);")
+
+    rows = list(catalogs.read(("en", "ar", "fr"), "en", tmp_path))
+
+    assert [(row.languages[1], row.texts) for row in rows] == [("ar", ("%d file", "one")), ("fr", ("%d file", "zero"))]
+
+
+def test_one_locale_of_a_language_is_read_from_a_wheel(tmp_path):
+    for locale in ("de", "de_Formal", "zh_Hant", "zh_TW", "fr_CA", "fr_FR"):
+        write_catalog(tmp_path / f"src/{locale}/LC_MESSAGES/app.mo", [{"msgid": "Hello", "msgstr": locale}])
+    write_catalog(tmp_path / "src/zh_CN/LC_MESSAGES/app.po", [{"msgid": m, "msgstr": "zh_CN"} for m in ("One", "Two")])
+    write_catalog(tmp_path / "src/zh-Hans/LC_MESSAGES/app.po", [{"msgid": "One", "msgstr": "zh-Hans"}])
+    with zipfile.ZipFile(tmp_path / "x.whl", "w") as wheel:
+        for file in (tmp_path / "src").rglob("*.?o"):
+            wheel.write(file, f"app/locale/{file.relative_to(tmp_path / 'src')}")
+
+    found = [row.texts[1] for row in catalogs.read(("en", "de", "fr", "zh"), "en", tmp_path / "x.whl")]
+
+    assert found == ["de", "fr_FR", "zh_CN", "zh_CN"]
+
+
+@pytest.mark.parametrize("kind", ["po", "mo"])
+@pytest.mark.parametrize("packed", [True, False], ids=["wheel", "folder"])
+def test_a_catalog_whose_content_is_a_path_does_not_read_that_file(tmp_path, kind, packed):
+    private = write_catalog(tmp_path / f"private.{kind}", [{"msgid": "The password", "msgstr": "hunter2 ist es"}])
+    given, member = tmp_path / "theirs", f"locale/de/LC_MESSAGES/x.{kind}"
+    (given / member).parent.mkdir(parents=True)
+    (given / member).write_text(str(private))
+    if packed:
+        with zipfile.ZipFile(tmp_path / "theirs.whl", "w") as wheel:
+            wheel.write(given / member, member)
+        given = tmp_path / "theirs.whl"
+
+    with pytest.raises(InputError, match=f"x.{kind} is no readable gettext catalog") as caught:
+        list(catalogs.read(("en", "de"), "en", given))
+
+    assert str(private) not in str(caught.value)

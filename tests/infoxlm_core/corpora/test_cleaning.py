@@ -1,0 +1,100 @@
+"""Cleaning: what a text becomes, and the one reason for which it is dropped."""
+
+import hashlib
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infoxlm_core.config import CleaningConfig
+from infoxlm_core.corpora.cleaning import comparable, digest, judge, judge_row, near_key, normalise
+
+LANGUAGES = ("en", "de", "es", "fr", "ar", "ru", "tr", "zh", "ja", "vi")
+RULES = CleaningConfig(min_characters=4, max_characters=200, min_words=2)
+
+
+@pytest.mark.parametrize(
+    ("text", "normal"),
+    [
+        ("  a \t b\u00a0\u3000c\n", "a b c"),
+        ("a\rb\x0bc\x0cd\x1ce\x85f\u2028g\u2029h", "a b c d e f g h"),
+        ("e\u0301", "é"),
+        ("\u202aabc\u202c\u200f \u2066d\u2069", "abc d"),
+        ("a\x00b\x07c\ufeffd\u00ade", "abcde"),
+        ("می\u200cخواهم", "می\u200cخواهم"),
+        ("private \ue000", "private \ue000"),
+    ],
+)
+def test_normalising_collapses_white_space_and_removes_what_cannot_be_seen(text, normal):
+    assert normalise(text) == normal
+
+
+@given(st.text())
+def test_normalising_twice_changes_nothing_more(text):
+    once = normalise(text)
+
+    assert normalise(once) == once
+    assert "\n" not in once and "\t" not in once
+
+
+@given(st.text())
+def test_texts_that_differ_in_form_only_are_comparable(text):
+    assert comparable(unicodedata.normalize("NFD", text)) == comparable(text)
+    assert comparable(f" {text}\u200e\t") == comparable(text)
+    assert comparable(normalise(text)) == comparable(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "language", "reason"),
+    [
+        ("", "en", "empty"),
+        ("a b", "en", "too_short"),
+        ("ab " * 100, "en", "too_long"),
+        ("Settings", "en", "few_words"),
+        ("设置密码", "zh", None),
+        ("12 / 34 %(x)s", "en", "no_letters"),
+        ("Datei öffnen", "ru", "wrong_script"),
+        ("Открыть файл", "de", "wrong_script"),
+        ("فتح الملف", "ar", None),
+        ("PayPal عبر Stripe", "ar", None),
+        ('<a href="https://example.org/">Файл</a> %(name)s', "ru", None),
+        ("Показать файл 日本語日本語", "ru", "wrong_script"),
+        ("Bitte geben Sie eine gültige Adresse für Ihren Server ein.", "de", None),
+        ("Bitte geben Sie eine gültige Adresse für Ihren Server ein.", "fr", "wrong_language"),
+        ("Kurz und gut", "fr", None),  # too short to tell
+    ],
+)
+def test_a_text_is_dropped_for_the_first_reason_that_applies(text, language, reason):
+    assert judge(text, language, LANGUAGES, RULES) == reason
+
+
+def test_a_language_that_the_identifier_does_not_know_is_judged_by_script_only():
+    text = "Bitte geben Sie eine gültige Adresse für Ihren Server ein."
+
+    assert judge(text, "xx", (*LANGUAGES, "xx"), RULES) is None
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "reason"),
+    [
+        ("Open the file", "Datei öffnen", None),
+        ("Open the file", "", "empty"),
+        ("Open", "Datei öffnen", "few_words"),
+        ("Google Maps API", "google maps API", "untranslated"),
+        ("Open the file", "Öffnen Sie bitte die " + "sehr " * 10 + "große Datei", "length_ratio"),
+    ],
+)
+def test_a_pair_is_dropped_with_either_side(source, target, reason):
+    assert judge_row((source, target), ("en", "de"), LANGUAGES, RULES) == reason
+
+
+def test_near_duplicates_differ_in_case_digits_and_punctuation_only():
+    assert near_key("Delete 3 files?") == near_key("delete 17 files!")
+    assert near_key("Delete files") != near_key("Delete file")
+    assert near_key("12:30") == "12:30"  # nothing else would be left
+
+
+def test_a_digest_keeps_texts_apart_and_is_the_same_in_every_process():
+    assert len({digest("a", "b"), digest("ab"), digest("b", "a")}) == 3
+    assert digest("a") == int.from_bytes(hashlib.blake2b(b"a", digest_size=8).digest(), "little")

@@ -1,0 +1,162 @@
+"""Reading: every format gives rows, every line is a row, damaged files are refused with one clear line."""
+
+import gzip
+import lzma
+import os
+import random
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from infoxlm_core.config import CorpusSource
+from infoxlm_core.corpora import formats, lines
+from infoxlm_core.errors import CorpusTooSmall, InputError, ParallelMismatch
+
+
+def rows_of(paths, format="text", languages=("de",), run=("en", "de", "fr", "zh"), **fields):
+    paths = [paths] if isinstance(paths, Path) else list(paths)
+    source = CorpusSource(name="c", format=format, path=tuple(map(str, paths)), languages=languages, **fields)
+    return list(formats.read(source, run, "en", paths))
+
+
+def write(path: Path, content: bytes | str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("content", "texts"),
+    [
+        (b"a\nb\n", ["a", "b"]),
+        (b"a\nb", ["a", "b"]),
+        (b"a\r\nb\r\n", ["a", "b"]),
+        (b"\xef\xbb\xbfa\nb\n", ["a", "b"]),
+        (b"a\n\nb\n", ["a", "", "b"]),
+        (b"a\rb\nc\n", ["a\rb", "c"]),
+        ("a\u2028b\x85c\n".encode(), ["a\u2028b\x85c"]),
+        (b"a\x0bb\x0cc\x1cd\n", ["a\x0bb\x0cc\x1cd"]),
+    ],
+)
+def test_only_a_line_feed_ends_a_line(tmp_path, content, texts):
+    assert [row.texts[0] for row in rows_of(write(tmp_path / "x.txt", content))] == texts
+
+
+@pytest.mark.parametrize(
+    ("suffix", "pack"), [(".gz", gzip.compress), (".xz", lzma.compress), (".zst", zstandard.compress)]
+)
+def test_a_compressed_file_reads_like_the_plain_one_and_a_cut_one_is_refused(tmp_path, suffix, pack):
+    packed = pack("".join(f"{random.random()} Zeile {i}\n" for i in range(2000)).encode())
+
+    assert len(rows_of(write(tmp_path / f"x.txt{suffix}", packed))) == 2000
+    with pytest.raises(InputError, match=r"cut\.txt.* is damaged"):
+        rows_of(write(tmp_path / f"cut.txt{suffix}", packed[:-200]))
+
+
+def test_a_bomb_is_refused(tmp_path):
+    with pytest.raises(InputError, match="DecompressionLimit"):
+        rows_of(write(tmp_path / "x.txt.gz", gzip.compress((b"a" * 1000 + b"\n") * 20_000)))
+
+
+def test_a_line_longer_than_memory_should_hold_is_one_dropped_row(tmp_path):
+    rows = rows_of(write(tmp_path / "x.txt", b"a\n" + b"x" * (3 * lines.MAX_LINE) + b"\nb\n"))
+
+    assert [(row.line, row.dropped) for row in rows] == [(1, None), (2, "too_long"), (3, None)]
+
+
+def test_invalid_utf8_is_a_dropped_row_that_tells_where_it_is(tmp_path):
+    path = write(tmp_path / "x.txt", b"gut\nschl\xe9cht\n\xed\xa0\x80\n")
+
+    assert [row.dropped for row in rows_of(path)] == [None, "invalid_utf8", "invalid_utf8"]
+    assert rows_of(path)[1].texts == (f"{path}:2:5",)
+
+
+def test_tsv_knows_no_quotation_marks_and_puts_the_pivot_first(tmp_path):
+    path = write(tmp_path / "x.tsv", 'id1\t"Hallo\t"Hello\nid2\tohne\n')
+
+    rows = rows_of(path, "tsv", ("de", "en"), columns=(1, 2))
+
+    assert [(row.languages, row.texts, row.dropped) for row in rows] == [
+        (("en", "de"), ('"Hello', '"Hallo'), None),
+        (("en", "de"), ("id2\tohne",), "missing_column"),
+    ]
+
+
+def test_moses_files_of_different_length_are_refused_with_both_counts(tmp_path):
+    paths = write(tmp_path / "x.en", "a\nb\nc\n"), write(tmp_path / "x.fr", "a\nb\n")
+
+    with pytest.raises(ParallelMismatch, match="en=3 fr=2"):
+        rows_of(paths, "moses", ("en", "fr"))
+
+
+def test_one_file_as_both_sides_is_refused(tmp_path):
+    path = write(tmp_path / "x.en", "a\n")
+
+    with pytest.raises(InputError, match="both sides"):
+        rows_of((path, path), "moses", ("en", "fr"))
+
+
+def sentences(seed: int, n: int = 3000) -> tuple[list[str], list[str]]:
+    """Pairs whose lengths agree as those of translations do."""
+    draw = random.Random(seed)
+    words = [draw.choice((2, 3, 5, 8, 13, 21)) for _ in range(n)]
+    return ["word " * k for k in words], ["mot " * max(1, round(k * draw.uniform(0.7, 1.6))) for k in words]
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("start", [0, 1500])
+def test_sides_shifted_by_one_line_are_refused_and_aligned_ones_are_not(tmp_path, seed, start):
+    en, fr = sentences(seed)
+    shifted = fr[:start] + fr[start + 1 :] + fr[start : start + 1]
+    source, good, bad = (
+        write(tmp_path / name, "\n".join(side)) for name, side in (("x.en", en), ("x.fr", fr), ("y.fr", shifted))
+    )
+
+    assert len(rows_of((source, good), "moses", ("en", "fr"))) == 3000
+    with pytest.raises(ParallelMismatch, match="do not belong together"):
+        rows_of((source, bad), "moses", ("en", "fr"))
+
+
+TMX = """<?xml version="1.0" encoding="UTF-8"?><!DOCTYPE tmx SYSTEM "tmx14.dtd"><tmx version="1.4"><body>
+<tu><tuv xml:lang="EN-us"><seg>Press <ph>{\\b}</ph>the <hi>red</hi> key</seg></tuv>
+<tuv xml:lang="de"><seg>Rote Taste</seg></tuv><tuv xml:lang="fr"><seg>Touche rouge</seg></tuv></tu>
+<tu><tuv xml:lang="en"><seg>Alone</seg></tuv></tu></body></tmx>"""
+
+
+def test_a_tmx_unit_is_a_pair_for_each_language_without_native_codes(tmp_path):
+    rows = rows_of(write(tmp_path / "x.tmx", TMX), "tmx", ())
+
+    assert [row.texts for row in rows[:2]] == [
+        ("Press the red key", "Rote Taste"),
+        ("Press the red key", "Touche rouge"),
+    ]
+    assert rows[2].dropped == "missing_side"
+
+
+@pytest.mark.parametrize("content", [TMX[:300], TMX.replace('SYSTEM "tmx14.dtd"', '[<!ENTITY a "b">]')])
+def test_a_cut_tmx_and_one_with_entities_are_refused(tmp_path, content):
+    with pytest.raises(InputError, match="no valid TMX"):
+        rows_of(write(tmp_path / "x.tmx", content), "tmx", ())
+
+
+def test_parquet_has_a_column_a_language(tmp_path):
+    pq.write_table(pa.table({"de": ["Ja", None], "en": ["Yes", "No"], "id": [1, 2]}), tmp_path / "x.parquet")
+
+    assert [row.texts for row in rows_of(tmp_path / "x.parquet", "parquet", ())] == [("Yes", "Ja"), ("No", "")]
+
+
+def test_missing_empty_and_foreign_files_are_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "none.txt", tmp_path, tmp_path / "pipe"):
+        with pytest.raises(InputError, match="no such file"):
+            rows_of(path)
+    with pytest.raises(CorpusTooSmall, match="have=0 need=1"):
+        rows_of(write(tmp_path / "empty.txt", b""))
+    for format in ("gettext", "parquet", "tmx"):
+        with pytest.raises(InputError, match="other"):
+            rows_of(write(tmp_path / "other", b"something else"), format, ())
+    with pytest.raises(InputError, match="sw is not among"):
+        rows_of(write(tmp_path / "x.txt", b"a"), languages=("sw",))

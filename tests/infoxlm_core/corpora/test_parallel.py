@@ -1,0 +1,46 @@
+"""Chunks go out and results come back in order, whoever works, and never many at a time."""
+
+import itertools
+import os
+
+import pyarrow as pa
+import pytest
+
+from infoxlm_core.corpora import parallel
+from infoxlm_core.errors import InputError
+
+
+def numbers(count: int) -> list[pa.Table]:
+    return [pa.table({"number": [number]}) for number in range(count)]
+
+
+def who(chunk: pa.Table) -> pa.Table:
+    return chunk.append_column("who", pa.array([os.getpid()]))
+
+
+def refusing(chunk: pa.Table) -> pa.Table:
+    raise InputError("x.tsv:7: no such thing: mend it")
+
+
+def test_processes_of_this_machine_give_results_in_order_and_read_chunks_as_they_need_them():
+    read = itertools.count()
+
+    results = parallel.over_processes(2)(who, (table for table in numbers(40) if next(read) >= 0))
+    first = next(results)
+    ahead = next(read)
+    found = [first, *results]
+
+    assert [table["number"].to_pylist() for table in found] == [[number] for number in range(40)]
+    assert ahead < 12
+    assert os.getpid() not in {table["who"][0].as_py() for table in found}
+
+
+def test_work_here_is_done_in_this_process():
+    found = list(parallel.here(who, numbers(3)))
+
+    assert [table.to_pylist()[0] for table in found] == [{"number": n, "who": os.getpid()} for n in range(3)]
+
+
+def test_an_error_of_ours_comes_back_from_another_process():
+    with pytest.raises(InputError, match="mend it"):
+        list(parallel.over_processes(1)(refusing, numbers(2)))

@@ -1,0 +1,81 @@
+"""The loss without stored logits equals PyTorch's, loss and gradients, in any number of chunks."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from infoxlm_core.model.linear_cross_entropy import linear_cross_entropy
+
+
+def leaves(rows: int, words: int = 203, kind: torch.dtype = torch.float64) -> list[torch.Tensor]:
+    drawn = torch.Generator().manual_seed(rows)
+    shapes = ((rows, 16), (words, 16), (words,))
+    return [torch.randn(shape, generator=drawn, dtype=kind).requires_grad_() for shape in shapes]
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 10, 64])
+@pytest.mark.parametrize("factor", [1.0, 0.5])
+def test_loss_and_gradients_are_those_of_cross_entropy(chunk, factor):
+    ours, theirs = leaves(10), leaves(10)
+    targets, scale = torch.arange(10) * 19, torch.linspace(0, 1, 10, dtype=torch.float64)
+
+    loss, losses = linear_cross_entropy(*ours, targets, scale, rows=chunk)
+    (loss * factor).backward()
+
+    expected = F.cross_entropy(F.linear(*theirs), targets, reduction="none")
+    ((expected * scale).sum() * factor).backward()
+    torch.testing.assert_close(losses, expected.detach())
+    assert loss.item() == pytest.approx((expected * scale).sum().item())
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine.grad, other.grad)
+
+
+@pytest.mark.item("A4")
+def test_without_targets_the_loss_is_zero_and_so_are_the_gradients():
+    ours = leaves(0)
+
+    loss, losses = linear_cross_entropy(*ours, torch.empty(0, dtype=torch.long), torch.empty(0, dtype=torch.float64))
+    loss.backward()
+
+    assert loss.item() == 0.0 and losses.shape == (0,)
+    assert all((leaf.grad == 0).all() for leaf in ours)
+
+
+def test_very_unequal_logits_stay_finite():
+    hidden, weight, bias = leaves(4, kind=torch.float32)
+    with torch.no_grad():
+        weight.mul_(1e4)
+
+    loss, losses = linear_cross_entropy(hidden, weight, bias, torch.arange(4), torch.ones(4))
+    loss.backward()
+
+    torch.testing.assert_close(
+        losses, F.cross_entropy(F.linear(hidden, weight, bias), torch.arange(4), reduction="none")
+    )
+    assert hidden.grad.isfinite().all() and weight.grad.isfinite().all()
+
+
+def test_in_bfloat16_the_loss_is_still_counted_in_fp32():
+    ours, exact = leaves(64, kind=torch.float32), leaves(64, kind=torch.float32)
+    targets, scale = torch.arange(64), torch.full((64,), 1 / 64)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        loss, losses = linear_cross_entropy(*ours, targets, scale)
+    loss.backward()
+
+    assert losses.dtype == torch.float32
+    expected, _ = linear_cross_entropy(*exact, targets, scale)
+    expected.backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=0.01)
+    for mine, other in zip(ours, exact, strict=True):
+        assert mine.grad.dtype == torch.float32
+        assert (mine.grad - other.grad).norm() <= 0.02 * other.grad.norm()
+
+
+def test_it_is_not_differentiated_where_nobody_asks():
+    hidden, weight, bias = leaves(3)
+
+    with torch.no_grad():
+        loss, _ = linear_cross_entropy(hidden, weight, bias, torch.arange(3), torch.ones(3, dtype=torch.float64))
+
+    assert not loss.requires_grad

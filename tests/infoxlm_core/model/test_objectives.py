@@ -1,0 +1,71 @@
+"""The losses against their formulas (acceptance items A1, A2, A4)."""
+
+import math
+
+import pytest
+import torch
+
+from infoxlm_core.model.objectives import mlm_loss, xlco_hits, xlco_logits, xlco_losses
+
+
+@pytest.mark.item("A1")
+def test_xlco_loss_of_a_model_that_knows_nothing_is_log_of_the_choices(record_property):
+    nothing = torch.zeros(4, 8)
+
+    loss = xlco_losses(xlco_logits(nothing, nothing, torch.randn(131_072, 8), temperature=0.25)).sum()
+
+    record_property("figure", f"{loss.item() / 4:.5f} nats")
+    assert loss.item() / 4 == pytest.approx(11.78351, abs=1e-4)
+
+
+@pytest.mark.item("A1")
+def test_xlco_loss_is_the_formula():
+    query, key, queue = torch.randn(3, 8), torch.randn(3, 8), torch.randn(15, 8)
+
+    loss = xlco_losses(xlco_logits(query, key, queue, temperature=0.25)).sum()
+
+    positive = (query * key).sum(1) / 0.25
+    expected = -positive + torch.logsumexp(torch.cat([positive[:, None], query @ queue.T / 0.25], 1), 1)
+    assert loss.item() == pytest.approx(expected.sum().item(), abs=3e-5)
+
+
+@pytest.mark.item("A2")
+def test_xlco_gradient_is_the_weighted_mean_of_keys_minus_the_key():
+    query = torch.randn(3, 8, requires_grad=True)
+    key, queue = torch.randn(3, 8), torch.randn(15, 8)
+
+    logits = xlco_logits(query, key, queue, temperature=0.25)
+    xlco_losses(logits).sum().backward()
+
+    weights = logits.detach().softmax(1)
+    mean = weights[:, :1] * key + weights[:, 1:] @ queue
+    torch.testing.assert_close(query.grad, (mean - key) / 0.25, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.item("A12")
+def test_an_excluded_row_is_no_negative():
+    query = torch.randn(2, 8)
+    queue = torch.cat([query, torch.randn(5, 8)])  # rows 0 and 1 are the queries themselves
+    excluded = torch.zeros(2, 7, dtype=torch.bool)
+    excluded[:, :2] = True
+
+    loss = xlco_losses(xlco_logits(query, query, queue, 0.25, excluded)).sum()
+
+    without = xlco_losses(xlco_logits(query, query, queue[2:], 0.25)).sum()
+    assert loss.item() == pytest.approx(without.item(), rel=1e-6)
+
+
+def test_hits_count_the_queries_whose_translation_is_on_top():
+    query = torch.eye(3)
+    key = torch.eye(3)
+    key[2] = 0.0  # the third query is nearer to the queue
+
+    assert xlco_hits(xlco_logits(query, key, torch.eye(3)[2:] * 0.5, 1.0)).item() == 2
+
+
+@pytest.mark.item("A4")
+def test_mlm_loss_of_equal_logits_is_log_of_the_vocabulary_and_of_no_targets_is_zero():
+    logits = torch.zeros(5, 250_002)
+
+    assert mlm_loss(logits, torch.arange(5)).item() / 5 == pytest.approx(math.log(250_002), rel=1e-6)
+    assert mlm_loss(logits[:0], torch.arange(0)).item() == 0.0

@@ -1,0 +1,251 @@
+"""Fine-tuning: learns labels and answers, resumes, refuses what cannot be learned."""
+
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, DistilBertConfig, DistilBertModel
+
+from infoxlm_core.config import AnsweringConfig, FinetuningConfig, TokenizationConfig
+from infoxlm_core.data.examples import Examples, from_lists
+from infoxlm_core.data.sampling import generator
+from infoxlm_core.data.shards import open_shards
+from infoxlm_core.errors import ConfigError, InputError
+from infoxlm_core.model import pretrained, task_models, tokenizers
+from infoxlm_core.stages.finetuning import digest_of, finetune, read_task, schedule
+from infoxlm_core.stages.pretraining import build
+from infoxlm_core.training import distributed, loop, task_learner, tracker
+from infoxlm_core.training.best_checkpoints import Kept
+from infoxlm_core.training.optimizer import make_adamw
+from infoxlm_core.training.task_learner import Task, TaskLearner
+from tests.conftest import tiny_config
+from tests.infoxlm_core.stages.test_tokenization import run, write_corpus
+from tests.toy_text import messages
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory) -> Path:
+    base = tmp_path_factory.mktemp("encoder")
+    german = messages(0)
+    corpus = write_corpus(
+        base / "corpus", {"de": [b for _, b in german], "en": [a for a, _ in german]}, {"en-de": german}
+    )
+    shards = open_shards(run(TokenizationConfig(vocabulary_size=96, processes=1), corpus, base / "shards"))
+    pretrained.export(build(tiny_config(), shards), base / "shards/tokenizer", base / "model")
+    return base / "model"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    """Does a message open or delete something? In English and German, a tenth kept for the test."""
+    rows = [
+        {"text": text, "label": english.split()[0], "language": language, "split": "train" if number % 10 else "test"}
+        for number, (english, german) in enumerate(messages(0)) for language, text in (("en", english), ("de", german))
+        if english.split()[0] in ("Open", "Delete")
+    ]  # fmt: skip
+    path = tmp_path_factory.mktemp("data") / "verbs.tsv"
+    pd.DataFrame(rows).to_csv(path, sep="\t", index=False)
+    return path
+
+
+def config(data: Path, **changes) -> FinetuningConfig:
+    optimization = {"steps": 60, "learning_rate": 0.01, "warmup_steps": 5, "weight_decay": 0.0}
+    return FinetuningConfig.parse(
+        {"data": str(data), "max_tokens": 30, "optimization": optimization, "checkpoints": {"every": 20},
+         "log_every": 1} | changes
+    )  # fmt: skip
+
+
+def test_it_learns_the_labels_and_exports_for_transformers(encoder, data, tmp_path):
+    finetune(config(data), encoder, None, tmp_path / "out", tmp_path / "run")
+
+    curve = tracker.read(tmp_path / "run" / loop.METRICS)
+    assert sum(values["train/accuracy"] for _, values in curve[-5:]) / 5 > 0.95
+    test = pd.read_parquet(tmp_path / "out/test.parquet")
+    assert set(test["language"]) == {"en", "de"} and len(test) == 48 * 2
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").eval()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    english = test[test["language"] == "en"]
+    chosen = model(**tokenizer(english["text"].tolist(), padding=True, return_tensors="pt")).logits.argmax(1)
+    accuracy = (
+        pd.Series([model.config.id2label[i] for i in chosen.tolist()]) == english["label"].reset_index(drop=True)
+    ).mean()
+    assert accuracy > 0.9
+
+
+def test_a_resumed_run_equals_an_undisturbed_one(encoder, data, tmp_path):
+    settings = config(data)
+    short = config(data, checkpoints={"every": 10})
+    finetune(settings, encoder, None, tmp_path / "a/out", tmp_path / "a/run")
+    finetune(short, encoder, None, tmp_path / "b/out", tmp_path / "b/run")
+    for step in (50, 60):
+        (tmp_path / f"b/run/step={step:010d}/manifest.json").unlink()
+
+    finetune(settings, encoder, None, tmp_path / "b/out2", tmp_path / "b/run")
+
+    losses = [
+        [values["loss/classification"].hex() for _, values in tracker.read(tmp_path / x / "run" / loop.METRICS)]
+        for x in "ab"
+    ]
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_dropout_is_drawn_again_as_it_was_after_an_interruption(encoder, data, tmp_path, dropout):
+    settings = config(data, dropout=dropout, checkpoints={"every": 10}, optimization={"steps": 20, "warmup_steps": 5})
+    finetune(settings, encoder, None, tmp_path / "a/out", tmp_path / "a/run")
+    finetune(settings, encoder, None, tmp_path / "b/out", tmp_path / "b/run")
+    (tmp_path / f"b/run/step={20:010d}/manifest.json").unlink()
+
+    finetune(settings, encoder, None, tmp_path / "b/out2", tmp_path / "b/run")
+
+    assert (tmp_path / "a/out/model.safetensors").read_bytes() == (tmp_path / "b/out2/model.safetensors").read_bytes()
+
+
+def test_an_encoder_of_another_kind_goes_on_after_an_interruption_as_it_would_have(encoder, data, tmp_path):
+    """Also between two looks at the development sets, for which dropout is off."""
+    small = {"vocab_size": 96, "n_layers": 1, "n_heads": 2, "dim": 16, "hidden_dim": 24, "max_position_embeddings": 32}
+    DistilBertModel(DistilBertConfig(**small)).save_pretrained(tmp_path / "distilbert")
+    tokenizers.copy(encoder, tmp_path / "distilbert", 32)
+    table = pd.read_csv(data, sep="\t")
+    table.loc[table["split"] == "test", "split"] = "dev"
+    table.to_csv(tmp_path / "judged.tsv", sep="\t", index=False)
+    settings = config(tmp_path / "judged.tsv", dropout=0.2, checkpoints={"every": 4}, selection={"every": 3},
+                      optimization={"steps": 8, "warmup_steps": 2})  # fmt: skip
+    for name in "ab":
+        finetune(settings, tmp_path / "distilbert", None, tmp_path / name / "out", tmp_path / name / "run")
+    (tmp_path / f"b/run/step={8:010d}/manifest.json").unlink()
+
+    finetune(settings, tmp_path / "distilbert", None, tmp_path / "b/out2", tmp_path / "b/run")
+
+    one, same, again = ((tmp_path / out / "model.safetensors").read_bytes() for out in ("a/out", "b/out", "b/out2"))
+    assert one == same == again
+
+
+def test_the_order_of_an_epoch_is_drawn_once_and_batches_reach_into_the_next(encoder, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(task_learner, "generator", lambda *key: drawn.append(key) or generator(*key))
+    settings = config(tmp_path / "none", batch_size=4)
+    task = Task("question_answering", from_lists([[number] for number in range(10)]), np.zeros((10, 2)))
+    module = task_models.create(encoder, "question_answering")
+    learner = TaskLearner(settings, module, task, 60, Kept(tmp_path, settings.selection, "en"))
+
+    seen = torch.cat([learner.batches(step)[0].ids for step in range(5)]).tolist()
+
+    assert seen == [*generator(1, "epoch", 0).permutation(10), *generator(1, "epoch", 1).permutation(10)]
+    assert drawn == [(1, "epoch", 0), (1, "epoch", 1)]
+
+
+def test_the_digest_of_millions_of_tokens_copies_none_and_changes_with_any():
+    ids = np.arange(1_000_000, dtype=np.int32)
+    task = Task("classification", Examples(ids, np.zeros(len(ids), np.int8), np.array([len(ids)])), np.array([0]))
+
+    tracemalloc.start()
+    before = digest_of(task)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    ids[123_456] += 1
+    assert most < 100_000 and digest_of(task) != before
+
+
+def test_the_loss_does_not_depend_on_the_workers_or_the_micro_batch_head_dropout_included(
+    encoder, data, tmp_path, monkeypatch
+):
+    def total(workers: int, micro: int) -> float:
+        settings = config(data, micro_batch_size=micro, head_dropout=0.3)
+        task = read_task(settings, encoder, None)
+        model = task_models.create(encoder, task.kind, task.labels, head_dropout=0.3)
+        learner = TaskLearner(settings, model, task, 60, Kept(tmp_path, settings.selection, "en"))
+        monkeypatch.setattr(distributed, "world_size", lambda: workers)
+        loss = 0.0
+        for rank in range(workers):
+            monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
+            loss += sum(
+                learner.losses(batch, {"classification": 1.0})[1]["classification"].item()
+                for batch in learner.batches(5)
+            )
+        return loss
+
+    expected = total(1, 32)
+    assert total(2, 32) == pytest.approx(expected, rel=1e-5) and total(4, 3) == pytest.approx(expected, rel=1e-5)
+    with pytest.raises(ConfigError, match=r"33 workers must not exceed finetuning\.batch_size \(32\)"):
+        total(33, 32)
+
+
+def test_a_reader_learns_where_the_answer_is_from_the_mean_of_both_cross_entropies(encoder, tmp_path):
+    """The answer stands between the two tokens 9; examples without it point at position 0."""
+    rng = np.random.default_rng(1)
+    rows, targets = [], []
+    for number in range(200):
+        row = [0, *rng.integers(10, 90, rng.integers(4, 12)).tolist(), 2]
+        if number % 4:
+            start = int(rng.integers(1, len(row) - 2))
+            row[start] = row[start + 1] = 9
+        targets.append((start, start + 1) if number % 4 else (0, 0))
+        rows.append(row)
+    task = Task("question_answering", from_lists(rows), np.array(targets))
+    settings = AnsweringConfig.parse(
+        {"train": ["x"], "test": ["x"], "optimization": {"steps": 150, "learning_rate": 0.01, "warmup_steps": 5}}
+    )
+    module = task_models.create(encoder, "question_answering")
+    learner = TaskLearner(settings, module, task, 150, Kept(tmp_path, settings.selection, "en"))
+    optimizer, progress = make_adamw(module.parameters(), settings.optimization), loop.Progress()
+    first, last = (task_models.run(module, task.examples) for _ in range(2))
+
+    figures = [loop.train_step(learner, optimizer, settings.optimization, progress, learner.batches(step))[0]
+               for step in range(150)]  # fmt: skip
+
+    rows_of_first_batch = generator(1, "epoch", 0).permutation(200)[:32]
+    expected = np.mean([
+        F.cross_entropy(last[row].T, torch.tensor(targets[row]), reduction="mean").item()
+        for row in rows_of_first_batch
+    ])  # fmt: skip
+    assert all(torch.equal(a, b) for a, b in zip(first, last, strict=True))
+    assert figures[0]["loss/question_answering"] == pytest.approx(expected, rel=1e-5)
+    assert np.mean([values["train/accuracy"] for values in figures[-5:]]) > 0.95
+
+
+def test_epochs_decide_steps_and_warm_up():
+    settings = FinetuningConfig.parse({"epochs": 3, "warmup_share": 0.1, "batch_size": 32})
+
+    found = schedule(settings, 1000)
+
+    assert (found.steps, found.warmup_steps) == (94, 9) and found.learning_rate == 7e-6
+    assert schedule(settings.model_copy(update={"epochs": None}), 1000) == settings.optimization
+
+
+def test_two_text_columns_are_trained_as_pairs(encoder, data, tmp_path):
+    table = pd.read_csv(data, sep="\t")
+    table["other"] = table["text"]
+    table.to_csv(tmp_path / "pairs.csv", index=False)
+    settings = config(tmp_path / "pairs.csv", text_pair="other", optimization={"steps": 2, "warmup_steps": 1})
+
+    finetune(settings, encoder, None, tmp_path / "out", tmp_path / "run")
+
+    assert set(pd.read_parquet(tmp_path / "out/test.parquet").columns) == {"text", "text_pair", "label", "language"}
+
+
+@pytest.mark.parametrize(
+    ("content", "changes", "said"),
+    [
+        ("text,label,language\na,b,en\n", {}, "need=2 labels"),
+        ("text,label,language\na,b,de\nc,d,de\n", {}, "set finetuning.train_languages"),
+        ("text,label,language\na,b,en\n ,b,en\n", {}, r"x\.csv:3: text is empty"),
+        (
+            "text,label,language,split\na,b,en,train\nc,d,en,train\n",
+            {"selection": {"rule": "joint"}},
+            "selection.rule joint needs development sets; there are none",
+        ),
+    ],
+)
+def test_bad_tables_are_refused_in_one_line(encoder, tmp_path, content, changes, said):
+    (tmp_path / "x.csv").write_text(content)
+
+    with pytest.raises(InputError, match=said):
+        finetune(config(tmp_path / "x.csv", **changes), encoder, None, tmp_path / "out", tmp_path / "run")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,127 @@
+"""The plan of a run equals what a run really takes, where that can be measured, and the published figures elsewhere."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from infoxlm_core import run_file
+from infoxlm_core.data.shards import open_shards
+from infoxlm_core.errors import InputError
+from infoxlm_core.model.encoder import Encoder, EncoderSize
+from infoxlm_core.stages import planning, pretraining
+from infoxlm_core.training import loop
+from infoxlm_core.training.optimizer import make_adamw
+from tests.conftest import VOCABULARY, tiny_config
+
+ROOT = Path(__file__).parents[3]
+WORDS = 250_002
+
+
+def named(name: str):
+    return run_file.load(ROOT / f"configs/{name}.yaml").pretraining
+
+
+def values(rows: list[planning.Row]) -> dict[str, float]:
+    return {row.name: row.value for row in rows}
+
+
+def bytes_of(tensors) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def test_weights_optimizer_key_encoder_and_queue_take_the_bytes_of_the_plan(tiny_shards):
+    config = tiny_config(optimization={"warmup_steps": 0})
+    shards = open_shards(tiny_shards)
+    model = pretraining.build(config, shards)
+    learner = pretraining.Pretraining(config, model, shards)
+    optimizer = make_adamw(model.parameters(), config.optimization)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+
+    planned = values(planning.memory(config, VOCABULARY, gpus=1))
+
+    parameters = list(model.parameters())
+    assert planned["weights"] == bytes_of(parameters)
+    assert planned["gradients"] == bytes_of([parameter.grad for parameter in parameters])
+    assert planned["AdamW moments"] == bytes_of([t for state in optimizer.state.values() for t in state.values()])
+    assert planned["key encoder"] == bytes_of(learner.key_encoder.parameters())
+    assert planned["queue"] == bytes_of([learner.queue.rows, learner.queue.meanings, learner.queue.born])
+    saved = loop.snapshot(learner, optimizer, loop.Progress(), {}).tensors
+    pointer = saved["learner/queue/pointer"].element_size()
+    run = values(planning.plan(config, VOCABULARY, gpus=1).run)
+    assert run["checkpoint"] == bytes_of(saved.values()) - pointer
+
+
+def test_a_layer_keeps_the_bytes_of_the_plan_for_each_token():
+    d, tokens, lengths = 128, 1536, (48,) * 32
+    encoder = Encoder(EncoderSize(VOCABULARY, layers=2, hidden=d, ffn=4 * d, heads=2, positions=50))
+    weights = {shape for p in encoder.parameters() for shape in (p.shape, p.T.shape if p.dim() == 2 else p.shape)}
+    kept = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.shape not in weights:
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+        return tensor
+
+    hidden = torch.randn(tokens, d, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        encoder.run(hidden, lengths, 0, 2)
+
+    found = sum(storage.nbytes() for storage in kept.values()) / (tokens * 2 * d)
+    assert found == pytest.approx(planning.ACTIVATION_BYTES, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("name", "exported", "projection"), [("base", 278_295_186, 768**2), ("large", 560_142_482, 1024**2)]
+)
+def test_parameters_are_those_of_xlmr_and_the_projection(name, exported, projection):
+    found = values(planning.plan(named(name), WORDS).parameters)
+
+    assert found["exported"] == exported
+    assert found["contrast projection"] == projection
+    assert found["encoder"] + found["masked-LM head"] == exported - (768 if name == "base" else 1024)
+
+
+@pytest.mark.parametrize(("name", "long", "short"), [("base", 1.674, 0.645 * 1.507), ("large", 4.926, 1.904 * 1.507)])
+def test_a_step_of_the_papers_runs_takes_the_flops_of_the_formula(name, long, short):
+    config = named(name)
+    sizes = planning.size_of(config, WORDS)
+
+    found = [planning.step_flops(config, sizes, shape) / 1e15 for shape in planning.SHAPES]
+
+    assert found[0] == pytest.approx(long, abs=5e-4)
+    assert found[1] == pytest.approx(short, rel=2e-3)
+
+
+def test_the_base_run_takes_so_many_gpu_hours_if_the_assumption_holds():
+    rows = [row for row in planning.plan(named("base"), WORDS, gpus=8).run if "MFU 0.40" in row.formula]
+
+    assert [round(row.value * 8) for row in rows] == [176, 102]
+    assert all("assuming" in row.formula for row in rows)
+
+
+def test_tokens_queue_turnover_and_all_reduce_of_a_step():
+    found = values(planning.plan(named("base"), WORDS, gpus=8).steps)
+
+    assert found["long sequences"] == 2048 * (512 + 512 + 2 * 128)
+    assert found["queue turnover"] == 64
+    assert found["all-reduce"] == 4 * (278_295_186 - 768 + 768**2)
+    assert values(planning.plan(named("base"), WORDS, gpus=1).steps)["all-reduce"] == 0
+
+
+def test_what_is_off_costs_nothing():
+    config = tiny_config(objectives={"xlco": 0.0, "tlm": 0.0})
+    found = values(planning.memory(config, VOCABULARY, gpus=1))
+
+    assert (found["key encoder"], found["queue"]) == (0, 0)
+    assert planning.step_tokens(config, planning.shapes(config)[0]) == 8 * 24  # blocks of 24 tokens
+
+
+def test_the_plan_reads_as_lines_and_an_unknown_gpu_is_refused():
+    lines = "\n".join(planning.describe(planning.plan(named("base15"), WORDS, 8, "h100")))
+
+    assert "278,295,186" in lines and "1.674 PFLOP" in lines and "64.0 steps" in lines
+    with pytest.raises(InputError, match="gpu 'abacus' is not known: give one of H100"):
+        planning.plan(named("base"), WORDS, gpu="abacus")

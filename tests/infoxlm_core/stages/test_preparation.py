@@ -1,0 +1,220 @@
+"""The stage as a whole: what is written where, that every row is accounted for, and that nothing leaks."""
+
+import json
+import unicodedata
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from infoxlm_core import manifests
+from infoxlm_core.config import PreparationConfig
+from infoxlm_core.corpora.fingerprints import keys
+from infoxlm_core.corpora.reserved import Reserved, check_leaks
+from infoxlm_core.errors import CorpusTooSmall, EncodingError, EvaluationLeak, InputError, ParallelMismatch
+from infoxlm_core.stages import preparation
+
+NUMBERS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+ZAHLEN = ["eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun", "zehn", "elf", "zwölf"]
+NOMBRES = ["un", "deux", "trois", "quatre", "cinq", "six", "sept", "huit", "neuf", "dix", "onze", "douze"]
+PAIRS = [
+    (f"Open window {a} of {b}", f"Fenster {c} von {d} öffnen")
+    for a, c in zip(NUMBERS, ZAHLEN, strict=True)
+    for b, d in zip(NUMBERS, ZAHLEN, strict=True)
+]
+
+
+def tsv(path: Path, pairs) -> dict:
+    path.write_text("".join(f"{source}\t{target}\n" for source, target in pairs), encoding="utf-8")
+    return {"name": path.stem, "format": "tsv", "path": str(path), "languages": ["en", "de"]}
+
+
+def text(path: Path, lines, language="de") -> dict:
+    path.write_bytes("".join(f"{line}\n" for line in lines).encode())
+    return {"name": path.stem, "format": "text", "path": str(path), "languages": [language]}
+
+
+def prepare(tmp_path: Path, *corpora: dict, **fields) -> dict:
+    config = PreparationConfig(languages=("en", "de", "fr"), corpora=corpora, **fields)
+    return preparation.prepare(config, tmp_path / "out", tmp_path / "cache")
+
+
+def rows(tmp_path: Path, name: str) -> list[tuple[str, ...]]:
+    table = pq.read_table(tmp_path / "out" / f"{name}.parquet")
+    return list(zip(*table.to_pydict().values(), strict=True))
+
+
+def entry(report: dict, corpus: str, kind: str, language: str = "de") -> dict:
+    (found,) = (f for f in report["files"] if (f["corpus"], f["kind"], f["language"]) == (corpus, kind, language))
+    return found
+
+
+def test_pairs_become_pairs_and_two_monolingual_corpora(tmp_path):
+    report = prepare(tmp_path, tsv(tmp_path / "a.tsv", PAIRS))
+
+    assert rows(tmp_path, "pairs/en-de/a") == PAIRS
+    assert rows(tmp_path, "mono/en/a") == [(source,) for source, _ in PAIRS]
+    assert rows(tmp_path, "mono/de/a") == [(target,) for _, target in PAIRS]
+    assert report == json.loads((tmp_path / "out/report.json").read_text())
+    assert preparation.facts(report)["pairs"] == {"en-de": 144}
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["mono", "pairs", "report.json"]
+
+
+def test_every_row_is_kept_or_dropped_for_a_counted_reason(tmp_path):
+    bad = [
+        ("", "leer"),
+        ("Same text", "Same text"),
+        ("Short", "Ein viel zu langer Text für dieses eine Wort"),
+        PAIRS[0],
+    ]
+    near = [(PAIRS[1][0].upper() + "!", PAIRS[1][1] + " 7")]
+
+    report = prepare(tmp_path, tsv(tmp_path / "a.tsv", PAIRS + bad + near))
+
+    assert entry(report, "a", "pairs") | {"file": ""} == {
+        "corpus": "a", "language": "de", "kind": "pairs", "file": "", "read": 149, "kept": 144,
+        "dropped": {"duplicate": 1, "empty": 1, "length_ratio": 1, "near_duplicate": 1, "untranslated": 1},
+    }  # fmt: skip
+    assert all(f["read"] == f["kept"] + sum(f["dropped"].values()) for f in report["files"])
+
+
+def test_of_duplicates_in_several_corpora_the_first_stays(tmp_path):
+    report = prepare(tmp_path, tsv(tmp_path / "b.tsv", PAIRS), tsv(tmp_path / "a.tsv", [*PAIRS[:5], ("A b", "C d")]))
+
+    assert len(rows(tmp_path, "pairs/en-de/b")) == 144
+    assert rows(tmp_path, "pairs/en-de/a") == [("A b", "C d")]
+    assert entry(report, "a", "pairs")["dropped"] == {"duplicate": 5}
+
+
+def test_no_form_of_a_held_out_sentence_stays_in_the_training_text(tmp_path):
+    held, rest = PAIRS[:40], PAIRS[40:]
+    planted = [
+        held[0],
+        (held[1][0].upper(), "Etwas ganz anderes"),
+        ("Something else entirely", unicodedata.normalize("NFD", held[2][1])),
+        (f"  {held[3][0].replace(' ', chr(0xA0))}\u200e", "Noch etwas anderes"),
+    ]
+    mono = [held[4][1], held[5][1].casefold(), "Dieser Satz bleibt", "Dieser Satz bleibt nicht"]
+
+    report = prepare(
+        tmp_path,
+        tsv(tmp_path / "train.tsv", rest + planted),
+        text(tmp_path / "mono.txt", mono),
+        tsv(tmp_path / "test.tsv", held + held[:1]),
+        text(tmp_path / "heldmono.txt", ["Dieser Satz bleibt nicht"]),
+        held_out=("test", "heldmono"),
+    )
+
+    assert rows(tmp_path, "pairs/en-de/train") == rest
+    assert rows(tmp_path, "mono/de/mono") == [("Dieser Satz bleibt",)]
+    assert rows(tmp_path, "held_out/en-de/test") == held
+    assert entry(report, "train", "pairs")["dropped"] == {"held_out": 4}
+    assert entry(report, "mono", "mono")["dropped"] == {"held_out": 3}
+    assert entry(report, "test", "held_out")["dropped"] == {"duplicate": 1}
+    assert rows(tmp_path, "held_out_mono/de/heldmono") == [("Dieser Satz bleibt nicht",)]
+    assert not (tmp_path / "out/mono/de/test.parquet").exists()
+
+
+def test_a_held_out_sentence_that_survives_stops_the_stage(tmp_path, monkeypatch):
+    corpora = tsv(tmp_path / "train.tsv", PAIRS), tsv(tmp_path / "test.tsv", PAIRS[7:8])
+    reserved = Reserved(held_out=set(keys(PAIRS[7][1:]).equal))
+    prepare(tmp_path, *corpora[:1])
+    with pytest.raises(EvaluationLeak, match=r"train\.parquet row 8"):
+        check_leaks(tmp_path / "out", reserved)
+
+    original = preparation.Writer.keep  # a writer that lets through what it should not
+
+    def keep_and_leak(writer, kind, corpus, languages, texts, keys, file):
+        if kind == "held_out":
+            writer.tables.add("mono/de/train.parquet", (texts[1],))
+        return original(writer, kind, corpus, languages, texts, keys, file)
+
+    monkeypatch.setattr(preparation.Writer, "keep", keep_and_leak)
+    with pytest.raises(EvaluationLeak, match="kept for evaluation"):
+        prepare(tmp_path, *corpora, held_out=("test",))
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_labelled_messages_are_the_same_in_all_languages_and_in_no_training_text(tmp_path):
+    table = pa.table({
+        "en": [f"Please open the {a} window of {b}" for a in NUMBERS for b in NUMBERS],
+        "de": [f"Bitte das {a}. Fenster von {b} öffnen" for a in ZAHLEN for b in ZAHLEN],
+        "fr": [f"Veuillez ouvrir la fenêtre {a} de {b}" for a in NOMBRES for b in NOMBRES],
+    })  # fmt: skip
+    pq.write_table(table, tmp_path / "a.parquet")
+    both = [(row["en"], row["de"]) for row in table.slice(0, 72).to_pylist()]  # in two corpora: of neither
+
+    prepare(
+        tmp_path,
+        {"name": "a", "format": "parquet", "path": str(tmp_path / "a.parquet")},
+        tsv(tmp_path / "b.tsv", both),
+        labelled_share=0.3,
+    )
+
+    labelled = rows(tmp_path, "labelled")
+    test = {
+        language: {t for t, _, found, split in labelled if (found, split) == (language, "test")}
+        for language in ("en", "de", "fr")
+    }
+    chosen = [row for row in table.to_pylist() if row["en"] in test["en"]]
+    assert 10 <= len(chosen) <= 35  # about 0.3 of 72
+    assert test == {language: {row[language] for row in chosen} for language in ("en", "de", "fr")}
+    assert {label for _, label, _, _ in labelled} == {"a"}
+    assert not {source for source, _ in both} & {t for t, *_ in labelled}
+    train = {t for t, _, _, split in labelled if split == "train"}
+    assert train and not train & set.union(*test.values())
+    for path in [*(tmp_path / "out/mono").rglob("*.parquet"), *(tmp_path / "out/pairs").rglob("*.parquet")]:
+        for column in pq.read_table(path).to_pydict().values():
+            assert not set(column) & set.union(*test.values())
+
+
+def test_preparing_again_gives_the_same_bytes_and_leaves_nothing_old(tmp_path):
+    corpora = tsv(tmp_path / "a.tsv", PAIRS), tsv(tmp_path / "b.tsv", PAIRS[:9])
+    digests = []
+    for _ in range(2):
+        prepare(tmp_path, *corpora, labelled_share=0.2, held_out=("b",))
+        digests.append(manifests.write(tmp_path / "out", "corpus")["digest"])
+        (tmp_path / "out/pairs/en-xx").mkdir()
+        (tmp_path / "out/pairs/en-xx/old.parquet").write_bytes(b"left by an older attempt")
+
+    assert digests[0] == digests[1]
+
+
+def test_few_invalid_lines_are_counted_and_many_refuse_the_file_with_nothing_left(tmp_path):
+    words = [f"Satz {a} {b} {c} {d}" for a in ZAHLEN for b in ZAHLEN for c in ZAHLEN for d in ZAHLEN][:9993]
+    corpus = text(tmp_path / "m.txt", words)
+    pair = tsv(tmp_path / "p.tsv", PAIRS)
+    with (tmp_path / "m.txt").open("ab") as file:
+        file.write(b"kaputt \xff\n" * 7)
+
+    assert entry(prepare(tmp_path, corpus, pair), "m", "mono")["dropped"] == {"invalid_utf8": 7}
+
+    with (tmp_path / "m.txt").open("ab") as file:
+        file.write(b"kaputt \xff\n" * 4)
+    with pytest.raises(EncodingError, match=r"m\.txt:9994:8: .* 11 of 10004"):
+        prepare(tmp_path, pair, corpus)
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_file_in_another_language_than_promised_is_refused(tmp_path):
+    lines = [f"Предложение номер {n} на русском языке" for n in range(500)] + [f"Satz {n} hier" for n in range(900)]
+
+    with pytest.raises(InputError, match=r"m\.txt .*500 of 1400 rows are not in the language expected \(de\)"):
+        prepare(tmp_path, text(tmp_path / "m.txt", lines))
+
+
+def test_misaligned_files_are_refused_before_anything_is_written(tmp_path):
+    text(tmp_path / "x.en", ["One line"])
+    text(tmp_path / "x.de", ["Eine Zeile", "Noch eine"])
+    moses = {"name": "x", "format": "moses", "path": [str(tmp_path / "x.en"), str(tmp_path / "x.de")]}
+
+    with pytest.raises(ParallelMismatch, match="en=1 de=2"):
+        prepare(tmp_path, tsv(tmp_path / "a.tsv", PAIRS), moses | {"languages": ["en", "de"]})
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize("pairs", [[], [("Same text", "Same text")]])
+def test_too_little_text_is_refused(tmp_path, pairs):
+    with pytest.raises(CorpusTooSmall, match="have=0 need=1"):
+        prepare(tmp_path, tsv(tmp_path / "a.tsv", pairs))

@@ -1,0 +1,676 @@
+"""The training loop: exact resume, equal results however the work is split, faults (items A3, A11, A13, A14, A20)."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from infoxlm_core.config import OptimizationConfig
+from infoxlm_core.data.shards import open_shards
+from infoxlm_core.errors import (
+    BadNumbersLimit,
+    ConfigError,
+    ConfigMismatch,
+    LeaseHeld,
+    NoValidCheckpoint,
+    Preempted,
+    RankDesync,
+    StorageFull,
+    TokenizerMismatch,
+)
+from infoxlm_core.stages.pretraining import Pretraining, build, pretrain
+from infoxlm_core.training import checkpoints as saving
+from infoxlm_core.training import distributed, loop, optimizer, tracker
+from tests import workers
+from tests.conftest import tiny_config
+
+
+def losses(run: Path) -> list[tuple]:
+    """Every logged step's losses, bit by bit."""
+    wanted = ("loss/mlm", "loss/tlm", "loss/xlco", "xlco/accuracy", "gradient_norm")
+    return [(step, *(values[name].hex() for name in wanted)) for step, values in tracker.read(run / loop.METRICS)]
+
+
+def numbers(run: Path) -> list[float]:
+    return [float.fromhex(value) for row in losses(run) for value in row[1:4]]
+
+
+def state_of(run: Path, step: int) -> dict[str, str]:
+    return json.loads((run / f"step={step:010d}" / "manifest.json").read_text())["files"]["state.safetensors"]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tiny_shards, tmp_path_factory) -> Path:
+    base = tmp_path_factory.mktemp("undisturbed")
+    pretrain(tiny_config(), tiny_shards, base / "out", base / "run")
+    return base / "run"
+
+
+@pytest.mark.item("A27")
+def test_the_same_seed_gives_the_same_losses_bit_by_bit(undisturbed, tiny_shards, tmp_path):
+    pretrain(tiny_config(), tiny_shards, tmp_path / "out", tmp_path / "run")
+
+    assert losses(tmp_path / "run") == losses(undisturbed)
+    assert state_of(tmp_path / "run", 6) == state_of(undisturbed, 6)
+    pretrain(tiny_config(seed=2), tiny_shards, tmp_path / "out2", tmp_path / "other")
+    assert losses(tmp_path / "other") != losses(undisturbed)
+
+
+@pytest.mark.item("A14")
+@pytest.mark.parametrize("left", [(2,), (2, 4)])
+def test_a_resumed_run_equals_an_undisturbed_one_bit_by_bit(undisturbed, tiny_shards, tmp_path, left):
+    run = tmp_path / "run"
+    shutil.copytree(undisturbed, run)
+    for path in run.glob("step=*"):
+        if int(path.name[5:]) not in left:
+            shutil.rmtree(path)
+    torch.randn(17)  # global generators must not matter
+
+    pretrain(tiny_config(), tiny_shards, tmp_path / "out", run)
+
+    assert losses(run) == losses(undisturbed)
+    assert state_of(run, 6) == state_of(undisturbed, 6)
+
+
+@pytest.mark.item("A14")
+def test_the_ten_steps_after_a_resume_are_those_of_the_undisturbed_run_bit_by_bit(tiny_shards, tmp_path):
+    config = tiny_config(optimization={"steps": 16}, checkpoints={"every": 6})
+    pretrain(config, tiny_shards, tmp_path / "a", tmp_path / "run")
+    expected = losses(tmp_path / "run")
+    for step in (12, 16):
+        shutil.rmtree(tmp_path / "run" / f"step={step:010d}")
+
+    pretrain(config, tiny_shards, tmp_path / "b", tmp_path / "run")
+
+    assert len(expected) == 16 and losses(tmp_path / "run") == expected
+
+
+KEPT = (
+    "model/",
+    "adam/",
+    "learner/key_encoder",
+    "learner/queue/rows",
+    "learner/queue/meanings",
+    "learner/queue/pointer",
+)
+
+
+@pytest.mark.item("A14")
+@pytest.mark.parametrize("lost", [*KEPT, "updates"])
+def test_state_left_out_of_a_checkpoint_would_be_noticed(undisturbed, tiny_shards, tmp_path, lost, monkeypatch):
+    run = tmp_path / "run"
+    shutil.copytree(undisturbed, run)
+    for step in (4, 6):
+        shutil.rmtree(run / f"step={step:010d}")
+    load = saving.Checkpoints.load_newest
+
+    def forgetful(self):
+        found = load(self)
+        tensors = {n: torch.zeros_like(t) if n.startswith(lost) else t for n, t in found.tensors.items()}
+        meta = found.meta | ({"updates": 0} if lost == "updates" else {})
+        return saving.Checkpoint(found.step, tensors, meta)
+
+    monkeypatch.setattr(saving.Checkpoints, "load_newest", forgetful)
+
+    pretrain(tiny_config(), tiny_shards, tmp_path / "out", run)
+
+    assert losses(run) != losses(undisturbed) or state_of(run, 6) != state_of(undisturbed, 6)
+
+
+@pytest.mark.item("A3", "A13")
+@pytest.mark.parametrize("micro", [1, 3, 8])
+@pytest.mark.parametrize("weighting", ["mean", "count"])
+def test_the_micro_batch_does_not_change_the_step(tiny_shards, micro, weighting):
+    def gradients(size: int) -> tuple[dict, torch.Tensor, torch.Tensor]:
+        config = tiny_config(batches={"micro_batch_size": size}, objectives={"weighting": weighting})
+        shards = open_shards(tiny_shards)
+        learner = Pretraining(config, build(config, shards), shards)
+        learner.begin()
+        parameters = list(learner.module.parameters())
+        recorded = torch.optim.SGD(parameters, lr=0.0)
+        recorded.step = lambda: grads.append(torch.cat([p.grad.flatten() for p in parameters]))
+        grads: list[torch.Tensor] = []
+        figures, _ = loop.train_step(
+            learner,
+            recorded,
+            config.optimization.model_copy(update={"clip_norm": 1e9}),
+            loop.Progress(),
+            learner.batches(0),
+        )
+        return figures, grads[0], learner.queue.rows
+
+    with workers.fp64():
+        (expected, gradient, queue), (figures, other, other_queue) = gradients(4), gradients(micro)
+
+    assert (other - gradient).norm() <= 1e-9 * gradient.norm()
+    assert {k: v for k, v in figures.items() if "loss" in k} == pytest.approx(
+        {k: v for k, v in expected.items() if "loss" in k}, rel=1e-9
+    )
+    torch.testing.assert_close(other_queue, queue, rtol=1e-9, atol=1e-9)
+
+
+def _share_queue(rank: int, size: int, port: int, shards: Path, base: Path) -> None:
+    workers.join(rank, size, port)
+    for weighting in ("mean", "count"):
+        with workers.fp64():
+            torch.save(_three_steps(shards, weighting), base / f"{size}.{rank}.{weighting}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def _three_steps(path: Path, weighting: str) -> dict[str, torch.Tensor]:
+    """The gradient of the first of three steps and the queue after the last; micro-batches are uneven."""
+    config = tiny_config(batches={"micro_batch_size": 3}, objectives={"weighting": weighting})
+    shards = open_shards(path)
+    learner = Pretraining(config, build(config, shards), shards)
+    learner.begin()
+    adam, progress = optimizer.make_adamw(learner.module.parameters(), config.optimization), loop.Progress()
+    gradients, take = [], adam.step
+
+    def recorded() -> None:
+        gradients.append(torch.cat([p.grad.flatten() for p in learner.module.parameters()]))
+        take()
+
+    adam.step = recorded
+    for _ in range(3):
+        loop.train_step(learner, adam, config.optimization, progress, learner.batches(progress.step))
+    queue = torch.cat(
+        [learner.queue.rows, learner.queue.meanings.double(), learner.queue.born[:, None].double()], dim=1
+    )
+    return {"gradient": gradients[0], "queue": queue}
+
+
+@pytest.mark.item("A3", "A11")
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 4])
+def test_every_worker_has_the_gradient_and_the_queue_of_the_single_process_run(
+    tiny_shards, tmp_path, count, record_property
+):
+    workers.start(_share_queue, count, tiny_shards, tmp_path)
+
+    for weighting in ("mean", "count"):
+        with workers.fp64():
+            single = _three_steps(tiny_shards, weighting)
+        found = [torch.load(tmp_path / f"{count}.{rank}.{weighting}.pt", weights_only=True) for rank in range(count)]
+        assert all(torch.equal(found[0]["queue"], other["queue"]) for other in found)
+        torch.testing.assert_close(found[0]["queue"], single["queue"], rtol=1e-9, atol=1e-9)
+        off = (found[0]["gradient"] - single["gradient"]).norm() / single["gradient"].norm()
+        record_property("figure", f"{count} workers: gradient within {off:.1e}")
+        assert off <= 1e-9
+
+
+LATE = {"contrast": {"start_step": 2, "temperature": 0.5}, "model": {"dropout": 0.1}}
+
+
+def _late_worker(rank: int, size: int, port: int, shards: Path, base: Path) -> None:
+    workers.join(rank, size, port)
+    with workers.fp64():
+        pretrain(tiny_config(**LATE), shards, base / "out", base / "run")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.item("A3")
+@pytest.mark.slow
+def test_objectives_that_begin_late_do_so_alike_on_two_workers(tiny_shards, tmp_path):
+    with workers.fp64():
+        pretrain(tiny_config(**LATE), tiny_shards, tmp_path / "out", tmp_path / "alone")
+    workers.start(_late_worker, 2, tiny_shards, tmp_path)
+
+    found, expected = (
+        [
+            v.get(f"loss/{n}", 0.0)
+            for _, v in tracker.read(tmp_path / run / loop.METRICS)
+            for n in ("mlm", "tlm", "xlco")
+        ]
+        for run in ("run", "alone")
+    )
+    assert found == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.item("A20")
+def test_clipping_sees_the_gradient_of_the_mean_losses(tiny_shards):
+    config, shards = tiny_config(optimization={"clip_norm": 1e-3}), open_shards(tiny_shards)
+    learner = Pretraining(config, build(config, shards), shards)
+    learner.begin()
+    batches = learner.batches(0)
+    counts = learner.counts(batches)
+    for batch in batches:  # by hand: the gradient of the sum of mean losses
+        learner.losses(batch, {name: 1 / counts[name] for name in learner.weights})[0].backward()
+    expected = torch.cat([p.grad.flatten() for p in learner.module.parameters()]).norm().item()
+    learner.module.zero_grad()
+    learner.new_keys.clear()
+    clipped = []
+    adam = optimizer.make_adamw(learner.module.parameters(), config.optimization)
+    adam.step = lambda: clipped.append(torch.cat([p.grad.flatten() for p in learner.module.parameters()]).norm().item())
+
+    figures, _ = loop.train_step(learner, adam, config.optimization, loop.Progress(), batches)
+
+    assert figures["gradient_norm"] == pytest.approx(expected, rel=1e-5)
+    assert clipped == [pytest.approx(1e-3, rel=1e-3)] and expected > 1e-3
+
+
+def _desync(rank: int, size: int, port: int, shards: Path, base: Path) -> None:
+    workers.join(rank, size, port)
+    values = torch.arange(6.0)
+    distributed.check_equal({"weights": values, "pointer": torch.tensor(3)}, 7)
+    if rank == 1:
+        values[[2, 3]] = values[[3, 2]]  # the same numbers in another order
+    try:
+        distributed.check_equal({"weights": values, "pointer": torch.tensor(3)}, 8)
+    except RankDesync as error:
+        (base / f"{rank}.txt").write_text(str(error))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_workers_that_drift_apart_are_found_before_anything_is_saved(tiny_shards, tmp_path):
+    workers.start(_desync, 2, tiny_shards, tmp_path)
+
+    said = {path.read_text() for path in tmp_path.glob("*.txt")}
+    assert said == {"step 8: weights differs on worker 1: run again from the last checkpoint"}
+
+
+@pytest.mark.item("A3")
+def test_count_weighting_divides_by_all_targets(tiny_shards):
+    shards = open_shards(tiny_shards)
+    config = tiny_config(objectives={"weighting": "count"})
+    learner = Pretraining(config, build(config, shards), shards)
+
+    assert loop._divisors(learner, {"mlm": 76.0, "tlm": 10.0, "xlco": 1.0}) == dict.fromkeys(
+        ("mlm", "tlm", "xlco"), 87.0
+    )
+    assert [round(n / 87, 4) for n in (76, 10, 1)] == [0.8736, 0.1149, 0.0115]
+
+
+def _worker(rank: int, size: int, port: int, shards: Path, base: Path) -> None:
+    workers.join(rank, size, port)
+    with workers.fp64():
+        pretrain(tiny_config(), shards, base / "out", base / "run")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.item("A3", "A18")
+@pytest.mark.slow
+def test_two_and_four_workers_give_the_same_losses_and_a_run_may_change_between(tiny_shards, tmp_path):
+    with workers.fp64():
+        pretrain(tiny_config(), tiny_shards, tmp_path / "out", tmp_path / "run")
+    expected, run = numbers(tmp_path / "run"), tmp_path / "more/run"
+
+    workers.start(_worker, 2, tiny_shards, tmp_path / "more")
+
+    assert numbers(run) == pytest.approx(expected, rel=1e-9)
+    for step in (4, 6):
+        shutil.rmtree(run / f"step={step:010d}")  # two workers began it, four go on
+    workers.start(_worker, 4, tiny_shards, tmp_path / "more")
+    assert numbers(run) == pytest.approx(expected, rel=1e-9)
+
+
+STEPS = 200
+
+
+def _long_run(shards: Path, base: Path) -> None:
+    torch.set_num_threads(1)
+    config = tiny_config(optimization={"steps": STEPS}, checkpoints={"every": 10})
+    pretrain(config, shards, base / "out", base / "run")
+
+
+@pytest.mark.slow
+def test_a_run_killed_at_any_moment_ends_like_an_undisturbed_one(tiny_shards, tmp_path):
+    _long_run(tiny_shards, tmp_path / "a")
+    run, killed = tmp_path / "b/run", 0
+    for wait in (0.01, 0.1, 0.05, None):  # anywhere: seconds after the first checkpoint of this attempt
+        process = workers.one(_long_run, tiny_shards, tmp_path / "b")
+        if wait is not None:
+            seen = _newest(run)
+            while process.is_alive() and _newest(run) == seen:
+                time.sleep(0.002)
+            time.sleep(wait)
+            process.kill()
+        process.join()
+        killed += process.exitcode == -signal.SIGKILL
+
+    assert process.exitcode == 0
+    assert killed >= 1, "the fault never fired"
+    assert losses(run) == losses(tmp_path / "a" / "run")
+    assert state_of(run, STEPS) == state_of(tmp_path / "a" / "run", STEPS)
+
+
+def _newest(run: Path) -> int:
+    return max((int(path.parent.name[5:]) for path in run.glob("step=*/manifest.json")), default=0)
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "missing", "manifest"])
+def test_a_damaged_checkpoint_is_found_and_the_older_one_used(undisturbed, tiny_shards, tmp_path, damage, caplog):
+    run = tmp_path / "run"
+    shutil.copytree(undisturbed, run)
+    newest = run / "step=0000000006"
+    state = newest / "state.safetensors"
+    content = bytearray(state.read_bytes())
+    if damage == "flip":
+        content[len(content) // 2] ^= 1
+        state.write_bytes(content)
+    if damage == "cut":
+        state.write_bytes(content[:-7])
+    if damage == "missing":
+        state.unlink()
+    if damage == "manifest":
+        (newest / "manifest.json").write_text((newest / "manifest.json").read_text()[:-20])
+
+    pretrain(tiny_config(), tiny_shards, tmp_path / "out", run)
+
+    assert "CheckpointCorrupt step=6" in caplog.text
+    assert losses(run) == losses(undisturbed) and state_of(run, 6) == state_of(undisturbed, 6)
+
+
+def test_a_run_without_a_valid_checkpoint_never_starts_over_by_itself(undisturbed, tiny_shards, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(undisturbed, run)
+    for path in run.glob("step=*"):
+        (path / "meta.json").unlink()
+
+    with pytest.raises(NoValidCheckpoint, match=r"step 6: .*meta\.json is missing.*restore one") as caught:
+        pretrain(tiny_config(), tiny_shards, tmp_path / "out", run)
+    assert caught.value.exit_code == 4
+
+    for path in run.glob("step=*"):
+        shutil.rmtree(path)
+    with pytest.raises(NoValidCheckpoint, match="none is left"):
+        pretrain(tiny_config(), tiny_shards, tmp_path / "out", run)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"optimization": {"learning_rate": 0.02}}, "optimization.learning_rate was 0.01, is 0.02"),
+        ({"contrast": {"queue_size": 16}}, "contrast.queue_size was 32, is 16"),
+        ({"seed": 2}, "seed was 1, is 2"),
+        ({"batches": {"micro_batch_size": 2}}, "batches.micro_batch_size was 4, is 2"),
+    ],
+)
+def test_resuming_with_other_settings_is_refused_with_the_difference(undisturbed, tiny_shards, tmp_path, changes, said):
+    shutil.copytree(undisturbed, tmp_path / "run")
+
+    with pytest.raises(ConfigMismatch, match=said):
+        pretrain(tiny_config(**changes), tiny_shards, tmp_path / "out", tmp_path / "run")
+
+
+def test_old_checkpoints_go_and_the_newest_stay(undisturbed):
+    assert sorted(path.name for path in undisturbed.glob("step=*")) == [f"step={s:010d}" for s in (2, 4, 6)]
+
+
+def _save_steps(run: Path, *steps: int, keep: int = 3) -> None:
+    for step in steps:
+        saving.Checkpoints(run, {}, 1, keep).save(saving.Checkpoint(step, {"w": torch.full((9,), float(step))}, {}))
+
+
+def _flip(state: Path) -> None:
+    content = bytearray(state.read_bytes())
+    content[-1] ^= 1
+    state.write_bytes(content)
+
+
+@pytest.mark.parametrize(("keep", "left"), [(1, [3]), (2, [2, 3]), (3, [1, 2, 3])])
+def test_damaged_checkpoints_do_not_push_out_valid_ones(tmp_path, keep, left):
+    _save_steps(tmp_path, 1, 2, 4, 6, keep=4)
+    for step in (4, 6):
+        _flip(tmp_path / f"step={step:010d}/state.safetensors")
+    resumed = saving.Checkpoints(tmp_path, {}, 1, keep)
+    found = resumed.load_newest()
+    assert found.step == 2
+    assert len(saving.list_of(tmp_path)) == 4  # nothing goes before there is a newer one
+
+    resumed.save(saving.Checkpoint(3, found.tensors, {}))
+
+    assert [step for step, _ in saving.list_of(tmp_path)] == left[::-1]
+    assert saving.Checkpoints(tmp_path, {}, 1, keep).load_newest().step == 3
+
+
+def test_a_damaged_checkpoint_that_was_trained_past_goes_too_and_one_trained_again_stays(tmp_path):
+    _save_steps(tmp_path, 2, 4, 5)
+    for step in (4, 5):
+        _flip(tmp_path / f"step={step:010d}/state.safetensors")
+    resumed = saving.Checkpoints(tmp_path, {}, 1, 3)
+    found = resumed.load_newest()
+
+    for step in (5, 7):
+        resumed.save(saving.Checkpoint(step, found.tensors, {}))
+
+    assert [step for step, _ in saving.list_of(tmp_path)] == [7, 5, 2]
+
+
+def test_a_half_deleted_checkpoint_does_not_count_among_those_that_stay(tmp_path):
+    _save_steps(tmp_path, 1, 2, 3)
+    (tmp_path / "step=0000000002/manifest.json").unlink()
+
+    _save_steps(tmp_path, 4)
+
+    assert [step for step, _ in saving.list_of(tmp_path)] == [4, 3, 1]
+
+
+def test_a_full_disk_leaves_the_older_checkpoint_and_nothing_half_written(
+    undisturbed, tiny_shards, tmp_path, monkeypatch
+):
+    run = tmp_path / "run"
+    shutil.copytree(undisturbed, run)
+    for step in (4, 6):
+        shutil.rmtree(run / f"step={step:010d}")
+
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(saving, "save_file", full)
+
+    with pytest.raises(StorageFull, match="no space for step=0000000004") as caught:
+        pretrain(tiny_config(), tiny_shards, tmp_path / "out", run)
+    assert caught.value.exit_code == 75
+    assert [path.name for path in run.iterdir() if "step=" in path.name] == ["step=0000000002"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small file system")
+def test_a_really_full_disk_is_said_in_one_line(tiny_shards, tmp_path):
+    (tmp_path / "small").mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=96k", "tmpfs", str(tmp_path / "small")]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("this machine does not let tests mount a file system")
+    try:
+        with pytest.raises(StorageFull, match="no space"):
+            pretrain(tiny_config(), tiny_shards, tmp_path / "small/out", tmp_path / "small/run")
+        with pytest.raises(StorageFull, match="no space"):  # checkpoints fit elsewhere, the model does not fit here
+            pretrain(tiny_config(model={"hidden": 64}), tiny_shards, tmp_path / "small/out", tmp_path / "run")
+        assert not list((tmp_path / "small/run").glob("*step=*"))
+    finally:
+        subprocess.run(["umount", str(tmp_path / "small")], check=True)
+
+
+def test_a_finished_run_started_again_tells_its_figures(undisturbed, tiny_shards, tmp_path):
+    shutil.copytree(undisturbed, tmp_path / "run")
+
+    figures = pretrain(tiny_config(), tiny_shards, tmp_path / "out", tmp_path / "run")
+
+    assert figures["loss/xlco"].hex() == losses(undisturbed)[-1][3]
+
+
+def test_a_model_with_too_few_positions_is_refused(tiny_shards, tmp_path):
+    pretrain(tiny_config(), tiny_shards, tmp_path / "a", tmp_path / "run a")
+    longer = tiny_config(model={"start": str(tmp_path / "a/encoder")}, batches={"block_tokens": 40})
+
+    with pytest.raises(ConfigError, match=r"sequences of 40 tokens .* exceed the 32 positions"):
+        pretrain(longer, tiny_shards, tmp_path / "b", tmp_path / "run b")
+
+
+def test_with_dropout_too_the_samples_and_losses_do_not_depend_on_the_workers(tiny_shards, monkeypatch):
+    config, shards = tiny_config(model={"dropout": 0.2}), open_shards(tiny_shards)
+    learner = Pretraining(config, build(config, shards), shards)
+    learner.begin()
+    scales = dict.fromkeys(learner.weights, 1.0)
+
+    def total(count: int) -> float:
+        monkeypatch.setattr(distributed, "world_size", lambda: count)
+        loss = 0.0
+        for rank in range(count):
+            monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
+            loss += sum(learner.losses(batch, scales)[1]["mlm"].item() for batch in learner.batches(0))
+        return loss
+
+    assert total(1) == pytest.approx(total(2), rel=1e-6) == pytest.approx(total(4), rel=1e-6)
+
+
+def test_asked_to_stop_it_saves_and_the_next_start_goes_on(undisturbed, tiny_shards, tmp_path, monkeypatch):
+    asked = iter([False, False, False, True])
+    monkeypatch.setattr(saving.Checkpoints, "asked_to_stop", lambda self: next(asked, False))
+
+    with pytest.raises(Preempted, match="after step 4"):
+        pretrain(tiny_config(checkpoints={"every": 100}), tiny_shards, tmp_path / "out", tmp_path / "run")
+
+    pretrain(tiny_config(), tiny_shards, tmp_path / "out", tmp_path / "run")
+    assert losses(tmp_path / "run") == losses(undisturbed)
+
+
+def test_a_second_trainer_of_the_same_run_is_refused(tmp_path):
+    held = saving.Checkpoints(tmp_path, {}, every=1, keep=1)
+
+    with held.locked(), pytest.raises(LeaseHeld), saving.Checkpoints(tmp_path, {}, 1, 1).locked(patience=0.6):
+        pass
+    with saving.Checkpoints(tmp_path, {}, 1, 1).locked(patience=0.1):
+        pass
+
+
+@pytest.mark.item("A8")
+def test_a_bad_step_touches_neither_weights_nor_key_encoder_nor_queue(tiny_shards, monkeypatch):
+    config = tiny_config(optimization={"warmup_steps": 0})
+    shards = open_shards(tiny_shards)
+    learner = Pretraining(config, build(config, shards), shards)
+    learner.begin()
+    adam = optimizer.make_adamw(learner.module.parameters(), config.optimization)
+    progress = loop.Progress()
+    loop.train_step(learner, adam, config.optimization, progress, learner.batches(progress.step))
+    before = loop.snapshot(learner, adam, progress, {})
+    plain = learner.losses
+
+    def spoiled(batch, scales):
+        loss, sums = plain(batch, scales)
+        return loss * float("nan"), sums
+
+    monkeypatch.setattr(learner, "losses", spoiled)
+
+    for _ in range(2):
+        figures, _ = loop.train_step(learner, adam, config.optimization, progress, learner.batches(progress.step))
+
+    assert figures["skipped"] == 1.0
+    after = loop.snapshot(learner, adam, progress, {})
+    assert all(torch.equal(after.tensors[name], tensor) for name, tensor in before.tensors.items())
+    assert (progress.step, progress.updates, progress.bad_in_a_row) == (3, 1, 2)
+
+
+def test_a_run_continues_from_a_given_model_and_refuses_one_of_another_tokenizer(tiny_shards, tmp_path):
+    first = pretrain(tiny_config(), tiny_shards, tmp_path / "a", tmp_path / "run a")
+    start = tmp_path / "a/encoder"
+
+    again = pretrain(tiny_config(model={"start": str(start)}), tiny_shards, tmp_path / "b", tmp_path / "run b")
+
+    assert again["loss/mlm"] < first["loss/mlm"]
+    (start / "sentencepiece.bpe.model").write_bytes(b"another")
+    with pytest.raises(TokenizerMismatch, match=r"has tokenizer sha256:\w{8}…, .* sha256:t"):
+        pretrain(tiny_config(model={"start": str(start)}), tiny_shards, tmp_path / "c", tmp_path / "run c")
+    size = json.loads((start / "config.json").read_text()) | {"vocab_size": 65}
+    (start / "config.json").write_text(json.dumps(size))
+    with pytest.raises(TokenizerMismatch, match=r"has 65 embeddings, .* 64 ids"):
+        pretrain(tiny_config(model={"start": str(start)}), tiny_shards, tmp_path / "c", tmp_path / "run c")
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_among_bad_steps_nothing_is_saved_and_a_request_to_stop_waits_for_a_good_one(
+    tiny_shards, tmp_path, monkeypatch, asked
+):
+    plain, seen, saved = Pretraining.losses, Pretraining.finish_step, []
+    now = [0]
+
+    def spoiled(self, batch, scales):
+        loss, sums = plain(self, batch, scales)
+        return loss * (float("inf") if now[0] in (2, 3) else 1.0), sums
+
+    def counted(self, step, good):
+        seen(self, step, good)
+        now[0] = step + 1
+
+    save = saving.Checkpoints.save
+    monkeypatch.setattr(Pretraining, "losses", spoiled)
+    monkeypatch.setattr(Pretraining, "finish_step", counted)
+    monkeypatch.setattr(saving.Checkpoints, "asked_to_stop", lambda self: asked and now[0] >= 2)
+    monkeypatch.setattr(
+        saving.Checkpoints, "save", lambda self, found, last: (saved.append(found.step), save(self, found, last))
+    )
+
+    with pytest.raises(Preempted, match="after step 5") if asked else contextlib.nullcontext():
+        pretrain(tiny_config(checkpoints={"every": 1}), tiny_shards, tmp_path / "out", tmp_path / "run")
+
+    assert saved == ([1, 2, 5] if asked else [1, 2, 5, 6])  # the 3rd and 4th step are bad
+
+
+def test_too_many_bad_steps_end_the_run(tiny_shards, tmp_path, monkeypatch):
+    plain = Pretraining.losses
+
+    def spoiled(self, batch, scales):
+        loss, sums = plain(self, batch, scales)
+        return loss * float("inf"), sums
+
+    monkeypatch.setattr(Pretraining, "losses", spoiled)
+
+    with pytest.raises(BadNumbersLimit, match="3 steps in a row up to step 3") as caught:
+        pretrain(tiny_config(), tiny_shards, tmp_path / "out", tmp_path / "run")
+    assert caught.value.exit_code == 5
+
+
+@pytest.mark.item("A20")
+@pytest.mark.parametrize(
+    ("steps", "peak", "updates", "expected"),
+    [(200_000, 2e-4, 0, 0.0), (200_000, 2e-4, 5_000, 1e-4), (200_000, 2e-4, 10_000, 2e-4), 
+     (200_000, 2e-4, 105_000, 1e-4),
+     (200_000, 2e-4, 200_000, 0.0), (150_000, 2e-4, 80_000, 1e-4), (100_000, 2e-4, 55_000, 1e-4),
+     (200_000, 1e-4, 5_000, 5e-5), (200_000, 1e-4, 105_000, 5e-5)],
+)  # fmt: skip
+def test_the_learning_rate_is_the_schedule_of_the_paper(steps, peak, updates, expected):
+    config = OptimizationConfig(steps=steps, learning_rate=peak, warmup_steps=10_000)
+
+    assert optimizer.learning_rate(config, updates) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.item("A20")
+def test_weight_decay_shrinks_every_parameter_that_has_no_gradient():
+    layer = torch.nn.LayerNorm(4)
+    adam = optimizer.make_adamw(layer.parameters(), OptimizationConfig(learning_rate=0.5))
+    for parameter in layer.parameters():
+        parameter.data.fill_(1.0)
+        parameter.grad = torch.zeros_like(parameter)
+
+    adam.step()
+
+    assert all(torch.allclose(p, torch.full_like(p, 1 - 0.5 * 0.01)) for p in layer.parameters())
+
+
+@pytest.mark.item("A25")
+def test_contrast_learns_a_toy_language_far_above_chance(tiny_shards, tmp_path, record_property):
+    config = tiny_config(
+        optimization={"steps": 150, "learning_rate": 0.02, "warmup_steps": 10},
+        batches={"global_batch_size": 16, "virtual_shards": 1, "micro_batch_size": 16},
+        contrast={"pooling": "mean"}, checkpoints={"every": 1000}, log_every=10,
+    )  # fmt: skip
+
+    pretrain(config, tiny_shards, tmp_path / "out", tmp_path / "run")
+
+    accuracy = [values["xlco/accuracy"] for _, values in tracker.read(tmp_path / "run" / loop.METRICS)]
+    record_property("figure", f"XLCO accuracy {sum(accuracy[-3:]) / 3:.2f}, chance {1 / 33:.2f}")
+    assert sum(accuracy[-3:]) / 3 > 10 / (1 + 32)
+
+
+def test_helpers_of_distributed_training_are_the_one_worker_case_without_a_group():
+    rows = torch.arange(6).view(3, 2)
+
+    assert torch.equal(distributed.gather_rows(rows), rows)
+    assert distributed.from_first("x") == "x" and distributed.on_first(lambda: 3) == 3

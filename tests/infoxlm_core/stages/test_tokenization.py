@@ -1,0 +1,110 @@
+"""Corpora -> tokenizer and shards: XLM-R's ids, equal in `transformers`, the same for any number of processes."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from transformers import AutoTokenizer
+
+from infoxlm_core import manifests
+from infoxlm_core.config import TokenizationConfig
+from infoxlm_core.data.encoding import meaning
+from infoxlm_core.data.shards import open_shards
+from infoxlm_core.errors import CorpusTooSmall, InputError, TokenizerMismatch
+from infoxlm_core.stages.tokenization import tokenize
+from tests.toy_text import messages
+
+
+def write_corpus(directory: Path, sentences: dict[str, list[str]], pairs: dict[str, list[tuple[str, str]]]) -> Path:
+    for language, texts in sentences.items():
+        path = directory / "mono" / language / "toy.parquet"
+        path.parent.mkdir(parents=True)
+        pq.write_table(pa.table({"text": texts}), path)
+    for name, rows in pairs.items():
+        path = directory / "pairs" / name / "toy.parquet"
+        path.parent.mkdir(parents=True)
+        pq.write_table(pa.table({"source": [a for a, _ in rows], "target": [b for _, b in rows]}), path)
+    manifests.write(directory, "corpus")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Path:
+    german = messages(0)
+    odd = [
+        "  two  spaces\u00a0here ",
+        "<b>%(name)s</b> & <s>old</s>",
+        "Ⅷ ﬁne ½ ①",
+        "emoji 🙂 here",
+        "nananana na nan anan",
+    ]
+    return write_corpus(
+        tmp_path_factory.mktemp("corpus"),
+        {"de": [b for _, b in german[:300]], "en": [a for a, _ in german[:300]] + odd * 3},
+        {"en-de": german[:200]},
+    )
+
+
+def run(config: TokenizationConfig, corpus: Path, output: Path) -> Path:
+    manifests.write(output, "shards", tokenize(config, corpus, output))
+    return output
+
+
+@pytest.fixture(scope="module")
+def shards(corpus, tmp_path_factory) -> Path:
+    return run(TokenizationConfig(vocabulary_size=100, processes=1), corpus, tmp_path_factory.mktemp("made"))
+
+
+def test_ids_follow_the_layout_of_xlm_r(shards):
+    tokenizer = AutoTokenizer.from_pretrained(shards / "tokenizer")
+
+    assert tokenizer.convert_tokens_to_ids(["<s>", "<pad>", "</s>", "<unk>", "<mask>"]) == [0, 1, 2, 3, 99]
+    assert len(tokenizer) == 100
+    ids = tokenizer("Open the file", "now")["input_ids"]
+    assert ids[0] == 0 and ids[-1] == 2 and ids.count(2) == 3  # <s> a </s> </s> b </s>
+    assert tokenizer.decode(tokenizer("Öffne der Datei")["input_ids"], skip_special_tokens=True) == "Öffne der Datei"
+
+
+def test_shards_hold_the_ids_that_transformers_gives(shards, corpus):
+    tokenizer = AutoTokenizer.from_pretrained(shards / "tokenizer")
+    opened = open_shards(shards)
+    texts = pq.read_table(corpus / "mono/de/toy.parquet")["text"].to_pylist()
+    (table,) = opened.mono["de"]
+
+    for row, text in enumerate(texts):
+        stored = table.tokens[table.offsets[row] : table.offsets[row + 1]].tolist()
+        assert stored == [*tokenizer(text, add_special_tokens=False)["input_ids"], 2]
+    (pairs,) = opened.pairs["en-de"]
+    assert len(pairs) == 200 and len(set(pairs.meanings.tolist())) == 200
+    assert pairs.meanings.view("uint64")[0] == meaning(messages(0)[0][0])
+
+
+def test_the_shards_do_not_depend_on_the_number_of_processes(shards, corpus, tmp_path):
+    again = run(TokenizationConfig(vocabulary_size=100, processes=3), corpus, tmp_path)
+
+    digests = [manifests.read(path, "shards", "tokenize_corpus")["digest"] for path in (shards, again)]
+    assert digests[0] == digests[1]
+
+
+def test_a_given_model_is_used_as_it_is(shards, corpus, tmp_path):
+    model = shards / "tokenizer/sentencepiece.bpe.model"
+
+    again = run(TokenizationConfig(vocabulary_size=100, processes=1, model=str(model)), corpus, tmp_path)
+
+    assert (again / "tokenizer/sentencepiece.bpe.model").read_bytes() == model.read_bytes()
+    with pytest.raises(TokenizerMismatch, match=r"gives 100 ids, tokenization\.vocabulary_size says 99"):
+        tokenize(TokenizationConfig(vocabulary_size=99, model=str(model)), corpus, tmp_path / "x")
+
+
+def test_meaning_ignores_case_and_width_and_space():
+    assert meaning("Save  CHANGES") == meaning("save changes") != meaning("save change")
+
+
+def test_bad_input_is_refused(corpus, tmp_path):
+    with pytest.raises(InputError, match="run prepare_corpus first"):
+        tokenize(TokenizationConfig(), tmp_path, tmp_path / "out")
+    with pytest.raises(CorpusTooSmall, match=r"at most \d+ are possible"):
+        tokenize(TokenizationConfig(vocabulary_size=5000), corpus, tmp_path / "out")
+    with pytest.raises(InputError, match="not a SentencePiece model"):
+        tokenize(TokenizationConfig(model=str(corpus / "manifest.json")), corpus, tmp_path / "out2")

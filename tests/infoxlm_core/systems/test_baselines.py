@@ -1,0 +1,393 @@
+"""XLM and BERT as baselines: layouts, samples, equality with Hugging Face's classes, every row of the comparison."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from tokenizers import Tokenizer
+from tokenizers.models import Unigram
+from tokenizers.pre_tokenizers import Metaspace
+from transformers import AutoTokenizer, BertForPreTraining, XLMWithLMHeadModel
+
+from infoxlm_core.config import PretrainingConfig
+from infoxlm_core.data.layouts import Sequences
+from infoxlm_core.data.sampling import generator
+from infoxlm_core.data.shards import Table, open_shards
+from infoxlm_core.errors import ConfigError, CorpusTooSmall, InputError
+from infoxlm_core.stages.pretraining import pretrain
+from infoxlm_core.systems import baselines
+from infoxlm_core.systems.baseline_files import load_into
+from infoxlm_core.systems.baseline_samples import (
+    XLMSampler,
+    languages_of,
+    lay_out_pairs,
+    micro_batches,
+    read_windows,
+    windows,
+)
+from infoxlm_core.systems.next_sentences import DOCUMENT, BERTSampler, truncate
+from infoxlm_core.training import loop, tracker
+from infoxlm_core.training.optimizer import learning_rate
+from tests.conftest import tiny_config, write_shards
+from tests.workers import fp64, join, start
+
+ROWS = yaml.safe_load((Path(__file__).parents[3] / "configs" / "systems.yaml").read_text())
+TINY = tiny_config(model={"ffn": 64}).model_dump()  # 4 * hidden, as XLM has it
+PUBLISHED = [name for name in ROWS if ":" in name]
+SIZES = {
+    "model": {"start": None, **{name: TINY["model"][name] for name in ("layers", "hidden", "ffn", "heads",
+                                                                       "max_tokens")}},
+    "batches": TINY["batches"],
+    "optimization": {name: TINY["optimization"][name] for name in ("steps", "warmup_steps", "learning_rate")},
+}  # fmt: skip
+
+
+def merge(first: dict, second: dict) -> dict:
+    both = {name: merge(first[name], second[name]) for name in first.keys() & second.keys()
+            if isinstance(first[name], dict) and isinstance(second[name], dict)}  # fmt: skip
+    return first | second | both
+
+
+def config_of(row: str, **changes) -> PretrainingConfig:
+    """A row of the comparison on the tiny config; a row with published sizes is brought back to toy size."""
+    values = merge(TINY, ROWS[row])
+    return PretrainingConfig.parse(merge(merge(values, SIZES) if row in PUBLISHED else values, changes))
+
+
+def of(*rows: list[int]) -> Sequences:
+    return Sequences(np.concatenate([np.array(r, np.int64) for r in rows]), np.array([len(row) for row in rows]))
+
+
+def table_of(*sentences: list[int]) -> Table:
+    lengths = [len(sentence) + 1 for sentence in sentences]
+    return Table(np.array([t for s in sentences for t in [*s, 2]], np.uint32), np.cumsum([0, *lengths]))
+
+
+# XLM
+
+
+@pytest.mark.item("A19")
+def test_an_xlm_pair_has_four_eos_positions_that_restart_and_a_language_a_side():
+    laid, positions, types = lay_out_pairs(of([10, 11], [12]), of([20], [21, 22]), (5, 7))
+
+    assert laid.flat.tolist() == [2, 10, 11, 2, 2, 20, 2, 2, 12, 2, 2, 21, 22, 2]
+    assert laid.lengths.tolist() == [7, 7]
+    assert positions.tolist() == [0, 1, 2, 3, 0, 1, 2, 0, 1, 2, 0, 1, 2, 3]
+    assert types.tolist() == [5, 5, 5, 5, 7, 7, 7, 5, 5, 5, 7, 7, 7, 7]
+
+
+def test_a_stream_opens_with_eos_and_is_filled_at_the_front():
+    table = table_of([10, 11], [12])
+
+    assert windows(table, 4) == 2
+    assert read_windows(table, np.array([1, 0]), 4).tolist() == [[11, 2, 12, 2], [2, 2, 2, 10]]
+    assert windows(table_of(), 4) == 0
+
+
+def test_xlm_takes_one_objective_in_turn_and_one_language_a_step(tiny_shards):
+    shards = open_shards(tiny_shards)
+    sampler = XLMSampler(shards, config_of("XLM MLM+TLM"))
+
+    steps = [[sampler.draw(step, shard) for shard in range(4)] for step in range(40)]
+
+    assert [samples[0].objective for samples in steps[:4]] == ["mlm", "tlm", "mlm", "tlm"]
+    languages = [tuple(dict.fromkeys(types)) for samples in steps for s in samples for types in [s.types.tolist()]]
+    assert all(len({tuple(dict.fromkeys(s.types.tolist())) for s in samples}) == 1 for samples in steps)
+    assert languages_of(shards) == ["de", "en", "fr"]
+    assert {name for name in languages if len(name) == 1} == {(0,), (2,)}  # mono de, fr
+    assert {name for name in languages if len(name) == 2} == {(0, 1), (1, 0), (1, 2), (2, 1)}  # both directions
+
+
+def test_a_clm_window_predicts_every_token_but_its_first(tiny_shards):
+    samples = XLMSampler(open_shards(tiny_shards), config_of("XLM-CLM")).draw(0, 0)
+
+    text = samples.seen.flat.reshape(2, 24)
+    assert samples.answers.tolist() == text[:, 1:].ravel().tolist()
+    assert samples.rows.tolist() == [*range(23), *range(24, 47)]
+
+
+def test_xlm_drops_pairs_with_a_long_side(tiny_shards):
+    shards = open_shards(tiny_shards)
+    config = config_of("XLM MLM+TLM", batches={"side_tokens": 5}, objectives={"mlm": 0.0})
+    sampler = XLMSampler(shards, config)
+
+    assert max(sampler.draw(step, 0).seen.lengths.max() for step in range(20)) == 2 * 5 + 4
+    with pytest.raises(CorpusTooSmall, match="TLM has no pair with sides of at most 2 tokens"):
+        XLMSampler(shards, config_of("XLM MLM+TLM", batches={"side_tokens": 2}))
+
+
+@pytest.mark.item("A28")
+def test_in_a_causal_model_the_next_token_changes_no_output_before_it(tiny_shards):
+    shards = open_shards(tiny_shards)
+    learner = baselines.make(config_of("XLM-CLM"), shards)
+    learner.module.eval()
+    batch = learner.batches(0)[0]
+    changed = batch.ids.clone()
+    changed[10] = 63 if changed[10] != 63 else 62
+    other = type(batch)(**{**vars(batch), "ids": changed})
+
+    before, after = (learner.module(b)[0] for b in (batch, other))
+
+    assert torch.equal(before[:10], after[:10]) and not torch.allclose(before[10:23], after[10:23])
+    assert torch.equal(before[23:], after[23:])  # another window
+    masked = type(batch)(**{**vars(batch), "objective": "mlm"}), type(other)(**{**vars(other), "objective": "mlm"})
+    assert not torch.allclose(*(learner.module(b)[0][:10] for b in masked))
+
+
+# BERT
+
+
+@pytest.mark.item("A19")
+def test_berts_samples_have_two_parts_two_segments_and_mask_no_special_token(tiny_shards):
+    sampler = BERTSampler(open_shards(tiny_shards), config_of("mBERT"))
+
+    for step in range(50):
+        samples = sampler.draw(step, 1)
+        original = samples.seen.flat.copy()
+        original[samples.rows] = samples.answers
+        cuts = samples.seen.lengths.cumsum()[:-1]
+        for ids, types in zip(np.split(original, cuts), np.split(samples.types, cuts), strict=True):
+            ends = np.flatnonzero(ids == 2)
+            assert ids[0] == 0 and len(ends) == 2 and ends[1] == len(ids) - 1 <= 23
+            assert types.tolist() == [0] * (ends[0] + 1) + [1] * (len(ids) - ends[0] - 1)
+        assert samples.answers.min() > 3
+
+
+@pytest.mark.item("A19")
+def test_half_of_berts_second_parts_come_from_another_document(tmp_path):
+    sampler = BERTSampler(open_shards(write_shards(tmp_path, {"one": 40 * DOCUMENT})), config_of("mBERT"))
+    rng, labels = generator("next"), []
+    for row in range(4000):
+        table = sampler.tables[0]
+        a, b, label = sampler._pair(0, row % len(table), rng)
+        if label == 0:  # it is what stands in the text
+            text = table.tokens[table.tokens != 2].tolist()
+            joined = [*a.tolist(), *b.tolist()]
+            assert len(joined) <= 21
+            if len(joined) < 21:  # nothing was cut
+                assert any(text[i : i + len(joined)] == joined for i in range(len(text)))
+        labels.append(label)
+
+    assert np.mean(labels) == pytest.approx(0.5, abs=3 * 0.5 / len(labels) ** 0.5)
+
+
+def test_another_document_is_never_the_same_and_every_other_is_drawn(tiny_shards):
+    sampler, rng = BERTSampler(open_shards(tiny_shards), config_of("mBERT")), generator("other")
+
+    found = {sampler._other(0, 1, rng) for _ in range(200)}
+
+    assert found == {(0, 0), (1, 0)}  # 40 sentences are two documents, 25 are one; tables 2 and 3 are French
+
+
+def test_a_language_of_one_document_has_no_wrong_continuation(tmp_path):
+    shards = open_shards(write_shards(tmp_path, {"one": DOCUMENT}))
+
+    with pytest.raises(CorpusTooSmall, match=r"two documents of 32 sentences of each language: de have=1 need=2"):
+        BERTSampler(shards, config_of("mBERT"))
+
+
+def test_the_longer_part_is_cut_at_either_end():
+    a, b, rng = np.arange(10), np.arange(100, 104), generator("cut")
+
+    cuts = [truncate(a, b, 8, rng) for _ in range(200)]
+
+    assert {(len(x), len(y)) for x, y in cuts} == {(4, 4)}
+    assert all((np.diff(x) == 1).all() and y.tolist() == b.tolist() for x, y in cuts)
+    assert {x[0] for x, _ in cuts} == set(range(7))  # 0 to 6 of its 10 tokens fall at the front
+
+
+# Hugging Face
+
+
+def padded(batch) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """A packed batch as the padded one that Hugging Face takes, and where its rows went: (T,) bool of (B, L)."""
+    parts = {"input_ids": batch.ids, "position_ids": batch.positions, "langs": batch.types}
+    grid = {
+        name: torch.nn.utils.rnn.pad_sequence(part.split(list(batch.lengths)), batch_first=True, padding_value=1)
+        for name, part in parts.items()
+    }
+    real = torch.arange(max(batch.lengths))[None] < torch.tensor(batch.lengths)[:, None]
+    return grid | {"attention_mask": real.long()}, real
+
+
+def with_uneven_weights(learner: baselines.Baseline) -> baselines.Baseline:
+    """Biases and norms that are not 0 and 1, so that a forgotten one is seen."""
+    rng = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in learner.module.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=rng))
+    learner.module.eval()
+    return learner
+
+
+@pytest.mark.item("A22", "A32")
+@pytest.mark.parametrize("row", ["XLM-CLM", "XLM-MLM", "XLM MLM+TLM"])
+def test_hugging_faces_xlm_gives_our_logits(tiny_shards, tmp_path, row):
+    learner = with_uneven_weights(baselines.make(config_of(row), open_shards(tiny_shards)))
+    baselines.export(learner, tiny_shards / "tokenizer", tmp_path)
+    theirs = XLMWithLMHeadModel.from_pretrained(tmp_path)
+
+    for step in range(2):
+        batch = learner.batches(step)[0]
+        inputs, real = padded(batch)
+        with torch.inference_mode():
+            expected, (logits, _) = theirs(**inputs).logits[real], learner.module(batch)
+        torch.testing.assert_close(logits, expected[batch.rows], rtol=1e-5, atol=1e-5)
+    assert theirs.config.lang2id == {"de": 0, "en": 1, "fr": 2}
+    assert theirs.config.causal == (row == "XLM-CLM")
+
+
+@pytest.mark.item("A22", "A32")
+def test_hugging_faces_bert_gives_our_logits(tiny_shards, tmp_path):
+    learner = with_uneven_weights(baselines.make(config_of("mBERT"), open_shards(tiny_shards)))
+    baselines.export(learner, tiny_shards / "tokenizer", tmp_path)
+    theirs = BertForPreTraining.from_pretrained(tmp_path)
+
+    batch = learner.batches(0)[0]
+    inputs, real = padded(batch)
+    inputs["token_type_ids"] = inputs.pop("langs") * real  # padding is segment 0
+    inputs["position_ids"] = inputs["position_ids"] * real
+    with torch.inference_mode():
+        expected, (logits, follows) = theirs(**inputs), learner.module(batch)
+
+    torch.testing.assert_close(logits, expected.prediction_logits[real][batch.rows], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(follows, expected.seq_relationship_logits, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("row", ["XLM-MLM", "mBERT"])
+def test_a_run_starts_from_an_exported_model(tiny_shards, tmp_path, row):
+    shards = open_shards(tiny_shards)
+    first = with_uneven_weights(baselines.make(config_of(row), shards))
+    baselines.export(first, tiny_shards / "tokenizer", tmp_path)
+
+    second = baselines.make(config_of(row, model={"start": str(tmp_path), "layers": 7}), shards)
+
+    assert all(torch.equal(a, b) for a, b in zip(first.module.parameters(), second.module.parameters(), strict=True))
+    with pytest.raises(InputError, match="is missing, not"):
+        load_into(baselines.build(config_of(row, model={"layers": 3}), shards), tmp_path)
+
+
+def test_an_xlm_of_other_languages_is_no_start(tiny_shards, tmp_path):
+    first = baselines.make(config_of("XLM-MLM"), open_shards(tiny_shards))
+    baselines.export(first, tiny_shards / "tokenizer", tmp_path / "model")
+    others = open_shards(write_shards(tmp_path / "shards", {"one": 9}, languages=("de", "ru")))
+
+    with pytest.raises(ConfigError, match=r"knows the languages \['de', 'en', 'fr'\], the shards have"):
+        baselines.make(config_of("XLM-MLM", model={"start": str(tmp_path / "model")}), others)
+
+
+@pytest.mark.parametrize(
+    ("row", "one", "two", "types"),
+    [
+        ("XLM-MLM", [2, 4, 5, 2], [2, 4, 2, 5, 2], None),
+        ("mBERT", [0, 4, 5, 2], [0, 4, 2, 5, 2], [0, 0, 0, 1, 1]),
+    ],
+)
+def test_the_tokenizer_that_travels_along_has_the_systems_special_tokens(tiny_shards, tmp_path, row, one, two, types):
+    pieces = [*((name, 0.0) for name in ("<s>", "<pad>", "</s>", "<unk>")), ("▁a", -1.0), ("▁b", -1.0)]
+    tokenizer = Tokenizer(Unigram(pieces, unk_id=3))
+    tokenizer.pre_tokenizer = Metaspace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+
+    baselines.export(baselines.make(config_of(row), open_shards(tiny_shards)), tmp_path, tmp_path / "model")
+
+    loaded = AutoTokenizer.from_pretrained(tmp_path / "model")
+    assert loaded("a b")["input_ids"] == one
+    assert loaded("a", "b")["input_ids"] == two
+    assert types is None or loaded("a", "b", return_token_type_ids=True)["token_type_ids"] == types
+
+
+# training
+
+
+def test_xlms_first_weights_have_its_spread(tiny_shards):
+    model = baselines.build(config_of("XLM-MLM", model={"hidden": 64, "ffn": 256}), open_shards(tiny_shards))
+
+    assert model.encoder.token_embedding.weight.std().item() == pytest.approx(1 / 8, rel=0.05)
+    assert model.encoder.type_embedding.weight.std().item() == pytest.approx(1 / 8, rel=0.2)
+    assert model.encoder.layers[0].up.weight.std().item() == pytest.approx(0.02, rel=0.05)
+
+
+def test_xlms_inner_size_is_four_times_the_hidden_one(tiny_shards):
+    with pytest.raises(ConfigError, match=r"model.ffn \(32\) must be 4 \* model.hidden \(64\) with system xlm"):
+        baselines.make(config_of("XLM-MLM", model={"ffn": 32}), open_shards(tiny_shards))
+
+
+@pytest.mark.parametrize("row", ["XLM MLM+TLM", "mBERT"])
+def test_micro_batches_change_nothing_but_the_split(tiny_shards, row):
+    samples = baselines.make(config_of(row, batches={"virtual_shards": 1}), open_shards(tiny_shards)).sampler.draw(1, 0)
+
+    whole, parts = micro_batches(samples, 8, 5, 0), micro_batches(samples, 3, 5, 0)
+
+    assert [part.place for part in parts] == [(5, 0, 0), (5, 0, 1), (5, 0, 2)]
+    for name in ("ids", "positions", "types", "answers", "labels"):
+        assert torch.equal(torch.cat([getattr(part, name) for part in parts]), getattr(whole[0], name))
+    assert sum((part.row_counts for part in parts), ()) == whole[0].row_counts
+    assert torch.equal(torch.cat([part.ids[part.rows] for part in parts]), whole[0].ids[whole[0].rows])
+
+
+def test_a_row_with_published_sizes_is_a_whole_config():
+    config = PretrainingConfig.parse(ROWS["XLM:15"])
+
+    assert (config.model.layers, config.model.hidden, config.model.heads) == (12, 1024, 8)
+    assert learning_rate(config.optimization, 16_000) == pytest.approx(5e-5)
+    assert PretrainingConfig.parse(ROWS["mBERT:512"]).longest == 512
+
+
+@pytest.mark.item("A32")
+@pytest.mark.parametrize("row", ROWS)
+def test_every_system_starts_takes_steps_and_is_exported_by_configuration_only(tiny_shards, tmp_path, row):
+    figures = pretrain(config_of(row), tiny_shards, tmp_path / "out", tmp_path / "run")
+
+    assert any(name.startswith("loss/") for name in figures)
+    assert all((tmp_path / "out" / name / "model.safetensors").is_file() for name in ("encoder", "start"))
+
+
+def curves(run: Path) -> list[tuple]:
+    """Every step's losses, bit by bit."""
+    return [
+        (step, *((name, value.hex()) for name, value in sorted(values.items()) if "loss" in name or "norm" in name))
+        for step, values in tracker.read(run / loop.METRICS)
+    ]
+
+
+@pytest.mark.item("A14", "A32")
+@pytest.mark.parametrize("row", ["XLM MLM+TLM", "mBERT"])
+def test_a_resumed_baseline_equals_an_undisturbed_one_bit_by_bit(tiny_shards, tmp_path, row):
+    pretrain(config_of(row), tiny_shards, tmp_path / "out", tmp_path / "run")
+    shutil.copytree(tmp_path / "run", tmp_path / "again")
+    for step in (4, 6):
+        shutil.rmtree(tmp_path / "again" / f"step={step:010d}")
+    torch.randn(17)  # global generators must not matter
+
+    pretrain(config_of(row), tiny_shards, tmp_path / "out", tmp_path / "again")
+
+    assert curves(tmp_path / "again") == curves(tmp_path / "run")
+    assert len(curves(tmp_path / "run")) == 6
+
+
+@pytest.mark.slow
+@pytest.mark.item("A18", "A32")
+def test_two_workers_give_the_losses_of_one(tiny_shards, tmp_path):
+    with fp64():
+        pretrain(config_of("XLM MLM+TLM"), tiny_shards, tmp_path / "out", tmp_path / "one")
+
+    start(_xlm_worker, 2, tiny_shards, tmp_path)
+
+    one, two = (tracker.read(tmp_path / name / loop.METRICS) for name in ("one", "two"))
+    for (_, alone), (_, together) in zip(one, two, strict=True):
+        expected = {name: value for name, value in alone.items() if "loss" in name or "norm" in name}
+        assert {name: together[name] for name in expected} == pytest.approx(expected, rel=1e-9)
+
+
+def _xlm_worker(rank: int, size: int, port: int, shards: Path, base: Path) -> None:
+    join(rank, size, port)
+    with fp64():
+        pretrain(config_of("XLM MLM+TLM"), shards, base / "out2", base / "two")
+    torch.distributed.destroy_process_group()

@@ -1,0 +1,249 @@
+"""Contrast in the step: the queue's place in it, and every switch of it (items A8, A10 - A13, A27)."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from infoxlm_core.data.batches import micro_batches
+from infoxlm_core.data.samples import Sampler
+from infoxlm_core.data.shards import open_shards
+from infoxlm_core.stages.pretraining import Pretraining, build, pretrain
+from infoxlm_core.training import loop, optimizer, tracker
+from tests.conftest import VOCABULARY, tiny_config
+
+
+@pytest.fixture
+def learner_of(tiny_shards):
+    def make(**changes) -> Pretraining:
+        config, shards = tiny_config(**changes), open_shards(tiny_shards)
+        learner = Pretraining(config, build(config, shards), shards)
+        with torch.no_grad():  # first weights are so small that all vectors look alike
+            for parameter in learner.module.parameters():
+                parameter.normal_(0, 0.5, generator=torch.Generator().manual_seed(parameter.numel()))
+        learner.begin()
+        return learner
+
+    return make
+
+
+def step(learner: Pretraining, number: int = 0) -> dict[str, float]:
+    adam = optimizer.make_adamw(learner.module.parameters(), learner.config.optimization)
+    return loop.train_step(
+        learner, adam, learner.config.optimization, loop.Progress(step=number), learner.batches(number)
+    )[0]
+
+
+ALONE = {"objectives": {"mlm": 0, "tlm": 0}, "batches": {"micro_batch_size": 8}}
+
+
+def by_hand(learner: Pretraining, queries: torch.Tensor, keys: torch.Tensor, negatives: torch.Tensor) -> torch.Tensor:
+    """-q.k / tau + logsumexp over the key and the negatives, item by item."""
+    tau = learner.config.contrast.temperature
+    positive = (queries * keys).sum(1) / tau
+    return torch.logsumexp(torch.cat([positive[:, None], queries @ negatives.T / tau], 1), 1) - positive
+
+
+@torch.no_grad()
+def vectors(learner: Pretraining) -> tuple[torch.Tensor, torch.Tensor]:
+    (batch,) = learner.batches(0)
+    return learner.module(batch).queries, learner.key_encoder(batch.key_ids, batch.key_positions, batch.key_lengths)
+
+
+@pytest.mark.item("A1")
+def test_the_loss_of_a_step_is_the_mean_of_the_formula(learner_of):
+    learner = learner_of(**ALONE, contrast={"false_negatives": "off"})
+    queries, keys = vectors(learner)
+    expected = by_hand(learner, queries, keys, learner.queue.rows.clone()).mean()
+
+    assert step(learner)["loss/xlco"] == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_symmetric_contrast_is_half_of_each_direction_and_enqueues_only_the_targets(learner_of):
+    learner = learner_of(**ALONE, contrast={"false_negatives": "off", "symmetric": True})
+    queries, keys = vectors(learner)  # 8 items, then the same 8 from the other side
+    rows = learner.queue.rows.clone()
+    expected = by_hand(learner, queries, keys, rows).view(2, 8).mean()
+    forward = by_hand(learner, queries[:8], keys[:8], rows).mean()
+
+    figures = step(learner)
+
+    assert figures["loss/xlco"] == pytest.approx(expected.item(), rel=1e-5)
+    assert expected.item() != pytest.approx(forward.item(), rel=1e-6)
+    replaced = (learner.queue.rows != rows).any(1)
+    assert replaced.sum() == 8 and replaced[:8].all()
+
+
+def test_in_batch_negatives_are_the_other_keys_of_the_micro_batch(learner_of):
+    learner = learner_of(**ALONE, contrast={"false_negatives": "off", "in_batch_negatives": True})
+    queries, keys = vectors(learner)
+    others = [keys[[j for j in range(8) if j != i]] for i in range(8)]
+    expected = torch.cat(
+        [
+            by_hand(learner, queries[i : i + 1], keys[i : i + 1], torch.cat([learner.queue.rows, others[i]]))
+            for i in range(8)
+        ]
+    ).mean()
+
+    assert step(learner)["loss/xlco"] == pytest.approx(expected.item(), rel=1e-5)
+
+
+@pytest.mark.item("A10")
+@pytest.mark.parametrize("size", [5, 8, 32, 37])
+def test_the_queue_begins_with_as_many_real_keys_as_it_has_rows(learner_of, size):
+    learner = learner_of(contrast={"queue_size": size})
+    expected = []
+    for number in range(-(-size // 8)):  # the reserved stream, one global batch after the other
+        for batch in micro_batches(learner.sampler.draw(f"prefill {number}", range(4), only="xlco"), 4):
+            expected.append(learner.key_encoder(batch.key_ids, batch.key_positions, batch.key_lengths))
+
+    assert torch.equal(learner.queue.rows, torch.cat(expected)[:size])
+    assert learner.queue.pointer == 0 and (learner.queue.meanings != 0).all()
+    other = learner_of(contrast={"queue_size": 64})
+    assert all(torch.equal(a.ids, b.ids) for a, b in zip(learner.batches(0), other.batches(0), strict=True))
+    step(learner)
+    assert learner.queue.rows.shape == (size, 16)
+
+
+@pytest.mark.item("A13")
+def test_only_when_keys_are_enqueued_once_a_step_does_the_micro_batch_not_matter(learner_of):
+    def losses(enqueue: str) -> list[float]:
+        return [
+            step(learner_of(objectives={"mlm": 0, "tlm": 0}, batches={"micro_batch_size": size},
+                            contrast={"enqueue": enqueue}))["loss/xlco"]
+            for size in (8, 2)
+        ]  # fmt: skip
+
+    whole, split = losses("step")
+    assert split == pytest.approx(whole, rel=1e-6)
+    whole, split = losses("micro_batch")  # the released code: keys of one micro-batch are negatives of the next
+    assert split != pytest.approx(whole, rel=1e-5)
+
+
+@pytest.mark.item("A12")
+@pytest.mark.parametrize("false_negatives", ["overlap", "exact"])
+def test_a_corpus_smaller_than_the_queue_stays_finite_and_no_pair_is_its_own_negative(learner_of, false_negatives):
+    learner = learner_of(
+        contrast={"queue_size": 512, "false_negatives": false_negatives, "mixup": 0.0}, optimization={"steps": 40}
+    )  # 130 pairs: the queue holds each about four times, 40 steps of 8 are two epochs
+
+    for number in range(40):
+        assert np.isfinite(step(learner, number)["loss/xlco"])
+    batch = learner.batches(40)[0]
+    excluded = learner._no_negatives(batch.meanings, learner.queue.meanings)
+    for row, mine in zip(excluded, batch.meanings, strict=True):
+        assert row.tolist() == [mine[0].item() in kept for kept in learner.queue.meanings.tolist()]
+    assert excluded.any()
+
+
+def test_corrupted_views_hide_a_share_of_their_tokens_and_ask_for_none(tiny_shards):
+    changes = {"batches": {"global_batch_size": 400, "virtual_shards": 1}}
+    plain, corrupted = (
+        Sampler(open_shards(tiny_shards), tiny_config(contrast={"corruption": share}, **changes)).draw(0, range(1))
+        for share in (0.0, 0.15)
+    )
+
+    for before, after in ((plain.queries, corrupted.queries), (plain.keys, corrupted.keys)):
+        changed = (before.flat != after.flat).mean()
+        assert changed == pytest.approx(0.15 * 0.9, abs=0.02)  # a tenth of the chosen stay as they are
+        assert (after.flat == VOCABULARY - 1).mean() == pytest.approx(0.15 * 0.8, abs=0.02)
+    assert np.array_equal(plain.mlm.seen, corrupted.mlm.seen)
+
+
+def test_the_next_partner_is_always_the_pair_that_follows_in_the_file(tiny_shards):
+    shards = open_shards(tiny_shards)
+    sampler = Sampler(shards, tiny_config(contrast={"partner": "next"}))
+    following = {}
+    for tables in shards.pairs.values():
+        for table in tables:
+            following |= dict(zip(table.meanings.tolist(), np.roll(table.meanings, -1).tolist(), strict=True))
+
+    meanings = [pair for number in range(5) for pair in sampler.draw(number, range(4)).meanings.tolist()]
+
+    assert all(following[mine] == partner for mine, partner in meanings)
+
+
+def test_contrast_may_start_later_with_a_fresh_copy_and_a_full_queue(tiny_shards, tmp_path):
+    config = tiny_config(contrast={"start_step": 3})
+    pretrain(config, tiny_shards, tmp_path / "out", tmp_path / "run")
+
+    points = dict(tracker.read(tmp_path / "run" / loop.METRICS))
+    assert ["loss/xlco" in points[number] for number in range(1, 7)] == [False] * 3 + [True] * 3
+    assert points[4]["queue/age"] == 0.75  # 8 keys of this step, 24 of the start, one step ago
+
+    for number in (4, 6):  # the checkpoint of step 2 is before the start
+        for file in (tmp_path / "run" / f"step={number:010d}").iterdir():
+            file.unlink()
+        (tmp_path / "run" / f"step={number:010d}").rmdir()
+    pretrain(config, tiny_shards, tmp_path / "again", tmp_path / "run")
+    again = dict(tracker.read(tmp_path / "run" / loop.METRICS))
+    assert all(again[n]["loss/mlm"] == points[n]["loss/mlm"] for n in points)
+    assert all(again[n].get("loss/xlco") == points[n].get("loss/xlco") for n in points)
+
+
+def losses_of(run: Path) -> list[str]:
+    points = tracker.read(run / loop.METRICS)
+    return [values[f"loss/{objective}"].hex() for _, values in points for objective in ("mlm", "tlm", "xlco")]
+
+
+@pytest.mark.item("A27")
+@pytest.mark.parametrize(
+    "switch", [{"momentum": 0.0}, {"mixup": 0.0}, {"layer": 2}], ids=["-Momentum", "-Mixup", "-Universal"]
+)
+def test_the_ablations_run_by_one_switch_and_repeat_themselves(tiny_shards, tmp_path, switch):
+    def run(name: str) -> list[str]:
+        pretrain(tiny_config(contrast=switch), tiny_shards, tmp_path / name, tmp_path / f"run {name}")
+        return losses_of(tmp_path / f"run {name}")
+
+    first = run("first")
+    assert first == run("second")
+    pretrain(tiny_config(), tiny_shards, tmp_path / "plain", tmp_path / "run plain")
+    assert first != losses_of(tmp_path / "run plain")
+
+
+@pytest.mark.item("A27")
+def test_without_momentum_the_key_encoder_is_the_query_encoder_after_each_step(learner_of):
+    learner = learner_of(contrast={"momentum": 0.0})
+
+    step(learner)
+
+    queries = dict(learner.module.named_parameters())
+    assert all(torch.equal(key, queries[name]) for name, key in learner.key_encoder.named_parameters())
+
+
+@pytest.mark.item("A8")
+def test_a_skipped_step_moves_no_key_and_a_good_one_moves_it_once(learner_of):
+    learner = learner_of(contrast={"momentum": 0.9})
+    before = learner.key_encoder.projection.clone()
+
+    learner.finish_step(0, good=False)
+    assert torch.equal(learner.key_encoder.projection, before)
+    step(learner)
+
+    expected = before + 0.1 * (learner.module.projection.detach() - before)
+    torch.testing.assert_close(learner.key_encoder.projection, expected, atol=1e-6, rtol=0)
+
+
+def test_keys_are_made_without_dropout(learner_of):
+    learner = learner_of(model={"dropout": 0.5})
+    batch = learner.batches(0)[0]
+    learner.module.train()
+
+    first, second = (learner._make_keys(batch) for _ in range(2))
+
+    assert torch.equal(first, second)
+
+
+def test_losses_by_language_add_up_to_the_loss(learner_of):
+    learner = learner_of()
+    batches = learner.batches(0)
+    figures = step(learner)
+
+    for objective, of in (("mlm", "target_groups"), ("xlco", "view_groups")):
+        named = {name: value for name, value in figures.items() if name.startswith(f"loss_{objective}/")}
+        groups = torch.cat([getattr(batch, of) for batch in batches])
+        counts = {f"loss_{name}": (groups == i).sum().item() for i, name in enumerate(learner.sampler.groups)}
+        total = sum(counts[name] for name in named)
+        mean = sum(counts[name] * value for name, value in named.items()) / total
+        assert len(named) == 2 and mean == pytest.approx(figures[f"loss/{objective}"], rel=1e-6)

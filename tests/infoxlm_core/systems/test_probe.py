@@ -1,0 +1,58 @@
+"""The probe: retrieval among held-out pairs while a training goes on."""
+
+import numpy as np
+import pytest
+import torch
+
+from infoxlm_core import manifests
+from infoxlm_core.data import shards
+from infoxlm_core.data.shards import open_shards
+from infoxlm_core.model.encoder import Encoder, EncoderSize, initialise
+from infoxlm_core.stages.pretraining import pretrain
+from infoxlm_core.systems.probe import Probe
+from infoxlm_core.training import loop, tracker
+from tests.conftest import VOCABULARY, tiny_config, write_shards
+
+
+@pytest.fixture
+def with_held_out(tmp_path):
+    """Tiny shards and ten held-out pairs: five whose translation is the sentence itself, five swapped about."""
+    directory = write_shards(tmp_path / "shards", {"one": 40})
+    manifest = manifests.load(directory)
+    rows = np.arange(4, 34).reshape(10, 3)
+    turned = np.concatenate([rows[:5], rows[[6, 7, 8, 9, 5]]])
+    lengths, tables = np.full(10, 3), manifest["facts"]["tables"]
+    for side, values in (("source", rows), ("target", turned)):
+        stem = f"held_out/en-de/kept.{side}"
+        tables[stem] = shards.write_table(directory / stem, [(values.ravel(), lengths)])
+    shards.write_array(directory / "held_out/en-de/kept.meanings", np.arange(10, dtype=shards.MEANINGS))
+    manifests.write(directory, "shards", manifest["facts"])
+    return directory
+
+
+def test_it_counts_the_sentences_whose_translation_is_nearest(with_held_out):
+    encoder = Encoder(EncoderSize(VOCABULARY, layers=2, hidden=16, ffn=32, heads=2, positions=34))
+    initialise(encoder, seed=1)
+    opened = open_shards(with_held_out)
+
+    assert Probe(opened, 10, 12).score(encoder, 1, "mean", torch.device("cpu")) == {
+        "probe/retrieval": 0.5, "probe/retrieval/en-de": 0.5
+    }  # fmt: skip
+    assert Probe(opened, 5, 12).score(encoder, 2, "mean", torch.device("cpu"))["probe/retrieval"] == 1.0
+
+
+def test_it_is_a_curve_of_the_run_and_changes_no_step(with_held_out, tmp_path):
+    def losses(every: int) -> list[dict]:
+        config = tiny_config(probe={"every": every, "pairs": 10})
+        pretrain(config, with_held_out, tmp_path / f"out {every}", tmp_path / f"run {every}")
+        return [values for _, values in tracker.read(tmp_path / f"run {every}" / loop.METRICS)]
+
+    probed, plain = losses(3), losses(0)
+
+    assert ["probe/retrieval" in values for values in probed] == [False, False, True, False, False, True]
+    assert not any("probe/retrieval" in values for values in plain)
+    assert [v["loss/mlm"].hex() for v in probed] == [v["loss/mlm"].hex() for v in plain]
+
+
+def test_shards_without_held_out_text_are_not_probed(tiny_shards):
+    assert not Probe(open_shards(tiny_shards), 10, 12).pairs

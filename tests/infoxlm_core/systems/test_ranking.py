@@ -1,0 +1,86 @@
+"""The order of the paper on a tiny synthetic corpus: MLM < MLM + TLM < MLM + TLM + XLCO (item A26)."""
+
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+import pytest
+import torch
+
+from infoxlm_core import manifests
+from infoxlm_core.data import shards
+from infoxlm_core.data.shards import open_shards
+from infoxlm_core.data.vocabulary import EOS, FIRST_PIECE
+from infoxlm_core.stages.pretraining import Pretraining, build
+from infoxlm_core.systems.probe import Probe
+from infoxlm_core.training import loop, optimizer
+from tests.conftest import tiny_config
+
+TOPICS, WORDS, TRAINING, HELD_OUT = 8, 8, 2800, 200
+
+
+def write_bilingual(directory: Path) -> Path:
+    """Sentences of three words of each of two topics; the translation has other words, one for one, in another order.
+
+    Each language has its own vocabulary: only meaning connects them.
+    """
+    rng = np.random.default_rng(9)
+    count = TRAINING + HELD_OUT
+    topics = np.array([rng.choice(TOPICS, 2, replace=False) for _ in range(count)])
+    words = np.stack([np.concatenate([topic * WORDS + rng.choice(WORDS, 3, replace=False) for topic in two])
+                      for two in topics])  # fmt: skip
+    source, target = (rng.permuted(words, axis=1) + FIRST_PIECE + side * TOPICS * WORDS for side in (0, 1))
+    tables: dict[str, dict] = {}
+
+    def write_pairs(stem: str, rows: slice) -> None:
+        for side, values in (("source", source[rows]), ("target", target[rows])):
+            name, lengths = f"{stem}.{side}", np.full(len(values), 6)
+            tables[name] = shards.write_table(directory / name, [(values.ravel(), lengths)])
+        shards.write_array(directory / f"{stem}.meanings", np.arange(count, dtype=shards.MEANINGS)[rows])
+
+    write_pairs("pairs/en-de/one", slice(0, TRAINING // 2))
+    write_pairs("pairs/en-de/two", slice(TRAINING // 2, TRAINING))
+    write_pairs("held_out/en-de/kept", slice(TRAINING, count))
+    for language, side in (("en", source), ("de", target)):
+        sentences = np.insert(side[:TRAINING], 6, EOS, axis=1)
+        tables[f"mono/{language}/one"] = shards.write_table(
+            directory / f"mono/{language}/one", [(sentences.ravel(), np.full(TRAINING, 7))]
+        )
+    facts = {"vocabulary_size": FIRST_PIECE + 2 * TOPICS * WORDS + 1, "tables": tables}
+    manifests.write(directory, "shards", facts | {"corpus": "sha256:c", "tokenizer": "sha256:t"})
+    return directory
+
+
+def retrieval(corpus: shards.Shards, seed: int, objectives: dict[str, float]) -> float:
+    """Held-out retrieval at the best layer after 600 steps."""
+    config = tiny_config(
+        seed=seed,
+        objectives=objectives | {"mask_ratio": 0.3},
+        model={"hidden": 32, "ffn": 64},
+        optimization={"steps": 600, "warmup_steps": 60},
+        batches={"global_batch_size": 32, "virtual_shards": 1, "micro_batch_size": 32, "block_tokens": 8},
+        contrast={"pooling": "mean", "queue_size": 256, "momentum": 0.99},
+    )
+    learner = Pretraining(config, build(config, corpus), corpus)
+    learner.begin()
+    adam = optimizer.make_adamw(learner.module.parameters(), config.optimization)
+    progress = loop.Progress()
+    for step in range(config.optimization.steps):
+        loop.train_step(learner, adam, config.optimization, progress, learner.batches(step))
+    probe, encoder = Probe(corpus, HELD_OUT, 12), learner.module.encoder
+    return max(probe.score(encoder, layer, "mean", torch.device("cpu"))["probe/retrieval"] for layer in range(3))
+
+
+@pytest.mark.item("A26")
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_translation_lm_beats_masked_lm_and_contrast_beats_both(tmp_path, record_property):
+    corpus = open_shards(write_bilingual(tmp_path))
+    systems = {"MLM": {"tlm": 0, "xlco": 0}, "MLM+TLM": {"xlco": 0}, "MLM+TLM+XLCO": {}}
+
+    scores = {name: [retrieval(corpus, seed, found) for seed in (1, 2, 3)] for name, found in systems.items()}
+
+    means = {name: fmean(values) for name, values in scores.items()}
+    record_property("figure", ", ".join(f"{name} {100 * mean:.1f} %" for name, mean in means.items()))
+    assert means["MLM"] < means["MLM+TLM"] < means["MLM+TLM+XLCO"]
+    assert max(scores["MLM"]) < min(scores["MLM+TLM"]) and max(scores["MLM+TLM"]) < min(scores["MLM+TLM+XLCO"])

@@ -1,0 +1,417 @@
+"""Unsupervised machine translation: noise, back-translation, decoder, BLEU, and the stage on a toy corpus."""
+
+import math
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from infoxlm_core import manifests
+from infoxlm_core.config import TokenizationConfig
+from infoxlm_core.data.sampling import generator
+from infoxlm_core.data.shards import open_shards
+from infoxlm_core.errors import ConfigError, CorpusTooSmall, InputError
+from infoxlm_core.model.encoder import EncoderSize
+from infoxlm_core.stages.tokenization import tokenize
+from infoxlm_core.systems import baselines
+from infoxlm_core.systems.baseline_models import XLM, first_weights
+from infoxlm_core.systems.translation import stage
+from infoxlm_core.systems.translation.config import NoiseConfig, TranslationConfig
+from infoxlm_core.systems.translation.decoding import BLEU, bleu, standard_bleu, translate
+from infoxlm_core.systems.translation.model import Translator, start_from
+from infoxlm_core.systems.translation.samples import TranslationSampler, add_noise, denoising_weight, side
+from infoxlm_core.training import loop, optimizer, tracker
+from tests.conftest import VOCABULARY
+from tests.infoxlm_core.systems.test_baselines import config_of
+from tests.toy_text import messages
+
+SIZE = EncoderSize(vocabulary=VOCABULARY, layers=2, hidden=16, ffn=64, heads=2, positions=40, epsilon=1e-12, types=3)
+
+
+def tiny(**changes) -> TranslationConfig:
+    values = {
+        "languages": ("de", "fr"),
+        "model": {"layers": 2, "hidden": 16, "ffn": 64, "heads": 2, "max_tokens": 40, "dropout": 0.1},
+        "side_tokens": 12,
+        "batch_tokens": 60,
+        "back_translation_sentences": 4,
+        "virtual_shards": 2,
+        "validate_every": 3,
+        "optimization": {"steps": 8, "warmup_steps": 2, "learning_rate": 0.01, "schedule": "inverse_sqrt"},
+        "checkpoints": {"every": 2},
+        "log_every": 1,
+    }
+    return TranslationConfig.parse(values | changes)
+
+
+def translator(seed: int = 1) -> Translator:
+    """Large weights, uneven biases and norms: what it says depends on everything; a forgotten part is seen."""
+    model = Translator(SIZE)
+    first_weights(model, seed)
+    rng = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_((1.0 if parameter.dim() > 1 else 0.1) * torch.randn(parameter.shape, generator=rng))
+    return model.eval()
+
+
+def sentences(*lengths: int) -> list[np.ndarray]:
+    rng = generator("sentences", lengths)
+    return [rng.integers(4, VOCABULARY - 1, length) for length in lengths]
+
+
+# denoising
+
+
+@pytest.mark.item("A29")
+def test_shuffling_moves_no_token_further_than_three_places():
+    words, rng = np.arange(4, 54), generator("shuffle")
+
+    shuffled = [add_noise(words, NoiseConfig(drop=0, blank=0), 99, rng) for _ in range(300)]
+
+    moves = np.array([np.argsort(s) - np.arange(50) for s in shuffled])
+    assert all(sorted(s) == words.tolist() for s in shuffled)
+    assert np.abs(moves).max() <= 3 and (moves != 0).mean() > 0.3
+
+
+@pytest.mark.item("A29")
+def test_a_tenth_of_the_tokens_is_dropped_and_a_tenth_blanked_but_one_always_stays():
+    words, rng = np.arange(4, 54), generator("drop")
+
+    noisy = [add_noise(words, NoiseConfig(shuffle=0), 99, rng) for _ in range(400)]
+
+    kept = sum(map(len, noisy))
+    assert kept / 20_000 == pytest.approx(0.9, abs=3 * (0.09 / 20_000) ** 0.5)
+    assert sum((s == 99).sum() for s in noisy) / kept == pytest.approx(0.1, abs=3 * (0.09 / kept) ** 0.5)
+    assert all((np.diff(s[s != 99]) > 0).all() for s in noisy)  # the order stays
+    assert {len(add_noise(np.array([7, 8]), NoiseConfig(drop=0.99), 99, rng)) for _ in range(100)} == {1}
+
+
+@pytest.mark.item("A29")
+def test_a_noisy_sentence_keeps_its_first_and_last_token(tiny_shards):
+    sampler = TranslationSampler(open_shards(tiny_shards), tiny())
+
+    for step in range(0, 40, 4):
+        task = sampler.draw(step, 0)
+        assert task.objective == "dae" and len(task.target.ids) <= 60
+        for noisy, clean in zip(*(s.ids.split(list(s.lengths)) for s in (task.source, task.target)), strict=True):
+            assert noisy[0] == noisy[-1] == clean[0] == clean[-1] == 2
+            assert 3 <= len(noisy) <= len(clean) and 2 not in noisy[1:-1]
+        assert (task.source.types == task.target.types[0]).all()
+
+
+@pytest.mark.item("A29")
+def test_denoising_loses_weight_on_the_way():
+    weights = [denoising_weight(tiny(), step) for step in (0, 50_000, 100_000, 200_000, 300_000, 400_000)]
+
+    assert weights == pytest.approx([1, 0.55, 0.1, 0.05, 0, 0])
+
+
+def test_denoising_and_back_translation_take_turns_until_denoising_is_over(tiny_shards):
+    sampler = TranslationSampler(open_shards(tiny_shards), tiny(denoising=((0, 1.0), (10, 0.0))))
+
+    tasks = [sampler.draw(step, 0) for step in (0, 1, 2, 3, 10, 11)]
+
+    assert [(task.objective, int(task.target.types[0])) for task in tasks] == [
+        ("dae", 0), ("dae", 2), ("bt", 0), ("bt", 2), ("bt", 0), ("bt", 2)
+    ]  # fmt: skip
+
+
+def test_a_language_without_text_is_refused(tiny_shards):
+    with pytest.raises(CorpusTooSmall, match="en has no sentence of at most 12 tokens"):
+        TranslationSampler(open_shards(tiny_shards), tiny(languages=("de", "en")))
+
+
+# the network
+
+
+@pytest.mark.item("A28")
+def test_the_decoder_sees_nothing_that_comes_later():
+    model, source = translator(), side(sentences(5, 3), 0)
+    words = sentences(6, 4)
+    other = [words[0].copy(), words[1]]
+    other[0][3] = 4 + (words[0][3] - 3) % 50  # token 4 of the first target, counted with its </s>
+
+    with torch.inference_mode():
+        before, after = (model(source, side(target, 2)) for target in (words, other))
+
+    assert torch.equal(before[:4], after[:4]) and not torch.allclose(before[4:7], after[4:7])
+    assert torch.equal(before[7:], after[7:])  # the other sentence
+
+
+def test_packing_changes_no_translation():
+    model, sources, targets = translator(), sentences(5, 3, 7), sentences(6, 4, 2)
+
+    with torch.inference_mode():
+        together = model(side(sources, 0), side(targets, 2))
+        alone = [model(side([s], 0), side([t], 2)) for s, t in zip(sources, targets, strict=True)]
+
+    torch.testing.assert_close(together, torch.cat(alone), rtol=1e-5, atol=1e-5)
+
+
+def test_generation_says_at_each_step_what_the_network_finds_best():
+    model, sources, limits = translator(1), sentences(6, 9, 3), [15, 15, 5]
+
+    made = model.generate(side(sources, 0), 2, limits)
+
+    assert len({word for words in made for word in words}) > 1  # it says more than one thing
+    for words, source, limit in zip(made, sources, limits, strict=True):
+        with torch.inference_mode():
+            best = model(side([source], 0), side([np.array(words, np.int64)], 2)).argmax(dim=1).tolist()
+        assert best[: len(words)] == words and len(words) + 2 <= limit
+        assert best[len(words)] == 2 or len(words) + 2 == limit  # it ended by itself, or had to
+
+
+def test_an_empty_translation_is_a_sentence_too():
+    empty = side([np.empty(0, np.int64), np.array([7])], 1)
+
+    assert empty.ids.tolist() == [2, 2, 2, 7, 2] and empty.lengths == (2, 3)
+
+
+def test_the_target_language_is_said_by_its_embedding_alone():
+    source = side(sentences(6, 9), 0)
+    models = [translator(seed) for seed in range(8)]
+
+    assert any(model.generate(source, 1, [15, 15]) != model.generate(source, 2, [15, 15]) for model in models)
+
+
+def test_translations_come_back_in_order_whatever_the_batch():
+    model, texts = translator(), sentences(5, 3, 7, 3)
+
+    assert translate(model, texts, 0, 2, batch_size=1) == translate(model, texts, 0, 2, batch_size=3)
+
+
+@pytest.mark.item("A31")
+def test_a_start_gives_the_decoder_everything_but_its_attention_to_the_source():
+    known = XLM(SIZE)
+    first_weights(known, 7)
+    model, untouched = translator(), translator()
+
+    start_from(model, known, "decoder")
+    start_from(model, known, "encoder", only_embeddings=True)
+
+    decoder, theirs = dict(model.decoder.named_parameters()), dict(known.encoder.named_parameters())
+    assert all(torch.equal(decoder[name], value) for name, value in theirs.items())
+    own = set(decoder) - set(theirs)
+    assert len(own) == SIZE.layers * 10 and all(".source_" in name for name in own)  # 4 maps and a norm
+    assert all(torch.equal(decoder[name], untouched.decoder.get_parameter(name)) for name in own)
+    assert torch.equal(model.bias, known.bias)
+    assert torch.equal(model.encoder.token_embedding.weight, known.encoder.token_embedding.weight)
+    assert torch.equal(model.encoder.layers[0].up.weight, untouched.encoder.layers[0].up.weight)
+
+
+# the learner
+
+
+def learner_of(shards, **changes) -> stage.Translating:
+    config = tiny(**changes)
+    return stage.Translating(config, stage.build(config, shards), TranslationSampler(shards, config), None)
+
+
+@pytest.mark.item("A30")
+def test_back_translation_generates_in_eval_mode_and_leaves_no_gradient(tiny_shards, monkeypatch):
+    learner = learner_of(open_shards(tiny_shards))
+    learner.module.train()
+    modes, target = [], learner.batches(2)[0].target
+    generate = learner.module.generate
+    monkeypatch.setattr(learner.module, "generate", lambda *a: modes.append(learner.module.training) or generate(*a))
+
+    source = learner.back_translate(target)
+
+    assert modes == [False] and learner.module.training
+    assert all(parameter.grad is None for parameter in learner.module.parameters())
+    assert not source.ids.is_floating_point() and len(source.lengths) == len(target.lengths)
+    assert set(source.types.tolist()) == {2} and set(target.types.tolist()) == {0}
+    assert max(length - (1.3 * limit + 5) for length, limit in zip(source.lengths, target.lengths, strict=True)) <= 0
+
+
+@pytest.mark.item("A30")
+def test_the_gradient_of_back_translation_is_that_of_its_source_as_given(tiny_shards):
+    learner = learner_of(open_shards(tiny_shards), model=tiny().model.model_dump() | {"dropout": 0.0})
+    batch, parameters = learner.batches(2)[0], list(learner.module.parameters())
+    source = learner.back_translate(batch.target)
+    given = type(batch)("bt", batch.target, source, batch.place)
+
+    gradients = []
+    for task in (batch, given):
+        loss, _ = learner.losses(task, {"bt": 0.5, "dae": 1.0})
+        gradients.append(torch.autograd.grad(loss, parameters, allow_unused=True))
+
+    assert all(a is b is None or torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def test_an_untrained_translator_knows_nothing_and_learns(tiny_shards):
+    learner = learner_of(open_shards(tiny_shards), batch_tokens=200)
+    config = learner.config.optimization.model_copy(update={"steps": 40})
+    adam, progress, curve = optimizer.make_adamw(learner.module.parameters(), config), loop.Progress(), []
+
+    for step in range(40):
+        figures, _ = loop.train_step(learner, adam, config, progress, learner.batches(step))
+        curve.append(figures)
+
+    assert curve[0]["loss/dae"] == pytest.approx(math.log(VOCABULARY), abs=0.5)
+    assert curve[37]["loss/dae"] < 0.9 * curve[0]["loss/dae"]
+    assert "loss/bt" in curve[2] and "loss/dae" not in curve[2]
+
+
+def test_encoder_and_decoder_start_from_exported_models(tiny_shards, tmp_path):
+    shards = open_shards(tiny_shards)
+    known = {}
+    for seed, row in enumerate(("XLM-CLM", "XLM-MLM")):
+        learner = baselines.make(config_of(row, seed=seed, model={"max_tokens": 40}), shards)
+        baselines.export(learner, tiny_shards / "tokenizer", tmp_path / row)
+        known[row] = learner.module
+
+    starts = {"encoder": {"model": str(tmp_path / "XLM-MLM")}, "decoder": {"model": str(tmp_path / "XLM-CLM")}}
+    model = stage.build(tiny(**starts), shards)
+
+    assert torch.equal(model.encoder.layers[1].up.weight, known["XLM-MLM"].encoder.layers[1].up.weight)
+    assert torch.equal(model.decoder.layers[1].up.weight, known["XLM-CLM"].encoder.layers[1].up.weight)
+    words_only = {"encoder": {"model": str(tmp_path / "XLM-MLM"), "take": "embeddings"}}
+    model = stage.build(tiny(**words_only), shards)
+    assert torch.equal(model.encoder.token_embedding.weight, known["XLM-MLM"].encoder.token_embedding.weight)
+    assert not torch.equal(model.encoder.layers[1].up.weight, known["XLM-MLM"].encoder.layers[1].up.weight)
+
+
+def test_starts_of_two_sizes_are_refused(tiny_shards, tmp_path):
+    shards = open_shards(tiny_shards)
+    for layers in (1, 2):
+        learner = baselines.make(config_of("XLM-MLM", model={"max_tokens": 40, "layers": layers}), shards)
+        baselines.export(learner, tiny_shards / "tokenizer", tmp_path / str(layers))
+
+    with pytest.raises(ConfigError, match="both starts must be of one size"):
+        stage.build(tiny(encoder={"model": str(tmp_path / "1")}, decoder={"model": str(tmp_path / "2")}), shards)
+
+
+# BLEU
+
+
+@pytest.mark.item("A24")
+def test_bleu_of_identical_text_is_100():
+    assert bleu(["a b c d e", "f g h i"], ["a b c d e", "f g h i"]) == pytest.approx(100)
+
+
+@pytest.mark.item("A24")
+def test_bleu_is_the_geometric_mean_of_clipped_precisions():
+    found = bleu(["the cat sat on the the mat now"], ["the cat sat on the red mat now"])
+
+    # 1-grams 7 of 8 (the third "the" is clipped), 2-grams 5 of 7, 3-grams 3 of 6, 4-grams 2 of 5
+    assert found == pytest.approx(100 * (7 / 8 * 5 / 7 * 3 / 6 * 2 / 5) ** 0.25)
+
+
+@pytest.mark.item("A24")
+def test_a_short_translation_pays_the_brevity_penalty():
+    assert bleu(["a b c d"], ["a b c d e f"]) == pytest.approx(100 * math.exp(1 - 6 / 4))
+    assert bleu(["a b c d e f"], ["a b c d"]) < 100 * (4 / 6)  # a long one pays by its precision
+
+
+@pytest.mark.item("A24")
+def test_without_a_common_4_gram_bleu_is_0():
+    assert bleu(["a b c x d e f"], ["a b c y d e f"]) == 0
+    assert bleu([""], ["a b c d"]) == 0
+
+
+def test_the_comparable_bleu_comes_with_its_signature():
+    score, signature = standard_bleu(["Hello, world, again!"], ["Hello, world, again!"])
+
+    assert score == pytest.approx(100) and "tok:13a" in signature and "version:" in signature
+
+
+# the stage
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory) -> tuple[Path, Path]:
+    """Shards of German and English sentences that do not translate each other, and a corpus with held-out pairs."""
+    corpus, made = tmp_path_factory.mktemp("corpus"), tmp_path_factory.mktemp("shards")
+    rows = random.Random(5).sample(messages(0), 420)
+    for language, texts in {"de": [b for _, b in rows[:200]], "en": [a for a, _ in rows[200:400]]}.items():
+        (corpus / "mono" / language).mkdir(parents=True)
+        pq.write_table(pa.table({"text": texts}), corpus / "mono" / language / "toy.parquet")
+    (corpus / "held_out" / "en-de").mkdir(parents=True)
+    held_out = pa.table({"source": [a for a, _ in rows[400:]], "target": [b for _, b in rows[400:]]})
+    pq.write_table(held_out, corpus / "held_out" / "en-de" / "toy.parquet")
+    manifests.write(corpus, "corpus")
+    facts = tokenize(TokenizationConfig(vocabulary_size=80, character_coverage=1.0, processes=1), corpus, made)
+    manifests.write(made, "shards", facts)
+    return made, corpus
+
+
+STAGE = {"languages": ("en", "de"), "side_tokens": 60, "batch_tokens": 200, "validation_pairs": 6,
+         "model": {"layers": 1, "hidden": 16, "ffn": 64, "heads": 2, "max_tokens": 110, "dropout": 0.1}}  # fmt: skip
+
+
+def curves(run: Path) -> list[tuple]:
+    """Every step's losses and BLEU, bit by bit."""
+    return [
+        (step, *((n, v.hex()) for n, v in sorted(values.items()) if "loss" in n or "norm" in n or BLEU in n))
+        for step, values in tracker.read(run / loop.METRICS)
+    ]
+
+
+@pytest.mark.item("A32", "A14")
+def test_unsupervised_translation_runs_resumes_bit_by_bit_and_keeps_its_best(toy, tmp_path):
+    shards, corpus = toy
+    figures = stage.train(tiny(**STAGE), shards, corpus, tmp_path / "out", tmp_path / "run")
+
+    assert {f"{BLEU}/en-de", f"{BLEU}/de-en", "valid/sacrebleu/en-de", "valid/best_bleu"} <= figures.keys()
+    assert [step for step, *values in curves(tmp_path / "run") if any(name == BLEU for name, _ in values)] == [3, 6, 8]
+    model, languages = stage.load(tmp_path / "out" / "translator")
+    assert languages == ["de", "en"]
+    assert len(translate(model, [np.array([10, 11])], 1, 0)[0]) <= 1.5 * 4 + 8
+
+    shutil.copytree(tmp_path / "run", tmp_path / "again")
+    for step in (6, 8):  # what stays is of step 4, amid two validations
+        shutil.rmtree(tmp_path / "again" / f"step={step:010d}")
+    shutil.rmtree(tmp_path / "out")
+    torch.randn(17)  # global generators must not matter
+    again = stage.train(tiny(**STAGE), shards, corpus, tmp_path / "out", tmp_path / "again")
+
+    assert curves(tmp_path / "again") == curves(tmp_path / "run")
+    assert again["valid/best_bleu"] == figures["valid/best_bleu"]
+    assert (tmp_path / "out" / "translator" / "manifest.json").is_file()
+
+
+def test_a_run_ends_when_bleu_has_not_risen_for_a_while(toy, tmp_path):
+    shards, corpus = toy
+    config = tiny(**STAGE, validate_every=1, patience=2)
+
+    stage.train(config, shards, corpus, tmp_path / "out", tmp_path / "run")
+
+    assert len(curves(tmp_path / "run")) == 3  # BLEU 0 at first, then two more without a rise
+    stage.train(config, shards, corpus, tmp_path / "again", tmp_path / "run")
+    assert len(curves(tmp_path / "run")) == 3
+    weights = [tmp_path / name / "translator" / "model.safetensors" for name in ("out", "again")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()  # the first step's, though the last checkpoint is newer
+
+
+def test_text_survives_the_way_through_pieces(toy):
+    shards, corpus = toy
+    validation = stage.Validation.read(tiny(**STAGE), open_shards(shards), corpus)
+
+    assert [validation.text(ids) for ids in validation.ids[1]] == validation.texts[1]
+    assert len(validation.texts[0]) == 6 and validation.texts[0][0] in [a for a, _ in messages(0)]
+
+
+def test_without_held_out_pairs_the_stage_refuses(toy, tmp_path):
+    with pytest.raises(InputError, match="held_out has no pairs of en and de"):
+        stage.train(tiny(**STAGE), toy[0], tmp_path, tmp_path / "out", tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"languages": ("de", "de")}, "languages must be two"),
+        ({"side_tokens": 30}, "translations of 58 tokens"),
+        ({"denoising": ((5, 1.0), (5, 0.0))}, "rising steps"),
+        ({"optimization": {"steps": 9, "warmup_steps": 1}}, "schedule must be inverse_sqrt"),
+    ],
+)
+def test_a_config_that_cannot_work_is_refused(change, reason):
+    with pytest.raises(ConfigError, match=reason):
+        tiny(**change)

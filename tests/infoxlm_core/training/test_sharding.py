@@ -1,0 +1,206 @@
+"""Sharding: each worker holds a part of the model, and nothing that can be observed changes (items A3, A18).
+
+All of it in fp64: see `tests.workers.fp64`.
+"""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from infoxlm_core import manifests
+from infoxlm_core.config import PretrainingConfig
+from infoxlm_core.data import shards as tables
+from infoxlm_core.data.shards import open_shards
+from infoxlm_core.errors import ConfigError
+from infoxlm_core.stages.pretraining import Pretraining, build, pretrain
+from infoxlm_core.training import loop, optimizer, tracker
+from tests.conftest import tiny_config, write_shards
+from tests.infoxlm_core.stages.test_pretraining import losses, numbers, state_of
+from tests.workers import fp64, join, start
+
+
+def config(sharded: bool) -> PretrainingConfig:
+    """Uneven micro-batches; the key encoder is moved twice, then copied; the probe looks at steps 3 and 6."""
+    return tiny_config(
+        model={"sharded": sharded, "layers": 3},
+        contrast={"momentum_schedule": "refresh", "refresh_every": 3, "layer": 2, "temperature": 0.5},
+        batches={"micro_batch_size": 3},
+        probe={"every": 3, "pairs": 10},
+    )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def exact():
+    with fp64():
+        yield
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory) -> Path:
+    """Tiny shards and ten held-out pairs."""
+    directory = write_shards(tmp_path_factory.mktemp("held out") / "shards", {"one": 40, "two": 25})
+    facts, rows = manifests.load(directory)["facts"], np.arange(4, 34)
+    for side, values in (("source", rows), ("target", np.roll(rows, 6))):
+        stem = f"held_out/en-de/kept.{side}"
+        facts["tables"][stem] = tables.write_table(directory / stem, [(values, np.full(10, 3))])
+    tables.write_array(directory / "held_out/en-de/kept.meanings", np.arange(10, dtype=tables.MEANINGS))
+    manifests.write(directory, "shards", facts)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def alone(shards, tmp_path_factory) -> Path:
+    """`out` and `run` of one worker, nothing sharded."""
+    base = tmp_path_factory.mktemp("alone")
+    pretrain(config(sharded=False), shards, base / "out", base / "run")
+    return base
+
+
+@pytest.fixture(scope="module")
+def two(shards, alone, tmp_path_factory) -> Path:
+    """What two workers left: `out` and `run`, sharded from the start; `other`, gone on from one worker's step 2."""
+    base = tmp_path_factory.mktemp("two")
+    shutil.copytree(alone / "run", base / "other")
+    forget_after(2, base / "other")
+    start(_both, 2, shards, base)
+    return base
+
+
+def _both(rank: int, size: int, port: int, shards: Path, base: Path) -> None:
+    join(rank, size, port)
+    with fp64():
+        pretrain(config(sharded=True), shards, base / "out", base / "run")
+        pretrain(config(sharded=True), shards, base / "other out", base / "other")
+        torch.save(_good_step_then_bad(rank, shards), base / f"{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def _good_step_then_bad(rank: int, path: Path) -> dict:
+    """How much a worker holds after a step, in bytes, and what a step changes that is bad on one worker alone."""
+    wanted, shards = config(sharded=True), open_shards(path)
+    learner = Pretraining(wanted, build(wanted, shards), shards)
+    learner.begin()
+    adam, progress = optimizer.make_adamw(learner.module.parameters(), wanted.optimization), loop.Progress()
+    parameters, keys, held = list(learner.module.parameters()), list(learner.key_encoder.parameters()), []
+
+    def weigh(*_) -> None:
+        moments = [value for state in adam.state.values() for value in state.values() if value.dim()]
+        now = [*learner.module.parameters(), *learner.key_encoder.parameters()]  # to_local: none is still whole
+        kept = [*now, *(p.grad for p in parameters), *moments]
+        held.append(sum(tensor.to_local().nbytes for tensor in kept))
+
+    def take() -> float:
+        batches = learner.batches(progress.step)
+        return loop.train_step(learner, adam, wanted.optimization, progress, batches)[0]["skipped"]
+
+    adam.register_step_post_hook(weigh)
+    take()
+    before = [tensor.to_local().clone() for tensor in (*parameters, *keys)]
+    plain = learner.losses
+
+    def spoiled(batch, scales):
+        loss, sums = plain(batch, scales)
+        return loss * float("nan") if rank == 1 else loss, sums
+
+    learner.losses = spoiled
+    skipped = take()
+    unchanged = all(torch.equal(a, b.to_local()) for a, b in zip(before, (*parameters, *keys), strict=True))
+    return {"held": held, "skipped": skipped, "unchanged": unchanged}
+
+
+def _go_on(rank: int, size: int, port: int, shards: Path, base: Path) -> None:
+    join(rank, size, port)
+    with fp64():
+        pretrain(config(sharded=True), shards, base / "out", base / "run")
+    torch.distributed.destroy_process_group()
+
+
+def forget_after(step: int, run: Path) -> None:
+    for path in run.glob("step=*"):
+        if int(path.name[5:]) > step:
+            shutil.rmtree(path)
+
+
+def probed(run: Path) -> list[float]:
+    return [
+        figures["probe/retrieval"] for _, figures in tracker.read(run / loop.METRICS) if "probe/retrieval" in figures
+    ]
+
+
+def test_alone_the_switch_does_nothing(shards, alone, tmp_path):
+    pretrain(config(sharded=True), shards, tmp_path / "out", tmp_path / "run")
+
+    assert losses(tmp_path / "run") == losses(alone / "run")
+    assert state_of(tmp_path / "run", 6) == state_of(alone / "run", 6)
+
+
+@pytest.mark.item("A3")
+@pytest.mark.slow
+def test_two_workers_with_half_a_model_each_give_the_losses_of_one_with_all_of_it(two, alone, record_property):
+    expected = numbers(alone / "run")
+    off = max(abs(a - b) / abs(b) for a, b in zip(numbers(two / "run"), expected, strict=True))
+
+    record_property("figure", f"sharded: losses within {off:.1e}")
+    assert off <= 1e-9
+    assert numbers(two / "other") == pytest.approx(expected, rel=1e-9)  # begun unsharded
+    assert probed(two / "run") == probed(alone / "run") and len(probed(two / "run")) == 2
+
+
+@pytest.mark.item("A3")
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "file",
+    ["run/step=0000000006/state.safetensors", "out/encoder/model.safetensors", "out/encoder/projection.safetensors",
+     "out/start/model.safetensors"],
+)  # fmt: skip
+def test_checkpoints_and_exports_hold_whole_tensors_under_the_same_names(two, alone, file):
+    expected, found = load_file(alone / file), load_file(two / file)
+
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        exact = 1e-9 if tensor.dtype == torch.float64 else torch.finfo(torch.float32).eps  # models are written in fp32
+        torch.testing.assert_close(found[name], tensor, rtol=exact, atol=1e-9, msg=lambda said, n=name: f"{n}: {said}")
+
+
+@pytest.mark.item("A3", "A18")
+@pytest.mark.slow
+def test_a_sharded_run_goes_on_with_four_workers_and_then_unsharded_with_one(two, shards, alone, tmp_path):
+    shutil.copytree(two / "run", tmp_path / "run")
+    forget_after(2, tmp_path / "run")
+
+    start(_go_on, 4, shards, tmp_path)
+
+    assert numbers(tmp_path / "run") == pytest.approx(numbers(alone / "run"), rel=1e-9)
+    forget_after(4, tmp_path / "run")
+    pretrain(config(sharded=False), shards, tmp_path / "out", tmp_path / "run")
+    assert numbers(tmp_path / "run") == pytest.approx(numbers(alone / "run"), rel=1e-9)
+
+
+@pytest.mark.item("A8")
+@pytest.mark.slow
+def test_a_step_that_is_bad_on_one_worker_is_skipped_on_both(two):
+    for rank in range(2):
+        found = torch.load(two / f"{rank}.pt", weights_only=True)
+        assert found["skipped"] == 1.0 and found["unchanged"]
+
+
+@pytest.mark.slow
+def test_of_two_workers_each_holds_half_of_what_one_held(two):
+    d, ffn, vocabulary, positions = 16, 32, 64, 34
+    layer = 4 * (d * d + d) + (d * ffn + ffn) + (ffn * d + d) + 4 * d
+    embeddings = (vocabulary + positions + 2) * d
+    head = d * d + d + 2 * d + vocabulary
+    query, key = embeddings + 3 * layer + head + d * d, embeddings + 2 * layer + d * d
+
+    for rank in range(2):  # weight, gradient, two moments of the one; weight of the other; 8 bytes each
+        assert torch.load(two / f"{rank}.pt", weights_only=True)["held"] == [8 * (4 * query + key) / 2]
+
+
+def test_a_run_may_go_on_with_the_switch_turned_and_other_systems_refuse_it():
+    assert config(sharded=True).relevant() == config(sharded=False).relevant()
+    with pytest.raises(ConfigError, match=r"system bert cannot be sharded: set model.sharded to false"):
+        tiny_config(system="bert", model={"sharded": True}, objectives={"tlm": 0.0, "xlco": 0.0, "nsp": 1.0})
