@@ -25,20 +25,26 @@ Names are those of `--set`: `[]` stands for each item of a list, `NAME` for a na
 """
 
 
-@app.command(name="config")
+@app.command(name="config", add_help_option=False)
 def config_(
+    context: typer.Context,
     section: Annotated[
-        str, typer.Argument(help=f"Of a run, such as pretraining or pretraining.contrast; or {', '.join(KINDS)}.")
-    ] = "run",
+        str | None, typer.Argument(help=f"Of a run: pretraining, or pretraining.contrast; or {', '.join(KINDS)}.")
+    ] = None,
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Print all of it as docs/configuration.md has it.")
     ] = False,
+    help_: Annotated[bool, typer.Option("--help", help="Say this; with a section, explain the section.")] = False,
 ) -> None:
-    """Explain the fields of a YAML file: name, default, what values may be, what it means."""
+    """Explain the fields of a YAML file: name, default, what values may be, what it means; by default of a run."""
+    if help_ and section is None:
+        typer.echo(context.get_help())
+        return
     with ending_clearly():
         if markdown:
             typer.echo(PAGE + describe.as_markdown(KINDS), nl=False)
             return
+        section = section or "run"
         found = list(describe.settings(KINDS.get(section, RunConfig)))
         if section not in KINDS:
             found = [one for one in found if f"{one.name}.".startswith((f"{section}.", f"{section}[]."))]

@@ -25,6 +25,16 @@ def test_a_section_is_explained_without_its_neighbours():
     assert all(line.startswith(("pretraining.contrast.", "    ")) for line in printed)
 
 
+def test_help_explains_the_command_and_with_a_section_the_section():
+    help_ = CliRunner().invoke(app, ["config", "--help"]).stdout
+    explained = CliRunner().invoke(app, ["config", "--help", "registration"]).stdout
+
+    assert "Usage" in help_
+    assert "registration.gate" not in help_
+    assert explained == CliRunner().invoke(app, ["config", "registration"]).stdout
+    assert "registration.gate: {}  (mapping of text to number)" in explained
+
+
 def test_a_section_that_does_not_exist_is_refused():
     printed = CliRunner().invoke(app, ["config", "pretrain"])
 
