@@ -22,6 +22,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY infoxlm_core infoxlm_core
 COPY components components
 COPY pipelines pipelines
+COPY configs configs
 RUN pip install --no-deps --no-build-isolation --root /code .
 
 FROM ${BASE}

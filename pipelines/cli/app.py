@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,7 +16,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help=(
         "From text in many languages to an evaluated, registered cross-lingual encoder (InfoXLM).\n\n"
-        "Start with `infoxlm run configs/demo.yaml`, then look at the report it names, then try\n"
+        "Start with `infoxlm run demo`, then look at the report it names, then try\n"
         '`infoxlm embed models:/infoxlm@champion "Save changes" "Enregistrer les modifications"`.\n\n'
         "Exit codes: 0 done · 2 input or config refused · 3 our own data is damaged · 4 no valid checkpoint ·\n"
         "5 training diverged · 70 internal error · 75 try again, the run goes on where it was."
@@ -28,6 +29,18 @@ Store = Annotated[
         "s3://bucket/prefix."
     ),
 ]
+CONFIGS = Path(__file__).parents[1] / "configs"
+"""The files that come with the package: a link to configs/ in a checkout, a folder of its own in an installed wheel."""
+
+
+def config_file(given: str | Path) -> Path:
+    """A YAML file: of the user's, or one that comes with the package by its bare name, such as `demo`.
+
+    Its existence is checked where it is read, so that all commands refuse a missing one alike.
+    """
+    path = Path(given)
+    packaged = CONFIGS / f"{path}.yaml"
+    return packaged if len(path.parts) == 1 and not path.exists() and packaged.is_file() else path
 
 
 @contextmanager

@@ -9,14 +9,19 @@ from components.platform.cluster import ClusterFile
 from infoxlm_core import run_file
 from infoxlm_core.config import SuiteConfig
 from infoxlm_core.errors import ConfigError
-from pipelines.cli.app import app, ending_clearly
+from pipelines.cli.app import app, config_file, ending_clearly
 
 Host = Annotated[str, typer.Option(envvar="KF_PIPELINES_ENDPOINT", help="Address of Kubeflow Pipelines: https://…")]
 
 
 @app.command()
 def submit(
-    config: Annotated[Path, typer.Argument(help="YAML file of the run; with --pipeline suite that of a suite.")],
+    config: Annotated[
+        Path,
+        typer.Argument(
+            help="YAML file of the run; with --pipeline suite that of a suite.", parser=config_file, metavar="FILE"
+        ),
+    ],
     cluster: Annotated[Path, typer.Option(help="YAML file of the cluster; see configs/cluster.yaml.")],
     host: Host = "",
     save: Annotated[
@@ -29,7 +34,9 @@ def submit(
         Literal["infoxlm", "ablations", "suite", "promotion"],
         typer.Option(help="promotion: of the candidate that the file's registration names, by its gate."),
     ] = "infoxlm",
-    variants: Annotated[Path, typer.Option(help="Of ablations: as in `ablate`.")] = Path("configs/ablations.yaml"),
+    variants: Annotated[
+        Path, typer.Option(help="Of ablations: as in `ablate`.", parser=config_file, metavar="FILE")
+    ] = Path("ablations"),
     only: Annotated[str, typer.Option(help="Of ablations: variants; of suite: tasks. Separated by commas.")] = "",
     seeds: Annotated[str, typer.Option(help="Of ablations: seeds of every variant.")] = "1,2,3",
     set_: Annotated[list[str] | None, typer.Option("--set", help="Override a value, as in `run`. Repeatable.")] = None,

@@ -9,12 +9,15 @@ import typer
 
 from infoxlm_core import manifests, run_file
 from infoxlm_core.config import SuiteConfig
-from pipelines.cli.app import Store, app, ending_clearly
+from pipelines.cli.app import Store, app, config_file, ending_clearly
 
 
 @app.command()
 def run(
-    config: Annotated[Path, typer.Argument(help="YAML file of the run; see configs/.")],
+    config: Annotated[
+        Path,
+        typer.Argument(help="YAML file of the run, or demo, base, large, base15.", parser=config_file, metavar="FILE"),
+    ],
     store: Store = "runs",
     set_: Annotated[
         list[str] | None,
@@ -49,10 +52,18 @@ def run(
 
 @app.command()
 def ablate(
-    config: Annotated[Path, typer.Argument(help="YAML file of the run that the variants change.")],
-    variants: Annotated[Path, typer.Option(help="YAML file: name -> overrides of the section pretraining.")] = Path(
-        "configs/ablations.yaml"
-    ),
+    config: Annotated[
+        Path,
+        typer.Argument(
+            help="YAML file of the run that the variants change, or demo.", parser=config_file, metavar="FILE"
+        ),
+    ],
+    variants: Annotated[
+        Path,
+        typer.Option(
+            help="YAML file: name -> overrides of the section pretraining.", parser=config_file, metavar="FILE"
+        ),
+    ] = Path("ablations"),
     only: Annotated[str, typer.Option(help="Variants, separated by commas; default: all of the file.")] = "",
     seeds: Annotated[str, typer.Option(help="Seeds of every variant, separated by commas.")] = "1,2,3",
     store: Store = "runs",
@@ -110,7 +121,9 @@ def compare(
 
 @app.command()
 def suite(
-    config: Annotated[Path, typer.Argument(help="YAML file of the suite; see configs/suite.yaml.")],
+    config: Annotated[
+        Path, typer.Argument(help="YAML file of the suite; see configs/suite.yaml.", parser=config_file, metavar="FILE")
+    ],
     model: Annotated[
         list[str] | None,
         typer.Option(help="NAME=SOURCE: a model beside those of the file, or instead of that of the name. Repeatable."),
@@ -166,7 +179,10 @@ def _tell_mlflow(done: dict[str, str]) -> None:
 
 @app.command()
 def plan(
-    config: Annotated[Path, typer.Argument(help="YAML file of the run; see configs/.")],
+    config: Annotated[
+        Path,
+        typer.Argument(help="YAML file of the run, or demo, base, large, base15.", parser=config_file, metavar="FILE"),
+    ],
     gpus: Annotated[int, typer.Option(min=1, help="Workers, one a GPU.")] = 8,
     gpu: Annotated[str, typer.Option(help="h100, h200, a100 or v100.")] = "h200",
     set_: Annotated[list[str] | None, typer.Option("--set", help="Override a value, as in `run`. Repeatable.")] = None,
