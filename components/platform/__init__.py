@@ -1,0 +1,1 @@
+"""What a step needs from where it runs: store, workers, cluster, a clear ending."""

@@ -1,0 +1,1 @@
+"""Corpora -> batches: shards of tokens on disk, sampling, layouts of sequences, masking, packing."""

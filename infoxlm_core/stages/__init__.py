@@ -1,0 +1,1 @@
+"""One file a stage of the pipeline: each assembles the parts and runs."""

@@ -1,0 +1,1 @@
+"""Step, loop, checkpoints, workers: the same for all systems and tasks."""

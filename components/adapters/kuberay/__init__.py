@@ -1,0 +1,1 @@
+"""KubeRay: a RayJob from its manifest to its end."""

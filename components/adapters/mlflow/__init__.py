@@ -1,0 +1,1 @@
+"""MLflow: runs and their curves, the model registry."""

@@ -1,0 +1,1 @@
+"""Ray: workers that train together, workers that share out rows."""

@@ -1,0 +1,1 @@
+"""S3: objects, whole directories, leases, the checkpoints of a run."""

@@ -1,0 +1,1 @@
+"""Where models and data may be, and copies of them on this machine."""
