@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+PACKAGED = ("infoxlm_core/", "components/", "pipelines/", "configs/", "pyproject.toml", "README.md", "LICENSE")
 
 
 @pytest.mark.slow
@@ -17,7 +18,7 @@ def test_the_wheel_holds_every_file_that_the_commands_read(tmp_path):
     if tracked.returncode:
         pytest.skip("no checkout: git does not say which files belong to it")
     for name in tracked.stdout.split("\n"):
-        if name.startswith(("infoxlm_core/", "components/", "pipelines/", "configs/", "pyproject", "README", "LICENSE")):
+        if name.startswith(PACKAGED):
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             if (ROOT / name).is_symlink():
                 (source / name).symlink_to((ROOT / name).readlink())

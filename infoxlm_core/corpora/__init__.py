@@ -1,1 +1,1 @@
-"""Raw text -> corpora: formats, cleaning, filters, fingerprints of sentences, text kept aside, work by many processes."""
+"""Raw text -> corpora: formats, cleaning, filters, fingerprints of sentences, held-out text, work in parallel."""
