@@ -50,10 +50,10 @@ def compare(
             comparisons.write(output, compared)
             return flat
 
-        made = stores.make(store, "comparison", name, write)
+        made = stores.get_or_build(store, "comparison", name, write)
         stores.publish(comparison, made)
         shutil.copy(made / "comparison.html", report.path)
-        stores.facts(made, metrics)
+        stores.log_facts(made, metrics)
         legal = {re.sub(r"[^\w.:/ -]", "_", name): value for name, value in flat.items()}
         mlflow_runs.log_metrics(run, legal)
         mlflow_runs.log_artifacts(run, made, "comparison")

@@ -46,11 +46,11 @@ def evaluate(
     with runtime.ending_clearly(store, "evaluate", trial):
         checked = EvaluationConfig.parse(config, "evaluation")
         model = f"{trial['variant']} seed {int(trial['seed'])}" if trial else "InfoXLM"
-        text, digest = stores.find(corpus)
+        text, digest = stores.resolve(corpus)
         pairs = {model: (encoder, classifier)} | ({"untrained": (start, classifier_of_start)} if start else {})
-        models = {name: [stores.find(artifact) for artifact in pair] for name, pair in pairs.items()}
+        models = {name: [stores.resolve(artifact) for artifact in pair] for name, pair in pairs.items()}
         name = runtime.key("scores", checked, digest, *models, *(d for found in models.values() for _, d in found))
-        made = stores.make(
+        made = stores.get_or_build(
             store,
             "scores",
             name,
@@ -64,7 +64,7 @@ def evaluate(
         )
         stores.publish(scores, made)
         shutil.copy(made / "report.html", report.path)
-        flat = stores.facts(made, metrics)
+        flat = stores.log_facts(made, metrics)
         run = runtime.run_id(store, trial)
         mlflow_runs.log_params(run, {"evaluation": checked.model_dump(mode="json")})
         mlflow_runs.log_metrics(run, flat)

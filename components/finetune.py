@@ -46,8 +46,8 @@ def finetune(
         checked = kind.parse(config | ({"seed": trial["seed"]} if trial else {}), "finetuning")
         local = data_source.localise(checked, stores.local(store))
         data = (*local.train, *local.dev) if isinstance(local, AnsweringConfig) else local.data
-        base, base_digest = stores.point(encoder)
-        text, text_digest = stores.point(corpus)
+        base, base_digest = stores.read_pointer(encoder)
+        text, text_digest = stores.read_pointer(corpus)
         name = runtime.key("classifier", checked, base_digest, text_digest, *runtime.given(data))
         wanted = work.Work(
             stage="finetune",
@@ -61,7 +61,7 @@ def finetune(
         )
         made = work.do(wanted, cluster, task_config)
         stores.publish(classifier, made)
-        stores.facts(made, metrics)
+        stores.log_facts(made, metrics)
         trained = manifests.load(stores.locate(base))["facts"]["steps"] > 0
         run = runtime.run_id(store, trial)
         mlflow_tracker.ship(made / "metrics.jsonl", run, prefix="finetune/" if trained else "finetune_of_start/")

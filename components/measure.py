@@ -63,13 +63,13 @@ def measure(
                 num_workers=num_workers,
                 mlflow_run=run,
             )
-            with stores.alone(store, "tuned", name):  # another point may need the same model
+            with stores.exclusive(store, "tuned", name):  # another point may need the same model
                 model = work.do(wanted)
                 work.forget(wanted)  # gigabytes of checkpoints that nobody needs any more
             mlflow_tracker.ship(model / "metrics.jsonl", run)
             learned_from = manifests.load(model)["facts"] | {"tuned": f"tuned/{name}"}
         inputs = [*runtime.given(str(model)), runtime.given_as(suites.data_by_role(local))]
-        made = stores.make(
+        made = stores.get_or_build(
             store,
             "points",
             runtime.key("points", suites.without_data(local), *inputs),

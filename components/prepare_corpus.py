@@ -41,7 +41,7 @@ def prepare_corpus(
         wanted = work.Work("prepare_corpus", store, "corpus", name, config, num_workers, {})
         made = work.do(wanted, cluster, task_config)
         stores.publish(corpus, made)
-        counts = stores.facts(made, metrics)
+        counts = stores.log_facts(made, metrics)
         run = runtime.run_id(store)
         mlflow_runs.log_params(run, {"preparation": checked.model_dump(mode="json", exclude={"corpora"})})
         mlflow_runs.log_metrics(run, counts)

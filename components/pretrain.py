@@ -42,7 +42,7 @@ def pretrain(
 
     with runtime.ending_clearly(store, "pretrain", trial):
         checked = PretrainingConfig.parse(config, "pretraining")
-        given, digest = stores.point(shards)
+        given, digest = stores.read_pointer(shards)
         run = runtime.run_id(store, trial)
         mlflow_runs.log_params(run, {"pretraining": checked.model_dump(mode="json")})
         start_from = checked.model.start and str(model_source.fetch(checked.model.start, stores.local(store)))
@@ -62,4 +62,4 @@ def pretrain(
         mlflow_tracker.ship(made / "encoder" / "metrics.jsonl", run)
         stores.publish(encoder, made / "encoder")
         stores.publish(start, made / "start")
-        stores.facts(made, metrics)
+        stores.log_facts(made, metrics)

@@ -39,8 +39,8 @@ def register(
 
     with runtime.ending_clearly(store, "register"):
         checked = RegistrationConfig.parse(config, "registration")
-        model, digest = stores.find(encoder)
-        judged, _ = stores.find(scores)
+        model, digest = stores.resolve(encoder)
+        judged, _ = stores.resolve(scores)
         flat = manifests.load(judged)["facts"]
         made = manifests.load(model)
         run = runtime.run_id(store)

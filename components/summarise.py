@@ -47,10 +47,10 @@ def summarise(
             suites.write(output, summary)
             return flat
 
-        made = stores.make(store, "suite", name, write)
+        made = stores.get_or_build(store, "suite", name, write)
         stores.publish(comparison, made)
         shutil.copy(made / "suite.html", report.path)
-        stores.facts(made, metrics)
+        stores.log_facts(made, metrics)
         mlflow_runs.log_params(run, {"suite": checked.model_dump(mode="json")})
         mlflow_runs.log_metrics(run, flat)
         mlflow_runs.log_artifacts(run, made, "suite")

@@ -38,7 +38,7 @@ def tokenize_corpus(
 
     with runtime.ending_clearly(store, "tokenize_corpus"):
         checked = TokenizationConfig.parse(config, "tokenization")
-        source, digest = stores.point(corpus)
+        source, digest = stores.read_pointer(corpus)
         given: tuple[str, ...] = ()
         if checked.model:
             given = (str(model_source.fetch(checked.model, stores.local(store), only=tokenizers.MODEL)),)
@@ -46,7 +46,7 @@ def tokenize_corpus(
         wanted = work.Work("tokenize_corpus", store, "shards", name, config, num_workers, {"corpus": source})
         made = work.do(wanted, cluster, task_config)
         stores.publish(shards, made)
-        counts = stores.facts(made, metrics)
+        counts = stores.log_facts(made, metrics)
         run = runtime.run_id(store)
         mlflow_runs.log_params(run, {"tokenization": checked.model_dump(mode="json")})
         mlflow_runs.log_metrics(run, counts)

@@ -93,7 +93,7 @@ def read(store: str, name: str) -> bytes | None:
     return path.read_bytes() if path.is_file() else None
 
 
-def made(store: str, kind: str, name: str) -> Path | None:
+def lookup(store: str, kind: str, name: str) -> Path | None:
     """The artifact `kind/name` of the store on this machine, every byte verified; None if nobody has made it yet."""
     final, remote = manifests.inside(local(store), f"{kind}/{name}"), object_store.is_url(store)
     url, fetched = f"{store}/{kind}/{name}", False
@@ -124,7 +124,7 @@ def _is_here(directory: Path, digest: str) -> bool:
     return (directory / manifests.NAME).is_file() and manifests.load(directory)["digest"] == digest
 
 
-def make(store: str, kind: str, name: str, build: Callable[[Path], dict[str, Any] | None]) -> Path:
+def get_or_build(store: str, kind: str, name: str, build: Callable[[Path], dict[str, Any] | None]) -> Path:
     """Return the artifact `kind/name` of the store; build it first if it is not there, whole or not at all.
 
     Args:
@@ -136,7 +136,7 @@ def make(store: str, kind: str, name: str, build: Callable[[Path], dict[str, Any
     Returns:
         where it is on this machine.
     """
-    if found := made(store, kind, name):
+    if found := lookup(store, kind, name):
         return found
     final = local(store) / kind / name
     if not (object_store.is_url(store) and (final / manifests.NAME).is_file()):  # made before, and never arrived
@@ -148,7 +148,7 @@ def make(store: str, kind: str, name: str, build: Callable[[Path], dict[str, Any
         if not object_store.manifest_exists(url):  # else somebody made the same meanwhile: theirs counts
             object_store.push(final, url)
             return final
-    return made(store, kind, name) or final
+    return lookup(store, kind, name) or final
 
 
 def _build(final: Path, kind: str, build: Callable[[Path], dict[str, Any] | None]) -> None:
@@ -174,7 +174,7 @@ def _build(final: Path, kind: str, build: Callable[[Path], dict[str, Any] | None
 
 
 @contextlib.contextmanager
-def alone(store: str, kind: str, name: str) -> Iterator[None]:
+def exclusive(store: str, kind: str, name: str) -> Iterator[None]:
     """Wait until nobody else makes an artifact that takes long, and keep others waiting: its second maker finds it."""
     with _one_at_a_time(local(store) / kind / f".{name}.lock"):
         if not object_store.is_url(store):
@@ -217,15 +217,15 @@ def publish(artifact: Any, location: Path) -> None:
     artifact.metadata["digest"], artifact.metadata["location"] = digest, place
 
 
-def point(artifact: Any) -> tuple[str, str]:
+def read_pointer(artifact: Any) -> tuple[str, str]:
     """Where in the store what a KFP input artifact points to is, and its digest."""
     said = json.loads(Path(artifact.path).read_bytes())
     return said["location"], said["digest"]
 
 
-def find(artifact: Any) -> tuple[Path, str]:
+def resolve(artifact: Any) -> tuple[Path, str]:
     """Where on this machine it is, fetched if it is on S3, and its digest."""
-    location, digest = point(artifact)
+    location, digest = read_pointer(artifact)
     return locate(location), digest
 
 
@@ -239,13 +239,13 @@ def locate(location: str) -> Path:
         return Path(location)
     store, kind, rest = re.fullmatch(rf"(s3://.+?)/({'|'.join(KINDS)})/(.+)", location).groups()  # type: ignore[union-attr]
     name, _, inner = rest.partition("/")
-    found = made(store, kind, name)
+    found = lookup(store, kind, name)
     if found is None:
         raise InputError(f"{location} is not in the store any more: run again without Kubeflow's cache (--no-cache)")
     return manifests.inside(found, inner) if inner else found
 
 
-def facts(location: Path, metrics: Any) -> dict[str, float]:
+def log_facts(location: Path, metrics: Any) -> dict[str, float]:
     """The numbers in an artifact's manifest; they also become KFP metrics."""
     numbers = {
         name: value for name, value in manifests.load(location)["facts"].items() if isinstance(value, int | float)

@@ -69,13 +69,13 @@ def do(work: Work, cluster: dict[str, Any] | None = None, task: Any = None) -> P
         TryAgain: of some kind; the same again goes on from the last checkpoint.
         and what the core's stage raises.
     """
-    if found := stores.made(work.store, work.kind, work.name):
+    if found := stores.lookup(work.store, work.kind, work.name):
         return found
     if cluster and (work.num_workers or work.stage in _TOGETHER):
         _on_cluster(work, cluster, task)
     else:
         here(work)
-    found = stores.made(work.store, work.kind, work.name)
+    found = stores.lookup(work.store, work.kind, work.name)
     if not found:
         raise RuntimeError(f"{work.kind}/{work.name} was made and is not there")
     return found
@@ -87,7 +87,7 @@ def here(work: Work) -> None:
         run = stores.local(work.store) / "runs" / work.run
         ray_train.run(_train, work.num_workers, run=run, work=work)
     else:
-        stores.make(work.store, work.kind, work.name, functools.partial(_LED[work.stage], work))
+        stores.get_or_build(work.store, work.kind, work.name, functools.partial(_LED[work.stage], work))
 
 
 def forget(work: Work) -> None:
@@ -168,7 +168,9 @@ def _train(work: Work, run: Path) -> dict[str, Any]:
     ready = distributed.from_first(stores.is_made(work.store, work.kind, work.name))  # before a crash, but not sent
     if distributed.rank():
         return {} if ready else core(output=run / "nowhere")
-    return manifests.load(stores.make(work.store, work.kind, work.name, lambda output: core(output=output)))["facts"]
+    return manifests.load(stores.get_or_build(work.store, work.kind, work.name, lambda output: core(output=output)))[
+        "facts"
+    ]
 
 
 def _pretrain(work: Work) -> Callable[..., dict[str, Any]]:

@@ -42,7 +42,7 @@ def run_component(store: Path, out: Path) -> tuple[Path, dict]:
                {"comparison": dsl.Artifact, "report": dsl.HTML, "metrics": dsl.Metrics}.items()}  # fmt: skip
     out.mkdir()
     compare.python_func(trials=[{"trial": trial, "pretraining": {}} for trial in TRIALS], store=str(store), **outputs)
-    return stores.find(outputs["comparison"])[0], outputs
+    return stores.resolve(outputs["comparison"])[0], outputs
 
 
 def test_every_trial_has_a_run_nested_in_the_ablations_own(ablation):

@@ -43,7 +43,7 @@ def test_the_task_of_the_config_is_learned_and_found_again(suite, store, artifac
     for _ in range(2):
         finetune.python_func(config=settings, num_workers=0, store=str(store), **artifacts)
 
-    made, _ = stores.find(artifacts["classifier"])
+    made, _ = stores.resolve(artifacts["classifier"])
     assert task_models.load(made, kind).kind == kind
     assert [path.name for path in (store / "classifier").iterdir()] == [made.name]
     facts = manifests.load(made)["facts"]

@@ -40,7 +40,7 @@ def run_point(item: dict, store: Path, tmp_path: Path, run: str = "toy-1", worke
     outputs = {name: kind(name=name, uri=str(tmp_path / name)) for name, kind in
                {"scores": dsl.Artifact, "metrics": dsl.Metrics}.items()}  # fmt: skip
     measure.python_func(point=item, store=str(store), num_workers=workers, **outputs)
-    return stores.find(outputs["scores"])[0]
+    return stores.resolve(outputs["scores"])[0]
 
 
 def changed(item: dict, **settings) -> dict:
@@ -163,7 +163,7 @@ def test_the_summary_goes_to_the_pipelines_run_and_what_nobody_works_on_is_close
     summarise.python_func(suite=config.listed(), store=str(store), **outputs)
 
     client, parent = mlflow_runs.connect(store), runtime.run_id(str(store))
-    made = stores.find(outputs["comparison"])[0]
+    made = stores.resolve(outputs["comparison"])[0]
     summary = json.loads((made / "suite.json").read_text())
     assert summary["unfinished"] == [name for name in planned if name != "toy pairs"]
     assert Path(outputs["report"].path).read_text() == (made / "suite.html").read_text()

@@ -22,9 +22,9 @@ def build(output: Path) -> dict:
 
 
 def test_an_artifact_is_made_once_and_found_again(tmp_path):
-    first = stores.make(str(tmp_path), "corpus", "abc", build)
+    first = stores.get_or_build(str(tmp_path), "corpus", "abc", build)
 
-    again = stores.make(str(tmp_path), "corpus", "abc", lambda output: pytest.fail("made twice"))
+    again = stores.get_or_build(str(tmp_path), "corpus", "abc", lambda output: pytest.fail("made twice"))
 
     assert again == first and manifests.read(first, "corpus", "x")["facts"] == {"lines": 3}
 
@@ -35,7 +35,7 @@ def test_a_stage_that_fails_leaves_nothing_behind(tmp_path):
         raise InputError("no")
 
     with pytest.raises(InputError):
-        stores.make(str(tmp_path), "corpus", "abc", fail)
+        stores.get_or_build(str(tmp_path), "corpus", "abc", fail)
 
     assert list((tmp_path / "corpus").iterdir()) == []
 
@@ -44,18 +44,18 @@ def test_what_a_dead_process_left_half_made_is_swept(tmp_path):
     (tmp_path / "corpus" / ".making-xyz").mkdir(parents=True)
     (tmp_path / "corpus" / ".making-xyz.lock").touch()
 
-    stores.make(str(tmp_path), "corpus", "abc", build)
+    stores.get_or_build(str(tmp_path), "corpus", "abc", build)
 
     assert [path.name for path in (tmp_path / "corpus").iterdir()] == ["abc"]
 
 
 def test_what_a_living_process_is_making_stays(tmp_path):
     def look(output: Path) -> dict:
-        stores.make(str(tmp_path), "corpus", "other", build)
+        stores.get_or_build(str(tmp_path), "corpus", "other", build)
         assert output.is_dir()
         return build(output)
 
-    stores.make(str(tmp_path), "corpus", "abc", look)
+    stores.get_or_build(str(tmp_path), "corpus", "abc", look)
 
     assert {path.name for path in (tmp_path / "corpus").iterdir()} == {"abc", "other"}
 
@@ -118,10 +118,10 @@ def test_two_who_need_the_same_make_it_one_after_the_other_and_once(tmp_path):
     made, inside, most = [], [], []
 
     def need(number: int) -> None:
-        with stores.alone(str(tmp_path), "tuned", "abc"):
+        with stores.exclusive(str(tmp_path), "tuned", "abc"):
             inside.append(number)
             most.append(len(inside))
-            stores.make(str(tmp_path), "tuned", "abc", lambda output: made.append(number) or time.sleep(0.2))
+            stores.get_or_build(str(tmp_path), "tuned", "abc", lambda output: made.append(number) or time.sleep(0.2))
             inside.remove(number)
 
     threads = [threading.Thread(target=need, args=(number,)) for number in range(3)]
@@ -146,11 +146,11 @@ def test_of_a_model_what_is_loaded_belongs_to_the_key_and_nothing_else(tmp_path)
 
 
 def test_a_found_artifact_is_verified(tmp_path):
-    made = stores.make(str(tmp_path), "corpus", "abc", build)
+    made = stores.get_or_build(str(tmp_path), "corpus", "abc", build)
     (made / "part/file").write_text("cOntent")
 
     with pytest.raises(ShardCorrupt, match="sha256"):
-        stores.make(str(tmp_path), "corpus", "abc", build)
+        stores.get_or_build(str(tmp_path), "corpus", "abc", build)
 
 
 def test_the_key_changes_with_config_and_inputs_but_not_with_how_often_to_save():
@@ -188,11 +188,11 @@ def test_every_ending_has_one_line_and_its_exit_code(tmp_path, capsys, monkeypat
 
 
 def test_a_published_artifact_is_found_by_the_next_stage(tmp_path):
-    made = stores.make(str(tmp_path), "corpus", "abc", build)
+    made = stores.get_or_build(str(tmp_path), "corpus", "abc", build)
     artifact = SimpleNamespace(path=str(tmp_path / "kfp" / "corpus"), metadata={})
 
     stores.publish(artifact, made)
 
-    location, digest = stores.find(artifact)
+    location, digest = stores.resolve(artifact)
     assert location == made and digest == manifests.read(made, "corpus", "x")["digest"] == artifact.metadata["digest"]
     assert runtime.key("x", EvaluationConfig(), digest)

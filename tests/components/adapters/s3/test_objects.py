@@ -181,7 +181,7 @@ def test_a_manifest_that_names_a_place_outside_is_refused_before_anything_is_wri
 
 @pytest.mark.parametrize("place", ["corpus/..", "corpus/abc/../../outside", "corpus/abc//outside"])
 def test_a_location_that_leads_out_of_its_artifact_is_refused(bucket, place):
-    stores.make(URL, "corpus", "abc", lambda output: (output / "file").write_text("content") and {})
+    stores.get_or_build(URL, "corpus", "abc", lambda output: (output / "file").write_text("content") and {})
 
     with pytest.raises(InputError, match="a name that leads out of its folder"):
         stores.locate(f"{URL}/{place}")
@@ -228,11 +228,13 @@ def test_a_slash_at_the_end_of_a_store_is_refused(capsys):
 
 
 def test_an_artifact_made_on_one_machine_is_found_on_another(bucket, tmp_path, monkeypatch):
-    made = stores.make(URL, "corpus", "abc", lambda output: (output / "file").write_text("content") and {"lines": 1})
+    made = stores.get_or_build(
+        URL, "corpus", "abc", lambda output: (output / "file").write_text("content") and {"lines": 1}
+    )
     place = stores.url_of(made)
     monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "other machine"))
 
-    again = stores.make(URL, "corpus", "abc", lambda output: pytest.fail("made twice"))
+    again = stores.get_or_build(URL, "corpus", "abc", lambda output: pytest.fail("made twice"))
 
     assert place == f"{URL}/corpus/abc" and again != made and tree(again) == tree(made)
     assert stores.locate(place) == again and stores.locate(f"{place}/file").read_text() == "content"
@@ -248,13 +250,13 @@ def test_what_was_made_but_did_not_arrive_is_sent_and_not_made_again(bucket, fau
         return {}
 
     with pytest.raises(StorageUnavailable):
-        stores.make(URL, "corpus", "abc", build)
-    assert stores.made(URL, "corpus", "abc") is None
+        stores.get_or_build(URL, "corpus", "abc", build)
+    assert stores.lookup(URL, "corpus", "abc") is None
     faults.heal()
 
-    stores.make(URL, "corpus", "abc", build)
+    stores.get_or_build(URL, "corpus", "abc", build)
 
-    assert len(made) == 1 and stores.made(URL, "corpus", "abc")
+    assert len(made) == 1 and stores.lookup(URL, "corpus", "abc")
 
 
 def test_of_two_that_made_the_same_the_first_to_arrive_counts(bucket, tmp_path, monkeypatch):
@@ -262,14 +264,14 @@ def test_of_two_that_made_the_same_the_first_to_arrive_counts(bucket, tmp_path, 
         def write(output: Path) -> dict:
             if content == "second":  # while it is at work, another machine is done
                 monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "other machine"))
-                stores.make(URL, "corpus", "abc", build("first"))
+                stores.get_or_build(URL, "corpus", "abc", build("first"))
                 monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "cache"))
             (output / "file").write_text(content)
             return {}
 
         return write
 
-    found = stores.make(URL, "corpus", "abc", build("second"))
+    found = stores.get_or_build(URL, "corpus", "abc", build("second"))
 
     assert (found / "file").read_text() == "first"
 

@@ -197,7 +197,7 @@ def test_pretraining_starts_from_s3_and_its_result_goes_by_the_weights_not_by_th
         stores.publish(shards, tiny_shards)
         config = tiny_config(model={"start": "s3://models/start"}).model_dump(mode="json")
         pretrain.python_func(config, 0, str(store), shards, encoder, start, metrics)
-        return stores.find(encoder)[0], stores.find(start)[0]
+        return stores.resolve(encoder)[0], stores.resolve(start)[0]
 
     weights = upload_start(seed=3)
     first, start = run()
