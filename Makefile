@@ -3,12 +3,13 @@ PYTHON ?= python3
 VENV ?= .venv
 PEERS ?= .venv-peers
 BIN = $(VENV)/bin
+COMPUTE = $(BIN)/python -m pytest -q -n 2 --no-loadscope-reorder tests/core tests/benchmarks
 STORE ?= runs
 # One thread a process: two cores are shared by workers, servers and the runner itself.
 export OMP_NUM_THREADS = 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: help demo servers ablation test check compile image lock deploy bench clean
+.PHONY: help demo servers ablation test processors check compile image lock deploy bench clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
@@ -28,6 +29,11 @@ ablation: $(VENV)/installed ## MLM, MLM+TLM and MLM+TLM+XLCO on real text, three
 
 test: $(VENV)/installed ## run all tests
 	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder
+
+processors: $(VENV)/installed ## the tests that compute, as on processors with SSE4, AVX2 and AVX-512 (as far as this one has them)
+	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2 $(COMPUTE)
+	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 $(COMPUTE)
+	ATEN_CPU_CAPABILITY=avx512 ONEDNN_MAX_CPU_ISA=AVX512_CORE MKL_ENABLE_INSTRUCTIONS=AVX512 $(COMPUTE)
 
 check: $(VENV)/installed ## style, types, layers: seconds
 	$(BIN)/ruff check .

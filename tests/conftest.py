@@ -19,6 +19,7 @@ from infoxlm_core import manifests
 from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data import shards
 from infoxlm_core.data.vocabulary import EOS, FIRST_PIECE
+from tests.workers import fp64
 
 pytest_plugins = ["tests.servers.fixtures"]
 VOCABULARY = 64
@@ -27,6 +28,13 @@ VOCABULARY = 64
 @pytest.fixture(scope="session", autouse=True)
 def one_thread():
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def in_fp64():
+    """See `tests.workers.fp64`."""
+    with fp64():
+        yield
 
 
 def write_shards(directory: Path, corpora: dict[str, int], languages: tuple[str, ...] = ("de", "fr")) -> Path:

@@ -36,7 +36,7 @@ def hugging_face() -> XLMRobertaForMaskedLM:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.05)
-    return model
+    return model.double()
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def ours(hugging_face, tmp_path) -> InfoXLM:
     hugging_face.save_pretrained(tmp_path)
     model = InfoXLM(SIZE, contrast_layer=2, pooling="cls", normalise=False).eval()
     initialise(model, seed=1)
-    pretrained.load_into(model, tmp_path)
+    pretrained.load_into(model.double(), tmp_path)
     return model
 
 
@@ -70,7 +70,7 @@ def test_every_layer_equals_hugging_face_on_the_padded_batch(hugging_face, ours,
 
     for layer, expected in enumerate(theirs):
         hidden = ours.encoder(ids, where(), LENGTHS, last=layer)
-        torch.testing.assert_close(hidden, expected[mask.bool()], atol=1e-5, rtol=0)
+        torch.testing.assert_close(hidden, expected[mask.bool()], atol=1e-9, rtol=0)
 
 
 @pytest.mark.item("A22")
@@ -80,7 +80,7 @@ def test_masked_lm_logits_equal_hugging_face(hugging_face, ours, ids):
 
     logits = ours.head(ours.encoder(ids, where(), LENGTHS), ours.encoder.token_embedding.weight)
 
-    torch.testing.assert_close(logits, expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(logits, expected, atol=1e-9, rtol=0)
 
 
 @pytest.mark.item("A6")
@@ -88,12 +88,12 @@ def test_the_contrast_feature_is_position_zero_of_hidden_states_at_the_universal
     batch, mask = padded(ids)
     expected = hugging_face(batch, attention_mask=mask, output_hidden_states=True).hidden_states[2][:, 0]
 
-    truncated = Encoder(SIZE, layers=2)
+    truncated = Encoder(SIZE, layers=2).double()
     truncated.load_state_dict({n: p for n, p in ours.encoder.state_dict().items() if not n.startswith("layers.2.")})
     starts = torch.tensor(LENGTHS).cumsum(0) - torch.tensor(LENGTHS)
     feature = truncated(ids, where(), LENGTHS)[starts]
 
-    torch.testing.assert_close(feature, expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(feature, expected, atol=1e-9, rtol=0)
     assert torch.equal(feature, ours.encoder(ids, where(), LENGTHS, last=2)[starts])
 
 
@@ -103,14 +103,14 @@ def test_a_last_layer_of_few_rows_equals_these_rows_of_the_whole_layer(ours, ids
 
     some = ours.encoder.run(ours.encoder.embed(ids, where()), LENGTHS, 0, 3, rows, counts)
 
-    torch.testing.assert_close(some, ours.encoder(ids, where(), LENGTHS)[rows], atol=1e-6, rtol=0)
+    torch.testing.assert_close(some, ours.encoder(ids, where(), LENGTHS)[rows], atol=1e-9, rtol=0)
 
 
 @pytest.mark.item("A9")
 def test_a_sentence_does_not_notice_its_neighbours_in_the_pack(ours, ids):
     alone = ours.encoder(ids[6:15], where((9,)), (9,))
 
-    torch.testing.assert_close(ours.encoder(ids, where(), LENGTHS)[6:15], alone, atol=1e-6, rtol=0)
+    torch.testing.assert_close(ours.encoder(ids, where(), LENGTHS)[6:15], alone, atol=1e-9, rtol=0)
 
 
 @pytest.mark.item("A9")
@@ -123,12 +123,12 @@ def test_the_order_of_sequences_in_the_pack_does_not_matter(ours, ids):
 
     straight = ours.encoder(ids, where(), LENGTHS).split(LENGTHS)
     for place, i in enumerate(order):
-        torch.testing.assert_close(turned[place], straight[i], atol=1e-5, rtol=0)
+        torch.testing.assert_close(turned[place], straight[i], atol=1e-9, rtol=0)
 
 
 @pytest.mark.item("A6")
 def test_a_key_encoder_that_ends_at_the_universal_layer_equals_the_whole_one_there_bit_by_bit(ours, ids):
-    short = KeyEncoder(ours)
+    short = KeyEncoder(ours.float())
 
     assert len(short.encoder.layers) == 2 < len(ours.encoder.layers)
     assert torch.equal(short.encoder(ids, where(), LENGTHS), ours.encoder(ids, where(), LENGTHS, last=2))
@@ -143,7 +143,7 @@ def test_a_translation_pair_whose_second_side_is_padding_has_the_loss_of_the_fir
     hidden = ours.encoder(alone, where((5,)), (5,))[2:3]
     loss, _ = ours.head.loss(hidden, ours.encoder.token_embedding.weight, torch.tensor([11]), torch.ones(1))
 
-    assert loss.item() == pytest.approx(F.cross_entropy(theirs, torch.tensor([11])).item(), abs=1e-5)
+    assert loss.item() == pytest.approx(F.cross_entropy(theirs, torch.tensor([11])).item(), abs=1e-9)
 
 
 @pytest.mark.item("A4")
@@ -177,15 +177,16 @@ def test_loss_on_one_side_of_a_translation_pair_reaches_the_other_side(ours):
 
 @pytest.mark.item("A22")
 def test_export_loads_in_hugging_face_and_comes_back_bit_by_bit(ours, ids, tmp_path):
+    ours.float().double()  # models are written in fp32
     pretrained.export(ours, tmp_path / "no tokenizer", tmp_path / "out")
 
-    theirs = XLMRobertaForMaskedLM.from_pretrained(tmp_path / "out").eval()
+    theirs = XLMRobertaForMaskedLM.from_pretrained(tmp_path / "out").double().eval()
     batch, mask = padded(ids)
     logits = ours.head(ours.encoder(ids, where(), LENGTHS), ours.encoder.token_embedding.weight)
-    torch.testing.assert_close(theirs(batch, attention_mask=mask).logits[mask.bool()], logits, atol=1e-5, rtol=0)
+    torch.testing.assert_close(theirs(batch, attention_mask=mask).logits[mask.bool()], logits, atol=1e-9, rtol=0)
     again = InfoXLM(SIZE, contrast_layer=2, pooling="cls", normalise=False)
     pretrained.load_into(again, tmp_path / "out")
-    assert all(torch.equal(a, b) for a, b in zip(again.parameters(), ours.parameters(), strict=True))
+    assert all(torch.equal(a.double(), b) for a, b in zip(again.parameters(), ours.parameters(), strict=True))
 
 
 @pytest.mark.item("A22")
@@ -197,6 +198,7 @@ def test_an_incomplete_model_is_refused_by_name(hugging_face, tmp_path):
         pretrained.load_into(InfoXLM(SIZE, 2, "cls", False), tmp_path)
 
 
+@pytest.mark.usefixtures("in_fp64")
 def test_one_forward_of_all_objectives_equals_each_alone(tiny_shards):
     config = tiny_config(contrast={"layer": 1, "pooling": "mean"})
     sampler = Sampler(open_shards(tiny_shards), config)
@@ -209,9 +211,9 @@ def test_one_forward_of_all_objectives_equals_each_alone(tiny_shards):
     hidden = model.encoder(batch.ids, batch.positions, batch.lengths)
     logits = model.head(hidden[batch.target_rows], model.encoder.token_embedding.weight)
     expected = F.cross_entropy(logits, batch.target_ids, reduction="none")
-    torch.testing.assert_close(outputs.losses, expected, atol=1e-5, rtol=0)
-    assert outputs.loss.item() == pytest.approx(expected.sum().item(), rel=1e-6)
+    torch.testing.assert_close(outputs.losses, expected, atol=1e-9, rtol=0)
+    assert outputs.loss.item() == pytest.approx(expected.sum().item(), rel=1e-9)
     first = model.encoder(batch.ids, batch.positions, batch.lengths, last=1).split(batch.lengths)
     means = torch.stack([view.mean(0) for view in first[batch.lm_sequences :]])
     expected = torch.nn.functional.normalize(means @ model.projection, dim=1)
-    torch.testing.assert_close(outputs.queries, expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(outputs.queries, expected, atol=1e-9, rtol=0)
