@@ -101,7 +101,7 @@ def _on_cluster(work: Work, cluster: dict[str, Any], task: Any) -> None:
     """Hand it to a RayJob and follow that to its end."""
     from components.adapters.kuberay import job as ray_job
     from components.adapters.s3 import lease
-    from components.platform.cluster import ClusterConfig
+    from components.settings.cluster import ClusterConfig
 
     checked = ClusterConfig.parse(cluster, "cluster")
     if not object_store.is_url(work.store):

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from components.platform.cluster import ClusterFile
+from components.settings.cluster import ClusterFile
 from infoxlm_core import run_file
 from infoxlm_core.config import SuiteConfig
 from infoxlm_core.errors import ConfigError

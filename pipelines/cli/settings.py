@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from components.platform.cluster import ClusterFile
+from components.settings.cluster import ClusterFile
 from infoxlm_core.config import AnsweringConfig, RetrievalConfig, StageConfig, SuiteConfig, describe
 from infoxlm_core.errors import InputError
 from infoxlm_core.run_file import RunConfig

@@ -9,7 +9,7 @@ import yaml
 from kfp import dsl
 
 from components.adapters.kuberay import manifest as ray_job_manifest
-from components.platform.cluster import ClusterConfig
+from components.settings.cluster import ClusterConfig
 from tests.k8s.manifests import K8S, OVERLAYS, kustomize, named, pods, rendered, text
 from tests.k8s.rules import confined, restricted, static_keys, too_much
 

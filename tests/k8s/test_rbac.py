@@ -10,7 +10,7 @@ from components.adapters.kuberay import api as kubernetes_api
 from components.adapters.kuberay import job as ray_job
 from components.adapters.kuberay import log as ray_job_log
 from components.adapters.kuberay import states as ray_job_states
-from components.platform.cluster import ClusterConfig
+from components.settings.cluster import ClusterConfig
 from infoxlm_core.errors import ResourcesUnavailable
 from tests.servers.kubernetes_api import NAMESPACE, KubernetesServer, running_kubernetes, until
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 import yaml
 
-from components.platform.cluster import ClusterFile
+from components.settings.cluster import ClusterFile
 from pipelines import placing
 from tests.k8s.manifests import K8S, OVERLAYS, ROOT, named, pods, rendered
 

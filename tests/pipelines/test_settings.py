@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from components.platform import cluster
+from components.settings import cluster
 from infoxlm_core.config import StageConfig, describe
 from pipelines.cli import app, settings
 

@@ -19,7 +19,7 @@ import pytest
 from kfp.dsl import TaskConfig
 
 from components.adapters.kuberay import manifest as ray_job_manifest
-from components.platform.cluster import ClusterConfig
+from components.settings.cluster import ClusterConfig
 from tests.servers.processes import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from components.platform.cluster import is_secret
+from components.settings.environment import is_secret
 
 ROOT = Path(__file__).parents[2]
 OURS = ("infoxlm_core", "components", "pipelines")

@@ -20,7 +20,7 @@ from components.adapters.kuberay.api import AlreadyExists, Job, NoAnswer, RayJob
 from components.adapters.kuberay.log import JobLog
 from components.adapters.kuberay.manifest import job_name
 from components.adapters.kuberay.states import bear, describe, has_ended, states
-from components.platform.cluster import ClusterConfig
+from components.settings.cluster import ClusterConfig
 from infoxlm_core import errors
 from infoxlm_core.errors import InfoXLMError, InputError, Preempted, ResourcesUnavailable, TryAgain, WorkerLost
 

@@ -10,7 +10,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from components.platform.cluster import ClusterConfig, is_secret
+from components.settings.cluster import ClusterConfig
+from components.settings.environment import MLFLOW_SAFETY, RAY, is_secret
 from infoxlm_core.errors import InputError
 
 Manifest = dict[str, Any]
@@ -23,15 +24,12 @@ _CONSTANT = {
     "HOME": HOME,
     "PYTHONUNBUFFERED": "1",
     "RAY_AUTH_MODE": "token",  # nobody runs a job without the token, which the operator hands to these pods
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": "300",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
-    "MLFLOW_DISABLE_TELEMETRY": "true",
+    **MLFLOW_SAFETY,
 }
 _PASSED_ON = ("MLFLOW_", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION")
 _OF_THE_STEP = ("KFP_", "KUBERNETES_", "ARGO_")
 _AFTER_SAVING = 15  # of the grace, for Ray to end
+_OF_SUBMITTER = ("HOME", "RAY_AUTH_MODE", "RAY_USAGE_STATS_ENABLED")
 _SUBMITTER = {"cpu": "500m", "memory": "1Gi"}
 _ORDINARY = ("cpu", "memory", "ephemeral-storage")
 
@@ -157,7 +155,7 @@ def _environment(cluster: ClusterConfig, task: Any, environment: Mapping[str, st
                 known[name] = {"value": environment[name]}
         else:
             known[name] = {"valueFrom": source} if source else {"value": entry.get("value", "")}
-    for name, value in {**cluster.environment, **_CONSTANT}.items():
+    for name, value in {**RAY, **cluster.environment, **_CONSTANT}.items():
         known[name] = {"value": value}
     return [{"name": name, **value} for name, value in known.items()]
 
@@ -191,7 +189,7 @@ def _submitter(cluster: ClusterConfig) -> Manifest:
     """Template of the pod that submits the entrypoint to the head and prints its log; the operator adds the command."""
     spec = _restricted(
         cluster, "ray-job-submitter", {"limits": dict(_SUBMITTER), "requests": dict(_SUBMITTER)},
-        [{"name": name, "value": _CONSTANT[name]} for name in ("HOME", "RAY_AUTH_MODE", "RAY_USAGE_STATS_ENABLED")],
+        [{"name": name, "value": (RAY | _CONSTANT)[name]} for name in _OF_SUBMITTER],
         _scratch(),
     )  # fmt: skip
     return {"metadata": {"labels": _labels("submitter")}, "spec": {**spec, "restartPolicy": "Never"}}

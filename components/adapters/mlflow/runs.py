@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from components.settings import environment
 from infoxlm_core.errors import ConfigMismatch, InputError, StorageUnavailable
 
 if TYPE_CHECKING:
@@ -23,16 +24,6 @@ RUN_TAG = "infoxlm.run"
 PARENT = "mlflow.parentRunId"
 """MLflow's own tag of a nested run."""
 
-_ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",  # some 15 s without an answer; the default of 7 means four minutes
-    "MLFLOW_SKIP_PIP_REQUIREMENTS_CHECK": "true",
-    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-}
-
 
 def tracking_uri(default: Path) -> str:
     """Say where MLflow is: MLFLOW_TRACKING_URI, else a SQLite file in the directory `default`."""
@@ -41,7 +32,7 @@ def tracking_uri(default: Path) -> str:
 
 def connect(default_store: Path) -> "MlflowClient":
     """Point this process, and those it starts, to `tracking_uri(default_store)`."""
-    os.environ.update(_ENVIRONMENT)
+    os.environ.update(environment.MLFLOW)
     import mlflow
 
     for noisy in ("mlflow", "alembic"):  # a new SQLite file means dozens of lines about migrations

@@ -17,19 +17,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from components.platform.cluster import is_secret
+from components.settings import environment
 from infoxlm_core import errors
 from infoxlm_core.errors import InfoXLMError, WorkerLost
 
 logger = logging.getLogger(__name__)
 
-_ENVIRONMENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": "300",
-    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "1800",  # a new node may take long to come; the default is a minute
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "THP_MEM_ALLOC_ENABLE": "1",  # large pages for large tensors
-}
 _TRIES = 3
 _SECONDS_TO_COLLECT = 300  # gradients; for what the first worker does alone the others wait longer (`distributed`)
 
@@ -52,7 +45,7 @@ def run(train: Callable[..., dict[str, Any]], num_workers: int, run: Path, **arg
 
 
 def _on_ray(train: Callable[..., dict[str, Any]], num_workers: int, arguments: dict[str, Any]) -> dict[str, Any]:
-    os.environ.update({name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items()})
+    os.environ.update({**environment.RAY, **os.environ})
     import ray
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
@@ -116,13 +109,14 @@ def start(num_workers: int) -> None:
         here = {"address": "local", "num_cpus": max(num_workers + 1, os.cpu_count() or 1)}
         _keep_token_private()
     known = {name: value for name, value in os.environ.items() if name.startswith(("MLFLOW_", "HF_", "RUN_ID"))}
-    known = {name: value for name, value in known.items() if not is_secret(name)}  # Ray shows it to all its users
+    # Ray shows them to all its users
+    known = {name: value for name, value in known.items() if not environment.is_secret(name)}
     for attempt in range(1, _TRIES + 1):
         try:
             ray.init(
                 logging_level=logging.WARNING,
                 include_dashboard=True,  # without it Ray Train complains every second
-                runtime_env={"env_vars": {**_ENVIRONMENT, **known}},
+                runtime_env={"env_vars": {**environment.RAY, **known}},
                 **here,
             )
             return

@@ -16,7 +16,7 @@ from kfp import dsl
 from components.adapters.kuberay import api as kubernetes_api
 from components.adapters.kuberay import job as ray_job
 from components.adapters.kuberay import states as ray_job_states
-from components.platform.cluster import ClusterConfig
+from components.settings.cluster import ClusterConfig
 from infoxlm_core.errors import (
     BadNumbersLimit,
     ConfigError,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kfp import dsl
 
 from components.adapters.kuberay.manifest import job_name, render
-from components.platform.cluster import ClusterConfig
+from components.settings.cluster import ClusterConfig
 from infoxlm_core.errors import InputError
 from tests.k8s.rules import restricted
 

@@ -1,6 +1,7 @@
 import pytest
 
 from components.adapters.mlflow import runs as mlflow_runs
+from components.settings import environment
 from infoxlm_core.errors import ConfigMismatch, InputError, StorageUnavailable
 from tests.components.conftest import free_port, history, open_run
 
@@ -97,7 +98,7 @@ def test_an_experiment_that_points_elsewhere_is_refused(store, tmp_path):
 
 def test_a_server_that_is_gone_is_one_clear_line_without_its_password(store, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://user:secret@127.0.0.1:{free_port()}")
-    monkeypatch.setitem(mlflow_runs._ENVIRONMENT, "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setitem(environment.MLFLOW, "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
 
     with pytest.raises(StorageUnavailable, match=r"MLflow run demo: MLflow does not answer .* run the same again") as e:
         open_run(store)

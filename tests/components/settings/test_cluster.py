@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from components.platform.cluster import ClusterConfig, ClusterFile
+from components.settings.cluster import ClusterConfig, ClusterFile
 from infoxlm_core.errors import ConfigError
 from infoxlm_core.run_file import load_as
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
+from components.settings.environment import is_secret
 from infoxlm_core.config import StageConfig
 from infoxlm_core.errors import ConfigError
 
@@ -19,12 +20,6 @@ KubernetesName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$
 Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 _DIGEST = re.compile(r"[^\s@]+@sha256:([0-9a-f]{64})")
-_SECRET = re.compile(r"SECRET|TOKEN|PASSWORD|ACCESS_KEY|CREDENTIAL", re.IGNORECASE)
-
-
-def is_secret(variable: str) -> bool:
-    """Whether an environment variable of this name holds what must not stand in a manifest."""
-    return bool(_SECRET.search(variable))
 
 
 def by_digest(image: str) -> str:

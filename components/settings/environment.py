@@ -1,0 +1,30 @@
+"""Environment variables that we set for Ray and MLflow, on this machine and in pods; and which ones are secrets."""
+
+import re
+
+RAY = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": "300",
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "1800",  # a new node may take long to come; the default is a minute
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "THP_MEM_ALLOC_ENABLE": "1",  # large pages for large tensors
+}
+"""Of all processes that start or join Ray, unless the user sets them otherwise."""
+MLFLOW_SAFETY = {"MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+"""Nobody may override these."""
+MLFLOW = {
+    **MLFLOW_SAFETY,
+    "HF_HUB_OFFLINE": "1",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",  # some 15 s without an answer; the default of 7 means four minutes
+    "MLFLOW_SKIP_PIP_REQUIREMENTS_CHECK": "true",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+}
+"""Of all processes that speak to MLflow."""
+
+_SECRET = re.compile(r"SECRET|TOKEN|PASSWORD|ACCESS_KEY|CREDENTIAL", re.IGNORECASE)
+
+
+def is_secret(variable: str) -> bool:
+    """Whether an environment variable of this name holds what must not stand in a manifest."""
+    return bool(_SECRET.search(variable))
