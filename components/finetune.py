@@ -59,7 +59,7 @@ def finetune(
             artifacts={"encoder": base, "corpus": text},
             num_workers=num_workers,
         )
-        made = work.do(wanted, cluster, task_config)
+        made = work.run(wanted, cluster, task_config)
         stores.publish(classifier, made)
         stores.log_facts(made, metrics)
         trained = manifests.load(stores.locate(base))["facts"]["steps"] > 0

@@ -64,8 +64,8 @@ def measure(
                 mlflow_run=run,
             )
             with stores.exclusive(store, "tuned", name):  # another point may need the same model
-                model = work.do(wanted)
-                work.forget(wanted)  # gigabytes of checkpoints that nobody needs any more
+                model = work.run(wanted)
+                work.delete_checkpoints(wanted)  # gigabytes of checkpoints that nobody needs any more
             mlflow_tracker.ship(model / "metrics.jsonl", run)
             learned_from = manifests.load(model)["facts"] | {"tuned": f"tuned/{name}"}
         inputs = [*runtime.given(str(model)), runtime.given_as(suites.data_by_role(local))]

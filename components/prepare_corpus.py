@@ -39,7 +39,7 @@ def prepare_corpus(
         paths = [path for source in checked.corpora for path in source.paths]
         name = runtime.key("corpus", checked, *preparation.digest_sources(checked), *data_source.states(paths))
         wanted = work.Work("prepare_corpus", store, "corpus", name, config, num_workers, {})
-        made = work.do(wanted, cluster, task_config)
+        made = work.run(wanted, cluster, task_config)
         stores.publish(corpus, made)
         counts = stores.log_facts(made, metrics)
         run = runtime.run_id(store)

@@ -58,7 +58,7 @@ def pretrain(
             num_workers=num_workers,
             mlflow_run=run,
         )
-        made = work.do(wanted, cluster, task_config)
+        made = work.run(wanted, cluster, task_config)
         mlflow_tracker.ship(made / "encoder" / "metrics.jsonl", run)
         stores.publish(encoder, made / "encoder")
         stores.publish(start, made / "start")

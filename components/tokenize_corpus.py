@@ -44,7 +44,7 @@ def tokenize_corpus(
             given = (str(model_source.fetch(checked.model, stores.local(store), only=tokenizers.MODEL)),)
         name = runtime.key("shards", checked, digest, *runtime.given(given))
         wanted = work.Work("tokenize_corpus", store, "shards", name, config, num_workers, {"corpus": source})
-        made = work.do(wanted, cluster, task_config)
+        made = work.run(wanted, cluster, task_config)
         stores.publish(shards, made)
         counts = stores.log_facts(made, metrics)
         run = runtime.run_id(store)

@@ -34,7 +34,7 @@ def main(place: str) -> None:
         os.environ["RUN_ID"] = wanted.pipeline_run
         object_store.delete(f"{store}/{runtime.outcome_name(job)}")  # of an earlier attempt
         threading.Thread(target=_end_when_nobody_follows, args=(wanted,), name="follower-watch", daemon=True).start()
-        work.here(wanted)
+        work.run_locally(wanted)
 
 
 def leave(place: str, seconds: float) -> None:
@@ -54,7 +54,7 @@ def _end_when_nobody_follows(wanted: work.Work) -> None:
     while time.monotonic() - since < UNFOLLOWED:
         time.sleep(min(_LOOK, UNFOLLOWED / 10))
         try:
-            found = stores.read(wanted.store, work.sign_of(wanted.job)) or b""
+            found = stores.read(wanted.store, work.heartbeat_path(wanted.job)) or b""
         except InfoXLMError:  # S3 is in trouble: that says nothing of the step
             since = time.monotonic()
             continue

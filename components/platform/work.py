@@ -3,7 +3,7 @@
 It is described by plain values (`Work`), because it may begin in one pod and be done in others:
 
     a step of the pipeline      writes STORE/work/JOB.json, has KubeRay make a cluster, follows it (`ray_job`)
-    the head of that cluster    `python -m components.platform.job STORE/work/JOB.json`: leads the workers (`here`)
+    the head of that cluster    `python -m components.platform.job STORE/work/JOB.json`: leads workers (`run_locally`)
     the workers                 train together, the first sends the result (`_train`); or work on chunks of text
 
 On a laptop the step itself is the second of these, and all share a directory. The result is found in the store.
@@ -29,7 +29,7 @@ from infoxlm_core import manifests
 from infoxlm_core.errors import ConfigError, InfoXLMError
 
 logger = logging.getLogger(__name__)
-_SECONDS_BETWEEN_SIGNS = 60.0
+_HEARTBEAT_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Work:
     """Name of the RayJob, if it is one."""
 
 
-def do(work: Work, cluster: dict[str, Any] | None = None, task: Any = None) -> Path:
+def run(work: Work, cluster: dict[str, Any] | None = None, task: Any = None) -> Path:
     """Return the artifact on this machine, made if nobody has made it before.
 
     Args:
@@ -74,14 +74,14 @@ def do(work: Work, cluster: dict[str, Any] | None = None, task: Any = None) -> P
     if cluster and (work.num_workers or work.stage in _TOGETHER):
         _on_cluster(work, cluster, task)
     else:
-        here(work)
+        run_locally(work)
     found = stores.lookup(work.store, work.kind, work.name)
     if not found:
         raise RuntimeError(f"{work.kind}/{work.name} was made and is not there")
     return found
 
 
-def here(work: Work) -> None:
+def run_locally(work: Work) -> None:
     """Do it on Ray workers: of this machine, or of the cluster that this process is the driver of."""
     if work.stage in _TOGETHER:
         run = stores.local(work.store) / "runs" / work.run
@@ -90,7 +90,7 @@ def here(work: Work) -> None:
         stores.get_or_build(work.store, work.kind, work.name, functools.partial(_LED[work.stage], work))
 
 
-def forget(work: Work) -> None:
+def delete_checkpoints(work: Work) -> None:
     """Remove the checkpoints of a training that is done."""
     shutil.rmtree(stores.local(work.store) / "runs" / work.run, ignore_errors=True)
     if object_store.is_url(work.store):
@@ -116,7 +116,7 @@ def _on_cluster(work: Work, cluster: dict[str, Any], task: Any) -> None:
     outcome = runtime.outcome_name(job)
     if work.run:
         lease.check(f"{work.store}/runs/{work.run}/lease.json", job)  # another pipeline run may train the same
-    with _giving_signs(work.store, job):
+    with _heartbeat(work.store, job):
         ray_job.run(
             job,
             f"{work.store}/{place}",
@@ -128,24 +128,24 @@ def _on_cluster(work: Work, cluster: dict[str, Any], task: Any) -> None:
         )
 
 
-def sign_of(job: str) -> str:
+def heartbeat_path(job: str) -> str:
     """Where in the store a step shows that it follows its job."""
     return f"work/{job}.followed"
 
 
 @contextlib.contextmanager
-def _giving_signs(store: str, job: str) -> Iterator[None]:
+def _heartbeat(store: str, job: str) -> Iterator[None]:
     """Show once a minute that this step follows its job, which ends itself when nobody does (`job`)."""
     over, me = threading.Event(), uuid.uuid4().hex
 
     def give() -> None:
         number = 0
-        while not over.wait(_SECONDS_BETWEEN_SIGNS if number else 0):
+        while not over.wait(_HEARTBEAT_SECONDS if number else 0):
             number += 1
             with contextlib.suppress(InfoXLMError):
-                stores.write(store, sign_of(job), f"{me} {number}")
+                stores.write(store, heartbeat_path(job), f"{me} {number}")
 
-    threading.Thread(target=give, name="signs", daemon=True).start()
+    threading.Thread(target=give, name="heartbeat", daemon=True).start()
     try:
         yield
     finally:

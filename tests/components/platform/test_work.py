@@ -17,7 +17,7 @@ from components.adapters.s3 import objects as object_store
 from components.adapters.s3.checkpoints import RemoteRun
 from components.platform import job, stores
 from components.platform import work as works
-from components.platform.work import Work, do
+from components.platform.work import Work
 from infoxlm_core import manifests
 from infoxlm_core.errors import (
     BadNumbersLimit,
@@ -55,7 +55,7 @@ def undisturbed(tiny_shards, tmp_path_factory) -> list:
     """The curve of the same training on one machine, in a directory."""
     config = tiny_config(optimization={"steps": STEPS}, checkpoints={"every": 4})
     store = tmp_path_factory.mktemp("store")
-    done = do(
+    done = works.run(
         Work("pretrain", str(store), "pretrained", "abc", config.model_dump(mode="json"), 0,
              {"shards_path": str(tiny_shards)}, "pretrained-abc")
     )  # fmt: skip
@@ -84,7 +84,7 @@ def preempted(work: Work, monkeypatch, after: int = 12) -> None:
     with monkeypatch.context() as patch:
         stop_soon(patch, after)
         with pytest.raises(Preempted, match="asked to stop after step"):
-            do(work)
+            works.run(work)
 
 
 def test_a_run_stopped_on_one_machine_ends_on_another_as_if_nothing_had_happened(
@@ -94,7 +94,7 @@ def test_a_run_stopped_on_one_machine_ends_on_another_as_if_nothing_had_happened
     monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "second machine"))
     caplog.set_level("INFO")
 
-    made = do(replace(work, job="j-second"))
+    made = works.run(replace(work, job="j-second"))
 
     assert "resuming after step 13" in caplog.text and str(tmp_path / "second machine") in str(made)
     assert curve(made) == undisturbed and len(undisturbed) == STEPS
@@ -126,14 +126,14 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_and_when_all_are_damag
             damage(name)
     monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "third machine"))
     with pytest.raises(NoValidCheckpoint, match="no checkpoint is valid"):
-        do(work)
+        works.run(work)
 
 
 def test_saves_that_do_not_arrive_are_borne_twice_and_then_end_the_run(bucket, faults, work, caplog):
     faults.inject("PUT", "runs/pretrained-abc/step=", "503")
 
     with pytest.raises(StorageUnavailable):
-        do(work)
+        works.run(work)
 
     assert [f"did not arrive ({n} of 3)" in caplog.text for n in (1, 2, 3)] == [True] * 3
     assert "saved checkpoint" not in caplog.text
@@ -146,7 +146,7 @@ def test_a_checkpoint_that_nothing_follows_must_arrive(bucket, faults, work, mon
     faults.inject("PUT", "step=0000000005", "503")  # the save that the request asks for
 
     with pytest.raises(StorageUnavailable):
-        do(work)
+        works.run(work)
 
 
 def test_a_pod_that_must_go_lets_the_training_save_first(bucket, work, monkeypatch):
@@ -158,7 +158,7 @@ def test_a_pod_that_must_go_lets_the_training_save_first(bucket, work, monkeypat
     place = f"{URL}/work/j-pretrain-1.json"
     job.leave(place, 60)  # nobody trains: nothing to wait for
     with ThreadPoolExecutor(1) as pool:
-        training = pool.submit(do, named)
+        training = pool.submit(works.run, named)
         while not RemoteRun(f"{URL}/runs/pretrained-abc", "").names():
             time.sleep(0.1)
 
@@ -175,7 +175,7 @@ def test_a_job_that_nobody_follows_saves_and_ends_itself(bucket, work, tmp_path)
         work, job="j-pretrain-2", config=tiny_config(optimization={"steps": 100_000}).model_dump(mode="json")
     )
     stores.write(URL, "work/j-pretrain-2.json", json.dumps(asdict(named)))
-    stores.write(URL, works.sign_of("j-pretrain-2"), "the step 1")
+    stores.write(URL, works.heartbeat_path("j-pretrain-2"), "the step 1")
     script = "import sys; from components import job; from components.adapters import lease; lease._LOOK = 0.2; "
     script += "job.UNFOLLOWED = 5.0; job.main(sys.argv[1])"
 
@@ -187,19 +187,19 @@ def test_a_job_that_nobody_follows_saves_and_ends_itself(bucket, work, tmp_path)
 
 
 def test_while_a_step_follows_its_job_the_job_sees_a_sign_each_time(bucket, monkeypatch):
-    monkeypatch.setattr(works, "_SECONDS_BETWEEN_SIGNS", 0.05)
+    monkeypatch.setattr(works, "_HEARTBEAT_SECONDS", 0.05)
     seen = set()
-    with works._giving_signs(URL, "j-1"):
+    with works._heartbeat(URL, "j-1"):
         deadline = time.monotonic() + 20
         while len(seen) < 4 and time.monotonic() < deadline:
-            seen.add(stores.read(URL, works.sign_of("j-1")))
+            seen.add(stores.read(URL, works.heartbeat_path("j-1")))
 
     assert len(seen) >= 4
 
 
 def test_a_training_on_a_cluster_needs_a_store_that_its_machines_share(work, tmp_path):
     with pytest.raises(ConfigError, match="give s3://bucket/prefix"):
-        do(replace(work, store=str(tmp_path)), CLUSTER)
+        works.run(replace(work, store=str(tmp_path)), CLUSTER)
 
 
 CLUSTER = {"image": f"registry.example/infoxlm@sha256:{'1' * 64}"}
@@ -221,7 +221,7 @@ def test_a_step_hands_its_work_to_a_job_and_finds_the_result_in_the_store(
     monkeypatch.setattr(ray_job, "run", run)
     monkeypatch.setenv("RUN_ID", "run-7")
 
-    made = do(replace(work, num_workers=1), CLUSTER)
+    made = works.run(replace(work, num_workers=1), CLUSTER)
 
     assert seen["code"] == 0 and seen["outcome"] is None, seen["said"]
     assert seen["name"].startswith("j-pretrain-") and stores.read(URL, f"work/{seen['name']}.json")
@@ -243,7 +243,7 @@ def test_a_job_that_fails_leaves_its_reason_for_the_step_that_waits(bucket, work
     monkeypatch.setenv("RUN_ID", "run-7")
 
     with pytest.raises(InputError, match=r"5 .*'class': 'BadNumbersLimit', 'message': 'abc: 3 steps in a row'"):
-        do(replace(work, num_workers=2), CLUSTER)
+        works.run(replace(work, num_workers=2), CLUSTER)
 
     assert stores.read(URL, "runs/pretrained-abc/stop").startswith(b"j-pretrain-")
 
@@ -257,7 +257,7 @@ def test_while_another_pipeline_run_trains_the_same_no_gpu_is_asked_for(bucket, 
         lease.Lease(f"{URL}/runs/pretrained-abc/lease.json", "another's job"),
         pytest.raises(LeaseHeld, match="another"),
     ):
-        do(replace(work, num_workers=2), CLUSTER)
+        works.run(replace(work, num_workers=2), CLUSTER)
 
 
 @pytest.mark.parametrize(("num_workers", "where"), [(0, "here"), (2, "in a job")])
@@ -277,6 +277,6 @@ def test_text_is_prepared_in_the_step_or_when_asked_to_in_a_job_of_its_own(bucke
     monkeypatch.setitem(works._LED, "prepare_corpus", prepare)
     monkeypatch.setattr(ray_job, "run", run)
 
-    made = do(Work("prepare_corpus", URL, "corpus", "abc", {}, num_workers, {}), CLUSTER)
+    made = works.run(Work("prepare_corpus", URL, "corpus", "abc", {}, num_workers, {}), CLUSTER)
 
     assert done == [where] and object_store.manifest(f"{URL}/corpus/abc")["kind"] == "corpus" and made.is_dir()
