@@ -98,7 +98,7 @@ def test_the_bucket_is_made_once_with_its_rule_and_each_identity_may_what_is_its
 
 
 def test_what_is_no_bucket_is_refused_in_one_line(server):
-    command = [sys.executable, "-m", "components.adapters.s3.client.bucket", "infoxlm/store"]
+    command = [sys.executable, "-m", "components.adapters.s3.bucket", "infoxlm/store"]
 
     refused = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
 

@@ -1,6 +1,6 @@
 """Make the bucket of a store, and let S3 clear away uploads that a killed process has left half-finished.
 
-    python -m components.adapters.s3.client.bucket s3://infoxlm
+    python -m components.adapters.s3.bucket s3://infoxlm
 
 Run again it changes nothing; rules that others have made stay.
 """

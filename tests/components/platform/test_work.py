@@ -176,8 +176,8 @@ def test_a_job_that_nobody_follows_saves_and_ends_itself(bucket, work, tmp_path)
     )
     stores.write(URL, "work/j-pretrain-2.json", json.dumps(asdict(named)))
     stores.write(URL, works.heartbeat_path("j-pretrain-2"), "the step 1")
-    script = "import sys; from components import job; from components.adapters import lease; lease._LOOK = 0.2; "
-    script += "job.UNFOLLOWED = 5.0; job.main(sys.argv[1])"
+    script = "import sys; from components.platform import job; from components.adapters.s3 import lease; "
+    script += "lease._LOOK = 0.2; job.UNFOLLOWED = 5.0; job.main(sys.argv[1])"
 
     done = subprocess.run([sys.executable, "-c", script, f"{URL}/work/j-pretrain-2.json"], timeout=120,
                           capture_output=True, text=True, env=os.environ | {"RUN_ID": ""})  # fmt: skip

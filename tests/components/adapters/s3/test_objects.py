@@ -326,7 +326,7 @@ def test_of_many_who_ask_at_once_one_gets_it(bucket, quick):
 def test_a_killed_holder_is_replaced_and_one_that_wakes_up_is_fenced(bucket, quick, tmp_path):
     script = textwrap.dedent("""
         import sys, time
-        from components.adapters import lease
+        from components.adapters.s3 import lease
         lease.BEAT, lease._LOOK = 0.1, 0.05
         from infoxlm_core.errors import Fenced
         with lease.Lease(sys.argv[1], "first") as held:
