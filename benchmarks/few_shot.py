@@ -35,7 +35,7 @@ from transformers import AutoConfig, AutoModel
 from benchmarks import e5, machine
 from benchmarks.report import DIRECTORY
 from infoxlm_core.config import FinetuningConfig, SuiteConfig
-from infoxlm_core.tasks import classification
+from infoxlm_core.tasks import classifying
 from pipelines import local
 from pipelines.suite import suite as dag
 
@@ -89,7 +89,7 @@ def xnli(data: Path, store: Path, workers: int) -> dict[str, Any]:
     began = time.monotonic()
     config = FinetuningConfig.parse(XNLI | {"data": str(tables["seen"])})
     (tuned,) = found["summary"]["tasks"]["xnli"]["models"]["e5-small"]["tuned"].values()
-    seen = classification.measure(config, store / tuned, None, store / "seen")
+    seen = classifying.measure(config, store / tuned, None, store / "seen")
     kept = {"seen": {part: seen[part] for part in ("languages", "mean")}, "seen_minutes": minutes(began)}
     return found | {"settings": XNLI} | kept
 

@@ -25,8 +25,8 @@ _MEASURING = (
     "results/", "model/any_encoder.py",
 )  # fmt: skip
 _TEACHING = (
-    "tasks/labelling.py", "tasks/classification.py", "tasks/reading.py", "tasks/spans.py",
-    "tasks/question_answering.py", "tasks/labelled.py", "tasks/labelled_files.py",
+    "tasks/labelling.py", "tasks/classifying.py", "tasks/reading.py", "tasks/spans.py",
+    "tasks/answers.py", "tasks/labelled.py", "tasks/labelled_files.py",
     "tasks/squad.py", "tasks/windows.py",
 )  # fmt: skip
 """What among these decides the examples of a training, or which of its moments is kept."""

@@ -21,7 +21,7 @@ from infoxlm_core.config import EvaluationConfig
 from infoxlm_core.errors import InputError
 from infoxlm_core.model.any_encoder import Model, Tokenizer, contrast_space, describe, load_encoder
 from infoxlm_core.results import items, reports
-from infoxlm_core.tasks import classification, perplexity, retrieval
+from infoxlm_core.tasks import classifying, nearest, perplexity
 from infoxlm_core.tasks.aligned_files import read_held_out
 from infoxlm_core.tasks.embedding import POOLINGS, Place, embed
 from infoxlm_core.training import tracker
@@ -83,7 +83,7 @@ def evaluate(
         best = found["best"]
         logger.info("%s: retrieval %.4f (%s, layer %d)", name, best["mean"], best["pooling"], best["layer"])
     for name, directory in classifiers.items():
-        found, rows = classification.score(Path(directory), pivot, config.batch_size, config.max_tokens)
+        found, rows = classifying.score(Path(directory), pivot, config.batch_size, config.max_tokens)
         models.setdefault(name, {})["classification"] = found
         answered.setdefault(name, []).append(items.of_classification(rows))
 
@@ -145,7 +145,7 @@ def find_unshared(tokenizer: Tokenizer, rows: Pairs, config: EvaluationConfig) -
     """Which pairs share no token: (N,) bool."""
     options: dict[str, Any] = {"add_special_tokens": False, "truncation": True, "max_length": config.max_tokens}
     sources, targets = (tokenizer(list(side), **options)["input_ids"] for side in zip(*rows, strict=True))
-    return retrieval.shares_no_token(sources, targets)
+    return nearest.shares_no_token(sources, targets)
 
 
 def score_retrieval(
@@ -172,18 +172,16 @@ def score_retrieval(
         sources = [number[source] for source, _ in rows]
         for pooling in POOLINGS:
             own = [place for place in places if place.pooling == pooling]
-            hits[pooling][language] = retrieval.find_hits(
+            hits[pooling][language] = nearest.find_hits(
                 [pivot[place][sources] for place in own], [targets[place] for place in own]
             )
-            cells[pooling][language] = retrieval.score_layers(hits[pooling][language], unshared[language])
+            cells[pooling][language] = nearest.score_layers(hits[pooling][language], unshared[language])
         logger.info("retrieved %d pairs of %s", len(rows), language)
-    by_layer = {
-        pooling: [retrieval.summarise(cells[pooling], layer)["mean"] for layer in layers] for pooling in POOLINGS
-    }
+    by_layer = {pooling: [nearest.summarise(cells[pooling], layer)["mean"] for layer in layers] for pooling in POOLINGS}
     best = max(places, key=lambda place: by_layer[place.pooling][place.layer])  # the first of equals
     spaces = {"best": (best.layer, best.pooling), "contrast": contrast_space(model)}
     scores: dict[str, Any] = {
-        name: {"layer": space[0], "pooling": space[1], **retrieval.summarise(cells[space[1]], space[0])}
+        name: {"layer": space[0], "pooling": space[1], **nearest.summarise(cells[space[1]], space[0])}
         if space
         else None
         for name, space in spaces.items()

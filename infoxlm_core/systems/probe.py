@@ -11,7 +11,7 @@ from torch import Tensor
 from infoxlm_core.data.layouts import Sequences, lay_out, positions
 from infoxlm_core.data.shards import Pairs, Shards, gather
 from infoxlm_core.model.encoder import Encoder, pool
-from infoxlm_core.tasks.retrieval import find_nearest
+from infoxlm_core.tasks.nearest import find_nearest
 
 SEQUENCES = 64  # of one forward pass
 

@@ -16,7 +16,7 @@ from infoxlm_core.config import RetrievalConfig
 from infoxlm_core.errors import InputError
 from infoxlm_core.model.any_encoder import Model, contrast_space, describe, load_encoder, load_projection
 from infoxlm_core.progress import progress
-from infoxlm_core.tasks import aligned_files, retrieval
+from infoxlm_core.tasks import aligned_files, nearest
 from infoxlm_core.tasks.aligned_files import Sides
 from infoxlm_core.tasks.embedding import ALL_POOLINGS, POOLINGS, Place, embed
 
@@ -128,7 +128,7 @@ def retrieve(
         translations = vectors(targets)
         found[code] = {}
         for place, own in pivot.items():
-            rows = retrieval.find_both(own, translations[place], margin)
+            rows = nearest.find_both(own, translations[place], margin)
             found[code][place] = {"from_pivot": rows[0].cpu(), "to_pivot": rows[1].cpu()}
         logger.info("retrieved %d pairs of %s", len(sources), code)
     return found

@@ -12,7 +12,7 @@ from infoxlm_core.data.examples import Examples
 from infoxlm_core.errors import CorpusTooSmall
 from infoxlm_core.languages import two_letters
 from infoxlm_core.model.task_models import TaskModel
-from infoxlm_core.tasks.classification import accuracy_by_language, answer, encode_rows, known_rows
+from infoxlm_core.tasks.classifying import accuracy_by_language, answer, encode_rows, known_rows
 from infoxlm_core.tasks.labelled import read_labelled
 
 

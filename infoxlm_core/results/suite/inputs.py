@@ -11,9 +11,9 @@ from infoxlm_core.languages import two_letters
 from infoxlm_core.results.suite.measuring import data_by_role
 from infoxlm_core.results.suite.points import Settings
 from infoxlm_core.tasks import aligned_files, labelled_files, reading, squad
-from infoxlm_core.tasks.classification import check_aligned, known_rows
+from infoxlm_core.tasks.answers import cleaner
+from infoxlm_core.tasks.classifying import check_aligned, known_rows
 from infoxlm_core.tasks.labelled import read_labelled
-from infoxlm_core.tasks.question_answering import cleaner
 from infoxlm_core.training import selection
 
 Fetch = Callable[[str], str]

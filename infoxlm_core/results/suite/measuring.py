@@ -10,7 +10,7 @@ from infoxlm_core.config import AnsweringConfig, FinetuningConfig, MeasureConfig
 from infoxlm_core.languages import two_letters
 from infoxlm_core.model import pretrained
 from infoxlm_core.results.suite.points import Settings
-from infoxlm_core.tasks import aligned, classification, reading
+from infoxlm_core.tasks import aligned, classifying, reading
 
 SCORES = "scores.json"
 
@@ -78,6 +78,6 @@ def measure(settings: Settings, model: Path, training: Mapping[str, Any], output
     elif isinstance(settings, AnsweringConfig):
         scores = reading.measure(settings, model, output)
     else:
-        scores = classification.measure(settings, model, None, output)
+        scores = classifying.measure(settings, model, None, output)
     scores |= {"training": dict(training), "trained_on": list_training_languages(settings)}
     manifests.write_atomically(output / SCORES, json.dumps(scores, indent=1, ensure_ascii=False) + "\n")

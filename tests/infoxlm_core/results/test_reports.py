@@ -6,7 +6,7 @@ import re
 import pytest
 
 from infoxlm_core.results import figures, reports
-from infoxlm_core.tasks.retrieval import summarise
+from infoxlm_core.tasks.nearest import summarise
 
 
 def make_model(share: float, **more) -> dict:

@@ -23,7 +23,7 @@ from infoxlm_core.model import any_encoder, pretrained
 from infoxlm_core.model.any_encoder import load_encoder, load_projection
 from infoxlm_core.model.encoder import EncoderSize, initialise, pool
 from infoxlm_core.model.heads import InfoXLM, project
-from infoxlm_core.tasks import classification, embedding, perplexity
+from infoxlm_core.tasks import classifying, embedding, perplexity
 from infoxlm_core.tasks.embedding import Place, embed, embed_sentences, mean_pool
 
 EVERYWHERE = [Place(pooling, layer) for pooling in ("mean", "cls") for layer in range(3)]
@@ -221,16 +221,16 @@ def test_a_truncated_weights_file_is_refused_in_one_line(directory):
 
 def test_an_encoder_is_not_taken_for_a_classifier(directory):
     with pytest.raises(InputError, match=r"classifier\.dense"):
-        classification.predict(directory, TEXTS)
+        classifying.predict(directory, TEXTS)
 
 
 def test_a_classifier_answers_with_names_of_labels_in_the_order_of_the_texts(tmp_path):
     names = {0: "entailment", 1: "neutral", 2: "contradiction"}
     directory = save_model(tmp_path, Classifier, id2label=names, label2id={v: k for k, v in names.items()})
 
-    together = classification.predict(directory, TEXTS, TEXTS[::-1], batch_size=4)
+    together = classifying.predict(directory, TEXTS, TEXTS[::-1], batch_size=4)
 
-    alone = [classification.predict(directory, [a], [b])[0] for a, b in zip(TEXTS, TEXTS[::-1], strict=True)]
+    alone = [classifying.predict(directory, [a], [b])[0] for a, b in zip(TEXTS, TEXTS[::-1], strict=True)]
     assert together == alone
     assert set(together) <= set(names.values())
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from infoxlm_core.errors import InputError
 from infoxlm_core.model import tokenizers
-from infoxlm_core.tasks.question_answering import normalise_squad
+from infoxlm_core.tasks.answers import normalise_squad
 from infoxlm_core.tasks.windows import Windows, lay_out, targets, tokenise
 from tests.toy_questions import SCRIPTS, write_bert_tokenizer, write_xlmr_tokenizer
 

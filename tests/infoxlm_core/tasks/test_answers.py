@@ -6,9 +6,7 @@ import unicodedata
 import pytest
 
 from infoxlm_core.errors import InputError
-from infoxlm_core.tasks.classification import transfer_gap
-from infoxlm_core.tasks.labelled import xnli_label
-from infoxlm_core.tasks.question_answering import (
+from infoxlm_core.tasks.answers import (
     cleaner,
     f1,
     is_punctuation,
@@ -17,6 +15,8 @@ from infoxlm_core.tasks.question_answering import (
     normalise_squad,
     score,
 )
+from infoxlm_core.tasks.classifying import transfer_gap
+from infoxlm_core.tasks.labelled import xnli_label
 
 pytestmark = pytest.mark.item("A21")
 

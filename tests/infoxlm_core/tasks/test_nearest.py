@@ -6,9 +6,9 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from infoxlm_core.tasks import retrieval
-from infoxlm_core.tasks.classification import accuracy_by_language, transfer_gap
-from infoxlm_core.tasks.retrieval import (
+from infoxlm_core.tasks import nearest
+from infoxlm_core.tasks.classifying import accuracy_by_language, transfer_gap
+from infoxlm_core.tasks.nearest import (
     accuracy,
     find_both,
     find_hits,
@@ -75,9 +75,9 @@ def test_both_directions_at_once_are_the_two_searches(vectors, margin, monkeypat
     targets = torch.cat([vectors.roll(3, dims=0) + 0.8 * vectors, vectors[:7]])  # (57, 8), the last seven are ties
 
     at_once = find_both(vectors, targets, margin)
-    monkeypatch.setattr(retrieval, "WHOLE", 10)
+    monkeypatch.setattr(nearest, "WHOLE", 10)
     one_by_one = find_both(vectors, targets, margin)
-    monkeypatch.setattr(retrieval, "CHUNK", 9)
+    monkeypatch.setattr(nearest, "CHUNK", 9)
     in_chunks = find_both(vectors, targets, margin)
 
     assert [found.tolist() for found in at_once] == [found.tolist() for found in one_by_one]
@@ -125,9 +125,9 @@ def test_faiss_finds_the_same_among_many_candidates(monkeypatch, margin):
     queries = torch.randn(1500, 8, generator=torch.Generator().manual_seed(4))
     expected = find_nearest(queries, candidates, margin)
 
-    monkeypatch.setattr(retrieval, "LARGE", 1499)  # the crowds of the candidates are searched among the queries
+    monkeypatch.setattr(nearest, "LARGE", 1499)  # the crowds of the candidates are searched among the queries
     searched = []
-    monkeypatch.setattr(retrieval, "_search", _counting(retrieval._search, searched))
+    monkeypatch.setattr(nearest, "_search", _counting(nearest._search, searched))
 
     assert find_nearest(queries, candidates, margin).equal(expected)
     assert sum(searched) < len(queries) / 10  # only the doubtful ones go the other way
