@@ -33,6 +33,7 @@ def measure(
     from components.platform import runtime, stores, work
     from infoxlm_core import manifests
     from infoxlm_core.results import suite as suites
+    from infoxlm_core.tasks import task_of
 
     named = point["point"]
     with runtime.ending_clearly(store, "measure", point=named):
@@ -43,12 +44,13 @@ def measure(
         local = data_source.localise(settings, stores.local(store))
         model = model_source.fetch(point["source"], stores.local(store))
         learned_from: dict[str, Any] = {}
-        if learned := suites.training_part(local):
-            part, data = learned
+        task = task_of(local)
+        if task.trained:
+            part, data = task.training_part(local)
             inputs = [*runtime.given(str(model)), runtime.given_as(data)]
-            if suites.depends_on_workers(part, model):
+            if task.depends_on_workers(part, model):
                 inputs.append(f"workers={max(1, num_workers)}")
-            name = runtime.key("tuned", suites.without_data(part), *inputs)
+            name = runtime.key("tuned", task.without_data(part), *inputs)
             # all settings, for a run resumes with the same only
             whole = manifests.digest(local.relevant()).removeprefix("sha256:")[:8]
             wanted = work.Work(
@@ -68,11 +70,11 @@ def measure(
                 work.delete_checkpoints(wanted)  # gigabytes of checkpoints that nobody needs any more
             mlflow_tracker.ship(model / "metrics.jsonl", run)
             learned_from = manifests.load(model)["facts"] | {"tuned": f"tuned/{name}"}
-        inputs = [*runtime.given(str(model)), runtime.given_as(suites.data_by_role(local))]
+        inputs = [*runtime.given(str(model)), runtime.given_as(task.data(local))]
         made = stores.get_or_build(
             store,
             "points",
-            runtime.key("points", suites.without_data(local), *inputs),
+            runtime.key("points", task.without_data(local), *inputs),
             lambda output: suites.measure(local, model, learned_from, output),
         )
         found = json.loads((made / suites.SCORES).read_bytes())

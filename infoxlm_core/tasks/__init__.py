@@ -1,0 +1,21 @@
+"""The tasks, each in a file of its own; who needs one finds it here by the name that its settings bear."""
+
+from typing import Any
+
+from infoxlm_core.config import StageConfig
+from infoxlm_core.tasks.classification import Classification
+from infoxlm_core.tasks.question_answering import QuestionAnswering
+from infoxlm_core.tasks.retrieval import Retrieval
+from infoxlm_core.tasks.task import Task
+
+_TASKS: tuple[Task[Any], ...] = (
+    Classification(),
+    QuestionAnswering(),
+    Retrieval(),
+)
+TASKS: dict[str, Task[Any]] = {task.name: task for task in _TASKS}
+
+
+def task_of(settings: StageConfig) -> Task[Any]:
+    """The task that settings are of."""
+    return TASKS[settings.task]  # type: ignore[attr-defined]

@@ -15,7 +15,8 @@ from infoxlm_core.data.examples import Examples, encode
 from infoxlm_core.errors import InputError
 from infoxlm_core.languages import two_letters
 from infoxlm_core.model import padded, pretrained, task_models, tokenizers
-from infoxlm_core.tasks.labelled import by_name, read_labelled
+from infoxlm_core.tasks import labelled_files
+from infoxlm_core.tasks.labelled import by_name, paths, read_labelled
 from infoxlm_core.tasks.mixed import within_and_across
 from infoxlm_core.training import selection
 
@@ -214,3 +215,53 @@ def _mixed(
     within, across = within_and_across(cells)
     named = {"-".join(cell): {"accuracy": value} for cell, value in sorted(cells.items())}
     return {"within": within, "across": across, "cells": named}
+
+
+def check(settings: FinetuningConfig, chosen: bool) -> None:
+    """Whether there are rows to learn from, to test on and, where something is chosen by them, to develop on.
+
+    Args:
+        settings: with paths of this machine.
+        chosen: whether a place of a grid is chosen.
+
+    Raises:
+        InputError: some are missing, or have labels that are not learned.
+    """
+    labels, found = _read(settings)
+    parts = {split: found[found["split"] == split] for split in ("dev", "test")}
+    where, remedy = ", ".join(map(str, paths(settings, None))), "add a split, or settings.data"
+    if not labels:
+        raise InputError(f"{where}: no train rows in {', '.join(settings.train_languages)}: {remedy}")
+    if len(labels) < 2:
+        raise InputError(f"{where}: the train rows have one label alone, {min(labels)!r}: there is nothing to learn")
+    for split in ("dev", "test") if chosen or settings.selection.rule != "last" else ("test",):
+        if parts[split].empty:
+            raise InputError(f"{where}: no {split} rows: {remedy}")
+    dev, test = (known_rows(part, sorted(labels), split) for split, part in parts.items())
+    source = two_letters(settings.train_languages[0])
+    selection.check(settings.selection.rule, source, sorted(dev["language"].unique()))
+    if settings.mixed:
+        rows = test.groupby("language")
+        check_aligned({str(language): part.reset_index(drop=True) for language, part in rows})
+
+
+def _read(settings: FinetuningConfig) -> tuple[set[str], pd.DataFrame]:
+    """Labels of the training rows, and at least all development and test rows.
+
+    Training files, which may be large, are read one at a time, and only those in a language of training.
+    """
+    languages = [two_letters(language) for language in settings.train_languages]
+    files = [file for path in paths(settings, None) for file in labelled_files.find(path)]
+    if any(file.split is None for file in files):  # a column says it, or nothing does
+        found = read_labelled(settings, None)
+        return _learned(found[found["split"] == "train"], languages), found
+    labels: set[str] = set()
+    for file in files:
+        if file.split == "train" and (file.language is None or two_letters(file.language) in languages):
+            alone = settings.model_copy(update={"data": str(file.path)})
+            labels |= _learned(read_labelled(alone, None, ("train",)), languages)
+    return labels, read_labelled(settings, None, ("dev", "test"))
+
+
+def _learned(table: pd.DataFrame, languages: Sequence[str]) -> set[str]:
+    return set(table.loc[table["language"].isin(languages), "label"])

@@ -38,7 +38,7 @@ def read_labelled(
     Raises:
         InputError: a file is missing or not readable, lacks a column, or has a row that is not usable: file and line.
     """
-    found = [place for path in _paths(config, corpus) for place in find(path)]
+    found = [place for path in paths(config, corpus) for place in find(path)]
     places = [place for place in found if place.split is None or place.split in splits]
     if not places:
         raise InputError(f"{found[0].path.parent}: no row is of split {', '.join(splits)}: name files so (test-en.tsv)")
@@ -61,7 +61,8 @@ def read_labelled(
     return table[table["split"].isin(splits)].reset_index(drop=True)
 
 
-def _paths(config: FinetuningConfig, corpus: Path | None) -> list[Path]:
+def paths(config: FinetuningConfig, corpus: Path | None) -> list[Path]:
+    """The files and folders that a config names, or the labelled set of the prepared corpus."""
     if config.data is None:
         path = (corpus or Path()) / "labelled.parquet"
         if not path.is_file():

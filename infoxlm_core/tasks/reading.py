@@ -199,3 +199,17 @@ def _digest(sets: dict[Cell, QuestionSet]) -> str:
         for cell, asked in sets.items()
     }
     return manifests.digest(content)
+
+
+def check(config: AnsweringConfig) -> None:
+    """Whether training, development and test files can be read, judged by the rule, and their answers compared.
+
+    Raises:
+        InputError: one of them cannot.
+    """
+    squad.read_training(config.train)
+    tested = squad.read_cells(config.test, "test", config.mixed)
+    developed = squad.read_cells(config.dev, "dev") if config.dev else {}
+    for language in dict.fromkeys(context for context, _ in (*developed, *tested)):
+        cleaner(config.normaliser, language)
+    selection.check(config.selection.rule, source(config), [context for context, _ in developed])

@@ -131,13 +131,14 @@ def measure_task(config: SuiteConfig, task: str, output: Path, store: Path) -> N
     from components.adapters.sources import data as data_source
     from components.adapters.sources import models as model_source
     from infoxlm_core.results import suite
+    from infoxlm_core.tasks import task_of
 
     directories = {name: model_source.fetch(source, store) for name, source in config.models.items()}
     for directory in directories.values():
         check_tuned(directory, config.tasks[task].settings.task)
-    settings = suite.localise(
-        config.tasks[task].settings,
-        lambda source: source if source == TRAINED else str(data_source.fetch(source, store)),
+    settings = config.tasks[task].settings
+    settings = task_of(settings).localise(
+        settings, lambda source: source if source == TRAINED else str(data_source.fetch(source, store))
     )
     scores: dict[str, dict[str, Any]] = {}
     for item in suite.plan(config):

@@ -34,9 +34,9 @@ def fetch(source: str, store: Path) -> Path:
 
 def localise(settings: Any, store: Path) -> Any:
     """The same settings of a task, with all their data on this machine; raises as `fetch` does."""
-    from infoxlm_core.results import suite
+    from infoxlm_core.tasks import task_of
 
-    return suite.localise(settings, lambda source: str(fetch(source, store)))
+    return task_of(settings).localise(settings, lambda source: str(fetch(source, store)))
 
 
 def states(sources: Iterable[str]) -> list[str]:

@@ -1,23 +1,14 @@
 """Stage: encoders x tasks -> fine-tunings to run, then one comparison beside the published numbers.
 
 points.plan        a suite's config -> its points: a model, a task, a place in the grid, a seed
-inputs.check       what a task reads, looked at before anything is trained
+measuring.check    what a task reads, looked at before anything is trained
 measuring.measure  one point's model -> scores
 summary.summarise  scores of all points -> for each model and task the best of the grid, mean and deviation of seeds
 report.write       -> suite.html, suite.md, suite.json, model_card.md, tables and figures
 summary.flatten    -> metrics of a tracking server, names stable from run to run
 """
 
-from infoxlm_core.results.suite.inputs import check, localise
-from infoxlm_core.results.suite.measuring import (
-    SCORES,
-    data_by_role,
-    depends_on_workers,
-    measure,
-    read_settings,
-    training_part,
-    without_data,
-)
+from infoxlm_core.results.suite.measuring import SCORES, check, measure, read_settings
 from infoxlm_core.results.suite.points import plan
 from infoxlm_core.results.suite.report import write
 from infoxlm_core.results.suite.summary import flatten, flatten_scores, summarise
@@ -25,16 +16,11 @@ from infoxlm_core.results.suite.summary import flatten, flatten_scores, summaris
 __all__ = [
     "SCORES",
     "check",
-    "data_by_role",
-    "depends_on_workers",
     "flatten",
     "flatten_scores",
-    "localise",
     "measure",
     "plan",
     "read_settings",
     "summarise",
-    "training_part",
-    "without_data",
     "write",
 ]

@@ -10,6 +10,7 @@ from typing import Any
 
 from infoxlm_core.config import AnsweringConfig, FinetuningConfig, MeasureConfig, RetrievalConfig, SuiteConfig
 from infoxlm_core.errors import ConfigError
+from infoxlm_core.tasks import task_of
 
 Settings = FinetuningConfig | AnsweringConfig | RetrievalConfig
 
@@ -61,7 +62,7 @@ def describe(grid: dict[str, Any]) -> str:
 
 def is_trained(measure: MeasureConfig) -> bool:
     """Whether a task needs fine-tuning."""
-    return not isinstance(measure.settings, RetrievalConfig)
+    return task_of(measure.settings).trained
 
 
 def apply(task: str, measure: MeasureConfig, grid: dict[str, Any], seed: int) -> Settings:
@@ -104,21 +105,15 @@ def _check(task: str, measure: MeasureConfig) -> None:
     settings, where = measure.settings, f"tasks.{task}"
     if not is_trained(measure):
         if measure.grid or len(measure.seeds) > 1:
-            raise ConfigError(f"{where}: retrieval trains nothing: leave out grid and seeds")
+            raise ConfigError(f"{where}: {settings.task} trains nothing: leave out grid and seeds")
         return
-    if isinstance(settings, FinetuningConfig) and settings.data is None:
-        raise ConfigError(f"{where}.settings.data: a suite has no corpus of its own: name files or a folder")
     if len(set(measure.seeds)) < len(measure.seeds):
         raise ConfigError(f"{where}.seeds: {list(measure.seeds)} has a seed twice")
     for field, values in measure.grid.items():
         if len(set(values)) < len(values):
             raise ConfigError(f"{where}.grid.{field}: {list(values)} has a value twice")
         _check_field(field, settings, where)
-    places = len(list(combine(measure)))
-    if places > 1 and isinstance(settings, AnsweringConfig) and not settings.dev:
-        raise ConfigError(
-            f"{where}.grid: {places} places and no development sets to choose by: give settings.dev, or one place"
-        )
+    task_of(settings).check_plan(settings, len(list(combine(measure))), where)
 
 
 def _check_field(field: str, settings: Settings, where: str) -> None:

@@ -11,6 +11,7 @@ from infoxlm_core.config import SuiteConfig
 from infoxlm_core.errors import ConfigError, InputError
 from infoxlm_core.results import suite
 from infoxlm_core.results.suite import points, summary
+from infoxlm_core.tasks import TASKS
 from tests.toy_questions import riddles, write_squad
 from tests.toy_scores import ANSWERING, CLASSIFICATION, RATES, RETRIEVAL, answered, config, labelled, retrieved
 
@@ -184,13 +185,13 @@ def test_questions_that_would_fail_after_training_are_refused_before(tmp_path, s
 
 
 def test_settings_of_testing_do_not_belong_to_what_was_trained():
-    settings = suite.read_settings(ANSWERING["settings"])
+    task, settings = TASKS["question_answering"], suite.read_settings(ANSWERING["settings"])
     other = settings.model_copy(update={"test": ("elsewhere",), "mixed": True})
 
-    assert suite.training_part(settings) == suite.training_part(other)
-    assert suite.training_part(settings)[1] == {"train": ["t"], "dev": ["d"]}
-    assert suite.data_by_role(settings) == {"train": ["t"], "dev": ["d"], "test": ["q"]}
-    assert suite.training_part(suite.read_settings(RETRIEVAL["settings"])) is None
+    assert task.training_part(settings) == task.training_part(other)
+    assert task.training_part(settings)[1] == {"train": ["t"], "dev": ["d"]}
+    assert task.data(settings) == {"train": ["t"], "dev": ["d"], "test": ["q"]}
+    assert not TASKS["retrieval"].trained
 
 
 # What is chosen and averaged

@@ -1,0 +1,207 @@
+"""What a task is: its settings, what it reads, how it is learned, how it is measured, how its scores are called.
+
+A new task is a file with a subclass of `Task`, and a line in `TASKS`. These files are read whenever a config is, so
+they import what is heavy (torch, pandas, readers) where it is used.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
+
+from infoxlm_core import languages
+from infoxlm_core.config import StageConfig
+from infoxlm_core.errors import InputError
+
+Settings = TypeVar("Settings", bound=StageConfig)
+Fetch = Callable[[str], str]
+"""A path or a URI -> a path on this machine."""
+
+ByLanguage = Mapping[str, Mapping[str, float]]
+"""Language -> metric -> share."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How a model did on a task; shares are from 0 to 1, means weigh every language alike.
+
+    Attributes:
+        task: its name.
+        languages: of each language the metrics.
+        mean: over the languages.
+        counts: questions of each language.
+        test_set: digest of what was asked.
+        transfer_gap: of each metric, source language minus the mean of the others; None where there is none.
+        dev: development scores of the model, {"languages", "mean"}.
+        selection: the content of selection.json.
+        mixed: both texts in one language, or in two: {"within", "across", "cells"}.
+        trained_on: languages of the training text, the source first.
+        training: what fine-tuning said of itself: steps, examples, where the model is.
+        details: what one kind of task has alone, such as the vectors of retrieval.
+    """
+
+    task: str
+    languages: ByLanguage
+    mean: Mapping[str, float]
+    counts: Mapping[str, int]
+    test_set: str
+    transfer_gap: Mapping[str, float] | None = None
+    dev: Mapping[str, Any] | None = None
+    selection: Mapping[str, Any] | None = None
+    mixed: Mapping[str, Any] | None = None
+    trained_on: Sequence[str] = ()
+    training: Mapping[str, Any] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as scores.json holds them: `details` stand beside the others."""
+        names = ("task", "languages", "mean", "transfer_gap", "counts", "test_set", "dev", "selection", "mixed")
+        plain = {name: getattr(self, name) for name in names}
+        return plain | dict(self.details) | {"training": dict(self.training), "trained_on": list(self.trained_on)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], where: str = "scores.json") -> Self:
+        """Read what `to_dict` gave, today or before.
+
+        Raises:
+            InputError: it is something else.
+        """
+        known = set(cls.__dataclass_fields__) - {"details"}
+        needed = ("task", "languages", "mean", "counts", "test_set")
+        if missing := [name for name in needed if not values.get(name)]:
+            raise InputError(f"{where} has no {', '.join(missing)}: measure again")
+        details = {name: value for name, value in values.items() if name not in known}
+        return cls(**{name: value for name, value in values.items() if name in known}, details=details)
+
+
+class Fact(NamedTuple):
+    """How something was done here, and how the paper did it; `same` is None where that is nothing to compare."""
+
+    what: str
+    ours: str
+    paper: str = ""
+    same: bool | None = None
+
+
+class Task(Generic[Settings]):
+    """One kind of task; what most tasks have in common is the default."""
+
+    name: ClassVar[str]
+    settings: type[Settings]
+    metrics: ClassVar[tuple[str, ...]]
+    """The first is the main one: of figures, of the transfer gap, of the choice of a grid point."""
+
+    unit: ClassVar[str] = "questions"
+    """What is counted."""
+
+    order: ClassVar[Sequence[str]] = ()
+    """Languages as the paper's table has them."""
+
+    tables: ClassVar[tuple[str, ...]] = ()
+    """Published numbers that may stand beside ours, by the name that a suite gives them."""
+
+    trained: ClassVar[bool] = True
+    """Whether an encoder is fine-tuned for it."""
+
+    def data(self, settings: Settings) -> dict[str, list[str]]:
+        """Every place of data that settings name, by its role."""
+        raise NotImplementedError
+
+    def localise(self, settings: Settings, fetch: Fetch) -> Settings:
+        """The same settings with every place of data on this machine."""
+        raise NotImplementedError
+
+    def without_data(self, settings: Settings) -> Settings:
+        """Settings as they belong to a key: where the data lie does not matter, digests say what they are."""
+        raise NotImplementedError
+
+    def check_plan(self, settings: Settings, grid_points: int, where: str) -> None:
+        """Refuse settings that a suite cannot measure, before it looks at data.
+
+        Args:
+            settings: of the task.
+            grid_points: places of the grid, of which one is chosen.
+            where: the task in the suite's file, named in the error.
+
+        Raises:
+            ConfigError: one line.
+        """
+
+    def check(self, settings: Settings, chosen: bool) -> None:
+        """Read all sets of the task once, its paths local.
+
+        Args:
+            settings: of the task.
+            chosen: whether something is chosen by development sets.
+
+        Raises:
+            InputError: a set is missing, not readable, or lacks what the task needs of it.
+        """
+        raise NotImplementedError
+
+    def training_part(self, settings: Settings) -> tuple[Settings, dict[str, list[str]]]:
+        """What a fine-tuned model depends on, and its data by role: not on how it is tested afterwards."""
+        raise NotImplementedError
+
+    def depends_on_workers(self, settings: Settings, encoder: Path) -> bool:
+        """Whether training draws random numbers by worker."""
+        raise NotImplementedError
+
+    def training_languages(self, settings: Settings) -> list[str]:
+        """Languages of the training text, the source first; data are on this machine."""
+        raise NotImplementedError
+
+    def declared_languages(self, settings: Settings) -> list[str]:  # noqa: ARG002 - for those that declare some
+        """Those of `training_languages` that settings say without a look at the data."""
+        return []
+
+    def measure(self, settings: Settings, model: Path, output: Path) -> Scores:
+        """Measure an encoder, or a model that was fine-tuned from one.
+
+        Args:
+            settings: of the task, its paths local.
+            model: a Hugging Face directory.
+            output: gets the predictions.
+
+        Raises:
+            InputError: the model or a set is missing or not usable.
+        """
+        raise NotImplementedError
+
+    def describe(self, settings: Settings, table: str) -> list[Fact]:  # noqa: ARG002 - for those that have some
+        """What else than test set and training decides whether numbers may be compared with a published table."""
+        return []
+
+    def sort(self, codes: Iterable[str]) -> list[str]:
+        """Languages in the paper's order, the others after them by name."""
+        ranks = {code: rank for rank, code in enumerate(self.order)}
+        return sorted(codes, key=lambda code: (ranks.get(languages.two_letters(code), len(ranks)), code))
+
+    def name_metrics(self, scores: Scores, settings: Settings, prefix: str) -> dict[str, float]:  # noqa: ARG002
+        """Scores as metrics of a tracking server: `PREFIX/mean`, `PREFIX/en`; of several metrics with their names.
+
+        What was not measured, or is no number, is left out.
+        """
+        flat: dict[str, Any] = self.name_common(scores, prefix)
+        for metric in self.metrics:
+            under = prefix if len(self.metrics) == 1 else f"{prefix}/{metric}"
+            flat[f"{under}/mean" if len(self.metrics) == 1 else under] = scores.mean[metric]
+            flat |= {f"{under}/{code}": cell[metric] for code, cell in scores.languages.items()}
+        return finite(flat)
+
+    def name_common(self, scores: Scores, prefix: str) -> dict[str, Any]:
+        """The metrics that all tasks call alike."""
+        flat = {f"{prefix}/dev": (scores.dev or {}).get("mean")}
+        flat[f"{prefix}/transfer_gap"] = (scores.transfer_gap or {}).get(self.metrics[0])
+        return flat | {f"{prefix}/{name}": (scores.mixed or {}).get(name) for name in ("within", "across")}
+
+
+def finite(values: Mapping[str, Any]) -> dict[str, float]:
+    """The values that are numbers."""
+    return {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}
+
+
+def with_training(scores: Scores, trained_on: Sequence[str], training: Mapping[str, Any]) -> Scores:
+    """Scores with what is known of the fine-tuning."""
+    return replace(scores, trained_on=trained_on, training=training)

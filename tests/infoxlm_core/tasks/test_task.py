@@ -1,0 +1,55 @@
+"""What all tasks share: scores that are stored and read again, names of metrics, order of languages."""
+
+import json
+import math
+
+import pytest
+
+from infoxlm_core.errors import InputError
+from infoxlm_core.results import suite
+from infoxlm_core.tasks import TASKS, task_of
+from infoxlm_core.tasks.task import Scores
+from tests.toy_scores import answered, labelled, retrieved
+
+STORED = {"classification": labelled(0.8, 0.6), "question_answering": answered(0.5), "retrieval": retrieved(0.7)}
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_stored_scores_are_read_and_written_as_they_were(name):
+    stored = STORED[name] | {"training": {"steps": 3}, "trained_on": ["en"]}
+
+    read = Scores.from_dict(json.loads(json.dumps(stored)))
+
+    assert read.task == name and read.mean == stored["mean"]
+    assert read.to_dict() == json.loads(json.dumps(stored))
+
+
+@pytest.mark.parametrize("missing", ["task", "languages", "mean", "counts", "test_set"])
+def test_what_is_no_scores_is_refused_in_one_line_that_names_what_is_missing(missing):
+    stored = {name: value for name, value in labelled(0.8, 0.6).items() if name != missing}
+
+    with pytest.raises(InputError, match=rf"old/scores.json has no {missing}: measure again"):
+        Scores.from_dict(stored, "old/scores.json")
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_metrics_have_the_names_that_a_suite_gives_them(name):
+    settings = {"data": "x"} if name != "question_answering" else {"train": ["t"], "test": ["q"]}
+    task = TASKS[name]
+
+    named = task.name_metrics(Scores.from_dict(STORED[name]), task.settings.parse(settings), "it")
+
+    assert named == suite.flatten_scores("it", STORED[name])
+
+
+def test_a_task_is_found_by_the_name_in_its_settings():
+    assert {name: task.name for name, task in TASKS.items()} == {name: name for name in TASKS}
+    assert task_of(TASKS["retrieval"].settings.parse({"data": "x"})) is TASKS["retrieval"]
+
+
+def test_what_is_no_number_is_no_metric():
+    scores = Scores.from_dict(labelled(0.8, math.nan))
+
+    named = TASKS["classification"].name_metrics(scores, TASKS["classification"].settings(), "xnli")
+
+    assert named["xnli/en"] == 0.8 and "xnli/de" not in named and "xnli/within" not in named
