@@ -6,6 +6,7 @@ from kfp import dsl
 
 from components.platform.stage import IMAGE
 from components.promote import promote
+from infoxlm_core.config import RegistrationConfig
 from pipelines.placing import LIMITS, place, sign
 
 
@@ -17,7 +18,7 @@ from pipelines.placing import LIMITS, place, sign
 def promotion(
     model: str,
     store: str,
-    gate: dict[str, Any] = {"retrieval/best": 0.0},  # noqa: B006
+    gate: dict[str, Any] = RegistrationConfig().gates,  # noqa: B008
     to: str = "",
     by_hand: str = "",
     image: str = IMAGE,

@@ -20,7 +20,7 @@ from infoxlm_core import manifests
 from infoxlm_core.config import EvaluationConfig
 from infoxlm_core.errors import InputError
 from infoxlm_core.model.any_encoder import Model, Tokenizer, contrast_space, describe, load_encoder
-from infoxlm_core.results import items, reports
+from infoxlm_core.results import evidence, reports
 from infoxlm_core.tasks import classifying, nearest, perplexity
 from infoxlm_core.tasks.aligned_files import read_held_out
 from infoxlm_core.tasks.embedding import POOLINGS, Place, embed
@@ -73,7 +73,7 @@ def evaluate(
         # The tokenizer of the model under test decides once for all models which pairs share no token.
         unshared = unshared or {language: find_unshared(tokenizer, rows, config) for language, rows in pairs.items()}
         found, hits = score_retrieval(model, tokenizer, pairs, unshared, config)
-        answered[name] = [items.of_retrieval(pairs, hits, unshared)]
+        answered[name] = [evidence.of_retrieval(pairs, hits, unshared)]
         models[name] = {
             "encoder": describe(model),
             "retrieval": found,
@@ -85,7 +85,7 @@ def evaluate(
     for name, directory in classifiers.items():
         found, rows = classifying.score(Path(directory), pivot, config.batch_size, config.max_tokens)
         models.setdefault(name, {})["classification"] = found
-        answered.setdefault(name, []).append(items.of_classification(rows))
+        answered.setdefault(name, []).append(evidence.of_classification(rows))
 
     report = corpus / "report.json"
     scores = {
@@ -105,7 +105,7 @@ def evaluate(
         "settings": config.model_dump(),
     }
     reports.write(Path(output), scores)
-    items.write(Path(output) / items.FILE, answered)
+    evidence.write(Path(output) / evidence.FILE, answered)
     return flatten(scores)
 
 

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from infoxlm_core.config import RegistrationConfig
 from infoxlm_core.errors import ConfigError
 from pipelines.cli.app import Store, app, ending_clearly
 
@@ -33,7 +34,7 @@ def promote(
     Credentials of the other server of --to are those of MLflow with TARGET_ in front: TARGET_MLFLOW_TRACKING_TOKEN.
     """
     with ending_clearly():
-        gate = read_gate(metric or ["retrieval/best"])
+        gate = read_gate(metric) if metric else RegistrationConfig().gates
         from components.adapters.mlflow import promote as promoting
         from components.platform import stores
 

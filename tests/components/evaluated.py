@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from infoxlm_core.results import items
+from infoxlm_core.results import evidence
 
 CARD = "---\nlanguage: [de, en]\nlicense: mit\n---\n# A tiny encoder\n\nIt knows 26 words.\n"
 
@@ -20,7 +20,7 @@ def evaluated(directory: Path, score: float, questions: int = 400, test: str = "
         for direction in ("from_pivot", "to_pivot")
         for number in range(questions)
     ]
-    items.write(directory / items.FILE, {"InfoXLM": [pd.DataFrame(rows, columns=list(items.COLUMNS[1:]))]})
+    evidence.write(directory / evidence.FILE, {"InfoXLM": [pd.DataFrame(rows, columns=list(evidence.COLUMNS[1:]))]})
     (directory / "scores.json").write_text(json.dumps({"model": "InfoXLM", "pivot": "en"}))
     (directory / "model_card.md").write_text(CARD)
     return directory

@@ -1,8 +1,7 @@
-"""The gate between candidate and champion, and what moves the alias `champion`: a promotion, a person, a rollback.
+"""What moves the alias `champion`: a promotion that the gate lets through, a person, a rollback.
 
-A candidate replaces the champion if it is shown to be better on the same questions: for each metric of the gate the
-paired bootstrap interval of the gain must lie above a limit. Everything is written down before the alias moves, so
-that a crash leaves the old champion, and the same command again finishes what it began.
+Everything is written down before the alias moves, so that a crash leaves the old champion, and the same command again
+finishes what it began.
 """
 
 import getpass
@@ -11,13 +10,12 @@ import logging
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from components.adapters.mlflow import runs as mlflow_runs
 from components.adapters.mlflow import versions as registered
 from infoxlm_core.errors import InputError, LeaseHeld
-from infoxlm_core.results.significance import paired_bootstrap
+from infoxlm_core.results.gate import Contender, Verdict, decide
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -34,18 +32,6 @@ PREVIOUS = "previous_champion"
 """Tag of a champion: the version that it replaced."""
 ROLLED_BACK_TO = "champion again"
 ATTEMPTS = 5  # when others promote at the same time
-FEWEST_QUESTIONS = 50
-"""With fewer an interval promises more than it keeps: of two equal models one looks better too often."""
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What the gate says of a candidate."""
-
-    passed: bool
-    reason: str
-    figures: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Metric -> gain, lower, upper (of the 95 % interval), questions, least."""
 
 
 def champion_of(client: "MlflowClient", name: str) -> str | None:
@@ -94,51 +80,14 @@ def promote(client: "MlflowClient", version: "ModelVersion", gate: Mapping[str, 
 
 
 def judge(client: "MlflowClient", version: "ModelVersion", gate: Mapping[str, float]) -> Verdict:
-    """The gate: a candidate becomes champion if there is none, or if it is better for sure by every metric."""
+    """What the gate says of a candidate beside the present champion."""
     champion = champion_of(client, version.name)
-    scores = ", ".join(f"{metric} {version.tags.get(metric, 'missing')}" for metric in gate)
-    if champion is None:
-        return Verdict(True, f"champion with {scores}: the first one")
-    holder = client.get_model_version(version.name, champion)
-    known = f"{scores}: champion version {champion} has "
-    known += ", ".join(f"{holder.tags.get(metric, 'none')}" for metric in gate)
-    if holder.tags.get("test_set") != version.tags.get("test_set"):
-        return Verdict(False, f"candidate with {known} on another test set, promote by hand")
-    mine, theirs = (registered.read_outcomes(client, one) for one in (version, holder))
-    if mine is None or theirs is None:
-        without = version if mine is None else holder
-        return Verdict(
-            False,
-            f"candidate with {known}, version {without.version} has no outcomes by question (made by an older "
-            "version): evaluate and register it again, or promote by hand",
-        )
-    figures: dict[str, dict[str, float]] = {}
-    failed = []
-    for metric, least in gate.items():
-        try:
-            found = paired_bootstrap(mine.answers(metric), theirs.answers(metric))
-        except InputError as error:
-            return Verdict(False, f"candidate with {known}, but {error}", figures)
-        except ValueError:
-            return Verdict(False, f"candidate with {known} on other questions of {metric}, promote by hand", figures)
-        figures[metric] = asdict(found) | {"least": least}
-        if found.questions < FEWEST_QUESTIONS:
-            said = f"{metric} has {found.questions} questions, fewer than {FEWEST_QUESTIONS}: evaluate on more"
-            return Verdict(False, f"candidate with {known}, but {said}", figures)
-        if not found.lower > least:
-            failed.append(metric)
-    said = "; ".join(describe(metric, figure) for metric, figure in figures.items())
-    if failed:
-        return Verdict(False, f"candidate, not shown to be better than version {champion}: {said}", figures)
-    return Verdict(True, f"champion, better than version {champion}: {said}", figures)
+    holder = _present(client, client.get_model_version(version.name, champion)) if champion else None
+    return decide(_present(client, version), holder, gate)
 
 
-def describe(metric: str, figure: Mapping[str, float]) -> str:
-    """A gain with its interval, in words."""
-    return (
-        f"{metric} {figure['gain']:+.4f} (95 % interval {figure['lower']:+.4f} to {figure['upper']:+.4f}, "
-        f"{figure['questions']} questions; must be above {figure['least']:+g})"
-    )
+def _present(client: "MlflowClient", version: "ModelVersion") -> Contender:
+    return Contender(str(version.version), version.tags, lambda: registered.read_outcomes(client, version))
 
 
 def roll_back(client: "MlflowClient", name: str, reason: str) -> int:

@@ -10,6 +10,7 @@ from components.adapters.mlflow import copies as registry_copy
 from components.adapters.mlflow import runs as mlflow_runs
 from components.adapters.mlflow import versions as registered
 from infoxlm_core.errors import InputError, NotPromoted
+from infoxlm_core.results.gate import Verdict
 
 _SERVER = re.compile(r"(?P<uri>\w+://.*[^/])/(?P<name>[^/:]+)")
 
@@ -20,7 +21,7 @@ class Promoted:
 
     name: str
     version: int
-    verdict: promotion.Verdict
+    verdict: Verdict
 
 
 def run(model: str, gate: Mapping[str, float], store: Path, to: str = "", by_hand: str = "") -> Promoted:

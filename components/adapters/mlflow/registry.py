@@ -21,7 +21,7 @@ from components.adapters.mlflow import signing
 from components.adapters.mlflow import versions as registered
 from components.adapters.mlflow.champion import CANDIDATE, CHAMPION, GATE
 from infoxlm_core.errors import InputError
-from infoxlm_core.results import items
+from infoxlm_core.results import evidence
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -124,7 +124,7 @@ def log_model(run_id: str, encoder_dir: Path, evaluation: Path) -> str:
         shutil.copytree(encoder_dir, path / registered.MODEL)
         signing.sign(path / registered.MODEL, path / signing.FILE)
         (path / registered.EVALUATION).mkdir()
-        for file in ("scores.json", items.FILE):
+        for file in ("scores.json", evidence.FILE):
             if (evaluation / file).exists():
                 shutil.copy(evaluation / file, path / registered.EVALUATION)
         client.log_model_artifacts(logged.model_id, str(path))

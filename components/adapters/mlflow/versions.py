@@ -11,7 +11,6 @@ import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +18,9 @@ from components.adapters.mlflow import runs as mlflow_runs
 from components.adapters.mlflow import signing
 from infoxlm_core import manifests
 from infoxlm_core.errors import InputError, ShardCorrupt
-from infoxlm_core.results import items
+from infoxlm_core.results import evidence
 
 if TYPE_CHECKING:
-    import pandas as pd
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
 
@@ -64,19 +62,7 @@ def download(client: "MlflowClient", version: "ModelVersion", path: str, target:
     return Path(mlflow.artifacts.download_artifacts(artifact_uri=f"{location}/{path}".rstrip("/"), dst_path=where))
 
 
-@dataclass(frozen=True)
-class Outcomes:
-    """Which questions a version answered."""
-
-    table: "pd.DataFrame"
-    pivot: str
-
-    def answers(self, metric: str) -> "pd.Series":
-        """(language, question) -> share of right answers."""
-        return items.answers(self.table, metric, self.pivot)
-
-
-def read_outcomes(client: "MlflowClient", version: "ModelVersion") -> Outcomes | None:
+def read_outcomes(client: "MlflowClient", version: "ModelVersion") -> evidence.Outcomes | None:
     """The outcomes by question of a version; none if it was registered without."""
     from mlflow.exceptions import MlflowException
 
@@ -89,10 +75,10 @@ def read_outcomes(client: "MlflowClient", version: "ModelVersion") -> Outcomes |
             return None
         except OSError:  # a store of files says so
             return None
-        if not (found / items.FILE).is_file():
+        if not (found / evidence.FILE).is_file():
             return None
         scores = json.loads((found / "scores.json").read_bytes())
-        return Outcomes(items.read(found / items.FILE, scores["model"]), scores["pivot"])
+        return evidence.Outcomes(evidence.read(found / evidence.FILE, scores["model"]), scores["pivot"])
 
 
 @contextmanager

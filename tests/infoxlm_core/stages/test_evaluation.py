@@ -14,7 +14,7 @@ from transformers import XLMRobertaForSequenceClassification as Classifier
 
 from infoxlm_core.config import EvaluationConfig
 from infoxlm_core.errors import InputError
-from infoxlm_core.results import items
+from infoxlm_core.results import evidence
 from infoxlm_core.stages.evaluation import draw_pairs, draw_sentences, evaluate
 from infoxlm_core.tasks.aligned_files import read_held_out
 from infoxlm_core.tasks.embedding import embed_sentences
@@ -113,13 +113,13 @@ def test_the_outcomes_by_question_give_back_the_scores(corpus, encoders, classif
     names = ("retrieval/best", "retrieval/no_overlap", "retrieval/contrast", "retrieval/xx_en", "retrieval/en_xx",
              "retrieval/de", "classification/mean", "classification/en")  # fmt: skip
     for name in names:
-        answers = items.answers(items.read(tmp_path / "out/items.parquet", "InfoXLM"), name, "en")
+        answers = evidence.answers(evidence.read(tmp_path / "out/items.parquet", "InfoXLM"), name, "en")
         assert answers.groupby("language").mean().mean() == pytest.approx(metrics[name]), name
-    floor = items.answers(items.read(tmp_path / "out/items.parquet", "no training!"), "retrieval/best", "en")
+    floor = evidence.answers(evidence.read(tmp_path / "out/items.parquet", "no training!"), "retrieval/best", "en")
     assert floor.groupby("language").mean().mean() == pytest.approx(metrics["no-training/retrieval/best"])
     for name in ("perplexity/mean", "classification/transfer_gap", "retrieval/best_layer", "nothing"):
         with pytest.raises(InputError, match=f"{name} has no outcomes by question"):
-            items.answers(items.read(tmp_path / "out/items.parquet", "InfoXLM"), name, "en")
+            evidence.answers(evidence.read(tmp_path / "out/items.parquet", "InfoXLM"), name, "en")
 
 
 def test_no_sentence_can_be_read_from_the_outcomes(corpus, encoders, classifier, tmp_path):

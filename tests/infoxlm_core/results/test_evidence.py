@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from infoxlm_core.results.significance import paired_bootstrap
+from infoxlm_core.results.evidence import paired_bootstrap
 
 
 def answers(values: dict[str, list[float]]) -> pd.Series:

@@ -1,18 +1,25 @@
-"""Which questions of a test a model answered, one by one: what a paired comparison of two models needs.
+"""Question by question: which ones a model answered, and whether another model is better on the same ones.
 
-A table with a row for each question and direction, the same for every model that took the same test:
+The outcomes are a table with a row for each question and direction, the same for every model that took the same test:
 
     model | task | place | language | direction | question | unshared | right
 
 `place` is the layer and pooling that a metric of retrieval is read at: "best" or "contrast". A question is known by a
 digest, so that the table may stay with a model whose test is confidential; the same sentence asked in several
 languages has the same one.
+
+Whether a gain is luck with these questions a paired bootstrap interval tells. The questions are drawn anew, as many as
+there are and with replacement, thousands of times; both models are scored on each draw, and the interval holds the
+middle of the differences. A question that is asked in several languages is drawn in all of them or in none: a sentence
+that is hard is hard in every language, and languages are no independent tests.
 """
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 from torch import Tensor
 
@@ -20,6 +27,20 @@ from infoxlm_core.errors import InputError
 
 FILE = "items.parquet"
 COLUMNS = ("model", "task", "place", "language", "direction", "question", "unshared", "right")
+CHUNK = 500  # draws at a time; only memory depends on it
+NOT_ASKED = 9.0  # gains are between -1 and 1
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """Which questions one model answered."""
+
+    table: pd.DataFrame
+    pivot: str
+
+    def answers(self, metric: str) -> pd.Series:
+        """(language, question) -> share of right answers; raises as the function does."""
+        return answers(self.table, metric, self.pivot)
 
 
 def of_retrieval(
@@ -118,3 +139,53 @@ def answers(table: pd.DataFrame, metric: str, pivot: str) -> pd.Series:
     if rows.empty:
         raise InputError(f"{metric} has no outcomes by question: compare by a share of right answers (retrieval/best)")
     return rows.groupby(["language", "question"], sort=True)["right"].mean()
+
+
+@dataclass(frozen=True)
+class Interval:
+    """What a candidate gains over another model, and how sure that is."""
+
+    gain: float
+    lower: float
+    upper: float
+    questions: int
+
+
+def paired_bootstrap(
+    candidate: pd.Series, other: pd.Series, resamples: int = 10_000, level: float = 0.95, seed: int = 1
+) -> Interval:
+    """Percentile interval of the difference between two models' means over languages.
+
+    Args:
+        candidate: (language, question) -> score from 0 to 1 (`answers`).
+        other: that of the other model, of the same questions.
+        resamples: draws of the questions.
+        level: share of the draws that the interval holds.
+        seed: of the draws; the same answers and the same seed give the same interval.
+
+    Raises:
+        ValueError: the two were not asked the same.
+    """
+    if not candidate.index.equals(other.index):
+        raise ValueError("the models were not asked the same questions")
+    table = (candidate - other).unstack("language").fillna(NOT_ASKED)
+    gains = table.to_numpy(dtype=float)  # (questions, languages)
+    # Questions with equal outcomes are exchangeable: a draw is how often each kind of outcome comes up.
+    kinds, counts = np.unique(gains, axis=0, return_counts=True)
+    asked = kinds != NOT_ASKED
+    values = np.where(asked, kinds, 0.0)
+    draws = np.random.default_rng(seed)
+    means = []
+    for first in range(0, resamples, CHUNK):
+        drawn = draws.multinomial(len(gains), counts / len(gains), size=min(CHUNK, resamples - first))
+        means.append(_mean_over_languages(drawn, values, asked))
+    lower, upper = np.quantile(np.concatenate(means), [(1 - level) / 2, (1 + level) / 2])
+    gain = _mean_over_languages(counts[None], values, asked)[0]
+    return Interval(float(gain), float(lower), float(upper), len(gains))
+
+
+def _mean_over_languages(drawn: np.ndarray, values: np.ndarray, asked: np.ndarray) -> np.ndarray:
+    """Score of each draw: drawn (R, kinds) with values and asked (kinds, languages) -> (R,)."""
+    weights = drawn.astype(float)
+    with np.errstate(invalid="ignore"):  # a language of few questions may not be drawn at all
+        return np.nanmean((weights @ values) / (weights @ asked), axis=1)

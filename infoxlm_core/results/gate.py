@@ -1,0 +1,88 @@
+"""The gate between candidate and champion: pure statistics and policy. Who moves the alias is the registry's matter.
+
+A candidate replaces the champion if it is shown to be better on the same questions: for each metric of the gate the
+paired bootstrap interval of the gain must lie above a limit.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+
+from infoxlm_core.errors import InputError
+from infoxlm_core.results.evidence import Outcomes, paired_bootstrap
+
+FEWEST_QUESTIONS = 50
+"""With fewer an interval promises more than it keeps: of two equal models one looks better too often."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A registered version as the gate sees it."""
+
+    version: str
+    tags: Mapping[str, str]
+    """Metrics by name, and `test_set`, the digest of its questions."""
+
+    read_outcomes: Callable[[], Outcomes | None]
+    """Its outcomes by question, read when they are needed; None if it was registered without."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the gate says of a candidate."""
+
+    passed: bool
+    reason: str
+    figures: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Metric -> gain, lower, upper (of the 95 % interval), questions, least."""
+
+
+def decide(candidate: Contender, champion: Contender | None, gate: Mapping[str, float]) -> Verdict:
+    """A candidate becomes champion if there is none, or if it is better for sure by every metric.
+
+    Args:
+        candidate: the version that wants to be champion.
+        champion: the version that is; None if there is none.
+        gate: metric -> least gain, above which the whole interval must lie.
+    """
+    scores = ", ".join(f"{metric} {candidate.tags.get(metric, 'missing')}" for metric in gate)
+    if champion is None:
+        return Verdict(True, f"champion with {scores}: the first one")
+    known = f"{scores}: champion version {champion.version} has "
+    known += ", ".join(f"{champion.tags.get(metric, 'none')}" for metric in gate)
+    if champion.tags.get("test_set") != candidate.tags.get("test_set"):
+        return Verdict(False, f"candidate with {known} on another test set, promote by hand")
+    mine, theirs = candidate.read_outcomes(), champion.read_outcomes()
+    if mine is None or theirs is None:
+        without = candidate if mine is None else champion
+        return Verdict(
+            False,
+            f"candidate with {known}, version {without.version} has no outcomes by question (made by an older "
+            "version): evaluate and register it again, or promote by hand",
+        )
+    figures: dict[str, dict[str, float]] = {}
+    failed = []
+    for metric, least in gate.items():
+        try:
+            found = paired_bootstrap(mine.answers(metric), theirs.answers(metric))
+        except InputError as error:
+            return Verdict(False, f"candidate with {known}, but {error}", figures)
+        except ValueError:
+            return Verdict(False, f"candidate with {known} on other questions of {metric}, promote by hand", figures)
+        figures[metric] = asdict(found) | {"least": least}
+        if found.questions < FEWEST_QUESTIONS:
+            said = f"{metric} has {found.questions} questions, fewer than {FEWEST_QUESTIONS}: evaluate on more"
+            return Verdict(False, f"candidate with {known}, but {said}", figures)
+        if not found.lower > least:
+            failed.append(metric)
+    said = "; ".join(describe(metric, figure) for metric, figure in figures.items())
+    if failed:
+        return Verdict(False, f"candidate, not shown to be better than version {champion.version}: {said}", figures)
+    return Verdict(True, f"champion, better than version {champion.version}: {said}", figures)
+
+
+def describe(metric: str, figure: Mapping[str, float]) -> str:
+    """A gain with its interval, in words."""
+    return (
+        f"{metric} {figure['gain']:+.4f} (95 % interval {figure['lower']:+.4f} to {figure['upper']:+.4f}, "
+        f"{figure['questions']} questions; must be above {figure['least']:+g})"
+    )

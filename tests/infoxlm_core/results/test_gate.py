@@ -1,0 +1,63 @@
+"""The gate's decision, without any registry: what a candidate must show, and what it is refused for."""
+
+import pandas as pd
+import pytest
+
+from infoxlm_core.results.evidence import COLUMNS, Outcomes
+from infoxlm_core.results.gate import FEWEST_QUESTIONS, Contender, Verdict, decide
+
+METRIC = "retrieval/best"
+
+
+def contender(version: str, right: int, questions: int = 400, test: str = "one", asked: str = "q") -> Contender:
+    """A version that answers the first `right` of its questions."""
+    rows = [
+        ("m", "retrieval", "best", "de", direction, f"{asked}{number}", False, number < right)
+        for direction in ("from_pivot", "to_pivot")
+        for number in range(questions)
+    ]
+    outcomes = Outcomes(pd.DataFrame(rows, columns=list(COLUMNS)), "en")
+    return Contender(version, {METRIC: f"{right / questions}", "test_set": test}, lambda: outcomes)
+
+
+def decided(candidate: Contender, champion: Contender | None, least: float = 0.0) -> Verdict:
+    return decide(candidate, champion, {METRIC: least})
+
+
+def test_the_first_version_is_champion_without_a_question():
+    assert decided(contender("1", 0), None) == Verdict(True, "champion with retrieval/best 0.0: the first one")
+
+
+def test_a_clear_gain_passes_and_an_equal_model_does_not():
+    better = decided(contender("2", 240), contender("1", 200))
+    equal = decided(contender("2", 200), contender("1", 200))
+
+    assert better.passed and better.figures[METRIC]["gain"] == pytest.approx(0.1)
+    assert not equal.passed and "not shown to be better than version 1" in equal.reason
+
+
+def test_a_margin_below_zero_tolerates_a_loss():
+    assert not decided(contender("2", 199), contender("1", 200)).passed
+    assert decided(contender("2", 199), contender("1", 200), least=-0.05).passed
+
+
+@pytest.mark.parametrize(
+    ("candidate", "said"),
+    [
+        (contender("2", 300, test="two"), "on another test set, promote by hand"),
+        (contender("2", 300, asked="other"), "on other questions of retrieval/best, promote by hand"),
+        (Contender("2", {"test_set": "one"}, lambda: None), "version 2 has no outcomes by question"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_and_says_why(candidate, said):
+    verdict = decided(candidate, contender("1", 200))
+
+    assert not verdict.passed and said in verdict.reason
+
+
+def test_too_few_questions_decide_nothing():
+    few = FEWEST_QUESTIONS - 1
+
+    verdict = decided(contender("2", few, questions=few), contender("1", 0, questions=few))
+
+    assert not verdict.passed and f"{few} questions, fewer than {FEWEST_QUESTIONS}" in verdict.reason
