@@ -44,7 +44,7 @@ def compare(
                 mlflow_runs.end_run(runtime.run_id(store, trial), "FAILED")
         compared = comparisons.compare(found, comparisons.choose(HEADLINES), nested_runs.name_of(run))
         flat = comparisons.flatten(compared)
-        name = manifests.digest([compared, manifests.made_by()]).removeprefix("sha256:")[:16]
+        name = manifests.digest([compared, manifests.VERSIONS["comparison"]]).removeprefix("sha256:")[:16]
 
         def write(output: Path) -> dict[str, float]:
             comparisons.write(output, compared)

@@ -100,9 +100,8 @@ def _end_with_driver() -> None:
 
 
 def key(kind: str, config: StageConfig, *inputs: str) -> str:
-    """Name of an artifact: a digest of its config, the digests of its inputs and the code that makes it."""
-    made_by = manifests.made_by() if kind in ("scores", "points") else manifests.trained_by()
-    return manifests.digest([kind, config.relevant(), inputs, made_by]).removeprefix("sha256:")[:16]
+    """Name of an artifact: a digest of kind and version, config and the digests of its inputs."""
+    return manifests.digest([kind, manifests.VERSIONS[kind], config.relevant(), inputs]).removeprefix("sha256:")[:16]
 
 
 def given(paths: str | Sequence[str] | None) -> list[str]:

@@ -49,10 +49,14 @@ class OptimizationConfig(StageConfig):
 
 
 class CheckpointsConfig(StageConfig):
-    """How often a run saves, and how much of it stays; neither changes a result."""
+    """How often a run saves, how much of it stays, and what it goes on from."""
 
     every: PositiveInt = 5_000
     """Optimizer steps between two checkpoints."""
 
     keep: PositiveInt = 3
     """Newest checkpoints that stay on disk."""
+
+    resume: str = ""
+    """Name of a run, such as `pretrained-3f2a…` in the store's `runs`: go on from its newest checkpoint although data,
+    tokenizer or settings are no longer those it began with; each difference is logged. Without it that is refused."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from infoxlm_core import manifests
 from infoxlm_core.config import AnsweringConfig, FinetuningConfig, OptimizationConfig, RecipeConfig
 from infoxlm_core.languages import two_letters
 from infoxlm_core.model import pretrained, task_models
@@ -21,6 +22,7 @@ from infoxlm_core.tasks import labelling, reading, squad
 from infoxlm_core.training import active_vocabulary, distributed, loop, selection
 from infoxlm_core.training.best_checkpoints import Kept
 from infoxlm_core.training.checkpoints import Elsewhere
+from infoxlm_core.training.fingerprint import Fingerprint
 from infoxlm_core.training.task_learner import Task, TaskLearner
 from infoxlm_core.training.tracker import FileTracker, Tracker
 
@@ -60,11 +62,12 @@ def finetune(
     module = task_models.create(encoder, task.kind, task.labels, config.dropout, head_dropout, config.seed)
     optimization = schedule(config, len(task.examples))
     kept = Kept(run, config.selection, task.source)
-    identity = loop.fingerprint(config) | {"encoder": pretrained.digest_of(encoder), "examples": digest_of(task)}
+    inputs = {"encoder": pretrained.digest_of(encoder), "examples": digest_of(task)}
+    fingerprint = Fingerprint.of(config, manifests.VERSIONS["classifier"], inputs)
     learned, all_words = active_vocabulary.limit(module.to(distributed.device()), task, optimization.weight_decay)
     learner = TaskLearner(config, module, learned, optimization.steps, kept)
     logger.info("fine-tuning on %d examples, %d steps", len(task.examples), optimization.steps)
-    with loop.run_directory(run, identity, config.checkpoints, track, elsewhere) as (checkpoints, tracker):
+    with loop.run_directory(run, fingerprint, config.checkpoints, track, elsewhere) as (checkpoints, tracker):
         found = loop.train(learner, optimization, checkpoints, tracker, config.log_every)
         distributed.on_first(lambda: export(learner, encoder, run, output, all_words))
     return found | {"steps": optimization.steps, "examples": len(task.examples)}

@@ -18,6 +18,7 @@ from infoxlm_core.systems import baselines
 from infoxlm_core.systems.infoxlm import Pretraining
 from infoxlm_core.training import distributed, loop
 from infoxlm_core.training.checkpoints import Elsewhere
+from infoxlm_core.training.fingerprint import Fingerprint
 from infoxlm_core.training.tracker import FileTracker, Tracker
 
 
@@ -52,10 +53,11 @@ def pretrain(
         learner = Pretraining(config, build(config, shards), shards)
     else:
         learner = baselines.make(config, shards)
-    identity = loop.fingerprint(config) | {"shards": shards.manifest["digest"]}
+    inputs = {"shards": shards.manifest["digest"], "tokenizer": shards.manifest["facts"]["tokenizer"]}
     if config.model.start:
-        identity["start"] = pretrained.digest_of(Path(config.model.start))
-    with loop.run_directory(run, identity, config.checkpoints, track, elsewhere) as (checkpoints, tracker):
+        inputs["model.start"] = pretrained.digest_of(Path(config.model.start))
+    fingerprint = Fingerprint.of(config, manifests.VERSIONS["pretrained"], inputs)
+    with loop.run_directory(run, fingerprint, config.checkpoints, track, elsewhere) as (checkpoints, tracker):
         figures = loop.train(learner, config.optimization, checkpoints, tracker, config.log_every)
         weights = distributed.tensors_on_first(dict(learner.module.named_parameters()))
         distributed.on_first(lambda: _export(config, learner, weights, shards, run, output))

@@ -29,7 +29,6 @@ from torch import Tensor
 
 from infoxlm_core import manifests
 from infoxlm_core.errors import (
-    ConfigMismatch,
     InfoXLMError,
     LeaseHeld,
     NoValidCheckpoint,
@@ -37,6 +36,7 @@ from infoxlm_core.errors import (
     StorageUnavailable,
     TryAgain,
 )
+from infoxlm_core.training.fingerprint import Fingerprint
 
 logger = logging.getLogger(__name__)
 _NAME = re.compile(r"step=(\d{10})")
@@ -99,17 +99,24 @@ class Checkpoints:
 
     Args:
         directory: where they are; made if missing.
-        fingerprint: what must not change between save and resume (config, data, code, libraries).
+        fingerprint: what a checkpoint is compared with before it is used.
         every: steps between two saves.
         keep: newest ones that stay, not counting those that a resume has found to be bad.
         elsewhere: where they are for other machines; None if all share this directory.
+        accept_changes: go on also with other data or settings.
     """
 
     def __init__(
-        self, directory: Path, fingerprint: dict[str, Any], every: int, keep: int, elsewhere: Elsewhere | None = None
+        self,
+        directory: Path,
+        fingerprint: Fingerprint,
+        every: int,
+        keep: int,
+        elsewhere: Elsewhere | None = None,
+        accept_changes: bool = False,
     ) -> None:
         self.directory, self.fingerprint, self.every, self.keep = directory, fingerprint, every, keep
-        self.elsewhere = elsewhere
+        self.elsewhere, self.accept_changes = elsewhere, accept_changes
         self._missed = 0
         self._bad: set[str] = set()
         directory.mkdir(parents=True, exist_ok=True)
@@ -168,7 +175,7 @@ class Checkpoints:
         try:
             temporary.mkdir()
             save_file(checkpoint.tensors, temporary / "state.safetensors")
-            meta = checkpoint.meta | {"step": checkpoint.step, "fingerprint": self.fingerprint}
+            meta = checkpoint.meta | {"step": checkpoint.step} | self.fingerprint.meta()
             manifests.write_atomically(temporary / "meta.json", json.dumps(meta, indent=1, sort_keys=True))
             if self.elsewhere:
                 self._pack(temporary)
@@ -232,7 +239,7 @@ class Checkpoints:
 
         Raises:
             NoValidCheckpoint: there were checkpoints, and none can be trusted.
-            ConfigMismatch: it was made with another config, data or code.
+            ConfigMismatch: it was made with other data or settings.
         """
         reasons = []
         candidates = self._candidates()
@@ -247,7 +254,7 @@ class Checkpoints:
                 logger.warning("CheckpointCorrupt step=%d reason=%s", step, error)
                 reasons.append(f"step {step}: {error}")
                 continue
-            self._compare(meta["fingerprint"], path)
+            self.fingerprint.check(meta, str(self.directory), self.accept_changes)
             logger.info("resuming after step %d from %s", step, path)
             # what is newer is damaged, or never arrived elsewhere; it goes when there is a new one
             self._bad = {newer.name for found, newer in candidates + list_of(self.directory) if found > step}
@@ -280,20 +287,3 @@ class Checkpoints:
                 raise
             self.elsewhere.fetch(path.name, path)  # compares every byte
             manifests.read(path, "checkpoint", made_with="pretrain", check=lambda _: False)
-
-    def _compare(self, saved: dict[str, Any], path: Path) -> None:
-        changed = [
-            f"{name} was {saved.get(name)!r}, is {self.fingerprint.get(name)!r}"
-            for name in sorted(saved.keys() | self.fingerprint.keys())
-            if saved.get(name) != self.fingerprint.get(name)
-        ]
-        if changed:
-            raise ConfigMismatch(f"{path} belongs to another run: {'; '.join(changed)}: restore the old settings")
-
-
-def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, object]:
-    """{"a": {"b": 1}} -> {"a.b": 1}: a config as a fingerprint whose differences have names."""
-    flat: dict[str, object] = {}
-    for name, value in values.items():
-        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return flat

@@ -19,14 +19,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from infoxlm_core import manifests
-from infoxlm_core.config import CheckpointsConfig, OptimizationConfig, StageConfig
+from infoxlm_core.config import CheckpointsConfig, OptimizationConfig
 from infoxlm_core.data.sampling import digest_key
 from infoxlm_core.errors import BadNumbersLimit, Preempted
 from infoxlm_core.model.flops import peak
 from infoxlm_core.progress import time_left
 from infoxlm_core.training import distributed
-from infoxlm_core.training.checkpoints import METRICS, Checkpoint, Checkpoints, Elsewhere, flatten
+from infoxlm_core.training.checkpoints import METRICS, Checkpoint, Checkpoints, Elsewhere
+from infoxlm_core.training.fingerprint import Fingerprint
 from infoxlm_core.training.optimizer import learning_rate, make_adamw
 from infoxlm_core.training.tracker import FileTracker, Tracker, read
 
@@ -343,7 +343,7 @@ CLOCKED = ("tokens_per_second", "data_wait", "gpu_memory_gib", "mfu")
 @contextlib.contextmanager
 def run_directory(
     directory: Path,
-    identity: dict[str, Any],
+    fingerprint: Fingerprint,
     config: CheckpointsConfig,
     track: Callable[[Path], Tracker],
     elsewhere: Elsewhere | None = None,
@@ -353,19 +353,14 @@ def run_directory(
     Raises:
         LeaseHeld: another process trains this run.
     """
-    checkpoints = Checkpoints(directory, identity, config.every, config.keep, elsewhere)
+    checkpoints = Checkpoints(
+        directory, fingerprint, config.every, config.keep, elsewhere, accept_changes=config.resume == directory.name
+    )
     with contextlib.ExitStack() as stack:
         distributed.on_first(lambda: stack.enter_context(checkpoints.locked()))
         tracker = track(directory / METRICS) if distributed.rank() == 0 else FileTracker(os.devnull)
         stack.callback(tracker.close)
         yield checkpoints, tracker
-
-
-def fingerprint(config: StageConfig) -> dict[str, Any]:
-    """What a resumed run must share with the one that saved. Saving and logging may change; so may the workers."""
-    threads = {"threads": torch.get_num_threads(), "device": distributed.device().type}
-    made_by = {f"made_by.{name}": value for name, value in manifests.trained_by().items()}
-    return flatten(config.relevant()) | threads | made_by
 
 
 def export_curves(run: Path, output: Path) -> None:

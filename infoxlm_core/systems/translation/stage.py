@@ -32,9 +32,12 @@ from infoxlm_core.systems.translation.model import Translator, start_from
 from infoxlm_core.systems.translation.samples import Side, Task, TranslationSampler, denoising_weight, side
 from infoxlm_core.training import distributed, loop, tracker
 from infoxlm_core.training.checkpoints import Checkpoints
+from infoxlm_core.training.fingerprint import Fingerprint
 from infoxlm_core.training.tracker import FileTracker, Tracker
 
 logger = logging.getLogger(__name__)
+VERSION = 1
+"""Raise it when the same config and data give other results."""
 
 
 def train(
@@ -65,11 +68,12 @@ def train(
     shards = open_shards(shards_path)
     validation = Validation.read(config, shards, corpus)
     learner = Translating(config, build(config, shards), TranslationSampler(shards, config), validation)
-    identity = loop.fingerprint(config) | {"shards": shards.manifest["digest"]}
+    inputs = {"shards": shards.manifest["digest"]}
     for half in ("encoder", "decoder"):
         if start := getattr(config, half).model:
-            identity[half] = pretrained.digest_of(Path(start))
-    with loop.run_directory(run, identity, config.checkpoints, track) as (checkpoints, curves):
+            inputs[f"{half}.model"] = pretrained.digest_of(Path(start))
+    fingerprint = Fingerprint.of(config, VERSION, inputs)
+    with loop.run_directory(run, fingerprint, config.checkpoints, track) as (checkpoints, curves):
         for steps in _ends(config, checkpoints):
             so_far = config.optimization.model_copy(update={"steps": steps})
             figures = loop.train(learner, so_far, checkpoints, curves, config.log_every)

@@ -155,15 +155,29 @@ def test_a_found_artifact_is_verified(tmp_path):
 
 def test_the_key_changes_with_config_and_inputs_but_not_with_how_often_to_save():
     config = PretrainingConfig()
-    saving = PretrainingConfig(log_every=3, checkpoints={"every": 7})
+    saving = PretrainingConfig(log_every=3, checkpoints={"every": 7, "resume": "pretrained-3f"})
 
-    assert runtime.key("x", config, "a") == runtime.key("x", saving, "a")
+    assert runtime.key("pretrained", config, "a") == runtime.key("pretrained", saving, "a")
     others = [
-        runtime.key("x", config, "b"),
-        runtime.key("y", config, "a"),
-        runtime.key("x", PretrainingConfig(seed=2), "a"),
+        runtime.key("pretrained", config, "b"),
+        runtime.key("tuned", config, "a"),
+        runtime.key("pretrained", PretrainingConfig(seed=2), "a"),
     ]
-    assert len({runtime.key("x", config, "a"), *others}) == 4
+    assert len({runtime.key("pretrained", config, "a"), *others}) == 4
+
+
+def test_the_key_changes_with_the_version_of_its_stage_and_not_with_code_or_libraries(monkeypatch):
+    before = runtime.key("corpus", EvaluationConfig(), "a")
+
+    monkeypatch.setattr(manifests, "made_by", lambda: {"code": "sha256:other", "torch": "99"})
+    assert runtime.key("corpus", EvaluationConfig(), "a") == before
+
+    monkeypatch.setitem(manifests.VERSIONS, "corpus", manifests.VERSIONS["corpus"] + 1)
+    assert runtime.key("corpus", EvaluationConfig(), "a") != before
+
+
+def test_every_kind_of_artifact_that_is_named_by_what_decides_it_has_a_version():
+    assert set(manifests.VERSIONS) == set(stores.KINDS) - {"promotion"}  # that is named by an MLflow run
 
 
 @pytest.mark.parametrize(
@@ -195,4 +209,4 @@ def test_a_published_artifact_is_found_by_the_next_stage(tmp_path):
 
     location, digest = stores.resolve(artifact)
     assert location == made and digest == manifests.read(made, "corpus", "x")["digest"] == artifact.metadata["digest"]
-    assert runtime.key("x", EvaluationConfig(), digest)
+    assert runtime.key("scores", EvaluationConfig(), digest)

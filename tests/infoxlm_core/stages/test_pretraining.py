@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from infoxlm_core import manifests
 from infoxlm_core.config import OptimizationConfig
 from infoxlm_core.data.shards import open_shards
 from infoxlm_core.errors import (
@@ -28,6 +29,7 @@ from infoxlm_core.errors import (
 from infoxlm_core.stages.pretraining import Pretraining, build, pretrain
 from infoxlm_core.training import checkpoints as saving
 from infoxlm_core.training import distributed, loop, optimizer, tracker
+from infoxlm_core.training.fingerprint import Fingerprint
 from tests import workers
 from tests.conftest import tiny_config
 
@@ -401,13 +403,49 @@ def test_resuming_with_other_settings_is_refused_with_the_difference(undisturbed
         pretrain(tiny_config(**changes), tiny_shards, tmp_path / "out", tmp_path / "run")
 
 
+def test_a_run_that_its_config_names_goes_on_with_other_settings_and_says_which(
+    undisturbed, tiny_shards, tmp_path, caplog
+):
+    run = tmp_path / "run"
+    shutil.copytree(undisturbed, run)
+    changed = {"optimization": {"learning_rate": 0.02, "steps": 8}}
+
+    with pytest.raises(ConfigMismatch, match=r"checkpoints\.resume: run"):
+        pretrain(tiny_config(**changed, checkpoints={"resume": "another"}), tiny_shards, tmp_path / "out", run)
+    pretrain(tiny_config(**changed, checkpoints={"resume": "run"}), tiny_shards, tmp_path / "out", run)
+
+    (told,) = [message for message in caplog.messages if "did not begin with" in message]
+    assert "optimization.learning_rate was 0.01, is 0.02; optimization.steps was 6, is 8" in told
+    assert [row[0] for row in losses(run)] == list(range(1, 9)) and losses(run)[:6] == losses(undisturbed)
+    pretrain(tiny_config(**changed), tiny_shards, tmp_path / "again", run)  # what it saved since is of these settings
+
+
+def test_a_run_goes_on_with_other_code_and_libraries_and_says_which(
+    undisturbed, tiny_shards, tmp_path, caplog, monkeypatch
+):
+    run = tmp_path / "run"
+    shutil.copytree(undisturbed, run)
+    for step in (4, 6):
+        shutil.rmtree(run / f"step={step:010d}")
+    now = manifests.made_by()
+    monkeypatch.setattr(manifests, "made_by", lambda: now | {"code": "sha256:mended", "pyarrow": "99.0"})
+
+    pretrain(tiny_config(), tiny_shards, tmp_path / "out", run)
+
+    (told,) = [message for message in caplog.messages if "did not begin with" in message]
+    assert f"code was {now['code']!r}, is 'sha256:mended'; pyarrow was {now['pyarrow']!r}, is '99.0'" in told
+    assert losses(run) == losses(undisturbed)
+
+
 def test_old_checkpoints_go_and_the_newest_stay(undisturbed):
     assert sorted(path.name for path in undisturbed.glob("step=*")) == [f"step={s:010d}" for s in (2, 4, 6)]
 
 
 def _save_steps(run: Path, *steps: int, keep: int = 3) -> None:
     for step in steps:
-        saving.Checkpoints(run, {}, 1, keep).save(saving.Checkpoint(step, {"w": torch.full((9,), float(step))}, {}))
+        saving.Checkpoints(run, Fingerprint(), 1, keep).save(
+            saving.Checkpoint(step, {"w": torch.full((9,), float(step))}, {})
+        )
 
 
 def _flip(state: Path) -> None:
@@ -421,7 +459,7 @@ def test_damaged_checkpoints_do_not_push_out_valid_ones(tmp_path, keep, left):
     _save_steps(tmp_path, 1, 2, 4, 6, keep=4)
     for step in (4, 6):
         _flip(tmp_path / f"step={step:010d}/state.safetensors")
-    resumed = saving.Checkpoints(tmp_path, {}, 1, keep)
+    resumed = saving.Checkpoints(tmp_path, Fingerprint(), 1, keep)
     found = resumed.load_newest()
     assert found.step == 2
     assert len(saving.list_of(tmp_path)) == 4  # nothing goes before there is a newer one
@@ -429,14 +467,14 @@ def test_damaged_checkpoints_do_not_push_out_valid_ones(tmp_path, keep, left):
     resumed.save(saving.Checkpoint(3, found.tensors, {}))
 
     assert [step for step, _ in saving.list_of(tmp_path)] == left[::-1]
-    assert saving.Checkpoints(tmp_path, {}, 1, keep).load_newest().step == 3
+    assert saving.Checkpoints(tmp_path, Fingerprint(), 1, keep).load_newest().step == 3
 
 
 def test_a_damaged_checkpoint_that_was_trained_past_goes_too_and_one_trained_again_stays(tmp_path):
     _save_steps(tmp_path, 2, 4, 5)
     for step in (4, 5):
         _flip(tmp_path / f"step={step:010d}/state.safetensors")
-    resumed = saving.Checkpoints(tmp_path, {}, 1, 3)
+    resumed = saving.Checkpoints(tmp_path, Fingerprint(), 1, 3)
     found = resumed.load_newest()
 
     for step in (5, 7):
@@ -535,11 +573,15 @@ def test_asked_to_stop_it_saves_and_the_next_start_goes_on(undisturbed, tiny_sha
 
 
 def test_a_second_trainer_of_the_same_run_is_refused(tmp_path):
-    held = saving.Checkpoints(tmp_path, {}, every=1, keep=1)
+    held = saving.Checkpoints(tmp_path, Fingerprint(), every=1, keep=1)
 
-    with held.locked(), pytest.raises(LeaseHeld), saving.Checkpoints(tmp_path, {}, 1, 1).locked(patience=0.6):
+    with (
+        held.locked(),
+        pytest.raises(LeaseHeld),
+        saving.Checkpoints(tmp_path, Fingerprint(), 1, 1).locked(patience=0.6),
+    ):
         pass
-    with saving.Checkpoints(tmp_path, {}, 1, 1).locked(patience=0.1):
+    with saving.Checkpoints(tmp_path, Fingerprint(), 1, 1).locked(patience=0.1):
         pass
 
 

@@ -1,0 +1,98 @@
+"""What a checkpoint belongs to: data, tokenizer and settings must be the same on resuming, code and libraries may not.
+
+A change of the first kind is refused, unless the config names this very run (`checkpoints.resume`): the curve would be
+that of no run one could repeat. A change of the second kind is told in one line: a mended comment, or a library with a
+security fix, must not cost a week of training.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import torch
+
+from infoxlm_core import manifests
+from infoxlm_core.config import StageConfig
+from infoxlm_core.errors import ConfigMismatch
+from infoxlm_core.training import distributed
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """Of one start of a training.
+
+    Attributes:
+        compared: what must not change: the stage's version, every setting that decides results, digests of inputs.
+        recorded: what may: code, libraries, threads, workers, kind of device.
+    """
+
+    compared: dict[str, object] = field(default_factory=dict)
+    recorded: dict[str, object] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, config: StageConfig, version: int, inputs: Mapping[str, str]) -> Self:
+        """The fingerprint of a training in this process.
+
+        Args:
+            config: of the stage; how often to save, log and probe is left out.
+            version: of the stage, see `manifests.VERSIONS`.
+            inputs: digests by name. One named like a setting takes the place of that, which is but a path.
+        """
+        compared: dict[str, object] = {"version": version, **flatten(config.relevant()), **inputs}
+        machine = {
+            "threads": torch.get_num_threads(),
+            "workers": distributed.world_size(),
+            "device": distributed.device().type,
+        }
+        return cls(compared, manifests.made_by() | machine)
+
+    def meta(self) -> dict[str, Any]:
+        """What a checkpoint says of it."""
+        return {"fingerprint": self.compared, "made_by": self.recorded}
+
+    def check(self, meta: Mapping[str, Any], run: str, accepted: bool = False) -> None:
+        """Compare with what a checkpoint says; warn of what may change.
+
+        Args:
+            meta: of the checkpoint.
+            run: its directory, for messages.
+            accepted: other data and settings are wanted: they too are only warned of.
+
+        Raises:
+            ConfigMismatch: it has other data or settings.
+        """
+        refused = differences(meta["fingerprint"], self.compared)
+        if refused and not accepted:
+            raise mismatch(run, refused)
+        changed = refused + differences(meta["made_by"], self.recorded)
+        if changed:
+            logger.warning("%s goes on with what it did not begin with: %s", run, "; ".join(changed))
+
+
+def differences(before: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
+    """Each name whose value is another one, with both."""
+    return [
+        f"{name} was {before.get(name)!r}, is {now.get(name)!r}"
+        for name in sorted(before.keys() | now.keys())
+        if before.get(name) != now.get(name)
+    ]
+
+
+def mismatch(run: str, refused: list[str]) -> ConfigMismatch:
+    """The error of a run that was begun with other data or settings, and the three ways out."""
+    name = run.rstrip("/").rpartition("/")[2]
+    return ConfigMismatch(
+        f"{run} was begun otherwise: {'; '.join(refused)}: set it back, go on all the same with checkpoints.resume: "
+        f"{name}, or remove {run} to start over"
+    )
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
+    """{"a": {"b": 1}} -> {"a.b": 1}: a config whose differences have names."""
+    flat: dict[str, object] = {}
+    for name, value in values.items():
+        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat
