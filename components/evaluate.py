@@ -49,7 +49,9 @@ def evaluate(
         text, digest = stores.resolve(corpus)
         pairs = {model: (encoder, classifier)} | ({"untrained": (start, classifier_of_start)} if start else {})
         models = {name: [stores.resolve(artifact) for artifact in pair] for name, pair in pairs.items()}
-        name = runtime.key("scores", checked, digest, *models, *(d for found in models.values() for _, d in found))
+        name = runtime.artifact_key(
+            "scores", checked, digest, *models, *(d for found in models.values() for _, d in found)
+        )
         made = stores.get_or_build(
             store,
             "scores",

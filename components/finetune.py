@@ -48,7 +48,7 @@ def finetune(
         data = (*local.train, *local.dev) if isinstance(local, AnsweringConfig) else local.data
         base, base_digest = stores.read_pointer(encoder)
         text, text_digest = stores.read_pointer(corpus)
-        name = runtime.key("classifier", checked, base_digest, text_digest, *runtime.given(data))
+        name = runtime.artifact_key("classifier", checked, base_digest, text_digest, *runtime.digest_inputs(data))
         wanted = work.Work(
             stage="finetune",
             store=store,

@@ -47,12 +47,12 @@ def measure(
         task = task_of(local)
         if task.trained:
             part, data = task.training_part(local)
-            inputs = [*runtime.given(str(model)), runtime.given_as(data)]
+            inputs = [*runtime.digest_inputs(str(model)), runtime.digest_inputs_by_role(data)]
             if task.depends_on_workers(part, model):
                 inputs.append(f"workers={max(1, num_workers)}")
-            name = runtime.key("tuned", task.without_data(part), *inputs)
+            name = runtime.artifact_key("tuned", task.without_data(part), *inputs)
             # all settings, for a run resumes with the same only
-            whole = manifests.digest(local.relevant()).removeprefix("sha256:")[:8]
+            whole = manifests.digest(local.result_fields()).removeprefix("sha256:")[:8]
             wanted = work.Work(
                 stage="finetune",
                 store=store,
@@ -70,11 +70,11 @@ def measure(
                 work.delete_checkpoints(wanted)  # gigabytes of checkpoints that nobody needs any more
             mlflow_tracker.ship(model / "metrics.jsonl", run)
             learned_from = manifests.load(model)["facts"] | {"tuned": f"tuned/{name}"}
-        inputs = [*runtime.given(str(model)), runtime.given_as(task.data(local))]
+        inputs = [*runtime.digest_inputs(str(model)), runtime.digest_inputs_by_role(task.data(local))]
         made = stores.get_or_build(
             store,
             "points",
-            runtime.key("points", task.without_data(local), *inputs),
+            runtime.artifact_key("points", task.without_data(local), *inputs),
             lambda output: suites.measure(local, model, learned_from, output),
         )
         found = json.loads((made / suites.SCORES).read_bytes())

@@ -37,7 +37,7 @@ def prepare_corpus(
     with runtime.ending_clearly(store, "prepare_corpus"):
         checked = PreparationConfig.parse(config, "preparation")
         paths = [path for source in checked.corpora for path in source.paths]
-        name = runtime.key("corpus", checked, *preparation.digest_sources(checked), *data_source.states(paths))
+        name = runtime.artifact_key("corpus", checked, *preparation.digest_sources(checked), *data_source.states(paths))
         wanted = work.Work("prepare_corpus", store, "corpus", name, config, num_workers, {})
         made = work.run(wanted, cluster, task_config)
         stores.publish(corpus, made)

@@ -46,7 +46,7 @@ def pretrain(
         run = runtime.run_id(store, trial)
         mlflow_runs.log_params(run, {"pretraining": checked.model_dump(mode="json")})
         start_from = checked.model.start and str(model_source.fetch(checked.model.start, stores.local(store)))
-        name = runtime.key("pretrained", checked, digest, *runtime.given(start_from))
+        name = runtime.artifact_key("pretrained", checked, digest, *runtime.digest_inputs(start_from))
         wanted = work.Work(
             stage="pretrain",
             store=store,

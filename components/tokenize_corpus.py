@@ -42,7 +42,7 @@ def tokenize_corpus(
         given: tuple[str, ...] = ()
         if checked.model:
             given = (str(model_source.fetch(checked.model, stores.local(store), only=tokenizers.MODEL)),)
-        name = runtime.key("shards", checked, digest, *runtime.given(given))
+        name = runtime.artifact_key("shards", checked, digest, *runtime.digest_inputs(given))
         wanted = work.Work("tokenize_corpus", store, "shards", name, config, num_workers, {"corpus": source})
         made = work.run(wanted, cluster, task_config)
         stores.publish(shards, made)

@@ -99,12 +99,13 @@ def _end_with_driver() -> None:
         threading.Thread(target=watch, name="driver-watch", daemon=True).start()
 
 
-def key(kind: str, config: StageConfig, *inputs: str) -> str:
+def artifact_key(kind: str, config: StageConfig, *inputs: str) -> str:
     """Name of an artifact: a digest of kind and version, config and the digests of its inputs."""
-    return manifests.digest([kind, manifests.VERSIONS[kind], config.relevant(), inputs]).removeprefix("sha256:")[:16]
+    decisive = [kind, manifests.VERSIONS[kind], config.result_fields(), inputs]
+    return manifests.digest(decisive).removeprefix("sha256:")[:16]
 
 
-def given(paths: str | Sequence[str] | None) -> list[str]:
+def digest_inputs(paths: str | Sequence[str] | None) -> list[str]:
     """Digests of what a config names: files, models, folders of data. Their content belongs to the key, not the path.
 
     A file counts with its name, which often says language and split (`xquad.de.json`), and with that of its folder if
@@ -115,9 +116,9 @@ def given(paths: str | Sequence[str] | None) -> list[str]:
     return [_digest_folder(path) if path.is_dir() else _digest_file(path) for path in found if path.exists()]
 
 
-def given_as(roles: Mapping[str, Sequence[str]]) -> str:
+def digest_inputs_by_role(roles: Mapping[str, Sequence[str]]) -> str:
     """One digest of data by what they are for: a file for training is another input than the same one for a test."""
-    return manifests.digest({role: given(paths) for role, paths in roles.items()})
+    return manifests.digest({role: digest_inputs(paths) for role, paths in roles.items()})
 
 
 def _digest_file(path: Path) -> str:

@@ -18,7 +18,7 @@ class StageConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
-    def relevant(self) -> dict[str, Any]:
+    def result_fields(self) -> dict[str, Any]:
         """What decides the result, as plain values: everything but how often to save, log and probe."""
         return self.model_dump(mode="json", exclude={"checkpoints", "log_every", "probe"})
 

@@ -134,5 +134,5 @@ class TokenizationConfig(StageConfig):
     seed: NonNegativeInt = 1
     """Draws the sentences the SentencePiece model is trained on."""
 
-    def relevant(self) -> dict[str, Any]:
-        return {name: value for name, value in super().relevant().items() if name != "processes"}
+    def result_fields(self) -> dict[str, Any]:
+        return {name: value for name, value in super().result_fields().items() if name != "processes"}

@@ -214,8 +214,8 @@ class PretrainingConfig(StageConfig):
     seed: NonNegativeInt = 1
     """Decides initial weights, samples, masks and dropout: the same seed, the same run."""
 
-    def relevant(self) -> dict[str, Any]:
-        values = super().relevant()
+    def result_fields(self) -> dict[str, Any]:
+        values = super().result_fields()
         del values["model"]["sharded"]  # a run may go on sharded or not, as it may on another number of workers
         return values
 

@@ -41,7 +41,7 @@ class Fingerprint:
             version: of the stage, see `manifests.VERSIONS`.
             inputs: digests by name. One named like a setting takes the place of that, which is but a path.
         """
-        compared: dict[str, object] = {"version": version, **flatten(config.relevant()), **inputs}
+        compared: dict[str, object] = {"version": version, **flatten(config.result_fields()), **inputs}
         machine = {
             "threads": torch.get_num_threads(),
             "workers": distributed.world_size(),

@@ -62,11 +62,11 @@ def test_what_a_living_process_is_making_stays(tmp_path):
 
 def test_the_content_of_a_given_model_belongs_to_the_key(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"a")
-    first = runtime.given(str(tmp_path))
+    first = runtime.digest_inputs(str(tmp_path))
     (tmp_path / "model.safetensors").write_bytes(b"b")
 
-    assert len(first) == 1 and runtime.given(str(tmp_path)) != first
-    assert runtime.given(None) == runtime.given(str(tmp_path / "missing")) == []
+    assert len(first) == 1 and runtime.digest_inputs(str(tmp_path)) != first
+    assert runtime.digest_inputs(None) == runtime.digest_inputs(str(tmp_path / "missing")) == []
 
 
 def test_the_names_and_contents_of_a_folder_of_data_belong_to_the_key_but_not_where_it_lies(tmp_path):
@@ -74,10 +74,10 @@ def test_the_names_and_contents_of_a_folder_of_data_belong_to_the_key_but_not_wh
         (tmp_path / folder / "in").mkdir(parents=True)
         (tmp_path / folder / "in" / name).write_text("text")
     (tmp_path / "d").mkdir()
-    first, same, renamed, empty = (runtime.given(str(tmp_path / folder)) for folder in "abcd")
+    first, same, renamed, empty = (runtime.digest_inputs(str(tmp_path / folder)) for folder in "abcd")
 
     assert first == same and len({*first, *renamed, *empty}) == 3
-    assert runtime.given([str(tmp_path / "a"), str(tmp_path / "c")]) == [*first, *renamed]
+    assert runtime.digest_inputs([str(tmp_path / "a"), str(tmp_path / "c")]) == [*first, *renamed]
 
 
 def write(path: Path, text: str = "text") -> str:
@@ -90,28 +90,32 @@ def test_the_name_of_a_file_and_of_a_languages_folder_belong_to_the_key_but_not_
     german, moved, spanish = (write(tmp_path / name) for name in ("a/b.de.json", "elsewhere/b.de.json", "a/b.es.json"))
     folders = [write(tmp_path / name) for name in ("x/fr/dev_2k.tsv", "y/fr/dev_2k.tsv", "x/de/dev_2k.tsv")]
 
-    assert runtime.given(german) == runtime.given(moved) != runtime.given(spanish)
+    assert runtime.digest_inputs(german) == runtime.digest_inputs(moved) != runtime.digest_inputs(spanish)
     for paths in (folders, [str(Path(path).parent) for path in folders]):
-        french, same, other = map(runtime.given, paths)
+        french, same, other = map(runtime.digest_inputs, paths)
         assert french == same != other
 
 
 def test_the_same_files_in_other_roles_are_other_inputs(tmp_path):
     a, b, c = (write(tmp_path / f"{name}.json", name) for name in ("one", "two", "three"))
 
-    assert runtime.given_as({"train": [a, b], "dev": [c]}) == runtime.given_as({"dev": [c], "train": [a, b]})
-    assert runtime.given_as({"train": [a, b], "dev": [c]}) != runtime.given_as({"train": [a], "dev": [b, c]})
+    assert runtime.digest_inputs_by_role({"train": [a, b], "dev": [c]}) == runtime.digest_inputs_by_role(
+        {"dev": [c], "train": [a, b]}
+    )
+    assert runtime.digest_inputs_by_role({"train": [a, b], "dev": [c]}) != runtime.digest_inputs_by_role(
+        {"train": [a], "dev": [b, c]}
+    )
 
 
 @pytest.mark.parametrize("name", ["vocab.txt", "merges.txt", "steps/4/model.safetensors"])
 def test_a_models_words_and_its_models_of_single_languages_belong_to_the_key(tmp_path, name):
     for file in ("model.safetensors", "selection.json", name):
         write(tmp_path / "model" / file, "first")
-    before = runtime.given(str(tmp_path / "model"))
+    before = runtime.digest_inputs(str(tmp_path / "model"))
 
     write(tmp_path / "model" / name, "second")
 
-    assert runtime.given(str(tmp_path / "model")) != before
+    assert runtime.digest_inputs(str(tmp_path / "model")) != before
 
 
 def test_two_who_need_the_same_make_it_one_after_the_other_and_once(tmp_path):
@@ -136,13 +140,13 @@ def test_two_who_need_the_same_make_it_one_after_the_other_and_once(tmp_path):
 def test_of_a_model_what_is_loaded_belongs_to_the_key_and_nothing_else(tmp_path):
     for name in ("model.safetensors", "tokenizer.json", "manifest.json", "README.md"):
         (tmp_path / name).write_text("first")
-    before = runtime.given(str(tmp_path))
+    before = runtime.digest_inputs(str(tmp_path))
     for name in ("manifest.json", "README.md"):
         (tmp_path / name).write_text("second")
-    assert runtime.given(str(tmp_path)) == before
+    assert runtime.digest_inputs(str(tmp_path)) == before
 
     (tmp_path / "tokenizer.json").write_text("second")
-    assert runtime.given(str(tmp_path)) != before
+    assert runtime.digest_inputs(str(tmp_path)) != before
 
 
 def test_a_found_artifact_is_verified(tmp_path):
@@ -157,23 +161,23 @@ def test_the_key_changes_with_config_and_inputs_but_not_with_how_often_to_save()
     config = PretrainingConfig()
     saving = PretrainingConfig(log_every=3, checkpoints={"every": 7, "resume": "pretrained-3f"})
 
-    assert runtime.key("pretrained", config, "a") == runtime.key("pretrained", saving, "a")
+    assert runtime.artifact_key("pretrained", config, "a") == runtime.artifact_key("pretrained", saving, "a")
     others = [
-        runtime.key("pretrained", config, "b"),
-        runtime.key("tuned", config, "a"),
-        runtime.key("pretrained", PretrainingConfig(seed=2), "a"),
+        runtime.artifact_key("pretrained", config, "b"),
+        runtime.artifact_key("tuned", config, "a"),
+        runtime.artifact_key("pretrained", PretrainingConfig(seed=2), "a"),
     ]
-    assert len({runtime.key("pretrained", config, "a"), *others}) == 4
+    assert len({runtime.artifact_key("pretrained", config, "a"), *others}) == 4
 
 
 def test_the_key_changes_with_the_version_of_its_stage_and_not_with_code_or_libraries(monkeypatch):
-    before = runtime.key("corpus", EvaluationConfig(), "a")
+    before = runtime.artifact_key("corpus", EvaluationConfig(), "a")
 
     monkeypatch.setattr(manifests, "made_by", lambda: {"code": "sha256:other", "torch": "99"})
-    assert runtime.key("corpus", EvaluationConfig(), "a") == before
+    assert runtime.artifact_key("corpus", EvaluationConfig(), "a") == before
 
     monkeypatch.setitem(manifests.VERSIONS, "corpus", manifests.VERSIONS["corpus"] + 1)
-    assert runtime.key("corpus", EvaluationConfig(), "a") != before
+    assert runtime.artifact_key("corpus", EvaluationConfig(), "a") != before
 
 
 def test_every_kind_of_artifact_that_is_named_by_what_decides_it_has_a_version():
@@ -209,4 +213,4 @@ def test_a_published_artifact_is_found_by_the_next_stage(tmp_path):
 
     location, digest = stores.resolve(artifact)
     assert location == made and digest == manifests.read(made, "corpus", "x")["digest"] == artifact.metadata["digest"]
-    assert runtime.key("scores", EvaluationConfig(), digest)
+    assert runtime.artifact_key("scores", EvaluationConfig(), digest)

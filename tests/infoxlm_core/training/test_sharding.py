@@ -201,6 +201,6 @@ def test_of_two_workers_each_holds_half_of_what_one_held(two):
 
 
 def test_a_run_may_go_on_with_the_switch_turned_and_other_systems_refuse_it():
-    assert config(sharded=True).relevant() == config(sharded=False).relevant()
+    assert config(sharded=True).result_fields() == config(sharded=False).result_fields()
     with pytest.raises(ConfigError, match=r"system bert cannot be sharded: set model.sharded to false"):
         tiny_config(system="bert", model={"sharded": True}, objectives={"tlm": 0.0, "xlco": 0.0, "nsp": 1.0})
