@@ -34,8 +34,9 @@ from transformers import AutoConfig, AutoModel
 
 from benchmarks import e5, machine
 from benchmarks.report import DIRECTORY
-from infoxlm_core.config import FinetuningConfig, SuiteConfig
+from infoxlm_core.results.suite_config import SuiteConfig
 from infoxlm_core.tasks import classifying
+from infoxlm_core.tasks.classification import ClassificationConfig
 from pipelines import local
 from pipelines.suite import suite as dag
 
@@ -87,7 +88,7 @@ def xnli(data: Path, store: Path, workers: int) -> dict[str, Any]:
     }
     found = run_suite(suite, store, "few-shot-xnli", workers)
     began = time.monotonic()
-    config = FinetuningConfig.parse(XNLI | {"data": str(tables["seen"])})
+    config = ClassificationConfig.parse(XNLI | {"data": str(tables["seen"])})
     (tuned,) = found["summary"]["tasks"]["xnli"]["models"]["e5-small"]["tuned"].values()
     seen = classifying.measure(config, store / tuned, None, store / "seen")
     kept = {"seen": {part: seen[part] for part in ("languages", "mean")}, "seen_minutes": minutes(began)}

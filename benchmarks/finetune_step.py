@@ -15,12 +15,12 @@ from transformers import AutoModelForSequenceClassification, DataCollatorWithPad
 
 from benchmarks import corpus, inputs, ours, peers, trainer
 from benchmarks.harness import OURS, Case, differences, measure, require_equal
-from infoxlm_core.config import FinetuningConfig
 from infoxlm_core.data.examples import from_lists
 from infoxlm_core.data.shards import open_shards
 from infoxlm_core.data.vocabulary import BOS, EOS
 from infoxlm_core.model import pretrained, task_models, tokenizers
 from infoxlm_core.model.encoder import Encoder, EncoderSize, initialise
+from infoxlm_core.tasks.classification import ClassificationConfig
 from infoxlm_core.training import active_vocabulary
 from infoxlm_core.training.best_checkpoints import Kept
 from infoxlm_core.training.task_learner import Task, TaskLearner
@@ -28,7 +28,7 @@ from infoxlm_core.training.task_learner import Task, TaskLearner
 BATCH, PAIRS, LABELS = 32, 6_400, ("contradiction", "entailment", "neutral")
 PERCENTS = (0, 1, 5, 25, 50, 75, 95, 99, 100)
 PREMISE, HYPOTHESIS = (5, 6, 9, 16, 24, 34, 46, 54, 62), (4, 5, 6, 9, 12, 15, 21, 26, 31)  # tokens at these percents
-CONFIG = FinetuningConfig.parse({"batch_size": BATCH, "micro_batch_size": BATCH, "head_dropout": 0.0,
+CONFIG = ClassificationConfig.parse({"batch_size": BATCH, "micro_batch_size": BATCH, "head_dropout": 0.0,
                                  "optimization": {"warmup_steps": 0, "learning_rate": 1e-5}})  # fmt: skip
 
 

@@ -19,8 +19,8 @@ from typing import Any
 
 from benchmarks import e5, machine
 from benchmarks.report import DIRECTORY
-from infoxlm_core.config import RetrievalConfig
 from infoxlm_core.tasks import aligned
+from infoxlm_core.tasks.retrieval import RetrievalConfig
 
 PUBLISHED = Path(__file__).with_name("e5_tatoeba.json")
 VECTOR = "mean@last"

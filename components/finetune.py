@@ -23,7 +23,7 @@ def finetune(
     """Fine-tune an encoder on a task in some languages.
 
     Args:
-        config: a `FinetuningConfig`, or with task question_answering an `AnsweringConfig`, as a mapping.
+        config: settings of a task, as a mapping; `task` names it, classification if it is left out.
         num_workers: Ray workers, one per GPU; 0 trains inside this process.
         store: directory, or s3://bucket/prefix, where artifacts are found by content and checkpoints are kept.
         encoder: a model in Hugging Face format.
@@ -38,17 +38,16 @@ def finetune(
     from components.adapters.mlflow import tracker as mlflow_tracker
     from components.adapters.sources import data as data_source
     from components.platform import runtime, stores, work
-    from infoxlm_core import manifests
-    from infoxlm_core.config import AnsweringConfig, FinetuningConfig
+    from infoxlm_core import manifests, tasks
 
     with runtime.ending_clearly(store, "finetune", trial):
-        kind = AnsweringConfig if config.get("task") == "question_answering" else FinetuningConfig
-        checked = kind.parse(config | ({"seed": trial["seed"]} if trial else {}), "finetuning")
+        checked = tasks.parse(config | ({"seed": trial["seed"]} if trial else {}), "finetuning")
         local = data_source.localise(checked, stores.local(store))
-        data = (*local.train, *local.dev) if isinstance(local, AnsweringConfig) else local.data
+        _, data = tasks.task_of(local).training_part(local)
+        learned = [path for paths in data.values() for path in paths]
         base, base_digest = stores.read_pointer(encoder)
         text, text_digest = stores.read_pointer(corpus)
-        name = runtime.artifact_key("classifier", checked, base_digest, text_digest, *runtime.digest_inputs(data))
+        name = runtime.artifact_key("classifier", checked, base_digest, text_digest, *runtime.digest_inputs(learned))
         wanted = work.Work(
             stage="finetune",
             store=store,

@@ -21,8 +21,8 @@ def plan_suite(suite: dict[str, Any], store: str) -> list:  # type: ignore[type-
     from components.adapters.sources import data as data_source
     from components.adapters.sources import models as model_source
     from components.platform import runtime, stores
-    from infoxlm_core.config import SuiteConfig
     from infoxlm_core.results import suite as suites
+    from infoxlm_core.results.suite_config import SuiteConfig
 
     with runtime.ending_clearly(store, "plan_suite"):
         checked = SuiteConfig.parse(suite, "suite")

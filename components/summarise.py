@@ -32,8 +32,8 @@ def summarise(
     from components.adapters.mlflow import runs as mlflow_runs
     from components.platform import runtime, stores
     from infoxlm_core import manifests
-    from infoxlm_core.config import SuiteConfig
     from infoxlm_core.results import suite as suites
+    from infoxlm_core.results.suite_config import SuiteConfig
 
     with runtime.ending_clearly(store, "summarise"):
         checked = SuiteConfig.parse(suite, "suite")

@@ -10,7 +10,6 @@ from pydantic import NonNegativeInt, model_validator
 
 from infoxlm_core.config import (
     EvaluationConfig,
-    FinetuningConfig,
     PreparationConfig,
     PretrainingConfig,
     RegistrationConfig,
@@ -18,6 +17,7 @@ from infoxlm_core.config import (
     TokenizationConfig,
 )
 from infoxlm_core.errors import ConfigError
+from infoxlm_core.tasks.classification import ClassificationConfig
 
 Config = TypeVar("Config", bound=StageConfig)
 
@@ -28,7 +28,7 @@ class RunConfig(StageConfig):
     preparation: PreparationConfig
     tokenization: TokenizationConfig = TokenizationConfig()
     pretraining: PretrainingConfig = PretrainingConfig()
-    finetuning: FinetuningConfig = FinetuningConfig()
+    finetuning: ClassificationConfig = ClassificationConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     registration: RegistrationConfig = RegistrationConfig()
     data_workers: NonNegativeInt = 0

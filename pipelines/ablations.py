@@ -48,7 +48,7 @@ def ablations(
         preparation: a `PreparationConfig`.
         tokenization: a `TokenizationConfig`.
         trials: what to train: {"trial": {"variant", "seed", "what"}, "pretraining": a `PretrainingConfig`} each.
-        finetuning: a `FinetuningConfig`; each trial puts its own seed in.
+        finetuning: a `ClassificationConfig`; each trial puts its own seed in.
         evaluation: an `EvaluationConfig`; all trials answer the same questions.
         store: directory, or s3://bucket/prefix, where artifacts are found by content and checkpoints are kept.
         num_workers: Ray workers of each trial, one per GPU; 0 trains inside the step.

@@ -49,7 +49,7 @@ def infoxlm(
         preparation: a `PreparationConfig`: corpora, cleaning, what is held out.
         tokenization: a `TokenizationConfig`: vocabulary.
         pretraining: a `PretrainingConfig`: model, objectives, contrast, batches, optimization.
-        finetuning: a `FinetuningConfig`: labelled text, recipe.
+        finetuning: a `ClassificationConfig`: labelled text, recipe.
         evaluation: an `EvaluationConfig`: sizes of the test sets.
         registration: a `RegistrationConfig`: name in the registry, metric of the gate.
         store: directory, or s3://bucket/prefix, where artifacts are found by content and checkpoints are kept.

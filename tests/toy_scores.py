@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from infoxlm_core.config import SuiteConfig
+from infoxlm_core.results.suite_config import SuiteConfig
 
 CLASSIFICATION = {"settings": {"task": "classification", "data": "data.csv"}}
 ANSWERING = {"settings": {"task": "question_answering", "train": ["t"], "dev": ["d"], "test": ["q"]}}

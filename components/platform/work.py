@@ -190,12 +190,11 @@ def _pretrain(work: Work) -> Callable[..., dict[str, Any]]:
 def _finetune(work: Work) -> Callable[..., dict[str, Any]]:
     from components.adapters.sources import data as data_source
     from components.adapters.sources import models as model_source
-    from infoxlm_core.config import AnsweringConfig, FinetuningConfig
+    from infoxlm_core import tasks
     from infoxlm_core.stages import finetuning
 
-    kind = AnsweringConfig if work.config.get("task") == "question_answering" else FinetuningConfig
     store = stores.local(work.store)
-    config = data_source.localise(kind.parse(work.config, "finetuning"), store)
+    config = data_source.localise(tasks.parse(work.config, "finetuning"), store)
     places = {name: stores.locate(place) for name, place in work.artifacts.items()}
     places |= {name: model_source.fetch(source, store) for name, source in (work.sources or {}).items()}
     return functools.partial(finetuning.finetune, config, places["encoder"], places.get("corpus"))

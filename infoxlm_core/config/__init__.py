@@ -14,28 +14,20 @@ from infoxlm_core.config.pretraining import (
     ProbeConfig,
 )
 from infoxlm_core.config.tasks import (
-    AnsweringConfig,
     EvaluationConfig,
-    FinetuningConfig,
-    MeasureConfig,
     RecipeConfig,
     RegistrationConfig,
-    RetrievalConfig,
     SelectionConfig,
-    SuiteConfig,
 )
 from infoxlm_core.config.training import CheckpointsConfig, OptimizationConfig
 
 __all__ = [
-    "AnsweringConfig",
     "BatchesConfig",
     "CheckpointsConfig",
     "CleaningConfig",
     "ContrastConfig",
     "CorpusSource",
     "EvaluationConfig",
-    "FinetuningConfig",
-    "MeasureConfig",
     "ModelConfig",
     "ObjectivesConfig",
     "OptimizationConfig",
@@ -44,9 +36,7 @@ __all__ = [
     "ProbeConfig",
     "RecipeConfig",
     "RegistrationConfig",
-    "RetrievalConfig",
     "SelectionConfig",
     "StageConfig",
-    "SuiteConfig",
     "TokenizationConfig",
 ]

@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 
 from infoxlm_core import manifests
-from infoxlm_core.config import AnsweringConfig, FinetuningConfig, OptimizationConfig, RecipeConfig
+from infoxlm_core.config import OptimizationConfig, RecipeConfig
 from infoxlm_core.languages import two_letters
 from infoxlm_core.model import pretrained, task_models
 from infoxlm_core.tasks import labelling, reading, squad
+from infoxlm_core.tasks.classification import ClassificationConfig
+from infoxlm_core.tasks.question_answering import AnsweringConfig
 from infoxlm_core.training import active_vocabulary, distributed, loop, selection
 from infoxlm_core.training.best_checkpoints import Kept
 from infoxlm_core.training.checkpoints import Elsewhere
@@ -30,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 def finetune(
-    config: FinetuningConfig | AnsweringConfig,
+    config: ClassificationConfig | AnsweringConfig,
     encoder: Path,
     corpus: Path | None,
     output: Path,
@@ -58,7 +60,7 @@ def finetune(
     """
     task = read_task(config, encoder, corpus)
     selection.check(config.selection.rule, task.source, task.development)
-    head_dropout = config.head_dropout if isinstance(config, FinetuningConfig) else 0.0
+    head_dropout = config.head_dropout if isinstance(config, ClassificationConfig) else 0.0
     module = task_models.create(encoder, task.kind, task.labels, config.dropout, head_dropout, config.seed)
     optimization = schedule(config, len(task.examples))
     kept = Kept(run, config.selection, task.source)
@@ -73,7 +75,7 @@ def finetune(
     return found | {"steps": optimization.steps, "examples": len(task.examples)}
 
 
-def read_task(config: FinetuningConfig | AnsweringConfig, encoder: Path, corpus: Path | None) -> Task:
+def read_task(config: ClassificationConfig | AnsweringConfig, encoder: Path, corpus: Path | None) -> Task:
     """Read and tokenise what a config names."""
     if isinstance(config, AnsweringConfig):
         read = reading.task(config, encoder)

@@ -1,8 +1,10 @@
 """The tasks, each in a file of its own; who needs one finds it here by the name that its settings bear."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from infoxlm_core.config import StageConfig
+from infoxlm_core.errors import ConfigError
 from infoxlm_core.tasks.classification import Classification
 from infoxlm_core.tasks.question_answering import QuestionAnswering
 from infoxlm_core.tasks.retrieval import Retrieval
@@ -14,6 +16,18 @@ _TASKS: tuple[Task[Any], ...] = (
     Retrieval(),
 )
 TASKS: dict[str, Task[Any]] = {task.name: task for task in _TASKS}
+
+
+def parse(values: Mapping[str, Any], where: str = "") -> Any:
+    """The settings of the task that a mapping names, of classification if it names none.
+
+    Raises:
+        ConfigError: there is no such task, or a value is wrong: one line.
+    """
+    name = values.get("task", Classification.name)
+    if name not in TASKS:
+        raise ConfigError(f"{where}.task: {name!r} is no task; known are {', '.join(TASKS)}")
+    return TASKS[name].settings.parse(values, where)
 
 
 def task_of(settings: StageConfig) -> Task[Any]:

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from infoxlm_core import manifests
-from infoxlm_core.config import RetrievalConfig
 from infoxlm_core.errors import InputError
 from infoxlm_core.model.any_encoder import Model, contrast_space, describe, load_encoder, load_projection
 from infoxlm_core.progress import progress
 from infoxlm_core.tasks import aligned_files, nearest
 from infoxlm_core.tasks.aligned_files import Sides
 from infoxlm_core.tasks.embedding import ALL_POOLINGS, POOLINGS, Place, embed
+from infoxlm_core.tasks.retrieval import RetrievalConfig
 
 logger = logging.getLogger(__name__)
 

@@ -10,12 +10,12 @@ from typing import Any
 import pandas as pd
 
 from infoxlm_core import manifests
-from infoxlm_core.config import FinetuningConfig
 from infoxlm_core.data.examples import Examples, encode
 from infoxlm_core.errors import InputError
 from infoxlm_core.languages import two_letters
 from infoxlm_core.model import padded, pretrained, task_models, tokenizers
 from infoxlm_core.tasks import labelled_files
+from infoxlm_core.tasks.classification import ClassificationConfig
 from infoxlm_core.tasks.labelled import by_name, paths, read_labelled
 from infoxlm_core.tasks.mixed import within_and_across
 from infoxlm_core.training import selection
@@ -115,7 +115,7 @@ def score(directory: Path, pivot: str, batch_size: int, max_tokens: int) -> tupl
     return scores, table.assign(predicted=predicted)
 
 
-def measure(config: FinetuningConfig, tuned: Path, corpus: Path | None, output: Path) -> dict[str, Any]:
+def measure(config: ClassificationConfig, tuned: Path, corpus: Path | None, output: Path) -> dict[str, Any]:
     """Classify the test rows of every language; write `predictions.parquet`.
 
     Args:
@@ -194,7 +194,7 @@ def check_aligned(rows: Mapping[str, pd.DataFrame]) -> None:
 
 
 def _mixed(
-    config: FinetuningConfig,
+    config: ClassificationConfig,
     tuned: Path,
     rows: Mapping[str, pd.DataFrame],
     labels: Mapping[str, str],
@@ -217,7 +217,7 @@ def _mixed(
     return {"within": within, "across": across, "cells": named}
 
 
-def check(settings: FinetuningConfig, chosen: bool) -> None:
+def check(settings: ClassificationConfig, chosen: bool) -> None:
     """Whether there are rows to learn from, to test on and, where something is chosen by them, to develop on.
 
     Args:
@@ -245,7 +245,7 @@ def check(settings: FinetuningConfig, chosen: bool) -> None:
         check_aligned({str(language): part.reset_index(drop=True) for language, part in rows})
 
 
-def _read(settings: FinetuningConfig) -> tuple[set[str], pd.DataFrame]:
+def _read(settings: ClassificationConfig) -> tuple[set[str], pd.DataFrame]:
     """Labels of the training rows, and at least all development and test rows.
 
     Training files, which may be large, are read one at a time, and only those in a language of training.

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from infoxlm_core.config import FinetuningConfig
 from infoxlm_core.data.sampling import generator
 from infoxlm_core.errors import InputError
 from infoxlm_core.languages import shorten
+from infoxlm_core.tasks.classification import ClassificationConfig
 from infoxlm_core.tasks.labelled_files import HEADERS, SPLITS, Place, find, read
 
 logger = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ NO_CONSENSUS = "-"
 
 
 def read_labelled(
-    config: FinetuningConfig, corpus: Path | None, splits: Collection[str] = ("train", "dev", "test")
+    config: ClassificationConfig, corpus: Path | None, splits: Collection[str] = ("train", "dev", "test")
 ) -> pd.DataFrame:
     """Read labelled text into string columns text, text_pair (if there is one), label, language, split.
 
@@ -61,7 +61,7 @@ def read_labelled(
     return table[table["split"].isin(splits)].reset_index(drop=True)
 
 
-def paths(config: FinetuningConfig, corpus: Path | None) -> list[Path]:
+def paths(config: ClassificationConfig, corpus: Path | None) -> list[Path]:
     """The files and folders that a config names, or the labelled set of the prepared corpus."""
     if config.data is None:
         path = (corpus or Path()) / "labelled.parquet"
@@ -71,7 +71,7 @@ def paths(config: FinetuningConfig, corpus: Path | None) -> list[Path]:
     return [Path(path) for path in ([config.data] if isinstance(config.data, str) else config.data)]
 
 
-def _read(place: Place, config: FinetuningConfig) -> pd.DataFrame:
+def _read(place: Place, config: ClassificationConfig) -> pd.DataFrame:
     found = read(place.path, [config.text, config.text_pair or config.text, config.label, config.language])
     columns = _columns(place, list(found.columns), config)
     table = pd.DataFrame({name: found[column] for name, column in columns.items()})
@@ -94,7 +94,7 @@ def _read(place: Place, config: FinetuningConfig) -> pd.DataFrame:
     return table.assign(split=table["split"].map(SPLITS)).astype("string")[order]
 
 
-def _columns(place: Place, names: Sequence[Any], config: FinetuningConfig) -> dict[str, Any]:
+def _columns(place: Place, names: Sequence[Any], config: ClassificationConfig) -> dict[str, Any]:
     """Our column -> the one in the file: as the config says, as a public set calls it, or by its place."""
     path, wanted = place.path, {"text": config.text, "label": config.label}
     wanted |= {"text_pair": config.text_pair} if config.text_pair else {}

@@ -7,11 +7,11 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from infoxlm_core.config import FinetuningConfig
 from infoxlm_core.data.examples import Examples
 from infoxlm_core.errors import CorpusTooSmall
 from infoxlm_core.languages import two_letters
 from infoxlm_core.model.task_models import TaskModel
+from infoxlm_core.tasks.classification import ClassificationConfig
 from infoxlm_core.tasks.classifying import accuracy_by_language, answer, encode_rows, known_rows
 from infoxlm_core.tasks.labelled import read_labelled
 
@@ -36,7 +36,7 @@ class Parts(NamedTuple):
     test: pd.DataFrame
 
 
-def task(config: FinetuningConfig, encoder: Path, corpus: Path | None) -> Parts:
+def task(config: ClassificationConfig, encoder: Path, corpus: Path | None) -> Parts:
     """Read and tokenise labelled text for an encoder.
 
     Raises:

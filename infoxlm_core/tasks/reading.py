@@ -10,7 +10,6 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from infoxlm_core import manifests
-from infoxlm_core.config import AnsweringConfig
 from infoxlm_core.data.examples import Examples, join
 from infoxlm_core.errors import InputError
 from infoxlm_core.model import pretrained, task_models, tokenizers
@@ -19,6 +18,7 @@ from infoxlm_core.tasks import squad
 from infoxlm_core.tasks.answers import METRICS, cleaner, macro_average, score
 from infoxlm_core.tasks.classifying import transfer_gap
 from infoxlm_core.tasks.mixed import within_and_across
+from infoxlm_core.tasks.question_answering import AnsweringConfig
 from infoxlm_core.tasks.spans import best_spans
 from infoxlm_core.tasks.squad import Cell, QuestionSet
 from infoxlm_core.tasks.windows import Windows, lay_out, targets

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 from infoxlm_core import languages
-from infoxlm_core.config import StageConfig
+from infoxlm_core.config.base import StageConfig
 from infoxlm_core.errors import InputError
 
 Settings = TypeVar("Settings", bound=StageConfig)

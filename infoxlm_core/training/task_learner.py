@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from infoxlm_core.config import AnsweringConfig, FinetuningConfig
+from infoxlm_core.config import RecipeConfig
 from infoxlm_core.data.examples import Examples
 from infoxlm_core.data.sampling import generator
 from infoxlm_core.errors import ConfigError
@@ -76,9 +76,7 @@ class TaskLearner:
 
     weighting = "mean"
 
-    def __init__(
-        self, config: FinetuningConfig | AnsweringConfig, module: TaskModel, task: Task, steps: int, kept: Kept
-    ) -> None:
+    def __init__(self, config: RecipeConfig, module: TaskModel, task: Task, steps: int, kept: Kept) -> None:
         self.config, self.module, self.task, self.steps, self.kept = config, module, task, steps, kept
         self.weights: Mapping[str, float] = {task.kind: 1.0}
         count = len(task.examples)

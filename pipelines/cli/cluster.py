@@ -7,8 +7,8 @@ import typer
 
 from components.settings.cluster import ClusterFile
 from infoxlm_core import run_file
-from infoxlm_core.config import SuiteConfig
 from infoxlm_core.errors import ConfigError
+from infoxlm_core.results.suite_config import SuiteConfig
 from pipelines.cli.app import app, config_file, ending_clearly
 
 Host = Annotated[str, typer.Option(envvar="KF_PIPELINES_ENDPOINT", help="Address of Kubeflow Pipelines: https://…")]

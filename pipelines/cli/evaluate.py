@@ -9,9 +9,11 @@ import typer
 import yaml
 
 from infoxlm_core import run_file
-from infoxlm_core.config import EvaluationConfig, RetrievalConfig, SuiteConfig
+from infoxlm_core.config import EvaluationConfig
 from infoxlm_core.errors import ConfigError, InputError
 from infoxlm_core.languages import GROUPS
+from infoxlm_core.results.suite_config import SuiteConfig
+from infoxlm_core.tasks.retrieval import RetrievalConfig
 from pipelines.cli.app import Store, app, ending_clearly
 
 

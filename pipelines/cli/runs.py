@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from infoxlm_core import manifests, run_file
-from infoxlm_core.config import SuiteConfig
+from infoxlm_core.results.suite_config import SuiteConfig
 from pipelines.cli.app import Store, app, config_file, ending_clearly
 
 

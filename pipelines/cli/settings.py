@@ -5,16 +5,18 @@ from typing import Annotated
 import typer
 
 from components.settings.cluster import ClusterFile
-from infoxlm_core.config import AnsweringConfig, RetrievalConfig, StageConfig, SuiteConfig, describe
+from infoxlm_core.config import StageConfig, describe
 from infoxlm_core.errors import InputError
+from infoxlm_core.results.suite_config import SuiteConfig
 from infoxlm_core.run_file import RunConfig
+from infoxlm_core.tasks import TASKS
 from pipelines.cli.app import app, ending_clearly
 
+SECTIONS = [field.annotation for field in RunConfig.model_fields.values()]
 KINDS: dict[str, type[StageConfig]] = {
     "run": RunConfig,
     "suite": SuiteConfig,
-    "question_answering": AnsweringConfig,
-    "retrieval": RetrievalConfig,
+    **{name: task.settings for name, task in TASKS.items() if task.settings not in SECTIONS},
     "cluster": ClusterFile,
 }
 PAGE = """# What a YAML file may say

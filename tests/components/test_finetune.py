@@ -10,8 +10,8 @@ from kfp import dsl
 from components.finetune import finetune
 from components.platform import stores
 from infoxlm_core import manifests, run_file
-from infoxlm_core.config import SuiteConfig
 from infoxlm_core.model import task_models
+from infoxlm_core.results.suite_config import SuiteConfig
 from tests.toy_suite import write_suite
 
 

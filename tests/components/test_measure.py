@@ -15,7 +15,7 @@ from components.plan_suite import plan_suite
 from components.platform import runtime, stores
 from components.summarise import summarise
 from infoxlm_core import run_file
-from infoxlm_core.config import SuiteConfig
+from infoxlm_core.results.suite_config import SuiteConfig
 from tests.components.conftest import history, upload
 from tests.toy_suite import write_suite
 

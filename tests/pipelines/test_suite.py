@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from infoxlm_core import run_file
-from infoxlm_core.config import SuiteConfig
 from infoxlm_core.results import suite
+from infoxlm_core.results.suite_config import SuiteConfig
 from pipelines.cli import app
 from tests.e2e.test_pipeline import infoxlm, only, runs_of
 from tests.toy_suite import write_suite

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from infoxlm_core import manifests
-from infoxlm_core.config import MeasureConfig
 from infoxlm_core.errors import InputError
-from infoxlm_core.results.suite.points import Settings
+from infoxlm_core.results.suite_config import Settings, SuiteTaskConfig
 from infoxlm_core.tasks import task_of
 from infoxlm_core.tasks.task import with_training
 
@@ -17,10 +16,10 @@ SCORES = "scores.json"
 
 def read_settings(values: Mapping[str, Any]) -> Settings:
     """The settings of a point, of the kind that their `task` names."""
-    return MeasureConfig.parse({"settings": values}).settings
+    return SuiteTaskConfig.parse({"settings": values}).settings
 
 
-def check(task: str, measure: MeasureConfig, settings: Settings) -> None:
+def check(task: str, measure: SuiteTaskConfig, settings: Settings) -> None:
     """Read all sets of a task once, its paths local: a wrong path or an empty set is found in seconds.
 
     Raises:

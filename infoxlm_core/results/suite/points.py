@@ -8,11 +8,9 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from infoxlm_core.config import AnsweringConfig, FinetuningConfig, MeasureConfig, RetrievalConfig, SuiteConfig
 from infoxlm_core.errors import ConfigError
+from infoxlm_core.results.suite_config import Settings, SuiteConfig, SuiteTaskConfig
 from infoxlm_core.tasks import task_of
-
-Settings = FinetuningConfig | AnsweringConfig | RetrievalConfig
 
 
 def plan(config: SuiteConfig) -> list[dict[str, Any]]:
@@ -41,7 +39,7 @@ def plan(config: SuiteConfig) -> list[dict[str, Any]]:
     return points
 
 
-def combine(measure: MeasureConfig) -> Iterator[dict[str, Any]]:
+def combine(measure: SuiteTaskConfig) -> Iterator[dict[str, Any]]:
     """Every place of a grid, fields by name, values in their order: {field: value}; {} once if there is no grid."""
     fields = sorted(measure.grid)
     for values in itertools.product(*(measure.grid[field] for field in fields)):
@@ -60,12 +58,12 @@ def describe(grid: dict[str, Any]) -> str:
     return " ".join(f"{name}={value}" for name, value in zip(names, grid.values(), strict=True))
 
 
-def is_trained(measure: MeasureConfig) -> bool:
+def is_trained(measure: SuiteTaskConfig) -> bool:
     """Whether a task needs fine-tuning."""
     return task_of(measure.settings).trained
 
 
-def apply(task: str, measure: MeasureConfig, grid: dict[str, Any], seed: int) -> Settings:
+def apply(task: str, measure: SuiteTaskConfig, grid: dict[str, Any], seed: int) -> Settings:
     """The settings at one place of the grid, with one seed."""
     values = measure.settings.model_dump(mode="json")
     for field, value in grid.items():
@@ -100,7 +98,7 @@ def _check_models(config: SuiteConfig) -> None:
         seen[slug(model)] = model
 
 
-def _check(task: str, measure: MeasureConfig) -> None:
+def _check(task: str, measure: SuiteTaskConfig) -> None:
     """Refuse seeds and grids that say nothing, or that nothing could be chosen by."""
     settings, where = measure.settings, f"tasks.{task}"
     if not is_trained(measure):

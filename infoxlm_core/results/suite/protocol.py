@@ -7,8 +7,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from infoxlm_core import languages
-from infoxlm_core.config import AnsweringConfig, FinetuningConfig, MeasureConfig, RetrievalConfig
 from infoxlm_core.results.published import tables
+from infoxlm_core.results.suite_config import SuiteTaskConfig
+from infoxlm_core.tasks.classification import ClassificationConfig
+from infoxlm_core.tasks.question_answering import AnsweringConfig
+from infoxlm_core.tasks.retrieval import RetrievalConfig
 
 XNLI_TRAINING_PAIRS = 392_702
 XNLI_TEST, XNLI_DEV = 5_010, 2_490
@@ -48,7 +51,7 @@ def describe_rule(selection: Mapping[str, Any] | None, chosen_by: Collection[str
     return f"{text}; grid by {'joint dev' if len(chosen_by) > 1 else f'dev of {next(iter(chosen_by))}'}"
 
 
-def name_setting(measure: MeasureConfig, finished: Iterable[Mapping[str, Any]]) -> str:
+def name_setting(measure: SuiteTaskConfig, finished: Iterable[Mapping[str, Any]]) -> str:
     """Which of the paper's training sets these are: `zero-shot` (English), `translate-train-all` (all 15), `other`."""
     trained_on = set(_list_trained(measure, finished))
     if trained_on <= {"en"}:
@@ -56,16 +59,16 @@ def name_setting(measure: MeasureConfig, finished: Iterable[Mapping[str, Any]]) 
     return "translate-train-all" if trained_on == set(tables()["xnli"].columns) else "other"
 
 
-def _list_trained(measure: MeasureConfig, finished: Iterable[Mapping[str, Any]]) -> list[str]:
+def _list_trained(measure: SuiteTaskConfig, finished: Iterable[Mapping[str, Any]]) -> list[str]:
     """Languages of the training text; of questions only finished points know them."""
     settings = measure.settings
-    if isinstance(settings, FinetuningConfig):
+    if isinstance(settings, ClassificationConfig):
         return [languages.two_letters(language) for language in settings.train_languages]
     return list(dict.fromkeys(language for scores in finished for language in scores.get("trained_on", ())))
 
 
 def compare_protocol(
-    measure: MeasureConfig, counts: Mapping[str, int], finished: Sequence[Mapping[str, Any]]
+    measure: SuiteTaskConfig, counts: Mapping[str, int], finished: Sequence[Mapping[str, Any]]
 ) -> list[Fact]:
     """What decides whether numbers may be compared: test sets, training, choice, seeds.
 
@@ -143,7 +146,7 @@ def _describe_counts(counts: Mapping[str, int], unit: str) -> str:
     return f"{low:,} to {high:,} {unit} in each of {len(counts)} languages"
 
 
-def _compare_languages(measure: MeasureConfig, finished: Sequence[Mapping[str, Any]]) -> Fact:
+def _compare_languages(measure: SuiteTaskConfig, finished: Sequence[Mapping[str, Any]]) -> Fact:
     """A table has rows that were trained on English, XNLI's also such that were trained on all its languages."""
     setting, ours = name_setting(measure, finished), ", ".join(_list_trained(measure, finished)) or "not known"
     known = {"xnli": ("zero-shot", "translate-train-all"), "mlqa": ("zero-shot",)}.get(measure.table, ())
@@ -151,7 +154,7 @@ def _compare_languages(measure: MeasureConfig, finished: Sequence[Mapping[str, A
     return _fact("training languages", ours, paper if known else None, setting in known)
 
 
-def _compare_training(measure: MeasureConfig, finished: Sequence[Mapping[str, Any]]) -> Fact:
+def _compare_training(measure: SuiteTaskConfig, finished: Sequence[Mapping[str, Any]]) -> Fact:
     """How long was trained, and on how much: a training that is not of the paper's size is not the paper's."""
     settings = measure.settings
     if isinstance(settings, RetrievalConfig):
@@ -162,7 +165,7 @@ def _compare_training(measure: MeasureConfig, finished: Sequence[Mapping[str, An
     examples = max((int(training["examples"]) for training in known), default=0)
     long = f"{join(passes)} epochs" if passes else f"{settings.optimization.steps:,} steps"
     ours = long + f" of {examples:,} examples" * bool(examples) + f", batches of {join(batches)}"
-    if measure.table == "xnli" and isinstance(settings, FinetuningConfig):
+    if measure.table == "xnli" and isinstance(settings, ClassificationConfig):
         wanted = XNLI_TRAINING_PAIRS * len(settings.train_languages)
         sets = f" in each of {len(settings.train_languages)} languages" if len(settings.train_languages) > 1 else ""
         paper = f"10 epochs of {XNLI_TRAINING_PAIRS:,} pairs{sets}, batches of 32"

@@ -10,10 +10,10 @@ from statistics import fmean
 from typing import Any
 
 from infoxlm_core import languages
-from infoxlm_core.config import MeasureConfig, SuiteConfig
 from infoxlm_core.results.comparison import summarise as over_seeds
 from infoxlm_core.results.suite import points
 from infoxlm_core.results.suite.protocol import compare_protocol, describe_rule, name_setting
+from infoxlm_core.results.suite_config import SuiteConfig, SuiteTaskConfig
 
 Scores = Mapping[str, Any]
 
@@ -55,7 +55,7 @@ def order(codes: Iterable[str], kind: str) -> list[str]:
 
 
 def _summarise_task(
-    measure: MeasureConfig, mine: Sequence[Mapping[str, Any]], models: Sequence[str], results: Mapping[str, Scores]
+    measure: SuiteTaskConfig, mine: Sequence[Mapping[str, Any]], models: Sequence[str], results: Mapping[str, Scores]
 ) -> dict[str, Any]:
     kind = measure.settings.task
     finished = [results[point["name"]] for point in mine if point["name"] in results]

@@ -7,10 +7,10 @@ from statistics import stdev
 
 import pytest
 
-from infoxlm_core.config import SuiteConfig
 from infoxlm_core.errors import ConfigError, InputError
 from infoxlm_core.results import suite
 from infoxlm_core.results.suite import points, summary
+from infoxlm_core.results.suite_config import SuiteConfig
 from infoxlm_core.tasks import TASKS
 from tests.toy_questions import riddles, write_squad
 from tests.toy_scores import ANSWERING, CLASSIFICATION, RATES, RETRIEVAL, answered, config, labelled, retrieved

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, DistilBertConfig, DistilBertModel
 
-from infoxlm_core.config import AnsweringConfig, FinetuningConfig, TokenizationConfig
+from infoxlm_core.config import TokenizationConfig
 from infoxlm_core.data.examples import Examples, from_lists
 from infoxlm_core.data.sampling import generator
 from infoxlm_core.data.shards import open_shards
@@ -18,6 +18,8 @@ from infoxlm_core.errors import ConfigError, InputError
 from infoxlm_core.model import pretrained, task_models, tokenizers
 from infoxlm_core.stages.finetuning import digest_of, finetune, read_task, schedule
 from infoxlm_core.stages.pretraining import build
+from infoxlm_core.tasks.classification import ClassificationConfig
+from infoxlm_core.tasks.question_answering import AnsweringConfig
 from infoxlm_core.training import distributed, loop, task_learner, tracker
 from infoxlm_core.training.best_checkpoints import Kept
 from infoxlm_core.training.optimizer import make_adamw
@@ -52,9 +54,9 @@ def data(tmp_path_factory) -> Path:
     return path
 
 
-def config(data: Path, **changes) -> FinetuningConfig:
+def config(data: Path, **changes) -> ClassificationConfig:
     optimization = {"steps": 60, "learning_rate": 0.01, "warmup_steps": 5, "weight_decay": 0.0}
-    return FinetuningConfig.parse(
+    return ClassificationConfig.parse(
         {"data": str(data), "max_tokens": 30, "optimization": optimization, "checkpoints": {"every": 20},
          "log_every": 1} | changes
     )  # fmt: skip
@@ -213,7 +215,7 @@ def test_a_reader_learns_where_the_answer_is_from_the_mean_of_both_cross_entropi
 
 
 def test_epochs_decide_steps_and_warm_up():
-    settings = FinetuningConfig.parse({"epochs": 3, "warmup_share": 0.1, "batch_size": 32})
+    settings = ClassificationConfig.parse({"epochs": 3, "warmup_share": 0.1, "batch_size": 32})
 
     found = schedule(settings, 1000)
 

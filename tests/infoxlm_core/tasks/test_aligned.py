@@ -11,13 +11,13 @@ import torch
 from safetensors.torch import save_file
 
 from infoxlm_core import languages
-from infoxlm_core.config import RetrievalConfig
 from infoxlm_core.errors import ConfigError, EncodingError, InputError, ParallelMismatch
 from infoxlm_core.model import pretrained
 from infoxlm_core.model.any_encoder import load_encoder
 from infoxlm_core.tasks import aligned
 from infoxlm_core.tasks.aligned_files import SORTED_LINES, read
 from infoxlm_core.tasks.embedding import Place
+from infoxlm_core.tasks.retrieval import RetrievalConfig
 from tests.infoxlm_core.tasks.test_embedding import save_model
 
 ENGLISH = ["a dog", "a cat", "the house"]

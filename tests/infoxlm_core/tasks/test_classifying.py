@@ -7,11 +7,11 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from infoxlm_core.config import FinetuningConfig
 from infoxlm_core.errors import InputError
 from infoxlm_core.model import task_models
 from infoxlm_core.stages.finetuning import finetune
 from infoxlm_core.tasks import classifying
+from infoxlm_core.tasks.classification import ClassificationConfig
 from infoxlm_core.training import selection
 from tests.infoxlm_core.stages.test_finetuning import encoder
 from tests.toy_text import messages
@@ -36,8 +36,8 @@ def data(tmp_path_factory) -> Path:
     return folder
 
 
-def config(data: Path, **changes) -> FinetuningConfig:
-    return FinetuningConfig.parse(
+def config(data: Path, **changes) -> ClassificationConfig:
+    return ClassificationConfig.parse(
         {"data": str(data), "max_tokens": 30, "selection": {"rule": "each", "every": 10}, "log_every": 1,
          "optimization": {"steps": 30, "learning_rate": 0.003, "warmup_steps": 3}} | changes
     )  # fmt: skip

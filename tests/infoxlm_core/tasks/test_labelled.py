@@ -5,8 +5,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from infoxlm_core.config import FinetuningConfig
 from infoxlm_core.errors import InputError
+from infoxlm_core.tasks.classification import ClassificationConfig
 from infoxlm_core.tasks.labelled import read_labelled
 
 ROW = ("Er schläft.", "Er ist wach.", "contradiction")
@@ -18,7 +18,7 @@ def write(path: Path, *rows: tuple[str, ...]) -> None:
 
 
 def read(*paths: Path, **changes) -> pd.DataFrame:
-    return read_labelled(FinetuningConfig.parse({"data": [str(path) for path in paths]} | changes), None)
+    return read_labelled(ClassificationConfig.parse({"data": [str(path) for path in paths]} | changes), None)
 
 
 def rows_of(table: pd.DataFrame) -> list[tuple[str, ...]]:
@@ -199,7 +199,7 @@ def test_only_files_of_the_wanted_split_are_read(tmp_path):
     (tmp_path / "train-en.tsv").write_text("broken")
     write(tmp_path / "test-en.tsv", ROW)
 
-    config = FinetuningConfig.parse({"data": str(tmp_path)})
+    config = ClassificationConfig.parse({"data": str(tmp_path)})
 
     assert rows_of(read_labelled(config, None, ("test",))) == [(*ROW, "en", "test")]
 
@@ -227,7 +227,7 @@ def test_a_folder_that_is_no_language_names_none(tmp_path):
 
 def test_missing_data_says_what_to_set(tmp_path):
     with pytest.raises(InputError, match=r"set preparation\.labelled_share above 0 or data"):
-        read_labelled(FinetuningConfig(), tmp_path)
+        read_labelled(ClassificationConfig(), tmp_path)
     with pytest.raises(InputError, match=r"nowhere\.tsv: no such file or folder"):
         read(tmp_path / "nowhere.tsv")
 

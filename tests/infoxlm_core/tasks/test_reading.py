@@ -10,12 +10,12 @@ import torch
 from torch import nn
 from transformers import BertConfig, BertModel, XLMRobertaConfig, XLMRobertaModel
 
-from infoxlm_core.config import AnsweringConfig
 from infoxlm_core.errors import InputError
 from infoxlm_core.model import task_models, tokenizers
 from infoxlm_core.stages.finetuning import finetune
 from infoxlm_core.tasks import reading
 from infoxlm_core.tasks.mixed import within_and_across
+from infoxlm_core.tasks.question_answering import AnsweringConfig
 from infoxlm_core.tasks.spans import best_spans
 from infoxlm_core.tasks.windows import Windows, lay_out
 from infoxlm_core.training import selection

@@ -1,0 +1,84 @@
+"""Config of a suite: which encoders are measured on which tasks."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Union
+
+from pydantic import Field, NonNegativeInt, model_validator
+
+from infoxlm_core.config import StageConfig
+from infoxlm_core.config.base import Name
+from infoxlm_core.errors import ConfigError
+from infoxlm_core.tasks import TASKS
+
+if TYPE_CHECKING:
+    Settings = Any
+    Table = str
+else:
+    Settings = Union[tuple(task.settings for task in TASKS.values())]  # noqa: UP007 - of as many as there are
+    Table = Literal[(*(table for task in TASKS.values() for table in task.tables), "none")]
+
+
+class SuiteTaskConfig(StageConfig):
+    """One task of a suite: what is measured, with which seeds, over which grid."""
+
+    settings: Annotated[Settings, Field(discriminator="task")]
+    """The task's own settings, of which `task` says the kind: as a run's section `finetuning`, `question_answering` or
+    `retrieval`."""
+
+    grid: dict[str, Annotated[tuple[float | int | str, ...], Field(min_length=1)]] = Field(default_factory=dict)
+    """Field of `settings`, dotted, -> values to try; the best on the development sets is reported."""
+
+    seeds: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] = (1,)
+    """Of fine-tuning; mean and deviation are reported."""
+
+    table: Table = "none"
+    """Published numbers that stand beside ours."""
+
+
+class SuiteConfig(StageConfig):
+    """Encoders x tasks -> tables, figures and metrics."""
+
+    models: Annotated[dict[Name, str], Field(min_length=1)]
+    """Name -> a directory, s3://bucket/prefix, a name on the hub, or models:/NAME@ALIAS. The first is the one under
+    test; the others are floors and peers."""
+
+    tasks: Annotated[dict[Name, SuiteTaskConfig], Field(min_length=1)]
+    """Name, which begins the names of its metrics -> what is measured."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_lists(cls, values: Any) -> Any:
+        """Take also what `listed` gives."""
+        if not isinstance(values, dict):
+            return values
+        lists = {key: values[key] for key in ("models", "tasks") if isinstance(values.get(key), list)}
+        for key, items in lists.items():
+            names = [item.get("name") if isinstance(item, dict) else None for item in items]
+            if None in names or len(set(names)) < len(names):
+                raise ValueError(f"{key}: every item of the list needs a name of its own, not {names}")
+        if "models" in lists:
+            values = values | {"models": {item["name"]: item.get("source") for item in lists["models"]}}
+        if "tasks" in lists:
+            tasks = {item["name"]: {k: v for k, v in item.items() if k != "name"} for item in lists["tasks"]}
+            values = values | {"tasks": tasks}
+        return values
+
+    def choose(self, tasks: Sequence[str]) -> Self:
+        """Only some of the tasks, in the order of the config; all of them if none is named.
+
+        Raises:
+            ConfigError: there is no such task.
+        """
+        for name in tasks:
+            if name not in self.tasks:
+                raise ConfigError(f"no task {name!r}; known are {', '.join(self.tasks)}")
+        chosen = {name: task for name, task in self.tasks.items() if name in tasks or not tasks}
+        return self.model_copy(update={"tasks": chosen})
+
+    def listed(self) -> dict[str, Any]:
+        """The config as plain values in lists: KFP's mappings forget their order, and the first model is special."""
+        values = self.model_dump(mode="json", exclude_none=True)
+        return {
+            "models": [{"name": name, "source": source} for name, source in values["models"].items()],
+            "tasks": [{"name": name, **task} for name, task in values["tasks"].items()],
+        }
