@@ -125,7 +125,7 @@ def step(name: str, objective: str, shape: str, reached: float) -> dict[str, Any
     learner, batch = _learner(name, objective), _batch(objective, shape).to("cuda")
     seconds = seconds_of(lambda: learner.take_step(batch))
     memory = torch.cuda.max_memory_allocated()
-    flops = learner.counts([batch])["flops"] / seconds
+    flops = learner._flops(batch) / seconds
     parts = _parts(learner, batch)
     device = peak(torch.cuda.get_device_name())
     logger.info("gpu, %s %s %s: %.0f ktok/s", name, objective, shape, batch.tokens / seconds / 1e3)

@@ -16,6 +16,7 @@ from infoxlm_core.model.encoder import EncoderSize, initialise
 from infoxlm_core.model.heads import InfoXLM
 from infoxlm_core.stages.pretraining import Pretraining
 from infoxlm_core.training import loop
+from infoxlm_core.training.learner import Learner
 from infoxlm_core.training.optimizer import make_adamw
 
 
@@ -59,8 +60,7 @@ class Given(Pretraining):
 
     def mean_loss(self, given: PackedBatch) -> Tensor:
         """Sum over the objectives of their mean losses, to differentiate."""
-        counts = self.counts([given])
-        loss, _ = self.losses(given, {name: 1.0 / counts[name] for name in self.weights})
+        loss, _ = self.losses(given, {name: 1.0 / given.counts[name] for name in self.weights.by_name})
         self.new_keys.clear()
         return loss
 
@@ -69,7 +69,7 @@ class Given(Pretraining):
         loop.train_step(self, self.optimizer, self.config.optimization, self.progress, [given])
 
 
-def steps(learner: loop.Learner, config: OptimizationConfig, count: int) -> Callable[[int], float]:
+def steps(learner: Learner, config: OptimizationConfig, count: int) -> Callable[[int], float]:
     """What does a round: so many optimizer steps, on the batches that the learner makes; it returns their tokens."""
     optimizer, progress = make_adamw(learner.module.parameters(), config), loop.Progress()
 

@@ -37,7 +37,7 @@ class Reference:
         load_fairseq(self.key, weights | slow)
         self.projection = nn.Parameter(model.projection.detach().clone())
         self.key_projection = keys.projection.detach().clone()
-        self.queue, self.pointer = queue.rows.clone(), queue.pointer
+        self.queue, self.pointer = queue.rows.clone(), int(queue.pointer)
         wanted = config.optimization
         self.optimizer = Adam(
             self.parameters(), lr=0.0, betas=wanted.betas, eps=wanted.epsilon, weight_decay=wanted.weight_decay

@@ -29,6 +29,7 @@ class PackedBatch:
         items: contrast items: B, or B / 2 where each is contrasted from both sides (the second half then repeats the
             first with query and key views exchanged).
         place: step, first virtual shard and number of the micro-batch, which dropout is drawn by.
+        flops: what it must cost, for the network that it was made for.
     """
 
     ids: Tensor
@@ -47,10 +48,22 @@ class PackedBatch:
     view_groups: Tensor
     items: int
     place: tuple[int, int, int] = (0, 0, 0)
+    flops: float = 0.0
 
     @property
     def tokens(self) -> int:
         return len(self.ids) + len(self.key_ids)
+
+    @property
+    def counts(self) -> dict[str, float]:
+        """Targets of each objective, tokens and FLOPs."""
+        return {
+            "mlm": self.mlm_targets,
+            "tlm": len(self.target_rows) - self.mlm_targets,
+            "xlco": self.items,
+            "tokens": self.tokens,
+            "flops": self.flops,
+        }
 
     def to(self, device: torch.device | str) -> "PackedBatch":
         if self.ids.device.type == torch.device(device).type:

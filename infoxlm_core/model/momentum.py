@@ -53,35 +53,34 @@ class Queue:
     Attributes:
         rows: (K, d) fp32 keys.
         meanings: (K, 2) int64 ids of the translation pairs joined in a row (the same twice without mixup).
-        born: (K,) int64 optimizer step that enqueued the row; `newest` the last of them.
-        pointer: row that the next key replaces.
+        born: (K,) int64 optimizer step that enqueued the row; on the CPU, as only figures need it.
+        pointer: () int64 row that the next key replaces; on the CPU, where the next rows are computed.
     """
 
     def __init__(self, size: int, hidden: int, device: torch.device | str = "cpu") -> None:
         self.rows = torch.zeros(size, hidden, device=device)
         self.meanings = torch.zeros(size, 2, dtype=torch.long, device=device)
-        self.born = torch.zeros(size, dtype=torch.long, device=device)
-        self.pointer = self.newest = 0
+        self.born = torch.zeros(size, dtype=torch.long, device="cpu")
+        self.pointer = torch.zeros((), dtype=torch.long, device="cpu")
 
     def push(self, keys: Tensor, meanings: Tensor, step: int) -> None:
         """Replace the oldest rows by B keys (B, d) with their meanings (B, 2); of more than K keys the last K stay."""
         size = len(self.rows)
-        start = self.pointer + max(0, len(keys) - size)
+        start = int(self.pointer) + max(0, len(keys) - size)
         keys, meanings = keys[-size:], meanings[-size:]
         at = (start + torch.arange(len(keys), device=self.rows.device)) % size
-        self.rows[at], self.meanings[at], self.born[at] = keys.detach(), meanings, step
-        self.pointer = (start + len(keys)) % size
-        self.newest = step
+        self.rows[at], self.meanings[at] = keys.detach(), meanings
+        self.born[(start + torch.arange(len(keys), device="cpu")) % size] = step
+        self.pointer.fill_((start + len(keys)) % size)
 
     def state(self) -> dict[str, Tensor]:
-        """Tensors from which `restore` brings the queue back."""
-        return {"rows": self.rows, "meanings": self.meanings, "born": self.born, "pointer": torch.tensor(self.pointer)}
+        """The live tensors that make up the queue."""
+        return {"rows": self.rows, "meanings": self.meanings, "born": self.born, "pointer": self.pointer}
 
-    def restore(self, state: dict[str, Tensor]) -> None:
-        self.rows.copy_(state["rows"])
-        self.meanings.copy_(state["meanings"])
-        self.born.copy_(state["born"])
-        self.pointer, self.newest = int(state["pointer"]), int(state["born"].max())
+    @property
+    def age(self) -> float:
+        """Mean age of the keys, in optimizer steps before the newest."""
+        return float(self.born.max() - self.born.double().mean())
 
 
 def share_a_meaning(mine: Tensor, theirs: Tensor) -> Tensor:

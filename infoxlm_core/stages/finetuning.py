@@ -70,7 +70,7 @@ def finetune(
     learner = TaskLearner(config, module, learned, optimization.steps, kept)
     logger.info("fine-tuning on %d examples, %d steps", len(task.examples), optimization.steps)
     with loop.run_directory(run, fingerprint, config.checkpoints, track, elsewhere) as (checkpoints, tracker):
-        found = loop.train(learner, optimization, checkpoints, tracker, config.log_every)
+        found = loop.train(learner, optimization, checkpoints, tracker, config.log_every, learner.observe)
         distributed.on_first(lambda: export(learner, encoder, run, output, all_words))
     return found | {"steps": optimization.steps, "examples": len(task.examples)}
 

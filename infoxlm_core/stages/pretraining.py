@@ -49,8 +49,10 @@ def pretrain(
     """
     shards = open_shards(shards_path)
     learner: Pretraining | baselines.Baseline
+    observe = None
     if config.system == "infoxlm":
         learner = Pretraining(config, build(config, shards), shards)
+        observe = learner.observe
     else:
         learner = baselines.make(config, shards)
     inputs = {"shards": shards.manifest["digest"], "tokenizer": shards.manifest["facts"]["tokenizer"]}
@@ -58,7 +60,7 @@ def pretrain(
         inputs["model.start"] = pretrained.digest_of(Path(config.model.start))
     fingerprint = Fingerprint.of(config, manifests.VERSIONS["pretrained"], inputs)
     with loop.run_directory(run, fingerprint, config.checkpoints, track, elsewhere) as (checkpoints, tracker):
-        figures = loop.train(learner, config.optimization, checkpoints, tracker, config.log_every)
+        figures = loop.train(learner, config.optimization, checkpoints, tracker, config.log_every, observe)
         weights = distributed.tensors_on_first(dict(learner.module.named_parameters()))
         distributed.on_first(lambda: _export(config, learner, weights, shards, run, output))
     return figures

@@ -49,7 +49,8 @@ class Samples:
 class TextBatch:
     """One micro-batch of `Samples` as tensors; `row_counts` says how many rows lie in each sequence.
 
-    `place`: step, virtual shard and number of the micro-batch, which dropout is drawn by.
+    `place`: step, virtual shard and number of the micro-batch, which dropout is drawn by. `flops`: what it must cost,
+    for the network that it was made for.
     """
 
     objective: str
@@ -62,10 +63,17 @@ class TextBatch:
     answers: Tensor
     labels: Tensor
     place: tuple[int, int, int] = (0, 0, 0)
+    flops: float = 0.0
 
     @property
-    def tokens(self) -> int:
-        return len(self.ids)
+    def counts(self) -> dict[str, float]:
+        """Targets of each objective, tokens and FLOPs."""
+        return {
+            self.objective: len(self.answers),
+            "nsp": len(self.labels),
+            "tokens": len(self.ids),
+            "flops": self.flops,
+        }
 
     def to(self, device: torch.device | str) -> "TextBatch":
         parts = vars(self).items()

@@ -1,6 +1,7 @@
 """The systems InfoXLM came from, as learners of the same loop: XLM (CLM, MLM, TLM by turns) and BERT (MLM and NSP)."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from infoxlm_core.systems import baseline_models as models
 from infoxlm_core.systems.baseline_samples import TextBatch, XLMSampler, languages_of, micro_batches
 from infoxlm_core.systems.next_sentences import BERTSampler
 from infoxlm_core.training import distributed, loop
+from infoxlm_core.training.learner import Learner, LossWeights
 
 LOSSES = {"mlm": mlm_loss, "tlm": mlm_loss, "clm": clm_loss}
 
@@ -67,8 +69,10 @@ def export(learner: "Baseline", tokenizer: Path, directory: Path) -> None:
     baseline_files.export(learner.module, tokenizer, directory, learner.languages, causal)
 
 
-class Baseline:
+class Baseline(Learner):
     """The learner: nothing but weights and Adam's moments is remembered between steps."""
+
+    module: models.XLM | models.BERT
 
     def __init__(
         self,
@@ -80,27 +84,16 @@ class Baseline:
         self.config, self.module, self.sampler, self.languages = config, model, sampler, languages
         names = ("mlm", "tlm", "clm") if config.system == "xlm" else ("mlm", "nsp")
         weights = {name: getattr(config.objectives, name) for name in names}
-        self.weights = {name: weight for name, weight in weights.items() if weight}
-        self.weighting = config.objectives.weighting
+        weights = {name: weight for name, weight in weights.items() if weight}
+        self.weights = LossWeights(weights, config.objectives.weighting)
         self.device = distributed.device()
-
-    def begin(self) -> None:
-        """Nothing is to be prepared."""
 
     def batches(self, step: int) -> Sequence[TextBatch]:
         """Virtual shard by virtual shard, so that dropout does not depend on which worker has which."""
         size = self.config.batches.micro_batch_size
         shards = distributed.my_share(self.config.batches.virtual_shards)
-        return [batch for shard in shards for batch in micro_batches(self.sampler.draw(step, shard), size, step, shard)]
-
-    def counts(self, batches: Sequence[TextBatch]) -> dict[str, int]:
-        counts = dict.fromkeys(self.weights, 0) | {"tokens": sum(batch.tokens for batch in batches)}
-        counts["flops"] = int(sum(map(self._flops, batches)))
-        for batch in batches:
-            for name, count in ((batch.objective, len(batch.answers)), ("nsp", len(batch.labels))):
-                if name in self.weights:
-                    counts[name] += count
-        return counts
+        batches = [b for shard in shards for b in micro_batches(self.sampler.draw(step, shard), size, step, shard)]
+        return [replace(batch, flops=self._flops(batch)) for batch in batches]
 
     def _flops(self, batch: TextBatch) -> float:
         size = self.module.encoder.size
@@ -117,21 +110,9 @@ class Baseline:
         if follows is not None:
             losses["nsp"] = nsp_loss(follows, batch.labels)
             sums["nsp_hits"] = (follows.detach().argmax(dim=1) == batch.labels).sum()
-        losses = {name: loss for name, loss in losses.items() if name in self.weights}
+        losses = {name: loss for name, loss in losses.items() if name in self.weights.by_name}
         total = torch.stack([scales[name] * loss for name, loss in losses.items()]).sum()
         return total, {name: loss.detach() for name, loss in losses.items()} | sums
 
     def statistics(self, sums: Mapping[str, Any], counts: Mapping[str, float]) -> dict[str, float]:
-        return {"nsp/accuracy": sums["nsp_hits"] / counts["nsp"]} if counts.get("nsp") else {}
-
-    def observe(self, step: int) -> dict[str, float]:  # noqa: ARG002 - the protocol has it
-        return {}
-
-    def finish_step(self, step: int, good: bool) -> None:
-        """Nothing follows the optimizer."""
-
-    def state(self) -> dict[str, Tensor]:
-        return {}
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """There is nothing to restore."""
+        return {"nsp/accuracy": sums["nsp_hits"] / counts["nsp"]} if "nsp" in self.weights.by_name else {}

@@ -18,14 +18,17 @@ from infoxlm_core.model.momentum import KeyEncoder, Queue, have_equal_meanings, 
 from infoxlm_core.model.objectives import xlco_hits, xlco_logits, xlco_losses
 from infoxlm_core.systems.probe import Probe
 from infoxlm_core.training import distributed, loop
+from infoxlm_core.training.learner import Learner, LossWeights
 
 logger = logging.getLogger(__name__)
 STATISTICS_ROWS = 4096
 """Negatives of which the mean and spread of the logits are taken."""
 
 
-class Pretraining:
+class Pretraining(Learner):
     """The learner of the joint objective: InfoXLM's query encoder, its key encoder and the queue."""
+
+    module: InfoXLM
 
     def __init__(self, config: PretrainingConfig, model: InfoXLM, shards: Shards) -> None:
         self.config, self.module, self.sampler = config, model, Sampler(shards, config)
@@ -33,8 +36,8 @@ class Pretraining:
         self.probe = Probe(shards, config.probe.pairs, config.batches.side_tokens)
         objectives = config.objectives
         weights = {"mlm": objectives.mlm, "tlm": objectives.tlm, "xlco": objectives.xlco}
-        self.weights = {name: weight for name, weight in weights.items() if weight}
-        self.weighting = objectives.weighting
+        weights = {name: weight for name, weight in weights.items() if weight}
+        self.weights = LossWeights(weights, objectives.weighting)
         self.contrasting = bool(objectives.xlco)
         if self.contrasting:
             self.key_encoder = KeyEncoder(model).to(self.device)
@@ -49,10 +52,6 @@ class Pretraining:
             distributed.shard(self.key_encoder, self.key_encoder.encoder.layers)
             self.key_encoder.pair_with(self.module)
 
-    def begin(self) -> None:
-        if self.contrasting and not self.config.contrast.start_step:
-            self._fill_queue()
-
     def _fill_queue(self) -> None:
         """Fill the queue with K real keys of a reserved random stream, so that training batches do not change."""
         size, each = self.config.contrast.queue_size, self.config.batches.global_batch_size
@@ -62,7 +61,7 @@ class Pretraining:
             for batch in micro_batches(draw, self.config.batches.micro_batch_size):
                 self._make_keys(batch.to(self.device))
             self._enqueue(self.config.contrast.start_step, limit=size - number * each)
-        self.queue.pointer = 0
+        self.queue.pointer.zero_()
         logger.info("filled the queue with %d keys", size)
 
     def batches(self, step: int) -> Sequence[PackedBatch]:
@@ -75,21 +74,12 @@ class Pretraining:
         # Dropout is drawn for each micro-batch, so these must not depend on which worker has which virtual shard.
         parts = [range(shard, shard + 1) for shard in mine] if self.config.model.dropout else [mine]
         return [
-            replace(batch, place=(step, part.start, number))
+            replace(batch, place=(step, part.start, number), flops=self._flops(batch))
             for part in parts
             for number, batch in enumerate(
                 micro_batches(self.sampler.draw(step, part, only), batches.micro_batch_size, contrast.symmetric)
             )
         ]
-
-    def counts(self, batches: Sequence[PackedBatch]) -> dict[str, int]:
-        return {
-            "mlm": sum(batch.mlm_targets for batch in batches),
-            "tlm": sum(len(batch.target_rows) - batch.mlm_targets for batch in batches),
-            "xlco": sum(batch.items for batch in batches),
-            "tokens": sum(batch.tokens for batch in batches),
-            "flops": int(sum(map(self._flops, batches))),
-        }
 
     def _flops(self, batch: PackedBatch) -> float:
         size = self.module.encoder.size
@@ -118,7 +108,7 @@ class Pretraining:
         if outputs.losses is not None:
             count = batch.mlm_targets
             found = {"mlm": outputs.losses[:count].sum(), "tlm": outputs.losses[count:].sum()}
-            sums |= {name: value for name, value in found.items() if name in self.weights}
+            sums |= {name: value for name, value in found.items() if name in self.weights.by_name}
             loss = loss + outputs.loss
             _add_by_group(by_group, batch.target_groups, outputs.losses)
         if outputs.queries is not None:
@@ -190,7 +180,7 @@ class Pretraining:
         n = counts["xlco"]
         mean = sums["negative"] / n
         return figures | {
-            "queue/age": float(self.queue.newest - self.queue.born.double().mean()),  # mean, in steps
+            "queue/age": self.queue.age,
             "xlco/accuracy": sums["hits"] / n,
             "xlco/positive_logit": sums["positive"] / n,
             "xlco/negative_logit": mean,
@@ -210,14 +200,16 @@ class Pretraining:
 
         return look() if distributed.is_sharded(self.module) else distributed.on_first(look) or {}
 
-    def finish_step(self, step: int, good: bool) -> None:
+    def after_step(self, step: int, good: bool = True) -> None:
         """Move the key encoder, then enqueue the step's keys in the order of the global batch; neither if bad."""
         contrast = self.config.contrast
-        if self.contrasting and good and step >= contrast.start_step:
-            self.key_encoder.follow(momentum_at(contrast, step, self.config.optimization.steps))
-            self._enqueue(step + 1)
+        if not self.contrasting:
+            return
+        if good and step > contrast.start_step:
+            self.key_encoder.follow(momentum_at(contrast, step - 1, self.config.optimization.steps))
+            self._enqueue(step)
         self.new_keys.clear()
-        if self.contrasting and step + 1 == contrast.start_step:
+        if step == contrast.start_step:  # contrast begins
             self.key_encoder.follow(0.0)
             self._fill_queue()
 
@@ -232,14 +224,6 @@ class Pretraining:
             return {}
         keys = {f"key_encoder/{name}": value for name, value in self.key_encoder.named_parameters()}
         return keys | {f"queue/{name}": value for name, value in self.queue.state().items()}
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        if not self.contrasting:
-            return
-        with torch.no_grad():
-            for name, parameter in self.key_encoder.named_parameters():
-                parameter.copy_(state[f"key_encoder/{name}"])
-        self.queue.restore({name.removeprefix("queue/"): t for name, t in state.items() if name.startswith("queue/")})
 
 
 def _add_by_group(by_group: Tensor, groups: Tensor, losses: Tensor, share: float = 1.0) -> None:

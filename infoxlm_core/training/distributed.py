@@ -144,20 +144,21 @@ def on_first(action: Callable[[], T]) -> T | None:
     return result
 
 
-def tensors_from_first(tensors: dict[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The first worker's tensors, on every worker, on its device; only its shard where `like` has a sharded one."""
-    if world_size() == 1:
-        return tensors
-    shapes = from_first({name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()})
-    received = {}
-    for name, (shape, dtype) in shapes.items():
-        mine = tensors[name].to(device()) if rank() == 0 else torch.empty(shape, dtype=dtype, device=device())
-        dist.broadcast(mine, src=0)
-        other = like.get(name)
-        if isinstance(other, DTensor):
-            mine = distribute_tensor(mine, other.device_mesh, other.placements, src_data_rank=None).clone()
-        received[name] = mine
-    return received
+@torch.no_grad()
+def copy_from_first(source: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> None:
+    """Copy the first worker's tensors into those of the same names on all workers, into shards what belongs there."""
+    for name, target in targets.items():
+        if world_size() == 1:
+            target.copy_(source[name])
+            continue
+        whole = torch.empty(target.shape, dtype=target.dtype, device=device())
+        if rank() == 0:
+            whole.copy_(source[name])
+        dist.broadcast(whole, src=0)
+        if isinstance(target, DTensor):
+            target.copy_(distribute_tensor(whole, target.device_mesh, target.placements, src_data_rank=None))
+        else:
+            target.copy_(whole)
 
 
 def tensors_on_first(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

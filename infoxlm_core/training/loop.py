@@ -9,11 +9,10 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,70 +24,15 @@ from infoxlm_core.errors import BadNumbersLimit, Preempted
 from infoxlm_core.model.flops import peak
 from infoxlm_core.progress import time_left
 from infoxlm_core.training import distributed
-from infoxlm_core.training.checkpoints import METRICS, Checkpoint, Checkpoints, Elsewhere
+from infoxlm_core.training.checkpoints import METRICS, Checkpoints, Elsewhere
 from infoxlm_core.training.fingerprint import Fingerprint
+from infoxlm_core.training.learner import Learner, MicroBatch
 from infoxlm_core.training.optimizer import learning_rate, make_adamw
+from infoxlm_core.training.state import Progress, restore, snapshot
 from infoxlm_core.training.tracker import FileTracker, Tracker, read
 
 logger = logging.getLogger(__name__)
 SECONDS_BETWEEN_LINES = 10.0
-
-
-class Learner(Protocol):
-    """What is trained: the loop asks it for batches and losses and tells it when a step is taken."""
-
-    @property
-    def module(self) -> nn.Module:
-        """The network whose parameters are trained."""
-
-    @property
-    def weights(self) -> Mapping[str, float]:
-        """Weight of each objective's mean loss."""
-
-    @property
-    def weighting(self) -> str:
-        """mean: each objective divided by its own targets · count: all by the targets of all."""
-
-    def begin(self) -> None:
-        """The run starts at step 0, not from a checkpoint."""
-
-    def batches(self, step: int) -> Sequence[Any]:
-        """This worker's micro-batches of a step: a pure function of the step, called ahead in another thread."""
-
-    def counts(self, batches: Sequence[Any]) -> dict[str, int]:
-        """Targets of each objective in this worker's micro-batches, `tokens`, and the `flops` they must do if known."""
-
-    def losses(self, batch: Any, scales: Mapping[str, float]) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss to differentiate, each objective's sum times its scale; and sums without gradient.
-
-        The sums are each objective's summed loss under its name, and others, numbers or vectors, for `statistics`.
-        """
-
-    def statistics(self, sums: Mapping[str, Any], counts: Mapping[str, float]) -> dict[str, float]:
-        """Named values for the curves from what all workers summed."""
-
-    def observe(self, step: int) -> dict[str, float]:
-        """What is looked at now and then, after `step` steps; nothing if nothing is due. The first worker's counts.
-
-        All workers call this: the first one looks (`distributed.on_first`), or all do if each has a part of a network.
-        """
-
-    def finish_step(self, step: int, good: bool) -> None:
-        """The optimizer has moved the weights (good), or the step was skipped."""
-
-    def state(self) -> dict[str, Tensor]:
-        """What must be in a checkpoint besides weights and optimizer."""
-
-    def restore(self, state: Mapping[str, Tensor]) -> None: ...
-
-
-@dataclass
-class Progress:
-    """Where a training is. `step` counts data positions, `updates` optimizer updates (fewer if steps were skipped)."""
-
-    step: int = 0
-    updates: int = 0
-    bad_in_a_row: int = 0
 
 
 def train_step(
@@ -96,7 +40,7 @@ def train_step(
     optimizer: torch.optim.Optimizer,
     config: OptimizationConfig,
     progress: Progress,
-    batches: Sequence[Any],
+    batches: Sequence[MicroBatch],
     stop: bool = False,
 ) -> tuple[dict[str, float], bool]:
     """Take one optimizer step on its micro-batches; return its figures and whether any worker wants to stop.
@@ -105,10 +49,10 @@ def train_step(
     out the same however the work is split.
     """
     parameters = [p for p in learner.module.parameters() if p.requires_grad]
-    mine = learner.counts(batches)
-    counts = _sum(mine, distributed.device())
-    divisors = _divisors(learner, counts)
-    scales = {name: weight / divisors[name] for name, weight in learner.weights.items()}
+    weights = learner.weights.by_name
+    counts = _sum(count(batches, weights), distributed.device())
+    divisors = learner.weights.divisors(counts)
+    scales = {name: weight / divisors[name] for name, weight in weights.items()}
     sums: dict[str, Tensor] = {}
     for batch in batches:
         loss, parts = learner.losses(batch, scales)
@@ -132,10 +76,10 @@ def train_step(
         optimizer.step()
         progress.updates += 1
     optimizer.zero_grad()
-    learner.finish_step(progress.step, good)
     progress.bad_in_a_row = 0 if good else progress.bad_in_a_row + 1
     progress.step += 1
-    figures = {f"loss/{name}": totals[name] / divisors[name] for name in learner.weights if counts.get(name)}
+    learner.after_step(progress.step, good)
+    figures = {f"loss/{name}": totals[name] / divisors[name] for name in weights if counts.get(name)}
     figures |= learner.statistics(totals, counts)
     figures |= {
         "learning_rate": rate,
@@ -146,11 +90,13 @@ def train_step(
     return figures, totals["stop"] > 0
 
 
-def _divisors(learner: Learner, counts: Mapping[str, float]) -> dict[str, float]:
-    if learner.weighting == "count":
-        total = sum(counts[name] for name in learner.weights)
-        return {name: max(1.0, total) for name in learner.weights}
-    return {name: max(1.0, counts[name]) for name in learner.weights}
+def count(batches: Sequence[MicroBatch], names: Iterable[str]) -> dict[str, float]:
+    """Targets of each objective, tokens and FLOPs of some micro-batches together."""
+    counts: dict[str, float] = dict.fromkeys([*names, "tokens"], 0)
+    for batch in batches:
+        for name, value in batch.counts.items():
+            counts[name] = counts.get(name, 0) + value
+    return counts
 
 
 def _sum(values: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
@@ -169,11 +115,26 @@ def _is_finite(value: Any) -> bool:
 
 
 def train(
-    learner: Learner, config: OptimizationConfig, checkpoints: Checkpoints, tracker: Tracker, log_every: int
+    learner: Learner,
+    config: OptimizationConfig,
+    checkpoints: Checkpoints,
+    tracker: Tracker,
+    log_every: int,
+    observe: Callable[[int], dict[str, float]] | None = None,
 ) -> dict[str, float]:
     """Train to the last step, from the newest valid checkpoint if there is one; return the last step's figures.
 
     The first worker decides where to start, saves and tracks; the others follow.
+
+    Args:
+        learner: what is trained.
+        config: for how long, and how fast it learns.
+        checkpoints: of this run.
+        tracker: gets the curves.
+        log_every: steps between two points of them.
+        observe: what is looked at now and then, after so many steps, such as scores on held-out text; nothing if
+            nothing is due. All workers call it: the first one looks (`distributed.on_first`), and its figures count,
+            or all do if each has a part of a network.
 
     Raises:
         Preempted: somebody asked to stop; a checkpoint was saved.
@@ -183,15 +144,12 @@ def train(
     first = distributed.rank() == 0
     optimizer = make_adamw([p for p in learner.module.parameters() if p.requires_grad], config)
     progress = Progress()
-    found = distributed.on_first(checkpoints.load_newest)
-    if (about := distributed.from_first((found.step, found.meta) if found else None)) is not None:
-        tensors = distributed.tensors_from_first(found.tensors if found else {}, _shapes(learner))
-        restore(Checkpoint(about[0], tensors, about[1]), learner, optimizer, progress)
-    else:
-        learner.begin()
+    figures = restore(distributed.on_first(checkpoints.load_newest), learner, optimizer, progress)
+    if figures is None:
+        figures = {}
+        learner.after_step(0)
     if first:
         tracker.resume(progress.step)
-    figures: dict[str, float] = about[1]["figures"] if about else {}
     pace = Pace(progress.step, config.steps)
     due = False
     with ThreadPoolExecutor(1, "batches") as ahead:  # makes the next step's batches while this one computes
@@ -203,7 +161,7 @@ def train(
                 coming = ahead.submit(learner.batches, progress.step + 1)
             figures, stopping = train_step(learner, optimizer, config, progress, batches, stop)
             last = progress.step == config.steps
-            observed = learner.observe(progress.step)
+            observed = observe(progress.step) if observe else {}
             if first:
                 figures |= observed
                 speed = pace.tell(progress.step, figures, waited)
@@ -250,52 +208,6 @@ def _save(
     distributed.on_first(lambda: checkpoints.save(checkpoint, last))
     if distributed.rank() == 0:
         tracker.sync()
-
-
-def snapshot(
-    learner: Learner, optimizer: torch.optim.Optimizer, progress: Progress, figures: Mapping[str, float]
-) -> Checkpoint:
-    """Everything the next step depends on: weights, Adam's moments by parameter name, the learner's own state.
-
-    The last step's figures come along, for a run that finds itself finished. All workers call this: tensors are whole
-    however they are sharded, and on the first worker only.
-    """
-    names = {id(parameter): name for name, parameter in learner.module.named_parameters()}
-    tensors: dict[str, Tensor] = {f"model/{name}": tensor for name, tensor in learner.module.named_parameters()}
-    for parameter, moments in optimizer.state.items():
-        tensors |= {f"adam/{names[id(parameter)]}/{name}": value for name, value in moments.items()}
-    tensors |= {f"learner/{name}": value for name, value in learner.state().items()}
-    meta = {"updates": progress.updates, "bad_in_a_row": progress.bad_in_a_row, "figures": dict(figures)}
-    return Checkpoint(progress.step, distributed.tensors_on_first(tensors), meta)
-
-
-def _shapes(learner: Learner) -> dict[str, Tensor]:
-    """Tensors that are sharded like those of a checkpoint shall be, under the names there."""
-    like = {f"learner/{name}": tensor for name, tensor in learner.state().items()}
-    for name, parameter in learner.module.named_parameters():
-        like |= dict.fromkeys([f"model/{name}", f"adam/{name}/exp_avg", f"adam/{name}/exp_avg_sq"], parameter)
-    return like
-
-
-def restore(checkpoint: Checkpoint, learner: Learner, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
-    """The inverse of `snapshot`."""
-    by_prefix: dict[str, dict[str, Tensor]] = {"model": {}, "adam": {}, "learner": {}}
-    for name, tensor in checkpoint.tensors.items():
-        prefix, _, rest = name.partition("/")
-        by_prefix[prefix][rest] = tensor
-    with torch.no_grad():
-        for name, parameter in learner.module.named_parameters():
-            parameter.copy_(by_prefix["model"][name])
-            moments = {
-                key: by_prefix["adam"][f"{name}/{key}"]
-                for key in ("exp_avg", "exp_avg_sq", "step")
-                if f"{name}/{key}" in by_prefix["adam"]
-            }
-            if moments:
-                optimizer.state[parameter] = {key: value.to(parameter.device) for key, value in moments.items()}
-    learner.restore(by_prefix["learner"])
-    progress.step = checkpoint.step
-    progress.updates, progress.bad_in_a_row = checkpoint.meta["updates"], checkpoint.meta["bad_in_a_row"]
 
 
 class Pace:

@@ -27,14 +27,15 @@ def learning_rate(config: OptimizationConfig, updates: int) -> float:
 def make_adamw(parameters: Iterable[nn.Parameter], config: OptimizationConfig) -> torch.optim.AdamW:
     """Decoupled weight decay on every parameter, LayerNorm and bias included as the released code has it.
 
-    `no_bias_norm` spares all vectors, which is what biases and LayerNorm weights are.
+    `no_bias_norm` spares all vectors, which is what biases and LayerNorm weights are. The moments are there from the
+    start, as the first step would make them, so that a checkpoint can be restored into them.
     """
     groups: list[dict[str, Any]] = [{"params": list(parameters)}]
     if config.decay == "no_bias_norm":
         matrices = [p for p in groups[0]["params"] if p.dim() > 1]
         vectors = [p for p in groups[0]["params"] if p.dim() <= 1]
         groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(
+    adam = torch.optim.AdamW(
         [group for group in groups if group["params"]],
         lr=config.learning_rate,
         betas=config.betas,
@@ -42,3 +43,10 @@ def make_adamw(parameters: Iterable[nn.Parameter], config: OptimizationConfig) -
         weight_decay=config.weight_decay,
         fused=True,
     )
+    for parameter in (parameter for group in adam.param_groups for parameter in group["params"]):
+        adam.state[parameter] = {
+            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
+    return adam

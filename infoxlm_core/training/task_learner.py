@@ -22,6 +22,7 @@ from infoxlm_core.model.padded import Kind
 from infoxlm_core.model.task_models import Classifier, TaskModel
 from infoxlm_core.training import distributed, loop
 from infoxlm_core.training.best_checkpoints import Kept, figures
+from infoxlm_core.training.learner import Learner, LossWeights
 from infoxlm_core.training.selection import Look
 
 logger = logging.getLogger(__name__)
@@ -61,6 +62,7 @@ class Batch:
         targets: (N,) or (N, 2), as in `Task`.
         kept: (N, 2, d) what dropout in the head keeps; None: it has none of its own.
         place: step, and place of the first example in the global batch.
+        counts: how many examples and tokens.
     """
 
     ids: Tensor
@@ -69,22 +71,20 @@ class Batch:
     targets: Tensor
     kept: Tensor | None
     place: tuple[int, int]
+    counts: dict[str, int]
 
 
-class TaskLearner:
+class TaskLearner(Learner):
     """The learner of a task model: every example once an epoch, in an order by (seed, epoch)."""
 
-    weighting = "mean"
+    module: TaskModel
 
     def __init__(self, config: RecipeConfig, module: TaskModel, task: Task, steps: int, kept: Kept) -> None:
         self.config, self.module, self.task, self.steps, self.kept = config, module, task, steps, kept
-        self.weights: Mapping[str, float] = {task.kind: 1.0}
+        self.weights = LossWeights({task.kind: 1.0})
         count = len(task.examples)
         # A step may begin in one epoch and end in the next; of millions of examples an order takes a second to draw.
         self.order = functools.lru_cache(2)(lambda epoch: generator(config.seed, "epoch", epoch).permutation(count))
-
-    def begin(self) -> None:
-        """Nothing to prepare."""
 
     def batches(self, step: int) -> Sequence[Batch]:
         size, count, workers = self.config.batch_size, len(self.task.examples), distributed.world_size()
@@ -112,13 +112,8 @@ class TaskLearner:
         found = self.task.examples.take(rows)
         targets = torch.from_numpy(self.task.targets[rows].astype(np.int64))
         lengths = tuple(found.lengths.tolist())
-        return Batch(torch.from_numpy(found.ids), torch.from_numpy(found.types), lengths, targets, kept, place)
-
-    def counts(self, batches: Sequence[Batch]) -> dict[str, int]:
-        return {
-            self.task.kind: sum(len(batch.targets) for batch in batches),
-            "tokens": sum(len(batch.ids) for batch in batches),
-        }
+        counts = {self.task.kind: len(targets), "tokens": len(found.ids)}
+        return Batch(torch.from_numpy(found.ids), torch.from_numpy(found.types), lengths, targets, kept, place, counts)
 
     def losses(self, batch: Batch, scales: Mapping[str, float]) -> tuple[Tensor, dict[str, Tensor]]:
         device, kind = distributed.device(), self.task.kind
@@ -151,12 +146,3 @@ class TaskLearner:
         logger.info("step %d: %.4f on the development sets", step, look.mean)
         self.kept.keep(self.module, [*self.kept.looks(), look])
         return figures(look)
-
-    def finish_step(self, step: int, good: bool) -> None:
-        """Nothing but the weights moves."""
-
-    def state(self) -> dict[str, Tensor]:
-        return {}
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """There is nothing but weights and optimizer."""

@@ -69,6 +69,15 @@ class Task:
     source: Side | None
     place: tuple[int, int, int]
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """Words to say, `</s>` included, and tokens read; what back-translation reads counts as much as it says."""
+        read = self.source or self.target
+        return {
+            self.objective: len(self.target.ids) - len(self.target.lengths),
+            "tokens": len(self.target.ids) + len(read.ids),
+        }
+
 
 class TranslationSampler:
     """Draws sentences uniformly within a language; denoising and back-translation take turns, and the languages too.

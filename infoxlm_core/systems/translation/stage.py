@@ -33,6 +33,7 @@ from infoxlm_core.systems.translation.samples import Side, Task, TranslationSamp
 from infoxlm_core.training import distributed, loop, tracker
 from infoxlm_core.training.checkpoints import Checkpoints
 from infoxlm_core.training.fingerprint import Fingerprint
+from infoxlm_core.training.learner import Learner, LossWeights
 from infoxlm_core.training.tracker import FileTracker, Tracker
 
 logger = logging.getLogger(__name__)
@@ -76,7 +77,7 @@ def train(
     with loop.run_directory(run, fingerprint, config.checkpoints, track) as (checkpoints, curves):
         for steps in _ends(config, checkpoints):
             so_far = config.optimization.model_copy(update={"steps": steps})
-            figures = loop.train(learner, so_far, checkpoints, curves, config.log_every)
+            figures = loop.train(learner, so_far, checkpoints, curves, config.log_every, learner.observe)
             history = _history(run, steps)
             best = int(np.argmax(history))
             if best == len(history) - 1:
@@ -131,11 +132,12 @@ def build(config: TranslationConfig, shards: Shards) -> Translator:
     return model.to(distributed.device())
 
 
-class Translating:
+class Translating(Learner):
     """The learner: denoising and back-translation by turns, one language a step."""
 
-    weights: Mapping[str, float] = {"dae": 1.0, "bt": 1.0}
-    weighting = "mean"
+    module: Translator
+
+    weights = LossWeights({"dae": 1.0, "bt": 1.0})
 
     def __init__(
         self, config: TranslationConfig, model: Translator, sampler: TranslationSampler, validation: Validation | None
@@ -143,18 +145,8 @@ class Translating:
         self.config, self.module, self.sampler, self.validation = config, model, sampler, validation
         self.device = distributed.device()
 
-    def begin(self) -> None:
-        """Nothing is to be prepared."""
-
     def batches(self, step: int) -> Sequence[Task]:
         return [self.sampler.draw(step, shard) for shard in distributed.my_share(self.config.virtual_shards)]
-
-    def counts(self, batches: Sequence[Task]) -> dict[str, int]:
-        counts = {"dae": 0, "bt": 0, "tokens": 0}
-        for task in batches:
-            counts[task.objective] += len(task.target.ids) - len(task.target.lengths)
-            counts["tokens"] += len(task.target.ids) + (len(task.source.ids) if task.source else len(task.target.ids))
-        return counts
 
     def losses(self, batch: Task, scales: Mapping[str, float]) -> tuple[Tensor, dict[str, Tensor]]:
         target = batch.target.to(self.device)
@@ -181,23 +173,11 @@ class Translating:
             self.module.train(training)
         return side([np.array(words, np.int64) for words in made], other).to(self.device)
 
-    def statistics(self, sums: Mapping[str, Any], counts: Mapping[str, float]) -> dict[str, float]:  # noqa: ARG002 - the protocol has it
-        return {}
-
     def observe(self, step: int) -> dict[str, float]:
         due = step % self.config.validate_every == 0 or step == self.config.optimization.steps
         if not (validation := self.validation) or not due:
             return {}
         return distributed.on_first(lambda: validation.score(self.module)) or {}
-
-    def finish_step(self, step: int, good: bool) -> None:
-        """Nothing follows the optimizer."""
-
-    def state(self) -> dict[str, Tensor]:
-        return {}
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """There is nothing to restore."""
 
 
 def _after_first(target: Side) -> Tensor:

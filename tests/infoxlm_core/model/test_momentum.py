@@ -113,7 +113,7 @@ def test_the_queue_holds_the_last_keys_whatever_the_batch_size(batch):
         queue.push(keys, keys.long().expand(-1, 2), step)
         pushed += keys[:, 0].tolist()
 
-    oldest_first = queue.rows[:, 0].roll(-queue.pointer).tolist()
+    oldest_first = queue.rows[:, 0].roll(-int(queue.pointer)).tolist()
     assert oldest_first == ([0.0] * 5 + pushed)[-5:] if len(pushed) < 5 else oldest_first == pushed[-5:]
     assert torch.equal(queue.meanings[:, 0].float(), queue.rows[:, 0])
 

@@ -28,7 +28,7 @@ from infoxlm_core.errors import (
 )
 from infoxlm_core.stages.pretraining import Pretraining, build, pretrain
 from infoxlm_core.training import checkpoints as saving
-from infoxlm_core.training import distributed, loop, optimizer, tracker
+from infoxlm_core.training import distributed, loop, optimizer, state, tracker
 from infoxlm_core.training.fingerprint import Fingerprint
 from tests import workers
 from tests.conftest import tiny_config
@@ -134,7 +134,7 @@ def test_the_micro_batch_does_not_change_the_step(tiny_shards, micro, weighting)
         config = tiny_config(batches={"micro_batch_size": size}, objectives={"weighting": weighting})
         shards = open_shards(tiny_shards)
         learner = Pretraining(config, build(config, shards), shards)
-        learner.begin()
+        learner.after_step(0)
         parameters = list(learner.module.parameters())
         recorded = torch.optim.SGD(parameters, lr=0.0)
         recorded.step = lambda: grads.append(torch.cat([p.grad.flatten() for p in parameters]))
@@ -171,7 +171,7 @@ def _three_steps(path: Path, weighting: str) -> dict[str, torch.Tensor]:
     config = tiny_config(batches={"micro_batch_size": 3}, objectives={"weighting": weighting})
     shards = open_shards(path)
     learner = Pretraining(config, build(config, shards), shards)
-    learner.begin()
+    learner.after_step(0)
     adam, progress = optimizer.make_adamw(learner.module.parameters(), config.optimization), loop.Progress()
     gradients, take = [], adam.step
 
@@ -240,11 +240,11 @@ def test_objectives_that_begin_late_do_so_alike_on_two_workers(tiny_shards, tmp_
 def test_clipping_sees_the_gradient_of_the_mean_losses(tiny_shards):
     config, shards = tiny_config(optimization={"clip_norm": 1e-3}), open_shards(tiny_shards)
     learner = Pretraining(config, build(config, shards), shards)
-    learner.begin()
+    learner.after_step(0)
     batches = learner.batches(0)
-    counts = learner.counts(batches)
+    counts = loop.count(batches, learner.weights.by_name)
     for batch in batches:  # by hand: the gradient of the sum of mean losses
-        learner.losses(batch, {name: 1 / counts[name] for name in learner.weights})[0].backward()
+        learner.losses(batch, {name: 1 / counts[name] for name in learner.weights.by_name})[0].backward()
     expected = torch.cat([p.grad.flatten() for p in learner.module.parameters()]).norm().item()
     learner.module.zero_grad()
     learner.new_keys.clear()
@@ -285,7 +285,7 @@ def test_count_weighting_divides_by_all_targets(tiny_shards):
     config = tiny_config(objectives={"weighting": "count"})
     learner = Pretraining(config, build(config, shards), shards)
 
-    assert loop._divisors(learner, {"mlm": 76.0, "tlm": 10.0, "xlco": 1.0}) == dict.fromkeys(
+    assert learner.weights.divisors({"mlm": 76.0, "tlm": 10.0, "xlco": 1.0}) == dict.fromkeys(
         ("mlm", "tlm", "xlco"), 87.0
     )
     assert [round(n / 87, 4) for n in (76, 10, 1)] == [0.8736, 0.1149, 0.0115]
@@ -353,15 +353,15 @@ def test_a_damaged_checkpoint_is_found_and_the_older_one_used(undisturbed, tiny_
     run = tmp_path / "run"
     shutil.copytree(undisturbed, run)
     newest = run / "step=0000000006"
-    state = newest / "state.safetensors"
-    content = bytearray(state.read_bytes())
+    weights = newest / "state.safetensors"
+    content = bytearray(weights.read_bytes())
     if damage == "flip":
         content[len(content) // 2] ^= 1
-        state.write_bytes(content)
+        weights.write_bytes(content)
     if damage == "cut":
-        state.write_bytes(content[:-7])
+        weights.write_bytes(content[:-7])
     if damage == "missing":
-        state.unlink()
+        weights.unlink()
     if damage == "manifest":
         (newest / "manifest.json").write_text((newest / "manifest.json").read_text()[:-20])
 
@@ -547,8 +547,8 @@ def test_a_model_with_too_few_positions_is_refused(tiny_shards, tmp_path):
 def test_with_dropout_too_the_samples_and_losses_do_not_depend_on_the_workers(tiny_shards, monkeypatch):
     config, shards = tiny_config(model={"dropout": 0.2}), open_shards(tiny_shards)
     learner = Pretraining(config, build(config, shards), shards)
-    learner.begin()
-    scales = dict.fromkeys(learner.weights, 1.0)
+    learner.after_step(0)
+    scales = dict.fromkeys(learner.weights.by_name, 1.0)
 
     def total(count: int) -> float:
         monkeypatch.setattr(distributed, "world_size", lambda: count)
@@ -590,11 +590,11 @@ def test_a_bad_step_touches_neither_weights_nor_key_encoder_nor_queue(tiny_shard
     config = tiny_config(optimization={"warmup_steps": 0})
     shards = open_shards(tiny_shards)
     learner = Pretraining(config, build(config, shards), shards)
-    learner.begin()
+    learner.after_step(0)
     adam = optimizer.make_adamw(learner.module.parameters(), config.optimization)
     progress = loop.Progress()
     loop.train_step(learner, adam, config.optimization, progress, learner.batches(progress.step))
-    before = loop.snapshot(learner, adam, progress, {})
+    before = {name: tensor.clone() for name, tensor in state.named_tensors(learner, adam).items()}
     plain = learner.losses
 
     def spoiled(batch, scales):
@@ -607,8 +607,8 @@ def test_a_bad_step_touches_neither_weights_nor_key_encoder_nor_queue(tiny_shard
         figures, _ = loop.train_step(learner, adam, config.optimization, progress, learner.batches(progress.step))
 
     assert figures["skipped"] == 1.0
-    after = loop.snapshot(learner, adam, progress, {})
-    assert all(torch.equal(after.tensors[name], tensor) for name, tensor in before.tensors.items())
+    after = state.named_tensors(learner, adam)
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
     assert (progress.step, progress.updates, progress.bad_in_a_row) == (3, 1, 2)
 
 
@@ -632,20 +632,20 @@ def test_a_run_continues_from_a_given_model_and_refuses_one_of_another_tokenizer
 def test_among_bad_steps_nothing_is_saved_and_a_request_to_stop_waits_for_a_good_one(
     tiny_shards, tmp_path, monkeypatch, asked
 ):
-    plain, seen, saved = Pretraining.losses, Pretraining.finish_step, []
+    plain, seen, saved = Pretraining.losses, Pretraining.after_step, []
     now = [0]
 
     def spoiled(self, batch, scales):
         loss, sums = plain(self, batch, scales)
         return loss * (float("inf") if now[0] in (2, 3) else 1.0), sums
 
-    def counted(self, step, good):
+    def counted(self, step, good=True):
         seen(self, step, good)
-        now[0] = step + 1
+        now[0] = step
 
     save = saving.Checkpoints.save
     monkeypatch.setattr(Pretraining, "losses", spoiled)
-    monkeypatch.setattr(Pretraining, "finish_step", counted)
+    monkeypatch.setattr(Pretraining, "after_step", counted)
     monkeypatch.setattr(saving.Checkpoints, "asked_to_stop", lambda self: asked and now[0] >= 2)
     monkeypatch.setattr(
         saving.Checkpoints, "save", lambda self, found, last: (saved.append(found.step), save(self, found, last))

@@ -22,7 +22,7 @@ def learner_of(tiny_shards):
         with torch.no_grad():  # first weights are so small that all vectors look alike
             for parameter in learner.module.parameters():
                 parameter.normal_(0, 0.5, generator=torch.Generator().manual_seed(parameter.numel()))
-        learner.begin()
+        learner.after_step(0)
         return learner
 
     return make
@@ -221,7 +221,7 @@ def test_a_skipped_step_moves_no_key_and_a_good_one_moves_it_once(learner_of):
     learner = learner_of(contrast={"momentum": 0.9})
     before = learner.key_encoder.projection.clone()
 
-    learner.finish_step(0, good=False)
+    learner.after_step(1, good=False)
     assert torch.equal(learner.key_encoder.projection, before)
     step(learner)
 

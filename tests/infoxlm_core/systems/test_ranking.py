@@ -62,7 +62,7 @@ def retrieval(corpus: shards.Shards, seed: int, objectives: dict[str, float]) ->
         contrast={"pooling": "mean", "queue_size": 256, "momentum": 0.99},
     )
     learner = Pretraining(config, build(config, corpus), corpus)
-    learner.begin()
+    learner.after_step(0)
     adam = optimizer.make_adamw(learner.module.parameters(), config.optimization)
     progress = loop.Progress()
     for step in range(config.optimization.steps):

@@ -83,7 +83,7 @@ def _good_step_then_bad(rank: int, path: Path) -> dict:
     """How much a worker holds after a step, in bytes, and what a step changes that is bad on one worker alone."""
     wanted, shards = config(sharded=True), open_shards(path)
     learner = Pretraining(wanted, build(wanted, shards), shards)
-    learner.begin()
+    learner.after_step(0)
     adam, progress = optimizer.make_adamw(learner.module.parameters(), wanted.optimization), loop.Progress()
     parameters, keys, held = list(learner.module.parameters()), list(learner.key_encoder.parameters()), []
 

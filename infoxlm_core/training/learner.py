@@ -1,0 +1,62 @@
+"""What the training loop needs of whatever it trains: seven members, of which most learners need four."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from torch import Tensor, nn
+
+
+class MicroBatch(Protocol):
+    """What one forward pass sees; only its learner looks inside."""
+
+    @property
+    def counts(self) -> Mapping[str, float]:
+        """Targets of each objective, `tokens`, and the `flops` that they must cost if known."""
+
+
+@dataclass(frozen=True)
+class LossWeights:
+    """The objectives that are on, and how their summed losses become one: L = sum of weight * sum / divisor."""
+
+    by_name: Mapping[str, float]
+    divide: Literal["mean", "count"] = "mean"
+    """mean: each objective by its own targets · count: all by the targets of all."""
+
+    def divisors(self, counts: Mapping[str, float]) -> dict[str, float]:
+        """What each objective's summed loss is divided by, from the targets in the whole global batch."""
+        if self.divide == "count":
+            return dict.fromkeys(self.by_name, max(1.0, sum(counts[name] for name in self.by_name)))
+        return {name: max(1.0, counts[name]) for name in self.by_name}
+
+
+class Learner:
+    """What is trained: the loop asks it for micro-batches and losses and tells it when a step is done."""
+
+    module: nn.Module
+    """The network whose parameters are trained."""
+
+    weights: LossWeights
+
+    def batches(self, step: int) -> Sequence[MicroBatch]:
+        """This worker's micro-batches of a step: a pure function of the step, called ahead in another thread."""
+        raise NotImplementedError
+
+    def losses(self, batch: Any, scales: Mapping[str, float]) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss to differentiate, each objective's sum times its scale; and sums without gradient.
+
+        The sums are each objective's summed loss under its name, and others, numbers or vectors, for `statistics`.
+        They stay on the device: the loop reads those of all micro-batches at once.
+        """
+        raise NotImplementedError
+
+    def statistics(self, sums: Mapping[str, Any], counts: Mapping[str, float]) -> dict[str, float]:  # noqa: ARG002
+        """Named values for the curves from what all workers summed and counted."""
+        return {}
+
+    def after_step(self, step: int, good: bool = True) -> None:
+        """`step` steps are done, 0 when a run begins, never on resume; `good`: the last one has moved the weights."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Tensors besides weights and optimizer that the next step depends on: saved from here, restored into them."""
+        return {}
