@@ -24,8 +24,10 @@ from infoxlm_core.data.shards import Pairs, Shards, Table, write_table
 from infoxlm_core.data.vocabulary import EOS, FIRST_PIECE
 from infoxlm_core.model.flops import peak
 from infoxlm_core.stages.pretraining import Pretraining
-from infoxlm_core.training import loop
+from infoxlm_core.training.learner import autocast
 from infoxlm_core.training.optimizer import make_adamw
+from infoxlm_core.training.state import Progress
+from infoxlm_core.training.step import train_step
 
 logger = logging.getLogger(__name__)
 SIZES = {
@@ -150,12 +152,12 @@ def _parts(learner: ours.Given, batch: PackedBatch) -> dict[str, float]:
     scale = torch.full((count,), 1.0 / count, device="cuda")
 
     def head() -> None:
-        with loop.autocast(learner.device):
+        with autocast(learner.device):
             loss, _ = model.head.loss(hidden, model.encoder.token_embedding.weight, batch.target_ids, scale)
         loss.backward()
 
     def keys() -> None:
-        with torch.no_grad(), loop.autocast(learner.device):
+        with torch.no_grad(), autocast(learner.device):
             learner.key_encoder(batch.key_ids, batch.key_positions, batch.key_lengths)
 
     def update() -> None:
@@ -229,7 +231,7 @@ def data_wait() -> dict[str, Any]:
     )
     with tempfile.TemporaryDirectory() as folder:
         learner = Pretraining(config, ours.make_model(config, WORDS, noise=False).cuda(), _shards(Path(folder)))
-        optimizer, progress = make_adamw(learner.module.parameters(), config.optimization), loop.Progress()
+        optimizer, progress = make_adamw(learner.module.parameters(), config.optimization), Progress()
 
         def train(batches: Callable[[int], Any]) -> float:
             with ThreadPoolExecutor(1) as ahead:
@@ -238,7 +240,7 @@ def data_wait() -> dict[str, Any]:
                 began = time.perf_counter()
                 for number in range(steps):
                     now, coming = coming.result(), ahead.submit(batches, number + 1)
-                    loop.train_step(learner, optimizer, config.optimization, progress, now)
+                    train_step(learner, optimizer, config.optimization, progress, now)
                 torch.cuda.synchronize()
                 return time.perf_counter() - began
 

@@ -28,7 +28,7 @@ def case(shape: str, vocabulary: str, rounds: int, size: dict | None = None, que
     batches = [inputs.batch(shape, words, number, ("mlm", "tlm", "xlco"), count) for number in range(rounds + 1)]
     found = Case(f"infoxlm_step, {shape}, {vocabulary}", inputs.describe(batches[1:] or batches))
     found.inputs["queue"] = queue
-    found.about = {OURS: "loop.train_step: packed, one backward, contrast stops at its layer, fused AdamW, lerp"}
+    found.about = {OURS: "train_step: packed, one backward, contrast stops at its layer, fused AdamW, lerp"}
     if reason := peers.fairseq_reason():
         found.skipped[PEER] = reason
     else:

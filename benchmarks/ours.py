@@ -15,9 +15,10 @@ from infoxlm_core.data.vocabulary import EOS, FIRST_POSITION
 from infoxlm_core.model.encoder import EncoderSize, initialise
 from infoxlm_core.model.heads import InfoXLM
 from infoxlm_core.stages.pretraining import Pretraining
-from infoxlm_core.training import loop
 from infoxlm_core.training.learner import Learner
 from infoxlm_core.training.optimizer import make_adamw
+from infoxlm_core.training.state import Progress
+from infoxlm_core.training.step import train_step
 
 
 def make_model(config: PretrainingConfig, vocabulary: int, noise: bool = True) -> InfoXLM:
@@ -40,7 +41,7 @@ class Given(Pretraining):
         super().__init__(config, model, _two_pairs(model.encoder.size.vocabulary))
         if self.contrasting:
             self._make_contrast_hard()
-        self.progress = loop.Progress()
+        self.progress = Progress()
         self.optimizer = make_adamw(model.parameters(), config.optimization)
 
     def _make_contrast_hard(self) -> None:
@@ -66,18 +67,18 @@ class Given(Pretraining):
 
     def take_step(self, given: PackedBatch) -> None:
         """A whole optimizer step: losses, backward, clipping, AdamW, key encoder, queue."""
-        loop.train_step(self, self.optimizer, self.config.optimization, self.progress, [given])
+        train_step(self, self.optimizer, self.config.optimization, self.progress, [given])
 
 
 def steps(learner: Learner, config: OptimizationConfig, count: int) -> Callable[[int], float]:
     """What does a round: so many optimizer steps, on the batches that the learner makes; it returns their tokens."""
-    optimizer, progress = make_adamw(learner.module.parameters(), config), loop.Progress()
+    optimizer, progress = make_adamw(learner.module.parameters(), config), Progress()
 
     def once(number: int) -> float:
         tokens = 0.0
         for _ in range(count):
             batches = learner.batches(progress.step)
-            tokens += loop.train_step(learner, optimizer, config, progress, batches)[0]["tokens"]
+            tokens += train_step(learner, optimizer, config, progress, batches)[0]["tokens"]
         return tokens
 
     return once

@@ -25,6 +25,7 @@ from infoxlm_core.training import active_vocabulary, distributed, loop, selectio
 from infoxlm_core.training.best_checkpoints import Kept
 from infoxlm_core.training.checkpoints import Elsewhere
 from infoxlm_core.training.fingerprint import Fingerprint
+from infoxlm_core.training.run import export_curves, run_directory
 from infoxlm_core.training.task_learner import Task, TaskLearner
 from infoxlm_core.training.tracker import FileTracker, Tracker
 
@@ -69,7 +70,7 @@ def finetune(
     learned, all_words = active_vocabulary.limit(module.to(distributed.device()), task, optimization.weight_decay)
     learner = TaskLearner(config, module, learned, optimization.steps, kept)
     logger.info("fine-tuning on %d examples, %d steps", len(task.examples), optimization.steps)
-    with loop.run_directory(run, fingerprint, config.checkpoints, track, elsewhere) as (checkpoints, tracker):
+    with run_directory(run, fingerprint, config.checkpoints, track, elsewhere) as (checkpoints, tracker):
         found = loop.train(learner, optimization, checkpoints, tracker, config.log_every, learner.observe)
         distributed.on_first(lambda: export(learner, encoder, run, output, all_words))
     return found | {"steps": optimization.steps, "examples": len(task.examples)}
@@ -127,4 +128,4 @@ def export(
         logger.info("exported the model after step %d to %s", step, directory)
     selection.write(output, config.rule, looks, chosen)
     learner.task.leave(output)
-    loop.export_curves(run, output)
+    export_curves(run, output)

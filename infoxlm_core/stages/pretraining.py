@@ -19,6 +19,7 @@ from infoxlm_core.systems.infoxlm import Pretraining
 from infoxlm_core.training import distributed, loop
 from infoxlm_core.training.checkpoints import Elsewhere
 from infoxlm_core.training.fingerprint import Fingerprint
+from infoxlm_core.training.run import export_curves, run_directory
 from infoxlm_core.training.tracker import FileTracker, Tracker
 
 
@@ -59,7 +60,7 @@ def pretrain(
     if config.model.start:
         inputs["model.start"] = pretrained.digest_of(Path(config.model.start))
     fingerprint = Fingerprint.of(config, manifests.VERSIONS["pretrained"], inputs)
-    with loop.run_directory(run, fingerprint, config.checkpoints, track, elsewhere) as (checkpoints, tracker):
+    with run_directory(run, fingerprint, config.checkpoints, track, elsewhere) as (checkpoints, tracker):
         figures = loop.train(learner, config.optimization, checkpoints, tracker, config.log_every, observe)
         weights = distributed.tensors_on_first(dict(learner.module.named_parameters()))
         distributed.on_first(lambda: _export(config, learner, weights, shards, run, output))
@@ -84,7 +85,7 @@ def _export(
         pretrained.export(model, tokenizer, output / "start")
         model.load_state_dict(weights)
         pretrained.export(model, tokenizer, output / "encoder")
-    loop.export_curves(run, output / "encoder")
+    export_curves(run, output / "encoder")
     manifests.write(output / "encoder", "encoder", {"steps": config.optimization.steps}, lineage)
     manifests.write(output / "start", "encoder", {"steps": 0}, lineage)
 

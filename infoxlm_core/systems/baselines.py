@@ -19,8 +19,8 @@ from infoxlm_core.systems import baseline_files
 from infoxlm_core.systems import baseline_models as models
 from infoxlm_core.systems.baseline_samples import TextBatch, XLMSampler, languages_of, micro_batches
 from infoxlm_core.systems.next_sentences import BERTSampler
-from infoxlm_core.training import distributed, loop
-from infoxlm_core.training.learner import Learner, LossWeights
+from infoxlm_core.training import distributed
+from infoxlm_core.training.learner import Learner, LossWeights, autocast, seed_dropout
 
 LOSSES = {"mlm": mlm_loss, "tlm": mlm_loss, "clm": clm_loss}
 
@@ -102,8 +102,8 @@ class Baseline(Learner):
 
     def losses(self, batch: TextBatch, scales: Mapping[str, float]) -> tuple[Tensor, dict[str, Tensor]]:
         batch = batch.to(self.device)
-        loop.seed_dropout(self.config.seed, *batch.place)
-        with loop.autocast(self.device):
+        seed_dropout(self.config.seed, *batch.place)
+        with autocast(self.device):
             logits, follows = self.module(batch)
         losses = {batch.objective: LOSSES[batch.objective](logits, batch.answers)}
         sums = {}

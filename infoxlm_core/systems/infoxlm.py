@@ -17,8 +17,8 @@ from infoxlm_core.model.heads import InfoXLM
 from infoxlm_core.model.momentum import KeyEncoder, Queue, have_equal_meanings, momentum_at, share_a_meaning
 from infoxlm_core.model.objectives import xlco_hits, xlco_logits, xlco_losses
 from infoxlm_core.systems.probe import Probe
-from infoxlm_core.training import distributed, loop
-from infoxlm_core.training.learner import Learner, LossWeights
+from infoxlm_core.training import distributed
+from infoxlm_core.training.learner import Learner, LossWeights, autocast, seed_dropout
 
 logger = logging.getLogger(__name__)
 STATISTICS_ROWS = 4096
@@ -102,8 +102,8 @@ class Pretraining(Learner):
         batch = batch.to(self.device)
         by_group = torch.zeros(2, len(self.sampler.groups), dtype=torch.double, device=self.device)
         loss, sums = torch.zeros((), device=self.device), {"by_group": by_group}
-        loop.seed_dropout(self.config.seed, *batch.place)
-        with loop.autocast(self.device):
+        seed_dropout(self.config.seed, *batch.place)
+        with autocast(self.device):
             outputs = self.module(batch, self._scale(batch, scales))
         if outputs.losses is not None:
             count = batch.mlm_targets
@@ -167,7 +167,7 @@ class Pretraining(Learner):
         return excluded
 
     def _make_keys(self, batch: PackedBatch) -> Tensor:
-        with loop.autocast(self.device):
+        with autocast(self.device):
             keys = self.key_encoder(batch.key_ids, batch.key_positions, batch.key_lengths)
         self.new_keys.append((keys[: batch.items], batch.meanings[: batch.items]))
         return keys

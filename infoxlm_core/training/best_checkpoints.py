@@ -16,7 +16,7 @@ from infoxlm_core import manifests
 from infoxlm_core.config import SelectionConfig
 from infoxlm_core.errors import ShardCorrupt, StorageFull
 from infoxlm_core.training import tracker
-from infoxlm_core.training.checkpoints import METRICS, list_of
+from infoxlm_core.training.checkpoints import list_of
 from infoxlm_core.training.selection import Look, choose
 
 PREFIX, MEAN = "dev/", "dev/mean"
@@ -39,7 +39,7 @@ class Kept:
 
     def looks(self) -> list[Look]:
         """Everything that was seen so far."""
-        points = [point for point in tracker.read(self.run / METRICS) if MEAN in point[1]]
+        points = [point for point in tracker.read(self.run / tracker.METRICS) if MEAN in point[1]]
         return [
             Look(step, {n.removeprefix(PREFIX): v for n, v in values.items() if n.startswith(PREFIX) and n != MEAN})
             for step, values in points

@@ -37,11 +37,10 @@ from infoxlm_core.errors import (
     TryAgain,
 )
 from infoxlm_core.training.fingerprint import Fingerprint
+from infoxlm_core.training.tracker import METRICS
 
 logger = logging.getLogger(__name__)
 _NAME = re.compile(r"step=(\d{10})")
-METRICS = "metrics.jsonl"
-"""The curves, in a run's directory beside its checkpoints."""
 BESIDE = (METRICS, "kept")
 """What else a run goes on from: curves, and the weights of a fine-tuning's best moments."""
 MISSED = 3

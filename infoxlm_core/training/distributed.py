@@ -53,6 +53,16 @@ def sum_over_workers(values: Tensor) -> Tensor:
     return values
 
 
+def sum_numbers(values: Mapping[str, float]) -> dict[str, float]:
+    """Named numbers of all workers added up in fp64, from CPU to CPU. Every worker must bring the same names."""
+    if world_size() == 1:
+        return dict(values)
+    names = sorted(values)
+    total = torch.tensor([values[name] for name in names], dtype=torch.float64, device="cpu")
+    dist.all_reduce(total, group=_patient(dist.group.WORLD))
+    return dict(zip(names, total.tolist(), strict=True))
+
+
 def sum_gradients(parameters: Sequence[nn.Parameter]) -> None:
     """Add the gradients of all workers in one flat all-reduce: in the same order before and after a restart."""
     parameters = [p for p in parameters if not isinstance(p, DTensor)]  # the gradients of shards are sums already

@@ -1,10 +1,17 @@
-"""What the training loop needs of whatever it trains: seven members, of which most learners need four."""
+"""What the training loop needs of whatever it trains: seven members, of which most learners need four.
 
-from collections.abc import Mapping, Sequence
+And what learners need so that a step is a pure function: dropout by key, precision by device.
+"""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+import torch
 from torch import Tensor, nn
+
+from infoxlm_core.data.sampling import digest_key
 
 
 class MicroBatch(Protocol):
@@ -60,3 +67,15 @@ class Learner:
     def state(self) -> dict[str, Tensor]:
         """Tensors besides weights and optimizer that the next step depends on: saved from here, restored into them."""
         return {}
+
+
+def seed_dropout(*key: object) -> None:
+    """Draw dropout from a key such as (seed, step, worker, micro-batch), not from what was drawn before."""
+    torch.manual_seed(int.from_bytes(digest_key(*key)[:8], "little"))
+
+
+@contextlib.contextmanager
+def autocast(device: torch.device) -> Iterator[None]:
+    """bf16 on GPUs; fp32 on CPUs, where bf16 is slower without special instructions."""
+    with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+        yield

@@ -20,9 +20,9 @@ from infoxlm_core.errors import ConfigError
 from infoxlm_core.model.objectives import full_precision, span_losses
 from infoxlm_core.model.padded import Kind
 from infoxlm_core.model.task_models import Classifier, TaskModel
-from infoxlm_core.training import distributed, loop
+from infoxlm_core.training import distributed
 from infoxlm_core.training.best_checkpoints import Kept, figures
-from infoxlm_core.training.learner import Learner, LossWeights
+from infoxlm_core.training.learner import Learner, LossWeights, autocast, seed_dropout
 from infoxlm_core.training.selection import Look
 
 logger = logging.getLogger(__name__)
@@ -119,8 +119,8 @@ class TaskLearner(Learner):
         device, kind = distributed.device(), self.task.kind
         targets, kept = batch.targets.to(device), None if batch.kept is None else batch.kept.to(device)
         # of the encoder: drawn for the examples that are computed together
-        loop.seed_dropout(self.config.seed, *batch.place)
-        with loop.autocast(device):
+        seed_dropout(self.config.seed, *batch.place)
+        with autocast(device):
             logits = self.module(batch.ids.to(device), batch.types.to(device), batch.lengths, kept)
         if kind == "classification":
             loss = F.cross_entropy(full_precision(logits), targets, reduction="sum")

@@ -15,7 +15,7 @@ import yaml
 
 from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.stages.pretraining import pretrain
-from infoxlm_core.training import loop, tracker
+from infoxlm_core.training import tracker
 from tests.toy_text import write_catalogs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -126,7 +126,7 @@ def test_the_killed_run_ends_with_the_losses_of_an_undisturbed_one(finished, tmp
     values = yaml.safe_load((finished.parent / "toy.yaml").read_text())["pretraining"]
     pretrain(PretrainingConfig.parse(values), only(finished, "shards/*"), tmp_path / "out", tmp_path / "run")
 
-    expected = tracker.read(tmp_path / "run" / loop.METRICS)
+    expected = tracker.read(tmp_path / "run" / tracker.METRICS)
     found = tracker.read(only(finished, "pretrained/*/encoder/metrics.jsonl"))
     assert [step for step, _ in found] == [step for step, _ in expected]
     for name in ("loss/mlm", "loss/tlm", "loss/xlco"):

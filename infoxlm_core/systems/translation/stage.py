@@ -33,7 +33,8 @@ from infoxlm_core.systems.translation.samples import Side, Task, TranslationSamp
 from infoxlm_core.training import distributed, loop, tracker
 from infoxlm_core.training.checkpoints import Checkpoints
 from infoxlm_core.training.fingerprint import Fingerprint
-from infoxlm_core.training.learner import Learner, LossWeights
+from infoxlm_core.training.learner import Learner, LossWeights, autocast, seed_dropout
+from infoxlm_core.training.run import run_directory
 from infoxlm_core.training.tracker import FileTracker, Tracker
 
 logger = logging.getLogger(__name__)
@@ -74,7 +75,7 @@ def train(
         if start := getattr(config, half).model:
             inputs[f"{half}.model"] = pretrained.digest_of(Path(start))
     fingerprint = Fingerprint.of(config, VERSION, inputs)
-    with loop.run_directory(run, fingerprint, config.checkpoints, track) as (checkpoints, curves):
+    with run_directory(run, fingerprint, config.checkpoints, track) as (checkpoints, curves):
         for steps in _ends(config, checkpoints):
             so_far = config.optimization.model_copy(update={"steps": steps})
             figures = loop.train(learner, so_far, checkpoints, curves, config.log_every, learner.observe)
@@ -100,7 +101,7 @@ def _ends(config: TranslationConfig, checkpoints: Checkpoints) -> list[int]:
 
 def _history(run: Path, steps: int) -> list[float]:
     """BLEU of each validation up to a step."""
-    points = distributed.on_first(lambda: tracker.read(run / loop.METRICS)) or []
+    points = distributed.on_first(lambda: tracker.read(run / tracker.METRICS)) or []
     return distributed.from_first([values[BLEU] for step, values in points if BLEU in values and step <= steps])
 
 
@@ -151,8 +152,8 @@ class Translating(Learner):
     def losses(self, batch: Task, scales: Mapping[str, float]) -> tuple[Tensor, dict[str, Tensor]]:
         target = batch.target.to(self.device)
         source = self.back_translate(target) if batch.source is None else batch.source.to(self.device)
-        loop.seed_dropout(self.config.seed, *batch.place)
-        with loop.autocast(self.device):
+        seed_dropout(self.config.seed, *batch.place)
+        with autocast(self.device):
             logits = self.module(source, target)
         loss = clm_loss(logits, _after_first(target))
         weight = denoising_weight(self.config, batch.place[0]) if batch.objective == "dae" else 1.0
@@ -167,7 +168,7 @@ class Translating(Learner):
         training = self.module.training
         self.module.eval()
         try:
-            with torch.no_grad(), loop.autocast(self.device):
+            with torch.no_grad(), autocast(self.device):
                 made = self.module.generate(target, other, limits)
         finally:
             self.module.train(training)

@@ -19,7 +19,7 @@ import pytest
 
 from components.adapters.ray import train as ray_train
 from infoxlm_core.stages.pretraining import pretrain
-from infoxlm_core.training import loop, tracker
+from infoxlm_core.training import tracker
 from tests.conftest import tiny_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -96,7 +96,7 @@ def both(shards: Path, base: Path) -> str:
 def losses(run: Path) -> list[tuple[int, str, str]]:
     return [
         (step, name, values[name].hex())
-        for step, values in tracker.read(run / loop.METRICS)
+        for step, values in tracker.read(run / tracker.METRICS)
         for name in ("loss/mlm", "loss/tlm", "loss/xlco")
     ]
 

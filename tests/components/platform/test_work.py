@@ -28,7 +28,7 @@ from infoxlm_core.errors import (
     Preempted,
     StorageUnavailable,
 )
-from infoxlm_core.training import loop, tracker
+from infoxlm_core.training import tracker
 from tests.conftest import tiny_config
 
 URL = "s3://models/store"
@@ -64,7 +64,7 @@ def undisturbed(tiny_shards, tmp_path_factory) -> list:
 
 def curve(made: Path) -> list:
     return [(step, {name: value.hex() for name, value in values.items() if "loss" in name})
-            for step, values in tracker.read(made / "encoder" / loop.METRICS)]  # fmt: skip
+            for step, values in tracker.read(made / "encoder" / tracker.METRICS)]  # fmt: skip
 
 
 def stop_soon(monkeypatch, after: int) -> None:

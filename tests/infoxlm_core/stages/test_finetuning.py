@@ -20,9 +20,11 @@ from infoxlm_core.stages.finetuning import digest_of, finetune, read_task, sched
 from infoxlm_core.stages.pretraining import build
 from infoxlm_core.tasks.classification import ClassificationConfig
 from infoxlm_core.tasks.question_answering import AnsweringConfig
-from infoxlm_core.training import distributed, loop, task_learner, tracker
+from infoxlm_core.training import distributed, task_learner, tracker
 from infoxlm_core.training.best_checkpoints import Kept
 from infoxlm_core.training.optimizer import make_adamw
+from infoxlm_core.training.state import Progress
+from infoxlm_core.training.step import train_step
 from infoxlm_core.training.task_learner import Task, TaskLearner
 from tests.conftest import tiny_config
 from tests.infoxlm_core.stages.test_tokenization import run, write_corpus
@@ -65,7 +67,7 @@ def config(data: Path, **changes) -> ClassificationConfig:
 def test_it_learns_the_labels_and_exports_for_transformers(encoder, data, tmp_path):
     finetune(config(data), encoder, None, tmp_path / "out", tmp_path / "run")
 
-    curve = tracker.read(tmp_path / "run" / loop.METRICS)
+    curve = tracker.read(tmp_path / "run" / tracker.METRICS)
     assert sum(values["train/accuracy"] for _, values in curve[-5:]) / 5 > 0.95
     test = pd.read_parquet(tmp_path / "out/test.parquet")
     assert set(test["language"]) == {"en", "de"} and len(test) == 48 * 2
@@ -90,7 +92,7 @@ def test_a_resumed_run_equals_an_undisturbed_one(encoder, data, tmp_path):
     finetune(settings, encoder, None, tmp_path / "b/out2", tmp_path / "b/run")
 
     losses = [
-        [values["loss/classification"].hex() for _, values in tracker.read(tmp_path / x / "run" / loop.METRICS)]
+        [values["loss/classification"].hex() for _, values in tracker.read(tmp_path / x / "run" / tracker.METRICS)]
         for x in "ab"
     ]
     assert losses[0] == losses[1]
@@ -198,10 +200,10 @@ def test_a_reader_learns_where_the_answer_is_from_the_mean_of_both_cross_entropi
     )
     module = task_models.create(encoder, "question_answering")
     learner = TaskLearner(settings, module, task, 150, Kept(tmp_path, settings.selection, "en"))
-    optimizer, progress = make_adamw(module.parameters(), settings.optimization), loop.Progress()
+    optimizer, progress = make_adamw(module.parameters(), settings.optimization), Progress()
     first, last = (task_models.run(module, task.examples) for _ in range(2))
 
-    figures = [loop.train_step(learner, optimizer, settings.optimization, progress, learner.batches(step))[0]
+    figures = [train_step(learner, optimizer, settings.optimization, progress, learner.batches(step))[0]
                for step in range(150)]  # fmt: skip
 
     rows_of_first_batch = generator(1, "epoch", 0).permutation(200)[:32]

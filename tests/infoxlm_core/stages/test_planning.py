@@ -10,8 +10,8 @@ from infoxlm_core.data.shards import open_shards
 from infoxlm_core.errors import InputError
 from infoxlm_core.model.encoder import Encoder, EncoderSize
 from infoxlm_core.stages import planning, pretraining
-from infoxlm_core.training import state
 from infoxlm_core.training.optimizer import make_adamw
+from infoxlm_core.training.state import named_tensors
 from tests.conftest import VOCABULARY, tiny_config
 
 ROOT = Path(__file__).parents[3]
@@ -48,7 +48,7 @@ def test_weights_optimizer_key_encoder_and_queue_take_the_bytes_of_the_plan(tiny
     assert planned["AdamW moments"] == bytes_of([t for state in optimizer.state.values() for t in state.values()])
     assert planned["key encoder"] == bytes_of(learner.key_encoder.parameters())
     assert planned["queue"] == bytes_of([learner.queue.rows, learner.queue.meanings, learner.queue.born])
-    saved = state.named_tensors(learner, optimizer)
+    saved = named_tensors(learner, optimizer)
     pointer = saved["learner/queue/pointer"].element_size()
     run = values(planning.plan(config, VOCABULARY, gpus=1).run)
     assert run["checkpoint"] == bytes_of(saved.values()) - pointer

@@ -28,8 +28,10 @@ from infoxlm_core.errors import (
 )
 from infoxlm_core.stages.pretraining import Pretraining, build, pretrain
 from infoxlm_core.training import checkpoints as saving
-from infoxlm_core.training import distributed, loop, optimizer, state, tracker
+from infoxlm_core.training import distributed, optimizer, tracker
 from infoxlm_core.training.fingerprint import Fingerprint
+from infoxlm_core.training.state import Progress, named_tensors
+from infoxlm_core.training.step import count_targets, train_step
 from tests import workers
 from tests.conftest import tiny_config
 
@@ -37,7 +39,7 @@ from tests.conftest import tiny_config
 def losses(run: Path) -> list[tuple]:
     """Every logged step's losses, bit by bit."""
     wanted = ("loss/mlm", "loss/tlm", "loss/xlco", "xlco/accuracy", "gradient_norm")
-    return [(step, *(values[name].hex() for name in wanted)) for step, values in tracker.read(run / loop.METRICS)]
+    return [(step, *(values[name].hex() for name in wanted)) for step, values in tracker.read(run / tracker.METRICS)]
 
 
 def numbers(run: Path) -> list[float]:
@@ -139,11 +141,11 @@ def test_the_micro_batch_does_not_change_the_step(tiny_shards, micro, weighting)
         recorded = torch.optim.SGD(parameters, lr=0.0)
         recorded.step = lambda: grads.append(torch.cat([p.grad.flatten() for p in parameters]))
         grads: list[torch.Tensor] = []
-        figures, _ = loop.train_step(
+        figures, _ = train_step(
             learner,
             recorded,
             config.optimization.model_copy(update={"clip_norm": 1e9}),
-            loop.Progress(),
+            Progress(),
             learner.batches(0),
         )
         return figures, grads[0], learner.queue.rows
@@ -172,7 +174,7 @@ def _three_steps(path: Path, weighting: str) -> dict[str, torch.Tensor]:
     shards = open_shards(path)
     learner = Pretraining(config, build(config, shards), shards)
     learner.after_step(0)
-    adam, progress = optimizer.make_adamw(learner.module.parameters(), config.optimization), loop.Progress()
+    adam, progress = optimizer.make_adamw(learner.module.parameters(), config.optimization), Progress()
     gradients, take = [], adam.step
 
     def recorded() -> None:
@@ -181,7 +183,7 @@ def _three_steps(path: Path, weighting: str) -> dict[str, torch.Tensor]:
 
     adam.step = recorded
     for _ in range(3):
-        loop.train_step(learner, adam, config.optimization, progress, learner.batches(progress.step))
+        train_step(learner, adam, config.optimization, progress, learner.batches(progress.step))
     queue = torch.cat(
         [learner.queue.rows, learner.queue.meanings.double(), learner.queue.born[:, None].double()], dim=1
     )
@@ -227,7 +229,7 @@ def test_objectives_that_begin_late_do_so_alike_on_two_workers(tiny_shards, tmp_
     found, expected = (
         [
             v.get(f"loss/{n}", 0.0)
-            for _, v in tracker.read(tmp_path / run / loop.METRICS)
+            for _, v in tracker.read(tmp_path / run / tracker.METRICS)
             for n in ("mlm", "tlm", "xlco")
         ]
         for run in ("run", "alone")
@@ -242,7 +244,7 @@ def test_clipping_sees_the_gradient_of_the_mean_losses(tiny_shards):
     learner = Pretraining(config, build(config, shards), shards)
     learner.after_step(0)
     batches = learner.batches(0)
-    counts = loop.count(batches, learner.weights.by_name)
+    counts = count_targets(batches, learner.weights.by_name)
     for batch in batches:  # by hand: the gradient of the sum of mean losses
         learner.losses(batch, {name: 1 / counts[name] for name in learner.weights.by_name})[0].backward()
     expected = torch.cat([p.grad.flatten() for p in learner.module.parameters()]).norm().item()
@@ -252,7 +254,7 @@ def test_clipping_sees_the_gradient_of_the_mean_losses(tiny_shards):
     adam = optimizer.make_adamw(learner.module.parameters(), config.optimization)
     adam.step = lambda: clipped.append(torch.cat([p.grad.flatten() for p in learner.module.parameters()]).norm().item())
 
-    figures, _ = loop.train_step(learner, adam, config.optimization, loop.Progress(), batches)
+    figures, _ = train_step(learner, adam, config.optimization, Progress(), batches)
 
     assert figures["gradient_norm"] == pytest.approx(expected, rel=1e-9)
     assert clipped == [pytest.approx(1e-3, rel=1e-3)] and expected > 1e-3
@@ -592,9 +594,9 @@ def test_a_bad_step_touches_neither_weights_nor_key_encoder_nor_queue(tiny_shard
     learner = Pretraining(config, build(config, shards), shards)
     learner.after_step(0)
     adam = optimizer.make_adamw(learner.module.parameters(), config.optimization)
-    progress = loop.Progress()
-    loop.train_step(learner, adam, config.optimization, progress, learner.batches(progress.step))
-    before = {name: tensor.clone() for name, tensor in state.named_tensors(learner, adam).items()}
+    progress = Progress()
+    train_step(learner, adam, config.optimization, progress, learner.batches(progress.step))
+    before = {name: tensor.clone() for name, tensor in named_tensors(learner, adam).items()}
     plain = learner.losses
 
     def spoiled(batch, scales):
@@ -604,10 +606,10 @@ def test_a_bad_step_touches_neither_weights_nor_key_encoder_nor_queue(tiny_shard
     monkeypatch.setattr(learner, "losses", spoiled)
 
     for _ in range(2):
-        figures, _ = loop.train_step(learner, adam, config.optimization, progress, learner.batches(progress.step))
+        figures, _ = train_step(learner, adam, config.optimization, progress, learner.batches(progress.step))
 
     assert figures["skipped"] == 1.0
-    after = state.named_tensors(learner, adam)
+    after = named_tensors(learner, adam)
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
     assert (progress.step, progress.updates, progress.bad_in_a_row) == (3, 1, 2)
 
@@ -708,7 +710,7 @@ def test_contrast_learns_a_toy_language_far_above_chance(tiny_shards, tmp_path, 
 
     pretrain(config, tiny_shards, tmp_path / "out", tmp_path / "run")
 
-    accuracy = [values["xlco/accuracy"] for _, values in tracker.read(tmp_path / "run" / loop.METRICS)]
+    accuracy = [values["xlco/accuracy"] for _, values in tracker.read(tmp_path / "run" / tracker.METRICS)]
     record_property("figure", f"XLCO accuracy {sum(accuracy[-3:]) / 3:.2f}, chance {1 / 33:.2f}")
     assert sum(accuracy[-3:]) / 3 > 10 / (1 + 32)
 

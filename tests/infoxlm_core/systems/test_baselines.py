@@ -30,7 +30,7 @@ from infoxlm_core.systems.baseline_samples import (
     windows,
 )
 from infoxlm_core.systems.next_sentences import DOCUMENT, BERTSampler, truncate
-from infoxlm_core.training import loop, tracker
+from infoxlm_core.training import tracker
 from infoxlm_core.training.optimizer import learning_rate
 from tests.conftest import tiny_config, write_shards
 from tests.workers import fp64, join, start
@@ -356,7 +356,7 @@ def curves(run: Path) -> list[tuple]:
     """Every step's losses, bit by bit."""
     return [
         (step, *((name, value.hex()) for name, value in sorted(values.items()) if "loss" in name or "norm" in name))
-        for step, values in tracker.read(run / loop.METRICS)
+        for step, values in tracker.read(run / tracker.METRICS)
     ]
 
 
@@ -383,7 +383,7 @@ def test_two_workers_give_the_losses_of_one(tiny_shards, tmp_path):
 
     start(_xlm_worker, 2, tiny_shards, tmp_path)
 
-    one, two = (tracker.read(tmp_path / name / loop.METRICS) for name in ("one", "two"))
+    one, two = (tracker.read(tmp_path / name / tracker.METRICS) for name in ("one", "two"))
     for (_, alone), (_, together) in zip(one, two, strict=True):
         expected = {name: value for name, value in alone.items() if "loss" in name or "norm" in name}
         assert {name: together[name] for name in expected} == pytest.approx(expected, rel=1e-9)

@@ -10,7 +10,9 @@ from infoxlm_core.data.batches import micro_batches
 from infoxlm_core.data.samples import Sampler
 from infoxlm_core.data.shards import open_shards
 from infoxlm_core.stages.pretraining import Pretraining, build, pretrain
-from infoxlm_core.training import loop, optimizer, tracker
+from infoxlm_core.training import optimizer, tracker
+from infoxlm_core.training.state import Progress
+from infoxlm_core.training.step import train_step
 from tests.conftest import VOCABULARY, tiny_config
 
 
@@ -30,9 +32,7 @@ def learner_of(tiny_shards):
 
 def step(learner: Pretraining, number: int = 0) -> dict[str, float]:
     adam = optimizer.make_adamw(learner.module.parameters(), learner.config.optimization)
-    return loop.train_step(
-        learner, adam, learner.config.optimization, loop.Progress(step=number), learner.batches(number)
-    )[0]
+    return train_step(learner, adam, learner.config.optimization, Progress(step=number), learner.batches(number))[0]
 
 
 ALONE = {"objectives": {"mlm": 0, "tlm": 0}, "batches": {"micro_batch_size": 8}}
@@ -172,7 +172,7 @@ def test_contrast_may_start_later_with_a_fresh_copy_and_a_full_queue(tiny_shards
     config = tiny_config(contrast={"start_step": 3})
     pretrain(config, tiny_shards, tmp_path / "out", tmp_path / "run")
 
-    points = dict(tracker.read(tmp_path / "run" / loop.METRICS))
+    points = dict(tracker.read(tmp_path / "run" / tracker.METRICS))
     assert ["loss/xlco" in points[number] for number in range(1, 7)] == [False] * 3 + [True] * 3
     assert points[4]["queue/age"] == 0.75  # 8 keys of this step, 24 of the start, one step ago
 
@@ -181,13 +181,13 @@ def test_contrast_may_start_later_with_a_fresh_copy_and_a_full_queue(tiny_shards
             file.unlink()
         (tmp_path / "run" / f"step={number:010d}").rmdir()
     pretrain(config, tiny_shards, tmp_path / "again", tmp_path / "run")
-    again = dict(tracker.read(tmp_path / "run" / loop.METRICS))
+    again = dict(tracker.read(tmp_path / "run" / tracker.METRICS))
     assert all(again[n]["loss/mlm"] == points[n]["loss/mlm"] for n in points)
     assert all(again[n].get("loss/xlco") == points[n].get("loss/xlco") for n in points)
 
 
 def losses_of(run: Path) -> list[str]:
-    points = tracker.read(run / loop.METRICS)
+    points = tracker.read(run / tracker.METRICS)
     return [values[f"loss/{objective}"].hex() for _, values in points for objective in ("mlm", "tlm", "xlco")]
 
 

@@ -10,7 +10,7 @@ from infoxlm_core.data.shards import open_shards
 from infoxlm_core.model.encoder import Encoder, EncoderSize, initialise
 from infoxlm_core.stages.pretraining import pretrain
 from infoxlm_core.systems.probe import Probe
-from infoxlm_core.training import loop, tracker
+from infoxlm_core.training import tracker
 from tests.conftest import VOCABULARY, tiny_config, write_shards
 
 
@@ -45,7 +45,7 @@ def test_it_is_a_curve_of_the_run_and_changes_no_step(with_held_out, tmp_path):
     def losses(every: int) -> list[dict]:
         config = tiny_config(probe={"every": every, "pairs": 10})
         pretrain(config, with_held_out, tmp_path / f"out {every}", tmp_path / f"run {every}")
-        return [values for _, values in tracker.read(tmp_path / f"run {every}" / loop.METRICS)]
+        return [values for _, values in tracker.read(tmp_path / f"run {every}" / tracker.METRICS)]
 
     probed, plain = losses(3), losses(0)
 

@@ -13,7 +13,9 @@ from infoxlm_core.data.shards import open_shards
 from infoxlm_core.data.vocabulary import EOS, FIRST_PIECE
 from infoxlm_core.stages.pretraining import Pretraining, build
 from infoxlm_core.systems.probe import Probe
-from infoxlm_core.training import loop, optimizer
+from infoxlm_core.training import optimizer
+from infoxlm_core.training.state import Progress
+from infoxlm_core.training.step import train_step
 from tests.conftest import tiny_config
 
 TOPICS, WORDS, TRAINING, HELD_OUT = 8, 8, 2800, 200
@@ -64,9 +66,9 @@ def retrieval(corpus: shards.Shards, seed: int, objectives: dict[str, float]) ->
     learner = Pretraining(config, build(config, corpus), corpus)
     learner.after_step(0)
     adam = optimizer.make_adamw(learner.module.parameters(), config.optimization)
-    progress = loop.Progress()
+    progress = Progress()
     for step in range(config.optimization.steps):
-        loop.train_step(learner, adam, config.optimization, progress, learner.batches(step))
+        train_step(learner, adam, config.optimization, progress, learner.batches(step))
     probe, encoder = Probe(corpus, HELD_OUT, 12), learner.module.encoder
     return max(probe.score(encoder, layer, "mean", torch.device("cpu"))["probe/retrieval"] for layer in range(3))
 

@@ -25,7 +25,9 @@ from infoxlm_core.systems.translation.config import NoiseConfig, TranslationConf
 from infoxlm_core.systems.translation.decoding import BLEU, bleu, standard_bleu, translate
 from infoxlm_core.systems.translation.model import Translator, start_from
 from infoxlm_core.systems.translation.samples import TranslationSampler, add_noise, denoising_weight, side
-from infoxlm_core.training import loop, optimizer, tracker
+from infoxlm_core.training import optimizer, tracker
+from infoxlm_core.training.state import Progress
+from infoxlm_core.training.step import train_step
 from tests.conftest import VOCABULARY
 from tests.infoxlm_core.systems.test_baselines import config_of
 from tests.toy_text import messages
@@ -248,10 +250,10 @@ def test_the_gradient_of_back_translation_is_that_of_its_source_as_given(tiny_sh
 def test_an_untrained_translator_knows_nothing_and_learns(tiny_shards):
     learner = learner_of(open_shards(tiny_shards), batch_tokens=200)
     config = learner.config.optimization.model_copy(update={"steps": 40})
-    adam, progress, curve = optimizer.make_adamw(learner.module.parameters(), config), loop.Progress(), []
+    adam, progress, curve = optimizer.make_adamw(learner.module.parameters(), config), Progress(), []
 
     for step in range(40):
-        figures, _ = loop.train_step(learner, adam, config, progress, learner.batches(step))
+        figures, _ = train_step(learner, adam, config, progress, learner.batches(step))
         curve.append(figures)
 
     assert curve[0]["loss/dae"] == pytest.approx(math.log(VOCABULARY), abs=0.5)
@@ -350,7 +352,7 @@ def curves(run: Path) -> list[tuple]:
     """Every step's losses and BLEU, bit by bit."""
     return [
         (step, *((n, v.hex()) for n, v in sorted(values.items()) if "loss" in n or "norm" in n or BLEU in n))
-        for step, values in tracker.read(run / loop.METRICS)
+        for step, values in tracker.read(run / tracker.METRICS)
     ]
 
 

@@ -17,7 +17,9 @@ from infoxlm_core.data import shards as tables
 from infoxlm_core.data.shards import open_shards
 from infoxlm_core.errors import ConfigError
 from infoxlm_core.stages.pretraining import Pretraining, build, pretrain
-from infoxlm_core.training import loop, optimizer, tracker
+from infoxlm_core.training import optimizer, tracker
+from infoxlm_core.training.state import Progress
+from infoxlm_core.training.step import train_step
 from tests.conftest import tiny_config, write_shards
 from tests.infoxlm_core.stages.test_pretraining import losses, numbers, state_of
 from tests.workers import fp64, join, start
@@ -84,7 +86,7 @@ def _good_step_then_bad(rank: int, path: Path) -> dict:
     wanted, shards = config(sharded=True), open_shards(path)
     learner = Pretraining(wanted, build(wanted, shards), shards)
     learner.after_step(0)
-    adam, progress = optimizer.make_adamw(learner.module.parameters(), wanted.optimization), loop.Progress()
+    adam, progress = optimizer.make_adamw(learner.module.parameters(), wanted.optimization), Progress()
     parameters, keys, held = list(learner.module.parameters()), list(learner.key_encoder.parameters()), []
 
     def weigh(*_) -> None:
@@ -95,7 +97,7 @@ def _good_step_then_bad(rank: int, path: Path) -> dict:
 
     def take() -> float:
         batches = learner.batches(progress.step)
-        return loop.train_step(learner, adam, wanted.optimization, progress, batches)[0]["skipped"]
+        return train_step(learner, adam, wanted.optimization, progress, batches)[0]["skipped"]
 
     adam.register_step_post_hook(weigh)
     take()
@@ -127,7 +129,7 @@ def forget_after(step: int, run: Path) -> None:
 
 def probed(run: Path) -> list[float]:
     return [
-        figures["probe/retrieval"] for _, figures in tracker.read(run / loop.METRICS) if "probe/retrieval" in figures
+        figures["probe/retrieval"] for _, figures in tracker.read(run / tracker.METRICS) if "probe/retrieval" in figures
     ]
 
 

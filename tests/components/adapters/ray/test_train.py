@@ -12,7 +12,7 @@ import torch
 from components.adapters.ray import train as ray_train
 from infoxlm_core.errors import ConfigMismatch, Preempted
 from infoxlm_core.stages.pretraining import pretrain
-from infoxlm_core.training import loop, tracker
+from infoxlm_core.training import tracker
 from tests.conftest import tiny_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -22,7 +22,7 @@ LONGER = {"optimization": {"steps": 60}, "checkpoints": {"every": 5}}
 def train(workers: int, shards: Path, base: Path, work=pretrain, **changes) -> list[tuple[int, dict]]:
     config = tiny_config(**changes)
     ray_train.run(work, workers, config=config, shards_path=shards, output=base / "out", run=base / "run")
-    return tracker.read(base / "run" / loop.METRICS)
+    return tracker.read(base / "run" / tracker.METRICS)
 
 
 def losses(points: list[tuple[int, dict]]) -> list[float]:
