@@ -37,24 +37,26 @@ def pretrain(
     from components.adapters.mlflow import runs as mlflow_runs
     from components.adapters.mlflow import tracker as mlflow_tracker
     from components.adapters.sources import models as model_source
-    from components.platform import runtime, stores, work
+    from components.platform import runtime, stores, trainings, work
     from infoxlm_core.config import PretrainingConfig
 
     with runtime.ending_clearly(store, "pretrain", trial):
         checked = PretrainingConfig.parse(config, "pretraining")
-        given, digest = stores.read_pointer(shards)
+        location, digest = stores.read_pointer(shards)
         run = runtime.run_id(store, trial)
         mlflow_runs.log_params(run, {"pretraining": checked.model_dump(mode="json")})
         start_from = checked.model.start and str(model_source.fetch(checked.model.start, stores.local(store)))
-        name = runtime.artifact_key("pretrained", checked, digest, *runtime.digest_inputs(start_from))
+        start_digests = runtime.digest_inputs(start_from)
+        name = runtime.artifact_key("pretrained", checked, digest, *start_digests)
+        inputs = {"shards": digest} | ({"model.start": start_digests[0]} if start_digests else {})
         wanted = work.Work(
             stage="pretrain",
             store=store,
             kind="pretrained",
             name=name,
-            run=f"pretrained-{name}",
+            run=trainings.choose_run(store, "pretrained", name, checked, inputs, trial),
             config=config,
-            artifacts={"shards_path": given},
+            artifacts={"shards_path": location},
             num_workers=num_workers,
             mlflow_run=run,
         )

@@ -1,10 +1,12 @@
 """What every training needs: optimizer, schedule, checkpoints."""
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from infoxlm_core.config.base import Share, StageConfig, Weight
+
+RunName = Annotated[str, Field(pattern=r"^([A-Za-z0-9][\w.-]*)?$")]
 
 
 class OptimizationConfig(StageConfig):
@@ -57,6 +59,7 @@ class CheckpointsConfig(StageConfig):
     keep: PositiveInt = 3
     """Newest checkpoints that stay on disk."""
 
-    resume: str = ""
-    """Name of a run, such as `pretrained-3f2a…` in the store's `runs`: go on from its newest checkpoint although data,
-    tokenizer or settings are no longer those it began with; each difference is logged. Without it that is refused."""
+    resume: RunName = ""
+    """Name of a pre-training's run, such as `pretrained-3f2a…` in the store's `runs`: go on from its newest checkpoint
+    although data, tokenizer or settings are no longer those it began with; each difference is logged. Without it that
+    is refused."""

@@ -34,6 +34,11 @@ def device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
+def describe() -> dict[str, object]:
+    """What a result may depend on in its last bits: threads of a worker, workers, kind of device."""
+    return {"threads": torch.get_num_threads(), "workers": world_size(), "device": device().type}
+
+
 def my_share(virtual_shards: int) -> range:
     """The contiguous range of virtual shards that this worker draws.
 

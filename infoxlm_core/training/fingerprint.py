@@ -10,12 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-import torch
-
 from infoxlm_core import manifests
 from infoxlm_core.config import StageConfig
 from infoxlm_core.errors import ConfigMismatch
-from infoxlm_core.training import distributed
 
 logger = logging.getLogger(__name__)
 
@@ -37,17 +34,13 @@ class Fingerprint:
         """The fingerprint of a training in this process.
 
         Args:
-            config: of the stage; how often to save, log and probe is left out.
+            config: of the stage.
             version: of the stage, see `manifests.VERSIONS`.
-            inputs: digests by name. One named like a setting takes the place of that, which is but a path.
+            inputs: digests by name.
         """
-        compared: dict[str, object] = {"version": version, **flatten(config.result_fields()), **inputs}
-        machine = {
-            "threads": torch.get_num_threads(),
-            "workers": distributed.world_size(),
-            "device": distributed.device().type,
-        }
-        return cls(compared, manifests.made_by() | machine)
+        from infoxlm_core.training import distributed  # imports torch: who only compares does without
+
+        return cls(decisive(config, version, inputs), manifests.made_by() | distributed.describe())
 
     def meta(self) -> dict[str, Any]:
         """What a checkpoint says of it."""
@@ -70,6 +63,14 @@ class Fingerprint:
         changed = refused + differences(meta["made_by"], self.recorded)
         if changed:
             logger.warning("%s goes on with what it did not begin with: %s", run, "; ".join(changed))
+
+
+def decisive(config: StageConfig, version: int, inputs: Mapping[str, str]) -> dict[str, object]:
+    """What decides the result, by name: all settings but how often to save, log and probe.
+
+    An input that is named like a setting takes its place: the content counts, not the path.
+    """
+    return {"version": version, **flatten(config.result_fields()), **inputs}
 
 
 def differences(before: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
