@@ -93,4 +93,5 @@ def _read(sums: Mapping[str, Tensor], norm: Tensor) -> tuple[dict[str, Any], flo
     values = torch.cat([total, norm.double().reshape(1)]).cpu().numpy()
     edges = np.cumsum([sums[name].numel() for name in names])
     parts = zip(names, np.split(values[:-1], edges[:-1]), strict=True)
-    return {name: part if sums[name].dim() else part.item() for name, part in parts}, values[-1].item()
+    shaped = {name: part.reshape(sums[name].shape) for name, part in parts}
+    return {name: part if part.ndim else part.item() for name, part in shaped.items()}, values[-1].item()
