@@ -20,10 +20,11 @@ from infoxlm_core.data.shards import open_shards
 from infoxlm_core.data.vocabulary import BOS, EOS
 from infoxlm_core.model import pretrained, task_models, tokenizers
 from infoxlm_core.model.encoder import Encoder, EncoderSize, initialise
+from infoxlm_core.tasks import TASKS
 from infoxlm_core.tasks.classification import ClassificationConfig
 from infoxlm_core.training import active_vocabulary
 from infoxlm_core.training.best_checkpoints import Kept
-from infoxlm_core.training.task_learner import Task, TaskLearner
+from infoxlm_core.training.task_learner import TaskLearner, Training
 
 BATCH, PAIRS, LABELS = 32, 6_400, ("contradiction", "entailment", "neutral")
 PERCENTS = (0, 1, 5, 25, 50, 75, 95, 99, 100)
@@ -60,11 +61,11 @@ def case(text: np.ndarray, tokenizer: Path, vocabulary: str, rounds: int, steps:
     return measure(found, variants, rounds)
 
 
-def _learner(model: task_models.Classifier, task: Task) -> TaskLearner:
+def _learner(model: task_models.Classifier, task: Training) -> TaskLearner:
     return TaskLearner(CONFIG, model, task, CONFIG.optimization.steps, Kept(Path(), CONFIG.selection, "en"))
 
 
-def _trainers(found: Case, peer: nn.Module, task: Task, tokenizer: Path, steps: int) -> dict:
+def _trainers(found: Case, peer: nn.Module, task: Training, tokenizer: Path, steps: int) -> dict:
     """The Trainer padding to the longest of a batch, random or similar ones, and to 128 as its own example script."""
     rows = [
         {"input_ids": task.examples.take([row]).ids.tolist(), "labels": int(label)}
@@ -85,7 +86,7 @@ def _trainers(found: Case, peer: nn.Module, task: Task, tokenizer: Path, steps: 
     return variants
 
 
-def make_task(text: np.ndarray, pairs: int = PAIRS) -> Task:
+def make_task(text: np.ndarray, pairs: int = PAIRS) -> Training:
     """`<s> premise </s> </s> hypothesis </s>`, consecutive pieces of the text, with labels at random."""
     rng = np.random.default_rng(inputs.SEED)
     premises, hypotheses = (
@@ -96,7 +97,7 @@ def make_task(text: np.ndarray, pairs: int = PAIRS) -> Task:
         first, second = text[place : place + one], text[place + one : place + one + two]
         rows.append([BOS, *first.tolist(), EOS, EOS, *second.tolist(), EOS])
         place += one + two
-    return Task("classification", from_lists(rows), rng.integers(0, len(LABELS), pairs), LABELS)
+    return Training(TASKS["classification"].head, from_lists(rows), rng.integers(0, len(LABELS), pairs), LABELS)
 
 
 def make_models(size: dict, words: int, tokenizer: Path):
@@ -104,7 +105,9 @@ def make_models(size: dict, words: int, tokenizer: Path):
     wanted = inputs.config(size).model
     labels = {"id2label": dict(enumerate(LABELS)), "label2id": {name: i for i, name in enumerate(LABELS)}}
     shape = EncoderSize.of(wanted, words)
-    model = task_models.Classifier(Encoder(shape), pretrained.hugging_face_config(shape, **labels))
+    model = task_models.SequenceModel(
+        Encoder(shape), pretrained.hugging_face_config(shape, **labels), TASKS["classification"].head
+    )
     initialise(model, inputs.SEED)
     inputs.perturb(model, inputs.SEED)
     with tempfile.TemporaryDirectory() as folder:
@@ -123,7 +126,7 @@ def compare(learner: TaskLearner, peer) -> dict[str, float]:
     mask = inputs.pad(torch.ones_like(batch.ids), batch.lengths, 0)
     other = peer(input_ids=ids, attention_mask=mask, labels=batch.targets).loss
     other.backward()
-    mine = {task_models.hugging_face_name(learner.module, n): p.grad for n, p in learner.module.named_parameters()}
+    mine = {pretrained.hugging_face_name(n, learner.module.names): p.grad for n, p in learner.module.named_parameters()}
     theirs = {name: p.grad for name, p in peer.named_parameters() if p.grad is not None}
     found = differences(float(loss.detach()), mine, float(other.detach()), theirs, peers.ZERO_GRADIENT)
     learner.module.zero_grad(set_to_none=True)

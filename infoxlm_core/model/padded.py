@@ -6,26 +6,21 @@ They are called like our packed models, so that training and prediction know one
 import inspect
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     AutoConfig,
-    AutoModelForQuestionAnswering,
-    AutoModelForSequenceClassification,
     PretrainedConfig,
     PreTrainedModel,
 )
 
 from infoxlm_core.errors import InputError
+from infoxlm_core.model.task_head import Head
 
-Kind = Literal["classification", "question_answering"]
-CLASSES: dict[Kind, type] = {
-    "classification": AutoModelForSequenceClassification,
-    "question_answering": AutoModelForQuestionAnswering,
-}
 _DROPOUT = ("dropout", "attention_dropout", "hidden_dropout_prob", "attention_probs_dropout_prob")
 _HEAD_DROPOUT = ("classifier_dropout", "classifier_dropout_prob", "seq_classif_dropout", "summary_first_dropout",
                  "cls_dropout", "pooler_dropout")  # fmt: skip
@@ -34,10 +29,12 @@ _HEAD_DROPOUT = ("classifier_dropout", "classifier_dropout_prob", "seq_classif_d
 class Padded(nn.Module):
     """A task model of Hugging Face, called with packed sequences; dropout in its head is its own."""
 
-    def __init__(self, model: PreTrainedModel, kind: Kind) -> None:
+    drawn_outside = 0
+
+    def __init__(self, model: PreTrainedModel, head: Head) -> None:
         super().__init__()
         self.model = model.train()  # as any new module; Hugging Face's come in eval mode
-        self.kind: Kind = kind
+        self.head = head
         knows_types = "token_type_ids" in inspect.signature(model.forward).parameters
         self.types = getattr(model.config, "type_vocab_size", 0) or 0 if knows_types else 0
 
@@ -49,8 +46,8 @@ class Padded(nn.Module):
     def labels(self) -> tuple[str, ...]:
         return labels_of(self.config)
 
-    def forward(self, ids: Tensor, types: Tensor, lengths: Sequence[int], kept: Tensor | None = None) -> Tensor:  # noqa: ARG002 - as all task models
-        """(T,) ids and types of N sequences -> (N, labels) logits, or (T, 2) of start and end."""
+    def forward(self, ids: Tensor, types: Tensor, lengths: Sequence[int], keep: Tensor | None = None) -> Tensor:  # noqa: ARG002 - as all task models
+        """(T,) ids and types of N sequences -> (N, outputs) logits, or by token (T, outputs)."""
         sizes = list(lengths)
         pad = getattr(self.config, "pad_token_id", None) or 0
         mask = pad_sequence([ids.new_ones(size) for size in sizes], batch_first=True)  # (N, longest)
@@ -58,9 +55,9 @@ class Padded(nn.Module):
         if self.types > 1:  # some (XLM) would look a type up among the words
             inputs["token_type_ids"] = pad_sequence(list(types.split(sizes)), batch_first=True)
         found = self.model(**inputs, attention_mask=mask)
-        if self.kind == "classification":
-            return found.logits
-        return torch.stack([found.start_logits, found.end_logits], dim=2)[mask.bool()]  # (N, longest, 2) -> (T, 2)
+        fields = [found[field] for field in self.head.fields]
+        logits = fields[0] if len(fields) == 1 else torch.stack(fields, dim=-1)
+        return logits[mask.bool()] if self.head.by_token else logits  # (N, longest, outputs) -> (T, outputs)
 
 
 def labels_of(config: PretrainedConfig) -> tuple[str, ...]:
@@ -80,13 +77,13 @@ def read_config(directory: Path) -> PretrainedConfig:
         ) from None
 
 
-def load(directory: Path, kind: Kind, config: PretrainedConfig, fresh: bool) -> Padded:
+def load(directory: Path, head: Head, config: PretrainedConfig, fresh: bool) -> Padded:
     """Load a task model; of a pre-trained encoder (`fresh`) what stands on it may be missing and is random.
 
     Raises:
         InputError: there is no such model, or a weight is missing.
     """
-    auto: Any = CLASSES[kind]
+    auto: Any = getattr(transformers, f"AutoModelFor{head.architecture}")
     try:
         model, report = auto.from_pretrained(
             directory, config=config, use_safetensors=True, output_loading_info=True, local_files_only=True,
@@ -94,13 +91,13 @@ def load(directory: Path, kind: Kind, config: PretrainedConfig, fresh: bool) -> 
         )  # fmt: skip
     except Exception as error:  # as above
         said = " ".join(str(error).split())[:300]
-        raise InputError(f"{directory} cannot be loaded for {kind} ({said}): give another encoder") from None
+        raise InputError(f"{directory} cannot be loaded for {head.name} ({said}): give another encoder") from None
     missing = sorted(
         name for name in report["missing_keys"] if not fresh or name.startswith(f"{model.base_model_prefix}.")
     )
     if missing := [name for name in missing if "pooler" not in name]:
         raise InputError(f"{directory} lacks {len(missing)} weights ({missing[0]}, …): give a complete model")
-    return Padded(model, kind)
+    return Padded(model, head)
 
 
 def set_dropout(config: PretrainedConfig, dropout: float, head_dropout: float) -> None:

@@ -1,4 +1,4 @@
-"""Models of a task: an encoder, and what stands on it to classify texts or to mark an answer.
+"""Models of a task: an encoder, and the head that the task declares.
 
 All are called with packed sequences: `module(ids, types, lengths)`. XLM-R, RoBERTa and BERT run packed, other kinds
 padded inside (`padded.py`). Directories are Hugging Face's, in and out.
@@ -14,23 +14,38 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from infoxlm_core.data.examples import Examples
 from infoxlm_core.model import padded, pretrained, tokenizers
 from infoxlm_core.model.encoder import Encoder, initialise, starts
-from infoxlm_core.model.padded import Kind
+from infoxlm_core.model.task_head import Head
 
 
 class Packed(nn.Module):
     """An encoder over packed sequences, and what its task puts on top."""
 
-    kind: Kind
+    drawn_outside = 0
+    """Layers before which dropout is drawn by the example, by the caller: the `keep` of `forward`."""
 
-    def __init__(self, encoder: Encoder, config: PretrainedConfig) -> None:
+    def __init__(self, encoder: Encoder, config: PretrainedConfig, head: Head, dropout: float = 0.0) -> None:
         super().__init__()
-        self.encoder, self.config = encoder, config
+        self.encoder, self.config, self.head, self.dropout = encoder, config, head, dropout
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return padded.labels_of(self.config)
+
+    @property
+    def bert(self) -> bool:
+        return self.config.model_type == "bert"
+
+    @property
+    def names(self) -> pretrained.Names:
+        """Our parameters on the encoder -> Hugging Face's."""
+        return self.head.bert_names if self.bert else self.head.names
 
     def hidden(self, ids: Tensor, types: Tensor, lengths: Sequence[int], first_rows: bool) -> Tensor:
         """(T,) ids and types of N sequences -> (T, d) of the last layer, or only its N rows at position 0."""
@@ -42,69 +57,53 @@ class Packed(nn.Module):
         return self.encoder.run(hidden, lengths, 0, size.layers, rows, counts)
 
 
-class Classifier(Packed):
-    """The classification head of Hugging Face's class on position 0: dropout, dense, tanh, dropout, linear.
+class SequenceModel(Packed):
+    """A head on position 0, as Hugging Face's: dropout, dense, tanh, dropout, linear.
 
     BERT's has its pooler as `dense` and no dropout before it.
     """
 
-    kind: Kind = "classification"
+    drawn_outside = 2
 
-    def __init__(self, encoder: Encoder, config: PretrainedConfig, dropout: float = 0.0) -> None:
-        super().__init__(encoder, config)
-        self.dropout, self.bert = dropout, config.model_type == "bert"
+    def __init__(self, encoder: Encoder, config: PretrainedConfig, head: Head, dropout: float = 0.0) -> None:
+        super().__init__(encoder, config, head, dropout)
         self.dense = nn.Linear(encoder.size.hidden, encoder.size.hidden)
-        self.output = nn.Linear(encoder.size.hidden, len(self.labels))
+        self.output = nn.Linear(encoder.size.hidden, head.outputs or len(self.labels))
 
-    @property
-    def labels(self) -> tuple[str, ...]:
-        return padded.labels_of(self.config)
-
-    def forward(self, ids: Tensor, types: Tensor, lengths: Sequence[int], kept: Tensor | None = None) -> Tensor:
+    def forward(self, ids: Tensor, types: Tensor, lengths: Sequence[int], keep: Tensor | None = None) -> Tensor:
         """(T,) ids and types of N packed sequences -> (N, labels) logits.
 
-        `kept` (N, 2, d) says what dropout keeps before each linear map; None: everything. It is drawn by the sample,
+        `keep` (N, 2, d) says what dropout keeps before each linear map; None: everything. It is drawn by the sample,
         outside, so that it does not depend on which samples are computed together.
         """
         hidden = self.hidden(ids, types, lengths, first_rows=True)  # (N, d)
-        scale = 1.0 if kept is None else kept.to(hidden.dtype) / (1.0 - self.dropout)  # (N, 2, d)
+        scale = 1.0 if keep is None else keep.to(hidden.dtype) / (1.0 - self.dropout)  # (N, 2, d)
         first, second = (scale, scale) if isinstance(scale, float) else scale.unbind(dim=1)
         return self.output(torch.tanh(self.dense(hidden if self.bert else hidden * first)) * second)
 
 
-class Reader(Packed):
-    """A linear map of every token to two logits: the answer starts here, the answer ends here."""
+class TokenModel(Packed):
+    """A head on every token: dropout, drawn for the tokens that are computed together, and a linear map."""
 
-    kind: Kind = "question_answering"
+    def __init__(self, encoder: Encoder, config: PretrainedConfig, head: Head, dropout: float = 0.0) -> None:
+        super().__init__(encoder, config, head, dropout)
+        self.output = nn.Linear(encoder.size.hidden, head.outputs or len(self.labels))
 
-    def __init__(self, encoder: Encoder, config: PretrainedConfig) -> None:
-        super().__init__(encoder, config)
-        self.output = nn.Linear(encoder.size.hidden, 2)
+    def forward(self, ids: Tensor, types: Tensor, lengths: Sequence[int], keep: Tensor | None = None) -> Tensor:  # noqa: ARG002 - as all task models
+        """(T,) ids and types of N packed sequences -> (T, outputs) logits."""
+        hidden = self.hidden(ids, types, lengths, first_rows=False)
+        if self.training and self.dropout:
+            hidden = F.dropout(hidden, self.dropout)
+        return self.output(hidden)
 
-    def forward(self, ids: Tensor, types: Tensor, lengths: Sequence[int], kept: Tensor | None = None) -> Tensor:  # noqa: ARG002 - as all task models
-        """(T,) ids and types of N packed sequences -> (T, 2) logits of start and end."""
-        return self.output(self.hidden(ids, types, lengths, first_rows=False))
 
-
-TaskModel = Classifier | Reader | padded.Padded
-
-_NAMES: dict[tuple[type, bool], pretrained.Names] = {  # our heads -> Hugging Face's; whether of BERT
-    (Classifier, False): [(r"^dense\.", "classifier.dense."), (r"^output\.", "classifier.out_proj.")],
-    (Classifier, True): [(r"^dense\.", "roberta.pooler.dense."), (r"^output\.", "classifier.")],
-    (Reader, False): [(r"^output\.", "qa_outputs.")],
-    (Reader, True): [(r"^output\.", "qa_outputs.")],
-}
-_ARCHITECTURES = {
-    Classifier: {"bert": "BertForSequenceClassification", "roberta": "RobertaForSequenceClassification",
-                 "xlm-roberta": "XLMRobertaForSequenceClassification"},
-    Reader: {"bert": "BertForQuestionAnswering", "roberta": "RobertaForQuestionAnswering",
-             "xlm-roberta": "XLMRobertaForQuestionAnswering"},
-}  # fmt: skip
+TaskModel = SequenceModel | TokenModel | padded.Padded
+_PREFIXES = {"bert": "Bert", "roberta": "Roberta", "xlm-roberta": "XLMRoberta"}
 
 
 def create(
     directory: Path,
-    kind: Kind,
+    head: Head,
     labels: Sequence[str] = (),
     dropout: float = 0.0,
     head_dropout: float = 0.0,
@@ -114,8 +113,8 @@ def create(
 
     Args:
         directory: a Hugging Face directory of the encoder.
-        kind: what the head is for.
-        labels: of a classifier, in the order of their numbers.
+        head: of the task.
+        labels: in the order of their numbers, where the task has labels.
         dropout: in the encoder.
         head_dropout: in the head.
         seed: of the head's weights.
@@ -125,75 +124,67 @@ def create(
     """
     ours = pretrained.is_ours(pretrained.read_config(directory))
     config = padded.read_config(directory)
-    if kind == "classification":
+    if labels:
         config.id2label = dict(enumerate(labels))
         config.label2id = {label: number for number, label in enumerate(labels)}
     if not ours:
         padded.set_dropout(config, dropout, head_dropout)
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            return padded.load(directory, kind, config, fresh=True)
-    module = _build(directory, kind, config, dropout, head_dropout)
-    for name, head in module.named_children():
+            return padded.load(directory, head, config, fresh=True)
+    module = _build(directory, head, config, dropout, head_dropout)
+    for name, part in module.named_children():
         if name != "encoder":
-            initialise(head, seed)
+            initialise(part, seed)
     known = nn.Module()  # the encoder and, of BERT, the pooler: a head of another task stays where it is
     known.encoder = module.encoder
-    if isinstance(module, Classifier) and module.bert:
+    if isinstance(module, SequenceModel) and module.bert:
         known.dense = module.dense
-    pretrained.load_into(known, directory, optional=("dense.",), names=_names(module))
+    pretrained.load_into(known, directory, optional=("dense.",), names=module.names)
     return module
 
 
-def load(directory: Path, kind: Kind) -> TaskModel:
+def load(directory: Path, head: Head) -> TaskModel:
     """A fine-tuned model, ready to predict; on the GPU if there is one.
 
     Raises:
-        InputError: there is no complete model of this kind in the directory.
+        InputError: there is no complete model with this head in the directory.
     """
     config = padded.read_config(directory)
     module: TaskModel
     if pretrained.is_ours(pretrained.read_config(directory)):
-        module = _build(directory, kind, config, 0.0, 0.0)
-        pretrained.load_into(module, directory, names=_names(module))
+        module = _build(directory, head, config, 0.0, 0.0)
+        pretrained.load_into(module, directory, names=module.names)
     else:
-        module = padded.load(directory, kind, config, fresh=False)
+        module = padded.load(directory, head, config, fresh=False)
     return module.eval().to("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _build(directory: Path, kind: Kind, config: PretrainedConfig, dropout: float, head: float) -> Classifier | Reader:
+def _build(
+    directory: Path, head: Head, config: PretrainedConfig, dropout: float, head_dropout: float
+) -> SequenceModel | TokenModel:
     encoder = Encoder(pretrained.size_of(directory, pretrained.KINDS), dropout)
-    return Classifier(encoder, config, head) if kind == "classification" else Reader(encoder, config)
-
-
-def _names(module: Classifier | Reader) -> pretrained.Names:
-    return _NAMES[type(module), module.config.model_type == "bert"]
-
-
-def hugging_face_name(module: Classifier | Reader, name: str) -> str:
-    """What Hugging Face's class calls a parameter of ours."""
-    found = pretrained.hugging_face_name(name, _names(module))
-    return found.replace("roberta.", "bert.", 1) if module.config.model_type == "bert" else found
+    return (TokenModel if head.by_token else SequenceModel)(encoder, config, head, head_dropout)
 
 
 def export(module: TaskModel, tokenizer: Path, directory: Path) -> None:
-    """Write a directory that `AutoModelForSequenceClassification` or `…QuestionAnswering` loads, and the tokenizer."""
+    """Write a directory that the head's `AutoModelFor…` loads, and the tokenizer."""
     directory.mkdir(parents=True, exist_ok=True)
     if isinstance(module, padded.Padded):
         padded.export(module, directory)
         tokenizers.copy(tokenizer, directory, pretrained.longest_of(module.config.to_dict()))
         return
     config: Any = copy.deepcopy(module.config)
-    config.architectures = [_ARCHITECTURES[type(module)][config.model_type]]
+    config.architectures = [f"{_PREFIXES[config.model_type]}For{module.head.architecture}"]
     config.dtype = torch.float32
-    if isinstance(module, Classifier):
+    if not module.head.outputs:
         config.classifier_dropout = module.dropout
-    pretrained.write(module, config, tokenizer, directory, _names(module))
+    pretrained.write(module, config, tokenizer, directory, module.names)
 
 
 @torch.inference_mode()
 def run(module: TaskModel, examples: Examples, tokens_per_batch: int = 8192) -> list[Tensor] | Tensor:
-    """Logits of examples, in their order, float32 on the CPU: (N, labels), or a list of (length, 2).
+    """Logits of examples, in their order, float32 on the CPU: (N, outputs), or by token a list of (length, outputs).
 
     Similar lengths are computed together, at most `tokens_per_batch` tokens at a time (or one example).
     """
@@ -208,12 +199,12 @@ def run(module: TaskModel, examples: Examples, tokens_per_batch: int = 8192) -> 
             ids, types = (torch.from_numpy(values).to(device) for values in (batch.ids, batch.types))
             with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
                 logits = module(ids, types, lengths)
-            parts = logits.float().cpu().split(lengths if module.kind == "question_answering" else 1)
+            parts = logits.float().cpu().split(lengths if module.head.by_token else 1)
             for row, part in zip(rows, parts, strict=True):
                 found[row] = part
     finally:
         module.train(training)
-    return found if module.kind == "question_answering" else torch.cat(found)
+    return found if module.head.by_token else torch.cat(found)
 
 
 def batches(lengths: np.ndarray, tokens: int) -> list[np.ndarray]:

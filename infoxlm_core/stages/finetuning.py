@@ -1,7 +1,7 @@
 """Stage: encoder + examples of a task -> a model of the task, the one that a rule of selection keeps.
 
-Classification learns from any table of labelled text, question answering from files in SQuAD's format. Both are the
-same training: every example once an epoch, now and then a look at the development sets.
+All tasks are the same training: every example once an epoch, now and then a look at the development sets. What the
+examples are, and how a model is scored on the development sets, says the task.
 """
 
 import hashlib
@@ -16,24 +16,21 @@ import numpy as np
 
 from infoxlm_core import manifests
 from infoxlm_core.config import OptimizationConfig, RecipeConfig
-from infoxlm_core.languages import two_letters
 from infoxlm_core.model import pretrained, task_models
-from infoxlm_core.tasks import labelling, reading, squad
-from infoxlm_core.tasks.classification import ClassificationConfig
-from infoxlm_core.tasks.question_answering import AnsweringConfig
+from infoxlm_core.tasks import task_of
 from infoxlm_core.training import active_vocabulary, distributed, loop, selection
 from infoxlm_core.training.best_checkpoints import Kept
 from infoxlm_core.training.checkpoints import Elsewhere
 from infoxlm_core.training.fingerprint import Fingerprint
 from infoxlm_core.training.run import export_curves, run_directory
-from infoxlm_core.training.task_learner import Task, TaskLearner
+from infoxlm_core.training.task_learner import TaskLearner, Training
 from infoxlm_core.training.tracker import FileTracker, Tracker
 
 logger = logging.getLogger(__name__)
 
 
 def finetune(
-    config: ClassificationConfig | AnsweringConfig,
+    config: RecipeConfig,
     encoder: Path,
     corpus: Path | None,
     output: Path,
@@ -59,10 +56,9 @@ def finetune(
         InputError: data or encoder are not usable, or the rule of selection lacks development sets.
         CorpusTooSmall: no text to train on, or fewer than two labels.
     """
-    task = read_task(config, encoder, corpus)
+    task = read_training(config, encoder, corpus)
     selection.check(config.selection.rule, task.source, task.development)
-    head_dropout = config.head_dropout if isinstance(config, ClassificationConfig) else 0.0
-    module = task_models.create(encoder, task.kind, task.labels, config.dropout, head_dropout, config.seed)
+    module = task_models.create(encoder, task.head, task.labels, config.dropout, task.head_dropout, config.seed)
     optimization = schedule(config, len(task.examples))
     kept = Kept(run, config.selection, task.source)
     inputs = {"encoder": pretrained.digest_of(encoder), "examples": digest_of(task)}
@@ -76,29 +72,14 @@ def finetune(
     return found | {"steps": optimization.steps, "examples": len(task.examples)}
 
 
-def read_task(config: ClassificationConfig | AnsweringConfig, encoder: Path, corpus: Path | None) -> Task:
+def read_training(config: RecipeConfig, encoder: Path, corpus: Path | None) -> Training:
     """Read and tokenise what a config names."""
-    if isinstance(config, AnsweringConfig):
-        read = reading.task(config, encoder)
-        languages = tuple(context for context, _ in squad.cells(config.dev, "dev")) if config.dev else ()
-        return Task("question_answering", read.examples, read.targets, source=reading.source(config),
-                    development=languages, judge=read.judge)  # fmt: skip
-    found = labelling.task(config, encoder, corpus)
-    return Task(
-        "classification",
-        found.examples,
-        found.targets,
-        found.labels,
-        two_letters(config.train_languages[0]),
-        found.development,
-        found.judge,
-        lambda directory: found.test.to_parquet(directory / "test.parquet", index=False),
-    )
+    return task_of(config).training(config, encoder, corpus)
 
 
-def digest_of(task: Task) -> str:
+def digest_of(task: Training) -> str:
     """What a resumed run must find again: training examples, their answers, the languages it is judged by."""
-    found = hashlib.sha256(json.dumps([task.kind, task.labels, task.development]).encode())
+    found = hashlib.sha256(json.dumps([task.head.name, task.labels, task.development]).encode())
     for array in (task.examples.ids, task.examples.types, task.examples.lengths, task.targets):
         found.update(np.ascontiguousarray(array).data)  # as it is stored: gigabytes are not copied
     return f"sha256:{found.hexdigest()}"
@@ -127,5 +108,5 @@ def export(
             task_models.export(module, encoder, directory)
         logger.info("exported the model after step %d to %s", step, directory)
     selection.write(output, config.rule, looks, chosen)
-    learner.task.leave(output)
+    learner.task.write_beside(output)
     export_curves(run, output)

@@ -1,13 +1,20 @@
 """Task: sentences, or sentence pairs, -> labels (XNLI, PAWS-X, SIB-200, any table)."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from infoxlm_core.config.base import Language, Share
 from infoxlm_core.config.tasks import Paths, RecipeConfig
 from infoxlm_core.errors import ConfigError
 from infoxlm_core.languages import two_letters
-from infoxlm_core.tasks.task import Fetch, Scores, Task
+from infoxlm_core.model.task_head import Head
+from infoxlm_core.tasks.task import Scores, Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from infoxlm_core.training.task_learner import Training
 
 
 class ClassificationConfig(RecipeConfig):
@@ -46,6 +53,25 @@ class ClassificationConfig(RecipeConfig):
     """Before the classifier's layers."""
 
 
+def loss(logits: "Tensor", targets: "Tensor", lengths: Sequence[int]) -> tuple["Tensor", "Tensor"]:  # noqa: ARG001
+    """Cross-entropy of (N, labels) logits, summed, and which of the N are right."""
+    import torch.nn.functional as F
+
+    from infoxlm_core.model.objectives import full_precision
+
+    return F.cross_entropy(full_precision(logits), targets, reduction="sum"), logits.argmax(dim=1) == targets
+
+
+HEAD = Head(
+    name="classification",
+    architecture="SequenceClassification",
+    by_token=False,
+    names=((r"^dense\.", "classifier.dense."), (r"^output\.", "classifier.out_proj.")),
+    bert_names=((r"^dense\.", "roberta.pooler.dense."), (r"^output\.", "classifier.")),
+    loss=loss,
+)
+
+
 class Classification(Task[ClassificationConfig]):
     """One label for each row of labelled text."""
 
@@ -55,18 +81,8 @@ class Classification(Task[ClassificationConfig]):
     unit: ClassVar[str] = "rows"
     order = ("en", "fr", "es", "de", "el", "bg", "ru", "tr", "ar", "vi", "th", "zh", "hi", "sw", "ur")
     tables: ClassVar[tuple[str, ...]] = ("xnli",)
-
-    def data(self, settings: ClassificationConfig) -> dict[str, list[str]]:
-        return {"data": [settings.data] if isinstance(settings.data, str) else list(settings.data or ())}
-
-    def localise(self, settings: ClassificationConfig, fetch: Fetch) -> ClassificationConfig:
-        data = settings.data
-        if data is None:  # the labelled set of the prepared corpus
-            return settings
-        return settings.model_copy(update={"data": fetch(data) if isinstance(data, str) else tuple(map(fetch, data))})
-
-    def without_data(self, settings: ClassificationConfig) -> ClassificationConfig:
-        return settings.model_copy(update={"data": ""})
+    head = HEAD
+    only_tested: ClassVar[tuple[str, ...]] = ("mixed",)
 
     def check_plan(self, settings: ClassificationConfig, grid_points: int, where: str) -> None:  # noqa: ARG002
         if settings.data is None:
@@ -77,14 +93,10 @@ class Classification(Task[ClassificationConfig]):
 
         classifying.check(settings, chosen)
 
-    def training_part(self, settings: ClassificationConfig) -> tuple[ClassificationConfig, dict[str, list[str]]]:
-        return settings.model_copy(update={"mixed": False}), self.data(settings)
+    def training(self, settings: ClassificationConfig, encoder: Path, corpus: Path | None) -> "Training":
+        from infoxlm_core.tasks import classifying
 
-    def depends_on_workers(self, settings: ClassificationConfig, encoder: Path) -> bool:
-        from infoxlm_core.model import pretrained
-
-        ours = pretrained.is_ours(pretrained.read_config(encoder))
-        return settings.dropout > 0 or (settings.head_dropout > 0 and not ours)
+        return classifying.training(settings, encoder, corpus)
 
     def training_languages(self, settings: ClassificationConfig) -> list[str]:
         return list(dict.fromkeys(map(two_letters, settings.train_languages)))
@@ -95,4 +107,4 @@ class Classification(Task[ClassificationConfig]):
     def measure(self, settings: ClassificationConfig, model: Path, output: Path) -> Scores:
         from infoxlm_core.tasks import classifying
 
-        return Scores(**classifying.measure(settings, model, None, output))
+        return Scores(**classifying.measure(settings, model, output))

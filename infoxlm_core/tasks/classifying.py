@@ -2,23 +2,26 @@
 
 import logging
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from infoxlm_core import manifests
 from infoxlm_core.data.examples import Examples, encode
-from infoxlm_core.errors import InputError
+from infoxlm_core.errors import CorpusTooSmall, InputError
 from infoxlm_core.languages import two_letters
 from infoxlm_core.model import padded, pretrained, task_models, tokenizers
+from infoxlm_core.model.task_models import TaskModel
 from infoxlm_core.tasks import labelled_files
-from infoxlm_core.tasks.classification import ClassificationConfig
+from infoxlm_core.tasks.classification import HEAD, ClassificationConfig
 from infoxlm_core.tasks.labelled import by_name, paths, read_labelled
 from infoxlm_core.tasks.mixed import within_and_across
 from infoxlm_core.training import selection
+from infoxlm_core.training.task_learner import Training
 
 logger = logging.getLogger(__name__)
 TOKENS = 8192  # of one forward pass
@@ -38,30 +41,13 @@ def answer(classifier: Any, examples: Examples, tokens: int = TOKENS) -> list[st
     return [classifier.labels[best] for best in logits.argmax(dim=1).tolist()]
 
 
-def predict(
-    directory: Path | str,
-    texts: Sequence[str],
-    pairs: Sequence[str] | None = None,
-    batch_size: int = 64,
-    max_tokens: int = 256,
-) -> list[str]:
-    """Predict the label of each text, or text pair, with a classifier on disk.
-
-    Raises:
-        InputError: there is no complete classifier in the directory.
-    """
-    table = pd.DataFrame({"text": list(texts)} | ({} if pairs is None else {"text_pair": list(pairs)}))
-    examples = encode_rows(table, Path(directory), max_tokens)
-    return answer(task_models.load(Path(directory), "classification"), examples, batch_size * max_tokens)
-
-
 def predict_rows(tuned: Path, table: pd.DataFrame, max_tokens: int, tokens: int = TOKENS) -> pd.Series:
     """The label of each row by the model that was kept for its language."""
     where = table["language"].map(selection.directories(tuned))
     predicted = pd.Series("", index=table.index, dtype="string")
     for directory in where.unique():  # a model is loaded once for all of its languages
         rows = table[where == directory]
-        classifier = task_models.load(directory, "classification")
+        classifier = task_models.load(directory, HEAD)
         predicted[rows.index] = answer(classifier, encode_rows(rows, directory, max_tokens), tokens)
     return predicted
 
@@ -115,13 +101,47 @@ def score(directory: Path, pivot: str, batch_size: int, max_tokens: int) -> tupl
     return scores, table.assign(predicted=predicted)
 
 
-def measure(config: ClassificationConfig, tuned: Path, corpus: Path | None, output: Path) -> dict[str, Any]:
+def training(config: ClassificationConfig, encoder: Path, corpus: Path | None) -> Training:
+    """Read and tokenise labelled text for an encoder.
+
+    Raises:
+        InputError: a file, column or row is not usable.
+        CorpusTooSmall: no text to train on, or fewer than two labels.
+    """
+    table = read_labelled(config, corpus)
+    languages = [two_letters(language) for language in config.train_languages]
+    train = table[(table["split"] == "train") & table["language"].isin(languages)]
+    labels = tuple(sorted(train["label"].unique()))
+    if len(labels) < 2:
+        raise CorpusTooSmall(
+            f"{len(train)} training rows in {', '.join(languages)} with labels {list(labels)}: have={len(labels)} "
+            "need=2 labels; set finetuning.train_languages to languages of the data"
+        )
+    numbers = {label: number for number, label in enumerate(labels)}
+    dev, test = (known_rows(table[table["split"] == split], labels, split) for split in ("dev", "test"))
+    return Training(
+        HEAD,
+        encode_rows(train, encoder, config.max_tokens),
+        train["label"].map(numbers).to_numpy(np.int64),
+        labels,
+        languages[0],
+        tuple(sorted(dev["language"].unique())),
+        _score_dev(dev, encode_rows(dev, encoder, config.max_tokens)) if len(dev) else None,
+        config.head_dropout,
+        lambda directory: test.drop(columns="split").to_parquet(directory / "test.parquet", index=False),
+    )
+
+
+def _score_dev(dev: pd.DataFrame, asked: Examples) -> Callable[[TaskModel], dict[str, float]]:
+    return lambda classifier: accuracy_by_language(answer(classifier, asked), dev["label"], dev["language"])
+
+
+def measure(config: ClassificationConfig, tuned: Path, output: Path) -> dict[str, Any]:
     """Classify the test rows of every language; write `predictions.parquet`.
 
     Args:
         config: that of the fine-tuning.
         tuned: a fine-tuned classifier; each language is classified by the model that was kept for it.
-        corpus: the prepared corpus whose labelled set is the test if the config names no data.
         output: gets the predictions.
 
     Returns:
@@ -132,9 +152,9 @@ def measure(config: ClassificationConfig, tuned: Path, corpus: Path | None, outp
             do not translate each other.
     """
     labels = by_name(padded.labels_of(padded.read_config(tuned)), str(tuned))  # the classifier's -> the data's
-    table = read_labelled(config, corpus, ("test",))
+    table = read_labelled(config, None, ("test",))
     if table.empty:
-        raise InputError(f"{config.data or corpus}: no row is of split test: name files or rows so")
+        raise InputError(f"{config.data}: no row is of split test: name files or rows so")
     test = known_rows(table.drop(columns="split"), list(labels.values()), "test")
     rows = {str(language): part.reset_index(drop=True) for language, part in test.groupby("language")}
     if config.mixed:

@@ -2,13 +2,19 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import PositiveInt, model_validator
 
 from infoxlm_core.config.tasks import Paths, RecipeConfig
 from infoxlm_core.errors import ConfigError
-from infoxlm_core.tasks.task import Fact, Fetch, Scores, Task
+from infoxlm_core.model.task_head import Head
+from infoxlm_core.tasks.task import Fact, Scores, Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from infoxlm_core.training.task_learner import Training
 
 
 class AnsweringConfig(RecipeConfig):
@@ -59,7 +65,27 @@ class AnsweringConfig(RecipeConfig):
         return self
 
 
-ROLES = ("train", "dev", "test")
+def loss(logits: "Tensor", targets: "Tensor", lengths: Sequence[int]) -> tuple["Tensor", "Tensor"]:
+    """Mean cross-entropy of start and end in (T, 2) logits, summed over N windows, and in which both are right."""
+    import torch
+    from torch.nn.utils.rnn import pad_sequence
+
+    from infoxlm_core.model.objectives import span_losses
+
+    padded = pad_sequence(logits.split(list(lengths)), batch_first=True, padding_value=-torch.inf)
+    return span_losses(padded, targets).sum(), (padded.argmax(dim=1) == targets).all(dim=1)
+
+
+HEAD = Head(
+    name="question_answering",
+    architecture="QuestionAnswering",
+    by_token=True,
+    names=((r"^output\.", "qa_outputs."),),
+    bert_names=((r"^output\.", "qa_outputs."),),
+    loss=loss,
+    outputs=2,
+    fields=("start_logits", "end_logits"),
+)
 
 
 class QuestionAnswering(Task[AnsweringConfig]):
@@ -70,15 +96,9 @@ class QuestionAnswering(Task[AnsweringConfig]):
     metrics: ClassVar[tuple[str, ...]] = ("f1", "exact_match")
     order: ClassVar[Sequence[str]] = ("en", "es", "de", "ar", "hi", "vi", "zh")
     tables: ClassVar[tuple[str, ...]] = ("mlqa",)
-
-    def data(self, settings: AnsweringConfig) -> dict[str, list[str]]:
-        return {role: list(getattr(settings, role)) for role in ROLES}
-
-    def localise(self, settings: AnsweringConfig, fetch: Fetch) -> AnsweringConfig:
-        return settings.model_copy(update={role: tuple(map(fetch, getattr(settings, role))) for role in ROLES})
-
-    def without_data(self, settings: AnsweringConfig) -> AnsweringConfig:
-        return settings.model_copy(update={role: () for role in ROLES})
+    head = HEAD
+    roles: ClassVar[tuple[str, ...]] = ("train", "dev", "test")
+    only_tested: ClassVar[tuple[str, ...]] = ("test", "mixed")
 
     def check_plan(self, settings: AnsweringConfig, grid_points: int, where: str) -> None:
         if grid_points > 1 and not settings.dev:
@@ -92,12 +112,10 @@ class QuestionAnswering(Task[AnsweringConfig]):
 
         reading.check(settings)
 
-    def training_part(self, settings: AnsweringConfig) -> tuple[AnsweringConfig, dict[str, list[str]]]:
-        part = settings.model_copy(update={"test": (), "mixed": False})
-        return part, {"train": list(settings.train), "dev": list(settings.dev)}
+    def training(self, settings: AnsweringConfig, encoder: Path, corpus: Path | None) -> "Training":  # noqa: ARG002
+        from infoxlm_core.tasks import reading
 
-    def depends_on_workers(self, settings: AnsweringConfig, encoder: Path) -> bool:  # noqa: ARG002 - no head dropout
-        return settings.dropout > 0
+        return reading.training(settings, encoder)
 
     def training_languages(self, settings: AnsweringConfig) -> list[str]:
         from infoxlm_core.tasks import reading

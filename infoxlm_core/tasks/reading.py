@@ -4,13 +4,13 @@ import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from infoxlm_core import manifests
-from infoxlm_core.data.examples import Examples, join
+from infoxlm_core.data.examples import join
 from infoxlm_core.errors import InputError
 from infoxlm_core.model import pretrained, task_models, tokenizers
 from infoxlm_core.model.task_models import TaskModel
@@ -18,30 +18,17 @@ from infoxlm_core.tasks import squad
 from infoxlm_core.tasks.answers import METRICS, cleaner, macro_average, score
 from infoxlm_core.tasks.classifying import transfer_gap
 from infoxlm_core.tasks.mixed import within_and_across
-from infoxlm_core.tasks.question_answering import AnsweringConfig
+from infoxlm_core.tasks.question_answering import HEAD, AnsweringConfig
 from infoxlm_core.tasks.spans import best_spans
 from infoxlm_core.tasks.squad import Cell, QuestionSet
 from infoxlm_core.tasks.windows import Windows, lay_out, targets
 from infoxlm_core.training import selection
+from infoxlm_core.training.task_learner import Training
 
 logger = logging.getLogger(__name__)
 
 
-class Parts(NamedTuple):
-    """What fine-tuning needs.
-
-    Attributes:
-        examples: N training windows.
-        targets: (N, 2) first and last token of the answer within the window; (0, 0) where it is not in there.
-        judge: reader -> F1 of each development language, from 0 to 1; None without development sets.
-    """
-
-    examples: Examples
-    targets: np.ndarray
-    judge: Callable[[TaskModel], dict[str, float]] | None
-
-
-def task(config: AnsweringConfig, encoder: Path) -> Parts:
+def training(config: AnsweringConfig, encoder: Path) -> Training:
     """Read and tokenise the training and development sets for an encoder.
 
     Raises:
@@ -58,7 +45,15 @@ def task(config: AnsweringConfig, encoder: Path) -> Parts:
         logger.info("%s: %d windows, %d with an answer", asked.path, len(found), np.count_nonzero(found[:, 1]))
         examples.append(windows.examples)
         answers.append(found)
-    return Parts(join(examples), np.concatenate(answers), _judge(config, tokenizer, limit))
+    development = tuple(context for context, _ in squad.cells(config.dev, "dev")) if config.dev else ()
+    return Training(
+        HEAD,
+        join(examples),
+        np.concatenate(answers),  # (N, 2) first and last token of the answer; (0, 0) where it is not in the window
+        source=source(config),
+        development=development,
+        score_dev=_score_dev(config, tokenizer, limit),
+    )
 
 
 def training_languages(config: AnsweringConfig) -> list[str]:
@@ -95,7 +90,9 @@ def _windows(config: AnsweringConfig, tokenizer: Tokenizer, limit: int, asked: Q
     )
 
 
-def _judge(config: AnsweringConfig, tokenizer: Tokenizer, limit: int) -> Callable[[TaskModel], dict[str, float]] | None:
+def _score_dev(
+    config: AnsweringConfig, tokenizer: Tokenizer, limit: int
+) -> Callable[[TaskModel], dict[str, float]] | None:
     if not config.dev:
         return None
     sets = {cell[0]: asked for cell, asked in squad.read_cells(config.dev, "dev").items()}
@@ -103,13 +100,13 @@ def _judge(config: AnsweringConfig, tokenizer: Tokenizer, limit: int) -> Callabl
         cleaner(config.normaliser, language)
     windows = {language: _windows(config, tokenizer, limit, asked) for language, asked in sets.items()}
 
-    def judge(reader: TaskModel) -> dict[str, float]:
+    def score_dev(reader: TaskModel) -> dict[str, float]:
         return {
             language: _score(config, asked, answer(config, reader, asked, windows[language]))["f1"]
             for language, asked in sets.items()
         }
 
-    return judge
+    return score_dev
 
 
 def answer(config: AnsweringConfig, reader: TaskModel, asked: QuestionSet, windows: Windows) -> dict[str, str]:
@@ -167,7 +164,7 @@ def _answer_all(config: AnsweringConfig, tuned: Path, sets: dict[Cell, QuestionS
     kept = selection.directories(tuned)
     given = {}
     for directory in dict.fromkeys(kept(context) for context, _ in sets):
-        reader = task_models.load(directory, "question_answering")
+        reader = task_models.load(directory, HEAD)
         tokenizer, limit = _tokenizer(config, directory)
         for cell, asked in sets.items():
             if kept(cell[0]) == directory:

@@ -8,7 +8,7 @@ from pydantic import Field, PositiveInt
 
 from infoxlm_core import languages
 from infoxlm_core.config.base import Language, StageConfig
-from infoxlm_core.tasks.task import Fact, Fetch, Scores, Task, finite
+from infoxlm_core.tasks.task import Fact, Scores, Task, finite
 
 Vector = Annotated[str, Field(pattern=r"^(mean|mean_no_special|cls|contrast)@([0-9]+|last|contrast|best)$")]
 
@@ -57,16 +57,6 @@ class Retrieval(Task[RetrievalConfig]):
     unit: ClassVar[str] = "pairs"
     order: ClassVar[Sequence[str]] = languages.GROUPS["36"]
     tables: ClassVar[tuple[str, ...]] = ("tatoeba",)
-    trained: ClassVar[bool] = False
-
-    def data(self, settings: RetrievalConfig) -> dict[str, list[str]]:
-        return {"data": [settings.data]}
-
-    def localise(self, settings: RetrievalConfig, fetch: Fetch) -> RetrievalConfig:
-        return settings.model_copy(update={"data": fetch(settings.data)})
-
-    def without_data(self, settings: RetrievalConfig) -> RetrievalConfig:
-        return settings.model_copy(update={"data": ""})
 
     def check(self, settings: RetrievalConfig, chosen: bool) -> None:  # noqa: ARG002 - nothing is chosen
         from infoxlm_core.tasks import aligned_files

@@ -8,11 +8,15 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 from infoxlm_core import languages
 from infoxlm_core.config.base import StageConfig
 from infoxlm_core.errors import InputError
+from infoxlm_core.model.task_head import Head
+
+if TYPE_CHECKING:
+    from infoxlm_core.training.task_learner import Training
 
 Settings = TypeVar("Settings", bound=StageConfig)
 Fetch = Callable[[str], str]
@@ -101,20 +105,39 @@ class Task(Generic[Settings]):
     tables: ClassVar[tuple[str, ...]] = ()
     """Published numbers that may stand beside ours, by the name that a suite gives them."""
 
-    trained: ClassVar[bool] = True
-    """Whether an encoder is fine-tuned for it."""
+    head: ClassVar[Head | None] = None
+    """What stands on the encoder; None: the encoder is measured as it is."""
+
+    roles: ClassVar[tuple[str, ...]] = ("data",)
+    """The fields of the settings that say where data are."""
+
+    only_tested: ClassVar[tuple[str, ...]] = ()
+    """The fields of the settings that training does not depend on."""
+
+    @property
+    def trained(self) -> bool:
+        """Whether an encoder is fine-tuned for it."""
+        return self.head is not None
 
     def data(self, settings: Settings) -> dict[str, list[str]]:
         """Every place of data that settings name, by its role."""
-        raise NotImplementedError
+        named = {role: getattr(settings, role) for role in self.roles}
+        return {role: [found] if isinstance(found, str) else list(found or ()) for role, found in named.items()}
 
     def localise(self, settings: Settings, fetch: Fetch) -> Settings:
         """The same settings with every place of data on this machine."""
-        raise NotImplementedError
+        named = {role: getattr(settings, role) for role in self.roles}
+        return settings.model_copy(
+            update={
+                role: fetch(found) if isinstance(found, str) else tuple(map(fetch, found))
+                for role, found in named.items()
+                if found is not None
+            }
+        )
 
     def without_data(self, settings: Settings) -> Settings:
         """Settings as they belong to a key: where the data lie does not matter, digests say what they are."""
-        raise NotImplementedError
+        return _emptied(settings, self.roles)
 
     def check_plan(self, settings: Settings, grid_points: int, where: str) -> None:
         """Refuse settings that a suite cannot measure, before it looks at data.
@@ -142,10 +165,31 @@ class Task(Generic[Settings]):
 
     def training_part(self, settings: Settings) -> tuple[Settings, dict[str, list[str]]]:
         """What a fine-tuned model depends on, and its data by role: not on how it is tested afterwards."""
-        raise NotImplementedError
+        data = {role: found for role, found in self.data(settings).items() if role not in self.only_tested}
+        return _emptied(settings, self.only_tested), data
 
     def depends_on_workers(self, settings: Settings, encoder: Path) -> bool:
-        """Whether training draws random numbers by worker."""
+        """Whether training draws dropout by worker: in the encoder, on tokens, and in models of Hugging Face."""
+        from infoxlm_core.model import pretrained
+
+        if self.head is None:
+            return False
+        drawn_outside = not self.head.by_token and pretrained.is_ours(pretrained.read_config(encoder))
+        dropout, head_dropout = (getattr(settings, name, 0.0) for name in ("dropout", "head_dropout"))
+        return dropout > 0 or (head_dropout > 0 and not drawn_outside)
+
+    def training(self, settings: Settings, encoder: Path, corpus: Path | None) -> "Training":
+        """Read and tokenise what is learned.
+
+        Args:
+            settings: of the task, its paths local.
+            encoder: that will learn it, a Hugging Face directory.
+            corpus: a prepared corpus, for settings that name no data.
+
+        Raises:
+            InputError: a set is missing or not usable.
+            CorpusTooSmall: there is no text to train on.
+        """
         raise NotImplementedError
 
     def training_languages(self, settings: Settings) -> list[str]:
@@ -200,6 +244,10 @@ class Task(Generic[Settings]):
 def finite(values: Mapping[str, Any]) -> dict[str, float]:
     """The values that are numbers."""
     return {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}
+
+
+def _emptied(settings: Settings, fields: Iterable[str]) -> Settings:
+    return settings.model_copy(update={name: type(getattr(settings, name))() for name in fields})
 
 
 def with_training(scores: Scores, trained_on: Sequence[str], training: Mapping[str, Any]) -> Scores:

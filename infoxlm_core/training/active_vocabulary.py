@@ -16,32 +16,32 @@ from torch import nn
 from infoxlm_core.data.examples import Examples
 from infoxlm_core.model.encoder import Encoder
 from infoxlm_core.model.task_models import Packed, TaskModel
-from infoxlm_core.training.task_learner import Task
+from infoxlm_core.training.task_learner import Training
 
 AT_ONCE = 1 << 18  # tokens: NumPy makes 8 bytes of each number that it looks up by
 
 
 def limit(
-    module: TaskModel, task: Task, weight_decay: float
-) -> tuple[Task, Callable[[], AbstractContextManager[None]]]:
+    module: TaskModel, task: Training, weight_decay: float
+) -> tuple[Training, Callable[[], AbstractContextManager[None]]]:
     """Limit a model's word embeddings to those of its task's examples, if the others could not change anyway.
 
     Returns:
         the task in the numbers of the rows that are left, and a context in which the model has all words: it is
-        judged and exported there.
+        scored and exported there.
     """
     if weight_decay or not isinstance(module, Packed):
         return task, nullcontext
     words = OccurringWords(module.encoder, task.examples)
-    limited, judge = replace(task, examples=words.renumber(task.examples)), task.judge
-    if judge is None:
+    limited, score_dev = replace(task, examples=words.renumber(task.examples)), task.score_dev
+    if score_dev is None:
         return limited, words.all_words
 
-    def judge_with_all_words(module: TaskModel) -> dict[str, float]:
+    def score_with_all_words(module: TaskModel) -> dict[str, float]:
         with words.all_words():
-            return judge(module)
+            return score_dev(module)
 
-    return replace(limited, judge=judge_with_all_words), words.all_words
+    return replace(limited, score_dev=score_with_all_words), words.all_words
 
 
 class OccurringWords:

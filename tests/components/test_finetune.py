@@ -12,6 +12,7 @@ from components.platform import stores
 from infoxlm_core import manifests, run_file
 from infoxlm_core.model import task_models
 from infoxlm_core.results.suite_config import SuiteConfig
+from infoxlm_core.tasks import TASKS
 from tests.toy_suite import write_suite
 
 
@@ -44,7 +45,7 @@ def test_the_task_of_the_config_is_learned_and_found_again(suite, store, artifac
         finetune.python_func(config=settings, num_workers=0, store=str(store), **artifacts)
 
     made, _ = stores.resolve(artifacts["classifier"])
-    assert task_models.load(made, kind).kind == kind
+    assert task_models.load(made, TASKS[kind].head).head.name == kind
     assert [path.name for path in (store / "classifier").iterdir()] == [made.name]
     facts = manifests.load(made)["facts"]
     assert facts["steps"] == 2 and facts[f"loss/{kind}"] > 0

@@ -34,6 +34,7 @@ from infoxlm_core.data.examples import Examples, encode
 from infoxlm_core.errors import InputError
 from infoxlm_core.model import pretrained, task_models, tokenizers
 from infoxlm_core.model.padded import Padded
+from infoxlm_core.tasks import TASKS
 
 WORDS = [f"w{number}" for number in range(40)]
 LABELS = ["contradiction", "entailment", "neutral"]
@@ -114,13 +115,13 @@ def examples(directory: Path) -> Examples:
 def test_a_new_model_is_written_so_that_transformers_gives_its_logits_and_comes_back_bit_by_bit(
     encoder, tmp_path, kind
 ):
-    module = shake(task_models.create(encoder, kind, LABELS if kind == "classification" else ()))
+    module = shake(task_models.create(encoder, TASKS[kind].head, LABELS if kind == "classification" else ()))
     assert isinstance(module, Padded) == ((encoder / "kind").read_text() in PADDED)
 
     ours = task_models.run(module, examples(encoder), tokens_per_batch=40)
     task_models.export(module, encoder, tmp_path / "out")
 
-    again = task_models.load(tmp_path / "out", kind)
+    again = task_models.load(tmp_path / "out", TASKS[kind].head)
     if kind == "question_answering":
         lengths = examples(encoder).lengths.tolist()
         assert [len(part) for part in ours] == lengths
@@ -138,7 +139,7 @@ def test_the_encoder_under_a_new_head_is_the_pre_trained_one(encoder):
     """Whatever it was saved from: a bare encoder, a language model, one with a pooler."""
     from transformers import AutoModel
 
-    module = task_models.create(encoder, "question_answering").eval()
+    module = task_models.create(encoder, TASKS["question_answering"].head).eval()
     tokenizer = AutoTokenizer.from_pretrained(encoder)
     batch = tokenizer(*texts(), padding=True, return_tensors="pt")
     hidden = AutoModel.from_pretrained(encoder).eval()(**batch).last_hidden_state[batch["attention_mask"].bool()]
@@ -153,7 +154,7 @@ def test_a_new_model_drops_out_from_its_first_step_and_one_that_is_loaded_does_n
     """As fine-tuning calls them, by the seed of a step; in the encoder, so for any architecture."""
     inputs = examples(encoder).take(range(4))
     tensors = torch.from_numpy(inputs.ids), torch.from_numpy(inputs.types), tuple(inputs.lengths.tolist())
-    module = task_models.create(encoder, "classification", LABELS, dropout=0.5)
+    module = task_models.create(encoder, TASKS["classification"].head, LABELS, dropout=0.5)
     task_models.export(module, encoder, tmp_path / "out")
 
     def logits(model: torch.nn.Module, seed: int) -> torch.Tensor:
@@ -161,12 +162,14 @@ def test_a_new_model_drops_out_from_its_first_step_and_one_that_is_loaded_does_n
         return model(*tensors)
 
     assert torch.equal(logits(module, 1), logits(module, 1)) and not torch.equal(logits(module, 1), logits(module, 2))
-    loaded = task_models.load(tmp_path / "out", "classification")
+    loaded = task_models.load(tmp_path / "out", TASKS["classification"].head)
     assert torch.equal(logits(loaded, 1), logits(loaded, 2))
 
 
 def test_the_head_is_random_by_the_seed_alone(encoder):
-    one, same, other = (task_models.create(encoder, "classification", LABELS, seed=seed) for seed in (1, 1, 2))
+    one, same, other = (
+        task_models.create(encoder, TASKS["classification"].head, LABELS, seed=seed) for seed in (1, 1, 2)
+    )
 
     pairs = list(zip(one.named_parameters(), same.parameters(), other.parameters(), strict=True))
 
@@ -178,16 +181,16 @@ def test_a_bert_begins_with_its_pre_trained_pooler(tmp_path):
     bert = shake(KINDS["BERT"]())
     bert.save_pretrained(tmp_path)
 
-    module = task_models.create(tmp_path, "classification", LABELS)
+    module = task_models.create(tmp_path, TASKS["classification"].head, LABELS)
 
     assert torch.equal(module.dense.weight, bert.bert.pooler.dense.weight)
 
 
 def test_a_head_of_another_task_does_not_come_along(tmp_path):
-    one = task_models.create(_roberta(tmp_path), "classification", ["yes", "no"], seed=3)
+    one = task_models.create(_roberta(tmp_path), TASKS["classification"].head, ["yes", "no"], seed=3)
     task_models.export(one, tmp_path / "encoder", tmp_path / "tuned")
 
-    other = task_models.create(tmp_path / "tuned", "classification", LABELS, seed=1)
+    other = task_models.create(tmp_path / "tuned", TASKS["classification"].head, LABELS, seed=1)
 
     assert other.output.weight.shape == (3, 16)
     assert not torch.equal(other.dense.weight, one.dense.weight)
@@ -203,7 +206,7 @@ def test_an_old_bert_calls_its_layer_norm_gamma_and_beta(tmp_path):
     from safetensors.torch import load_file, save_file
 
     shake(BertForMaskedLM(BertConfig(**SIZES, max_position_embeddings=24))).save_pretrained(tmp_path)
-    expected = task_models.create(tmp_path, "question_answering")
+    expected = task_models.create(tmp_path, TASKS["question_answering"].head)
     weights = load_file(tmp_path / "model.safetensors")
     old = {
         name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): value
@@ -211,7 +214,7 @@ def test_an_old_bert_calls_its_layer_norm_gamma_and_beta(tmp_path):
     }
     save_file(old, tmp_path / "model.safetensors")
 
-    found = task_models.create(tmp_path, "question_answering")
+    found = task_models.create(tmp_path, TASKS["question_answering"].head)
 
     assert all(torch.equal(a, b) for a, b in zip(found.parameters(), expected.parameters(), strict=True))
 
@@ -238,25 +241,25 @@ def test_an_encoder_is_no_fine_tuned_model_and_a_part_of_an_encoder_no_encoder(t
     model = KINDS[kind]()
     model.save_pretrained(tmp_path)
     with pytest.raises(InputError, match="qa_outputs"):
-        task_models.load(tmp_path, "question_answering")
+        task_models.load(tmp_path, TASKS["question_answering"].head)
     weights = {name: value.clone() for name, value in model.state_dict().items() if "layer.1" not in name}
     model.save_pretrained(tmp_path, state_dict=weights)
 
     with pytest.raises(InputError, match="give a complete model"):
-        task_models.create(tmp_path, "question_answering")
+        task_models.create(tmp_path, TASKS["question_answering"].head)
 
 
 def test_a_directory_without_model_or_of_an_unknown_kind_is_refused_in_one_line(tmp_path):
     with pytest.raises(InputError, match="no model here"):
-        task_models.create(tmp_path, "classification", LABELS)
+        task_models.create(tmp_path, TASKS["classification"].head, LABELS)
     (tmp_path / "config.json").write_text('{"model_type": "tomorrow"}')
     with pytest.raises(InputError, match="no model that we know") as refusal:
-        task_models.create(tmp_path, "classification", LABELS)
+        task_models.create(tmp_path, TASKS["classification"].head, LABELS)
     assert "\n" not in str(refusal.value)
 
 
 def test_dropout_reaches_the_encoder_of_every_kind(encoder):
-    module = task_models.create(encoder, "question_answering", dropout=0.5).train()
+    module = task_models.create(encoder, TASKS["question_answering"].head, dropout=0.5).train()
     found = examples(encoder)
     ids, types = torch.from_numpy(found.ids).long(), torch.from_numpy(found.types).long()
     lengths = tuple(found.lengths.tolist())

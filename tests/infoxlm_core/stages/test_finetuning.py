@@ -16,8 +16,9 @@ from infoxlm_core.data.sampling import generator
 from infoxlm_core.data.shards import open_shards
 from infoxlm_core.errors import ConfigError, InputError
 from infoxlm_core.model import pretrained, task_models, tokenizers
-from infoxlm_core.stages.finetuning import digest_of, finetune, read_task, schedule
+from infoxlm_core.stages.finetuning import digest_of, finetune, read_training, schedule
 from infoxlm_core.stages.pretraining import build
+from infoxlm_core.tasks import TASKS
 from infoxlm_core.tasks.classification import ClassificationConfig
 from infoxlm_core.tasks.question_answering import AnsweringConfig
 from infoxlm_core.training import distributed, task_learner, tracker
@@ -25,7 +26,7 @@ from infoxlm_core.training.best_checkpoints import Kept
 from infoxlm_core.training.optimizer import make_adamw
 from infoxlm_core.training.state import Progress
 from infoxlm_core.training.step import train_step
-from infoxlm_core.training.task_learner import Task, TaskLearner
+from infoxlm_core.training.task_learner import TaskLearner, Training
 from tests.conftest import tiny_config
 from tests.infoxlm_core.stages.test_tokenization import run, write_corpus
 from tests.toy_text import messages
@@ -134,8 +135,8 @@ def test_the_order_of_an_epoch_is_drawn_once_and_batches_reach_into_the_next(enc
     drawn = []
     monkeypatch.setattr(task_learner, "generator", lambda *key: drawn.append(key) or generator(*key))
     settings = config(tmp_path / "none", batch_size=4)
-    task = Task("question_answering", from_lists([[number] for number in range(10)]), np.zeros((10, 2)))
-    module = task_models.create(encoder, "question_answering")
+    task = Training(TASKS["question_answering"].head, from_lists([[number] for number in range(10)]), np.zeros((10, 2)))
+    module = task_models.create(encoder, TASKS["question_answering"].head)
     learner = TaskLearner(settings, module, task, 60, Kept(tmp_path, settings.selection, "en"))
 
     seen = torch.cat([learner.batches(step)[0].ids for step in range(5)]).tolist()
@@ -146,7 +147,9 @@ def test_the_order_of_an_epoch_is_drawn_once_and_batches_reach_into_the_next(enc
 
 def test_the_digest_of_millions_of_tokens_copies_none_and_changes_with_any():
     ids = np.arange(1_000_000, dtype=np.int32)
-    task = Task("classification", Examples(ids, np.zeros(len(ids), np.int8), np.array([len(ids)])), np.array([0]))
+    task = Training(
+        TASKS["classification"].head, Examples(ids, np.zeros(len(ids), np.int8), np.array([len(ids)])), np.array([0])
+    )
 
     tracemalloc.start()
     before = digest_of(task)
@@ -163,8 +166,8 @@ def test_the_loss_does_not_depend_on_the_workers_or_the_micro_batch_head_dropout
 ):
     def total(workers: int, micro: int) -> float:
         settings = config(data, micro_batch_size=micro, head_dropout=0.3)
-        task = read_task(settings, encoder, None)
-        model = task_models.create(encoder, task.kind, task.labels, head_dropout=0.3)
+        task = read_training(settings, encoder, None)
+        model = task_models.create(encoder, task.head, task.labels, head_dropout=0.3)
         learner = TaskLearner(settings, model, task, 60, Kept(tmp_path, settings.selection, "en"))
         monkeypatch.setattr(distributed, "world_size", lambda: workers)
         loss = 0.0
@@ -194,11 +197,11 @@ def test_a_reader_learns_where_the_answer_is_from_the_mean_of_both_cross_entropi
             row[start] = row[start + 1] = 9
         targets.append((start, start + 1) if number % 4 else (0, 0))
         rows.append(row)
-    task = Task("question_answering", from_lists(rows), np.array(targets))
+    task = Training(TASKS["question_answering"].head, from_lists(rows), np.array(targets))
     settings = AnsweringConfig.parse(
         {"train": ["x"], "test": ["x"], "optimization": {"steps": 150, "learning_rate": 0.01, "warmup_steps": 5}}
     )
-    module = task_models.create(encoder, "question_answering")
+    module = task_models.create(encoder, TASKS["question_answering"].head)
     learner = TaskLearner(settings, module, task, 150, Kept(tmp_path, settings.selection, "en"))
     optimizer, progress = make_adamw(module.parameters(), settings.optimization), Progress()
     first, last = (task_models.run(module, task.examples) for _ in range(2))

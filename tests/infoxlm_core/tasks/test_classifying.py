@@ -11,7 +11,7 @@ from infoxlm_core.errors import InputError
 from infoxlm_core.model import task_models
 from infoxlm_core.stages.finetuning import finetune
 from infoxlm_core.tasks import classifying
-from infoxlm_core.tasks.classification import ClassificationConfig
+from infoxlm_core.tasks.classification import HEAD, ClassificationConfig
 from infoxlm_core.training import selection
 from tests.infoxlm_core.stages.test_finetuning import encoder
 from tests.toy_text import messages
@@ -71,18 +71,17 @@ def test_packed_logits_are_those_of_plain_transformers(tuned, data):
     premises, hypotheses, _ = map(list, zip(*read(data, "test", "de"), strict=True))
 
     table = pd.DataFrame({"text": premises, "text_pair": hypotheses})
-    logits = task_models.run(
-        task_models.load(tuned, "classification"), classifying.encode_rows(table, tuned, 30), tokens_per_batch=100
-    )
+    model, examples = task_models.load(tuned, HEAD), classifying.encode_rows(table, tuned, 30)
+    logits = task_models.run(model, examples, tokens_per_batch=100)
 
     expected, labels = ask_transformers(tuned, premises, hypotheses)
     torch.testing.assert_close(logits, expected, atol=1e-5, rtol=0)
-    assert classifying.predict(tuned, premises, hypotheses, max_tokens=30) == labels
+    assert classifying.answer(model, examples) == labels
 
 
 @pytest.mark.item("A21")
 def test_scores_are_shares_of_right_answers_by_language_and_the_rest_follows_from_them(tuned, data, tmp_path):
-    scores = classifying.measure(config(data), tuned, None, tmp_path)
+    scores = classifying.measure(config(data), tuned, tmp_path)
 
     right = {}
     for language in ("en", "de"):
@@ -99,7 +98,7 @@ def test_scores_are_shares_of_right_answers_by_language_and_the_rest_follows_fro
 
 
 def test_development_scores_are_those_of_the_kept_models(tuned, data, tmp_path):
-    dev = classifying.measure(config(data), tuned, None, tmp_path)["dev"]
+    dev = classifying.measure(config(data), tuned, tmp_path)["dev"]
 
     for language in ("en", "de"):
         premises, hypotheses, labels = map(list, zip(*read(data, "dev", language), strict=True))
@@ -109,7 +108,7 @@ def test_development_scores_are_those_of_the_kept_models(tuned, data, tmp_path):
 
 @pytest.mark.item("A21")
 def test_mixed_pairs_take_premises_of_one_language_and_hypotheses_of_another(tuned, data, tmp_path):
-    scores = classifying.measure(config(data, mixed=True), tuned, None, tmp_path)
+    scores = classifying.measure(config(data, mixed=True), tuned, tmp_path)
 
     german, english = (list(zip(*read(data, "test", language), strict=True)) for language in ("de", "en"))
     _, said = ask_transformers(selection.directories(tuned)("de"), list(german[0]), list(english[1]))
@@ -133,17 +132,17 @@ def test_mixed_pairs_need_the_same_test_in_every_language(tuned, data, tmp_path)
         (folder / "test-en.tsv").write_text((data / "test-en.tsv").read_text())
 
         with pytest.raises(InputError, match=said):
-            classifying.measure(config(folder, mixed=True), tuned, None, tmp_path)
+            classifying.measure(config(folder, mixed=True), tuned, tmp_path)
 
 
 def test_the_test_set_has_a_digest_of_its_own(tuned, data, tmp_path):
     (tmp_path / "test-en.tsv").write_text((data / "test-en.tsv").read_text())
     (tmp_path / "test-de.tsv").write_text((data / "test-de.tsv").read_text())
 
-    one, same = (classifying.measure(config(folder), tuned, None, tmp_path / "o")["test_set"]
+    one, same = (classifying.measure(config(folder), tuned, tmp_path / "o")["test_set"]
                  for folder in (data, tmp_path))  # fmt: skip
     (tmp_path / "test-de.tsv").unlink()
-    other = classifying.measure(config(tmp_path), tuned, None, tmp_path / "o")
+    other = classifying.measure(config(tmp_path), tuned, tmp_path / "o")
 
     assert one == same != other["test_set"]
     assert other["transfer_gap"] is None
@@ -152,7 +151,7 @@ def test_the_test_set_has_a_digest_of_its_own(tuned, data, tmp_path):
 def test_a_test_of_other_labels_or_none_is_refused(tuned, data, tmp_path):
     (tmp_path / "test-en.tsv").write_text("a\tb\tyes\n")
     with pytest.raises(InputError, match=r"1 of 1 rows .*'yes'.* not one of the classifier's \(contradiction, entail"):
-        classifying.measure(config(tmp_path), tuned, None, tmp_path / "o")
+        classifying.measure(config(tmp_path), tuned, tmp_path / "o")
     (tmp_path / "test-en.tsv").rename(tmp_path / "dev-en.tsv")
     with pytest.raises(InputError, match="no row is of split test"):
-        classifying.measure(config(tmp_path), tuned, None, tmp_path / "o")
+        classifying.measure(config(tmp_path), tuned, tmp_path / "o")

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -19,11 +20,12 @@ from transformers import (
 from transformers import XLMRobertaForSequenceClassification as Classifier
 
 from infoxlm_core.errors import InputError
-from infoxlm_core.model import any_encoder, pretrained
+from infoxlm_core.model import any_encoder, pretrained, task_models
 from infoxlm_core.model.any_encoder import load_encoder, load_projection
 from infoxlm_core.model.encoder import EncoderSize, initialise, pool
 from infoxlm_core.model.heads import InfoXLM, project
 from infoxlm_core.tasks import classifying, embedding, perplexity
+from infoxlm_core.tasks.classification import HEAD
 from infoxlm_core.tasks.embedding import Place, embed, embed_sentences, mean_pool
 
 EVERYWHERE = [Place(pooling, layer) for pooling in ("mean", "cls") for layer in range(3)]
@@ -221,16 +223,18 @@ def test_a_truncated_weights_file_is_refused_in_one_line(directory):
 
 def test_an_encoder_is_not_taken_for_a_classifier(directory):
     with pytest.raises(InputError, match=r"classifier\.dense"):
-        classifying.predict(directory, TEXTS)
+        task_models.load(directory, HEAD)
 
 
 def test_a_classifier_answers_with_names_of_labels_in_the_order_of_the_texts(tmp_path):
     names = {0: "entailment", 1: "neutral", 2: "contradiction"}
     directory = save_model(tmp_path, Classifier, id2label=names, label2id={v: k for k, v in names.items()})
 
-    together = classifying.predict(directory, TEXTS, TEXTS[::-1], batch_size=4)
+    table = pd.DataFrame({"text": TEXTS, "text_pair": TEXTS[::-1], "language": "en"})
 
-    alone = [classifying.predict(directory, [a], [b])[0] for a, b in zip(TEXTS, TEXTS[::-1], strict=True)]
+    together = classifying.predict_rows(directory, table, 256, tokens=1024).tolist()
+
+    alone = [classifying.predict_rows(directory, table[row : row + 1], 256).item() for row in range(len(table))]
     assert together == alone
     assert set(together) <= set(names.values())
 

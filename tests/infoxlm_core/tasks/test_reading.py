@@ -13,7 +13,7 @@ from transformers import BertConfig, BertModel, XLMRobertaConfig, XLMRobertaMode
 from infoxlm_core.errors import InputError
 from infoxlm_core.model import task_models, tokenizers
 from infoxlm_core.stages.finetuning import finetune
-from infoxlm_core.tasks import reading
+from infoxlm_core.tasks import TASKS, reading
 from infoxlm_core.tasks.mixed import within_and_across
 from infoxlm_core.tasks.question_answering import AnsweringConfig
 from infoxlm_core.tasks.spans import best_spans
@@ -63,7 +63,7 @@ def settings(train: Path | str, test: Path | str, **changes) -> AnsweringConfig:
 class Liking(nn.Module):
     """A reader with a liking for words: its logits are a function of the token alone."""
 
-    kind = "question_answering"
+    head = TASKS["question_answering"].head
 
     def __init__(self, tokenizer, likings: dict[str, float]):
         super().__init__()
@@ -72,7 +72,7 @@ class Liking(nn.Module):
             table[tokenizer(word, add_special_tokens=False)["input_ids"]] = value
         self.table = nn.Parameter(table)
 
-    def forward(self, ids, types, lengths, kept=None):
+    def forward(self, ids, types, lengths, keep=None):
         return self.table[ids]
 
 
@@ -267,9 +267,9 @@ def test_a_language_that_mlqa_cannot_score_is_refused_before_anything_is_read(en
     config = settings(english, path, normaliser="mlqa")
 
     for refused in (
-        lambda: reading.task(config, tmp_path / "no model"),
+        lambda: reading.training(config, tmp_path / "no model"),
         lambda: reading.measure(config, tmp_path / "no model", tmp_path / "out"),
-        lambda: reading.task(settings(english, english, dev=[str(path)], normaliser="mlqa"), encoder),
+        lambda: reading.training(settings(english, english, dev=[str(path)], normaliser="mlqa"), encoder),
     ):
         with pytest.raises(InputError, match="language 'sw' is not one of MLQA's"):
             refused()
@@ -297,9 +297,9 @@ def test_windows_fit_what_the_encoder_reads_and_wrong_answers_are_left_out(encod
     rows = [("1", long, "Wo", "stone river"), ("2", long, "Wo", "Berlin"), ("3", f"{long} Berlin", "Wo", "Berlin")]
     train = write_squad(tmp_path / "train.en.json", rows)  # Berlin is not in the second: answer_start is -1
 
-    parts = reading.task(settings(train, train), encoder)
+    parts = reading.training(settings(train, train), encoder)
 
-    assert parts.judge is None and parts.examples.lengths.max() == 40
+    assert parts.score_dev is None and parts.examples.lengths.max() == 40
     assert len(parts.examples) == len(parts.targets) == 2 * 3  # 35 of 96 and 97 words at a time, 4 of them again
     tokenizer, starts = tokenizers.load(encoder), parts.examples.starts
     texts = [
@@ -312,7 +312,7 @@ def test_windows_fit_what_the_encoder_reads_and_wrong_answers_are_left_out(encod
 def test_windows_are_no_longer_than_the_config_says(encoder, tmp_path):
     train = write_squad(tmp_path / "train.en.json", [("1", " ".join(WORDS * 12), "Wo", "river")])
 
-    assert reading.task(settings(train, train, max_tokens=30), encoder).examples.lengths.max() == 30
+    assert reading.training(settings(train, train, max_tokens=30), encoder).examples.lengths.max() == 30
 
 
 def test_there_is_no_transfer_gap_without_a_second_language_or_the_one_of_training(encoder, liking, tmp_path):
@@ -329,17 +329,17 @@ def test_development_sets_are_judged_by_f1_in_each_language(encoder, tmp_path):
     reader = Liking(tokenizers.load(encoder), {"Berlin": 2.0, "Spree": 1.0})
     train = write_squad(tmp_path / "train.en.json", [("1", BERLIN, "Wo", "Spree")])
 
-    parts = reading.task(settings(train, dev, dev=[str(dev)]), encoder)
+    parts = reading.training(settings(train, dev, dev=[str(dev)]), encoder)
 
-    assert parts.judge(reader) == pytest.approx({"de": 1.0, "en": 5 / 6})
-    assert parts.judge(Liking(tokenizers.load(encoder), {"a": 1.0})) == pytest.approx({"de": 0.0, "en": 0.0})
+    assert parts.score_dev(reader) == pytest.approx({"de": 1.0, "en": 5 / 6})
+    assert parts.score_dev(Liking(tokenizers.load(encoder), {"a": 1.0})) == pytest.approx({"de": 0.0, "en": 0.0})
 
 
 def test_an_encoder_too_short_for_the_windows_is_refused(encoder, tmp_path):
     train = write_squad(tmp_path / "train.en.json", [("1", BERLIN, "Wo", "Spree")])
 
     with pytest.raises(InputError, match=r"max_tokens \(40, or what the encoder reads\) must exceed"):
-        reading.task(settings(train, train, question_tokens=30, stride=10), encoder)
+        reading.training(settings(train, train, question_tokens=30, stride=10), encoder)
 
 
 def test_a_reader_of_berts_kind_gets_its_segments(tmp_path):
@@ -349,11 +349,11 @@ def test_a_reader_of_berts_kind_gets_its_segments(tmp_path):
     BertModel(config, add_pooling_layer=False).save_pretrained(folder)
     train = write_squad(tmp_path / "train.en.json", [("1", "c d e f", "a b", "d e")])
 
-    parts = reading.task(settings(train, train, dev=[str(train)]), folder)
+    parts = reading.training(settings(train, train, dev=[str(train)]), folder)
 
     assert parts.examples.types.tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 1] and parts.targets.tolist() == [[5, 6]]
-    reader = task_models.create(folder, "question_answering")
-    assert 0 <= parts.judge(reader)["en"] <= 1
+    reader = task_models.create(folder, TASKS["question_answering"].head)
+    assert 0 <= parts.score_dev(reader)["en"] <= 1
 
 
 def test_a_reader_learns_to_answer_questions_about_paragraphs_it_never_saw(encoder, tmp_path):

@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+from transformers import XLMRobertaConfig
 
 from infoxlm_core.errors import InputError
 from infoxlm_core.results import suite
@@ -53,3 +54,30 @@ def test_what_is_no_number_is_no_metric():
     named = TASKS["classification"].name_metrics(scores, TASKS["classification"].settings(), "xnli")
 
     assert named["xnli/en"] == 0.8 and "xnli/de" not in named and "xnli/within" not in named
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "depends"),
+    [
+        ("classification", {"head_dropout": 0.1}, False),  # drawn by the example, outside
+        ("classification", {"head_dropout": 0.0, "dropout": 0.1}, True),
+        ("question_answering", {"train": ["t"], "test": ["q"]}, False),
+        ("retrieval", {"data": "x"}, False),
+    ],
+)
+def test_only_dropout_that_is_drawn_by_worker_makes_the_workers_part_of_a_result(tmp_path, name, settings, depends):
+    (tmp_path / "config.json").write_text(json.dumps(XLMRobertaConfig().to_dict()))
+    task = TASKS[name]
+
+    assert task.depends_on_workers(task.settings.parse(settings), tmp_path) is depends
+
+
+def test_a_task_finds_its_data_by_role_fetches_them_and_leaves_them_out_of_what_names_a_result():
+    task = TASKS["classification"]
+    settings = task.settings.parse({"data": ["a", "b"], "mixed": True})
+
+    assert task.data(settings) == {"data": ["a", "b"]}
+    assert task.localise(settings, str.upper).data == ("A", "B")
+    assert task.without_data(settings) == task.without_data(settings.model_copy(update={"data": ("c",)}))
+    assert task.training_part(settings)[0] == settings.model_copy(update={"mixed": False})
+    assert task.localise(task.settings(), str.upper).data is None

@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 
 from infoxlm_core.data.examples import Examples
 from infoxlm_core.model import task_models
-from infoxlm_core.stages.finetuning import finetune, read_task
+from infoxlm_core.stages.finetuning import finetune, read_training
+from infoxlm_core.tasks import TASKS
 from infoxlm_core.training import active_vocabulary
 from infoxlm_core.training.checkpoints import list_of
 from tests.infoxlm_core.stages.test_finetuning import config, data, encoder  # noqa: F401  # fixtures
@@ -37,7 +38,7 @@ def test_it_ends_like_a_training_of_all_words_and_leaves_the_others_as_they_were
 
     before, some, every = (load_file(tmp_path / path / "model.safetensors") for path in (encoder, "some", "all"))
     occurs = torch.zeros(len(before[WORDS]), dtype=torch.bool)
-    occurs[torch.from_numpy(read_task(judged, encoder, None).examples.ids)] = True
+    occurs[torch.from_numpy(read_training(judged, encoder, None).examples.ids)] = True
     assert 0 < occurs.sum() < len(occurs)
     assert torch.equal(some[WORDS][~occurs], before[WORDS][~occurs])
     assert not torch.equal(some[WORDS][occurs], before[WORDS][occurs])
@@ -52,7 +53,7 @@ def test_moments_are_kept_for_words_that_occur_only(encoder, judged, tmp_path): 
 
     (_, newest), *_ = sorted(list_of(tmp_path / "run"), reverse=True)
     saved = load_file(newest / "state.safetensors")
-    occurring_words = len(set(read_task(judged, encoder, None).examples.ids.tolist()))
+    occurring_words = len(set(read_training(judged, encoder, None).examples.ids.tolist()))
     assert len(saved["adam/encoder.token_embedding.weight/exp_avg"]) == occurring_words
 
 
@@ -69,7 +70,7 @@ def test_with_weight_decay_all_words_are_trained_since_all_of_them_shrink(encode
 def test_millions_of_tokens_are_renumbered_in_the_type_they_have_without_larger_copies(encoder, kind):  # noqa: F811
     ids = np.random.default_rng(1).choice(np.array([3, 7, 8, 40, 95], kind), 4_000_000)
     examples = Examples(ids, np.zeros(len(ids), np.int8), np.array([len(ids)]))
-    model = task_models.create(encoder, "question_answering").encoder
+    model = task_models.create(encoder, TASKS["question_answering"].head).encoder
 
     tracemalloc.start()
     words = active_vocabulary.OccurringWords(model, examples)

@@ -75,12 +75,12 @@ def _finetune(case: str, encoder: Path, base: Path) -> None:
     def full(*given: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    finetuning.read_task = lambda *given: replace(read(*given), judge=judge, development=("en",))
+    finetuning.read_training = lambda *given: replace(read(*given), score_dev=judge, development=("en",))
     best_checkpoints.save_file = full if case == "full" else save  # type: ignore[assignment]
     finetuning.finetune(settings, encoder, None, base / case / "out", base / case / "run")
 
 
-READ, SAVE = finetuning.read_task, best_checkpoints.save_file
+READ, SAVE = finetuning.read_training, best_checkpoints.save_file
 
 
 def test_a_look_that_lasts_longer_than_gradients_may_is_no_lost_worker(left):

@@ -17,6 +17,7 @@ from infoxlm_core.config import SelectionConfig
 from infoxlm_core.errors import InputError, Preempted, ShardCorrupt
 from infoxlm_core.model import task_models
 from infoxlm_core.stages import finetuning
+from infoxlm_core.tasks import TASKS
 from infoxlm_core.training import selection, tracker
 from infoxlm_core.training.best_checkpoints import Kept
 from infoxlm_core.training.selection import Look
@@ -57,13 +58,13 @@ class Judge:
 
 
 def train(monkeypatch, judge, configured, encoder: Path, folder: Path) -> Path:
-    monkeypatch.setattr(finetuning, "read_task", lambda *given: replace(
-        READ(*given), judge=judge, development=tuple(SCORES)))  # fmt: skip
+    monkeypatch.setattr(finetuning, "read_training", lambda *given: replace(
+        READ(*given), score_dev=judge, development=tuple(SCORES)))  # fmt: skip
     finetuning.finetune(configured, encoder, None, folder / "out", folder / "run")
     return folder / "out"
 
 
-READ = finetuning.read_task
+READ = finetuning.read_training
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +90,7 @@ def test_a_rule_keeps_the_weights_of_its_step(monkeypatch, encoder, data, moment
     assert [(look["step"], look["languages"]) for look in found["looks"]] == [(x.step, x.languages) for x in LOOKS]
     for language in ("en", "de", "fr"):
         step = CHOSEN[rule].get(language, CHOSEN[rule]["*"])
-        kept = task_models.load(selection.directories(tuned)(language), "classification")
+        kept = task_models.load(selection.directories(tuned)(language), TASKS["classification"].head)
         assert torch.equal(weights_of(kept), moments[step // EVERY - 1])
     curves = dict(tracker.read(tuned / "metrics.jsonl"))
     assert curves[15]["dev/de"] == 0.8 and curves[15]["dev/mean"] == pytest.approx(0.55)
@@ -113,7 +114,7 @@ def test_a_run_that_dies_at_a_look_and_goes_on_ends_with_the_same_model(
     assert len(selection.read(tuned)["looks"]) == len(LOOKS)
     for language in ("en", "de"):
         expected = moments[CHOSEN[rule].get(language, CHOSEN[rule]["*"]) // EVERY - 1]
-        kept = task_models.load(selection.directories(tuned)(language), "classification")
+        kept = task_models.load(selection.directories(tuned)(language), TASKS["classification"].head)
         assert torch.equal(weights_of(kept), expected)
 
 
