@@ -9,9 +9,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import yaml
 
+from components.adapters.sources import package_index
 from infoxlm_core import manifests
 from infoxlm_core.config import PreparationConfig, TokenizationConfig
-from infoxlm_core.corpora import downloads
 from infoxlm_core.stages import preparation, tokenization
 
 WHEELS = ("django", "allauth", "cms", "sphinx", "wagtail")
@@ -51,10 +51,10 @@ def make() -> Corpus:
     output = wheels() / "benchmarks"
     shutil.rmtree(output, ignore_errors=True)
     corpus, shards = output / "corpus", output / "shards"
-    for wheel in chosen:
-        downloads.fetch(wheel["path"], wheel["sha256"], wheels())  # not timed
+    for wheel in chosen:  # not timed
+        wheel["path"] = str(package_index.download(wheel["path"], wheel["sha256"], wheels()))
     began = _cpu_seconds()
-    report = preparation.prepare(PreparationConfig.parse(wanted), corpus, wheels())
+    report = preparation.prepare(PreparationConfig.parse(wanted), corpus)
     manifests.write(corpus, "corpus", preparation.facts(report))
     config = TokenizationConfig(vocabulary_size=VOCABULARY, processes=1)
     facts = tokenization.tokenize(config, corpus, shards)

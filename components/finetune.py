@@ -36,13 +36,12 @@ def finetune(
     """
     from components.adapters.mlflow import runs as mlflow_runs
     from components.adapters.mlflow import tracker as mlflow_tracker
-    from components.adapters.sources import data as data_source
-    from components.platform import runtime, stores, work
+    from components.platform import runtime, sources, stores, work
     from infoxlm_core import manifests, tasks
 
     with runtime.ending_clearly(store, "finetune", trial):
         checked = tasks.parse(config | ({"seed": trial["seed"]} if trial else {}), "finetuning")
-        local = data_source.localise(checked, stores.local(store))
+        local = sources.localise(checked, stores.local(store))
         _, data = tasks.task_of(local).training_part(local)
         learned = [path for paths in data.values() for path in paths]
         base, base_digest = stores.read_pointer(encoder)

@@ -28,9 +28,7 @@ def measure(
 
     from components.adapters.mlflow import runs as mlflow_runs
     from components.adapters.mlflow import tracker as mlflow_tracker
-    from components.adapters.sources import data as data_source
-    from components.adapters.sources import models as model_source
-    from components.platform import runtime, stores, work
+    from components.platform import runtime, sources, stores, work
     from infoxlm_core import manifests
     from infoxlm_core.results import suite as suites
     from infoxlm_core.tasks import task_of
@@ -41,8 +39,8 @@ def measure(
         run = runtime.run_id(store, point=named)
         said = {"model": named["model"], "source": point["source"], "task": named["task"]}
         mlflow_runs.log_params(run, said | {"settings": settings.model_dump(mode="json")})
-        local = data_source.localise(settings, stores.local(store))
-        model = model_source.fetch(point["source"], stores.local(store))
+        local = sources.localise(settings, stores.local(store))
+        model = sources.fetch_model(point["source"], stores.local(store))
         learned_from: dict[str, Any] = {}
         task = task_of(local)
         if task.trained:

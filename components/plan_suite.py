@@ -18,9 +18,7 @@ def plan_suite(suite: dict[str, Any], store: str) -> list:  # type: ignore[type-
     """
     import logging
 
-    from components.adapters.sources import data as data_source
-    from components.adapters.sources import models as model_source
-    from components.platform import runtime, stores
+    from components.platform import runtime, sources, stores
     from infoxlm_core.results import suite as suites
     from infoxlm_core.results.suite_config import SuiteConfig
 
@@ -28,9 +26,9 @@ def plan_suite(suite: dict[str, Any], store: str) -> list:  # type: ignore[type-
         checked = SuiteConfig.parse(suite, "suite")
         points = suites.plan(checked)
         for source in checked.models.values():
-            model_source.fetch(source, stores.local(store))
+            sources.fetch_model(source, stores.local(store))
         for task, measure in checked.tasks.items():
-            suites.check(task, measure, data_source.localise(measure.settings, stores.local(store)))
+            suites.check(task, measure, sources.localise(measure.settings, stores.local(store)))
             logging.info("%s: its data are there", task)
         logging.info("%d points: %d models, %d tasks", len(points), len(checked.models), len(checked.tasks))
     return points

@@ -29,15 +29,14 @@ def prepare_corpus(
         task_config: the step's cores and memory, which are those of a RayJob's workers too.
     """
     from components.adapters.mlflow import runs as mlflow_runs
-    from components.adapters.sources import data as data_source
-    from components.platform import runtime, stores, work
+    from components.platform import runtime, sources, stores, work
     from infoxlm_core.config import PreparationConfig
     from infoxlm_core.stages import preparation
 
     with runtime.ending_clearly(store, "prepare_corpus"):
         checked = PreparationConfig.parse(config, "preparation")
         paths = [path for source in checked.corpora for path in source.paths]
-        name = runtime.artifact_key("corpus", checked, *preparation.digest_sources(checked), *data_source.states(paths))
+        name = runtime.artifact_key("corpus", checked, *preparation.digest_sources(checked), *sources.states(paths))
         wanted = work.Work("prepare_corpus", store, "corpus", name, config, num_workers, {})
         made = work.run(wanted, cluster, task_config)
         stores.publish(corpus, made)

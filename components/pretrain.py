@@ -36,8 +36,7 @@ def pretrain(
     """
     from components.adapters.mlflow import runs as mlflow_runs
     from components.adapters.mlflow import tracker as mlflow_tracker
-    from components.adapters.sources import models as model_source
-    from components.platform import runtime, stores, trainings, work
+    from components.platform import runtime, sources, stores, trainings, work
     from infoxlm_core.config import PretrainingConfig
 
     with runtime.ending_clearly(store, "pretrain", trial):
@@ -45,7 +44,7 @@ def pretrain(
         location, digest = stores.read_pointer(shards)
         run = runtime.run_id(store, trial)
         mlflow_runs.log_params(run, {"pretraining": checked.model_dump(mode="json")})
-        start_from = checked.model.start and str(model_source.fetch(checked.model.start, stores.local(store)))
+        start_from = checked.model.start and str(sources.fetch_model(checked.model.start, stores.local(store)))
         start_digests = runtime.digest_inputs(start_from)
         name = runtime.artifact_key("pretrained", checked, digest, *start_digests)
         inputs = {"shards": digest} | ({"model.start": start_digests[0]} if start_digests else {})

@@ -31,8 +31,7 @@ def tokenize_corpus(
         task_config: the step's cores and memory, which are those of a RayJob's workers too.
     """
     from components.adapters.mlflow import runs as mlflow_runs
-    from components.adapters.sources import models as model_source
-    from components.platform import runtime, stores, work
+    from components.platform import runtime, sources, stores, work
     from infoxlm_core.config import TokenizationConfig
     from infoxlm_core.model import tokenizers
 
@@ -41,7 +40,7 @@ def tokenize_corpus(
         source, digest = stores.read_pointer(corpus)
         given: tuple[str, ...] = ()
         if checked.model:
-            given = (str(model_source.fetch(checked.model, stores.local(store), only=tokenizers.MODEL)),)
+            given = (str(sources.fetch_model(checked.model, stores.local(store), only=tokenizers.MODEL)),)
         name = runtime.artifact_key("shards", checked, digest, *runtime.digest_inputs(given))
         wanted = work.Work("tokenize_corpus", store, "shards", name, config, num_workers, {"corpus": source})
         made = work.run(wanted, cluster, task_config)

@@ -3,6 +3,8 @@
 The message of an error is one line: where (file, line, field), what was found, what to do about it.
 """
 
+import re
+
 
 class InfoXLMError(Exception):
     """Base of all errors that we raise on purpose."""
@@ -14,6 +16,16 @@ def named(name: str, message: str) -> InfoXLMError:
     """The error that another process has written down: of that class if it is one of ours, else of the base class."""
     kind = globals().get(name)
     return (kind if isinstance(kind, type) and issubclass(kind, InfoXLMError) else InfoXLMError)(message)
+
+
+def one_line(error: Exception) -> str:
+    """What an error of a library says, in one line that holds no password."""
+    return " ".join(without_password(str(error)).split())[:200] or type(error).__name__
+
+
+def without_password(text: str) -> str:
+    """A text whose addresses name no user and password; a tracking URI may."""
+    return re.sub(r"//[^/@\s]*@", "//", text)
 
 
 class InputError(InfoXLMError):

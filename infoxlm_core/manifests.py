@@ -98,6 +98,21 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     sync_file(path.parent)
 
 
+def move_into_place(partial: Path, final: Path, sign: str = "") -> None:
+    """Rename a finished directory; somebody may have been faster, and then has made the same.
+
+    Args:
+        partial: the directory, complete.
+        final: its name from now on.
+        sign: a file in it without which what is there already is not the same.
+    """
+    try:
+        partial.replace(final)
+    except OSError:
+        if not (final / sign).exists():
+            raise
+
+
 def is_full(error: BaseException) -> bool:
     """Whether an error says that there is no space: libraries wrap what the system said in errors of their own."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):

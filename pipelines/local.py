@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from components.adapters.mlflow import runs as mlflow_runs
-from components.adapters.s3.objects import is_url
+from components.adapters.storage import is_remote
 from components.platform import runtime, stores
 from components.platform.runtime import DRIVER
 from infoxlm_core import errors, manifests
@@ -45,7 +45,7 @@ def run(dag: Any, arguments: Mapping[str, Any], store: str | Path, name: str) ->
     """
     here = stores.local(str(store).rstrip("/")).resolve()
     here.mkdir(parents=True, exist_ok=True)
-    store = str(store).rstrip("/") if is_url(store) else str(here)
+    store = str(store).rstrip("/") if is_remote(store) else str(here)
     identity = _identity(dag.name, arguments, here, name)
     shutil.rmtree(here / runtime.outcome_name(run=identity["run"]), ignore_errors=True)
     os.environ |= {

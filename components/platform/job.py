@@ -13,9 +13,8 @@ import sys
 import threading
 import time
 
-from components.adapters.s3 import lease
-from components.adapters.s3 import objects as object_store
-from components.platform import runtime, stores, work
+from components.adapters import storage
+from components.platform import lease, runtime, stores, work
 from infoxlm_core.errors import InfoXLMError, InputError, Preempted
 
 logger = logging.getLogger(__name__)
@@ -32,7 +31,7 @@ def main(place: str) -> None:
     with runtime.ending_clearly(store, "job", outcome_of=job):
         wanted = _read(place)
         os.environ["RUN_ID"] = wanted.pipeline_run
-        object_store.delete(f"{store}/{runtime.outcome_name(job)}")  # of an earlier attempt
+        storage.open(store).delete(runtime.outcome_name(job))  # of an earlier attempt
         threading.Thread(target=_end_when_nobody_follows, args=(wanted,), name="follower-watch", daemon=True).start()
         work.run_locally(wanted)
 
@@ -69,7 +68,7 @@ def _end_when_nobody_follows(wanted: work.Work) -> None:
 
 
 def _read(place: str) -> work.Work:
-    found = object_store.get(place)
+    found = storage.open(place).get()
     if found is None:
         raise InputError(f"{place}: there is no such work: submit the pipeline again")
     return work.Work(**json.loads(found[0]))

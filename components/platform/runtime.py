@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from components.adapters.s3 import objects as object_store
+from components.adapters import storage
 from components.platform import stores
 from infoxlm_core import manifests
 from infoxlm_core.config import StageConfig
@@ -54,7 +54,7 @@ def ending_clearly(
         logging.getLogger(chatty).setLevel(logging.WARNING)
     _end_with_driver()
     try:
-        if object_store.is_url(store) and store.endswith("/"):
+        if storage.is_remote(store) and store.endswith("/"):
             raise InputError(f"store {store}: write it without the slash at its end")
         yield
         return
@@ -151,7 +151,7 @@ def run_id(store: str, trial: Mapping[str, Any] | None = None, point: Mapping[st
     from components.adapters.mlflow import point_runs, trial_runs
     from components.adapters.mlflow import runs as mlflow_runs
 
-    if object_store.is_url(store) and not os.environ.get("MLFLOW_TRACKING_URI"):
+    if storage.is_remote(store) and not os.environ.get("MLFLOW_TRACKING_URI"):
         raise InputError(f"{store} is for many machines, MLflow's database in a file is not: set MLFLOW_TRACKING_URI")
     name = pipeline_run()
     run = mlflow_runs.open_run(

@@ -8,12 +8,12 @@ The store holds each artifact once, under a key of everything that decides its c
     STORE/outcome/demo-2026…/…json       why a stage of a pipeline run failed, if it did: KFP keeps no exit codes
     STORE/work/j-pretrain-….json         what a RayJob is to do; STORE/leases/ who is sending what
 
-STORE is a directory, or `s3://bucket/prefix`. Of a store on S3 each machine has a copy in its cache, laid out alike:
-artifacts are made there and sent, or fetched when they are needed (INFOXLM_CACHE says where; default ~/.cache/infoxlm).
+STORE is a directory, or `s3://bucket/prefix`; `adapters/storage.py` has the table. Of a store that is elsewhere each
+machine has a copy in its cache, laid out alike: artifacts are made there and sent, or fetched when they are needed
+(INFOXLM_CACHE says where; default ~/.cache/infoxlm).
 """
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
@@ -24,8 +24,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from components.adapters.s3 import objects as object_store
-from components.adapters.s3.lease import Lease
+from filelock import FileLock, Timeout
+
+from components.adapters import storage
+from components.platform import transfer
+from components.platform.lease import Lease
 from infoxlm_core import manifests
 from infoxlm_core.errors import InputError
 
@@ -56,10 +59,10 @@ def cache() -> Path:
 
 
 def local(store: str) -> Path:
-    """The store on this machine: the directory itself, or the copy of what is on S3."""
-    if not object_store.is_url(store):
-        return Path(store)
-    named = re.sub(r"[^\w.-]+", "-", store.removeprefix("s3://"))
+    """The store on this machine: the directory itself, or the copy of what is elsewhere."""
+    if directory := storage.open(store).directory:
+        return directory
+    named = re.sub(r"[^\w.-]+", "-", store.partition("://")[2])
     root = cache() / "stores" / f"{named}-{manifests.digest(store).removeprefix('sha256:')[:8]}"
     root.mkdir(parents=True, exist_ok=True)
     if not (root / _COPY_OF).is_file():
@@ -68,7 +71,7 @@ def local(store: str) -> Path:
 
 
 def url_of(location: Path) -> str:
-    """What the rest of the world calls a place in the store: its URL on S3, or the path itself."""
+    """What the rest of the world calls a place in the store: its URI, or the path itself."""
     for root in location.parents:
         if (root / _COPY_OF).is_file():
             return f"{(root / _COPY_OF).read_text()}/{location.relative_to(root)}"
@@ -77,47 +80,40 @@ def url_of(location: Path) -> str:
 
 def write(store: str, name: str, content: str) -> None:
     """Write a small file into the store."""
-    if object_store.is_url(store):
-        object_store.put(f"{store}/{name}", content)
-        return
-    (Path(store) / name).parent.mkdir(parents=True, exist_ok=True)
-    manifests.write_atomically(Path(store) / name, content)
+    storage.open(store).put(name, content)
 
 
 def read(store: str, name: str) -> bytes | None:
     """Read a small file of the store; None if there is none."""
-    if object_store.is_url(store):
-        found = object_store.get(f"{store}/{name}")
-        return found[0] if found else None
-    path = Path(store) / name
-    return path.read_bytes() if path.is_file() else None
+    found = storage.open(store).get(name)
+    return found[0] if found else None
 
 
 def lookup(store: str, kind: str, name: str) -> Path | None:
     """The artifact `kind/name` of the store on this machine, every byte verified; None if nobody has made it yet."""
-    final, remote = manifests.inside(local(store), f"{kind}/{name}"), object_store.is_url(store)
-    url, fetched = f"{store}/{kind}/{name}", False
+    final, remote = manifests.inside(local(store), f"{kind}/{name}"), storage.is_remote(store)
+    uri, fetched = f"{store}/{kind}/{name}", False
     if remote:
-        described = object_store.manifest(url)
+        described = transfer.manifest(uri)
         if described is None:
             return None
         if not _is_here(final, described["digest"]):
             with _one_at_a_time(final.parent / f".{name}.fetching"):
                 if not _is_here(final, described["digest"]):
-                    object_store.pull(url, final)
+                    transfer.pull(uri, final)
                     fetched = True  # and every byte compared
     if not (final / manifests.NAME).is_file():
         return None
     remedy = f"the stage that makes {kind} (remove the directory to make it again)"
     manifests.read(final, kind, made_with=remedy, check=lambda _: not fetched)
-    logger.info("found %s, made before from the same inputs", url if remote else final)
+    logger.info("found %s, made before from the same inputs", uri if remote else final)
     return final
 
 
 def is_made(store: str, kind: str, name: str) -> bool:
     """Whether there is such an artifact, in the store or, not sent yet, on this machine."""
     here = (local(store) / kind / name / manifests.NAME).is_file()
-    return here or (object_store.is_url(store) and object_store.manifest_exists(f"{store}/{kind}/{name}"))
+    return here or (storage.is_remote(store) and transfer.manifest_exists(f"{store}/{kind}/{name}"))
 
 
 def _is_here(directory: Path, digest: str) -> bool:
@@ -139,14 +135,14 @@ def get_or_build(store: str, kind: str, name: str, build: Callable[[Path], dict[
     if found := lookup(store, kind, name):
         return found
     final = local(store) / kind / name
-    if not (object_store.is_url(store) and (final / manifests.NAME).is_file()):  # made before, and never arrived
+    if not (storage.is_remote(store) and (final / manifests.NAME).is_file()):  # made before, and never arrived
         _build(final, kind, build)
-    if not object_store.is_url(store):
+    if not storage.is_remote(store):
         return final
-    url = f"{store}/{kind}/{name}"
+    uri = f"{store}/{kind}/{name}"
     with Lease(f"{store}/leases/{kind}-{name}.json", wait=LONGEST_PUSH):
-        if not object_store.manifest_exists(url):  # else somebody made the same meanwhile: theirs counts
-            object_store.push(final, url)
+        if not transfer.manifest_exists(uri):  # else somebody made the same meanwhile: theirs counts
+            transfer.push(final, uri)
             return final
     return lookup(store, kind, name) or final
 
@@ -158,16 +154,11 @@ def _build(final: Path, kind: str, build: Callable[[Path], dict[str, Any] | None
     _sweep(final.parent)
     partial = Path(tempfile.mkdtemp(prefix=".making-", dir=final.parent))
     try:
-        with Path(f"{partial}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # held while this process lives: nobody sweeps it away
+        with FileLock(f"{partial}.lock"):  # held while this process lives: nobody sweeps it away
             (partial / "it").mkdir()
             facts = build(partial / "it")
             manifests.write(partial / "it", kind, facts)
-            try:
-                (partial / "it").replace(final)
-            except OSError:
-                if not (final / manifests.NAME).is_file():  # else somebody made the same meanwhile
-                    raise
+            manifests.move_into_place(partial / "it", final, manifests.NAME)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
         Path(f"{partial}.lock").unlink(missing_ok=True)
@@ -177,7 +168,7 @@ def _build(final: Path, kind: str, build: Callable[[Path], dict[str, Any] | None
 def exclusive(store: str, kind: str, name: str) -> Iterator[None]:
     """Wait until nobody else makes an artifact that takes long, and keep others waiting: its second maker finds it."""
     with _one_at_a_time(local(store) / kind / f".{name}.lock"):
-        if not object_store.is_url(store):
+        if not storage.is_remote(store):
             yield
             return
         with Lease(f"{store}/leases/making-{kind}-{name}.json", wait=LONGEST_TRAINING):
@@ -188,23 +179,20 @@ def exclusive(store: str, kind: str, name: str) -> Iterator[None]:
 def _one_at_a_time(path: Path) -> Iterator[None]:
     """One process of this machine at a time, by a lock on a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as lock:  # it stays: whoever waits for it holds this very file
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            logger.info("somebody else holds %s: waiting", path)
-            fcntl.flock(lock, fcntl.LOCK_EX)
+    lock = FileLock(path)
+    try:
+        held = lock.acquire(timeout=0)
+    except Timeout:
+        logger.info("somebody else holds %s: waiting", path)
+        held = lock.acquire()
+    with held:
         yield
 
 
 def _sweep(directory: Path) -> None:
     """Remove what processes that are gone have left half-made."""
     for path in directory.glob(".making-*.lock"):
-        with path.open() as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                continue
+        with contextlib.suppress(Timeout), FileLock(path, timeout=0):
             shutil.rmtree(path.with_suffix(""), ignore_errors=True)
             path.unlink(missing_ok=True)
 
@@ -235,9 +223,9 @@ def locate(location: str) -> Path:
     Raises:
         InputError: there is no such artifact, or the location leads out of the store.
     """
-    if not object_store.is_url(location):
-        return Path(location)
-    store, kind, rest = re.fullmatch(rf"(s3://.+?)/({'|'.join(KINDS)})/(.+)", location).groups()  # type: ignore[union-attr]
+    if directory := storage.open(location).directory:
+        return directory
+    store, kind, rest = re.fullmatch(rf"(.+?://.+?)/({'|'.join(KINDS)})/(.+)", location).groups()  # type: ignore[union-attr]
     name, _, inner = rest.partition("/")
     found = lookup(store, kind, name)
     if found is None:

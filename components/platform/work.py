@@ -22,9 +22,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from components.adapters import storage
 from components.adapters.ray import train as ray_train
-from components.adapters.s3 import objects as object_store
-from components.platform import runtime, stores
+from components.platform import runtime, stores, transfer
 from infoxlm_core import manifests
 from infoxlm_core.errors import ConfigError, InfoXLMError
 
@@ -49,7 +49,7 @@ class Work:
     run: str = ""
     """Of a training: its checkpoints are in `STORE/runs/RUN`."""
     sources: dict[str, str] | None = None
-    """Likewise places of models outside the store; see `model_source`."""
+    """Likewise places of models outside the store; see `sources`."""
     mlflow_run: str = ""
     """Where the curves go; empty: nowhere yet."""
     pipeline_run: str = ""
@@ -93,18 +93,18 @@ def run_locally(work: Work) -> None:
 def delete_checkpoints(work: Work) -> None:
     """Remove the checkpoints of a training that is done."""
     shutil.rmtree(stores.local(work.store) / "runs" / work.run, ignore_errors=True)
-    if object_store.is_url(work.store):
-        object_store.drop(f"{work.store}/runs/{work.run}")
+    if storage.is_remote(work.store):
+        transfer.drop(f"{work.store}/runs/{work.run}")
 
 
 def _on_cluster(work: Work, cluster: dict[str, Any], task: Any) -> None:
     """Hand it to a RayJob and follow that to its end."""
     from components.adapters.kuberay import job as ray_job
-    from components.adapters.s3 import lease
+    from components.platform import lease
     from components.settings.cluster import ClusterConfig
 
     checked = ClusterConfig.parse(cluster, "cluster")
-    if not object_store.is_url(work.store):
+    if not storage.is_remote(work.store):
         raise ConfigError(f"store: workers of a cluster share no directory {work.store}: give s3://bucket/prefix")
     if not work.num_workers:
         raise ConfigError("num_workers: a cluster trains on Ray workers, one a GPU: set it to 1 or more")
@@ -154,7 +154,7 @@ def _heartbeat(store: str, job: str) -> Iterator[None]:
 
 def _train(work: Work, run: Path) -> dict[str, Any]:
     """The body of every worker: fetch, train together; the first one makes the artifact and returns its facts."""
-    from components.adapters.s3.checkpoints import RemoteRun
+    from components.platform.remote_run import RemoteRun
     from infoxlm_core.training import distributed
 
     more: dict[str, Any] = {"run": run}
@@ -162,7 +162,7 @@ def _train(work: Work, run: Path) -> dict[str, Any]:
         from components.adapters.mlflow import tracker as mlflow_tracker
 
         more["track"] = functools.partial(mlflow_tracker.MlflowTracker, run_id=work.mlflow_run)
-    if object_store.is_url(work.store):
+    if storage.is_remote(work.store):
         more["elsewhere"] = RemoteRun(f"{work.store}/runs/{work.run}", work.job or f"{socket.gethostname()} {run}")
     core = functools.partial(_TOGETHER[work.stage](work), **more)
     ready = distributed.from_first(stores.is_made(work.store, work.kind, work.name))  # before a crash, but not sent
@@ -174,13 +174,13 @@ def _train(work: Work, run: Path) -> dict[str, Any]:
 
 
 def _pretrain(work: Work) -> Callable[..., dict[str, Any]]:
-    from components.adapters.sources import models as model_source
+    from components.platform import sources
     from infoxlm_core.config import PretrainingConfig
     from infoxlm_core.stages import pretraining
 
     config = PretrainingConfig.parse(work.config, "pretraining")
     if config.model.start:
-        found = str(model_source.fetch(config.model.start, stores.local(work.store)))
+        found = str(sources.fetch_model(config.model.start, stores.local(work.store)))
         config = config.model_copy(update={"model": config.model.model_copy(update={"start": found})})
     return functools.partial(
         pretraining.pretrain, config=config, shards_path=stores.locate(work.artifacts["shards_path"])
@@ -188,45 +188,39 @@ def _pretrain(work: Work) -> Callable[..., dict[str, Any]]:
 
 
 def _finetune(work: Work) -> Callable[..., dict[str, Any]]:
-    from components.adapters.sources import data as data_source
-    from components.adapters.sources import models as model_source
+    from components.platform import sources
     from infoxlm_core import tasks
     from infoxlm_core.stages import finetuning
 
     store = stores.local(work.store)
-    config = data_source.localise(tasks.parse(work.config, "finetuning"), store)
+    config = sources.localise(tasks.parse(work.config, "finetuning"), store)
     places = {name: stores.locate(place) for name, place in work.artifacts.items()}
-    places |= {name: model_source.fetch(source, store) for name, source in (work.sources or {}).items()}
+    places |= {name: sources.fetch_model(source, store) for name, source in (work.sources or {}).items()}
     return functools.partial(finetuning.finetune, config, places["encoder"], places.get("corpus"))
 
 
 def _prepare(work: Work, output: Path) -> dict[str, Any]:
     from components.adapters.ray import data as ray_data
-    from components.adapters.sources import data as data_source
+    from components.platform import sources
     from infoxlm_core.config import PreparationConfig
     from infoxlm_core.stages import preparation
 
     config = PreparationConfig.parse(work.config, "preparation")
-
-    def fetch(path: str) -> str:
-        return str(data_source.fetch(path, stores.local(work.store))) if object_store.is_url(path) else path
-
-    sources = [source.model_copy(update={"path": tuple(map(fetch, source.paths))}) for source in config.corpora]
-    local = config.model_copy(update={"corpora": tuple(sources)})
+    local = sources.localise_corpora(config, stores.local(work.store))
     with ray_data.workers(work.num_workers) as spread:
-        return preparation.facts(preparation.prepare(local, output, stores.cache(), spread))
+        return preparation.facts(preparation.prepare(local, output, spread))
 
 
 def _tokenize(work: Work, output: Path) -> dict[str, Any]:
     from components.adapters.ray import data as ray_data
-    from components.adapters.sources import models as model_source
+    from components.platform import sources
     from infoxlm_core.config import TokenizationConfig
     from infoxlm_core.model import tokenizers
     from infoxlm_core.stages import tokenization
 
     config = TokenizationConfig.parse(work.config, "tokenization")
     if config.model:
-        found = model_source.fetch(config.model, stores.local(work.store), only=tokenizers.MODEL)
+        found = sources.fetch_model(config.model, stores.local(work.store), only=tokenizers.MODEL)
         config = config.model_copy(update={"model": str(found)})
     with ray_data.workers(work.num_workers) as spread:
         return tokenization.tokenize(config, stores.locate(work.artifacts["corpus"]), output, spread)

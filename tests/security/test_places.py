@@ -4,8 +4,7 @@ import socket
 
 import pytest
 
-from components.adapters.sources import data as data_source
-from components.adapters.sources import models as model_source
+from components.platform import sources
 from infoxlm_core.errors import InputError
 
 PLACES = [
@@ -39,8 +38,8 @@ def no_network(monkeypatch):
 @pytest.mark.parametrize("place", PLACES)
 def test_other_places_than_files_buckets_and_the_hub_are_refused_without_a_call(place, tmp_path, no_network):
     with pytest.raises(InputError, match=r"no such file|holds no config.json"):
-        model_source.fetch(place, tmp_path)
+        sources.fetch_model(place, tmp_path)
     with pytest.raises(InputError, match="no such file"):
-        data_source.fetch(place, tmp_path)
+        sources.fetch_data(place, tmp_path)
 
     assert not list(tmp_path.rglob("*"))

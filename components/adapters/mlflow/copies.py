@@ -15,7 +15,7 @@ from components.adapters.mlflow import runs as mlflow_runs
 from components.adapters.mlflow import signing
 from components.adapters.mlflow import versions as registered
 from infoxlm_core import manifests
-from infoxlm_core.errors import ShardCorrupt
+from infoxlm_core.errors import ShardCorrupt, without_password
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -50,7 +50,7 @@ def copy_to_server(client: "MlflowClient", version: "ModelVersion", uri: str, na
         InputError, StorageUnavailable: one of the servers refuses, or does not answer.
     """
     model = f"models:/{version.name}/{version.version}"
-    origin = f"{mlflow_runs.without_password(mlflow_runs.tracking_uri(store))} {model}"
+    origin = f"{without_password(mlflow_runs.tracking_uri(store))} {model}"
     with mlflow_runs.answering(model), registered.fetched(client, version) as files:
         sent = _contents(files)
         _go_to(uri)

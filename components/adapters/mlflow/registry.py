@@ -21,6 +21,7 @@ from components.adapters.mlflow import signing
 from components.adapters.mlflow import versions as registered
 from components.adapters.mlflow.champion import CANDIDATE, CHAMPION, GATE
 from infoxlm_core.errors import InputError
+from infoxlm_core.model import directories
 from infoxlm_core.results import evidence
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def register(
             raise InputError(
                 f"metric {metric} is {metrics.get(metric, 'missing')}, not a finite number: evaluate again"
             )
-    registered.check_encoder(encoder_dir)
+    directories.check_encoder(encoder_dir)
     client = MlflowClient()
     with mlflow_runs.answering(f"registered model {name}"):
         if not registered.versions_of(client, name, digest):
@@ -143,7 +144,7 @@ def load_encoder(source: str | Path, default_store: Path) -> Path:
         StorageUnavailable: MLflow does not answer.
     """
     if not registered.is_uri(str(source)):
-        registered.check_directory(Path(source))
+        directories.check(Path(source))
         return Path(source)
     client = mlflow_runs.connect(default_store)
     version = registered.find(client, str(source))

@@ -7,14 +7,13 @@ goes to a SQLite file in the local store. MLflow takes seconds to import, so it 
 import fcntl
 import logging
 import os
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.settings import environment
-from infoxlm_core.errors import ConfigMismatch, InputError, StorageUnavailable
+from infoxlm_core.errors import ConfigMismatch, InputError, StorageUnavailable, one_line
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -44,16 +43,6 @@ def connect(default_store: Path) -> "MlflowClient":
     with (directory / ".mlflow.lock").open("w") as lock:  # two processes creating the tables at once: one would fail
         fcntl.flock(lock, fcntl.LOCK_EX)
         return mlflow.MlflowClient()
-
-
-def one_line(error: Exception) -> str:
-    """What an error says, in one line that holds no password."""
-    return " ".join(without_password(str(error)).split())[:200] or type(error).__name__
-
-
-def without_password(text: str) -> str:
-    """A text whose addresses name no user and password; a tracking URI may."""
-    return re.sub(r"//[^/@\s]*@", "//", text)
 
 
 @contextmanager

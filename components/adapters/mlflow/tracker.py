@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from components.adapters.mlflow.runs import answering, one_line, points
+from components.adapters.mlflow.runs import answering, points
+from infoxlm_core.errors import one_line
 from infoxlm_core.training.tracker import FileTracker, parse
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ Run again it changes nothing; rules that others have made stay.
 import sys
 from typing import Any
 
-from components.adapters.s3 import client as s3
+from components.adapters.s3 import store as s3
 from infoxlm_core.errors import InfoXLMError, InputError
 
 RULE = {
@@ -33,7 +33,7 @@ def ensure(url: str) -> None:
     bucket = url.removeprefix("s3://").rstrip("/")
     if not url.startswith("s3://") or not bucket or "/" in bucket:
         raise InputError(f"{url!r} is no bucket: write s3://NAME")
-    with s3.answering(url) as client:
+    with s3.translate_errors(url) as client:
         if bucket not in [known["Name"] for known in client.list_buckets()["Buckets"]]:
             client.create_bucket(Bucket=bucket)
         rules = _rules(client, bucket)

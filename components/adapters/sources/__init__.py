@@ -1,1 +1,1 @@
-"""Where models and data may be, and copies of them on this machine."""
+"""The Hugging Face hub and the package index, as places to read from."""

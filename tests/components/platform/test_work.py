@@ -12,11 +12,9 @@ from pathlib import Path
 import pytest
 
 from components.adapters.kuberay import job as ray_job
-from components.adapters.s3 import lease
-from components.adapters.s3 import objects as object_store
-from components.adapters.s3.checkpoints import RemoteRun
-from components.platform import job, stores
+from components.platform import job, lease, stores, transfer
 from components.platform import work as works
+from components.platform.remote_run import RemoteRun
 from components.platform.work import Work
 from infoxlm_core import manifests
 from infoxlm_core.errors import (
@@ -98,7 +96,7 @@ def test_a_run_stopped_on_one_machine_ends_on_another_as_if_nothing_had_happened
 
     assert "resuming after step 13" in caplog.text and str(tmp_path / "second machine") in str(made)
     assert curve(made) == undisturbed and len(undisturbed) == STEPS
-    assert object_store.manifest(f"{URL}/pretrained/abc")["kind"] == "pretrained"
+    assert transfer.manifest(f"{URL}/pretrained/abc")["kind"] == "pretrained"
     assert stores.read(URL, "runs/pretrained-abc/stop") is None
     manifests.read(stores.locate(f"{URL}/pretrained/abc/encoder"), "encoder", "pretrain")
 
@@ -176,7 +174,7 @@ def test_a_job_that_nobody_follows_saves_and_ends_itself(bucket, work, tmp_path)
     )
     stores.write(URL, "work/j-pretrain-2.json", json.dumps(asdict(named)))
     stores.write(URL, works.heartbeat_path("j-pretrain-2"), "the step 1")
-    script = "import sys; from components.platform import job; from components.adapters.s3 import lease; "
+    script = "import sys; from components.platform import job, lease; "
     script += "lease._LOOK = 0.2; job.UNFOLLOWED = 5.0; job.main(sys.argv[1])"
 
     done = subprocess.run([sys.executable, "-c", script, f"{URL}/work/j-pretrain-2.json"], timeout=120,
@@ -279,4 +277,4 @@ def test_text_is_prepared_in_the_step_or_when_asked_to_in_a_job_of_its_own(bucke
 
     made = works.run(Work("prepare_corpus", URL, "corpus", "abc", {}, num_workers, {}), CLUSTER)
 
-    assert done == [where] and object_store.manifest(f"{URL}/corpus/abc")["kind"] == "corpus" and made.is_dir()
+    assert done == [where] and transfer.manifest(f"{URL}/corpus/abc")["kind"] == "corpus" and made.is_dir()

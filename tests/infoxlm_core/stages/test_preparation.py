@@ -37,7 +37,7 @@ def text(path: Path, lines, language="de") -> dict:
 
 def prepare(tmp_path: Path, *corpora: dict, **fields) -> dict:
     config = PreparationConfig(languages=("en", "de", "fr"), corpora=corpora, **fields)
-    return preparation.prepare(config, tmp_path / "out", tmp_path / "cache")
+    return preparation.prepare(config, tmp_path / "out")
 
 
 def rows(tmp_path: Path, name: str) -> list[tuple[str, ...]]:
@@ -218,3 +218,16 @@ def test_misaligned_files_are_refused_before_anything_is_written(tmp_path):
 def test_too_little_text_is_refused(tmp_path, pairs):
     with pytest.raises(CorpusTooSmall, match="have=0 need=1"):
         prepare(tmp_path, tsv(tmp_path / "a.tsv", pairs))
+
+
+def test_a_corpus_that_is_not_there_or_is_another_is_refused_and_never_removed(tmp_path):
+    corpus = tsv(tmp_path / "a.tsv", PAIRS)
+    digest = manifests.file_sha256(tmp_path / "a.tsv")
+
+    prepare(tmp_path, corpus | {"sha256": digest})
+    with pytest.raises(InputError, match=f"has sha256 {digest}, expected 000.*: check the config"):
+        prepare(tmp_path, corpus | {"sha256": "0" * 64})
+    assert (tmp_path / "a.tsv").exists()
+    (tmp_path / "a.tsv").unlink()
+    with pytest.raises(InputError, match="no such file or folder: check the path of the corpus"):
+        prepare(tmp_path, corpus)

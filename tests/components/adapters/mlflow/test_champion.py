@@ -15,7 +15,7 @@ from components.adapters.mlflow import registry as model_registry
 from components.adapters.mlflow import runs as mlflow_runs
 from components.adapters.mlflow import signing
 from components.adapters.mlflow import versions as registered
-from components.adapters.sources import models as model_source
+from components.platform import sources
 from infoxlm_core import manifests
 from infoxlm_core.errors import InputError, NotPromoted, ShardCorrupt, SignatureInvalid
 from tests.components.evaluated import evaluated
@@ -265,7 +265,7 @@ def copied_with_manifest(encoder: Path, target: Path) -> str:
 
 
 def use(way: str, source: str, store: Path) -> Path:
-    return {"embed": model_registry.load_encoder, "start": model_source.fetch}[way](source, store)
+    return {"embed": model_registry.load_encoder, "start": sources.fetch}[way](source, store)
 
 
 @pytest.mark.parametrize("way", ["embed", "start"])

@@ -71,7 +71,7 @@ def made_here(tmp_path_factory) -> Path:
 
 
 def make(base: Path, text: Path, spread=None) -> None:
-    report = preparation.prepare(preparation_config(text), base / "corpus", base / "cache", spread)
+    report = preparation.prepare(preparation_config(text), base / "corpus", spread)
     manifests.write(base / "corpus", "corpus", preparation.facts(report))
     facts = tokenization.tokenize(TOKENIZATION, base / "corpus", base / "shards", spread)
     manifests.write(base / "shards", "shards", facts)

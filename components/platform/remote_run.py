@@ -1,4 +1,4 @@
-"""The checkpoints of a run on S3, for workers that share no disk: the core's `Elsewhere`.
+"""The checkpoints of a run in a storage, for workers that share no disk: the core's `Elsewhere`.
 
 STORE/runs/pretrained-77b0…/lease.json            who trains it (see lease.py)
                            /step=0000000400/      a checkpoint; manifest.json last
@@ -12,8 +12,9 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from components.adapters.s3 import objects as object_store
-from components.adapters.s3.lease import Lease
+from components.adapters import storage
+from components.platform import transfer
+from components.platform.lease import Lease
 from infoxlm_core.errors import InfoXLMError
 from infoxlm_core.training.checkpoints import superfluous
 
@@ -32,6 +33,7 @@ class RemoteRun:
 
     def __init__(self, url: str, holder: str) -> None:
         self.url, self.holder = url, holder
+        self._store = storage.open(url)
         self._lease: Lease | None = None
         self._asked = False
 
@@ -39,43 +41,43 @@ class RemoteRun:
     def held(self) -> Iterator[None]:
         """See `Lease`. What dead processes left unfinished is removed."""
         with Lease(f"{self.url}/lease.json", self.holder, meanwhile=self._look) as self._lease:
-            object_store.sweep(self.url)
+            self._store.sweep()
             self.forget_request()  # to a process that is gone; one that comes from now on counts
             for name in set(self._folders()) - set(self.names()):
-                object_store.drop(f"{self.url}/{name}")
+                transfer.drop(f"{self.url}/{name}")
             yield
 
     def names(self) -> list[str]:
-        return [name for name in self._folders() if object_store.manifest_exists(f"{self.url}/{name}")]
+        return [name for name in self._folders() if transfer.manifest_exists(f"{self.url}/{name}")]
 
     def fetch(self, name: str, directory: Path) -> None:
-        object_store.pull(f"{self.url}/{name}", directory)
+        transfer.pull(f"{self.url}/{name}", directory)
 
     def send(self, directory: Path, keep: int, bad: Collection[str] = ()) -> None:
         """The lease is renewed between the files and the manifest: a checkpoint of a fenced worker never exists."""
         if self._lease is None:
             raise RuntimeError("held() comes first")
-        object_store.push(directory, f"{self.url}/{directory.name}", before_commit=self._lease.renew, replace=True)
-        object_store.put(f"{self.url}/saved.json", json.dumps({"step": directory.name}))
+        transfer.push(directory, f"{self.url}/{directory.name}", before_commit=self._lease.renew, replace=True)
+        self._store.put("saved.json", json.dumps({"step": directory.name}))
         for old in superfluous(self.names(), keep, bad):
             with suppress(InfoXLMError):  # the next save tries again
-                object_store.drop(f"{self.url}/{old}")
+                transfer.drop(f"{self.url}/{old}")
 
     def has_saved(self) -> bool:
-        return object_store.get(f"{self.url}/saved.json") is not None
+        return self._store.get("saved.json") is not None
 
     def asked_to_stop(self) -> bool:
         return self._asked
 
     def forget_request(self) -> None:
-        object_store.delete(f"{self.url}/stop")
+        self._store.delete("stop")
         self._asked = False
 
     def _look(self) -> None:
         """See whether anybody is asked to stop, or this holder: two pipeline runs may want the same training."""
-        found = object_store.get(f"{self.url}/stop", quick=True)
+        found = self._store.get("stop", quick=True)
         self._asked = self._asked or (found is not None and found[0] in (b"", self.holder.encode()))
 
     def _folders(self) -> list[str]:
         """Names of checkpoints, whole or not, oldest first."""
-        return [name for name in object_store.folders(self.url) if name.startswith(_CHECKPOINT)]
+        return [name for name in self._store.folders() if name.startswith(_CHECKPOINT)]

@@ -8,8 +8,8 @@ import pytest
 from huggingface_hub.utils import filter_repo_objects
 
 from components.adapters.mlflow import registry as model_registry
-from components.adapters.sources import models as model_source
-from components.platform import runtime, stores
+from components.adapters.sources import hub
+from components.platform import runtime, sources, stores
 from components.pretrain import pretrain
 from infoxlm_core import manifests
 from infoxlm_core.config import PretrainingConfig
@@ -27,7 +27,7 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 
 def test_a_local_directory_is_used_where_it_is(tiny_encoders, tmp_path):
-    assert model_source.fetch(str(tiny_encoders["first"]), tmp_path) == tiny_encoders["first"]
+    assert sources.fetch_model(str(tiny_encoders["first"]), tmp_path) == tiny_encoders["first"]
 
 
 def test_nothing_that_could_run_code_is_taken(tiny_encoders, tmp_path):
@@ -36,7 +36,7 @@ def test_nothing_that_could_run_code_is_taken(tiny_encoders, tmp_path):
     (directory / "pytorch_model.bin").write_bytes(b"")
 
     with pytest.raises(InputError, match=r"holds pytorch_model\.bin, which could run code"):
-        model_source.fetch(str(directory), tmp_path)
+        sources.fetch_model(str(directory), tmp_path)
 
 
 @pytest.mark.slow
@@ -45,16 +45,16 @@ def test_a_model_on_s3_arrives_byte_by_byte_and_once(bucket, tiny_encoders, tmp_
     bucket.put_object(Key="xlmr/base/checkpoints/huge", Body=b"not the model")
     bucket.put_object(Key="xlmr/base-2.json", Body=b"another")
 
-    found = model_source.fetch("s3://models/xlmr/base/", tmp_path)
+    found = sources.fetch_model("s3://models/xlmr/base/", tmp_path)
 
     assert contents(found) == contents(tiny_encoders["first"])
     assert [path.name for path in (tmp_path / "models").iterdir()] == [found.name]  # nothing half-made beside it
     written = (found / "config.json").stat().st_mtime_ns
-    assert model_source.fetch("s3://models/xlmr/base", tmp_path) == found
+    assert sources.fetch_model("s3://models/xlmr/base", tmp_path) == found
     assert (found / "config.json").stat().st_mtime_ns == written
     bucket.objects.filter(Prefix="xlmr/base/").delete()
     upload(bucket, tiny_encoders["second"], "xlmr/base")
-    assert contents(model_source.fetch("s3://models/xlmr/base", tmp_path)) == contents(tiny_encoders["second"])
+    assert contents(sources.fetch_model("s3://models/xlmr/base", tmp_path)) == contents(tiny_encoders["second"])
 
 
 @pytest.mark.slow
@@ -65,7 +65,7 @@ def test_a_fine_tuned_model_brings_its_models_of_single_languages(bucket, tiny_e
     upload(bucket, tmp_path / "tuned", "xnli")
     bucket.put_object(Key="xnli/checkpoints/huge", Body=b"not the model")
 
-    found = model_source.fetch("s3://models/xnli", tmp_path / "store")
+    found = sources.fetch_model("s3://models/xnli", tmp_path / "store")
 
     assert {path.name for path in found.iterdir()} == {path.name for path in (tmp_path / "tuned").iterdir()}
     assert contents(found / "steps/4000") == contents(tiny_encoders["second"])
@@ -75,15 +75,15 @@ def test_a_fine_tuned_model_brings_its_models_of_single_languages(bucket, tiny_e
 def test_words_of_a_tokenizer_come_from_the_hub_too():
     files = ["model.safetensors", "vocab.txt", "merges.txt", "steps/4/config.json", "modeling.py", "model.bin"]
 
-    assert list(filter_repo_objects(files, allow_patterns=model_source._FILES)) == files[:4]
+    assert list(filter_repo_objects(files, allow_patterns=hub._FILES)) == files[:4]
 
 
 @pytest.mark.slow
 def test_a_single_file_comes_without_the_weights(bucket, tiny_encoders, tmp_path):
     upload(bucket, tiny_encoders["first"], "xlmr")
 
-    by_directory = model_source.fetch("s3://models/xlmr", tmp_path, only="tokenizer.json")
-    by_name = model_source.fetch("s3://models/xlmr/tokenizer.json", tmp_path, only="sentencepiece.bpe.model")
+    by_directory = sources.fetch_model("s3://models/xlmr", tmp_path, only="tokenizer.json")
+    by_name = sources.fetch_model("s3://models/xlmr/tokenizer.json", tmp_path, only="sentencepiece.bpe.model")
 
     assert by_directory.read_bytes() == by_name.read_bytes() == (tiny_encoders["first"] / "tokenizer.json").read_bytes()
     assert not list((tmp_path / "models").rglob("*.safetensors"))
@@ -99,7 +99,7 @@ def test_a_model_that_is_not_what_its_manifest_says_is_refused_and_not_kept(buck
     bucket.put_object(Key="ours/model.safetensors", Body=weights[:-1] + bytes([weights[-1] ^ 1]))
 
     with pytest.raises(ShardCorrupt, match=r"model\.safetensors has sha256 .* upload s3://models/ours again"):
-        model_source.fetch("s3://models/ours", tmp_path / "store")
+        sources.fetch_model("s3://models/ours", tmp_path / "store")
 
     assert not list((tmp_path / "store" / "models").iterdir())
 
@@ -107,15 +107,15 @@ def test_a_model_that_is_not_what_its_manifest_says_is_refused_and_not_kept(buck
 @pytest.mark.slow
 def test_a_wrong_bucket_key_or_server_is_one_line(bucket, tmp_path, monkeypatch):
     with pytest.raises(InputError, match="s3://models/nothing holds no file"):
-        model_source.fetch("s3://models/nothing", tmp_path)
+        sources.fetch_model("s3://models/nothing", tmp_path)
     with pytest.raises(InputError, match=r"s3://nowhere/x: S3 refuses .*NoSuchBucket"):
-        model_source.fetch("s3://nowhere/x", tmp_path)
+        sources.fetch_model("s3://nowhere/x", tmp_path)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     with pytest.raises(InputError, match=r"S3 refuses .*SignatureDoesNotMatch"):
-        model_source.fetch("s3://models/x", tmp_path)
+        sources.fetch_model("s3://models/x", tmp_path)
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
     with pytest.raises(StorageUnavailable, match="S3 does not answer"):
-        model_source.fetch("s3://models/x", tmp_path)
+        sources.fetch_model("s3://models/x", tmp_path)
 
 
 @pytest.mark.slow
@@ -123,11 +123,11 @@ def test_a_model_of_the_registry_is_copied_to_where_all_workers_see_it(store, ti
     run_id = open_run(store)
     model_registry.register("base", tiny_encoders["first"], "sha256:1", {"s": 0.5}, {"s": 0.0}, run_id, {}, store)
 
-    found = model_source.fetch("models:/base@champion", store)
+    found = sources.fetch_model("models:/base@champion", store)
 
     assert found.parent == store / "models"
     assert contents(found) == contents(tiny_encoders["first"])
-    assert model_source.fetch("models:/base/1", store) == found
+    assert sources.fetch_model("models:/base/1", store) == found
 
 
 def test_without_a_network_a_name_of_the_hub_is_one_clear_line(tmp_path, monkeypatch):
@@ -136,7 +136,7 @@ def test_without_a_network_a_name_of_the_hub_is_one_clear_line(tmp_path, monkeyp
     with pytest.raises(
         StorageUnavailable, match="FacebookAI/xlm-roberta-base: no such directory, and the hub"
     ) as error:
-        model_source.fetch("FacebookAI/xlm-roberta-base", tmp_path)
+        sources.fetch_model("FacebookAI/xlm-roberta-base", tmp_path)
 
     assert "\n" not in str(error.value) and "give its directory" in str(error.value)
 
@@ -159,19 +159,19 @@ def test_a_model_fetched_before_needs_no_network_and_is_verified(tiny_encoders, 
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{free_port()}")
     root = hub_cache(tmp_path, tiny_encoders["first"])
 
-    assert contents(model_source.fetch("org/model", tmp_path)) == contents(tiny_encoders["first"])
+    assert contents(sources.fetch_model("org/model", tmp_path)) == contents(tiny_encoders["first"])
 
     blob = root / "blobs" / manifests.file_sha256(tiny_encoders["first"] / "model.safetensors")
     blob.write_bytes(blob.read_bytes()[:-1])
     with pytest.raises(ShardCorrupt, match="is not what the hub has: it was removed"):
-        model_source.fetch("org/model", tmp_path)
+        sources.fetch_model("org/model", tmp_path)
     assert not blob.exists()
 
 
 @pytest.mark.parametrize("source", ["nowhere", "./nowhere/at/all", "/nowhere/model", "a/b/c"])
 def test_a_path_that_is_not_there_is_refused_with_the_ways_to_say_it(source, tmp_path):
     with pytest.raises(InputError, match=r"no such file or directory: give a path, s3://"):
-        model_source.fetch(source, tmp_path)
+        sources.fetch_model(source, tmp_path)
 
 
 class Artifact(SimpleNamespace):

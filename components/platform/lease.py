@@ -1,8 +1,8 @@
-"""One writer: a lease on S3, a small object that its holder rewrites now and then.
+"""One writer: a lease in a storage, a small file that its holder rewrites now and then.
 
     {"holder": "…", "attempt": 3, "beat": 17}       nobody holds it if holder is ""
 
-It is created and changed only with a condition (`object_store.put_if`), so two can never both have it. Clocks play no
+It is created and changed only with a condition (`Store.put_if`), so two can never both have it. Clocks play no
 part: whoever wants it watches the beat on a clock of its own. A holder that was taken for dead and wakes up finds
 another's lease and stops.
 """
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
-from components.adapters.s3 import objects as object_store
+from components.adapters import storage
 from infoxlm_core.errors import Fenced, InfoXLMError, LeaseHeld, ShardCorrupt, StorageUnavailable
 
 logger = logging.getLogger(__name__)
@@ -30,12 +30,12 @@ _LOOK = 5.0  # seconds between two looks at what else is to be done while the le
 
 
 def look(url: str) -> tuple[dict[str, Any], str | None]:
-    """What a lease says, and its ETag; nobody's if there is none.
+    """What a lease says, and its version; nobody's if there is none.
 
     Raises:
         ShardCorrupt: it cannot be read.
     """
-    found = object_store.get(url)
+    found = storage.open(url).get()
     if found is None:
         return {"holder": "", "attempt": 0, "beat": 0}, None
     try:
@@ -71,7 +71,7 @@ class Lease:
 
     Raises:
         LeaseHeld: somebody else holds it, and is alive.
-        StorageUnavailable: S3 does not answer.
+        StorageUnavailable: the storage does not answer.
     """
 
     def __init__(
@@ -80,9 +80,10 @@ class Lease:
         self.url, self.holder, self.wait = url, holder or uuid.uuid4().hex, wait
         self.meanwhile = meanwhile or (lambda: None)
         self._me = uuid.uuid4().hex
+        self._file = storage.open(url)
         self.attempt = self.beat = 0
         self.lost = False
-        self._etag: str | None = None
+        self._version: str | None = None
         self._writing = threading.Lock()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
@@ -116,7 +117,7 @@ class Lease:
 
         Raises:
             Fenced: somebody else has taken it.
-            StorageUnavailable: S3 has not answered for as long as a holder without a beat counts as alive.
+            StorageUnavailable: the storage has not answered for as long as a holder without a beat counts as alive.
         """
         deadline = time.monotonic() + PATIENCE
         while not self.lost:
@@ -132,10 +133,10 @@ class Lease:
 
     def _take(self, dead: dict[str, Any] | None = None) -> bool:
         """Take a lease that is free, ours, or that of a holder who is dead; False if another's beats."""
-        state, etag = look(self.url)
+        state, version = look(self.url)
         if state["holder"] not in ("", self.holder) and state != dead:
             return False
-        self.attempt, self._etag = state["attempt"] + 1, etag
+        self.attempt, self._version = state["attempt"] + 1, version
         return self._write(quick=False)
 
     def _write(self, holder: str | None = None, quick: bool = True) -> bool:
@@ -144,15 +145,15 @@ class Lease:
             state = {"holder": self.holder if holder is None else holder, "attempt": self.attempt, "beat": self.beat}
             state["by"] = self._me  # two attempts of one holder must not take each other's writing for their own
             content = json.dumps(state)
-            etag = object_store.put_if(self.url, content, self._etag, quick)
-            if etag is None and (ours := self._unanswered()):
-                etag = object_store.put_if(self.url, content, ours, quick)
-            self._etag = etag or self._etag
-            return etag is not None
+            version = self._file.put_if("", content, self._version, quick)
+            if version is None and (ours := self._unanswered()):
+                version = self._file.put_if("", content, ours, quick)
+            self._version = version or self._version
+            return version is not None
 
     def _unanswered(self) -> str | None:
-        """The ETag of what is there if this very object wrote it, but never got the answer."""
-        found = object_store.get(self.url, quick=True)
+        """The version of what is there if this very object wrote it, but never got the answer."""
+        found = self._file.get(quick=True)
         with contextlib.suppress(ValueError, KeyError, TypeError):
             return found[1] if found and json.loads(found[0])["by"] == self._me else None
         return None
@@ -174,5 +175,5 @@ class Lease:
                 self._warn("could not look what else is to be done", error)
 
     def _warn(self, what: str, error: Exception) -> None:
-        """One line for an error that is expected, S3 being away, all of it for another."""
+        """One line for an error that is expected, the storage being away, all of it for another."""
         logger.warning("%s: %s (%s)", self.url, what, error, exc_info=not isinstance(error, InfoXLMError))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from infoxlm_core.corpora import downloads
+from components.adapters.sources import package_index
 from infoxlm_core.errors import InputError, StorageUnavailable
 
 WHEEL = b"wheel"
@@ -28,13 +28,13 @@ def pip(monkeypatch):
         return subprocess.CompletedProcess(command, bool(Pip.stderr), "", Pip.stderr)
 
     Pip.calls = []
-    monkeypatch.setattr(downloads.subprocess, "run", run)
+    monkeypatch.setattr(package_index.subprocess, "run", run)
     return Pip
 
 
 def test_a_wheel_is_downloaded_once_and_then_taken_from_the_cache(tmp_path, pip):
-    first = downloads.fetch("pypi:My.App==1.0", SHA256, tmp_path / "cache")
-    second = downloads.fetch("pypi:my-app==1.0", SHA256, tmp_path / "cache")
+    first = package_index.download("pypi:My.App==1.0", SHA256, tmp_path / "cache")
+    second = package_index.download("pypi:my-app==1.0", SHA256, tmp_path / "cache")
 
     assert first == second and first.read_bytes() == WHEEL
     assert len(pip.calls) == 1
@@ -44,12 +44,12 @@ def test_a_wheel_is_downloaded_once_and_then_taken_from_the_cache(tmp_path, pip)
 def test_another_version_in_the_cache_is_not_taken(tmp_path, pip):
     (tmp_path / "my_app-1.0.1-py3-none-any.whl").write_bytes(b"newer")
 
-    assert downloads.fetch("pypi:my-app==1.0", SHA256, tmp_path).read_bytes() == WHEEL
+    assert package_index.download("pypi:my-app==1.0", SHA256, tmp_path).read_bytes() == WHEEL
 
 
 def test_a_wheel_with_another_digest_is_refused_and_removed(tmp_path, pip):
     with pytest.raises(InputError, match=f"has sha256 {SHA256}, expected 000"):
-        downloads.fetch("pypi:my-app==1.0", "0" * 64, tmp_path)
+        package_index.download("pypi:my-app==1.0", "0" * 64, tmp_path)
 
     assert list(tmp_path.iterdir()) == []
 
@@ -65,24 +65,12 @@ def test_an_index_that_does_not_answer_is_told_from_a_version_that_does_not_exis
     pip.stderr = stderr
 
     with pytest.raises(error, match=r"my-app==1\.0"):
-        downloads.fetch("pypi:my-app==1.0", SHA256, tmp_path)
+        package_index.download("pypi:my-app==1.0", SHA256, tmp_path)
 
 
 @pytest.mark.parametrize("requirement", ["my-app", "my-app>=1", "--index-url==1", "my-app==1 --pre", "https://x/y==1"])
 def test_only_a_name_and_a_version_reach_pip(tmp_path, pip, requirement):
     with pytest.raises(InputError, match="NAME==VERSION"):
-        downloads.fetch(f"pypi:{requirement}", SHA256, tmp_path)
+        package_index.download(f"pypi:{requirement}", SHA256, tmp_path)
 
     assert pip.calls == []
-
-
-def test_a_plain_file_is_checked_but_never_removed(tmp_path):
-    file = tmp_path / "x.txt"
-    file.write_bytes(WHEEL)
-
-    assert downloads.fetch(str(file), SHA256, tmp_path) == file
-    with pytest.raises(InputError, match="check the config"):
-        downloads.fetch(str(file), "0" * 64, tmp_path)
-    assert file.exists()
-    with pytest.raises(InputError, match="no such file"):
-        downloads.fetch(str(tmp_path / "none"), None, tmp_path)

@@ -1,0 +1,87 @@
+"""A directory of this machine, or one that many machines share, as a storage."""
+
+import os
+import shutil
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from filelock import FileLock
+
+from components.adapters.storage import Entry
+from infoxlm_core import manifests
+
+
+class Directory:
+    """See `Store`; what the file system refuses stays an OSError.
+
+    Each write makes a new file, and a version is the file's number and time.
+    """
+
+    def __init__(self, uri: str) -> None:
+        self.uri, self.directory = uri, Path(uri)
+
+    def get(self, name: str = "", quick: bool = False) -> tuple[bytes, str] | None:  # noqa: ARG002 - a disk is quick, or hangs
+        path = self._path(name)
+        if not path.is_file():
+            return None
+        with path.open("rb") as file:
+            return file.read(), _version(os.fstat(file.fileno()))
+
+    def put(self, name: str, content: str | bytes) -> None:
+        path = self._path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        manifests.write_atomically(path, content)
+
+    def put_if(self, name: str, content: str | bytes, version: str | None, quick: bool = False) -> str | None:
+        path = self._path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(path.with_name(f".{path.name}.lock")):
+            found = self.get(name, quick)
+            if (found and found[1]) != version:
+                return None
+            self.put(name, content)
+            return _version(path.stat())
+
+    def delete(self, *names: str) -> None:
+        for name in names:
+            self._path(name).unlink(missing_ok=True)
+
+    def entries(self, deep: bool = True) -> list[Entry]:
+        paths = self.directory.rglob("*") if deep else self.directory.glob("*")
+        ours = (".lock", ".tmp")
+        found = [path for path in paths if path.is_file() and not (path.name[0] == "." and path.suffix in ours)]
+        return [self._entry(str(path.relative_to(self.directory))) for path in sorted(found)]
+
+    def folders(self) -> list[str]:
+        return sorted(path.name for path in self.directory.glob("*") if path.is_dir())
+
+    def head(self, name: str = "") -> Entry | None:
+        path = self._path(name)
+        return replace(self._entry(name), sha256=manifests.file_sha256(path)) if path.is_file() else None
+
+    def upload(self, path: Path, name: str, sha256: str) -> None:  # noqa: ARG002 - any reader can find it out
+        final = self._path(name)
+        final.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=".upload-", dir=final.parent) as folder:
+            shutil.copyfile(path, Path(folder) / "it")
+            manifests.sync_file(Path(folder) / "it")
+            (Path(folder) / "it").replace(final)
+
+    def download(self, name: str, path: Path) -> None:
+        shutil.copyfile(self._path(name), path)
+
+    def sweep(self, older: timedelta = timedelta(0)) -> int:  # noqa: ARG002 - an upload leaves nothing that costs or counts
+        return 0
+
+    def _path(self, name: str) -> Path:
+        return manifests.inside(self.directory, name) if name else self.directory
+
+    def _entry(self, name: str) -> Entry:
+        said = self._path(name).stat()
+        return Entry(name, said.st_size, _version(said), datetime.fromtimestamp(said.st_mtime, UTC))
+
+
+def _version(said: os.stat_result) -> str:
+    return f"{said.st_ino:x}-{said.st_mtime_ns:x}"

@@ -1,0 +1,22 @@
+"""A registered model as one to start from: models:/infoxlm@champion or models:/infoxlm/3."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from components.adapters.mlflow import registry
+from components.adapters.source import Wanted
+from infoxlm_core import manifests
+
+
+def fetch(wanted: Wanted) -> Path:
+    """A copy in the store: what the registry hands out may lie in a folder of this process alone."""
+    found = registry.load_encoder(wanted.source, wanted.store)
+    (weights, *_) = sorted(found.glob("*.safetensors"))
+    final = wanted.store.resolve() / "models" / f"registry-{manifests.file_sha256(weights)[:16]}"
+    final.parent.mkdir(parents=True, exist_ok=True)
+    if not final.is_dir():
+        with tempfile.TemporaryDirectory(prefix=".fetch-", dir=final.parent) as folder:
+            shutil.copytree(found, Path(folder) / "it")
+            manifests.move_into_place(Path(folder) / "it", final)
+    return final

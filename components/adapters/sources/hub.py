@@ -1,0 +1,56 @@
+"""A model on the Hugging Face hub: FacebookAI/xlm-roberta-base, or with `@revision`."""
+
+import os
+import re
+from pathlib import Path
+
+from components.adapters.source import Wanted
+from infoxlm_core import manifests
+from infoxlm_core.errors import InputError, ShardCorrupt, StorageUnavailable, one_line
+
+_HUB = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?", re.ASCII)
+_FILES = ["*.safetensors", "*.json", "*.model", "*.txt"]
+"""What is taken from the hub: nothing that could run code."""
+
+
+def fetch(wanted: Wanted) -> Path | None:
+    """A snapshot of the hub, or of the cache if the hub cannot be reached; large files are named by their SHA-256.
+
+    Returns:
+        where it is; None if this can be no name on the hub.
+
+    Raises:
+        InputError: the hub has no such model.
+        ShardCorrupt: what was downloaded is not what the hub has.
+        StorageUnavailable: the hub does not answer.
+    """
+    if not (match := _HUB.fullmatch(wanted.source)):
+        return None
+    from huggingface_hub import constants, errors, snapshot_download
+
+    name = match["name"]
+    offline, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, False  # off for all that nobody asked for: see MLflow
+    try:
+        snapshot = snapshot_download(
+            name,
+            revision=match["revision"],
+            cache_dir=wanted.store.resolve() / "models" / "hub",
+            allow_patterns=[wanted.only] if wanted.only else _FILES,
+            endpoint=os.environ.get("HF_ENDPOINT"),
+        )
+    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError) as error:
+        said = one_line(error)
+        raise InputError(f"{name}: no such directory, and no such model on the hub ({said}): check its name") from error
+    except OSError as error:  # all the hub's errors are
+        raise StorageUnavailable(
+            f"{name}: no such directory, and the hub does not answer ({one_line(error)}): "
+            "download the model where there is a network and give its directory"
+        ) from error
+    finally:
+        constants.HF_HUB_OFFLINE = offline
+    for path in Path(snapshot).rglob("*"):
+        blob = path.resolve()
+        if re.fullmatch("[0-9a-f]{64}", blob.name) and manifests.file_sha256(blob) != blob.name:
+            blob.unlink()
+            raise ShardCorrupt(f"{blob} is not what the hub has: it was removed, run again")
+    return Path(snapshot)

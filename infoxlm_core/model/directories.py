@@ -1,0 +1,42 @@
+"""Directories of models, ours and Hugging Face's: what may be loaded from one."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from infoxlm_core import manifests
+from infoxlm_core.errors import InputError, ShardCorrupt
+
+
+def check(directory: Path) -> None:
+    """Make sure that a directory on this machine holds an encoder, and what its manifest says if it has one of ours.
+
+    Raises:
+        ShardCorrupt: a file is not what was written.
+        InputError: it is no encoder.
+    """
+    check_encoder(directory)
+    path = directory / manifests.NAME
+    try:
+        found = manifests.load(directory) if path.is_file() else None
+    except ValueError as error:
+        raise ShardCorrupt(f"{path} cannot be read ({error}): make or copy the model again") from None
+    if (
+        isinstance(found, dict) and {"kind", "digest", "files", "facts"} <= found.keys()
+    ):  # other tools have manifests too
+        manifests.read(directory, found["kind"], made_with="what made the model, or the copy of it,")
+
+
+def check_encoder(directory: Path) -> None:
+    """Refuse what is no encoder, and what could run code while it is loaded."""
+    if not (directory / "config.json").is_file() or not list(directory.glob("*.safetensors")):
+        raise InputError(f"{directory} holds no config.json with *.safetensors: give the output of pretrain")
+    if pickles := [path.name for path in directory.rglob("*") if path.suffix in (".bin", ".pt", ".pth", ".pkl", ".py")]:
+        raise InputError(f"{directory} holds {pickles[0]}, which could run code: keep only safetensors and JSON")
+    for path in directory.glob("*config.json"):
+        try:
+            config: Any = json.loads(path.read_bytes())
+        except ValueError as error:
+            raise InputError(f"{path} is no JSON ({error}): export the model again") from None
+        if "auto_map" in config:
+            raise InputError(f"{path} asks for code of its own (auto_map): export the model with a built-in class")

@@ -1,0 +1,130 @@
+"""What every storage promises, shown by each that we have: a directory, and S3 on a real server."""
+
+import threading
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from components.adapters import storage
+from components.adapters.directory import Directory
+from components.platform import lease, sources, stores, transfer
+from components.platform.lease import Lease
+from infoxlm_core import manifests
+from infoxlm_core.errors import Fenced, InputError, LeaseHeld
+
+
+@pytest.fixture(params=["directory", pytest.param("s3", marks=pytest.mark.slow)])
+def uri(request, tmp_path) -> str:
+    if request.param == "directory":
+        return str(tmp_path / "store")
+    request.getfixturevalue("bucket")
+    return "s3://models/store"
+
+
+def test_what_was_put_is_read_and_listed_until_it_is_deleted(uri):
+    store = storage.open(uri)
+    assert store.get("a/b") is None and store.head("a/b") is None and store.entries() == [] == store.folders()
+
+    store.put("a/b", "first")
+    store.put("c", b"second")
+
+    assert store.get("a/b")[0] == b"first" and storage.open(f"{uri}/a/b").get()[0] == b"first"
+    assert [(entry.name, entry.size) for entry in store.entries()] == [("a/b", 5), ("c", 6)]
+    assert [entry.name for entry in store.entries(deep=False)] == ["c"] and store.folders() == ["a"]
+    assert {entry.name: entry.version for entry in store.entries()} == {n: store.get(n)[1] for n in ("a/b", "c")}
+    store.delete("a/b", "c", "never there")
+    store.delete("c")
+    assert store.entries() == []
+
+
+def test_a_file_is_written_only_over_what_is_known_to_be_there(uri):
+    store = storage.open(uri)
+
+    first = store.put_if("file", "first", None)
+    assert first and store.put_if("file", "other", None) is None
+    second = store.put_if("file", "second", first)
+
+    assert second not in (None, first) and store.put_if("file", "other", first) is None
+    assert store.get("file") == (b"second", second)
+
+
+def test_of_many_who_write_at_once_over_the_same_one_succeeds(uri):
+    known = storage.open(uri).put_if("file", "", None)
+    done: list[str | None] = []
+
+    def write(content: str) -> None:
+        done.append(storage.open(uri).put_if("file", content, known))
+
+    threads = [threading.Thread(target=write, args=(str(number),)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(done) == 8 and len([version for version in done if version]) == 1
+
+
+def test_a_large_file_comes_back_with_the_digest_that_it_was_sent_with(uri, tmp_path):
+    (tmp_path / "large").write_bytes(bytes(range(256)) * 40_000)
+    digest = manifests.file_sha256(tmp_path / "large")
+    store = storage.open(uri)
+
+    store.upload(tmp_path / "large", "folder/large", digest)
+    store.download("folder/large", tmp_path / "back")
+
+    assert manifests.file_sha256(tmp_path / "back") == digest == store.head("folder/large").sha256
+    assert store.sweep(timedelta(0)) == 0
+
+
+def test_directories_travel_and_leases_fence_in_any_storage(uri, tmp_path, monkeypatch):
+    monkeypatch.setattr(lease, "BEAT", 0.1)
+    (tmp_path / "made/inner").mkdir(parents=True)
+    (tmp_path / "made/inner/file").write_text("content")
+    manifests.write(tmp_path / "made", "corpus")
+
+    with Lease(f"{uri}/lease.json", "first") as held:
+        with pytest.raises(LeaseHeld, match="first is at work"), Lease(held.url, "second"):
+            pytest.fail("it was taken")
+        transfer.push(tmp_path / "made", f"{uri}/a", before_commit=held.renew)
+        with Lease(held.url, "first"), pytest.raises(Fenced):
+            transfer.push(tmp_path / "made", f"{uri}/b", before_commit=held.renew)
+    transfer.pull(f"{uri}/a", tmp_path / "back")
+
+    assert (tmp_path / "back/inner/file").read_text() == "content" and not transfer.manifest_exists(f"{uri}/b")
+    transfer.drop(f"{uri}/a")
+    assert transfer.manifest(f"{uri}/a") is None
+
+
+@pytest.mark.parametrize("uri", ["gs://bucket/prefix", "http://169.254.169.254/latest"])
+def test_a_storage_that_nobody_has_written_is_refused_in_one_line(uri):
+    with pytest.raises(InputError, match=f"{uri}: no storage that is known: give a directory, or .* s3://"):
+        storage.open(uri)
+
+
+class Shelf:
+    """A storage that is elsewhere, as far as its users know."""
+
+    root: Path
+    directory = None
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+        self._inner = Directory(str(self.root / uri.removeprefix("shelf://")))
+
+    def __getattr__(self, name: str):
+        return getattr(self._inner, name)
+
+
+def test_another_storage_is_a_class_and_a_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(Shelf, "root", tmp_path / "shelf", raising=False)
+    monkeypatch.setitem(storage.SCHEMES, "shelf", f"{__name__}:Shelf")
+    monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "here"))
+
+    made = stores.get_or_build("shelf://a", "corpus", "abc", lambda output: (output / "file").write_text("x") and {})
+    monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "another machine"))
+    found = stores.get_or_build("shelf://a", "corpus", "abc", lambda output: pytest.fail("made twice"))
+    data = sources.fetch_data("shelf://a/corpus/abc/file", tmp_path / "store")
+
+    assert stores.url_of(made) == "shelf://a/corpus/abc" and stores.locate("shelf://a/corpus/abc") == found != made
+    assert data.read_text() == (found / "file").read_text() == "x" and data.is_relative_to(tmp_path / "store")
