@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -27,7 +28,7 @@ def make_model(share: float, **more) -> dict:
     return {"encoder": sizes, "retrieval": retrieval | {"by_layer": by_layer}, **more}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def scores() -> dict:
     dropped = {"corpus": "web", "kind": "pairs", "file": "web.tsv", "read": 10, "kept": 7, "dropped": {"too_short": 3}}
     return {
@@ -51,22 +52,26 @@ def scores() -> dict:
     }  # fmt: skip
 
 
-def test_the_report_shows_the_scores_and_escapes_names(scores, tmp_path):
-    reports.write(tmp_path, scores)
+@pytest.fixture(scope="module")
+def written(scores, tmp_path_factory) -> Path:
+    """The report of these scores: its figures take seconds."""
+    directory = tmp_path_factory.mktemp("report")
+    reports.write(directory, scores)
+    return directory
 
-    page = (tmp_path / "report.html").read_text()
+
+def test_the_report_shows_the_scores_and_escapes_names(written):
+    page = (written / "report.html").read_text()
     assert "43.2" in page and "123.4" in page
     assert "<tr><td>too short</td><td>6</td></tr>" in page
     assert "&lt;untrained&gt;" in page and "<untrained>" not in page
 
 
-def test_the_report_asks_nothing_of_the_network(scores, tmp_path):
-    reports.write(tmp_path, scores)
-
-    page = (tmp_path / "report.html").read_text()
+def test_the_report_asks_nothing_of_the_network(written):
+    page = (written / "report.html").read_text()
     assert "<script" not in page and "<link" not in page
     assert all(source.startswith("data:image/svg+xml;base64,") for source in re.findall(r'src="([^"]*)"', page))
-    assert len(re.findall("<img", page)) == len(figures.FIGURES) == len(list((tmp_path / "figures").glob("*.png")))
+    assert len(re.findall("<img", page)) == len(figures.FIGURES) == len(list((written / "figures").glob("*.png")))
 
 
 def test_a_report_of_retrieval_alone_has_no_empty_parts(scores, tmp_path):
@@ -78,17 +83,13 @@ def test_a_report_of_retrieval_alone_has_no_empty_parts(scores, tmp_path):
     assert {path.stem for path in (tmp_path / "figures").iterdir()} == {"retrieval_by_layer", "retrieval_by_language"}
 
 
-def test_scores_can_be_read_back(scores, tmp_path):
-    reports.write(tmp_path, scores)
-
-    found = json.loads((tmp_path / "scores.json").read_text())
+def test_scores_can_be_read_back(written):
+    found = json.loads((written / "scores.json").read_text())
     assert found["models"]["InfoXLM"]["retrieval"]["best"]["mean"] == 0.4321
 
 
-def test_the_model_card_opens_with_its_languages_and_lists_scores_and_counts(scores, tmp_path):
-    reports.write(tmp_path, scores)
-
-    card = (tmp_path / "model_card.md").read_text()
+def test_the_model_card_opens_with_its_languages_and_lists_scores_and_counts(written):
+    card = (written / "model_card.md").read_text()
     assert card.startswith('---\nlanguage:\n- "en"\n- "de"\n- "zh"\n')
     assert "hidden_states[1]" in card
     assert "| InfoXLM | 1 | mean | 43.2 | 43.2 | 43.2 | 10.8 | 43.2 | 43.2 |\n| <untrained> | 1 |" in card
