@@ -9,7 +9,7 @@ STORE ?= runs
 export OMP_NUM_THREADS = 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: help demo servers ablation test processors check compile image lock deploy bench clean
+.PHONY: help demo servers ablation test quick processors check compile image lock deploy bench clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
@@ -29,6 +29,9 @@ ablation: $(VENV)/installed ## MLM, MLM+TLM and MLM+TLM+XLCO on real text, three
 
 test: $(VENV)/installed ## run all tests
 	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder
+
+quick: $(VENV)/installed ## the tests that need no servers, no Ray and no patience: under two minutes
+	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder -m "not slow"
 
 processors: $(VENV)/installed ## the tests that compute, as on processors with SSE4, AVX2 and AVX-512 (as far as this one has them)
 	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2 $(COMPUTE)

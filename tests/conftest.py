@@ -102,9 +102,16 @@ def _weight(item: pytest.Item) -> int:
     return next(found, len(LONGEST_FIRST))
 
 
+SERVERS = {"s3_server", "database", "mlflow_server", "empty_database", "ray_here"}
+"""Fixtures that start processes: what asks for one is slow, directly or not."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m "not slow"` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_weight)
     for item in items:
+        if not SERVERS.isdisjoint(item.fixturenames):
+            item.add_marker("slow")
         proves = sorted({name for marker in item.iter_markers("item") for name in marker.args})
         item.user_properties.append(("items", proves))
 

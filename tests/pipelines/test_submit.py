@@ -280,6 +280,7 @@ def test_without_an_outcome_a_failed_run_may_be_tried_again(monkeypatch):
     assert isinstance(submit.failure("FAILED", "r-1", "s3://b/s"), WorkerLost)
 
 
+@pytest.mark.slow
 def test_kubeflow_s_own_command_takes_the_compiled_pipeline(kubeflow, compiled):
     command = [Path(sys.executable).with_name("kfp"), "--endpoint", kubeflow.host, "run", "create", "-e", "infoxlm"]
     command += ["-r", "by hand", "-f", str(compiled / "infoxlm.yaml"), "store=s3://infoxlm/store"]

@@ -22,6 +22,7 @@ def refusing(chunk: pa.Table) -> pa.Table:
     raise InputError("x.tsv:7: no such thing: mend it")
 
 
+@pytest.mark.slow
 def test_processes_of_this_machine_give_results_in_order_and_read_chunks_as_they_need_them():
     read = itertools.count()
 
@@ -41,6 +42,7 @@ def test_work_here_is_done_in_this_process():
     assert [table.to_pylist()[0] for table in found] == [{"number": n, "who": os.getpid()} for n in range(3)]
 
 
+@pytest.mark.slow
 def test_an_error_of_ours_comes_back_from_another_process():
     with pytest.raises(InputError, match="mend it"):
         list(parallel.over_processes(1)(refusing, numbers(2)))

@@ -80,6 +80,7 @@ def test_shards_hold_the_ids_that_transformers_gives(shards, corpus):
     assert pairs.meanings.view("uint64")[0] == meaning(messages(0)[0][0])
 
 
+@pytest.mark.slow
 def test_the_shards_do_not_depend_on_the_number_of_processes(shards, corpus, tmp_path):
     again = run(TokenizationConfig(vocabulary_size=100, processes=3), corpus, tmp_path)
 
