@@ -95,7 +95,7 @@ def kill_in_pretraining(arguments: list[str], store: Path, patience: int) -> Non
 def kill_and_start_again(base: Path) -> Path:
     """The store of a run whose driver was killed in the middle of pre-training and that was then started again."""
     config, store = write_config(base), base / "store"
-    kill_in_pretraining(["run", str(config), "--store", str(store)], store, patience=20)
+    kill_in_pretraining(["run", str(config), "--store", str(store)], store, patience=60)
     (saved,) = store.glob("runs/pretrained-*/saved.json")
     assert json.loads(saved.read_text())["step"] < STEPS, "the kill came too late to show anything"
 

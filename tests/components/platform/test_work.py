@@ -158,6 +158,7 @@ def test_a_pod_that_must_go_lets_the_training_save_first(bucket, work, monkeypat
     with ThreadPoolExecutor(1) as pool:
         training = pool.submit(works.run, named)
         while not RemoteRun(f"{URL}/runs/pretrained-abc", "").names():
+            assert not training.done(), training.result()
             time.sleep(0.1)
 
         job.leave(place, 60)

@@ -70,7 +70,7 @@ def test_a_killed_worker_is_replaced_and_the_run_ends_the_same(ray_here, tiny_sh
     killed = []
 
     def kill_one() -> None:
-        while not (tmp_path / "b/run/step=0000000010/manifest.json").exists():
+        while not (tmp_path / "b/run/step=0000000010/manifest.json").exists():  # the test's own time-out ends this
             time.sleep(0.01)
         for process in Path("/proc").iterdir():
             if not process.name.isdigit() or killed:
