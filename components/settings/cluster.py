@@ -138,8 +138,8 @@ class ClusterFile(StageConfig):
     image: str
     """The one image of all steps and Ray pods, by digest."""
 
-    store: Annotated[str, Field(pattern=r"^s3://[^/\s]+(/[^/\s]+)*$")]
-    """Where artifacts and checkpoints are: s3://bucket/prefix."""
+    store: Annotated[str, Field(pattern=r"^[a-z][a-z0-9]*://[^/\s]+(/[^/\s]+)*$")]
+    """Where artifacts and checkpoints are, where every machine sees them: s3://bucket/prefix."""
 
     pipeline_root: Annotated[str, Field(pattern=r"^[a-z0-9]+://[^\s]+$")]
     """Where Kubeflow keeps its own small files."""
