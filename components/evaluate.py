@@ -41,11 +41,12 @@ def evaluate(
     from components.adapters.mlflow import runs as mlflow_runs
     from components.platform import runtime, stores
     from infoxlm_core.config import EvaluationConfig
+    from infoxlm_core.results.trials import Trial
     from infoxlm_core.stages import evaluation
 
     with runtime.ending_clearly(store, "evaluate", trial):
         checked = EvaluationConfig.parse(config, "evaluation")
-        model = f"{trial['variant']} seed {int(trial['seed'])}" if trial else "InfoXLM"
+        model = Trial.parse(trial).name if trial else "InfoXLM"
         text, digest = stores.resolve(corpus)
         pairs = {model: (encoder, classifier)} | ({"untrained": (start, classifier_of_start)} if start else {})
         models = {name: [stores.resolve(artifact) for artifact in pair] for name, pair in pairs.items()}

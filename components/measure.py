@@ -24,19 +24,19 @@ def measure(
         scores: scores.json and the predictions.
         metrics: the main scores.
     """
-    import json
+    from pathlib import Path
 
     from components.adapters.mlflow import runs as mlflow_runs
     from components.adapters.mlflow import tracker as mlflow_tracker
     from components.platform import runtime, sources, stores, work
     from infoxlm_core import manifests
-    from infoxlm_core.results import suite as suites
+    from infoxlm_core.results import trials
     from infoxlm_core.tasks import task_of
 
     named = point["point"]
-    with runtime.ending_clearly(store, "measure", point=named):
-        settings = suites.read_settings(point["settings"])
-        run = runtime.run_id(store, point=named)
+    with runtime.ending_clearly(store, "measure", named):
+        settings = trials.read_settings(point["settings"])
+        run = runtime.run_id(store, named)
         said = {"model": named["model"], "source": point["source"], "task": named["task"]}
         mlflow_runs.log_params(run, said | {"settings": settings.model_dump(mode="json")})
         local = sources.localise(settings, stores.local(store))
@@ -69,17 +69,16 @@ def measure(
             mlflow_tracker.ship(model / "metrics.jsonl", run)
             learned_from = manifests.load(model)["facts"] | {"tuned": f"tuned/{name}"}
         inputs = [*runtime.digest_inputs(str(model)), runtime.digest_inputs_by_role(task.data(local))]
-        made = stores.get_or_build(
-            store,
-            "points",
-            runtime.artifact_key("points", task.without_data(local), *inputs),
-            lambda output: suites.measure(local, model, learned_from, output),
-        )
-        found = json.loads((made / suites.SCORES).read_bytes())
-        flat = suites.flatten_scores(named["task"], found, getattr(settings, "pivot", "en"))
+
+        def build(output: Path) -> None:
+            trials.measure(local, model, learned_from, output)
+
+        key = runtime.artifact_key("points", task.without_data(local), *inputs)
+        made = stores.get_or_build(store, "points", key, build)
+        flat = task.name_metrics(trials.read_scores(made / trials.SCORES), settings, named["task"])
         for metric, value in flat.items():
             metrics.log_metric(metric.replace("/", "_"), value)
         stores.publish(scores, made)
         mlflow_runs.log_metrics(run, flat)
-        mlflow_runs.log_artifacts(run, made / suites.SCORES)
+        mlflow_runs.log_artifacts(run, made / trials.SCORES)
         mlflow_runs.end_run(run)

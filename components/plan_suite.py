@@ -19,16 +19,16 @@ def plan_suite(suite: dict[str, Any], store: str) -> list:  # type: ignore[type-
     import logging
 
     from components.platform import runtime, sources, stores
-    from infoxlm_core.results import suite as suites
+    from infoxlm_core.results import trials
     from infoxlm_core.results.suite_config import SuiteConfig
 
     with runtime.ending_clearly(store, "plan_suite"):
         checked = SuiteConfig.parse(suite, "suite")
-        points = suites.plan(checked)
+        points = [planned.to_dict() for planned in trials.plan(checked)]
         for source in checked.models.values():
             sources.fetch_model(source, stores.local(store))
         for task, measure in checked.tasks.items():
-            suites.check(task, measure, sources.localise(measure.settings, stores.local(store)))
+            trials.check(task, measure, sources.localise(measure.settings, stores.local(store)))
             logging.info("%s: its data are there", task)
         logging.info("%d points: %d models, %d tasks", len(points), len(checked.models), len(checked.tasks))
     return points

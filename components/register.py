@@ -35,7 +35,7 @@ def register(
     from components.platform import runtime, stores
     from infoxlm_core import manifests
     from infoxlm_core.config import RegistrationConfig
-    from infoxlm_core.stages.evaluation import HEADLINES
+    from infoxlm_core.results.trials import HEADLINES
 
     with runtime.ending_clearly(store, "register"):
         checked = RegistrationConfig.parse(config, "registration")

@@ -24,35 +24,17 @@ def summarise(
         report: the report as HTML.
         metrics: the main scores of every model and task.
     """
-    import logging
-    import shutil
-    from pathlib import Path
-
-    from components.adapters.mlflow import point_runs
     from components.adapters.mlflow import runs as mlflow_runs
-    from components.platform import runtime, stores
-    from infoxlm_core import manifests
-    from infoxlm_core.results import suite as suites
+    from components.adapters.mlflow import trials as mlflow_trials
+    from components.platform import runtime, sweeps
+    from infoxlm_core.results import pages
     from infoxlm_core.results.suite_config import SuiteConfig
+    from infoxlm_core.results.summary import summarise
 
     with runtime.ending_clearly(store, "summarise"):
         checked = SuiteConfig.parse(suite, "suite")
         run = runtime.run_id(store)
-        point_runs.close_unfinished(run)
-        summary = suites.summarise(checked, point_runs.read(run))
-        flat = suites.flatten(summary)
-        name = manifests.digest([summary, manifests.VERSIONS["suite"]]).removeprefix("sha256:")[:16]
-
-        def write(output: Path) -> dict[str, float]:
-            suites.write(output, summary)
-            return flat
-
-        made = stores.get_or_build(store, "suite", name, write)
-        stores.publish(comparison, made)
-        shutil.copy(made / "suite.html", report.path)
-        stores.log_facts(made, metrics)
+        mlflow_trials.close_unfinished(run)
+        found = summarise(checked, mlflow_trials.read_all_scores(run))
         mlflow_runs.log_params(run, {"suite": checked.model_dump(mode="json")})
-        mlflow_runs.log_metrics(run, flat)
-        mlflow_runs.log_artifacts(run, made, "suite")
-        if missing := summary["unfinished"]:
-            logging.warning("not finished, and not in the numbers: %s", ", ".join(missing))
+        sweeps.publish(store, run, "suite", found, pages.write_suite, comparison, report, metrics)

@@ -26,10 +26,10 @@ VERSIONS = {
     "pretrained": 1,  # pretrain
     "classifier": 1,  # finetune
     "tuned": 1,  # finetune, in a suite
-    "scores": 1,  # evaluate
+    "scores": 2,  # evaluate
     "points": 1,  # measure, of a suite
-    "comparison": 1,  # compare
-    "suite": 1,  # summarise
+    "comparison": 2,  # compare
+    "suite": 2,  # summarise
 }
 """Raise the version of a kind of artifact when the same config and inputs give another content: what was made before is
 then made anew. Digests of source do not tell: they also change with a comment. `tests/infoxlm_core/test_versions.py`

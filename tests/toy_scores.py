@@ -3,6 +3,9 @@
 from typing import Any
 
 from infoxlm_core.results.suite_config import SuiteConfig
+from infoxlm_core.results.summary import Summary, summarise
+from infoxlm_core.results.trials import Trial
+from infoxlm_core.tasks.task import Scores
 
 CLASSIFICATION = {"settings": {"task": "classification", "data": "data.csv"}}
 ANSWERING = {"settings": {"task": "question_answering", "train": ["t"], "dev": ["d"], "test": ["q"]}}
@@ -50,3 +53,14 @@ def retrieved(to_de: float, layer: int = 7, codes: tuple[str, ...] = ("deu", "af
         "vectors": vectors, "by_layer": {"mean": {"to_pivot": curve, "from_pivot": curve, "mean": curve}},
         "encoder": {"layers": 12},
     }  # fmt: skip
+
+
+def summed(planned: SuiteConfig, results: dict[str, dict]) -> Summary:
+    """The summary of a suite whose trials have these scores."""
+    return summarise(planned, {name: Scores.from_dict(scores) for name, scores in results.items()})
+
+
+def trial(variant: str, seed: int, **metrics: float) -> tuple[Trial, dict[str, float]]:
+    """A trial of an ablation and its metrics: `retrieval__best` for `retrieval/best`."""
+    named = {name.replace("__", "/"): value for name, value in metrics.items()}
+    return Trial.parse({"variant": variant, "seed": seed, "what": f"what {variant} is"}), named

@@ -20,6 +20,7 @@ from infoxlm_core import manifests
 from infoxlm_core.config import StageConfig
 from infoxlm_core.errors import InfoXLMError, InputError, StorageFull
 from infoxlm_core.languages import is_known
+from infoxlm_core.results.trials import Trial
 from infoxlm_core.training.selection import FILE as SELECTION
 
 logger = logging.getLogger(__name__)
@@ -33,7 +34,6 @@ def ending_clearly(
     store: str,
     name: str,
     trial: Mapping[str, Any] | None = None,
-    point: Mapping[str, Any] | None = None,
     outcome_of: str = "",
 ) -> Iterator[None]:
     """Run a stage's body; turn what goes wrong into one line, an exit code and an outcome in the store.
@@ -41,14 +41,11 @@ def ending_clearly(
     Args:
         store: directory, or s3://bucket/prefix, that gets the outcome.
         name: of the stage.
-        trial: of an ablation, so that every line says which variant speaks.
-        point: of a suite, likewise.
+        trial: of an ablation or a suite, so that every line says which one speaks.
         outcome_of: the name under which the outcome is looked for, if not the stage's.
     """
     if trial:
-        name = f"{name} {trial['variant']} seed {int(trial['seed'])}"
-    if point:
-        name = f"{name} {point['name']}"
+        name = f"{name} {Trial.parse(trial).name}"
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {name}: %(message)s", datefmt="%H:%M:%S", force=True)
     for chatty in ("httpx", "py4j", "matplotlib", "fontTools", "alembic", "botocore"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
@@ -143,12 +140,11 @@ def _language(folder: Path) -> str:
     return folder.name if is_known(folder.name) else ""
 
 
-def run_id(store: str, trial: Mapping[str, Any] | None = None, point: Mapping[str, Any] | None = None) -> str:
+def run_id(store: str, trial: Mapping[str, Any] | None = None) -> str:
     """The MLflow run that all stages of this pipeline run share.
 
-    A trial of an ablation, and a point of a suite, has its own, nested in that.
+    A trial of an ablation or a suite has its own, nested in that.
     """
-    from components.adapters.mlflow import point_runs, trial_runs
     from components.adapters.mlflow import runs as mlflow_runs
 
     if storage.is_remote(store) and not os.environ.get("MLFLOW_TRACKING_URI"):
@@ -160,6 +156,8 @@ def run_id(store: str, trial: Mapping[str, Any] | None = None, point: Mapping[st
         {mlflow_runs.RUN_TAG: name},
         stores.local(store),
     )
-    if trial:
-        return trial_runs.open_trial(run, name, trial)
-    return point_runs.open_point(run, name, point) if point else run
+    if not trial:
+        return run
+    from components.adapters.mlflow import trials as mlflow_trials
+
+    return mlflow_trials.open_trial(run, name, Trial.parse(trial))

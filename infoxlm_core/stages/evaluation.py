@@ -7,8 +7,8 @@ Every model answers the same questions: the same pairs, and, with the same token
 import hashlib
 import json
 import logging
-import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -20,20 +20,18 @@ from infoxlm_core import manifests
 from infoxlm_core.config import EvaluationConfig
 from infoxlm_core.errors import InputError
 from infoxlm_core.model.any_encoder import Model, Tokenizer, contrast_space, describe, load_encoder
-from infoxlm_core.results import evidence, reports
+from infoxlm_core.results import evidence, pages
+from infoxlm_core.results.evaluation import Evaluated, Evaluation
 from infoxlm_core.tasks import classifying, nearest, perplexity
 from infoxlm_core.tasks.aligned_files import read_held_out
 from infoxlm_core.tasks.embedding import POOLINGS, Place, embed
+from infoxlm_core.tasks.task import Scores
 from infoxlm_core.training import tracker
 
 logger = logging.getLogger(__name__)
 
 Pairs = list[tuple[str, str]]
 CURVE_POINTS = 400
-HEADLINES = (
-    "retrieval/best", "retrieval/no_overlap", "perplexity/mean", "classification/mean", "classification/transfer_gap"
-)  # fmt: skip
-"""Metrics that describe a version in the registry; all others are in its run."""
 
 
 def evaluate(
@@ -65,34 +63,35 @@ def evaluate(
     pairs = {language: draw_pairs(rows, config) for language, rows in held_out.items()}
     sentences = draw_sentences(pivot, held_out, config)
 
-    models: dict[str, dict[str, Any]] = {}
+    test_set = manifests.digest([pairs, sentences])
+
+    models: dict[str, Evaluated] = {}
     answered: dict[str, list[pd.DataFrame]] = {}
     unshared: dict[str, Tensor] = {}
     for name, directory in encoders.items():
         model, tokenizer = load_encoder(directory)
         # The tokenizer of the model under test decides once for all models which pairs share no token.
         unshared = unshared or {language: find_unshared(tokenizer, rows, config) for language, rows in pairs.items()}
-        found, hits = score_retrieval(model, tokenizer, pairs, unshared, config)
+        retrieved, hits = score_retrieval(model, tokenizer, pairs, unshared, config, test_set)
         answered[name] = [evidence.of_retrieval(pairs, hits, unshared)]
-        models[name] = {
-            "encoder": describe(model),
-            "retrieval": found,
-            "perplexity": score_perplexity(model, tokenizer, sentences, config),
-            "curves": read_curves(Path(directory)),
-        }
-        best = found["best"]
-        logger.info("%s: retrieval %.4f (%s, layer %d)", name, best["mean"], best["pooling"], best["layer"])
+        tasks = {"retrieval": retrieved}
+        if perplexities := score_perplexity(model, tokenizer, sentences, config, test_set):
+            tasks["perplexity"] = perplexities
+        models[name] = Evaluated(describe(model), tasks, read_curves(Path(directory)))
+        best = retrieved.details["best"]
+        logger.info("%s: retrieval %.4f (%s, layer %d)", name, retrieved.mean["mean"], best["pooling"], best["layer"])
     for name, directory in classifiers.items():
-        found, rows = classifying.score(Path(directory), pivot, config.batch_size, config.max_tokens)
-        models.setdefault(name, {})["classification"] = found
+        labelled, rows = score_classifier(Path(directory), pivot, config)
+        known = models.get(name, Evaluated())
+        models[name] = replace(known, tasks={**known.tasks, "classification": labelled})
         answered.setdefault(name, []).append(evidence.of_classification(rows))
 
     report = corpus / "report.json"
-    scores = {
-        "model": next(iter(encoders)),
-        "pivot": pivot,
-        "test_set": manifests.digest([pairs, sentences]),
-        "pairs": {
+    found = Evaluation(
+        model=next(iter(encoders)),
+        pivot=pivot,
+        test_set=test_set,
+        pairs={
             language: {
                 "held_out": len(held_out[language]),
                 "drawn": len(rows),
@@ -100,13 +99,13 @@ def evaluate(
             }
             for language, rows in pairs.items()
         },
-        "models": models,
-        "corpus": json.loads(report.read_bytes()) if report.is_file() else None,
-        "settings": config.model_dump(),
-    }
-    reports.write(Path(output), scores)
+        models=models,
+        corpus=json.loads(report.read_bytes()) if report.is_file() else None,
+        settings=config.model_dump(),
+    )
+    pages.write_evaluation(Path(output), found)
     evidence.write(Path(output) / evidence.FILE, answered)
-    return flatten(scores)
+    return found.flatten()
 
 
 def draw_pairs(rows: Pairs, config: EvaluationConfig) -> Pairs:
@@ -149,8 +148,13 @@ def find_unshared(tokenizer: Tokenizer, rows: Pairs, config: EvaluationConfig) -
 
 
 def score_retrieval(
-    model: Model, tokenizer: Tokenizer, pairs: dict[str, Pairs], unshared: dict[str, Tensor], config: EvaluationConfig
-) -> tuple[dict[str, Any], dict[str, Any]]:
+    model: Model,
+    tokenizer: Tokenizer,
+    pairs: dict[str, Pairs],
+    unshared: dict[str, Tensor],
+    config: EvaluationConfig,
+    test_set: str,
+) -> tuple[Scores, dict[str, Any]]:
     """Retrieve at every layer with both poolings; sum up at the best one and at the contrast layer.
 
     Returns:
@@ -180,7 +184,7 @@ def score_retrieval(
     by_layer = {pooling: [nearest.summarise(cells[pooling], layer)["mean"] for layer in layers] for pooling in POOLINGS}
     best = max(places, key=lambda place: by_layer[place.pooling][place.layer])  # the first of equals
     spaces = {"best": (best.layer, best.pooling), "contrast": contrast_space(model)}
-    scores: dict[str, Any] = {
+    found: dict[str, Any] = {
         name: {"layer": space[0], "pooling": space[1], **nearest.summarise(cells[space[1]], space[0])}
         if space
         else None
@@ -194,13 +198,21 @@ def score_retrieval(
         for name, space in spaces.items()
         if space
     }
-    chance = fmean(1 / len(rows) for rows in pairs.values())
-    return scores | {"chance": chance, "by_layer": by_layer, "cells": cells}, at
+    details = {
+        "best": {name: found["best"][name] for name in ("layer", "pooling")},
+        "contrast": found["contrast"],
+        "chance": fmean(1 / len(rows) for rows in pairs.values()),
+        "by_layer": by_layer,
+        "cells": cells,
+    }
+    mean = {name: found["best"][name] for name in ("mean", "to_pivot", "from_pivot", "no_overlap")}
+    counts = {language: len(rows) for language, rows in pairs.items()}
+    return Scores("retrieval", found["best"]["languages"], mean, counts, test_set, details=details), at
 
 
 def score_perplexity(
-    model: Model, tokenizer: Tokenizer, sentences: dict[str, list[str]], config: EvaluationConfig
-) -> dict[str, Any] | None:
+    model: Model, tokenizer: Tokenizer, sentences: dict[str, list[str]], config: EvaluationConfig, test_set: str
+) -> Scores | None:
     """Perplexity of every language and their mean; None for an encoder without a language-model head."""
     if model.get_output_embeddings() is None or tokenizer.mask_token_id is None:
         return None
@@ -208,7 +220,20 @@ def score_perplexity(
         language: perplexity.measure(model, tokenizer, texts, config.batch_size, config.max_tokens, config.seed)
         for language, texts in sentences.items()
     }
-    return {"mean": fmean(languages.values()), "languages": languages}
+    counts = {language: len(texts) for language, texts in sentences.items()}
+    cells = {language: {"perplexity": value} for language, value in languages.items()}
+    return Scores("perplexity", cells, {"perplexity": fmean(languages.values())}, counts, test_set)
+
+
+def score_classifier(directory: Path, pivot: str, config: EvaluationConfig) -> tuple[Scores, pd.DataFrame]:
+    """Accuracy by language on a classifier's own test set, and its rows with what was predicted."""
+    found, rows = classifying.score(directory, pivot, config.batch_size, config.max_tokens)
+    gap = None if found["transfer_gap"] is None else {"accuracy": found["transfer_gap"]}
+    cells = {language: {"accuracy": value} for language, value in found["languages"].items()}
+    counts = {str(language): int(number) for language, number in rows["language"].value_counts().items()}
+    details = {name: found[name] for name in ("majority", "rows", "labels")}
+    digest = manifests.digest(rows.drop(columns="predicted").to_dict("list"))
+    return Scores("classification", cells, {"accuracy": found["mean"]}, counts, digest, gap, details=details), rows
 
 
 def read_curves(directory: Path) -> dict[str, list[Sequence[float]]]:
@@ -220,26 +245,3 @@ def read_curves(directory: Path) -> dict[str, list[Sequence[float]]]:
             if name.startswith("loss/") or name in ("xlco/accuracy", "probe/retrieval"):  # not those by language
                 curves.setdefault(name, []).append((step, value))
     return {name: points[:: -(-len(points) // CURVE_POINTS)] for name, points in curves.items()}
-
-
-def flatten(scores: dict[str, Any]) -> dict[str, float]:
-    """All scores as one mapping for a tracking server; names of metrics stay the same from run to run."""
-    pivot = scores["pivot"]
-    metrics: dict[str, float | None] = {}
-    for name, model in scores["models"].items():
-        prefix = "" if name == scores["model"] else re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") + "/"
-        if found := model.get("retrieval"):
-            best = found["best"]
-            values = {"best": best["mean"], "best_layer": float(best["layer"]), "chance": found["chance"]}
-            values |= {f"xx_{pivot}": best["to_pivot"], f"{pivot}_xx": best["from_pivot"]}
-            values |= {"no_overlap": best["no_overlap"], "contrast": (found["contrast"] or {}).get("mean")}
-            values |= {language: row["mean"] for language, row in best["languages"].items()}
-            metrics |= {f"{prefix}retrieval/{key}": value for key, value in values.items()}
-        if found := model.get("perplexity"):
-            metrics |= {
-                f"{prefix}perplexity/{key}": v for key, v in {"mean": found["mean"], **found["languages"]}.items()
-            }
-        if found := model.get("classification"):
-            values = {"mean": found["mean"], "transfer_gap": found["transfer_gap"], **found["languages"]}
-            metrics |= {f"{prefix}classification/{key}": value for key, value in values.items()}
-    return {name: value for name, value in metrics.items() if value is not None}

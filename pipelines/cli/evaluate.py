@@ -1,7 +1,7 @@
 """`infoxlm evaluate`: one task for any encoder, or any fine-tuned model, beside the published numbers."""
 
-import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -13,7 +13,6 @@ from infoxlm_core.config import EvaluationConfig
 from infoxlm_core.errors import ConfigError, InputError
 from infoxlm_core.languages import GROUPS
 from infoxlm_core.results.suite_config import SuiteConfig
-from infoxlm_core.tasks.retrieval import RetrievalConfig
 from pipelines.cli.app import Store, app, ending_clearly
 
 
@@ -131,7 +130,8 @@ def parse(models: dict[str, str], task: str, data: str, more: dict[str, Any], ch
 def measure_task(config: SuiteConfig, task: str, output: Path, store: Path) -> None:
     """Measure every model on a task; print and write what a suite of this task alone would."""
     from components.platform import sources
-    from infoxlm_core.results import suite
+    from infoxlm_core.results import pages, trials
+    from infoxlm_core.results.summary import summarise
     from infoxlm_core.tasks import task_of
 
     directories = {name: sources.fetch_model(source, store) for name, source in config.models.items()}
@@ -141,16 +141,16 @@ def measure_task(config: SuiteConfig, task: str, output: Path, store: Path) -> N
     settings = task_of(settings).localise(
         settings, lambda source: source if source == TRAINED else str(sources.fetch_data(source, store))
     )
-    scores: dict[str, dict[str, Any]] = {}
-    for item in suite.plan(config):
-        name, directory = item["point"]["model"], directories[item["point"]["model"]]
-        suite.measure(settings, directory, {}, output / name)
-        scores[item["point"]["name"]] = json.loads((output / name / suite.SCORES).read_bytes())
-    summary = suite.summarise(config, scores)
-    if not isinstance(settings, RetrievalConfig):  # how these models were trained is not known here
-        found = summary["tasks"][task]
-        found["protocol"] = [fact for fact in found["protocol"] if fact["what"] in ("test set", "normaliser")]
-    suite.write(output, summary)
+    scores = {
+        trial.name: trials.measure(settings, directories[trial.model], {}, output / trial.model)
+        for trial, _, _ in trials.plan(config)
+    }
+    summary = summarise(config, scores)
+    if task_of(settings).trained:  # how these models were trained is not known here
+        found = summary.tasks[task]
+        known = tuple(fact for fact in found.protocol if fact.what in ("test set", "normaliser"))
+        summary = replace(summary, tasks={task: replace(found, protocol=known)})
+    pages.write_suite(output, summary)
     typer.echo((output / "suite.md").read_text(encoding="utf-8"))
     typer.echo(f"page        {output / 'suite.html'}")
 

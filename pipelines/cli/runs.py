@@ -31,7 +31,7 @@ def run(
     """
     with ending_clearly():
         checked = run_file.load(config, tuple(set_ or ()))
-        from infoxlm_core.stages.evaluation import HEADLINES
+        from infoxlm_core.results.trials import HEADLINES
         from pipelines import local
         from pipelines.infoxlm import infoxlm
 
@@ -103,19 +103,16 @@ def compare(
 ) -> None:
     """Print the table of an ablation from MLflow: variants over their seeds, with error bars."""
     with ending_clearly():
-        from components.adapters.mlflow import trial_runs
+        from components.adapters.mlflow import trials
         from components.platform import stores
-        from infoxlm_core.results import comparison
-        from infoxlm_core.stages.evaluation import HEADLINES
+        from infoxlm_core.results import pages, summary
 
-        run_id, name = trial_runs.find_ablation(run, stores.local(store))
-        found = trial_runs.read(run_id)
-        chosen = _split(metrics)
-        comparison.check_metrics(found, chosen)
-        compared = comparison.compare(found, chosen or comparison.choose(HEADLINES), name)
-        typer.echo(comparison.render(compared, "md"))
+        run_id, name = trials.find_ablation(run, stores.local(store))
+        found = [(one.trial, one.metrics) for one in trials.read(run_id)]
+        compared = summary.compare(found, name, _split(metrics))
+        typer.echo(pages.comparison_as_markdown(compared))
         if output:
-            comparison.write(output, compared)
+            pages.write_comparison(output, compared)
             typer.echo(f"comparison  {output}/comparison.html")
 
 
@@ -145,7 +142,7 @@ def suite(
     with ending_clearly():
         checked = run_file.load_as(SuiteConfig, config, [*(set_ or ()), *(f"models.{named}" for named in model or ())])
         checked = checked.choose(_split(only))
-        from infoxlm_core.results.suite import plan
+        from infoxlm_core.results.trials import plan
         from pipelines import local
         from pipelines.suite import AT_A_TIME
         from pipelines.suite import suite as dag

@@ -7,8 +7,8 @@ import pytest
 from kfp import dsl
 from typer.testing import CliRunner
 
-from components.adapters.mlflow import nested_runs, trial_runs
 from components.adapters.mlflow import runs as mlflow_runs
+from components.adapters.mlflow import trials as mlflow_trials
 from components.compare import compare
 from components.platform import runtime, stores
 from infoxlm_core.errors import InputError
@@ -72,8 +72,8 @@ def test_a_trial_of_a_platforms_task_is_nested_in_the_platforms_pipeline_run(sto
 
     mlflow_runs.end_run(runtime.run_id(str(store), TRIALS[0]))
 
-    (found,) = trial_runs.read(task)
-    assert (found["variant"], found["seed"]) == ("full", 1) and nested_runs.root(found["run"]) == pipeline
+    (found,) = mlflow_trials.read(task)
+    assert (found.trial.model, found.trial.seed) == ("full", 1) and mlflow_trials.root(found.run_id) == pipeline
 
 
 def test_the_component_compares_what_finished_and_names_what_did_not(ablation, tmp_path):
@@ -95,8 +95,8 @@ def test_the_comparison_goes_to_the_ablations_run_and_trials_that_failed_are_clo
     assert client.get_run(parent).data.metrics["full/retrieval/best/n"] == 2
     names = {artifact.path for artifact in client.list_artifacts(parent, "comparison")}
     assert {f"comparison/comparison.{kind}" for kind in ("html", "json", "md", "png")} <= names
-    failed = [t for t in trial_runs.read(parent) if t["variant"] == "-TLM"]
-    assert [client.get_run(trial["run"]).info.status for trial in failed] == ["FAILED", "FAILED"]
+    failed = [one for one in mlflow_trials.read(parent) if one.trial.model == "-TLM"]
+    assert [one.status for one in failed] == ["FAILED", "FAILED"]
 
 
 def test_the_command_prints_the_same_table_later_and_writes_it(ablation, tmp_path):
@@ -105,8 +105,10 @@ def test_the_command_prints_the_same_table_later_and_writes_it(ablation, tmp_pat
     result = CliRunner().invoke(app, arguments)
 
     assert result.exit_code == 0, result.output
-    assert "| full    | 2      | 40.15 ± 0.07       |" in result.stdout
-    assert "Not finished**, and not in the table: -TLM seed 1, -TLM seed 2." in result.stdout
+    assert ["full", "2", "40.15 ± 0.07"] in [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in result.stdout.splitlines()
+    ]
+    assert "Not finished**, and not in the numbers: -TLM seed 1, -TLM seed 2." in result.stdout
     assert result.stdout.startswith((made / "comparison.md").read_text())
     assert {path.suffix for path in (tmp_path / "out").iterdir()} == {".html", ".md", ".png", ".json"}
 
@@ -123,10 +125,14 @@ def test_the_newest_ablation_of_a_name_is_meant_and_an_unknown_one_refused(ablat
     runtime.run_id(str(ablation), TRIALS[0])
     second = runtime.run_id(str(ablation))
 
-    assert trial_runs.find_ablation("toy", ablation) == trial_runs.find_ablation("latest", ablation) == (second, "toy")
-    assert trial_runs.find_ablation(first, ablation)[0] == first
+    assert (
+        mlflow_trials.find_ablation("toy", ablation)
+        == mlflow_trials.find_ablation("latest", ablation)
+        == (second, "toy")
+    )
+    assert mlflow_trials.find_ablation(first, ablation)[0] == first
     with pytest.raises(InputError, match=rf"no ablation 'other'; known are toy \({second}\), toy \({first}\)"):
-        trial_runs.find_ablation("other", ablation)
+        mlflow_trials.find_ablation("other", ablation)
 
 
 def test_a_place_without_ablations_is_one_line_and_stays_empty(store, tmp_path):

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from kfp import dsl
 
-from components.adapters.mlflow import nested_runs, point_runs
 from components.adapters.mlflow import runs as mlflow_runs
+from components.adapters.mlflow import trials as mlflow_trials
 from components.adapters.ray import train as ray_train
 from components.measure import measure
 from components.plan_suite import plan_suite
@@ -16,6 +16,7 @@ from components.platform import runtime, stores
 from components.summarise import summarise
 from infoxlm_core import run_file
 from infoxlm_core.results.suite_config import SuiteConfig
+from infoxlm_core.tasks.task import Scores
 from tests.components.conftest import history, upload
 from tests.toy_suite import write_suite
 
@@ -80,14 +81,15 @@ def test_a_point_has_a_run_of_its_own_with_tags_parameters_curve_metrics_and_sco
     made = run_point(planned["toy words learning_rate=0.003 seed 1"], store, tmp_path)
 
     client, parent = mlflow_runs.connect(store), runtime.run_id(str(store))
-    (run,) = nested_runs.list_nested(parent, "point")
+    (trial,) = mlflow_trials.read(parent)
+    run = client.get_run(trial.run_id)
     tags = {name: run.data.tags[name] for name in ("model", "task", "seed", "grid")}
     assert tags == {"model": "toy", "task": "words", "seed": "1", "grid": "optimization.learning_rate=0.003"}
     assert run.info.run_name == run.data.tags["point"] == "toy words learning_rate=0.003 seed 1"
     assert run.data.params["settings.optimization.learning_rate"] == "0.003" and run.data.params["model"] == "toy"
     assert run.info.status == "FINISHED" and run.data.tags["mlflow.parentRunId"] == parent
     scores = json.loads((made / "scores.json").read_text())
-    assert point_runs.read(parent) == {run.info.run_name: scores}
+    assert mlflow_trials.read_all_scores(parent) == {run.info.run_name: Scores.from_dict(scores)}
     assert run.data.metrics["words/mean"] == scores["mean"]["accuracy"] and "words/de" in run.data.metrics
     assert [step for step, _ in history(run.info.run_id, "dev/mean")] == [6, 12]
     assert scores["training"] == {"steps": 12, "examples": 40} | scores["training"]
@@ -138,8 +140,7 @@ def test_a_task_by_another_name_is_the_same_measurement_under_its_own_name(plann
 
     assert run_point(item, store, tmp_path / "1") == run_point(other, store, tmp_path / "2")
 
-    runs = nested_runs.list_nested(runtime.run_id(str(store)), "point")
-    named = {run.data.tags["task"]: set(run.data.metrics) for run in runs}
+    named = {one.trial.task: set(one.metrics) for one in mlflow_trials.read(runtime.run_id(str(store)))}
     assert "pairs/xx_en" in named["pairs"] and "tatoeba/xx_en" in named["tatoeba"] - named["pairs"]
 
 
@@ -156,7 +157,7 @@ def test_data_on_s3_is_the_same_data(planned, store, tmp_path, bucket):
 
 def test_the_summary_goes_to_the_pipelines_run_and_what_nobody_works_on_is_closed(planned, config, store, tmp_path):
     run_point(planned["toy pairs"], store, tmp_path / "kfp")
-    abandoned = runtime.run_id(str(store), point=planned["toy riddles seed 1"]["point"])
+    abandoned = runtime.run_id(str(store), planned["toy riddles seed 1"]["point"])
     kinds = {"comparison": dsl.Artifact, "report": dsl.HTML, "metrics": dsl.Metrics}
     outputs = {name: kind(name=name, uri=str(tmp_path / "kfp" / name)) for name, kind in kinds.items()}
 

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from infoxlm_core import run_file
-from infoxlm_core.results import suite
+from infoxlm_core.results import trials
 from infoxlm_core.results.suite_config import SuiteConfig
 from pipelines.cli import app
 from tests.e2e.test_pipeline import infoxlm, only, runs_of
@@ -23,9 +23,9 @@ def run(*arguments: str):
 
 def test_the_papers_suite_is_its_grids_and_seeds():
     config = run_file.load_as(SuiteConfig, PAPER)
-    planned = suite.plan(config)
+    planned = trials.plan(config)
 
-    mine = [item["point"]["task"] for item in planned if item["point"]["model"] == "infoxlm"]
+    mine = [item.trial.task for item in planned if item.trial.model == "infoxlm"]
     assert {task: mine.count(task) for task in mine} == {
         "tatoeba": 1, "xnli": 3 * 5, "translate-train-all": 3 * 5, "mlqa": 2 * 3 * 3 * 5
     }  # fmt: skip
@@ -34,7 +34,7 @@ def test_the_papers_suite_is_its_grids_and_seeds():
     assert (xnli.optimization.warmup_steps, xnli.selection.rule, xnli.selection.every) == (12_500, "joint", 5_000)
     assert xnli.optimization.weight_decay == mlqa.optimization.weight_decay == 0
     assert (mlqa.warmup_share, mlqa.selection.rule, mlqa.normaliser, mlqa.stride) == (0.1, "last", "mlqa", 128)
-    assert len(json.dumps(planned)) < 128 * 1024
+    assert len(json.dumps([item.to_dict() for item in planned])) < 128 * 1024
 
 
 @pytest.mark.parametrize(

@@ -76,3 +76,10 @@ def test_every_row_says_where_it_is_from():
     assert all(row.source for table in published.tables().values() for row in table.rows)
     assert {row.rule for row in published.tables()["xnli"].rows} == {"1", "N", ""}
     assert find("xnli", "InfoXLM").runs == 5
+
+
+def test_the_published_ablations_agree_where_tables_6_and_7_meet():
+    full, rest = published.ABLATIONS["full"], [row for name, row in published.ABLATIONS.items() if name != "full"]
+
+    assert set(full) == set(published.METRICS)
+    assert all(row[name] < full[name] for row in rest for name in row)

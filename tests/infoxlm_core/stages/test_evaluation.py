@@ -84,10 +84,10 @@ def test_the_best_layer_is_the_highest_of_all_layers_and_poolings(corpus, encode
 
     scores = json.loads((tmp_path / "out/scores.json").read_text())
     for model in scores["models"].values():
-        retrieval = model["retrieval"]
-        best = retrieval["best"]
-        assert best["mean"] == max(max(shares) for shares in retrieval["by_layer"].values())
-        assert best["mean"] == retrieval["by_layer"][best["pooling"]][best["layer"]]
+        retrieval = model["tasks"]["retrieval"]
+        mean, best = retrieval["mean"]["mean"], retrieval["best"]
+        assert mean == max(max(shares) for shares in retrieval["by_layer"].values())
+        assert mean == retrieval["by_layer"][best["pooling"]][best["layer"]]
 
 
 def test_the_same_evaluation_twice_gives_the_same_files(corpus, encoders, tmp_path):

@@ -9,9 +9,8 @@ from typing import Any
 from infoxlm_core import languages
 from infoxlm_core.results.published import tables
 from infoxlm_core.results.suite_config import SuiteTaskConfig
-from infoxlm_core.tasks.classification import ClassificationConfig
-from infoxlm_core.tasks.question_answering import AnsweringConfig
-from infoxlm_core.tasks.retrieval import RetrievalConfig
+from infoxlm_core.tasks import task_of
+from infoxlm_core.tasks.task import Fact, Scores
 
 XNLI_TRAINING_PAIRS = 392_702
 XNLI_TEST, XNLI_DEV = 5_010, 2_490
@@ -32,9 +31,6 @@ RATES = {"xnli": ((5e-6, 7e-6, 1e-5), (4e-6, 5e-6, 6e-6)), "mlqa": ((2e-5, 3e-5,
 _RULES = {"last": "1, last step", "source": "1, dev of the source", "joint": "1, joint dev", "each": "N, own dev"}
 _SEEDS = 5
 
-Fact = dict[str, Any]
-"""{"what", "ours", "paper", "same"}: same is None where there is nothing to compare."""
-
 
 def describe_rule(selection: Mapping[str, Any] | None, chosen_by: Collection[str] = ()) -> str:
     """#M, how many checkpoints there are, and what chose them.
@@ -51,7 +47,7 @@ def describe_rule(selection: Mapping[str, Any] | None, chosen_by: Collection[str
     return f"{text}; grid by {'joint dev' if len(chosen_by) > 1 else f'dev of {next(iter(chosen_by))}'}"
 
 
-def name_setting(measure: SuiteTaskConfig, finished: Iterable[Mapping[str, Any]]) -> str:
+def name_setting(measure: SuiteTaskConfig, finished: Iterable[Scores]) -> str:
     """Which of the paper's training sets these are: `zero-shot` (English), `translate-train-all` (all 15), `other`."""
     trained_on = set(_list_trained(measure, finished))
     if trained_on <= {"en"}:
@@ -59,33 +55,26 @@ def name_setting(measure: SuiteTaskConfig, finished: Iterable[Mapping[str, Any]]
     return "translate-train-all" if trained_on == set(tables()["xnli"].columns) else "other"
 
 
-def _list_trained(measure: SuiteTaskConfig, finished: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Languages of the training text; of questions only finished points know them."""
-    settings = measure.settings
-    if isinstance(settings, ClassificationConfig):
-        return [languages.two_letters(language) for language in settings.train_languages]
-    return list(dict.fromkeys(language for scores in finished for language in scores.get("trained_on", ())))
+def _list_trained(measure: SuiteTaskConfig, finished: Iterable[Scores]) -> list[str]:
+    """Languages of the training text; where settings do not say them, only finished trials know."""
+    declared = task_of(measure.settings).declared_languages(measure.settings)
+    return declared or list(dict.fromkeys(language for scores in finished for language in scores.trained_on))
 
 
-def compare_protocol(
-    measure: SuiteTaskConfig, counts: Mapping[str, int], finished: Sequence[Mapping[str, Any]]
-) -> list[Fact]:
+def compare_protocol(measure: SuiteTaskConfig, counts: Mapping[str, int], finished: Sequence[Scores]) -> list[Fact]:
     """What decides whether numbers may be compared: test sets, training, choice, seeds.
 
     Args:
         measure: the task as the suite asks for it.
         counts: rows, questions or pairs that were asked, by language.
-        finished: scores of the finished points; `training` says what fine-tuning said of itself.
+        finished: scores of the finished trials; `training` says what fine-tuning said of itself.
     """
-    settings = measure.settings
-    facts = [_compare_test(measure.table, settings, {languages.two_letters(c): n for c, n in counts.items()})]
-    if isinstance(settings, RetrievalConfig):
-        ours = ", ".join(settings.vectors) + (f", prefix {settings.prefix!r}" if settings.prefix else "")
-        theirs = "mean of all tokens at a layer that it does not name; [CLS] of the last layer"
-        return [*facts, _fact("vectors", ours, theirs, None)] if measure.table == "tatoeba" else facts
-    if isinstance(settings, AnsweringConfig):
-        paper = "mlqa" if measure.table == "mlqa" else None
-        facts.append(_fact("normaliser", settings.normaliser, paper, settings.normaliser == paper))
+    settings: Any = measure.settings  # the fields of a training are read of trained tasks alone
+    task = task_of(settings)
+    asked = {languages.two_letters(code): number for code, number in counts.items()}
+    facts = [_compare_test(measure.table, task.unit, asked), *task.describe(settings, measure.table)]
+    if not task.trained:
+        return facts
     facts += [_compare_languages(measure, finished), _compare_training(measure, finished)]
     rates = set(measure.grid.get("optimization.learning_rate", (settings.optimization.learning_rate,)))
     known = RATES.get(measure.table, ())
@@ -93,7 +82,7 @@ def compare_protocol(
     facts.append(_fact("learning rates tried", join(rates), grids, any(rates == set(row) for row in known)))
     rule, wanted = settings.selection.rule, {"xnli": "joint", "mlqa": "last"}.get(measure.table)
     grid = any(len(values) > 1 for values in measure.grid.values())
-    judged = {code for scores in finished if grid and scores["dev"] for code in scores["dev"]["languages"]}
+    judged = {code for scores in finished if grid and scores.dev for code in scores.dev["languages"]}
     ours = describe_rule({"rule": rule}, judged)
     facts.append(_fact("checkpoint (#M)", ours, _RULES[wanted] if wanted else None, rule == wanted))
     seeds = len(measure.seeds)
@@ -103,7 +92,7 @@ def compare_protocol(
 
 def find_differences(facts: Iterable[Fact]) -> list[str]:
     """What was not done as the paper did it."""
-    return [fact["what"] for fact in facts if fact["same"] is False]
+    return [fact.what for fact in facts if fact.same is False]
 
 
 def join(numbers: Iterable[Any]) -> str:
@@ -112,11 +101,10 @@ def join(numbers: Iterable[Any]) -> str:
 
 
 def _fact(what: str, ours: str, paper: str | None, same: bool | None) -> Fact:
-    return {"what": what, "ours": ours, "paper": paper or "–", "same": same if paper else None}
+    return Fact(what, ours, paper or "–", same if paper else None)
 
 
-def _compare_test(table: str, settings: Any, counts: Mapping[str, int]) -> Fact:
-    unit = {"classification": "rows", "question_answering": "questions", "retrieval": "pairs"}[settings.task]
+def _compare_test(table: str, unit: str, counts: Mapping[str, int]) -> Fact:
     ours = _describe_counts(counts, unit)
     if table == "xnli":
         full = set(counts) == set(tables()["xnli"].columns)
@@ -146,7 +134,7 @@ def _describe_counts(counts: Mapping[str, int], unit: str) -> str:
     return f"{low:,} to {high:,} {unit} in each of {len(counts)} languages"
 
 
-def _compare_languages(measure: SuiteTaskConfig, finished: Sequence[Mapping[str, Any]]) -> Fact:
+def _compare_languages(measure: SuiteTaskConfig, finished: Sequence[Scores]) -> Fact:
     """A table has rows that were trained on English, XNLI's also such that were trained on all its languages."""
     setting, ours = name_setting(measure, finished), ", ".join(_list_trained(measure, finished)) or "not known"
     known = {"xnli": ("zero-shot", "translate-train-all"), "mlqa": ("zero-shot",)}.get(measure.table, ())
@@ -154,20 +142,19 @@ def _compare_languages(measure: SuiteTaskConfig, finished: Sequence[Mapping[str,
     return _fact("training languages", ours, paper if known else None, setting in known)
 
 
-def _compare_training(measure: SuiteTaskConfig, finished: Sequence[Mapping[str, Any]]) -> Fact:
+def _compare_training(measure: SuiteTaskConfig, finished: Sequence[Scores]) -> Fact:
     """How long was trained, and on how much: a training that is not of the paper's size is not the paper's."""
-    settings = measure.settings
-    if isinstance(settings, RetrievalConfig):
-        raise TypeError("nothing is trained for retrieval")
+    settings: Any = measure.settings  # of a task that is trained
     batches = measure.grid.get("batch_size", (settings.batch_size,))
     passes = measure.grid.get("epochs", (settings.epochs,) if settings.epochs else ())
-    known = [scores["training"] for scores in finished if scores.get("training")]
+    known = [scores.training for scores in finished if scores.training]
     examples = max((int(training["examples"]) for training in known), default=0)
     long = f"{join(passes)} epochs" if passes else f"{settings.optimization.steps:,} steps"
     ours = long + f" of {examples:,} examples" * bool(examples) + f", batches of {join(batches)}"
-    if measure.table == "xnli" and isinstance(settings, ClassificationConfig):
-        wanted = XNLI_TRAINING_PAIRS * len(settings.train_languages)
-        sets = f" in each of {len(settings.train_languages)} languages" if len(settings.train_languages) > 1 else ""
+    if measure.table == "xnli":
+        number = len(_list_trained(measure, finished))
+        wanted = XNLI_TRAINING_PAIRS * number
+        sets = f" in each of {number} languages" if number > 1 else ""
         paper = f"10 epochs of {XNLI_TRAINING_PAIRS:,} pairs{sets}, batches of 32"
         seen = [training["steps"] * settings.batch_size / wanted for training in known]  # epochs of the paper's set
         return _fact("training", ours, paper, _near(examples, wanted) and all(_near(times, 10) for times in seen))

@@ -1,0 +1,142 @@
+"""MLflow: the trials of a sweep, each a run nested in the run of its pipeline: variants of an ablation, or of a suite.
+
+Both kinds have the tag `seed`. An ablation's have `variant` and `what`; a suite's `point`, which is its name, `model`,
+`task` and `grid`; the scores of a suite's trial are an artifact of its run.
+"""
+
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from components.adapters.mlflow import runs as mlflow_runs
+from components.adapters.mlflow.runs import PARENT, RUN_TAG, answering
+from infoxlm_core.errors import InputError
+from infoxlm_core.results.trials import SCORES, Trial, read_scores
+from infoxlm_core.tasks.task import Scores
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+
+
+class TrialRun(NamedTuple):
+    """A trial as MLflow knows it."""
+
+    run_id: str
+    trial: Trial
+    status: str
+    metrics: Mapping[str, float]
+    """Empty if it is not finished."""
+
+
+def open_trial(parent: str, pipeline_run: str, trial: Trial) -> str:
+    """Find or create the run of a trial, nested in `parent`; it is open afterwards. Returns its id.
+
+    Args:
+        parent: MLflow run of the pipeline run.
+        pipeline_run: what tells this pipeline run from others; with the trial's name it finds the same run again.
+        trial: of an ablation or a suite.
+    """
+    from mlflow import MlflowClient
+    from mlflow.entities import RunTag
+
+    grid = " ".join(f"{field}={value}" for field, value in sorted(trial.grid.items()))
+    own = {"point": trial.name, "model": trial.model, "task": trial.task, "grid": grid}
+    if not trial.task:
+        own = {"variant": trial.model, "what": trial.what}
+    client = MlflowClient()
+    with answering(f"MLflow run of {trial.name}"):
+        nested = {RUN_TAG: f"{pipeline_run}/{trial.name}", PARENT: root(parent)}
+        tags = {**own, "seed": str(trial.seed), **nested}
+        experiment = client.get_experiment(client.get_run(parent).info.experiment_id).name
+        run_id = mlflow_runs.find_or_create(client, experiment, trial.name, tags)
+        client.update_run(run_id, status="RUNNING")
+        client.log_batch(run_id, tags=[RunTag(key, value) for key, value in tags.items()])
+    return run_id
+
+
+def root(run_id: str) -> str:
+    """The run that a run is nested in (as one that KFP opens for a task is), else itself."""
+    from mlflow import MlflowClient
+
+    return mlflow_runs.outermost(MlflowClient(), run_id)
+
+
+def name_of(run_id: str) -> str:
+    """The name of a run, or of the one that it is nested in."""
+    from mlflow import MlflowClient
+
+    with answering(f"MLflow run {run_id}"):
+        return MlflowClient().get_run(root(run_id)).info.run_name or run_id
+
+
+def read(run_id: str) -> list[TrialRun]:
+    """The trials of a sweep, oldest first."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient()
+    with answering(f"runs nested in MLflow run {run_id}"):
+        parent = root(run_id)
+        experiment = client.get_run(parent).info.experiment_id
+        wanted = f"tags.`{PARENT}` = '{parent}' AND tags.seed LIKE '%'"
+        order = ["start_time ASC", "run_id ASC"]
+        return [_read(run) for run in client.search_runs([experiment], wanted, max_results=5000, order_by=order)]
+
+
+def _read(run: "Run") -> TrialRun:
+    tags, seed = run.data.tags, int(run.data.tags["seed"])
+    if "variant" in tags:
+        trial = Trial.parse({"variant": tags["variant"], "seed": seed, "what": tags.get("what", "")})
+    else:
+        trial = Trial(tags["point"], tags["model"], seed, tags["task"])
+    done = run.info.status == "FINISHED"
+    return TrialRun(run.info.run_id, trial, run.info.status, dict(run.data.metrics) if done else {})
+
+
+def read_all_scores(run_id: str) -> dict[str, Scores]:
+    """The scores of the trials of a suite that are finished, by their names."""
+    from mlflow import MlflowClient
+
+    client, found = MlflowClient(), {}
+    for one in read(run_id):
+        if one.status == "FINISHED":
+            with answering(f"scores of MLflow run {one.run_id}"), tempfile.TemporaryDirectory() as folder:
+                found[one.trial.name] = read_scores(Path(client.download_artifacts(one.run_id, SCORES, folder)))
+    return found
+
+
+def close_unfinished(run_id: str) -> None:
+    """End the runs of trials that nobody works on any more."""
+    for one in read(run_id):
+        if one.status == "RUNNING":
+            mlflow_runs.end_run(one.run_id, "FAILED")
+
+
+def find_ablation(which: str, store: Path) -> tuple[str, str]:
+    """Id and name of the run of an ablation.
+
+    Args:
+        which: `latest`, an id, or a name (then the newest of that name).
+        store: where MLflow's database is if MLFLOW_TRACKING_URI names no server.
+
+    Raises:
+        InputError: there is no such run, or it has no trials.
+    """
+    if not os.environ.get("MLFLOW_TRACKING_URI") and not (store / "mlflow.db").is_file():
+        raise InputError(f"{store} has no mlflow.db: give the --store of an ablation, or set MLFLOW_TRACKING_URI")
+    client = mlflow_runs.connect(store)
+    with answering("runs of ablations"):
+        experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+        trials = client.search_runs(
+            experiments, "tags.variant LIKE '%'", max_results=5000, order_by=["start_time DESC", "run_id ASC"]
+        )
+        ids = list(dict.fromkeys(run.data.tags[PARENT] for run in trials if PARENT in run.data.tags))
+        if not ids:
+            raise InputError(f"{mlflow_runs.tracking_uri(store)} has no ablation: run `infoxlm ablate` first")
+        named = {run_id: name_of(run_id) for run_id in ids}
+    for run_id, name in named.items():
+        if which in ("latest", run_id, name):
+            return run_id, name
+    known = ", ".join(f"{name} ({run_id})" for run_id, name in list(named.items())[:10])
+    raise InputError(f"no ablation {which!r}; known are {known}")

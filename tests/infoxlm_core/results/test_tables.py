@@ -1,0 +1,79 @@
+"""The tables of our pages: which published rows stand beside ours, how cells are shown."""
+
+import csv
+import math
+
+import pytest
+
+from infoxlm_core.results import published, tables
+from infoxlm_core.results.summary import compare
+from tests.toy_scores import CLASSIFICATION, config, labelled, summed, trial
+
+
+def test_published_rows_stand_below_ours_with_rule_and_source(written):
+    _, found = written
+
+    (table,) = tables.of_suite(found)["xnli"]
+
+    assert [line.name for line in table.ours] == ["ours"]
+    assert [column.name for column in table.columns] == ["mean", "en", "fr", "de"]
+    infoxlm = next(line for line in table.published if line.name == "InfoXLM")
+    mean, english, *_ = infoxlm.cells
+    assert (infoxlm.rule, english.mean) == ("1 (5 runs)", pytest.approx(0.864)) and "2007.07834" in infoxlm.source
+    assert mean.mean == pytest.approx((0.864 + 0.806 + 0.789) / 3)  # over what is shown, not as printed
+    assert any("published means are over those shown" in note for note in table.notes)
+    assert next(line for line in table.published if line.rule == "N").name == "mBERT"
+
+
+def test_translate_train_all_stands_beside_its_own_rows():
+    languages = list(published.tables()["xnli"].columns)
+    settings = CLASSIFICATION["settings"] | {"train_languages": languages}
+    planned = config(both={"settings": settings, "table": "xnli"})
+
+    (table,) = tables.of_suite(summed(planned, {"ours both seed 1": labelled(0.8, 0.7)}))["both"]
+
+    assert [line.name for line in table.published].count("InfoXLM") == 1
+    assert next(line for line in table.published if line.name == "InfoXLM").cells[1].mean == pytest.approx(0.861)
+
+
+def test_a_table_without_published_rows_has_none():
+    (table,) = tables.of_suite(summed(config(own=CLASSIFICATION), {"ours own seed 1": labelled(0.5, 0.5)}))["own"]
+
+    assert table.published == () and table.notes == ()
+
+
+def test_retrieval_has_the_papers_two_groups_and_the_others_apart(written):
+    _, found = written
+    built = {table.name: table for table in tables.of_suite(found)["tatoeba"]}
+
+    assert {name: tuple(column.name for column in table.columns) for name, table in built.items()} == {
+        f"tatoeba-{group}-{direction}": ("mean", code)
+        for group, code in (("14", "deu"), ("22", "afr"), ("other", "gle"))
+        for direction in ("xx-en", "en-xx")
+    }
+    first = built["tatoeba-14-xx-en"]
+    assert [(line.name, line.detail) for line in first.ours] == [
+        ("ours", "mean of tokens, layer 7, best on this set"), ("peer", "mean of tokens, layer 7, best on this set"),
+        ("ours", "[CLS], last layer"), ("peer", "[CLS], last layer"),
+    ]  # fmt: skip
+    assert "the layer was chosen by the scores on these very pairs" in first.notes[0]
+    assert first.published and not built["tatoeba-22-en-xx"].published and not built["tatoeba-other-xx-en"].published
+
+
+def test_tables_are_csv_with_shares_and_say_whose_a_row_is(written):
+    output, _ = written
+
+    rows = list(csv.DictReader((output / "tables/xnli.csv").open()))
+
+    assert (rows[0]["whose"], rows[0]["model"], rows[0]["de"]) == ("ours", "ours", "0.75")
+    assert float(rows[0]["de deviation"]) == pytest.approx(0.1 / math.sqrt(2), rel=1e-5)
+    assert {row["whose"] for row in rows[1:]} == {"published"} and all(row["source"] for row in rows[1:])
+
+
+def test_the_papers_numbers_stand_beside_ours_on_the_same_task():
+    trials = [trial(v, 1, xnli__mean=0.7, retrieval__best=0.4) for v in ("full", "-TLM:universal", "own")]
+    compared = compare(trials, "t")
+
+    rows = tables.lay_out(tables.of_comparison(compared))
+    assert [cell.split()[0] for cell in rows[0][2:]] == ["retrieval/best", "xnli/mean", "paper"]
+    assert [row[-1] for row in rows[1:]] == ["76.45", "–", "–"]
