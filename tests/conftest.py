@@ -3,6 +3,7 @@
 Tests marked `item("A13")` prove items of the acceptance checklist; the run ends with a table of them.
 """
 
+import logging
 import os
 
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -28,6 +29,17 @@ VOCABULARY = 64
 @pytest.fixture(scope="session", autouse=True)
 def one_thread():
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def no_log_of_others():
+    """What a command of ours logs to goes with its test: it wrote to an output that pytest closes."""
+    root = logging.getLogger()
+    before = root.handlers[:]
+    yield
+    for handler in root.handlers[:]:
+        if type(handler) is logging.StreamHandler and handler not in before:
+            root.removeHandler(handler)
 
 
 @pytest.fixture
