@@ -16,7 +16,7 @@ from infoxlm_core.data.layouts import Sequences, lay_out
 from infoxlm_core.data.samples import Sampler
 from infoxlm_core.data.shards import gather, open_shards
 from infoxlm_core.model import tokenizers
-from infoxlm_core.stages.pretraining import Pretraining
+from infoxlm_core.systems.infoxlm.learner import InfoXLMLearner
 
 BATCH, SIDE = 16, 62  # sides of more tokens are cut, as in the demo
 WORDS = inputs.VOCABULARIES["32k"]
@@ -46,7 +46,7 @@ def case(path: Path, rounds: int, steps: int) -> Case:
     model = ours.make_model(config, WORDS, noise=False)
     found = Case("end_to_end", {"steps a round": steps, "sequences a step": BATCH, "words": WORDS})
     found.about = {OURS: "Sampler, micro_batches and train_step: TLM only, alpha 1"}
-    variants = {OURS: ours.steps(Pretraining(config, model, shards), config.optimization, steps)}
+    variants = {OURS: ours.steps(InfoXLMLearner(config, model, shards), config.optimization, steps)}
     samples = _samples(Sampler(shards, config))
     collate = DataCollatorForLanguageModeling(tokenizers.load_fast(path / "tokenizer"), mlm_probability=0.15)
     for name, sampling in (("Trainer", "random"), ("Trainer, group_by_length", "group_by_length")):

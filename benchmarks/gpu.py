@@ -23,7 +23,7 @@ from infoxlm_core.data.batches import PackedBatch
 from infoxlm_core.data.shards import Pairs, Shards, Table, write_table
 from infoxlm_core.data.vocabulary import EOS, FIRST_PIECE
 from infoxlm_core.model.flops import peak
-from infoxlm_core.stages.pretraining import Pretraining
+from infoxlm_core.systems.infoxlm.learner import InfoXLMLearner
 from infoxlm_core.training.learner import autocast
 from infoxlm_core.training.optimizer import make_adamw
 from infoxlm_core.training.state import Progress
@@ -230,7 +230,7 @@ def data_wait() -> dict[str, Any]:
         optimization={"warmup_steps": 0},
     )
     with tempfile.TemporaryDirectory() as folder:
-        learner = Pretraining(config, ours.make_model(config, WORDS, noise=False).cuda(), _shards(Path(folder)))
+        learner = InfoXLMLearner(config, ours.make_model(config, WORDS, noise=False).cuda(), _shards(Path(folder)))
         optimizer, progress = make_adamw(learner.module.parameters(), config.optimization), Progress()
 
         def train(batches: Callable[[int], Any]) -> float:

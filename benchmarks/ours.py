@@ -14,7 +14,7 @@ from infoxlm_core.data.shards import Pairs, Shards, Table
 from infoxlm_core.data.vocabulary import EOS, FIRST_POSITION
 from infoxlm_core.model.encoder import EncoderSize, initialise
 from infoxlm_core.model.heads import InfoXLM
-from infoxlm_core.stages.pretraining import Pretraining
+from infoxlm_core.systems.infoxlm.learner import InfoXLMLearner
 from infoxlm_core.training.learner import Learner
 from infoxlm_core.training.optimizer import make_adamw
 from infoxlm_core.training.state import Progress
@@ -34,7 +34,7 @@ def make_model(config: PretrainingConfig, vocabulary: int, noise: bool = True) -
     return model
 
 
-class Given(Pretraining):
+class Given(InfoXLMLearner):
     """The learner of the product; its batches do not come from shards."""
 
     def __init__(self, config: PretrainingConfig, model: InfoXLM) -> None:

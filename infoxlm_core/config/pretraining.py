@@ -1,6 +1,6 @@
 """Config of `pretrain`: model, objectives, contrast, batches."""
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -44,22 +44,29 @@ class ModelConfig(StageConfig):
         return self
 
 
+class Objective:
+    """Marks a field as the weight of an objective of these systems."""
+
+    def __init__(self, *systems: str) -> None:
+        self.systems = systems
+
+
 class ObjectivesConfig(StageConfig):
     """Weights of the losses in L = sum of weight * mean loss (0: the objective is off), and how tokens are masked."""
 
-    mlm: Weight = 1.0
+    mlm: Annotated[Weight, Objective("infoxlm", "xlm", "bert")] = 1.0
     """Masked LM on text of one language."""
 
-    tlm: Weight = 1.0
+    tlm: Annotated[Weight, Objective("infoxlm", "xlm")] = 1.0
     """Masked LM on a translation pair in one sequence."""
 
-    xlco: Weight = 1.0
+    xlco: Annotated[Weight, Objective("infoxlm")] = 1.0
     """Cross-lingual contrast of translation pairs; see `contrast`."""
 
-    clm: Weight = 0.0
+    clm: Annotated[Weight, Objective("xlm")] = 0.0
     """Causal LM; only with system xlm."""
 
-    nsp: Weight = 0.0
+    nsp: Annotated[Weight, Objective("bert")] = 0.0
     """Next-sentence prediction; only with system bert."""
 
     weighting: Literal["mean", "count"] = "mean"
@@ -82,10 +89,20 @@ class ObjectivesConfig(StageConfig):
     whole_words: bool = False
     """Mask all pieces of a word together."""
 
+    @classmethod
+    def systems(cls) -> dict[str, tuple[str, ...]]:
+        """The systems that have each objective."""
+        marks = {name: mark for name, field in cls.model_fields.items() for mark in field.metadata}
+        return {name: mark.systems for name, mark in marks.items() if isinstance(mark, Objective)}
+
+    def weights(self) -> dict[str, float]:
+        """Weight of each objective that is on."""
+        return {name: weight for name in self.systems() if (weight := getattr(self, name))}
+
     @model_validator(mode="after")
     def _something_to_learn(self) -> Self:
-        if not self.mlm + self.tlm + self.xlco + self.clm + self.nsp:
-            raise ValueError("at least one of mlm, tlm, xlco, clm, nsp must be above 0")
+        if not self.weights():
+            raise ValueError(f"at least one of {', '.join(self.systems())} must be above 0")
         if self.mask_share + self.keep_share > 1:
             raise ValueError("mask_share + keep_share must not exceed 1")
         return self
@@ -245,9 +262,9 @@ class PretrainingConfig(StageConfig):
 
     @model_validator(mode="after")
     def _system_has_the_objective(self) -> Self:
-        known = {"infoxlm": ("mlm", "tlm", "xlco"), "xlm": ("mlm", "tlm", "clm"), "bert": ("mlm", "nsp")}[self.system]
-        for name in ("mlm", "tlm", "xlco", "clm", "nsp"):
-            if getattr(self.objectives, name) and name not in known:
+        known = ObjectivesConfig.systems()
+        for name in self.objectives.weights():
+            if self.system not in known[name]:
                 raise ValueError(f"system {self.system} has no objective {name}: set objectives.{name} to 0")
         if self.model.sharded and self.system != "infoxlm":
             raise ValueError(f"system {self.system} cannot be sharded: set model.sharded to false")

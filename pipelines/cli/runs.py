@@ -187,9 +187,11 @@ def plan(
     """Say what pre-training would take: parameters, memory, FLOPs, time. Needs no data, no weights and no GPU."""
     with ending_clearly():
         checked = run_file.load(config, tuple(set_ or ()))
-        from infoxlm_core.stages import planning
+        from infoxlm_core.systems import SYSTEMS, planning
 
-        tables = planning.plan(checked.pretraining, checked.tokenization.vocabulary_size, gpus, gpu)
+        tables = SYSTEMS[checked.pretraining.system].plan(
+            checked.pretraining, checked.tokenization.vocabulary_size, gpus, gpu
+        )
         typer.echo("\n".join(planning.describe(tables)))
 
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from infoxlm_core.data.vocabulary import EOS
 from infoxlm_core.model.encoder import Encoder, EncoderSize, Layer, attend
-from infoxlm_core.systems.baseline_models import XLM
 from infoxlm_core.systems.translation.samples import Side
+from infoxlm_core.systems.xlm import XLM
 
 
 @dataclass

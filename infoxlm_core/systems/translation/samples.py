@@ -1,6 +1,6 @@
 """Samples of unsupervised machine translation: clean sentences of one language a step, and their noisy versions.
 
-Both sides of the translator read and write `</s> x </s>`. Source: SPEC, section 3.6 (Lample and Conneau 2019).
+Both sides of the translator read and write `</s> x </s>`. Source: Lample and Conneau 2019, section 5.3.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from infoxlm_core.data.layouts import Sequences
 from infoxlm_core.data.sampling import Law, generator
 from infoxlm_core.data.shards import Shards, end_to_end, gather
 from infoxlm_core.errors import CorpusTooSmall
-from infoxlm_core.systems.baseline_samples import from_zero, languages_of, wrap
+from infoxlm_core.systems.text_batches import from_zero, languages_of, wrap
 from infoxlm_core.systems.translation.config import NoiseConfig, TranslationConfig
 
 

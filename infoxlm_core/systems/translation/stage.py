@@ -23,13 +23,13 @@ from infoxlm_core.errors import ConfigError
 from infoxlm_core.model import pretrained
 from infoxlm_core.model.encoder import EncoderSize
 from infoxlm_core.model.objectives import clm_loss
-from infoxlm_core.systems import baseline_files
-from infoxlm_core.systems import baseline_models as models
-from infoxlm_core.systems.baseline_samples import languages_of
+from infoxlm_core.systems.text_batches import languages_of
+from infoxlm_core.systems.text_system import EPSILON
 from infoxlm_core.systems.translation.config import StartConfig, TranslationConfig, generated_tokens
 from infoxlm_core.systems.translation.decoding import BLEU, Validation
 from infoxlm_core.systems.translation.model import Translator, start_from
 from infoxlm_core.systems.translation.samples import Side, Task, TranslationSampler, denoising_weight, side
+from infoxlm_core.systems.xlm import XLM, XLMSystem, first_weights
 from infoxlm_core.training import distributed, loop, tracker
 from infoxlm_core.training.checkpoints import Checkpoints
 from infoxlm_core.training.fingerprint import Fingerprint
@@ -110,25 +110,25 @@ def build(config: TranslationConfig, shards: Shards) -> Translator:
 
     Raises:
         ConfigError: the starts are of two sizes, or too short.
-        and what `baseline_files.size_of` and `load_into` raise.
+        and what `XLMSystem.size_of` and `load_into` raise.
     """
     wanted, languages = config.model, len(languages_of(shards))
     size = EncoderSize.of(
-        wanted, shards.vocabulary_size, positions=wanted.max_tokens, epsilon=models.EPSILON, types=languages, first=0
+        wanted, shards.vocabulary_size, positions=wanted.max_tokens, epsilon=EPSILON, types=languages, first=0
     )
     halves: list[tuple[str, StartConfig]] = [("encoder", config.encoder), ("decoder", config.decoder)]
-    sizes = {start.model: baseline_files.size_of(Path(start.model), shards) for _, start in halves if start.model}
+    sizes = {start.model: XLMSystem().size_of(Path(start.model), shards) for _, start in halves if start.model}
     if len(set(sizes.values())) > 1:
         raise ConfigError(f"{' and '.join(sizes)} differ in size: both starts must be of one size")
     size = next(iter(sizes.values()), size)
     if (most := generated_tokens(config.side_tokens + 2, 1.5, 10)) > size.positions:
         raise ConfigError(f"translations of {most} tokens exceed {size.positions} positions: lower side_tokens")
     model = Translator(size, wanted.dropout)
-    models.first_weights(model, config.seed)
+    first_weights(model, config.seed)
     for half, start in halves:
         if start.model:
-            known = models.XLM(size)
-            baseline_files.load_into(known, Path(start.model))
+            known = XLM(size)
+            XLMSystem().load_into(known, Path(start.model))
             start_from(model, known, half, start.take == "embeddings")
     return model.to(distributed.device())
 

@@ -17,7 +17,7 @@ from infoxlm_core.data.shards import open_shards
 from infoxlm_core.errors import ConfigError, InputError
 from infoxlm_core.model import pretrained, task_models, tokenizers
 from infoxlm_core.stages.finetuning import digest_of, finetune, read_training, schedule
-from infoxlm_core.stages.pretraining import build
+from infoxlm_core.systems.infoxlm.system import build
 from infoxlm_core.tasks import TASKS
 from infoxlm_core.tasks.classification import ClassificationConfig
 from infoxlm_core.tasks.question_answering import AnsweringConfig

@@ -26,7 +26,9 @@ from infoxlm_core.errors import (
     StorageFull,
     TokenizerMismatch,
 )
-from infoxlm_core.stages.pretraining import Pretraining, build, pretrain
+from infoxlm_core.stages.pretraining import pretrain
+from infoxlm_core.systems.infoxlm.learner import InfoXLMLearner
+from infoxlm_core.systems.infoxlm.system import build
 from infoxlm_core.training import checkpoints as saving
 from infoxlm_core.training import distributed, optimizer, tracker
 from infoxlm_core.training.fingerprint import Fingerprint
@@ -135,7 +137,7 @@ def test_the_micro_batch_does_not_change_the_step(tiny_shards, micro, weighting)
     def gradients(size: int) -> tuple[dict, torch.Tensor, torch.Tensor]:
         config = tiny_config(batches={"micro_batch_size": size}, objectives={"weighting": weighting})
         shards = open_shards(tiny_shards)
-        learner = Pretraining(config, build(config, shards), shards)
+        learner = InfoXLMLearner(config, build(config, shards), shards)
         learner.after_step(0)
         parameters = list(learner.module.parameters())
         recorded = torch.optim.SGD(parameters, lr=0.0)
@@ -172,7 +174,7 @@ def _three_steps(path: Path, weighting: str) -> dict[str, torch.Tensor]:
     """The gradient of the first of three steps and the queue after the last; micro-batches are uneven."""
     config = tiny_config(batches={"micro_batch_size": 3}, objectives={"weighting": weighting})
     shards = open_shards(path)
-    learner = Pretraining(config, build(config, shards), shards)
+    learner = InfoXLMLearner(config, build(config, shards), shards)
     learner.after_step(0)
     adam, progress = optimizer.make_adamw(learner.module.parameters(), config.optimization), Progress()
     gradients, take = [], adam.step
@@ -241,7 +243,7 @@ def test_objectives_that_begin_late_do_so_alike_on_two_workers(tiny_shards, tmp_
 @pytest.mark.item("A20")
 def test_clipping_sees_the_gradient_of_the_mean_losses(tiny_shards):
     config, shards = tiny_config(optimization={"clip_norm": 1e-3}), open_shards(tiny_shards)
-    learner = Pretraining(config, build(config, shards), shards)
+    learner = InfoXLMLearner(config, build(config, shards), shards)
     learner.after_step(0)
     batches = learner.batches(0)
     counts = count_targets(batches, learner.weights.by_name)
@@ -285,7 +287,7 @@ def test_workers_that_drift_apart_are_found_before_anything_is_saved(tiny_shards
 def test_count_weighting_divides_by_all_targets(tiny_shards):
     shards = open_shards(tiny_shards)
     config = tiny_config(objectives={"weighting": "count"})
-    learner = Pretraining(config, build(config, shards), shards)
+    learner = InfoXLMLearner(config, build(config, shards), shards)
 
     assert learner.weights.divisors({"mlm": 76.0, "tlm": 10.0, "xlco": 1.0}) == dict.fromkeys(
         ("mlm", "tlm", "xlco"), 87.0
@@ -548,7 +550,7 @@ def test_a_model_with_too_few_positions_is_refused(tiny_shards, tmp_path):
 @pytest.mark.usefixtures("in_fp64")
 def test_with_dropout_too_the_samples_and_losses_do_not_depend_on_the_workers(tiny_shards, monkeypatch):
     config, shards = tiny_config(model={"dropout": 0.2}), open_shards(tiny_shards)
-    learner = Pretraining(config, build(config, shards), shards)
+    learner = InfoXLMLearner(config, build(config, shards), shards)
     learner.after_step(0)
     scales = dict.fromkeys(learner.weights.by_name, 1.0)
 
@@ -591,7 +593,7 @@ def test_a_second_trainer_of_the_same_run_is_refused(tmp_path):
 def test_a_bad_step_touches_neither_weights_nor_key_encoder_nor_queue(tiny_shards, monkeypatch):
     config = tiny_config(optimization={"warmup_steps": 0})
     shards = open_shards(tiny_shards)
-    learner = Pretraining(config, build(config, shards), shards)
+    learner = InfoXLMLearner(config, build(config, shards), shards)
     learner.after_step(0)
     adam = optimizer.make_adamw(learner.module.parameters(), config.optimization)
     progress = Progress()
@@ -634,7 +636,7 @@ def test_a_run_continues_from_a_given_model_and_refuses_one_of_another_tokenizer
 def test_among_bad_steps_nothing_is_saved_and_a_request_to_stop_waits_for_a_good_one(
     tiny_shards, tmp_path, monkeypatch, asked
 ):
-    plain, seen, saved = Pretraining.losses, Pretraining.after_step, []
+    plain, seen, saved = InfoXLMLearner.losses, InfoXLMLearner.after_step, []
     now = [0]
 
     def spoiled(self, batch, scales):
@@ -646,8 +648,8 @@ def test_among_bad_steps_nothing_is_saved_and_a_request_to_stop_waits_for_a_good
         now[0] = step
 
     save = saving.Checkpoints.save
-    monkeypatch.setattr(Pretraining, "losses", spoiled)
-    monkeypatch.setattr(Pretraining, "after_step", counted)
+    monkeypatch.setattr(InfoXLMLearner, "losses", spoiled)
+    monkeypatch.setattr(InfoXLMLearner, "after_step", counted)
     monkeypatch.setattr(saving.Checkpoints, "asked_to_stop", lambda self: asked and now[0] >= 2)
     monkeypatch.setattr(
         saving.Checkpoints, "save", lambda self, found, last: (saved.append(found.step), save(self, found, last))
@@ -660,13 +662,13 @@ def test_among_bad_steps_nothing_is_saved_and_a_request_to_stop_waits_for_a_good
 
 
 def test_too_many_bad_steps_end_the_run(tiny_shards, tmp_path, monkeypatch):
-    plain = Pretraining.losses
+    plain = InfoXLMLearner.losses
 
     def spoiled(self, batch, scales):
         loss, sums = plain(self, batch, scales)
         return loss * float("inf"), sums
 
-    monkeypatch.setattr(Pretraining, "losses", spoiled)
+    monkeypatch.setattr(InfoXLMLearner, "losses", spoiled)
 
     with pytest.raises(BadNumbersLimit, match="3 steps in a row up to step 3") as caught:
         pretrain(tiny_config(), tiny_shards, tmp_path / "out", tmp_path / "run")

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,20 +17,14 @@ from transformers import AutoTokenizer, BertForPreTraining, XLMWithLMHeadModel
 from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data.layouts import Sequences
 from infoxlm_core.data.sampling import generator
-from infoxlm_core.data.shards import Table, open_shards
+from infoxlm_core.data.shards import Shards, Table, open_shards
 from infoxlm_core.errors import ConfigError, CorpusTooSmall, InputError
 from infoxlm_core.stages.pretraining import pretrain
-from infoxlm_core.systems import baselines
-from infoxlm_core.systems.baseline_files import load_into
-from infoxlm_core.systems.baseline_samples import (
-    XLMSampler,
-    languages_of,
-    lay_out_pairs,
-    micro_batches,
-    read_windows,
-    windows,
-)
-from infoxlm_core.systems.next_sentences import DOCUMENT, BERTSampler, truncate
+from infoxlm_core.systems import SYSTEMS
+from infoxlm_core.systems.bert import DOCUMENT, BERTSampler, truncate
+from infoxlm_core.systems.text_batches import languages_of, micro_batches
+from infoxlm_core.systems.text_learner import TextLearner
+from infoxlm_core.systems.xlm import XLMSampler, lay_out_pairs, read_windows, windows
 from infoxlm_core.training import tracker
 from infoxlm_core.training.optimizer import learning_rate
 from tests.conftest import tiny_config, write_shards
@@ -50,6 +45,15 @@ def merge(first: dict, second: dict) -> dict:
     both = {name: merge(first[name], second[name]) for name in first.keys() & second.keys()
             if isinstance(first[name], dict) and isinstance(second[name], dict)}  # fmt: skip
     return first | second | both
+
+
+def learner_of(config: PretrainingConfig, shards: Shards) -> TextLearner:
+    system = SYSTEMS[config.system]
+    return system.learner(config, system.build(config, shards), shards)
+
+
+def export(learner: TextLearner, shards: Shards, directory: Path) -> None:
+    SYSTEMS[learner.config.system].export(learner.module, learner.config, shards, directory)
 
 
 def config_of(row: str, **changes) -> PretrainingConfig:
@@ -123,7 +127,7 @@ def test_xlm_drops_pairs_with_a_long_side(tiny_shards):
 @pytest.mark.item("A28")
 def test_in_a_causal_model_the_next_token_changes_no_output_before_it(tiny_shards):
     shards = open_shards(tiny_shards)
-    learner = baselines.make(config_of("XLM-CLM"), shards)
+    learner = learner_of(config_of("XLM-CLM"), shards)
     learner.module.eval()
     batch = learner.batches(0)[0]
     changed = batch.ids.clone()
@@ -214,7 +218,7 @@ def padded(batch) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     return grid | {"attention_mask": real.long()}, real
 
 
-def with_uneven_weights(learner: baselines.Baseline) -> baselines.Baseline:
+def with_uneven_weights(learner: TextLearner) -> TextLearner:
     """Biases and norms that are not 0 and 1, so that a forgotten one is seen."""
     rng = torch.Generator().manual_seed(3)
     with torch.no_grad():
@@ -227,8 +231,8 @@ def with_uneven_weights(learner: baselines.Baseline) -> baselines.Baseline:
 @pytest.mark.item("A22", "A32")
 @pytest.mark.parametrize("row", ["XLM-CLM", "XLM-MLM", "XLM MLM+TLM"])
 def test_hugging_faces_xlm_gives_our_logits(tiny_shards, tmp_path, row):
-    learner = with_uneven_weights(baselines.make(config_of(row), open_shards(tiny_shards)))
-    baselines.export(learner, tiny_shards / "tokenizer", tmp_path)
+    learner = with_uneven_weights(learner_of(config_of(row), open_shards(tiny_shards)))
+    export(learner, open_shards(tiny_shards), tmp_path)
     theirs = XLMWithLMHeadModel.from_pretrained(tmp_path).double()
     learner.module.double()
 
@@ -245,8 +249,8 @@ def test_hugging_faces_xlm_gives_our_logits(tiny_shards, tmp_path, row):
 
 @pytest.mark.item("A22", "A32")
 def test_hugging_faces_bert_gives_our_logits(tiny_shards, tmp_path):
-    learner = with_uneven_weights(baselines.make(config_of("mBERT"), open_shards(tiny_shards)))
-    baselines.export(learner, tiny_shards / "tokenizer", tmp_path)
+    learner = with_uneven_weights(learner_of(config_of("mBERT"), open_shards(tiny_shards)))
+    export(learner, open_shards(tiny_shards), tmp_path)
     theirs = BertForPreTraining.from_pretrained(tmp_path).double()
     learner.module.double()
 
@@ -255,32 +259,34 @@ def test_hugging_faces_bert_gives_our_logits(tiny_shards, tmp_path):
     inputs["token_type_ids"] = inputs.pop("langs") * real  # padding is segment 0
     inputs["position_ids"] = inputs["position_ids"] * real
     with torch.inference_mode():
-        expected, (logits, follows) = theirs(**inputs), learner.module(batch)
+        expected, (logits, by_sequence) = theirs(**inputs), learner.module(batch)
 
     torch.testing.assert_close(logits, expected.prediction_logits[real][batch.rows], rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(follows, expected.seq_relationship_logits, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(by_sequence["nsp"], expected.seq_relationship_logits, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("row", ["XLM-MLM", "mBERT"])
 def test_a_run_starts_from_an_exported_model(tiny_shards, tmp_path, row):
     shards = open_shards(tiny_shards)
-    first = with_uneven_weights(baselines.make(config_of(row), shards))
-    baselines.export(first, tiny_shards / "tokenizer", tmp_path)
+    first = with_uneven_weights(learner_of(config_of(row), shards))
+    export(first, open_shards(tiny_shards), tmp_path)
 
-    second = baselines.make(config_of(row, model={"start": str(tmp_path), "layers": 7}), shards)
+    second = learner_of(config_of(row, model={"start": str(tmp_path), "layers": 7}), shards)
 
     assert all(torch.equal(a, b) for a, b in zip(first.module.parameters(), second.module.parameters(), strict=True))
     with pytest.raises(InputError, match="is missing, not"):
-        load_into(baselines.build(config_of(row, model={"layers": 3}), shards), tmp_path)
+        SYSTEMS[first.config.system].load_into(
+            SYSTEMS[first.config.system].build(config_of(row, model={"layers": 3}), shards), tmp_path
+        )
 
 
 def test_an_xlm_of_other_languages_is_no_start(tiny_shards, tmp_path):
-    first = baselines.make(config_of("XLM-MLM"), open_shards(tiny_shards))
-    baselines.export(first, tiny_shards / "tokenizer", tmp_path / "model")
+    first = learner_of(config_of("XLM-MLM"), open_shards(tiny_shards))
+    export(first, open_shards(tiny_shards), tmp_path / "model")
     others = open_shards(write_shards(tmp_path / "shards", {"one": 9}, languages=("de", "ru")))
 
     with pytest.raises(ConfigError, match=r"knows the languages \['de', 'en', 'fr'\], the shards have"):
-        baselines.make(config_of("XLM-MLM", model={"start": str(tmp_path / "model")}), others)
+        learner_of(config_of("XLM-MLM", model={"start": str(tmp_path / "model")}), others)
 
 
 @pytest.mark.parametrize(
@@ -294,11 +300,13 @@ def test_the_tokenizer_that_travels_along_has_the_systems_special_tokens(tiny_sh
     pieces = [*((name, 0.0) for name in ("<s>", "<pad>", "</s>", "<unk>")), ("▁a", -1.0), ("▁b", -1.0)]
     tokenizer = Tokenizer(Unigram(pieces, unk_id=3))
     tokenizer.pre_tokenizer = Metaspace()
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer").mkdir()
+    tokenizer.save(str(tmp_path / "tokenizer" / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (tmp_path / "tokenizer" / "tokenizer_config.json").write_text(json.dumps(settings))
 
-    baselines.export(baselines.make(config_of(row), open_shards(tiny_shards)), tmp_path, tmp_path / "model")
+    shards = replace(open_shards(tiny_shards), directory=tmp_path)
+    export(learner_of(config_of(row), shards), shards, tmp_path / "model")
 
     loaded = AutoTokenizer.from_pretrained(tmp_path / "model")
     assert loaded("a b")["input_ids"] == one
@@ -310,7 +318,7 @@ def test_the_tokenizer_that_travels_along_has_the_systems_special_tokens(tiny_sh
 
 
 def test_xlms_first_weights_have_its_spread(tiny_shards):
-    model = baselines.build(config_of("XLM-MLM", model={"hidden": 64, "ffn": 256}), open_shards(tiny_shards))
+    model = SYSTEMS["xlm"].build(config_of("XLM-MLM", model={"hidden": 64, "ffn": 256}), open_shards(tiny_shards))
 
     assert model.encoder.token_embedding.weight.std().item() == pytest.approx(1 / 8, rel=0.05)
     assert model.encoder.type_embedding.weight.std().item() == pytest.approx(1 / 8, rel=0.2)
@@ -319,18 +327,20 @@ def test_xlms_first_weights_have_its_spread(tiny_shards):
 
 def test_xlms_inner_size_is_four_times_the_hidden_one(tiny_shards):
     with pytest.raises(ConfigError, match=r"model.ffn \(32\) must be 4 \* model.hidden \(64\) with system xlm"):
-        baselines.make(config_of("XLM-MLM", model={"ffn": 32}), open_shards(tiny_shards))
+        learner_of(config_of("XLM-MLM", model={"ffn": 32}), open_shards(tiny_shards))
 
 
 @pytest.mark.parametrize("row", ["XLM MLM+TLM", "mBERT"])
 def test_micro_batches_change_nothing_but_the_split(tiny_shards, row):
-    samples = baselines.make(config_of(row, batches={"virtual_shards": 1}), open_shards(tiny_shards)).sampler.draw(1, 0)
+    samples = learner_of(config_of(row, batches={"virtual_shards": 1}), open_shards(tiny_shards)).sampler.draw(1, 0)
 
     whole, parts = micro_batches(samples, 8, 5, 0), micro_batches(samples, 3, 5, 0)
 
     assert [part.place for part in parts] == [(5, 0, 0), (5, 0, 1), (5, 0, 2)]
-    for name in ("ids", "positions", "types", "answers", "labels"):
+    for name in ("ids", "positions", "types", "answers"):
         assert torch.equal(torch.cat([getattr(part, name) for part in parts]), getattr(whole[0], name))
+    for name, labels in whole[0].labels.items():
+        assert torch.equal(torch.cat([part.labels[name] for part in parts]), labels)
     assert sum((part.row_counts for part in parts), ()) == whole[0].row_counts
     assert torch.equal(torch.cat([part.ids[part.rows] for part in parts]), whole[0].ids[whole[0].rows])
 

@@ -11,8 +11,9 @@ from infoxlm_core import manifests
 from infoxlm_core.data import shards
 from infoxlm_core.data.shards import open_shards
 from infoxlm_core.data.vocabulary import EOS, FIRST_PIECE
-from infoxlm_core.stages.pretraining import Pretraining, build
-from infoxlm_core.systems.probe import Probe
+from infoxlm_core.systems.infoxlm.learner import InfoXLMLearner
+from infoxlm_core.systems.infoxlm.probe import Probe
+from infoxlm_core.systems.infoxlm.system import build
 from infoxlm_core.training import optimizer
 from infoxlm_core.training.state import Progress
 from infoxlm_core.training.step import train_step
@@ -63,7 +64,7 @@ def retrieval(corpus: shards.Shards, seed: int, objectives: dict[str, float]) ->
         batches={"global_batch_size": 32, "virtual_shards": 1, "micro_batch_size": 32, "block_tokens": 8},
         contrast={"pooling": "mean", "queue_size": 256, "momentum": 0.99},
     )
-    learner = Pretraining(config, build(config, corpus), corpus)
+    learner = InfoXLMLearner(config, build(config, corpus), corpus)
     learner.after_step(0)
     adam = optimizer.make_adamw(learner.module.parameters(), config.optimization)
     progress = Progress()

@@ -18,18 +18,18 @@ from infoxlm_core.data.shards import open_shards
 from infoxlm_core.errors import ConfigError, CorpusTooSmall, InputError
 from infoxlm_core.model.encoder import EncoderSize
 from infoxlm_core.stages.tokenization import tokenize
-from infoxlm_core.systems import baselines
-from infoxlm_core.systems.baseline_models import XLM, first_weights
 from infoxlm_core.systems.translation import stage
 from infoxlm_core.systems.translation.config import NoiseConfig, TranslationConfig
 from infoxlm_core.systems.translation.decoding import BLEU, bleu, standard_bleu, translate
 from infoxlm_core.systems.translation.model import Translator, start_from
 from infoxlm_core.systems.translation.samples import TranslationSampler, add_noise, denoising_weight, side
+from infoxlm_core.systems.xlm import XLM, first_weights
 from infoxlm_core.training import optimizer, tracker
 from infoxlm_core.training.state import Progress
 from infoxlm_core.training.step import train_step
 from tests.conftest import VOCABULARY
-from tests.infoxlm_core.systems.test_baselines import config_of
+from tests.infoxlm_core.systems.test_baselines import config_of, export
+from tests.infoxlm_core.systems.test_baselines import learner_of as xlm_of
 from tests.toy_text import messages
 
 SIZE = EncoderSize(vocabulary=VOCABULARY, layers=2, hidden=16, ffn=64, heads=2, positions=40, epsilon=1e-12, types=3)
@@ -265,8 +265,8 @@ def test_encoder_and_decoder_start_from_exported_models(tiny_shards, tmp_path):
     shards = open_shards(tiny_shards)
     known = {}
     for seed, row in enumerate(("XLM-CLM", "XLM-MLM")):
-        learner = baselines.make(config_of(row, seed=seed, model={"max_tokens": 40}), shards)
-        baselines.export(learner, tiny_shards / "tokenizer", tmp_path / row)
+        learner = xlm_of(config_of(row, seed=seed, model={"max_tokens": 40}), shards)
+        export(learner, open_shards(tiny_shards), tmp_path / row)
         known[row] = learner.module
 
     starts = {"encoder": {"model": str(tmp_path / "XLM-MLM")}, "decoder": {"model": str(tmp_path / "XLM-CLM")}}
@@ -283,8 +283,8 @@ def test_encoder_and_decoder_start_from_exported_models(tiny_shards, tmp_path):
 def test_starts_of_two_sizes_are_refused(tiny_shards, tmp_path):
     shards = open_shards(tiny_shards)
     for layers in (1, 2):
-        learner = baselines.make(config_of("XLM-MLM", model={"max_tokens": 40, "layers": layers}), shards)
-        baselines.export(learner, tiny_shards / "tokenizer", tmp_path / str(layers))
+        learner = xlm_of(config_of("XLM-MLM", model={"max_tokens": 40, "layers": layers}), shards)
+        export(learner, open_shards(tiny_shards), tmp_path / str(layers))
 
     with pytest.raises(ConfigError, match="both starts must be of one size"):
         stage.build(tiny(encoder={"model": str(tmp_path / "1")}, decoder={"model": str(tmp_path / "2")}), shards)

@@ -16,7 +16,9 @@ from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data import shards as tables
 from infoxlm_core.data.shards import open_shards
 from infoxlm_core.errors import ConfigError
-from infoxlm_core.stages.pretraining import Pretraining, build, pretrain
+from infoxlm_core.stages.pretraining import pretrain
+from infoxlm_core.systems.infoxlm.learner import InfoXLMLearner
+from infoxlm_core.systems.infoxlm.system import build
 from infoxlm_core.training import optimizer, tracker
 from infoxlm_core.training.state import Progress
 from infoxlm_core.training.step import train_step
@@ -84,7 +86,7 @@ def _both(rank: int, size: int, port: int, shards: Path, base: Path) -> None:
 def _good_step_then_bad(rank: int, path: Path) -> dict:
     """How much a worker holds after a step, in bytes, and what a step changes that is bad on one worker alone."""
     wanted, shards = config(sharded=True), open_shards(path)
-    learner = Pretraining(wanted, build(wanted, shards), shards)
+    learner = InfoXLMLearner(wanted, build(wanted, shards), shards)
     learner.after_step(0)
     adam, progress = optimizer.make_adamw(learner.module.parameters(), wanted.optimization), Progress()
     parameters, keys, held = list(learner.module.parameters()), list(learner.key_encoder.parameters()), []

@@ -16,7 +16,6 @@ from infoxlm_core.model.flops import must_do_flops
 from infoxlm_core.model.heads import InfoXLM
 from infoxlm_core.model.momentum import KeyEncoder, Queue, have_equal_meanings, momentum_at, share_a_meaning
 from infoxlm_core.model.objectives import xlco_hits, xlco_logits, xlco_losses
-from infoxlm_core.systems.probe import Probe
 from infoxlm_core.training import distributed
 from infoxlm_core.training.learner import Learner, LossWeights, autocast, seed_dropout
 
@@ -25,7 +24,7 @@ STATISTICS_ROWS = 4096
 """Negatives of which the mean and spread of the logits are taken."""
 
 
-class Pretraining(Learner):
+class InfoXLMLearner(Learner):
     """The learner of the joint objective: InfoXLM's query encoder, its key encoder and the queue."""
 
     module: InfoXLM
@@ -33,12 +32,8 @@ class Pretraining(Learner):
     def __init__(self, config: PretrainingConfig, model: InfoXLM, shards: Shards) -> None:
         self.config, self.module, self.sampler = config, model, Sampler(shards, config)
         self.device = distributed.device()
-        self.probe = Probe(shards, config.probe.pairs, config.batches.side_tokens)
-        objectives = config.objectives
-        weights = {"mlm": objectives.mlm, "tlm": objectives.tlm, "xlco": objectives.xlco}
-        weights = {name: weight for name, weight in weights.items() if weight}
-        self.weights = LossWeights(weights, objectives.weighting)
-        self.contrasting = bool(objectives.xlco)
+        self.weights = LossWeights(config.objectives.weights(), config.objectives.weighting)
+        self.contrasting = "xlco" in self.weights.by_name
         if self.contrasting:
             self.key_encoder = KeyEncoder(model).to(self.device)
             self.queue = Queue(config.contrast.queue_size, model.encoder.size.hidden, self.device)
@@ -186,19 +181,6 @@ class Pretraining(Learner):
             "xlco/negative_logit": mean,
             "xlco/negative_spread": max(0.0, sums["negative_square"] / n - mean**2) ** 0.5,
         }
-
-    def observe(self, step: int) -> dict[str, float]:
-        every = self.config.probe.every
-        if not every or step % every or not self.probe.pairs:
-            return {}
-        contrast = self.config.contrast
-        layer = min(contrast.layer, self.module.encoder.size.layers)
-
-        def look() -> dict[str, float]:
-            with distributed.gathered(self.module):
-                return self.probe.score(self.module.encoder, layer, contrast.pooling, self.device)
-
-        return look() if distributed.is_sharded(self.module) else distributed.on_first(look) or {}
 
     def after_step(self, step: int, good: bool = True) -> None:
         """Move the key encoder, then enqueue the step's keys in the order of the global batch; neither if bad."""

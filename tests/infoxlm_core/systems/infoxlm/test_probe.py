@@ -9,7 +9,7 @@ from infoxlm_core.data import shards
 from infoxlm_core.data.shards import open_shards
 from infoxlm_core.model.encoder import Encoder, EncoderSize, initialise
 from infoxlm_core.stages.pretraining import pretrain
-from infoxlm_core.systems.probe import Probe
+from infoxlm_core.systems.infoxlm.probe import Probe
 from infoxlm_core.training import tracker
 from tests.conftest import VOCABULARY, tiny_config, write_shards
 

@@ -1,12 +1,10 @@
-"""What a pre-training run would take, without data, weights or GPUs: parameters, memory, FLOPs, time.
+"""What a run of InfoXLM would take, without data, weights or GPUs: parameters, memory, FLOPs, time.
 
 The model is built on torch's meta device, so its parameters are counted, not guessed; a test compares the rest of the
 first table with a real training. FLOPs are the must-do ones (`flops.py`). Time needs a utilisation (MFU), which
 nobody knows before the first measurement: it is given as a range and called an assumption.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,22 +18,10 @@ from infoxlm_core.model.encoder import EncoderSize
 from infoxlm_core.model.heads import InfoXLM
 from infoxlm_core.model.linear_cross_entropy import ROWS
 from infoxlm_core.model.momentum import KeyEncoder
-
-UTILISATIONS = (0.25, 0.40, 0.50)
-"""Share of a GPU's peak that may be reached: assumed, not measured."""
-
+from infoxlm_core.systems.planning import Plan, Row, times
 
 ACTIVATION_BYTES = 40
 """Kept for the backward pass, times d, of each token in each layer, under bf16 autocast (a test measures it)."""
-
-
-class Row(NamedTuple):
-    """A line of the plan: what, how much, and how that follows."""
-
-    name: str
-    value: float
-    unit: str
-    formula: str
 
 
 class Shape(NamedTuple):
@@ -49,16 +35,6 @@ class Shape(NamedTuple):
 
 SHAPES = (Shape("long", 512, 512, 128), Shape("short", 512, 96, 64))
 """All sequences full; and sentences as long as in the released recipe."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A plan, table by table."""
-
-    parameters: list[Row]
-    memory: list[Row]
-    steps: list[Row]
-    run: list[Row]
 
 
 def size_of(config: PretrainingConfig, vocabulary: int) -> EncoderSize:
@@ -169,12 +145,10 @@ def plan(config: PretrainingConfig, vocabulary: int, gpus: int = 8, gpu: str = "
         gpu: its name, of `flops.PEAKS`.
 
     Raises:
-        InputError: an unknown GPU, or a system that is not InfoXLM.
+        InputError: an unknown GPU.
     """
     if (peak := flops.peak(gpu.upper())) is None:
         raise InputError(f"gpu {gpu!r} is not known: give one of {', '.join(flops.PEAKS)}")
-    if config.system != "infoxlm":
-        raise InputError(f"pretraining.system {config.system} cannot be planned: only infoxlm (MLM, TLM, XLCO) can")
     model, _ = build(config, vocabulary)
     size, samples, updates = model.encoder.size, config.batches.global_batch_size, config.optimization.steps
     bytes_of = memory(config, vocabulary, gpus)
@@ -206,35 +180,8 @@ def plan(config: PretrainingConfig, vocabulary: int, gpus: int = 8, gpu: str = "
             Row("queue turnover", config.contrast.queue_size / samples, "steps", "K / samples a step"),
         ],
         run=[
-            *_times(by_shape, updates, gpus, peak),
+            *times({shape.name: amount for shape, amount in by_shape.items()}, updates, gpus, peak),
             Row("checkpoint", saved, "B", f"every {config.checkpoints.every:,} steps, {config.checkpoints.keep} kept"),
             Row("exported encoder", 4 * (exported + model.projection.numel()), "B", "fp32 safetensors"),
         ],
     )  # fmt: skip
-
-
-def _times(by_shape: dict[Shape, float], updates: int, gpus: int, peak: float) -> list[Row]:
-    """Duration of the run for each shape and assumed utilisation."""
-    rows = []
-    for shape, amount in by_shape.items():
-        for mfu in UTILISATIONS:
-            gpu_hours = updates * amount / (peak * mfu) / 3600
-            said = f"{gpu_hours:,.0f} GPU-hours, {gpus} GPUs, assuming MFU {mfu:.2f} of {peak / 1e12:.0f} TFLOP/s"
-            rows.append(Row(f"{shape.name} sequences", gpu_hours / gpus, "h", said))
-    return rows
-
-
-def describe(tables: Plan) -> Sequence[str]:
-    """The plan as lines of text, columns aligned."""
-    lines: list[str] = []
-    for title, rows in vars(tables).items():
-        lines += [title, *(f"  {row.name:28}{_say(row):>16}   {row.formula}" for row in rows)]
-    return lines
-
-
-def _say(row: Row) -> str:
-    if row.unit == "B":
-        return f"{row.value / 1e9:,.3f} GB"
-    if row.unit == "FLOP":
-        return f"{row.value / 1e15:,.4g} PFLOP"
-    return f"{row.value:,.1f} {row.unit}" if row.unit in ("h", "steps") else f"{row.value:,.0f} {row.unit}".strip()

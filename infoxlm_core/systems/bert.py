@@ -1,19 +1,30 @@
-"""BERT's samples: two parts of a document, or of two, in one sequence `[CLS] a [SEP] b [SEP]`.
+"""BERT (Devlin et al. 2019): two parts of a document, or of two, in one sequence `[CLS] a [SEP] b [SEP]`; MLM and NSP.
 
 Our corpora keep no document boundaries: a run of 32 consecutive sentences of one corpus stands for a document.
-[CLS] and [SEP] are our `<s>` and `</s>`. Source: SPEC, section 3.5 (Devlin et al. 2019).
+[CLS] and [SEP] are our `<s>` and `</s>`.
 """
 
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
 import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import BertConfig, PretrainedConfig
 
 from infoxlm_core.config import PretrainingConfig
-from infoxlm_core.data import masking
 from infoxlm_core.data.layouts import Sequences, lay_out
 from infoxlm_core.data.sampling import Law, generator
 from infoxlm_core.data.shards import Shards, Table
 from infoxlm_core.data.vocabulary import EOS
 from infoxlm_core.errors import CorpusTooSmall
-from infoxlm_core.systems.baseline_samples import Samples, from_zero
+from infoxlm_core.model import pretrained
+from infoxlm_core.model.encoder import EncoderSize, pool
+from infoxlm_core.model.heads import MaskedLMHead
+from infoxlm_core.model.objectives import mlm_loss, nsp_loss
+from infoxlm_core.systems.text_batches import Samples, TextBatch, TextSampler, from_zero
+from infoxlm_core.systems.text_learner import Loss, TextNetwork
+from infoxlm_core.systems.text_system import TextSystem
 
 DOCUMENT = 32
 """Sentences of a document."""
@@ -21,7 +32,24 @@ SHORTER = 0.1
 """Share of samples that aim at a random length, so that short sequences are known too."""
 
 
-class BERTSampler:
+class BERT(TextNetwork):
+    """BERT's encoder, masked-LM head, and pooler with the two-way question whether part two follows part one."""
+
+    def __init__(self, size: EncoderSize, dropout: float = 0.0) -> None:
+        super().__init__(size, dropout)
+        self.head = MaskedLMHead(size)
+        self.pooler = nn.Linear(size.hidden, size.hidden)
+        self.follows = nn.Linear(size.hidden, 2)
+
+    def forward(self, batch: TextBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """(N, V) logits at the batch's rows, and (sequences, 2) whether the second part follows (0) or not (1)."""
+        hidden = self.encoder.embed(batch.ids, batch.positions, batch.types)
+        hidden = self.encoder.run(hidden, batch.lengths, 0, self.encoder.size.layers)  # (T, d)
+        pooled = torch.tanh(self.pooler(pool(hidden, batch.lengths, "cls")))
+        return self.head(hidden[batch.rows], self.encoder.token_embedding.weight), {"nsp": self.follows(pooled)}
+
+
+class BERTSampler(TextSampler):
     """Draws next-sentence pairs: a language by n^alpha over sentences, a sentence, and what follows it.
 
     Raises:
@@ -29,9 +57,7 @@ class BERTSampler:
     """
 
     def __init__(self, shards: Shards, config: PretrainingConfig, starts_word: np.ndarray | None = None) -> None:
-        self.config, self.vocabulary_size, self.starts_word = config, shards.vocabulary_size, starts_word
-        batches = config.batches
-        self.per_shard = batches.global_batch_size // batches.virtual_shards
+        super().__init__(shards, config, starts_word)
         names = sorted(shards.mono)
         self.tables = [table for name in names for table in shards.mono[name]]
         self.language = np.array([number for number, name in enumerate(names) for _ in shards.mono[name]])
@@ -44,7 +70,7 @@ class BERTSampler:
                 )
         if not names:
             raise CorpusTooSmall("next sentences need monolingual text: have=0 need=2 documents; add text")
-        self.law = Law([[len(table) for table in shards.mono[name]] for name in names], batches.alpha)
+        self.law = Law([[len(table) for table in shards.mono[name]] for name in names], config.batches.alpha)
 
     def draw(self, step: int, shard: int) -> Samples:
         """The samples of a virtual shard at a step."""
@@ -54,14 +80,7 @@ class BERTSampler:
         sides = [Sequences(np.concatenate(side), np.array([len(part) for part in side])) for side in (first, second)]
         sequences = lay_out(*sides)
         places = from_zero(sequences.lengths)
-        seen, rows = masking.mask(
-            sequences.flat,
-            sequences.lengths,
-            self.vocabulary_size,
-            self.config.objectives,
-            generator(self.config.seed, step, shard, "bert mask"),
-            self.starts_word,
-        )
+        seen, rows = self.mask(sequences, generator(self.config.seed, step, shard, "bert mask"))
         return Samples(
             "mlm",
             Sequences(seen, sequences.lengths),
@@ -69,7 +88,7 @@ class BERTSampler:
             (places >= np.repeat(sides[0].lengths + 2, sequences.lengths)).astype(np.int64),  # after the first [SEP]
             rows,
             sequences.flat[rows],
-            np.array(labels, np.int64),
+            {"nsp": np.array(labels, np.int64)},
         )
 
     def _pair(self, table: int, row: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, int]:
@@ -131,3 +150,32 @@ def truncate(a: np.ndarray, b: np.ndarray, most: int, rng: np.random.Generator) 
         front = int(rng.binomial(drop, 0.5))
         parts.append(part[front : len(part) - (drop - front)])
     return parts[0], parts[1]
+
+
+class BERTSystem(TextSystem):
+    """What BERT declares: its network, samples and losses, and its names in Hugging Face's class."""
+
+    network, sampler = BERT, BERTSampler
+    losses: ClassVar[Mapping[str, Loss]] = {"mlm": mlm_loss, "nsp": nsp_loss}
+    config_class, first_token, second_segment = BertConfig, "<s>", 1
+    parameter_names: ClassVar[list[tuple[str, str]]] = [  # the others are XLM-R's with another prefix
+        (r"^head\.dense\.", "cls.predictions.transform.dense."),
+        (r"^head\.norm\.", "cls.predictions.transform.LayerNorm."),
+        (r"^head\.bias$", "cls.predictions.bias"),
+        (r"^pooler\.", "bert.pooler.dense."),
+        (r"^follows\.", "cls.seq_relationship."),
+    ]
+
+    def types(self, languages: Sequence[str]) -> int:  # noqa: ARG002 - the two segments, whatever the languages
+        return 2
+
+    def size_from(self, found: PretrainedConfig) -> dict[str, int]:
+        return {"ffn": found.intermediate_size, "types": found.type_vocab_size}
+
+    def hugging_face_config(
+        self,
+        size: EncoderSize,
+        config: PretrainingConfig,  # noqa: ARG002
+        languages: Sequence[str],  # noqa: ARG002
+    ) -> PretrainedConfig:
+        return pretrained.hugging_face_config(size, BertConfig, architectures=["BertForPreTraining"])

@@ -9,7 +9,9 @@ import torch
 from infoxlm_core.data.batches import micro_batches
 from infoxlm_core.data.samples import Sampler
 from infoxlm_core.data.shards import open_shards
-from infoxlm_core.stages.pretraining import Pretraining, build, pretrain
+from infoxlm_core.stages.pretraining import pretrain
+from infoxlm_core.systems.infoxlm.learner import InfoXLMLearner
+from infoxlm_core.systems.infoxlm.system import build
 from infoxlm_core.training import optimizer, tracker
 from infoxlm_core.training.state import Progress
 from infoxlm_core.training.step import train_step
@@ -18,9 +20,9 @@ from tests.conftest import VOCABULARY, tiny_config
 
 @pytest.fixture
 def learner_of(tiny_shards):
-    def make(**changes) -> Pretraining:
+    def make(**changes) -> InfoXLMLearner:
         config, shards = tiny_config(**changes), open_shards(tiny_shards)
-        learner = Pretraining(config, build(config, shards), shards)
+        learner = InfoXLMLearner(config, build(config, shards), shards)
         with torch.no_grad():  # first weights are so small that all vectors look alike
             for parameter in learner.module.parameters():
                 parameter.normal_(0, 0.5, generator=torch.Generator().manual_seed(parameter.numel()))
@@ -30,7 +32,7 @@ def learner_of(tiny_shards):
     return make
 
 
-def step(learner: Pretraining, number: int = 0) -> dict[str, float]:
+def step(learner: InfoXLMLearner, number: int = 0) -> dict[str, float]:
     adam = optimizer.make_adamw(learner.module.parameters(), learner.config.optimization)
     return train_step(learner, adam, learner.config.optimization, Progress(step=number), learner.batches(number))[0]
 
@@ -38,7 +40,9 @@ def step(learner: Pretraining, number: int = 0) -> dict[str, float]:
 ALONE = {"objectives": {"mlm": 0, "tlm": 0}, "batches": {"micro_batch_size": 8}}
 
 
-def by_hand(learner: Pretraining, queries: torch.Tensor, keys: torch.Tensor, negatives: torch.Tensor) -> torch.Tensor:
+def by_hand(
+    learner: InfoXLMLearner, queries: torch.Tensor, keys: torch.Tensor, negatives: torch.Tensor
+) -> torch.Tensor:
     """-q.k / tau + logsumexp over the key and the negatives, item by item."""
     tau = learner.config.contrast.temperature
     positive = (queries * keys).sum(1) / tau
@@ -46,7 +50,7 @@ def by_hand(learner: Pretraining, queries: torch.Tensor, keys: torch.Tensor, neg
 
 
 @torch.no_grad()
-def vectors(learner: Pretraining) -> tuple[torch.Tensor, torch.Tensor]:
+def vectors(learner: InfoXLMLearner) -> tuple[torch.Tensor, torch.Tensor]:
     (batch,) = learner.batches(0)
     return learner.module(batch).queries, learner.key_encoder(batch.key_ids, batch.key_positions, batch.key_lengths)
 

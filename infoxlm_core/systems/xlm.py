@@ -1,4 +1,4 @@
-"""Samples of the systems InfoXLM came from: XLM's streams and pairs, and what all baselines hand to the model.
+"""XLM (Lample and Conneau 2019): language embeddings, streams of text and pairs, one objective and language a step.
 
 Letters are pieces; a stream is one corpus as `</s> a b </s> c </s> …`, cut into windows of equal length, and a pair is
 
@@ -6,116 +6,54 @@ Letters are pieces; a stream is one corpus as `</s> a b </s> c </s> …`, cut in
     positions     0   1   2    3    0   1   2   3    4       they restart for the other language
     types        de  de  de   de   fr  fr  fr  fr   fr       numbers of languages
 
-XLM takes one objective and one language (pair) a step. Sources: Lample and Conneau 2019; SPEC, section 2.
+CLM, MLM and TLM take turns by the step, and a step has one language (pair).
 """
 
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PretrainedConfig, XLMConfig
 
 from infoxlm_core.config import PretrainingConfig
-from infoxlm_core.data import masking
-from infoxlm_core.data.layouts import Sequences, positions
+from infoxlm_core.data.layouts import Sequences
 from infoxlm_core.data.sampling import Law, generator, probabilities
 from infoxlm_core.data.shards import Pairs, Shards, Table, end_to_end, gather
-from infoxlm_core.data.vocabulary import EOS, FIRST_POSITION
-from infoxlm_core.errors import CorpusTooSmall
+from infoxlm_core.data.vocabulary import BOS, EOS, PAD, UNK
+from infoxlm_core.errors import ConfigError, CorpusTooSmall
+from infoxlm_core.model.encoder import EncoderSize, initialise
+from infoxlm_core.model.objectives import clm_loss, mlm_loss
+from infoxlm_core.systems.text_batches import Samples, TextBatch, TextSampler, from_zero, languages_of, wrap
+from infoxlm_core.systems.text_learner import Loss, TextNetwork
+from infoxlm_core.systems.text_system import TextSystem
 
 
-@dataclass(frozen=True)
-class Samples:
-    """What one virtual shard sees at a step, in numpy, end to end.
+class XLM(TextNetwork):
+    """XLM's encoder, and the product with its word embeddings (tied) plus a free bias: no other head."""
 
-    Attributes:
-        objective: mlm, tlm or clm.
-        seen: the ids the model sees; `positions` and `types` (T,) go with them.
-        rows, answers: (N,) ascending rows to predict and what must be said there.
-        labels: (sequences,) 0: the second part follows the first, 1: it does not; or none, (0,).
-    """
+    def __init__(self, size: EncoderSize, dropout: float = 0.0) -> None:
+        super().__init__(size, dropout)
+        self.bias = nn.Parameter(torch.zeros(size.vocabulary))
 
-    objective: str
-    seen: Sequences
-    positions: np.ndarray
-    types: np.ndarray
-    rows: np.ndarray
-    answers: np.ndarray
-    labels: np.ndarray
+    def forward(self, batch: TextBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """(N, V) logits at the batch's rows; each row of a CLM batch sees only what stands before it, and itself."""
+        hidden = self.encoder.embed(batch.ids, batch.positions, batch.types)
+        top, causal = self.encoder.size.layers, batch.objective == "clm"
+        hidden = self.encoder.run(hidden, batch.lengths, 0, top, batch.rows, batch.row_counts, causal)  # (N, d)
+        return F.linear(hidden, self.encoder.token_embedding.weight, self.bias), {}
 
 
-@dataclass(frozen=True)
-class TextBatch:
-    """One micro-batch of `Samples` as tensors; `row_counts` says how many rows lie in each sequence.
-
-    `place`: step, virtual shard and number of the micro-batch, which dropout is drawn by. `flops`: what it must cost,
-    for the network that it was made for.
-    """
-
-    objective: str
-    ids: Tensor
-    positions: Tensor
-    types: Tensor
-    lengths: tuple[int, ...]
-    rows: Tensor
-    row_counts: tuple[int, ...]
-    answers: Tensor
-    labels: Tensor
-    place: tuple[int, int, int] = (0, 0, 0)
-    flops: float = 0.0
-
-    @property
-    def counts(self) -> dict[str, float]:
-        """Targets of each objective, tokens and FLOPs."""
-        return {
-            self.objective: len(self.answers),
-            "nsp": len(self.labels),
-            "tokens": len(self.ids),
-            "flops": self.flops,
-        }
-
-    def to(self, device: torch.device | str) -> "TextBatch":
-        parts = vars(self).items()
-        moved: dict[str, Any] = {name: part.to(device) for name, part in parts if isinstance(part, Tensor)}
-        return replace(self, **moved)
-
-
-def micro_batches(samples: Samples, size: int, step: int, shard: int) -> list[TextBatch]:
-    """Cut a virtual shard's samples into packed micro-batches of at most `size` sequences."""
-    lengths = samples.seen.lengths
-    return [_pack(samples, slice(i, i + size), (step, shard, i // size)) for i in range(0, len(lengths), size)]
-
-
-def _pack(samples: Samples, part: slice, place: tuple[int, int, int]) -> TextBatch:
-    ends = np.concatenate([[0], samples.seen.lengths.cumsum()])
-    start, stop, _ = part.indices(len(samples.seen.lengths))
-    first, last = ends[start], ends[stop]
-    mine = slice(*np.searchsorted(samples.rows, [first, last]))
-    owner = np.searchsorted(ends, samples.rows[mine], side="right") - 1 - start
-    return TextBatch(
-        objective=samples.objective,
-        ids=torch.from_numpy(samples.seen.flat[first:last]),
-        positions=torch.from_numpy(samples.positions[first:last]),
-        types=torch.from_numpy(samples.types[first:last]),
-        lengths=tuple(samples.seen.lengths[part].tolist()),
-        rows=torch.from_numpy(samples.rows[mine] - first),
-        row_counts=tuple(np.bincount(owner, minlength=stop - start).tolist()),
-        answers=torch.from_numpy(samples.answers[mine]),
-        labels=torch.from_numpy(samples.labels[part]),
-        place=place,
-    )
-
-
-def languages_of(shards: Shards) -> list[str]:
-    """All languages in the shards, those of pairs too, in alphabetical order: a language's number is its place."""
-    return sorted({*shards.mono, *(side for name in shards.pairs for side in name.split("-"))})
-
-
-def wrap(segments: Sequences) -> Sequences:
-    """`</s> segment </s>` for each i: one side of an XLM pair, or of its machine translation."""
-    end = np.array([EOS])
-    return Sequences(end_to_end([part for row in segments.rows for part in (end, row, end)]), segments.lengths + 2)
+def first_weights(model: nn.Module, seed: int) -> None:
+    """As BERT's, but embeddings have a standard deviation of d^-0.5."""
+    initialise(model, seed)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.Embedding):
+                module.weight.mul_(module.embedding_dim**-0.5 / 0.02)
 
 
 def lay_out_pairs(
@@ -127,11 +65,6 @@ def lay_out_pairs(
     flat = end_to_end([side for pair in zip(x.rows, y.rows, strict=True) for side in pair])
     types = np.repeat(np.tile(languages, len(lengths)), lengths.ravel())
     return Sequences(flat, lengths.sum(axis=1)), from_zero(lengths.ravel()), types
-
-
-def from_zero(lengths: np.ndarray) -> np.ndarray:
-    """(N,) lengths -> (T,) positions that restart at 0 in every sequence, as XLM and BERT count them."""
-    return positions(lengths) - FIRST_POSITION
 
 
 def windows(table: Table, size: int) -> int:
@@ -146,7 +79,7 @@ def read_windows(table: Table, rows: np.ndarray, size: int) -> np.ndarray:
     return np.where(read < 0, EOS, table.tokens[read.clip(0)].astype(np.int64))
 
 
-class XLMSampler:
+class XLMSampler(TextSampler):
     """Draws XLM's samples: objectives take turns by the step, and a step has one language (pair).
 
     Languages are drawn with p proportional to (sentences)^alpha, pairs likewise, both directions equally often.
@@ -156,10 +89,9 @@ class XLMSampler:
     """
 
     def __init__(self, shards: Shards, config: PretrainingConfig, starts_word: np.ndarray | None = None) -> None:
-        self.config, self.vocabulary_size, self.starts_word = config, shards.vocabulary_size, starts_word
+        super().__init__(shards, config, starts_word)
         batches, weights = config.batches, config.objectives
-        self.per_shard = batches.global_batch_size // batches.virtual_shards
-        self.objectives = [name for name in ("mlm", "tlm", "clm") if getattr(weights, name)]
+        self.objectives = list(weights.weights())
         self.numbers = {language: number for number, language in enumerate(languages_of(shards))}
         self.streams = {name: tables for name, tables in shards.mono.items() if any(len(t.tokens) for t in tables)}
         self.pairs = {name: [(pairs, self._short(pairs)) for pairs in found] for name, found in shards.pairs.items()}
@@ -197,14 +129,9 @@ class XLMSampler:
             seen, rows = sequences.flat, np.flatnonzero(places < self.config.batches.block_tokens - 1)
             answers = sequences.flat[rows + 1]
         else:
-            settings = self.config.objectives
-            seen, rows = masking.mask(
-                sequences.flat, sequences.lengths, self.vocabulary_size, settings, mask_rng, self.starts_word
-            )
+            seen, rows = self.mask(sequences, mask_rng)
             answers = sequences.flat[rows]
-        return Samples(
-            objective, Sequences(seen, sequences.lengths), places, types, rows, answers, np.empty(0, np.int64)
-        )
+        return Samples(objective, Sequences(seen, sequences.lengths), places, types, rows, answers)
 
     def _stream(self, language: str, rng: np.random.Generator) -> Sequences:
         tables, size = self.streams[language], self.config.batches.block_tokens
@@ -225,3 +152,73 @@ class XLMSampler:
         numbers = [self.numbers[side] for side in name.split("-")]
         first, second = (1, 0) if swap else (0, 1)
         return lay_out_pairs(sides[first], sides[second], (numbers[first], numbers[second]))
+
+
+class XLMSystem(TextSystem):
+    """What XLM declares: its networks, samples and losses, and its names in Hugging Face's class."""
+
+    network, sampler = XLM, XLMSampler
+    losses: ClassVar[Mapping[str, Loss]] = {"mlm": mlm_loss, "tlm": mlm_loss, "clm": clm_loss}
+    config_class, first_token, second_segment = XLMConfig, "</s>", 0
+    parameter_names: ClassVar[list[tuple[str, str]]] = [
+        (r"^encoder\.token_embedding\.", "transformer.embeddings."),
+        (r"^encoder\.position_embedding\.", "transformer.position_embeddings."),
+        (r"^encoder\.type_embedding\.", "transformer.lang_embeddings."),
+        (r"^encoder\.embedding_norm\.", "transformer.layer_norm_emb."),
+        (r"^encoder\.layers\.(\d+)\.(q|k|v)(?:uery|ey|alue)\.", r"transformer.attentions.\1.\2_lin."),
+        (r"^encoder\.layers\.(\d+)\.attention_output\.", r"transformer.attentions.\1.out_lin."),
+        (r"^encoder\.layers\.(\d+)\.attention_norm\.", r"transformer.layer_norm1.\1."),
+        (r"^encoder\.layers\.(\d+)\.up\.", r"transformer.ffns.\1.lin1."),
+        (r"^encoder\.layers\.(\d+)\.down\.", r"transformer.ffns.\1.lin2."),
+        (r"^encoder\.layers\.(\d+)\.output_norm\.", r"transformer.layer_norm2.\1."),
+        (r"^bias$", "pred_layer.proj.bias"),
+    ]
+
+    def first_weights(self, model: nn.Module, seed: int) -> None:
+        first_weights(model, seed)
+
+    def types(self, languages: Sequence[str]) -> int:
+        return len(languages) if len(languages) > 1 else 0
+
+    def check(self, config: PretrainingConfig) -> None:
+        model = config.model
+        if model.start is None and model.ffn != 4 * model.hidden:
+            raise ConfigError(f"model.ffn ({model.ffn}) must be 4 * model.hidden ({4 * model.hidden}) with system xlm")
+
+    def size_from(self, found: PretrainedConfig) -> dict[str, int]:
+        return {"ffn": 4 * found.hidden_size, "types": found.n_langs}
+
+    def check_start(self, found: PretrainedConfig, directory: Path, shards: Shards) -> None:
+        if (known := list(found.lang2id or {})) != (wanted := languages_of(shards)):
+            raise ConfigError(
+                f"{directory} knows the languages {known}, the shards have {wanted}: they must be the same"
+            )
+
+    def hugging_face_config(
+        self, size: EncoderSize, config: PretrainingConfig, languages: Sequence[str]
+    ) -> PretrainedConfig:
+        names: dict[str, Any] = {
+            "lang2id": {name: i for i, name in enumerate(languages)},
+            "id2lang": dict(enumerate(languages)),
+        }
+        return XLMConfig(
+            architectures=["XLMWithLMHeadModel"],
+            vocab_size=size.vocabulary,
+            emb_dim=size.hidden,
+            n_layers=size.layers,
+            n_heads=size.heads,
+            max_position_embeddings=size.positions,
+            layer_norm_eps=size.epsilon,
+            causal=not config.objectives.mlm and not config.objectives.tlm,
+            n_langs=max(1, size.types),
+            **names,
+            embed_init_std=size.hidden**-0.5,
+            dropout=0.0,
+            attention_dropout=0.0,
+            bos_token_id=BOS,
+            pad_token_id=PAD,
+            eos_token_id=EOS,
+            unk_index=UNK,
+            mask_index=size.vocabulary - 1,
+            mask_token_id=size.vocabulary - 1,
+        )

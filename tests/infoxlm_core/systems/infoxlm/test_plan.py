@@ -9,12 +9,15 @@ from infoxlm_core import run_file
 from infoxlm_core.data.shards import open_shards
 from infoxlm_core.errors import InputError
 from infoxlm_core.model.encoder import Encoder, EncoderSize
-from infoxlm_core.stages import planning, pretraining
+from infoxlm_core.systems import planning
+from infoxlm_core.systems.infoxlm import plan
+from infoxlm_core.systems.infoxlm.learner import InfoXLMLearner
+from infoxlm_core.systems.infoxlm.system import build
 from infoxlm_core.training.optimizer import make_adamw
 from infoxlm_core.training.state import named_tensors
 from tests.conftest import VOCABULARY, tiny_config
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 WORDS = 250_002
 
 
@@ -33,14 +36,14 @@ def bytes_of(tensors) -> int:
 def test_weights_optimizer_key_encoder_and_queue_take_the_bytes_of_the_plan(tiny_shards):
     config = tiny_config(optimization={"warmup_steps": 0})
     shards = open_shards(tiny_shards)
-    model = pretraining.build(config, shards)
-    learner = pretraining.Pretraining(config, model, shards)
+    model = build(config, shards)
+    learner = InfoXLMLearner(config, model, shards)
     optimizer = make_adamw(model.parameters(), config.optimization)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
 
-    planned = values(planning.memory(config, VOCABULARY, gpus=1))
+    planned = values(plan.memory(config, VOCABULARY, gpus=1))
 
     parameters = list(model.parameters())
     assert planned["weights"] == bytes_of(parameters)
@@ -50,7 +53,7 @@ def test_weights_optimizer_key_encoder_and_queue_take_the_bytes_of_the_plan(tiny
     assert planned["queue"] == bytes_of([learner.queue.rows, learner.queue.meanings, learner.queue.born])
     saved = named_tensors(learner, optimizer)
     pointer = saved["learner/queue/pointer"].element_size()
-    run = values(planning.plan(config, VOCABULARY, gpus=1).run)
+    run = values(plan.plan(config, VOCABULARY, gpus=1).run)
     assert run["checkpoint"] == bytes_of(saved.values()) - pointer
 
 
@@ -70,14 +73,14 @@ def test_a_layer_keeps_the_bytes_of_the_plan_for_each_token():
         encoder.run(hidden, lengths, 0, 2)
 
     found = sum(storage.nbytes() for storage in kept.values()) / (tokens * 2 * d)
-    assert found == pytest.approx(planning.ACTIVATION_BYTES, rel=0.02)
+    assert found == pytest.approx(plan.ACTIVATION_BYTES, rel=0.02)
 
 
 @pytest.mark.parametrize(
     ("name", "exported", "projection"), [("base", 278_295_186, 768**2), ("large", 560_142_482, 1024**2)]
 )
 def test_parameters_are_those_of_xlmr_and_the_projection(name, exported, projection):
-    found = values(planning.plan(named(name), WORDS).parameters)
+    found = values(plan.plan(named(name), WORDS).parameters)
 
     assert found["exported"] == exported
     assert found["contrast projection"] == projection
@@ -87,41 +90,41 @@ def test_parameters_are_those_of_xlmr_and_the_projection(name, exported, project
 @pytest.mark.parametrize(("name", "long", "short"), [("base", 1.674, 0.645 * 1.507), ("large", 4.926, 1.904 * 1.507)])
 def test_a_step_of_the_papers_runs_takes_the_flops_of_the_formula(name, long, short):
     config = named(name)
-    sizes = planning.size_of(config, WORDS)
+    sizes = plan.size_of(config, WORDS)
 
-    found = [planning.step_flops(config, sizes, shape) / 1e15 for shape in planning.SHAPES]
+    found = [plan.step_flops(config, sizes, shape) / 1e15 for shape in plan.SHAPES]
 
     assert found[0] == pytest.approx(long, abs=5e-4)
     assert found[1] == pytest.approx(short, rel=2e-3)
 
 
 def test_the_base_run_takes_so_many_gpu_hours_if_the_assumption_holds():
-    rows = [row for row in planning.plan(named("base"), WORDS, gpus=8).run if "MFU 0.40" in row.formula]
+    rows = [row for row in plan.plan(named("base"), WORDS, gpus=8).run if "MFU 0.40" in row.formula]
 
     assert [round(row.value * 8) for row in rows] == [176, 102]
     assert all("assuming" in row.formula for row in rows)
 
 
 def test_tokens_queue_turnover_and_all_reduce_of_a_step():
-    found = values(planning.plan(named("base"), WORDS, gpus=8).steps)
+    found = values(plan.plan(named("base"), WORDS, gpus=8).steps)
 
     assert found["long sequences"] == 2048 * (512 + 512 + 2 * 128)
     assert found["queue turnover"] == 64
     assert found["all-reduce"] == 4 * (278_295_186 - 768 + 768**2)
-    assert values(planning.plan(named("base"), WORDS, gpus=1).steps)["all-reduce"] == 0
+    assert values(plan.plan(named("base"), WORDS, gpus=1).steps)["all-reduce"] == 0
 
 
 def test_what_is_off_costs_nothing():
     config = tiny_config(objectives={"xlco": 0.0, "tlm": 0.0})
-    found = values(planning.memory(config, VOCABULARY, gpus=1))
+    found = values(plan.memory(config, VOCABULARY, gpus=1))
 
     assert (found["key encoder"], found["queue"]) == (0, 0)
-    assert planning.step_tokens(config, planning.shapes(config)[0]) == 8 * 24  # blocks of 24 tokens
+    assert plan.step_tokens(config, plan.shapes(config)[0]) == 8 * 24  # blocks of 24 tokens
 
 
 def test_the_plan_reads_as_lines_and_an_unknown_gpu_is_refused():
-    lines = "\n".join(planning.describe(planning.plan(named("base15"), WORDS, 8, "h100")))
+    lines = "\n".join(planning.describe(plan.plan(named("base15"), WORDS, 8, "h100")))
 
     assert "278,295,186" in lines and "1.674 PFLOP" in lines and "64.0 steps" in lines
     with pytest.raises(InputError, match="gpu 'abacus' is not known: give one of H100"):
-        planning.plan(named("base"), WORDS, gpu="abacus")
+        plan.plan(named("base"), WORDS, gpu="abacus")

@@ -1,0 +1,83 @@
+"""InfoXLM (Chi et al. 2021), with all ablations of it: XLM-R's encoder on MLM, TLM and XLCO."""
+
+from pathlib import Path
+
+from infoxlm_core import manifests
+from infoxlm_core.config import PretrainingConfig
+from infoxlm_core.data.shards import Shards
+from infoxlm_core.data.vocabulary import FIRST_POSITION
+from infoxlm_core.errors import ConfigError, TokenizerMismatch
+from infoxlm_core.model import pretrained, tokenizers
+from infoxlm_core.model.encoder import EncoderSize, initialise
+from infoxlm_core.model.heads import InfoXLM
+from infoxlm_core.systems.infoxlm.learner import InfoXLMLearner
+from infoxlm_core.systems.infoxlm.plan import plan
+from infoxlm_core.systems.infoxlm.probe import Probe
+from infoxlm_core.systems.planning import Plan
+from infoxlm_core.systems.system import Observe, System
+from infoxlm_core.training import distributed
+
+
+class InfoXLMSystem(System):
+    """The parts of InfoXLM."""
+
+    def build(self, config: PretrainingConfig, shards: Shards) -> InfoXLM:
+        return build(config, shards)
+
+    def learner(self, config: PretrainingConfig, model: InfoXLM, shards: Shards) -> InfoXLMLearner:
+        return InfoXLMLearner(config, model, shards)
+
+    def export(self, model: InfoXLM, config: PretrainingConfig, shards: Shards, directory: Path) -> None:  # noqa: ARG002
+        pretrained.export(model, shards.directory / "tokenizer", directory)
+
+    def observer(self, config: PretrainingConfig, learner: InfoXLMLearner, shards: Shards) -> Observe | None:
+        probe = Probe(shards, config.probe.pairs, config.batches.side_tokens)
+        model, contrast = learner.module, config.contrast
+        if not config.probe.every or not probe.pairs:
+            return None
+
+        def look() -> dict[str, float]:
+            layer = min(contrast.layer, model.encoder.size.layers)
+            with distributed.gathered(model):
+                return probe.score(model.encoder, layer, contrast.pooling, distributed.device())
+
+        def observe(step: int) -> dict[str, float]:
+            if step % config.probe.every:
+                return {}
+            return look() if distributed.is_sharded(model) else distributed.on_first(look) or {}
+
+        return observe
+
+    def plan(self, config: PretrainingConfig, vocabulary: int, gpus: int = 8, gpu: str = "h200") -> Plan:
+        return plan(config, vocabulary, gpus, gpu)
+
+
+def build(config: PretrainingConfig, shards: Shards) -> InfoXLM:
+    """The query encoder with heads: random weights by the seed, or those of `model.start`; the projection is random."""
+    wanted, contrast, tokenizer = config.model, config.contrast, shards.manifest["facts"]["tokenizer"]
+    size = EncoderSize.of(wanted, shards.vocabulary_size)
+    if wanted.start:
+        size = pretrained.size_of(Path(wanted.start))
+        if size.vocabulary != shards.vocabulary_size:
+            raise TokenizerMismatch(
+                f"{wanted.start} has {size.vocabulary} embeddings, {shards.directory} {shards.vocabulary_size} ids: "
+                "tokenize with the model's own SentencePiece model (tokenization.model)"
+            )
+        model_file = Path(wanted.start) / tokenizers.MODEL
+        if model_file.is_file() and (own := f"sha256:{manifests.file_sha256(model_file)}") != tokenizer:
+            raise TokenizerMismatch(
+                f"{wanted.start} has tokenizer {own[:15]}…, {shards.directory} {tokenizer[:15]}…: "
+                f"tokenize with the model's own (tokenization.model: {model_file})"
+            )
+        if config.longest > size.positions - FIRST_POSITION:
+            raise ConfigError(
+                f"sequences of {config.longest} tokens (batches.block_tokens, two batches.side_tokens and 3) exceed "
+                f"the {size.positions - FIRST_POSITION} positions of {wanted.start}: lower them"
+            )
+        if contrast.layer > size.layers:
+            raise ConfigError(f"contrast.layer ({contrast.layer}) is above the {size.layers} layers of {wanted.start}")
+    model = InfoXLM(size, contrast.layer, contrast.pooling, contrast.normalise, wanted.dropout)
+    initialise(model, config.seed)
+    if wanted.start:
+        pretrained.load_into(model, Path(wanted.start))
+    return model.to(distributed.device())

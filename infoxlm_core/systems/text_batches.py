@@ -1,0 +1,135 @@
+"""Text as XLM and BERT are trained on it: what one virtual shard sees at a step, cut into packed micro-batches."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from infoxlm_core.config import PretrainingConfig
+from infoxlm_core.data import masking
+from infoxlm_core.data.layouts import Sequences, positions
+from infoxlm_core.data.shards import Shards, end_to_end
+from infoxlm_core.data.vocabulary import EOS, FIRST_POSITION
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What one virtual shard sees at a step, in numpy, end to end.
+
+    Attributes:
+        objective: what is predicted at `rows`: mlm, tlm or clm.
+        seen: the ids the model sees; `positions` and `types` (T,) go with them.
+        rows, answers: (N,) ascending rows to predict and what must be said there.
+        labels: (sequences,) answers of each objective that asks one question a sequence.
+    """
+
+    objective: str
+    seen: Sequences
+    positions: np.ndarray
+    types: np.ndarray
+    rows: np.ndarray
+    answers: np.ndarray
+    labels: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TextBatch:
+    """One micro-batch of `Samples` as tensors; `row_counts` says how many rows lie in each sequence.
+
+    `place`: step, virtual shard and number of the micro-batch, which dropout is drawn by. `flops`: what it must cost,
+    for the network that it was made for.
+    """
+
+    objective: str
+    ids: Tensor
+    positions: Tensor
+    types: Tensor
+    lengths: tuple[int, ...]
+    rows: Tensor
+    row_counts: tuple[int, ...]
+    answers: Tensor
+    labels: Mapping[str, Tensor]
+    place: tuple[int, int, int] = (0, 0, 0)
+    flops: float = 0.0
+
+    @property
+    def counts(self) -> dict[str, float]:
+        """Targets of each objective, tokens and FLOPs."""
+        return {
+            self.objective: len(self.answers),
+            **{name: len(labels) for name, labels in self.labels.items()},
+            "tokens": len(self.ids),
+            "flops": self.flops,
+        }
+
+    def to(self, device: torch.device | str) -> "TextBatch":
+        parts = vars(self).items()
+        moved: dict[str, Any] = {name: part.to(device) for name, part in parts if isinstance(part, Tensor)}
+        return replace(self, **moved, labels={name: labels.to(device) for name, labels in self.labels.items()})
+
+
+def micro_batches(samples: Samples, size: int, step: int, shard: int) -> list[TextBatch]:
+    """Cut a virtual shard's samples into packed micro-batches of at most `size` sequences."""
+    lengths = samples.seen.lengths
+    return [_pack(samples, slice(i, i + size), (step, shard, i // size)) for i in range(0, len(lengths), size)]
+
+
+def _pack(samples: Samples, part: slice, place: tuple[int, int, int]) -> TextBatch:
+    ends = np.concatenate([[0], samples.seen.lengths.cumsum()])
+    start, stop, _ = part.indices(len(samples.seen.lengths))
+    first, last = ends[start], ends[stop]
+    mine = slice(*np.searchsorted(samples.rows, [first, last]))
+    owner = np.searchsorted(ends, samples.rows[mine], side="right") - 1 - start
+    return TextBatch(
+        objective=samples.objective,
+        ids=torch.from_numpy(samples.seen.flat[first:last]),
+        positions=torch.from_numpy(samples.positions[first:last]),
+        types=torch.from_numpy(samples.types[first:last]),
+        lengths=tuple(samples.seen.lengths[part].tolist()),
+        rows=torch.from_numpy(samples.rows[mine] - first),
+        row_counts=tuple(np.bincount(owner, minlength=stop - start).tolist()),
+        answers=torch.from_numpy(samples.answers[mine]),
+        labels={name: torch.from_numpy(labels[part]) for name, labels in samples.labels.items()},
+        place=place,
+    )
+
+
+class TextSampler:
+    """Draws what a virtual shard sees at a step: a pure function of (seed, step, shard).
+
+    Args:
+        shards: all text.
+        config: of the training.
+        starts_word: (V,) the pieces that begin a word, for whole-word masking.
+    """
+
+    def __init__(self, shards: Shards, config: PretrainingConfig, starts_word: np.ndarray | None = None) -> None:
+        self.config, self.vocabulary_size, self.starts_word = config, shards.vocabulary_size, starts_word
+        self.per_shard = config.batches.global_batch_size // config.batches.virtual_shards
+
+    def draw(self, step: int, shard: int) -> Samples:
+        raise NotImplementedError
+
+    def mask(self, sequences: Sequences, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """What the model sees (T,), and the rows (N,) it must predict."""
+        lengths, objectives = sequences.lengths, self.config.objectives
+        return masking.mask(sequences.flat, lengths, self.vocabulary_size, objectives, rng, self.starts_word)
+
+
+def languages_of(shards: Shards) -> list[str]:
+    """All languages in the shards, those of pairs too, in alphabetical order: a language's number is its place."""
+    return sorted({*shards.mono, *(side for name in shards.pairs for side in name.split("-"))})
+
+
+def wrap(segments: Sequences) -> Sequences:
+    """`</s> segment </s>` for each i: one side of an XLM pair, or of its machine translation."""
+    end = np.array([EOS])
+    return Sequences(end_to_end([part for row in segments.rows for part in (end, row, end)]), segments.lengths + 2)
+
+
+def from_zero(lengths: np.ndarray) -> np.ndarray:
+    """(N,) lengths -> (T,) positions that restart at 0 in every sequence, as XLM and BERT count them."""
+    return positions(lengths) - FIRST_POSITION

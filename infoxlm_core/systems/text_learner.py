@@ -1,0 +1,72 @@
+"""The learner of XLM and BERT: nothing but weights and Adam's moments is remembered between steps."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from infoxlm_core.config import PretrainingConfig
+from infoxlm_core.model.encoder import Encoder, EncoderSize
+from infoxlm_core.model.flops import must_do_flops
+from infoxlm_core.systems.text_batches import TextBatch, TextSampler, micro_batches
+from infoxlm_core.training import distributed
+from infoxlm_core.training.learner import Learner, LossWeights, autocast, seed_dropout
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""Logits and answers -> their summed loss."""
+
+
+class TextNetwork(nn.Module):
+    """An encoder; subclasses have heads. Called with a batch it gives (N, V) logits at the batch's rows, and by
+    objective the (sequences, …) logits of each question that is asked once a sequence."""
+
+    def __init__(self, size: EncoderSize, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.encoder = Encoder(size, dropout)
+
+
+class TextLearner(Learner):
+    """Mean losses of the objectives that are on, over one packed forward pass a micro-batch."""
+
+    module: TextNetwork
+
+    def __init__(
+        self, config: PretrainingConfig, model: TextNetwork, sampler: TextSampler, losses: Mapping[str, Loss]
+    ) -> None:
+        self.config, self.module, self.sampler, self.loss_of = config, model, sampler, losses
+        self.weights = LossWeights(config.objectives.weights(), config.objectives.weighting)
+        self.device = distributed.device()
+
+    def batches(self, step: int) -> Sequence[TextBatch]:
+        """Virtual shard by virtual shard, so that dropout does not depend on which worker has which."""
+        size = self.config.batches.micro_batch_size
+        shards = distributed.my_share(self.config.batches.virtual_shards)
+        batches = [b for shard in shards for b in micro_batches(self.sampler.draw(step, shard), size, step, shard)]
+        return [replace(batch, flops=self._flops(batch)) for batch in batches]
+
+    def _flops(self, batch: TextBatch) -> float:
+        size = self.module.encoder.size
+        sizes = {"d": size.hidden, "f": size.ffn, "T": size.layers, "V": size.vocabulary}
+        return must_do_flops(batch.lengths, len(batch.rows), (), (), contrast_layer=0, K=0, **sizes)
+
+    def losses(self, batch: TextBatch, scales: Mapping[str, float]) -> tuple[Tensor, dict[str, Tensor]]:
+        batch = batch.to(self.device)
+        seed_dropout(self.config.seed, *batch.place)
+        with autocast(self.device):
+            logits, by_sequence = self.module(batch)
+        questions = {batch.objective: (logits, batch.answers)}
+        questions |= {name: (by_sequence[name], labels) for name, labels in batch.labels.items()}
+        on = {name: question for name, question in questions.items() if name in self.weights.by_name}
+        losses = {name: self.loss_of[name](*question) for name, question in on.items()}
+        total = torch.stack([scales[name] * loss for name, loss in losses.items()]).sum()
+        sums = {name: loss.detach() for name, loss in losses.items()}
+        for name in batch.labels.keys() & on.keys():
+            answers, labels = on[name]
+            sums[f"{name} hits"] = (answers.detach().argmax(dim=1) == labels).sum()
+        return total, sums
+
+    def statistics(self, sums: Mapping[str, Any], counts: Mapping[str, float]) -> dict[str, float]:
+        hits = {name.removesuffix(" hits"): value for name, value in sums.items() if name.endswith(" hits")}
+        return {f"{name}/accuracy": value / counts[name] for name, value in hits.items()}

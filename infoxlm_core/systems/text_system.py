@@ -1,0 +1,195 @@
+"""What XLM and BERT share as systems: building, starting from a model of Hugging Face's class, and exporting to it."""
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
+from torch import nn
+from transformers import PretrainedConfig
+
+from infoxlm_core.config import PretrainingConfig
+from infoxlm_core.data.masking import word_starts
+from infoxlm_core.data.shards import Shards
+from infoxlm_core.data.vocabulary import BOS, EOS
+from infoxlm_core.errors import ConfigError, InputError, TokenizerMismatch
+from infoxlm_core.model import pretrained
+from infoxlm_core.model.encoder import EncoderSize, initialise
+from infoxlm_core.model.pretrained import WEIGHTS
+from infoxlm_core.model.tokenizers import MODEL
+from infoxlm_core.systems.system import System
+from infoxlm_core.systems.text_batches import TextSampler, languages_of
+from infoxlm_core.systems.text_learner import Loss, TextLearner, TextNetwork
+from infoxlm_core.training import distributed
+
+EPSILON = 1e-12
+"""Of LayerNorm, in XLM and BERT."""
+
+
+class TextSystem(System):
+    """A system declares the parts that are its own; positions count from 0.
+
+    Attributes:
+        network: its class of models, made of sizes and dropout.
+        sampler: its class of samplers, made of shards, config and the pieces that begin a word.
+        losses: of each objective, by the name of its weight in the config.
+        config_class: of Hugging Face.
+        parameter_names: patterns of our parameters' names and what they are called there, the first that fits; the
+            others are XLM-R's.
+        first_token, second_segment: how its tokenizer begins a sequence, and the type of a pair's second text.
+    """
+
+    network: ClassVar[type[TextNetwork]]
+    sampler: ClassVar[type[TextSampler]]
+    losses: ClassVar[Mapping[str, Loss]]
+    config_class: ClassVar[type[PretrainedConfig]]
+    parameter_names: ClassVar[list[tuple[str, str]]]
+    first_token: ClassVar[str]
+    second_segment: ClassVar[int]
+
+    def types(self, languages: Sequence[str]) -> int:
+        """Rows of the table of types; 0: none."""
+        raise NotImplementedError
+
+    def size_from(self, found: PretrainedConfig) -> dict[str, int]:
+        """Width inside the feed-forward part, and types, of an exported model."""
+        raise NotImplementedError
+
+    def hugging_face_config(
+        self, size: EncoderSize, config: PretrainingConfig, languages: Sequence[str]
+    ) -> PretrainedConfig:
+        """The configuration that is exported."""
+        raise NotImplementedError
+
+    def check(self, config: PretrainingConfig) -> None:
+        """Raise ConfigError if a size does not fit the system."""
+
+    def check_start(self, found: PretrainedConfig, directory: Path, shards: Shards) -> None:
+        """Raise ConfigError if an exported model cannot go on with these shards."""
+
+    def first_weights(self, model: nn.Module, seed: int) -> None:
+        """Draw random weights."""
+        initialise(model, seed)
+
+    def build(self, config: PretrainingConfig, shards: Shards) -> TextNetwork:
+        """The network with random weights by the seed, or those of `model.start`, a model of the same system.
+
+        Raises:
+            ConfigError: a size does not fit the system, or the start.
+            and what `size_of` and `load_into` raise.
+        """
+        self.check(config)
+        wanted, types = config.model, self.types(languages_of(shards))
+        size = EncoderSize.of(
+            wanted, shards.vocabulary_size, positions=wanted.max_tokens, epsilon=EPSILON, types=types, first=0
+        )
+        if wanted.start:
+            size = self.size_of(Path(wanted.start), shards)
+            if config.longest > size.positions:
+                raise ConfigError(
+                    f"sequences of {config.longest} tokens exceed the {size.positions} positions of {wanted.start}: "
+                    "lower batches.block_tokens and batches.side_tokens"
+                )
+        model = self.network(size, wanted.dropout)
+        self.first_weights(model, config.seed)
+        if wanted.start:
+            self.load_into(model, Path(wanted.start))
+        return model.to(distributed.device())
+
+    def learner(self, config: PretrainingConfig, model: TextNetwork, shards: Shards) -> TextLearner:
+        starts_word: np.ndarray | None = None
+        if config.objectives.whole_words:
+            starts_word = word_starts(shards.directory / "tokenizer", shards.vocabulary_size)
+        return TextLearner(config, model, self.sampler(shards, config, starts_word), self.losses)
+
+    def export(self, model: TextNetwork, config: PretrainingConfig, shards: Shards, directory: Path) -> None:
+        """Write a directory that `XLMWithLMHeadModel` or `BertForPreTraining` loads, with the shards' tokenizer."""
+        weights = {self.hugging_face_name(name): value for name, value in model.named_parameters()}
+        size = model.encoder.size
+        pretrained.write_model(weights, self.hugging_face_config(size, config, languages_of(shards)), directory)
+        self._write_tokenizer(size, shards.directory / "tokenizer", directory)
+
+    def hugging_face_name(self, name: str) -> str:
+        """`encoder.layers.0.up.bias` -> `transformer.ffns.0.lin1.bias` or BERT's name for it."""
+        return pretrained.hugging_face_name(name, self.parameter_names).replace("roberta.", "bert.", 1)
+
+    def _write_tokenizer(self, size: EncoderSize, tokenizer: Path, directory: Path) -> None:
+        """Copy the tokenizer; XLM reads a text or two as `</s> a </s> b </s>`, BERT as `<s> a </s> b </s>`."""
+        if (tokenizer / MODEL).exists():
+            shutil.copy(tokenizer / MODEL, directory / MODEL)
+        if not (tokenizer / "tokenizer.json").exists():
+            return
+        fast = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+        first, second = self.first_token, self.second_segment
+        fast.post_processor = TemplateProcessing(
+            single=f"{first} $A </s>",
+            pair=f"{first} $A </s> $B:{second} </s>:{second}",
+            special_tokens=[("<s>", BOS), ("</s>", EOS)],
+        )
+        fast.save(str(directory / "tokenizer.json"))
+        settings = json.loads((tokenizer / "tokenizer_config.json").read_bytes())
+        settings |= {"model_max_length": size.positions, "bos_token": first, "cls_token": first}
+        (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=1) + "\n")
+
+    def size_of(self, directory: Path, shards: Shards) -> EncoderSize:
+        """Sizes from the config.json of an exported model that shall go on with these shards.
+
+        Raises:
+            InputError: there is none, or it is of another architecture.
+            TokenizerMismatch: it has another vocabulary than the shards.
+            ConfigError: it is an XLM of other languages.
+        """
+        path, kind = directory / "config.json", self.config_class.model_type
+        try:
+            found = json.loads(path.read_bytes())
+        except (OSError, ValueError) as error:
+            raise InputError(f"{path}: no model here ({error}): give a directory of system {kind}") from None
+        if found.get("model_type") != kind:
+            raise InputError(
+                f"{path}: model_type is {found.get('model_type')!r}, not {kind!r}: give a model of this system"
+            )
+        config = self.config_class.from_dict(found)
+        if config.vocab_size != shards.vocabulary_size:
+            raise TokenizerMismatch(
+                f"{directory} has {config.vocab_size} embeddings, {shards.directory} {shards.vocabulary_size} ids: "
+                "tokenize with the model's own SentencePiece model (tokenization.model)"
+            )
+        self.check_start(config, directory, shards)
+        own = self.size_from(config)
+        return EncoderSize(
+            vocabulary=config.vocab_size,
+            layers=config.num_hidden_layers,
+            hidden=config.hidden_size,
+            ffn=own["ffn"],
+            heads=config.num_attention_heads,
+            positions=config.max_position_embeddings,
+            epsilon=config.layer_norm_eps,
+            types=own["types"] if own["types"] > 1 else 0,
+            first=0,
+        )
+
+    def load_into(self, model: TextNetwork, directory: Path) -> None:
+        """Fill a model from an exported directory.
+
+        Raises:
+            InputError: a weight is missing or has another shape.
+        """
+        path = directory / WEIGHTS
+        if not path.is_file():
+            raise InputError(f"{path} is missing: give the directory of a trained model")
+        found = load_file(path)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                theirs = self.hugging_face_name(name)
+                shape = tuple(found[theirs].shape) if theirs in found else "missing"
+                if shape != tuple(parameter.shape):
+                    raise InputError(
+                        f"{path}: {theirs} is {shape}, not {tuple(parameter.shape)}: give a model of this size"
+                    )
+                parameter.copy_(found[theirs])
