@@ -265,7 +265,7 @@ def copied_with_manifest(encoder: Path, target: Path) -> str:
 
 
 def use(way: str, source: str, store: Path) -> Path:
-    return {"embed": model_registry.load_encoder, "start": sources.fetch}[way](source, store)
+    return {"embed": model_registry.load_encoder, "start": sources.fetch_model}[way](source, store)
 
 
 @pytest.mark.parametrize("way", ["embed", "start"])
