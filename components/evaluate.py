@@ -37,34 +37,31 @@ def evaluate(
         trial: of an ablation: its variant and seed, whose run ends here.
     """
     import shutil
+    from pathlib import Path
 
     from components.adapters.mlflow import runs as mlflow_runs
     from components.platform import runtime, stores
     from infoxlm_core.config import EvaluationConfig
     from infoxlm_core.results.trials import Trial
-    from infoxlm_core.stages import evaluation
 
     with runtime.ending_clearly(store, "evaluate", trial):
         checked = EvaluationConfig.parse(config, "evaluation")
         model = Trial.parse(trial).name if trial else "InfoXLM"
-        text, digest = stores.resolve(corpus)
+        text, digest = stores.read_pointer(corpus)
         pairs = {model: (encoder, classifier)} | ({"untrained": (start, classifier_of_start)} if start else {})
-        models = {name: [stores.resolve(artifact) for artifact in pair] for name, pair in pairs.items()}
+        models = {name: [stores.read_pointer(artifact) for artifact in pair] for name, pair in pairs.items()}
         name = runtime.artifact_key(
             "scores", checked, digest, *models, *(d for found in models.values() for _, d in found)
         )
-        made = stores.get_or_build(
-            store,
-            "scores",
-            name,
-            lambda output: evaluation.evaluate(
-                checked,
-                text,
-                {name: found[0][0] for name, found in models.items()},
-                {name: found[1][0] for name, found in models.items()},
-                output,
-            ),
-        )
+
+        def build(output: Path) -> dict[str, float]:
+            from infoxlm_core.stages import evaluation
+
+            encoders = {name: stores.locate(found[0][0]) for name, found in models.items()}
+            classifiers = {name: stores.locate(found[1][0]) for name, found in models.items()}
+            return evaluation.evaluate(checked, stores.locate(text), encoders, classifiers, output)
+
+        made = stores.get_or_build(store, "scores", name, build)
         stores.publish(scores, made)
         shutil.copy(made / "report.html", report.path)
         flat = stores.log_facts(made, metrics)

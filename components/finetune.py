@@ -60,7 +60,7 @@ def finetune(
         made = work.run(wanted, cluster, task_config)
         stores.publish(classifier, made)
         stores.log_facts(made, metrics)
-        trained = manifests.load(stores.locate(base))["facts"]["steps"] > 0
+        trained = manifests.load(stores.locate(base, hashed=False))["facts"]["steps"] > 0
         run = runtime.run_id(store, trial)
         mlflow_tracker.ship(made / "metrics.jsonl", run, prefix="finetune/" if trained else "finetune_of_start/")
         mlflow_runs.log_params(run, {"finetuning": checked.model_dump(mode="json")})

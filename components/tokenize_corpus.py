@@ -33,13 +33,14 @@ def tokenize_corpus(
     from components.adapters.mlflow import runs as mlflow_runs
     from components.platform import runtime, sources, stores, work
     from infoxlm_core.config import TokenizationConfig
-    from infoxlm_core.model import tokenizers
 
     with runtime.ending_clearly(store, "tokenize_corpus"):
         checked = TokenizationConfig.parse(config, "tokenization")
         source, digest = stores.read_pointer(corpus)
         given: tuple[str, ...] = ()
         if checked.model:
+            from infoxlm_core.model import tokenizers
+
             given = (str(sources.fetch_model(checked.model, stores.local(store), only=tokenizers.MODEL)),)
         name = runtime.artifact_key("shards", checked, digest, *runtime.digest_inputs(given))
         wanted = work.Work("tokenize_corpus", store, "shards", name, config, num_workers, {"corpus": source})

@@ -90,7 +90,7 @@ def artifact(store: str | Path, task: str, output: str) -> Path | None:
     root = here / "pipeline" / json.loads((here / "run.json").read_bytes())["run"]
     attempts = sorted(path for path in root.glob("infoxlm*") if path.is_dir())
     pointer = attempts[-1] / task / output if attempts else root
-    return stores.locate(json.loads(pointer.read_bytes())["location"]) if pointer.is_file() else None
+    return stores.locate(json.loads(pointer.read_bytes())["location"], hashed=False) if pointer.is_file() else None
 
 
 @contextlib.contextmanager

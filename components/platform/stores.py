@@ -6,6 +6,7 @@ The store holds each artifact once, under a key of everything that decides its c
     STORE/corpus/3f2a…/manifest.json     finished: found again by every later run with the same inputs
     STORE/runs/pretrained-77b0…/         checkpoints of a training; an interrupted one continues here
     STORE/outcome/demo-2026…/…json       why a stage of a pipeline run failed, if it did: KFP keeps no exit codes
+    STORE/verified/                      when every byte of an artifact was compared last: hashing takes long
     STORE/work/j-pretrain-….json         what a RayJob is to do; STORE/leases/ who is sending what
 
 STORE is a directory, or `s3://bucket/prefix`; `adapters/storage.py` has the table. Of a store that is elsewhere each
@@ -30,7 +31,7 @@ from components.adapters import storage
 from components.platform import transfer
 from components.platform.lease import Lease
 from infoxlm_core import manifests
-from infoxlm_core.errors import InputError
+from infoxlm_core.errors import InputError, ShardCorrupt
 
 logger = logging.getLogger(__name__)
 
@@ -90,34 +91,81 @@ def read(store: str, name: str) -> bytes | None:
 
 
 def lookup(store: str, kind: str, name: str) -> Path | None:
-    """The artifact `kind/name` of the store on this machine, every byte verified; None if nobody has made it yet."""
+    """The artifact `kind/name` of the store on this machine; None if nobody has made it yet.
+
+    What was written to since its bytes were last compared is compared again; who reads it asks `locate`, which always
+    does. A copy that is damaged is fetched once more.
+
+    Raises:
+        ShardCorrupt: a file is not what the manifest says.
+    """
     final, remote = manifests.inside(local(store), f"{kind}/{name}"), storage.is_remote(store)
-    uri, fetched = f"{store}/{kind}/{name}", False
+    uri = f"{store}/{kind}/{name}"
     if remote:
         described = transfer.manifest(uri)
         if described is None:
             return None
-        if not _is_here(final, described["digest"]):
-            with _one_at_a_time(final.parent / f".{name}.fetching"):
-                if not _is_here(final, described["digest"]):
-                    transfer.pull(uri, final)
-                    fetched = True  # and every byte compared
-    if not (final / manifests.NAME).is_file():
+        with _one_at_a_time(final.parent / f".{name}.fetching"):
+            if not _is_whole(final, kind, described["digest"]):
+                transfer.pull(uri, final)  # and every byte compared
+                _note_verified(final, _state(final))
+    elif not (final / manifests.NAME).is_file():
         return None
-    remedy = f"the stage that makes {kind} (remove the directory to make it again)"
-    manifests.read(final, kind, made_with=remedy, check=lambda _: not fetched)
+    else:
+        _verify(final, kind)
     logger.info("found %s, made before from the same inputs", uri if remote else final)
     return final
+
+
+def _is_whole(directory: Path, kind: str, digest: str) -> bool:
+    """Whether this machine's copy of an artifact is there, the same as elsewhere, and not damaged."""
+    if not (directory / manifests.NAME).is_file():
+        return False
+    try:
+        return _verify(directory, kind)["digest"] == digest
+    except ShardCorrupt as error:
+        logger.warning("%s: fetching it once more", error)
+        return False
+
+
+def _verify(directory: Path, kind: str) -> dict[str, Any]:
+    """Compare an artifact with its manifest; hash it only if a file was touched since that was done last."""
+    state = _state(directory)
+    marker = _marker(directory)
+    known = marker.is_file() and marker.read_text() == state
+    remedy = f"the stage that makes {kind} (remove the directory to make it again)"
+    found = manifests.read(directory, kind, made_with=remedy, check=lambda _: not known)
+    if not known:
+        _note_verified(directory, state)
+    return found
+
+
+def _state(directory: Path) -> str:
+    """A digest of what the file system says of all files but the manifest, which has a digest of its own."""
+    found = [(path.relative_to(directory), path.stat()) for path in sorted(directory.rglob("*")) if path.is_file()]
+    return manifests.digest(
+        [
+            (str(path), said.st_size, said.st_mtime_ns, said.st_ctime_ns, said.st_ino)
+            for path, said in found
+            if path.name != manifests.NAME
+        ]
+    )
+
+
+def _marker(directory: Path) -> Path:
+    return directory.parent.parent / "verified" / f"{directory.parent.name}-{directory.name}"
+
+
+def _note_verified(directory: Path, state: str) -> None:
+    with contextlib.suppress(OSError):  # in a store that we may only read, all is compared each time
+        _marker(directory).parent.mkdir(exist_ok=True)
+        manifests.write_atomically(_marker(directory), state)
 
 
 def is_made(store: str, kind: str, name: str) -> bool:
     """Whether there is such an artifact, in the store or, not sent yet, on this machine."""
     here = (local(store) / kind / name / manifests.NAME).is_file()
     return here or (storage.is_remote(store) and transfer.manifest_exists(f"{store}/{kind}/{name}"))
-
-
-def _is_here(directory: Path, digest: str) -> bool:
-    return (directory / manifests.NAME).is_file() and manifests.load(directory)["digest"] == digest
 
 
 def get_or_build(store: str, kind: str, name: str, build: Callable[[Path], dict[str, Any] | None]) -> Path:
@@ -157,8 +205,10 @@ def _build(final: Path, kind: str, build: Callable[[Path], dict[str, Any] | None
         with FileLock(f"{partial}.lock"):  # held while this process lives: nobody sweeps it away
             (partial / "it").mkdir()
             facts = build(partial / "it")
+            state = _state(partial / "it")
             manifests.write(partial / "it", kind, facts)
             manifests.move_into_place(partial / "it", final, manifests.NAME)
+            _note_verified(final, state)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
         Path(f"{partial}.lock").unlink(missing_ok=True)
@@ -217,20 +267,53 @@ def resolve(artifact: Any) -> tuple[Path, str]:
     return locate(location), digest
 
 
-def locate(location: str) -> Path:
+def locate(location: str, hashed: bool = True) -> Path:
     """Where on this machine an artifact of the store is, or what lies in one: `s3://bucket/prefix/pretrained/7b/encoder`.
+
+    Args:
+        location: as `publish` has written it.
+        hashed: compare every byte with the manifest, since it will be read. A copy that is damaged is fetched again.
 
     Raises:
         InputError: there is no such artifact, or the location leads out of the store.
+        ShardCorrupt: a file is not what the manifest says.
     """
+    whole, found = _place(location)
+    if not hashed or not (found / manifests.NAME).is_file():
+        return found
+    try:
+        _hash(found)
+    except ShardCorrupt:
+        if not storage.is_remote(location):
+            raise
+        _marker(whole).unlink(missing_ok=True)  # `lookup` compares every byte now, and fetches
+        _place(location)
+    return found
+
+
+def _place(location: str) -> tuple[Path, Path]:
+    """Where the artifact is on this machine, and where in it what is meant."""
     if directory := storage.open(location).directory:
-        return directory
+        return directory, directory
     store, kind, rest = re.fullmatch(rf"(.+?://.+?)/({'|'.join(KINDS)})/(.+)", location).groups()  # type: ignore[union-attr]
     name, _, inner = rest.partition("/")
     found = lookup(store, kind, name)
     if found is None:
         raise InputError(f"{location} is not in the store any more: run again without Kubeflow's cache (--no-cache)")
-    return manifests.inside(found, inner) if inner else found
+    return found, manifests.inside(found, inner) if inner else found
+
+
+def _hash(directory: Path) -> None:
+    """Compare what will be read; token shards, and the text that becomes such, are compared by their own readers."""
+    kind = ""
+    with contextlib.suppress(ValueError, KeyError, TypeError):  # `read` says what is wrong
+        kind = manifests.load(directory)["kind"]
+    manifests.read(
+        directory,
+        kind,
+        made_with="the stage that makes it",
+        check=lambda path: kind != "shards" and not (kind == "corpus" and path.parts[0] in ("mono", "pairs")),
+    )
 
 
 def log_facts(location: Path, metrics: Any) -> dict[str, float]:

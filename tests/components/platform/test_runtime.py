@@ -157,6 +157,31 @@ def test_a_found_artifact_is_verified(tmp_path):
         stores.get_or_build(str(tmp_path), "corpus", "abc", build)
 
 
+def test_a_found_artifact_is_hashed_again_only_if_a_file_was_touched(tmp_path, monkeypatch):
+    made = stores.get_or_build(str(tmp_path), "pretrained", "abc", build)
+    hashed: list[Path] = []
+    hash_of = manifests.file_sha256
+    monkeypatch.setattr(manifests, "file_sha256", lambda path: hashed.append(path) or hash_of(path))
+
+    stores.lookup(str(tmp_path), "pretrained", "abc")
+    assert hashed == []
+
+    (made / "part/file").touch()
+    stores.lookup(str(tmp_path), "pretrained", "abc")
+    stores.lookup(str(tmp_path), "pretrained", "abc")
+    assert hashed == [made / "part/file"]
+
+
+def test_what_is_damaged_without_a_trace_is_found_when_it_is_read(tmp_path):
+    made = stores.get_or_build(str(tmp_path), "pretrained", "abc", build)
+    (made / "part/file").write_text("cOntent")
+    stores._note_verified(made, stores._state(made))  # as if a disk had flipped a bit: no time changes
+
+    assert stores.lookup(str(tmp_path), "pretrained", "abc") == stores.locate(str(made), hashed=False) == made
+    with pytest.raises(ShardCorrupt, match="sha256"):
+        stores.locate(str(made))
+
+
 def test_the_key_changes_with_config_and_inputs_but_not_with_how_often_to_save():
     config = PretrainingConfig()
     saving = PretrainingConfig(log_every=3, checkpoints={"every": 7, "resume": "pretrained-3f"})

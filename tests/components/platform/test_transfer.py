@@ -239,6 +239,18 @@ def test_an_artifact_made_on_one_machine_is_found_on_another(bucket, tmp_path, m
     assert stores.locate(place) == again and stores.locate(f"{place}/file").read_text() == "content"
 
 
+@pytest.mark.parametrize("unnoticed", [False, True])
+@pytest.mark.parametrize("file", ["file", manifests.NAME])
+def test_a_damaged_copy_of_an_artifact_is_fetched_again(bucket, file, unnoticed):
+    made = stores.get_or_build(URL, "pretrained", "abc", lambda output: (output / "file").write_text("content") and {})
+    whole = tree(made)
+    (made / file).write_bytes(b"x" * len(whole[file]))
+    if unnoticed:
+        stores._note_verified(made, stores._state(made))
+
+    assert tree(stores.locate(f"{URL}/pretrained/abc")) == whole
+
+
 def test_what_was_made_but_did_not_arrive_is_sent_and_not_made_again(bucket, faults):
     faults.inject("PUT", "corpus/abc", "503")
     made = []
