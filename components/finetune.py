@@ -36,7 +36,7 @@ def finetune(
     """
     from components.adapters.mlflow import runs as mlflow_runs
     from components.adapters.mlflow import tracker as mlflow_tracker
-    from components.platform import runtime, sources, stores, work
+    from components.platform import launchers, runtime, sources, stores, work
     from infoxlm_core import manifests, tasks
 
     with runtime.ending_clearly(store, "finetune", trial):
@@ -57,7 +57,7 @@ def finetune(
             artifacts={"encoder": base, "corpus": text},
             num_workers=num_workers,
         )
-        made = work.run(wanted, cluster, task_config)
+        made = launchers.run(wanted, cluster, task_config)
         stores.publish(classifier, made)
         stores.log_facts(made, metrics)
         trained = manifests.load(stores.locate(base, hashed=False))["facts"]["steps"] > 0

@@ -28,7 +28,7 @@ def measure(
 
     from components.adapters.mlflow import runs as mlflow_runs
     from components.adapters.mlflow import tracker as mlflow_tracker
-    from components.platform import runtime, sources, stores, work
+    from components.platform import launchers, runtime, sources, stores, work
     from infoxlm_core import manifests
     from infoxlm_core.results import trials
     from infoxlm_core.tasks import task_of
@@ -64,7 +64,7 @@ def measure(
                 mlflow_run=run,
             )
             with stores.exclusive(store, "tuned", name):  # another point may need the same model
-                model = work.run(wanted)
+                model = launchers.run(wanted)
                 work.delete_checkpoints(wanted)  # gigabytes of checkpoints that nobody needs any more
             mlflow_tracker.ship(model / "metrics.jsonl", run)
             learned_from = manifests.load(model)["facts"] | {"tuned": f"tuned/{name}"}

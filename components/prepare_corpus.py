@@ -29,7 +29,7 @@ def prepare_corpus(
         task_config: the step's cores and memory, which are those of a RayJob's workers too.
     """
     from components.adapters.mlflow import runs as mlflow_runs
-    from components.platform import runtime, sources, stores, work
+    from components.platform import launchers, runtime, sources, stores, work
     from infoxlm_core.config import PreparationConfig
     from infoxlm_core.stages import preparation
 
@@ -38,7 +38,7 @@ def prepare_corpus(
         paths = [path for source in checked.corpora for path in source.paths]
         name = runtime.artifact_key("corpus", checked, *preparation.digest_sources(checked), *sources.states(paths))
         wanted = work.Work("prepare_corpus", store, "corpus", name, config, num_workers, {})
-        made = work.run(wanted, cluster, task_config)
+        made = launchers.run(wanted, cluster, task_config)
         stores.publish(corpus, made)
         counts = stores.log_facts(made, metrics)
         run = runtime.run_id(store)

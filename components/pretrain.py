@@ -36,7 +36,7 @@ def pretrain(
     """
     from components.adapters.mlflow import runs as mlflow_runs
     from components.adapters.mlflow import tracker as mlflow_tracker
-    from components.platform import runtime, sources, stores, trainings, work
+    from components.platform import launchers, runtime, sources, stores, trainings, work
     from infoxlm_core.config import PretrainingConfig
 
     with runtime.ending_clearly(store, "pretrain", trial):
@@ -59,7 +59,7 @@ def pretrain(
             num_workers=num_workers,
             mlflow_run=run,
         )
-        made = work.run(wanted, cluster, task_config)
+        made = launchers.run(wanted, cluster, task_config)
         mlflow_tracker.ship(made / "encoder" / "metrics.jsonl", run)
         stores.publish(encoder, made / "encoder")
         stores.publish(start, made / "start")

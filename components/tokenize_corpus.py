@@ -31,7 +31,7 @@ def tokenize_corpus(
         task_config: the step's cores and memory, which are those of a RayJob's workers too.
     """
     from components.adapters.mlflow import runs as mlflow_runs
-    from components.platform import runtime, sources, stores, work
+    from components.platform import launchers, runtime, sources, stores, work
     from infoxlm_core.config import TokenizationConfig
 
     with runtime.ending_clearly(store, "tokenize_corpus"):
@@ -44,7 +44,7 @@ def tokenize_corpus(
             given = (str(sources.fetch_model(checked.model, stores.local(store), only=tokenizers.MODEL)),)
         name = runtime.artifact_key("shards", checked, digest, *runtime.digest_inputs(given))
         wanted = work.Work("tokenize_corpus", store, "shards", name, config, num_workers, {"corpus": source})
-        made = work.run(wanted, cluster, task_config)
+        made = launchers.run(wanted, cluster, task_config)
         stores.publish(shards, made)
         counts = stores.log_facts(made, metrics)
         run = runtime.run_id(store)

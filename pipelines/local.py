@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 from components.adapters.mlflow import runs as mlflow_runs
 from components.adapters.storage import is_remote
-from components.platform import runtime, stores
+from components.platform import launchers, runtime, stores
 from components.platform.runtime import DRIVER
 from infoxlm_core import errors, manifests
 from infoxlm_core.run_file import RunConfig
@@ -26,7 +26,7 @@ from infoxlm_core.run_file import RunConfig
 logger = logging.getLogger(__name__)
 
 
-def run(dag: Any, arguments: Mapping[str, Any], store: str | Path, name: str) -> dict[str, str]:
+def run(dag: Any, arguments: Mapping[str, Any], store: str | Path, name: str, launcher: str = "") -> dict[str, str]:
     """Run a pipeline; an interrupted run of the same pipeline with the same arguments continues where it was.
 
     Args:
@@ -35,6 +35,7 @@ def run(dag: Any, arguments: Mapping[str, Any], store: str | Path, name: str) ->
         store: directory for artifacts, checkpoints, and MLflow's SQLite file if MLFLOW_TRACKING_URI names no server; or
             s3://bucket/prefix.
         name: of the run in MLflow.
+        launcher: of workers, see `launchers`; empty: as the environment says.
 
     Returns:
         where to look: `mlflow` (tracking URI), `run_id` and `page` of it, both empty if MLflow does not answer.
@@ -43,6 +44,8 @@ def run(dag: Any, arguments: Mapping[str, Any], store: str | Path, name: str) ->
     Raises:
         InfoXLMError: what the failed stage said, with its exit code.
     """
+    os.environ |= {launchers.VARIABLE: launcher} if launcher else {}
+    launchers.local_launcher()
     here = stores.local(str(store).rstrip("/")).resolve()
     here.mkdir(parents=True, exist_ok=True)
     store = str(store).rstrip("/") if is_remote(store) else str(here)

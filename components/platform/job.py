@@ -14,7 +14,8 @@ import threading
 import time
 
 from components.adapters import storage
-from components.platform import lease, runtime, stores, work
+from components.platform import launchers, lease, runtime, stores
+from components.platform.work import Work
 from infoxlm_core.errors import InfoXLMError, InputError, Preempted
 
 logger = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ def main(place: str) -> None:
         os.environ["RUN_ID"] = wanted.pipeline_run
         storage.open(store).delete(runtime.outcome_name(job))  # of an earlier attempt
         threading.Thread(target=_end_when_nobody_follows, args=(wanted,), name="follower-watch", daemon=True).start()
-        work.run_locally(wanted)
+        launchers.run_locally(wanted)
 
 
 def leave(place: str, seconds: float) -> None:
@@ -47,13 +48,13 @@ def leave(place: str, seconds: float) -> None:
             time.sleep(1)
 
 
-def _end_when_nobody_follows(wanted: work.Work) -> None:
+def _end_when_nobody_follows(wanted: Work) -> None:
     """Save and end this process when the step has given no sign for long: it was killed, and so were its retries."""
     seen, since = b"", time.monotonic()
     while time.monotonic() - since < UNFOLLOWED:
         time.sleep(min(_LOOK, UNFOLLOWED / 10))
         try:
-            found = stores.read(wanted.store, work.heartbeat_path(wanted.job)) or b""
+            found = stores.read(wanted.store, launchers.heartbeat_path(wanted.job)) or b""
         except InfoXLMError:  # S3 is in trouble: that says nothing of the step
             since = time.monotonic()
             continue
@@ -67,11 +68,11 @@ def _end_when_nobody_follows(wanted: work.Work) -> None:
         os._exit(Preempted.exit_code)
 
 
-def _read(place: str) -> work.Work:
+def _read(place: str) -> Work:
     found = storage.open(place).get()
     if found is None:
         raise InputError(f"{place}: there is no such work: submit the pipeline again")
-    return work.Work(**json.loads(found[0]))
+    return Work(**json.loads(found[0]))
 
 
 if __name__ == "__main__":

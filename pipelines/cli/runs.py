@@ -11,6 +11,11 @@ from infoxlm_core import manifests, run_file
 from infoxlm_core.results.suite_config import SuiteConfig
 from pipelines.cli.app import Store, app, config_file, ending_clearly
 
+Launcher = Annotated[
+    str,
+    typer.Option(envvar="INFOXLM_LAUNCHER", help="ray or torchrun: what starts workers, if num_workers asks for some."),
+]
+
 
 @app.command()
 def run(
@@ -23,6 +28,7 @@ def run(
         list[str] | None,
         typer.Option("--set", help="Override a value: pretraining.optimization.steps=100. Repeatable."),
     ] = None,
+    launcher: Launcher = "ray",
 ) -> None:
     """Run the whole pipeline on this machine: prepare, tokenize, pre-train, fine-tune, evaluate, register.
 
@@ -35,7 +41,7 @@ def run(
         from pipelines import local
         from pipelines.infoxlm import infoxlm
 
-        done = local.run(infoxlm, local.sections(checked, infoxlm), store, config.stem)
+        done = local.run(infoxlm, local.sections(checked, infoxlm), store, config.stem, launcher)
         report = local.artifact(store, "evaluate", "scores")
         if not report:
             raise RuntimeError("the pipeline is done and has no scores")
@@ -68,9 +74,10 @@ def ablate(
     seeds: Annotated[str, typer.Option(help="Seeds of every variant, separated by commas.")] = "1,2,3",
     store: Store = "runs",
     num_workers: Annotated[
-        int, typer.Option(help="Ray workers of each trial; two trials run at a time. 0: in the step itself.")
+        int, typer.Option(help="Workers of each trial; two trials run at a time. 0: in the step itself.")
     ] = 0,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Override a value, as in `run`. Repeatable.")] = None,
+    launcher: Launcher = "ray",
 ) -> None:
     """Train variants of a run with several seeds each; end in one table with error bars.
 
@@ -86,7 +93,7 @@ def ablate(
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // AT_A_TIME)))
         arguments = local.sections(checked, ablations) | {"trials": planned}
         try:
-            done = local.run(ablations, arguments, store, f"{config.stem}-ablations")
+            done = local.run(ablations, arguments, store, f"{config.stem}-ablations", launcher)
         finally:  # what has finished is shown, also when a trial failed
             if found := local.artifact(store, "compare", "comparison"):
                 typer.echo((found / "comparison.md").read_text(encoding="utf-8"))
@@ -128,11 +135,12 @@ def suite(
     only: Annotated[str, typer.Option(help="Tasks, separated by commas; default: all of the file.")] = "",
     store: Store = "runs",
     num_workers: Annotated[
-        int, typer.Option(help="Ray workers of each fine-tuning; two points run at a time. 0: in the step itself.")
+        int, typer.Option(help="Workers of each fine-tuning; two points run at a time. 0: in the step itself.")
     ] = 0,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Override a value: tasks.xnli.seeds=[1,2]. Repeatable.")
     ] = None,
+    launcher: Launcher = "ray",
 ) -> None:
     """Fine-tune and measure encoders on tasks; end in one page beside the published numbers.
 
@@ -150,7 +158,8 @@ def suite(
         typer.echo(f"{len(plan(checked))} points: {', '.join(checked.models)} on {', '.join(checked.tasks)}")
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // AT_A_TIME)))
         try:
-            done = local.run(dag, {"suite": checked.listed(), "num_workers": num_workers}, store, config.stem)
+            arguments = {"suite": checked.listed(), "num_workers": num_workers}
+            done = local.run(dag, arguments, store, config.stem, launcher)
         finally:  # what has finished is shown, also when a point failed
             if found := local.artifact(store, "summarise", "comparison"):
                 typer.echo((found / "suite.md").read_text(encoding="utf-8"))

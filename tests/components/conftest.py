@@ -1,11 +1,15 @@
 """A real MLflow server for the tests of the adapters, and a real encoder small enough for them."""
 
+import contextlib
 import multiprocessing
 import os
 import shutil
+import signal
 import string
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -103,6 +107,26 @@ def tiny_encoders(tmp_path_factory) -> dict[str, Path]:
         tokenizer.save_pretrained(directory)
         encoders[name] = directory
     return encoders
+
+
+def kill_first_worker(run: Path) -> list[str]:
+    """Kill the first worker of a training once it has saved at step 10; the list then holds its process id."""
+    killed: list[str] = []
+
+    def kill() -> None:
+        while not (run / "step=0000000010/manifest.json").exists():
+            time.sleep(0.01)
+        for process in Path("/proc").iterdir():
+            if not process.name.isdigit() or int(process.name) == os.getpid() or killed:
+                continue
+            with contextlib.suppress(OSError):
+                # whoever holds the lock of this very run is its first worker
+                if any(file.readlink() == run / "lock" for file in (process / "fd").iterdir()):
+                    os.kill(int(process.name), signal.SIGKILL)
+                    killed.append(process.name)
+
+    threading.Thread(target=kill, daemon=True).start()
+    return killed
 
 
 def upload(bucket, directory: Path, prefix: str) -> None:

@@ -9,10 +9,9 @@ from kfp import dsl
 
 from components.adapters.mlflow import runs as mlflow_runs
 from components.adapters.mlflow import trials as mlflow_trials
-from components.adapters.ray import train as ray_train
 from components.measure import measure
 from components.plan_suite import plan_suite
-from components.platform import runtime, stores
+from components.platform import launchers, runtime, stores
 from components.summarise import summarise
 from infoxlm_core import run_file
 from infoxlm_core.results.suite_config import SuiteConfig
@@ -115,8 +114,7 @@ def test_what_only_concerns_testing_retrains_nothing(planned, store, tmp_path, c
 
 
 def test_with_dropout_in_the_encoder_other_workers_are_another_training(planned, store, tmp_path, monkeypatch):
-    train = ray_train.run
-    monkeypatch.setattr(ray_train, "run", lambda stage, workers, **more: train(stage, 0, **more))
+    monkeypatch.setitem(launchers.LAUNCHERS, "ray", launchers.here)
     item, made = planned["toy riddles seed 1"], {}
     for dropout in (0.0, 0.1):
         for workers in (0, 2):

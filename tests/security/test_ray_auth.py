@@ -28,7 +28,7 @@ RAY_START = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--b
 
 OURS = """
 import sys
-from components.adapters import ray_train
+from components.adapters.ray import train as ray_train
 ray_train.start(1)
 import ray
 print(ray.init(ignore_reinit_error=True).dashboard_url, ray.get_runtime_context().gcs_address, flush=True)

@@ -1,4 +1,4 @@
-"""Run a training stage of the core on N Ray workers, or right here when N is 0.
+"""Run a training stage of the core on N Ray workers.
 
 Checkpoints, curves and results are files of the core's; Ray starts workers, joins them in a process group and starts
 them again when one dies. A worker ends in three ways: with figures, with an error of ours that all workers share
@@ -10,16 +10,14 @@ import logging
 import os
 import secrets
 import shutil
-import signal
 import tempfile
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from components.settings import environment
-from infoxlm_core import errors
-from infoxlm_core.errors import InfoXLMError, WorkerLost
+from infoxlm_core.errors import WorkerLost
+from infoxlm_core.training import workers
 
 logger = logging.getLogger(__name__)
 
@@ -28,23 +26,12 @@ _SECONDS_TO_COLLECT = 300  # gradients; for what the first worker does alone the
 
 
 def run(train: Callable[..., dict[str, Any]], num_workers: int, run: Path, **arguments: Any) -> dict[str, Any]:
-    """Call `train(run=run, **arguments)` on every worker; return what it returned.
-
-    SIGTERM or Ctrl-C asks the training to save and stop.
+    """Call `train(run=run, **arguments)` on every worker; return what the first one returned.
 
     Raises:
         WorkerLost: a worker died more often than Ray was told to start it again.
         and what `train` raises.
     """
-    run.mkdir(parents=True, exist_ok=True)
-    (run / "stop").unlink(missing_ok=True)  # a request to a process that is gone; one that comes from now on counts
-    with _stopping_on_signals(run):
-        if not num_workers:
-            return train(run=run, **arguments)
-        return _on_ray(train, num_workers, {"run": run, **arguments})
-
-
-def _on_ray(train: Callable[..., dict[str, Any]], num_workers: int, arguments: dict[str, Any]) -> dict[str, Any]:
     os.environ.update({**environment.RAY, **os.environ})
     import ray
     from ray.train import FailureConfig, RunConfig, ScalingConfig
@@ -60,14 +47,14 @@ def _on_ray(train: Callable[..., dict[str, Any]], num_workers: int, arguments: d
         gpu = found >= num_workers or bool(
             found and os.environ.get("RAY_ADDRESS")
         )  # of a pod that is lost: wait for it
-        with _stopping_on_signals(arguments["run"]):  # once more: ray.init has put its own handler
+        with workers.stopping_on_signals(run):  # once more: ray.init has put its own handler
             trainer = TorchTrainer(
                 _work,
-                train_loop_config={"train": train, "arguments": arguments},
+                train_loop_config={"train": train, "arguments": {"run": run, **arguments}},
                 scaling_config=ScalingConfig(num_workers=num_workers, use_gpu=gpu),
                 torch_config=TorchConfig(backend="nccl" if gpu else "gloo", timeout_s=_SECONDS_TO_COLLECT),
                 run_config=RunConfig(
-                    name=arguments["run"].name,
+                    name=run.name,
                     storage_path=str(scratch),
                     failure_config=FailureConfig(max_failures=3, controller_failure_limit=5),
                 ),
@@ -75,15 +62,12 @@ def _on_ray(train: Callable[..., dict[str, Any]], num_workers: int, arguments: d
             result = trainer.fit()
     except (TrainingFailedError, ray.exceptions.RayError) as error:
         reason = " ".join(str(error).split())[-300:]
-        raise WorkerLost(f"{arguments['run']}: {type(error).__name__}: {reason}: run again to go on") from error
+        raise WorkerLost(f"{run}: {type(error).__name__}: {reason}: run again to go on") from error
     finally:
         if mine:
             ray.shutdown()
         shutil.rmtree(scratch, ignore_errors=True)
-    outcome = result.return_value  # of the first worker
-    if "error" in outcome:
-        raise errors.named(outcome["error"], outcome["message"])
-    return outcome["figures"]
+    return workers.figures(result.return_value)
 
 
 def _keep_token_private() -> None:
@@ -128,7 +112,7 @@ def start(num_workers: int) -> None:
 
 
 def _work(settings: dict[str, Any]) -> dict[str, Any]:
-    """The body of one Ray worker: {"figures": …}, or {"error": class, "message": …}."""
+    """The body of one Ray worker."""
     import torch
     from ray import train as ray_train
     from ray.train.torch import get_device
@@ -139,25 +123,4 @@ def _work(settings: dict[str, Any]) -> dict[str, Any]:
         torch.cuda.set_device(get_device())
     else:
         torch.set_num_threads(1)  # one core a worker
-    try:
-        return {"figures": settings["train"](**settings["arguments"])}
-    except InfoXLMError as error:  # the core raises it on all workers alike
-        return {"error": type(error).__name__, "message": str(error)}
-
-
-@contextlib.contextmanager
-def _stopping_on_signals(run: Path) -> Iterator[None]:
-    """Let SIGTERM and Ctrl-C leave a note that the training finds at its next step: it saves, stops and says so."""
-
-    def leave_note(*_: object) -> None:
-        (run / "stop").touch()
-
-    if threading.current_thread() is not threading.main_thread():  # whoever runs us handles signals
-        yield
-        return
-    before = {number: signal.signal(number, leave_note) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return workers.attempt(settings["train"], settings["arguments"])

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from components.adapters.kuberay import job as ray_job
-from components.platform import job, lease, stores, transfer
+from components.platform import job, launchers, lease, stores, transfer
 from components.platform import work as works
 from components.platform.remote_run import RemoteRun
 from components.platform.work import Work
@@ -53,7 +53,7 @@ def undisturbed(tiny_shards, tmp_path_factory) -> list:
     """The curve of the same training on one machine, in a directory."""
     config = tiny_config(optimization={"steps": STEPS}, checkpoints={"every": 4})
     store = tmp_path_factory.mktemp("store")
-    done = works.run(
+    done = launchers.run(
         Work("pretrain", str(store), "pretrained", "abc", config.model_dump(mode="json"), 0,
              {"shards_path": str(tiny_shards)}, "pretrained-abc")
     )  # fmt: skip
@@ -82,7 +82,7 @@ def preempted(work: Work, monkeypatch, after: int = 12) -> None:
     with monkeypatch.context() as patch:
         stop_soon(patch, after)
         with pytest.raises(Preempted, match="asked to stop after step"):
-            works.run(work)
+            launchers.run(work)
 
 
 def test_a_run_stopped_on_one_machine_ends_on_another_as_if_nothing_had_happened(
@@ -92,7 +92,7 @@ def test_a_run_stopped_on_one_machine_ends_on_another_as_if_nothing_had_happened
     monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "second machine"))
     caplog.set_level("INFO")
 
-    made = works.run(replace(work, job="j-second"))
+    made = launchers.run(replace(work, job="j-second"))
 
     assert "resuming after step 13" in caplog.text and str(tmp_path / "second machine") in str(made)
     assert curve(made) == undisturbed and len(undisturbed) == STEPS
@@ -124,14 +124,14 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_and_when_all_are_damag
             damage(name)
     monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "third machine"))
     with pytest.raises(NoValidCheckpoint, match="no checkpoint is valid"):
-        works.run(work)
+        launchers.run(work)
 
 
 def test_saves_that_do_not_arrive_are_borne_twice_and_then_end_the_run(bucket, faults, work, caplog):
     faults.inject("PUT", "runs/pretrained-abc/step=", "503")
 
     with pytest.raises(StorageUnavailable):
-        works.run(work)
+        launchers.run(work)
 
     assert [f"did not arrive ({n} of 3)" in caplog.text for n in (1, 2, 3)] == [True] * 3
     assert "saved checkpoint" not in caplog.text
@@ -144,7 +144,7 @@ def test_a_checkpoint_that_nothing_follows_must_arrive(bucket, faults, work, mon
     faults.inject("PUT", "step=0000000005", "503")  # the save that the request asks for
 
     with pytest.raises(StorageUnavailable):
-        works.run(work)
+        launchers.run(work)
 
 
 def test_a_pod_that_must_go_lets_the_training_save_first(bucket, work, monkeypatch):
@@ -156,7 +156,7 @@ def test_a_pod_that_must_go_lets_the_training_save_first(bucket, work, monkeypat
     place = f"{URL}/work/j-pretrain-1.json"
     job.leave(place, 60)  # nobody trains: nothing to wait for
     with ThreadPoolExecutor(1) as pool:
-        training = pool.submit(works.run, named)
+        training = pool.submit(launchers.run, named)
         while not RemoteRun(f"{URL}/runs/pretrained-abc", "").names():
             assert not training.done(), training.result()
             time.sleep(0.1)
@@ -174,7 +174,7 @@ def test_a_job_that_nobody_follows_saves_and_ends_itself(bucket, work, tmp_path)
         work, job="j-pretrain-2", config=tiny_config(optimization={"steps": 100_000}).model_dump(mode="json")
     )
     stores.write(URL, "work/j-pretrain-2.json", json.dumps(asdict(named)))
-    stores.write(URL, works.heartbeat_path("j-pretrain-2"), "the step 1")
+    stores.write(URL, launchers.heartbeat_path("j-pretrain-2"), "the step 1")
     script = "import sys; from components.platform import job, lease; "
     script += "lease._LOOK = 0.2; job.UNFOLLOWED = 5.0; job.main(sys.argv[1])"
 
@@ -186,19 +186,19 @@ def test_a_job_that_nobody_follows_saves_and_ends_itself(bucket, work, tmp_path)
 
 
 def test_while_a_step_follows_its_job_the_job_sees_a_sign_each_time(bucket, monkeypatch):
-    monkeypatch.setattr(works, "_HEARTBEAT_SECONDS", 0.05)
+    monkeypatch.setattr(launchers, "_HEARTBEAT_SECONDS", 0.05)
     seen = set()
-    with works._heartbeat(URL, "j-1"):
+    with launchers._heartbeat(URL, "j-1"):
         deadline = time.monotonic() + 20
         while len(seen) < 4 and time.monotonic() < deadline:
-            seen.add(stores.read(URL, works.heartbeat_path("j-1")))
+            seen.add(stores.read(URL, launchers.heartbeat_path("j-1")))
 
     assert len(seen) >= 4
 
 
 def test_a_training_on_a_cluster_needs_a_store_that_its_machines_share(work, tmp_path):
     with pytest.raises(ConfigError, match="give s3://bucket/prefix"):
-        works.run(replace(work, store=str(tmp_path)), CLUSTER)
+        launchers.run(replace(work, store=str(tmp_path)), CLUSTER)
 
 
 CLUSTER = {"image": f"registry.example/infoxlm@sha256:{'1' * 64}"}
@@ -220,7 +220,7 @@ def test_a_step_hands_its_work_to_a_job_and_finds_the_result_in_the_store(
     monkeypatch.setattr(ray_job, "run", run)
     monkeypatch.setenv("RUN_ID", "run-7")
 
-    made = works.run(replace(work, num_workers=1), CLUSTER)
+    made = launchers.run(replace(work, num_workers=1), CLUSTER)
 
     assert seen["code"] == 0 and seen["outcome"] is None, seen["said"]
     assert seen["name"].startswith("j-pretrain-") and stores.read(URL, f"work/{seen['name']}.json")
@@ -228,7 +228,7 @@ def test_a_step_hands_its_work_to_a_job_and_finds_the_result_in_the_store(
 
 
 def test_a_job_that_fails_leaves_its_reason_for_the_step_that_waits(bucket, work, monkeypatch):
-    def fail(work: Work) -> None:
+    def fail(work: Work, *_) -> None:
         raise BadNumbersLimit(f"{work.name}: 3 steps in a row")
 
     def run(name, place, cluster, num_workers, task, ask_to_stop, ended):
@@ -237,12 +237,12 @@ def test_a_job_that_fails_leaves_its_reason_for_the_step_that_waits(bucket, work
         ask_to_stop()
         raise InputError(f"{ended_with.value.code} {ended()}")
 
-    monkeypatch.setattr(works, "here", fail)
+    monkeypatch.setitem(launchers.LAUNCHERS, "ray", fail)
     monkeypatch.setattr(ray_job, "run", run)
     monkeypatch.setenv("RUN_ID", "run-7")
 
     with pytest.raises(InputError, match=r"5 .*'class': 'BadNumbersLimit', 'message': 'abc: 3 steps in a row'"):
-        works.run(replace(work, num_workers=2), CLUSTER)
+        launchers.run(replace(work, num_workers=2), CLUSTER)
 
     assert stores.read(URL, "runs/pretrained-abc/stop").startswith(b"j-pretrain-")
 
@@ -256,26 +256,27 @@ def test_while_another_pipeline_run_trains_the_same_no_gpu_is_asked_for(bucket, 
         lease.Lease(f"{URL}/runs/pretrained-abc/lease.json", "another's job"),
         pytest.raises(LeaseHeld, match="another"),
     ):
-        works.run(replace(work, num_workers=2), CLUSTER)
+        launchers.run(replace(work, num_workers=2), CLUSTER)
 
 
 @pytest.mark.parametrize(("num_workers", "where"), [(0, "here"), (2, "in a job")])
 def test_text_is_prepared_in_the_step_or_when_asked_to_in_a_job_of_its_own(bucket, monkeypatch, num_workers, where):
     done = []
 
-    def prepare(work: Work, output: Path) -> dict:
+    def prepare(work: Work, spread: object, output: Path) -> dict:
         done.append("here")
         (output / "report.json").write_text("{}")
         return {}
 
     def run(name, place, *_, **__):
         done.append("in a job")
-        monkeypatch.setitem(works._LED, "prepare_corpus", lambda work, output: {})
+        monkeypatch.setitem(works.LED, "prepare_corpus", lambda work, spread, output: {})
         job.main(place)
 
-    monkeypatch.setitem(works._LED, "prepare_corpus", prepare)
+    monkeypatch.setitem(works.LED, "prepare_corpus", prepare)
+    monkeypatch.setitem(launchers.LAUNCHERS, "ray", launchers.here)
     monkeypatch.setattr(ray_job, "run", run)
 
-    made = works.run(Work("prepare_corpus", URL, "corpus", "abc", {}, num_workers, {}), CLUSTER)
+    made = launchers.run(Work("prepare_corpus", URL, "corpus", "abc", {}, num_workers, {}), CLUSTER)
 
     assert done == [where] and transfer.manifest(f"{URL}/corpus/abc")["kind"] == "corpus" and made.is_dir()

@@ -494,8 +494,9 @@ def test_a_step_that_is_killed_by_sigterm_ends_with_code_75_and_leaves_no_job(ku
         f"""
         import logging, sys
         from kfp import dsl
-        from components.adapters import kubernetes_api, ray_job
-        from components.cluster import ClusterConfig
+        from components.adapters.kuberay import api as kubernetes_api
+        from components.adapters.kuberay import job as ray_job
+        from components.settings.cluster import ClusterConfig
         from infoxlm_core.errors import InfoXLMError
         from tests.servers import kubernetes_api as kubernetes_server
         logging.basicConfig(level=logging.INFO, stream=sys.stdout, force=True)

@@ -1,0 +1,84 @@
+"""Run a training stage of the core on N processes of this machine, as `torchrun` does: Ray is not needed.
+
+torch's elastic agent joins them in a process group. When one dies it starts all of them again, and they go on from the
+newest checkpoint.
+"""
+
+import logging
+import os
+import signal
+import tempfile
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from infoxlm_core.errors import WorkerLost
+from infoxlm_core.training import workers
+
+MAX_RESTARTS = 3
+_TIMEOUT = timedelta(seconds=300)  # of gradients; others wait longer for what the first worker does alone
+
+
+def run(train: Callable[..., dict[str, Any]], num_workers: int, run: Path, **arguments: Any) -> dict[str, Any]:
+    """Call `train(run=run, **arguments)` on every worker; return what the first one returned.
+
+    Raises:
+        WorkerLost: workers died more often than `MAX_RESTARTS`.
+        and what `train` raises.
+    """
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.WARNING)
+    with tempfile.TemporaryDirectory(prefix="infoxlm-torchrun-") as scratch:  # the agent's own bookkeeping
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=num_workers,
+            run_id=run.name,
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            local_addr="127.0.0.1",
+            max_restarts=MAX_RESTARTS,
+            signals_to_handle="SIGHUP,SIGQUIT",  # the agent would end at once; on others the training saves first
+            logs_specs=DefaultLogsSpecs(log_dir=scratch),
+        )
+        try:
+            outcomes = elastic_launch(config, _work)(train, {"run": run, **arguments})
+        except ChildFailedError as error:
+            rank, failure = error.get_first_failure()
+            reason = f"worker {rank} ended with exit code {failure.exitcode}"
+            raise WorkerLost(f"{run}: {reason}, and so after {MAX_RESTARTS} restarts: run again to go on") from error
+    return workers.figures(outcomes[0])
+
+
+def _work(train: Callable[..., dict[str, Any]], arguments: dict[str, Any]) -> dict[str, Any]:
+    """The body of one worker, in a process of its own."""
+    import torch
+    import torch.distributed as dist
+
+    agent = os.getppid()
+
+    def end_with_agent(*_: object) -> None:  # Ctrl-C reaches us too: the agent's process asks for the stop
+        if os.getppid() != agent:
+            os._exit(1)
+
+    signal.signal(signal.SIGINT, end_with_agent)
+    level = logging.INFO if os.environ["RANK"] == "0" else logging.WARNING
+    logging.basicConfig(level=level, format="%(message)s", force=True)
+    gpu = torch.cuda.is_available()
+    if gpu:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    else:
+        torch.set_num_threads(1)  # one core a worker
+    attempt, rank, size = (int(os.environ[name]) for name in ("TORCHELASTIC_RESTART_COUNT", "RANK", "WORLD_SIZE"))
+    agents_store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    store = dist.PrefixStore(f"attempt {attempt}", agents_store)  # else it holds addresses of workers that are gone
+    backend = "nccl" if gpu else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_TIMEOUT)
+    try:
+        return workers.attempt(train, arguments)
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,190 @@
+"""Launchers: who starts the processes that do a piece of work, follows them, and starts them again when one dies.
+
+    here        this process alone
+    ray         Ray workers, of this machine or of the cluster that RAY_ADDRESS names
+    torchrun    processes of this machine, by torch alone
+    kuberay     a RayJob: the step writes STORE/work/JOB.json and follows the job, whose head does the rest (`job`)
+
+The step's parameters choose: `cluster` a job, `num_workers` 0 this process; else INFOXLM_LAUNCHER says ray or torchrun.
+A new launcher is an adapter, and here a function and a line in the table.
+"""
+
+import contextlib
+import functools
+import json
+import os
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from components.adapters import storage
+from components.platform import lease, runtime, stores
+from components.platform import work as works
+from components.platform.work import Work
+from infoxlm_core.errors import ConfigError, InfoXLMError
+from infoxlm_core.training import workers
+
+if TYPE_CHECKING:
+    from infoxlm_core.corpora.parallel import Spread
+
+VARIABLE = "INFOXLM_LAUNCHER"
+"""Environment variable: which launcher starts the workers of this machine."""
+_HEARTBEAT_SECONDS = 60.0
+
+
+class Launcher(Protocol):
+    """Has work done, and returns when the artifact is in the store.
+
+    It starts what does the work, or adopts what an earlier attempt of the step has left running, follows it to its end
+    and starts it again when a worker dies. SIGTERM and Ctrl-C let a training save and stop.
+    """
+
+    def __call__(self, work: Work, cluster: dict[str, Any], task: Any, /) -> None:
+        """Do it.
+
+        Args:
+            work: what is to be made.
+            cluster: a `ClusterConfig` as a mapping, for a launcher that has one.
+            task: `dsl.TaskConfig` of the step: resources, node selector, tolerations.
+
+        Raises:
+            TryAgain: of some kind; the same again goes on from the last checkpoint.
+            and what the core's stage raises.
+        """
+
+
+def run(work: Work, cluster: dict[str, Any] | None = None, task: Any = None) -> Path:
+    """Return the artifact on this machine, made if nobody has made it before; arguments and errors as of `Launcher`."""
+    if found := stores.lookup(work.store, work.kind, work.name):
+        return found
+    if cluster and (work.num_workers or work.stage in works.TOGETHER):
+        LAUNCHERS["kuberay"](work, cluster, task)
+    else:
+        run_locally(work)
+    found = stores.lookup(work.store, work.kind, work.name)
+    if not found:
+        raise RuntimeError(f"{work.kind}/{work.name} was made and is not there")
+    return found
+
+
+def run_locally(work: Work) -> None:
+    """Do it with processes of this machine, or of the cluster whose driver this process is."""
+    launch = local_launcher() if work.num_workers else LAUNCHERS["here"]
+    launch(work, {}, None)
+
+
+def local_launcher() -> Launcher:
+    """The one that INFOXLM_LAUNCHER names.
+
+    Raises:
+        ConfigError: there is none of that name that starts workers on this machine.
+    """
+    name = os.environ.get(VARIABLE) or LOCAL[0]
+    if name not in LOCAL:
+        raise ConfigError(f"{VARIABLE}: {name!r} starts no workers on this machine: set it to {' or '.join(LOCAL)}")
+    return LAUNCHERS[name]
+
+
+def here(work: Work, *_: Any) -> None:
+    """In this process."""
+
+    def train(body: Callable[..., dict[str, Any]], num_workers: int, **arguments: Any) -> None:  # noqa: ARG001
+        body(**arguments)
+
+    _lead(work, train, contextlib.nullcontext())
+
+
+def ray(work: Work, *_: Any) -> None:
+    """On Ray workers: Ray Train for what is trained, Ray Data for text."""
+    from components.adapters.ray import data, train
+
+    _lead(work, train.run, data.workers(work.num_workers))
+
+
+def torchrun(work: Work, *_: Any) -> None:
+    """On processes of this machine: torch's elastic agent for what is trained, a pool for text."""
+    from components.adapters.torchrun import train
+    from infoxlm_core.corpora import parallel
+
+    _lead(work, train.run, contextlib.nullcontext(parallel.over_processes(work.num_workers)))
+
+
+def kuberay(work: Work, cluster: dict[str, Any], task: Any) -> None:
+    """By a RayJob: its head is the driver of Ray workers (`job`), and this step follows it."""
+    from components.adapters.kuberay import job as ray_job
+    from components.settings.cluster import ClusterConfig
+
+    checked = ClusterConfig.parse(cluster, "cluster")
+    if not storage.is_remote(work.store):
+        raise ConfigError(f"store: workers of a cluster share no directory {work.store}: give s3://bucket/prefix")
+    if not work.num_workers:
+        raise ConfigError("num_workers: a cluster trains on Ray workers, one a GPU: set it to 1 or more")
+    run = runtime.pipeline_run()
+    job = ray_job.job_name(work.stage, run, f"{work.kind}/{work.name}")
+    place = f"work/{job}.json"
+    described = asdict(work) | {"pipeline_run": run, "job": job}
+    stores.write(work.store, place, json.dumps(described, indent=1, sort_keys=True))
+    outcome = runtime.outcome_name(job)
+    if work.run:
+        lease.check(f"{work.store}/runs/{work.run}/lease.json", job)  # another pipeline run may train the same
+    with _heartbeat(work.store, job):
+        ray_job.run(
+            job,
+            f"{work.store}/{place}",
+            checked,
+            work.num_workers,
+            task,
+            ask_to_stop=lambda: stores.write(work.store, f"runs/{work.run}/stop", job) if work.run else None,
+            ended=lambda: json.loads(stores.read(work.store, outcome) or b"null"),
+        )
+
+
+LAUNCHERS: dict[str, Launcher] = {"here": here, "ray": ray, "torchrun": torchrun, "kuberay": kuberay}
+LOCAL = ("ray", "torchrun")
+"""Those that start workers on this machine."""
+
+
+def _lead(
+    work: Work,
+    train: Callable[..., Any],
+    spread: "AbstractContextManager[Spread | None]",
+) -> None:
+    """Do work whose workers this process starts: by `train` if they train together, else with `spread`."""
+    if work.stage in works.TOGETHER:
+        folder = stores.local(work.store) / "runs" / work.run
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "stop").unlink(missing_ok=True)  # a request to a process that is gone; one from now on counts
+        with workers.stopping_on_signals(folder):
+            train(works.train, work.num_workers, run=folder, work=work)
+        return
+    with spread as over_chunks:
+        build = functools.partial(works.LED[work.stage], work, over_chunks)
+        stores.get_or_build(work.store, work.kind, work.name, build)
+
+
+def heartbeat_path(job: str) -> str:
+    """Where in the store a step shows that it follows its job."""
+    return f"work/{job}.followed"
+
+
+@contextlib.contextmanager
+def _heartbeat(store: str, job: str) -> Iterator[None]:
+    """Show once a minute that this step follows its job, which ends itself when nobody does (`job`)."""
+    over, me = threading.Event(), uuid.uuid4().hex
+
+    def give() -> None:
+        number = 0
+        while not over.wait(_HEARTBEAT_SECONDS if number else 0):
+            number += 1
+            with contextlib.suppress(InfoXLMError):
+                stores.write(store, heartbeat_path(job), f"{me} {number}")
+
+    threading.Thread(target=give, name="heartbeat", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()

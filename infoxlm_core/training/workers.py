@@ -1,0 +1,47 @@
+"""What every way to start the workers of a training has in common: how it is asked to stop, how an error comes back."""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from infoxlm_core import errors
+from infoxlm_core.errors import InfoXLMError
+
+
+def attempt(train: Callable[..., dict[str, Any]], arguments: dict[str, Any]) -> dict[str, Any]:
+    """Train, in a worker: {"figures": …}, or {"error": class, "message": …} of an error that all workers share.
+
+    Such an error is a result, since starting the workers again would not help.
+    """
+    try:
+        return {"figures": train(**arguments)}
+    except InfoXLMError as error:
+        return {"error": type(error).__name__, "message": str(error)}
+
+
+def figures(outcome: dict[str, Any]) -> dict[str, Any]:
+    """What a worker's `train` returned; raises what it raised."""
+    if "error" in outcome:
+        raise errors.named(outcome["error"], outcome["message"])
+    return outcome["figures"]
+
+
+@contextlib.contextmanager
+def stopping_on_signals(run: Path) -> Iterator[None]:
+    """Let SIGTERM and Ctrl-C leave a note that the training finds at its next step: it saves, stops and says so."""
+
+    def leave_note(*_: object) -> None:
+        (run / "stop").touch()
+
+    if threading.current_thread() is not threading.main_thread():  # whoever runs us handles signals
+        yield
+        return
+    before = {number: signal.signal(number, leave_note) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

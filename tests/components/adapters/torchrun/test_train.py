@@ -1,0 +1,86 @@
+"""Processes that torch starts train as Ray workers do: the same losses, restarts, errors and stops."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from components.adapters.ray import train as ray_train
+from components.adapters.torchrun import train as torchrun_train
+from infoxlm_core.errors import ConfigMismatch, Preempted, WorkerLost
+from infoxlm_core.stages.pretraining import pretrain
+from infoxlm_core.training import tracker, workers
+from tests.components.conftest import kill_first_worker
+from tests.conftest import tiny_config
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+LONGER = {"optimization": {"steps": 60}, "checkpoints": {"every": 5}}
+
+
+def train(launcher, shards: Path, base: Path, **changes) -> list[tuple[int, dict]]:
+    (base / "run").mkdir(parents=True, exist_ok=True)
+    config = tiny_config(**changes)
+    launcher.run(pretrain, 2, config=config, shards_path=shards, output=base / "out", run=base / "run")
+    return tracker.read(base / "run" / tracker.METRICS)
+
+
+def losses(points: list[tuple[int, dict]]) -> list[str]:
+    return [values[name].hex() for _, values in points for name in ("loss/mlm", "loss/tlm", "loss/xlco")]
+
+
+def test_two_workers_of_torchrun_give_the_losses_of_two_ray_workers_to_the_last_bit(ray_here, tiny_shards, tmp_path):
+    on_ray = train(ray_train, tiny_shards, tmp_path / "ray")
+    by_torch = train(torchrun_train, tiny_shards, tmp_path / "torchrun")
+
+    assert losses(by_torch) == losses(on_ray) and len(by_torch) == 6
+    assert (tmp_path / "torchrun/out/encoder/model.safetensors").exists()
+
+
+def test_a_killed_worker_is_replaced_and_the_run_ends_the_same(tiny_shards, tmp_path):
+    expected = train(torchrun_train, tiny_shards, tmp_path / "a", **LONGER)
+    killed = kill_first_worker(tmp_path / "b/run")
+
+    found = train(torchrun_train, tiny_shards, tmp_path / "b", **LONGER)
+
+    assert killed, "the fault never fired"
+    assert losses(found) == losses(expected)
+
+
+def test_an_error_of_ours_comes_back_as_itself_without_restarts(tiny_shards, tmp_path):
+    train(torchrun_train, tiny_shards, tmp_path)
+
+    with pytest.raises(ConfigMismatch, match="seed was 1, is 5"):
+        train(torchrun_train, tiny_shards, tmp_path, seed=5)
+
+
+def test_sigterm_lets_the_workers_save_and_the_next_run_goes_on(tiny_shards, tmp_path):
+    def stop() -> None:
+        while not (tmp_path / "run/step=0000000010/manifest.json").exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=stop, daemon=True).start()
+    (tmp_path / "run").mkdir()
+    with workers.stopping_on_signals(tmp_path / "run"), pytest.raises(Preempted):
+        train(torchrun_train, tiny_shards, tmp_path, **LONGER)
+    (tmp_path / "run/stop").unlink(missing_ok=True)
+
+    assert len(train(torchrun_train, tiny_shards, tmp_path, **LONGER)) == 60
+
+
+def die(run: Path) -> dict:
+    with (run / "attempts").open("a") as file:
+        file.write("x")
+    os._exit(3)
+
+
+def test_workers_that_die_each_time_end_the_run_with_one_clear_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(torchrun_train, "MAX_RESTARTS", 1)
+
+    with pytest.raises(WorkerLost, match=r"worker 0 ended with exit code 3, and so after 1 restarts: run again"):
+        torchrun_train.run(die, 1, run=tmp_path)
+
+    assert (tmp_path / "attempts").read_text() == "xx"

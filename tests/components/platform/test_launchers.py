@@ -1,0 +1,79 @@
+"""Which launcher starts the workers of a piece of work, and that one of them needs no Ray."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from components.platform import launchers
+from components.platform import work as works
+from components.platform.work import Work
+from infoxlm_core.errors import ConfigError
+from infoxlm_core.training import tracker
+from tests.conftest import tiny_config
+
+
+@pytest.fixture
+def work(tiny_shards, tmp_path) -> Work:
+    config = tiny_config().model_dump(mode="json")
+    places = {"shards_path": str(tiny_shards)}
+    return Work("pretrain", str(tmp_path / "store"), "pretrained", "abc", config, 2, places, "pretrained-abc")
+
+
+def a_launcher_that(seen: list, monkeypatch, name: str) -> None:
+    def launch(work: Work, cluster: dict, task: object) -> None:
+        seen.append(name)
+        launchers.here(work)
+
+    monkeypatch.setitem(launchers.LAUNCHERS, name, launch)
+
+
+@pytest.mark.parametrize(
+    ("workers", "cluster", "variable", "chosen"),
+    [(0, {}, "", "here"), (2, {}, "", "ray"), (2, {}, "torchrun", "torchrun"), (2, {"image": "i"}, "", "kuberay")],
+)
+def test_parameters_and_environment_choose_the_launcher(work, monkeypatch, workers, cluster, variable, chosen):
+    monkeypatch.setenv(launchers.VARIABLE, variable)
+    seen: list[str] = []
+    for name in launchers.LAUNCHERS:
+        a_launcher_that(seen, monkeypatch, name)
+
+    made = launchers.run(replace(work, num_workers=workers), cluster)
+
+    assert seen == [chosen] and (made / "encoder/model.safetensors").is_file()
+
+
+def test_an_unknown_launcher_is_one_clear_line_before_anything_starts(monkeypatch):
+    monkeypatch.setenv(launchers.VARIABLE, "slurm")
+
+    with pytest.raises(ConfigError, match=r"INFOXLM_LAUNCHER: 'slurm' .*: set it to ray or torchrun"):
+        launchers.local_launcher()
+
+
+@pytest.mark.slow
+def test_torchrun_makes_the_artifact_and_never_imports_ray(work, monkeypatch):
+    monkeypatch.setenv(launchers.VARIABLE, "torchrun")
+    monkeypatch.setitem(sys.modules, "ray", None)  # an import of it fails
+
+    made = launchers.run(work)
+
+    assert len(tracker.read(made / "encoder" / tracker.METRICS)) == 6
+
+
+def lengths(chunk: pa.Table) -> pa.Table:
+    return pa.table({"length": [len(text) for text in chunk["text"].to_pylist()]})
+
+
+def test_text_is_worked_on_by_processes_of_this_machine(work, monkeypatch):
+    def count(work: Work, spread, output: Path) -> dict:
+        chunks = [pa.table({"text": [word]}) for word in ("a", "bb", "ccc")]
+        return {"lengths": sum(table["length"][0].as_py() for table in spread(lengths, iter(chunks)))}
+
+    monkeypatch.setenv(launchers.VARIABLE, "torchrun")
+    monkeypatch.setitem(works.LED, "prepare_corpus", count)
+
+    made = launchers.run(replace(work, stage="prepare_corpus", kind="corpus", run=""))
+
+    assert '"lengths": 6' in (made / "manifest.json").read_text()

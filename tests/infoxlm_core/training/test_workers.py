@@ -1,0 +1,48 @@
+"""A signal lets a training save and stop, whenever it comes; an error that all workers share travels as a result."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from infoxlm_core.errors import InputError, Preempted
+from infoxlm_core.stages.pretraining import pretrain
+from infoxlm_core.training import tracker, workers
+from tests.conftest import tiny_config
+
+
+def test_sigterm_before_the_first_step_is_not_lost(tiny_shards, tmp_path):
+    places = {"shards_path": tiny_shards, "output": tmp_path / "out", "run": tmp_path / "run"}
+    (tmp_path / "run").mkdir()
+
+    with workers.stopping_on_signals(tmp_path / "run"), pytest.raises(Preempted, match="after step 1"):
+        os.kill(os.getpid(), signal.SIGTERM)  # while shards are read and the queue is filled
+        pretrain(config=tiny_config(), **places)
+    (tmp_path / "run/stop").unlink(missing_ok=True)
+    pretrain(config=tiny_config(), **places)
+
+    assert len(tracker.read(tmp_path / "run" / tracker.METRICS)) == 6
+
+
+def test_outside_the_training_signals_are_handled_as_before(tmp_path):
+    before = signal.getsignal(signal.SIGTERM)
+    with workers.stopping_on_signals(tmp_path):
+        during = signal.getsignal(signal.SIGTERM)
+
+    assert during != before and signal.getsignal(signal.SIGTERM) == before
+
+
+def test_an_error_of_ours_is_a_result_that_is_raised_where_it_arrives():
+    def refuse(run: Path) -> dict:
+        raise InputError(f"{run}: no shards")
+
+    outcome = workers.attempt(refuse, {"run": Path("here")})
+
+    assert outcome == {"error": "InputError", "message": "here: no shards"}
+    with pytest.raises(InputError, match="here: no shards"):
+        workers.figures(outcome)
+
+
+def test_figures_arrive_as_they_are():
+    assert workers.figures(workers.attempt(lambda: {"loss": 0.5}, {})) == {"loss": 0.5}
