@@ -20,7 +20,7 @@ from infoxlm_core.results.evaluation import Evaluation
 from infoxlm_core.results.summary import Comparison, Summary
 from infoxlm_core.results.tables import Table, percent, short, title_of
 from infoxlm_core.tasks import TASKS
-from infoxlm_core.tasks.task import Fact
+from infoxlm_core.tasks.task import Fact, Scores
 
 SHOWN = 12
 """Unfinished trials that are named on a page."""
@@ -175,15 +175,11 @@ def of_suite(summary: Summary, built: Mapping[str, list[Table]]) -> Page:
         row, task = found.models.get(summary.model), TASKS[found.kind]
         gap = row.transfer_gap[found.main].mean if row and row.transfer_gap else None
         below = [title_of(found.main) + (f", gap {percent(gap)}" if gap is not None else "")]
-        below += [
-            f"{peer} {percent(found.models[peer].mean[found.main].mean)} %" for peer in peers if peer in found.models
-        ]
-        tiles.append(Tile(name, f"{percent(row.mean[found.main].mean)} %" if row else "–", below))
-        trained = (
-            f" Trained on {', '.join(found.settings['train_languages'])}."
-            if "train_languages" in found.settings
-            else ""
-        )
+        means = {model: f"{percent(one.mean[found.main].mean)} %" for model, one in found.models.items()}
+        below += [f"{peer} {means[peer]}" for peer in peers if peer in means]
+        tiles.append(Tile(name, means.get(summary.model, "–"), below))
+        languages = ", ".join(found.settings.get("train_languages", ()))
+        trained = f" Trained on {languages}." if languages else ""
         grid = tables.of_grid(found, trials.describe)
         section = Section(
             name,
@@ -191,7 +187,7 @@ def of_suite(summary: Summary, built: Mapping[str, list[Table]]) -> Page:
             caution=found.warning,
             problems=[*found.notes, *([] if found.models else ["Nothing is finished."])],
             tables=built.get(name, ()),
-            figures={name: f"{name}: {'by layer' if 'by_layer' in (row.details if row else {}) else 'by language'}"},
+            figures={name: ""},
             facts=found.protocol,
             facts_title="How it was measured",
             folded={"What the grid was chosen by": grid} if grid else {},
@@ -202,9 +198,7 @@ def of_suite(summary: Summary, built: Mapping[str, list[Table]]) -> Page:
             "Score of the source language minus the mean of the others: what is lost on the way. Lower is better, but"
             " not alone: a model that is poor everywhere has none."
         )
-        sections.append(
-            Section("Transfer gap", text, tables=built["transfer"], figures={"transfer-gap": "By task and model."})
-        )
+        sections.append(Section("Transfer gap", text, tables=built["transfer"], figures={"transfer-gap": ""}))
     if "mixed" in built:
         text = (
             "Within: both texts in one language. Across: the mean of all cells in which one of them is in another,"
@@ -266,7 +260,7 @@ def of_comparison(comparison: Comparison) -> Page:
     return Page(
         title=f"{comparison.title} · comparison",
         heading=f"{comparison.title}: variants compared",
-        soft=[f"{name}: {row.what}" for name, row in comparison.variants.items() if row.what],
+        soft=(),
         lead=lead,
         sections=sections,
         unfinished=comparison.unfinished,
@@ -282,72 +276,58 @@ def figures_of_evaluation(evaluation: Evaluation) -> dict[str, Any]:
     """What is drawn of an evaluation, by name."""
     colours = figures.colour(evaluation.models)
     retrieval, perplexity, labelled = map(evaluation.of, ("retrieval", "perplexity", "classification"))
-    first = next(iter(retrieval.values()))
-    codes = list(first.languages)
 
     def by_layer() -> Any:
-        curves = [
-            (m, pooling, shares) for m, one in retrieval.items() for pooling, shares in one.details["by_layer"].items()
-        ]
+        depths = {model: one.details["by_layer"].items() for model, one in retrieval.items()}
+        curves = [(model, pooling, shares) for model, found in depths.items() for pooling, shares in found]
         return figures.draw_layers({"Retrieval by layer": curves}, colours)
 
-    def by_language() -> Any:
-        parts = {"All pairs": "mean", "Pairs that share no token": "no_overlap"}
-        panels = {title: figures.cells(retrieval, part, codes) for title, part in parts.items()}
-        return figures.draw_bars(panels, codes, colours, reference=("chance", first.details["chance"]))
+    def by_language(scores: Mapping[str, Scores], parts: Mapping[str, str], line: str, detail: str) -> Any:
+        first = next(iter(scores.values()))
+        codes = list(first.languages)
+        panels = {title: figures.cells(scores, metric, codes) for title, metric in parts.items()}
+        return figures.draw_bars(panels, codes, colours, reference=(line, first.details[detail]))
 
-    def classification() -> Any:
-        one = next(iter(labelled.values()))
-        panels = {"Classification accuracy by language": figures.cells(labelled, "accuracy", list(one.languages))}
-        guess = ("most frequent label", one.details["majority"])
-        return figures.draw_bars(panels, list(one.languages), colours, reference=guess)
-
-    drawn = {"retrieval_by_layer": by_layer, "retrieval_by_language": by_language}
+    pairs = {"All pairs": "mean", "Pairs that share no token": "no_overlap"}
+    accuracy = {"Classification accuracy by language": "accuracy"}
+    drawn = {
+        "retrieval_by_layer": by_layer,
+        "retrieval_by_language": lambda: by_language(retrieval, pairs, "chance", "chance"),
+        "training": lambda: figures.draw_training(evaluation.models[evaluation.model].curves),
+    }
     if perplexity:
-        drawn["perplexity"] = lambda: figures.draw_points(
-            "Perplexity (lower is better)", perplexity, "perplexity", colours
-        )
+        title = "Perplexity (lower is better)"
+        drawn["perplexity"] = lambda: figures.draw_points(title, perplexity, "perplexity", colours)
     if labelled:
-        drawn["classification"] = classification
-    return drawn | {"training": lambda: figures.draw_training(evaluation.models[evaluation.model].curves)}
+        drawn["classification"] = lambda: by_language(labelled, accuracy, "most frequent label", "majority")
+    return drawn
 
 
 def of_evaluation(evaluation: Evaluation, corpus: Mapping[str, Any] | None) -> Page:
     """One model and its floors, on held-out text."""
-    model, pivot = evaluation.model, evaluation.pivot
+    model, pivot, encoder = evaluation.model, evaluation.pivot, evaluation.models[evaluation.model].encoder
     retrieval, perplexity, labelled = map(evaluation.of, ("retrieval", "perplexity", "classification"))
-    found, encoder = retrieval[model], evaluation.models[model].encoder
-    best, contrast, chance = found.details["best"], found.details["contrast"], found.details["chance"]
-    floors = {name: one for name, one in retrieval.items() if name != model}
-    share, unshared = percent(found.mean["mean"]), percent(found.mean["no_overlap"])
+    found = retrieval[model]
+    best, contrast = found.details["best"], found.details["contrast"]
 
-    def of_floors(scores: Mapping[str, Any], metric: str, show: Any = lambda v: f"{percent(v)} %") -> list[str]:
-        return [f"{name} {show(one.mean[metric])}" for name, one in scores.items() if name != model]
+    def tile(title: str, scores: Mapping[str, Scores], metric: str, show: Any = lambda v: f"{percent(v)} %") -> Tile:
+        shown = {name: show(one.mean[metric]) for name, one in scores.items()}
+        return Tile(title, shown.pop(model, "–"), [f"{name} {value}" for name, value in shown.items()])
 
+    whole, unshared = tile("Retrieval", retrieval, "mean"), tile("No shared token", retrieval, "no_overlap")
+    fixed = f" · contrast layer {contrast['layer']}: {percent(contrast['mean'])} %" if contrast else ""
+    tiles = [whole, unshared, Tile("Best layer", f"{best['layer']} of {encoder['layers']}", [best["pooling"] + fixed])]
+    guessing = f"guessing {100 * found.details['chance']:.2f} %"
     vector = "[CLS] vector" if best["pooling"] == "cls" else "mean of tokens"
     lead = (
-        f"Given a held-out sentence, {model} finds its translation as the nearest vector in {share} % of the cases:"
-        " mean of both "
+        f"Given a held-out sentence, {model} finds its translation as the nearest vector in {whole.value} of the cases:"
+        f" mean of both directions and {len(found.languages)} languages, layer {best['layer']}, {vector}"
+        f" ({', '.join([*whole.below, guessing])})."
     )
-    lead += f"directions and {len(found.languages)} languages, layer {best['layer']}, {vector}."
-    lead += "".join(f" The model “{name}” finds {percent(one.mean['mean'])} %." for name, one in floors.items())
-    lead += f" Guessing would find {100 * chance:.2f} %."
     if found.mean["no_overlap"] is not None:
-        lead += f" On pairs that share no token, where nothing can be copied, it finds {unshared} %"
-        lead += "".join(f" ({name}: {percent(one.mean['no_overlap'])} %)" for name, one in floors.items()) + "."
-    tiles = [
-        Tile("Retrieval", f"{share} %", of_floors(retrieval, "mean")),
-        Tile("No shared token", f"{unshared} %", of_floors(retrieval, "no_overlap")),
-        Tile(
-            "Best layer",
-            f"{best['layer']} of {encoder['layers']}",
-            [
-                best["pooling"]
-                + (f" · contrast layer {contrast['layer']}: {percent(contrast['mean'])} %" if contrast else "")
-            ],
-        ),
-    ]
-    guessed = {code: 1 / drawn for code, drawn in found.counts.items()}
+        floors = f" ({', '.join(unshared.below)})" if unshared.below else ""
+        lead += f" On pairs that share no token, where nothing can be copied, it finds {unshared.value}{floors}."
+    directions = {"both directions": "mean", f"xx → {pivot}": "to_pivot", f"{pivot} → xx": "from_pivot"}
     sections = [
         Section(
             "Retrieval",
@@ -356,72 +336,44 @@ def of_evaluation(evaluation: Evaluation, corpus: Mapping[str, Any] | None) -> P
             " languages and directions; the contrast layer was fixed before training. In percent.",
             figures={
                 "retrieval_by_layer": "Top-1 accuracy by layer and pooling, mean over languages and directions.",
-                "retrieval_by_language": (
-                    "Top-1 accuracy by language, mean of both directions, at each model's best layer. On the right "
-                    "only some queries are asked, but the candidates are still all drawn pairs."
-                ),
+                "retrieval_by_language": "Top-1 accuracy, mean of both directions, at each model's best layer. On the"
+                " right only some queries are asked, but the candidates are still all drawn pairs.",
             },
             tables=[
                 tables.of_layers(retrieval),
-                tables.of_scores(
-                    "all",
-                    "All pairs, both directions",
-                    retrieval,
-                    "mean",
-                    extra={"guessing": {"mean": chance, **guessed}},
-                ),
-                tables.of_scores("to-pivot", f"All pairs, xx → {pivot}", retrieval, "to_pivot"),
-                tables.of_scores("from-pivot", f"All pairs, {pivot} → xx", retrieval, "from_pivot"),
-                tables.of_scores("no-overlap", "Pairs that share no token, both directions", retrieval, "no_overlap"),
+                tables.of_scores("By language", retrieval, directions | {"no shared token": "no_overlap"}),
                 tables.of_counts("pairs", list(found.languages), evaluation.count_pairs()),
             ],
         )
     ]
     if perplexity:
-        if model in perplexity:
-            tiles.append(
-                Tile(
-                    "Perplexity",
-                    short(perplexity[model].mean["perplexity"]),
-                    of_floors(perplexity, "perplexity", short),
-                )
-            )
+        tiles.append(tile("Perplexity", perplexity, "perplexity", short))
         sections.append(
             Section(
                 "Perplexity",
                 "How many tokens a model wavers between when it fills a gap in a held-out sentence. Compare only models"
-                " that share a tokenizer.",
-                figures={"perplexity": "Every gap is a mask, the same gaps for all models with the same tokenizer."},
-                tables=[tables.of_scores("perplexity", "By language", perplexity, "perplexity", short)],
+                " that share a tokenizer: they fill the same gaps.",
+                figures={"perplexity": ""},
+                tables=[tables.of_scores("By language", perplexity, {"": "perplexity"}, short)],
             )
         )
     if labelled:
-        first = next(iter(labelled.values()))
-        if one := labelled.get(model):
-            tiles.append(Tile("Classification", f"{percent(one.mean['accuracy'])} %", of_floors(labelled, "accuracy")))
-            if one.transfer_gap:
-                tiles.append(
-                    Tile("Transfer gap", percent(one.transfer_gap["accuracy"]), [f"{pivot} minus the others, points"])
-                )
-        gaps = ", ".join(
-            f"{name} {percent((one.transfer_gap or {}).get('accuracy'))}" for name, one in labelled.items()
-        )
+        gaps = {name: percent((one.transfer_gap or {}).get("accuracy")) for name, one in labelled.items()}
+        tiles.append(tile("Classification", labelled, "accuracy"))
+        tiles.append(Tile("Transfer gap", gaps.pop(model, "–"), [f"{name} {gap}" for name, gap in gaps.items()]))
+        details = next(iter(labelled.values())).details
         sections.append(
             Section(
                 "Classification",
-                f"Fine-tuned on some languages, tested on all ({first.details['rows']:,} test rows,"
-                f" {len(first.details['labels'])} labels). The transfer gap is the score of {pivot} minus the mean of"
-                f" the others: {gaps} points.",
-                figures={
-                    "classification": "Accuracy by language; the dotted line always gives the most frequent label."
-                },
-                tables=[tables.of_scores("classification", "Accuracy by language", labelled, "accuracy")],
+                f"Fine-tuned on some languages, tested on all ({details['rows']:,} test rows,"
+                f" {len(details['labels'])} labels); accuracy in percent. The transfer gap is the score of {pivot}"
+                " minus the mean of the others, in points.",
+                figures={"classification": "The dotted line always gives the most frequent label."},
+                tables=[tables.of_scores("By language", labelled, {"": "accuracy"})],
             )
         )
     if any(name.startswith("loss/") for name in evaluation.models[model].curves):
-        said = (
-            "Mean losses, and how often the translation is found among the queue's negatives, over the optimizer steps."
-        )
+        said = "Mean losses, and how often the translation is found among the queue's negatives, over the steps."
         sections.append(Section("Training", figures={"training": said}))
     if corpus:
         kinds, rows = list(corpus["by_kind"]), ["read", "kept", *corpus["reasons"]]
@@ -436,20 +388,16 @@ def of_evaluation(evaluation: Evaluation, corpus: Mapping[str, Any] | None) -> P
             )
         )
     sections.append(Section("Settings", facts=[Fact(name, str(value)) for name, value in evaluation.settings.items()]))
+    size = f"{encoder['layers']} layers × {encoder['hidden']}, {encoder['vocabulary']:,} tokens"
+    languages = f"{pivot} ↔ {' '.join(found.languages)}"
     return Page(
         title=f"{model} · evaluation",
         heading=f"{model}: how well it carries meaning across languages",
-        soft=[
-            f"{encoder['type']}, {encoder['layers']} layers × {encoder['hidden']}, {encoder['vocabulary']:,} tokens, "
-            f"{encoder['parameters']:,} parameters · {pivot} ↔ {' '.join(found.languages)}"
-        ],
+        soft=[f"{encoder['type']}, {size}, {encoder['parameters']:,} parameters · {languages}"],
         lead=lead,
         sections=sections,
         tiles=tiles,
-        end=(
-            "All numbers of this page, and those of every layer, are in scores.json; how to load the model is in"
-            " model_card.md."
-        ),
+        end="All numbers, those of every layer too, are in scores.json; how to load the model is in model_card.md.",
     )
 
 

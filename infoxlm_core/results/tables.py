@@ -16,7 +16,7 @@ from infoxlm_core.tasks.task import Scores
 
 Cell = Statistic | float | str | None
 
-TITLES = {"f1": "F1"}
+TITLES = {"f1": "F1", "mean": "found, both directions"}
 BEST = "best on this set"
 _BEST = f"“{BEST}”: the layer was chosen by the scores on these very pairs, which flatters it a little"
 _GROUPS = {
@@ -377,35 +377,32 @@ def _as(metric: str) -> Callable[[float, float], str]:
 
 
 def of_scores(
-    name: str,
     title: str,
     scores: Mapping[str, Scores],
-    metric: str,
+    metrics: Mapping[str, str],
     show: Callable[[float, float], str] = percent,
-    extra: Mapping[str, Mapping[str, float]] | None = None,
 ) -> Table:
-    """Models and languages: one metric.
+    """Models by language.
 
     Args:
-        name: of the table.
         title: above it.
         scores: by model, the one under test first.
-        metric: which of their metrics.
-        show: how its figures are shown.
-        extra: rows of something else by language, such as what guessing would find.
+        metrics: what is shown of each model: words -> metric.
+        show: how a figure is shown.
     """
     first = next(iter(scores))
     codes = list(scores[first].languages)
-    columns = (Column("mean", show, "sum"), *(Column(code, show) for code in codes))
-    lines = [
+    lines = tuple(
         Line(
-            model, (one.mean[metric], *(one.languages.get(code, {}).get(metric) for code in codes)), own=model == first
+            model,
+            (one.mean[metric], *(one.languages.get(code, {}).get(metric) for code in codes)),
+            detail,
+            own=model == first,
         )
+        for detail, metric in metrics.items()
         for model, one in scores.items()
-    ]
-    for label, values in (extra or {}).items():
-        lines.append(Line(label, (values.get("mean", ""), *(values.get(code) for code in codes))))
-    return Table(name, title, columns, tuple(lines))
+    )
+    return Table("", title, (Column("mean", show, "sum"), *(Column(code, show) for code in codes)), lines)
 
 
 def of_layers(scores: Mapping[str, Scores]) -> Table:
