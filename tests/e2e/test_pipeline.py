@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from tests.toy_text import write_catalogs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 STEPS = 300
+ROOT = Path(__file__).parents[2]
 
 
 def write_config(directory: Path) -> Path:
@@ -92,14 +94,29 @@ def kill_in_pretraining(arguments: list[str], store: Path, patience: int) -> Non
     assert not alive(store)
 
 
-def kill_and_start_again(base: Path) -> Path:
-    """The store of a run whose driver was killed in the middle of pre-training and that was then started again."""
-    config, store = write_config(base), base / "store"
-    kill_in_pretraining(["run", str(config), "--store", str(store)], store, patience=60)
-    (saved,) = store.glob("runs/pretrained-*/saved.json")
-    assert json.loads(saved.read_text())["step"] < STEPS, "the kill came too late to show anything"
+def copy_code(directory: Path) -> Path:
+    """A copy of the product, to change its source."""
+    for package in ("infoxlm_core", "components", "pipelines"):
+        shutil.copytree(ROOT / package, directory / package, ignore=shutil.ignore_patterns("__pycache__"))
+    return directory
 
-    second = infoxlm("run", str(config), "--store", str(store))
+
+def kill_and_start_again(base: Path) -> Path:
+    """The store of a run whose driver was killed in the middle of pre-training and that was then started again.
+
+    In between somebody has mended a comment.
+    """
+    config, store, code = write_config(base), base / "store", copy_code(base / "code")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(code))
+        patch.chdir(code)  # a step imports from its working directory first
+        kill_in_pretraining(["run", str(config), "--store", str(store)], store, patience=60)
+        (saved,) = store.glob("runs/pretrained-*/saved.json")
+        assert json.loads(saved.read_text())["step"] < STEPS, "the kill came too late to show anything"
+        with (code / "infoxlm_core/progress.py").open("a") as source:
+            source.write("# how far something is, and how long it will take\n")
+
+        second = infoxlm("run", str(config), "--store", str(store))
 
     assert second.returncode == 0, second.stdout[-3000:] + second.stderr[-3000:]
     assert "resuming after step" in second.stdout
@@ -131,6 +148,14 @@ def test_the_killed_run_ends_with_the_losses_of_an_undisturbed_one(finished, tmp
     assert [step for step, _ in found] == [step for step, _ in expected]
     for name in ("loss/mlm", "loss/tlm", "loss/xlco"):
         assert [values[name].hex() for _, values in found] == [values[name].hex() for _, values in expected]
+
+
+def test_the_killed_run_goes_on_after_a_comment_was_mended_and_says_that_the_code_is_another(finished):
+    said = (finished.parent / "stdout").read_text()
+
+    (told,) = [line for line in said.splitlines() if "goes on with what it did not begin with" in line]
+    assert re.search(r"/runs/pretrained-\w+ goes on with .*: code was 'sha256:\w+', is 'sha256:\w+'$", told)
+    assert len(list(finished.glob("runs/pretrained-*"))) == len(list(finished.glob("corpus/*"))) == 1
 
 
 def test_it_learned_to_put_translations_next_to_each_other(finished):
