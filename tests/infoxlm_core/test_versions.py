@@ -1,0 +1,315 @@
+"""A stage whose results change must have its version raised: artifacts that were made before are found by it.
+
+Each stage runs on a tiny input, and what it makes is compared with a digest that was written down with the version it
+belongs to. Only what is exact on any processor counts: text, ids, masks, orders, schedules, shares of few answers; no
+weights, no losses. `scores` and `points` are what is asked and how answers are counted.
+"""
+
+import dataclasses
+import hashlib
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import sentencepiece
+import torch
+from transformers import XLMRobertaConfig, XLMRobertaModel
+from transformers.utils import sentencepiece_model_pb2_new as sentencepiece_pb2
+
+from infoxlm_core import manifests
+from infoxlm_core.config import (
+    EvaluationConfig,
+    OptimizationConfig,
+    PreparationConfig,
+    PretrainingConfig,
+    TokenizationConfig,
+)
+from infoxlm_core.corpora.parallel import here
+from infoxlm_core.data import shards as token_shards
+from infoxlm_core.data.sampling import generator
+from infoxlm_core.model import task_models, tokenizers
+from infoxlm_core.stages import evaluation, finetuning, preparation, tokenization
+from infoxlm_core.systems import SYSTEMS
+from infoxlm_core.tasks import answers, classifying, mixed, nearest, perplexity
+from infoxlm_core.tasks.classification import ClassificationConfig
+from infoxlm_core.tasks.question_answering import AnsweringConfig
+from infoxlm_core.training.best_checkpoints import Kept
+from infoxlm_core.training.learner import Learner
+from infoxlm_core.training.optimizer import learning_rate
+from infoxlm_core.training.task_learner import TaskLearner
+from tests.conftest import tiny_config
+from tests.toy_questions import write_squad
+
+GOLDEN = {  # kind of artifact -> its version, and the digest of what is made on the inputs below
+    "corpus": (1, "sha256:0d53cbf852823b2e4650ee39362a3c1814a526115e7299f57bec0deb0d0bf7a5"),
+    "shards": (1, "sha256:4de7c67322a991d0d21282a0aa8bde8478921ca18a482253e5a8fb514b039430"),
+    "pretrained": (1, "sha256:7072099abe55354841d8ed53897ce4570d72c3cdba2009214da84f097b9536b9"),
+    "classifier": (1, "sha256:ec3923542d09a47f4208692b3d20e390f645976fcdeda635391a53c0a7b5d078"),
+    "tuned": (1, "sha256:ec3923542d09a47f4208692b3d20e390f645976fcdeda635391a53c0a7b5d078"),
+    "scores": (2, "sha256:194657d8704eb8b334e0a239151c7f755cd0a9c8f02aa1e725b0e7ca3c7b6763"),
+    "points": (1, "sha256:d1867b052dc8e5f842924c09fdfefc98ac8e1dff93965f46b766aa526472fee6"),
+}
+
+WORDS = ["the", "a", "key", "page", "table", "opens", "closes", "finds", "here", "now",
+         "der", "die", "das", "ein", "Schlüssel", "Seite", "Tisch", "öffnet", "schließt", "hier"]  # fmt: skip
+PAIRS = [
+    (f"{one} {two} {verb} {place}", f"{eins} {zwei} {tut} {place}")
+    for one, eins in (("the", "der"), ("a", "ein"))
+    for two, zwei in (("key", "Schlüssel"), ("page", "Seite"), ("table", "Tisch"))
+    for verb, tut in (("opens", "öffnet"), ("closes", "schließt"))
+    for place in ("here", "now")
+]
+
+
+def leaves(value: Any) -> Iterator[bytes]:
+    """The arrays and numbers in a batch, whatever its fields are called."""
+    if dataclasses.is_dataclass(value):
+        value = [getattr(value, field.name) for field in dataclasses.fields(value)]
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for part in value:
+            yield from leaves(part)
+    elif isinstance(value, torch.Tensor | np.ndarray):
+        array = np.ascontiguousarray(value)
+        if array.size:
+            yield f"{array.dtype} {array.shape}".encode() + array.tobytes()
+    else:
+        yield repr(value).encode()
+
+
+def digest_batches(batches: Any) -> list[str]:
+    return [
+        hashlib.sha256(b"".join(sorted(hashlib.sha256(leaf).digest() for leaf in leaves(batch)))).hexdigest()
+        for batch in batches
+    ]
+
+
+def rounded(value: Any) -> Any:
+    """Scores to nine digits: a mean may be added up in another order."""
+    if isinstance(value, Mapping):
+        return {str(name): rounded(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(part) for part in value]
+    return float(f"{value:.9g}") if isinstance(value, float) else value
+
+
+def sentencepiece_model() -> bytes:
+    """A unigram model made by hand: every letter, and some words."""
+    model = sentencepiece_pb2.ModelProto()
+    model.trainer_spec.model_type = 1
+    model.normalizer_spec.name = "identity"
+    letters = sorted({*"".join(WORDS), *"abcdefghijklmnopqrstuvwxyz.,?!:;()0123456789", "▁"})
+    pieces = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3)]
+    pieces += [(letter, -8.0, 1) for letter in letters]
+    pieces += [(f"▁{word}", -4.0 - number / 64, 1) for number, word in enumerate(WORDS[::2])]
+    for piece, score, kind in pieces:
+        model.pieces.add(piece=piece, score=score, type=kind)
+    return model.SerializeToString()
+
+
+def write_lines(path: Path, *lines: str) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory) -> Path:
+    """A tiny model whose tokenizer is ours."""
+    directory, model = tmp_path_factory.mktemp("encoder"), sentencepiece_model()
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    size = XLMRobertaConfig(vocab_size=tokenizers.vocabulary_size(model), max_position_embeddings=70, **sizes)
+    XLMRobertaModel(size).save_pretrained(directory)
+    tokenizers.write_fast(model, directory)
+    (directory / tokenizers.MODEL).write_bytes(model)
+    return directory
+
+
+def make_corpus(tmp_path: Path, encoder: Path) -> Any:
+    bad = [
+        "the key opens here",
+        "\ufeffThe  key\u00a0opens here",
+        "x",
+        "",
+        "http://a.b/c d",
+        "Ключ от двери здесь",
+        "1 2",
+    ]
+    corpora = [
+        {"name": "one", "format": "tsv", "path": write_lines(tmp_path / "one.tsv", *map("\t".join, PAIRS[:16]))},
+        {"name": "two", "format": "tsv", "path": write_lines(tmp_path / "two.tsv", *map("\t".join, PAIRS[8:20]))},
+        {"name": "held", "format": "tsv", "path": write_lines(tmp_path / "held.tsv", *map("\t".join, PAIRS[20:]))},
+        {"name": "text", "format": "text", "path": write_lines(tmp_path / "t.txt", *bad, PAIRS[21][0]),
+         "languages": ["en"]},
+    ]  # fmt: skip
+    values = {
+        "languages": ["en", "de"], "labelled_share": 0.2, "held_out": ["held"],
+        "corpora": [{"languages": ["en", "de"]} | corpus for corpus in corpora],
+    }  # fmt: skip
+    output = tmp_path / "corpus"
+    report = preparation.prepare(PreparationConfig.parse(values), output)
+    tables = {
+        str(path.relative_to(output)): pq.read_table(path).to_pydict() for path in sorted(output.rglob("*.parquet"))
+    }
+    counts = [{name: value for name, value in entry.items() if name != "file"} for entry in report["files"]]
+    return [tables, counts, report["languages"]]
+
+
+def make_shards(tmp_path: Path, encoder: Path) -> Any:
+    corpus, drawn = tmp_path / "corpus", []
+    make_corpus(tmp_path, encoder)
+    manifests.write(corpus, "corpus")
+
+    def train(sentence_iterator: Iterator[str], model_writer: Any, **options: Any) -> None:
+        """What SentencePiece learns from is ours; what it learns is its own."""
+        drawn.append([sorted(options.items()), list(sentence_iterator)])
+        model_writer.write(sentencepiece_model())
+
+    model = str(encoder / tokenizers.MODEL)
+    size = tokenizers.vocabulary_size(sentencepiece_model())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sentencepiece.SentencePieceTrainer, "train", train)
+        for number, start in enumerate(({"training_sentences": 12, "alpha": 0.5}, {"model": model})):
+            config = TokenizationConfig.parse({"vocabulary_size": size, "processes": 1} | start)
+            tokenization.tokenize(config, corpus, tmp_path / f"shards{number}", here)
+    files = sorted(
+        path for path in (tmp_path / "shards1").rglob("*") if path.is_file() and "tokenizer" not in path.parts
+    )
+    return [drawn, {str(path.relative_to(tmp_path)): manifests.file_sha256(path) for path in files}]
+
+
+def learner_of(config: PretrainingConfig, shards: token_shards.Shards) -> Learner:
+    system = SYSTEMS[config.system]
+    return system.learner(config, system.build(config, shards), shards)
+
+
+def make_pretrained(tmp_path: Path, encoder: Path) -> Any:
+    tables, folder = {}, tmp_path / "shards"
+    for language in ("de", "fr"):
+        for corpus, count in (("one", 40), ("two", 24)):
+            lengths = 3 + np.arange(count) * 7 % 5
+            source = 5 + np.arange(lengths.sum()) * 11 % 28
+            stem, target = f"pairs/en-{language}/{corpus}", source + 28
+            tables |= {
+                f"{stem}.{side}": token_shards.write_table(folder / f"{stem}.{side}", [(ids, lengths)])
+                for side, ids in (("source", source), ("target", target))
+            }
+            (np.arange(count) * 7919 % 31).astype(token_shards.MEANINGS).tofile(folder / f"{stem}.meanings")
+            ids, name = np.insert(target, lengths.cumsum(), 2), f"mono/{language}/{corpus}"
+            tables[name] = token_shards.write_table(folder / name, [(ids, lengths + 1)])
+    shutil.copytree(encoder, folder / "tokenizer")
+    size = tokenizers.vocabulary_size(sentencepiece_model())
+    manifests.write(folder, "shards", {"vocabulary_size": size, "tables": tables, "corpus": "c", "tokenizer": "t"})
+    shards = token_shards.open_shards(folder)
+    released = {"contrast": {"partner": "next", "corruption": 0.15, "symmetric": True},
+                "objectives": {"masking": "released", "weighting": "count"}}  # fmt: skip
+    words = {"mlm": 1, "tlm": 0, "xlco": 0}
+    found = []
+    for changes in ({"optimization": {"schedule": "inverse_sqrt"}}, released, {"objectives": {"whole_words": True}}):
+        config = tiny_config(**changes)
+        learner = learner_of(config, shards)
+        found += [digest_batches(learner.batches(step)) for step in (0, 1, 9)]
+        found += [learning_rate(config.optimization, update) for update in range(6)]
+    for system, objectives in (
+        ("xlm", {"masking": "xlm"} | words),
+        ("xlm", {"masking": "xlm"} | words | {"mlm": 0, "clm": 1}),
+        ("bert", {"masking": "bert", "nsp": 1} | words),
+    ):
+        learner = learner_of(tiny_config(system=system, model={"ffn": 64}, objectives=objectives), shards)
+        found += [digest_batches(learner.batches(step)) for step in (0, 1, 9)]
+    return found
+
+
+def make_classifier(tmp_path: Path, encoder: Path) -> Any:
+    rows = [
+        f"{text}\t{pair[0].split()[1]}\t{language}\t{'train' if number % 5 else 'dev'}"
+        for number, pair in enumerate(PAIRS)
+        for language, text in zip(("en", "de"), pair, strict=True)
+    ]
+    data = write_lines(tmp_path / "data.tsv", "text\tlabel\tlanguage\tsplit", *rows)
+    asked = [(f"q{n}", f"{source}, {target}.", f"which {source.split()[1]}?", target.split()[1])
+             for n, (source, target) in enumerate(PAIRS)]  # fmt: skip
+    squad = str(write_squad(tmp_path / "train-v1.1.json", asked))
+    optimization = OptimizationConfig(steps=9, warmup_steps=1).model_dump()
+    common = {"max_tokens": 40, "batch_size": 10, "micro_batch_size": 4, "optimization": optimization, "seed": 3}
+    found = []
+    for config in (
+        ClassificationConfig.parse(common | {"data": data, "dropout": 0.1, "epochs": 2}),
+        AnsweringConfig.parse(
+            common
+            | {
+                "task": "question_answering",
+                "train": [squad],
+                "test": [squad],
+                "max_tokens": 30,
+                "question_tokens": 9,
+                "stride": 6,
+            }
+        ),
+    ):
+        training = finetuning.read_training(config, encoder, None)
+        head_dropout = training.head_dropout
+        module = task_models.create(encoder, training.head, training.labels, config.dropout, head_dropout, config.seed)
+        schedule = finetuning.schedule(config, len(training.examples))
+        learner = TaskLearner(config, module, training, schedule.steps, Kept(tmp_path, config.selection, "en"))
+        found += [finetuning.digest_of(training), schedule.model_dump(mode="json")]
+        found += [digest_batches(learner.batches(step)) for step in (0, 1, 8)]
+    return found
+
+
+def make_scores(tmp_path: Path, encoder: Path) -> Any:
+    config = EvaluationConfig(retrieval_pairs=9, perplexity_sentences=7)
+    asked = [evaluation.draw_pairs(PAIRS * 2, config), evaluation.draw_sentences("en", {"de": PAIRS}, config)]
+    corners = torch.eye(6).double()
+    sources, targets = [corners, corners.roll(1, 0)], [corners + corners.roll(1, 0) / 4, corners]
+    hits = nearest.find_hits(sources, targets)
+    cells = {"de": nearest.score_layers(hits, torch.tensor([True, False, True, False, False, True]))}
+    said, right, languages = list("xyxyxx"), list("xyyyxy"), ["en", "de", "de", "fr", "en", "en"]
+    accuracy = classifying.accuracy_by_language(said, right, languages)
+    gaps = [perplexity.choose_gaps(tokens, generator(1, "gaps", tokens)).tolist() for tokens in (1, 9, 40)]
+    return [asked, gaps, [nearest.summarise(cells, layer) for layer in (0, 1)], accuracy,
+            classifying.transfer_gap(accuracy)]  # fmt: skip
+
+
+def make_points(tmp_path: Path, encoder: Path) -> Any:
+    gold = {"a": ["The Key, opens!"], "b": ["ein Tisch", "der Tisch"], "c": ["在北京 1906 年"], "d": ["x"]}
+    given = {"a": "key opens", "b": "den Tisch hier", "c": "北京1906年"}
+    by_rule = {
+        f"{rule} {code}": answers.score(given, gold, answers.cleaner(rule, code))
+        for rule, code in (("squad", "en"), ("mlqa", "en"), ("mlqa", "de"), ("mlqa", "zh"), ("mlqa", "vi"))
+    }
+    cells = {("en", "en"): 0.5, ("de", "de"): 0.25, ("en", "de"): 0.75, ("de", "en"): 0.125}
+    return [by_rule, answers.macro_average(by_rule), mixed.within_and_across(cells)]
+
+
+MAKERS = {
+    "corpus": (make_corpus, "stages/preparation.py or corpora/"),
+    "shards": (make_shards, "stages/tokenization.py or data/"),
+    "pretrained": (make_pretrained, "systems/ or data/"),
+    "classifier": (make_classifier, "stages/finetuning.py, tasks/ or training/"),
+    "tuned": (make_classifier, "stages/finetuning.py, tasks/ or training/"),
+    "scores": (make_scores, "stages/evaluation.py or tasks/"),
+    "points": (make_points, "tasks/"),
+}
+
+
+@pytest.mark.parametrize("kind", GOLDEN)
+def test_results_of_a_stage_change_only_with_its_version(kind, encoder, tmp_path):
+    make, where = MAKERS[kind]
+    found = manifests.digest(rounded(make(tmp_path, encoder)))
+
+    version, expected = GOLDEN[kind]
+    now = manifests.VERSIONS[kind]
+    assert now > version or found == expected, (
+        f"results of {kind} changed ({where}): raise VERSIONS[{kind!r}] in infoxlm_core/manifests.py or undo"
+    )
+    assert (now, found) == GOLDEN[kind], f"{kind} has a new version: write down GOLDEN[{kind!r}] = ({now}, {found!r})"
+
+
+def test_every_stage_whose_results_are_numbers_is_watched():
+    assert GOLDEN.keys() == MAKERS.keys() == manifests.VERSIONS.keys() - {"comparison", "suite"}  # pages
