@@ -13,7 +13,7 @@ WORKDIR /src
 COPY docker/build.lock docker/torch-${VARIANT}.lock docker/
 RUN pip install --require-hashes --no-deps -r docker/build.lock -r docker/torch-${VARIANT}.lock
 COPY docker/requirements.lock docker/
-# One of them comes as source, pure Python: built with the setuptools of build.lock and no other.
+# Some of them come as source, pure Python: built with what build.lock has and nothing else.
 RUN pip install --require-hashes --no-deps --no-build-isolation --use-pep517 -r docker/requirements.lock
 
 # What we wrote, in a layer of its own: the layers before stay cached, here and on the nodes.

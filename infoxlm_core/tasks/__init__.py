@@ -6,6 +6,7 @@ from typing import Any
 from infoxlm_core.config import StageConfig
 from infoxlm_core.errors import ConfigError
 from infoxlm_core.tasks.classification import Classification
+from infoxlm_core.tasks.named_entities import NamedEntities
 from infoxlm_core.tasks.question_answering import QuestionAnswering
 from infoxlm_core.tasks.retrieval import Retrieval
 from infoxlm_core.tasks.task import Task
@@ -14,6 +15,7 @@ _TASKS: tuple[Task[Any], ...] = (
     Classification(),
     QuestionAnswering(),
     Retrieval(),
+    NamedEntities(),
 )
 TASKS: dict[str, Task[Any]] = {task.name: task for task in _TASKS}
 
