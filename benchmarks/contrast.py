@@ -12,7 +12,7 @@ from benchmarks.harness import OURS, Case, measure
 from benchmarks.infoxlm_step import QUEUE
 from infoxlm_core.data.batches import PackedBatch
 from infoxlm_core.data.vocabulary import PAD
-from infoxlm_core.model.momentum import share_a_meaning
+from infoxlm_core.model.momentum import share_a_sentence
 from infoxlm_core.model.objectives import xlco_logits, xlco_losses
 
 QUERIES, HIDDEN = 32, 768
@@ -30,12 +30,12 @@ def masking(rounds: int) -> Case:
     mine, theirs = (torch.randint(2**60, (n, 2), generator=generator) for n in (QUERIES, QUEUE))
 
     def step(masked: bool) -> None:
-        excluded = share_a_meaning(mine, theirs) if masked else None
+        excluded = share_a_sentence(mine, theirs) if masked else None
         xlco_losses(xlco_logits(query, key, queue, 0.25, excluded)).sum().backward()
 
     sizes = {"queries": QUERIES, "queue": QUEUE, "hidden": HIDDEN}
     found = Case("contrast, false-negative mask", sizes, unit="queries")
-    found.about = {OURS: "xlco_logits and its loss with share_a_meaning", "without mask": "the same, no row excluded"}
+    found.about = {OURS: "xlco_logits and its loss with share_a_sentence", "without mask": "the same, no row excluded"}
     return measure(found, {OURS: lambda number: step(True), "without mask": lambda number: step(False)}, rounds)
 
 

@@ -15,7 +15,7 @@ from infoxlm_core.data import masking
 from infoxlm_core.data.batches import micro_batches
 from infoxlm_core.data.encoding import encode
 from infoxlm_core.data.samples import Sampler
-from infoxlm_core.data.sampling import Law, generator
+from infoxlm_core.data.sampling import TableSampler, generator
 from infoxlm_core.data.shards import Table, gather, open_shards
 from infoxlm_core.data.vocabulary import SPECIAL_TOKENS
 from infoxlm_core.model import tokenizers
@@ -89,12 +89,12 @@ def _none(value: object) -> None:
 def drawing(rounds: int) -> Case:
     """Languages by the law of the paper over its 87 languages."""
     sizes = [round(float(gb) * 10) for gb in GIGABYTES.split()]
-    law = Law([[size] for size in sizes], ALPHA)
+    law = TableSampler([[size] for size in sizes], ALPHA)
     weights, languages, count = law.law.tolist(), range(len(sizes)), 50_000
     rng, plain = generator(inputs.SEED, "benchmark"), random.Random(inputs.SEED)
     found = Case("data_path, drawing languages", {"draws": count, "languages": len(sizes)}, unit="draws")
     found.about = {
-        OURS: "Law.draw, which also draws the row: one cumulative law for a block",
+        OURS: "TableSampler.draw, which also draws the row: one cumulative law for a block",
         "random.choices": "random.choices(languages, weights), one draw a call",
     }
 

@@ -70,8 +70,8 @@ def pack(counts: dict[str, np.ndarray], vocabulary: int, rng: np.random.Generato
 
     queries, keys = some("query"), some("key")
     views = len(queries.lengths)
-    meanings, groups = rng.integers(0, 2**62, (views, 2)), np.full(views, 2)
-    draw = Draw(masked("mlm", 0), masked("tlm", 1), queries, keys, meanings, groups)
+    sentence_ids, groups = rng.integers(0, 2**62, (views, 2)), np.full(views, 2)
+    draw = Draw(masked("mlm", 0), masked("tlm", 1), queries, keys, sentence_ids, groups)
     (found,) = micro_batches(draw, max(map(len, counts.values())))
     return found
 

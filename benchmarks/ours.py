@@ -54,10 +54,10 @@ class Given(InfoXLMLearner):
         views = batch("ragged", self.module.encoder.size.vocabulary, 999, ("xlco",))
         views = views.to(self.device)
         keys = self.key_encoder(views.key_ids, views.key_positions, views.key_lengths)
-        rows, meanings = self.queue.rows, self.queue.meanings
+        rows, sentence_ids = self.queue.rows, self.queue.sentence_ids
         rows.copy_(torch.randn(rows.shape, generator=generator) * 0.1)
         rows += keys[torch.arange(len(rows), device=rows.device) % len(keys)]
-        meanings.copy_(torch.empty(meanings.shape, dtype=torch.long).random_(generator=generator))
+        sentence_ids.copy_(torch.empty(sentence_ids.shape, dtype=torch.long).random_(generator=generator))
 
     def mean_loss(self, given: PackedBatch) -> Tensor:
         """Sum over the objectives of their mean losses, to differentiate."""

@@ -92,7 +92,7 @@ class NoValidCheckpoint(InfoXLMError):
     exit_code = 4
 
 
-class BadNumbersLimit(InfoXLMError):
+class TrainingDiverged(InfoXLMError):
     """Too many steps in a row had a loss or gradient that is not finite."""
 
     exit_code = 5

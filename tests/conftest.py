@@ -61,7 +61,7 @@ def write_shards(directory: Path, corpora: dict[str, int], languages: tuple[str,
             stem = f"pairs/en-{language}/{corpus}"
             tables[f"{stem}.source"] = shards.write_table(directory / f"{stem}.source", [(source, lengths)])
             tables[f"{stem}.target"] = shards.write_table(directory / f"{stem}.target", [(target, lengths)])
-            rng.integers(0, 2**63, count).astype(shards.MEANINGS).tofile(directory / f"{stem}.meanings")
+            rng.integers(0, 2**63, count).astype(shards.SENTENCE_IDS).tofile(directory / f"{stem}.meanings")
             ends = np.insert(target, lengths.cumsum(), EOS)
             name = f"mono/{language}/{corpus}"
             tables[name] = shards.write_table(directory / name, [(ends, lengths + 1)])

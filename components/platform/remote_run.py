@@ -1,4 +1,4 @@
-"""The checkpoints of a run in a storage, for workers that share no disk: the core's `Elsewhere`.
+"""The checkpoints of a run in a storage, for workers that share no disk: the core's `RemoteCheckpoints`.
 
 STORE/runs/pretrained-77b0…/lease.json            who trains it (see lease.py)
                            /step=0000000400/      a checkpoint; manifest.json last

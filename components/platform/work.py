@@ -62,7 +62,7 @@ def train(work: Work, run: Path) -> dict[str, Any]:
 
         more["track"] = functools.partial(mlflow_tracker.MlflowTracker, run_id=work.mlflow_run)
     if storage.is_remote(work.store):
-        more["elsewhere"] = RemoteRun(f"{work.store}/runs/{work.run}", work.job or f"{socket.gethostname()} {run}")
+        more["remote"] = RemoteRun(f"{work.store}/runs/{work.run}", work.job or f"{socket.gethostname()} {run}")
     core = functools.partial(TOGETHER[work.stage](work), **more)
     ready = distributed.from_first(stores.is_made(work.store, work.kind, work.name))  # before a crash, but not sent
     if distributed.rank():

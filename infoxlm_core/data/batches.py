@@ -25,10 +25,10 @@ class PackedBatch:
         target_counts: targets in each MLM and TLM sequence.
         target_groups: (N,) group of `Sampler.groups` that each target counts for.
         key_ids, key_positions, key_lengths: the key views, one for each query view.
-        meanings: (B, 2) int64 meanings joined in each view; view_groups: (B,) their groups.
+        sentence_ids: (B, 2) int64 ids of the sentences joined in each view; view_groups: (B,) their groups.
         items: contrast items: B, or B / 2 where each is contrasted from both sides (the second half then repeats the
             first with query and key views exchanged).
-        place: step, first virtual shard and number of the micro-batch, which dropout is drawn by.
+        rng_key: step, first virtual shard and number of the micro-batch, which dropout is drawn by.
         flops: what it must cost, for the network that it was made for.
     """
 
@@ -44,10 +44,10 @@ class PackedBatch:
     key_ids: Tensor
     key_positions: Tensor
     key_lengths: tuple[int, ...]
-    meanings: Tensor
+    sentence_ids: Tensor
     view_groups: Tensor
     items: int
-    place: tuple[int, int, int] = (0, 0, 0)
+    rng_key: tuple[int, int, int] = (0, 0, 0)
     flops: float = 0.0
 
     @property
@@ -89,11 +89,16 @@ def micro_batches(draw: Draw, size: int, symmetric: bool = False) -> list[Packed
 
 def _pack(draw: Draw, part: slice, symmetric: bool) -> PackedBatch:
     mlm, tlm = draw.mlm[part], draw.tlm[part]
-    queries, keys, meanings, view_groups = draw.queries[part], draw.keys[part], draw.meanings[part], draw.groups[part]
+    queries, keys, sentence_ids, view_groups = (
+        draw.queries[part],
+        draw.keys[part],
+        draw.sentence_ids[part],
+        draw.groups[part],
+    )
     items = len(view_groups)
     if symmetric:
         queries, keys = join([queries, keys]), join([keys, queries])
-        meanings, view_groups = np.tile(meanings, (2, 1)), np.tile(view_groups, 2)
+        sentence_ids, view_groups = np.tile(sentence_ids, (2, 1)), np.tile(view_groups, 2)
     lm = join([mlm.sequences, tlm.sequences])
     rows = np.concatenate([mlm.rows, tlm.rows + len(mlm.seen)])
     lengths = np.concatenate([lm.lengths, queries.lengths])
@@ -111,7 +116,7 @@ def _pack(draw: Draw, part: slice, symmetric: bool) -> PackedBatch:
         key_ids=torch.from_numpy(keys.flat),
         key_positions=torch.from_numpy(positions(keys.lengths)),
         key_lengths=tuple(keys.lengths.tolist()),
-        meanings=torch.from_numpy(meanings),
+        sentence_ids=torch.from_numpy(sentence_ids),
         view_groups=torch.from_numpy(view_groups),
         items=items,
     )

@@ -1,7 +1,7 @@
 """Sentences -> token ids in XLM-R's layout, a chunk of rows at a time, on whatever machine.
 
 source: ["Open the page"]  target: ["Öffne die Seite"]
-source: [[31, 7, 52]]      target: [[88, 12, 9, 40]]    meaning: [1234567890123456789]
+source: [[31, 7, 52]]      target: [[88, 12, 9, 40]]    sentence_id: [1234567890123456789]
 """
 
 import functools
@@ -19,7 +19,7 @@ from infoxlm_core.data.vocabulary import EOS, FIRST_PIECE, UNK
 
 SIDES = {"text": "", "source": ".source", "target": ".target"}
 """Column of a prepared corpus -> what its table is called after the corpus."""
-MEANING = "meaning"
+SENTENCE_ID = "sentence_id"
 
 
 @functools.lru_cache(maxsize=1)  # a worker encodes many chunks with one model
@@ -37,7 +37,7 @@ def encode(processor: sentencepiece.SentencePieceProcessor, texts: list[str]) ->
 
 
 def encode_chunk(chunk: pa.Table, model: bytes) -> pa.Table:
-    """Encode rows of text: columns of the same names with token ids, and of pairs what they mean.
+    """Encode rows of text: columns of the same names with token ids, and of pairs the id of their sentence.
 
     A row with a side that has no token goes. Monolingual rows end with `</s>`.
 
@@ -50,7 +50,7 @@ def encode_chunk(chunk: pa.Table, model: bytes) -> pa.Table:
     kept = [row for row in range(len(chunk)) if all(len(column[row]) for column in ids.values())]
     columns = {side: _lists([column[row] for row in kept], ends=side == "text") for side, column in ids.items()}
     if "source" in texts:
-        columns[MEANING] = pa.array([meaning(texts["source"][row]) for row in kept], pa.uint64())
+        columns[SENTENCE_ID] = pa.array([sentence_id(texts["source"][row]) for row in kept], pa.uint64())
     return pa.table(columns)
 
 
@@ -62,7 +62,7 @@ def _lists(rows: Sequence[np.ndarray], ends: bool) -> pa.Array:
     return pa.LargeListArray.from_arrays(np.cumsum([0, *map(len, rows)]), flat)
 
 
-def meaning(text: str) -> int:
-    """64-bit hash of a pivot sentence: pairs of equal hash mean the same."""
+def sentence_id(text: str) -> int:
+    """64-bit hash of a pair's first side: pairs of equal hash are translations of the same sentence."""
     plain = " ".join(unicodedata.normalize("NFKC", text).casefold().split())
     return int.from_bytes(hashlib.blake2b(plain.encode(), digest_size=8).digest(), "little")

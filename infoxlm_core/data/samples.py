@@ -8,7 +8,7 @@ import numpy as np
 from infoxlm_core.config import ObjectivesConfig, PretrainingConfig
 from infoxlm_core.data import masking
 from infoxlm_core.data.layouts import NOTHING, Sequences, choose, join, lay_out, mix
-from infoxlm_core.data.sampling import Law, generator
+from infoxlm_core.data.sampling import TableSampler, generator
 from infoxlm_core.data.shards import Shards, end_to_end, gather, make_blocks
 from infoxlm_core.data.vocabulary import BOS
 from infoxlm_core.errors import CorpusTooSmall
@@ -48,7 +48,7 @@ class Draw:
     tlm: Masked
     queries: Sequences
     keys: Sequences
-    meanings: np.ndarray
+    sentence_ids: np.ndarray
     groups: np.ndarray
 
 
@@ -67,7 +67,10 @@ class Sampler:
             self.starts_word = masking.word_starts(shards.directory / "tokenizer", shards.vocabulary_size)
         self.per_shard = batches.global_batch_size // batches.virtual_shards
         # The token limit counts <s>, which blocks get when they are laid out.
-        blocks = {name: [make_blocks(t, batches.block_tokens - 1) for t in t_] for name, t_ in shards.mono.items()}
+        blocks = {
+            name: [make_blocks(table, batches.block_tokens - 1) for table in tables]
+            for name, tables in shards.mono.items()
+        }
         self.blocks = [block for name in sorted(blocks) for block in blocks[name]]
         self.pairs = [pairs for name in sorted(shards.pairs) for pairs in shards.pairs[name]]
         self.corpora = [pairs.corpus for pairs in self.pairs]
@@ -80,9 +83,9 @@ class Sampler:
             raise CorpusTooSmall(
                 f"TLM and XLCO need translation pairs: have={have} need={need}; add pairs or set both to 0"
             )
-        self.block_law = Law([[len(b) for b in blocks[n]] for n in sorted(blocks)], batches.alpha)
+        self.block_sampler = TableSampler([[len(b) for b in blocks[n]] for n in sorted(blocks)], batches.alpha)
         sizes = [[len(pairs) for pairs in shards.pairs[name]] for name in sorted(shards.pairs)]
-        self.pair_law = Law(sizes, batches.alpha)
+        self.pair_sampler = TableSampler(sizes, batches.alpha)
         self.groups = [f"mlm/{name}" for name in sorted(blocks)]
         self.groups += [f"{objective}/{name}" for objective in ("tlm", "xlco") for name in sorted(shards.pairs)]
         self.block_groups = np.repeat(np.arange(len(blocks)), [len(blocks[name]) for name in sorted(blocks)])
@@ -108,8 +111,8 @@ class Sampler:
                 views = self._xlco(generator(*key, "xlco"))
                 xlco.append(self._corrupted(*views, key) if self.config.contrast.corruption else views)
         empty = (NOTHING, NOTHING, np.empty((0, 2), np.int64), NOTHING.flat)
-        queries, keys, meanings, groups = zip(*xlco or [empty], strict=True)
-        views = join(list(queries)), join(list(keys)), np.concatenate(meanings), np.concatenate(groups)
+        queries, keys, sentence_ids, groups = zip(*xlco or [empty], strict=True)
+        views = join(list(queries)), join(list(keys)), np.concatenate(sentence_ids), np.concatenate(groups)
         return Draw(_merge(mlm), _merge(tlm), *views)
 
     def _masked(self, sequences: Sequences, groups: np.ndarray, rng: np.random.Generator) -> Masked:
@@ -117,21 +120,21 @@ class Sampler:
         return Masked(sequences, seen, rows, groups)
 
     def _mask(
-        self, sequences: Sequences, law: ObjectivesConfig, rng: np.random.Generator
+        self, sequences: Sequences, config: ObjectivesConfig, rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        return masking.mask(sequences.flat, sequences.lengths, self.vocabulary_size, law, rng, self.starts_word)
+        return masking.mask(sequences.flat, sequences.lengths, self.vocabulary_size, config, rng, self.starts_word)
 
     def _corrupted(
-        self, queries: Sequences, keys: Sequences, meanings: np.ndarray, groups: np.ndarray, key: tuple[Any, ...]
+        self, queries: Sequences, keys: Sequences, sentence_ids: np.ndarray, groups: np.ndarray, key: tuple[Any, ...]
     ) -> tuple[Sequences, Sequences, np.ndarray, np.ndarray]:
         """Both views masked independently, the answers thrown away."""
         rng = generator(*key, "corruption")
-        law = self.config.objectives.model_copy(update={"mask_ratio": self.config.contrast.corruption})
-        queries, keys = (Sequences(self._mask(view, law, rng)[0], view.lengths) for view in (queries, keys))
-        return queries, keys, meanings, groups
+        config = self.config.objectives.model_copy(update={"mask_ratio": self.config.contrast.corruption})
+        queries, keys = (Sequences(self._mask(view, config, rng)[0], view.lengths) for view in (queries, keys))
+        return queries, keys, sentence_ids, groups
 
     def _mlm(self, rng: np.random.Generator) -> tuple[Sequences, np.ndarray]:
-        tables, rows = self.block_law.draw(self.per_shard, rng)
+        tables, rows = self.block_sampler.draw(self.per_shard, rng)
         parts = []
         for number, row in zip(tables.tolist(), rows.tolist(), strict=True):
             blocks = self.blocks[number]
@@ -148,43 +151,43 @@ class Sampler:
         return Sequences(*source), Sequences(*target)
 
     def _tlm(self, rng: np.random.Generator) -> tuple[Sequences, np.ndarray]:
-        tables, rows = self.pair_law.draw(self.per_shard, rng)
+        tables, rows = self.pair_sampler.draw(self.per_shard, rng)
         source, target = self._sides(tables, rows)
         swap = rng.random(self.per_shard) < 0.5
         return lay_out(choose(swap, target, source), choose(swap, source, target)), self.pair_groups[tables]
 
     def _xlco(self, rng: np.random.Generator) -> tuple[Sequences, Sequences, np.ndarray, np.ndarray]:
         contrast, count = self.config.contrast, self.per_shard
-        tables, rows = self.pair_law.draw(count, rng)
-        mine = self._meanings(tables, rows)
+        tables, rows = self.pair_sampler.draw(count, rng)
+        mine = self._sentence_ids(tables, rows)
         other_tables, other_rows, partner = self._partners(tables, rows, mine, rng)
-        mode, luck = rng.integers(0, 8, count), rng.random((2, count))
-        joined = luck[0] < contrast.mixup
+        mode, uniform = rng.integers(0, 8, count), rng.random((2, count))
+        joined = uniform[0] < contrast.mixup
         queries, keys = mix(
-            self._sides(tables, rows), self._sides(other_tables, other_rows), mode, luck[1] < contrast.cross, joined
+            self._sides(tables, rows), self._sides(other_tables, other_rows), mode, uniform[1] < contrast.cross, joined
         )
-        meanings = np.stack([mine, np.where(joined, partner, mine)], axis=1)
-        return queries, keys, meanings, self.pair_groups[tables] + len(self.pair_law.totals)
+        sentence_ids = np.stack([mine, np.where(joined, partner, mine)], axis=1)
+        return queries, keys, sentence_ids, self.pair_groups[tables] + len(self.pair_sampler.totals)
 
     def _partners(
-        self, tables: np.ndarray, rows: np.ndarray, meanings: np.ndarray, rng: np.random.Generator
+        self, tables: np.ndarray, rows: np.ndarray, sentence_ids: np.ndarray, rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Mixup partners, with their meanings: of another corpus where there is one, and never of the same meaning."""
+        """Mixup partners and their ids: of another corpus where there is one, and never of the same sentence."""
         if self.config.contrast.partner == "next":
             following = (rows + 1) % np.array([len(pairs) for pairs in self.pairs])[tables]
-            return tables, following, self._meanings(tables, following)
-        other_tables, other_rows = self.pair_law.draw_elsewhere(tables, self.corpora, rng)
+            return tables, following, self._sentence_ids(tables, following)
+        other_tables, other_rows = self.pair_sampler.draw_elsewhere(tables, self.corpora, rng)
         for _ in range(100):
-            partners = self._meanings(other_tables, other_rows)
-            same = meanings == partners
+            partners = self._sentence_ids(other_tables, other_rows)
+            same = sentence_ids == partners
             if not same.any() or not self.config.contrast.mixup:
                 return other_tables, other_rows, partners
-            other_tables[same], other_rows[same] = self.pair_law.draw_elsewhere(tables[same], self.corpora, rng)
-        raise CorpusTooSmall("mixup finds no second meaning in the pairs: have=1 need=2; set contrast.mixup to 0")
+            other_tables[same], other_rows[same] = self.pair_sampler.draw_elsewhere(tables[same], self.corpora, rng)
+        raise CorpusTooSmall("mixup finds no second sentence in the pairs: have=1 need=2; set contrast.mixup to 0")
 
-    def _meanings(self, tables: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        places = zip(tables.tolist(), rows.tolist(), strict=True)
-        return np.array([self.pairs[table].meanings.item(row) for table, row in places], np.int64)
+    def _sentence_ids(self, tables: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        drawn = zip(tables.tolist(), rows.tolist(), strict=True)
+        return np.array([self.pairs[table].sentence_ids.item(row) for table, row in drawn], np.int64)
 
 
 def _merge(parts: list[Masked]) -> Masked:

@@ -26,12 +26,12 @@ def probabilities(sizes: np.ndarray, alpha: float) -> np.ndarray:
     return weights / max(weights.sum(), np.finfo(float).tiny)
 
 
-class Law:
+class TableSampler:
     """Draws samples of a corpus table by table.
 
     Args:
         sizes: for each language (pair), the number of samples of each of its corpora.
-        alpha: exponent of the language law.
+        alpha: exponent of the sizes in the probability of a language.
 
     Tables are numbered in the order of `sizes`, flattened. A table is drawn with p(language) times its share of the
     language, then a row uniformly: the same as a language first, then any of its samples.
@@ -41,16 +41,16 @@ class Law:
         self.sizes = np.array([size for counts in sizes for size in counts], np.int64)
         self.totals = np.array([sum(counts) for counts in sizes], np.int64)  # of each language
         each = probabilities(self.totals, alpha) / np.maximum(self.totals, 1)  # of one sample
-        self.law = self.sizes * each.repeat([len(counts) for counts in sizes])
+        self.shares = self.sizes * each.repeat([len(counts) for counts in sizes])
 
     def draw(self, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """`count` samples: their table numbers (count,) and rows within the table (count,)."""
-        return self._rows(_pick(self.law, rng.random(count)), rng)
+        return self._rows(_pick(self.shares, rng.random(count)), rng)
 
     def draw_elsewhere(
         self, tables: np.ndarray, corpora: list[str], rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        """For each given table a sample by the same law, but from another corpus where there is one.
+        """For each given table a sample drawn likewise, but from another corpus where there is one.
 
         Args:
             tables: (count,) tables the partners must avoid.
@@ -59,18 +59,18 @@ class Law:
         """
         number = {name: i for i, name in enumerate(corpora)}
         names = np.array([number[name] for name in corpora])
-        own, luck, chosen = names[tables], rng.random(len(tables)), np.empty_like(tables)
+        own, uniform, chosen = names[tables], rng.random(len(tables)), np.empty_like(tables)
         for name in set(own.tolist()):
             mine = own == name
-            law = self.law * (names != name)
-            chosen[mine] = _pick(law if law.any() else self.law, luck[mine])
+            others = self.shares * (names != name)
+            chosen[mine] = _pick(others if others.any() else self.shares, uniform[mine])
         return self._rows(chosen, rng)
 
     def _rows(self, tables: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         return tables, (rng.random(len(tables)) * self.sizes[tables]).astype(np.int64)
 
 
-def _pick(law: np.ndarray, luck: np.ndarray) -> np.ndarray:
-    """Inverse of the cumulative law at `luck`, uniform in [0, 1); never an outcome of probability 0."""
-    edges = law.cumsum()
-    return np.searchsorted(edges, luck * edges[-1], side="right").clip(0, int(np.flatnonzero(law)[-1]))
+def _pick(weights: np.ndarray, uniform: np.ndarray) -> np.ndarray:
+    """Outcomes with probabilities like `weights`, from numbers uniform in [0, 1); never one of probability 0."""
+    edges = weights.cumsum()
+    return np.searchsorted(edges, uniform * edges[-1], side="right").clip(0, int(np.flatnonzero(weights)[-1]))

@@ -5,7 +5,7 @@ tokens[offsets[i]:offsets[i + 1]]). Per corpus and language (pair) there are
 
     mono/de/weblate            rows are sentences that end with `</s>`, so that any run of rows is an MLM block
     pairs/en-de/weblate.source and .target     row i of both translate each other; no special tokens
-    pairs/en-de/weblate.meanings               uint64, one hash of the English side a pair: equal hash, equal meaning
+    pairs/en-de/weblate.meanings               uint64, sentence ids: a hash of each pair's English side
     held_out/en-de/django.source …             the same for pairs that are kept for evaluation, for probes in training
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 from infoxlm_core import manifests
 from infoxlm_core.errors import CorpusTooSmall, ShardCorrupt
 
-TOKENS, OFFSETS, MEANINGS = np.dtype("<u4"), np.dtype("<u8"), np.dtype("<u8")
+TOKENS, OFFSETS, SENTENCE_IDS = np.dtype("<u4"), np.dtype("<u8"), np.dtype("<u8")
 
 
 def write_array(path: Path, values: np.ndarray) -> None:
@@ -119,7 +119,7 @@ class Pairs:
     corpus: str
     source: Table
     target: Table
-    meanings: np.ndarray
+    sentence_ids: np.ndarray
 
     def __len__(self) -> int:
         return len(self.source)
@@ -166,11 +166,11 @@ def open_shards(directory: Path) -> Shards:
             corpus = corpus.removesuffix(".source")
             stem = directory / kind / language / corpus
             source, target = Table.open(Path(f"{stem}.source")), Table.open(Path(f"{stem}.target"))
-            meanings = _map(Path(f"{stem}.meanings"), MEANINGS)
-            if not len(source) == len(target) == len(meanings):
+            sentence_ids = _map(Path(f"{stem}.meanings"), SENTENCE_IDS)
+            if not len(source) == len(target) == len(sentence_ids):
                 raise ShardCorrupt(f"{stem}: source, target and meanings differ in length: run tokenize_corpus again")
             where = pairs if kind == "pairs" else held_out
-            where.setdefault(language, []).append(Pairs(corpus, source, target, meanings.view(np.int64)))
+            where.setdefault(language, []).append(Pairs(corpus, source, target, sentence_ids.view(np.int64)))
     if not mono and not pairs:
         raise CorpusTooSmall(f"{directory} holds no text: have=0 need=1 sentence")
     return Shards(mono, pairs, held_out, manifest, directory)

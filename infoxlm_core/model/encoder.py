@@ -5,7 +5,7 @@
     positions  (T = 7)     2    3     4     2   3    4    5      restart at 2 (1 is padding's, as in XLM-R)
     lengths                3                4
 
-Every layer works on (T, d); only attention knows where a sequence ends. The result equals the padded one (A9).
+Every layer works on (T, d); only attention knows where a sequence ends. The result equals that of padded sequences.
 """
 
 from collections.abc import Sequence

@@ -11,7 +11,7 @@ from infoxlm_core.model.heads import InfoXLM, project
 class KeyEncoder(nn.Module):
     """The query encoder's slow copy: embeddings, layers up to the universal one and the projection, without gradient.
 
-    Weights stay fp32 whatever the training precision: in bf16 the small moves of momentum round away (A8).
+    Weights stay fp32 whatever the training precision: in bf16 the small moves of momentum round away.
     """
 
     def __init__(self, model: InfoXLM) -> None:
@@ -48,34 +48,35 @@ class KeyEncoder(nn.Module):
 
 
 class Queue:
-    """K keys of earlier steps, first in, first out; each row knows which meanings it holds and when it came.
+    """K keys of earlier steps, first in, first out; each row knows which sentences it holds and when it came.
 
     Attributes:
         rows: (K, d) fp32 keys.
-        meanings: (K, 2) int64 ids of the translation pairs joined in a row (the same twice without mixup).
+        sentence_ids: (K, 2) int64 ids of the translation pairs joined in a row (the same twice without mixup).
         born: (K,) int64 optimizer step that enqueued the row; on the CPU, as only figures need it.
         pointer: () int64 row that the next key replaces; on the CPU, where the next rows are computed.
     """
 
     def __init__(self, size: int, hidden: int, device: torch.device | str = "cpu") -> None:
         self.rows = torch.zeros(size, hidden, device=device)
-        self.meanings = torch.zeros(size, 2, dtype=torch.long, device=device)
+        self.sentence_ids = torch.zeros(size, 2, dtype=torch.long, device=device)
         self.born = torch.zeros(size, dtype=torch.long, device="cpu")
         self.pointer = torch.zeros((), dtype=torch.long, device="cpu")
 
-    def push(self, keys: Tensor, meanings: Tensor, step: int) -> None:
-        """Replace the oldest rows by B keys (B, d) with their meanings (B, 2); of more than K keys the last K stay."""
+    def push(self, keys: Tensor, sentence_ids: Tensor, step: int) -> None:
+        """Replace the oldest rows by B keys (B, d), of the sentences (B, 2); of more than K keys the last K stay."""
         size = len(self.rows)
         start = int(self.pointer) + max(0, len(keys) - size)
-        keys, meanings = keys[-size:], meanings[-size:]
+        keys, sentence_ids = keys[-size:], sentence_ids[-size:]
         at = (start + torch.arange(len(keys), device=self.rows.device)) % size
-        self.rows[at], self.meanings[at] = keys.detach(), meanings
+        self.rows[at], self.sentence_ids[at] = keys.detach(), sentence_ids
         self.born[(start + torch.arange(len(keys), device="cpu")) % size] = step
         self.pointer.fill_((start + len(keys)) % size)
 
     def state(self) -> dict[str, Tensor]:
         """The live tensors that make up the queue."""
-        return {"rows": self.rows, "meanings": self.meanings, "born": self.born, "pointer": self.pointer}
+        # "meanings": the name in checkpoints that were written before
+        return {"rows": self.rows, "meanings": self.sentence_ids, "born": self.born, "pointer": self.pointer}
 
     @property
     def age(self) -> float:
@@ -83,16 +84,16 @@ class Queue:
         return float(self.born.max() - self.born.double().mean())
 
 
-def share_a_meaning(mine: Tensor, theirs: Tensor) -> Tensor:
-    """(B, 2) meanings of queries, (K, 2) of keys -> (B, K), true where they have one in common: no negative."""
+def share_a_sentence(mine: Tensor, theirs: Tensor) -> Tensor:
+    """(B, 2) sentence ids of queries, (K, 2) of keys -> (B, K), true where they have one in common: no negative."""
     shared = mine[:, :1] == theirs[None, :, 0]
     for left, right in ((0, 1), (1, 0), (1, 1)):
         shared |= mine[:, left, None] == theirs[None, :, right]
     return shared
 
 
-def have_equal_meanings(mine: Tensor, theirs: Tensor) -> Tensor:
-    """(B, 2) meanings of queries, (K, 2) of keys -> (B, K), true where both are the same set."""
+def have_equal_sentences(mine: Tensor, theirs: Tensor) -> Tensor:
+    """(B, 2) sentence ids of queries, (K, 2) of keys -> (B, K), true where both are the same set."""
     mine, theirs = mine.sort(dim=1).values, theirs.sort(dim=1).values
     return (mine[:, :1] == theirs[None, :, 0]) & (mine[:, 1:] == theirs[None, :, 1])
 

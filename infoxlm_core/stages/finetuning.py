@@ -20,7 +20,7 @@ from infoxlm_core.model import pretrained, task_models
 from infoxlm_core.tasks import task_of
 from infoxlm_core.training import active_vocabulary, distributed, loop, selection
 from infoxlm_core.training.best_checkpoints import Kept
-from infoxlm_core.training.checkpoints import Elsewhere
+from infoxlm_core.training.checkpoints import RemoteCheckpoints
 from infoxlm_core.training.fingerprint import Fingerprint
 from infoxlm_core.training.run import export_curves, run_directory
 from infoxlm_core.training.task_learner import TaskLearner, Training
@@ -36,7 +36,7 @@ def finetune(
     output: Path,
     run: Path,
     track: Callable[[Path], Tracker] = FileTracker,
-    elsewhere: Elsewhere | None = None,
+    remote: RemoteCheckpoints | None = None,
 ) -> dict[str, Any]:
     """Fine-tune an encoder in Hugging Face format on a task; every worker calls this.
 
@@ -47,7 +47,7 @@ def finetune(
         output: gets the model, its tokenizer, `selection.json`, `metrics.jsonl` and, of classification, `test.parquet`.
         run: gets checkpoints; the same directory continues the same run.
         track: makes the tracker that writes the curves into a file.
-        elsewhere: where checkpoints are for machines that share no disk with this one.
+        remote: where checkpoints are for machines that share no disk with this one.
 
     Returns:
         the last step's figures, `steps`, and `examples`, how many there were to learn from.
@@ -66,7 +66,7 @@ def finetune(
     learned, all_words = active_vocabulary.limit(module.to(distributed.device()), task, optimization.weight_decay)
     learner = TaskLearner(config, module, learned, optimization.steps, kept)
     logger.info("fine-tuning on %d examples, %d steps", len(task.examples), optimization.steps)
-    with run_directory(run, fingerprint, config.checkpoints, track, elsewhere) as (checkpoints, tracker):
+    with run_directory(run, fingerprint, config.checkpoints, track, remote) as (checkpoints, tracker):
         found = loop.train(learner, optimization, checkpoints, tracker, config.log_every, learner.observe)
         distributed.on_first(lambda: export(learner, encoder, run, output, all_words))
     return found | {"steps": optimization.steps, "examples": len(task.examples)}

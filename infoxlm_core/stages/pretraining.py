@@ -12,7 +12,7 @@ from infoxlm_core.data.shards import Shards, open_shards
 from infoxlm_core.model import pretrained
 from infoxlm_core.systems import SYSTEMS
 from infoxlm_core.training import distributed, loop
-from infoxlm_core.training.checkpoints import Elsewhere
+from infoxlm_core.training.checkpoints import RemoteCheckpoints
 from infoxlm_core.training.fingerprint import Fingerprint
 from infoxlm_core.training.run import export_curves, run_directory
 from infoxlm_core.training.tracker import FileTracker, Tracker
@@ -24,7 +24,7 @@ def pretrain(
     output: Path,
     run: Path,
     track: Callable[[Path], Tracker] = FileTracker,
-    elsewhere: Elsewhere | None = None,
+    remote: RemoteCheckpoints | None = None,
 ) -> dict[str, Any]:
     """Pre-train, continuing from the newest valid checkpoint in `run`; every worker calls this.
 
@@ -34,7 +34,7 @@ def pretrain(
         output: gets `encoder/` and `start/` (the model before its first step), both in Hugging Face format.
         run: gets checkpoints and `metrics.jsonl`; the same directory continues the same run.
         track: makes the tracker that writes the curves into a file.
-        elsewhere: where checkpoints are for machines that share no disk with this one.
+        remote: where checkpoints are for machines that share no disk with this one.
 
     Returns:
         the last step's figures.
@@ -49,7 +49,7 @@ def pretrain(
     if config.model.start:
         inputs["model.start"] = pretrained.digest_of(Path(config.model.start))
     fingerprint = Fingerprint.of(config, manifests.VERSIONS["pretrained"], inputs)
-    with run_directory(run, fingerprint, config.checkpoints, track, elsewhere) as (checkpoints, tracker):
+    with run_directory(run, fingerprint, config.checkpoints, track, remote) as (checkpoints, tracker):
         figures = loop.train(learner, config.optimization, checkpoints, tracker, config.log_every, observe)
         weights = distributed.tensors_on_first(dict(learner.module.named_parameters()))
         distributed.on_first(lambda: _export(config, weights, shards, run, output))

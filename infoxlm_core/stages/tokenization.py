@@ -24,7 +24,7 @@ from infoxlm_core import manifests
 from infoxlm_core.config import TokenizationConfig
 from infoxlm_core.corpora.parallel import CHUNK, Spread, over_processes
 from infoxlm_core.data import shards
-from infoxlm_core.data.encoding import MEANING, SIDES, encode, encode_chunk, processor_of
+from infoxlm_core.data.encoding import SENTENCE_ID, SIDES, encode, encode_chunk, processor_of
 from infoxlm_core.data.sampling import generator, probabilities
 from infoxlm_core.data.vocabulary import SPECIAL_TOKENS
 from infoxlm_core.errors import CorpusTooSmall, InputError, TokenizerMismatch
@@ -180,15 +180,15 @@ def _chunks(path: Path) -> Iterator[pa.Table]:
 def _write(output: Path, name: str, results: Iterable[pa.Table]) -> dict[str, dict[str, int]]:
     """Write one corpus chunk by chunk; return the facts of its tables."""
     writers: dict[str, shards.TableWriter] = {}
-    meanings = []
+    sentence_ids = []
     for result in results:
         for side in SIDES.keys() & result.column_names:
             table = f"{name}{SIDES[side]}"
             writer = writers.get(table) or writers.setdefault(table, shards.TableWriter(output / table))
             rows = result[side].combine_chunks()
             writer.add(rows.flatten().to_numpy(), pc.list_value_length(rows).to_numpy())
-        if MEANING in result.column_names:
-            meanings.append(result[MEANING].to_numpy().astype(shards.MEANINGS))
-    if meanings:
-        shards.write_array(output / f"{name}.meanings", np.concatenate(meanings))
+        if SENTENCE_ID in result.column_names:
+            sentence_ids.append(result[SENTENCE_ID].to_numpy().astype(shards.SENTENCE_IDS))
+    if sentence_ids:
+        shards.write_array(output / f"{name}.meanings", np.concatenate(sentence_ids))
     return {table: writer.close() for table, writer in sorted(writers.items())}

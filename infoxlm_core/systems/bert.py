@@ -14,7 +14,7 @@ from transformers import BertConfig, PretrainedConfig
 
 from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data.layouts import Sequences, lay_out
-from infoxlm_core.data.sampling import Law, generator
+from infoxlm_core.data.sampling import TableSampler, generator
 from infoxlm_core.data.shards import Shards, Table
 from infoxlm_core.data.vocabulary import EOS
 from infoxlm_core.errors import CorpusTooSmall
@@ -70,12 +70,14 @@ class BERTSampler(TextSampler):
                 )
         if not names:
             raise CorpusTooSmall("next sentences need monolingual text: have=0 need=2 documents; add text")
-        self.law = Law([[len(table) for table in shards.mono[name]] for name in names], config.batches.alpha)
+        self.sampler = TableSampler(
+            [[len(table) for table in shards.mono[name]] for name in names], config.batches.alpha
+        )
 
     def draw(self, step: int, shard: int) -> Samples:
         """The samples of a virtual shard at a step."""
         rng = generator(self.config.seed, step, shard, "bert")
-        drawn = zip(*self.law.draw(self.per_shard, rng), strict=True)
+        drawn = zip(*self.sampler.draw(self.per_shard, rng), strict=True)
         first, second, labels = zip(*(self._pair(int(table), int(row), rng) for table, row in drawn), strict=True)
         sides = [Sequences(np.concatenate(side), np.array([len(part) for part in side])) for side in (first, second)]
         sequences = lay_out(*sides)

@@ -39,7 +39,7 @@ class Samples:
 class TextBatch:
     """One micro-batch of `Samples` as tensors; `row_counts` says how many rows lie in each sequence.
 
-    `place`: step, virtual shard and number of the micro-batch, which dropout is drawn by. `flops`: what it must cost,
+    `rng_key`: step, virtual shard and number of the micro-batch, which dropout is drawn by. `flops`: what it must cost,
     for the network that it was made for.
     """
 
@@ -52,7 +52,7 @@ class TextBatch:
     row_counts: tuple[int, ...]
     answers: Tensor
     labels: Mapping[str, Tensor]
-    place: tuple[int, int, int] = (0, 0, 0)
+    rng_key: tuple[int, int, int] = (0, 0, 0)
     flops: float = 0.0
 
     @property
@@ -77,7 +77,7 @@ def micro_batches(samples: Samples, size: int, step: int, shard: int) -> list[Te
     return [_pack(samples, slice(i, i + size), (step, shard, i // size)) for i in range(0, len(lengths), size)]
 
 
-def _pack(samples: Samples, part: slice, place: tuple[int, int, int]) -> TextBatch:
+def _pack(samples: Samples, part: slice, rng_key: tuple[int, int, int]) -> TextBatch:
     ends = np.concatenate([[0], samples.seen.lengths.cumsum()])
     start, stop, _ = part.indices(len(samples.seen.lengths))
     first, last = ends[start], ends[stop]
@@ -93,7 +93,7 @@ def _pack(samples: Samples, part: slice, place: tuple[int, int, int]) -> TextBat
         row_counts=tuple(np.bincount(owner, minlength=stop - start).tolist()),
         answers=torch.from_numpy(samples.answers[mine]),
         labels={name: torch.from_numpy(labels[part]) for name, labels in samples.labels.items()},
-        place=place,
+        rng_key=rng_key,
     )
 
 

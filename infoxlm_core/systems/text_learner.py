@@ -53,7 +53,7 @@ class TextLearner(Learner):
 
     def losses(self, batch: TextBatch, scales: Mapping[str, float]) -> tuple[Tensor, dict[str, Tensor]]:
         batch = batch.to(self.device)
-        seed_dropout(self.config.seed, *batch.place)
+        seed_dropout(self.config.seed, *batch.rng_key)
         with autocast(self.device):
             logits, by_sequence = self.module(batch)
         questions = {batch.objective: (logits, batch.answers)}

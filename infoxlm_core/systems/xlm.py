@@ -21,7 +21,7 @@ from transformers import PretrainedConfig, XLMConfig
 
 from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data.layouts import Sequences
-from infoxlm_core.data.sampling import Law, generator, probabilities
+from infoxlm_core.data.sampling import TableSampler, generator, probabilities
 from infoxlm_core.data.shards import Pairs, Shards, Table, end_to_end, gather
 from infoxlm_core.data.vocabulary import BOS, EOS, PAD, UNK
 from infoxlm_core.errors import ConfigError, CorpusTooSmall
@@ -105,7 +105,7 @@ class XLMSampler(TextSampler):
             )
         sentences = {name: sum(map(len, tables)) for name, tables in self.streams.items()}
         pairs = {name: sum(len(rows) for _, rows in found) for name, found in self.pairs.items()}
-        self.laws = {"mlm": sentences, "tlm": pairs, "clm": sentences}
+        self.sizes = {"mlm": sentences, "tlm": pairs, "clm": sentences}
 
     def _short(self, pairs: Pairs) -> np.ndarray:
         """Rows whose sides are both within the limit; XLM drops the others."""
@@ -116,9 +116,9 @@ class XLMSampler(TextSampler):
         """The samples of a virtual shard at a step."""
         objective, key = self.objectives[step % len(self.objectives)], (self.config.seed, step)
         choice = generator(*key, "language").random(2)
-        sizes = self.laws[objective]
-        law = probabilities(np.array(list(sizes.values())), self.config.batches.alpha).cumsum()
-        name = list(sizes)[int(np.searchsorted(law, choice[0] * law[-1], side="right"))]
+        sizes = self.sizes[objective]
+        edges = probabilities(np.array(list(sizes.values())), self.config.batches.alpha).cumsum()
+        name = list(sizes)[int(np.searchsorted(edges, choice[0] * edges[-1], side="right"))]
         rng, mask_rng = generator(*key, shard, objective), generator(*key, shard, objective, "mask")
         if objective == "tlm":
             sequences, places, types = self._pair(name, bool(choice[1] < 0.5), rng)
@@ -135,7 +135,7 @@ class XLMSampler(TextSampler):
 
     def _stream(self, language: str, rng: np.random.Generator) -> Sequences:
         tables, size = self.streams[language], self.config.batches.block_tokens
-        which, rows = Law([[windows(table, size) for table in tables]], 1.0).draw(self.per_shard, rng)
+        which, rows = TableSampler([[windows(table, size) for table in tables]], 1.0).draw(self.per_shard, rng)
         found = np.empty((self.per_shard, size), np.int64)
         for number in np.unique(which):
             found[which == number] = read_windows(tables[number], rows[which == number], size)
@@ -143,8 +143,8 @@ class XLMSampler(TextSampler):
 
     def _pair(self, name: str, swap: bool, rng: np.random.Generator) -> tuple[Sequences, np.ndarray, np.ndarray]:
         found, limit = self.pairs[name], self.config.batches.side_tokens
-        which, places = Law([[len(rows) for _, rows in found]], 1.0).draw(self.per_shard, rng)
-        rows = np.array([found[number][1][place] for number, place in zip(which, places, strict=True)])
+        which, drawn = TableSampler([[len(rows) for _, rows in found]], 1.0).draw(self.per_shard, rng)
+        rows = np.array([found[number][1][row] for number, row in zip(which, drawn, strict=True)])
         sides = [
             Sequences(*gather([pairs.source for pairs, _ in found], which, rows, limit)),
             Sequences(*gather([pairs.target for pairs, _ in found], which, rows, limit)),

@@ -7,23 +7,22 @@
 
 A checkpoint is chosen by its step, never by a clock, and every byte of it is hashed before it is used.
 
-Machines that share no disk have them `Elsewhere` too: then what has not arrived there does not exist, and a checkpoint
-carries what else a run needs to go on somewhere else (`BESIDE`).
+Machines that share no disk have `RemoteCheckpoints` too: then what has not arrived there does not exist, and a
+checkpoint carries what else a run needs to go on somewhere else (`COMPANIONS`).
 """
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
 import re
 import shutil
-import time
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from filelock import FileLock, Timeout
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -41,9 +40,9 @@ from infoxlm_core.training.tracker import METRICS
 
 logger = logging.getLogger(__name__)
 _NAME = re.compile(r"step=(\d{10})")
-BESIDE = (METRICS, "kept")
+COMPANIONS = (METRICS, "kept")
 """What else a run goes on from: curves, and the weights of a fine-tuning's best moments."""
-MISSED = 3
+MAX_FAILED_UPLOADS = 3
 """Saves in a row that may fail to arrive elsewhere before the run stops."""
 
 
@@ -69,7 +68,7 @@ class Checkpoint:
     meta: dict[str, Any]
 
 
-class Elsewhere(Protocol):
+class RemoteCheckpoints(Protocol):
     """Where a run's checkpoints are for all machines, such as a prefix on S3. Names are those of their directories."""
 
     def held(self) -> contextlib.AbstractContextManager[Any]:
@@ -101,7 +100,7 @@ class Checkpoints:
         fingerprint: what a checkpoint is compared with before it is used.
         every: steps between two saves.
         keep: newest ones that stay, not counting those that a resume has found to be bad.
-        elsewhere: where they are for other machines; None if all share this directory.
+        remote: where they are for other machines; None if all share this directory.
         accept_changes: go on also with other data or settings.
     """
 
@@ -111,11 +110,11 @@ class Checkpoints:
         fingerprint: Fingerprint,
         every: int,
         keep: int,
-        elsewhere: Elsewhere | None = None,
+        remote: RemoteCheckpoints | None = None,
         accept_changes: bool = False,
     ) -> None:
         self.directory, self.fingerprint, self.every, self.keep = directory, fingerprint, every, keep
-        self.elsewhere, self.accept_changes = elsewhere, accept_changes
+        self.remote, self.accept_changes = remote, accept_changes
         self._missed = 0
         self._bad: set[str] = set()
         directory.mkdir(parents=True, exist_ok=True)
@@ -127,20 +126,15 @@ class Checkpoints:
         Raises:
             LeaseHeld: somebody else goes on training it.
         """
-        with (self.directory / "lock").open("w") as file:
-            deadline = time.monotonic() + patience
-            while True:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() > deadline:
-                        raise LeaseHeld(
-                            f"{self.directory} is in use: another process trains this run; wait for it or stop it"
-                        ) from None
-                    time.sleep(0.5)
+        try:
+            held = FileLock(self.directory / "lock").acquire(timeout=patience, poll_interval=0.5)
+        except Timeout:
+            raise LeaseHeld(
+                f"{self.directory} is in use: another process trains this run; wait for it or stop it"
+            ) from None
+        with held:
             self._sweep()
-            with self.elsewhere.held() if self.elsewhere else contextlib.nullcontext():
+            with self.remote.held() if self.remote else contextlib.nullcontext():
                 yield
 
     def _sweep(self) -> None:
@@ -149,13 +143,13 @@ class Checkpoints:
             shutil.rmtree(path, ignore_errors=True)
 
     def asked_to_stop(self) -> bool:
-        return (self.directory / "stop").exists() or bool(self.elsewhere and self.elsewhere.asked_to_stop())
+        return (self.directory / "stop").exists() or bool(self.remote and self.remote.asked_to_stop())
 
     def forget_request(self) -> None:
         """The request to stop was granted: the next start must not find it."""
         (self.directory / "stop").unlink(missing_ok=True)
-        if self.elsewhere:
-            self.elsewhere.forget_request()
+        if self.remote:
+            self.remote.forget_request()
 
     def save(self, checkpoint: Checkpoint, last: bool = False) -> None:
         """Write a checkpoint so that it exists whole or not at all; then drop the bad and the oldest.
@@ -176,7 +170,7 @@ class Checkpoints:
             save_file(checkpoint.tensors, temporary / "state.safetensors")
             meta = checkpoint.meta | {"step": checkpoint.step} | self.fingerprint.meta()
             manifests.write_atomically(temporary / "meta.json", json.dumps(meta, indent=1, sort_keys=True))
-            if self.elsewhere:
+            if self.remote:
                 self._pack(temporary)
             manifests.sync_file(temporary / "state.safetensors")
             manifests.write(temporary, "checkpoint", {"step": checkpoint.step})
@@ -202,7 +196,7 @@ class Checkpoints:
 
     def _pack(self, directory: Path) -> None:
         """Put what lies beside the checkpoints into one: curves as they are now, weights as second names of files."""
-        for name in BESIDE:
+        for name in COMPANIONS:
             if (found := self.directory / name).is_dir():
                 shutil.copytree(found, directory / name, copy_function=os.link)
             elif found.is_file():
@@ -210,7 +204,7 @@ class Checkpoints:
 
     def _unpack(self, directory: Path) -> None:
         """Put it back where the run looks for it."""
-        for name in BESIDE:
+        for name in COMPANIONS:
             target = self.directory / name
             shutil.rmtree(target, ignore_errors=True) if target.is_dir() else target.unlink(missing_ok=True)
             if (found := directory / name).is_dir():
@@ -220,16 +214,18 @@ class Checkpoints:
 
     def _send(self, final: Path, bad: set[str], last: bool) -> bool:
         """Let a checkpoint exist elsewhere; return whether it does. Training goes on without it for a while."""
-        if not self.elsewhere:
+        if not self.remote:
             return True
         try:
-            self.elsewhere.send(final, self.keep, bad)
+            self.remote.send(final, self.keep, bad)
             self._missed = 0
             return True
         except StorageUnavailable as error:
             self._missed += 1
-            logger.error("checkpoint %s did not arrive (%d of %d): %s", final.name, self._missed, MISSED, error)
-            if last or self._missed >= MISSED:
+            logger.error(
+                "checkpoint %s did not arrive (%d of %d): %s", final.name, self._missed, MAX_FAILED_UPLOADS, error
+            )
+            if last or self._missed >= MAX_FAILED_UPLOADS:
                 raise
             return False
 
@@ -257,7 +253,7 @@ class Checkpoints:
             logger.info("resuming after step %d from %s", step, path)
             # what is newer is damaged, or never arrived elsewhere; it goes when there is a new one
             self._bad = {newer.name for found, newer in candidates + list_of(self.directory) if found > step}
-            if self.elsewhere:
+            if self.remote:
                 self._unpack(path)
             return Checkpoint(step, tensors, meta)
         if reasons or self._has_saved():
@@ -268,13 +264,13 @@ class Checkpoints:
         return None
 
     def _has_saved(self) -> bool:
-        return self.elsewhere.has_saved() if self.elsewhere else (self.directory / "saved.json").exists()
+        return self.remote.has_saved() if self.remote else (self.directory / "saved.json").exists()
 
     def _candidates(self) -> list[tuple[int, Path]]:
         """Steps of the checkpoints that exist, newest first, and where each is on this machine, or will be."""
-        if self.elsewhere is None:
+        if self.remote is None:
             return list_of(self.directory)
-        found = [(int(m[1]), self.directory / m[0]) for name in self.elsewhere.names() if (m := _NAME.fullmatch(name))]
+        found = [(int(m[1]), self.directory / m[0]) for name in self.remote.names() if (m := _NAME.fullmatch(name))]
         return sorted(found, reverse=True)
 
     def _bring(self, path: Path) -> None:
@@ -282,7 +278,7 @@ class Checkpoints:
         try:
             manifests.read(path, "checkpoint", made_with="pretrain")
         except InfoXLMError:
-            if self.elsewhere is None:
+            if self.remote is None:
                 raise
-            self.elsewhere.fetch(path.name, path)  # compares every byte
+            self.remote.fetch(path.name, path)  # compares every byte
             manifests.read(path, "checkpoint", made_with="pretrain", check=lambda _: False)

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 
 from infoxlm_core.config import OptimizationConfig
-from infoxlm_core.errors import BadNumbersLimit, Preempted
+from infoxlm_core.errors import Preempted, TrainingDiverged
 from infoxlm_core.training import distributed
 from infoxlm_core.training.checkpoints import Checkpoints
 from infoxlm_core.training.learner import Learner, MicroBatch
@@ -45,7 +45,7 @@ def train(
 
     Raises:
         Preempted: somebody asked to stop; a checkpoint was saved.
-        BadNumbersLimit: too many steps in a row were not finite.
+        TrainingDiverged: too many steps in a row were not finite.
         NoValidCheckpoint, ConfigMismatch: see `Checkpoints.load_newest`.
     """
     # The first worker chooses the checkpoint, as only it may see the disk; its tensors go to all. Without one a run
@@ -84,7 +84,7 @@ def train(
 
             # A bad step or two is bad luck and was skipped; several in a row will not heal by themselves.
             if progress.bad_in_a_row >= config.max_bad_steps:
-                raise BadNumbersLimit(
+                raise TrainingDiverged(
                     f"{progress.bad_in_a_row} steps in a row up to step {progress.step} had a loss or gradient that is "
                     "not finite: lower optimization.learning_rate or raise contrast.temperature"
                 )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from infoxlm_core.config import CheckpointsConfig
 from infoxlm_core.training import distributed
-from infoxlm_core.training.checkpoints import Checkpoints, Elsewhere
+from infoxlm_core.training.checkpoints import Checkpoints, RemoteCheckpoints
 from infoxlm_core.training.fingerprint import Fingerprint
 from infoxlm_core.training.pace import CLOCKED
 from infoxlm_core.training.tracker import METRICS, FileTracker, Tracker, read
@@ -20,7 +20,7 @@ def run_directory(
     fingerprint: Fingerprint,
     config: CheckpointsConfig,
     track: Callable[[Path], Tracker],
-    elsewhere: Elsewhere | None = None,
+    remote: RemoteCheckpoints | None = None,
 ) -> Iterator[tuple[Checkpoints, Tracker]]:
     """Checkpoints and tracker of a run; the first worker holds the run's lock as long as it trains.
 
@@ -28,7 +28,7 @@ def run_directory(
         LeaseHeld: another process trains this run.
     """
     checkpoints = Checkpoints(
-        directory, fingerprint, config.every, config.keep, elsewhere, accept_changes=config.resume == directory.name
+        directory, fingerprint, config.every, config.keep, remote, accept_changes=config.resume == directory.name
     )
     with contextlib.ExitStack() as stack:
         distributed.on_first(lambda: stack.enter_context(checkpoints.locked()))

@@ -138,7 +138,7 @@ def test_waiting_tells_each_change_once_and_ends_as_the_run_does(kubeflow, confi
     ("written", "code", "said"),
     [
         (
-            [{"stage": "pretrain", "code": 5, "class": "BadNumbersLimit", "message": "diverged"}],
+            [{"stage": "pretrain", "code": 5, "class": "TrainingDiverged", "message": "diverged"}],
             5,
             "pretrain: diverged",
         ),

@@ -14,7 +14,7 @@ from infoxlm_core.data.samples import Sampler
 from infoxlm_core.data.shards import Shards
 from infoxlm_core.model.flops import must_do_flops
 from infoxlm_core.model.heads import InfoXLM
-from infoxlm_core.model.momentum import KeyEncoder, Queue, have_equal_meanings, momentum_at, share_a_meaning
+from infoxlm_core.model.momentum import KeyEncoder, Queue, have_equal_sentences, momentum_at, share_a_sentence
 from infoxlm_core.model.objectives import xlco_hits, xlco_logits, xlco_losses
 from infoxlm_core.training import distributed
 from infoxlm_core.training.learner import Learner, LossWeights, autocast, seed_dropout
@@ -69,7 +69,7 @@ class InfoXLMLearner(Learner):
         # Dropout is drawn for each micro-batch, so these must not depend on which worker has which virtual shard.
         parts = [range(shard, shard + 1) for shard in mine] if self.config.model.dropout else [mine]
         return [
-            replace(batch, place=(step, part.start, number), flops=self._flops(batch))
+            replace(batch, rng_key=(step, part.start, number), flops=self._flops(batch))
             for part in parts
             for number, batch in enumerate(
                 micro_batches(self.sampler.draw(step, part, only), batches.micro_batch_size, contrast.symmetric)
@@ -93,11 +93,11 @@ class InfoXLMLearner(Learner):
 
     def losses(self, batch: PackedBatch, scales: Mapping[str, float]) -> tuple[Tensor, dict[str, Tensor]]:
         if self.config.contrast.enqueue == "micro_batch" and self.new_keys:
-            self._enqueue(batch.place[0])
+            self._enqueue(batch.rng_key[0])
         batch = batch.to(self.device)
         by_group = torch.zeros(2, len(self.sampler.groups), dtype=torch.double, device=self.device)
         loss, sums = torch.zeros((), device=self.device), {"by_group": by_group}
-        seed_dropout(self.config.seed, *batch.place)
+        seed_dropout(self.config.seed, *batch.rng_key)
         with autocast(self.device):
             outputs = self.module(batch, self._scale(batch, scales))
         if outputs.losses is not None:
@@ -122,10 +122,10 @@ class InfoXLMLearner(Learner):
     def _contrast(self, batch: PackedBatch, queries: Tensor, by_group: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The summed contrast loss with gradient, and its sums without."""
         contrast = self.config.contrast
-        keys, (negatives, meanings) = self._make_keys(batch), (self.queue.rows, self.queue.meanings)
+        keys, (negatives, sentence_ids) = self._make_keys(batch), (self.queue.rows, self.queue.sentence_ids)
         if contrast.in_batch_negatives:
-            negatives, meanings = torch.cat([negatives, keys]), torch.cat([meanings, batch.meanings])
-        excluded = self._no_negatives(batch.meanings, meanings)
+            negatives, sentence_ids = torch.cat([negatives, keys]), torch.cat([sentence_ids, batch.sentence_ids])
+        excluded = self._no_negatives(batch.sentence_ids, sentence_ids)
         logits = xlco_logits(queries, keys, negatives, contrast.temperature, excluded)
         losses = xlco_losses(logits)
         share = batch.items / len(losses)  # 1, or one half where each item is contrasted from both sides
@@ -145,14 +145,14 @@ class InfoXLMLearner(Learner):
         return losses.sum() * share, sums
 
     def _no_negatives(self, mine: Tensor, theirs: Tensor) -> Tensor | None:
-        """(B, K) true where a key is no negative: it shares a meaning, or it is of the item itself."""
+        """(B, K) true where a key is no negative: it shares a sentence, or it is of the item itself."""
         contrast = self.config.contrast
         if contrast.false_negatives == "off" and not contrast.in_batch_negatives:
             return None
         if contrast.false_negatives == "off":
             excluded = torch.zeros(len(mine), len(theirs), dtype=torch.bool, device=mine.device)
         else:
-            compare = share_a_meaning if contrast.false_negatives == "overlap" else have_equal_meanings
+            compare = share_a_sentence if contrast.false_negatives == "overlap" else have_equal_sentences
             excluded = compare(mine, theirs)
         if contrast.in_batch_negatives:
             own = torch.arange(len(mine), device=mine.device)
@@ -164,7 +164,7 @@ class InfoXLMLearner(Learner):
     def _make_keys(self, batch: PackedBatch) -> Tensor:
         with autocast(self.device):
             keys = self.key_encoder(batch.key_ids, batch.key_positions, batch.key_lengths)
-        self.new_keys.append((keys[: batch.items], batch.meanings[: batch.items]))
+        self.new_keys.append((keys[: batch.items], batch.sentence_ids[: batch.items]))
         return keys
 
     def statistics(self, sums: Mapping[str, Any], counts: Mapping[str, float]) -> dict[str, float]:
@@ -196,9 +196,9 @@ class InfoXLMLearner(Learner):
             self._fill_queue()
 
     def _enqueue(self, step: int, limit: int | None = None) -> None:
-        keys, meanings = (torch.cat(parts) for parts in zip(*self.new_keys, strict=True))
-        keys, meanings = distributed.gather_rows(keys), distributed.gather_rows(meanings)
-        self.queue.push(keys[:limit], meanings[:limit], step)
+        keys, sentence_ids = (torch.cat(parts) for parts in zip(*self.new_keys, strict=True))
+        keys, sentence_ids = distributed.gather_rows(keys), distributed.gather_rows(sentence_ids)
+        self.queue.push(keys[:limit], sentence_ids[:limit], step)
         self.new_keys.clear()
 
     def state(self) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from infoxlm_core.data.layouts import Sequences
-from infoxlm_core.data.sampling import Law, generator
+from infoxlm_core.data.sampling import TableSampler, generator
 from infoxlm_core.data.shards import Shards, end_to_end, gather
 from infoxlm_core.errors import CorpusTooSmall
 from infoxlm_core.systems.text_batches import from_zero, languages_of, wrap
@@ -61,13 +61,13 @@ def denoising_weight(config: TranslationConfig, step: int) -> float:
 class Task:
     """One micro-batch: a clean target, and the source it is to be made from; back-translation finds its own source.
 
-    `place`: step, virtual shard and number of the micro-batch, which dropout is drawn by.
+    `rng_key`: step, virtual shard and number of the micro-batch, which dropout is drawn by.
     """
 
     objective: str
     target: Side
     source: Side | None
-    place: tuple[int, int, int]
+    rng_key: tuple[int, int, int]
 
     @property
     def counts(self) -> dict[str, int]:
@@ -123,7 +123,7 @@ class TranslationSampler:
 
     def _sentences(self, language: str, count: int, rng: np.random.Generator) -> list[np.ndarray]:
         """Sentences of a language, without their `</s>`."""
-        which, places = Law([[len(rows) for rows in self.rows[language]]], 1.0).draw(count, rng)
-        rows = np.array([self.rows[language][table][place] for table, place in zip(which, places, strict=True)])
+        which, drawn = TableSampler([[len(rows) for rows in self.rows[language]]], 1.0).draw(count, rng)
+        rows = np.array([self.rows[language][table][row] for table, row in zip(which, drawn, strict=True)])
         found = Sequences(*gather(self.tables[language], which, rows, self.config.side_tokens + 1))
         return [words[:-1] for words in found.rows]

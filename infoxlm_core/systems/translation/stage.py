@@ -152,11 +152,11 @@ class Translating(Learner):
     def losses(self, batch: Task, scales: Mapping[str, float]) -> tuple[Tensor, dict[str, Tensor]]:
         target = batch.target.to(self.device)
         source = self.back_translate(target) if batch.source is None else batch.source.to(self.device)
-        seed_dropout(self.config.seed, *batch.place)
+        seed_dropout(self.config.seed, *batch.rng_key)
         with autocast(self.device):
             logits = self.module(source, target)
         loss = clm_loss(logits, _after_first(target))
-        weight = denoising_weight(self.config, batch.place[0]) if batch.objective == "dae" else 1.0
+        weight = denoising_weight(self.config, batch.rng_key[0]) if batch.objective == "dae" else 1.0
         return loss * weight * scales[batch.objective], {batch.objective: loss.detach()}
 
     def back_translate(self, target: Side) -> Side:

@@ -18,13 +18,13 @@ from components.platform.remote_run import RemoteRun
 from components.platform.work import Work
 from infoxlm_core import manifests
 from infoxlm_core.errors import (
-    BadNumbersLimit,
     ConfigError,
     InputError,
     LeaseHeld,
     NoValidCheckpoint,
     Preempted,
     StorageUnavailable,
+    TrainingDiverged,
 )
 from infoxlm_core.training import tracker
 from tests.conftest import tiny_config
@@ -229,7 +229,7 @@ def test_a_step_hands_its_work_to_a_job_and_finds_the_result_in_the_store(
 
 def test_a_job_that_fails_leaves_its_reason_for_the_step_that_waits(bucket, work, monkeypatch):
     def fail(work: Work, *_) -> None:
-        raise BadNumbersLimit(f"{work.name}: 3 steps in a row")
+        raise TrainingDiverged(f"{work.name}: 3 steps in a row")
 
     def run(name, place, cluster, num_workers, task, ask_to_stop, ended):
         with pytest.raises(SystemExit) as ended_with:
@@ -241,7 +241,7 @@ def test_a_job_that_fails_leaves_its_reason_for_the_step_that_waits(bucket, work
     monkeypatch.setattr(ray_job, "run", run)
     monkeypatch.setenv("RUN_ID", "run-7")
 
-    with pytest.raises(InputError, match=r"5 .*'class': 'BadNumbersLimit', 'message': 'abc: 3 steps in a row'"):
+    with pytest.raises(InputError, match=r"5 .*'class': 'TrainingDiverged', 'message': 'abc: 3 steps in a row'"):
         launchers.run(replace(work, num_workers=2), CLUSTER)
 
     assert stores.read(URL, "runs/pretrained-abc/stop").startswith(b"j-pretrain-")

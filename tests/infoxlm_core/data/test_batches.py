@@ -11,7 +11,7 @@ from infoxlm_core.data import masking
 from infoxlm_core.data.batches import micro_batches
 from infoxlm_core.data.layouts import Sequences, lay_out, mix
 from infoxlm_core.data.samples import Sampler
-from infoxlm_core.data.sampling import Law, generator, probabilities
+from infoxlm_core.data.sampling import TableSampler, generator, probabilities
 from infoxlm_core.data.shards import Table, make_blocks, open_shards, write_table
 from infoxlm_core.errors import CorpusTooSmall, ShardCorrupt
 from tests.conftest import VOCABULARY, tiny_config, write_shards
@@ -155,7 +155,7 @@ def test_monolingual_probabilities_are_the_papers(alpha, expected):
 
 @pytest.mark.item("A18")
 def test_ten_million_draws_follow_the_golden_table(record_property):
-    law, draws = Law([[size] for size in SIZES], alpha=0.7), 10_000_000
+    law, draws = TableSampler([[size] for size in SIZES], alpha=0.7), 10_000_000
     counts = np.zeros(len(SIZES))
     for part in range(10):
         counts += np.bincount(law.draw(draws // 10, generator("golden", part))[0], minlength=len(SIZES))
@@ -169,7 +169,7 @@ def test_ten_million_draws_follow_the_golden_table(record_property):
 
 @pytest.mark.item("A18")
 def test_draws_follow_the_law_over_languages_and_are_uniform_within():
-    law = Law([[300, 100], [50]], alpha=0.7)
+    law = TableSampler([[300, 100], [50]], alpha=0.7)
 
     tables, rows = law.draw(1_000_000, generator("draws"))
 
@@ -182,7 +182,7 @@ def test_draws_follow_the_law_over_languages_and_are_uniform_within():
 
 @pytest.mark.item("A17")
 def test_partners_come_from_another_corpus_by_the_same_law():
-    law, corpora = Law([[300, 100], [50, 30]], alpha=0.7), ["one", "two", "one", "two"]
+    law, corpora = TableSampler([[300, 100], [50, 30]], alpha=0.7), ["one", "two", "one", "two"]
 
     tables, rows = law.draw_elsewhere(np.repeat([0, 3], 200_000), corpora, generator("partners"))
 
@@ -198,10 +198,10 @@ def test_with_one_corpus_the_partner_is_another_pair_of_it(tmp_path):
     shards = open_shards(write_shards(tmp_path, {"only": 6}, ("de",)))
     sampler = Sampler(shards, tiny_config(batches={"global_batch_size": 400, "virtual_shards": 1}))
 
-    meanings = sampler.draw(0, range(1)).meanings
+    sentence_ids = sampler.draw(0, range(1)).sentence_ids
 
-    assert (meanings[:, 0] != meanings[:, 1]).all()
-    assert set(meanings.flat) == set(shards.pairs["en-de"][0].meanings)
+    assert (sentence_ids[:, 0] != sentence_ids[:, 1]).all()
+    assert set(sentence_ids.flat) == set(shards.pairs["en-de"][0].sentence_ids)
 
 
 def test_one_pair_alone_cannot_be_mixed(tmp_path):
@@ -246,12 +246,12 @@ def test_the_eight_modes_of_mixup_are_equally_likely(tiny_shards, record_propert
     sides = {}  # meaning -> (English, its translation)
     for tables in shards.pairs.values():
         for table in tables:
-            for row, meaning in enumerate(table.meanings.tolist()):
+            for row, meaning in enumerate(table.sentence_ids.tolist()):
                 cut = slice(table.source.offsets[row], table.source.offsets[row + 1])
                 sides[meaning] = tuple(side.tokens[cut].tolist() for side in (table.source, table.target))
 
     modes = Counter()
-    for query, key, (c, d) in zip(rows_of(draw.queries), rows_of(draw.keys), draw.meanings.tolist(), strict=True):
+    for query, key, (c, d) in zip(rows_of(draw.queries), rows_of(draw.keys), draw.sentence_ids.tolist(), strict=True):
         views = [sides[c][0], sides[d][0]], [sides[c][1], sides[d][1]]  # source, target
         found = [
             mode
@@ -291,7 +291,7 @@ def test_samples_do_not_depend_on_the_number_of_workers_or_the_micro_batch(tiny_
         views = [tuple(p.tolist()) for b in batches for p in b.ids.split(b.lengths)[b.lm_sequences :]]
         keys = [tuple(p.tolist()) for b in batches for p in b.key_ids.split(b.key_lengths)]
         answers = sorted(answer for b in batches for answer in b.target_ids.tolist())
-        return lm, views, keys, answers, [m for b in batches for m in b.meanings.tolist()]
+        return lm, views, keys, answers, [m for b in batches for m in b.sentence_ids.tolist()]
 
     assert len(whole) == 1 and len(split) == 8
     assert samples(whole) == samples(split)

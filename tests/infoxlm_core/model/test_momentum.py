@@ -6,7 +6,7 @@ import torch
 from infoxlm_core.config import ContrastConfig
 from infoxlm_core.model.encoder import EncoderSize, initialise
 from infoxlm_core.model.heads import InfoXLM
-from infoxlm_core.model.momentum import KeyEncoder, Queue, have_equal_meanings, momentum_at, share_a_meaning
+from infoxlm_core.model.momentum import KeyEncoder, Queue, have_equal_sentences, momentum_at, share_a_sentence
 from infoxlm_core.model.objectives import xlco_logits, xlco_losses
 
 SIZE = EncoderSize(vocabulary=32, layers=3, hidden=8, ffn=16, heads=2, positions=16)
@@ -115,7 +115,7 @@ def test_the_queue_holds_the_last_keys_whatever_the_batch_size(batch):
 
     oldest_first = queue.rows[:, 0].roll(-int(queue.pointer)).tolist()
     assert oldest_first == ([0.0] * 5 + pushed)[-5:] if len(pushed) < 5 else oldest_first == pushed[-5:]
-    assert torch.equal(queue.meanings[:, 0].float(), queue.rows[:, 0])
+    assert torch.equal(queue.sentence_ids[:, 0].float(), queue.rows[:, 0])
 
 
 @pytest.mark.item("A12")
@@ -123,7 +123,7 @@ def test_overlap_finds_every_shared_meaning_and_equality_only_the_same_two():
     mine = torch.tensor([[2, 9], [9, 3], [8, 9], [2, 1]])
     theirs = torch.tensor([[1, 2], [3, 4], [5, 5]])
 
-    overlaps, equal = share_a_meaning(mine, theirs), have_equal_meanings(mine, theirs)
+    overlaps, equal = share_a_sentence(mine, theirs), have_equal_sentences(mine, theirs)
 
     assert overlaps.tolist() == [[True, False, False], [False, True, False], [False] * 3, [True, False, False]]
     assert equal.tolist() == [[False] * 3, [False] * 3, [False] * 3, [True, False, False]]

@@ -16,7 +16,6 @@ from infoxlm_core import manifests
 from infoxlm_core.config import OptimizationConfig
 from infoxlm_core.data.shards import open_shards
 from infoxlm_core.errors import (
-    BadNumbersLimit,
     ConfigError,
     ConfigMismatch,
     LeaseHeld,
@@ -25,6 +24,7 @@ from infoxlm_core.errors import (
     RankDesync,
     StorageFull,
     TokenizerMismatch,
+    TrainingDiverged,
 )
 from infoxlm_core.stages.pretraining import pretrain
 from infoxlm_core.systems.infoxlm.learner import InfoXLMLearner
@@ -187,7 +187,7 @@ def _three_steps(path: Path, weighting: str) -> dict[str, torch.Tensor]:
     for _ in range(3):
         train_step(learner, adam, config.optimization, progress, learner.batches(progress.step))
     queue = torch.cat(
-        [learner.queue.rows, learner.queue.meanings.double(), learner.queue.born[:, None].double()], dim=1
+        [learner.queue.rows, learner.queue.sentence_ids.double(), learner.queue.born[:, None].double()], dim=1
     )
     return {"gradient": gradients[0], "queue": queue}
 
@@ -670,7 +670,7 @@ def test_too_many_bad_steps_end_the_run(tiny_shards, tmp_path, monkeypatch):
 
     monkeypatch.setattr(InfoXLMLearner, "losses", spoiled)
 
-    with pytest.raises(BadNumbersLimit, match="3 steps in a row up to step 3") as caught:
+    with pytest.raises(TrainingDiverged, match="3 steps in a row up to step 3") as caught:
         pretrain(tiny_config(), tiny_shards, tmp_path / "out", tmp_path / "run")
     assert caught.value.exit_code == 5
 

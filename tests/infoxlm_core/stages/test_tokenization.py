@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 
 from infoxlm_core import manifests
 from infoxlm_core.config import TokenizationConfig
-from infoxlm_core.data.encoding import meaning
+from infoxlm_core.data.encoding import sentence_id
 from infoxlm_core.data.shards import open_shards
 from infoxlm_core.errors import CorpusTooSmall, InputError, TokenizerMismatch
 from infoxlm_core.stages.tokenization import tokenize
@@ -76,8 +76,8 @@ def test_shards_hold_the_ids_that_transformers_gives(shards, corpus):
         stored = table.tokens[table.offsets[row] : table.offsets[row + 1]].tolist()
         assert stored == [*tokenizer(text, add_special_tokens=False)["input_ids"], 2]
     (pairs,) = opened.pairs["en-de"]
-    assert len(pairs) == 200 and len(set(pairs.meanings.tolist())) == 200
-    assert pairs.meanings.view("uint64")[0] == meaning(messages(0)[0][0])
+    assert len(pairs) == 200 and len(set(pairs.sentence_ids.tolist())) == 200
+    assert pairs.sentence_ids.view("uint64")[0] == sentence_id(messages(0)[0][0])
 
 
 @pytest.mark.slow
@@ -99,7 +99,7 @@ def test_a_given_model_is_used_as_it_is(shards, corpus, tmp_path):
 
 
 def test_meaning_ignores_case_and_width_and_space():
-    assert meaning("Save  CHANGES") == meaning("save changes") != meaning("save change")
+    assert sentence_id("Save  CHANGES") == sentence_id("save changes") != sentence_id("save change")
 
 
 def test_bad_input_is_refused(corpus, tmp_path):

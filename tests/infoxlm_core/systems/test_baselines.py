@@ -336,7 +336,7 @@ def test_micro_batches_change_nothing_but_the_split(tiny_shards, row):
 
     whole, parts = micro_batches(samples, 8, 5, 0), micro_batches(samples, 3, 5, 0)
 
-    assert [part.place for part in parts] == [(5, 0, 0), (5, 0, 1), (5, 0, 2)]
+    assert [part.rng_key for part in parts] == [(5, 0, 0), (5, 0, 1), (5, 0, 2)]
     for name in ("ids", "positions", "types", "answers"):
         assert torch.equal(torch.cat([getattr(part, name) for part in parts]), getattr(whole[0], name))
     for name, labels in whole[0].labels.items():

@@ -39,7 +39,7 @@ def write_bilingual(directory: Path) -> Path:
         for side, values in (("source", source[rows]), ("target", target[rows])):
             name, lengths = f"{stem}.{side}", np.full(len(values), 6)
             tables[name] = shards.write_table(directory / name, [(values.ravel(), lengths)])
-        shards.write_array(directory / f"{stem}.meanings", np.arange(count, dtype=shards.MEANINGS)[rows])
+        shards.write_array(directory / f"{stem}.meanings", np.arange(count, dtype=shards.SENTENCE_IDS)[rows])
 
     write_pairs("pairs/en-de/one", slice(0, TRAINING // 2))
     write_pairs("pairs/en-de/two", slice(TRAINING // 2, TRAINING))

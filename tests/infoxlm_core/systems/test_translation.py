@@ -237,7 +237,7 @@ def test_the_gradient_of_back_translation_is_that_of_its_source_as_given(tiny_sh
     learner = learner_of(open_shards(tiny_shards), model=tiny().model.model_dump() | {"dropout": 0.0})
     batch, parameters = learner.batches(2)[0], list(learner.module.parameters())
     source = learner.back_translate(batch.target)
-    given = type(batch)("bt", batch.target, source, batch.place)
+    given = type(batch)("bt", batch.target, source, batch.rng_key)
 
     gradients = []
     for task in (batch, given):

@@ -51,7 +51,7 @@ def shards(tmp_path_factory) -> Path:
     for side, values in (("source", rows), ("target", np.roll(rows, 6))):
         stem = f"held_out/en-de/kept.{side}"
         facts["tables"][stem] = tables.write_table(directory / stem, [(values, np.full(10, 3))])
-    tables.write_array(directory / "held_out/en-de/kept.meanings", np.arange(10, dtype=tables.MEANINGS))
+    tables.write_array(directory / "held_out/en-de/kept.meanings", np.arange(10, dtype=tables.SENTENCE_IDS))
     manifests.write(directory, "shards", facts)
     return directory
 

@@ -18,7 +18,6 @@ from components.adapters.kuberay import job as ray_job
 from components.adapters.kuberay import states as ray_job_states
 from components.settings.cluster import ClusterConfig
 from infoxlm_core.errors import (
-    BadNumbersLimit,
     ConfigError,
     InfoXLMError,
     InputError,
@@ -26,6 +25,7 @@ from infoxlm_core.errors import (
     Preempted,
     ResourcesUnavailable,
     ShardCorrupt,
+    TrainingDiverged,
     WorkerLost,
 )
 from tests.servers.kubernetes_api import NAMESPACE, KubernetesServer, running_kubernetes, until
@@ -272,17 +272,17 @@ def because(reason: str) -> dict:
     return {"jobDeploymentStatus": "Failed", "jobStatus": "RUNNING", "reason": reason}
 
 
-SAID = {"stage": "pretrain", "code": 5, "class": "BadNumbersLimit", "message": "3 steps in a row\nare not finite"}
+SAID = {"stage": "pretrain", "code": 5, "class": "TrainingDiverged", "message": "3 steps in a row\nare not finite"}
 
 
 @pytest.mark.parametrize(
     ("status", "said", "kind", "code", "words"),
     [
         (FAILED, None, WorkerLost, 75, "ended as Failed, FAILED AppFailed: exit code 1: run again"),
-        (FAILED, SAID, BadNumbersLimit, 5, "3 steps in a row are not finite"),
+        (FAILED, SAID, TrainingDiverged, 5, "3 steps in a row are not finite"),
         (FAILED, {"code": 3, "class": "ShardCorrupt", "message": "x"}, ShardCorrupt, 3, "x"),
         (FAILED, {"code": 70, "class": "MemoryError", "message": "x"}, InfoXLMError, 70, "x"),
-        ({"jobDeploymentStatus": "Running", "jobStatus": "FAILED"}, SAID, BadNumbersLimit, 5, "not finite"),
+        ({"jobDeploymentStatus": "Running", "jobStatus": "FAILED"}, SAID, TrainingDiverged, 5, "not finite"),
         ({"jobDeploymentStatus": "Complete", "jobStatus": "STOPPED"}, None, WorkerLost, 75, "STOPPED"),
         (because("SubmissionFailed"), None, WorkerLost, 75, "SubmissionFailed"),
         (because("JobStatusCheckTimeoutExceeded"), None, WorkerLost, 75, "TimeoutExceeded"),
@@ -308,7 +308,7 @@ def test_the_end_of_a_job_is_an_error_of_ours_in_one_line(kubernetes, launch, st
     assert kubernetes.job(NAME) is None
 
 
-@pytest.mark.parametrize("kind", [ConfigError, ShardCorrupt, BadNumbersLimit])
+@pytest.mark.parametrize("kind", [ConfigError, ShardCorrupt, TrainingDiverged])
 def test_what_an_earlier_attempt_ended_with_for_good_ends_this_one_without_asking_for_gpus(kubernetes, launch, kind):
     said = {"code": kind.exit_code, "class": kind.__name__, "message": "as before"}
 

@@ -106,7 +106,7 @@ def test_the_queue_begins_with_as_many_real_keys_as_it_has_rows(learner_of, size
             expected.append(learner.key_encoder(batch.key_ids, batch.key_positions, batch.key_lengths))
 
     assert torch.equal(learner.queue.rows, torch.cat(expected)[:size])
-    assert learner.queue.pointer == 0 and (learner.queue.meanings != 0).all()
+    assert learner.queue.pointer == 0 and (learner.queue.sentence_ids != 0).all()
     other = learner_of(contrast={"queue_size": 64})
     assert all(torch.equal(a.ids, b.ids) for a, b in zip(learner.batches(0), other.batches(0), strict=True))
     step(learner)
@@ -139,9 +139,9 @@ def test_a_corpus_smaller_than_the_queue_stays_finite_and_no_pair_is_its_own_neg
     for number in range(40):
         assert np.isfinite(step(learner, number)["loss/xlco"])
     batch = learner.batches(40)[0]
-    excluded = learner._no_negatives(batch.meanings, learner.queue.meanings)
-    for row, mine in zip(excluded, batch.meanings, strict=True):
-        assert row.tolist() == [mine[0].item() in kept for kept in learner.queue.meanings.tolist()]
+    excluded = learner._no_negatives(batch.sentence_ids, learner.queue.sentence_ids)
+    for row, mine in zip(excluded, batch.sentence_ids, strict=True):
+        assert row.tolist() == [mine[0].item() in kept for kept in learner.queue.sentence_ids.tolist()]
     assert excluded.any()
 
 
@@ -165,11 +165,11 @@ def test_the_next_partner_is_always_the_pair_that_follows_in_the_file(tiny_shard
     following = {}
     for tables in shards.pairs.values():
         for table in tables:
-            following |= dict(zip(table.meanings.tolist(), np.roll(table.meanings, -1).tolist(), strict=True))
+            following |= dict(zip(table.sentence_ids.tolist(), np.roll(table.sentence_ids, -1).tolist(), strict=True))
 
-    meanings = [pair for number in range(5) for pair in sampler.draw(number, range(4)).meanings.tolist()]
+    sentence_ids = [pair for number in range(5) for pair in sampler.draw(number, range(4)).sentence_ids.tolist()]
 
-    assert all(following[mine] == partner for mine, partner in meanings)
+    assert all(following[mine] == partner for mine, partner in sentence_ids)
 
 
 def test_contrast_may_start_later_with_a_fresh_copy_and_a_full_queue(tiny_shards, tmp_path):

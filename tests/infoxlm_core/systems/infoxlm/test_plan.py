@@ -50,7 +50,7 @@ def test_weights_optimizer_key_encoder_and_queue_take_the_bytes_of_the_plan(tiny
     assert planned["gradients"] == bytes_of([parameter.grad for parameter in parameters])
     assert planned["AdamW moments"] == bytes_of([t for state in optimizer.state.values() for t in state.values()])
     assert planned["key encoder"] == bytes_of(learner.key_encoder.parameters())
-    assert planned["queue"] == bytes_of([learner.queue.rows, learner.queue.meanings, learner.queue.born])
+    assert planned["queue"] == bytes_of([learner.queue.rows, learner.queue.sentence_ids, learner.queue.born])
     saved = named_tensors(learner, optimizer)
     pointer = saved["learner/queue/pointer"].element_size()
     run = values(plan.plan(config, VOCABULARY, gpus=1).run)

@@ -25,7 +25,7 @@ def with_held_out(tmp_path):
     for side, values in (("source", rows), ("target", turned)):
         stem = f"held_out/en-de/kept.{side}"
         tables[stem] = shards.write_table(directory / stem, [(values.ravel(), lengths)])
-    shards.write_array(directory / "held_out/en-de/kept.meanings", np.arange(10, dtype=shards.MEANINGS))
+    shards.write_array(directory / "held_out/en-de/kept.meanings", np.arange(10, dtype=shards.SENTENCE_IDS))
     manifests.write(directory, "shards", manifest["facts"])
     return directory
 
