@@ -39,7 +39,7 @@ def tokenize_corpus(
         source, digest = stores.read_pointer(corpus)
         given: tuple[str, ...] = ()
         if checked.model:
-            from infoxlm_core.model import tokenizers
+            from infoxlm_core.model import tokenizers  # takes seconds
 
             given = (str(sources.fetch_model(checked.model, stores.local(store), only=tokenizers.MODEL)),)
         name = runtime.artifact_key("shards", checked, digest, *runtime.digest_inputs(given))

@@ -18,12 +18,15 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
-from torch import Tensor
 
 from infoxlm_core.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FILE = "items.parquet"
 COLUMNS = ("model", "task", "place", "language", "direction", "question", "unshared", "right")
@@ -45,8 +48,8 @@ class Outcomes:
 
 def of_retrieval(
     pairs: Mapping[str, list[tuple[str, str]]],
-    hits: Mapping[str, Mapping[str, Mapping[str, Tensor]]],
-    unshared: Mapping[str, Tensor],
+    hits: Mapping[str, Mapping[str, Mapping[str, "Tensor"]]],
+    unshared: Mapping[str, "Tensor"],
 ) -> pd.DataFrame:
     """Outcomes of retrieval.
 
