@@ -1,6 +1,6 @@
 """Task: sentences, or sentence pairs, -> labels (XNLI, PAWS-X, SIB-200, any table)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -9,7 +9,7 @@ from infoxlm_core.config.tasks import Paths, RecipeConfig
 from infoxlm_core.errors import ConfigError
 from infoxlm_core.languages import two_letters
 from infoxlm_core.model.task_head import Head
-from infoxlm_core.tasks.task import Scores, Task
+from infoxlm_core.tasks.task import Preset, Scores, Task
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -81,6 +81,7 @@ class Classification(Task[ClassificationConfig]):
     unit: ClassVar[str] = "rows"
     order = ("en", "fr", "es", "de", "el", "bg", "ru", "tr", "ar", "vi", "th", "zh", "hi", "sw", "ur")
     tables: ClassVar[tuple[str, ...]] = ("xnli",)
+    presets: ClassVar[Mapping[str, Preset]] = {"xnli": Preset("xnli"), "classification": Preset()}
     head = HEAD
     only_tested: ClassVar[tuple[str, ...]] = ("mixed",)
 

@@ -20,7 +20,7 @@ from infoxlm_core.config.tasks import Paths, RecipeConfig
 from infoxlm_core.errors import CorpusTooSmall, EncodingError, InputError
 from infoxlm_core.languages import is_known, two_letters
 from infoxlm_core.model.task_head import Head
-from infoxlm_core.tasks.task import Scores, Task
+from infoxlm_core.tasks.task import Preset, Scores, Task
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -102,6 +102,7 @@ class NamedEntities(Task[NamedEntitiesConfig]):
         "ja", "jv", "ka", "kk", "ko", "ml", "mr", "ms", "my", "nl", "pt", "ru", "sw", "ta", "te", "th", "tl", "tr",
         "ur", "vi", "yo", "zh",
     )  # fmt: skip
+    presets: ClassVar[Mapping[str, Preset]] = {"panx": Preset(), "named-entities": Preset()}
     head = HEAD
 
     def check(self, settings: NamedEntitiesConfig, chosen: bool) -> None:

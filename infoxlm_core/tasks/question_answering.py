@@ -1,20 +1,24 @@
 """Task: questions about paragraphs -> answers cut out of them (MLQA, XQuAD, TyDiQA, SQuAD)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import PositiveInt, model_validator
 
 from infoxlm_core.config.tasks import Paths, RecipeConfig
 from infoxlm_core.errors import ConfigError
 from infoxlm_core.model.task_head import Head
-from infoxlm_core.tasks.task import Fact, Scores, Task
+from infoxlm_core.tasks.task import Fact, Fetch, Preset, Scores, Task
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from infoxlm_core.training.task_learner import Training
+
+
+TRAINED = "train.en.json"
+"""Stands for the training text of a reader that is trained already: its language counts, for the transfer gap."""
 
 
 class AnsweringConfig(RecipeConfig):
@@ -96,9 +100,19 @@ class QuestionAnswering(Task[AnsweringConfig]):
     metrics: ClassVar[tuple[str, ...]] = ("f1", "exact_match")
     order: ClassVar[Sequence[str]] = ("en", "es", "de", "ar", "hi", "vi", "zh")
     tables: ClassVar[tuple[str, ...]] = ("mlqa",)
+    presets: ClassVar[Mapping[str, Preset]] = {
+        "mlqa": Preset("mlqa", {"normaliser": "mlqa"}),
+        **dict.fromkeys(("xquad", "tydiqa", "squad", "question-answering"), Preset()),
+    }
     head = HEAD
     roles: ClassVar[tuple[str, ...]] = ("train", "dev", "test")
     only_tested: ClassVar[tuple[str, ...]] = ("test", "mixed")
+
+    def for_testing(self, data: str) -> dict[str, Any]:
+        return {"train": [TRAINED], "test": [data]}
+
+    def localise(self, settings: AnsweringConfig, fetch: Fetch) -> AnsweringConfig:
+        return super().localise(settings, lambda source: source if source == TRAINED else fetch(source))
 
     def check_plan(self, settings: AnsweringConfig, grid_points: int, where: str) -> None:
         if grid_points > 1 and not settings.dev:

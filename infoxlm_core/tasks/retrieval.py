@@ -1,6 +1,6 @@
 """Task: an encoder + aligned sentences -> how often the translation is the nearest (Tatoeba, FLORES, your own)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -8,7 +8,7 @@ from pydantic import Field, PositiveInt
 
 from infoxlm_core import languages
 from infoxlm_core.config.base import Language, StageConfig
-from infoxlm_core.tasks.task import Fact, Scores, Task, finite
+from infoxlm_core.tasks.task import Fact, Preset, Scores, Task, finite
 
 Vector = Annotated[str, Field(pattern=r"^(mean|mean_no_special|cls|contrast)@([0-9]+|last|contrast|best)$")]
 
@@ -57,6 +57,7 @@ class Retrieval(Task[RetrievalConfig]):
     unit: ClassVar[str] = "pairs"
     order: ClassVar[Sequence[str]] = languages.GROUPS["36"]
     tables: ClassVar[tuple[str, ...]] = ("tatoeba",)
+    presets: ClassVar[Mapping[str, Preset]] = {"tatoeba": Preset("tatoeba"), "pairs": Preset()}
 
     def check(self, settings: RetrievalConfig, chosen: bool) -> None:  # noqa: ARG002 - nothing is chosen
         from infoxlm_core.tasks import aligned_files

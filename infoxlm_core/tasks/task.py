@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 from infoxlm_core import languages
@@ -88,6 +89,13 @@ class Fact(NamedTuple):
     same: bool | None = None
 
 
+class Preset(NamedTuple):
+    """A well-known set of a task: the published table beside it, and settings that are its own."""
+
+    table: str = "none"
+    settings: Mapping[str, Any] = MappingProxyType({})
+
+
 class Task(Generic[Settings]):
     """One kind of task; what most tasks have in common is the default."""
 
@@ -104,6 +112,9 @@ class Task(Generic[Settings]):
 
     tables: ClassVar[tuple[str, ...]] = ()
     """Published numbers that may stand beside ours, by the name that a suite gives them."""
+
+    presets: ClassVar[Mapping[str, "Preset"]] = {}
+    """Name of a set on the command line of `evaluate` -> how its settings begin."""
 
     head: ClassVar[Head | None] = None
     """What stands on the encoder; None: the encoder is measured as it is."""
@@ -162,6 +173,10 @@ class Task(Generic[Settings]):
             InputError: a set is missing, not readable, or lacks what the task needs of it.
         """
         raise NotImplementedError
+
+    def for_testing(self, data: str) -> dict[str, Any]:
+        """Settings, as plain values, that measure a model on test sets, whoever has trained it."""
+        return {role: data for role in self.roles}
 
     def training_part(self, settings: Settings) -> tuple[Settings, dict[str, list[str]]]:
         """What a fine-tuned model depends on, and its data by role: not on how it is tested afterwards."""

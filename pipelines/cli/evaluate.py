@@ -3,7 +3,7 @@
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any
 
 import typer
 import yaml
@@ -13,32 +13,12 @@ from infoxlm_core.config import EvaluationConfig
 from infoxlm_core.errors import ConfigError, InputError
 from infoxlm_core.languages import GROUPS
 from infoxlm_core.results.suite_config import SuiteConfig
+from infoxlm_core.tasks import TASKS
+from infoxlm_core.tasks.task import Task
 from pipelines.cli.app import Store, app, ending_clearly
 
-
-class Task(NamedTuple):
-    """How the settings of a task begin."""
-
-    kind: Literal["retrieval", "classification", "question_answering"]
-    table: Literal["xnli", "mlqa", "tatoeba", "none"] = "none"
-    normaliser: str = "squad"
-
-
 HELD_OUT = "held-out"
-TRAINED = "train.en.json"
-"""Stands for the training text of a reader that is trained already: its language counts, for the transfer gap."""
-
-TASKS = {
-    "tatoeba": Task("retrieval", "tatoeba"),
-    "pairs": Task("retrieval"),
-    "xnli": Task("classification", "xnli"),
-    "classification": Task("classification"),
-    "mlqa": Task("question_answering", "mlqa", "mlqa"),
-    "xquad": Task("question_answering"),
-    "tydiqa": Task("question_answering"),
-    "squad": Task("question_answering"),
-    "question-answering": Task("question_answering"),
-}
+PRESETS = {name: (task, preset) for task in TASKS.values() for name, preset in task.presets.items()}
 """By name, besides HELD_OUT."""
 
 
@@ -47,7 +27,7 @@ def evaluate(
     model: Annotated[
         str, typer.Option(help="A Hugging Face directory, s3://bucket/prefix, ORG/NAME or models:/NAME@ALIAS.")
     ],
-    task: Annotated[str, typer.Option(help=f"{HELD_OUT}, {', '.join(TASKS)}.")],
+    task: Annotated[str, typer.Option(help=f"{HELD_OUT}, {', '.join(PRESETS)}.")],
     data: Annotated[str, typer.Option(help="The test sets: a folder, a file, or s3://bucket/prefix.")],
     languages: Annotated[
         str, typer.Option(help="Of tatoeba, pairs: all, 14, 22, 36 (the paper's) or codes: de,fr.")
@@ -71,7 +51,8 @@ def evaluate(
     """Measure a model on one task; print the table with the published numbers, write scores, a page and figures.
 
     Any encoder: held-out (translations and perplexity of a prepared corpus), tatoeba, pairs (your own translations).
-    A model fine-tuned for it: xnli, classification; mlqa, xquad, tydiqa, squad, question-answering.
+    A model fine-tuned for it: xnli, classification; mlqa, xquad, tydiqa, squad, question-answering; panx,
+    named-entities.
 
     infoxlm evaluate --model models:/infoxlm@champion --task tatoeba --data LASER/data/tatoeba/v1 --languages 14
 
@@ -83,11 +64,11 @@ def evaluate(
         models = name_models(model, floor)
         if task == HELD_OUT:
             measure_held_out(models, data, output, stores.local(store))
-        elif task in TASKS:
+        elif task in PRESETS:
             more = {"languages": languages, "vectors": vector, "prefix": prefix, "margin": margin}
             measure_task(parse(models, task, data, more, set_ or []), task, output, stores.local(store))
         else:
-            raise InputError(f"--task {task}: give one of {HELD_OUT}, {', '.join(TASKS)}")
+            raise InputError(f"--task {task}: give one of {HELD_OUT}, {', '.join(PRESETS)}")
 
 
 def name_of(source: str) -> str:
@@ -105,26 +86,22 @@ def name_models(model: str, floor: str | None) -> dict[str, str]:
 
 
 def parse(models: dict[str, str], task: str, data: str, more: dict[str, Any], changes: list[str]) -> SuiteConfig:
-    """The task as a suite of one task; `more` are the options of retrieval, `changes` any other fields."""
-    kind, table, normaliser = TASKS[task]
-    settings: dict[str, Any] = {"task": kind}
-    if kind == "retrieval":
-        codes = more["languages"]
+    """The task as a suite of one task; `more` are options that some tasks have, `changes` any other fields."""
+    kind, preset = PRESETS[task]
+    settings: dict[str, Any] = {"task": kind.name, **kind.for_testing(data), **preset.settings}
+    settings |= {
+        name: value for name, value in more.items() if name in kind.settings.model_fields and value is not None
+    }
+    if codes := settings.get("languages"):
         if not re.fullmatch(r"all|14|22|36|[a-z]{2,3}(,[a-z]{2,3})*", codes):
             raise InputError(f"--languages {codes!r}: give all, 14, 22, 36, or codes such as de,fra")
-        settings |= {"data": data, "prefix": more["prefix"], "margin": more["margin"]}
         settings["languages"] = codes if codes in ("all", *GROUPS) else codes.split(",")
-        settings |= {"vectors": more["vectors"]} if more["vectors"] else {}
-    elif kind == "classification":
-        settings["data"] = data
-    else:
-        settings |= {"train": [TRAINED], "test": [data], "normaliser": normaliser}
     for change in changes:
         try:
             run_file.override(settings, change)
         except yaml.YAMLError as error:
             raise ConfigError(f"--set {change}: {' '.join(str(error).split())}") from None
-    return SuiteConfig.parse({"models": models, "tasks": {task: {"settings": settings, "table": table}}})
+    return SuiteConfig.parse({"models": models, "tasks": {task: {"settings": settings, "table": preset.table}}})
 
 
 def measure_task(config: SuiteConfig, task: str, output: Path, store: Path) -> None:
@@ -136,11 +113,9 @@ def measure_task(config: SuiteConfig, task: str, output: Path, store: Path) -> N
 
     directories = {name: sources.fetch_model(source, store) for name, source in config.models.items()}
     for directory in directories.values():
-        check_tuned(directory, config.tasks[task].settings.task)
+        check_tuned(directory, task_of(config.tasks[task].settings))
     settings = config.tasks[task].settings
-    settings = task_of(settings).localise(
-        settings, lambda source: source if source == TRAINED else str(sources.fetch_data(source, store))
-    )
+    settings = task_of(settings).localise(settings, lambda source: str(sources.fetch_data(source, store)))
     scores = {
         trial.name: trials.measure(settings, directories[trial.model], {}, output / trial.model)
         for trial, _, _ in trials.plan(config)
@@ -155,16 +130,15 @@ def measure_task(config: SuiteConfig, task: str, output: Path, store: Path) -> N
     typer.echo(f"page        {output / 'suite.html'}")
 
 
-def check_tuned(directory: Path, kind: str) -> None:
+def check_tuned(directory: Path, task: Task[Any]) -> None:
     """Refuse a model that says of itself that it was made for something else than a task, before anything is read."""
     from infoxlm_core.model import pretrained
 
-    wanted = {"classification": "ForSequenceClassification", "question_answering": "ForQuestionAnswering"}.get(kind)
     said = pretrained.read_config(directory).get("architectures")
-    if wanted and said and not any(wanted in name for name in said):
+    if task.head and said and not any(f"For{task.head.architecture}" in name for name in said):
         raise InputError(
-            f"{directory} ({', '.join(said)}) is not fine-tuned for {kind.replace('_', ' ')}: fine-tune and measure it "
-            "with `infoxlm suite`, or give a model that is"
+            f"{directory} ({', '.join(said)}) is not fine-tuned for {task.name.replace('_', ' ')}: fine-tune and "
+            "measure it with `infoxlm suite`, or give a model that is"
         )
 
 
