@@ -76,13 +76,11 @@ class Page:
 
 def write_evaluation(output: Path, evaluation: Evaluation) -> None:
     """Write scores.json, report.html, model_card.md and figures/ into a directory."""
-    images = _draw(output, figures_of_evaluation(evaluation))
-    page = of_evaluation(evaluation, tabulate_corpus(evaluation.corpus))
-    plain = evaluation.to_dict()
+    corpus, images = tabulate_corpus(evaluation.corpus), _draw(output, figures_of_evaluation(evaluation))
     files = {
-        "report.html": _render("page.html", page=page, figures=images),
-        "model_card.md": _render("model_card.md", scores=evaluation, corpus=tabulate_corpus(evaluation.corpus)),
-        "scores.json": _dump(plain),
+        "report.html": _render("page.html", page=of_evaluation(evaluation, corpus), figures=images),
+        "model_card.md": _render("model_card.md", scores=evaluation, corpus=corpus),
+        "scores.json": _dump(evaluation.to_dict()),
     }
     _write(output, files)
 

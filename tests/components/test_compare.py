@@ -12,6 +12,7 @@ from components.adapters.mlflow import trials as mlflow_trials
 from components.compare import compare
 from components.platform import runtime, stores
 from infoxlm_core.errors import InputError
+from infoxlm_core.results.trials import Trial
 from pipelines.cli import app
 
 TRIALS = [
@@ -133,6 +134,21 @@ def test_the_newest_ablation_of_a_name_is_meant_and_an_unknown_one_refused(ablat
     assert mlflow_trials.find_ablation(first, ablation)[0] == first
     with pytest.raises(InputError, match=rf"no ablation 'other'; known are toy \({second}\), toy \({first}\)"):
         mlflow_trials.find_ablation("other", ablation)
+
+
+def test_trials_of_an_older_version_are_found(store):
+    """Their runs have the same tags and another key."""
+    parent = runtime.run_id(str(store))
+    client = mlflow_runs.connect(store)
+    tags = {"variant": "full", "seed": "1", "what": "all", "infoxlm.run": "toy-0/full/1", mlflow_runs.PARENT: parent}
+    old = client.create_run(client.get_run(parent).info.experiment_id, tags=tags, run_name="full seed 1").info.run_id
+    mlflow_runs.log_metrics(old, {"retrieval/best": 0.4})
+    mlflow_runs.end_run(old)
+
+    (found,) = mlflow_trials.read(parent)
+
+    assert (found.run_id, found.trial) == (old, Trial("full seed 1", "full", 1, what="all"))
+    assert found.metrics == {"retrieval/best": 0.4} and mlflow_trials.find_ablation("latest", store)[0] == parent
 
 
 def test_a_place_without_ablations_is_one_line_and_stays_empty(store, tmp_path):
