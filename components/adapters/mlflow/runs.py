@@ -4,13 +4,14 @@ Where MLflow is comes from the platform (MLFLOW_TRACKING_URI), never from a pipe
 goes to a SQLite file in the local store. MLflow takes seconds to import, so it is imported where it is used.
 """
 
-import fcntl
 import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock
 
 from components.settings import environment
 from infoxlm_core.errors import ConfigMismatch, InputError, StorageUnavailable, one_line
@@ -40,8 +41,7 @@ def connect(default_store: Path) -> "MlflowClient":
     if not (directory := _sqlite_directory()):
         return mlflow.MlflowClient()
     directory.mkdir(parents=True, exist_ok=True)
-    with (directory / ".mlflow.lock").open("w") as lock:  # two processes creating the tables at once: one would fail
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with FileLock(directory / ".mlflow.lock"):  # two processes creating the tables at once: one would fail
         return mlflow.MlflowClient()
 
 
