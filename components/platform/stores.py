@@ -28,7 +28,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from components.adapters import storage
-from components.platform import transfer
+from components.platform import transfer, verification
 from components.platform.lease import Lease
 from infoxlm_core import manifests
 from infoxlm_core.errors import InputError, ShardCorrupt
@@ -108,11 +108,11 @@ def lookup(store: str, kind: str, name: str) -> Path | None:
         with _one_at_a_time(final.parent / f".{name}.fetching"):
             if not _is_whole(final, kind, described["digest"]):
                 transfer.pull(uri, final)  # and every byte compared
-                _note_verified(final, _state(final))
+                verification.note(final, verification.state_of(final))
     elif not (final / manifests.NAME).is_file():
         return None
     else:
-        _verify(final, kind)
+        verification.verify(final, kind)
     logger.info("found %s, made before from the same inputs", uri if remote else final)
     return final
 
@@ -122,44 +122,10 @@ def _is_whole(directory: Path, kind: str, digest: str) -> bool:
     if not (directory / manifests.NAME).is_file():
         return False
     try:
-        return _verify(directory, kind)["digest"] == digest
+        return verification.verify(directory, kind)["digest"] == digest
     except ShardCorrupt as error:
         logger.warning("%s: fetching it once more", error)
         return False
-
-
-def _verify(directory: Path, kind: str) -> dict[str, Any]:
-    """Compare an artifact with its manifest; hash it only if a file was touched since that was done last."""
-    state = _state(directory)
-    marker = _marker(directory)
-    known = marker.is_file() and marker.read_text() == state
-    remedy = f"the stage that makes {kind} (remove the directory to make it again)"
-    found = manifests.read(directory, kind, made_with=remedy, check=lambda _: not known)
-    if not known:
-        _note_verified(directory, state)
-    return found
-
-
-def _state(directory: Path) -> str:
-    """A digest of what the file system says of all files but the manifest, which has a digest of its own."""
-    found = [(path.relative_to(directory), path.stat()) for path in sorted(directory.rglob("*")) if path.is_file()]
-    return manifests.digest(
-        [
-            (str(path), said.st_size, said.st_mtime_ns, said.st_ctime_ns, said.st_ino)
-            for path, said in found
-            if path.name != manifests.NAME
-        ]
-    )
-
-
-def _marker(directory: Path) -> Path:
-    return directory.parent.parent / "verified" / f"{directory.parent.name}-{directory.name}"
-
-
-def _note_verified(directory: Path, state: str) -> None:
-    with contextlib.suppress(OSError):  # in a store that we may only read, all is compared each time
-        _marker(directory).parent.mkdir(exist_ok=True)
-        manifests.write_atomically(_marker(directory), state)
 
 
 def is_made(store: str, kind: str, name: str) -> bool:
@@ -205,10 +171,10 @@ def _build(final: Path, kind: str, build: Callable[[Path], dict[str, Any] | None
         with FileLock(f"{partial}.lock"):  # held while this process lives: nobody sweeps it away
             (partial / "it").mkdir()
             facts = build(partial / "it")
-            state = _state(partial / "it")
+            state = verification.state_of(partial / "it")
             manifests.write(partial / "it", kind, facts)
             manifests.move_into_place(partial / "it", final, manifests.NAME)
-            _note_verified(final, state)
+            verification.note(final, state)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
         Path(f"{partial}.lock").unlink(missing_ok=True)
@@ -282,11 +248,11 @@ def locate(location: str, hashed: bool = True) -> Path:
     if not hashed or not (found / manifests.NAME).is_file():
         return found
     try:
-        _hash(found)
+        verification.hash_what_is_read(found)
     except ShardCorrupt:
         if not storage.is_remote(location):
             raise
-        _marker(whole).unlink(missing_ok=True)  # `lookup` compares every byte now, and fetches
+        verification.marker_of(whole).unlink(missing_ok=True)  # `lookup` compares every byte now, and fetches
         _place(location)
     return found
 
@@ -301,19 +267,6 @@ def _place(location: str) -> tuple[Path, Path]:
     if found is None:
         raise InputError(f"{location} is not in the store any more: run again without Kubeflow's cache (--no-cache)")
     return found, manifests.inside(found, inner) if inner else found
-
-
-def _hash(directory: Path) -> None:
-    """Compare what will be read; token shards, and the text that becomes such, are compared by their own readers."""
-    kind = ""
-    with contextlib.suppress(ValueError, KeyError, TypeError):  # `read` says what is wrong
-        kind = manifests.load(directory)["kind"]
-    manifests.read(
-        directory,
-        kind,
-        made_with="the stage that makes it",
-        check=lambda path: kind != "shards" and not (kind == "corpus" and path.parts[0] in ("mono", "pairs")),
-    )
 
 
 def log_facts(location: Path, metrics: Any) -> dict[str, float]:

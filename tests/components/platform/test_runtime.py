@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from components.platform import runtime, stores
+from components.platform import runtime, stores, verification
 from infoxlm_core import manifests
 from infoxlm_core.config import EvaluationConfig, PretrainingConfig
 from infoxlm_core.errors import CorpusTooSmall, InputError, ShardCorrupt
@@ -175,7 +175,7 @@ def test_a_found_artifact_is_hashed_again_only_if_a_file_was_touched(tmp_path, m
 def test_what_is_damaged_without_a_trace_is_found_when_it_is_read(tmp_path):
     made = stores.get_or_build(str(tmp_path), "pretrained", "abc", build)
     (made / "part/file").write_text("cOntent")
-    stores._note_verified(made, stores._state(made))  # as if a disk had flipped a bit: no time changes
+    verification.note(made, verification.state_of(made))  # as if a disk had flipped a bit: no time changes
 
     assert stores.lookup(str(tmp_path), "pretrained", "abc") == stores.locate(str(made), hashed=False) == made
     with pytest.raises(ShardCorrupt, match="sha256"):

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from components.adapters import storage
-from components.platform import lease, runtime, stores, transfer
+from components.platform import lease, runtime, stores, transfer, verification
 from components.platform.lease import Lease
 from components.platform.remote_run import RemoteRun
 from infoxlm_core import manifests
@@ -246,7 +246,7 @@ def test_a_damaged_copy_of_an_artifact_is_fetched_again(bucket, file, unnoticed)
     whole = tree(made)
     (made / file).write_bytes(b"x" * len(whole[file]))
     if unnoticed:
-        stores._note_verified(made, stores._state(made))
+        verification.note(made, verification.state_of(made))
 
     assert tree(stores.locate(f"{URL}/pretrained/abc")) == whole
 
