@@ -135,7 +135,7 @@ def pytest_terminal_summary(terminalreporter) -> None:
         for outcome in ("passed", "failed", "error", "skipped")
         for report in terminalreporter.stats.get(outcome, ())
         if report.when == "call" or outcome != "passed"
-        for item in dict(report.user_properties).get("items", ())
+        for item in dict(getattr(report, "user_properties", ())).get("items", ())
     ]
     if not rows:
         return

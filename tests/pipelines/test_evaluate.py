@@ -10,7 +10,7 @@ from transformers import XLMRobertaForQuestionAnswering as Reader
 from transformers import XLMRobertaForSequenceClassification as Classifier
 from typer.testing import CliRunner
 
-from components.adapters.s3 import client as s3
+from components.platform import transfer
 from infoxlm_core.errors import InputError
 from pipelines.cli import app
 from pipelines.cli.evaluate import name_models, name_of
@@ -130,7 +130,7 @@ def test_a_reader_that_was_fine_tuned_elsewhere_is_scored(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"--task": "tatoba"}, "--task tatoba: give one of held-out, tatoeba, pairs, xnli"),
+        ({"--task": "tatoba"}, "--task tatoba: give one of held-out, xnli, classification, mlqa"),
         ({"--data": "nowhere"}, "nowhere: no such file or folder: give a path, or s3://"),
         ({"--data": "s3://bucket"}, "infoxlm: InputError: s3://bucket: not asked here"),
         ({"--task": "mlqa"}, "(XLMRobertaForMaskedLM) is not fine-tuned for question answering: fine-tune and measure"),
@@ -149,7 +149,7 @@ def test_what_cannot_be_measured_is_one_line(encoder, tatoeba, tmp_path, changes
     def refuse(source: str, *more, **options):
         raise InputError(f"{source}: not asked here")
 
-    monkeypatch.setattr(s3, "mirror", refuse)
+    monkeypatch.setattr(transfer, "mirror", refuse)
     arguments = {"--model": encoder, "--task": "tatoeba", "--data": tatoeba, "--output": tmp_path / "out"} | changes
 
     result = run(*(part for pair in arguments.items() for part in pair))
@@ -168,7 +168,7 @@ def test_help_teaches_by_an_example():
 
 def test_data_are_named_by_a_uri_with_both_its_slashes(encoder, tatoeba, tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(s3, "mirror", lambda source, *more, **options: asked.append(source) or tatoeba)
+    monkeypatch.setattr(transfer, "mirror", lambda source, *more, **options: asked.append(source) or tatoeba)
 
     result = run("--model", encoder, "--task", "tatoeba", "--data", "s3://bucket/v1", "--output", tmp_path / "out")
 
