@@ -19,7 +19,7 @@ from infoxlm_core.model.task_models import TaskModel
 from infoxlm_core.tasks import labelled_files
 from infoxlm_core.tasks.classification import HEAD, ClassificationConfig
 from infoxlm_core.tasks.labelled import by_name, paths, read_labelled
-from infoxlm_core.tasks.mixed import within_and_across
+from infoxlm_core.tasks.task import within_and_across
 from infoxlm_core.training import selection
 from infoxlm_core.training.task_learner import Training
 

@@ -7,7 +7,6 @@ Pure functions of vectors. Two sides are aligned: row i of one translates row i 
 """
 
 from collections.abc import Collection, Sequence
-from importlib.util import find_spec
 from statistics import fmean
 from typing import Any
 
@@ -18,10 +17,7 @@ from torch import Tensor
 CHUNK = 1024  # queries compared at a time; only memory depends on it
 WHOLE = 4096  # sentences whose cosines with as many others are held at once, to be read in both directions
 ROUNDING = 1e-12  # two equal candidates may differ by this much after a matrix product in fp64
-LARGE = 200_000  # candidates from which on faiss searches, if it is installed (extra `large`): a chunk needs gigabytes
-SHORTLIST = 16  # candidates that faiss, which counts in fp32, passes on to the comparison in fp64
 NEIGHBOURS = 4  # of the ratio margin
-MISSED = 1e-5  # by which a candidate that fp32 left out of a shortlist may exceed its last one
 
 
 def find_nearest(queries: Tensor, candidates: Tensor, margin: bool = False) -> Tensor:
@@ -34,8 +30,6 @@ def find_nearest(queries: Tensor, candidates: Tensor, margin: bool = False) -> T
         candidates: (M, d).
         margin: compare by ratio margin; its neighbours are found among all queries and all candidates.
     """
-    if len(candidates) > LARGE and find_spec("faiss"):
-        return _find_nearest_of_many(queries, candidates, margin)
     crowds = _crowd(candidates, queries) if margin else None
     return _search(queries, _unit(candidates), crowds)
 
@@ -80,50 +74,6 @@ def _search(queries: Tensor, candidates: Tensor, crowds: Tensor | None) -> Tenso
             similar = similar / (_mean_of_highest(similar).unsqueeze(1) + crowds) * 2
         found.append(_first_of_best(similar))
     return torch.cat(found)
-
-
-def _find_nearest_of_many(queries: Tensor, candidates: Tensor, margin: bool) -> Tensor:
-    """`find_nearest` through faiss's exhaustive search; the SHORTLIST best of each query are compared in fp64.
-
-    By margin a candidate beyond the shortlist could still win, if nothing else is near to it. Where the lowest crowd
-    of all does not rule that out, the query is searched exhaustively.
-    """
-    crowds = _shortlist(candidates, queries)[1][:, :NEIGHBOURS].mean(dim=1) if margin else None
-    shortlist, cosines = _shortlist(queries, candidates)  # (N, S) each, the most similar first
-    similar, doubtful = cosines, torch.zeros(len(queries), dtype=torch.bool, device=queries.device)
-    if crowds is not None:
-        own = cosines[:, :NEIGHBOURS].mean(dim=1, keepdim=True)
-        similar = cosines / (own + crowds[shortlist]) * 2
-        bound = (cosines[:, -1:] + MISSED) / (own + crowds.min()) * 2  # what a candidate beyond can reach
-        doubtful = (bound >= similar.amax(dim=1, keepdim=True)).squeeze(1)
-    order = shortlist.argsort(dim=1)  # ties go to the lowest index
-    first = _first_of_best(similar.gather(1, order)).unsqueeze(1)
-    found = shortlist.gather(1, order.gather(1, first)).squeeze(1)
-    if doubtful.any():
-        found[doubtful] = _search(queries[doubtful], _unit(candidates), crowds)
-    return found
-
-
-def _shortlist(queries: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
-    """The SHORTLIST nearest candidates (M, d) of each query (N, d), by faiss: indices and fp64 cosines, (N, S) each."""
-    import faiss
-
-    index = faiss.IndexFlatIP(candidates.shape[1])
-    index.add(F.normalize(candidates.float(), dim=1).cpu().numpy())
-    indices, cosines = [], []
-    for chunk in queries.split(CHUNK):
-        _, nearest = index.search(F.normalize(chunk.float(), dim=1).cpu().numpy(), min(SHORTLIST, len(candidates)))
-        nearest = torch.from_numpy(nearest).to(queries.device)
-        vectors = F.normalize(candidates[nearest].double(), dim=2)  # (chunk, S, d)
-        similar, order = (vectors * _unit(chunk).unsqueeze(1)).sum(dim=2).sort(dim=1, descending=True)
-        indices.append(nearest.gather(1, order))
-        cosines.append(similar)
-    return torch.cat(indices), torch.cat(cosines)
-
-
-def accuracy(queries: Tensor, candidates: Tensor, targets: Tensor) -> float:
-    """Share of queries (N, d) whose nearest candidate (M, d) is their target (N,), from 0 to 1."""
-    return (find_nearest(queries, candidates) == targets.to(queries.device)).double().mean().item()
 
 
 def shares_no_token(sources: Sequence[Collection[int]], targets: Sequence[Collection[int]]) -> Tensor:

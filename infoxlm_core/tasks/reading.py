@@ -17,10 +17,10 @@ from infoxlm_core.model.task_models import TaskModel
 from infoxlm_core.tasks import squad
 from infoxlm_core.tasks.answers import METRICS, cleaner, macro_average, score
 from infoxlm_core.tasks.classifying import transfer_gap
-from infoxlm_core.tasks.mixed import within_and_across
 from infoxlm_core.tasks.question_answering import HEAD, AnsweringConfig
 from infoxlm_core.tasks.spans import best_spans
 from infoxlm_core.tasks.squad import Cell, QuestionSet
+from infoxlm_core.tasks.task import within_and_across
 from infoxlm_core.tasks.windows import Windows, lay_out, targets
 from infoxlm_core.training import selection
 from infoxlm_core.training.task_learner import Training

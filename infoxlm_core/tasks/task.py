@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
@@ -268,3 +269,17 @@ def _emptied(settings: Settings, fields: Iterable[str]) -> Settings:
 def with_training(scores: Scores, trained_on: Sequence[str], training: Mapping[str, Any]) -> Scores:
     """Scores with what is known of the fine-tuning."""
     return replace(scores, trained_on=trained_on, training=training)
+
+
+def within_and_across(cells: Mapping[tuple[str, str], float]) -> tuple[float, float]:
+    """Means over languages: of the cell where both texts are in it; of those where one of two is (paper, section 6).
+
+    Args:
+        cells: (language of premise or paragraph, language of hypothesis or question) -> score; some may be missing.
+    """
+    languages = dict.fromkeys(first for first, second in cells if first == second)
+    others = [
+        [score for pair, score in cells.items() if language in pair and pair[0] != pair[1]] for language in languages
+    ]
+    within = fmean(cells[language, language] for language in languages)
+    return within, fmean(fmean(scores) for scores in others if scores)

@@ -14,9 +14,9 @@ from infoxlm_core.errors import InputError
 from infoxlm_core.model import task_models, tokenizers
 from infoxlm_core.stages.finetuning import finetune
 from infoxlm_core.tasks import TASKS, reading
-from infoxlm_core.tasks.mixed import within_and_across
 from infoxlm_core.tasks.question_answering import AnsweringConfig
 from infoxlm_core.tasks.spans import best_spans
+from infoxlm_core.tasks.task import within_and_across
 from infoxlm_core.tasks.windows import Windows, lay_out
 from infoxlm_core.training import selection
 from tests.toy_questions import CLASSES, WORDS, riddles, write_bert_tokenizer, write_squad, write_xlmr_tokenizer
