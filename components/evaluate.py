@@ -39,8 +39,7 @@ def evaluate(
     import shutil
     from pathlib import Path
 
-    from components.adapters.mlflow import runs as mlflow_runs
-    from components.platform import runtime, stores
+    from components.platform import runtime, stores, tracking
     from infoxlm_core.config import EvaluationConfig
     from infoxlm_core.results.trials import Trial
 
@@ -65,9 +64,9 @@ def evaluate(
         stores.publish(scores, made)
         shutil.copy(made / "report.html", report.path)
         flat = stores.log_facts(made, metrics)
-        run = runtime.run_id(store, trial)
-        mlflow_runs.log_params(run, {"evaluation": checked.model_dump(mode="json")})
-        mlflow_runs.log_metrics(run, flat)
-        mlflow_runs.log_artifacts(run, made, "evaluation")
+        run = tracking.open_run(store, trial)
+        run.log_params({"evaluation": checked.model_dump(mode="json")})
+        run.log_metrics(flat)
+        run.log_artifacts(made, "evaluation")
         if trial:
-            mlflow_runs.end_run(run)
+            run.end()

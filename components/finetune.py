@@ -34,9 +34,7 @@ def finetune(
         trial: of an ablation: its variant, and its seed instead of the config's.
         task_config: the step's GPUs, node selector and tolerations, which are those of the RayJob's workers.
     """
-    from components.adapters.mlflow import runs as mlflow_runs
-    from components.adapters.mlflow import tracker as mlflow_tracker
-    from components.platform import launchers, runtime, sources, stores, work
+    from components.platform import launchers, runtime, sources, stores, tracking, work
     from infoxlm_core import manifests, tasks
 
     with runtime.ending_clearly(store, "finetune", trial):
@@ -61,6 +59,6 @@ def finetune(
         stores.publish(classifier, made)
         stores.log_facts(made, metrics)
         trained = manifests.load(stores.locate(base, hashed=False))["facts"]["steps"] > 0
-        run = runtime.run_id(store, trial)
-        mlflow_tracker.ship(made / "metrics.jsonl", run, prefix="finetune/" if trained else "finetune_of_start/")
-        mlflow_runs.log_params(run, {"finetuning": checked.model_dump(mode="json")})
+        run = tracking.open_run(store, trial)
+        run.log_curves(made / "metrics.jsonl", prefix="finetune/" if trained else "finetune_of_start/")
+        run.log_params({"finetuning": checked.model_dump(mode="json")})

@@ -26,9 +26,7 @@ def measure(
     """
     from pathlib import Path
 
-    from components.adapters.mlflow import runs as mlflow_runs
-    from components.adapters.mlflow import tracker as mlflow_tracker
-    from components.platform import launchers, runtime, sources, stores, work
+    from components.platform import launchers, runtime, sources, stores, tracking, work
     from infoxlm_core import manifests
     from infoxlm_core.results import trials
     from infoxlm_core.tasks import task_of
@@ -36,9 +34,9 @@ def measure(
     named = point["point"]
     with runtime.ending_clearly(store, "measure", named):
         settings = trials.read_settings(point["settings"])
-        run = runtime.run_id(store, named)
+        run = tracking.open_run(store, named)
         said = {"model": named["model"], "source": point["source"], "task": named["task"]}
-        mlflow_runs.log_params(run, said | {"settings": settings.model_dump(mode="json")})
+        run.log_params(said | {"settings": settings.model_dump(mode="json")})
         local = sources.localise(settings, stores.local(store))
         model = sources.fetch_model(point["source"], stores.local(store))
         learned_from: dict[str, Any] = {}
@@ -61,12 +59,12 @@ def measure(
                 artifacts={},
                 sources={"encoder": point["source"]},
                 num_workers=num_workers,
-                mlflow_run=run,
+                mlflow_run=run.id,
             )
             with stores.exclusive(store, "tuned", name):  # another point may need the same model
                 model = launchers.run(wanted)
                 work.delete_checkpoints(wanted)  # gigabytes of checkpoints that nobody needs any more
-            mlflow_tracker.ship(model / "metrics.jsonl", run)
+            run.log_curves(model / "metrics.jsonl")
             learned_from = manifests.load(model)["facts"] | {"tuned": f"tuned/{name}"}
         inputs = [*runtime.digest_inputs(str(model)), runtime.digest_inputs_by_role(task.data(local))]
 
@@ -79,6 +77,6 @@ def measure(
         for metric, value in flat.items():
             metrics.log_metric(metric.replace("/", "_"), value)
         stores.publish(scores, made)
-        mlflow_runs.log_metrics(run, flat)
-        mlflow_runs.log_artifacts(run, made / trials.SCORES)
-        mlflow_runs.end_run(run)
+        run.log_metrics(flat)
+        run.log_artifacts(made / trials.SCORES)
+        run.end()

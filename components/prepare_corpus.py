@@ -28,8 +28,7 @@ def prepare_corpus(
         cluster: a `ClusterConfig` as a mapping: the workers are those of a RayJob; empty: of this step.
         task_config: the step's cores and memory, which are those of a RayJob's workers too.
     """
-    from components.adapters.mlflow import runs as mlflow_runs
-    from components.platform import launchers, runtime, sources, stores, work
+    from components.platform import launchers, runtime, sources, stores, tracking, work
     from infoxlm_core.config import PreparationConfig
     from infoxlm_core.stages import preparation
 
@@ -41,7 +40,7 @@ def prepare_corpus(
         made = launchers.run(wanted, cluster, task_config)
         stores.publish(corpus, made)
         counts = stores.log_facts(made, metrics)
-        run = runtime.run_id(store)
-        mlflow_runs.log_params(run, {"preparation": checked.model_dump(mode="json", exclude={"corpora"})})
-        mlflow_runs.log_metrics(run, counts)
-        mlflow_runs.log_artifacts(run, made / "report.json", "preparation")
+        run = tracking.open_run(store)
+        run.log_params({"preparation": checked.model_dump(mode="json", exclude={"corpora"})})
+        run.log_metrics(counts)
+        run.log_artifacts(made / "report.json", "preparation")

@@ -34,16 +34,14 @@ def pretrain(
         trial: of an ablation: its variant and seed; the curves then go into a run of their own.
         task_config: the step's GPUs, node selector and tolerations, which are those of the RayJob's workers.
     """
-    from components.adapters.mlflow import runs as mlflow_runs
-    from components.adapters.mlflow import tracker as mlflow_tracker
-    from components.platform import launchers, runtime, sources, stores, trainings, work
+    from components.platform import launchers, runtime, sources, stores, tracking, trainings, work
     from infoxlm_core.config import PretrainingConfig
 
     with runtime.ending_clearly(store, "pretrain", trial):
         checked = PretrainingConfig.parse(config, "pretraining")
         location, digest = stores.read_pointer(shards)
-        run = runtime.run_id(store, trial)
-        mlflow_runs.log_params(run, {"pretraining": checked.model_dump(mode="json")})
+        run = tracking.open_run(store, trial)
+        run.log_params({"pretraining": checked.model_dump(mode="json")})
         start_from = checked.model.start and str(sources.fetch_model(checked.model.start, stores.local(store)))
         start_digests = runtime.digest_inputs(start_from)
         name = runtime.artifact_key("pretrained", checked, digest, *start_digests)
@@ -57,10 +55,10 @@ def pretrain(
             config=config,
             artifacts={"shards_path": location},
             num_workers=num_workers,
-            mlflow_run=run,
+            mlflow_run=run.id,
         )
         made = launchers.run(wanted, cluster, task_config)
-        mlflow_tracker.ship(made / "encoder" / "metrics.jsonl", run)
+        run.log_curves(made / "encoder" / "metrics.jsonl")
         stores.publish(encoder, made / "encoder")
         stores.publish(start, made / "start")
         stores.log_facts(made, metrics)

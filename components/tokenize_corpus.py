@@ -30,8 +30,7 @@ def tokenize_corpus(
         cluster: a `ClusterConfig` as a mapping: the workers are those of a RayJob; empty: of this step.
         task_config: the step's cores and memory, which are those of a RayJob's workers too.
     """
-    from components.adapters.mlflow import runs as mlflow_runs
-    from components.platform import launchers, runtime, sources, stores, work
+    from components.platform import launchers, runtime, sources, stores, tracking, work
     from infoxlm_core.config import TokenizationConfig
 
     with runtime.ending_clearly(store, "tokenize_corpus"):
@@ -47,6 +46,6 @@ def tokenize_corpus(
         made = launchers.run(wanted, cluster, task_config)
         stores.publish(shards, made)
         counts = stores.log_facts(made, metrics)
-        run = runtime.run_id(store)
-        mlflow_runs.log_params(run, {"tokenization": checked.model_dump(mode="json")})
-        mlflow_runs.log_metrics(run, counts)
+        run = tracking.open_run(store)
+        run.log_params({"tokenization": checked.model_dump(mode="json")})
+        run.log_metrics(counts)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.adapters import storage
-from components.platform import stores, transfer
+from components.platform import stores, tracking, transfer
 from infoxlm_core import manifests
 
 if TYPE_CHECKING:
@@ -58,9 +58,7 @@ def train(work: Work, run: Path) -> dict[str, Any]:
 
     more: dict[str, Any] = {"run": run}
     if work.mlflow_run:
-        from components.adapters.mlflow import tracker as mlflow_tracker
-
-        more["track"] = functools.partial(mlflow_tracker.MlflowTracker, run_id=work.mlflow_run)
+        more["track"] = tracking.find_run(work.mlflow_run).follow
     if storage.is_remote(work.store):
         more["remote"] = RemoteRun(f"{work.store}/runs/{work.run}", work.job or f"{socket.gethostname()} {run}")
     core = functools.partial(TOGETHER[work.stage](work), **more)

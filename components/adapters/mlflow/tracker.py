@@ -7,9 +7,11 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from components.adapters.mlflow import runs
 from components.adapters.mlflow.runs import answering, points
 from infoxlm_core.errors import one_line
 from infoxlm_core.training.tracker import FileTracker, parse
@@ -24,6 +26,31 @@ def ship(path: Path, run_id: str, prefix: str = "") -> None:
     """Deliver a whole `metrics.jsonl`, `prefix` before each name; points that arrived before stay single."""
     with answering(f"{path} -> MLflow run {run_id}"):
         _Outbox(path, run_id, prefix).ship()
+
+
+class MlflowRun:
+    """A run of MLflow as stages report to it."""
+
+    def __init__(self, run_id: str) -> None:
+        self.id = run_id
+
+    def log_params(self, config: Mapping[str, Any]) -> None:
+        runs.log_params(self.id, config)
+
+    def log_metrics(self, metrics: Mapping[str, float]) -> None:
+        runs.log_metrics(self.id, metrics)
+
+    def log_artifacts(self, source: Path, path: str | None = None) -> None:
+        runs.log_artifacts(self.id, source, path)
+
+    def log_curves(self, path: Path, prefix: str = "") -> None:
+        ship(path, self.id, prefix)
+
+    def follow(self, path: Path) -> "MlflowTracker":
+        return MlflowTracker(path, self.id)
+
+    def end(self) -> None:
+        runs.end_run(self.id)
 
 
 class MlflowTracker:
