@@ -62,7 +62,7 @@ class NotPromoted(InputError):
     """A model is not shown to be good enough to become champion."""
 
 
-class ShardCorrupt(InfoXLMError):
+class DataCorrupt(InfoXLMError):
     """A file of ours is not what we wrote."""
 
     exit_code = 3

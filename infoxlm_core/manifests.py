@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from infoxlm_core.errors import InputError, ShardCorrupt
+from infoxlm_core.errors import DataCorrupt, InputError
 
 NAME = "manifest.json"
 VERSIONS = {
@@ -160,7 +160,7 @@ def read(
 
     Raises:
         InputError: there is no manifest, or it describes something else.
-        ShardCorrupt: a file is missing or differs from what was written.
+        DataCorrupt: a file is missing or differs from what was written.
     """
     directory = Path(directory)
     path = directory / NAME
@@ -171,23 +171,23 @@ def read(
         found, files, facts = manifest["kind"], manifest["files"], manifest["facts"]
         described = digest({"kind": found, "files": files, "facts": facts})
         if described != manifest["digest"]:
-            raise ShardCorrupt(
+            raise DataCorrupt(
                 f"{path} has digest {manifest['digest']} but describes {described}: run {made_with} again"
             )
         for name, entry in files.items():
             verify_file(inside(directory, name), entry, f"run {made_with} again", hashed=check(Path(name)))
     except (InputError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ShardCorrupt(f"{path} cannot be read ({error}): run {made_with} again") from error
+        raise DataCorrupt(f"{path} cannot be read ({error}): run {made_with} again") from error
     if found != kind:
         raise InputError(f"{directory} holds a {found}, not a {kind}: give the output of {made_with}")
     return manifest
 
 
 def verify_file(path: Path, entry: dict[str, Any], remedy: str, hashed: bool = True) -> None:
-    """Compare one file with its entry in a manifest; raise ShardCorrupt if it differs."""
+    """Compare one file with its entry in a manifest; raise DataCorrupt if it differs."""
     if not path.is_file():
-        raise ShardCorrupt(f"{path} is missing: {remedy}")
+        raise DataCorrupt(f"{path} is missing: {remedy}")
     if path.stat().st_size != entry["size"]:
-        raise ShardCorrupt(f"{path} has {path.stat().st_size} bytes, its manifest says {entry['size']}: {remedy}")
+        raise DataCorrupt(f"{path} has {path.stat().st_size} bytes, its manifest says {entry['size']}: {remedy}")
     if hashed and (found := file_sha256(path)) != entry["sha256"]:
-        raise ShardCorrupt(f"{path} has sha256 {found[:12]}…, its manifest says {entry['sha256'][:12]}…: {remedy}")
+        raise DataCorrupt(f"{path} has sha256 {found[:12]}…, its manifest says {entry['sha256'][:12]}…: {remedy}")

@@ -138,7 +138,7 @@ class Readable(io.TextIOBase):
 
     def write(self, text: str) -> int:
         speaker = self.speaker
-        depth = getattr(speaker, "depth", 0)  # of the JSON that KFP shows at the begin of a task
+        depth = getattr(speaker, "depth", 0)  # of the JSON that KFP shows at the beginning of a task
         *lines, speaker.begun = (getattr(speaker, "begun", "") + text).split("\n")
         for line in lines:
             self.log.write(line + "\n")

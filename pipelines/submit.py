@@ -193,7 +193,7 @@ def follow(client: Any, host: str, run: str, say: Callable[[str], None], every: 
 
     Raises:
         StorageUnavailable: the server has not answered for an hour.
-        InputError: it refuses, perhaps since the login is over.
+        InputError: it refuses, perhaps because the login has expired.
     """
     began = answered = time.monotonic()
     told: dict[str, str] = {}

@@ -29,7 +29,7 @@ from infoxlm_core.errors import ConfigError, InfoXLMError
 from infoxlm_core.training import workers
 
 if TYPE_CHECKING:
-    from infoxlm_core.corpora.parallel import Spread
+    from infoxlm_core.corpora.parallel import ParallelMap
 
 VARIABLE = "INFOXLM_LAUNCHER"
 """Environment variable: which launcher starts the workers of this machine."""
@@ -110,7 +110,7 @@ def torchrun(work: Work, *_: Any) -> None:
     from components.adapters.torchrun import train
     from infoxlm_core.corpora import parallel
 
-    _lead(work, train.run, contextlib.nullcontext(parallel.over_processes(work.num_workers)))
+    _lead(work, train.run, contextlib.nullcontext(parallel.in_processes(work.num_workers)))
 
 
 def kuberay(work: Work, cluster: dict[str, Any], task: Any) -> None:
@@ -151,9 +151,9 @@ LOCAL = ("ray", "torchrun")
 def _lead(
     work: Work,
     train: Callable[..., Any],
-    spread: "AbstractContextManager[Spread | None]",
+    parallel_map: "AbstractContextManager[ParallelMap | None]",
 ) -> None:
-    """Do work whose workers this process starts: by `train` if they train together, else with `spread`."""
+    """Do work whose workers this process starts: by `train` if they train together, else with `parallel_map`."""
     if work.stage in works.TOGETHER:
         folder = stores.local(work.store) / "runs" / work.run
         folder.mkdir(parents=True, exist_ok=True)
@@ -161,7 +161,7 @@ def _lead(
         with workers.stopping_on_signals(folder):
             train(works.train, work.num_workers, run=folder, work=work)
         return
-    with spread as over_chunks:
+    with parallel_map as over_chunks:
         build = functools.partial(works.LED[work.stage], work, over_chunks)
         stores.get_or_build(work.store, work.kind, work.name, build)
 

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from components.adapters import storage
-from infoxlm_core.errors import Fenced, InfoXLMError, LeaseHeld, ShardCorrupt, StorageUnavailable
+from infoxlm_core.errors import DataCorrupt, Fenced, InfoXLMError, LeaseHeld, StorageUnavailable
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ def look(url: str) -> tuple[dict[str, Any], str | None]:
     """What a lease says, and its version; nobody's if there is none.
 
     Raises:
-        ShardCorrupt: it cannot be read.
+        DataCorrupt: it cannot be read.
     """
     found = storage.open(url).get()
     if found is None:
@@ -42,7 +42,7 @@ def look(url: str) -> tuple[dict[str, Any], str | None]:
         state = json.loads(found[0])
         return {"holder": state["holder"], "attempt": int(state["attempt"]), "beat": int(state["beat"])}, found[1]
     except (ValueError, KeyError, TypeError) as error:
-        raise ShardCorrupt(f"{url} is no lease ({error}): delete it, then run again") from None
+        raise DataCorrupt(f"{url} is no lease ({error}): delete it, then run again") from None
 
 
 def check(url: str, holder: str) -> None:

@@ -36,7 +36,7 @@ def fetch_model(source: str, store: Path, only: str | None = None) -> Path:
 
     Raises:
         InputError: there is no such model, or it holds pickles or asks for code of its own.
-        ShardCorrupt: what was downloaded is not what was stored, or a model of ours is not what was made.
+        DataCorrupt: what was downloaded is not what was stored, or a model of ours is not what was made.
         SignatureInvalid: a version of the registry is not signed with the key that is set.
         StorageUnavailable: the storage, the hub or MLflow does not answer.
     """
@@ -79,7 +79,7 @@ def fetch_data(source: str, store: Path, sha256: str | None = None) -> Path:
 
     Raises:
         InputError: there is no such file, folder, bucket, prefix or version.
-        ShardCorrupt: what was downloaded is not what was stored.
+        DataCorrupt: what was downloaded is not what was stored.
         StorageUnavailable: the storage or the package index does not answer.
     """
     if _is_stored(source):

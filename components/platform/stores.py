@@ -31,7 +31,7 @@ from components.adapters import storage
 from components.platform import transfer, verification
 from components.platform.lease import Lease
 from infoxlm_core import manifests
-from infoxlm_core.errors import InputError, ShardCorrupt
+from infoxlm_core.errors import DataCorrupt, InputError
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ def lookup(store: str, kind: str, name: str) -> Path | None:
     does. A copy that is damaged is fetched once more.
 
     Raises:
-        ShardCorrupt: a file is not what the manifest says.
+        DataCorrupt: a file is not what the manifest says.
     """
     final, remote = manifests.inside(local(store), f"{kind}/{name}"), storage.is_remote(store)
     uri = f"{store}/{kind}/{name}"
@@ -123,7 +123,7 @@ def _is_whole(directory: Path, kind: str, digest: str) -> bool:
         return False
     try:
         return verification.verify(directory, kind)["digest"] == digest
-    except ShardCorrupt as error:
+    except DataCorrupt as error:
         logger.warning("%s: fetching it once more", error)
         return False
 
@@ -242,14 +242,14 @@ def locate(location: str, hashed: bool = True) -> Path:
 
     Raises:
         InputError: there is no such artifact, or the location leads out of the store.
-        ShardCorrupt: a file is not what the manifest says.
+        DataCorrupt: a file is not what the manifest says.
     """
     whole, found = _place(location)
     if not hashed or not (found / manifests.NAME).is_file():
         return found
     try:
         verification.hash_what_is_read(found)
-    except ShardCorrupt:
+    except DataCorrupt:
         if not storage.is_remote(location):
             raise
         verification.marker_of(whole).unlink(missing_ok=True)  # `lookup` compares every byte now, and fetches

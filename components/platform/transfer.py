@@ -18,7 +18,7 @@ from typing import Any
 from components.adapters import storage
 from components.adapters.storage import Entry, Store
 from infoxlm_core import manifests
-from infoxlm_core.errors import InputError, ShardCorrupt, StorageUnavailable
+from infoxlm_core.errors import DataCorrupt, InputError, StorageUnavailable
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ def manifest(uri: str) -> dict[str, Any] | None:
     """The manifest of a directory; None if there is none, and so no directory.
 
     Raises:
-        ShardCorrupt: it cannot be read.
+        DataCorrupt: it cannot be read.
     """
     found = storage.open(uri).get(manifests.NAME)
     if found is None:
@@ -44,7 +44,7 @@ def manifest(uri: str) -> dict[str, Any] | None:
     try:
         return json.loads(found[0])
     except ValueError as error:
-        raise ShardCorrupt(f"{uri}/{manifests.NAME} cannot be read ({error}): delete it and make it again") from None
+        raise DataCorrupt(f"{uri}/{manifests.NAME} cannot be read ({error}): delete it and make it again") from None
 
 
 def manifest_exists(uri: str) -> bool:
@@ -61,7 +61,7 @@ def push(directory: Path, uri: str, before_commit: Callable[[], None] = lambda: 
         replace: put it in the place of another of this name, which is gone first.
 
     Raises:
-        ShardCorrupt: a file is not what the manifest says, or did not arrive so.
+        DataCorrupt: a file is not what the manifest says, or did not arrive so.
         InputError: the storage refuses, or has something else under this name already.
         StorageUnavailable: the storage does not answer; what was sent is no directory yet.
     """
@@ -78,7 +78,7 @@ def push(directory: Path, uri: str, before_commit: Callable[[], None] = lambda: 
         if _has(there, name, path.stat().st_size, digest):
             continue
         if manifests.file_sha256(path) != digest:
-            raise ShardCorrupt(f"{path} changed after it was made: remove {directory} and run again")
+            raise DataCorrupt(f"{path} changed after it was made: remove {directory} and run again")
         there.upload(path, name, digest)
         if not _has(there, name, path.stat().st_size, digest):
             raise StorageUnavailable(f"{uri}/{name} is not what was sent: run again")
@@ -93,7 +93,7 @@ def pull(uri: str, directory: Path) -> None:
 
     Raises:
         InputError: there is none, or its manifest names a place outside of it.
-        ShardCorrupt: a file is missing or not what its manifest says.
+        DataCorrupt: a file is missing or not what its manifest says.
         StorageUnavailable: the storage does not answer.
     """
     described = manifest(uri)
@@ -153,7 +153,7 @@ def mirror(
 
     Raises:
         InputError: there is nothing, or the storage refuses.
-        ShardCorrupt: what came is not what was stored: another size, or another digest than our manifest's.
+        DataCorrupt: what came is not what was stored: another size, or another digest than our manifest's.
         StorageUnavailable: the storage does not answer.
     """
     source = source.rstrip("/")

@@ -16,7 +16,7 @@ from components.platform import stores, tracking, transfer
 from infoxlm_core import manifests
 
 if TYPE_CHECKING:
-    from infoxlm_core.corpora.parallel import Spread
+    from infoxlm_core.corpora.parallel import ParallelMap
 
 
 @dataclass(frozen=True)
@@ -96,17 +96,17 @@ def _finetune(work: Work) -> Callable[..., dict[str, Any]]:
     return functools.partial(finetuning.finetune, config, places["encoder"], places.get("corpus"))
 
 
-def _prepare(work: Work, spread: "Spread | None", output: Path) -> dict[str, Any]:
+def _prepare(work: Work, parallel_map: "ParallelMap | None", output: Path) -> dict[str, Any]:
     from components.platform import sources
     from infoxlm_core.config import PreparationConfig
     from infoxlm_core.stages import preparation
 
     config = PreparationConfig.parse(work.config, "preparation")
     local = sources.localise_corpora(config, stores.local(work.store))
-    return preparation.facts(preparation.prepare(local, output, spread))
+    return preparation.facts(preparation.prepare(local, output, parallel_map))
 
 
-def _tokenize(work: Work, spread: "Spread | None", output: Path) -> dict[str, Any]:
+def _tokenize(work: Work, parallel_map: "ParallelMap | None", output: Path) -> dict[str, Any]:
     from components.platform import sources
     from infoxlm_core.config import TokenizationConfig
     from infoxlm_core.model import tokenizers
@@ -116,7 +116,7 @@ def _tokenize(work: Work, spread: "Spread | None", output: Path) -> dict[str, An
     if config.model:
         found = sources.fetch_model(config.model, stores.local(work.store), only=tokenizers.MODEL)
         config = config.model_copy(update={"model": str(found)})
-    return tokenization.tokenize(config, stores.locate(work.artifacts["corpus"]), output, spread)
+    return tokenization.tokenize(config, stores.locate(work.artifacts["corpus"]), output, parallel_map)
 
 
 TOGETHER = {"pretrain": _pretrain, "finetune": _finetune}

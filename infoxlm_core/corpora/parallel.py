@@ -1,6 +1,6 @@
 """Work on tables, a chunk of rows at a time: here, in several processes, or on the machines of whoever calls a stage.
 
-A stage says what is to be done to each chunk; a `Spread` has it done and gives the results in the order of the chunks.
+A stage says what is to be done to each chunk; a `ParallelMap` has it done and gives the results in order.
 So nothing that a stage writes depends on who worked for it.
 """
 
@@ -17,19 +17,19 @@ CHUNK = 4096
 Work = Callable[[pa.Table], pa.Table]
 """A pure function that other processes can import, or a `functools.partial` of one."""
 
-Spread = Callable[[Work, Iterable[pa.Table]], Iterator[pa.Table]]
+ParallelMap = Callable[[Work, Iterable[pa.Table]], Iterator[pa.Table]]
 """Gives one result for each chunk, in order. Chunks are read in the caller's thread, only some of them ahead."""
 
 
-def here(work: Work, chunks: Iterable[pa.Table]) -> Iterator[pa.Table]:
+def in_process(work: Work, chunks: Iterable[pa.Table]) -> Iterator[pa.Table]:
     """Work in this process."""
     return map(work, chunks)
 
 
-def over_processes(count: int) -> Spread:
-    """Return a `Spread` over so many processes of this machine."""
+def in_processes(count: int) -> ParallelMap:
+    """Return a `ParallelMap` that uses `count` processes of this machine."""
 
-    def spread(work: Work, chunks: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    def parallel_map(work: Work, chunks: Iterable[pa.Table]) -> Iterator[pa.Table]:
         spawn = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
         waiting: deque[Future[pa.Table]] = deque()
         with ProcessPoolExecutor(count, spawn, initializer=_take, initargs=(work,)) as pool:
@@ -40,7 +40,7 @@ def over_processes(count: int) -> Spread:
             while waiting:
                 yield waiting.popleft().result()
 
-    return spread
+    return parallel_map
 
 
 _taken: list[Work] = []  # by this process: work may hold a model, which is not sent with every chunk

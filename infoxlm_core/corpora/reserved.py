@@ -14,7 +14,7 @@ import pyarrow as pa
 from infoxlm_core.config import PreparationConfig
 from infoxlm_core.corpora import cleaning, filters
 from infoxlm_core.corpora.fingerprints import Keys
-from infoxlm_core.corpora.parallel import CHUNK, Spread, here
+from infoxlm_core.corpora.parallel import CHUNK, ParallelMap, in_process
 from infoxlm_core.corpora.tables import HELD_OUT, LABELLED, read_rows
 from infoxlm_core.errors import EvaluationLeak
 
@@ -63,9 +63,9 @@ class Reserved:
         return None if self.labelled.isdisjoint(keys.near) else "labelled"
 
 
-def check_leaks(output: Path, reserved: Reserved, spread: Spread = here) -> None:
+def check_leaks(output: Path, reserved: Reserved, parallel_map: ParallelMap = in_process) -> None:
     """Read again what was written; raise EvaluationLeak if training text contains what is kept for evaluation."""
-    for marked in spread(filters.mark, _written(output)):
+    for marked in parallel_map(filters.mark, _written(output)):
         for path, number, texts, split, *keys in filters.rows_of(marked):
             reason = reserved.reason(Keys(*keys))
             if reason == "held_out" or (reason and split == "train"):

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from infoxlm_core import manifests
-from infoxlm_core.errors import CorpusTooSmall, ShardCorrupt
+from infoxlm_core.errors import CorpusTooSmall, DataCorrupt
 
 TOKENS, OFFSETS, SENTENCE_IDS = np.dtype("<u4"), np.dtype("<u8"), np.dtype("<u8")
 
@@ -69,7 +69,7 @@ class Table:
     def open(cls, path: Path) -> "Table":
         tokens, offsets = _map(Path(f"{path}.tokens"), TOKENS), _map(Path(f"{path}.offsets"), OFFSETS)
         if not len(offsets) or offsets[0] != 0 or int(offsets[-1]) != len(tokens):
-            raise ShardCorrupt(f"{path}.offsets does not fit {path}.tokens: run tokenize_corpus again")
+            raise DataCorrupt(f"{path}.offsets does not fit {path}.tokens: run tokenize_corpus again")
         return cls(tokens, offsets.astype(np.int64))
 
     def __len__(self) -> int:
@@ -78,7 +78,7 @@ class Table:
 
 def _map(path: Path, dtype: np.dtype) -> np.ndarray:
     if path.stat().st_size % dtype.itemsize:
-        raise ShardCorrupt(f"{path} ends inside a value: run tokenize_corpus again")
+        raise DataCorrupt(f"{path} ends inside a value: run tokenize_corpus again")
     return np.asarray(np.memmap(path, dtype, "r")) if path.stat().st_size else np.empty(0, dtype)
 
 
@@ -145,7 +145,7 @@ def open_shards(directory: Path) -> Shards:
 
     Raises:
         InputError: there is no manifest.
-        ShardCorrupt: a file is missing, differs from what was written, or holds an id outside the vocabulary.
+        DataCorrupt: a file is missing, differs from what was written, or holds an id outside the vocabulary.
         CorpusTooSmall: there is neither monolingual text nor a pair.
     """
     manifest = manifests.read(directory, "shards", made_with="tokenize_corpus")
@@ -155,7 +155,7 @@ def open_shards(directory: Path) -> Shards:
     held_out: dict[str, list[Pairs]] = {}
     for name, table in sorted(facts["tables"].items()):
         if table["largest_id"] >= facts["vocabulary_size"]:
-            raise ShardCorrupt(
+            raise DataCorrupt(
                 f"{directory / name} holds id {table['largest_id']}, the vocabulary has {facts['vocabulary_size']}: "
                 "run tokenize_corpus again"
             )
@@ -168,7 +168,7 @@ def open_shards(directory: Path) -> Shards:
             source, target = Table.open(Path(f"{stem}.source")), Table.open(Path(f"{stem}.target"))
             sentence_ids = _map(Path(f"{stem}.meanings"), SENTENCE_IDS)
             if not len(source) == len(target) == len(sentence_ids):
-                raise ShardCorrupt(f"{stem}: source, target and meanings differ in length: run tokenize_corpus again")
+                raise DataCorrupt(f"{stem}: source, target and meanings differ in length: run tokenize_corpus again")
             where = pairs if kind == "pairs" else held_out
             where.setdefault(language, []).append(Pairs(corpus, source, target, sentence_ids.view(np.int64)))
     if not mono and not pairs:

@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from infoxlm_core import manifests
-from infoxlm_core.errors import InputError, ShardCorrupt
+from infoxlm_core.errors import DataCorrupt, InputError
 
 
 def check(directory: Path) -> None:
     """Make sure that a directory on this machine holds an encoder, and what its manifest says if it has one of ours.
 
     Raises:
-        ShardCorrupt: a file is not what was written.
+        DataCorrupt: a file is not what was written.
         InputError: it is no encoder.
     """
     check_encoder(directory)
@@ -20,7 +20,7 @@ def check(directory: Path) -> None:
     try:
         found = manifests.load(directory) if path.is_file() else None
     except ValueError as error:
-        raise ShardCorrupt(f"{path} cannot be read ({error}): make or copy the model again") from None
+        raise DataCorrupt(f"{path} cannot be read ({error}): make or copy the model again") from None
     if (
         isinstance(found, dict) and {"kind", "digest", "files", "facts"} <= found.keys()
     ):  # other tools have manifests too

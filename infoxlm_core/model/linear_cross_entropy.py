@@ -62,7 +62,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             logits = _multiply(states, weight.T, out=buffer[: len(states), :vocabulary]).add_(bias)
             right = logits.gather(1, answers).squeeze(1)
             top = logits.amax(dim=1)
-            odds = logits.sub_(top[:, None]).exp_()  # in place: these are no logits any more
+            odds = logits.sub_(top[:, None]).exp_()  # in place: the logits are overwritten
             total = odds.sum(dim=1)
             losses[part] = total.log() + top - right
             if not wanted:

@@ -194,7 +194,7 @@ def _group(planned: Sequence[Trial], results: Mapping[str, Scores]) -> list[tupl
 
 
 def _rank_by(scores: Scores) -> float:
-    """What a place of the grid is chosen by: by rule `source` its language alone, for else it were no zero-shot."""
+    """What a place of the grid is chosen by: under rule `source` that language alone, or it would not be zero-shot."""
     dev, source = scores.dev or {}, next(iter(scores.trained_on), "")
     chosen_by_source = (scores.selection or {}).get("rule") == "source"
     value: float = dev["languages"].get(source, dev["mean"]) if chosen_by_source else dev["mean"]

@@ -2,8 +2,8 @@
 
 Two passes. The first reads and cleans every row, stages the good ones and notes what is kept for evaluation. The
 second takes duplicates and everything kept for evaluation out of the staged text and writes the result. Then the
-result is read again, to prove it. What is done to a row by itself is most of the work and may be spread over many
-machines (`data/spread.py`); what rows have to do with each other is decided here, in their order.
+result is read again, to prove it. What is done to a row by itself is most of the work and may be parallel_map over many
+machines (`corpora/parallel.py`); what rows have to do with each other is decided here, in their order.
 
     mono/<language>/<corpus>.parquet              text
     pairs/<pivot>-<language>/<corpus>.parquet     source (the pivot's side), target
@@ -28,7 +28,7 @@ from infoxlm_core import manifests
 from infoxlm_core.config import CorpusSource, PreparationConfig
 from infoxlm_core.corpora import cleaning, filters, formats, tables
 from infoxlm_core.corpora.fingerprints import Keys
-from infoxlm_core.corpora.parallel import Spread, here
+from infoxlm_core.corpora.parallel import ParallelMap, in_process
 from infoxlm_core.corpora.reserved import LABELLED_CHARACTERS, Reserved, check_leaks
 from infoxlm_core.corpora.tables import HELD_OUT, TRAINING, Tables, read_rows
 from infoxlm_core.errors import CorpusTooSmall, EncodingError, InputError
@@ -46,13 +46,13 @@ Entry = tuple[str, str, str, str]  # corpus, language, kind, file
 Outcomes = defaultdict[Entry, Counter[str]]  # rows `read`, `kept`, and dropped for each reason
 
 
-def prepare(config: PreparationConfig, output: Path, spread: Spread | None = None) -> dict[str, Any]:
+def prepare(config: PreparationConfig, output: Path, parallel_map: ParallelMap | None = None) -> dict[str, Any]:
     """Prepare the corpora of a run and return the report.
 
     Args:
         config: what to read, all of it on this machine, and what to keep.
         output: folder of the artifact; what an earlier attempt left there is replaced. The caller writes its manifest.
-        spread: has the work on single rows done, with the same result wherever that is; None: in this process.
+        parallel_map: has the work on single rows done, with the same result wherever that is; None: in this process.
 
     Raises:
         InputError: something that was given cannot be used; nothing stays in `output`.
@@ -62,11 +62,11 @@ def prepare(config: PreparationConfig, output: Path, spread: Spread | None = Non
     _remove(output)
     outcomes: Outcomes = defaultdict(Counter)
     try:
-        reserved = _stage(config, output / "staging", outcomes, spread or here)
+        reserved = _stage(config, output / "staging", outcomes, parallel_map or in_process)
         _write(config, output, reserved, outcomes)
         shutil.rmtree(output / "staging", ignore_errors=True)
         report = _report(outcomes, output, config.pivot)
-        check_leaks(output, reserved, spread or here)
+        check_leaks(output, reserved, parallel_map or in_process)
     except BaseException:
         _remove(output)
         raise
@@ -103,7 +103,7 @@ def _remove(output: Path) -> None:
 # ---------------------------------------------------------------- first pass: read, clean, stage
 
 
-def _stage(config: PreparationConfig, staging: Path, outcomes: Outcomes, spread: Spread) -> Reserved:
+def _stage(config: PreparationConfig, staging: Path, outcomes: Outcomes, parallel_map: ParallelMap) -> Reserved:
     """Read and clean all corpora into `staging`; return what training text must not contain."""
     paths = [[_verified(path, source.sha256) for path in source.paths] for source in config.corpora]
     judge = functools.partial(filters.judge, languages=config.languages, rules=config.cleaning)
@@ -114,7 +114,7 @@ def _stage(config: PreparationConfig, staging: Path, outcomes: Outcomes, spread:
             found: Outcomes = defaultdict(Counter)
             invalid: dict[Entry, str] = {}
             chunks = filters.chunks(formats.read(source, config.languages, config.pivot, local))
-            for row in (row for judged in spread(judge, chunks) for row in filters.rows_of(judged)):
+            for row in (row for judged in parallel_map(judge, chunks) for row in filters.rows_of(judged)):
                 languages, texts, file, reason, keys = row[0].split("-"), *row[1:4], Keys(*row[4:])
                 kind = (HELD_OUT if source.name in config.held_out else TRAINING)[len(languages) - 1]
                 entry = (source.name, languages[-1], kind, file)

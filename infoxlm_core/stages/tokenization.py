@@ -22,7 +22,7 @@ import sentencepiece
 
 from infoxlm_core import manifests
 from infoxlm_core.config import TokenizationConfig
-from infoxlm_core.corpora.parallel import CHUNK, Spread, over_processes
+from infoxlm_core.corpora.parallel import CHUNK, ParallelMap, in_processes
 from infoxlm_core.data import shards
 from infoxlm_core.data.encoding import SENTENCE_ID, SIDES, encode, encode_chunk, processor_of
 from infoxlm_core.data.sampling import generator, probabilities
@@ -36,14 +36,16 @@ COMPARED = 2_000
 """Sentences a language on which both tokenizers must agree."""
 
 
-def tokenize(config: TokenizationConfig, corpus: Path, output: Path, spread: Spread | None = None) -> dict[str, Any]:
+def tokenize(
+    config: TokenizationConfig, corpus: Path, output: Path, parallel_map: ParallelMap | None = None
+) -> dict[str, Any]:
     """Train or take the SentencePiece model, encode every corpus, write shards; return the facts of the manifest.
 
     Args:
         config: the vocabulary.
         corpus: a prepared corpus.
         output: folder of the artifact. The caller writes its manifest.
-        spread: has sentences encoded, the same wherever that is; None: by `config.processes` processes here.
+        parallel_map: has sentences encoded, the same wherever that is; None: by `config.processes` processes here.
 
     Raises:
         InputError: `corpus` is no prepared corpus, or `config.model` is no SentencePiece model.
@@ -58,7 +60,7 @@ def tokenize(config: TokenizationConfig, corpus: Path, output: Path, spread: Spr
     tokenizers.write_fast(model, folder)
     # a model of our own has rounded scores and so no differences; XLM-R's has a few where two splits tie
     _compare(folder, model, corpus, tolerated=0.001 if config.model else 0.0)
-    tables = _encode(corpus, model, output, spread or over_processes(config.processes))
+    tables = _encode(corpus, model, output, parallel_map or in_processes(config.processes))
     training = [table for name, table in tables.items() if not name.startswith("held_out/")]
     rows, tokens = (sum(table[what] for table in training) for what in ("rows", "tokens"))
     logger.info("wrote %d sequences (%d tokens) to %s", rows, tokens, output)
@@ -150,12 +152,12 @@ def _compare(folder: Path, model: bytes, corpus: Path, tolerated: float) -> None
         )
 
 
-def _encode(corpus: Path, model: bytes, output: Path, spread: Spread) -> dict[str, dict[str, int]]:
+def _encode(corpus: Path, model: bytes, output: Path, parallel_map: ParallelMap) -> dict[str, dict[str, int]]:
     """Encode every corpus and write its shards, which do not depend on who does it."""
     files = sorted(path for kind in ("mono", "pairs", "held_out") for path in corpus.glob(f"{kind}/*/*.parquet"))
     total = sum(pq.read_metadata(path).num_rows for path in files)
     here, sent = itertools.tee((path, chunk) for path in files for chunk in _chunks(path))
-    encoded = spread(functools.partial(encode_chunk, model=model), (chunk for _, chunk in sent))
+    encoded = parallel_map(functools.partial(encode_chunk, model=model), (chunk for _, chunk in sent))
     tables: dict[str, dict[str, int]] = {}
     with progress("tokenizing", total, "rows") as advance:
 

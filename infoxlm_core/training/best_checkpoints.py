@@ -14,15 +14,15 @@ from torch import nn
 
 from infoxlm_core import manifests
 from infoxlm_core.config import SelectionConfig
-from infoxlm_core.errors import ShardCorrupt, StorageFull
+from infoxlm_core.errors import DataCorrupt, StorageFull
 from infoxlm_core.training import tracker
 from infoxlm_core.training.checkpoints import list_of
-from infoxlm_core.training.selection import Look, choose
+from infoxlm_core.training.selection import DevScores, choose
 
 PREFIX, MEAN = "dev/", "dev/mean"
 
 
-def figures(look: Look) -> dict[str, float]:
+def figures(look: DevScores) -> dict[str, float]:
     """What the curves say of a look."""
     return {f"{PREFIX}{language}": score for language, score in look.languages.items()} | {MEAN: look.mean}
 
@@ -37,18 +37,20 @@ class Kept:
     def __init__(self, run: Path, config: SelectionConfig, source: str) -> None:
         self.run, self.rule, self.source = run, config.rule, source
 
-    def looks(self) -> list[Look]:
+    def looks(self) -> list[DevScores]:
         """Everything that was seen so far."""
         points = [point for point in tracker.read(self.run / tracker.METRICS) if MEAN in point[1]]
         return [
-            Look(step, {n.removeprefix(PREFIX): v for n, v in values.items() if n.startswith(PREFIX) and n != MEAN})
+            DevScores(
+                step, {n.removeprefix(PREFIX): v for n, v in values.items() if n.startswith(PREFIX) and n != MEAN}
+            )
             for step, values in points
         ]
 
-    def choose(self, looks: list[Look], last: int) -> dict[str, int]:
+    def choose(self, looks: list[DevScores], last: int) -> dict[str, int]:
         return choose(looks, self.rule, self.source, last)
 
-    def keep(self, module: nn.Module, looks: list[Look]) -> None:
+    def keep(self, module: nn.Module, looks: list[DevScores]) -> None:
         """Keep the weights if the last look is a best one, and drop those that are not needed any more.
 
         Needed is also what was best at the time of a checkpoint: the run may have to go on from there.
@@ -92,7 +94,7 @@ class Kept:
         """Put the weights of a step back into the module.
 
         Raises:
-            ShardCorrupt: they are not what was written.
+            DataCorrupt: they are not what was written.
         """
         path = self._path(step)
         remedy = f"restore it, or remove {self.run} to train again"
@@ -100,7 +102,7 @@ class Kept:
             entry = json.loads(path.with_suffix(".json").read_bytes())
             manifests.verify_file(path, {"size": entry["size"], "sha256": entry["sha256"]}, remedy)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ShardCorrupt(f"{path} cannot be compared with its digest ({error}): {remedy}") from None
+            raise DataCorrupt(f"{path} cannot be compared with its digest ({error}): {remedy}") from None
         weights = load_file(path)
         with torch.no_grad():
             for name, parameter in module.named_parameters():

@@ -78,7 +78,7 @@ class RemoteCheckpoints(Protocol):
         """All whole checkpoints."""
 
     def fetch(self, name: str, directory: Path) -> None:
-        """Copy a checkpoint to this machine; raises ShardCorrupt if it is damaged."""
+        """Copy a checkpoint to this machine; raises DataCorrupt if it is damaged."""
 
     def send(self, directory: Path, keep: int, bad: Collection[str]) -> None:
         """Make a checkpoint exist there, then drop what is `superfluous`; raises Fenced if it is not ours to do."""

@@ -21,7 +21,7 @@ ALL = "*"
 
 
 @dataclass(frozen=True)
-class Look:
+class DevScores:
     """Development scores after some optimizer steps, by language, from 0 to 1."""
 
     step: int
@@ -40,7 +40,7 @@ def check(rule: str, source: str, development: Sequence[str]) -> None:
         raise InputError(f"selection.rule {rule} needs {wanted}; there are {', '.join(development) or 'none'}")
 
 
-def choose(looks: Sequence[Look], rule: str, source: str, last: int) -> dict[str, int]:
+def choose(looks: Sequence[DevScores], rule: str, source: str, last: int) -> dict[str, int]:
     """The step of each language by a rule of `SelectionConfig`; of equals the first.
 
     Args:
@@ -63,7 +63,7 @@ def choose(looks: Sequence[Look], rule: str, source: str, last: int) -> dict[str
     return chosen
 
 
-def write(directory: Path, rule: str, looks: Sequence[Look], chosen: Mapping[str, int]) -> None:
+def write(directory: Path, rule: str, looks: Sequence[DevScores], chosen: Mapping[str, int]) -> None:
     """Write selection.json."""
     rows = [{"step": look.step, "languages": dict(look.languages), "mean": look.mean} for look in looks]
     content = {"rule": rule, "looks": rows, "chosen": dict(chosen)}

@@ -21,7 +21,7 @@ from infoxlm_core.model.task_models import TaskModel
 from infoxlm_core.training import distributed
 from infoxlm_core.training.best_checkpoints import Kept, figures
 from infoxlm_core.training.learner import Learner, LossWeights, autocast, seed_dropout
-from infoxlm_core.training.selection import Look
+from infoxlm_core.training.selection import DevScores
 
 logger = logging.getLogger(__name__)
 
@@ -137,7 +137,7 @@ class TaskLearner(Learner):
 
     def _look(self, step: int, score_dev: Callable[[TaskModel], dict[str, float]]) -> dict[str, float]:
         """Score, and keep the weights if they are the best so far."""
-        look = Look(step, score_dev(self.module))
+        look = DevScores(step, score_dev(self.module))
         logger.info("step %d: %.4f on the development sets", step, look.mean)
         self.kept.keep(self.module, [*self.kept.looks(), look])
         return figures(look)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from infoxlm_core import manifests
-from infoxlm_core.errors import ShardCorrupt
+from infoxlm_core.errors import DataCorrupt
 
 METRICS = "metrics.jsonl"
 """The curves, in a run's directory beside its checkpoints, and beside an exported model."""
@@ -72,7 +72,7 @@ def read(path: Path | str) -> list[Point]:
     """Read the points of a `metrics.jsonl` in the order they were logged, without a torn last line.
 
     Raises:
-        ShardCorrupt: a complete line holds no point.
+        DataCorrupt: a complete line holds no point.
     """
     with Path(path).open("rb") as file:
         return [parse(line, f"{path}:{number}") for number, line in enumerate(file, 1) if line.endswith(b"\n")]
@@ -84,4 +84,4 @@ def parse(line: bytes, where: str) -> Point:
         values = json.loads(line)
         return values.pop("step"), values
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise ShardCorrupt(f"{where}: {line[:80]!r} is no point of a curve: remove this line") from None
+        raise DataCorrupt(f"{where}: {line[:80]!r} is no point of a curve: remove this line") from None

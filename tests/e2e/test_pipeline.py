@@ -286,5 +286,5 @@ def test_a_damaged_shard_stops_the_run_with_exit_code_3(finished, tmp_path):
     result = infoxlm("run", str(finished.parent / "toy.yaml"), "--store", str(tmp_path / "store"))
 
     assert result.returncode == 3
-    assert "ShardCorrupt" in result.stderr and "mail.tokens" in result.stderr
+    assert "DataCorrupt" in result.stderr and "mail.tokens" in result.stderr
     assert not list((tmp_path / "store").glob("runs/*/step=*"))

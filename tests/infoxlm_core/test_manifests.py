@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from infoxlm_core import manifests
-from infoxlm_core.errors import InputError, ShardCorrupt
+from infoxlm_core.errors import DataCorrupt, InputError
 
 LEADING_OUT = ["/etc/passwd", "../a", "a/../../b", "..", "a//b", "a/", "", ".", "./a", "a\0b", "//a"]
 
@@ -36,7 +36,7 @@ def test_a_manifest_that_names_a_file_outside_its_directory_is_refused(tmp_path)
     content = {"kind": "corpus", "files": files, "facts": {}}
     (tmp_path / "it/manifest.json").write_text(json.dumps(content | {"digest": manifests.digest(content)}))
 
-    with pytest.raises(ShardCorrupt, match=r"\.\./outside: a name that leads out of its folder"):
+    with pytest.raises(DataCorrupt, match=r"\.\./outside: a name that leads out of its folder"):
         manifests.read(tmp_path / "it", "corpus", made_with="prepare")
 
 

@@ -28,7 +28,7 @@ from infoxlm_core.config import (
     PretrainingConfig,
     TokenizationConfig,
 )
-from infoxlm_core.corpora.parallel import here
+from infoxlm_core.corpora.parallel import in_process
 from infoxlm_core.data import shards as token_shards
 from infoxlm_core.data.sampling import generator
 from infoxlm_core.model import task_models, tokenizers
@@ -176,7 +176,7 @@ def make_shards(tmp_path: Path, encoder: Path) -> Any:
         patch.setattr(sentencepiece.SentencePieceTrainer, "train", train)
         for number, start in enumerate(({"training_sentences": 12, "alpha": 0.5}, {"model": model})):
             config = TokenizationConfig.parse({"vocabulary_size": size, "processes": 1} | start)
-            tokenization.tokenize(config, corpus, tmp_path / f"shards{number}", here)
+            tokenization.tokenize(config, corpus, tmp_path / f"shards{number}", in_process)
     files = sorted(
         path for path in (tmp_path / "shards1").rglob("*") if path.is_file() and "tokenizer" not in path.parts
     )

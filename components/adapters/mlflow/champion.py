@@ -50,7 +50,7 @@ def promote(client: "MlflowClient", version: "ModelVersion", gate: Mapping[str, 
         by_hand: why a person decides instead of the gate; its files are checked all the same.
 
     Raises:
-        ShardCorrupt, SignatureInvalid: its files are not those that were registered; the alias stays.
+        DataCorrupt, SignatureInvalid: its files are not those that were registered; the alias stays.
         LeaseHeld: others change the champion all the time.
         StorageUnavailable: MLflow does not answer.
     """
@@ -97,7 +97,7 @@ def roll_back(client: "MlflowClient", name: str, reason: str) -> int:
 
     Raises:
         InputError: no champion, or none before it.
-        ShardCorrupt, SignatureInvalid: its files are not those that were registered; the alias stays.
+        DataCorrupt, SignatureInvalid: its files are not those that were registered; the alias stays.
     """
     with mlflow_runs.answering(f"champion of {name}"):
         champion = champion_of(client, name)

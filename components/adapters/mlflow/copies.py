@@ -15,7 +15,7 @@ from components.adapters.mlflow import runs as mlflow_runs
 from components.adapters.mlflow import signing
 from components.adapters.mlflow import versions as registered
 from infoxlm_core import manifests
-from infoxlm_core.errors import ShardCorrupt, without_password
+from infoxlm_core.errors import DataCorrupt, without_password
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -46,7 +46,7 @@ def copy_to_server(client: "MlflowClient", version: "ModelVersion", uri: str, na
     The process is connected to that server from here on. What has arrived is read back and compared, file by file.
 
     Raises:
-        ShardCorrupt, SignatureInvalid: the files are not those that were registered.
+        DataCorrupt, SignatureInvalid: the files are not those that were registered.
         InputError, StorageUnavailable: one of the servers refuses, or does not answer.
     """
     model = f"models:/{version.name}/{version.version}"
@@ -65,7 +65,7 @@ def copy_to_server(client: "MlflowClient", version: "ModelVersion", uri: str, na
             made = registered.versions_of(target, name, version.tags["digest"])[0]
             with registered.fetched(target, made) as arrived:
                 if differ := sorted(path for path, digest in sent.items() if _contents(arrived).get(path) != digest):
-                    raise ShardCorrupt(f"{name} version {made.version} at the target differs in {differ[0]}: delete it")
+                    raise DataCorrupt(f"{name} version {made.version} at the target differs in {differ[0]}: delete it")
             copied = _finish(target, name, version, origin)
         mlflow_runs.end_run(run_id)
     return copied

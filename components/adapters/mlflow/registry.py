@@ -139,7 +139,7 @@ def load_encoder(source: str | Path, default_store: Path) -> Path:
 
     Raises:
         InputError: there is no such model, or it holds something that is no encoder.
-        ShardCorrupt: it is not what was trained or registered.
+        DataCorrupt: it is not what was trained or registered.
         SignatureInvalid: it comes from the registry, a key to verify it is set, and its signature does not fit.
         StorageUnavailable: MLflow does not answer.
     """

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from components.adapters.mlflow import runs as mlflow_runs
 from components.adapters.mlflow import signing
 from infoxlm_core import manifests
-from infoxlm_core.errors import InputError, ShardCorrupt
+from infoxlm_core.errors import DataCorrupt, InputError
 from infoxlm_core.model import directories
 from infoxlm_core.results import evidence
 
@@ -87,7 +87,7 @@ def fetched(client: "MlflowClient", version: "ModelVersion") -> Iterator[Path]:
     """All files of a version, in a directory that is gone afterwards, checked: complete, unchanged, signed.
 
     Raises:
-        ShardCorrupt: the encoder is not the one that was registered.
+        DataCorrupt: the encoder is not the one that was registered.
         SignatureInvalid: its signature does not fit, and a key to verify it is set.
     """
     with tempfile.TemporaryDirectory(prefix="infoxlm-") as folder:
@@ -100,7 +100,7 @@ def check(files: Path, version: "ModelVersion") -> None:
     """Make sure that the files of a version are those that were registered: complete, unchanged, signed, an encoder.
 
     Raises:
-        ShardCorrupt: the encoder is not the one that was registered.
+        DataCorrupt: the encoder is not the one that was registered.
         SignatureInvalid: its signature does not fit, and a key to verify it is set.
         InputError: it is no encoder.
     """
@@ -109,7 +109,7 @@ def check(files: Path, version: "ModelVersion") -> None:
     if (model / manifests.NAME).is_file():  # else it was made elsewhere
         digest = manifests.read(model, "encoder", made_with="the registration of another version")["digest"]
         if digest != version.tags.get("digest"):
-            raise ShardCorrupt(
+            raise DataCorrupt(
                 f"{name} holds {digest[:19]}…, it was registered as {version.tags.get('digest', 'nothing')[:19]}…: "
                 "take another version"
             )

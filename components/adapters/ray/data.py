@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from components.adapters.ray import train as ray_train
 from infoxlm_core import errors
-from infoxlm_core.corpora.parallel import Spread, Work
+from infoxlm_core.corpora.parallel import ParallelMap, Work
 from infoxlm_core.errors import InfoXLMError, WorkerLost
 
 _WINDOW = 8
@@ -31,8 +31,8 @@ _RETRIES = 3
 
 
 @contextlib.contextmanager
-def workers(count: int) -> Iterator[Spread | None]:
-    """Give a `Spread` over so many Ray workers, a CPU core each; None, which means "here", if there are to be none.
+def workers(count: int) -> Iterator[ParallelMap | None]:
+    """Give a `ParallelMap` over `count` Ray workers, a CPU core each; None, which means "here", for 0.
 
     The workers of a cluster that RAY_ADDRESS names are all of its cores.
 
@@ -61,14 +61,14 @@ def workers(count: int) -> Iterator[Spread | None]:
         if os.environ.get("RAY_ADDRESS"):
             count = max(count, int(ray.cluster_resources().get("CPU", 0)))
         with ray.data.DataContext.current(context):
-            yield functools.partial(_spread, count)
+            yield functools.partial(_map_windows, count)
     finally:
         if mine:
             ray.shutdown()
 
 
-def _spread(count: int, work: Work, chunks: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """The `Spread`: while one window of chunks is worked on, the next is read and the results of the last are used."""
+def _map_windows(count: int, work: Work, chunks: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """The `ParallelMap`: while workers have one window of chunks, the next is read and the last one is used up."""
     chunks = iter(chunks)
     waiting: deque[Future[list[pa.Table]]] = deque()
     with ThreadPoolExecutor(1) as ahead:

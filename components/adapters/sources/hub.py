@@ -6,7 +6,7 @@ from pathlib import Path
 
 from components.adapters.source import Wanted
 from infoxlm_core import manifests
-from infoxlm_core.errors import InputError, ShardCorrupt, StorageUnavailable, one_line
+from infoxlm_core.errors import DataCorrupt, InputError, StorageUnavailable, one_line
 
 _HUB = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?", re.ASCII)
 _FILES = ["*.safetensors", "*.json", "*.model", "*.txt"]
@@ -21,7 +21,7 @@ def fetch(wanted: Wanted) -> Path | None:
 
     Raises:
         InputError: the hub has no such model.
-        ShardCorrupt: what was downloaded is not what the hub has.
+        DataCorrupt: what was downloaded is not what the hub has.
         StorageUnavailable: the hub does not answer.
     """
     if not (match := _HUB.fullmatch(wanted.source)):
@@ -52,5 +52,5 @@ def fetch(wanted: Wanted) -> Path | None:
         blob = path.resolve()
         if re.fullmatch("[0-9a-f]{64}", blob.name) and manifests.file_sha256(blob) != blob.name:
             blob.unlink()
-            raise ShardCorrupt(f"{blob} is not what the hub has: it was removed, run again")
+            raise DataCorrupt(f"{blob} is not what the hub has: it was removed, run again")
     return Path(snapshot)

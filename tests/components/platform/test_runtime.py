@@ -12,7 +12,7 @@ import pytest
 from components.platform import runtime, stores, verification
 from infoxlm_core import manifests
 from infoxlm_core.config import EvaluationConfig, PretrainingConfig
-from infoxlm_core.errors import CorpusTooSmall, InputError, ShardCorrupt
+from infoxlm_core.errors import CorpusTooSmall, DataCorrupt, InputError
 
 
 def build(output: Path) -> dict:
@@ -153,7 +153,7 @@ def test_a_found_artifact_is_verified(tmp_path):
     made = stores.get_or_build(str(tmp_path), "corpus", "abc", build)
     (made / "part/file").write_text("cOntent")
 
-    with pytest.raises(ShardCorrupt, match="sha256"):
+    with pytest.raises(DataCorrupt, match="sha256"):
         stores.get_or_build(str(tmp_path), "corpus", "abc", build)
 
 
@@ -178,7 +178,7 @@ def test_what_is_damaged_without_a_trace_is_found_when_it_is_read(tmp_path):
     verification.note(made, verification.state_of(made))  # as if a disk had flipped a bit: no time changes
 
     assert stores.lookup(str(tmp_path), "pretrained", "abc") == stores.locate(str(made), hashed=False) == made
-    with pytest.raises(ShardCorrupt, match="sha256"):
+    with pytest.raises(DataCorrupt, match="sha256"):
         stores.locate(str(made))
 
 
@@ -213,7 +213,7 @@ def test_every_kind_of_artifact_that_is_named_by_what_decides_it_has_a_version()
     ("error", "code", "name"),
     [
         (CorpusTooSmall("have=0 need=1"), 2, "CorpusTooSmall"),
-        (ShardCorrupt("a is missing"), 3, "ShardCorrupt"),
+        (DataCorrupt("a is missing"), 3, "DataCorrupt"),
         (OSError(errno.ENOSPC, "No space left on device"), 75, "StorageFull"),
         (RuntimeError("I/O error: No space left on device (os error 28)"), 75, "StorageFull"),
         (RuntimeError("surprise"), 70, "InfoXLMError"),

@@ -12,7 +12,7 @@ from botocore.stub import Stubber
 from components.adapters.s3 import store as s3
 from components.platform import runtime, sources
 from infoxlm_core import manifests
-from infoxlm_core.errors import InputError, ShardCorrupt
+from infoxlm_core.errors import DataCorrupt, InputError
 from tests.components.conftest import upload
 
 
@@ -99,7 +99,7 @@ def test_a_set_that_is_not_what_its_manifest_says_is_refused_and_not_kept(bucket
         Key="mlqa/dev/dev-context-de-question-de.json", Body=b"this is dev/dev-context-de-question-dE.json"
     )
 
-    with pytest.raises(ShardCorrupt, match=r"dev-context-de-question-de\.json has .* upload s3://models/mlqa again"):
+    with pytest.raises(DataCorrupt, match=r"dev-context-de-question-de\.json has .* upload s3://models/mlqa again"):
         sources.fetch_data("s3://models/mlqa", tmp_path / "store")
 
     assert not list((tmp_path / "store/data").iterdir())

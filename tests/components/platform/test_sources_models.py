@@ -13,7 +13,7 @@ from components.platform import runtime, sources, stores
 from components.pretrain import pretrain
 from infoxlm_core import manifests
 from infoxlm_core.config import PretrainingConfig
-from infoxlm_core.errors import InputError, ShardCorrupt, StorageUnavailable
+from infoxlm_core.errors import DataCorrupt, InputError, StorageUnavailable
 from infoxlm_core.model import pretrained
 from infoxlm_core.model.encoder import EncoderSize, initialise
 from infoxlm_core.model.heads import InfoXLM
@@ -98,7 +98,7 @@ def test_a_model_that_is_not_what_its_manifest_says_is_refused_and_not_kept(buck
     weights = (directory / "model.safetensors").read_bytes()
     bucket.put_object(Key="ours/model.safetensors", Body=weights[:-1] + bytes([weights[-1] ^ 1]))
 
-    with pytest.raises(ShardCorrupt, match=r"model\.safetensors has sha256 .* upload s3://models/ours again"):
+    with pytest.raises(DataCorrupt, match=r"model\.safetensors has sha256 .* upload s3://models/ours again"):
         sources.fetch_model("s3://models/ours", tmp_path / "store")
 
     assert not list((tmp_path / "store" / "models").iterdir())
@@ -163,7 +163,7 @@ def test_a_model_fetched_before_needs_no_network_and_is_verified(tiny_encoders, 
 
     blob = root / "blobs" / manifests.file_sha256(tiny_encoders["first"] / "model.safetensors")
     blob.write_bytes(blob.read_bytes()[:-1])
-    with pytest.raises(ShardCorrupt, match="is not what the hub has: it was removed"):
+    with pytest.raises(DataCorrupt, match="is not what the hub has: it was removed"):
         sources.fetch_model("org/model", tmp_path)
     assert not blob.exists()
 

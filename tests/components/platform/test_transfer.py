@@ -20,7 +20,7 @@ from components.platform import lease, runtime, stores, transfer, verification
 from components.platform.lease import Lease
 from components.platform.remote_run import RemoteRun
 from infoxlm_core import manifests
-from infoxlm_core.errors import Fenced, InputError, LeaseHeld, ShardCorrupt, StorageUnavailable
+from infoxlm_core.errors import DataCorrupt, Fenced, InputError, LeaseHeld, StorageUnavailable
 from tests.components import literal_s3
 from tests.servers import s3
 
@@ -135,7 +135,7 @@ def test_a_bit_that_flips_on_the_way_is_found_and_nothing_stays(bucket, faults, 
     transfer.push(directory, f"{URL}/a")
     faults.inject("GET", "inner/large", "flipped")
 
-    with pytest.raises((ShardCorrupt, StorageUnavailable)):
+    with pytest.raises((DataCorrupt, StorageUnavailable)):
         transfer.pull(f"{URL}/a", tmp_path / "back")
 
     assert not (tmp_path / "back").exists() and faults.injected

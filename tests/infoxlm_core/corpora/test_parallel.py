@@ -26,7 +26,7 @@ def refusing(chunk: pa.Table) -> pa.Table:
 def test_processes_of_this_machine_give_results_in_order_and_read_chunks_as_they_need_them():
     read = itertools.count()
 
-    results = parallel.over_processes(2)(who, (table for table in numbers(40) if next(read) >= 0))
+    results = parallel.in_processes(2)(who, (table for table in numbers(40) if next(read) >= 0))
     first = next(results)
     ahead = next(read)
     found = [first, *results]
@@ -37,7 +37,7 @@ def test_processes_of_this_machine_give_results_in_order_and_read_chunks_as_they
 
 
 def test_work_here_is_done_in_this_process():
-    found = list(parallel.here(who, numbers(3)))
+    found = list(parallel.in_process(who, numbers(3)))
 
     assert [table.to_pylist()[0] for table in found] == [{"number": n, "who": os.getpid()} for n in range(3)]
 
@@ -45,4 +45,4 @@ def test_work_here_is_done_in_this_process():
 @pytest.mark.slow
 def test_an_error_of_ours_comes_back_from_another_process():
     with pytest.raises(InputError, match="mend it"):
-        list(parallel.over_processes(1)(refusing, numbers(2)))
+        list(parallel.in_processes(1)(refusing, numbers(2)))

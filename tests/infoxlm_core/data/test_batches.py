@@ -13,7 +13,7 @@ from infoxlm_core.data.layouts import Sequences, lay_out, mix
 from infoxlm_core.data.samples import Sampler
 from infoxlm_core.data.sampling import TableSampler, generator, probabilities
 from infoxlm_core.data.shards import Table, make_blocks, open_shards, write_table
-from infoxlm_core.errors import CorpusTooSmall, ShardCorrupt
+from infoxlm_core.errors import CorpusTooSmall, DataCorrupt
 from tests.conftest import VOCABULARY, tiny_config, write_shards
 
 # GB of parallel text and the probabilities of InfoXLM's Table 9, alpha 0.7
@@ -355,5 +355,5 @@ def test_damaged_shards_are_refused_before_a_step_is_taken(tmp_path, damage):
     if damage == "missing":
         path.unlink()
 
-    with pytest.raises(ShardCorrupt, match="run tokenize_corpus again"):
+    with pytest.raises(DataCorrupt, match="run tokenize_corpus again"):
         open_shards(tmp_path)

@@ -248,7 +248,7 @@ def test_every_language_is_read_by_the_model_that_was_kept_for_it(encoder, tmp_p
         folder.mkdir(parents=True)
         for file in encoder.iterdir():
             (folder / file.name).write_bytes(file.read_bytes())
-    looks = [selection.Look(10, {"en": 0.8, "de": 0.2}), selection.Look(20, {"en": 0.5, "de": 0.4})]
+    looks = [selection.DevScores(10, {"en": 0.8, "de": 0.2}), selection.DevScores(20, {"en": 0.5, "de": 0.4})]
     selection.write(tuned, "each", looks, {"*": 10, "en": 10, "de": 20})
     test = write_mlqa(tmp_path / "mlqa", "en-en", "de-de", "de-en", "es-es")
 

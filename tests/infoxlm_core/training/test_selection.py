@@ -14,13 +14,13 @@ from safetensors.torch import load_file
 from torch import nn
 
 from infoxlm_core.config import SelectionConfig
-from infoxlm_core.errors import InputError, Preempted, ShardCorrupt
+from infoxlm_core.errors import DataCorrupt, InputError, Preempted
 from infoxlm_core.model import task_models
 from infoxlm_core.stages import finetuning
 from infoxlm_core.tasks import TASKS
 from infoxlm_core.training import selection, tracker
 from infoxlm_core.training.best_checkpoints import Kept
-from infoxlm_core.training.selection import Look
+from infoxlm_core.training.selection import DevScores
 from tests.infoxlm_core.stages.test_finetuning import config, data, encoder
 from tests.workers import fp64, join, start
 
@@ -30,7 +30,7 @@ SCORES = {  # after 5, 10, … 30 steps
     "en": [0.1, 0.5, 0.3, 0.2, 0.6, 0.4],
     "de": [0.3, 0.2, 0.8, 0.1, 0.1, 0.2],
 }
-LOOKS = [Look(5 * (i + 1), {name: scores[i] for name, scores in SCORES.items()}) for i in range(6)]
+LOOKS = [DevScores(5 * (i + 1), {name: scores[i] for name, scores in SCORES.items()}) for i in range(6)]
 CHOSEN = {"last": {"*": 30}, "source": {"*": 25}, "joint": {"*": 15}, "each": {"*": 15, "en": 25, "de": 15}}
 
 
@@ -165,17 +165,17 @@ def flip(path: Path) -> None:
 def test_kept_weights_that_are_not_what_was_written_are_refused(tmp_path, damage, said):
     written, read = nn.Linear(3, 2), nn.Linear(3, 2)
     kept = Kept(tmp_path, SelectionConfig(rule="joint", every=5), "en")
-    kept.keep(written, [Look(5, {"en": 0.5})])
+    kept.keep(written, [DevScores(5, {"en": 0.5})])
     kept.load(read, 5)
     assert torch.equal(weights_of(read), weights_of(written))
     damage(tmp_path / "kept/0000000005.safetensors")
 
-    with pytest.raises(ShardCorrupt, match=said + r".*: restore it, or remove .* to train again"):
+    with pytest.raises(DataCorrupt, match=said + r".*: restore it, or remove .* to train again"):
         kept.load(read, 5)
 
 
 def test_equal_scores_leave_the_first():
-    looks = [Look(step, {"en": 0.5, "de": 0.5}) for step in (10, 20, 30)]
+    looks = [DevScores(step, {"en": 0.5, "de": 0.5}) for step in (10, 20, 30)]
 
     assert selection.choose(looks, "each", "en", 30) == {"*": 10, "en": 10, "de": 10}
 
@@ -223,7 +223,7 @@ def test_of_two_workers_the_first_looks_and_sees_what_one_alone_would(encoder, d
     one, two = (selection.read(tmp_path / name / "out") for name in ("one", "two"))
     for left, right in zip(one["looks"], two["looks"], strict=True):
         assert left["languages"] == right["languages"]
-    looks = [Look(look["step"], look["languages"]) for look in two["looks"]]
+    looks = [DevScores(look["step"], look["languages"]) for look in two["looks"]]
     assert two["chosen"] == selection.choose(looks, "each", "en", STEPS) and len(looks) == 6
     assert (tmp_path / "looks-0").read_text() == "6" and not (tmp_path / "looks-1").exists()
 

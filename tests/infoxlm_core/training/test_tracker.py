@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from infoxlm_core.errors import ShardCorrupt
+from infoxlm_core.errors import DataCorrupt
 from infoxlm_core.training.tracker import FileTracker, read
 
 
@@ -64,5 +64,5 @@ def test_a_spoiled_line_in_the_middle_is_named(tmp_path, line):
     path = tmp_path / "metrics.jsonl"
     path.write_text(f"{json.dumps({'step': 1})}\n{line}\n{json.dumps({'step': 3})}\n", encoding="latin-1")
 
-    with pytest.raises(ShardCorrupt, match=r"metrics\.jsonl:2: .* remove this line"):
+    with pytest.raises(DataCorrupt, match=r"metrics\.jsonl:2: .* remove this line"):
         read(path)

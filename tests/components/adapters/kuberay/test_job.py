@@ -19,12 +19,12 @@ from components.adapters.kuberay import states as ray_job_states
 from components.settings.cluster import ClusterConfig
 from infoxlm_core.errors import (
     ConfigError,
+    DataCorrupt,
     InfoXLMError,
     InputError,
     LeaseHeld,
     Preempted,
     ResourcesUnavailable,
-    ShardCorrupt,
     TrainingDiverged,
     WorkerLost,
 )
@@ -280,7 +280,7 @@ SAID = {"stage": "pretrain", "code": 5, "class": "TrainingDiverged", "message": 
     [
         (FAILED, None, WorkerLost, 75, "ended as Failed, FAILED AppFailed: exit code 1: run again"),
         (FAILED, SAID, TrainingDiverged, 5, "3 steps in a row are not finite"),
-        (FAILED, {"code": 3, "class": "ShardCorrupt", "message": "x"}, ShardCorrupt, 3, "x"),
+        (FAILED, {"code": 3, "class": "DataCorrupt", "message": "x"}, DataCorrupt, 3, "x"),
         (FAILED, {"code": 70, "class": "MemoryError", "message": "x"}, InfoXLMError, 70, "x"),
         ({"jobDeploymentStatus": "Running", "jobStatus": "FAILED"}, SAID, TrainingDiverged, 5, "not finite"),
         ({"jobDeploymentStatus": "Complete", "jobStatus": "STOPPED"}, None, WorkerLost, 75, "STOPPED"),
@@ -308,7 +308,7 @@ def test_the_end_of_a_job_is_an_error_of_ours_in_one_line(kubernetes, launch, st
     assert kubernetes.job(NAME) is None
 
 
-@pytest.mark.parametrize("kind", [ConfigError, ShardCorrupt, TrainingDiverged])
+@pytest.mark.parametrize("kind", [ConfigError, DataCorrupt, TrainingDiverged])
 def test_what_an_earlier_attempt_ended_with_for_good_ends_this_one_without_asking_for_gpus(kubernetes, launch, kind):
     said = {"code": kind.exit_code, "class": kind.__name__, "message": "as before"}
 

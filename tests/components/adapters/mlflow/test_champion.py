@@ -17,7 +17,7 @@ from components.adapters.mlflow import signing
 from components.adapters.mlflow import versions as registered
 from components.platform import sources
 from infoxlm_core import manifests
-from infoxlm_core.errors import InputError, NotPromoted, ShardCorrupt, SignatureInvalid
+from infoxlm_core.errors import DataCorrupt, InputError, NotPromoted, SignatureInvalid
 from tests.components.evaluated import evaluated
 
 METRIC = "retrieval/best"
@@ -252,7 +252,7 @@ def test_a_model_that_is_not_the_one_of_its_digest_does_not_become_champion(stor
     client = mlflow_runs.connect(store)
     flip(registered.download(client, client.get_model_version("tiny", "2"), "model", None))
 
-    with pytest.raises(ShardCorrupt, match=r"model\.safetensors has sha256"):
+    with pytest.raises(DataCorrupt, match=r"model\.safetensors has sha256"):
         promoting.run("models:/tiny/2", GATE, store)
 
     assert champion(client) == 1
@@ -277,11 +277,11 @@ def test_a_registered_model_that_is_not_the_one_of_its_digest_is_not_used(store,
     model = registered.download(client, client.get_model_version("tiny", "1"), "model", None)
     flip(model)
 
-    with pytest.raises(ShardCorrupt, match=r"model\.safetensors has sha256"):
+    with pytest.raises(DataCorrupt, match=r"model\.safetensors has sha256"):
         use(way, "models:/tiny@champion", store)
 
     manifests.write(model, "encoder")  # another model, in itself complete
-    with pytest.raises(ShardCorrupt, match=r"tiny version 1 holds sha256:\w+…, it was registered as"):
+    with pytest.raises(DataCorrupt, match=r"tiny version 1 holds sha256:\w+…, it was registered as"):
         use(way, "models:/tiny@champion", store)
 
 
@@ -303,10 +303,10 @@ def test_a_directory_is_compared_with_our_manifest_and_with_no_other(store, tiny
     assert use(way, str(directory), store) == directory
     flip(directory)
 
-    with pytest.raises(ShardCorrupt, match=r"model\.safetensors has sha256"):
+    with pytest.raises(DataCorrupt, match=r"model\.safetensors has sha256"):
         use(way, str(directory), store)
     (directory / manifests.NAME).write_text('{"kind": ')
-    with pytest.raises(ShardCorrupt, match=r"manifest\.json cannot be read"):
+    with pytest.raises(DataCorrupt, match=r"manifest\.json cannot be read"):
         use(way, str(directory), store)
 
     (directory / manifests.NAME).write_text('{"made by": "another tool"}')
