@@ -92,7 +92,7 @@ def tiny_config(**changes) -> PretrainingConfig:
 
 
 LONGEST_FIRST = ("tests/e2e/", "tests/infoxlm_core/systems/test_ranking", "tests/pipelines/", "tests/components/",
-                 "tests/infoxlm_core/stages/", "tests/infoxlm_core/systems/test_tr")  # fmt: skip
+                 "tests/infoxlm_core/stages/", "tests/infoxlm_core/systems/translation/")  # fmt: skip
 TOGETHER = {"tests/e2e/": "e2e", "tests/components/adapters/ray/": "Ray", "tests/components/adapters/kuberay/": "Ray"}
 """Files, by how their names begin, that share what takes long to start: one worker runs them all."""
 

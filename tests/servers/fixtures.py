@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.components.s3_faults import Faults, faulty
 from tests.servers import postgres, s3
+from tests.servers.s3_faults import Faults, faulty
 from tests.servers.tracking import LockedMlflow, locked_mlflow
 
 

@@ -21,8 +21,7 @@ from components.platform.lease import Lease
 from components.platform.remote_run import RemoteRun
 from infoxlm_core import manifests
 from infoxlm_core.errors import DataCorrupt, Fenced, InputError, LeaseHeld, StorageUnavailable
-from tests.components import literal_s3
-from tests.servers import s3
+from tests.servers import literal_s3, s3
 
 URL = "s3://models/store"
 

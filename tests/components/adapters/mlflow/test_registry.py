@@ -10,7 +10,7 @@ from components.adapters.mlflow import runs as mlflow_runs
 from components.adapters.mlflow.registry import Registration
 from infoxlm_core.errors import InputError
 from tests.components.conftest import two_processes
-from tests.components.evaluated import evaluated
+from tests.toy_evaluation import evaluated
 
 METRIC = "retrieval/best"
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from pipelines.cli import app
 from tests.infoxlm_core.model.test_fairseq import infoxlm_checkpoint, model_tensors
 
-CONFIGS = Path(__file__).parents[2] / "configs"
+CONFIGS = Path(__file__).parents[3] / "configs"
 
 
 def run(*arguments: str):

@@ -11,7 +11,7 @@ from pipelines import local
 from pipelines.cli import app
 from pipelines.infoxlm import infoxlm
 
-DEMO = Path(__file__).parents[2] / "configs/demo.yaml"
+DEMO = Path(__file__).parents[3] / "configs/demo.yaml"
 CONFIG = """
 preparation:
   languages: [en, de]

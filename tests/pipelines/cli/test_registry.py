@@ -13,7 +13,7 @@ from pipelines import local
 from pipelines.cli import app
 from pipelines.promotion import promotion
 from tests.components.conftest import empty_database, store, tiny_encoders  # noqa: F401
-from tests.components.evaluated import evaluated
+from tests.toy_evaluation import evaluated
 
 METRIC = "retrieval/best"
 

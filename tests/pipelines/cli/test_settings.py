@@ -9,7 +9,7 @@ from components.settings import cluster
 from infoxlm_core.config import StageConfig, describe
 from pipelines.cli import app, settings
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_the_page_of_all_fields_is_current_else_make_compile():
