@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 PEERS ?= .venv-peers
 BIN = $(VENV)/bin
-COMPUTE = $(BIN)/python -m pytest -q -n 2 --no-loadscope-reorder tests/core tests/benchmarks
+COMPUTE = $(BIN)/python -m pytest -q -n 2 --no-loadscope-reorder tests/infoxlm_core tests/benchmarks
 STORE ?= runs
 # One thread a process: two cores are shared by workers, servers and the runner itself.
 export OMP_NUM_THREADS = 1

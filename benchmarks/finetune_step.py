@@ -61,7 +61,7 @@ def case(text: np.ndarray, tokenizer: Path, vocabulary: str, rounds: int, steps:
     return measure(found, variants, rounds)
 
 
-def _learner(model: task_models.Classifier, task: Training) -> TaskLearner:
+def _learner(model: task_models.TaskModel, task: Training) -> TaskLearner:
     return TaskLearner(CONFIG, model, task, CONFIG.optimization.steps, Kept(Path(), CONFIG.selection, "en"))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-IMPORTED_ONCE = ["infoxlm_core.finetuning", "infoxlm_core.pretraining"]
+IMPORTED_ONCE = ["infoxlm_core.stages.finetuning", "infoxlm_core.stages.pretraining"]
 
 
 def start(work: Callable[..., None], workers: int, given: Path, base: Path) -> None:

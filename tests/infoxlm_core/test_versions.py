@@ -34,7 +34,7 @@ from infoxlm_core.data.sampling import generator
 from infoxlm_core.model import task_models, tokenizers
 from infoxlm_core.stages import evaluation, finetuning, preparation, tokenization
 from infoxlm_core.systems import SYSTEMS
-from infoxlm_core.tasks import answers, classifying, mixed, nearest, perplexity
+from infoxlm_core.tasks import answers, classifying, nearest, perplexity, task
 from infoxlm_core.tasks.classification import ClassificationConfig
 from infoxlm_core.tasks.question_answering import AnsweringConfig
 from infoxlm_core.training.best_checkpoints import Kept
@@ -284,7 +284,7 @@ def make_points(tmp_path: Path, encoder: Path) -> Any:
         for rule, code in (("squad", "en"), ("mlqa", "en"), ("mlqa", "de"), ("mlqa", "zh"), ("mlqa", "vi"))
     }
     cells = {("en", "en"): 0.5, ("de", "de"): 0.25, ("en", "de"): 0.75, ("de", "en"): 0.125}
-    return [by_rule, answers.macro_average(by_rule), mixed.within_and_across(cells)]
+    return [by_rule, answers.macro_average(by_rule), task.within_and_across(cells)]
 
 
 MAKERS = {
