@@ -1,4 +1,4 @@
-"""One torch thread for all tests, and what several of them share: tiny token shards and a config that fits them.
+"""One torch thread for all tests, and what several rooms share: tiny token shards, a config for them, two encoders.
 
 Tests marked `item("A13")` prove items of the acceptance checklist; the run ends with a table of them.
 """
@@ -9,6 +9,7 @@ import os
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
+import string
 from collections import Counter
 from pathlib import Path
 
@@ -89,6 +90,35 @@ def tiny_config(**changes) -> PretrainingConfig:
     for section, change in changes.items():
         values[section] = {**values.get(section, {}), **change} if isinstance(change, dict) else change
     return PretrainingConfig.parse(values)
+
+
+@pytest.fixture(scope="session")
+def tiny_encoders(tmp_path_factory) -> dict[str, Path]:
+    """Two Hugging Face directories, `first` and `second`: XLM-R of 2 layers x 32 with random weights, 31 words."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast, XLMRobertaConfig, XLMRobertaForMaskedLM
+
+    words = ["<s>", "<pad>", "</s>", "<unk>", *string.ascii_lowercase, "<mask>"]
+    model = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>"))
+    model.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    model.post_processor = processors.TemplateProcessing("<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)])
+    special = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=model, mask_token="<mask>", cls_token="<s>", sep_token="</s>", **special
+    )
+    config = XLMRobertaConfig(
+        vocab_size=len(words), hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+        max_position_embeddings=66,
+    )  # fmt: skip
+    encoders = {}
+    for seed, name in enumerate(("first", "second")):
+        torch.manual_seed(seed)
+        directory = tmp_path_factory.mktemp(name)
+        XLMRobertaForMaskedLM(config).save_pretrained(directory)
+        tokenizer.save_pretrained(directory)
+        encoders[name] = directory
+    return encoders
 
 
 LONGEST_FIRST = ("tests/e2e/", "tests/infoxlm_core/systems/test_ranking", "tests/pipelines/", "tests/components/",

@@ -1,15 +1,11 @@
 """The whole DAG as a user runs it: killed in the middle, started again, registered, loaded by a stranger."""
 
 import json
-import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -17,126 +13,11 @@ import yaml
 from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.stages.pretraining import pretrain
 from infoxlm_core.training import tracker
-from tests.toy_text import write_catalogs
+from tests.commands import infoxlm, only
+from tests.toy_run import STEPS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-STEPS = 300
 ROOT = Path(__file__).parents[2]
-
-
-def write_config(directory: Path) -> Path:
-    write_catalogs(directory / "text", {"mail": 350, "wiki": 350, "shop": 350, "held": 150})
-    values = {
-        "preparation": {
-            "languages": ["en", "de", "fr"],
-            "corpora": [
-                {"name": name, "format": "gettext", "path": str(directory / "text" / name)}
-                for name in ("mail", "wiki", "shop", "held")
-            ],
-            "held_out": ["held"],
-            "labelled_share": 0.1,
-        },
-        "tokenization": {"vocabulary_size": 130, "processes": 1},
-        "pretraining": {
-            "model": {"layers": 2, "hidden": 32, "ffn": 64, "heads": 2, "max_tokens": 64},
-            "contrast": {"layer": 1, "queue_size": 128, "momentum": 0.99, "temperature": 0.05, "normalise": True,
-                         "pooling": "mean"},
-            "batches": {"global_batch_size": 16, "virtual_shards": 2, "micro_batch_size": 16, "block_tokens": 32,
-                        "side_tokens": 30},
-            "optimization": {"steps": STEPS, "learning_rate": 0.002, "warmup_steps": 20},
-            "checkpoints": {"every": 20},
-        },
-        "finetuning": {"max_tokens": 64, "optimization": {"steps": 20, "learning_rate": 0.001, "warmup_steps": 2}},
-        "evaluation": {"retrieval_pairs": 100, "perplexity_sentences": 40},
-        "registration": {"name": "toy"},
-    }  # fmt: skip
-    path = directory / "toy.yaml"
-    path.write_text(yaml.safe_dump(values))
-    return path
-
-
-def infoxlm(*arguments: str, **options) -> subprocess.CompletedProcess:
-    command = [str(Path(sys.executable).parent / "infoxlm"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=400, **options)
-
-
-def environment() -> dict[str, str]:
-    return {k: v for k, v in os.environ.items() if not k.startswith("MLFLOW_")} | {"OMP_NUM_THREADS": "1"}
-
-
-def alive(store: Path) -> list[str]:
-    """Processes that still work on a store."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        if str(store) in command and int(process.name) != os.getpid():
-            found.append(command[:200])
-    return found
-
-
-def kill_in_pretraining(arguments: list[str], store: Path, patience: int) -> None:
-    """Start `infoxlm`, kill its driver after the first checkpoint; `patience` seconds later nothing may be alive."""
-    command = [str(Path(sys.executable).parent / "infoxlm"), *arguments]
-    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment())
-    deadline = time.monotonic() + 240
-    while not list(store.glob("runs/pretrained-*/step=*/manifest.json")):
-        assert first.poll() is None and time.monotonic() < deadline, "the run ended before it could be killed"
-        time.sleep(0.01)
-    first.send_signal(signal.SIGKILL)
-    first.wait()
-    for _ in range(10 * patience):  # its steps notice that nobody waits for them
-        if not alive(store):
-            break
-        time.sleep(0.1)
-    assert not alive(store)
-
-
-def copy_code(directory: Path) -> Path:
-    """A copy of the product, to change its source."""
-    for package in ("infoxlm_core", "components", "pipelines"):
-        shutil.copytree(ROOT / package, directory / package, ignore=shutil.ignore_patterns("__pycache__"))
-    return directory
-
-
-def kill_and_start_again(base: Path) -> Path:
-    """The store of a run whose driver was killed in the middle of pre-training and that was then started again.
-
-    In between somebody has mended a comment.
-    """
-    config, store, code = write_config(base), base / "store", copy_code(base / "code")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(code))
-        patch.chdir(code)  # a step imports from its working directory first
-        kill_in_pretraining(["run", str(config), "--store", str(store)], store, patience=60)
-        (saved,) = store.glob("runs/pretrained-*/saved.json")
-        assert json.loads(saved.read_text())["step"] < STEPS, "the kill came too late to show anything"
-        with (code / "infoxlm_core/progress.py").open("a") as source:
-            source.write("# how far something is, and how long it will take\n")
-
-        second = infoxlm("run", str(config), "--store", str(store))
-
-    assert second.returncode == 0, second.stdout[-3000:] + second.stderr[-3000:]
-    assert "resuming after step" in second.stdout
-    (base / "stdout").write_text(second.stdout)
-    return store
-
-
-def only(store: Path, pattern: str) -> Path:
-    (found,) = store.glob(pattern)
-    return found
-
-
-def runs_of(store: Path) -> tuple[Any, Any, list[Any]]:
-    """A client of a store's MLflow, the one run that is nested in no other, and those nested in it."""
-    import mlflow
-
-    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{store}/mlflow.db")
-    runs = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
-    (parent,) = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
-    return client, parent, [run for run in runs if run is not parent]
 
 
 def test_the_killed_run_ends_with_the_losses_of_an_undisturbed_one(finished, tmp_path):

@@ -1,6 +1,7 @@
 """The manifests as `kubectl apply` would get them, rendered without a cluster."""
 
 import functools
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -50,3 +51,16 @@ def environment_of(container: dict, secrets: dict[str, dict[str, str]]) -> dict[
         return secrets[reference["name"]][reference["key"]]
 
     return {entry["name"]: value(entry) for entry in container["env"]}
+
+
+def made(overlay: str) -> dict[str, dict[str, str]]:
+    """Name -> content of the Secrets of an overlay."""
+    command = [sys.executable, str(K8S / "make_secrets.py"), overlay]
+    if overlay == "production":  # it asks for the password on the terminal
+        ask = "import getpass, runpy, sys; getpass.getpass = lambda _: 'given'; sys.argv = sys.argv[1:]"
+        command[1:2] = ["-c", f"{ask}; runpy.run_path(sys.argv[0], run_name='__main__')", command[1]]
+        command += ["--database-user", "db"]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout
+    items = json.loads(printed)["items"]
+    assert {item["metadata"]["namespace"] for item in items} == {"infoxlm"}
+    return {item["metadata"]["name"]: item["stringData"] for item in items}

@@ -10,20 +10,7 @@ import yaml
 
 from components.settings.cluster import ClusterFile
 from pipelines import placing
-from tests.k8s.manifests import K8S, OVERLAYS, ROOT, named, pods, rendered
-
-
-def made(overlay: str) -> dict[str, dict[str, str]]:
-    """Name -> content of the Secrets of an overlay."""
-    command = [sys.executable, str(K8S / "make_secrets.py"), overlay]
-    if overlay == "production":  # it asks for the password on the terminal
-        ask = "import getpass, runpy, sys; getpass.getpass = lambda _: 'given'; sys.argv = sys.argv[1:]"
-        command[1:2] = ["-c", f"{ask}; runpy.run_path(sys.argv[0], run_name='__main__')", command[1]]
-        command += ["--database-user", "db"]
-    printed = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout
-    items = json.loads(printed)["items"]
-    assert {item["metadata"]["namespace"] for item in items} == {"infoxlm"}
-    return {item["metadata"]["name"]: item["stringData"] for item in items}
+from tests.k8s.manifests import K8S, OVERLAYS, ROOT, made, named, pods, rendered
 
 
 def referred_to(overlay: str) -> set[tuple[str, str]]:

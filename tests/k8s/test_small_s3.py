@@ -12,8 +12,7 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from tests.k8s.manifests import pods
-from tests.k8s.test_secrets import made
+from tests.k8s.manifests import made, pods
 from tests.servers.processes import free_port, serving
 from tests.servers.s3 import WEED
 

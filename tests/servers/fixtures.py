@@ -1,13 +1,18 @@
 """Servers that all tests of a session share, each started by the first test that asks for it."""
 
 import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.servers import postgres, s3
+from tests.servers.processes import free_port
 from tests.servers.s3_faults import Faults, faulty
-from tests.servers.tracking import LockedMlflow, locked_mlflow
+from tests.servers.tracking import LockedMlflow, locked_mlflow, running_mlflow
 
 
 @pytest.fixture(scope="session")
@@ -77,3 +82,35 @@ def on_locked_server(clean_environment, locked_server, monkeypatch) -> LockedMlf
     for name, value in locked_server.environment().items():
         monkeypatch.setenv(name, value)
     return locked_server
+
+
+@pytest.fixture(scope="session")
+def mlflow_server(tmp_path_factory) -> Iterator[str]:
+    """URI of a server that all tests of the session share."""
+    port = free_port()
+    with running_mlflow(tmp_path_factory.mktemp("mlflow"), port):
+        yield f"http://127.0.0.1:{port}"
+
+
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory) -> Path:
+    """MLflow's tables in a SQLite file, made once: that takes seconds."""
+    directory = tmp_path_factory.mktemp("empty")
+    make = "import sys, pathlib, components.adapters.mlflow.runs as m; m.connect(pathlib.Path(sys.argv[1]))"
+    environment = {name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"}
+    subprocess.run([sys.executable, "-c", make, directory], check=True, env=environment)
+    return directory / "mlflow.db"
+
+
+@pytest.fixture
+def store(clean_environment, empty_database, tmp_path) -> Path:
+    """A local store, with no tracking server configured."""
+    (tmp_path / "store").mkdir()
+    shutil.copy(empty_database, tmp_path / "store")
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def on_server(clean_environment, mlflow_server, monkeypatch) -> str:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_server)
+    return mlflow_server

@@ -1,15 +1,10 @@
 """Models of a task equal Hugging Face's own, before and after they are written, whatever the encoder (A22)."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
-from tokenizers.processors import TemplateProcessing
 from transformers import (
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
@@ -35,8 +30,8 @@ from infoxlm_core.errors import InputError
 from infoxlm_core.model import pretrained, task_models, tokenizers
 from infoxlm_core.model.padded import Padded
 from infoxlm_core.tasks import TASKS
+from tests.toy_models import NUMBERED, write_tokenizer
 
-WORDS = [f"w{number}" for number in range(40)]
 LABELS = ["contradiction", "entailment", "neutral"]
 SIZES = {"vocab_size": 48, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
 SMALL = {"vocab_size": 48, "n_layers": 2, "n_heads": 2, "dropout": 0.0, "attention_dropout": 0.0, "pad_token_id": 1}
@@ -52,23 +47,6 @@ KINDS = {
     "DistilBERT": lambda: DistilBertModel(DistilBertConfig(**SMALL, dim=16, hidden_dim=24, max_position_embeddings=26)),
 }  # fmt: skip
 PADDED = {"BERT with ReLU", "XLM", "DistilBERT"}
-
-
-def write_tokenizer(directory: Path, bert: bool) -> None:
-    """`<s> a </s> </s> b </s>`, or BERT's `<s> a </s> b </s>` with segments; a word is a token."""
-    words = ["<s>", "<pad>", "</s>", "<unk>", *WORDS]
-    tokenizer = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = Whitespace()
-    pair = "<s> $A </s> $B:1 </s>:1" if bert else "<s> $A </s> </s> $B </s>"
-    tokenizer.post_processor = TemplateProcessing("<s> $A </s>", pair, special_tokens=[("<s>", 0), ("</s>", 2)])
-    tokenizer.add_special_tokens(words[:4])
-    tokenizer.save(str(directory / "tokenizer.json"))
-    names = ["input_ids", "token_type_ids", "attention_mask"] if bert else ["input_ids", "attention_mask"]
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "cls_token": "<s>", "eos_token":
-                "</s>", "sep_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>", "model_max_length": 999,
-                "model_input_names": names}  # fmt: skip
-    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
-    (directory / "sentencepiece.bpe.model").write_bytes(b"goes along")
 
 
 def shake(model: PreTrainedModel) -> PreTrainedModel:
@@ -90,7 +68,7 @@ def encoder(request, tmp_path) -> Path:
 
 def texts(count: int = 9) -> tuple[list[str], list[str]]:
     rng = np.random.default_rng(2)
-    one, two = ([" ".join(rng.choice(WORDS, rng.integers(1, 9))) for _ in range(count)] for _ in "ab")
+    one, two = ([" ".join(rng.choice(NUMBERED, rng.integers(1, 9))) for _ in range(count)] for _ in "ab")
     return one, two
 
 

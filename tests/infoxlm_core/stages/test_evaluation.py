@@ -18,7 +18,7 @@ from infoxlm_core.results import evidence
 from infoxlm_core.stages.evaluation import draw_pairs, draw_sentences, evaluate
 from infoxlm_core.tasks.aligned_files import read_held_out
 from infoxlm_core.tasks.embedding import embed_sentences
-from tests.infoxlm_core.tasks.test_embedding import save_model
+from tests.toy_models import save_model
 
 CONFIG = EvaluationConfig(retrieval_pairs=20, perplexity_sentences=10, batch_size=8, max_tokens=32)
 WORDS = [f"{letter}{number}" for letter in "abc" for number in range(10)]

@@ -1,7 +1,6 @@
 """Fine-tuning: learns labels and answers, resumes, refuses what cannot be learned."""
 
 import tracemalloc
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -10,14 +9,11 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, DistilBertConfig, DistilBertModel
 
-from infoxlm_core.config import TokenizationConfig
 from infoxlm_core.data.examples import Examples, from_lists
 from infoxlm_core.data.sampling import generator
-from infoxlm_core.data.shards import open_shards
 from infoxlm_core.errors import ConfigError, InputError
-from infoxlm_core.model import pretrained, task_models, tokenizers
+from infoxlm_core.model import task_models, tokenizers
 from infoxlm_core.stages.finetuning import digest_of, finetune, read_training, schedule
-from infoxlm_core.systems.infoxlm.system import build
 from infoxlm_core.tasks import TASKS
 from infoxlm_core.tasks.classification import ClassificationConfig
 from infoxlm_core.tasks.question_answering import AnsweringConfig
@@ -27,42 +23,7 @@ from infoxlm_core.training.optimizer import make_adamw
 from infoxlm_core.training.state import Progress
 from infoxlm_core.training.step import train_step
 from infoxlm_core.training.task_learner import TaskLearner, Training
-from tests.conftest import tiny_config
-from tests.infoxlm_core.stages.test_tokenization import run, write_corpus
-from tests.toy_text import messages
-
-
-@pytest.fixture(scope="module")
-def encoder(tmp_path_factory) -> Path:
-    base = tmp_path_factory.mktemp("encoder")
-    german = messages(0)
-    corpus = write_corpus(
-        base / "corpus", {"de": [b for _, b in german], "en": [a for a, _ in german]}, {"en-de": german}
-    )
-    shards = open_shards(run(TokenizationConfig(vocabulary_size=96, processes=1), corpus, base / "shards"))
-    pretrained.export(build(tiny_config(), shards), base / "shards/tokenizer", base / "model")
-    return base / "model"
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    """Does a message open or delete something? In English and German, a tenth kept for the test."""
-    rows = [
-        {"text": text, "label": english.split()[0], "language": language, "split": "train" if number % 10 else "test"}
-        for number, (english, german) in enumerate(messages(0)) for language, text in (("en", english), ("de", german))
-        if english.split()[0] in ("Open", "Delete")
-    ]  # fmt: skip
-    path = tmp_path_factory.mktemp("data") / "verbs.tsv"
-    pd.DataFrame(rows).to_csv(path, sep="\t", index=False)
-    return path
-
-
-def config(data: Path, **changes) -> ClassificationConfig:
-    optimization = {"steps": 60, "learning_rate": 0.01, "warmup_steps": 5, "weight_decay": 0.0}
-    return ClassificationConfig.parse(
-        {"data": str(data), "max_tokens": 30, "optimization": optimization, "checkpoints": {"every": 20},
-         "log_every": 1} | changes
-    )  # fmt: skip
+from tests.toy_finetuning import config
 
 
 def test_it_learns_the_labels_and_exports_for_transformers(encoder, data, tmp_path):

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from transformers import AutoTokenizer
@@ -13,20 +12,8 @@ from infoxlm_core.data.encoding import sentence_id
 from infoxlm_core.data.shards import open_shards
 from infoxlm_core.errors import CorpusTooSmall, InputError, TokenizerMismatch
 from infoxlm_core.stages.tokenization import tokenize
+from tests.toy_corpus import tokenized, write_corpus
 from tests.toy_text import messages
-
-
-def write_corpus(directory: Path, sentences: dict[str, list[str]], pairs: dict[str, list[tuple[str, str]]]) -> Path:
-    for language, texts in sentences.items():
-        path = directory / "mono" / language / "toy.parquet"
-        path.parent.mkdir(parents=True)
-        pq.write_table(pa.table({"text": texts}), path)
-    for name, rows in pairs.items():
-        path = directory / "pairs" / name / "toy.parquet"
-        path.parent.mkdir(parents=True)
-        pq.write_table(pa.table({"source": [a for a, _ in rows], "target": [b for _, b in rows]}), path)
-    manifests.write(directory, "corpus")
-    return directory
 
 
 @pytest.fixture(scope="module")
@@ -46,14 +33,9 @@ def corpus(tmp_path_factory) -> Path:
     )
 
 
-def run(config: TokenizationConfig, corpus: Path, output: Path) -> Path:
-    manifests.write(output, "shards", tokenize(config, corpus, output))
-    return output
-
-
 @pytest.fixture(scope="module")
 def shards(corpus, tmp_path_factory) -> Path:
-    return run(TokenizationConfig(vocabulary_size=100, processes=1), corpus, tmp_path_factory.mktemp("made"))
+    return tokenized(TokenizationConfig(vocabulary_size=100, processes=1), corpus, tmp_path_factory.mktemp("made"))
 
 
 def test_ids_follow_the_layout_of_xlm_r(shards):
@@ -82,7 +64,7 @@ def test_shards_hold_the_ids_that_transformers_gives(shards, corpus):
 
 @pytest.mark.slow
 def test_the_shards_do_not_depend_on_the_number_of_processes(shards, corpus, tmp_path):
-    again = run(TokenizationConfig(vocabulary_size=100, processes=3), corpus, tmp_path)
+    again = tokenized(TokenizationConfig(vocabulary_size=100, processes=3), corpus, tmp_path)
 
     digests = [manifests.read(path, "shards", "tokenize_corpus")["digest"] for path in (shards, again)]
     assert digests[0] == digests[1]
@@ -91,7 +73,7 @@ def test_the_shards_do_not_depend_on_the_number_of_processes(shards, corpus, tmp
 def test_a_given_model_is_used_as_it_is(shards, corpus, tmp_path):
     model = shards / "tokenizer/sentencepiece.bpe.model"
 
-    again = run(TokenizationConfig(vocabulary_size=100, processes=1, model=str(model)), corpus, tmp_path)
+    again = tokenized(TokenizationConfig(vocabulary_size=100, processes=1, model=str(model)), corpus, tmp_path)
 
     assert (again / "tokenizer/sentencepiece.bpe.model").read_bytes() == model.read_bytes()
     with pytest.raises(TokenizerMismatch, match=r"gives 100 ids, tokenization\.vocabulary_size says 99"):

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import yaml
 from tokenizers import Tokenizer
 from tokenizers.models import Unigram
 from tokenizers.pre_tokenizers import Metaspace
@@ -17,7 +16,7 @@ from transformers import AutoTokenizer, BertForPreTraining, XLMWithLMHeadModel
 from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data.layouts import Sequences
 from infoxlm_core.data.sampling import generator
-from infoxlm_core.data.shards import Shards, Table, open_shards
+from infoxlm_core.data.shards import Table, open_shards
 from infoxlm_core.errors import ConfigError, CorpusTooSmall, InputError
 from infoxlm_core.stages.pretraining import pretrain
 from infoxlm_core.systems import SYSTEMS
@@ -27,39 +26,9 @@ from infoxlm_core.systems.text_learner import TextLearner
 from infoxlm_core.systems.xlm import XLMSampler, lay_out_pairs, read_windows, windows
 from infoxlm_core.training import tracker
 from infoxlm_core.training.optimizer import learning_rate
-from tests.conftest import tiny_config, write_shards
+from tests.conftest import write_shards
+from tests.toy_systems import ROWS, config_of, export, learner_of
 from tests.workers import fp64, join, start
-
-ROWS = yaml.safe_load((Path(__file__).parents[3] / "configs" / "systems.yaml").read_text())
-TINY = tiny_config(model={"ffn": 64}).model_dump()  # 4 * hidden, as XLM has it
-PUBLISHED = [name for name in ROWS if ":" in name]
-SIZES = {
-    "model": {"start": None, **{name: TINY["model"][name] for name in ("layers", "hidden", "ffn", "heads",
-                                                                       "max_tokens")}},
-    "batches": TINY["batches"],
-    "optimization": {name: TINY["optimization"][name] for name in ("steps", "warmup_steps", "learning_rate")},
-}  # fmt: skip
-
-
-def merge(first: dict, second: dict) -> dict:
-    both = {name: merge(first[name], second[name]) for name in first.keys() & second.keys()
-            if isinstance(first[name], dict) and isinstance(second[name], dict)}  # fmt: skip
-    return first | second | both
-
-
-def learner_of(config: PretrainingConfig, shards: Shards) -> TextLearner:
-    system = SYSTEMS[config.system]
-    return system.learner(config, system.build(config, shards), shards)
-
-
-def export(learner: TextLearner, shards: Shards, directory: Path) -> None:
-    SYSTEMS[learner.config.system].export(learner.module, learner.config, shards, directory)
-
-
-def config_of(row: str, **changes) -> PretrainingConfig:
-    """A row of the comparison on the tiny config; a row with published sizes is brought back to toy size."""
-    values = merge(TINY, ROWS[row])
-    return PretrainingConfig.parse(merge(merge(values, SIZES) if row in PUBLISHED else values, changes))
 
 
 def of(*rows: list[int]) -> Sequences:

@@ -13,10 +13,7 @@ from infoxlm_core.stages.finetuning import finetune
 from infoxlm_core.tasks import classifying
 from infoxlm_core.tasks.classification import HEAD, ClassificationConfig
 from infoxlm_core.training import selection
-from tests.infoxlm_core.stages.test_finetuning import encoder
 from tests.toy_text import messages
-
-__all__ = ["encoder"]
 
 
 @pytest.fixture(scope="module")

@@ -5,16 +5,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import (
     AutoModel,
     BertModel,
     DistilBertModel,
-    PreTrainedTokenizerFast,
     T5Config,
     T5Model,
-    XLMRobertaConfig,
-    XLMRobertaForMaskedLM,
     XLMRobertaModel,
 )  # fmt: skip
 from transformers import XLMRobertaForSequenceClassification as Classifier
@@ -27,40 +23,9 @@ from infoxlm_core.model.heads import InfoXLM, project
 from infoxlm_core.tasks import classifying, embedding, perplexity
 from infoxlm_core.tasks.classification import HEAD
 from infoxlm_core.tasks.embedding import Place, embed, embed_sentences, mean_pool
+from tests.toy_models import TEXTS, save_model, save_tokenizer
 
 EVERYWHERE = [Place(pooling, layer) for pooling in ("mean", "cls") for layer in range(3)]
-TEXTS = ["save the file", "a", "open the door and save the file before you close the door", "close it"]
-WORDS = sorted({word for text in TEXTS for word in text.split()} | set("bcdefghijklmnopqrstuvwxyz"))
-
-
-def save_tokenizer(directory: Path, words: list[str] = WORDS) -> PreTrainedTokenizerFast:
-    """A word-level tokenizer with XLM-R's special tokens and layout."""
-    pieces = ["<s>", "<pad>", "</s>", "<unk>", *words, "<mask>"]
-    inner = Tokenizer(models.WordLevel({piece: i for i, piece in enumerate(pieces)}, unk_token="<unk>"))
-    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    inner.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
-    )
-    names = {"bos": "<s>", "cls": "<s>", "eos": "</s>", "sep": "</s>", "pad": "<pad>", "unk": "<unk>", "mask": "<mask>"}
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, **{f"{k}_token": v for k, v in names.items()})
-    tokenizer.save_pretrained(directory)
-    return tokenizer
-
-
-def save_model(directory: Path, kind: type = XLMRobertaForMaskedLM, words: list[str] = WORDS, **more) -> Path:
-    """A tiny model with random weights, as our export writes it."""
-    torch.manual_seed(more.pop("seed", 0))
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-    vocabulary = len(save_tokenizer(directory, words))
-    space = {"layer": 1, "pooling": "mean", "normalise": False}
-    config = XLMRobertaConfig(
-        vocab_size=vocabulary, max_position_embeddings=40, pad_token_id=1, infoxlm=space, **(sizes | more)
-    )
-    model = kind(config)
-    for parameter in model.parameters():  # far from the tiny initial values, so that differences show
-        torch.nn.init.normal_(parameter, std=0.3)
-    model.save_pretrained(directory)
-    return directory
 
 
 @pytest.fixture

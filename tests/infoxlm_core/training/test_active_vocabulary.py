@@ -15,13 +15,13 @@ from infoxlm_core.stages.finetuning import finetune, read_training
 from infoxlm_core.tasks import TASKS
 from infoxlm_core.training import active_vocabulary
 from infoxlm_core.training.checkpoints import list_of
-from tests.infoxlm_core.stages.test_finetuning import config, data, encoder  # noqa: F401  # fixtures
+from tests.toy_finetuning import config
 
 WORDS = "roberta.embeddings.word_embeddings.weight"
 
 
 @pytest.fixture
-def judged(data, tmp_path):  # noqa: F811
+def judged(data, tmp_path):
     """The same text, with a development set in German, which is never trained on."""
     table = pd.read_csv(data, sep="\t")
     table.loc[(table["split"] == "test") & (table["language"] == "de"), "split"] = "dev"
@@ -30,7 +30,7 @@ def judged(data, tmp_path):  # noqa: F811
 
 
 def test_it_ends_like_a_training_of_all_words_and_leaves_the_others_as_they_were(
-    encoder, judged, tmp_path, monkeypatch  # noqa: F811
+    encoder, judged, tmp_path, monkeypatch
 ):  # fmt: skip
     finetune(judged, encoder, None, tmp_path / "some", tmp_path / "run-some")
     monkeypatch.setattr(active_vocabulary, "limit", lambda module, task, weight_decay: (task, nullcontext))
@@ -48,7 +48,7 @@ def test_it_ends_like_a_training_of_all_words_and_leaves_the_others_as_they_were
     assert looks[0] == looks[1]
 
 
-def test_moments_are_kept_for_words_that_occur_only(encoder, judged, tmp_path):  # noqa: F811
+def test_moments_are_kept_for_words_that_occur_only(encoder, judged, tmp_path):
     finetune(judged, encoder, None, tmp_path / "out", tmp_path / "run")
 
     (_, newest), *_ = sorted(list_of(tmp_path / "run"), reverse=True)
@@ -57,7 +57,7 @@ def test_moments_are_kept_for_words_that_occur_only(encoder, judged, tmp_path): 
     assert len(saved["adam/encoder.token_embedding.weight/exp_avg"]) == occurring_words
 
 
-def test_with_weight_decay_all_words_are_trained_since_all_of_them_shrink(encoder, judged, tmp_path):  # noqa: F811
+def test_with_weight_decay_all_words_are_trained_since_all_of_them_shrink(encoder, judged, tmp_path):
     decaying = judged.model_copy(update={"optimization": judged.optimization.model_copy(update={"weight_decay": 0.1})})
 
     finetune(decaying, encoder, None, tmp_path / "out", tmp_path / "run")
@@ -67,7 +67,7 @@ def test_with_weight_decay_all_words_are_trained_since_all_of_them_shrink(encode
 
 
 @pytest.mark.parametrize("kind", [np.int32, np.uint16])
-def test_millions_of_tokens_are_renumbered_in_the_type_they_have_without_larger_copies(encoder, kind):  # noqa: F811
+def test_millions_of_tokens_are_renumbered_in_the_type_they_have_without_larger_copies(encoder, kind):
     ids = np.random.default_rng(1).choice(np.array([3, 7, 8, 40, 95], kind), 4_000_000)
     examples = Examples(ids, np.zeros(len(ids), np.int8), np.array([len(ids)]))
     model = task_models.create(encoder, TASKS["question_answering"].head).encoder

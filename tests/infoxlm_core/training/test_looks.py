@@ -18,10 +18,9 @@ from torch import nn
 from infoxlm_core.errors import InfoXLMError, InputError
 from infoxlm_core.stages import finetuning
 from infoxlm_core.training import best_checkpoints, distributed, selection, tracker
-from tests.infoxlm_core.stages.test_finetuning import config, data, encoder
+from tests.toy_finetuning import config
 from tests.workers import start
 
-__all__ = ["data", "encoder"]
 pytestmark = pytest.mark.slow
 PATIENCE, LONG = 5, 7  # seconds
 CASES = ["long", "full", "refused"]

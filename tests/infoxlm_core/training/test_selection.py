@@ -21,10 +21,9 @@ from infoxlm_core.tasks import TASKS
 from infoxlm_core.training import selection, tracker
 from infoxlm_core.training.best_checkpoints import Kept
 from infoxlm_core.training.selection import DevScores
-from tests.infoxlm_core.stages.test_finetuning import config, data, encoder
+from tests.toy_finetuning import config
 from tests.workers import fp64, join, start
 
-__all__ = ["data", "encoder"]
 EVERY, STEPS = 5, 30
 SCORES = {  # after 5, 10, … 30 steps
     "en": [0.1, 0.5, 0.3, 0.2, 0.6, 0.4],

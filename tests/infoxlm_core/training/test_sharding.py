@@ -23,7 +23,7 @@ from infoxlm_core.training import optimizer, tracker
 from infoxlm_core.training.state import Progress
 from infoxlm_core.training.step import train_step
 from tests.conftest import tiny_config, write_shards
-from tests.infoxlm_core.stages.test_pretraining import losses, numbers, state_of
+from tests.curves import losses, numbers, state_of
 from tests.workers import fp64, join, start
 
 

@@ -8,7 +8,7 @@ import torch
 from typer.testing import CliRunner
 
 from pipelines.cli import app
-from tests.infoxlm_core.model.test_fairseq import infoxlm_checkpoint, model_tensors
+from tests.toy_fairseq import infoxlm_checkpoint, model_tensors
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 

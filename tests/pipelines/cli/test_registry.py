@@ -12,14 +12,13 @@ from infoxlm_core.errors import NotPromoted
 from pipelines import local
 from pipelines.cli import app
 from pipelines.promotion import promotion
-from tests.components.conftest import empty_database, store, tiny_encoders  # noqa: F401
 from tests.toy_evaluation import evaluated
 
 METRIC = "retrieval/best"
 
 
 @pytest.fixture
-def registry(store, tiny_encoders) -> Path:  # noqa: F811
+def registry(store, tiny_encoders) -> Path:
     """The store of a model whose champion is version 1; version 2 is better."""
     for score, name, gate in ((0.5, "first", 0.0), (0.6, "second", 0.5)):
         run_id = mlflow_runs.open_run("tests", "demo", {"infoxlm.run": name}, store)

@@ -3,7 +3,8 @@ import pytest
 from components.adapters.mlflow import runs as mlflow_runs
 from components.settings import environment
 from infoxlm_core.errors import ConfigMismatch, InputError, StorageUnavailable
-from tests.components.conftest import free_port, history, open_run
+from tests.components.conftest import history, open_run
+from tests.servers.processes import free_port
 
 
 def test_without_a_tracking_server_everything_lies_in_the_store(store):

@@ -28,8 +28,8 @@ from infoxlm_core.training import optimizer, tracker
 from infoxlm_core.training.state import Progress
 from infoxlm_core.training.step import train_step
 from tests.conftest import VOCABULARY
-from tests.infoxlm_core.systems.test_text_system import config_of, export
-from tests.infoxlm_core.systems.test_text_system import learner_of as xlm_of
+from tests.toy_systems import config_of, export
+from tests.toy_systems import learner_of as xlm_of
 from tests.toy_text import messages
 
 SIZE = EncoderSize(vocabulary=VOCABULARY, layers=2, hidden=16, ffn=64, heads=2, positions=40, epsilon=1e-12, types=3)

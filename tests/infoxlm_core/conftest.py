@@ -1,0 +1,39 @@
+"""What fine-tuning begins with in several rooms: a small encoder and a table of labelled text."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from infoxlm_core.config import TokenizationConfig
+from infoxlm_core.data.shards import open_shards
+from infoxlm_core.model import pretrained
+from infoxlm_core.systems.infoxlm.system import build
+from tests.conftest import tiny_config
+from tests.toy_corpus import tokenized, write_corpus
+from tests.toy_text import messages
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory) -> Path:
+    base = tmp_path_factory.mktemp("encoder")
+    german = messages(0)
+    corpus = write_corpus(
+        base / "corpus", {"de": [b for _, b in german], "en": [a for a, _ in german]}, {"en-de": german}
+    )
+    shards = open_shards(tokenized(TokenizationConfig(vocabulary_size=96, processes=1), corpus, base / "shards"))
+    pretrained.export(build(tiny_config(), shards), base / "shards/tokenizer", base / "model")
+    return base / "model"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    """Does a message open or delete something? In English and German, a tenth kept for the test."""
+    rows = [
+        {"text": text, "label": english.split()[0], "language": language, "split": "train" if number % 10 else "test"}
+        for number, (english, german) in enumerate(messages(0)) for language, text in (("en", english), ("de", german))
+        if english.split()[0] in ("Open", "Delete")
+    ]  # fmt: skip
+    path = tmp_path_factory.mktemp("data") / "verbs.tsv"
+    pd.DataFrame(rows).to_csv(path, sep="\t", index=False)
+    return path

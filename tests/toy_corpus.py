@@ -1,0 +1,28 @@
+"""A prepared corpus of given text, as the stage of preparation writes it, and its shards."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from infoxlm_core import manifests
+from infoxlm_core.config import TokenizationConfig
+from infoxlm_core.stages.tokenization import tokenize
+
+
+def write_corpus(directory: Path, sentences: dict[str, list[str]], pairs: dict[str, list[tuple[str, str]]]) -> Path:
+    for language, texts in sentences.items():
+        path = directory / "mono" / language / "toy.parquet"
+        path.parent.mkdir(parents=True)
+        pq.write_table(pa.table({"text": texts}), path)
+    for name, rows in pairs.items():
+        path = directory / "pairs" / name / "toy.parquet"
+        path.parent.mkdir(parents=True)
+        pq.write_table(pa.table({"source": [a for a, _ in rows], "target": [b for _, b in rows]}), path)
+    manifests.write(directory, "corpus")
+    return directory
+
+
+def tokenized(config: TokenizationConfig, corpus: Path, output: Path) -> Path:
+    manifests.write(output, "shards", tokenize(config, corpus, output))
+    return output

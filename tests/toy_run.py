@@ -1,0 +1,40 @@
+"""A whole run of the DAG on toy catalogs: its config."""
+
+from pathlib import Path
+
+import yaml
+
+from tests.toy_text import write_catalogs
+
+STEPS = 300
+
+
+def write_config(directory: Path) -> Path:
+    write_catalogs(directory / "text", {"mail": 350, "wiki": 350, "shop": 350, "held": 150})
+    values = {
+        "preparation": {
+            "languages": ["en", "de", "fr"],
+            "corpora": [
+                {"name": name, "format": "gettext", "path": str(directory / "text" / name)}
+                for name in ("mail", "wiki", "shop", "held")
+            ],
+            "held_out": ["held"],
+            "labelled_share": 0.1,
+        },
+        "tokenization": {"vocabulary_size": 130, "processes": 1},
+        "pretraining": {
+            "model": {"layers": 2, "hidden": 32, "ffn": 64, "heads": 2, "max_tokens": 64},
+            "contrast": {"layer": 1, "queue_size": 128, "momentum": 0.99, "temperature": 0.05, "normalise": True,
+                         "pooling": "mean"},
+            "batches": {"global_batch_size": 16, "virtual_shards": 2, "micro_batch_size": 16, "block_tokens": 32,
+                        "side_tokens": 30},
+            "optimization": {"steps": STEPS, "learning_rate": 0.002, "warmup_steps": 20},
+            "checkpoints": {"every": 20},
+        },
+        "finetuning": {"max_tokens": 64, "optimization": {"steps": 20, "learning_rate": 0.001, "warmup_steps": 2}},
+        "evaluation": {"retrieval_pairs": 100, "perplexity_sentences": 40},
+        "registration": {"name": "toy"},
+    }  # fmt: skip
+    path = directory / "toy.yaml"
+    path.write_text(yaml.safe_dump(values))
+    return path

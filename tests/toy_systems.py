@@ -1,0 +1,42 @@
+"""Rows of configs/systems.yaml at toy size, and what is done with a system by its name."""
+
+from pathlib import Path
+
+import yaml
+
+from infoxlm_core.config import PretrainingConfig
+from infoxlm_core.data.shards import Shards
+from infoxlm_core.systems import SYSTEMS
+from infoxlm_core.systems.text_learner import TextLearner
+from tests.conftest import tiny_config
+
+ROWS = yaml.safe_load((Path(__file__).parents[1] / "configs/systems.yaml").read_text())
+TINY = tiny_config(model={"ffn": 64}).model_dump()  # 4 * hidden, as XLM has it
+PUBLISHED = [name for name in ROWS if ":" in name]
+SIZES = {
+    "model": {"start": None, **{name: TINY["model"][name] for name in ("layers", "hidden", "ffn", "heads",
+                                                                       "max_tokens")}},
+    "batches": TINY["batches"],
+    "optimization": {name: TINY["optimization"][name] for name in ("steps", "warmup_steps", "learning_rate")},
+}  # fmt: skip
+
+
+def merge(first: dict, second: dict) -> dict:
+    both = {name: merge(first[name], second[name]) for name in first.keys() & second.keys()
+            if isinstance(first[name], dict) and isinstance(second[name], dict)}  # fmt: skip
+    return first | second | both
+
+
+def learner_of(config: PretrainingConfig, shards: Shards) -> TextLearner:
+    system = SYSTEMS[config.system]
+    return system.learner(config, system.build(config, shards), shards)
+
+
+def export(learner: TextLearner, shards: Shards, directory: Path) -> None:
+    SYSTEMS[learner.config.system].export(learner.module, learner.config, shards, directory)
+
+
+def config_of(row: str, **changes) -> PretrainingConfig:
+    """A row of the comparison on the tiny config; a row with published sizes is brought back to toy size."""
+    values = merge(TINY, ROWS[row])
+    return PretrainingConfig.parse(merge(merge(values, SIZES) if row in PUBLISHED else values, changes))
