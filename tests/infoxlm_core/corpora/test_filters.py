@@ -1,0 +1,32 @@
+"""What preparation does to a chunk of rows: normalise, judge, key."""
+
+from infoxlm_core.config import CleaningConfig
+from infoxlm_core.corpora import filters, fingerprints
+from infoxlm_core.corpora.lines import Row
+from infoxlm_core.corpora.parallel import CHUNK
+
+ROWS = [
+    Row(("en", "de"), ("Open the file now", "Öffne die Da\u00adtei jetzt"), "a.tsv", 1),
+    Row(("en", "de"), ("Open the file now", "Open the file now"), "a.tsv", 1),
+    Row(("en", "de"), ("", ""), "a.tsv", 3, "damaged"),
+]
+
+
+def test_a_clean_row_is_normalised_and_keyed_and_another_says_why_it_goes():
+    (chunk,) = filters.chunks(ROWS)
+
+    clean, untranslated, damaged = filters.rows_of(filters.judge(chunk, ("en", "de"), CleaningConfig()))
+
+    texts = ["Open the file now", "Öffne die Datei jetzt"]
+    assert clean == ("en-de", texts, "a.tsv", None, *map(list, fingerprints.keys(texts)))
+    assert untranslated[3:] == ("untranslated", [], [], [])
+    assert damaged[3:] == ("damaged", [], [], [])
+
+
+def test_rows_are_collected_in_order_and_in_chunks_of_bounded_size():
+    rows = [Row(("en",), (f"line {number}",), "a.txt", number) for number in range(CHUNK + 1)]
+
+    found = list(filters.chunks(rows))
+
+    assert [len(chunk) for chunk in found] == [CHUNK, 1]
+    assert found[1]["texts"].to_pylist() == [[f"line {CHUNK}"]]

@@ -1,0 +1,53 @@
+"""Which directories of models may be loaded: encoders as they were written, of which nothing runs as code."""
+
+import json
+
+import pytest
+
+from infoxlm_core import manifests
+from infoxlm_core.errors import DataCorrupt, InputError
+from infoxlm_core.model import directories
+
+
+@pytest.fixture
+def model(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("deep/code.py", "print()", r"holds code\.py, which could run code"),
+        ("pytorch_model.bin", "", r"holds pytorch_model\.bin, which could run code"),
+        ("tokenizer_config.json", json.dumps({"auto_map": {}}), "asks for code of its own"),
+        ("config.json", "{", "is no JSON"),
+    ],
+)
+def test_what_could_run_code_or_cannot_be_read_is_refused(model, name, content, said):
+    directories.check(model)
+    (model / name).parent.mkdir(exist_ok=True)
+    (model / name).write_text(content)
+
+    with pytest.raises(InputError, match=said):
+        directories.check(model)
+
+
+def test_a_directory_without_weights_is_no_encoder(model):
+    (model / "model.safetensors").unlink()
+
+    with pytest.raises(InputError, match=r"holds no config\.json with \*\.safetensors"):
+        directories.check(model)
+
+
+def test_weights_that_are_not_those_of_our_manifest_are_refused_and_another_tools_manifest_is_not_read(model):
+    (model / manifests.NAME).write_text(json.dumps({"layers": []}))
+    directories.check(model)
+    (model / manifests.NAME).unlink()
+    manifests.write(model, "encoder")
+    directories.check(model)
+    (model / "model.safetensors").write_bytes(b"weightz")
+
+    with pytest.raises(DataCorrupt, match=r"model\.safetensors"):
+        directories.check(model)

@@ -1,0 +1,42 @@
+"""The clock of a training: speed since the last line, and a line every ten seconds."""
+
+import logging
+
+import pytest
+
+from infoxlm_core.training import pace
+
+
+@pytest.fixture
+def clock(monkeypatch) -> list[float]:
+    now = [0.0]
+    monkeypatch.setattr(pace.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(pace.torch.cuda, "is_available", lambda: False)
+    return now
+
+
+def test_speed_counts_from_the_last_line_and_a_line_comes_every_ten_seconds_and_at_the_end(clock, caplog):
+    speeds = []
+    with caplog.at_level(logging.INFO, pace.logger.name):
+        training = pace.Pace(start=4, steps=8)
+        for step, seconds in enumerate((4.0, 10.0, 12.0, 14.0), start=5):
+            clock[0] = seconds
+            figures = {"tokens": 100.0, "loss/mlm": 2.5, "xlco/accuracy": 0.25, "gradient_norm": 9.0}
+            speeds.append(training.tell(step, figures, waited=1.0))
+
+    assert [speed["tokens_per_second"] for speed in speeds] == [25, 20, 50, 50]
+    assert [speed["data_wait"] for speed in speeds] == [0.25, 0.2, 0.5, 0.5]
+    assert [record.message for record in caplog.records] == [
+        "step 6/8 loss/mlm 2.500 xlco/accuracy 0.250, 20 tokens/s, 0:10 left",
+        "step 8/8 loss/mlm 2.500 xlco/accuracy 0.250, 50 tokens/s, 0:00 left",
+    ]
+
+
+def test_what_a_probe_saw_last_stays_on_the_line(clock, caplog):
+    with caplog.at_level(logging.INFO, pace.logger.name):
+        training = pace.Pace(start=0, steps=2)
+        training.tell(1, {"tokens": 1.0, "probe/best": 0.5}, waited=0.0)
+        clock[0] = 1.0
+        training.tell(2, {"tokens": 1.0}, waited=0.0)
+
+    assert "probe/best 0.500" in caplog.text
