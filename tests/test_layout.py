@@ -1,0 +1,111 @@
+"""The tests are laid out as the tree: who knows a module knows where its tests are."""
+
+import ast
+import functools
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TESTS = ROOT / "tests"
+ROOMS = ("infoxlm_core", "components", "pipelines")
+ELSEWHERE = {
+    "infoxlm_core/config/corpora.py": "infoxlm_core/stages/test_preparation.py",
+    "infoxlm_core/config/pretraining.py": "infoxlm_core/stages/test_pretraining.py",
+    "infoxlm_core/config/tasks.py": "infoxlm_core/stages/test_finetuning.py",
+    "infoxlm_core/data/encoding.py": "infoxlm_core/stages/test_tokenization.py",
+    "infoxlm_core/data/vocabulary.py": "infoxlm_core/stages/test_tokenization.py",
+    "infoxlm_core/model/any_encoder.py": "infoxlm_core/tasks/test_embedding.py",
+    "infoxlm_core/model/task_head.py": "infoxlm_core/model/test_task_models.py",
+    "infoxlm_core/results/figures.py": "infoxlm_core/results/test_pages.py",
+    "infoxlm_core/systems/planning.py": "infoxlm_core/systems/infoxlm/test_plan.py",
+    "infoxlm_core/systems/system.py": "infoxlm_core/systems/test_text_system.py",
+    "infoxlm_core/training/loop.py": "infoxlm_core/stages/test_pretraining.py",
+    "infoxlm_core/training/run.py": "infoxlm_core/stages/test_pretraining.py",
+    "infoxlm_core/training/task_learner.py": "infoxlm_core/stages/test_finetuning.py",
+    "components/adapters/mlflow/copies.py": "components/platform/test_sources.py",
+    "components/adapters/mlflow/source.py": "components/platform/test_sources.py",
+    "components/adapters/mlflow/trials.py": "components/test_measure.py",
+    "components/adapters/mlflow/user.py": "k8s/test_mlflow.py",
+    "components/adapters/s3/bucket.py": "components/adapters/test_storage.py",
+    "components/adapters/s3/store.py": "components/platform/test_sources.py",
+    "components/adapters/sources/hub.py": "components/platform/test_sources.py",
+    "components/evaluate.py": "e2e/test_pipeline.py",
+    "components/platform/sweeps.py": "components/test_measure.py",
+    "components/prepare_corpus.py": "components/adapters/ray/test_data.py",
+    "components/pretrain.py": "components/platform/test_sources.py",
+    "components/promote.py": "pipelines/cli/test_registry.py",
+    "components/register.py": "e2e/test_pipeline.py",
+    "components/tokenize_corpus.py": "components/adapters/ray/test_data.py",
+    "pipelines/cli/cluster.py": "pipelines/test_submit.py",
+    "pipelines/placing.py": "k8s/test_secrets.py",
+}
+"""Module -> the tests that cover it from another room: those of the stage, protocol or command that it is a part of."""
+SCENARIOS = {
+    "infoxlm_core/test_versions.py",
+    "infoxlm_core/systems/test_named_runs.py",
+    "infoxlm_core/systems/test_ranking.py",
+    "infoxlm_core/training/test_looks.py",
+    "infoxlm_core/training/test_sharding.py",
+    "components/platform/test_two_nodes.py",
+}
+"""Tests of how several modules work together, named for what they show."""
+
+
+@functools.cache
+def imports(path: Path) -> frozenset[str]:
+    """The modules that a file imports anywhere; of `from a import b` both `a` and `a.b`."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{name.name}" for name in node.names)}
+    return frozenset(found)
+
+
+def has_tests(module: str) -> bool:
+    """Whether a test file is named for a module, or one in the same room of the tests imports it."""
+    path = Path(module)
+    dotted = ".".join(path.with_suffix("").parts)
+    room = TESTS / path.parent
+    return (room / f"test_{path.name}").is_file() or any(dotted in imports(test) for test in room.glob("test_*.py"))
+
+
+MODULES = [
+    str(path.relative_to(ROOT))
+    for room in ROOMS
+    for path in sorted((ROOT / room).rglob("*.py"))
+    if path.name != "__init__.py"
+]
+TEST_FILES = sorted(TESTS.rglob("test_*.py"))
+
+
+@pytest.mark.parametrize("module", sorted(set(MODULES) - set(ELSEWHERE)))
+def test_every_module_is_tested_in_the_room_of_its_name(module):
+    room, name = Path("tests") / Path(module).parent, Path(module).name
+    assert has_tests(module), f"{room} has no test of {module}: add test_{name}"
+
+
+@pytest.mark.parametrize("module", ELSEWHERE)
+def test_every_exception_is_needed_and_names_a_test_that_exists(module):
+    assert module in MODULES
+    assert (TESTS / ELSEWHERE[module]).is_file()
+    assert not has_tests(module), f"{module} has tests in its room: take it out of ELSEWHERE"
+
+
+def test_every_test_file_is_named_for_a_module_or_package_or_is_a_scenario():
+    mirrored = [path.relative_to(TESTS) for path in TEST_FILES if path.relative_to(TESTS).parts[0] in ROOMS]
+    subjects = {path: ROOT / path.parent / path.stem.removeprefix("test_") for path in mirrored}
+
+    others = {str(path) for path, subject in subjects.items()
+              if not subject.with_suffix(".py").is_file() and not subject.is_dir()}  # fmt: skip
+
+    assert others == SCENARIOS
+
+
+@pytest.mark.parametrize("test", TEST_FILES, ids=lambda path: str(path.relative_to(TESTS)))
+def test_no_test_imports_from_the_file_of_another(test):
+    own = ".".join(test.relative_to(ROOT).with_suffix("").parts)
+    taken = {name for name in imports(test) if name.startswith("tests.") and ".test_" in name and name != own}
+    assert not taken, "what tests share belongs into a module of its own or into conftest.py"
