@@ -199,7 +199,7 @@ def make_pretrained(tmp_path: Path, encoder: Path) -> Any:
                 f"{stem}.{side}": token_shards.write_table(folder / f"{stem}.{side}", [(ids, lengths)])
                 for side, ids in (("source", source), ("target", target))
             }
-            (np.arange(count) * 7919 % 31).astype(token_shards.MEANINGS).tofile(folder / f"{stem}.meanings")
+            (np.arange(count) * 7919 % 31).astype(token_shards.SENTENCE_IDS).tofile(folder / f"{stem}.meanings")
             ids, name = np.insert(target, lengths.cumsum(), 2), f"mono/{language}/{corpus}"
             tables[name] = token_shards.write_table(folder / name, [(ids, lengths + 1)])
     shutil.copytree(encoder, folder / "tokenizer")
