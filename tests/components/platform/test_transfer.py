@@ -407,7 +407,7 @@ def test_an_error_of_what_is_done_meanwhile_does_not_cost_the_lease(bucket, quic
 
 
 def test_one_lost_answer_to_a_beat_does_not_cost_the_lease(bucket, faults, quick, monkeypatch):
-    monkeypatch.setattr("components.adapters.s3.store._QUICK", 0.4, raising=False)
+    monkeypatch.setattr("components.adapters.s3.store._QUICK", 0.4)
     with Lease(f"{URL}/lease.json", "first") as held:
         faults.inject("PUT", "lease.json", "applied-silence", times=1)
         wait_for(lambda: faults.injected)

@@ -174,7 +174,7 @@ import sys
 from pathlib import Path
 import numpy
 from transformers import AutoModel, AutoTokenizer
-from components.adapters.model_registry import load_encoder
+from components.adapters.mlflow.registry import load_encoder
 
 directory = load_encoder(sys.argv[1], Path(sys.argv[2]))
 model, tokenizer = AutoModel.from_pretrained(directory), AutoTokenizer.from_pretrained(directory)
