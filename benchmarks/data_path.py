@@ -90,7 +90,7 @@ def drawing(rounds: int) -> Case:
     """Languages by the law of the paper over its 87 languages."""
     sizes = [round(float(gb) * 10) for gb in GIGABYTES.split()]
     law = TableSampler([[size] for size in sizes], ALPHA)
-    weights, languages, count = law.law.tolist(), range(len(sizes)), 50_000
+    weights, languages, count = law.shares.tolist(), range(len(sizes)), 50_000
     rng, plain = generator(inputs.SEED, "benchmark"), random.Random(inputs.SEED)
     found = Case("data_path, drawing languages", {"draws": count, "languages": len(sizes)}, unit="draws")
     found.about = {
