@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,6 +52,37 @@ def test_the_task_of_the_config_is_learned_and_found_again(suite, store, artifac
     facts = manifests.load(made)["facts"]
     assert facts["steps"] == 2 and facts[f"loss/{kind}"] > 0
     assert (made / "test.parquet").is_file() == (kind == "classification")
+
+
+FIND_AGAIN = """
+import gc, json, sys
+from kfp import dsl
+from components.finetune import finetune
+
+given = json.loads(sys.argv[1])
+artifacts = {name: dsl.Artifact(name=name, uri=uri) for name, uri in given.pop("uris").items()}
+artifacts["metrics"] = dsl.Metrics(name="metrics", uri=artifacts["metrics"].uri)
+finetune.python_func(**given, **artifacts)
+print(json.dumps([sorted(sys.modules), gc.isenabled(), gc.get_freeze_count()]))
+"""
+
+
+def test_a_step_that_finds_its_artifact_and_reports_to_mlflow_starts_fast(suite, store, artifacts):
+    settings = suite.tasks["words"].settings.model_dump(mode="json", exclude_none=True)
+    settings |= {"optimization": settings["optimization"] | {"steps": 1, "warmup_steps": 0}}
+    settings.pop("epochs", None)
+    given = {"config": settings, "num_workers": 0, "store": str(store)}
+    finetune.python_func(**given, **artifacts)
+    given["uris"] = {name: artifact.uri for name, artifact in artifacts.items()}
+
+    again = [sys.executable, "-c", FIND_AGAIN, json.dumps(given)]
+    said = subprocess.run(again, capture_output=True, text=True, check=True)
+    modules, collects, frozen = json.loads(said.stdout.splitlines()[-1])
+
+    assert "made before from the same inputs" in said.stderr
+    assert "mlflow" in modules
+    assert not {"torch", "transformers", "datasets", "ray", "matplotlib", "mlflow.pyfunc"} & {*modules}
+    assert collects and frozen > 100_000  # MLflow came without garbage collection, which is at work again
 
 
 def test_other_text_under_the_same_name_is_another_training(suite, store, artifacts, tmp_path):
