@@ -39,16 +39,16 @@ def evaluate(
     import shutil
     from pathlib import Path
 
-    from components.platform import runtime, stores, tracking
+    from components.platform import artifacts, runtime, tracking
     from infoxlm_core.config import EvaluationConfig
     from infoxlm_core.results.trials import Trial
 
     with runtime.ending_clearly(store, "evaluate", trial):
         checked = EvaluationConfig.parse(config, "evaluation")
         model = Trial.parse(trial).name if trial else "InfoXLM"
-        text, digest = stores.read_pointer(corpus)
+        text, digest = artifacts.read_pointer(corpus)
         pairs = {model: (encoder, classifier)} | ({"untrained": (start, classifier_of_start)} if start else {})
-        models = {name: [stores.read_pointer(artifact) for artifact in pair] for name, pair in pairs.items()}
+        models = {name: [artifacts.read_pointer(artifact) for artifact in pair] for name, pair in pairs.items()}
         name = runtime.artifact_key(
             "scores", checked, digest, *models, *(d for found in models.values() for _, d in found)
         )
@@ -56,14 +56,14 @@ def evaluate(
         def build(output: Path) -> dict[str, float]:
             from infoxlm_core.stages import evaluation
 
-            encoders = {name: stores.locate(found[0][0]) for name, found in models.items()}
-            classifiers = {name: stores.locate(found[1][0]) for name, found in models.items()}
-            return evaluation.evaluate(checked, stores.locate(text), encoders, classifiers, output)
+            encoders = {name: artifacts.locate(found[0][0]) for name, found in models.items()}
+            classifiers = {name: artifacts.locate(found[1][0]) for name, found in models.items()}
+            return evaluation.evaluate(checked, artifacts.locate(text), encoders, classifiers, output)
 
-        made = stores.get_or_build(store, "scores", name, build)
-        stores.publish(scores, made)
+        made = artifacts.get_or_build(store, "scores", name, build)
+        artifacts.publish(scores, made)
         shutil.copy(made / "report.html", report.path)
-        flat = stores.log_facts(made, metrics)
+        flat = artifacts.log_facts(made, metrics)
         run = tracking.open_run(store, trial)
         run.log_params({"evaluation": checked.model_dump(mode="json")})
         run.log_metrics(flat)

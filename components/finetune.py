@@ -34,16 +34,16 @@ def finetune(
         trial: of an ablation: its variant, and its seed instead of the config's.
         task_config: the step's GPUs, node selector and tolerations, which are those of the RayJob's workers.
     """
-    from components.platform import launchers, runtime, sources, stores, tracking, work
+    from components.platform import artifacts, launchers, runtime, sources, tracking, work
     from infoxlm_core import manifests, tasks
 
     with runtime.ending_clearly(store, "finetune", trial):
         checked = tasks.parse(config | ({"seed": trial["seed"]} if trial else {}), "finetuning")
-        local = sources.localise(checked, stores.local(store))
+        local = sources.localise(checked, artifacts.local(store))
         _, data = tasks.task_of(local).training_part(local)
         learned = [path for paths in data.values() for path in paths]
-        base, base_digest = stores.read_pointer(encoder)
-        text, text_digest = stores.read_pointer(corpus)
+        base, base_digest = artifacts.read_pointer(encoder)
+        text, text_digest = artifacts.read_pointer(corpus)
         name = runtime.artifact_key("classifier", checked, base_digest, text_digest, *runtime.digest_inputs(learned))
         wanted = work.Work(
             stage="finetune",
@@ -56,9 +56,9 @@ def finetune(
             num_workers=num_workers,
         )
         made = launchers.run(wanted, cluster, task_config)
-        stores.publish(classifier, made)
-        stores.log_facts(made, metrics)
-        trained = manifests.load(stores.locate(base, hashed=False))["facts"]["steps"] > 0
+        artifacts.publish(classifier, made)
+        artifacts.log_facts(made, metrics)
+        trained = manifests.load(artifacts.locate(base, hashed=False))["facts"]["steps"] > 0
         run = tracking.open_run(store, trial)
         run.log_curves(made / "metrics.jsonl", prefix="finetune/" if trained else "finetune_of_start/")
         run.log_params({"finetuning": checked.model_dump(mode="json")})

@@ -26,7 +26,7 @@ def measure(
     """
     from pathlib import Path
 
-    from components.platform import launchers, runtime, sources, stores, tracking, work
+    from components.platform import artifacts, launchers, runtime, sources, tracking, work
     from infoxlm_core import manifests
     from infoxlm_core.results import trials
     from infoxlm_core.tasks import task_of
@@ -37,8 +37,8 @@ def measure(
         run = tracking.open_run(store, named)
         said = {"model": named["model"], "source": point["source"], "task": named["task"]}
         run.log_params(said | {"settings": settings.model_dump(mode="json")})
-        local = sources.localise(settings, stores.local(store))
-        model = sources.fetch_model(point["source"], stores.local(store))
+        local = sources.localise(settings, artifacts.local(store))
+        model = sources.fetch_model(point["source"], artifacts.local(store))
         learned_from: dict[str, Any] = {}
         task = task_of(local)
         if task.trained:
@@ -61,7 +61,7 @@ def measure(
                 num_workers=num_workers,
                 mlflow_run=run.id,
             )
-            with stores.exclusive(store, "tuned", name):  # another point may need the same model
+            with artifacts.exclusive(store, "tuned", name):  # another point may need the same model
                 model = launchers.run(wanted)
                 work.delete_checkpoints(wanted)  # gigabytes of checkpoints that nobody needs any more
             run.log_curves(model / "metrics.jsonl")
@@ -72,11 +72,11 @@ def measure(
             trials.measure(local, model, learned_from, output)
 
         key = runtime.artifact_key("points", task.without_data(local), *inputs)
-        made = stores.get_or_build(store, "points", key, build)
+        made = artifacts.get_or_build(store, "points", key, build)
         flat = task.name_metrics(trials.read_scores(made / trials.SCORES), settings, named["task"])
         for metric, value in flat.items():
             metrics.log_metric(metric.replace("/", "_"), value)
-        stores.publish(scores, made)
+        artifacts.publish(scores, made)
         run.log_metrics(flat)
         run.log_artifacts(made / trials.SCORES)
         run.end()

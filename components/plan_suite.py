@@ -18,7 +18,7 @@ def plan_suite(suite: dict[str, Any], store: str) -> list:  # type: ignore[type-
     """
     import logging
 
-    from components.platform import runtime, sources, stores
+    from components.platform import artifacts, runtime, sources
     from infoxlm_core.results import trials
     from infoxlm_core.results.suite_config import SuiteConfig
 
@@ -26,9 +26,9 @@ def plan_suite(suite: dict[str, Any], store: str) -> list:  # type: ignore[type-
         checked = SuiteConfig.parse(suite, "suite")
         points = [planned.to_dict() for planned in trials.plan(checked)]
         for source in checked.models.values():
-            sources.fetch_model(source, stores.local(store))
+            sources.fetch_model(source, artifacts.local(store))
         for task, measure in checked.tasks.items():
-            trials.check(task, measure, sources.localise(measure.settings, stores.local(store)))
+            trials.check(task, measure, sources.localise(measure.settings, artifacts.local(store)))
             logging.info("%s: its data are there", task)
         logging.info("%d points: %d models, %d tasks", len(points), len(checked.models), len(checked.tasks))
     return points

@@ -28,7 +28,7 @@ def prepare_corpus(
         cluster: a `ClusterConfig` as a mapping: the workers are those of a RayJob; empty: of this step.
         task_config: the step's cores and memory, which are those of a RayJob's workers too.
     """
-    from components.platform import launchers, runtime, sources, stores, tracking, work
+    from components.platform import artifacts, launchers, runtime, sources, tracking, work
     from infoxlm_core.config import PreparationConfig
     from infoxlm_core.stages import preparation
 
@@ -38,8 +38,8 @@ def prepare_corpus(
         name = runtime.artifact_key("corpus", checked, *preparation.digest_sources(checked), *sources.states(paths))
         wanted = work.Work("prepare_corpus", store, "corpus", name, config, num_workers, {})
         made = launchers.run(wanted, cluster, task_config)
-        stores.publish(corpus, made)
-        counts = stores.log_facts(made, metrics)
+        artifacts.publish(corpus, made)
+        counts = artifacts.log_facts(made, metrics)
         run = tracking.open_run(store)
         run.log_params({"preparation": checked.model_dump(mode="json", exclude={"corpora"})})
         run.log_metrics(counts)

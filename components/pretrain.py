@@ -34,15 +34,15 @@ def pretrain(
         trial: of an ablation: its variant and seed; the curves then go into a run of their own.
         task_config: the step's GPUs, node selector and tolerations, which are those of the RayJob's workers.
     """
-    from components.platform import launchers, runtime, sources, stores, tracking, trainings, work
+    from components.platform import artifacts, launchers, runtime, sources, tracking, trainings, work
     from infoxlm_core.config import PretrainingConfig
 
     with runtime.ending_clearly(store, "pretrain", trial):
         checked = PretrainingConfig.parse(config, "pretraining")
-        location, digest = stores.read_pointer(shards)
+        location, digest = artifacts.read_pointer(shards)
         run = tracking.open_run(store, trial)
         run.log_params({"pretraining": checked.model_dump(mode="json")})
-        start_from = checked.model.start and str(sources.fetch_model(checked.model.start, stores.local(store)))
+        start_from = checked.model.start and str(sources.fetch_model(checked.model.start, artifacts.local(store)))
         start_digests = runtime.digest_inputs(start_from)
         name = runtime.artifact_key("pretrained", checked, digest, *start_digests)
         inputs = {"shards": digest} | ({"model.start": start_digests[0]} if start_digests else {})
@@ -59,6 +59,6 @@ def pretrain(
         )
         made = launchers.run(wanted, cluster, task_config)
         run.log_curves(made / "encoder" / "metrics.jsonl")
-        stores.publish(encoder, made / "encoder")
-        stores.publish(start, made / "start")
-        stores.log_facts(made, metrics)
+        artifacts.publish(encoder, made / "encoder")
+        artifacts.publish(start, made / "start")
+        artifacts.log_facts(made, metrics)

@@ -34,13 +34,13 @@ def promote(
 
     from components.adapters.mlflow import promote as promoting
     from components.adapters.mlflow import runs as mlflow_runs
-    from components.platform import runtime, stores
+    from components.platform import artifacts, runtime
 
     with runtime.ending_clearly(store, "promote"):
         os.environ["INFOXLM_IMAGE"] = image
         run = runtime.run_id(store)
         mlflow_runs.log_params(run, {"promotion": {"model": model, "gate": gate, "to": to, "by_hand": by_hand}})
-        done = promoting.run(model, gate, stores.local(store), to, by_hand)
+        done = promoting.run(model, gate, artifacts.local(store), to, by_hand)
         metrics.log_metric("version", done.version)
         for metric, figure in done.verdict.figures.items():
             for name in ("gain", "lower", "upper"):

@@ -32,15 +32,15 @@ def register(
 
     from components.adapters.mlflow import registry as model_registry
     from components.adapters.mlflow import runs as mlflow_runs
-    from components.platform import runtime, stores
+    from components.platform import artifacts, runtime
     from infoxlm_core import manifests
     from infoxlm_core.config import RegistrationConfig
     from infoxlm_core.results.trials import HEADLINES
 
     with runtime.ending_clearly(store, "register"):
         checked = RegistrationConfig.parse(config, "registration")
-        model, digest = stores.resolve(encoder)
-        judged, _ = stores.resolve(scores)
+        model, digest = artifacts.resolve(encoder)
+        judged, _ = artifacts.resolve(scores)
         flat = manifests.load(judged)["facts"]
         made = manifests.load(model)
         run = runtime.run_id(store)

@@ -30,22 +30,22 @@ def tokenize_corpus(
         cluster: a `ClusterConfig` as a mapping: the workers are those of a RayJob; empty: of this step.
         task_config: the step's cores and memory, which are those of a RayJob's workers too.
     """
-    from components.platform import launchers, runtime, sources, stores, tracking, work
+    from components.platform import artifacts, launchers, runtime, sources, tracking, work
     from infoxlm_core.config import TokenizationConfig
 
     with runtime.ending_clearly(store, "tokenize_corpus"):
         checked = TokenizationConfig.parse(config, "tokenization")
-        source, digest = stores.read_pointer(corpus)
+        source, digest = artifacts.read_pointer(corpus)
         given: tuple[str, ...] = ()
         if checked.model:
             from infoxlm_core.model import tokenizers  # takes seconds
 
-            given = (str(sources.fetch_model(checked.model, stores.local(store), only=tokenizers.MODEL)),)
+            given = (str(sources.fetch_model(checked.model, artifacts.local(store), only=tokenizers.MODEL)),)
         name = runtime.artifact_key("shards", checked, digest, *runtime.digest_inputs(given))
         wanted = work.Work("tokenize_corpus", store, "shards", name, config, num_workers, {"corpus": source})
         made = launchers.run(wanted, cluster, task_config)
-        stores.publish(shards, made)
-        counts = stores.log_facts(made, metrics)
+        artifacts.publish(shards, made)
+        counts = artifacts.log_facts(made, metrics)
         run = tracking.open_run(store)
         run.log_params({"tokenization": checked.model_dump(mode="json")})
         run.log_metrics(counts)

@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 from components.adapters.mlflow import runs as mlflow_runs
 from components.adapters.storage import is_remote
-from components.platform import launchers, runtime, stores
+from components.platform import artifacts, launchers, runtime
 from components.platform.runtime import DRIVER
 from infoxlm_core import errors, manifests
 from infoxlm_core.run_file import RunConfig
@@ -46,7 +46,7 @@ def run(dag: Any, arguments: Mapping[str, Any], store: str | Path, name: str, la
     """
     os.environ |= {launchers.VARIABLE: launcher} if launcher else {}
     launchers.local_launcher()
-    here = stores.local(str(store).rstrip("/")).resolve()
+    here = artifacts.local(str(store).rstrip("/")).resolve()
     here.mkdir(parents=True, exist_ok=True)
     store = str(store).rstrip("/") if is_remote(store) else str(here)
     identity = _identity(dag.name, arguments, here, name)
@@ -87,13 +87,13 @@ def sections(config: RunConfig, dag: Any) -> dict[str, Any]:
 
 def artifact(store: str | Path, task: str, output: str) -> Path | None:
     """Where on this machine an output of the last run here is, if its last attempt has made it."""
-    here = stores.local(str(store).rstrip("/")).resolve()
+    here = artifacts.local(str(store).rstrip("/")).resolve()
     if not (here / "run.json").is_file():
         return None
     root = here / "pipeline" / json.loads((here / "run.json").read_bytes())["run"]
     attempts = sorted(path for path in root.glob("infoxlm*") if path.is_dir())
     pointer = attempts[-1] / task / output if attempts else root
-    return stores.locate(json.loads(pointer.read_bytes())["location"], hashed=False) if pointer.is_file() else None
+    return artifacts.locate(json.loads(pointer.read_bytes())["location"], hashed=False) if pointer.is_file() else None
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import threading
 import time
 
 from components.adapters import storage
-from components.platform import launchers, lease, runtime, stores
+from components.platform import artifacts, launchers, lease, runtime
 from components.platform.work import Work
 from infoxlm_core.errors import InfoXLMError, InputError, Preempted
 
@@ -43,7 +43,7 @@ def leave(place: str, seconds: float) -> None:
     url = f"{wanted.store}/runs/{wanted.run}/lease.json"
     deadline = time.monotonic() + seconds
     if wanted.run and lease.look(url)[0]["holder"] == wanted.job:
-        stores.write(wanted.store, f"runs/{wanted.run}/stop", wanted.job)
+        artifacts.write(wanted.store, f"runs/{wanted.run}/stop", wanted.job)
         while lease.look(url)[0]["holder"] == wanted.job and time.monotonic() < deadline:
             time.sleep(1)
 
@@ -54,7 +54,7 @@ def _end_when_nobody_follows(wanted: Work) -> None:
     while time.monotonic() - since < UNFOLLOWED:
         time.sleep(min(_LOOK, UNFOLLOWED / 10))
         try:
-            found = stores.read(wanted.store, launchers.heartbeat_path(wanted.job)) or b""
+            found = artifacts.read(wanted.store, launchers.heartbeat_path(wanted.job)) or b""
         except InfoXLMError:  # S3 is in trouble: that says nothing of the step
             since = time.monotonic()
             continue

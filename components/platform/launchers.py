@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from components.adapters import storage
-from components.platform import lease, runtime, stores
+from components.platform import artifacts, lease, runtime
 from components.platform import work as works
 from components.platform.work import Work
 from infoxlm_core.errors import ConfigError, InfoXLMError
@@ -59,13 +59,13 @@ class Launcher(Protocol):
 
 def run(work: Work, cluster: dict[str, Any] | None = None, task: Any = None) -> Path:
     """Return the artifact on this machine, made if nobody has made it before; arguments and errors as of `Launcher`."""
-    if found := stores.lookup(work.store, work.kind, work.name):
+    if found := artifacts.lookup(work.store, work.kind, work.name):
         return found
     if cluster and (work.num_workers or work.stage in works.TOGETHER):
         LAUNCHERS["kuberay"](work, cluster, task)
     else:
         run_locally(work)
-    found = stores.lookup(work.store, work.kind, work.name)
+    found = artifacts.lookup(work.store, work.kind, work.name)
     if not found:
         raise RuntimeError(f"{work.kind}/{work.name} was made and is not there")
     return found
@@ -127,7 +127,7 @@ def kuberay(work: Work, cluster: dict[str, Any], task: Any) -> None:
     job = ray_job.job_name(work.stage, run, f"{work.kind}/{work.name}")
     place = f"work/{job}.json"
     described = asdict(work) | {"pipeline_run": run, "job": job}
-    stores.write(work.store, place, json.dumps(described, indent=1, sort_keys=True))
+    artifacts.write(work.store, place, json.dumps(described, indent=1, sort_keys=True))
     outcome = runtime.outcome_name(job)
     if work.run:
         lease.check(f"{work.store}/runs/{work.run}/lease.json", job)  # another pipeline run may train the same
@@ -138,8 +138,8 @@ def kuberay(work: Work, cluster: dict[str, Any], task: Any) -> None:
             checked,
             work.num_workers,
             task,
-            ask_to_stop=lambda: stores.write(work.store, f"runs/{work.run}/stop", job) if work.run else None,
-            ended=lambda: json.loads(stores.read(work.store, outcome) or b"null"),
+            ask_to_stop=lambda: artifacts.write(work.store, f"runs/{work.run}/stop", job) if work.run else None,
+            ended=lambda: json.loads(artifacts.read(work.store, outcome) or b"null"),
         )
 
 
@@ -155,7 +155,7 @@ def _lead(
 ) -> None:
     """Do work whose workers this process starts: by `train` if they train together, else with `parallel_map`."""
     if work.stage in works.TOGETHER:
-        folder = stores.local(work.store) / "runs" / work.run
+        folder = artifacts.local(work.store) / "runs" / work.run
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "stop").unlink(missing_ok=True)  # a request to a process that is gone; one from now on counts
         with workers.stopping_on_signals(folder):
@@ -163,7 +163,7 @@ def _lead(
         return
     with parallel_map as over_chunks:
         build = functools.partial(works.LED[work.stage], work, over_chunks)
-        stores.get_or_build(work.store, work.kind, work.name, build)
+        artifacts.get_or_build(work.store, work.kind, work.name, build)
 
 
 def heartbeat_path(job: str) -> str:
@@ -181,7 +181,7 @@ def _heartbeat(store: str, job: str) -> Iterator[None]:
         while not over.wait(_HEARTBEAT_SECONDS if number else 0):
             number += 1
             with contextlib.suppress(InfoXLMError):
-                stores.write(store, heartbeat_path(job), f"{me} {number}")
+                artifacts.write(store, heartbeat_path(job), f"{me} {number}")
 
     threading.Thread(target=give, name="heartbeat", daemon=True).start()
     try:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from components.adapters import storage
-from components.platform import stores
+from components.platform import artifacts
 from infoxlm_core import manifests
 from infoxlm_core.config import StageConfig
 from infoxlm_core.errors import InfoXLMError, InputError, StorageFull
@@ -66,8 +66,8 @@ def ending_clearly(
     line = " ".join(str(failure).split())
     outcome = {"stage": name, "code": failure.exit_code, "class": type(failure).__name__, "message": line}
     with contextlib.suppress(OSError, InfoXLMError):  # a full disk must not hide why
-        for place in dict.fromkeys((str(stores.local(store)), store)):  # the local runner reads it here
-            stores.write(place, outcome_name(outcome_of or name), json.dumps(outcome, indent=1))
+        for place in dict.fromkeys((str(artifacts.local(store)), store)):  # the local runner reads it here
+            artifacts.write(place, outcome_name(outcome_of or name), json.dumps(outcome, indent=1))
     print(f"{name}: {type(failure).__name__}: {line}", file=sys.stderr, flush=True)
     sys.exit(failure.exit_code)
 
@@ -154,7 +154,7 @@ def run_id(store: str, trial: Mapping[str, Any] | None = None) -> str:
         os.environ.get("MLFLOW_EXPERIMENT_NAME", "infoxlm"),
         os.environ.get("RUN_NAME", name),
         {mlflow_runs.RUN_TAG: name},
-        stores.local(store),
+        artifacts.local(store),
     )
     if not trial:
         return run

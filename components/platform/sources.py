@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from components.adapters import source as elsewhere
 from components.adapters import storage
 from components.adapters.source import Wanted
-from components.platform import stores, transfer
+from components.platform import artifacts, transfer
 from infoxlm_core.errors import InputError
 from infoxlm_core.model import directories
 from infoxlm_core.training import selection
@@ -52,7 +52,7 @@ def fetch_model(source: str, store: Path, only: str | None = None) -> Path:
             folders=lambda files: ("steps",) if selection.FILE in files and not only else (),
         )
     else:
-        fetched = elsewhere.fetch(elsewhere.MODELS, Wanted(source, store, stores.cache(), only))
+        fetched = elsewhere.fetch(elsewhere.MODELS, Wanted(source, store, artifacts.cache(), only))
         if not fetched:
             raise InputError(
                 f"{source}: no such file or directory: give a path, s3://…, models:/NAME@ALIAS or ORG/NAME"
@@ -86,7 +86,7 @@ def fetch_data(source: str, store: Path, sha256: str | None = None) -> Path:
         return transfer.mirror(source, store.resolve() / "data", deep=True)
     if Path(source).exists():
         return Path(source)
-    if found := elsewhere.fetch(elsewhere.DATA, Wanted(source, store, stores.cache(), sha256=sha256)):
+    if found := elsewhere.fetch(elsewhere.DATA, Wanted(source, store, artifacts.cache(), sha256=sha256)):
         return found
     raise InputError(f"{source}: no such file or folder: give a path, or s3://bucket/prefix")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from components.adapters.mlflow import runs as mlflow_runs
-from components.platform import stores
+from components.platform import artifacts
 from infoxlm_core import manifests
 from infoxlm_core.results.summary import Comparison, Summary
 
@@ -43,10 +43,10 @@ def publish(
         write(output, summary)
         return flat
 
-    made = stores.get_or_build(store, kind, name, build)
-    stores.publish(comparison, made)
+    made = artifacts.get_or_build(store, kind, name, build)
+    artifacts.publish(comparison, made)
     shutil.copy(made / f"{kind}.html", report.path)
-    stores.log_facts(made, metrics)
+    artifacts.log_facts(made, metrics)
     mlflow_runs.log_metrics(run, {re.sub(r"[^\w.:/ -]", "_", metric): value for metric, value in flat.items()})
     mlflow_runs.log_artifacts(run, made, kind)
     if summary.unfinished:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from components.platform import runtime, stores
+from components.platform import artifacts, runtime
 from infoxlm_core import manifests
 from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.errors import ConfigError, InputError
@@ -46,7 +46,7 @@ def choose_run(
         InputError: `checkpoints.resume` names no run.
     """
     run, resume = f"{kind}-{name}", config.checkpoints.resume
-    if stores.is_made(store, kind, name):
+    if artifacts.is_made(store, kind, name):
         return run
     if resume:
         if trial:
@@ -59,7 +59,7 @@ def choose_run(
     place = f"begun/{_pipeline(trial)}.json"
     decisive = fingerprint.decisive(config, manifests.VERSIONS[kind], inputs)
     begun = {"pipeline_run": runtime.pipeline_run(), "run": run, "artifact": name, "fingerprint": decisive}
-    before = json.loads(stores.read(store, place) or b"null")
+    before = json.loads(artifacts.read(store, place) or b"null")
     if before and before["run"] != run and _is_unfinished(store, kind, before):
         changed, path = fingerprint.differences(before["fingerprint"], decisive), f"{store}/runs/{before['run']}"
         if before["pipeline_run"] == begun["pipeline_run"]:
@@ -69,7 +69,7 @@ def choose_run(
             path, "; ".join(changed), before["run"],
         )  # fmt: skip
     if begun != before:
-        stores.write(store, place, json.dumps(begun, indent=1, sort_keys=True))
+        artifacts.write(store, place, json.dumps(begun, indent=1, sort_keys=True))
     return run
 
 
@@ -80,8 +80,8 @@ def _pipeline(trial: Mapping[str, Any] | None) -> str:
 
 
 def _has_saved(store: str, run: str) -> bool:
-    return stores.read(store, f"runs/{run}/saved.json") is not None
+    return artifacts.read(store, f"runs/{run}/saved.json") is not None
 
 
 def _is_unfinished(store: str, kind: str, begun: Mapping[str, Any]) -> bool:
-    return _has_saved(store, begun["run"]) and not stores.is_made(store, kind, begun["artifact"])
+    return _has_saved(store, begun["run"]) and not artifacts.is_made(store, kind, begun["artifact"])

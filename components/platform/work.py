@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.adapters import storage
-from components.platform import stores, tracking, transfer
+from components.platform import artifacts, tracking, transfer
 from infoxlm_core import manifests
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Work:
 
 def delete_checkpoints(work: Work) -> None:
     """Remove the checkpoints of a training that is done."""
-    shutil.rmtree(stores.local(work.store) / "runs" / work.run, ignore_errors=True)
+    shutil.rmtree(artifacts.local(work.store) / "runs" / work.run, ignore_errors=True)
     if storage.is_remote(work.store):
         transfer.drop(f"{work.store}/runs/{work.run}")
 
@@ -62,10 +62,10 @@ def train(work: Work, run: Path) -> dict[str, Any]:
     if storage.is_remote(work.store):
         more["remote"] = RemoteRun(f"{work.store}/runs/{work.run}", work.job or f"{socket.gethostname()} {run}")
     core = functools.partial(TOGETHER[work.stage](work), **more)
-    ready = distributed.from_first(stores.is_made(work.store, work.kind, work.name))  # before a crash, but not sent
+    ready = distributed.from_first(artifacts.is_made(work.store, work.kind, work.name))  # before a crash, but not sent
     if distributed.rank():
         return {} if ready else core(output=run / "nowhere")
-    return manifests.load(stores.get_or_build(work.store, work.kind, work.name, lambda output: core(output=output)))[
+    return manifests.load(artifacts.get_or_build(work.store, work.kind, work.name, lambda output: core(output=output)))[
         "facts"
     ]
 
@@ -77,10 +77,10 @@ def _pretrain(work: Work) -> Callable[..., dict[str, Any]]:
 
     config = PretrainingConfig.parse(work.config, "pretraining")
     if config.model.start:
-        found = str(sources.fetch_model(config.model.start, stores.local(work.store)))
+        found = str(sources.fetch_model(config.model.start, artifacts.local(work.store)))
         config = config.model_copy(update={"model": config.model.model_copy(update={"start": found})})
     return functools.partial(
-        pretraining.pretrain, config=config, shards_path=stores.locate(work.artifacts["shards_path"])
+        pretraining.pretrain, config=config, shards_path=artifacts.locate(work.artifacts["shards_path"])
     )
 
 
@@ -89,9 +89,9 @@ def _finetune(work: Work) -> Callable[..., dict[str, Any]]:
     from infoxlm_core import tasks
     from infoxlm_core.stages import finetuning
 
-    store = stores.local(work.store)
+    store = artifacts.local(work.store)
     config = sources.localise(tasks.parse(work.config, "finetuning"), store)
-    places = {name: stores.locate(place) for name, place in work.artifacts.items()}
+    places = {name: artifacts.locate(place) for name, place in work.artifacts.items()}
     places |= {name: sources.fetch_model(source, store) for name, source in (work.sources or {}).items()}
     return functools.partial(finetuning.finetune, config, places["encoder"], places.get("corpus"))
 
@@ -102,7 +102,7 @@ def _prepare(work: Work, parallel_map: "ParallelMap | None", output: Path) -> di
     from infoxlm_core.stages import preparation
 
     config = PreparationConfig.parse(work.config, "preparation")
-    local = sources.localise_corpora(config, stores.local(work.store))
+    local = sources.localise_corpora(config, artifacts.local(work.store))
     return preparation.facts(preparation.prepare(local, output, parallel_map))
 
 
@@ -114,9 +114,9 @@ def _tokenize(work: Work, parallel_map: "ParallelMap | None", output: Path) -> d
 
     config = TokenizationConfig.parse(work.config, "tokenization")
     if config.model:
-        found = sources.fetch_model(config.model, stores.local(work.store), only=tokenizers.MODEL)
+        found = sources.fetch_model(config.model, artifacts.local(work.store), only=tokenizers.MODEL)
         config = config.model_copy(update={"model": str(found)})
-    return tokenization.tokenize(config, stores.locate(work.artifacts["corpus"]), output, parallel_map)
+    return tokenization.tokenize(config, artifacts.locate(work.artifacts["corpus"]), output, parallel_map)
 
 
 TOGETHER = {"pretrain": _pretrain, "finetune": _finetune}

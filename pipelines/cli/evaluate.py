@@ -59,14 +59,14 @@ def evaluate(
     infoxlm evaluate --model my-xnli-model --task xnli --data XNLI-1.0
     """
     with ending_clearly():
-        from components.platform import stores
+        from components.platform import artifacts
 
         models = name_models(model, floor)
         if task == HELD_OUT:
-            measure_held_out(models, data, output, stores.local(store))
+            measure_held_out(models, data, output, artifacts.local(store))
         elif task in PRESETS:
             more = {"languages": languages, "vectors": vector, "prefix": prefix, "margin": margin}
-            measure_task(parse(models, task, data, more, set_ or []), task, output, stores.local(store))
+            measure_task(parse(models, task, data, more, set_ or []), task, output, artifacts.local(store))
         else:
             raise InputError(f"--task {task}: give one of {HELD_OUT}, {', '.join(PRESETS)}")
 

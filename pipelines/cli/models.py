@@ -48,7 +48,7 @@ def embed(
     """Embed sentences; print how similar each is to the first, or the vectors themselves."""
     with ending_clearly():
         from components.adapters.mlflow import registry as model_registry
-        from components.platform import stores
+        from components.platform import artifacts
         from infoxlm_core.tasks import embedding
 
         texts = sentences or [line.rstrip("\n") for line in sys.stdin]
@@ -58,7 +58,7 @@ def embed(
             if any("\ud800" <= character <= "\udfff" for character in text):
                 raise InputError(f"sentence {number} is not UTF-8: {text!r:.60}: convert it")
         found = embedding.embed_sentences(
-            model_registry.load_encoder(model, stores.local(store)), texts, layer, pooling
+            model_registry.load_encoder(model, artifacts.local(store)), texts, layer, pooling
         )
         if vectors:
             for vector in found.tolist():

@@ -36,9 +36,9 @@ def promote(
     with ending_clearly():
         gate = read_gate(metric) if metric else RegistrationConfig().gates
         from components.adapters.mlflow import promote as promoting
-        from components.platform import stores
+        from components.platform import artifacts
 
-        done = promoting.run(model, gate, stores.local(store), to, by_hand)
+        done = promoting.run(model, gate, artifacts.local(store), to, by_hand)
         typer.echo(f"models:/{done.name}@champion is version {done.version}: {done.verdict.reason}")
 
 
@@ -52,9 +52,9 @@ def rollback(
     with ending_clearly():
         from components.adapters.mlflow import champion as promotion
         from components.adapters.mlflow import runs as mlflow_runs
-        from components.platform import stores
+        from components.platform import artifacts
 
-        number = promotion.roll_back(mlflow_runs.connect(stores.local(store)), name, reason)
+        number = promotion.roll_back(mlflow_runs.connect(artifacts.local(store)), name, reason)
         typer.echo(f"models:/{name}@champion is version {number}")
 
 

@@ -111,10 +111,10 @@ def compare(
     """Print the table of an ablation from MLflow: variants over their seeds, with error bars."""
     with ending_clearly():
         from components.adapters.mlflow import trials
-        from components.platform import stores
+        from components.platform import artifacts
         from infoxlm_core.results import pages, summary
 
-        run_id, name = trials.find_ablation(run, stores.local(store))
+        run_id, name = trials.find_ablation(run, artifacts.local(store))
         found = [(one.trial, one.metrics) for one in trials.read(run_id)]
         compared = summary.compare(found, name, _split(metrics))
         typer.echo(pages.comparison_as_markdown(compared))

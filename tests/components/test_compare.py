@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from components.adapters.mlflow import runs as mlflow_runs
 from components.adapters.mlflow import trials as mlflow_trials
 from components.compare import compare
-from components.platform import runtime, stores
+from components.platform import artifacts, runtime
 from infoxlm_core.errors import InputError
 from infoxlm_core.results.trials import Trial
 from pipelines.cli import app
@@ -43,7 +43,7 @@ def run_component(store: Path, out: Path) -> tuple[Path, dict]:
                {"comparison": dsl.Artifact, "report": dsl.HTML, "metrics": dsl.Metrics}.items()}  # fmt: skip
     out.mkdir()
     compare.python_func(trials=[{"trial": trial, "pretraining": {}} for trial in TRIALS], store=str(store), **outputs)
-    return stores.resolve(outputs["comparison"])[0], outputs
+    return artifacts.resolve(outputs["comparison"])[0], outputs
 
 
 def test_every_trial_has_a_run_nested_in_the_ablations_own(ablation):

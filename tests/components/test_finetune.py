@@ -10,7 +10,7 @@ import pytest
 from kfp import dsl
 
 from components.finetune import finetune
-from components.platform import stores
+from components.platform import artifacts
 from infoxlm_core import manifests, run_file
 from infoxlm_core.model import task_models
 from infoxlm_core.results.suite_config import SuiteConfig
@@ -24,7 +24,7 @@ def suite(tmp_path_factory) -> SuiteConfig:
 
 
 @pytest.fixture
-def artifacts(suite, store, tmp_path) -> dict:
+def handed(suite, store, tmp_path) -> dict:
     """What the pipeline hands in and takes out."""
     found = {}
     shutil.copytree(suite.models["toy"], store / "encoder")
@@ -32,21 +32,21 @@ def artifacts(suite, store, tmp_path) -> dict:
     for name in ("encoder", "corpus"):
         manifests.write(store / name, name, {"steps": 0})
         found[name] = dsl.Artifact(name=name, uri=str(tmp_path / name))
-        stores.publish(found[name], store / name)
+        artifacts.publish(found[name], store / name)
     kinds = {"classifier": dsl.Model, "metrics": dsl.Metrics}
     return found | {name: kind(name=name, uri=str(tmp_path / name)) for name, kind in kinds.items()}
 
 
 @pytest.mark.parametrize(("task", "kind"), [("words", "classification"), ("riddles", "question_answering")])
-def test_the_task_of_the_config_is_learned_and_found_again(suite, store, artifacts, task, kind):
+def test_the_task_of_the_config_is_learned_and_found_again(suite, store, handed, task, kind):
     settings = suite.tasks[task].settings.model_dump(mode="json", exclude_none=True)
     settings |= {"optimization": settings["optimization"] | {"steps": 2, "warmup_steps": 1}}
     settings.pop("epochs", None)
 
     for _ in range(2):
-        finetune.python_func(config=settings, num_workers=0, store=str(store), **artifacts)
+        finetune.python_func(config=settings, num_workers=0, store=str(store), **handed)
 
-    made, _ = stores.resolve(artifacts["classifier"])
+    made, _ = artifacts.resolve(handed["classifier"])
     assert task_models.load(made, TASKS[kind].head).head.name == kind
     assert [path.name for path in (store / "classifier").iterdir()] == [made.name]
     facts = manifests.load(made)["facts"]
@@ -67,13 +67,13 @@ print(json.dumps([sorted(sys.modules), gc.isenabled(), gc.get_freeze_count()]))
 """
 
 
-def test_a_step_that_finds_its_artifact_and_reports_to_mlflow_starts_fast(suite, store, artifacts):
+def test_a_step_that_finds_its_artifact_and_reports_to_mlflow_starts_fast(suite, store, handed):
     settings = suite.tasks["words"].settings.model_dump(mode="json", exclude_none=True)
     settings |= {"optimization": settings["optimization"] | {"steps": 1, "warmup_steps": 0}}
     settings.pop("epochs", None)
     given = {"config": settings, "num_workers": 0, "store": str(store)}
-    finetune.python_func(**given, **artifacts)
-    given["uris"] = {name: artifact.uri for name, artifact in artifacts.items()}
+    finetune.python_func(**given, **handed)
+    given["uris"] = {name: artifact.uri for name, artifact in handed.items()}
 
     again = [sys.executable, "-c", FIND_AGAIN, json.dumps(given)]
     said = subprocess.run(again, capture_output=True, text=True, check=True)
@@ -85,16 +85,16 @@ def test_a_step_that_finds_its_artifact_and_reports_to_mlflow_starts_fast(suite,
     assert collects and frozen > 100_000  # MLflow came without garbage collection, which is at work again
 
 
-def test_other_text_under_the_same_name_is_another_training(suite, store, artifacts, tmp_path):
+def test_other_text_under_the_same_name_is_another_training(suite, store, handed, tmp_path):
     settings = suite.tasks["riddles"].settings.model_dump(mode="json", exclude_none=True)
     train = Path(shutil.copy(settings["train"][0], tmp_path / "train-en.json"))
     settings |= {"train": [str(train)], "optimization": settings["optimization"] | {"steps": 1, "warmup_steps": 0}}
     settings.pop("epochs", None)
-    finetune.python_func(config=settings, num_workers=0, store=str(store), **artifacts)
+    finetune.python_func(config=settings, num_workers=0, store=str(store), **handed)
     asked = json.loads(train.read_text())
     asked["data"][0]["paragraphs"].pop()
     train.write_text(json.dumps(asked))
 
-    finetune.python_func(config=settings, num_workers=0, store=str(store), **artifacts)
+    finetune.python_func(config=settings, num_workers=0, store=str(store), **handed)
 
     assert len(list((store / "classifier").iterdir())) == 2

@@ -11,7 +11,7 @@ from components.adapters.mlflow import runs as mlflow_runs
 from components.adapters.mlflow import trials as mlflow_trials
 from components.measure import measure
 from components.plan_suite import plan_suite
-from components.platform import launchers, runtime, stores
+from components.platform import artifacts, launchers, runtime
 from components.summarise import summarise
 from infoxlm_core import run_file
 from infoxlm_core.results.suite_config import SuiteConfig
@@ -40,7 +40,7 @@ def run_point(item: dict, store: Path, tmp_path: Path, run: str = "toy-1", worke
     outputs = {name: kind(name=name, uri=str(tmp_path / name)) for name, kind in
                {"scores": dsl.Artifact, "metrics": dsl.Metrics}.items()}  # fmt: skip
     measure.python_func(point=item, store=str(store), num_workers=workers, **outputs)
-    return stores.resolve(outputs["scores"])[0]
+    return artifacts.resolve(outputs["scores"])[0]
 
 
 def changed(item: dict, **settings) -> dict:
@@ -162,7 +162,7 @@ def test_the_summary_goes_to_the_pipelines_run_and_what_nobody_works_on_is_close
     summarise.python_func(suite=config.listed(), store=str(store), **outputs)
 
     client, parent = mlflow_runs.connect(store), runtime.run_id(str(store))
-    made = stores.resolve(outputs["comparison"])[0]
+    made = artifacts.resolve(outputs["comparison"])[0]
     summary = json.loads((made / "suite.json").read_text())
     assert summary["unfinished"] == [name for name in planned if name != "toy pairs"]
     assert Path(outputs["report"].path).read_text() == (made / "suite.html").read_text()

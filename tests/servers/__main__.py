@@ -13,7 +13,7 @@ from collections import defaultdict
 from contextlib import ExitStack
 from pathlib import Path
 
-from components.platform import stores
+from components.platform import artifacts
 from tests.servers import postgres, s3
 from tests.servers.tracking import USER, LockedMlflow, locked_mlflow
 
@@ -32,7 +32,7 @@ def main(command: list[str]) -> int:
         print(
             f"S3 {url}   MLflow {mlflow.url}, user {USER[0]}, its tables in PostgreSQL, its artifacts on S3", flush=True
         )
-        for wheel in stores.cache().glob("*.whl"):  # what is downloaded already; a copy of the store there may not be
+        for wheel in artifacts.cache().glob("*.whl"):  # what is downloaded already, not a copy of a store
             (folder / "cache" / wheel.name).symlink_to(wheel)
         known = os.environ | s3.environment(url) | mlflow.environment() | {"INFOXLM_CACHE": str(folder / "cache")}
         code = subprocess.run(command, env=known, check=False).returncode

@@ -9,7 +9,7 @@ import pytest
 
 from components.adapters import storage
 from components.adapters.directory import Directory
-from components.platform import lease, sources, stores, transfer
+from components.platform import artifacts, lease, sources, transfer
 from components.platform.lease import Lease
 from infoxlm_core import manifests
 from infoxlm_core.errors import Fenced, InputError, LeaseHeld
@@ -122,10 +122,12 @@ def test_another_storage_is_a_class_and_a_line(tmp_path, monkeypatch):
     monkeypatch.setitem(storage.SCHEMES, "shelf", f"{__name__}:Shelf")
     monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "here"))
 
-    made = stores.get_or_build("shelf://a", "corpus", "abc", lambda output: (output / "file").write_text("x") and {})
+    made = artifacts.get_or_build("shelf://a", "corpus", "abc", lambda output: (output / "file").write_text("x") and {})
     monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "another machine"))
-    found = stores.get_or_build("shelf://a", "corpus", "abc", lambda output: pytest.fail("made twice"))
+    found = artifacts.get_or_build("shelf://a", "corpus", "abc", lambda output: pytest.fail("made twice"))
     data = sources.fetch_data("shelf://a/corpus/abc/file", tmp_path / "store")
 
-    assert stores.url_of(made) == "shelf://a/corpus/abc" and stores.locate("shelf://a/corpus/abc") == found != made
+    assert (
+        artifacts.url_of(made) == "shelf://a/corpus/abc" and artifacts.locate("shelf://a/corpus/abc") == found != made
+    )
     assert data.read_text() == (found / "file").read_text() == "x" and data.is_relative_to(tmp_path / "store")

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from components.platform import runtime, stores, verification
+from components.platform import artifacts, runtime, verification
 from infoxlm_core import manifests
 from infoxlm_core.config import EvaluationConfig, PretrainingConfig
 from infoxlm_core.errors import CorpusTooSmall, DataCorrupt, InputError
@@ -22,9 +22,9 @@ def build(output: Path) -> dict:
 
 
 def test_an_artifact_is_made_once_and_found_again(tmp_path):
-    first = stores.get_or_build(str(tmp_path), "corpus", "abc", build)
+    first = artifacts.get_or_build(str(tmp_path), "corpus", "abc", build)
 
-    again = stores.get_or_build(str(tmp_path), "corpus", "abc", lambda output: pytest.fail("made twice"))
+    again = artifacts.get_or_build(str(tmp_path), "corpus", "abc", lambda output: pytest.fail("made twice"))
 
     assert again == first and manifests.read(first, "corpus", "x")["facts"] == {"lines": 3}
 
@@ -35,7 +35,7 @@ def test_a_stage_that_fails_leaves_nothing_behind(tmp_path):
         raise InputError("no")
 
     with pytest.raises(InputError):
-        stores.get_or_build(str(tmp_path), "corpus", "abc", fail)
+        artifacts.get_or_build(str(tmp_path), "corpus", "abc", fail)
 
     assert list((tmp_path / "corpus").iterdir()) == []
 
@@ -44,18 +44,18 @@ def test_what_a_dead_process_left_half_made_is_swept(tmp_path):
     (tmp_path / "corpus" / ".making-xyz").mkdir(parents=True)
     (tmp_path / "corpus" / ".making-xyz.lock").touch()
 
-    stores.get_or_build(str(tmp_path), "corpus", "abc", build)
+    artifacts.get_or_build(str(tmp_path), "corpus", "abc", build)
 
     assert [path.name for path in (tmp_path / "corpus").iterdir()] == ["abc"]
 
 
 def test_what_a_living_process_is_making_stays(tmp_path):
     def look(output: Path) -> dict:
-        stores.get_or_build(str(tmp_path), "corpus", "other", build)
+        artifacts.get_or_build(str(tmp_path), "corpus", "other", build)
         assert output.is_dir()
         return build(output)
 
-    stores.get_or_build(str(tmp_path), "corpus", "abc", look)
+    artifacts.get_or_build(str(tmp_path), "corpus", "abc", look)
 
     assert {path.name for path in (tmp_path / "corpus").iterdir()} == {"abc", "other"}
 
@@ -122,10 +122,10 @@ def test_two_who_need_the_same_make_it_one_after_the_other_and_once(tmp_path):
     made, inside, most = [], [], []
 
     def need(number: int) -> None:
-        with stores.exclusive(str(tmp_path), "tuned", "abc"):
+        with artifacts.exclusive(str(tmp_path), "tuned", "abc"):
             inside.append(number)
             most.append(len(inside))
-            stores.get_or_build(str(tmp_path), "tuned", "abc", lambda output: made.append(number) or time.sleep(0.2))
+            artifacts.get_or_build(str(tmp_path), "tuned", "abc", lambda output: made.append(number) or time.sleep(0.2))
             inside.remove(number)
 
     threads = [threading.Thread(target=need, args=(number,)) for number in range(3)]
@@ -150,36 +150,36 @@ def test_of_a_model_what_is_loaded_belongs_to_the_key_and_nothing_else(tmp_path)
 
 
 def test_a_found_artifact_is_verified(tmp_path):
-    made = stores.get_or_build(str(tmp_path), "corpus", "abc", build)
+    made = artifacts.get_or_build(str(tmp_path), "corpus", "abc", build)
     (made / "part/file").write_text("cOntent")
 
     with pytest.raises(DataCorrupt, match="sha256"):
-        stores.get_or_build(str(tmp_path), "corpus", "abc", build)
+        artifacts.get_or_build(str(tmp_path), "corpus", "abc", build)
 
 
 def test_a_found_artifact_is_hashed_again_only_if_a_file_was_touched(tmp_path, monkeypatch):
-    made = stores.get_or_build(str(tmp_path), "pretrained", "abc", build)
+    made = artifacts.get_or_build(str(tmp_path), "pretrained", "abc", build)
     hashed: list[Path] = []
     hash_of = manifests.file_sha256
     monkeypatch.setattr(manifests, "file_sha256", lambda path: hashed.append(path) or hash_of(path))
 
-    stores.lookup(str(tmp_path), "pretrained", "abc")
+    artifacts.lookup(str(tmp_path), "pretrained", "abc")
     assert hashed == []
 
     (made / "part/file").touch()
-    stores.lookup(str(tmp_path), "pretrained", "abc")
-    stores.lookup(str(tmp_path), "pretrained", "abc")
+    artifacts.lookup(str(tmp_path), "pretrained", "abc")
+    artifacts.lookup(str(tmp_path), "pretrained", "abc")
     assert hashed == [made / "part/file"]
 
 
 def test_what_is_damaged_without_a_trace_is_found_when_it_is_read(tmp_path):
-    made = stores.get_or_build(str(tmp_path), "pretrained", "abc", build)
+    made = artifacts.get_or_build(str(tmp_path), "pretrained", "abc", build)
     (made / "part/file").write_text("cOntent")
     verification.note(made, verification.state_of(made))  # as if a disk had flipped a bit: no time changes
 
-    assert stores.lookup(str(tmp_path), "pretrained", "abc") == stores.locate(str(made), hashed=False) == made
+    assert artifacts.lookup(str(tmp_path), "pretrained", "abc") == artifacts.locate(str(made), hashed=False) == made
     with pytest.raises(DataCorrupt, match="sha256"):
-        stores.locate(str(made))
+        artifacts.locate(str(made))
 
 
 def test_the_key_changes_with_config_and_inputs_but_not_with_how_often_to_save():
@@ -206,7 +206,7 @@ def test_the_key_changes_with_the_version_of_its_stage_and_not_with_code_or_libr
 
 
 def test_every_kind_of_artifact_that_is_named_by_what_decides_it_has_a_version():
-    assert set(manifests.VERSIONS) == set(stores.KINDS) - {"promotion"}  # that is named by an MLflow run
+    assert set(manifests.VERSIONS) == set(artifacts.KINDS) - {"promotion"}  # that is named by an MLflow run
 
 
 @pytest.mark.parametrize(
@@ -231,11 +231,11 @@ def test_every_ending_has_one_line_and_its_exit_code(tmp_path, capsys, monkeypat
 
 
 def test_a_published_artifact_is_found_by_the_next_stage(tmp_path):
-    made = stores.get_or_build(str(tmp_path), "corpus", "abc", build)
+    made = artifacts.get_or_build(str(tmp_path), "corpus", "abc", build)
     artifact = SimpleNamespace(path=str(tmp_path / "kfp" / "corpus"), metadata={})
 
-    stores.publish(artifact, made)
+    artifacts.publish(artifact, made)
 
-    location, digest = stores.resolve(artifact)
+    location, digest = artifacts.resolve(artifact)
     assert location == made and digest == manifests.read(made, "corpus", "x")["digest"] == artifact.metadata["digest"]
     assert runtime.artifact_key("scores", EvaluationConfig(), digest)

@@ -14,7 +14,7 @@ from huggingface_hub.utils import filter_repo_objects
 from components.adapters.mlflow import registry as model_registry
 from components.adapters.s3 import store as s3
 from components.adapters.sources import hub
-from components.platform import runtime, sources, stores
+from components.platform import artifacts, runtime, sources
 from components.pretrain import pretrain
 from infoxlm_core import manifests
 from infoxlm_core.config import PretrainingConfig
@@ -202,10 +202,10 @@ def test_pretraining_starts_from_s3_and_its_result_goes_by_the_weights_not_by_th
 
     def run() -> tuple[Path, Path]:
         shards, encoder, start, metrics = (Artifact(path=str(tmp_path / n), metadata={}) for n in "abcd")
-        stores.publish(shards, tiny_shards)
+        artifacts.publish(shards, tiny_shards)
         config = tiny_config(model={"start": "s3://models/start"}).model_dump(mode="json")
         pretrain.python_func(config, 0, str(store), shards, encoder, start, metrics)
-        return stores.resolve(encoder)[0], stores.resolve(start)[0]
+        return artifacts.resolve(encoder)[0], artifacts.resolve(start)[0]
 
     weights = upload_start(seed=3)
     first, start = run()

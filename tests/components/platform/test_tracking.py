@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from kfp import dsl
 
-from components.platform import stores, tracking
+from components.platform import artifacts, tracking
 from components.platform import work as works
 from components.prepare_corpus import prepare_corpus
 from infoxlm_core.errors import ConfigError
@@ -41,7 +41,7 @@ def prepared(tmp_path, monkeypatch):
     def call() -> Path:
         corpus, metrics = dsl.Dataset(uri=str(tmp_path / "pointer")), dsl.Metrics(uri=str(tmp_path / "metrics"))
         prepare_corpus.python_func({"languages": ["en"], "corpora": [source]}, str(tmp_path / "store"), corpus, metrics)
-        return stores.resolve(corpus)[0]
+        return artifacts.resolve(corpus)[0]
 
     return call
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from components.platform import runtime, stores, trainings
+from components.platform import artifacts, runtime, trainings
 from infoxlm_core import manifests
 from infoxlm_core.errors import ConfigError, ConfigMismatch, InputError
 from tests.conftest import tiny_config
@@ -34,7 +34,7 @@ def choose(store: str, shards: str = "sha256:a", trial=None, **changes) -> str:
 
 def save(store: str, run: str) -> None:
     """Let a run have a checkpoint."""
-    stores.write(store, f"runs/{run}/saved.json", json.dumps({"step": 4}))
+    artifacts.write(store, f"runs/{run}/saved.json", json.dumps({"step": 4}))
 
 
 def test_a_pipeline_run_whose_data_changed_under_an_unfinished_training_is_refused_and_told_what_to_do(store):
@@ -83,7 +83,7 @@ def test_a_training_that_never_saved_or_is_finished_stands_in_nobodys_way(tmp_pa
     first = choose(store)
     second = choose(store, shards="sha256:b")
     save(store, second)
-    stores.get_or_build(store, "pretrained", second.removeprefix("pretrained-"), lambda made: {"steps": 1})
+    artifacts.get_or_build(store, "pretrained", second.removeprefix("pretrained-"), lambda made: {"steps": 1})
 
     third = choose(store, shards="sha256:c")
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from components.adapters import storage
-from components.platform import lease, runtime, stores, transfer, verification
+from components.platform import artifacts, lease, runtime, transfer, verification
 from components.platform.lease import Lease
 from components.platform.remote_run import RemoteRun
 from infoxlm_core import manifests
@@ -179,10 +179,10 @@ def test_a_manifest_that_names_a_place_outside_is_refused_before_anything_is_wri
 
 @pytest.mark.parametrize("place", ["corpus/..", "corpus/abc/../../outside", "corpus/abc//outside"])
 def test_a_location_that_leads_out_of_its_artifact_is_refused(bucket, place):
-    stores.get_or_build(URL, "corpus", "abc", lambda output: (output / "file").write_text("content") and {})
+    artifacts.get_or_build(URL, "corpus", "abc", lambda output: (output / "file").write_text("content") and {})
 
     with pytest.raises(InputError, match="a name that leads out of its folder"):
-        stores.locate(f"{URL}/{place}")
+        artifacts.locate(f"{URL}/{place}")
 
 
 def test_a_dropped_directory_is_gone_with_its_manifest(bucket, directory):
@@ -215,7 +215,7 @@ def test_who_may_not_write_is_told_so_and_not_to_try_again(bucket, directory, mo
 
 
 def test_each_store_has_a_copy_of_its_own():
-    assert len({stores.local(f"s3://models/{name}") for name in ("x/a", "x-a", "x_a")}) == 3
+    assert len({artifacts.local(f"s3://models/{name}") for name in ("x/a", "x-a", "x_a")}) == 3
 
 
 def test_a_slash_at_the_end_of_a_store_is_refused(capsys):
@@ -226,28 +226,30 @@ def test_a_slash_at_the_end_of_a_store_is_refused(capsys):
 
 
 def test_an_artifact_made_on_one_machine_is_found_on_another(bucket, tmp_path, monkeypatch):
-    made = stores.get_or_build(
+    made = artifacts.get_or_build(
         URL, "corpus", "abc", lambda output: (output / "file").write_text("content") and {"lines": 1}
     )
-    place = stores.url_of(made)
+    place = artifacts.url_of(made)
     monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "other machine"))
 
-    again = stores.get_or_build(URL, "corpus", "abc", lambda output: pytest.fail("made twice"))
+    again = artifacts.get_or_build(URL, "corpus", "abc", lambda output: pytest.fail("made twice"))
 
     assert place == f"{URL}/corpus/abc" and again != made and tree(again) == tree(made)
-    assert stores.locate(place) == again and stores.locate(f"{place}/file").read_text() == "content"
+    assert artifacts.locate(place) == again and artifacts.locate(f"{place}/file").read_text() == "content"
 
 
 @pytest.mark.parametrize("unnoticed", [False, True])
 @pytest.mark.parametrize("file", ["file", manifests.NAME])
 def test_a_damaged_copy_of_an_artifact_is_fetched_again(bucket, file, unnoticed):
-    made = stores.get_or_build(URL, "pretrained", "abc", lambda output: (output / "file").write_text("content") and {})
+    made = artifacts.get_or_build(
+        URL, "pretrained", "abc", lambda output: (output / "file").write_text("content") and {}
+    )
     whole = tree(made)
     (made / file).write_bytes(b"x" * len(whole[file]))
     if unnoticed:
         verification.note(made, verification.state_of(made))
 
-    assert tree(stores.locate(f"{URL}/pretrained/abc")) == whole
+    assert tree(artifacts.locate(f"{URL}/pretrained/abc")) == whole
 
 
 def test_what_was_made_but_did_not_arrive_is_sent_and_not_made_again(bucket, faults):
@@ -260,13 +262,13 @@ def test_what_was_made_but_did_not_arrive_is_sent_and_not_made_again(bucket, fau
         return {}
 
     with pytest.raises(StorageUnavailable):
-        stores.get_or_build(URL, "corpus", "abc", build)
-    assert stores.lookup(URL, "corpus", "abc") is None
+        artifacts.get_or_build(URL, "corpus", "abc", build)
+    assert artifacts.lookup(URL, "corpus", "abc") is None
     faults.heal()
 
-    stores.get_or_build(URL, "corpus", "abc", build)
+    artifacts.get_or_build(URL, "corpus", "abc", build)
 
-    assert len(made) == 1 and stores.lookup(URL, "corpus", "abc")
+    assert len(made) == 1 and artifacts.lookup(URL, "corpus", "abc")
 
 
 def test_of_two_that_made_the_same_the_first_to_arrive_counts(bucket, tmp_path, monkeypatch):
@@ -274,14 +276,14 @@ def test_of_two_that_made_the_same_the_first_to_arrive_counts(bucket, tmp_path, 
         def write(output: Path) -> dict:
             if content == "second":  # while it is at work, another machine is done
                 monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "other machine"))
-                stores.get_or_build(URL, "corpus", "abc", build("first"))
+                artifacts.get_or_build(URL, "corpus", "abc", build("first"))
                 monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "cache"))
             (output / "file").write_text(content)
             return {}
 
         return write
 
-    found = stores.get_or_build(URL, "corpus", "abc", build("second"))
+    found = artifacts.get_or_build(URL, "corpus", "abc", build("second"))
 
     assert (found / "file").read_text() == "first"
 
@@ -487,7 +489,7 @@ def test_a_request_to_stop_is_seen_within_moments(bucket, quick):
     run = RemoteRun(f"{URL}/runs/r", "job")
     with run.held():
         assert not run.asked_to_stop()
-        stores.write(URL, "runs/r/stop", "")
+        artifacts.write(URL, "runs/r/stop", "")
         deadline = time.monotonic() + 10
         while not run.asked_to_stop() and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -510,9 +512,9 @@ def test_a_request_that_is_no_text_stops_nobody_and_costs_nothing(bucket, quick)
 def test_a_request_to_another_pipelines_job_stops_nobody_else(bucket, quick):
     run = RemoteRun(f"{URL}/runs/r", "job")
     with run.held():
-        stores.write(URL, "runs/r/stop", "another's job")
+        artifacts.write(URL, "runs/r/stop", "another's job")
         run._look()
         assert not run.asked_to_stop()
-        stores.write(URL, "runs/r/stop", "job")
+        artifacts.write(URL, "runs/r/stop", "job")
         run._look()
         assert run.asked_to_stop()

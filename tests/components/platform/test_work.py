@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from components.adapters.kuberay import job as ray_job
-from components.platform import job, launchers, lease, stores, transfer
+from components.platform import artifacts, job, launchers, lease, transfer
 from components.platform import work as works
 from components.platform.remote_run import RemoteRun
 from components.platform.work import Work
@@ -72,7 +72,7 @@ def stop_soon(monkeypatch, after: int) -> None:
     def send_and_ask(self: RemoteRun, directory: Path, *given) -> None:
         send(self, directory, *given)
         if int(directory.name.partition("=")[2]) == after:
-            stores.write(URL, f"{self.url.removeprefix(URL + '/')}/stop", "")
+            artifacts.write(URL, f"{self.url.removeprefix(URL + '/')}/stop", "")
             self._look()
 
     monkeypatch.setattr(RemoteRun, "send", send_and_ask)
@@ -97,8 +97,8 @@ def test_a_run_stopped_on_one_machine_ends_on_another_as_if_nothing_had_happened
     assert "resuming after step 13" in caplog.text and str(tmp_path / "second machine") in str(made)
     assert curve(made) == undisturbed and len(undisturbed) == STEPS
     assert transfer.manifest(f"{URL}/pretrained/abc")["kind"] == "pretrained"
-    assert stores.read(URL, "runs/pretrained-abc/stop") is None
-    manifests.read(stores.locate(f"{URL}/pretrained/abc/encoder"), "encoder", "pretrain")
+    assert artifacts.read(URL, "runs/pretrained-abc/stop") is None
+    manifests.read(artifacts.locate(f"{URL}/pretrained/abc/encoder"), "encoder", "pretrain")
 
 
 def test_a_damaged_checkpoint_gives_way_to_the_one_before_and_when_all_are_damaged_nothing_starts_over(
@@ -152,7 +152,7 @@ def test_a_pod_that_must_go_lets_the_training_save_first(bucket, work, monkeypat
     named = replace(
         work, job="j-pretrain-1", config=tiny_config(optimization={"steps": 100_000}).model_dump(mode="json")
     )
-    stores.write(URL, "work/j-pretrain-1.json", json.dumps(asdict(named)))
+    artifacts.write(URL, "work/j-pretrain-1.json", json.dumps(asdict(named)))
     place = f"{URL}/work/j-pretrain-1.json"
     job.leave(place, 60)  # nobody trains: nothing to wait for
     with ThreadPoolExecutor(1) as pool:
@@ -173,8 +173,8 @@ def test_a_job_that_nobody_follows_saves_and_ends_itself(bucket, work, tmp_path)
     named = replace(
         work, job="j-pretrain-2", config=tiny_config(optimization={"steps": 100_000}).model_dump(mode="json")
     )
-    stores.write(URL, "work/j-pretrain-2.json", json.dumps(asdict(named)))
-    stores.write(URL, launchers.heartbeat_path("j-pretrain-2"), "the step 1")
+    artifacts.write(URL, "work/j-pretrain-2.json", json.dumps(asdict(named)))
+    artifacts.write(URL, launchers.heartbeat_path("j-pretrain-2"), "the step 1")
     script = "import sys; from components.platform import job, lease; "
     script += "lease._LOOK = 0.2; job.UNFOLLOWED = 5.0; job.main(sys.argv[1])"
 
@@ -191,7 +191,7 @@ def test_while_a_step_follows_its_job_the_job_sees_a_sign_each_time(bucket, monk
     with launchers._heartbeat(URL, "j-1"):
         deadline = time.monotonic() + 20
         while len(seen) < 4 and time.monotonic() < deadline:
-            seen.add(stores.read(URL, launchers.heartbeat_path("j-1")))
+            seen.add(artifacts.read(URL, launchers.heartbeat_path("j-1")))
 
     assert len(seen) >= 4
 
@@ -223,7 +223,7 @@ def test_a_step_hands_its_work_to_a_job_and_finds_the_result_in_the_store(
     made = launchers.run(replace(work, num_workers=1), CLUSTER)
 
     assert seen["code"] == 0 and seen["outcome"] is None, seen["said"]
-    assert seen["name"].startswith("j-pretrain-") and stores.read(URL, f"work/{seen['name']}.json")
+    assert seen["name"].startswith("j-pretrain-") and artifacts.read(URL, f"work/{seen['name']}.json")
     assert curve(made) == undisturbed and str(tmp_path / "first machine") in str(made)
 
 
@@ -244,7 +244,7 @@ def test_a_job_that_fails_leaves_its_reason_for_the_step_that_waits(bucket, work
     with pytest.raises(InputError, match=r"5 .*'class': 'TrainingDiverged', 'message': 'abc: 3 steps in a row'"):
         launchers.run(replace(work, num_workers=2), CLUSTER)
 
-    assert stores.read(URL, "runs/pretrained-abc/stop").startswith(b"j-pretrain-")
+    assert artifacts.read(URL, "runs/pretrained-abc/stop").startswith(b"j-pretrain-")
 
 
 def test_while_another_pipeline_run_trains_the_same_no_gpu_is_asked_for(bucket, work, monkeypatch):

@@ -11,7 +11,7 @@ import pytest
 from kfp import dsl
 
 from components.adapters.ray import data as ray_data
-from components.platform import stores
+from components.platform import artifacts
 from components.prepare_corpus import prepare_corpus
 from components.tokenize_corpus import tokenize_corpus
 from infoxlm_core import manifests
@@ -187,7 +187,7 @@ def test_the_components_take_corpora_from_s3_and_know_them_again_by_content(
     tokenize_corpus.python_func(TOKENIZATION.model_dump(mode="json", exclude_none=True), str(store), corpus, shards,
                                 metrics, num_workers=2)  # fmt: skip
 
-    made = {name: manifests.load(stores.resolve(outputs[name])[0])["digest"] for name in ("corpus", "shards")}
+    made = {name: manifests.load(artifacts.resolve(outputs[name])[0])["digest"] for name in ("corpus", "shards")}
     assert made == {name: manifests.load(made_here / name)["digest"] for name in made}
     prepare_corpus.python_func(config, str(store), corpus, metrics)
     assert len(list((store / "corpus").iterdir())) == 1
