@@ -39,7 +39,7 @@ def evaluate(
     import shutil
     from pathlib import Path
 
-    from components.platform import artifacts, runtime, tracking
+    from components.platform import artifacts, keys, runtime, tracking
     from infoxlm_core.config import EvaluationConfig
     from infoxlm_core.results.trials import Trial
 
@@ -49,7 +49,7 @@ def evaluate(
         text, digest = artifacts.read_pointer(corpus)
         pairs = {model: (encoder, classifier)} | ({"untrained": (start, classifier_of_start)} if start else {})
         models = {name: [artifacts.read_pointer(artifact) for artifact in pair] for name, pair in pairs.items()}
-        name = runtime.artifact_key(
+        name = keys.artifact_key(
             "scores", checked, digest, *models, *(d for found in models.values() for _, d in found)
         )
 

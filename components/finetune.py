@@ -34,7 +34,7 @@ def finetune(
         trial: of an ablation: its variant, and its seed instead of the config's.
         task_config: the step's GPUs, node selector and tolerations, which are those of the RayJob's workers.
     """
-    from components.platform import artifacts, launchers, runtime, sources, tracking, work
+    from components.platform import artifacts, keys, launchers, runtime, sources, tracking, work
     from infoxlm_core import manifests, tasks
 
     with runtime.ending_clearly(store, "finetune", trial):
@@ -44,7 +44,7 @@ def finetune(
         learned = [path for paths in data.values() for path in paths]
         base, base_digest = artifacts.read_pointer(encoder)
         text, text_digest = artifacts.read_pointer(corpus)
-        name = runtime.artifact_key("classifier", checked, base_digest, text_digest, *runtime.digest_inputs(learned))
+        name = keys.artifact_key("classifier", checked, base_digest, text_digest, *keys.digest_inputs(learned))
         wanted = work.Work(
             stage="finetune",
             store=store,

@@ -26,7 +26,7 @@ def measure(
     """
     from pathlib import Path
 
-    from components.platform import artifacts, launchers, runtime, sources, tracking, work
+    from components.platform import artifacts, keys, launchers, runtime, sources, tracking, work
     from infoxlm_core import manifests
     from infoxlm_core.results import trials
     from infoxlm_core.tasks import task_of
@@ -43,10 +43,10 @@ def measure(
         task = task_of(local)
         if task.trained:
             part, data = task.training_part(local)
-            inputs = [*runtime.digest_inputs(str(model)), runtime.digest_inputs_by_role(data)]
+            inputs = [*keys.digest_inputs(str(model)), keys.digest_inputs_by_role(data)]
             if task.depends_on_workers(part, model):
                 inputs.append(f"workers={max(1, num_workers)}")
-            name = runtime.artifact_key("tuned", task.without_data(part), *inputs)
+            name = keys.artifact_key("tuned", task.without_data(part), *inputs)
             # all settings, for a run resumes with the same only
             whole = manifests.digest(local.result_fields()).removeprefix("sha256:")[:8]
             wanted = work.Work(
@@ -66,12 +66,12 @@ def measure(
                 work.delete_checkpoints(wanted)  # gigabytes of checkpoints that nobody needs any more
             run.log_curves(model / "metrics.jsonl")
             learned_from = manifests.load(model)["facts"] | {"tuned": f"tuned/{name}"}
-        inputs = [*runtime.digest_inputs(str(model)), runtime.digest_inputs_by_role(task.data(local))]
+        inputs = [*keys.digest_inputs(str(model)), keys.digest_inputs_by_role(task.data(local))]
 
         def build(output: Path) -> None:
             trials.measure(local, model, learned_from, output)
 
-        key = runtime.artifact_key("points", task.without_data(local), *inputs)
+        key = keys.artifact_key("points", task.without_data(local), *inputs)
         made = artifacts.get_or_build(store, "points", key, build)
         flat = task.name_metrics(trials.read_scores(made / trials.SCORES), settings, named["task"])
         for metric, value in flat.items():

@@ -28,14 +28,14 @@ def prepare_corpus(
         cluster: a `ClusterConfig` as a mapping: the workers are those of a RayJob; empty: of this step.
         task_config: the step's cores and memory, which are those of a RayJob's workers too.
     """
-    from components.platform import artifacts, launchers, runtime, sources, tracking, work
+    from components.platform import artifacts, keys, launchers, runtime, sources, tracking, work
     from infoxlm_core.config import PreparationConfig
     from infoxlm_core.stages import preparation
 
     with runtime.ending_clearly(store, "prepare_corpus"):
         checked = PreparationConfig.parse(config, "preparation")
         paths = [path for source in checked.corpora for path in source.paths]
-        name = runtime.artifact_key("corpus", checked, *preparation.digest_sources(checked), *sources.states(paths))
+        name = keys.artifact_key("corpus", checked, *preparation.digest_sources(checked), *sources.states(paths))
         wanted = work.Work("prepare_corpus", store, "corpus", name, config, num_workers, {})
         made = launchers.run(wanted, cluster, task_config)
         artifacts.publish(corpus, made)

@@ -34,7 +34,7 @@ def pretrain(
         trial: of an ablation: its variant and seed; the curves then go into a run of their own.
         task_config: the step's GPUs, node selector and tolerations, which are those of the RayJob's workers.
     """
-    from components.platform import artifacts, launchers, runtime, sources, tracking, trainings, work
+    from components.platform import artifacts, keys, launchers, runtime, sources, tracking, trainings, work
     from infoxlm_core.config import PretrainingConfig
 
     with runtime.ending_clearly(store, "pretrain", trial):
@@ -43,8 +43,8 @@ def pretrain(
         run = tracking.open_run(store, trial)
         run.log_params({"pretraining": checked.model_dump(mode="json")})
         start_from = checked.model.start and str(sources.fetch_model(checked.model.start, artifacts.local(store)))
-        start_digests = runtime.digest_inputs(start_from)
-        name = runtime.artifact_key("pretrained", checked, digest, *start_digests)
+        start_digests = keys.digest_inputs(start_from)
+        name = keys.artifact_key("pretrained", checked, digest, *start_digests)
         inputs = {"shards": digest} | ({"model.start": start_digests[0]} if start_digests else {})
         wanted = work.Work(
             stage="pretrain",

@@ -30,7 +30,7 @@ def tokenize_corpus(
         cluster: a `ClusterConfig` as a mapping: the workers are those of a RayJob; empty: of this step.
         task_config: the step's cores and memory, which are those of a RayJob's workers too.
     """
-    from components.platform import artifacts, launchers, runtime, sources, tracking, work
+    from components.platform import artifacts, keys, launchers, runtime, sources, tracking, work
     from infoxlm_core.config import TokenizationConfig
 
     with runtime.ending_clearly(store, "tokenize_corpus"):
@@ -41,7 +41,7 @@ def tokenize_corpus(
             from infoxlm_core.model import tokenizers  # takes seconds
 
             given = (str(sources.fetch_model(checked.model, artifacts.local(store), only=tokenizers.MODEL)),)
-        name = runtime.artifact_key("shards", checked, digest, *runtime.digest_inputs(given))
+        name = keys.artifact_key("shards", checked, digest, *keys.digest_inputs(given))
         wanted = work.Work("tokenize_corpus", store, "shards", name, config, num_workers, {"corpus": source})
         made = launchers.run(wanted, cluster, task_config)
         artifacts.publish(shards, made)

@@ -1,7 +1,7 @@
 """The store: artifacts by content, and checkpoints, in a directory or on S3.
 
 A KFP artifact of ours is a small JSON file that says where in the store the bulk data is: `{"location", "digest"}`.
-The store holds each artifact once, under a key of everything that decides its content (`runtime.artifact_key`):
+The store holds each artifact once, under a key of everything that decides its content (`keys.artifact_key`):
 
     STORE/corpus/3f2a…/manifest.json     finished: found again by every later run with the same inputs
     STORE/runs/pretrained-77b0…/         checkpoints of a training; an interrupted one continues here

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from components.platform import artifacts, runtime, verification
+from components.platform import artifacts, keys, runtime, verification
 from infoxlm_core import manifests
 from infoxlm_core.config import EvaluationConfig, PretrainingConfig
 from infoxlm_core.errors import CorpusTooSmall, DataCorrupt, InputError
@@ -62,11 +62,11 @@ def test_what_a_living_process_is_making_stays(tmp_path):
 
 def test_the_content_of_a_given_model_belongs_to_the_key(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"a")
-    first = runtime.digest_inputs(str(tmp_path))
+    first = keys.digest_inputs(str(tmp_path))
     (tmp_path / "model.safetensors").write_bytes(b"b")
 
-    assert len(first) == 1 and runtime.digest_inputs(str(tmp_path)) != first
-    assert runtime.digest_inputs(None) == runtime.digest_inputs(str(tmp_path / "missing")) == []
+    assert len(first) == 1 and keys.digest_inputs(str(tmp_path)) != first
+    assert keys.digest_inputs(None) == keys.digest_inputs(str(tmp_path / "missing")) == []
 
 
 def test_the_names_and_contents_of_a_folder_of_data_belong_to_the_key_but_not_where_it_lies(tmp_path):
@@ -74,10 +74,10 @@ def test_the_names_and_contents_of_a_folder_of_data_belong_to_the_key_but_not_wh
         (tmp_path / folder / "in").mkdir(parents=True)
         (tmp_path / folder / "in" / name).write_text("text")
     (tmp_path / "d").mkdir()
-    first, same, renamed, empty = (runtime.digest_inputs(str(tmp_path / folder)) for folder in "abcd")
+    first, same, renamed, empty = (keys.digest_inputs(str(tmp_path / folder)) for folder in "abcd")
 
     assert first == same and len({*first, *renamed, *empty}) == 3
-    assert runtime.digest_inputs([str(tmp_path / "a"), str(tmp_path / "c")]) == [*first, *renamed]
+    assert keys.digest_inputs([str(tmp_path / "a"), str(tmp_path / "c")]) == [*first, *renamed]
 
 
 def write(path: Path, text: str = "text") -> str:
@@ -90,19 +90,19 @@ def test_the_name_of_a_file_and_of_a_languages_folder_belong_to_the_key_but_not_
     german, moved, spanish = (write(tmp_path / name) for name in ("a/b.de.json", "elsewhere/b.de.json", "a/b.es.json"))
     folders = [write(tmp_path / name) for name in ("x/fr/dev_2k.tsv", "y/fr/dev_2k.tsv", "x/de/dev_2k.tsv")]
 
-    assert runtime.digest_inputs(german) == runtime.digest_inputs(moved) != runtime.digest_inputs(spanish)
+    assert keys.digest_inputs(german) == keys.digest_inputs(moved) != keys.digest_inputs(spanish)
     for paths in (folders, [str(Path(path).parent) for path in folders]):
-        french, same, other = map(runtime.digest_inputs, paths)
+        french, same, other = map(keys.digest_inputs, paths)
         assert french == same != other
 
 
 def test_the_same_files_in_other_roles_are_other_inputs(tmp_path):
     a, b, c = (write(tmp_path / f"{name}.json", name) for name in ("one", "two", "three"))
 
-    assert runtime.digest_inputs_by_role({"train": [a, b], "dev": [c]}) == runtime.digest_inputs_by_role(
+    assert keys.digest_inputs_by_role({"train": [a, b], "dev": [c]}) == keys.digest_inputs_by_role(
         {"dev": [c], "train": [a, b]}
     )
-    assert runtime.digest_inputs_by_role({"train": [a, b], "dev": [c]}) != runtime.digest_inputs_by_role(
+    assert keys.digest_inputs_by_role({"train": [a, b], "dev": [c]}) != keys.digest_inputs_by_role(
         {"train": [a], "dev": [b, c]}
     )
 
@@ -111,11 +111,11 @@ def test_the_same_files_in_other_roles_are_other_inputs(tmp_path):
 def test_a_models_words_and_its_models_of_single_languages_belong_to_the_key(tmp_path, name):
     for file in ("model.safetensors", "selection.json", name):
         write(tmp_path / "model" / file, "first")
-    before = runtime.digest_inputs(str(tmp_path / "model"))
+    before = keys.digest_inputs(str(tmp_path / "model"))
 
     write(tmp_path / "model" / name, "second")
 
-    assert runtime.digest_inputs(str(tmp_path / "model")) != before
+    assert keys.digest_inputs(str(tmp_path / "model")) != before
 
 
 def test_two_who_need_the_same_make_it_one_after_the_other_and_once(tmp_path):
@@ -140,13 +140,13 @@ def test_two_who_need_the_same_make_it_one_after_the_other_and_once(tmp_path):
 def test_of_a_model_what_is_loaded_belongs_to_the_key_and_nothing_else(tmp_path):
     for name in ("model.safetensors", "tokenizer.json", "manifest.json", "README.md"):
         (tmp_path / name).write_text("first")
-    before = runtime.digest_inputs(str(tmp_path))
+    before = keys.digest_inputs(str(tmp_path))
     for name in ("manifest.json", "README.md"):
         (tmp_path / name).write_text("second")
-    assert runtime.digest_inputs(str(tmp_path)) == before
+    assert keys.digest_inputs(str(tmp_path)) == before
 
     (tmp_path / "tokenizer.json").write_text("second")
-    assert runtime.digest_inputs(str(tmp_path)) != before
+    assert keys.digest_inputs(str(tmp_path)) != before
 
 
 def test_a_found_artifact_is_verified(tmp_path):
@@ -186,23 +186,23 @@ def test_the_key_changes_with_config_and_inputs_but_not_with_how_often_to_save()
     config = PretrainingConfig()
     saving = PretrainingConfig(log_every=3, checkpoints={"every": 7, "resume": "pretrained-3f"})
 
-    assert runtime.artifact_key("pretrained", config, "a") == runtime.artifact_key("pretrained", saving, "a")
+    assert keys.artifact_key("pretrained", config, "a") == keys.artifact_key("pretrained", saving, "a")
     others = [
-        runtime.artifact_key("pretrained", config, "b"),
-        runtime.artifact_key("tuned", config, "a"),
-        runtime.artifact_key("pretrained", PretrainingConfig(seed=2), "a"),
+        keys.artifact_key("pretrained", config, "b"),
+        keys.artifact_key("tuned", config, "a"),
+        keys.artifact_key("pretrained", PretrainingConfig(seed=2), "a"),
     ]
-    assert len({runtime.artifact_key("pretrained", config, "a"), *others}) == 4
+    assert len({keys.artifact_key("pretrained", config, "a"), *others}) == 4
 
 
 def test_the_key_changes_with_the_version_of_its_stage_and_not_with_code_or_libraries(monkeypatch):
-    before = runtime.artifact_key("corpus", EvaluationConfig(), "a")
+    before = keys.artifact_key("corpus", EvaluationConfig(), "a")
 
     monkeypatch.setattr(manifests, "made_by", lambda: {"code": "sha256:other", "torch": "99"})
-    assert runtime.artifact_key("corpus", EvaluationConfig(), "a") == before
+    assert keys.artifact_key("corpus", EvaluationConfig(), "a") == before
 
     monkeypatch.setitem(manifests.VERSIONS, "corpus", manifests.VERSIONS["corpus"] + 1)
-    assert runtime.artifact_key("corpus", EvaluationConfig(), "a") != before
+    assert keys.artifact_key("corpus", EvaluationConfig(), "a") != before
 
 
 def test_every_kind_of_artifact_that_is_named_by_what_decides_it_has_a_version():
@@ -238,4 +238,4 @@ def test_a_published_artifact_is_found_by_the_next_stage(tmp_path):
 
     location, digest = artifacts.resolve(artifact)
     assert location == made and digest == manifests.read(made, "corpus", "x")["digest"] == artifact.metadata["digest"]
-    assert runtime.artifact_key("scores", EvaluationConfig(), digest)
+    assert keys.artifact_key("scores", EvaluationConfig(), digest)

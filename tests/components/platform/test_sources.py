@@ -14,7 +14,7 @@ from huggingface_hub.utils import filter_repo_objects
 from components.adapters.mlflow import registry as model_registry
 from components.adapters.s3 import store as s3
 from components.adapters.sources import hub
-from components.platform import artifacts, runtime, sources
+from components.platform import artifacts, keys, sources
 from components.pretrain import pretrain
 from infoxlm_core import manifests
 from infoxlm_core.config import PretrainingConfig
@@ -77,7 +77,7 @@ def test_a_fine_tuned_model_brings_its_models_of_single_languages(bucket, tiny_e
 
     assert {path.name for path in found.iterdir()} == {path.name for path in (tmp_path / "tuned").iterdir()}
     assert contents(found / "steps/4000") == contents(tiny_encoders["second"])
-    assert runtime.digest_inputs(str(found)) == runtime.digest_inputs(str(tmp_path / "tuned"))
+    assert keys.digest_inputs(str(found)) == keys.digest_inputs(str(tmp_path / "tuned"))
 
 
 def test_words_of_a_tokenizer_come_from_the_hub_too():
@@ -269,9 +269,7 @@ def test_what_has_not_changed_is_found_again_and_what_has_is_fetched_anew(bucket
     bucket.put_object(Key="mlqa/test/test-context-de-question-de.json", Body=b"corrected")
     second = sources.fetch_data("s3://models/mlqa", tmp_path)
     assert second != first and (second / "test/test-context-de-question-de.json").read_bytes() == b"corrected"
-    assert (
-        runtime.digest_inputs(str(second)) != runtime.digest_inputs(str(first)) == runtime.digest_inputs(str(questions))
-    )
+    assert keys.digest_inputs(str(second)) != keys.digest_inputs(str(first)) == keys.digest_inputs(str(questions))
 
 
 @pytest.mark.slow

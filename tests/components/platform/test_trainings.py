@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from components.platform import artifacts, runtime, trainings
+from components.platform import artifacts, keys, trainings
 from infoxlm_core import manifests
 from infoxlm_core.errors import ConfigError, ConfigMismatch, InputError
 from tests.conftest import tiny_config
@@ -28,7 +28,7 @@ def store(request, tmp_path, monkeypatch) -> str:
 
 def choose(store: str, shards: str = "sha256:a", trial=None, **changes) -> str:
     config = tiny_config(**changes)
-    name = runtime.artifact_key("pretrained", config, shards)
+    name = keys.artifact_key("pretrained", config, shards)
     return trainings.choose_run(store, "pretrained", name, config, {"shards": shards}, trial)
 
 
