@@ -27,7 +27,7 @@ def compare(
     from components.adapters.mlflow import runs as mlflow_runs
     from components.adapters.mlflow import trials as mlflow_trials
     from components.platform import runtime, sweeps
-    from infoxlm_core.results import pages, summary
+    from infoxlm_core.results import ablation, ablation_page
     from infoxlm_core.results.trials import Trial
 
     with runtime.ending_clearly(store, "compare"):
@@ -38,5 +38,5 @@ def compare(
             if not found.get(trial.name):  # one that never began gets a run too, so that it is not forgotten
                 mlflow_runs.end_run(runtime.run_id(store, item["trial"]), "FAILED")
         results = [(trial, found.get(trial.name, {})) for trial in planned]
-        compared = summary.compare(results, mlflow_trials.name_of(run))
-        sweeps.publish(store, run, "comparison", compared, pages.write_comparison, comparison, report, metrics)
+        compared = ablation.compare(results, mlflow_trials.name_of(run))
+        sweeps.publish(store, run, "comparison", compared, ablation_page.write, comparison, report, metrics)

@@ -27,7 +27,7 @@ def summarise(
     from components.adapters.mlflow import runs as mlflow_runs
     from components.adapters.mlflow import trials as mlflow_trials
     from components.platform import runtime, sweeps
-    from infoxlm_core.results import pages
+    from infoxlm_core.results import suite_page
     from infoxlm_core.results.suite_config import SuiteConfig
     from infoxlm_core.results.summary import summarise
 
@@ -37,4 +37,4 @@ def summarise(
         mlflow_trials.close_unfinished(run)
         found = summarise(checked, mlflow_trials.read_all_scores(run))
         mlflow_runs.log_params(run, {"suite": checked.model_dump(mode="json")})
-        sweeps.publish(store, run, "suite", found, pages.write_suite, comparison, report, metrics)
+        sweeps.publish(store, run, "suite", found, suite_page.write, comparison, report, metrics)

@@ -10,7 +10,8 @@ from typing import Any
 from components.adapters.mlflow import runs as mlflow_runs
 from components.platform import artifacts
 from infoxlm_core import manifests
-from infoxlm_core.results.summary import Comparison, Summary
+from infoxlm_core.results.ablation import Comparison
+from infoxlm_core.results.summary import Summary
 
 
 def publish(

@@ -10,9 +10,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from infoxlm_core.results.ablation import Comparison
 from infoxlm_core.results.statistics import Statistic, exact, is_share, name_column
-from infoxlm_core.results.summary import Comparison, Summary, TaskSummary
-from infoxlm_core.results.tables import choose_transferred, title_of
+from infoxlm_core.results.suite_tables import choose_transferred
+from infoxlm_core.results.summary import Summary, TaskSummary
+from infoxlm_core.results.tables import title_of
 from infoxlm_core.tasks.task import Scores
 
 MODEL, REFERENCE = "#1d5b8f", "#b3413a"

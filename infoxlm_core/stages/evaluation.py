@@ -20,7 +20,7 @@ from infoxlm_core import manifests
 from infoxlm_core.config import EvaluationConfig
 from infoxlm_core.errors import InputError
 from infoxlm_core.model.any_encoder import Model, Tokenizer, contrast_space, describe, load_encoder
-from infoxlm_core.results import evidence, pages
+from infoxlm_core.results import evaluation_page, evidence
 from infoxlm_core.results.evaluation import Evaluated, Evaluation
 from infoxlm_core.tasks import classifying, nearest, perplexity
 from infoxlm_core.tasks.aligned_files import read_held_out
@@ -103,7 +103,7 @@ def evaluate(
         corpus=json.loads(report.read_bytes()) if report.is_file() else None,
         settings=config.model_dump(),
     )
-    pages.write_evaluation(Path(output), found)
+    evaluation_page.write(Path(output), found)
     evidence.write(Path(output) / evidence.FILE, answered)
     return found.flatten()
 

@@ -112,14 +112,14 @@ def compare(
     with ending_clearly():
         from components.adapters.mlflow import trials
         from components.platform import artifacts
-        from infoxlm_core.results import pages, summary
+        from infoxlm_core.results import ablation, ablation_page
 
         run_id, name = trials.find_ablation(run, artifacts.local(store))
         found = [(one.trial, one.metrics) for one in trials.read(run_id)]
-        compared = summary.compare(found, name, _split(metrics))
-        typer.echo(pages.comparison_as_markdown(compared))
+        compared = ablation.compare(found, name, _split(metrics))
+        typer.echo(ablation_page.to_markdown(compared))
         if output:
-            pages.write_comparison(output, compared)
+            ablation_page.write(output, compared)
             typer.echo(f"comparison  {output}/comparison.html")
 
 

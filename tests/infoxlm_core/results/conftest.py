@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from infoxlm_core.results import pages
+from infoxlm_core.results import suite_page
 from tests.toy_scores import ANSWERING, CLASSIFICATION, RETRIEVAL, answered, config, labelled, retrieved, summed
 
 
@@ -18,5 +18,5 @@ def written(tmp_path_factory):
     results = {f"ours xnli seed {seed}": labelled(0.8, 0.6 + seed / 10) for seed in (1, 2)}
     results |= {"ours mlqa seed 1": answered(0.5), "ours tatoeba": retrieved(0.8), "peer tatoeba": retrieved(0.4)}
     output, found = tmp_path_factory.mktemp("suite"), summed(planned, results)
-    pages.write_suite(output, replace(found, models={"ours": "/models/<b>ours", "peer": "/models/peer"}))
+    suite_page.write(output, replace(found, models={"ours": "/models/<b>ours", "peer": "/models/peer"}))
     return output, found

@@ -3,7 +3,7 @@
 import pytest
 
 from infoxlm_core import languages
-from infoxlm_core.results import protocol, published, tables
+from infoxlm_core.results import protocol, published, suite_tables
 from infoxlm_core.tasks.task import Scores
 from tests.toy_scores import ANSWERING, CLASSIFICATION, RETRIEVAL, answered, config, labelled, summed
 
@@ -78,7 +78,7 @@ def test_published_rows_stand_beside_what_was_trained_on_english_or_on_all_langu
 
     assert differences(PAPER | {"settings": settings}, 5010, trained) == said
     planned = config(xnli={"settings": settings, "table": "xnli"})
-    (table,) = tables.of_suite(summed(planned, {"ours xnli seed 1": labelled(0.8, 0.7)}))["xnli"]
+    (table,) = suite_tables.of_suite(summed(planned, {"ours xnli seed 1": labelled(0.8, 0.7)}))["xnli"]
     assert [line.name for line in table.published].count("InfoXLM") == count
 
 

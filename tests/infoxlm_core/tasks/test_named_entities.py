@@ -20,7 +20,7 @@ from transformers import (
 
 from infoxlm_core.errors import CorpusTooSmall, EncodingError, InputError
 from infoxlm_core.model import task_models, tokenizers
-from infoxlm_core.results import pages, trials
+from infoxlm_core.results import suite_page, trials
 from infoxlm_core.results.suite_config import SuiteConfig
 from infoxlm_core.results.summary import summarise
 from infoxlm_core.stages.finetuning import finetune
@@ -297,7 +297,7 @@ def test_a_suite_plans_measures_and_sums_it_up_like_any_task(tuned, data, tmp_pa
 
     scores = trials.measure(planned.settings, tuned, {}, tmp_path)
     summary = summarise(config, {planned.trial.name: scores})
-    pages.write_suite(tmp_path / "page", summary)
+    suite_page.write(tmp_path / "page", summary)
 
     assert trials.read_scores(tmp_path / trials.SCORES).mean == scores.mean
     assert summary.flatten()["panx/de"] == scores.languages["de"]["f1"]

@@ -5,15 +5,14 @@ import math
 
 import pytest
 
-from infoxlm_core.results import published, tables
-from infoxlm_core.results.summary import compare
-from tests.toy_scores import CLASSIFICATION, config, labelled, summed, trial
+from infoxlm_core.results import published, suite_tables
+from tests.toy_scores import CLASSIFICATION, config, labelled, summed
 
 
 def test_published_rows_stand_below_ours_with_rule_and_source(written):
     _, found = written
 
-    (table,) = tables.of_suite(found)["xnli"]
+    (table,) = suite_tables.of_suite(found)["xnli"]
 
     assert [line.name for line in table.ours] == ["ours"]
     assert [column.name for column in table.columns] == ["mean", "en", "fr", "de"]
@@ -30,21 +29,21 @@ def test_translate_train_all_stands_beside_its_own_rows():
     settings = CLASSIFICATION["settings"] | {"train_languages": languages}
     planned = config(both={"settings": settings, "table": "xnli"})
 
-    (table,) = tables.of_suite(summed(planned, {"ours both seed 1": labelled(0.8, 0.7)}))["both"]
+    (table,) = suite_tables.of_suite(summed(planned, {"ours both seed 1": labelled(0.8, 0.7)}))["both"]
 
     assert [line.name for line in table.published].count("InfoXLM") == 1
     assert next(line for line in table.published if line.name == "InfoXLM").cells[1].mean == pytest.approx(0.861)
 
 
 def test_a_table_without_published_rows_has_none():
-    (table,) = tables.of_suite(summed(config(own=CLASSIFICATION), {"ours own seed 1": labelled(0.5, 0.5)}))["own"]
+    (table,) = suite_tables.of_suite(summed(config(own=CLASSIFICATION), {"ours own seed 1": labelled(0.5, 0.5)}))["own"]
 
     assert table.published == () and table.notes == ()
 
 
 def test_retrieval_has_the_papers_two_groups_and_the_others_apart(written):
     _, found = written
-    built = {table.name: table for table in tables.of_suite(found)["tatoeba"]}
+    built = {table.name: table for table in suite_tables.of_suite(found)["tatoeba"]}
 
     assert {name: tuple(column.name for column in table.columns) for name, table in built.items()} == {
         f"tatoeba-{group}-{direction}": ("mean", code)
@@ -68,12 +67,3 @@ def test_tables_are_csv_with_shares_and_say_whose_a_row_is(written):
     assert (rows[0]["whose"], rows[0]["model"], rows[0]["de"]) == ("ours", "ours", "0.75")
     assert float(rows[0]["de deviation"]) == pytest.approx(0.1 / math.sqrt(2), rel=1e-5)
     assert {row["whose"] for row in rows[1:]} == {"published"} and all(row["source"] for row in rows[1:])
-
-
-def test_the_papers_numbers_stand_beside_ours_on_the_same_task():
-    trials = [trial(v, 1, xnli__mean=0.7, retrieval__best=0.4) for v in ("full", "-TLM:universal", "own")]
-    compared = compare(trials, "t")
-
-    rows = tables.lay_out(tables.of_comparison(compared))
-    assert [cell.split()[0] for cell in rows[0][2:]] == ["retrieval/best", "xnli/mean", "paper"]
-    assert [row[-1] for row in rows[1:]] == ["76.45", "–", "–"]
