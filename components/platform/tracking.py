@@ -1,7 +1,7 @@
 """Trackers: where a stage reports its settings, numbers, files and curves. INFOXLM_TRACKER chooses; default: mlflow.
 
 A new tracker is an adapter and a line in the table. The registry is MLflow's, whatever tracks: without its runs a model
-can be trained and measured, and not registered.
+can be trained and measured, and not registered. A sweep sums up what MLflow has of its trials.
 """
 
 import os
@@ -60,7 +60,13 @@ class Untracked:
 
 
 def open_run(store: str, trial: Mapping[str, Any] | None = None) -> Run:
-    """Find or open the run of this pipeline run, or of a trial of it."""
+    """Find or open the run of this pipeline run, or of a trial of it.
+
+    Raises:
+        ConfigError: there is no such tracker, or a sweep would not find its trials again.
+    """
+    if trial and (name := os.environ.get(VARIABLE) or "mlflow") != "mlflow":
+        raise ConfigError(f"{VARIABLE}: {name!r}, but a sweep reads its trials from MLflow: set it to mlflow")
     return _tracker()(lambda: runtime.run_id(store, trial))
 
 

@@ -74,3 +74,10 @@ def test_an_unknown_tracker_is_one_clear_line(monkeypatch):
 
     with pytest.raises(ConfigError, match="INFOXLM_TRACKER: 'paper' is no tracker; known are mlflow, none"):
         tracking.open_run("store")
+
+
+def test_a_sweep_without_mlflow_is_refused_before_it_trains(monkeypatch):
+    monkeypatch.setenv(tracking.VARIABLE, "none")
+
+    with pytest.raises(ConfigError, match="INFOXLM_TRACKER: 'none', but a sweep reads its trials from MLflow"):
+        tracking.open_run("store", {"variant": "full", "seed": 1})
