@@ -23,12 +23,11 @@ ELSEWHERE = {
     "infoxlm_core/training/loop.py": "infoxlm_core/stages/test_pretraining.py",
     "infoxlm_core/training/run.py": "infoxlm_core/stages/test_pretraining.py",
     "infoxlm_core/training/task_learner.py": "infoxlm_core/stages/test_finetuning.py",
-    "components/adapters/mlflow/copies.py": "components/platform/test_sources.py",
+    "components/adapters/mlflow/copies.py": "components/adapters/mlflow/test_champion.py",
     "components/adapters/mlflow/source.py": "components/platform/test_sources.py",
     "components/adapters/mlflow/trials.py": "components/test_measure.py",
     "components/adapters/mlflow/user.py": "k8s/test_mlflow.py",
-    "components/adapters/s3/bucket.py": "components/adapters/test_storage.py",
-    "components/adapters/s3/store.py": "components/platform/test_sources.py",
+    "components/adapters/s3/store.py": "components/adapters/test_storage.py",
     "components/adapters/sources/hub.py": "components/platform/test_sources.py",
     "components/evaluate.py": "e2e/test_pipeline.py",
     "components/platform/sweeps.py": "components/test_measure.py",
@@ -40,7 +39,7 @@ ELSEWHERE = {
     "pipelines/cli/cluster.py": "pipelines/test_submit.py",
     "pipelines/placing.py": "k8s/test_secrets.py",
 }
-"""Module -> the tests that cover it from another room: those of the stage, protocol or command that it is a part of."""
+"""Module -> the tests that cover it: those of the stage, protocol or command that it is a part of."""
 SCENARIOS = {
     "infoxlm_core/test_versions.py",
     "infoxlm_core/systems/test_named_runs.py",
