@@ -62,7 +62,7 @@ def measure(
                 mlflow_run=run.id,
             )
             with artifacts.exclusive(store, "tuned", name):  # another point may need the same model
-                model = launchers.run(wanted)
+                model = artifacts.locate(artifacts.url_of(launchers.run(wanted)))  # every byte compared: it is read now
                 work.delete_checkpoints(wanted)  # gigabytes of checkpoints that nobody needs any more
             run.log_curves(model / "metrics.jsonl")
             learned_from = manifests.load(model)["facts"] | {"tuned": f"tuned/{name}"}

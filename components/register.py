@@ -48,7 +48,7 @@ def register(
         origin = {f"{key}_digest": value for key, value in made["inputs"].items()}
         origin |= {key: str(value) for key, value in made["made_by"].items()}
         origin |= {"test_set": json.loads((judged / "scores.json").read_bytes())["test_set"]}
-        origin["made_as"] = f"{model.parent.parent.name}/{model.parent.name}"  # a digest of config, inputs and code
+        origin["made_as"] = f"{model.parent.parent.name}/{model.parent.name}"  # a digest of version, config and inputs
         origin |= {
             key: value for key, value in {"image": image, "pipeline_run": runtime.pipeline_run()}.items() if value
         }

@@ -11,7 +11,7 @@ from components.adapters.mlflow import runs as mlflow_runs
 from components.adapters.mlflow import trials as mlflow_trials
 from components.measure import measure
 from components.plan_suite import plan_suite
-from components.platform import artifacts, launchers, runtime
+from components.platform import artifacts, launchers, runtime, verification
 from components.summarise import summarise
 from infoxlm_core import run_file
 from infoxlm_core.results.suite_config import SuiteConfig
@@ -74,6 +74,21 @@ def test_a_wrong_name_fails_before_anything_is_trained(config, store, change, sa
 
     outcome = json.loads((store / "outcome/by-hand/plan_suite.json").read_text())
     assert ended.value.code == 2 and outcome["stage"] == "plan_suite" and said in outcome["message"]
+
+
+def test_a_tuned_model_that_is_damaged_without_a_trace_is_not_measured(planned, store, tmp_path):
+    item = planned["toy words learning_rate=0.003 seed 1"]
+    run_point(item, store, tmp_path)
+    (tuned,) = (path for path in (store / "tuned").iterdir() if path.is_dir())
+    weights = tuned / "model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    verification.note(tuned, verification.state_of(tuned))  # as if a disk had flipped a bit: no time changes
+
+    with pytest.raises(SystemExit) as ended:
+        run_point(item, store, tmp_path, run="toy-2")
+
+    assert ended.value.code == 3
 
 
 def test_a_point_has_a_run_of_its_own_with_tags_parameters_curve_metrics_and_scores(planned, store, tmp_path):
