@@ -2,7 +2,7 @@
 
 Two passes. The first reads and cleans every row, stages the good ones and notes what is kept for evaluation. The
 second takes duplicates and everything kept for evaluation out of the staged text and writes the result. Then the
-result is read again, to prove it. What is done to a row by itself is most of the work and may be parallel_map over many
+result is read again, to prove it. What is done to a row by itself is most of the work and may be spread over many
 machines (`corpora/parallel.py`); what rows have to do with each other is decided here, in their order.
 
     mono/<language>/<corpus>.parquet              text

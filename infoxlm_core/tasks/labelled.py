@@ -49,8 +49,8 @@ def read_labelled(
         raise InputError(f"{alone} has single texts, {other} has pairs: give files of one kind, all with labels")
     table = pd.concat(tables, ignore_index=True)
     if len(places) == len(found) and table["split"].isna().all():
-        luck = generator("split").random(len(table))
-        table["split"] = pd.Series(np.where(luck < 0.1, "test", "train"), dtype="string")
+        uniform = generator("split").random(len(table))
+        table["split"] = pd.Series(np.where(uniform < 0.1, "test", "train"), dtype="string")
     names = by_name(table["label"].unique(), ", ".join(sorted({str(place.path.parent) for place in places})))
     codes = shorten(table["language"].unique())
     table = table.assign(
