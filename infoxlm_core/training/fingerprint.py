@@ -60,7 +60,7 @@ class Fingerprint:
         refused = differences(meta["fingerprint"], self.compared)
         if refused and not accepted:
             raise mismatch(run, refused)
-        changed = refused + differences(meta["made_by"], self.recorded)
+        changed = refused + differences(meta.get("made_by", {}), self.recorded)  # an older version has none
         if changed:
             logger.warning("%s goes on with what it did not begin with: %s", run, "; ".join(changed))
 

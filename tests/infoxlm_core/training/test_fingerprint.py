@@ -62,6 +62,14 @@ def test_a_change_that_is_accepted_is_only_told(caplog):
     assert caplog.messages == ["runs/x goes on with what it did not begin with: seed was 1, is 2"]
 
 
+def test_a_checkpoint_of_an_older_version_can_be_accepted(caplog):
+    older = {"fingerprint": {"seed": 1, "threads": 1}}
+
+    fingerprint().check(older, "runs/x", accepted=True)
+
+    assert "threads was 1, is None" in caplog.text
+
+
 def test_what_only_says_how_often_to_save_log_and_probe_may_change_without_a_word(caplog):
     now = fingerprint(checkpoints={"every": 5, "keep": 1, "resume": "x"}, log_every=7, probe={"every": 3})
 
