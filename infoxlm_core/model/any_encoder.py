@@ -18,6 +18,11 @@ from infoxlm_core.errors import InputError
 from infoxlm_core.model.pretrained import PROJECTION
 
 
+def has_language_model_head(directory: Path) -> bool:
+    """Whether a Hugging Face directory holds a masked language model, not an encoder alone."""
+    return "ForMaskedLM" in (directory / "config.json").read_text(encoding="utf-8")  # among its "architectures"
+
+
 def load_encoder(directory: Path | str) -> tuple[Model, Tokenizer]:
     """Load an encoder, with its language-model head if it has one, ready to predict; on the GPU if there is one.
 
@@ -25,11 +30,9 @@ def load_encoder(directory: Path | str) -> tuple[Model, Tokenizer]:
         InputError: the directory or a weight is missing or cannot be read, or it is an encoder-decoder.
     """
     directory = Path(directory)
-    path = directory / "config.json"
-    if not path.is_file():
+    if not (directory / "config.json").is_file():
         raise InputError(f"{directory} is no model: it has no config.json; give a Hugging Face model directory")
-    has_head = "ForMaskedLM" in path.read_text(encoding="utf-8")  # among its "architectures"
-    kind: Any = AutoModelForMaskedLM if has_head else AutoModel
+    kind: Any = AutoModelForMaskedLM if has_language_model_head(directory) else AutoModel
     safe: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     try:
         tokenizer = AutoTokenizer.from_pretrained(directory, **safe)

@@ -1,25 +1,27 @@
 """What an evaluation found: models on the three tasks of a prepared corpus."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from infoxlm_core.tasks.task import Scores, finite
+from infoxlm_core.tasks.task import Scores
 
 
 @dataclass(frozen=True)
 class Evaluated:
     """One model."""
 
-    encoder: Mapping[str, Any] = field(default_factory=dict)
-    """Its sizes; empty of one of which only a classifier is known."""
-
     tasks: Mapping[str, Scores] = field(default_factory=dict)
     """`retrieval`, `perplexity`, `classification`: what it could be measured on."""
 
     curves: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict)
     """Of its training: metric -> (step, value) points."""
+
+    @property
+    def encoder(self) -> Mapping[str, Any]:
+        """Its sizes; none of one of which only a classifier is known."""
+        found: Mapping[str, Any] = self.tasks["retrieval"].details["encoder"] if "retrieval" in self.tasks else {}
+        return found
 
 
 @dataclass(frozen=True)
@@ -59,32 +61,3 @@ class Evaluation:
         }
         names = ("model", "pivot", "test_set", "pairs", "corpus", "settings")
         return {name: getattr(self, name) for name in names} | {"models": models}
-
-    def flatten(self) -> dict[str, float]:
-        """As metrics, such as `retrieval/best`; those of a floor carry its name in front."""
-        flat: dict[str, Any] = {}
-        for name, one in self.models.items():
-            prefix = "" if name == self.model else re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") + "/"
-            for task, scores in one.tasks.items():
-                flat |= {f"{prefix}{task}/{key}": value for key, value in _NAMES[task](scores, self.pivot).items()}
-        return finite(flat)
-
-
-def _name_retrieval(scores: Scores, pivot: str) -> dict[str, Any]:
-    mean, details = scores.mean, scores.details
-    named = {"best": mean["mean"], "best_layer": details["best"]["layer"], "chance": details["chance"]}
-    named |= {f"xx_{pivot}": mean["to_pivot"], f"{pivot}_xx": mean["from_pivot"], "no_overlap": mean["no_overlap"]}
-    named |= {"contrast": (details["contrast"] or {}).get("mean")}
-    return named | {code: row["mean"] for code, row in scores.languages.items()}
-
-
-def _name_perplexity(scores: Scores, _: str) -> dict[str, Any]:
-    return {"mean": scores.mean["perplexity"]} | {code: row["perplexity"] for code, row in scores.languages.items()}
-
-
-def _name_classification(scores: Scores, _: str) -> dict[str, Any]:
-    named = {"mean": scores.mean["accuracy"], "transfer_gap": (scores.transfer_gap or {}).get("accuracy")}
-    return named | {code: row["accuracy"] for code, row in scores.languages.items()}
-
-
-_NAMES = {"retrieval": _name_retrieval, "perplexity": _name_perplexity, "classification": _name_classification}

@@ -14,19 +14,14 @@ middle of the differences. A question that is asked in several languages is draw
 that is hard is hard in every language, and languages are no independent tests.
 """
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
 from infoxlm_core.errors import InputError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 FILE = "items.parquet"
 COLUMNS = ("model", "task", "place", "language", "direction", "question", "unshared", "right")
@@ -44,59 +39,6 @@ class Outcomes:
     def answers(self, metric: str) -> pd.Series:
         """(language, question) -> share of right answers; raises as the function does."""
         return answers(self.table, metric, self.pivot)
-
-
-def of_retrieval(
-    pairs: Mapping[str, list[tuple[str, str]]],
-    hits: Mapping[str, Mapping[str, Mapping[str, "Tensor"]]],
-    unshared: Mapping[str, "Tensor"],
-) -> pd.DataFrame:
-    """Outcomes of retrieval.
-
-    Args:
-        pairs: of each language, (pivot sentence, its translation).
-        hits: place -> language -> direction -> (N,) bool.
-        unshared: of each language, (N,) bool: the pair shares no token.
-    """
-    parts = [
-        pd.DataFrame(
-            {
-                "task": "retrieval",
-                "place": place,
-                "language": language,
-                "direction": direction,
-                "question": [_digest(source) for source, _ in pairs[language]],
-                "unshared": unshared[language].numpy(),
-                "right": right.numpy(),
-            }
-        )
-        for place, languages in hits.items()
-        for language, directions in languages.items()
-        for direction, right in directions.items()
-    ]
-    return pd.concat(parts, ignore_index=True)
-
-
-def of_classification(rows: pd.DataFrame) -> pd.DataFrame:
-    """Outcomes of classification, from rows with language, text, perhaps text_pair, label and what was predicted."""
-    asked = rows[["text", "text_pair"] if "text_pair" in rows else ["text"]].fillna("").agg("\t".join, axis=1)
-    asked = asked + "\t" + rows["label"] + "\t" + rows["language"]
-    again = asked.groupby(asked).cumcount()  # the same row twice is two questions
-    return pd.DataFrame(
-        {
-            "task": "classification",
-            "place": "",
-            "language": rows["language"].astype(str),
-            "direction": "",
-            "question": [_digest(f"{text}\t{number}") for text, number in zip(asked, again, strict=True)],
-            "unshared": False,
-            "right": (rows["predicted"] == rows["label"]).astype(bool),
-        }
-    )
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def write(path: Path, tables: Mapping[str, list[pd.DataFrame]]) -> None:

@@ -1,7 +1,7 @@
 """Task: find translations in an aligned set (Tatoeba, FLORES, NTREX, your own), by language, direction and layer."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -15,19 +15,17 @@ from infoxlm_core import manifests
 from infoxlm_core.errors import InputError
 from infoxlm_core.model.any_encoder import Model, contrast_space, describe, load_encoder, load_projection
 from infoxlm_core.progress import progress
-from infoxlm_core.tasks import aligned_files, nearest
+from infoxlm_core.tasks import aligned_files, translations
 from infoxlm_core.tasks.aligned_files import Sides
 from infoxlm_core.tasks.embedding import ALL_POOLINGS, POOLINGS, Place, embed
 from infoxlm_core.tasks.retrieval import RetrievalConfig
+from infoxlm_core.tasks.translations import mean_over
 
 logger = logging.getLogger(__name__)
 
 DIRECTIONS = ("to_pivot", "from_pivot")
 CURVE_PAIRS = 5_000
 """Pairs of a language up to which every layer is measured unasked: all layers of more do not fit into memory."""
-
-Found = dict[str, dict[Place, dict[str, Tensor]]]
-"""Language -> place -> direction -> (N,) the row found for each row."""
 
 
 def measure(config: RetrievalConfig, encoder: Path, output: Path) -> dict[str, Any]:
@@ -61,7 +59,7 @@ def measure(config: RetrievalConfig, encoder: Path, output: Path) -> dict[str, A
             prefixed = [config.prefix + text for text in texts]
             return embed(model, tokenizer, prefixed, places, config.batch_size, config.max_tokens, projection, advance)
 
-        found = retrieve(sets, vectors, config.margin, advance)
+        found = translations.search(_embed(sets, vectors, advance), config.margin)
     cells = {place: {code: _share_right(found[code][place]) for code in sets} for place in places}
     chosen = {  # of equals the lowest layer
         vector: max(candidates, key=lambda place: mean_over(cells[place])["mean"])
@@ -110,14 +108,9 @@ def find_places(vector: str, model: Model, encoder: Path) -> list[Place]:
     return [Place(pooling, layer)]
 
 
-def retrieve(
-    sets: Mapping[str, Sides],
-    vectors: Callable[[list[str]], dict[Place, Tensor]],
-    margin: bool,
-    advance: Callable[[int], None],
-) -> Found:
-    """For every language, place and direction the row of the sentence found for each row."""
-    found: Found = {}
+def _embed(
+    sets: Mapping[str, Sides], vectors: Callable[[list[str]], dict[Place, Tensor]], advance: Callable[[int], None]
+) -> Iterator[tuple[str, translations.Vectors, translations.Vectors]]:
     asked: list[str] = []
     pivot: dict[Place, Tensor] = {}
     for code, (sources, targets) in sets.items():
@@ -125,24 +118,13 @@ def retrieve(
             advance(len(sources))
         else:
             asked, pivot = sources, vectors(sources)
-        translations = vectors(targets)
-        found[code] = {}
-        for place, own in pivot.items():
-            rows = nearest.find_both(own, translations[place], margin)
-            found[code][place] = {"from_pivot": rows[0].cpu(), "to_pivot": rows[1].cpu()}
-        logger.info("retrieved %d pairs of %s", len(sources), code)
-    return found
+        yield code, pivot, vectors(targets)
 
 
 def _share_right(found: Mapping[str, Tensor]) -> dict[str, float]:
     """Accuracy in each direction and their mean."""
     shares = {name: (found[name] == torch.arange(len(found[name]))).double().mean().item() for name in DIRECTIONS}
     return shares | {"mean": fmean(shares.values())}
-
-
-def mean_over(languages: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Unweighted means over languages, of each direction and of both."""
-    return {name: fmean(row[name] for row in languages.values()) for name in (*DIRECTIONS, "mean")}
 
 
 def trace_layers(cells: Mapping[Place, dict[str, dict[str, float]]], last: int) -> dict[str, dict[str, list[float]]]:

@@ -67,38 +67,15 @@ def transfer_gap(scores: Mapping[str, float], source: str = "en") -> float:
     return scores[source] - fmean(score for language, score in scores.items() if language != source)
 
 
-def score(directory: Path, pivot: str, batch_size: int, max_tokens: int) -> tuple[dict[str, Any], pd.DataFrame]:
-    """Accuracy by language on the classifier's own test set, beside always giving the most frequent label.
-
-    Returns:
-        the scores, and the rows of the test set with what was `predicted`.
-
-    Raises:
-        InputError: test.parquet is missing, empty, or does not fit the classifier.
-    """
-    path = directory / "test.parquet"
-    if not path.is_file():
-        raise InputError(f"{path} is missing: give the output of finetune")
-    table = pd.read_parquet(path).astype("string")
-    if missing := {"text", "label", "language"} - set(table.columns):
-        raise InputError(f"{path} has no column {', '.join(sorted(missing))}: give the output of finetune")
-    if table.empty:
-        raise InputError(f"{path} has no rows: give the output of finetune")
-    known = padded.labels_of(padded.read_config(directory))
-    if unknown := sorted(set(table["label"]) - set(known)):
-        raise InputError(f"{path}: label {unknown[0]!r} is not one of the classifier's ({', '.join(known)})")
-    predicted = predict_rows(directory, table, max_tokens, batch_size * max_tokens)
-    languages = accuracy_by_language(predicted, table["label"], table["language"])
-    transferred = pivot in languages and len(languages) > 1
-    scores = {
-        "mean": fmean(languages.values()),
-        "transfer_gap": transfer_gap(languages, pivot) if transferred else None,
-        "majority": int(table["label"].value_counts().max()) / len(table),
-        "rows": len(table),
-        "labels": list(known),
-        "languages": languages,
+def sum_up(rows: pd.DataFrame, source: str) -> dict[str, Any]:
+    """Accuracy by language, its mean, and what is lost away from the source language, of rows that were predicted."""
+    accuracy = accuracy_by_language(rows["predicted"], rows["label"], rows["language"])
+    transferred = source in accuracy and len(accuracy) > 1
+    return {
+        "languages": {language: {"accuracy": value} for language, value in accuracy.items()},
+        "mean": {"accuracy": fmean(accuracy.values())},
+        "transfer_gap": {"accuracy": transfer_gap(accuracy, source)} if transferred else None,
     }
-    return scores, table.assign(predicted=predicted)
 
 
 def training(config: ClassificationConfig, encoder: Path, corpus: Path | None) -> Training:
@@ -162,19 +139,15 @@ def measure(config: ClassificationConfig, tuned: Path, output: Path) -> dict[str
     test["predicted"] = predict_rows(tuned, test, config.max_tokens).map(labels)
     output.mkdir(parents=True, exist_ok=True)
     test.to_parquet(output / "predictions.parquet", index=False)
-    accuracy = accuracy_by_language(test["predicted"], test["label"], test["language"])
-    source = two_letters(config.train_languages[0])
-    transferred = source in accuracy and len(accuracy) > 1
+    summed = sum_up(test, two_letters(config.train_languages[0]))
     return {
         "task": "classification",
-        "languages": {language: {"accuracy": value} for language, value in accuracy.items()},
-        "mean": {"accuracy": fmean(accuracy.values())},
-        "transfer_gap": {"accuracy": transfer_gap(accuracy, source)} if transferred else None,
+        **summed,
         "counts": {language: len(part) for language, part in rows.items()},
         "test_set": manifests.digest({name: part.to_dict("list") for name, part in rows.items()}),
         "dev": selection.development(tuned),
         "selection": selection.read(tuned),
-        "mixed": _mixed(config, tuned, rows, labels, accuracy) if config.mixed else None,
+        "mixed": _mixed(config, tuned, rows, labels, summed["languages"]) if config.mixed else None,
     }
 
 
@@ -218,10 +191,10 @@ def _mixed(
     tuned: Path,
     rows: Mapping[str, pd.DataFrame],
     labels: Mapping[str, str],
-    accuracy: Mapping[str, float],
+    alone: Mapping[str, Mapping[str, float]],
 ) -> dict[str, Any]:
     """Premises of one language with hypotheses of another, by the model of the premises' language (section 6)."""
-    cells = {(language, language): value for language, value in accuracy.items()}
+    cells = {(language, language): cell["accuracy"] for language, cell in alone.items()}
     for first, premises in rows.items():
         others = {second: part for second, part in rows.items() if second != first}
         table = pd.concat(

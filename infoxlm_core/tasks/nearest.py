@@ -7,8 +7,6 @@ Pure functions of vectors. Two sides are aligned: row i of one translates row i 
 """
 
 from collections.abc import Collection, Sequence
-from statistics import fmean
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -82,56 +80,3 @@ def shares_no_token(sources: Sequence[Collection[int]], targets: Sequence[Collec
     Such pairs cannot be found by copied names, numbers or placeholders.
     """
     return torch.tensor([set(a).isdisjoint(b) for a, b in zip(sources, targets, strict=True)], dtype=torch.bool)
-
-
-def find_hits(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Retrieve in both directions, layer by layer.
-
-    Args:
-        sources: (N, d) of each layer, in the pivot language.
-        targets: (N, d) of each layer, their translations in the same order.
-
-    Returns:
-        {"from_pivot" | "to_pivot": (layers, N) bool, whether the nearest sentence is the translation}.
-    """
-    hits: dict[str, list[Tensor]] = {"from_pivot": [], "to_pivot": []}
-    for source, target in zip(sources, targets, strict=True):
-        for direction, found in zip(hits, find_both(source, target), strict=True):
-            hits[direction].append((found == torch.arange(len(found), device=found.device)).cpu())
-    return {direction: torch.stack(layers) for direction, layers in hits.items()}
-
-
-def score_layers(hits: dict[str, Tensor], subset: Tensor) -> dict[str, dict[str, list[float | None]]]:
-    """Shares of hits.
-
-    Args:
-        hits: of `find_hits`.
-        subset: (N,) bool, queries that are scored once more on their own; candidates were always all N.
-
-    Returns:
-        {"from_pivot" | "to_pivot": {"all" | "subset": accuracy of each layer}}; None where the subset is empty.
-    """
-    return {
-        direction: {
-            "all": [layer.double().mean().item() for layer in found],
-            "subset": [layer[subset].double().mean().item() if subset.any() else None for layer in found],
-        }
-        for direction, found in hits.items()
-    }
-
-
-def summarise(cells: dict[str, Any], layer: int) -> dict[str, Any]:
-    """Means over directions and languages at one layer; every language weighs the same."""
-    languages = {}
-    for language, directions in cells.items():
-        row = {direction: part["all"][layer] for direction, part in directions.items()}
-        subset = [part["subset"][layer] for part in directions.values()]
-        languages[language] = row | {
-            "mean": fmean(row.values()),
-            "no_overlap": None if None in subset else fmean(subset),
-        }
-    found = {
-        name: [row[name] for row in languages.values() if row[name] is not None]
-        for name in ("mean", "to_pivot", "from_pivot", "no_overlap")
-    }
-    return {name: fmean(values) if values else None for name, values in found.items()} | {"languages": languages}

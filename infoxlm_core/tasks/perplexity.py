@@ -1,11 +1,14 @@
-"""How well a masked language model fills gaps in held-out sentences: exp(cross-entropy / gaps), by language.
+"""Task of an evaluation: how well a masked language model fills gaps in held-out sentences, by language.
 
-Every gap is a `<mask>`, and the gaps depend on seed and tokens alone: models that share a tokenizer answer the same
-questions. Between different tokenizers perplexities cannot be compared.
+It is exp(cross-entropy / gaps). Every gap is a `<mask>`, and the gaps depend on seed and tokens alone: models that
+share a tokenizer answer the same questions. Between different tokenizers perplexities cannot be compared.
 """
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -13,10 +16,37 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from infoxlm_core.data.sampling import generator
-from infoxlm_core.model.any_encoder import Model, Tokenizer
+from infoxlm_core.model import tokenizers
+from infoxlm_core.model.any_encoder import Model, Tokenizer, has_language_model_head, load_encoder
+from infoxlm_core.tasks import held_out
 from infoxlm_core.tasks.embedding import autocast, batches, encode
+from infoxlm_core.tasks.held_out import HeldOutConfig
+from infoxlm_core.tasks.task import Scores, Task
 
 MASK_RATIO = 0.15
+
+
+class Perplexity(Task[HeldOutConfig]):
+    """Fill the gaps of held-out sentences of every language."""
+
+    name: ClassVar[str] = "perplexity"
+    settings = HeldOutConfig
+    metrics: ClassVar[tuple[str, ...]] = ("perplexity",)
+    unit: ClassVar[str] = "sentences"
+
+    def suits(self, model: Path) -> bool:
+        return has_language_model_head(model) and tokenizers.load(model).mask_token_id is not None
+
+    def measure(self, settings: HeldOutConfig, model: Path, output: Path) -> Scores:  # noqa: ARG002 - no predictions
+        asked = held_out.draw(Path(settings.data), settings)
+        encoder, tokenizer = load_encoder(model)
+        languages = {
+            language: measure(encoder, tokenizer, texts, settings.batch_size, settings.max_tokens, settings.seed)
+            for language, texts in asked.sentences.items()
+        }
+        counts = {language: len(texts) for language, texts in asked.sentences.items()}
+        cells = {language: {"perplexity": value} for language, value in languages.items()}
+        return Scores(self.name, cells, {"perplexity": fmean(languages.values())}, counts, asked.digest)
 
 
 def choose_gaps(tokens: int, rng: np.random.Generator) -> np.ndarray:

@@ -1,7 +1,8 @@
 """What a task is: its settings, what it reads, how it is learned, how it is measured, how its scores are called.
 
 A new task is a file with a subclass of `Task`, and a line in `TASKS`. These files are read whenever a config is, so
-they import what is heavy (torch, pandas, readers) where it is used.
+they import what is heavy (torch, pandas, readers) where it is used. Tasks that only an evaluation asks, of a prepared
+corpus, are in no config: their lines are in `stages/evaluation.py`, and they import what they like.
 """
 
 import math
@@ -45,6 +46,7 @@ class Scores:
         trained_on: languages of the training text, the source first.
         training: what fine-tuning said of itself: steps, examples, where the model is.
         details: what one kind of task has alone, such as the vectors of retrieval.
+        outcomes: question by question (`outcomes.py`), of tasks that give them; not in scores.json.
     """
 
     task: str
@@ -59,6 +61,7 @@ class Scores:
     trained_on: Sequence[str] = ()
     training: Mapping[str, Any] = field(default_factory=dict)
     details: Mapping[str, Any] = field(default_factory=dict)
+    outcomes: Any = field(default=None, compare=False, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as scores.json holds them: `details` stand beside the others."""
@@ -73,7 +76,7 @@ class Scores:
         Raises:
             InputError: it is something else.
         """
-        known = set(cls.__dataclass_fields__) - {"details"}
+        known = set(cls.__dataclass_fields__) - {"details", "outcomes"}
         needed = ("task", "languages", "mean", "counts", "test_set")
         if missing := [name for name in needed if not values.get(name)]:
             raise InputError(f"{where} has no {', '.join(missing)}: measure again")
@@ -215,6 +218,10 @@ class Task(Generic[Settings]):
     def declared_languages(self, settings: Settings) -> list[str]:  # noqa: ARG002 - for those that declare some
         """Those of `training_languages` that settings say without a look at the data."""
         return []
+
+    def suits(self, model: Path) -> bool:  # noqa: ARG002 - for those that ask for something
+        """Whether a model has what the task needs of it."""
+        return True
 
     def measure(self, settings: Settings, model: Path, output: Path) -> Scores:
         """Measure an encoder, or a model that was fine-tuned from one.

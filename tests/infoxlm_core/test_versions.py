@@ -32,10 +32,11 @@ from infoxlm_core.corpora.parallel import in_process
 from infoxlm_core.data import shards as token_shards
 from infoxlm_core.data.sampling import generator
 from infoxlm_core.model import task_models, tokenizers
-from infoxlm_core.stages import evaluation, finetuning, preparation, tokenization
+from infoxlm_core.stages import finetuning, preparation, tokenization
 from infoxlm_core.systems import SYSTEMS
-from infoxlm_core.tasks import answers, classifying, nearest, perplexity, task
+from infoxlm_core.tasks import answers, classifying, held_out, perplexity, task, translations
 from infoxlm_core.tasks.classification import ClassificationConfig
+from infoxlm_core.tasks.embedding import Place
 from infoxlm_core.tasks.question_answering import AnsweringConfig
 from infoxlm_core.training.best_checkpoints import Kept
 from infoxlm_core.training.learner import Learner
@@ -264,15 +265,19 @@ def make_classifier(tmp_path: Path, encoder: Path) -> Any:
 
 def make_scores(tmp_path: Path, encoder: Path) -> Any:
     config = EvaluationConfig(retrieval_pairs=9, perplexity_sentences=7)
-    asked = [evaluation.draw_pairs(PAIRS * 2, config), evaluation.draw_sentences("en", {"de": PAIRS}, config)]
+    asked = [held_out.draw_pairs(PAIRS * 2, config), held_out.draw_sentences("en", {"de": PAIRS}, config)]
     corners = torch.eye(6).double()
     sources, targets = [corners, corners.roll(1, 0)], [corners + corners.roll(1, 0) / 4, corners]
-    hits = nearest.find_hits(sources, targets)
-    cells = {"de": nearest.score_layers(hits, torch.tensor([True, False, True, False, False, True]))}
+    sides = [{Place("mean", layer): vectors for layer, vectors in enumerate(side)} for side in (sources, targets)]
+    unshared, scores = torch.tensor([True, False, True, False, False, True]), []
+    for found in translations.search([("de", *sides)])["de"].values():
+        right = {direction: rows == torch.arange(6) for direction, rows in found.items()}
+        languages = {"de": held_out.sum_up(held_out.score(right, unshared))}
+        scores.append(translations.mean_over(languages) | {"languages": languages})
     said, right, languages = list("xyxyxx"), list("xyyyxy"), ["en", "de", "de", "fr", "en", "en"]
     accuracy = classifying.accuracy_by_language(said, right, languages)
     gaps = [perplexity.choose_gaps(tokens, generator(1, "gaps", tokens)).tolist() for tokens in (1, 9, 40)]
-    return [asked, gaps, [nearest.summarise(cells, layer) for layer in (0, 1)], accuracy,
+    return [asked, gaps, scores, accuracy,
             classifying.transfer_gap(accuracy)]  # fmt: skip
 
 

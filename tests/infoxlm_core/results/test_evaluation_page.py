@@ -8,23 +8,21 @@ import pytest
 
 from infoxlm_core.results import evaluation_page
 from infoxlm_core.results.evaluation import Evaluated, Evaluation
-from infoxlm_core.tasks.nearest import summarise
 from infoxlm_core.tasks.task import Scores
 
 
 def make_model(share: float, **tasks) -> Evaluated:
     """A model with one layer that finds `share` of the translations at it, and half of that elsewhere."""
-    part = {"all": [share / 2, share], "subset": [None, share / 4]}
-    cells = {"mean": {code: {"from_pivot": part, "to_pivot": part} for code in ("de", "zh")}}
-    found = summarise(cells["mean"], 1)
+    row = dict.fromkeys(("from_pivot", "to_pivot", "mean"), share) | {"no_overlap": share / 4}
+    sizes = {"type": "xlm-roberta", "layers": 1, "hidden": 32, "vocabulary": 1234, "parameters": 56789}
     details = {
-        "best": {"layer": 1, "pooling": "mean"}, "contrast": None, "chance": 0.05, "cells": cells,
+        "best": {"layer": 1, "pooling": "mean"}, "contrast": None, "chance": 0.05,
+        "encoder": sizes | {"contrast": (1, "mean")},
         "by_layer": {"mean": [share / 2, share], "cls": [0.0, 0.01]},
     }  # fmt: skip
-    languages = found.pop("languages")
-    retrieval = Scores("retrieval", languages, found, dict.fromkeys(languages, 20), "sha256:1", details=details)
-    sizes = {"type": "xlm-roberta", "layers": 1, "hidden": 32, "vocabulary": 1234, "parameters": 56789}
-    return Evaluated(sizes | {"contrast": (1, "mean")}, {"retrieval": retrieval, **tasks})
+    languages = {"de": row, "zh": row}
+    retrieval = Scores("retrieval", languages, row, dict.fromkeys(languages, 20), "sha256:1", details=details)
+    return Evaluated({"retrieval": retrieval, **tasks})
 
 
 @pytest.fixture

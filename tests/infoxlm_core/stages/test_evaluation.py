@@ -15,8 +15,7 @@ from transformers import XLMRobertaForSequenceClassification as Classifier
 from infoxlm_core.config import EvaluationConfig
 from infoxlm_core.errors import InputError
 from infoxlm_core.results import evidence
-from infoxlm_core.stages.evaluation import draw_pairs, draw_sentences, evaluate
-from infoxlm_core.tasks.aligned_files import read_held_out
+from infoxlm_core.stages.evaluation import evaluate
 from infoxlm_core.tasks.embedding import embed_sentences
 from tests.toy_models import save_model
 
@@ -165,25 +164,6 @@ def test_the_model_card_s_code_gives_the_vectors_of_embed_sentences(corpus, enco
     assert AutoTokenizer.from_pretrained(encoders["InfoXLM"]).mask_token == "<mask>"
 
 
-def test_drawn_pairs_share_no_side_and_depend_on_the_seed_alone():
-    rows = [("Save", "Speichern"), ("save", "Sichern"), ("Keep", "speichern"), ("Open", "Öffnen"), ("Close", "Zu")]
-
-    drawn = draw_pairs(rows, EvaluationConfig(seed=1))
-
-    assert len({a.casefold() for a, _ in drawn}) == len({b.casefold() for _, b in drawn}) == len(drawn) >= 3
-    assert drawn == draw_pairs(rows, EvaluationConfig(seed=1))
-    assert len(draw_pairs(rows, EvaluationConfig(retrieval_pairs=2))) == 2
-
-
-def test_perplexity_sentences_are_distinct_and_of_every_language(corpus):
-    pivot, held_out = read_held_out(corpus)
-
-    drawn = draw_sentences(pivot, held_out, CONFIG)
-
-    assert list(drawn) == ["en", "de", "zh"]
-    assert all(len(set(sentences)) == 10 for sentences in drawn.values())
-
-
 def test_a_corpus_without_held_out_pairs_is_refused(tmp_path, encoders):
     write_table(
         tmp_path / "corpus/held_out/en-de/one.parquet",
@@ -194,12 +174,3 @@ def test_a_corpus_without_held_out_pairs_is_refused(tmp_path, encoders):
     for root in (tmp_path / "nowhere", tmp_path / "corpus"):
         with pytest.raises(InputError, match=r"has no held-out pairs: give a prepared corpus"):
             evaluate(CONFIG, root, encoders, {}, tmp_path / "out")
-
-
-def test_a_held_out_file_that_is_not_parquet_is_named(tmp_path):
-    path = tmp_path / "held_out/en-de/one.parquet"
-    path.parent.mkdir(parents=True)
-    path.write_text("no table")
-
-    with pytest.raises(InputError, match=r"en-de/one\.parquet cannot be read"):
-        read_held_out(tmp_path)
