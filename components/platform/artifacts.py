@@ -208,7 +208,7 @@ def _one_at_a_time(path: Path) -> Iterator[None]:
 def _sweep(directory: Path) -> None:
     """Remove what processes that are gone have left half-made."""
     for path in directory.glob(".making-*.lock"):
-        with contextlib.suppress(Timeout), FileLock(path, timeout=0):
+        with contextlib.suppress(Timeout, OSError), FileLock(path, timeout=0):  # OSError: somebody else's file
             shutil.rmtree(path.with_suffix(""), ignore_errors=True)
             path.unlink(missing_ok=True)
 

@@ -8,8 +8,11 @@ import multiprocessing
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 
 import pyarrow as pa
+
+from infoxlm_core.errors import WorkerLost
 
 CHUNK = 4096
 """Rows of one chunk."""
@@ -32,13 +35,16 @@ def in_processes(count: int) -> ParallelMap:
     def parallel_map(work: Work, chunks: Iterable[pa.Table]) -> Iterator[pa.Table]:
         spawn = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
         waiting: deque[Future[pa.Table]] = deque()
-        with ProcessPoolExecutor(count, spawn, initializer=_take, initargs=(work,)) as pool:
-            for chunk in chunks:
-                waiting.append(pool.submit(_do, chunk))
-                if len(waiting) > 4 * count:
+        try:
+            with ProcessPoolExecutor(count, spawn, initializer=_take, initargs=(work,)) as pool:
+                for chunk in chunks:
+                    waiting.append(pool.submit(_do, chunk))
+                    if len(waiting) > 4 * count:
+                        yield waiting.popleft().result()
+                while waiting:
                     yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
+        except BrokenProcessPool:  # out of memory, most often
+            raise WorkerLost("a process that worked on text was killed: free memory, then run again") from None
 
     return parallel_map
 

@@ -2,12 +2,13 @@
 
 import itertools
 import os
+import signal
 
 import pyarrow as pa
 import pytest
 
 from infoxlm_core.corpora import parallel
-from infoxlm_core.errors import InputError
+from infoxlm_core.errors import InputError, WorkerLost
 
 
 def numbers(count: int) -> list[pa.Table]:
@@ -46,3 +47,14 @@ def test_work_here_is_done_in_this_process():
 def test_an_error_of_ours_comes_back_from_another_process():
     with pytest.raises(InputError, match="mend it"):
         list(parallel.in_processes(1)(refusing, numbers(2)))
+
+
+def dying(chunk: pa.Table) -> pa.Table:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return chunk
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_ends_the_work_in_one_line():
+    with pytest.raises(WorkerLost, match="run again"):
+        list(parallel.in_processes(1)(dying, numbers(2)))
