@@ -65,6 +65,7 @@ def pretrain_where(run: Path, **arguments: Any) -> dict:
 
 def train(shards: Path, base: Path) -> None:
     config = tiny_config(optimization={"steps": STEPS}, checkpoints={"every": EVERY})
+    (base / "run").mkdir(parents=True)  # as the launcher does
     ray_train.run(pretrain_where, 2, config=config, shards_path=shards, output=base / "out", run=base / "run")
 
 

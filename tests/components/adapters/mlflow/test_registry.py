@@ -1,4 +1,5 @@
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -197,19 +198,20 @@ def test_a_fresh_process_gets_the_champion_from_the_server_with_the_vectors_of_t
 ):
     import numpy
 
-    (tiny_encoders["first"] / "projection.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
-    register(tmp_path, tiny_encoders["first"], "sha256:1", 0.5, "served")
-    assert champion(tmp_path, "served") == 1
+    encoder = shutil.copytree(tiny_encoders["first"], tmp_path / "encoder")
+    (encoder / "projection.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
+    register(tmp_path, encoder, "sha256:whole", 0.5, "fetched")  # the server is shared: no other test has this name
+    assert champion(tmp_path, "fetched") == 1
 
-    loaded = embed("models:/served@champion", tmp_path, tmp_path / "loaded.npy")
-    original = embed(tiny_encoders["first"], tmp_path, tmp_path / "original.npy")
+    loaded = embed("models:/fetched@champion", tmp_path, tmp_path / "loaded.npy")
+    original = embed(encoder, tmp_path, tmp_path / "original.npy")
 
     assert original.shape == (2, 32)
     numpy.testing.assert_allclose(loaded, original, atol=1e-5)
     assert numpy.abs(original[0] - original[1]).max() > 1e-3
-    copy = model_registry.load_encoder("models:/served/1", tmp_path)
+    copy = model_registry.load_encoder("models:/fetched/1", tmp_path)
     assert {path.name: path.read_bytes() for path in copy.iterdir()} == {
-        path.name: path.read_bytes() for path in tiny_encoders["first"].iterdir()
+        path.name: path.read_bytes() for path in encoder.iterdir()
     }
 
 
