@@ -30,7 +30,7 @@ ablation: $(VENV)/installed ## MLM, MLM+TLM and MLM+TLM+XLCO on real text, three
 test: $(VENV)/installed ## run all tests
 	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder
 
-quick: $(VENV)/installed ## the tests that need no servers, no Ray and no patience: under two minutes
+quick: $(VENV)/installed ## the tests that need no servers, no Ray and no patience: about two minutes
 	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder -m "not slow"
 
 processors: $(VENV)/installed ## the tests that compute, as on processors with SSE4, AVX2 and AVX-512 (as far as this one has them)
