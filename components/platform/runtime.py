@@ -1,4 +1,4 @@
-"""What every component does while it runs: end clearly, name its artifact by what decides it, find its MLflow run."""
+"""What every component does while it runs: end clearly, stop with its driver, find its MLflow run."""
 
 import contextlib
 import json
