@@ -68,16 +68,11 @@ def sort(codes: Iterable[str]) -> list[str]:
 
 
 def choose(available: Collection[str], wanted: str | Iterable[str], where: str) -> list[str]:
-    """Pick the codes of the wanted languages out of those of a test set, sorted.
+    """Pick the codes of the wanted languages out of those of a test set, sorted; InputError, naming `where`, if one
+    lacks.
 
-    Args:
-        available: codes as the set writes them.
-        wanted: `all`, a key of GROUPS, or codes in any spelling. Where a set has a language in several scripts or
-            regions, the one without is taken, else the first by name (`zho_Hans`, not `zho_Hant`).
-        where: the set, named in the error.
-
-    Raises:
-        InputError: a wanted language is not there.
+    `wanted` is `all`, a key of GROUPS, or codes in any spelling. Where a set has a language in several scripts or
+    regions, the one without is taken, else the first by name (`zho_Hans`, not `zho_Hant`).
     """
     if wanted == "all":
         return sort(available)

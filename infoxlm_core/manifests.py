@@ -62,13 +62,8 @@ def made_by() -> dict[str, str]:
 def inside(directory: Path | str, name: str, source: str = "") -> Path:
     """Join a name that comes from outside, from a manifest or a listing, to the folder that it must not leave.
 
-    Args:
-        directory: the folder.
-        name: what the manifest or listing says.
-        source: what the folder is a copy of, for the error.
-
-    Raises:
-        InputError: the name is absolute, or has a part that is empty, `.` or `..`.
+    Raises InputError, naming the `source` that the folder is a copy of, if the name is absolute, or has a part that is
+    empty, `.` or `..`.
     """
     if "\0" in name or not {"", ".", ".."}.isdisjoint(name.split("/")):
         shown = repr(f"{source or directory}/{name}")[1:-1]  # one line, whatever is in the name
@@ -99,13 +94,8 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def move_into_place(partial: Path, final: Path, sign: str = "") -> None:
-    """Rename a finished directory; somebody may have been faster, and then has made the same.
-
-    Args:
-        partial: the directory, complete.
-        final: its name from now on.
-        sign: a file in it without which what is there already is not the same.
-    """
+    """Rename a finished directory; somebody may have been faster, and then has made the same, if the file `sign` is
+    there."""
     try:
         partial.replace(final)
     except OSError:
@@ -150,16 +140,10 @@ def write(
 def read(
     directory: Path | str, kind: str, made_with: str, check: Callable[[Path], bool] = lambda _: True
 ) -> dict[str, Any]:
-    """Read a manifest and compare every file with it.
-
-    Args:
-        directory: the artifact.
-        kind: what it must be.
-        made_with: the stage that makes such an artifact, named in the error if there is none.
-        check: hash only files for which this is true; sizes are compared for all.
+    """Read a manifest and compare every file with it; hash only those for which `check` is true.
 
     Raises:
-        InputError: there is no manifest, or it describes something else.
+        InputError: there is no manifest (its stage, `made_with`, was not run), or it describes something else.
         DataCorrupt: a file is missing or differs from what was written.
     """
     directory = Path(directory)

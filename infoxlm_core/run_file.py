@@ -93,8 +93,7 @@ StrictLoader.add_constructor("tag:yaml.org,2002:int", StrictLoader.construct_int
 def load(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a run's YAML file and apply overrides such as `pretraining.optimization.steps=100`.
 
-    Raises:
-        ConfigError: one line with file, field, value and rule.
+    Raises ConfigError: one line with file, field, value and rule.
     """
     return load_as(RunConfig, path, overrides)
 

@@ -26,13 +26,8 @@ class Setting:
 
 
 def settings(kind: type[StageConfig], prefix: str = "", parent: StageConfig | None = None) -> Iterator[Setting]:
-    """List every value of a config, those of configs inside it too, with the defaults that hold at that place.
-
-    Args:
-        kind: the config.
-        prefix: of all names, with its dot.
-        parent: an instance that stands as a default somewhere: its values are the defaults then.
-    """
+    """List every value of a config, those of configs inside it too, with the defaults that hold at that place: those of
+    `parent`, an instance that stands as a default somewhere, if there is one. `prefix`: of all names, with its dot."""
     for name, field in kind.model_fields.items():
         default = field.get_default(call_default_factory=True) if parent is None else getattr(parent, name)
         inner, suffix = _config_in(field.annotation)

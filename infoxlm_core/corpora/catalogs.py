@@ -30,15 +30,10 @@ Members = dict[str, Callable[[], bytes]]  # the files of a folder or archive: na
 
 
 def read(languages: Sequence[str], pivot: str, path: Path) -> Iterator[Row]:
-    """Yield a row for each message of each language; a row's line is the number of the message.
+    """Yield a row for each message of each language in a folder, wheel or zip; a row's line is the number of the
+    message.
 
-    Args:
-        languages: those to read, the pivot among them or not.
-        pivot: the language of the message ids.
-        path: a folder, wheel or zip.
-
-    Raises:
-        InputError: there is no catalog, or one cannot be read.
+    The pivot is the language of the message ids. Raises InputError if there is no catalog, or one cannot be read.
     """
     members = _catalogs(path)
     domains: dict[tuple[str, str], dict[str, dict[str, str]]] = defaultdict(lambda: defaultdict(dict))

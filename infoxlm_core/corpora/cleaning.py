@@ -87,14 +87,8 @@ def near_key(text: str) -> str:
 
 @lru_cache(maxsize=1 << 16)  # the pivot's side of a message returns in every language
 def judge(text: str, language: str, languages: tuple[str, ...], rules: CleaningConfig) -> str | None:
-    """Return the reason to drop a normalised text, or None.
-
-    Args:
-        text: a normalised text.
-        language: what it should be.
-        languages: those of the run; a text is only taken for one of these.
-        rules: lengths.
-    """
+    """Return the reason to drop a normalised text, or None; it is only taken for another one of the run's
+    `languages`."""
     if not text:
         return "empty"
     if len(text) < rules.min_characters:

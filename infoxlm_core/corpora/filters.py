@@ -31,13 +31,7 @@ def chunks(rows: Iterable[Row]) -> Iterator[pa.Table]:
 
 
 def judge(chunk: pa.Table, languages: tuple[str, ...], rules: CleaningConfig) -> pa.Table:
-    """Normalise texts, say why a row is dropped, if it is, and give the others their keys.
-
-    Args:
-        chunk: of `chunks`.
-        languages: those of the run.
-        rules: what is kept.
-    """
+    """Normalise texts of `chunks`, say why a row is dropped, if it is, and give the others their keys."""
     judged = []
     for own, texts, file, dropped in rows_of(chunk):
         if not dropped:

@@ -27,13 +27,9 @@ MIN_CORRELATION = 0.4
 
 
 def read(source: CorpusSource, languages: Sequence[str], pivot: str, paths: Sequence[Path]) -> Iterator[Row]:
-    """Yield the rows of one corpus, in the order of its files.
+    """Yield the rows of one corpus, in the order of its files; languages that are not of the run are passed over.
 
-    Args:
-        source: the corpus, as configured.
-        languages: languages of the run; others are passed over.
-        pivot: the language that every pair contains.
-        paths: the local files of `source`, one for each of its paths.
+    `paths` are the local files of `source`, one for each of its paths.
 
     Raises:
         InputError: a file is missing, damaged or not of its format.

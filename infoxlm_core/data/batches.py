@@ -76,13 +76,8 @@ class PackedBatch:
 
 
 def micro_batches(draw: Draw, size: int, symmetric: bool = False) -> list[PackedBatch]:
-    """Cut a worker's samples into packed micro-batches of at most `size` samples of each objective.
-
-    Args:
-        draw: the samples.
-        size: most samples of an objective in a micro-batch.
-        symmetric: each contrast item also with query and key view exchanged.
-    """
+    """Cut a worker's samples into packed micro-batches of at most `size` samples of each objective; with `symmetric`
+    each contrast item comes also with query and key view exchanged."""
     most = max(len(draw.mlm.groups), len(draw.tlm.groups), len(draw.groups))
     return [_pack(draw, slice(start, start + size), symmetric) for start in range(0, most, size)]
 

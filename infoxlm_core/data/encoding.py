@@ -37,13 +37,10 @@ def encode(processor: sentencepiece.SentencePieceProcessor, texts: list[str]) ->
 
 
 def encode_chunk(chunk: pa.Table, model: bytes) -> pa.Table:
-    """Encode rows of text: columns of the same names with token ids, and of pairs the id of their sentence.
+    """Encode rows of text (column text, or source and target): columns of the same names with token ids, and of pairs
+    the id of their sentence. A row with a side that has no token goes. Monolingual rows end with `</s>`.
 
-    A row with a side that has no token goes. Monolingual rows end with `</s>`.
-
-    Args:
-        chunk: column text, or columns source and target.
-        model: a SentencePiece model, as bytes, since other machines do not have its file.
+    The SentencePiece model comes as bytes, since other machines do not have its file.
     """
     texts = {side: chunk[side].to_pylist() for side in chunk.column_names}
     ids = {side: encode(processor_of(model), column) for side, column in texts.items()}

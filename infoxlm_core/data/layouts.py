@@ -78,11 +78,11 @@ def mix(
     cross: np.ndarray,
     joined: np.ndarray,
 ) -> tuple[Sequences, Sequences]:
-    """Mixup (InfoXLM, section 3.3): pairs (c1, c2) and (d1, d2) -> query and key views.
+    """Mixup (InfoXLM, section 3.3): pairs (c1, c2) and (d1, d2), both sides of N each -> query and key views.
 
     Args:
-        first: one side of N pairs each.
-        second: the other side of the same pairs.
+        first: both sides of N pairs.
+        second: likewise, the pairs to join with them.
         mode: (N,) in 0…7; bit 1 swaps the order on the source side, 2 on the target side, 4 exchanges the sides.
         cross: (N,) true exchanges d1 and d2 first, so that each view mixes languages.
         joined: (N,) false leaves the second pair out; only bit 4 of the mode then counts.

@@ -48,18 +48,11 @@ def mask(
     rng: np.random.Generator,
     starts_word: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Mask flat sequences.
+    """Mask flat sequences: (T,) ids of N sequences end to end -> the (T,) ids that the model sees, and the rows
+    (targets,) it must predict; their answers are flat[rows].
 
-    Args:
-        flat: (T,) ids of N sequences end to end.
-        lengths: (N,).
-        vocabulary_size: V; `<mask>` is V - 1.
-        config: how much is masked, and how.
-        rng: draws what is masked, and what stands there instead.
-        starts_word: (V,) of `word_starts`; only whole-word masking needs it, which draws words in place of tokens.
-
-    Returns:
-        the (T,) ids that the model sees, and the rows (targets,) it must predict; their answers are flat[rows].
+    `<mask>` is V - 1. `starts_word` (V,), of `word_starts`, is needed by whole-word masking alone, which draws words in
+    place of tokens.
     """
     if config.whole_words:
         rows = _choose_words(flat, lengths, config, rng, starts_word)
@@ -112,15 +105,7 @@ def _choose_words(
 
 
 def word_starts(tokenizer: Path, vocabulary_size: int) -> np.ndarray:
-    """(V,) true for the pieces that begin a word, those that start with U+2581.
-
-    Args:
-        tokenizer: the directory of a tokenizer.json, such as `tokenizer/` in the shards.
-        vocabulary_size: V.
-
-    Raises:
-        InputError: there is none.
-    """
+    """(V,) true for pieces that begin a word (with U+2581); InputError if the directory holds no tokenizer.json."""
     path = tokenizer / "tokenizer.json"
     try:
         vocabulary = json.loads(path.read_bytes())["model"]["vocab"]

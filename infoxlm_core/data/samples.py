@@ -53,11 +53,7 @@ class Draw:
 
 
 class Sampler:
-    """Draws the samples of every step from shards.
-
-    Raises:
-        CorpusTooSmall: an objective has no text at all.
-    """
+    """Draws the samples of every step from shards; CorpusTooSmall if an objective has no text at all."""
 
     def __init__(self, shards: Shards, config: PretrainingConfig) -> None:
         self.config, self.vocabulary_size = config, shards.vocabulary_size
@@ -92,13 +88,8 @@ class Sampler:
         self.pair_groups = np.repeat(np.arange(len(sizes)), [len(counts) for counts in sizes]) + len(blocks)
 
     def draw(self, step: int | str, virtual_shards: range, only: str = "") -> Draw:
-        """The samples of some virtual shards at a step; `prefill…` names the steps of the reserved stream.
-
-        Args:
-            step: number of the step, or its name in the reserved stream.
-            virtual_shards: those of this worker.
-            only: "lm" leaves out contrast, "xlco" all but contrast.
-        """
+        """The samples of some virtual shards at a step; `prefill…` names the steps of the reserved stream. `only`: "lm"
+        leaves out contrast, "xlco" all but contrast."""
         objectives = self.config.objectives
         mlm, tlm, xlco = [], [], []
         for shard in virtual_shards:

@@ -27,14 +27,10 @@ def probabilities(sizes: np.ndarray, alpha: float) -> np.ndarray:
 
 
 class TableSampler:
-    """Draws samples of a corpus table by table.
+    """Draws samples of a corpus table by table; `sizes`: of each language (pair), the samples of each of its corpora.
 
-    Args:
-        sizes: for each language (pair), the number of samples of each of its corpora.
-        alpha: exponent of the sizes in the probability of a language.
-
-    Tables are numbered in the order of `sizes`, flattened. A table is drawn with p(language) times its share of the
-    language, then a row uniformly: the same as a language first, then any of its samples.
+    Tables are numbered in the order of `sizes`, flattened. A table is drawn with p(language), proportional to n^alpha,
+    times its share of the language, then a row uniformly: the same as a language first, then any of its samples.
     """
 
     def __init__(self, sizes: list[list[int]], alpha: float) -> None:
@@ -50,13 +46,8 @@ class TableSampler:
     def draw_elsewhere(
         self, tables: np.ndarray, corpora: list[str], rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        """For each given table a sample drawn likewise, but from another corpus where there is one.
-
-        Args:
-            tables: (count,) tables the partners must avoid.
-            corpora: the corpus each table belongs to; two tables of one name are one corpus.
-            rng: draws the samples.
-        """
+        """For each given table (count,) a sample drawn likewise, but from another corpus where there is one; `corpora`
+        names that of every table, and two tables of one name are one corpus."""
         number = {name: i for i, name in enumerate(corpora)}
         names = np.array([number[name] for name in corpora])
         own, uniform, chosen = names[tables], rng.random(len(tables)), np.empty_like(tables)

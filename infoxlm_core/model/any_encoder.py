@@ -26,8 +26,7 @@ def has_language_model_head(directory: Path) -> bool:
 def load_encoder(directory: Path | str) -> tuple[Model, Tokenizer]:
     """Load an encoder, with its language-model head if it has one, ready to predict; on the GPU if there is one.
 
-    Raises:
-        InputError: the directory or a weight is missing or cannot be read, or it is an encoder-decoder.
+    Raises InputError if the directory or a weight is missing or cannot be read, or it is an encoder-decoder.
     """
     directory = Path(directory)
     if not (directory / "config.json").is_file():
@@ -84,11 +83,8 @@ def describe(model: Model) -> dict[str, Any]:
 
 
 def load_projection(directory: Path | str, model: Model) -> Tensor:
-    """The contrast projection (d, d) that stands beside a model: z = h @ projection.
-
-    Raises:
-        InputError: the model was not contrasted, or the file is missing or damaged.
-    """
+    """The contrast projection (d, d) that stands beside a model: z = h @ projection. InputError if the model was not
+    contrasted, or the file is missing or damaged."""
     path = Path(directory) / PROJECTION
     if not contrast_space(model) or not path.is_file():
         raise InputError(

@@ -9,12 +9,8 @@ from infoxlm_core.errors import DataCorrupt, InputError
 
 
 def check(directory: Path) -> None:
-    """Make sure that a directory on this machine holds an encoder, and what its manifest says if it has one of ours.
-
-    Raises:
-        DataCorrupt: a file is not what was written.
-        InputError: it is no encoder.
-    """
+    """Make sure that a directory on this machine holds an encoder (else InputError) and, if it has a manifest of ours,
+    what that says (else DataCorrupt)."""
     check_encoder(directory)
     path = directory / manifests.NAME
     try:

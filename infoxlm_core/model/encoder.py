@@ -65,18 +65,8 @@ def attend(
 ) -> Tensor:
     """Full attention inside each sequence, or none to what comes later (`causal`), and none across.
 
-    Args:
-        query: (Q, d) rows that ask.
-        key: (T, d) all rows.
-        value: (T, d) all rows.
-        queries: how many rows that ask belong to sequence 1, 2, …; they sum to Q.
-        keys: how many of all rows belong to each sequence; they sum to T.
-        heads: into which d is divided.
-        dropout: of the attention weights.
-        causal: a row sees what comes before it, and itself.
-
-    Returns:
-        (Q, d).
+    `query` (Q, d) holds the rows that ask, `key` and `value` (T, d) all rows; `queries` and `keys` say how many of them
+    belong to sequence 1, 2, …. `dropout` is of the attention weights. Returns (Q, d).
     """
 
     def by_head(rows: Tensor) -> Tensor:

@@ -83,8 +83,7 @@ def convert(checkpoint: Path, directory: Path, tokenizer: Path | None = None, he
         tokenizer: directory of `sentencepiece.bpe.model` or tokenizer.json; none: the checkpoint's own.
         heads: attention heads; none: hidden size / 64.
 
-    Raises:
-        InputError: it cannot be read without running code, or its tensors are missing, misshapen or do not fit.
+    Raises InputError if it cannot be read without running code, or its tensors are missing, misshapen or do not fit.
     """
     if directory.exists():
         raise InputError(f"{directory} exists: give a new directory")

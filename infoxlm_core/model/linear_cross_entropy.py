@@ -18,18 +18,12 @@ _ALIGNED = 64  # a vocabulary of 250,002 leaves rows unaligned: the buffer is a 
 def linear_cross_entropy(
     hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, scale: Tensor, rows: int = ROWS
 ) -> tuple[Tensor, Tensor]:
-    """Scaled sum of the cross-entropies, to differentiate; and each of them, in nats and without gradient.
+    """Scaled sum of the cross-entropies, to differentiate; and each of them (N,), in nats and without gradient.
 
-    Args:
-        hidden: (N, d). N may be 0: the sum is then 0.
-        weight: (V, d) of the output layer.
-        bias: (V,) of the output layer.
-        targets: (N,) ids.
-        scale: (N,) factor of each row in the sum; known before, which is why gradients can be made at once.
-        rows: how many rows of logits are held at once.
-
-    Returns:
-        a scalar and (N,), in fp32 (fp64 for fp64 inputs). Under autocast products are made of factors in its type.
+    `weight` (V, d) and `bias` (V,) are of the output layer, `scale` (N,) is the factor of each row in the sum: known
+    before, which is why gradients can be made at once. N may be 0: the sum is then 0. Of `hidden` (N, d) so many `rows`
+    become logits at once. Results are in fp32 (fp64 for fp64 inputs); under autocast products are made of factors in
+    its type.
     """
     device = hidden.device.type
     if torch.is_autocast_enabled(device):

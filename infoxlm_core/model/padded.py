@@ -78,11 +78,7 @@ def read_config(directory: Path) -> PretrainedConfig:
 
 
 def load(directory: Path, head: Head, config: PretrainedConfig, fresh: bool) -> Padded:
-    """Load a task model; of a pre-trained encoder (`fresh`) what stands on it may be missing and is random.
-
-    Raises:
-        InputError: there is no such model, or a weight is missing.
-    """
+    """Load a task model, or InputError; of an encoder (`fresh`) what stands on it may be missing and is random."""
     auto: Any = getattr(transformers, f"AutoModelFor{head.architecture}")
     try:
         model, report = auto.from_pretrained(

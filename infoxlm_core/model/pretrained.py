@@ -141,11 +141,7 @@ def longest_of(config: Mapping[str, Any]) -> int:
 
 
 def size_of(directory: Path, kinds: Sequence[str] = ("xlm-roberta",)) -> EncoderSize:
-    """Sizes from a Hugging Face config.json.
-
-    Raises:
-        InputError: there is none, or it is of another architecture.
-    """
+    """Sizes from a Hugging Face config.json; InputError if there is none, or it is of another architecture."""
     path, config = directory / "config.json", read_config(directory)
     if config["model_type"] not in kinds:
         known = " or ".join(map(repr, kinds))
@@ -169,11 +165,8 @@ def size_of(directory: Path, kinds: Sequence[str] = ("xlm-roberta",)) -> Encoder
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The files of a Hugging Face model's weights: one, or the parts of a large one.
-
-    Raises:
-        InputError: there are none in safetensors.
-    """
+    """The weight files of a Hugging Face model, one or the parts of a large one; InputError if none is in
+    safetensors."""
     paths = [directory / WEIGHTS] if (directory / WEIGHTS).is_file() else sorted(directory.glob("model-*.safetensors"))
     if not paths:
         path = directory / WEIGHTS
@@ -188,11 +181,8 @@ def digest_of(directory: Path) -> str:
 
 
 def read_weights(directory: Path) -> dict[str, Tensor]:
-    """Weights by the names of `XLMRobertaFor…`, from the directory of a model of any of KINDS, or its bare encoder.
-
-    Raises:
-        InputError: they are not there or damaged.
-    """
+    """Weights by the names of `XLMRobertaFor…`, from the directory of a model of any of KINDS, or its bare encoder;
+    InputError if they are not there or damaged."""
     found: dict[str, Tensor] = {}
     for path in weight_files(directory):
         try:
@@ -218,15 +208,8 @@ def load_into(
     """Fill a model of ours from a Hugging Face directory, safetensors only.
 
     A single token-type row, zeros in every published XLM-R, is added to the positions: equal by construction.
-
-    Args:
-        module: the model that is filled.
-        directory: a Hugging Face directory.
-        optional: parameters (or prefixes) that may be missing there and then keep their values.
-        names: rules for what stands on the encoder, as in `hugging_face_name`.
-
-    Raises:
-        InputError: a weight is missing or has another shape.
+    Parameters whose names begin like an `optional` one may be missing there and then keep their values; `names` are
+    rules as in `hugging_face_name`. Raises InputError if a weight is missing or has another shape.
     """
     path, found = directory / WEIGHTS, read_weights(directory)
     if (directory / PROJECTION).is_file():

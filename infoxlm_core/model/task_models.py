@@ -111,16 +111,8 @@ def create(
 ) -> TaskModel:
     """A fresh head, random by the seed, on a pre-trained encoder; on the CPU.
 
-    Args:
-        directory: a Hugging Face directory of the encoder.
-        head: of the task.
-        labels: in the order of their numbers, where the task has labels.
-        dropout: in the encoder.
-        head_dropout: in the head.
-        seed: of the head's weights.
-
-    Raises:
-        InputError: there is no complete encoder in the directory.
+    `labels` are in the order of their numbers, where the task has labels; `dropout` is the encoder's. Raises InputError
+    if there is no complete encoder in the Hugging Face directory.
     """
     ours = pretrained.is_ours(pretrained.read_config(directory))
     config = padded.read_config(directory)
@@ -145,11 +137,7 @@ def create(
 
 
 def load(directory: Path, head: Head) -> TaskModel:
-    """A fine-tuned model, ready to predict; on the GPU if there is one.
-
-    Raises:
-        InputError: there is no complete model with this head in the directory.
-    """
+    """A fine-tuned model, ready to predict, on the GPU if there is one; InputError if there is none with this head."""
     config = padded.read_config(directory)
     module: TaskModel
     if pretrained.is_ours(pretrained.read_config(directory)):

@@ -83,11 +83,7 @@ def load_fast(directory: Path) -> PreTrainedTokenizerFast:
 
 
 def load(directory: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of any model.
-
-    Raises:
-        InputError: there is none that can be read.
-    """
+    """The tokenizer of any model; InputError if there is none that can be read."""
     try:
         return AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # a broken file shows itself by almost any exception

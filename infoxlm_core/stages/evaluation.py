@@ -43,11 +43,9 @@ def evaluate(
         classifiers: directories of fine-tuned classifiers, each with its test.parquet, by the same names; or none.
         output: gets these files.
 
-    Returns:
-        one flat mapping of metrics such as "retrieval/best" (shares from 0 to 1); a floor's carry its name in front.
-
-    Raises:
-        InputError: no held-out pairs, no model where one should be, or a test set that does not fit its classifier.
+    Returns one flat mapping of metrics such as "retrieval/best" (shares from 0 to 1); a floor's carry its name in
+    front. Raises InputError: no held-out pairs, no model where one should be, or a test set that does not fit its
+    classifier.
     """
     corpus = Path(corpus)
     if not encoders:

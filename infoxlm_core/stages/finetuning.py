@@ -49,12 +49,9 @@ def finetune(
         track: makes the tracker that writes the curves into a file.
         remote: where checkpoints are for machines that share no disk with this one.
 
-    Returns:
-        the last step's figures, `steps`, and `examples`, how many there were to learn from.
-
-    Raises:
-        InputError: data or encoder are not usable, or the rule of selection lacks development sets.
-        CorpusTooSmall: no text to train on, or fewer than two labels.
+    Returns the last step's figures, `steps`, and `examples`, how many there were to learn from. Raises InputError if
+    data or encoder are not usable, or the rule of selection lacks development sets; CorpusTooSmall without text to
+    train on, or with fewer than two labels.
     """
     task = read_training(config, encoder, corpus)
     selection.check(config.selection.rule, task.source, task.development)

@@ -47,12 +47,10 @@ Outcomes = defaultdict[Entry, Counter[str]]  # rows `read`, `kept`, and dropped 
 
 
 def prepare(config: PreparationConfig, output: Path, parallel_map: ParallelMap | None = None) -> dict[str, Any]:
-    """Prepare the corpora of a run and return the report.
+    """Prepare the corpora of a run, which are all on this machine, and return the report.
 
-    Args:
-        config: what to read, all of it on this machine, and what to keep.
-        output: folder of the artifact; what an earlier attempt left there is replaced. The caller writes its manifest.
-        parallel_map: has the work on single rows done, with the same result wherever that is; None: in this process.
+    What an earlier attempt left in `output`, the folder of the artifact, is replaced; the caller writes its manifest.
+    `parallel_map` has the work on single rows done, with the same result wherever that is; None: in this process.
 
     Raises:
         InputError: something that was given cannot be used; nothing stays in `output`.

@@ -28,19 +28,10 @@ def pretrain(
 ) -> dict[str, Any]:
     """Pre-train, continuing from the newest valid checkpoint in `run`; every worker calls this.
 
-    Args:
-        config: what to train and how.
-        shards_path: output of the tokenization stage.
-        output: gets `encoder/` and `start/` (the model before its first step), both in Hugging Face format.
-        run: gets checkpoints and `metrics.jsonl`; the same directory continues the same run.
-        track: makes the tracker that writes the curves into a file.
-        remote: where checkpoints are for machines that share no disk with this one.
-
-    Returns:
-        the last step's figures.
-
-    Raises:
-        what `open_shards`, the system's parts and `loop.train` raise.
+    `output` gets `encoder/` and `start/` (the model before its first step), both in Hugging Face format; `run` gets
+    checkpoints and `metrics.jsonl`. `track` makes the tracker that writes the curves into a file, `remote` is where
+    checkpoints are for machines that share no disk with this one. Returns the last step's figures, and raises what
+    `open_shards`, the system's parts and `loop.train` raise.
     """
     system, shards = SYSTEMS[config.system], open_shards(shards_path)
     learner = system.learner(config, system.build(config, shards), shards)

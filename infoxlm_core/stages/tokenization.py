@@ -41,11 +41,8 @@ def tokenize(
 ) -> dict[str, Any]:
     """Train or take the SentencePiece model, encode every corpus, write shards; return the facts of the manifest.
 
-    Args:
-        config: the vocabulary.
-        corpus: a prepared corpus.
-        output: folder of the artifact. The caller writes its manifest.
-        parallel_map: has sentences encoded, the same wherever that is; None: by `config.processes` processes here.
+    The caller writes the manifest of `output`. `parallel_map` has sentences encoded, the same wherever that is; None:
+    by `config.processes` processes here.
 
     Raises:
         InputError: `corpus` is no prepared corpus, or `config.model` is no SentencePiece model.

@@ -52,8 +52,7 @@ class BERT(TextNetwork):
 class BERTSampler(TextSampler):
     """Draws next-sentence pairs: a language by n^alpha over sentences, a sentence, and what follows it.
 
-    Raises:
-        CorpusTooSmall: a language has a single document, so that nothing is a wrong continuation.
+    Raises CorpusTooSmall if a language has a single document, so that nothing is a wrong continuation.
     """
 
     def __init__(self, shards: Shards, config: PretrainingConfig, starts_word: np.ndarray | None = None) -> None:

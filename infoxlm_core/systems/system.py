@@ -37,9 +37,6 @@ class System:
         return None
 
     def plan(self, config: PretrainingConfig, vocabulary: int, gpus: int = 8, gpu: str = "h200") -> Plan:  # noqa: ARG002
-        """What a run would take on so many GPUs of a kind.
-
-        Raises:
-            InputError: the GPU is not known, or nobody has written down what this system costs.
-        """
+        """What a run would take on so many GPUs of a kind; InputError if the GPU is not known, or nobody has written
+        down what this system costs."""
         raise InputError(f"pretraining.system {config.system} cannot be planned: only infoxlm (MLM, TLM, XLCO) can")

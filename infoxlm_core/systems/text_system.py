@@ -80,9 +80,7 @@ class TextSystem(System):
     def build(self, config: PretrainingConfig, shards: Shards) -> TextNetwork:
         """The network with random weights by the seed, or those of `model.start`, a model of the same system.
 
-        Raises:
-            ConfigError: a size does not fit the system, or the start.
-            and what `size_of` and `load_into` raise.
+        Raises ConfigError if a size does not fit the system, or the start; and what `size_of` and `load_into` raise.
         """
         self.check(config)
         wanted, types = config.model, self.types(languages_of(shards))
@@ -175,11 +173,7 @@ class TextSystem(System):
         )
 
     def load_into(self, model: TextNetwork, directory: Path) -> None:
-        """Fill a model from an exported directory.
-
-        Raises:
-            InputError: a weight is missing or has another shape.
-        """
+        """Fill a model from an exported directory; InputError if a weight is missing or has another shape."""
         path = directory / WEIGHTS
         if not path.is_file():
             raise InputError(f"{path} is missing: give the directory of a trained model")

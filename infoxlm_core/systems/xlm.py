@@ -82,10 +82,8 @@ def read_windows(table: Table, rows: np.ndarray, size: int) -> np.ndarray:
 class XLMSampler(TextSampler):
     """Draws XLM's samples: objectives take turns by the step, and a step has one language (pair).
 
-    Languages are drawn with p proportional to (sentences)^alpha, pairs likewise, both directions equally often.
-
-    Raises:
-        CorpusTooSmall: an objective has no text at all.
+    Languages are drawn with p proportional to (sentences)^alpha, pairs likewise, both directions equally often. Raises
+    CorpusTooSmall if an objective has no text at all.
     """
 
     def __init__(self, shards: Shards, config: PretrainingConfig, starts_word: np.ndarray | None = None) -> None:

@@ -26,9 +26,8 @@ def limit(
 ) -> tuple[Training, Callable[[], AbstractContextManager[None]]]:
     """Limit a model's word embeddings to those of its task's examples, if the others could not change anyway.
 
-    Returns:
-        the task in the numbers of the rows that are left, and a context in which the model has all words: it is
-        scored and exported there.
+    Returns the task in the numbers of the rows that are left, and a context in which the model has all words: it is
+    scored and exported there.
     """
     if weight_decay or not isinstance(module, Packed):
         return task, nullcontext
@@ -45,12 +44,8 @@ def limit(
 
 
 class OccurringWords:
-    """An encoder's word embeddings while it is trained.
-
-    Args:
-        encoder: its table of word embeddings (V, d) is replaced by one of the U rows that occur.
-        examples: all training examples.
-    """
+    """An encoder's word embeddings while it is trained: its table (V, d) is replaced by one of the U rows that occur in
+    the training examples."""
 
     def __init__(self, encoder: Encoder, examples: Examples) -> None:
         self.encoder, self.all = encoder, encoder.token_embedding.weight.detach()  # (V, d)

@@ -28,11 +28,7 @@ def figures(look: DevScores) -> dict[str, float]:
 
 
 class Kept:
-    """The best moments of one run by a rule.
-
-    Args:
-        source: language of the training text.
-    """
+    """The best moments of one run by a rule; `source` is the language of the training text."""
 
     def __init__(self, run: Path, config: SelectionConfig, source: str) -> None:
         self.run, self.rule, self.source = run, config.rule, source
@@ -51,12 +47,10 @@ class Kept:
         return choose(looks, self.rule, self.source, last)
 
     def keep(self, module: nn.Module, looks: list[DevScores]) -> None:
-        """Keep the weights if the last look is a best one, and drop those that are not needed any more.
+        """Keep the weights if the last look is a best one, and drop those that are not needed any more, or raise
+        StorageFull.
 
         Needed is also what was best at the time of a checkpoint: the run may have to go on from there.
-
-        Raises:
-            StorageFull: there is no space.
         """
         if self.rule == "last":
             return
@@ -91,11 +85,7 @@ class Kept:
         manifests.sync_file(path.parent)
 
     def load(self, module: nn.Module, step: int) -> None:
-        """Put the weights of a step back into the module.
-
-        Raises:
-            DataCorrupt: they are not what was written.
-        """
+        """Put the weights of a step back into the module; DataCorrupt if they are not what was written."""
         path = self._path(step)
         remedy = f"restore it, or remove {self.run} to train again"
         try:

@@ -93,15 +93,11 @@ class RemoteCheckpoints(Protocol):
 
 
 class Checkpoints:
-    """The checkpoints of one run.
+    """The checkpoints of one run, in a directory that is made if missing.
 
-    Args:
-        directory: where they are; made if missing.
-        fingerprint: what a checkpoint is compared with before it is used.
-        every: steps between two saves.
-        keep: newest ones that stay, not counting those that a resume has found to be bad.
-        remote: where they are for other machines; None if all share this directory.
-        accept_changes: go on also with other data or settings.
+    One is saved every so many steps; the newest `keep` stay, not counting those that a resume has found to be bad. Each
+    is compared with the fingerprint before it is used, unless changes are accepted. `remote` is where they are for
+    other machines; None if all share this directory.
     """
 
     def __init__(
@@ -121,11 +117,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def locked(self, patience: float = 60.0) -> Iterator[None]:
-        """Be the only process that trains this run; wait `patience` seconds for a dying one to let go.
-
-        Raises:
-            LeaseHeld: somebody else goes on training it.
-        """
+        """Be the only process that trains this run; wait `patience` seconds for a dying one, then raise LeaseHeld."""
         try:
             held = FileLock(self.directory / "lock").acquire(timeout=patience, poll_interval=0.5)
         except Timeout:
@@ -154,13 +146,8 @@ class Checkpoints:
     def save(self, checkpoint: Checkpoint, last: bool = False) -> None:
         """Write a checkpoint so that it exists whole or not at all; then drop the bad and the oldest.
 
-        Args:
-            checkpoint: all that training goes on from.
-            last: of this process; one that does not arrive elsewhere cannot be followed by one that does.
-
-        Raises:
-            StorageUnavailable: the last one, or several in a row, did not arrive elsewhere.
-            StorageFull: there is no space; older checkpoints are untouched and nothing half-written stays.
+        The `last` one of this process must arrive elsewhere, as nothing can follow it: StorageUnavailable if it, or
+        several in a row, did not. StorageFull: older checkpoints are untouched and nothing half-written stays.
         """
         name = f"step={checkpoint.step:010d}"
         temporary, final = self.directory / f".{name}", self.directory / name

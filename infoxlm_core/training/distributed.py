@@ -40,11 +40,7 @@ def describe() -> dict[str, object]:
 
 
 def my_share(virtual_shards: int) -> range:
-    """The contiguous range of virtual shards that this worker draws.
-
-    Raises:
-        ConfigError: the workers do not divide them.
-    """
+    """The contiguous range of virtual shards that this worker draws; ConfigError if the workers do not divide them."""
     if virtual_shards % world_size():
         raise ConfigError(f"{world_size()} workers must divide batches.virtual_shards ({virtual_shards})")
     share = virtual_shards // world_size()
@@ -112,11 +108,7 @@ def _patient(workers: dist.ProcessGroup) -> dist.ProcessGroup:  # noqa: ARG001 -
 
 
 def check_equal(tensors: Mapping[str, Tensor], step: int) -> None:
-    """Compare tensors that should be the same on all workers, by a checksum of their bits; shards never are.
-
-    Raises:
-        RankDesync: they are not.
-    """
+    """Raise RankDesync if tensors are not the same on all workers, by a checksum of their bits; shards never are."""
     names = sorted(name for name, tensor in tensors.items() if not isinstance(tensor, DTensor))
     if world_size() == 1 or not names:
         return
@@ -137,8 +129,7 @@ def _checksum(tensor: Tensor) -> Tensor:
 def on_first(action: Callable[[], T]) -> T | None:
     """Let the first worker do something and wait for it, up to a day; what it raises of ours, all workers raise.
 
-    Returns:
-        what `action` returned, on the first worker; None on the others.
+    Returns what `action` returned, on the first worker; None on the others.
     """
     result: T | None = None
     failure: InfoXLMError | None = None

@@ -31,13 +31,8 @@ class Fingerprint:
 
     @classmethod
     def of(cls, config: StageConfig, version: int, inputs: Mapping[str, str]) -> Self:
-        """The fingerprint of a training in this process.
-
-        Args:
-            config: of the stage.
-            version: of the stage, see `manifests.VERSIONS`.
-            inputs: digests by name.
-        """
+        """The fingerprint of a training in this process: of a stage's config, its version (see `manifests.VERSIONS`),
+        and digests of inputs by name."""
         from infoxlm_core.training import distributed  # imports torch: who only compares does without
 
         return cls(decisive(config, version, inputs), manifests.made_by() | distributed.describe())
@@ -47,15 +42,9 @@ class Fingerprint:
         return {"fingerprint": self.compared, "made_by": self.recorded}
 
     def check(self, meta: Mapping[str, Any], run: str, accepted: bool = False) -> None:
-        """Compare with what a checkpoint says; warn of what may change.
+        """Compare with what a checkpoint of `run`, its directory, says; warn of what may change.
 
-        Args:
-            meta: of the checkpoint.
-            run: its directory, for messages.
-            accepted: other data and settings are wanted: they too are only warned of.
-
-        Raises:
-            ConfigMismatch: it has other data or settings.
+        Raises ConfigMismatch if it has other data or settings that are not `accepted`; warns of them otherwise.
         """
         refused = differences(meta["fingerprint"], self.compared)
         if refused and not accepted:

@@ -31,17 +31,10 @@ def train(
 ) -> dict[str, float]:
     """Train to the last step, from the newest valid checkpoint if there is one; return the last step's figures.
 
-    The first worker decides where to start, saves and tracks; the others follow.
-
-    Args:
-        learner: what is trained.
-        config: for how long, and how fast it learns.
-        checkpoints: of this run.
-        tracker: gets the curves.
-        log_every: steps between two points of them.
-        observe: what is looked at now and then, after so many steps, such as scores on held-out text; nothing if
-            nothing is due. All workers call it: the first one looks (`distributed.on_first`), and its figures count,
-            or all do if each has a part of a network.
+    The first worker decides where to start, saves and tracks (a point of the curves every `log_every` steps); the
+    others follow. `observe` is what is looked at now and then, after so many steps, such as scores on held-out text;
+    nothing if nothing is due. All workers call it: the first one looks (`distributed.on_first`), and its figures count,
+    or all do if each has a part of a network.
 
     Raises:
         Preempted: somebody asked to stop; a checkpoint was saved.
@@ -119,11 +112,7 @@ def _save(
     tracker: Tracker,
     last: bool,
 ) -> None:
-    """Save what all workers agree on; the first one writes.
-
-    Raises:
-        RankDesync: a worker holds other weights or another queue than the first.
-    """
+    """Save what all workers agree on, else raise RankDesync; the first one writes."""
     distributed.check_equal({**dict(learner.module.named_parameters()), **learner.state()}, progress.step)
     checkpoint = snapshot(learner, optimizer, progress, figures)
     distributed.on_first(lambda: checkpoints.save(checkpoint, last))

@@ -22,11 +22,8 @@ def run_directory(
     track: Callable[[Path], Tracker],
     remote: RemoteCheckpoints | None = None,
 ) -> Iterator[tuple[Checkpoints, Tracker]]:
-    """Checkpoints and tracker of a run; the first worker holds the run's lock as long as it trains.
-
-    Raises:
-        LeaseHeld: another process trains this run.
-    """
+    """Checkpoints and tracker of a run. The first worker holds the run's lock as long as it trains; LeaseHeld if
+    another process trains this run."""
     checkpoints = Checkpoints(
         directory, fingerprint, config.every, config.keep, remote, accept_changes=config.resume == directory.name
     )

@@ -41,17 +41,8 @@ def check(rule: str, source: str, development: Sequence[str]) -> None:
 
 
 def choose(looks: Sequence[DevScores], rule: str, source: str, last: int) -> dict[str, int]:
-    """The step of each language by a rule of `SelectionConfig`; of equals the first.
-
-    Args:
-        looks: what was measured at each look.
-        rule: its name.
-        source: the language of the training text.
-        last: steps of the whole training so far.
-
-    Returns:
-        {"*": step}; for `each` also a step for every language.
-    """
+    """The step of each language by a rule of `SelectionConfig`; of equals the first: {"*": step}, and for `each` also a
+    step for every language. `last` is how many steps the training has had so far."""
     if rule == "last":
         return {ALL: last}
     if rule == "source":

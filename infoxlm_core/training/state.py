@@ -48,11 +48,8 @@ def restore(
 ) -> dict[str, float] | None:
     """Put a checkpoint, which only the first worker needs to have, into the live tensors of all workers.
 
-    Returns:
-        the figures of the step after which it was saved; None if there is no checkpoint.
-
-    Raises:
-        NoValidCheckpoint: it lacks a tensor.
+    Returns the figures of the step after which it was saved, or None without a checkpoint. Raises NoValidCheckpoint if
+    it lacks a tensor.
     """
     saved = distributed.from_first((checkpoint.step, checkpoint.meta) if checkpoint else None)
     if saved is None:

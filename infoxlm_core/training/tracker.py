@@ -69,11 +69,8 @@ def _line(step: int, values: dict[str, float]) -> str:
 
 
 def read(path: Path | str) -> list[Point]:
-    """Read the points of a `metrics.jsonl` in the order they were logged, without a torn last line.
-
-    Raises:
-        DataCorrupt: a complete line holds no point.
-    """
+    """Read the points of a `metrics.jsonl` in the order they were logged, without a torn last line; DataCorrupt if a
+    complete line holds no point."""
     with Path(path).open("rb") as file:
         return [parse(line, f"{path}:{number}") for number, line in enumerate(file, 1) if line.endswith(b"\n")]
 

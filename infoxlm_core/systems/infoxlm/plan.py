@@ -136,17 +136,7 @@ def memory(config: PretrainingConfig, vocabulary: int, gpus: int) -> list[Row]:
 
 
 def plan(config: PretrainingConfig, vocabulary: int, gpus: int = 8, gpu: str = "h200") -> Plan:
-    """Plan a run on so many GPUs of a kind.
-
-    Args:
-        config: the run.
-        vocabulary: ids of the tokenizer.
-        gpus: how many work together.
-        gpu: its name, of `flops.PEAKS`.
-
-    Raises:
-        InputError: an unknown GPU.
-    """
+    """Plan a run on so many GPUs of a kind, one of `flops.PEAKS` or InputError; `vocabulary`: ids of the tokenizer."""
     if (peak := flops.peak(gpu.upper())) is None:
         raise InputError(f"gpu {gpu!r} is not known: give one of {', '.join(flops.PEAKS)}")
     model, _ = build(config, vocabulary)

@@ -17,11 +17,8 @@ SEQUENCES = 64  # of one forward pass
 
 
 class Probe:
-    """The first `count` held-out pairs of each language pair, sides cut to `longest` tokens.
-
-    Attributes:
-        pairs: by language pair, both sides laid out as `<s> a </s>`; empty without held-out text in the shards.
-    """
+    """The first `count` held-out pairs, if any, of each language pair: sides of at most `longest` tokens as `<s> a
+    </s>`."""
 
     def __init__(self, shards: Shards, count: int, longest: int) -> None:
         self.pairs = {

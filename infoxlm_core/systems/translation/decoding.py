@@ -46,18 +46,10 @@ def standard_bleu(translations: Sequence[str], references: Sequence[str]) -> tup
 def translate(
     model: Translator, sentences: Sequence[np.ndarray], source: int, target: int, batch_size: int = 32
 ) -> list[list[int]]:
-    """Translate sentences, greedily, from the language of number `source` to that of number `target`.
+    """Translate sentences greedily, from the language of number `source` to that of number `target`, some at once.
 
-    Args:
-        model: the translator.
-        sentences: ids of each, without special tokens.
-        source: number of the language of the sentences.
-        target: number of the language of the translations.
-        batch_size: sentences at once.
-
-    Returns:
-        ids of each translation, in the order of the sentences, without special tokens; at most 1.5 times as many
-        and 10.
+    Sentences and translations, in the same order, are ids without special tokens; a translation has at most 1.5 times
+    as many and 10.
     """
     order = np.argsort([len(words) for words in sentences], kind="stable")
     found: list[list[int]] = [[] for _ in sentences]
@@ -88,11 +80,7 @@ class Validation:
 
     @classmethod
     def read(cls, config: TranslationConfig, shards: Shards, corpus: Path) -> "Validation":
-        """Read and tokenize the first held-out pairs.
-
-        Raises:
-            InputError: there are none.
-        """
+        """Read and tokenize the first held-out pairs; InputError if there are none."""
         first, second = config.languages
         rows: list[tuple[str, str]] = []
         for name, columns in ((f"{first}-{second}", ("source", "target")), (f"{second}-{first}", ("target", "source"))):

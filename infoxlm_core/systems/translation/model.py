@@ -101,16 +101,8 @@ class Translator(nn.Module):
 
     @torch.no_grad()
     def generate(self, source: Side, language: int, limits: Sequence[int]) -> list[list[int]]:
-        """Translate greedily; the language alone says into what.
-
-        Args:
-            source: the sentences.
-            language: number of the target language.
-            limits: most tokens of each translation, both `</s>` counted.
-
-        Returns:
-            the tokens of each translation, without its `</s>`.
-        """
+        """Translate greedily into the language of this number, which alone says into what: the tokens of each
+        translation, without its `</s>`. `limits`: most tokens of each, both `</s>` counted."""
         read, count, device = self.read(source), len(source.lengths), source.ids.device
         layers: list[Any] = list(self.decoder.layers)
         memories = [layer.remember(read, source.lengths) for layer in layers]

@@ -82,8 +82,7 @@ class Task:
 class TranslationSampler:
     """Draws sentences uniformly within a language; denoising and back-translation take turns, and the languages too.
 
-    Raises:
-        CorpusTooSmall: a language has no sentence that is short enough.
+    Raises CorpusTooSmall if a language has no sentence that is short enough.
     """
 
     def __init__(self, shards: Shards, config: TranslationConfig) -> None:

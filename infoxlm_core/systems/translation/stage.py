@@ -60,12 +60,8 @@ def train(
         run: gets checkpoints, the best translator so far and `metrics.jsonl`; the same directory continues the run.
         track: makes the tracker that writes the curves into a file.
 
-    Returns:
-        the last step's figures, and the best BLEU.
-
-    Raises:
-        InputError: there are no held-out pairs.
-        and what `open_shards`, `build`, `TranslationSampler` and `loop.train` raise.
+    Returns the last step's figures, and the best BLEU. Raises InputError if there are no held-out pairs; and what
+    `open_shards`, `build`, `TranslationSampler` and `loop.train` raise.
     """
     shards = open_shards(shards_path)
     validation = Validation.read(config, shards, corpus)
@@ -108,9 +104,7 @@ def _history(run: Path, steps: int) -> list[float]:
 def build(config: TranslationConfig, shards: Shards) -> Translator:
     """A translator of random weights by the seed, or of those the config starts from.
 
-    Raises:
-        ConfigError: the starts are of two sizes, or too short.
-        and what `XLMSystem.size_of` and `load_into` raise.
+    Raises ConfigError if the starts are of two sizes, or too short; and what `XLMSystem.size_of` and `load_into` raise.
     """
     wanted, languages = config.model, len(languages_of(shards))
     size = EncoderSize.of(
