@@ -13,49 +13,19 @@ def full_precision(values: Tensor) -> Tensor:
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
-def mlm_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Masked (or translation) language modelling: cross-entropy of the original tokens, summed.
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy of the right answers, (N, C) logits and (N,) targets, summed; of no targets (N = 0) it is 0.
 
-    Args:
-        logits: (N, V) at the chosen positions only.
-        targets: (N,) ids of the tokens that stood there. N may be 0: the loss is then 0.
-
-    Source: InfoXLM, equations 3 and 4.
+    The loss of MLM and TLM at the masked positions (InfoXLM, equations 3 and 4), of CLM at all but each sequence's last
+    (Lample and Conneau 2019, section 3.2), and of NSP: 0 follows, 1 comes from elsewhere (Devlin et al. 2019, 3.1).
     """
     return F.cross_entropy(full_precision(logits), targets, reduction="sum")
 
 
-def clm_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Causal language modelling: cross-entropy of each next token, summed.
-
-    Args:
-        logits: (N, V) at all positions but each sequence's last.
-        targets: (N,) ids of the tokens that come next.
-
-    Source: Lample and Conneau 2019, section 3.2.
-    """
-    return mlm_loss(logits, targets)
-
-
-def nsp_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Next-sentence prediction: does the second part of a sequence follow the first? Summed over sequences.
-
-    Args:
-        logits: (B, 2).
-        labels: (B,) 0: it follows, 1: it comes from elsewhere.
-
-    Source: Devlin et al. 2019, section 3.1.
-    """
-    return F.cross_entropy(full_precision(logits), labels, reduction="sum")
-
-
 def span_losses(logits: Tensor, targets: Tensor) -> Tensor:
-    """Where an answer starts and ends: mean of both cross-entropies, of each sequence, (N,).
+    """Where an answer starts and ends, tokens (N, 2): mean of both cross-entropies, of each sequence, (N,).
 
-    Args:
-        logits: (N, L, 2) of start and end at every token, -inf beyond a sequence's last.
-        targets: (N, 2) token where the answer starts, token where it ends.
-
+    `logits` (N, L, 2) are of start and end at every token, -inf beyond a sequence's last.
     Source: Devlin et al. 2019, section 4.2.
     """
     return F.cross_entropy(full_precision(logits), targets, reduction="none").mean(dim=1)
@@ -64,16 +34,10 @@ def span_losses(logits: Tensor, targets: Tensor) -> Tensor:
 def xlco_logits(
     query: Tensor, key: Tensor, queue: Tensor, temperature: float, excluded: Tensor | None = None
 ) -> Tensor:
-    """Similarities of each query to its key, first, and to all rows of the queue: (B, 1 + K).
+    """Similarities of each query (B, D) to its key (B, D), first, and to all rows of the queue (K, D): (B, 1 + K).
 
-    Args:
-        query: (B, D) from the query encoder.
-        key: (B, D) from the key encoder, without gradient; row i translates query i.
-        queue: (K, D) keys of earlier steps, the negatives.
-        temperature: divides the similarities; lower is sharper.
-        excluded: (B, K) true where a queue row shares a meaning with the query: no negative. None: nowhere.
-
-    Source: InfoXLM, equation 6; `excluded` is ours.
+    Keys have no gradient. `excluded` (B, K), which is ours, is true where a row shares a sentence with the query and is
+    no negative; None: nowhere. Source: InfoXLM, equation 6.
     """
     query = query / temperature  # (B, D): cheaper than to divide (B, 1 + K)
     positive = (query * key).sum(dim=1, keepdim=True)  # (B, 1)
@@ -84,10 +48,7 @@ def xlco_logits(
 
 
 def xlco_losses(logits: Tensor) -> Tensor:
-    """Cross-lingual contrast (InfoNCE) of each item, (B,): find the translation among K others.
-
-    Args:
-        logits: (B, 1 + K) of `xlco_logits`, the translation first.
+    """Cross-lingual contrast (InfoNCE) of each item, (B,), from (B, 1 + K) logits, the translation first.
 
     Source: InfoXLM, equation 6.
     """

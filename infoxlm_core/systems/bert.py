@@ -21,7 +21,7 @@ from infoxlm_core.errors import CorpusTooSmall
 from infoxlm_core.model import pretrained
 from infoxlm_core.model.encoder import EncoderSize, pool
 from infoxlm_core.model.heads import MaskedLMHead
-from infoxlm_core.model.objectives import mlm_loss, nsp_loss
+from infoxlm_core.model.objectives import cross_entropy
 from infoxlm_core.systems.text_batches import Samples, TextBatch, TextSampler, from_zero
 from infoxlm_core.systems.text_learner import Loss, TextNetwork
 from infoxlm_core.systems.text_system import TextSystem
@@ -157,7 +157,7 @@ class BERTSystem(TextSystem):
     """What BERT declares: its network, samples and losses, and its names in Hugging Face's class."""
 
     network, sampler = BERT, BERTSampler
-    losses: ClassVar[Mapping[str, Loss]] = {"mlm": mlm_loss, "nsp": nsp_loss}
+    losses: ClassVar[Mapping[str, Loss]] = {"mlm": cross_entropy, "nsp": cross_entropy}
     config_class, first_token, second_segment = BertConfig, "<s>", 1
     parameter_names: ClassVar[list[tuple[str, str]]] = [  # the others are XLM-R's with another prefix
         (r"^head\.dense\.", "cls.predictions.transform.dense."),

@@ -26,7 +26,7 @@ from infoxlm_core.data.shards import Pairs, Shards, Table, end_to_end, gather
 from infoxlm_core.data.vocabulary import BOS, EOS, PAD, UNK
 from infoxlm_core.errors import ConfigError, CorpusTooSmall
 from infoxlm_core.model.encoder import EncoderSize, initialise
-from infoxlm_core.model.objectives import clm_loss, mlm_loss
+from infoxlm_core.model.objectives import cross_entropy
 from infoxlm_core.systems.text_batches import Samples, TextBatch, TextSampler, from_zero, languages_of, wrap
 from infoxlm_core.systems.text_learner import Loss, TextNetwork
 from infoxlm_core.systems.text_system import TextSystem
@@ -156,7 +156,7 @@ class XLMSystem(TextSystem):
     """What XLM declares: its networks, samples and losses, and its names in Hugging Face's class."""
 
     network, sampler = XLM, XLMSampler
-    losses: ClassVar[Mapping[str, Loss]] = {"mlm": mlm_loss, "tlm": mlm_loss, "clm": clm_loss}
+    losses: ClassVar[Mapping[str, Loss]] = {"mlm": cross_entropy, "tlm": cross_entropy, "clm": cross_entropy}
     config_class, first_token, second_segment = XLMConfig, "</s>", 0
     parameter_names: ClassVar[list[tuple[str, str]]] = [
         (r"^encoder\.token_embedding\.", "transformer.embeddings."),

@@ -22,7 +22,7 @@ from infoxlm_core.data.shards import Shards, open_shards
 from infoxlm_core.errors import ConfigError
 from infoxlm_core.model import pretrained
 from infoxlm_core.model.encoder import EncoderSize
-from infoxlm_core.model.objectives import clm_loss
+from infoxlm_core.model.objectives import cross_entropy
 from infoxlm_core.systems.text_batches import languages_of
 from infoxlm_core.systems.text_system import EPSILON
 from infoxlm_core.systems.translation.config import StartConfig, TranslationConfig, generated_tokens
@@ -149,7 +149,7 @@ class Translating(Learner):
         seed_dropout(self.config.seed, *batch.rng_key)
         with autocast(self.device):
             logits = self.module(source, target)
-        loss = clm_loss(logits, _after_first(target))
+        loss = cross_entropy(logits, _after_first(target))
         weight = denoising_weight(self.config, batch.rng_key[0]) if batch.objective == "dae" else 1.0
         return loss * weight * scales[batch.objective], {batch.objective: loss.detach()}
 

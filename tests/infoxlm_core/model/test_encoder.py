@@ -16,7 +16,7 @@ from infoxlm_core.model import pretrained
 from infoxlm_core.model.encoder import Encoder, EncoderSize, attend, initialise
 from infoxlm_core.model.heads import InfoXLM
 from infoxlm_core.model.momentum import KeyEncoder
-from infoxlm_core.model.objectives import mlm_loss
+from infoxlm_core.model.objectives import cross_entropy
 from tests.conftest import VOCABULARY, tiny_config
 
 SIZE = EncoderSize(vocabulary=VOCABULARY, layers=3, hidden=16, ffn=32, heads=2, positions=34)
@@ -170,7 +170,7 @@ def test_loss_on_one_side_of_a_translation_pair_reaches_the_other_side(ours):
     hidden = ours.encoder.embed(ids, where((7,))).detach().requires_grad_()
     top = ours.encoder.run(hidden, (7,), 0, 3)
 
-    mlm_loss(ours.head(top[1:2], ours.encoder.token_embedding.weight), torch.tensor([12])).backward()
+    cross_entropy(ours.head(top[1:2], ours.encoder.token_embedding.weight), torch.tensor([12])).backward()
 
     assert hidden.grad[4:6].abs().min() > 0
 
