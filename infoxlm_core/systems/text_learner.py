@@ -41,15 +41,11 @@ class TextLearner(Learner):
 
     def batches(self, step: int) -> Sequence[TextBatch]:
         """Virtual shard by virtual shard, so that dropout does not depend on which worker has which."""
-        size = self.config.batches.micro_batch_size
+        most = self.config.batches.micro_batch_size
         shards = distributed.my_share(self.config.batches.virtual_shards)
-        batches = [b for shard in shards for b in micro_batches(self.sampler.draw(step, shard), size, step, shard)]
-        return [replace(batch, flops=self._flops(batch)) for batch in batches]
-
-    def _flops(self, batch: TextBatch) -> float:
+        batches = [b for shard in shards for b in micro_batches(self.sampler.draw(step, shard), most, step, shard)]
         size = self.module.encoder.size
-        sizes = {"d": size.hidden, "f": size.ffn, "T": size.layers, "V": size.vocabulary}
-        return must_do_flops(batch.lengths, len(batch.rows), (), (), contrast_layer=0, K=0, **sizes)
+        return [replace(batch, flops=must_do_flops(size, batch.lengths, len(batch.rows))) for batch in batches]
 
     def losses(self, batch: TextBatch, scales: Mapping[str, float]) -> tuple[Tensor, dict[str, Tensor]]:
         batch = batch.to(self.device)

@@ -77,19 +77,10 @@ class InfoXLMLearner(Learner):
         ]
 
     def _flops(self, batch: PackedBatch) -> float:
+        contrast, count = self.config.contrast, batch.lm_sequences
+        lm, views, targets = batch.lengths[:count], batch.lengths[count:], len(batch.target_rows)
         size = self.module.encoder.size
-        return must_do_flops(
-            batch.lengths[: batch.lm_sequences],
-            len(batch.target_rows),
-            batch.lengths[batch.lm_sequences :],
-            batch.key_lengths,
-            d=size.hidden,
-            f=size.ffn,
-            T=size.layers,
-            contrast_layer=self.config.contrast.layer,
-            V=size.vocabulary,
-            K=self.config.contrast.queue_size,
-        )
+        return must_do_flops(size, lm, targets, views, batch.key_lengths, contrast.layer, contrast.queue_size)
 
     def losses(self, batch: PackedBatch, scales: Mapping[str, float]) -> tuple[Tensor, dict[str, Tensor]]:
         if self.config.contrast.enqueue == "micro_batch" and self.new_keys:

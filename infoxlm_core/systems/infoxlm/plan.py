@@ -75,14 +75,9 @@ def step_flops(config: PretrainingConfig, size: EncoderSize, shape: Shape) -> fl
     """Must-do FLOPs of an optimizer step whose sequences all have the lengths of a shape."""
     samples = config.batches.global_batch_size
     views = [shape.view] * samples if shape.view else []
-    return flops.must_do_flops(
-        [tokens for tokens in (shape.mlm, shape.tlm) if tokens for _ in range(samples)],
-        round(config.objectives.mask_ratio * (shape.mlm + shape.tlm) * samples),
-        views,
-        views,
-        d=size.hidden, f=size.ffn, T=size.layers, contrast_layer=config.contrast.layer, V=size.vocabulary,
-        K=config.contrast.queue_size,
-    )  # fmt: skip
+    lm = [tokens for tokens in (shape.mlm, shape.tlm) if tokens for _ in range(samples)]
+    targets = round(config.objectives.mask_ratio * (shape.mlm + shape.tlm) * samples)
+    return flops.must_do_flops(size, lm, targets, views, views, config.contrast.layer, config.contrast.queue_size)
 
 
 def step_tokens(config: PretrainingConfig, shape: Shape) -> int:
