@@ -14,9 +14,10 @@ from infoxlm_core.config import ObjectivesConfig, PretrainingConfig
 from infoxlm_core.data import masking
 from infoxlm_core.data.batches import micro_batches
 from infoxlm_core.data.encoding import encode
+from infoxlm_core.data.layouts import gather
 from infoxlm_core.data.samples import Sampler
 from infoxlm_core.data.sampling import TableSampler, generator
-from infoxlm_core.data.shards import Table, gather, open_shards
+from infoxlm_core.data.shards import Table, open_shards
 from infoxlm_core.data.vocabulary import SPECIAL_TOKENS
 from infoxlm_core.model import tokenizers
 
@@ -116,7 +117,7 @@ def reading(shards: Path, rounds: int) -> Case:
     lengths = (table.offsets[1:] - table.offsets[:-1])[rows]
     found = Case("data_path, reading", {"rows": count, "tokens": int(lengths.sum())})
     found.about = {
-        OURS: "shards.gather, 32 rows a call: slices of a plain view, joined once",
+        OURS: "layouts.gather, 32 rows a call: slices of a plain view, joined once",
         "np.memmap": "a slice of np.memmap for every row",
     }
 

@@ -12,9 +12,9 @@ from transformers import DataCollatorForLanguageModeling
 
 from benchmarks import corpus, inputs, ours, peers, trainer
 from benchmarks.harness import OURS, Case, measure
-from infoxlm_core.data.layouts import Sequences, lay_out
+from infoxlm_core.data.layouts import gather, lay_out
 from infoxlm_core.data.samples import Sampler
-from infoxlm_core.data.shards import gather, open_shards
+from infoxlm_core.data.shards import open_shards
 from infoxlm_core.model import tokenizers
 from infoxlm_core.systems.infoxlm.learner import InfoXLMLearner
 
@@ -62,6 +62,6 @@ def _samples(sampler: Sampler) -> list[dict[str, list[int]]]:
     found = []
     for pairs in sampler.pairs:
         every = np.arange(len(pairs))
-        sides = [Sequences(*gather([t], every * 0, every, SIDE)) for t in (pairs.source, pairs.target)]
+        sides = [gather([t], every * 0, every, SIDE) for t in (pairs.source, pairs.target)]
         found += [{"input_ids": row.tolist()} for row in lay_out(*sides).rows]
     return found

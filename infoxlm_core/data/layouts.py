@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from infoxlm_core.data.shards import end_to_end
+from infoxlm_core.data.shards import Table, end_to_end
 from infoxlm_core.data.vocabulary import BOS, EOS, FIRST_POSITION
 
 
@@ -34,6 +34,16 @@ class Sequences:
         ends = self.lengths.cumsum()
         spans = zip((ends - self.lengths).tolist(), ends.tolist(), strict=True)
         return [self.flat[start:end] for start, end in spans]
+
+
+def gather(tables: list[Table], which: np.ndarray, rows: np.ndarray, limit: int) -> Sequences:
+    """Read N rows, row rows[i] of tables[which[i]], each cut to `limit` tokens."""
+    found = []
+    for number, row in zip(which.tolist(), rows.tolist(), strict=True):
+        table = tables[number]
+        start, end = table.offsets.item(row), table.offsets.item(row + 1)
+        found.append(table.tokens[start : min(end, start + limit)])
+    return Sequences(end_to_end(found), np.fromiter(map(len, found), np.int64, len(found)))
 
 
 _BOS, _EOS = np.array([BOS]), np.array([EOS])

@@ -7,9 +7,9 @@ import numpy as np
 
 from infoxlm_core.config import ObjectivesConfig, PretrainingConfig
 from infoxlm_core.data import masking
-from infoxlm_core.data.layouts import NOTHING, Sequences, choose, join, lay_out, mix
+from infoxlm_core.data.layouts import NOTHING, Sequences, choose, gather, join, lay_out, mix
 from infoxlm_core.data.sampling import TableSampler, generator
-from infoxlm_core.data.shards import Shards, end_to_end, gather, make_blocks
+from infoxlm_core.data.shards import Shards, end_to_end, make_blocks
 from infoxlm_core.data.vocabulary import BOS
 from infoxlm_core.errors import CorpusTooSmall
 
@@ -52,16 +52,29 @@ class Draw:
     groups: np.ndarray
 
 
-class Sampler:
+class StepSampler:
+    """What the samplers of all systems share: how many samples a virtual shard has, and how tokens are masked."""
+
+    def __init__(self, shards: Shards, config: PretrainingConfig) -> None:
+        self.config, self.vocabulary_size, self.starts_word = config, shards.vocabulary_size, None
+        self.per_shard = config.batches.global_batch_size // config.batches.virtual_shards
+        if config.objectives.whole_words:
+            self.starts_word = masking.word_starts(shards.directory / "tokenizer", shards.vocabulary_size)
+
+    def mask(
+        self, sequences: Sequences, rng: np.random.Generator, config: ObjectivesConfig | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """What the model sees (T,), and the rows (N,) it must predict; masked as the run says, or as `config` does."""
+        flat, lengths, config = sequences.flat, sequences.lengths, config or self.config.objectives
+        return masking.mask(flat, lengths, self.vocabulary_size, config, rng, self.starts_word)
+
+
+class Sampler(StepSampler):
     """Draws the samples of every step from shards; CorpusTooSmall if an objective has no text at all."""
 
     def __init__(self, shards: Shards, config: PretrainingConfig) -> None:
-        self.config, self.vocabulary_size = config, shards.vocabulary_size
+        super().__init__(shards, config)
         batches, objectives = config.batches, config.objectives
-        self.starts_word = None
-        if objectives.whole_words:
-            self.starts_word = masking.word_starts(shards.directory / "tokenizer", shards.vocabulary_size)
-        self.per_shard = batches.global_batch_size // batches.virtual_shards
         # The token limit counts <s>, which blocks get when they are laid out.
         blocks = {
             name: [make_blocks(table, batches.block_tokens - 1) for table in tables]
@@ -107,13 +120,8 @@ class Sampler:
         return Draw(_merge(mlm), _merge(tlm), *views)
 
     def _masked(self, sequences: Sequences, groups: np.ndarray, rng: np.random.Generator) -> Masked:
-        seen, rows = self._mask(sequences, self.config.objectives, rng)
+        seen, rows = self.mask(sequences, rng)
         return Masked(sequences, seen, rows, groups)
-
-    def _mask(
-        self, sequences: Sequences, config: ObjectivesConfig, rng: np.random.Generator
-    ) -> tuple[np.ndarray, np.ndarray]:
-        return masking.mask(sequences.flat, sequences.lengths, self.vocabulary_size, config, rng, self.starts_word)
 
     def _corrupted(
         self, queries: Sequences, keys: Sequences, sentence_ids: np.ndarray, groups: np.ndarray, key: tuple[Any, ...]
@@ -121,7 +129,7 @@ class Sampler:
         """Both views masked independently, the answers thrown away."""
         rng = generator(*key, "corruption")
         config = self.config.objectives.model_copy(update={"mask_ratio": self.config.contrast.corruption})
-        queries, keys = (Sequences(self._mask(view, config, rng)[0], view.lengths) for view in (queries, keys))
+        queries, keys = (Sequences(self.mask(view, rng, config)[0], view.lengths) for view in (queries, keys))
         return queries, keys, sentence_ids, groups
 
     def _mlm(self, rng: np.random.Generator) -> tuple[Sequences, np.ndarray]:
@@ -138,8 +146,7 @@ class Sampler:
     def _sides(self, tables: np.ndarray, rows: np.ndarray) -> tuple[Sequences, Sequences]:
         limit = self.config.batches.side_tokens
         source = gather([pairs.source for pairs in self.pairs], tables, rows, limit)
-        target = gather([pairs.target for pairs in self.pairs], tables, rows, limit)
-        return Sequences(*source), Sequences(*target)
+        return source, gather([pairs.target for pairs in self.pairs], tables, rows, limit)
 
     def _tlm(self, rng: np.random.Generator) -> tuple[Sequences, np.ndarray]:
         tables, rows = self.pair_sampler.draw(self.per_shard, rng)

@@ -1,4 +1,4 @@
-"""Token shards: flat arrays on disk, memory-mapped, read by one gather.
+"""Token shards: flat arrays on disk, memory-mapped.
 
 A table is two plain files: `NAME.tokens` (uint32) and `NAME.offsets` (uint64, one more than there are rows; row i is
 tokens[offsets[i]:offsets[i + 1]]). Per corpus and language (pair) there are
@@ -174,16 +174,6 @@ def open_shards(directory: Path) -> Shards:
     if not mono and not pairs:
         raise CorpusTooSmall(f"{directory} holds no text: have=0 need=1 sentence")
     return Shards(mono, pairs, held_out, manifest, directory)
-
-
-def gather(tables: list[Table], which: np.ndarray, rows: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]:
-    """Read N rows, row rows[i] of tables[which[i]], each cut to `limit` tokens: flat tokens and (N,) lengths."""
-    found = []
-    for number, row in zip(which.tolist(), rows.tolist(), strict=True):
-        table = tables[number]
-        start, end = table.offsets.item(row), table.offsets.item(row + 1)
-        found.append(table.tokens[start : min(end, start + limit)])
-    return end_to_end(found), np.fromiter(map(len, found), np.int64, len(found))
 
 
 def end_to_end(parts: Sequence[np.ndarray | Sequence[int]]) -> np.ndarray:

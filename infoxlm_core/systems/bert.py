@@ -55,8 +55,8 @@ class BERTSampler(TextSampler):
     Raises CorpusTooSmall if a language has a single document, so that nothing is a wrong continuation.
     """
 
-    def __init__(self, shards: Shards, config: PretrainingConfig, starts_word: np.ndarray | None = None) -> None:
-        super().__init__(shards, config, starts_word)
+    def __init__(self, shards: Shards, config: PretrainingConfig) -> None:
+        super().__init__(shards, config)
         names = sorted(shards.mono)
         self.tables = [table for name in names for table in shards.mono[name]]
         self.language = np.array([number for number, name in enumerate(names) for _ in shards.mono[name]])

@@ -8,9 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from infoxlm_core.config import PretrainingConfig
-from infoxlm_core.data import masking
 from infoxlm_core.data.layouts import Sequences, positions
+from infoxlm_core.data.samples import StepSampler
 from infoxlm_core.data.shards import Shards, end_to_end
 from infoxlm_core.data.vocabulary import EOS, FIRST_POSITION
 
@@ -97,26 +96,11 @@ def _pack(samples: Samples, part: slice, rng_key: tuple[int, int, int]) -> TextB
     )
 
 
-class TextSampler:
-    """Draws what a virtual shard sees at a step: a pure function of (seed, step, shard).
-
-    Args:
-        shards: all text.
-        config: of the training.
-        starts_word: (V,) the pieces that begin a word, for whole-word masking.
-    """
-
-    def __init__(self, shards: Shards, config: PretrainingConfig, starts_word: np.ndarray | None = None) -> None:
-        self.config, self.vocabulary_size, self.starts_word = config, shards.vocabulary_size, starts_word
-        self.per_shard = config.batches.global_batch_size // config.batches.virtual_shards
+class TextSampler(StepSampler):
+    """Draws what a virtual shard sees at a step: a pure function of (seed, step, shard)."""
 
     def draw(self, step: int, shard: int) -> Samples:
         raise NotImplementedError
-
-    def mask(self, sequences: Sequences, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """What the model sees (T,), and the rows (N,) it must predict."""
-        lengths, objectives = sequences.lengths, self.config.objectives
-        return masking.mask(sequences.flat, lengths, self.vocabulary_size, objectives, rng, self.starts_word)
 
 
 def languages_of(shards: Shards) -> list[str]:

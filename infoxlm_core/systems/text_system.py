@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-import numpy as np
 import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
@@ -15,7 +14,6 @@ from torch import nn
 from transformers import PretrainedConfig
 
 from infoxlm_core.config import PretrainingConfig
-from infoxlm_core.data.masking import word_starts
 from infoxlm_core.data.shards import Shards
 from infoxlm_core.data.vocabulary import BOS, EOS
 from infoxlm_core.errors import ConfigError, InputError, TokenizerMismatch
@@ -37,7 +35,7 @@ class TextSystem(System):
 
     Attributes:
         network: its class of models, made of sizes and dropout.
-        sampler: its class of samplers, made of shards, config and the pieces that begin a word.
+        sampler: its class of samplers, made of shards and config.
         losses: of each objective, by the name of its weight in the config.
         config_class: of Hugging Face.
         parameter_names: patterns of our parameters' names and what they are called there, the first that fits; the
@@ -101,10 +99,7 @@ class TextSystem(System):
         return model.to(distributed.device())
 
     def learner(self, config: PretrainingConfig, model: TextNetwork, shards: Shards) -> TextLearner:
-        starts_word: np.ndarray | None = None
-        if config.objectives.whole_words:
-            starts_word = word_starts(shards.directory / "tokenizer", shards.vocabulary_size)
-        return TextLearner(config, model, self.sampler(shards, config, starts_word), self.losses)
+        return TextLearner(config, model, self.sampler(shards, config), self.losses)
 
     def export(self, model: TextNetwork, config: PretrainingConfig, shards: Shards, directory: Path) -> None:
         """Write a directory that `XLMWithLMHeadModel` or `BertForPreTraining` loads, with the shards' tokenizer."""

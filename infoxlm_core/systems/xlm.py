@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, XLMConfig
 
 from infoxlm_core.config import PretrainingConfig
-from infoxlm_core.data.layouts import Sequences
+from infoxlm_core.data.layouts import Sequences, gather
 from infoxlm_core.data.sampling import TableSampler, generator, probabilities
-from infoxlm_core.data.shards import Pairs, Shards, Table, end_to_end, gather
+from infoxlm_core.data.shards import Pairs, Shards, Table, end_to_end
 from infoxlm_core.data.vocabulary import BOS, EOS, PAD, UNK
 from infoxlm_core.errors import ConfigError, CorpusTooSmall
 from infoxlm_core.model.encoder import EncoderSize, initialise
@@ -86,8 +86,8 @@ class XLMSampler(TextSampler):
     CorpusTooSmall if an objective has no text at all.
     """
 
-    def __init__(self, shards: Shards, config: PretrainingConfig, starts_word: np.ndarray | None = None) -> None:
-        super().__init__(shards, config, starts_word)
+    def __init__(self, shards: Shards, config: PretrainingConfig) -> None:
+        super().__init__(shards, config)
         batches, weights = config.batches, config.objectives
         self.objectives = list(weights.weights())
         self.numbers = {language: number for number, language in enumerate(languages_of(shards))}
@@ -144,8 +144,8 @@ class XLMSampler(TextSampler):
         which, drawn = TableSampler([[len(rows) for _, rows in found]], 1.0).draw(self.per_shard, rng)
         rows = np.array([found[number][1][row] for number, row in zip(which, drawn, strict=True)])
         sides = [
-            Sequences(*gather([pairs.source for pairs, _ in found], which, rows, limit)),
-            Sequences(*gather([pairs.target for pairs, _ in found], which, rows, limit)),
+            gather([pairs.source for pairs, _ in found], which, rows, limit),
+            gather([pairs.target for pairs, _ in found], which, rows, limit),
         ]
         numbers = [self.numbers[side] for side in name.split("-")]
         first, second = (1, 0) if swap else (0, 1)

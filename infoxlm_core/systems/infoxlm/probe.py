@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from infoxlm_core.data.layouts import Sequences, lay_out, positions
-from infoxlm_core.data.shards import Pairs, Shards, gather
+from infoxlm_core.data.layouts import Sequences, gather, lay_out, positions
+from infoxlm_core.data.shards import Pairs, Shards
 from infoxlm_core.model.encoder import Encoder, pool
 from infoxlm_core.tasks.nearest import find_nearest
 
@@ -46,7 +46,7 @@ def _first(tables: Sequence[Pairs], count: int, longest: int) -> tuple[Sequences
     which = np.repeat(np.arange(len(tables)), [len(table) for table in tables])[:count]
     rows = np.concatenate([np.arange(len(table)) for table in tables])[:count]
     source, target = ([getattr(table, side) for table in tables] for side in ("source", "target"))
-    first, second = (lay_out(Sequences(*gather(side, which, rows, longest))) for side in (source, target))
+    first, second = (lay_out(gather(side, which, rows, longest)) for side in (source, target))
     return first, second
 
 

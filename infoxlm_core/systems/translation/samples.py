@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from infoxlm_core.data.layouts import Sequences
+from infoxlm_core.data.layouts import Sequences, gather
 from infoxlm_core.data.sampling import TableSampler, generator
-from infoxlm_core.data.shards import Shards, end_to_end, gather
+from infoxlm_core.data.shards import Shards, end_to_end
 from infoxlm_core.errors import CorpusTooSmall
 from infoxlm_core.systems.text_batches import from_zero, languages_of, wrap
 from infoxlm_core.systems.translation.config import NoiseConfig, TranslationConfig
@@ -124,5 +124,5 @@ class TranslationSampler:
         """Sentences of a language, without their `</s>`."""
         which, drawn = TableSampler([[len(rows) for rows in self.rows[language]]], 1.0).draw(count, rng)
         rows = np.array([self.rows[language][table][row] for table, row in zip(which, drawn, strict=True)])
-        found = Sequences(*gather(self.tables[language], which, rows, self.config.side_tokens + 1))
+        found = gather(self.tables[language], which, rows, self.config.side_tokens + 1)
         return [words[:-1] for words in found.rows]
