@@ -13,30 +13,5 @@ from infoxlm_core.config.pretraining import (
     PretrainingConfig,
     ProbeConfig,
 )
-from infoxlm_core.config.tasks import (
-    EvaluationConfig,
-    RecipeConfig,
-    RegistrationConfig,
-    SelectionConfig,
-)
+from infoxlm_core.config.tasks import EvaluationConfig, RecipeConfig, RegistrationConfig, SelectionConfig
 from infoxlm_core.config.training import CheckpointsConfig, OptimizationConfig
-
-__all__ = [
-    "BatchesConfig",
-    "CheckpointsConfig",
-    "CleaningConfig",
-    "ContrastConfig",
-    "CorpusSource",
-    "EvaluationConfig",
-    "ModelConfig",
-    "ObjectivesConfig",
-    "OptimizationConfig",
-    "PreparationConfig",
-    "PretrainingConfig",
-    "ProbeConfig",
-    "RecipeConfig",
-    "RegistrationConfig",
-    "SelectionConfig",
-    "StageConfig",
-    "TokenizationConfig",
-]
