@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from infoxlm_core.data.vocabulary import FIRST_POSITION
-from infoxlm_core.errors import InputError
+from infoxlm_core.errors import InputError, one_line
 from infoxlm_core.model import pretrained, tokenizers
 from infoxlm_core.model.encoder import Encoder, EncoderSize
 from infoxlm_core.model.heads import MaskedLMHead
@@ -32,9 +32,7 @@ _RENAMED = [  # ours -> fairseq, the first that fits
     (r"^encoder\.token_embedding\.", "sentence_encoder.embed_tokens."),
     (r"^encoder\.position_embedding\.", "sentence_encoder.embed_positions."),
     (r"^encoder\.embedding_norm\.", "sentence_encoder.emb_layer_norm."),
-    (r"^encoder\.layers\.(\d+)\.(q)uery\.", r"sentence_encoder.layers.\1.self_attn.\2_proj."),
-    (r"^encoder\.layers\.(\d+)\.(k)ey\.", r"sentence_encoder.layers.\1.self_attn.\2_proj."),
-    (r"^encoder\.layers\.(\d+)\.(v)alue\.", r"sentence_encoder.layers.\1.self_attn.\2_proj."),
+    (r"^encoder\.layers\.(\d+)\.(q|k|v)(?:uery|ey|alue)\.", r"sentence_encoder.layers.\1.self_attn.\2_proj."),
     (r"^encoder\.layers\.(\d+)\.attention_output\.", r"sentence_encoder.layers.\1.self_attn.out_proj."),
     (r"^encoder\.layers\.(\d+)\.attention_norm\.", r"sentence_encoder.layers.\1.self_attn_layer_norm."),
     (r"^encoder\.layers\.(\d+)\.up\.", r"sentence_encoder.layers.\1.fc1."),
@@ -67,11 +65,7 @@ class Imported:
 
 def fairseq_name(name: str) -> str:
     """`encoder.layers.0.up.bias` -> `sentence_encoder.layers.0.fc1.bias`."""
-    for ours, theirs in _RENAMED:
-        renamed, count = re.subn(ours, theirs, name)
-        if count:
-            return renamed
-    raise KeyError(name)
+    return pretrained.hugging_face_name(name, _RENAMED)
 
 
 def convert(checkpoint: Path, directory: Path, tokenizer: Path | None = None, heads: int | None = None) -> Imported:
@@ -96,8 +90,9 @@ def convert(checkpoint: Path, directory: Path, tokenizer: Path | None = None, he
         raise InputError(
             f"{checkpoint}: {_PROJECTION} is {tuple(projection.shape)}, not {(1, size.hidden, size.hidden)}"
         )
-    about = {} if projection is None or not layer else {"layer": layer, "pooling": "cls", "normalise": False}
-    more: dict[str, Any] = {"infoxlm": about} if about else {}
+    more: dict[str, Any] = {}
+    if projection is not None and layer:
+        more["infoxlm"] = {"layer": layer, "pooling": "cls", "normalise": False}
     architectures = ["XLMRobertaModel" if missing else "XLMRobertaForMaskedLM"]
     config = pretrained.hugging_face_config(size, architectures=architectures, **more)
     directory.parent.mkdir(parents=True, exist_ok=True)
@@ -127,8 +122,9 @@ def _read(checkpoint: Path) -> tuple[dict[str, Tensor], int | None]:
         with torch.serialization.safe_globals([argparse.Namespace]):
             loaded = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=False)
     except Exception as error:  # what is no pickle shows itself by almost any exception
-        said = " ".join(str(error).split())[:200]
-        raise InputError(f"{checkpoint} is no checkpoint that can be read without running code ({said})") from None
+        raise InputError(
+            f"{checkpoint} is no checkpoint that can be read without running code ({one_line(error)})"
+        ) from None
     if not isinstance(loaded, dict):
         raise InputError(f"{checkpoint} holds a {type(loaded).__name__}, not the tensors of a model")
     state = loaded.get("model", loaded)

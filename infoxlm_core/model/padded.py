@@ -12,13 +12,9 @@ import torch
 import transformers
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
-from transformers import (
-    AutoConfig,
-    PretrainedConfig,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
-from infoxlm_core.errors import InputError
+from infoxlm_core.errors import InputError, one_line
 from infoxlm_core.model.task_head import Head
 
 _DROPOUT = ("dropout", "attention_dropout", "hidden_dropout_prob", "attention_probs_dropout_prob")
@@ -71,9 +67,8 @@ def read_config(directory: Path) -> PretrainedConfig:
     try:
         return AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # a broken file shows itself by almost any exception
-        said = " ".join(str(error).split())[:200]
         raise InputError(
-            f"{directory}/config.json: no model that we know ({said}): give a Hugging Face model"
+            f"{directory}/config.json: no model that we know ({one_line(error)}): give a Hugging Face model"
         ) from None
 
 
@@ -88,10 +83,9 @@ def load(directory: Path, head: Head, config: PretrainedConfig, fresh: bool) -> 
     except Exception as error:  # as above
         said = " ".join(str(error).split())[:300]
         raise InputError(f"{directory} cannot be loaded for {head.name} ({said}): give another encoder") from None
-    missing = sorted(
-        name for name in report["missing_keys"] if not fresh or name.startswith(f"{model.base_model_prefix}.")
-    )
-    if missing := [name for name in missing if "pooler" not in name]:
+    needed = f"{model.base_model_prefix}." if fresh else ""
+    missing = sorted(name for name in report["missing_keys"] if name.startswith(needed) and "pooler" not in name)
+    if missing:
         raise InputError(f"{directory} lacks {len(missing)} weights ({missing[0]}, …): give a complete model")
     return Padded(model, head)
 
@@ -102,8 +96,3 @@ def set_dropout(config: PretrainedConfig, dropout: float, head_dropout: float) -
         for name in names:
             if hasattr(config, name):
                 setattr(config, name, value)
-
-
-def export(module: Padded, directory: Path) -> None:
-    """Write weights and config."""
-    module.model.save_pretrained(directory)

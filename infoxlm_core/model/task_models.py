@@ -159,7 +159,7 @@ def export(module: TaskModel, tokenizer: Path, directory: Path) -> None:
     """Write a directory that the head's `AutoModelFor…` loads, and the tokenizer."""
     directory.mkdir(parents=True, exist_ok=True)
     if isinstance(module, padded.Padded):
-        padded.export(module, directory)
+        module.model.save_pretrained(directory)
         tokenizers.copy(tokenizer, directory, pretrained.longest_of(module.config.to_dict()))
         return
     config: Any = copy.deepcopy(module.config)

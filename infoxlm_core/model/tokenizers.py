@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 from transformers.utils import sentencepiece_model_pb2_new as sentencepiece_pb2
 
 from infoxlm_core.data.vocabulary import BOS, EOS, SPECIAL_TOKENS, UNK
-from infoxlm_core.errors import InputError
+from infoxlm_core.errors import InputError, one_line
 
 MODEL = "sentencepiece.bpe.model"
 """XLM-R's name of the file, though the model is a unigram one."""
@@ -87,8 +87,9 @@ def load(directory: Path) -> PreTrainedTokenizerBase:
     try:
         return AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # a broken file shows itself by almost any exception
-        said = " ".join(str(error).split())[:200]
-        raise InputError(f"{directory} has no tokenizer that can be read ({said}): copy its files there") from None
+        raise InputError(
+            f"{directory} has no tokenizer that can be read ({one_line(error)}): copy its files there"
+        ) from None
 
 
 def copy(source: Path, directory: Path, longest: int) -> None:
