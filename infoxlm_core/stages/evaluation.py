@@ -28,11 +28,7 @@ CURVE_POINTS = 400
 
 
 def evaluate(
-    config: EvaluationConfig,
-    corpus: Path,
-    encoders: Mapping[str, Path],
-    classifiers: Mapping[str, Path],
-    output: Path,
+    config: EvaluationConfig, corpus: Path, encoders: Mapping[str, Path], classifiers: Mapping[str, Path], output: Path
 ) -> dict[str, float]:
     """Score models and write scores.json, items.parquet, report.html, figures/ and model_card.md.
 

@@ -98,7 +98,7 @@ def export(
     config, module, kept, looks = learner.config.selection, learner.module, learner.kept, learner.kept.looks()
     chosen = kept.choose(looks, learner.steps)
     for step in dict.fromkeys(chosen.values()):
-        directory = output if step == chosen[selection.ALL] else output / "steps" / str(step)
+        directory = selection.directory_of(output, chosen, step)
         if config.rule != "last":
             kept.load(module, step)
         with all_words():

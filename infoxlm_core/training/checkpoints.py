@@ -27,14 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from infoxlm_core import manifests
-from infoxlm_core.errors import (
-    InfoXLMError,
-    LeaseHeld,
-    NoValidCheckpoint,
-    StorageFull,
-    StorageUnavailable,
-    TryAgain,
-)
+from infoxlm_core.errors import InfoXLMError, LeaseHeld, NoValidCheckpoint, StorageFull, StorageUnavailable, TryAgain
 from infoxlm_core.training.fingerprint import Fingerprint
 from infoxlm_core.training.tracker import METRICS
 
@@ -125,14 +118,10 @@ class Checkpoints:
                 f"{self.directory} is in use: another process trains this run; wait for it or stop it"
             ) from None
         with held:
-            self._sweep()
+            for dead in self.directory.glob(".step=*"):  # left behind by a process that died while it saved
+                shutil.rmtree(dead, ignore_errors=True)
             with self.remote.held() if self.remote else contextlib.nullcontext():
                 yield
-
-    def _sweep(self) -> None:
-        """Remove what a dead process left behind: directories without manifest."""
-        for path in self.directory.glob(".step=*"):
-            shutil.rmtree(path, ignore_errors=True)
 
     def asked_to_stop(self) -> bool:
         return (self.directory / "stop").exists() or bool(self.remote and self.remote.asked_to_stop())
@@ -243,15 +232,12 @@ class Checkpoints:
             if self.remote:
                 self._unpack(path)
             return Checkpoint(step, tensors, meta)
-        if reasons or self._has_saved():
+        if reasons or (self.remote.has_saved() if self.remote else (self.directory / "saved.json").exists()):
             raise NoValidCheckpoint(
                 f"{self.directory}: this run has saved before, but no checkpoint is valid "
                 f"({'; '.join(reasons) or 'none is left'}): restore one, or remove the directory to start over"
             )
         return None
-
-    def _has_saved(self) -> bool:
-        return self.remote.has_saved() if self.remote else (self.directory / "saved.json").exists()
 
     def _candidates(self) -> list[tuple[int, Path]]:
         """Steps of the checkpoints that exist, newest first, and where each is on this machine, or will be."""

@@ -3,8 +3,7 @@
 And what learners need so that a step is a pure function: dropout by key, precision by device.
 """
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -74,8 +73,6 @@ def seed_dropout(*key: object) -> None:
     torch.manual_seed(int.from_bytes(digest_key(*key)[:8], "little"))
 
 
-@contextlib.contextmanager
-def autocast(device: torch.device) -> Iterator[None]:
+def autocast(device: torch.device) -> torch.autocast:
     """bf16 on GPUs; fp32 on CPUs, where bf16 is slower without special instructions."""
-    with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-        yield
+    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")

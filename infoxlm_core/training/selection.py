@@ -67,16 +67,15 @@ def read(tuned: Path) -> dict[str, Any] | None:
     return json.loads(path.read_bytes()) if path.is_file() else None
 
 
-def directory_of(tuned: Path, chosen: Mapping[str, int], language: str) -> Path:
-    """Where the model of a language lies."""
-    step = chosen.get(language, chosen[ALL])
+def directory_of(tuned: Path, chosen: Mapping[str, int], step: int) -> Path:
+    """Where the model after a step that was chosen lies."""
     return tuned if step == chosen[ALL] else tuned / "steps" / str(step)
 
 
 def directories(tuned: Path) -> Callable[[str], Path]:
     """Language -> directory of the model that was kept for it."""
     chosen = (read(tuned) or {"chosen": {ALL: 0}})["chosen"]
-    return lambda language: directory_of(tuned, chosen, language)
+    return lambda language: directory_of(tuned, chosen, chosen.get(language, chosen[ALL]))
 
 
 def development(tuned: Path) -> dict[str, Any] | None:

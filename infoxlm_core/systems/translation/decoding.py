@@ -20,7 +20,7 @@ from infoxlm_core.systems.text_batches import languages_of
 from infoxlm_core.systems.translation.config import TranslationConfig, generated_tokens
 from infoxlm_core.systems.translation.model import Translator
 from infoxlm_core.systems.translation.samples import side
-from infoxlm_core.tasks.embedding import autocast
+from infoxlm_core.training.learner import autocast
 
 logger = logging.getLogger(__name__)
 BLEU = "valid/bleu"
