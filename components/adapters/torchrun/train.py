@@ -59,9 +59,12 @@ def _work(train: Callable[..., dict[str, Any]], arguments: dict[str, Any]) -> di
     import torch
     import torch.distributed as dist
 
+    # A signal to the whole process group (Ctrl-C, `timeout`, many schedulers) is for the agent's process, which asks
+    # for the stop. SIGTERM to this process alone is the agent's, when it starts all workers again.
     agent = os.getppid()
+    os.setpgid(0, 0)
 
-    def end_with_agent(*_: object) -> None:  # Ctrl-C reaches us too: the agent's process asks for the stop
+    def end_with_agent(*_: object) -> None:  # torch asks for SIGINT when the agent has died
         if os.getppid() != agent:
             os._exit(1)
 

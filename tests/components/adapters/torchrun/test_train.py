@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -69,6 +71,34 @@ def test_sigterm_lets_the_workers_save_and_the_next_run_goes_on(tiny_shards, tmp
     (tmp_path / "run/stop").unlink(missing_ok=True)
 
     assert len(train(torchrun_train, tiny_shards, tmp_path, **LONGER)) == 60
+
+
+def train_until_stopped(shards: Path, base: Path) -> None:
+    """What a command does, in a process of its own: train for long without saving, and end with the error's code."""
+    run = base / "run"
+    run.mkdir()
+    try:
+        with workers.stopping_on_signals(run):
+            train(torchrun_train, shards, base, optimization={"steps": 100_000}, checkpoints={"every": 100_000})
+    except Preempted as stopped:
+        sys.exit(stopped.exit_code)
+
+
+def test_sigterm_to_all_processes_of_a_command_lets_the_workers_save_too(tiny_shards, tmp_path):
+    code = f"from {__name__} import *; train_until_stopped(Path({str(tiny_shards)!r}), Path({str(tmp_path)!r}))"
+    command = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    try:
+        curve = tmp_path / "run" / tracker.METRICS
+        while command.poll() is None and (not curve.exists() or len(tracker.read(curve)) < 10):
+            time.sleep(0.05)
+        os.killpg(command.pid, signal.SIGTERM)
+        ended = command.wait(timeout=120)
+    finally:
+        if command.poll() is None:
+            os.killpg(command.pid, signal.SIGKILL)
+
+    assert ended == 75
+    assert [path.name for path in (tmp_path / "run").glob("step=*") if path.name >= "step=0000000010"]
 
 
 def die(run: Path) -> dict:
