@@ -98,7 +98,7 @@ def artifact(store: str | Path, task: str, output: str) -> Path | None:
 
 @contextlib.contextmanager
 def _stopping_loops() -> Iterator[None]:
-    """Let Ctrl-C also stop what a loop has not begun: KFP would start it all the same, and wait."""
+    """Let Ctrl-C and SIGTERM also stop what a loop has not begun: KFP would start it all the same, and wait."""
     path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"  # steps run `python3`
 
     def stop(*_: object) -> None:
@@ -106,11 +106,12 @@ def _stopping_loops() -> Iterator[None]:
         raise KeyboardInterrupt
 
     os.environ["PATH"] = path
-    before = signal.signal(signal.SIGINT, stop)
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         os.environ["PATH"] = path
 
 

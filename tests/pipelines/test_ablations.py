@@ -140,12 +140,13 @@ def test_two_tasks_that_speak_at_once_do_not_break_each_others_lines(tmp_path):
     assert sorted(console.getvalue().splitlines()) == said
 
 
-def test_ctrl_c_keeps_a_loop_from_starting_what_waits():
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_keep_a_loop_from_starting_what_waits(number):
     shell = ["sh", "-c", "true"]
     with pytest.raises(KeyboardInterrupt), local._stopping_loops():
         subprocess.run(shell, check=True)
         try:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(number)
         except KeyboardInterrupt:
             with pytest.raises(FileNotFoundError):
                 subprocess.run(shell)
