@@ -47,14 +47,12 @@ def measure(
             if task.depends_on_workers(part, model):
                 inputs.append(f"workers={max(1, num_workers)}")
             name = keys.artifact_key("tuned", task.without_data(part), *inputs)
-            # all settings, for a run resumes with the same only
-            whole = manifests.digest(local.result_fields()).removeprefix("sha256:")[:8]
             wanted = work.Work(
                 stage="finetune",
                 store=store,
                 kind="tuned",
                 name=name,
-                run=f"tuned-{name}-{whole}",
+                run=f"tuned-{name}",
                 config=settings.model_dump(mode="json"),
                 artifacts={},
                 sources={"encoder": point["source"]},

@@ -22,6 +22,7 @@ from infoxlm_core.training import active_vocabulary, distributed, loop, selectio
 from infoxlm_core.training.best_checkpoints import Kept
 from infoxlm_core.training.checkpoints import RemoteCheckpoints
 from infoxlm_core.training.fingerprint import Fingerprint
+from infoxlm_core.training.input_digests import digest_inputs
 from infoxlm_core.training.run import export_curves, run_directory
 from infoxlm_core.training.task_learner import TaskLearner, Training
 from infoxlm_core.training.tracker import FileTracker, Tracker
@@ -58,8 +59,7 @@ def finetune(
     module = task_models.create(encoder, task.head, task.labels, config.dropout, task.head_dropout, config.seed)
     optimization = schedule(config, len(task.examples))
     kept = Kept(run, config.selection, task.source)
-    inputs = {"encoder": pretrained.digest_of(encoder), "examples": digest_of(task)}
-    fingerprint = Fingerprint.of(config, manifests.VERSIONS["classifier"], inputs)
+    fingerprint = fingerprint_of(config, encoder, task)
     learned, all_words = active_vocabulary.limit(module.to(distributed.device()), task, optimization.weight_decay)
     learner = TaskLearner(config, module, learned, optimization.steps, kept)
     logger.info("fine-tuning on %d examples, %d steps", len(task.examples), optimization.steps)
@@ -72,6 +72,14 @@ def finetune(
 def read_training(config: RecipeConfig, encoder: Path, corpus: Path | None) -> Training:
     """Read and tokenise what a config names."""
     return task_of(config).training(config, encoder, corpus)
+
+
+def fingerprint_of(config: RecipeConfig, encoder: Path, learned: Training) -> Fingerprint:
+    """What a checkpoint belongs to: the content of data, wherever they lie, and no setting that only tests read."""
+    settings, data = task_of(config).training_part(config)
+    by_role = {role: manifests.digest(digest_inputs(paths)) for role, paths in data.items()}  # development sets, too
+    inputs = {"encoder": pretrained.digest_of(encoder), "examples": digest_of(learned), **by_role}
+    return Fingerprint.of(settings, manifests.VERSIONS["classifier"], inputs)
 
 
 def digest_of(task: Training) -> str:

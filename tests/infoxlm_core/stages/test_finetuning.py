@@ -1,5 +1,6 @@
 """Fine-tuning: learns labels and answers, resumes, refuses what cannot be learned."""
 
+import shutil
 import tracemalloc
 
 import numpy as np
@@ -11,7 +12,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Dist
 
 from infoxlm_core.data.examples import Examples, from_lists
 from infoxlm_core.data.sampling import generator
-from infoxlm_core.errors import ConfigError, InputError
+from infoxlm_core.errors import ConfigError, ConfigMismatch, InputError
 from infoxlm_core.model import task_models, tokenizers
 from infoxlm_core.stages.finetuning import digest_of, finetune, read_training, schedule
 from infoxlm_core.tasks import TASKS
@@ -58,6 +59,25 @@ def test_a_resumed_run_equals_an_undisturbed_one(encoder, data, tmp_path):
         for x in "ab"
     ]
     assert losses[0] == losses[1]
+
+
+def test_an_interrupted_run_goes_on_from_another_folder_of_the_same_data_but_not_with_other_data(
+    encoder, data, tmp_path
+):
+    def train(folder: str, content: str, **changes) -> list[int]:
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "table.tsv").write_text(content)
+        settings = config(tmp_path / folder / "table.tsv", optimization={"steps": 4, "warmup_steps": 1}, **changes)
+        finetune(settings, encoder, None, tmp_path / "out", tmp_path / "run")
+        return [step for step, _ in tracker.read(tmp_path / "run" / tracker.METRICS)]
+
+    content = data.read_text().replace("\ttest", "\tdev")
+    train("here", content, checkpoints={"every": 2})
+    shutil.rmtree(tmp_path / "run/step=0000000004")
+
+    assert train("elsewhere", content, mixed=True) == [1, 2, 3, 4]  # only tests read `mixed`
+    with pytest.raises(ConfigMismatch, match="data was 'sha256:"):
+        train("changed", content.replace("\tdev", "\ttest"))
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
