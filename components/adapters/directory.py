@@ -7,10 +7,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from filelock import FileLock
-
 from components.adapters.storage import Entry
-from infoxlm_core import manifests
+from infoxlm_core import locks, manifests
 
 
 class Directory:
@@ -37,7 +35,7 @@ class Directory:
     def put_if(self, name: str, content: str | bytes, version: str | None, quick: bool = False) -> str | None:
         path = self._path(name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(path.with_name(f".{path.name}.lock")):
+        with locks.acquire(path.with_name(f".{path.name}.lock")):
             found = self.get(name, quick)
             if (found and found[1]) != version:
                 return None

@@ -25,12 +25,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from components.adapters import storage
 from components.platform import transfer, verification
 from components.platform.lease import Lease
-from infoxlm_core import manifests
+from infoxlm_core import locks, manifests
 from infoxlm_core.errors import DataCorrupt, InputError
 
 logger = logging.getLogger(__name__)
@@ -168,7 +166,7 @@ def _build(final: Path, kind: str, build: Callable[[Path], dict[str, Any] | None
     _sweep(final.parent)
     partial = Path(tempfile.mkdtemp(prefix=".making-", dir=final.parent))
     try:
-        with FileLock(f"{partial}.lock"):  # held while this process lives: nobody sweeps it away
+        with locks.acquire(f"{partial}.lock"):  # held while this process lives: nobody sweeps it away
             (partial / "it").mkdir()
             facts = build(partial / "it")
             state = verification.state_of(partial / "it")
@@ -195,12 +193,11 @@ def exclusive(store: str, kind: str, name: str) -> Iterator[None]:
 def _one_at_a_time(path: Path) -> Iterator[None]:
     """One process of this machine at a time, by a lock on a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(path)
     try:
-        held = lock.acquire(timeout=0)
-    except Timeout:
+        held = locks.acquire(path, timeout=0)
+    except locks.Timeout:
         logger.info("somebody else holds %s: waiting", path)
-        held = lock.acquire()
+        held = locks.acquire(path)
     with held:
         yield
 
@@ -208,7 +205,10 @@ def _one_at_a_time(path: Path) -> Iterator[None]:
 def _sweep(directory: Path) -> None:
     """Remove what processes that are gone have left half-made."""
     for path in directory.glob(".making-*.lock"):
-        with contextlib.suppress(Timeout, OSError), FileLock(path, timeout=0):  # OSError: somebody else's file
+        with (
+            contextlib.suppress(locks.Timeout, OSError),
+            locks.acquire(path, timeout=0),
+        ):  # OSError: somebody else's file
             shutil.rmtree(path.with_suffix(""), ignore_errors=True)
             path.unlink(missing_ok=True)
 

@@ -22,11 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from filelock import FileLock, Timeout
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from infoxlm_core import manifests
+from infoxlm_core import locks, manifests
 from infoxlm_core.errors import InfoXLMError, LeaseHeld, NoValidCheckpoint, StorageFull, StorageUnavailable, TryAgain
 from infoxlm_core.training.fingerprint import Fingerprint
 from infoxlm_core.training.tracker import METRICS
@@ -112,8 +111,8 @@ class Checkpoints:
     def locked(self, patience: float = 60.0) -> Iterator[None]:
         """Be the only process that trains this run; wait `patience` seconds for a dying one, then raise LeaseHeld."""
         try:
-            held = FileLock(self.directory / "lock").acquire(timeout=patience, poll_interval=0.5)
-        except Timeout:
+            held = locks.acquire(self.directory / "lock", timeout=patience, poll_interval=0.5)
+        except locks.Timeout:
             raise LeaseHeld(
                 f"{self.directory} is in use: another process trains this run; wait for it or stop it"
             ) from None

@@ -13,9 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from filelock import FileLock
-
 from components.settings import environment
+from infoxlm_core import locks
 from infoxlm_core.errors import ConfigMismatch, InputError, StorageUnavailable, one_line
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ def connect(default_store: Path) -> "MlflowClient":
     if not (directory := _sqlite_directory()):
         return mlflow.MlflowClient()
     directory.mkdir(parents=True, exist_ok=True)
-    with FileLock(directory / ".mlflow.lock"):  # two processes creating the tables at once: one would fail
+    with locks.acquire(directory / ".mlflow.lock"):  # two processes creating the tables at once: one would fail
         return mlflow.MlflowClient()
 
 
