@@ -28,8 +28,7 @@ class Comparison:
     title: str
     metrics: tuple[str, ...]
     variants: Mapping[str, Variant]
-    said: Mapping[str, str] = field(default_factory=dict)
-    """Of each metric the order of the variants, and which intervals overlap."""
+    said: Mapping[str, str] = field(default_factory=dict)  # of each metric the order of the variants, and what overlaps
 
     @property
     def unfinished(self) -> tuple[str, ...]:

@@ -11,11 +11,8 @@ from infoxlm_core.tasks.task import Scores
 class Evaluated:
     """One model."""
 
-    tasks: Mapping[str, Scores] = field(default_factory=dict)
-    """`retrieval`, `perplexity`, `classification`: what it could be measured on."""
-
-    curves: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict)
-    """Of its training: metric -> (step, value) points."""
+    tasks: Mapping[str, Scores] = field(default_factory=dict)  # what it could be measured on
+    curves: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict)  # metric -> (step, value) points
 
     @property
     def encoder(self) -> Mapping[str, Any]:
@@ -31,13 +28,9 @@ class Evaluation:
     model: str
     pivot: str
     test_set: str
-    pairs: Mapping[str, Mapping[str, int]]
-    """Language -> pairs `held_out`, `drawn`, and with `no_overlap`."""
-
+    pairs: Mapping[str, Mapping[str, int]]  # language -> pairs `held_out`, `drawn`, and with `no_overlap`
     models: Mapping[str, Evaluated]
-    corpus: Mapping[str, Any] | None
-    """The cleaning report of the text."""
-
+    corpus: Mapping[str, Any] | None  # the cleaning report of the text
     settings: Mapping[str, Any]
 
     def of(self, task: str) -> dict[str, Scores]:

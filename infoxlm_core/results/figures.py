@@ -37,8 +37,7 @@ _STYLE: dict[Any, Any] = {
 _LINES = {"mean": "-o", "cls": "--s"}
 _POOLINGS = {"cls": "[CLS]"}
 
-Curve = tuple[str, str, Sequence[float]]
-"""Model, pooling, the share at each layer."""
+Curve = tuple[str, str, Sequence[float]]  # model, pooling, the share at each layer
 
 
 def render(drawn: Mapping[str, Callable[[], Figure | None]]) -> dict[str, dict[str, bytes]]:

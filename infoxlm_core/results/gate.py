@@ -10,8 +10,7 @@ from dataclasses import asdict, dataclass, field
 from infoxlm_core.errors import InputError
 from infoxlm_core.results.evidence import Outcomes, paired_bootstrap
 
-FEWEST_QUESTIONS = 50
-"""With fewer an interval promises more than it keeps: of two equal models one looks better too often."""
+FEWEST_QUESTIONS = 50  # with fewer an interval is too narrow: of two equal models one looks better too often
 
 
 @dataclass(frozen=True)
@@ -19,11 +18,8 @@ class Contender:
     """A registered version as the gate sees it."""
 
     version: str
-    tags: Mapping[str, str]
-    """Metrics by name, and `test_set`, the digest of its questions."""
-
-    read_outcomes: Callable[[], Outcomes | None]
-    """Its outcomes by question, read when they are needed; None if it was registered without."""
+    tags: Mapping[str, str]  # metrics by name, and `test_set`, the digest of its questions
+    read_outcomes: Callable[[], Outcomes | None]  # read when they are needed; None if it was registered without
 
 
 @dataclass(frozen=True)
@@ -32,8 +28,7 @@ class Verdict:
 
     passed: bool
     reason: str
-    figures: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Metric -> gain, lower, upper (of the 95 % interval), questions, least."""
+    figures: dict[str, dict[str, float]] = field(default_factory=dict)  # metric -> fields of `Interval`, and `least`
 
 
 def decide(candidate: Contender, champion: Contender | None, gate: Mapping[str, float]) -> Verdict:

@@ -18,8 +18,7 @@ from infoxlm_core.results import figures, tables
 from infoxlm_core.results.tables import Table, percent, short
 from infoxlm_core.tasks.task import Fact
 
-SHOWN = 12
-"""Unfinished trials that are named on a page."""
+SHOWN = 12  # unfinished trials that are named on a page
 
 
 class Tile(NamedTuple):
@@ -36,20 +35,13 @@ class Section:
 
     title: str
     text: str = ""
-    caution: str = ""
-    """What forbids a comparison, in a box."""
-
+    caution: str = ""  # what forbids a comparison, in a box
     problems: Sequence[str] = ()
     tables: Sequence[Table] = ()
-    figures: Mapping[str, str] = field(default_factory=dict)
-    """Name -> what it shows."""
-
+    figures: Mapping[str, str] = field(default_factory=dict)  # name -> what it shows
     facts: Sequence[Fact] = ()
-    facts_title: str = ""
-    """Where they are folded away."""
-
-    folded: Mapping[str, Table | str] = field(default_factory=dict)
-    """What only some will read: heading -> table or text. Not in Markdown."""
+    facts_title: str = ""  # where they are folded away
+    folded: Mapping[str, Table | str] = field(default_factory=dict)  # heading -> what only some read; not in Markdown
 
 
 @dataclass(frozen=True)
@@ -58,16 +50,13 @@ class Page:
 
     title: str
     heading: str
-    soft: Sequence[str]
-    """Below the heading, in grey."""
-
+    soft: Sequence[str]  # below the heading, in grey
     lead: str
     sections: Sequence[Section]
     tiles: Sequence[Tile] = ()
     unfinished: Sequence[str] = ()
     end: str = ""
-    brief: str = ""
-    """What Markdown says in place of `lead`."""
+    brief: str = ""  # what Markdown says in place of `lead`
 
 
 def draw(output: Path, drawn: Mapping[str, Any]) -> dict[str, str]:

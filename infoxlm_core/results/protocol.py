@@ -14,20 +14,15 @@ from infoxlm_core.tasks.task import Fact, Scores
 
 XNLI_TRAINING_PAIRS = 392_702
 XNLI_TEST, XNLI_DEV = 5_010, 2_490
-SQUAD_QUESTIONS = 87_599
-"""Of the training set of SQuAD v1.1; a long paragraph gives a question several examples."""
-
-SQUAD_EXAMPLES = 1.2 * SQUAD_QUESTIONS
-"""Windows of up to 384 tokens are some 3 % more than questions; more than this many are of further text."""
-
+SQUAD_QUESTIONS = 87_599  # of the training set of SQuAD v1.1; a long paragraph gives a question several examples
+SQUAD_EXAMPLES = 1.2 * SQUAD_QUESTIONS  # windows of 384 tokens are some 3 % more; more than this are of further text
 MLQA_TEST = {"en": 11590, "de": 4517, "es": 5254, "ar": 5335, "zh": 5137, "vi": 5495, "hi": 4918}
 MLQA_DEV = {"en": 1148, "de": 512, "es": 500, "ar": 517, "zh": 504, "vi": 511, "hi": 507}
 TATOEBA = dict.fromkeys(languages.GROUPS["36"], 1000) | {
     "sw": 390, "th": 548, "ka": 746, "ml": 687, "kk": 575, "ta": 307, "te": 234, "jv": 205
 }  # fmt: skip
+# learning rates of the paper's grids; XNLI's for base and for large models
 RATES = {"xnli": ((5e-6, 7e-6, 1e-5), (4e-6, 5e-6, 6e-6)), "mlqa": ((2e-5, 3e-5, 5e-5),)}
-"""Learning rates of the paper's grids; XNLI's for base and for large models."""
-
 _RULES = {"last": "1, last step", "source": "1, dev of the source", "joint": "1, joint dev", "each": "N, own dev"}
 _SEEDS = 5
 

@@ -40,25 +40,14 @@ class Row:
     """One published row: a model under one protocol."""
 
     model: str
-    size: str
-    """base or large."""
-
-    kind: str
-    """zero-shot, translate-train-all; for Tatoeba which vector."""
-
-    rule: str
-    """#M: 1, one checkpoint for all languages · N, one for each · empty: not said."""
-
-    runs: int
-    """Fine-tunings it is the mean of; 1: not said."""
-
+    size: str  # base or large
+    kind: str  # zero-shot, translate-train-all; for Tatoeba which vector
+    rule: str  # #M: 1, one checkpoint for all languages · N, one for each · empty: not said
+    runs: int  # fine-tunings it is the mean of; 1: not said
     source: str
     note: str
-    cells: dict[str, float | None]
-    """Column -> share; None where the copy at hand is not legible."""
-
-    mean: float | None
-    """As printed, which is rounded and, in two rows, wrong (`note`)."""
+    cells: dict[str, float | None]  # column -> share; None where the copy at hand is not legible
+    mean: float | None  # as printed, which is rounded and, in two rows, wrong (`note`)
 
 
 @dataclass(frozen=True)

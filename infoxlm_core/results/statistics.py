@@ -22,8 +22,7 @@ class Statistic:
     mean: float | None
     deviation: float | None = None
     interval: tuple[float, float] | None = None
-    values: Mapping[int, float | None] = field(default_factory=dict)
-    """By seed; None for one that is not finite."""
+    values: Mapping[int, float | None] = field(default_factory=dict)  # by seed; None for one that is not finite
 
 
 def over_seeds(values: Mapping[int, float]) -> Statistic:

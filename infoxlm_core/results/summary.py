@@ -19,14 +19,9 @@ class GridPoint:
     """One place of a model's grid."""
 
     grid: Mapping[str, Any]
-    dev: float | None
-    """Development score over all languages, the mean over finished seeds."""
-
-    by: float | None
-    """The development score that chooses among places."""
-
-    seeds: tuple[int, ...]
-    """Those that are finished."""
+    dev: float | None  # development score over all languages, the mean over finished seeds
+    by: float | None  # the development score that chooses among places
+    seeds: tuple[int, ...]  # those that are finished
 
 
 @dataclass(frozen=True)
@@ -36,17 +31,14 @@ class Row:
     chosen: GridPoint
     grid: tuple[GridPoint, ...]
     rule: str
-    tuned: Mapping[int, str | None]
-    """Where in the store the model of a seed is."""
-
+    tuned: Mapping[int, str | None]  # where in the store the model of a seed is
     steps: Mapping[int, Mapping[str, int]]
     languages: Mapping[str, Mapping[str, Statistic]]
     mean: Mapping[str, Statistic]
     transfer_gap: Mapping[str, Statistic] | None
     within: Statistic | None
     across: Statistic | None
-    details: Mapping[str, Any]
-    """What a task alone has, of the first seed: the vectors of retrieval."""
+    details: Mapping[str, Any]  # what a task alone has, of the first seed: the vectors of retrieval
 
 
 @dataclass(frozen=True)

@@ -41,11 +41,8 @@ class Column:
 
     name: str
     show: Callable[[float, float], str] = percent
-    role: str = ""
-    """`sum` stands before all others; `soft` is beside the matter; `text` is no figure."""
-
-    intervals: bool = False
-    """Whether the 95 % interval stands below."""
+    role: str = ""  # `sum` stands before all others; `soft` is beside the matter; `text` is no figure
+    intervals: bool = False  # whether the 95 % interval stands below
 
 
 @dataclass(frozen=True)
@@ -55,30 +52,19 @@ class Line:
     name: str
     cells: tuple[Cell, ...]
     detail: str = ""
-    rule: str = ""
-    """#M: how many checkpoints for all languages, and what chose them."""
-
+    rule: str = ""  # #M: how many checkpoints for all languages, and what chose them
     source: str = ""
-    own: bool = False
-    """The model under test."""
-
-    what: str = ""
-    """Said below the name."""
-
-    seeds: int = 0
-    """That are finished; a figure of fewer says so."""
-
-    marked: int | None = None
-    """The cell in colour."""
+    own: bool = False  # the model under test
+    what: str = ""  # said below the name
+    seeds: int = 0  # that are finished; a figure of fewer says so
+    marked: int | None = None  # the cell in colour
 
 
 @dataclass(frozen=True)
 class Table:
     """What is compared in one unit."""
 
-    name: str
-    """Of its file."""
-
+    name: str  # of its file
     title: str
     columns: tuple[Column, ...]
     ours: tuple[Line, ...]

@@ -29,19 +29,12 @@ HEADLINES = (
 class Trial:
     """One measurement of a sweep."""
 
-    name: str
-    """Unique in the sweep; what people read."""
-
-    model: str
-    """Of an ablation the variant."""
-
+    name: str  # unique in the sweep; what people read
+    model: str  # of an ablation the variant
     seed: int
-    task: str = ""
-    """Of a suite; a trial of an ablation is measured on all tasks of its evaluation."""
-
+    task: str = ""  # of a suite; a trial of an ablation is measured on all tasks of its evaluation
     grid: Mapping[str, Any] = default(default_factory=dict)
-    what: str = ""
-    """What a variant is."""
+    what: str = ""  # what a variant is
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Self:

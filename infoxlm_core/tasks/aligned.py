@@ -24,8 +24,7 @@ from infoxlm_core.tasks.translations import mean_over
 logger = logging.getLogger(__name__)
 
 DIRECTIONS = ("to_pivot", "from_pivot")
-CURVE_PAIRS = 5_000
-"""Pairs of a language up to which every layer is measured unasked: all layers of more do not fit into memory."""
+CURVE_PAIRS = 5_000  # up to which every layer is measured unasked: all layers of more do not fit into memory
 
 
 def measure(config: RetrievalConfig, encoder: Path, output: Path) -> dict[str, Any]:

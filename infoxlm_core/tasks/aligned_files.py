@@ -24,15 +24,12 @@ from infoxlm_core.errors import EncodingError, InputError, ParallelMismatch
 
 logger = logging.getLogger(__name__)
 
-Sides = tuple[list[str], list[str]]
-"""Sentences of the pivot and their translations, as long."""
-
+Sides = tuple[list[str], list[str]]  # sentences of the pivot and their translations, as long
 _CODE = r"[a-z]{2,3}(?:[-_][A-Z][A-Za-z]{1,3})?"  # de, deu, deu_Latn, zho-CN
 _ONE = re.compile(rf"(?:newstest2019-(?:ref|src)\.)?(?P<code>{_CODE})\.(?:txt|dev|devtest|test)")
 _TWO = re.compile(rf"(?P<pair>(?:.+\.)?(?P<a>{_CODE})-(?P<b>{_CODE}))\.(?P<side>{_CODE})")
 _LAYOUTS = "NAME.de-en.de and NAME.de-en.en, en-de.tsv, de.txt and en.txt, or held_out/en-de/*.parquet"
-SORTED_LINES = 20
-"""So many lines do not lie in the order of the alphabet by chance."""
+SORTED_LINES = 20  # so many lines do not lie in the order of the alphabet by chance
 
 
 def read(folder: Path, pivot: str, wanted: str | Iterable[str] = "all") -> dict[str, Sides]:

@@ -30,9 +30,7 @@ from infoxlm_core.model.any_encoder import (
 from infoxlm_core.model.heads import project
 
 Features = list[dict[str, list[int]]]
-POOLINGS = ("mean", "cls")
-"""Those of the paper, which every evaluation shows at every layer."""
-
+POOLINGS = ("mean", "cls")  # those of the paper, which every evaluation shows at every layer
 ALL_POOLINGS = (*POOLINGS, "mean_no_special", "contrast")
 FULL = 0.8  # of the longest sentence of a batch has the shortest; the rest is padding
 AT_ONCE = 16_384  # texts that are tokenized, and sorted by length, together

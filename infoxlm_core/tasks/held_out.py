@@ -41,9 +41,7 @@ class Questions(NamedTuple):
     """What every model is asked."""
 
     pivot: str
-    counts: dict[str, int]
-    """Language -> held-out pairs, of which `pairs` were drawn."""
-
+    counts: dict[str, int]  # language -> held-out pairs, of which `pairs` were drawn
     pairs: dict[str, Pairs]
     sentences: dict[str, list[str]]
 

@@ -15,11 +15,8 @@ from infoxlm_core.tasks.classification import ClassificationConfig
 from infoxlm_core.tasks.labelled_files import HEADERS, SPLITS, Place, find, read
 
 logger = logging.getLogger(__name__)
-XNLI_LABELS = ("entailment", "neutral", "contradiction")
-"""In the order of the Hub's numbers."""
-
-NO_CONSENSUS = "-"
-"""Gold label where annotators did not agree (SNLI, MultiNLI): all who use these sets leave such rows out."""
+XNLI_LABELS = ("entailment", "neutral", "contradiction")  # in the order of the Hub's numbers
+NO_CONSENSUS = "-"  # where annotators did not agree (SNLI, MultiNLI): all who use these sets leave such rows out
 
 
 def read_labelled(

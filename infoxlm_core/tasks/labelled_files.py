@@ -20,9 +20,8 @@ from infoxlm_core.errors import InputError
 from infoxlm_core.languages import is_known
 
 logger = logging.getLogger(__name__)
+# what files and columns call a split -> what we call it
 SPLITS = {"train": "train", "dev": "dev", "valid": "dev", "validation": "dev", "test": "test"}
-"""What files and columns call a split -> what we call it."""
-
 SUFFIXES = (".csv", ".tsv", ".parquet")
 HEADERS: Sequence[Mapping[str, str]] = (  # our column -> theirs
     {"text": "sentence1", "text_pair": "sentence2", "label": "gold_label"},

@@ -30,9 +30,7 @@ if TYPE_CHECKING:
     from infoxlm_core.training.task_learner import Training
 
 logger = logging.getLogger(__name__)
-NO_TARGET = -100
-"""Of pieces that are not the first of a word."""
-
+NO_TARGET = -100  # of pieces that are not the first of a word
 _SPLITS = {"train": "train", "dev": "dev", "valid": "dev", "validation": "dev", "test": "test"}
 _NAME = re.compile(rf"(?:.*[._-])?(?P<split>{'|'.join(_SPLITS)})-(?P<language>[a-z]{{2,3}})(?:\.\w+)?")
 _TAG = re.compile(r"O|[BI]-\S+")
@@ -63,8 +61,7 @@ class Sentence(NamedTuple):
     tags: tuple[str, ...]
 
 
-Sets = dict[str, dict[str, list[Sentence]]]
-"""Split -> language -> sentences."""
+Sets = dict[str, dict[str, list[Sentence]]]  # split -> language -> sentences
 
 
 def loss(logits: "Tensor", targets: "Tensor", lengths: Sequence[int]) -> tuple["Tensor", "Tensor"]:

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from infoxlm_core.training.task_learner import Training
 
 
-TRAINED = "train.en.json"
-"""Stands for the training text of a reader that is trained already: its language counts, for the transfer gap."""
+TRAINED = "train.en.json"  # for the training text of a reader that is trained: its language counts for the gap
 
 
 class AnsweringConfig(RecipeConfig):

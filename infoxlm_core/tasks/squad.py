@@ -23,15 +23,12 @@ from infoxlm_core.languages import is_known
 logger = logging.getLogger(__name__)
 Split = Literal["train", "dev", "test"]
 SPLITS = {"train", "dev", "test"}
-Cell = tuple[str, str]
-"""Language of the paragraphs, language of the questions."""
-
-
+Cell = tuple[str, str]  # language of the paragraphs, language of the questions
+# TyDiQA's own files call their languages so
 _NAMES = {
     "arabic": "ar", "bengali": "bn", "english": "en", "finnish": "fi", "indonesian": "id", "japanese": "ja",
     "korean": "ko", "russian": "ru", "swahili": "sw", "telugu": "te", "thai": "th",
 }  # fmt: skip
-"""How TyDiQA's own files call their languages."""
 
 
 class _Answer(BaseModel):

@@ -22,11 +22,8 @@ if TYPE_CHECKING:
     from infoxlm_core.training.task_learner import Training
 
 Settings = TypeVar("Settings", bound=StageConfig)
-Fetch = Callable[[str], str]
-"""A path or a URI -> a path on this machine."""
-
-ByLanguage = Mapping[str, Mapping[str, float]]
-"""Language -> metric -> share."""
+Fetch = Callable[[str], str]  # a path or a URI -> a path on this machine
+ByLanguage = Mapping[str, Mapping[str, float]]  # language -> metric -> share
 
 
 @dataclass(frozen=True)
@@ -108,26 +105,17 @@ class Task(Generic[Settings]):
     metrics: ClassVar[tuple[str, ...]]
     """The first is the main one: of figures, of the transfer gap, of the choice of a grid point."""
 
-    unit: ClassVar[str] = "questions"
-    """What is counted."""
-
-    order: ClassVar[Sequence[str]] = ()
-    """Languages as the paper's table has them."""
-
+    unit: ClassVar[str] = "questions"  # what is counted
+    order: ClassVar[Sequence[str]] = ()  # languages as the paper's table has them
     tables: ClassVar[tuple[str, ...]] = ()
     """Published numbers that may stand beside ours, by the name that a suite gives them."""
 
     presets: ClassVar[Mapping[str, "Preset"]] = {}
     """Name of a set on the command line of `evaluate` -> how its settings begin."""
 
-    head: ClassVar[Head | None] = None
-    """What stands on the encoder; None: the encoder is measured as it is."""
-
-    roles: ClassVar[tuple[str, ...]] = ("data",)
-    """The fields of the settings that say where data are."""
-
-    only_tested: ClassVar[tuple[str, ...]] = ()
-    """The fields of the settings that training does not depend on."""
+    head: ClassVar[Head | None] = None  # what stands on the encoder; None: the encoder is measured as it is
+    roles: ClassVar[tuple[str, ...]] = ("data",)  # the fields of the settings that say where data are
+    only_tested: ClassVar[tuple[str, ...]] = ()  # the fields of the settings that training does not depend on
 
     @property
     def trained(self) -> bool:

@@ -12,11 +12,8 @@ from infoxlm_core.tasks.embedding import Place
 
 logger = logging.getLogger(__name__)
 
-Vectors = Mapping[Place, Tensor]
-"""Of the sentences of one side, at every place: (N, d)."""
-
-Found = dict[str, dict[Place, dict[str, Tensor]]]
-"""Language -> place -> direction -> (N,) the row found for each row."""
+Vectors = Mapping[Place, Tensor]  # of the sentences of one side, at every place: (N, d)
+Found = dict[str, dict[Place, dict[str, Tensor]]]  # language -> place -> direction -> (N,) the row found for each row
 
 
 def search(sides: Iterable[tuple[str, Vectors, Vectors]], margin: bool = False) -> Found:
