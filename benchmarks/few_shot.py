@@ -91,7 +91,7 @@ def xnli(data: Path, store: Path, workers: int) -> dict[str, Any]:
     config = ClassificationConfig.parse(XNLI | {"data": str(tables["seen"])})
     (tuned,) = found["summary"]["tasks"]["xnli"]["models"]["e5-small"]["tuned"].values()
     seen = classifying.measure(config, store / tuned, store / "seen")
-    kept = {"seen": {part: seen[part] for part in ("languages", "mean")}, "seen_minutes": minutes(began)}
+    kept = {"seen": {"languages": seen.languages, "mean": seen.mean}, "seen_minutes": minutes(began)}
     return found | {"settings": XNLI} | kept
 
 

@@ -40,7 +40,7 @@ def main() -> int:
     encoder = e5.make()
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        scores = aligned.measure(config, encoder, Path(folder))
+        scores = aligned.measure(config, encoder, Path(folder)).to_dict()
     found = compare(scores, json.loads(PUBLISHED.read_bytes())) | {
         "date": time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
         "minutes": round((time.monotonic() - began) / 60, 1),

@@ -7,7 +7,7 @@ the grid. A task that trains nothing has one trial a model.
 import itertools
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from dataclasses import field as default
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -16,7 +16,7 @@ from infoxlm_core import manifests
 from infoxlm_core.errors import ConfigError, InputError
 from infoxlm_core.results.suite_config import Settings, SuiteConfig, SuiteTaskConfig
 from infoxlm_core.tasks import task_of
-from infoxlm_core.tasks.task import Scores, with_training
+from infoxlm_core.tasks.task import Scores
 
 SCORES = "scores.json"
 HEADLINES = (
@@ -194,7 +194,9 @@ def measure(settings: Settings, model: Path, training: Mapping[str, Any], output
         output: gets scores and predictions.
     """
     task = task_of(settings)
-    scores = with_training(task.measure(settings, model, output), task.training_languages(settings), training)
+    scores = replace(
+        task.measure(settings, model, output), trained_on=task.training_languages(settings), training=training
+    )
     manifests.write_atomically(output / SCORES, json.dumps(scores.to_dict(), indent=1, ensure_ascii=False) + "\n")
     return scores
 

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,11 +14,11 @@ from infoxlm_core import manifests
 from infoxlm_core.errors import InputError
 from infoxlm_core.model.any_encoder import Model, contrast_space, describe, load_encoder, load_projection
 from infoxlm_core.progress import progress
-from infoxlm_core.tasks import aligned_files, translations
+from infoxlm_core.tasks import aligned_files, nearest
 from infoxlm_core.tasks.aligned_files import Sides
 from infoxlm_core.tasks.embedding import ALL_POOLINGS, POOLINGS, Place, embed
 from infoxlm_core.tasks.retrieval import RetrievalConfig
-from infoxlm_core.tasks.translations import mean_over
+from infoxlm_core.tasks.task import Scores, mean_over
 
 logger = logging.getLogger(__name__)
 
@@ -27,16 +26,10 @@ DIRECTIONS = ("to_pivot", "from_pivot")
 CURVE_PAIRS = 5_000  # up to which every layer is measured unasked: all layers of more do not fit into memory
 
 
-def measure(config: RetrievalConfig, encoder: Path, output: Path) -> dict[str, Any]:
+def measure(config: RetrievalConfig, encoder: Path, output: Path) -> Scores:
     """Retrieve in both directions with every vector asked for, and by layer (Figure 1 of the paper).
 
-    Args:
-        config: set, languages and vectors.
-        encoder: a Hugging Face directory.
-        output: gets misses.parquet: each sentence whose translation the first vector did not find, and what it did.
-
-    Returns:
-        scores as all tasks give them; shares from 0 to 1, and means weigh every language alike.
+    Writes misses.parquet: each sentence whose translation the first vector did not find, and what it did.
 
     Raises:
         InputError: no such model, set, language, layer or pooling, or a set whose lines do not fit.
@@ -54,11 +47,11 @@ def measure(config: RetrievalConfig, encoder: Path, output: Path) -> dict[str, A
     total = sum(len(side) for sides in sets.values() for side in sides)
     with progress("retrieval", total, "sentences") as advance:
 
-        def vectors(texts: list[str]) -> dict[Place, Tensor]:
+        def read(texts: list[str]) -> dict[Place, Tensor]:
             prefixed = [config.prefix + text for text in texts]
             return embed(model, tokenizer, prefixed, places, config.batch_size, config.max_tokens, projection, advance)
 
-        found = translations.search(_embed(sets, vectors, advance), config.margin)
+        found = nearest.search(_embed(sets, read, advance), config.margin)
     cells = {place: {code: _share_right(found[code][place]) for code in sets} for place in places}
     chosen = {  # of equals the lowest layer
         vector: max(candidates, key=lambda place: mean_over(cells[place])["mean"])
@@ -68,23 +61,19 @@ def measure(config: RetrievalConfig, encoder: Path, output: Path) -> dict[str, A
     write_misses(output / "misses.parquet", sets, {code: found[code][first] for code in sets})
     main = mean_over(cells[first])
     logger.info("%s: %.4f over %d languages (%s, layer %d)", encoder, main["mean"], len(sets), *first)
-    return {
-        "task": "retrieval",
-        "languages": cells[first],
-        "mean": main,
-        "transfer_gap": None,
-        "counts": {code: len(sources) for code, (sources, _) in sets.items()},
-        "test_set": manifests.digest(sets),
-        "dev": None,
-        "selection": None,
-        "mixed": None,
-        "vectors": {
-            vector: {**place._asdict(), "languages": cells[place], "mean": mean_over(cells[place])}
-            for vector, place in chosen.items()
-        },
-        "by_layer": trace_layers(cells, model.config.num_hidden_layers),
-        "encoder": describe(model),
+    vectors = {
+        vector: {**place._asdict(), "languages": cells[place], "mean": mean_over(cells[place])}
+        for vector, place in chosen.items()
     }
+    by_layer = trace_layers(cells, model.config.num_hidden_layers)
+    return Scores(
+        "retrieval",
+        cells[first],
+        main,
+        counts={code: len(sources) for code, (sources, _) in sets.items()},
+        test_set=manifests.digest(sets),
+        details={"vectors": vectors, "by_layer": by_layer, "encoder": describe(model)},
+    )
 
 
 def find_places(vector: str, model: Model, encoder: Path) -> list[Place]:
@@ -109,7 +98,7 @@ def find_places(vector: str, model: Model, encoder: Path) -> list[Place]:
 
 def _embed(
     sets: Mapping[str, Sides], vectors: Callable[[list[str]], dict[Place, Tensor]], advance: Callable[[int], None]
-) -> Iterator[tuple[str, translations.Vectors, translations.Vectors]]:
+) -> Iterator[tuple[str, nearest.Vectors, nearest.Vectors]]:
     asked: list[str] = []
     pivot: dict[Place, Tensor] = {}
     for code, (sources, targets) in sets.items():
@@ -139,17 +128,14 @@ def trace_layers(cells: Mapping[Place, dict[str, dict[str, float]]], last: int) 
 
 def write_misses(path: Path, sets: Mapping[str, Sides], found: Mapping[str, dict[str, Tensor]]) -> None:
     """Write a row for each sentence that was not answered by its translation."""
+    kinds = {"language": "string", "direction": "string", "line": "int64", "sentence": "string", "right": "string",
+             "found": "string"}  # fmt: skip
     rows = []
     for code, (sources, targets) in sets.items():
         for direction, asked, candidates in (("to_pivot", targets, sources), ("from_pivot", sources, targets)):
             for row, best in enumerate(found[code][direction].tolist()):
                 if row != best:
-                    rows.append((code, direction, row, asked[row], candidates[row], candidates[best]))
-    names = ("language", "direction", "line", "sentence", "right", "found")
-    kinds = {"line": pa.int64()}
-    columns = zip(*rows, strict=True) if rows else ((),) * len(names)
+                    miss = (code, direction, row, asked[row], candidates[row], candidates[best])
+                    rows.append(dict(zip(kinds, miss, strict=True)))
     path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(
-        pa.table({name: pa.array(c, kinds.get(name, pa.string())) for name, c in zip(names, columns, strict=True)}),
-        path,
-    )
+    pq.write_table(pa.Table.from_pylist(rows, pa.schema(kinds.items())), path)

@@ -101,8 +101,3 @@ def score(
         found["f1"].append(0.0 if given is None else max(f1(given, answer) for answer in golds))
         found["exact_match"].append(float(given in golds))
     return {name: fmean(values) for name, values in found.items()}
-
-
-def macro_average(languages: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Mean of each metric over languages: every one weighs the same, however many questions it has."""
-    return {name: fmean(scores[name] for scores in languages.values()) for name in METRICS}

@@ -108,4 +108,4 @@ class Classification(Task[ClassificationConfig]):
     def measure(self, settings: ClassificationConfig, model: Path, output: Path) -> Scores:
         from infoxlm_core.tasks import classifying
 
-        return Scores(**classifying.measure(settings, model, output))
+        return classifying.measure(settings, model, output)

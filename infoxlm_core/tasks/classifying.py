@@ -1,10 +1,8 @@
 """Sentences, or sentence pairs, -> labels (XNLI and its kin), and what is lost away from the language of training."""
 
 import logging
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -19,7 +17,7 @@ from infoxlm_core.model.task_models import TaskModel
 from infoxlm_core.tasks import labelled_files
 from infoxlm_core.tasks.classification import HEAD, ClassificationConfig
 from infoxlm_core.tasks.labelled import by_name, paths, read_labelled
-from infoxlm_core.tasks.task import within_and_across
+from infoxlm_core.tasks.task import Scores, mix
 from infoxlm_core.training import selection
 from infoxlm_core.training.task_learner import Training
 
@@ -56,26 +54,8 @@ def accuracy_by_language(
     predictions: Sequence[str], labels: Sequence[str], languages: Sequence[str]
 ) -> dict[str, float]:
     """Share of right predictions of each language, from 0 to 1."""
-    right = defaultdict(list)
-    for predicted, label, language in zip(predictions, labels, languages, strict=True):
-        right[language].append(predicted == label)
-    return {language: fmean(values) for language, values in sorted(right.items())}
-
-
-def transfer_gap(scores: Mapping[str, float], source: str = "en") -> float:
-    """Score of the source language minus the mean of the others: what is lost on the way (lower is better)."""
-    return scores[source] - fmean(score for language, score in scores.items() if language != source)
-
-
-def sum_up(rows: pd.DataFrame, source: str) -> dict[str, Any]:
-    """Accuracy by language, its mean, and what is lost away from the source language, of rows that were predicted."""
-    accuracy = accuracy_by_language(rows["predicted"], rows["label"], rows["language"])
-    transferred = source in accuracy and len(accuracy) > 1
-    return {
-        "languages": {language: {"accuracy": value} for language, value in accuracy.items()},
-        "mean": {"accuracy": fmean(accuracy.values())},
-        "transfer_gap": {"accuracy": transfer_gap(accuracy, source)} if transferred else None,
-    }
+    right = pd.Series(np.asarray(predictions) == np.asarray(labels))
+    return right.groupby(np.asarray(languages)).mean().to_dict()
 
 
 def training(config: ClassificationConfig, encoder: Path, corpus: Path | None) -> Training:
@@ -113,16 +93,8 @@ def _score_dev(dev: pd.DataFrame, asked: Examples) -> Callable[[TaskModel], dict
     return lambda classifier: accuracy_by_language(answer(classifier, asked), dev["label"], dev["language"])
 
 
-def measure(config: ClassificationConfig, tuned: Path, output: Path) -> dict[str, Any]:
-    """Classify the test rows of every language; write `predictions.parquet`.
-
-    Args:
-        config: that of the fine-tuning.
-        tuned: a fine-tuned classifier; each language is classified by the model that was kept for it.
-        output: gets the predictions.
-
-    Returns:
-        task, languages, mean, transfer_gap, counts, test_set, dev, selection and mixed; all scores from 0 to 1.
+def measure(config: ClassificationConfig, tuned: Path, output: Path) -> Scores:
+    """Classify the test rows of every language by the model that was kept for it; write `predictions.parquet`.
 
     Raises:
         InputError: there is no test row that the classifier knows the label of, no model, or, for `mixed`, rows that
@@ -139,16 +111,17 @@ def measure(config: ClassificationConfig, tuned: Path, output: Path) -> dict[str
     test["predicted"] = predict_rows(tuned, test, config.max_tokens).map(labels)
     output.mkdir(parents=True, exist_ok=True)
     test.to_parquet(output / "predictions.parquet", index=False)
-    summed = sum_up(test, two_letters(config.train_languages[0]))
-    return {
-        "task": "classification",
-        **summed,
-        "counts": {language: len(part) for language, part in rows.items()},
-        "test_set": manifests.digest({name: part.to_dict("list") for name, part in rows.items()}),
-        "dev": selection.development(tuned),
-        "selection": selection.read(tuned),
-        "mixed": _mixed(config, tuned, rows, labels, summed["languages"]) if config.mixed else None,
-    }
+    accuracy = accuracy_by_language(test["predicted"], test["label"], test["language"])
+    return Scores.over(
+        "classification",
+        {language: {"accuracy": share} for language, share in accuracy.items()},
+        two_letters(config.train_languages[0]),
+        counts={language: len(part) for language, part in rows.items()},
+        test_set=manifests.digest({name: part.to_dict("list") for name, part in rows.items()}),
+        dev=selection.development(tuned),
+        selection=selection.read(tuned),
+        mixed=_mixed(config, tuned, rows, labels, accuracy) if config.mixed else None,
+    )
 
 
 def known_rows(table: pd.DataFrame, labels: Sequence[str], what: str) -> pd.DataFrame:
@@ -191,10 +164,10 @@ def _mixed(
     tuned: Path,
     rows: Mapping[str, pd.DataFrame],
     labels: Mapping[str, str],
-    alone: Mapping[str, Mapping[str, float]],
+    alone: Mapping[str, float],
 ) -> dict[str, Any]:
     """Premises of one language with hypotheses of another, by the model of the premises' language (section 6)."""
-    cells = {(language, language): cell["accuracy"] for language, cell in alone.items()}
+    cells = {(language, language): share for language, share in alone.items()}
     for first, premises in rows.items():
         others = {second: part for second, part in rows.items() if second != first}
         table = pd.concat(
@@ -203,11 +176,9 @@ def _mixed(
         )
         predicted = predict_rows(tuned, table, config.max_tokens).map(labels)
         found = accuracy_by_language(predicted, table["label"], table["second"])
-        cells |= {(first, second): value for second, value in found.items()}
+        cells |= {(first, second): share for second, share in found.items()}
         logger.info("mixed: premises in %s", first)
-    within, across = within_and_across(cells)
-    named = {"-".join(cell): {"accuracy": value} for cell, value in sorted(cells.items())}
-    return {"within": within, "across": across, "cells": named}
+    return mix({cell: {"accuracy": share} for cell, share in sorted(cells.items())}, "accuracy")
 
 
 def check(settings: ClassificationConfig, chosen: bool) -> None:

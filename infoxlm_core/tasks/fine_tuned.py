@@ -32,9 +32,11 @@ class FineTuned(Task[HeldOutConfig]):
             "rows": len(rows),
             "labels": list(padded.labels_of(padded.read_config(model))),
         }
-        return Scores(
+        accuracy = classifying.accuracy_by_language(rows["predicted"], rows["label"], rows["language"])
+        return Scores.over(
             self.name,
-            **classifying.sum_up(rows, settings.pivot),
+            {language: {"accuracy": share} for language, share in accuracy.items()},
+            settings.pivot,
             counts={str(language): int(number) for language, number in rows["language"].value_counts().items()},
             test_set=manifests.digest(rows.drop(columns="predicted").to_dict("list")),
             details=details,

@@ -14,10 +14,10 @@ from infoxlm_core import manifests
 from infoxlm_core.config import EvaluationConfig
 from infoxlm_core.model import tokenizers
 from infoxlm_core.model.any_encoder import Model, Tokenizer, contrast_space, describe, load_encoder
-from infoxlm_core.tasks import nearest, outcomes, translations
+from infoxlm_core.tasks import nearest, outcomes
 from infoxlm_core.tasks.aligned_files import read_held_out
 from infoxlm_core.tasks.embedding import POOLINGS, Place, embed
-from infoxlm_core.tasks.task import Scores, Task, finite
+from infoxlm_core.tasks.task import Scores, Task, finite, mean_over
 
 logger = logging.getLogger(__name__)
 
@@ -121,14 +121,14 @@ class HeldOut(Task[HeldOutConfig]):
         unshared = find_unshared(settings, asked.pairs)
         layers = range(encoder.config.num_hidden_layers + 1)
         places = [Place(pooling, layer) for pooling in POOLINGS for layer in layers]
-        found = translations.search(_embed(encoder, tokenizer, asked.pairs, places, settings))
+        found = nearest.search(_embed(encoder, tokenizer, asked.pairs, places, settings))
         right = {
             place: {code: {way: _is_right(rows) for way, rows in cells[place].items()} for code, cells in found.items()}
             for place in places
         }
         shares = {place: {code: score(ways, unshared[code]) for code, ways in right[place].items()} for place in places}
         rows = {place: {code: sum_up(cell) for code, cell in shares[place].items()} for place in places}
-        means = {place: translations.mean_over(rows[place]) for place in places}
+        means = {place: mean_over(rows[place]) for place in places}
 
         best = max(places, key=lambda place: means[place]["mean"])  # the first of equals
         space = contrast_space(encoder)
@@ -164,7 +164,7 @@ class HeldOut(Task[HeldOutConfig]):
 
 def _embed(
     model: Model, tokenizer: Tokenizer, pairs: Mapping[str, Pairs], places: list[Place], settings: HeldOutConfig
-) -> Iterator[tuple[str, translations.Vectors, translations.Vectors]]:
+) -> Iterator[tuple[str, nearest.Vectors, nearest.Vectors]]:
     def vectors(texts: list[str]) -> dict[Place, Tensor]:
         return embed(model, tokenizer, texts, places, settings.batch_size, settings.max_tokens)
 

@@ -11,7 +11,6 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 from infoxlm_core import manifests
@@ -147,7 +146,6 @@ class NamedEntities(Task[NamedEntitiesConfig]):
 
     def measure(self, settings: NamedEntitiesConfig, model: Path, output: Path) -> Scores:
         from infoxlm_core.model import task_models
-        from infoxlm_core.tasks.classifying import transfer_gap
         from infoxlm_core.training import selection
 
         tests = read(settings, ("test",))["test"]
@@ -163,15 +161,12 @@ class NamedEntities(Task[NamedEntitiesConfig]):
         for language, sentences in tests.items():
             _write(output / "predictions" / f"{language}.tsv", sentences, given[language])
         f1 = {language: span_f1(sentences, given[language]) for language, sentences in tests.items()}
-        source = self.declared_languages(settings)[0]
-        transferred = source in f1 and len(f1) > 1
-        return Scores(
-            task=self.name,
-            languages={language: {"f1": value} for language, value in f1.items()},
-            mean={"f1": fmean(f1.values())},
+        return Scores.over(
+            self.name,
+            {language: {"f1": value} for language, value in f1.items()},
+            self.declared_languages(settings)[0],
             counts={language: len(sentences) for language, sentences in tests.items()},
             test_set=manifests.digest(tests),
-            transfer_gap={"f1": transfer_gap(f1, source)} if transferred else None,
             dev=selection.development(model),
             selection=selection.read(model),
         )

@@ -6,11 +6,18 @@ both sentences, so that a sentence that is near to everything wins less often (A
 Pure functions of vectors. Two sides are aligned: row i of one translates row i of the other.
 """
 
-from collections.abc import Collection, Sequence
+import logging
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from infoxlm_core.tasks.embedding import Place
+
+logger = logging.getLogger(__name__)
+Vectors = Mapping[Place, Tensor]  # of the sentences of one side, at every place: (N, d)
+Found = dict[str, dict[Place, dict[str, Tensor]]]  # language -> place -> direction -> (N,) the row found for each row
 
 CHUNK = 1024  # queries compared at a time; only memory depends on it
 WHOLE = 4096  # sentences whose cosines with as many others are held at once, to be read in both directions
@@ -21,15 +28,17 @@ NEIGHBOURS = 4  # of the ratio margin
 def find_nearest(queries: Tensor, candidates: Tensor, margin: bool = False) -> Tensor:
     """Index of the candidate (M, d) most similar to each query (N, d): (N,); ties go to the lowest index.
 
-    In fp64: vectors of untrained or [CLS]-only encoders are almost parallel, and their cosines differ late.
-
-    Args:
-        queries: (N, d).
-        candidates: (M, d).
-        margin: compare by ratio margin; its neighbours are found among all queries and all candidates.
+    In fp64: vectors of untrained or [CLS]-only encoders are almost parallel, and their cosines differ late. By ratio
+    margin neighbours are found among all queries and all candidates.
     """
-    crowds = _crowd(candidates, queries) if margin else None
-    return _search(queries, _unit(candidates), crowds)
+    crowds = _crowd(candidates, queries) if margin else None  # (M,)
+    candidates, found = _unit(candidates), []
+    for chunk in queries.split(CHUNK):
+        similar = _unit(chunk) @ candidates.T  # (chunk, M)
+        if crowds is not None:
+            similar = similar / (_mean_of_highest(similar).unsqueeze(1) + crowds) * 2
+        found.append(_first_of_best(similar))
+    return torch.cat(found)
 
 
 def find_both(sources: Tensor, targets: Tensor, margin: bool = False) -> tuple[Tensor, Tensor]:
@@ -63,15 +72,20 @@ def _crowd(vectors: Tensor, others: Tensor) -> Tensor:
     return torch.cat([_mean_of_highest(_unit(chunk) @ others.T) for chunk in vectors.split(CHUNK)])
 
 
-def _search(queries: Tensor, candidates: Tensor, crowds: Tensor | None) -> Tensor:
-    """Exhaustive search among candidates (M, d) of length 1; `crowds` (M,) are theirs, for the ratio margin."""
-    found = []
-    for chunk in queries.split(CHUNK):
-        similar = _unit(chunk) @ candidates.T  # (chunk, M)
-        if crowds is not None:
-            similar = similar / (_mean_of_highest(similar).unsqueeze(1) + crowds) * 2
-        found.append(_first_of_best(similar))
-    return torch.cat(found)
+def search(sides: Iterable[tuple[str, Vectors, Vectors]], margin: bool = False) -> Found:
+    """`find_both` for every language and place.
+
+    Sides are a language, vectors of the pivot's sentences, and of their translations in the same order; computed as
+    they are asked for, since those of all languages may not fit into memory together.
+    """
+    found: Found = {}
+    for code, pivot, translations in sides:
+        found[code] = {}
+        for place, own in pivot.items():
+            rows = find_both(own, translations[place], margin)
+            found[code][place] = {"from_pivot": rows[0].cpu(), "to_pivot": rows[1].cpu()}
+        logger.info("retrieved %d pairs of %s", len(next(iter(pivot.values()))), code)
+    return found
 
 
 def shares_no_token(sources: Sequence[Collection[int]], targets: Sequence[Collection[int]]) -> Tensor:

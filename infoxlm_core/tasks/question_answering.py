@@ -138,7 +138,7 @@ class QuestionAnswering(Task[AnsweringConfig]):
     def measure(self, settings: AnsweringConfig, model: Path, output: Path) -> Scores:
         from infoxlm_core.tasks import reading
 
-        return Scores(**reading.measure(settings, model, output))
+        return reading.measure(settings, model, output)
 
     def describe(self, settings: AnsweringConfig, table: str) -> list[Fact]:
         paper = "mlqa" if table == "mlqa" else ""

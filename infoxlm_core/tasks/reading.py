@@ -4,7 +4,6 @@ import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase as Tokenizer
@@ -15,12 +14,11 @@ from infoxlm_core.errors import InputError
 from infoxlm_core.model import pretrained, task_models, tokenizers
 from infoxlm_core.model.task_models import TaskModel
 from infoxlm_core.tasks import squad
-from infoxlm_core.tasks.answers import METRICS, cleaner, macro_average, score
-from infoxlm_core.tasks.classifying import transfer_gap
+from infoxlm_core.tasks.answers import cleaner, score
 from infoxlm_core.tasks.question_answering import HEAD, AnsweringConfig
 from infoxlm_core.tasks.spans import best_spans
 from infoxlm_core.tasks.squad import Cell, QuestionSet
-from infoxlm_core.tasks.task import within_and_across
+from infoxlm_core.tasks.task import Scores, mix
 from infoxlm_core.tasks.windows import Windows, lay_out, targets
 from infoxlm_core.training import selection
 from infoxlm_core.training.task_learner import Training
@@ -125,13 +123,10 @@ def _score(config: AnsweringConfig, asked: QuestionSet, given: dict[str, str]) -
     return score(given, answers, cleaner(config.normaliser, asked.cell[0]))
 
 
-def measure(config: AnsweringConfig, tuned: Path, output: Path) -> dict[str, Any]:
+def measure(config: AnsweringConfig, tuned: Path, output: Path) -> Scores:
     """Answer the test sets with a fine-tuned reader; write `predictions/LANGUAGE.json` in SQuAD's official format.
 
     With `config.mixed` also `predictions/PARAGRAPHS-QUESTIONS.json`, read by the model of the paragraphs' language.
-
-    Returns:
-        task, languages, mean, transfer_gap, counts, test_set, dev, selection and mixed; all scores from 0 to 1.
 
     Raises:
         InputError: the model or a test set is missing or not usable.
@@ -146,17 +141,16 @@ def measure(config: AnsweringConfig, tuned: Path, output: Path) -> dict[str, Any
         manifests.write_atomically(path, json.dumps(answers, ensure_ascii=False, indent=1) + "\n")
     cells = {cell: _score(config, asked, given[cell]) for cell, asked in sets.items()}
     languages = {context: scores for (context, question), scores in cells.items() if context == question}
-    return {
-        "task": "question_answering",
-        "languages": languages,
-        "mean": macro_average(languages),
-        "transfer_gap": _gap(languages, source(config)),
-        "counts": {language: len(sets[language, language].questions) for language in languages},
-        "test_set": _digest(sets),
-        "dev": selection.development(tuned),
-        "selection": selection.read(tuned),
-        "mixed": _mixed(cells) if config.mixed else None,
-    }
+    return Scores.over(
+        "question_answering",
+        languages,
+        source(config),
+        counts={language: len(sets[language, language].questions) for language in languages},
+        test_set=_digest(sets),
+        dev=selection.development(tuned),
+        selection=selection.read(tuned),
+        mixed=mix(cells, "f1") if config.mixed else None,
+    )
 
 
 def _answer_all(config: AnsweringConfig, tuned: Path, sets: dict[Cell, QuestionSet]) -> dict[Cell, dict[str, str]]:
@@ -169,22 +163,11 @@ def _answer_all(config: AnsweringConfig, tuned: Path, sets: dict[Cell, QuestionS
         for cell, asked in sets.items():
             if kept(cell[0]) == directory:
                 given[cell] = answer(config, reader, asked, _windows(config, tokenizer, limit, asked))
-    return {cell: given[cell] for cell in sets}
+    return given
 
 
 def _name(cell: Cell) -> str:
     return cell[0] if cell[0] == cell[1] else "-".join(cell)
-
-
-def _gap(languages: dict[str, dict[str, float]], language: str) -> dict[str, float] | None:
-    if language not in languages or len(languages) == 1:
-        return None
-    return {name: transfer_gap({key: scores[name] for key, scores in languages.items()}, language) for name in METRICS}
-
-
-def _mixed(cells: dict[Cell, dict[str, float]]) -> dict[str, Any]:
-    within, across = within_and_across({cell: scores["f1"] for cell, scores in cells.items()})
-    return {"within": within, "across": across, "cells": {"-".join(cell): scores for cell, scores in cells.items()}}
 
 
 def _digest(sets: dict[Cell, QuestionSet]) -> str:

@@ -70,7 +70,7 @@ class Retrieval(Task[RetrievalConfig]):
     def measure(self, settings: RetrievalConfig, model: Path, output: Path) -> Scores:
         from infoxlm_core.tasks import aligned
 
-        return Scores.from_dict(aligned.measure(settings, model, output))
+        return aligned.measure(settings, model, output)
 
     def describe(self, settings: RetrievalConfig, table: str) -> list[Fact]:
         if table != "tatoeba":

@@ -7,7 +7,7 @@ corpus, are in no config: their lines are in `stages/evaluation.py`, and they im
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from types import MappingProxyType
@@ -28,37 +28,29 @@ ByLanguage = Mapping[str, Mapping[str, float]]  # language -> metric -> share
 
 @dataclass(frozen=True)
 class Scores:
-    """How a model did on a task; shares are from 0 to 1, means weigh every language alike.
-
-    Attributes:
-        task: its name.
-        languages: of each language the metrics.
-        mean: over the languages.
-        counts: questions of each language.
-        test_set: digest of what was asked.
-        transfer_gap: of each metric, source language minus the mean of the others; None where there is none.
-        dev: development scores of the model, {"languages", "mean"}.
-        selection: the content of selection.json.
-        mixed: both texts in one language, or in two: {"within", "across", "cells"}.
-        trained_on: languages of the training text, the source first.
-        training: what fine-tuning said of itself: steps, examples, where the model is.
-        details: what one kind of task has alone, such as the vectors of retrieval.
-        outcomes: question by question (`outcomes.py`), of tasks that give them; not in scores.json.
-    """
+    """How a model did on a task; shares are from 0 to 1, means weigh every language alike."""
 
     task: str
     languages: ByLanguage
     mean: Mapping[str, float]
-    counts: Mapping[str, int]
-    test_set: str
-    transfer_gap: Mapping[str, float] | None = None
-    dev: Mapping[str, Any] | None = None
-    selection: Mapping[str, Any] | None = None
-    mixed: Mapping[str, Any] | None = None
-    trained_on: Sequence[str] = ()
-    training: Mapping[str, Any] = field(default_factory=dict)
-    details: Mapping[str, Any] = field(default_factory=dict)
-    outcomes: Any = field(default=None, compare=False, repr=False)
+    counts: Mapping[str, int]  # questions of each language
+    test_set: str  # digest of what was asked
+    transfer_gap: Mapping[str, float] | None = None  # of each metric; None where there is none
+    dev: Mapping[str, Any] | None = None  # development scores of the model, {"languages", "mean"}
+    selection: Mapping[str, Any] | None = None  # the content of selection.json
+    mixed: Mapping[str, Any] | None = None  # both texts in one language, or in two: {"within", "across", "cells"}
+    trained_on: Sequence[str] = ()  # languages of the training text, the source first
+    training: Mapping[str, Any] = field(default_factory=dict)  # steps, examples, where the model is
+    details: Mapping[str, Any] = field(default_factory=dict)  # what a kind of task has alone: the vectors of retrieval
+    outcomes: Any = field(default=None, compare=False, repr=False)  # question by question; not in scores.json
+
+    @classmethod
+    def over(cls, task: str, languages: ByLanguage, source: str, **others: Any) -> Self:
+        """From the scores of each language: their means, and what is lost away from the source language."""
+        mean, gaps = mean_over(languages), None
+        if source in languages and len(languages) > 1:
+            gaps = {name: transfer_gap({code: row[name] for code, row in languages.items()}, source) for name in mean}
+        return cls(task=task, languages=languages, mean=mean, transfer_gap=gaps, **others)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as scores.json holds them: `details` stand beside the others."""
@@ -102,17 +94,11 @@ class Task(Generic[Settings]):
 
     name: ClassVar[str]
     settings: type[Settings]
-    metrics: ClassVar[tuple[str, ...]]
-    """The first is the main one: of figures, of the transfer gap, of the choice of a grid point."""
-
+    metrics: ClassVar[tuple[str, ...]]  # the first is the main one: of figures, of the choice of a grid point
     unit: ClassVar[str] = "questions"  # what is counted
     order: ClassVar[Sequence[str]] = ()  # languages as the paper's table has them
-    tables: ClassVar[tuple[str, ...]] = ()
-    """Published numbers that may stand beside ours, by the name that a suite gives them."""
-
-    presets: ClassVar[Mapping[str, "Preset"]] = {}
-    """Name of a set on the command line of `evaluate` -> how its settings begin."""
-
+    tables: ClassVar[tuple[str, ...]] = ()  # published numbers that may stand beside ours, as a suite names them
+    presets: ClassVar[Mapping[str, Preset]] = {}  # name on the command line of `evaluate` -> how settings begin
     head: ClassVar[Head | None] = None  # what stands on the encoder; None: the encoder is measured as it is
     roles: ClassVar[tuple[str, ...]] = ("data",)  # the fields of the settings that say where data are
     only_tested: ClassVar[tuple[str, ...]] = ()  # the fields of the settings that training does not depend on
@@ -129,37 +115,19 @@ class Task(Generic[Settings]):
 
     def localise(self, settings: Settings, fetch: Fetch) -> Settings:
         """The same settings with every place of data on this machine."""
-        named = {role: getattr(settings, role) for role in self.roles}
-        return settings.model_copy(
-            update={
-                role: fetch(found) if isinstance(found, str) else tuple(map(fetch, found))
-                for role, found in named.items()
-                if found is not None
-            }
-        )
+        named = {role: getattr(settings, role) for role in self.roles if getattr(settings, role) is not None}
+        local = {role: fetch(at) if isinstance(at, str) else tuple(map(fetch, at)) for role, at in named.items()}
+        return settings.model_copy(update=local)
 
     def without_data(self, settings: Settings) -> Settings:
         """Settings as they belong to a key: where the data lie does not matter, digests say what they are."""
         return _emptied(settings, self.roles)
 
     def check_plan(self, settings: Settings, grid_points: int, where: str) -> None:
-        """Refuse settings that a suite cannot measure, before it looks at data.
-
-        Args:
-            settings: of the task.
-            grid_points: places of the grid, of which one is chosen.
-            where: the task in the suite's file, named in the error.
-
-        Raises:
-            ConfigError: one line.
-        """
+        """Refuse settings that a suite cannot measure, before it looks at data: ConfigError that names `where`."""
 
     def check(self, settings: Settings, chosen: bool) -> None:
-        """Read all sets of the task once, its paths local.
-
-        Args:
-            settings: of the task.
-            chosen: whether something is chosen by development sets.
+        """Read all sets once, also those of development if something is chosen by them; paths are local.
 
         Raises:
             InputError: a set is missing, not readable, or lacks what the task needs of it.
@@ -186,12 +154,7 @@ class Task(Generic[Settings]):
         return dropout > 0 or (head_dropout > 0 and not drawn_outside)
 
     def training(self, settings: Settings, encoder: Path, corpus: Path | None) -> "Training":
-        """Read and tokenise what is learned.
-
-        Args:
-            settings: of the task, its paths local.
-            encoder: that will learn it, a Hugging Face directory.
-            corpus: a prepared corpus, for settings that name no data.
+        """Read and tokenise what an encoder shall learn: of a prepared corpus if the settings name no data.
 
         Raises:
             InputError: a set is missing or not usable.
@@ -212,12 +175,7 @@ class Task(Generic[Settings]):
         return True
 
     def measure(self, settings: Settings, model: Path, output: Path) -> Scores:
-        """Measure an encoder, or a model that was fine-tuned from one.
-
-        Args:
-            settings: of the task, its paths local.
-            model: a Hugging Face directory.
-            output: gets the predictions.
+        """Measure an encoder, or a model that was fine-tuned from one; `output` gets the predictions.
 
         Raises:
             InputError: the model or a set is missing or not usable.
@@ -261,16 +219,28 @@ def _emptied(settings: Settings, fields: Iterable[str]) -> Settings:
     return settings.model_copy(update={name: type(getattr(settings, name))() for name in fields})
 
 
-def with_training(scores: Scores, trained_on: Sequence[str], training: Mapping[str, Any]) -> Scores:
-    """Scores with what is known of the fine-tuning."""
-    return replace(scores, trained_on=trained_on, training=training)
+def mean_over(languages: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Of each score the unweighted mean over the languages that have it; None where none has."""
+    first = next(iter(languages.values()))
+    known = {name: [row[name] for row in languages.values() if row[name] is not None] for name in first}
+    return {name: fmean(values) if values else None for name, values in known.items()}
+
+
+def transfer_gap(scores: Mapping[str, float], source: str = "en") -> float:
+    """Score of the source language minus the mean of the others: what is lost on the way (lower is better)."""
+    return scores[source] - fmean(score for language, score in scores.items() if language != source)
+
+
+def mix(cells: Mapping[tuple[str, str], Mapping[str, float]], metric: str) -> dict[str, Any]:
+    """`Scores.mixed` of scores by (language of premise or paragraph, language of hypothesis or question)."""
+    within, across = within_and_across({cell: scores[metric] for cell, scores in cells.items()})
+    return {"within": within, "across": across, "cells": {"-".join(cell): scores for cell, scores in cells.items()}}
 
 
 def within_and_across(cells: Mapping[tuple[str, str], float]) -> tuple[float, float]:
     """Means over languages: of the cell where both texts are in it; of those where one of two is (paper, section 6).
 
-    Args:
-        cells: (language of premise or paragraph, language of hypothesis or question) -> score; some may be missing.
+    Cells are (language of one text, of the other) -> score; some may be missing.
     """
     languages = dict.fromkeys(first for first, second in cells if first == second)
     others = [

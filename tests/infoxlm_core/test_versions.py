@@ -34,7 +34,7 @@ from infoxlm_core.data.sampling import generator
 from infoxlm_core.model import task_models, tokenizers
 from infoxlm_core.stages import finetuning, preparation, tokenization
 from infoxlm_core.systems import SYSTEMS
-from infoxlm_core.tasks import answers, classifying, held_out, perplexity, task, translations
+from infoxlm_core.tasks import answers, classifying, held_out, nearest, perplexity, task
 from infoxlm_core.tasks.classification import ClassificationConfig
 from infoxlm_core.tasks.embedding import Place
 from infoxlm_core.tasks.question_answering import AnsweringConfig
@@ -270,15 +270,15 @@ def make_scores(tmp_path: Path, encoder: Path) -> Any:
     sources, targets = [corners, corners.roll(1, 0)], [corners + corners.roll(1, 0) / 4, corners]
     sides = [{Place("mean", layer): vectors for layer, vectors in enumerate(side)} for side in (sources, targets)]
     unshared, scores = torch.tensor([True, False, True, False, False, True]), []
-    for found in translations.search([("de", *sides)])["de"].values():
+    for found in nearest.search([("de", *sides)])["de"].values():
         right = {direction: rows == torch.arange(6) for direction, rows in found.items()}
         languages = {"de": held_out.sum_up(held_out.score(right, unshared))}
-        scores.append(translations.mean_over(languages) | {"languages": languages})
+        scores.append(task.mean_over(languages) | {"languages": languages})
     said, right, languages = list("xyxyxx"), list("xyyyxy"), ["en", "de", "de", "fr", "en", "en"]
     accuracy = classifying.accuracy_by_language(said, right, languages)
     gaps = [perplexity.choose_gaps(tokens, generator(1, "gaps", tokens)).tolist() for tokens in (1, 9, 40)]
     return [asked, gaps, scores, accuracy,
-            classifying.transfer_gap(accuracy)]  # fmt: skip
+            task.transfer_gap(accuracy)]  # fmt: skip
 
 
 def make_points(tmp_path: Path, encoder: Path) -> Any:
@@ -289,7 +289,7 @@ def make_points(tmp_path: Path, encoder: Path) -> Any:
         for rule, code in (("squad", "en"), ("mlqa", "en"), ("mlqa", "de"), ("mlqa", "zh"), ("mlqa", "vi"))
     }
     cells = {("en", "en"): 0.5, ("de", "de"): 0.25, ("en", "de"): 0.75, ("de", "en"): 0.125}
-    return [by_rule, answers.macro_average(by_rule), task.within_and_across(cells)]
+    return [by_rule, task.mean_over(by_rule), task.within_and_across(cells)]
 
 
 MAKERS = {

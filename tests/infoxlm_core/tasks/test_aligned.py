@@ -218,7 +218,7 @@ def toy(tmp_path) -> Path:
 def test_scores_are_by_language_direction_vector_and_layer(encoder, toy, tmp_path):
     config = RetrievalConfig(data=str(toy), vectors=("mean@best", "cls@last", "mean_no_special@1"), batch_size=8)
 
-    scores = aligned.measure(config, encoder, tmp_path / "out")
+    scores = aligned.measure(config, encoder, tmp_path / "out").to_dict()
 
     assert list(scores["languages"]) == ["deu", "swh"] and scores["counts"] == {"deu": 20, "swh": 20}
     assert scores["languages"]["deu"]["mean"] > 0.9 > scores["languages"]["swh"]["mean"]
@@ -240,7 +240,7 @@ def test_scores_are_by_language_direction_vector_and_layer(encoder, toy, tmp_pat
 
 
 def test_misses_are_written_with_what_was_found_instead(encoder, toy, tmp_path):
-    scores = aligned.measure(RetrievalConfig(data=str(toy), vectors=("mean@1",)), encoder, tmp_path / "out")
+    scores = aligned.measure(RetrievalConfig(data=str(toy), vectors=("mean@1",)), encoder, tmp_path / "out").to_dict()
 
     rows = pq.read_table(tmp_path / "out/misses.parquet").to_pylist()
 
@@ -256,7 +256,7 @@ def test_one_file_of_the_pivot_gives_the_same_scores_as_a_copy_for_each_language
         write(tmp_path / "single" / name, (toy / source).read_text().splitlines())
 
     pairs, single = (
-        aligned.measure(RetrievalConfig(data=str(folder)), encoder, tmp_path / "out")
+        aligned.measure(RetrievalConfig(data=str(folder)), encoder, tmp_path / "out").to_dict()
         for folder in (toy, tmp_path / "single")
     )
 
@@ -267,8 +267,10 @@ def test_contrast_vectors_and_a_prefix_are_used(encoder, toy, tmp_path):
     save_file({"projection": torch.eye(32)}, encoder / pretrained.PROJECTION)
     vectors = ("contrast@contrast", "mean@contrast")
 
-    plain = aligned.measure(RetrievalConfig(data=str(toy), vectors=vectors), encoder, tmp_path / "out")
-    prefixed = aligned.measure(RetrievalConfig(data=str(toy), vectors=vectors, prefix="c9 "), encoder, tmp_path / "out")
+    plain = aligned.measure(RetrievalConfig(data=str(toy), vectors=vectors), encoder, tmp_path / "out").to_dict()
+    prefixed = aligned.measure(
+        RetrievalConfig(data=str(toy), vectors=vectors, prefix="c9 "), encoder, tmp_path / "out"
+    ).to_dict()
 
     assert plain["vectors"]["contrast@contrast"]["mean"] == plain["vectors"]["mean@contrast"]["mean"]  # W is 1
     assert plain["vectors"]["contrast@contrast"]["layer"] == 1
@@ -277,7 +279,9 @@ def test_contrast_vectors_and_a_prefix_are_used(encoder, toy, tmp_path):
 
 def test_margin_is_another_way_to_compare(encoder, toy, tmp_path):
     cosine, margin = (
-        aligned.measure(RetrievalConfig(data=str(toy), vectors=("cls@1",), margin=by), encoder, tmp_path / "out")
+        aligned.measure(
+            RetrievalConfig(data=str(toy), vectors=("cls@1",), margin=by), encoder, tmp_path / "out"
+        ).to_dict()
         for by in (False, True)
     )
 
@@ -287,8 +291,8 @@ def test_margin_is_another_way_to_compare(encoder, toy, tmp_path):
 def test_a_large_set_is_measured_at_the_layers_asked_for_alone(encoder, toy, tmp_path, monkeypatch):
     monkeypatch.setattr(aligned, "CURVE_PAIRS", 19)
 
-    one = aligned.measure(RetrievalConfig(data=str(toy), vectors=("mean@1",)), encoder, tmp_path / "out")
-    best = aligned.measure(RetrievalConfig(data=str(toy), vectors=("mean@best",)), encoder, tmp_path / "out")
+    one = aligned.measure(RetrievalConfig(data=str(toy), vectors=("mean@1",)), encoder, tmp_path / "out").to_dict()
+    best = aligned.measure(RetrievalConfig(data=str(toy), vectors=("mean@best",)), encoder, tmp_path / "out").to_dict()
 
     assert one["by_layer"] == {} and set(best["by_layer"]) == {"mean"}
     assert one["mean"]["mean"] == best["by_layer"]["mean"]["mean"][1]
@@ -325,7 +329,7 @@ def test_a_vector_that_is_not_written_pooling_at_layer_is_refused(vector):
 )
 def test_a_layer_that_the_model_does_not_have_is_refused(encoder, toy, tmp_path, vector, said):
     with pytest.raises(InputError, match=said):
-        aligned.measure(RetrievalConfig(data=str(toy), vectors=(vector,)), encoder, tmp_path / "out")
+        aligned.measure(RetrievalConfig(data=str(toy), vectors=(vector,)), encoder, tmp_path / "out").to_dict()
 
 
 def test_contrast_is_refused_for_a_model_that_was_not_contrasted(encoder, toy, tmp_path):
@@ -335,13 +339,13 @@ def test_contrast_is_refused_for_a_model_that_was_not_contrasted(encoder, toy, t
 
     for vector in ("contrast@1", "mean@contrast"):
         with pytest.raises(InputError, match=rf"names no contrast layer \(infoxlm\): leave {vector} out of vectors"):
-            aligned.measure(RetrievalConfig(data=str(toy), vectors=(vector,)), encoder, tmp_path / "out")
+            aligned.measure(RetrievalConfig(data=str(toy), vectors=(vector,)), encoder, tmp_path / "out").to_dict()
 
 
 def test_chance_is_what_vectors_that_are_all_alike_score(tmp_path, toy):
     """[CLS] of the embeddings is one vector for all sentences: ties go to the first, which is right once."""
     encoder = save_model(tmp_path / "encoder", words=WORDS)
 
-    scores = aligned.measure(RetrievalConfig(data=str(toy), vectors=("cls@0",)), encoder, tmp_path / "out")
+    scores = aligned.measure(RetrievalConfig(data=str(toy), vectors=("cls@0",)), encoder, tmp_path / "out").to_dict()
 
     assert math.isclose(scores["mean"]["mean"], 1 / 20)

@@ -85,17 +85,17 @@ def test_scores_are_shares_of_right_answers_by_language_and_the_rest_follows_fro
         premises, hypotheses, labels = map(list, zip(*read(data, "test", language), strict=True))
         _, said = ask_transformers(selection.directories(tuned)(language), premises, hypotheses)
         right[language] = sum(a == b for a, b in zip(said, labels, strict=True)) / 60
-    assert {name: row["accuracy"] for name, row in scores["languages"].items()} == pytest.approx(right)
-    assert scores["mean"]["accuracy"] == pytest.approx((right["en"] + right["de"]) / 2)
-    assert scores["transfer_gap"]["accuracy"] == pytest.approx(right["en"] - right["de"])
-    assert scores["counts"] == {"de": 60, "en": 60} and scores["mixed"] is None
-    assert scores["task"] == "classification" and scores["selection"]["rule"] == "each"
+    assert {name: row["accuracy"] for name, row in scores.languages.items()} == pytest.approx(right)
+    assert scores.mean["accuracy"] == pytest.approx((right["en"] + right["de"]) / 2)
+    assert scores.transfer_gap["accuracy"] == pytest.approx(right["en"] - right["de"])
+    assert scores.counts == {"de": 60, "en": 60} and scores.mixed is None
+    assert scores.task == "classification" and scores.selection["rule"] == "each"
     written = pd.read_parquet(tmp_path / "predictions.parquet")
-    assert (written["predicted"] == written["label"]).mean() == pytest.approx(scores["mean"]["accuracy"])
+    assert (written["predicted"] == written["label"]).mean() == pytest.approx(scores.mean["accuracy"])
 
 
 def test_development_scores_are_those_of_the_kept_models(tuned, data, tmp_path):
-    dev = classifying.measure(config(data), tuned, tmp_path)["dev"]
+    dev = classifying.measure(config(data), tuned, tmp_path).dev
 
     for language in ("en", "de"):
         premises, hypotheses, labels = map(list, zip(*read(data, "dev", language), strict=True))
@@ -109,12 +109,12 @@ def test_mixed_pairs_take_premises_of_one_language_and_hypotheses_of_another(tun
 
     german, english = (list(zip(*read(data, "test", language), strict=True)) for language in ("de", "en"))
     _, said = ask_transformers(selection.directories(tuned)("de"), list(german[0]), list(english[1]))
-    cells = {name: cell["accuracy"] for name, cell in scores["mixed"]["cells"].items()}
+    cells = {name: cell["accuracy"] for name, cell in scores.mixed["cells"].items()}
     assert set(cells) == {"en-en", "en-de", "de-en", "de-de"}
     assert cells["de-en"] == sum(a == b for a, b in zip(said, german[2], strict=True)) / 60
-    assert cells["en-en"] == scores["languages"]["en"]["accuracy"]
-    assert scores["mixed"]["within"] == pytest.approx(scores["mean"]["accuracy"])
-    assert scores["mixed"]["across"] == pytest.approx((cells["de-en"] + cells["en-de"]) / 2)
+    assert cells["en-en"] == scores.languages["en"]["accuracy"]
+    assert scores.mixed["within"] == pytest.approx(scores.mean["accuracy"])
+    assert scores.mixed["across"] == pytest.approx((cells["de-en"] + cells["en-de"]) / 2)
 
 
 def test_mixed_pairs_need_the_same_test_in_every_language(tuned, data, tmp_path):
@@ -136,13 +136,13 @@ def test_the_test_set_has_a_digest_of_its_own(tuned, data, tmp_path):
     (tmp_path / "test-en.tsv").write_text((data / "test-en.tsv").read_text())
     (tmp_path / "test-de.tsv").write_text((data / "test-de.tsv").read_text())
 
-    one, same = (classifying.measure(config(folder), tuned, tmp_path / "o")["test_set"]
+    one, same = (classifying.measure(config(folder), tuned, tmp_path / "o").test_set
                  for folder in (data, tmp_path))  # fmt: skip
     (tmp_path / "test-de.tsv").unlink()
     other = classifying.measure(config(tmp_path), tuned, tmp_path / "o")
 
-    assert one == same != other["test_set"]
-    assert other["transfer_gap"] is None
+    assert one == same != other.test_set
+    assert other.transfer_gap is None
 
 
 def test_a_test_of_other_labels_or_none_is_refused(tuned, data, tmp_path):

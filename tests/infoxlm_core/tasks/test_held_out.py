@@ -10,7 +10,8 @@ from infoxlm_core.errors import InputError
 from infoxlm_core.tasks.aligned_files import read_held_out
 from infoxlm_core.tasks.embedding import Place
 from infoxlm_core.tasks.held_out import draw_pairs, draw_sentences, score, sum_up
-from infoxlm_core.tasks.translations import mean_over, search
+from infoxlm_core.tasks.nearest import search
+from infoxlm_core.tasks.task import mean_over
 
 
 def test_drawn_pairs_share_no_side_and_depend_on_the_seed_alone():

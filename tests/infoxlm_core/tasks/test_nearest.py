@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from infoxlm_core.tasks import nearest
-from infoxlm_core.tasks.classifying import accuracy_by_language, transfer_gap
+from infoxlm_core.tasks.classifying import accuracy_by_language
 from infoxlm_core.tasks.nearest import find_both, find_nearest, shares_no_token
+from infoxlm_core.tasks.task import transfer_gap
 
 
 def accuracy(queries: torch.Tensor, candidates: torch.Tensor, targets: torch.Tensor) -> float:

@@ -177,15 +177,15 @@ def test_scores_are_shares_by_language_and_answers_are_in_the_official_format(en
     scores = reading.measure(config, encoder, tmp_path / "out")
 
     # "Spree" and "the city Spree", articles aside: one of two tokens, and the one that was given
-    assert scores["languages"] == {
+    assert scores.languages == {
         "de": {"f1": 1.0, "exact_match": 1.0},
         "en": {"f1": pytest.approx((1 + 2 / 3) / 2), "exact_match": 0.5},
         "es": {"f1": 0.5, "exact_match": 0.5},
     }
-    assert scores["mean"] == pytest.approx({"f1": (1 + 5 / 6 + 0.5) / 3, "exact_match": 2 / 3})
-    assert scores["transfer_gap"] == pytest.approx({"f1": 5 / 6 - 0.75, "exact_match": 0.5 - 0.75})
-    assert scores["counts"] == {"de": 2, "en": 2, "es": 2}
-    assert scores["task"] == "question_answering" and scores["mixed"] is scores["dev"] is scores["selection"] is None
+    assert scores.mean == pytest.approx({"f1": (1 + 5 / 6 + 0.5) / 3, "exact_match": 2 / 3})
+    assert scores.transfer_gap == pytest.approx({"f1": 5 / 6 - 0.75, "exact_match": 0.5 - 0.75})
+    assert scores.counts == {"de": 2, "en": 2, "es": 2}
+    assert scores.task == "question_answering" and scores.mixed is scores.dev is scores.selection is None
     given = {path.name: json.loads(path.read_text()) for path in (tmp_path / "out/predictions").iterdir()}
     assert set(given) == {"en.json", "de.json", "es.json"}
     assert all(answers == {"1": "Berlin", "2": "Spree"} for answers in given.values())
@@ -196,8 +196,8 @@ def test_cells_of_two_languages_are_scored_beside_the_others(encoder, liking, tm
 
     scores = reading.measure(settings("train.en.json", test, mixed=True), encoder, tmp_path / "out")
 
-    assert set(scores["languages"]) == {"de", "en", "es"}
-    mixed = scores["mixed"]
+    assert set(scores.languages) == {"de", "en", "es"}
+    mixed = scores.mixed
     assert {cell: row["f1"] for cell, row in mixed["cells"].items()} == pytest.approx(
         {"en-en": 5 / 6, "de-de": 1, "es-es": 0.5, "de-en": 1, "es-de": 0.5}
     )
@@ -214,14 +214,14 @@ def test_mlqa_compares_answers_by_the_language_of_the_paragraph(encoder, liking,
     scores = reading.measure(config, encoder, tmp_path / "out")
 
     # given is Spree: in German without article the very answer, in English two words of which it is one
-    assert {cell: row["f1"] for cell, row in scores["mixed"]["cells"].items()} == pytest.approx(
+    assert {cell: row["f1"] for cell, row in scores.mixed["cells"].items()} == pytest.approx(
         {"de-de": 1, "de-en": 1, "en-en": 2 / 3, "en-de": 2 / 3}
     )
 
 
 def test_the_digest_of_a_test_set_is_that_of_its_content(encoder, liking, tmp_path):
     def digest(folder: Path) -> str:
-        return reading.measure(settings("train.en.json", folder), encoder, tmp_path / "out")["test_set"]
+        return reading.measure(settings("train.en.json", folder), encoder, tmp_path / "out").test_set
 
     first, again, other = (write_mlqa(tmp_path / name, "en-en", "de-de") for name in "abc")
     path = again / "test-context-de-question-de.json"
@@ -257,8 +257,8 @@ def test_every_language_is_read_by_the_model_that_was_kept_for_it(encoder, tmp_p
     assert sorted(loaded) == ["20", "tuned"]
     given = {path.stem: json.loads(path.read_text())["1"] for path in (tmp_path / "out/predictions").iterdir()}
     assert given == {"en": "Berlin", "de": "Spree", "de-en": "Spree", "es": "Berlin"}
-    assert scores["dev"] == {"languages": {"en": 0.8, "de": 0.4}, "mean": pytest.approx(0.6)}
-    assert scores["selection"]["rule"] == "each"
+    assert scores.dev == {"languages": {"en": 0.8, "de": 0.4}, "mean": pytest.approx(0.6)}
+    assert scores.selection["rule"] == "each"
 
 
 def test_a_language_that_mlqa_cannot_score_is_refused_before_anything_is_read(encoder, tmp_path):
@@ -318,10 +318,10 @@ def test_windows_are_no_longer_than_the_config_says(encoder, tmp_path):
 def test_there_is_no_transfer_gap_without_a_second_language_or_the_one_of_training(encoder, liking, tmp_path):
     alone, others = write_mlqa(tmp_path / "a", "en-en"), write_mlqa(tmp_path / "b", "de-de", "es-es")
 
-    assert reading.measure(settings("train.en.json", alone), encoder, tmp_path / "out")["transfer_gap"] is None
-    assert reading.measure(settings("train.en.json", others), encoder, tmp_path / "out")["transfer_gap"] is None
+    assert reading.measure(settings("train.en.json", alone), encoder, tmp_path / "out").transfer_gap is None
+    assert reading.measure(settings("train.en.json", others), encoder, tmp_path / "out").transfer_gap is None
     german = reading.measure(settings("train.de.json", others), encoder, tmp_path / "out")
-    assert german["transfer_gap"] == {"f1": 0.5, "exact_match": 0.5}
+    assert german.transfer_gap == {"f1": 0.5, "exact_match": 0.5}
 
 
 def test_development_sets_are_judged_by_f1_in_each_language(encoder, tmp_path):
@@ -368,9 +368,9 @@ def test_a_reader_learns_to_answer_questions_about_paragraphs_it_never_saw(encod
     finetune(config, encoder, None, tmp_path / "tuned", tmp_path / "run")
     scores = reading.measure(config, tmp_path / "tuned", tmp_path / "out")
 
-    assert scores["languages"]["en"]["f1"] > 0.8 and scores["languages"]["de"]["f1"] > 0.8
-    assert scores["dev"]["languages"].keys() == {"en"} and scores["dev"]["mean"] > 0.8
-    assert scores["selection"]["rule"] == "joint" and [look["step"] for look in scores["selection"]["looks"]] == [
+    assert scores.languages["en"]["f1"] > 0.8 and scores.languages["de"]["f1"] > 0.8
+    assert scores.dev["languages"].keys() == {"en"} and scores.dev["mean"] > 0.8
+    assert scores.selection["rule"] == "joint" and [look["step"] for look in scores.selection["looks"]] == [
         100,
         200,
     ]
