@@ -6,6 +6,8 @@
 The login of a database of your own is not made up: say it, and it is asked for the password.
 
     python k8s/make_secrets.py production --database-user mlflow | kubectl create -f -
+
+Where runs are in another namespace than MLflow and S3, `--runs-in kubeflow` puts there, too, what steps read.
 """
 
 import argparse
@@ -17,6 +19,8 @@ import sys
 NAMESPACE = "infoxlm"
 PIPELINES = "pipelines"
 """The user of MLflow that steps are."""
+OF_RUNS = ("infoxlm-store", "infoxlm-mlflow", "kfp-mlflow-credentials")
+"""What steps, Ray pods and Kubeflow's driver read."""
 
 
 def password() -> str:
@@ -58,8 +62,8 @@ def of_seaweedfs() -> dict[str, dict[str, str]]:
     return {**known, "seaweedfs": {"s3.json": json.dumps({"identities": identities}, indent=1)}}
 
 
-def secret(name: str, data: dict[str, str]) -> dict:
-    metadata = {"name": name, "namespace": NAMESPACE, "labels": {"app.kubernetes.io/part-of": "infoxlm"}}
+def secret(name: str, data: dict[str, str], namespace: str = NAMESPACE) -> dict:
+    metadata = {"name": name, "namespace": namespace, "labels": {"app.kubernetes.io/part-of": "infoxlm"}}
     return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque", "stringData": data}
 
 
@@ -69,6 +73,7 @@ def main() -> None:
     )
     parser.add_argument("overlay", choices=["small", "production"])
     parser.add_argument("--database-user", help="of a database of your own: the password is asked for")
+    parser.add_argument("--runs-in", default=NAMESPACE, metavar="NAMESPACE", help=f"of the runs, if not {NAMESPACE}")
     given = parser.parse_args()
     if sys.stdout.isatty():
         sys.exit("passwords do not belong on a screen: pipe this into kubectl create -f -")
@@ -80,6 +85,8 @@ def main() -> None:
         database = {"username": "mlflow", "password": password()}
     made = of_mlflow(database) | (of_seaweedfs() if given.overlay == "small" else {})
     items = [secret(name, data) for name, data in made.items()]
+    if given.runs_in != NAMESPACE:
+        items += [secret(name, made[name], given.runs_in) for name in OF_RUNS if name in made]
     print(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
 
 

@@ -12,6 +12,8 @@ ROOT = Path(__file__).parents[2]
 K8S = ROOT / "k8s"
 KUBECTL = str(Path(sys.executable).with_name("kubectl"))
 OVERLAYS = ("small", "production")
+SINGLE_USER = "single-user"
+"""Small, and runs in Kubeflow's namespace."""
 
 
 def kustomize(folder: Path) -> str:
@@ -55,12 +57,17 @@ def environment_of(container: dict, secrets: dict[str, dict[str, str]]) -> dict[
 
 def made(overlay: str) -> dict[str, dict[str, str]]:
     """Name -> content of the Secrets of an overlay."""
-    command = [sys.executable, str(K8S / "make_secrets.py"), overlay]
+    items = secrets(overlay)
+    assert {item["metadata"]["namespace"] for item in items} == {"infoxlm"}
+    return {item["metadata"]["name"]: item["stringData"] for item in items}
+
+
+def secrets(overlay: str, *options: str) -> list[dict]:
+    """What the script prints."""
+    command = [sys.executable, str(K8S / "make_secrets.py"), overlay, *options]
     if overlay == "production":  # it asks for the password on the terminal
         ask = "import getpass, runpy, sys; getpass.getpass = lambda _: 'given'; sys.argv = sys.argv[1:]"
         command[1:2] = ["-c", f"{ask}; runpy.run_path(sys.argv[0], run_name='__main__')", command[1]]
         command += ["--database-user", "db"]
     printed = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout
-    items = json.loads(printed)["items"]
-    assert {item["metadata"]["namespace"] for item in items} == {"infoxlm"}
-    return {item["metadata"]["name"]: item["stringData"] for item in items}
+    return json.loads(printed)["items"]

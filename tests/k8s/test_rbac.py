@@ -14,7 +14,7 @@ from components.settings.cluster import ClusterConfig
 from infoxlm_core.errors import ResourcesUnavailable
 from tests.servers.kubernetes_api import NAMESPACE, KubernetesServer, running_kubernetes, until
 
-RBAC = Path(__file__).parents[2] / "k8s" / "base" / "rbac.yaml"
+RBAC = Path(__file__).parents[2] / "k8s" / "runs" / "rbac.yaml"
 NAME = "j-pretrain-3f2a9c01de"
 
 

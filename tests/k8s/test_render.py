@@ -7,7 +7,7 @@ import subprocess
 import pytest
 import yaml
 
-from tests.k8s.manifests import K8S, KUBECTL, OVERLAYS
+from tests.k8s.manifests import K8S, KUBECTL, OVERLAYS, SINGLE_USER
 
 IMAGE = f"registry.example.org:5000/team/infoxlm@sha256:{'ab' * 32}"
 
@@ -54,4 +54,4 @@ def test_an_overlay_that_is_not_there_is_refused():
     refused = render("huge", IMAGE)
 
     assert refused.returncode == 2 and "no such overlay" in refused.stderr
-    assert set(OVERLAYS) == {path.name for path in (K8S / "overlays").iterdir()}
+    assert {*OVERLAYS, SINGLE_USER} == {path.name for path in (K8S / "overlays").iterdir()}

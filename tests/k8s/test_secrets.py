@@ -34,7 +34,7 @@ def test_steps_read_what_is_made_for_them():
     """Names of variables and of Secrets stand in the pipelines and in the manifests; they are the same."""
     secrets = made("small")
     environment = set(named("small", "ConfigMap", placing.ENVIRONMENT)["data"])
-    offered = set(re.findall(r"^#   ([A-Z_]+): ", (K8S / "base/environment.yaml").read_text(), re.MULTILINE))
+    offered = set(re.findall(r"^#   ([A-Z_]+): ", (K8S / "runs/environment.yaml").read_text(), re.MULTILINE))
 
     assert set(placing._SETTINGS) == environment | offered
     assert {"HTTPS_PROXY", "INFOXLM_SIGNING_KEY"} <= offered - environment
