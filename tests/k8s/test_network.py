@@ -16,6 +16,7 @@ STRAY = Pod({"app": "notebook"})
 """In our namespace, but none of ours."""
 OPERATOR = Pod({"app.kubernetes.io/component": "kuberay-operator"}, {"kubernetes.io/metadata.name": "kuberay-system"})
 KUBEFLOW = Pod({"app": "ml-pipeline"}, {"kubernetes.io/metadata.name": "kubeflow"})
+KUBEFLOWS_S3 = Pod({"app": "seaweedfs"}, {"kubernetes.io/metadata.name": "kubeflow"})
 DNS = Pod({"k8s-app": "kube-dns"}, {"kubernetes.io/metadata.name": "kube-system"})
 METADATA, INTERNET, KUBERNETES = "169.254.169.254", "93.184.215.14", "10.96.0.1"
 
@@ -37,6 +38,9 @@ SAME = [  # source, target, port, let through: in both overlays
     (STEP, RAY, 8265, False),
     (STEP, KUBERNETES, 443, True),
     (STEP, KUBEFLOW, 8887, True),
+    (STEP, KUBEFLOWS_S3, 8333, True),  # its Service's 9000 is the pod's 8333, and a policy sees the pod's
+    (STEP, KUBEFLOWS_S3, 9000, True),  # the same of MinIO is 9000
+    (RAY, KUBEFLOWS_S3, 8333, False),
     (RAY, KUBERNETES, 443, False),
     (MLFLOW, KUBERNETES, 443, False),
     (SUBMITTER, KUBERNETES, 443, False),
