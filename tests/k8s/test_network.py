@@ -3,8 +3,8 @@
 import pytest
 
 from components.adapters.kuberay.manifest import _labels
-from tests.k8s.manifests import OVERLAYS, rendered
-from tests.k8s.network import Pod, may
+from tests.k8s.manifests import OVERLAYS, named, rendered
+from tests.k8s.network import Pod, may, selects
 
 STEP = Pod({"workflows.argoproj.io/workflow": "infoxlm-x7k2p", "pipeline/runid": "r"})
 RAY = Pod({"ray.io/is-ray-node": "yes", "ray.io/cluster": "c", **_labels("training")})
@@ -115,3 +115,16 @@ def test_without_the_denial_or_with_one_open_policy_the_table_does_not_hold():
 
     assert may(without, FOREIGN, STRAY, 8080) and not may(known, FOREIGN, STRAY, 8080)
     assert may([*known, {"spec": rule}], RAY, METADATA, 80)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_kubeflow_admits_our_namespace(overlay):
+    """Its policies of the API server, of metadata and of the store let in namespaces by this selector (and no other)."""
+    admitted = {
+        "matchExpressions": [{"key": "app.kubernetes.io/part-of", "operator": "In", "values": ["kubeflow-profile"]}]
+    }
+
+    labels = named(overlay, "Namespace", "infoxlm")["metadata"]["labels"]
+
+    assert selects(admitted, labels)
+    assert not selects(admitted, labels | {"app.kubernetes.io/part-of": "infoxlm"})
