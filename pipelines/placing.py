@@ -4,6 +4,8 @@ from typing import Any, NamedTuple
 
 from kfp import dsl, kubernetes
 
+from components.settings.environment import own_name
+
 ENVIRONMENT = "infoxlm-environment"
 """ConfigMap of the namespace: where S3 and MLflow are."""
 STORE_KEYS, MLFLOW_LOGIN = "infoxlm-store", "infoxlm-mlflow"
@@ -39,7 +41,7 @@ def place(image: Any, *tasks: dsl.PipelineTask) -> None:
         task.set_container_image(image)
         kubernetes.use_field_path_as_env(task, "RUN_ID", "metadata.labels['pipeline/runid']")
         kubernetes.use_field_path_as_env(task, "SERVICE_ACCOUNT", "spec.serviceAccountName")
-        kubernetes.use_config_map_as_env(task, ENVIRONMENT, {name: name for name in _SETTINGS}, optional=True)
+        kubernetes.use_config_map_as_env(task, ENVIRONMENT, {name: own_name(name) for name in _SETTINGS}, optional=True)
         _use(task, STORE_KEYS, "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
         _use(task, MLFLOW_LOGIN, "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
         kubernetes.set_security_context(task, run_as_user=10001, run_as_group=10001, run_as_non_root=True)
@@ -77,4 +79,4 @@ def train_on(pool: Pool, *tasks: dsl.PipelineTask) -> None:
 
 
 def _use(task: dsl.PipelineTask, secret: str, *names: str) -> None:
-    kubernetes.use_secret_as_env(task, secret, {name: name for name in names}, optional=True)
+    kubernetes.use_secret_as_env(task, secret, {name: own_name(name) for name in names}, optional=True)

@@ -16,6 +16,7 @@ from typing import Any
 
 from components.adapters import storage
 from components.platform import artifacts
+from components.settings import environment
 from infoxlm_core import manifests
 from infoxlm_core.errors import InfoXLMError, InputError, StorageFull
 from infoxlm_core.results.trials import Trial
@@ -41,6 +42,7 @@ def ending_clearly(
         trial: of an ablation or a suite, so that every line says which one speaks.
         outcome_of: the name under which the outcome is looked for, if not the stage's.
     """
+    environment.take_ours(os.environ)
     if trial:
         name = f"{name} {Trial.parse(trial).name}"
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {name}: %(message)s", datefmt="%H:%M:%S", force=True)

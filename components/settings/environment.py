@@ -1,6 +1,7 @@
 """Environment variables that we set for Ray and MLflow, on this machine and in pods; and which ones are secrets."""
 
 import re
+from collections.abc import MutableMapping
 
 RAY = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -22,9 +23,35 @@ MLFLOW = {
 }
 """Of all processes that speak to MLflow."""
 
+OF_KUBEFLOW = (
+    *("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"),
+    *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
+)
+"""What Kubeflow itself sets in a step, by its MLflow plugin or as its API server has a proxy. It looks for no entry
+of the same name: with one of ours beside it the pod is invalid. So ours has a prefix until the step begins."""
+_OURS = "INFOXLM_"
+
 _SECRET = re.compile(r"SECRET|TOKEN|PASSWORD|ACCESS_KEY|CREDENTIAL", re.IGNORECASE)
 
 
 def is_secret(variable: str) -> bool:
     """Whether an environment variable of this name holds what must not stand in a manifest."""
     return bool(_SECRET.search(variable))
+
+
+def own_name(variable: str) -> str:
+    """The name under which a step's pod is given a variable."""
+    return _OURS + variable if variable in OF_KUBEFLOW else variable
+
+
+def usual_name(variable: str) -> str:
+    """The name under which everybody reads what `own_name` has named."""
+    bare = variable.removeprefix(_OURS)
+    return bare if bare in OF_KUBEFLOW else variable
+
+
+def take_ours(environment: MutableMapping[str, str]) -> None:
+    """Give our values their usual names, where Kubeflow has not set any."""
+    for variable in OF_KUBEFLOW:
+        if value := environment.get(own_name(variable)):
+            environment.setdefault(variable, value)

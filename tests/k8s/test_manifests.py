@@ -203,7 +203,7 @@ def test_bucket_and_region_of_production_are_filled_in_at_one_place(tmp_path):
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_argo_uploads_no_log_so_that_no_pod_needs_keys_of_kubeflows_store(overlay):
-    """Argo takes the ConfigMap of this name in a run's namespace before its own default, and of it the annotated key."""
+    """Argo takes the ConfigMap of this name in a run's namespace before its default, and in it the annotated key."""
     repositories = named(overlay, "ConfigMap", "artifact-repositories")
 
     key = repositories["metadata"]["annotations"]["workflows.argoproj.io/default-artifact-repository"]

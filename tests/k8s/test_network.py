@@ -119,7 +119,7 @@ def test_without_the_denial_or_with_one_open_policy_the_table_does_not_hold():
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_kubeflow_admits_our_namespace(overlay):
-    """Its policies of the API server, of metadata and of the store let in namespaces by this selector (and no other)."""
+    """Its policies of the API server, of metadata and of the store let in namespaces by this selector."""
     admitted = {
         "matchExpressions": [{"key": "app.kubernetes.io/part-of", "operator": "In", "values": ["kubeflow-profile"]}]
     }

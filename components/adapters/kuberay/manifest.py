@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from components.settings.cluster import ClusterConfig
-from components.settings.environment import MLFLOW_SAFETY, RAY, is_secret
+from components.settings.environment import MLFLOW_SAFETY, RAY, is_secret, usual_name
 from infoxlm_core.errors import InputError
 
 Manifest = dict[str, Any]
@@ -147,8 +147,8 @@ def _environment(cluster: ClusterConfig, task: Any, environment: Mapping[str, st
         if name.startswith(_PASSED_ON) and not is_secret(name):
             known[name] = {"value": value}
     for entry in getattr(task, "env", None) or []:
-        name, source = entry["name"], entry.get("valueFrom") or {}
-        if name.startswith(_OF_THE_STEP):
+        name, source = usual_name(entry["name"]), entry.get("valueFrom") or {}
+        if name.startswith(_OF_THE_STEP) or (name != entry["name"] and name in known):  # Kubeflow's goes before ours
             continue
         if "fieldRef" in source or "resourceFieldRef" in source:
             if name in environment:
