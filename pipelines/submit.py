@@ -152,7 +152,7 @@ def answering(host: str) -> Iterator[None]:
     except kfp_server_api.ApiException as error:
         said = _one_line(error.body or error.reason)
         if error.status and error.status < 500:
-            raise InputError(f"{host} refuses ({error.status}: {said})") from None
+            raise InputError(f"{host} refuses ({error.status}: {said})" + _about_accounts(error)) from None
         raise StorageUnavailable(f"{host} does not answer ({error.status}: {said}): try again") from None
     except (urllib3.exceptions.HTTPError, OSError) as error:
         raise StorageUnavailable(f"{host} does not answer ({_one_line(error)}): check --host, or try again") from None
@@ -245,6 +245,16 @@ def page(host: str, run: str) -> str:
 def _clock(seconds: float) -> str:
     minutes, seconds = divmod(int(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
+
+
+def _about_accounts(error: Any) -> str:
+    """What to do if the server refuses a run because of its service account, as Kubeflow does from 2.18 on."""
+    if "serviceaccount" not in str(error.body).lower().replace(" ", ""):
+        return ""
+    return (
+        ": the account must be in ALLOWEDSERVICEACCOUNTS of Kubeflow's API server, and you be bound to the Role"
+        " infoxlm-submitter: docs/cluster.md, section 3"
+    )
 
 
 def _one_line(error: Any) -> str:

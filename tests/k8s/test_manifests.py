@@ -119,6 +119,7 @@ def test_no_role_gives_more_than_a_namespace_and_what_is_named(overlay):
     assert {role["metadata"]["name"]: too_much(role) for role in roles} == {
         "infoxlm-runner": [],
         "infoxlm-workflow": [],
+        "infoxlm-submitter": [],
     }
     subjects = {subject["name"] for role in roles for subject in role.get("subjects", [])}
     assert subjects == {"infoxlm-runner"}  # Ray pods and MLflow may do nothing

@@ -1,7 +1,5 @@
 """The Role of the steps: exactly what launching a training calls, nothing more."""
 
-from pathlib import Path
-
 import pytest
 import yaml
 from kfp import dsl
@@ -10,11 +8,13 @@ from components.adapters.kuberay import api as kubernetes_api
 from components.adapters.kuberay import job as ray_job
 from components.adapters.kuberay import log as ray_job_log
 from components.adapters.kuberay import states as ray_job_states
-from components.settings.cluster import ClusterConfig
+from components.settings.cluster import ClusterConfig, ClusterFile
 from infoxlm_core.errors import ResourcesUnavailable
+from tests.k8s.manifests import K8S, ROOT
 from tests.servers.kubernetes_api import NAMESPACE, KubernetesServer, running_kubernetes, until
 
-RBAC = Path(__file__).parents[2] / "k8s" / "runs" / "rbac.yaml"
+RBAC = K8S / "runs/rbac.yaml"
+SUBMITTER = "infoxlm-submitter"
 NAME = "j-pretrain-3f2a9c01de"
 
 
@@ -58,3 +58,13 @@ def test_the_role_of_the_steps_allows_exactly_what_the_launcher_calls(monkeypatc
         for resource in rule["resources"]
     }
     assert allowed == called
+
+
+def test_whoever_submits_may_use_the_account_of_the_steps_and_nothing_else():
+    """What Kubeflow 2.18 asks Kubernetes about the caller: verb use, on the account that the run names."""
+    [role] = [one for one in yaml.safe_load_all(RBAC.read_text()) if one["metadata"]["name"] == SUBMITTER]
+    account = ClusterFile.model_validate(yaml.safe_load((ROOT / "configs/cluster.yaml").read_text())).service_account
+
+    assert role["rules"] == [
+        {"apiGroups": [""], "resources": ["serviceaccounts"], "resourceNames": [account], "verbs": ["use"]}
+    ]
