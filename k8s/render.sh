@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Print the manifests of an overlay with the image of a release in them.
 #
-#     k8s/render.sh OVERLAY IMAGE@sha256:DIGEST | kubectl apply --server-side -f -
+#     k8s/render.sh OVERLAY IMAGE@sha256:DIGEST | kubectl apply --server-side --force-conflicts -f -
 #
 # OVERLAY is a folder of k8s/overlays, or any other folder with a kustomization.
 set -euo pipefail

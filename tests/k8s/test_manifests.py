@@ -9,12 +9,15 @@ import yaml
 from kfp import dsl
 
 from components.adapters.kuberay import manifest as ray_job_manifest
+from components.adapters.kuberay.manifest import _labels
 from components.settings.cluster import ClusterConfig
 from tests.k8s.manifests import K8S, OVERLAYS, kustomize, named, pods, rendered, text
 from tests.k8s.rules import confined, restricted, static_keys, too_much
 
 KUBERNETES = ("1.30", "1.37")
 """The oldest and the newest we look at."""
+
+INJECT = "sidecar.istio.io/inject"
 
 KUEUE = {
     "ResourceFlavor": {"nodeLabels", "nodeTaints", "tolerations", "topologyName"},
@@ -85,6 +88,15 @@ def test_the_pods_of_a_training_keep_our_rules_too():
     groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
     templates = [job["spec"]["submitterPodTemplate"], *(group["template"] for group in groups)]
     assert [confined(template["spec"]) for template in templates] == [[], [], []]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_no_pod_of_ours_gets_a_sidecar_of_istio_which_a_profile_injects(overlay):
+    """Without its control plane, which our policies do not name, a sidecar never gets ready, nor does its pod."""
+    found = pods(overlay) | {name: {"metadata": {"labels": _labels(name)}} for name in ("training", "submitter")}
+
+    injected = [name for name, pod in found.items() if pod["metadata"]["labels"].get(INJECT) != "false"]
+    assert injected == [] and len(found) >= 4
 
 
 @pytest.mark.parametrize(

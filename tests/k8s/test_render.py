@@ -7,7 +7,7 @@ import subprocess
 import pytest
 import yaml
 
-from tests.k8s.manifests import K8S, KUBECTL, OVERLAYS, SINGLE_USER
+from tests.k8s.manifests import K8S, KUBECTL, OVERLAYS, ROOT, SINGLE_USER
 
 IMAGE = f"registry.example.org:5000/team/infoxlm@sha256:{'ab' * 32}"
 
@@ -48,6 +48,13 @@ def test_an_image_without_digest_is_refused(image):
     refused = render("production", image)
 
     assert refused.returncode == 2 and "digest" in refused.stderr and refused.stdout == ""
+
+
+def test_what_kubeflows_profile_controller_has_made_first_is_taken_over():
+    """It makes kfp-launcher and artifact-repositories in a new Profile: a plain apply would stop at the conflict."""
+    recipe = (ROOT / "Makefile").read_text().partition("\ndeploy:")[2].partition("\n\n")[0]
+
+    assert "apply --server-side --force-conflicts -f -" in recipe
 
 
 def test_an_overlay_that_is_not_there_is_refused():

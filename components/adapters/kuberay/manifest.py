@@ -196,7 +196,8 @@ def _submitter(cluster: ClusterConfig) -> Manifest:
 
 
 def _labels(component: str) -> dict[str, str]:
-    return {"app.kubernetes.io/name": "infoxlm", "app.kubernetes.io/component": component}
+    labels = {"app.kubernetes.io/name": "infoxlm", "app.kubernetes.io/component": component}
+    return labels | {"sidecar.istio.io/inject": "false"}  # it could not reach its control plane, nor is it restricted
 
 
 def _scratch() -> dict[str, tuple[str, Manifest]]:
