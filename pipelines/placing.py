@@ -17,7 +17,9 @@ _SETTINGS = (
 )
 
 
-LIMITS = dsl.PipelineConfig(active_deadline_seconds=30 * 86_400, ttl_seconds_after_finished=7 * 86_400)
+LONGEST = 30 * 86_400
+"""Seconds that a pipeline may run."""
+LIMITS = dsl.PipelineConfig(active_deadline_seconds=LONGEST, ttl_seconds_after_finished=7 * 86_400)
 """Nothing runs for ever, and what has ended is cleared away; results are in the store and in MLflow."""
 
 
@@ -45,7 +47,8 @@ def place(image: Any, *tasks: dsl.PipelineTask) -> None:
         _use(task, STORE_KEYS, "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
         _use(task, MLFLOW_LOGIN, "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
         kubernetes.set_security_context(task, run_as_user=10001, run_as_group=10001, run_as_non_root=True)
-        task.set_retry(2, backoff_duration="60s", backoff_factor=2.0)
+        # Argo counts the longest duration from the first attempt's start, its running time included: an hour by default
+        task.set_retry(2, backoff_duration="60s", backoff_factor=2.0, backoff_max_duration=f"{LONGEST}s")
 
 
 def sign(*tasks: dsl.PipelineTask) -> None:

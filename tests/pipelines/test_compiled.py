@@ -119,6 +119,17 @@ def test_steps_are_tried_again_and_promotions_are_not():
     assert not read("promotion")["root"]["dag"]["tasks"]["promote"].get("retryPolicy", {}).get("maxRetryCount")
 
 
+@pytest.mark.parametrize("name", DAGS)
+def test_a_step_that_has_run_for_days_may_still_be_tried_again(name):
+    longest = int(platform(name)["pipelineConfig"]["activeDeadlineSeconds"])
+    parts = [part["dag"]["tasks"] for part in (read(name)["root"], *read(name)["components"].values()) if "dag" in part]
+    retried = [task["retryPolicy"] for tasks in parts for task in tasks.values() if "retryPolicy" in task]
+
+    assert retried
+    for policy in retried:
+        assert int(policy["backoffMaxDuration"].removesuffix("s")) >= longest or not policy.get("maxRetryCount")
+
+
 def test_every_step_has_its_inputs_from_the_step_before():
     tasks = read("infoxlm")["root"]["dag"]["tasks"]
 
