@@ -32,7 +32,7 @@ def main(place: str) -> None:
     with runtime.ending_clearly(store, "job", outcome_of=job):
         wanted = _read(place)
         os.environ["RUN_ID"] = wanted.pipeline_run
-        storage.open(store).delete(runtime.outcome_name(job))  # of an earlier attempt
+        storage.open(store).delete(runtime.outcome_name(job, "jobs"))  # of an earlier attempt
         threading.Thread(target=_end_when_nobody_follows, args=(wanted,), name="follower-watch", daemon=True).start()
         launchers.run_locally(wanted)
 

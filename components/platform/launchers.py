@@ -124,11 +124,13 @@ def kuberay(work: Work, cluster: dict[str, Any], task: Any) -> None:
     if not work.num_workers:
         raise ConfigError("num_workers: a cluster trains on Ray workers, one a GPU: set it to 1 or more")
     run = runtime.pipeline_run()
-    job = ray_job.job_name(work.stage, run, f"{work.kind}/{work.name}")
+    job = ray_job.job_name(work.stage, work.store, work.run or f"{work.kind}/{work.name}")
     place = f"work/{job}.json"
     described = asdict(work) | {"pipeline_run": run, "job": job}
     artifacts.write(work.store, place, json.dumps(described, indent=1, sort_keys=True))
-    outcome = runtime.outcome_name(job)
+    outcome = runtime.outcome_name(job, "jobs")
+    if json.loads(artifacts.read(work.store, outcome) or b"{}").get("run", run) != run:
+        storage.open(work.store).delete(outcome)  # of another pipeline run: what it met may have been mended
     if work.run:
         lease.check(f"{work.store}/runs/{work.run}/lease.json", job)  # another pipeline run may train the same
     with _heartbeat(work.store, job):

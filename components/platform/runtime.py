@@ -40,7 +40,7 @@ def ending_clearly(
         store: directory, or s3://bucket/prefix, that gets the outcome.
         name: of the stage.
         trial: of an ablation or a suite, so that every line says which one speaks.
-        outcome_of: the name under which the outcome is looked for, if not the stage's.
+        outcome_of: the job that this is; its outcome is kept by its name, for whichever pipeline run follows it.
     """
     environment.take_ours(os.environ)
     if trial:
@@ -63,10 +63,13 @@ def ending_clearly(
             traceback.print_exc()
             failure = InfoXLMError(f"{type(error).__name__}: {error}")
     line = " ".join(str(failure).split())
-    outcome = {"stage": name, "code": failure.exit_code, "class": type(failure).__name__, "message": line}
+    outcome: dict[str, Any] = {"stage": name, "code": failure.exit_code, "class": type(failure).__name__}
+    outcome |= {"message": line, "run": pipeline_run()}
     with contextlib.suppress(OSError, InfoXLMError):  # a full disk must not hide why
         for place in dict.fromkeys((str(artifacts.local(store)), store)):  # the local runner reads it here
-            artifacts.write(place, outcome_name(outcome_of or name), json.dumps(outcome, indent=1))
+            artifacts.write(
+                place, outcome_name(outcome_of or name, outcome_of and "jobs"), json.dumps(outcome, indent=1)
+            )
     print(f"{name}: {type(failure).__name__}: {line}", file=sys.stderr, flush=True)
     sys.exit(failure.exit_code)
 

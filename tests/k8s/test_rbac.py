@@ -37,12 +37,12 @@ def calls_of_a_launch(kubernetes: KubernetesServer) -> set[tuple[str, str, str]]
 
 def test_the_role_of_the_steps_allows_exactly_what_the_launcher_calls(monkeypatch):
     monkeypatch.setenv("KFP_POD_NAME", "step-1")
-    monkeypatch.setenv("KFP_POD_UID", "u-1")
     for module in (ray_job, ray_job_states, ray_job_log):
         monkeypatch.setattr(module, "_PAUSE", 0.05)
     monkeypatch.setattr(ray_job, "_LOG_REST", 0.5)
     with running_kubernetes() as kubernetes:
         monkeypatch.setattr(kubernetes_api, "connect", lambda: kubernetes_api.RayJobs(kubernetes.api(), NAMESPACE))
+        kubernetes.put_step("step-1", "infoxlm-x7k2p", "u-1")
         called = calls_of_a_launch(kubernetes)
 
     [role] = [

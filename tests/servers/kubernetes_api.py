@@ -88,6 +88,15 @@ class KubernetesServer:
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": {"phase": "Running"}}
         self._ask("POST", f"/api/v1/namespaces/{NAMESPACE}/pods", pod)
 
+    def put_step(self, name: str, workflow: str, uid: str) -> None:
+        """The pod of a step, as Argo makes it for a workflow."""
+        owner = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": workflow, "uid": uid}
+        self.logs[name] = []  # the emulator knows no selectors: whoever lists submitters sees this pod, too
+        metadata = {"name": name, "namespace": NAMESPACE, "ownerReferences": [owner | {"controller": True}]}
+        metadata["creationTimestamp"] = "2025-01-01T00:00:00Z"
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": {"phase": "Running"}}
+        self._ask("POST", f"/api/v1/namespaces/{NAMESPACE}/pods", pod)
+
     def end_submitter(self, name: str) -> None:
         change = {"status": {"phase": "Succeeded"}}
         self._ask("PATCH", f"/api/v1/namespaces/{NAMESPACE}/pods/{name}", change)

@@ -1,4 +1,4 @@
-"""The Kubernetes API as the launcher of RayJobs uses it: eight calls, with errors of one line.
+"""The Kubernetes API as the launcher of RayJobs uses it: nine calls, with errors of one line.
 
 Every call has a time limit. What an API server that is busy or away may cost is `NoAnswer`, for the caller to try
 again; a refusal is final.
@@ -51,16 +51,6 @@ def connect() -> "RayJobs":
     return RayJobs(client.ApiClient(), namespace)
 
 
-def own_pod() -> Job | None:
-    """An owner reference to the pod of this process: when the pod is deleted, what it owns goes too."""
-    name, uid = os.environ.get("KFP_POD_NAME"), os.environ.get("KFP_POD_UID")
-    if not (name and uid):
-        logger.info("KFP_POD_NAME and KFP_POD_UID are not set: the job will not go with this pod")
-        return None
-    owner = {"apiVersion": "v1", "kind": "Pod", "name": name, "uid": uid}
-    return {**owner, "controller": False, "blockOwnerDeletion": False}
-
-
 class RayJobs:
     """The RayJobs of a namespace, the log of their submitters and what the cluster says of their pods."""
 
@@ -100,15 +90,30 @@ class RayJobs:
                     return
                 yield event["object"]
 
-    def adopt(self, name: str, owner: Job) -> None:
-        """Make an owner the only one of a job."""
+    def workflow(self) -> Job | None:
+        """An owner reference to Argo's Workflow, which the pod of this process belongs to.
+
+        What the Workflow owns goes with it; it stays when the pod is evicted or its node is drained.
+        """
+        if not (pod := os.environ.get("KFP_POD_NAME")):
+            return None
+        with self._answering("get", "pods", missing_is_fine=True):
+            found = self._core.read_namespaced_pod(pod, self.namespace, _request_timeout=_SECONDS)
+            for owner in found.metadata.owner_references or []:
+                if owner.controller:
+                    known = {"apiVersion": owner.api_version, "kind": owner.kind, "name": owner.name, "uid": owner.uid}
+                    return {**known, "controller": False, "blockOwnerDeletion": False}
+        return None
+
+    def adopt(self, name: str, owners: list[Job]) -> None:
+        """Set the owners of a job: it goes when the last of them has gone."""
         path = "/apis/{group}/{version}/namespaces/{namespace}/{plural}/".format(**self._at) + name
         with self._answering("patch"):  # the client's own method sends a kind of patch that custom objects refuse
             self._client.call_api(
                 path,
                 "PATCH",
                 header_params={"Content-Type": "application/merge-patch+json", "Accept": "application/json"},
-                body={"metadata": {"ownerReferences": [owner]}},
+                body={"metadata": {"ownerReferences": owners}},
                 auth_settings=["BearerToken"],
                 response_type="object",
                 _return_http_data_only=True,

@@ -1,8 +1,9 @@
 """Run a training as a KubeRay RayJob and wait for it, so that GPUs are asked for late and given back at once.
 
-The job has the same name in every attempt of a step: a step that is tried again finds the job that its dead
-predecessor left, running or ended, and goes on with it. It is deleted as soon as it has ended, when GPUs do not come
-and when this process is told to stop, but never because the API server is in trouble.
+The job is named by what it makes, and belongs to the workflow, not to the step's pod: a step that is tried again, or a
+run that is submitted again, finds the job that its dead predecessor left, running or ended, and goes on with it. It is
+deleted as soon as it has ended, when GPUs do not come and when this process is told to stop, but never because the API
+server is in trouble.
 """
 
 import contextlib
@@ -75,7 +76,7 @@ def run(
         raise _as_error(said)
     body = ray_job_manifest.render(name, work, cluster, num_workers, task, version("ray"))
     jobs = kubernetes_api.connect()
-    if owner := kubernetes_api.own_pod():
+    if owner := _owner(jobs):
         body["metadata"]["ownerReferences"] = [owner]
     with _noticing_signals() as stop:
         for attempt in range(cluster.retries + 1):
@@ -88,6 +89,21 @@ def run(
                 raise error
             logger.warning("%s; starting it again (%d of %d)", error, attempt + 1, cluster.retries)
             _pause(jobs, name, stop, _BETWEEN_TRIES)
+
+
+def _owner(jobs: RayJobs) -> Job | None:
+    """The workflow of this step; a job without an owner still ends by itself when nobody follows it."""
+    try:
+        if owner := jobs.workflow():
+            return owner
+        logger.info("this process is in no pod of a workflow: the job will not go with one")
+    except (NoAnswer, InputError) as error:
+        logger.warning("the workflow of this step cannot be found (%s): the job will not go with it", error)
+    return None
+
+
+def _uids(owners: list[Job]) -> set[str]:
+    return {owner["uid"] for owner in owners}
 
 
 def _once(
@@ -118,8 +134,10 @@ def _begin(jobs: RayJobs, body: Job, stop: Stop, grace: float) -> None:
             leaving = bool(job["metadata"].get("deletionTimestamp"))
             status = job.get("status") or {}
             if not leaving and (not has_ended(status) or status.get("jobStatus") == "SUCCEEDED"):
-                if owners := body["metadata"].get("ownerReferences"):
-                    jobs.adopt(name, owners[0])  # else it would go with the pod of the attempt that made it
+                known = job["metadata"].get("ownerReferences") or []
+                ours = [one for one in body["metadata"].get("ownerReferences", []) if one["uid"] not in _uids(known)]
+                if ours:  # else it would go with the run that made it
+                    jobs.adopt(name, known + ours)
                 logger.info("found rayjob/%s, %s: going on with it", name, describe(status))
                 return
             if not leaving:

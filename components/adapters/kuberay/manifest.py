@@ -34,15 +34,15 @@ _SUBMITTER = {"cpu": "500m", "memory": "1Gi"}
 _ORDINARY = ("cpu", "memory", "ephemeral-storage")
 
 
-def job_name(stem: str, run_id: str, key: str) -> str:
-    """The name that every attempt of a step finds again: at most 47 characters, a DNS-1035 label.
+def job_name(stem: str, store: str, key: str) -> str:
+    """The name that whoever wants the same work finds again: at most 47 characters, a DNS-1035 label.
 
     Args:
         stem: what it is, for the reader's eye.
-        run_id: of the pipeline run.
-        key: what tells the step from others of the run.
+        store: where it is kept.
+        key: what tells it from other work there; another pipeline run that wants the same has the same.
     """
-    digest = hashlib.sha256(f"{run_id}/{key}".encode()).hexdigest()[:10]
+    digest = hashlib.sha256(f"{store}/{key}".encode()).hexdigest()[:10]
     return re.sub(r"[^a-z0-9]+", "-", f"j-{stem}".lower())[:36].strip("-") + f"-{digest}"
 
 

@@ -247,6 +247,29 @@ def test_a_job_that_fails_leaves_its_reason_for_the_step_that_waits(bucket, work
     assert artifacts.read(URL, "runs/pretrained-abc/stop").startswith(b"j-pretrain-")
 
 
+def test_a_run_that_is_submitted_again_finds_the_job_of_the_first_and_forgets_how_that_one_ended(
+    bucket, work, monkeypatch
+):
+    seen = []
+
+    def run(name, place, cluster, num_workers, task, ask_to_stop, ended):
+        seen.append((name, (ended() or {}).get("class")))
+        with pytest.raises(SystemExit):
+            job.main(place)
+        seen.append((name, ended()["class"]))
+        raise InputError("as the job says")
+
+    monkeypatch.setitem(launchers.LAUNCHERS, "ray", lambda *_: 1 / 0)
+    monkeypatch.setattr(ray_job, "run", run)
+    for pipeline_run in ("run-1", "run-1", "run-2"):
+        monkeypatch.setenv("RUN_ID", pipeline_run)
+        with pytest.raises(InputError):
+            launchers.run(replace(work, num_workers=2), CLUSTER)
+
+    assert len({name for name, _ in seen}) == 1
+    assert [said for _, said in seen] == [None, "InfoXLMError", "InfoXLMError", "InfoXLMError", None, "InfoXLMError"]
+
+
 def test_while_another_pipeline_run_trains_the_same_no_gpu_is_asked_for(bucket, work, monkeypatch):
     monkeypatch.setattr(lease, "BEAT", 0.1)
     monkeypatch.setattr(lease, "_LOOK", 0.05)

@@ -36,7 +36,7 @@ CLUSTER = ClusterConfig(image=f"registry.example/infoxlm@sha256:{'1' * 64}")
 RUNNING = {"jobDeploymentStatus": "Running", "jobStatus": "RUNNING"}
 SUCCEEDED = {"jobDeploymentStatus": "Complete", "jobStatus": "SUCCEEDED"}
 FAILED = {"jobDeploymentStatus": "Failed", "jobStatus": "FAILED", "reason": "AppFailed", "message": "exit\ncode 1"}
-OWNER = {"apiVersion": "v1", "kind": "Pod", "name": "step-2", "uid": "u-2"}
+OWNER = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "infoxlm-x7k2p", "uid": "u-2"}
 OWNER |= {"controller": False, "blockOwnerDeletion": False}
 
 
@@ -51,7 +51,7 @@ def launch(kubernetes, monkeypatch) -> Callable[..., None]:
     """`ray_job.run` in a pod of its own on that server, without long pauses."""
     monkeypatch.setattr(kubernetes_api, "connect", lambda: kubernetes_api.RayJobs(kubernetes.api(), NAMESPACE))
     monkeypatch.setenv("KFP_POD_NAME", "step-2")
-    monkeypatch.setenv("KFP_POD_UID", "u-2")
+    kubernetes.put_step("step-2", OWNER["name"], OWNER["uid"])
     for name, value in {"_PAUSE": 0.05, "_BETWEEN_TRIES": 0.05, "_LOG_REST": 0.2, "_SLACK": 0}.items():
         monkeypatch.setattr(ray_job, name, value)
     monkeypatch.setattr(ray_job_states, "_PAUSE", 0.05)
@@ -115,7 +115,9 @@ def verbs(server: KubernetesServer) -> list[str]:
     return [verb for verb, _, resource in server.calls if resource == "rayjobs"]
 
 
-def test_a_job_is_owned_by_its_step_and_deleted_with_all_its_pods_when_it_has_succeeded(kubernetes, launch):
+def test_a_job_is_owned_by_the_workflow_of_its_step_and_deleted_with_all_its_pods_when_it_has_succeeded(
+    kubernetes, launch
+):
     def act():
         kubernetes.wait_for(NAME)
         kubernetes.status(NAME, jobDeploymentStatus="Initializing")
@@ -132,20 +134,29 @@ def test_a_job_is_owned_by_its_step_and_deleted_with_all_its_pods_when_it_has_su
     assert kubernetes.bodies[-1][::2] == ("delete", {"propagationPolicy": "Foreground"})
 
 
-def test_without_the_variables_of_its_pod_a_job_has_no_owner_and_the_log_says_so(
-    kubernetes, launch, monkeypatch, caplog
-):
-    monkeypatch.delenv("KFP_POD_UID")
+def test_outside_of_a_workflow_a_job_has_no_owner_and_the_log_says_so(kubernetes, launch, monkeypatch, caplog):
+    monkeypatch.delenv("KFP_POD_NAME")
 
     with caplog.at_level("INFO"), operator(lambda: kubernetes.wait_for(NAME) and kubernetes.status(NAME, **SUCCEEDED)):
         launch()
 
     assert "ownerReferences" not in kubernetes.jobs_ever()[0]["metadata"]
-    assert "the job will not go with this pod" in caplog.text
+    assert "the job will not go with one" in caplog.text
 
 
-def test_a_running_job_of_an_earlier_attempt_is_found_and_moved_to_the_new_pod(kubernetes, launch):
-    kubernetes.put_job(NAME, metadata={"ownerReferences": [{"uid": "u-1", "name": "step-1"}]}, status=RUNNING)
+def test_a_role_that_may_not_look_at_pods_costs_the_owner_and_not_the_training(kubernetes, launch, caplog):
+    kubernetes.fail("get", 403, resource="pods")
+
+    with operator(lambda: kubernetes.wait_for(NAME) and kubernetes.status(NAME, **SUCCEEDED)):
+        launch()
+
+    assert "ownerReferences" not in kubernetes.jobs_ever()[0]["metadata"]
+    assert "the job will not go with it" in caplog.text and "Role infoxlm-runner" in caplog.text
+
+
+def test_a_running_job_of_another_run_is_found_and_goes_with_the_last_run_that_follows_it(kubernetes, launch):
+    first = OWNER | {"uid": "u-1", "name": "infoxlm-a1b2c"}
+    kubernetes.put_job(NAME, metadata={"ownerReferences": [first]}, status=RUNNING)
     seen = []
 
     def act():
@@ -156,10 +167,23 @@ def test_a_running_job_of_an_earlier_attempt_is_found_and_moved_to_the_new_pod(k
     with operator(act):
         launch()
 
-    assert seen == [[OWNER]]
+    assert seen == [[first, OWNER]]
     assert not kubernetes.jobs_ever()
     [kind] = [kind for verb, kind, _ in kubernetes.bodies if verb == "patch"]
     assert kind == "application/merge-patch+json"  # custom objects refuse the client's own, a strategic one
+
+
+def test_a_job_that_an_earlier_attempt_of_the_same_run_has_made_stays_as_it_is(kubernetes, launch):
+    kubernetes.put_job(NAME, metadata={"ownerReferences": [OWNER]}, status=RUNNING)
+
+    def act():
+        until(lambda: "watch" in verbs(kubernetes))
+        kubernetes.status(NAME, **SUCCEEDED)
+
+    with operator(act):
+        launch()
+
+    assert "patch" not in verbs(kubernetes) and not kubernetes.jobs_ever()
 
 
 def test_a_job_that_succeeded_while_nobody_looked_is_not_run_again(kubernetes, launch):

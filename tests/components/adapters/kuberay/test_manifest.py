@@ -260,14 +260,14 @@ def test_a_store_whose_name_means_something_to_a_shell_is_refused(work):
         job(work=work)
 
 
-def test_a_job_has_the_same_name_in_every_attempt_and_another_in_another_step_or_run():
-    assert job_name("pretrain", "r1", "k1") == job_name("pretrain", "r1", "k1")
-    assert len({job_name("pretrain", run, key) for run in ("r1", "r2") for key in ("k1", "k2")}) == 4
+def test_a_job_has_the_same_name_for_the_same_work_and_another_in_another_store():
+    assert job_name("pretrain", "s3://a/s", "k1") == job_name("pretrain", "s3://a/s", "k1")
+    assert len({job_name("pretrain", store, key) for store in ("s3://a/s", "s3://b/s") for key in ("k1", "k2")}) == 4
 
 
-@given(stem=st.text(max_size=80), run=st.text(max_size=40), key=st.text(max_size=40))
-def test_every_name_is_one_that_kubernetes_and_kuberay_take(stem, run, key):
-    name = job_name(stem, run, key)
+@given(stem=st.text(max_size=80), store=st.text(max_size=40), key=st.text(max_size=40))
+def test_every_name_is_one_that_kubernetes_and_kuberay_take(stem, store, key):
+    name = job_name(stem, store, key)
 
     assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name)
     assert len(name) <= 47
