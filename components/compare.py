@@ -24,19 +24,17 @@ def compare(
         report: the table and the figure as HTML.
         metrics: mean and deviation of every metric of every variant.
     """
-    from components.adapters.mlflow import runs as mlflow_runs
-    from components.adapters.mlflow import trials as mlflow_trials
-    from components.platform import runtime, sweeps
+    from components.platform import runtime, sweeps, tracking
     from infoxlm_core.results import ablation, ablation_page
     from infoxlm_core.results.trials import Trial
 
     with runtime.ending_clearly(store, "compare"):
-        run = runtime.run_id(store)
-        found = {one.trial.name: one.metrics for one in mlflow_trials.read(run)}
+        run = tracking.open_run(store)
+        found = {one.trial.name: one.metrics for one in run.trials()}
         planned = [Trial.parse(item["trial"]) for item in trials]
         for item, trial in zip(trials, planned, strict=True):
             if not found.get(trial.name):  # one that never began gets a run too, so that it is not forgotten
-                mlflow_runs.end_run(runtime.run_id(store, item["trial"]), "FAILED")
+                tracking.open_run(store, item["trial"]).end("FAILED")
         results = [(trial, found.get(trial.name, {})) for trial in planned]
-        compared = ablation.compare(results, mlflow_trials.name_of(run))
+        compared = ablation.compare(results, run.name)
         sweeps.publish(store, run, "comparison", compared, ablation_page.write, comparison, report, metrics)

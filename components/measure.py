@@ -57,7 +57,7 @@ def measure(
                 artifacts={},
                 sources={"encoder": point["source"]},
                 num_workers=num_workers,
-                mlflow_run=run.id,
+                tracker_run=run.id,
             )
             with artifacts.exclusive(store, "tuned", name):  # another point may need the same model
                 model = artifacts.locate(artifacts.url_of(launchers.run(wanted)))  # every byte compared: it is read now

@@ -55,7 +55,7 @@ def pretrain(
             config=config,
             artifacts={"shards_path": location},
             num_workers=num_workers,
-            mlflow_run=run.id,
+            tracker_run=run.id,
         )
         made = launchers.run(wanted, cluster, task_config)
         run.log_curves(made / "encoder" / "metrics.jsonl")

@@ -33,16 +33,15 @@ def promote(
     import os
 
     from components.adapters.mlflow import promote as promoting
-    from components.adapters.mlflow import runs as mlflow_runs
-    from components.platform import artifacts, runtime
+    from components.platform import artifacts, runtime, tracking
 
     with runtime.ending_clearly(store, "promote"):
         os.environ["INFOXLM_IMAGE"] = image
-        run = runtime.run_id(store)
-        mlflow_runs.log_params(run, {"promotion": {"model": model, "gate": gate, "to": to, "by_hand": by_hand}})
+        run = tracking.open_run(store, by="mlflow")  # its registry's, whatever tracks
+        run.log_params({"promotion": {"model": model, "gate": gate, "to": to, "by_hand": by_hand}})
         done = promoting.run(model, gate, artifacts.local(store), to, by_hand)
         metrics.log_metric("version", done.version)
         for metric, figure in done.verdict.figures.items():
             for name in ("gain", "lower", "upper"):
                 metrics.log_metric(f"{metric.replace('/', '_')}_{name}", figure[name])
-                mlflow_runs.log_metrics(run, {f"{metric}/{name}": figure[name]})
+                run.log_metrics({f"{metric}/{name}": figure[name]})

@@ -31,8 +31,7 @@ def register(
     import os
 
     from components.adapters.mlflow import registry as model_registry
-    from components.adapters.mlflow import runs as mlflow_runs
-    from components.platform import artifacts, runtime
+    from components.platform import artifacts, runtime, tracking
     from infoxlm_core import manifests
     from infoxlm_core.config import RegistrationConfig
     from infoxlm_core.results.trials import HEADLINES
@@ -43,7 +42,7 @@ def register(
         judged, _ = artifacts.resolve(scores)
         flat = manifests.load(judged)["facts"]
         made = manifests.load(model)
-        run = runtime.run_id(store)
+        run = tracking.open_run(store, by="mlflow")  # its registry's, whatever tracks
         os.environ["INFOXLM_IMAGE"] = image
         origin = {f"{key}_digest": value for key, value in made["inputs"].items()}
         origin |= {key: str(value) for key, value in made["made_by"].items()}
@@ -58,11 +57,12 @@ def register(
             digest,
             {key: flat[key] for key in {*checked.gates, *HEADLINES} if key in flat},
             checked.gates,
-            run,
+            run.id,
             origin,
             judged,
         )
-        mlflow_runs.log_params(run, {"registration": checked.model_dump(mode="json")})
+        run.log_params({"registration": checked.model_dump(mode="json")})
+        run.end()  # the last step of its pipeline
         metrics.log_metric("version", done.version)
         metrics.log_metric("champion", int(done.champion))
         logging.info("models:/%s/%d is %s: %s", checked.name, done.version, " and ".join(done.aliases), done.reason)

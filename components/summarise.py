@@ -24,17 +24,14 @@ def summarise(
         report: the report as HTML.
         metrics: the main scores of every model and task.
     """
-    from components.adapters.mlflow import runs as mlflow_runs
-    from components.adapters.mlflow import trials as mlflow_trials
-    from components.platform import runtime, sweeps
+    from components.platform import runtime, sweeps, tracking
     from infoxlm_core.results import suite_page
     from infoxlm_core.results.suite_config import SuiteConfig
     from infoxlm_core.results.summary import summarise
 
     with runtime.ending_clearly(store, "summarise"):
         checked = SuiteConfig.parse(suite, "suite")
-        run = runtime.run_id(store)
-        mlflow_trials.close_unfinished(run)
-        found = summarise(checked, mlflow_trials.read_all_scores(run))
-        mlflow_runs.log_params(run, {"suite": checked.model_dump(mode="json")})
+        run = tracking.open_run(store)
+        found = summarise(checked, sweeps.read_scores(run))
+        run.log_params({"suite": checked.model_dump(mode="json")})
         sweeps.publish(store, run, "suite", found, suite_page.write, comparison, report, metrics)

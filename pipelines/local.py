@@ -16,9 +16,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from components.adapters.mlflow import runs as mlflow_runs
 from components.adapters.storage import is_remote
-from components.platform import artifacts, launchers, runtime
+from components.platform import artifacts, launchers, runtime, tracking
 from components.platform.runtime import DRIVER
 from infoxlm_core import errors, manifests
 from infoxlm_core.run_file import RunConfig
@@ -26,7 +25,9 @@ from infoxlm_core.run_file import RunConfig
 logger = logging.getLogger(__name__)
 
 
-def run(dag: Any, arguments: Mapping[str, Any], store: str | Path, name: str, launcher: str = "") -> dict[str, str]:
+def run(
+    dag: Any, arguments: Mapping[str, Any], store: str | Path, name: str, launcher: str = ""
+) -> tracking.Run | None:
     """Run a pipeline; an interrupted run of the same pipeline with the same arguments continues where it was.
 
     Args:
@@ -34,18 +35,17 @@ def run(dag: Any, arguments: Mapping[str, Any], store: str | Path, name: str, la
         arguments: everything the stages need, as plain values.
         store: directory for artifacts, checkpoints, and MLflow's SQLite file if MLFLOW_TRACKING_URI names no server; or
             s3://bucket/prefix.
-        name: of the run in MLflow.
+        name: of the run, for people.
         launcher: of workers, see `launchers`; empty: as the environment says.
 
     Returns:
-        where to look: `mlflow` (tracking URI), `run_id` and `page` of it, both empty if MLflow does not answer.
-        Artifacts are found by `artifact`.
+        what the tracker has of it; None if it does not answer any more. Artifacts are found by `artifact`.
 
     Raises:
         InfoXLMError: what the failed stage said, with its exit code.
     """
     os.environ |= {launchers.VARIABLE: launcher} if launcher else {}
-    launchers.local_launcher()
+    launchers.local_launcher(), tracking.tracker()  # a wrong name is found out now
     here = artifacts.local(str(store).rstrip("/")).resolve()
     here.mkdir(parents=True, exist_ok=True)
     store = str(store).rstrip("/") if is_remote(store) else str(here)
@@ -71,9 +71,8 @@ def run(dag: Any, arguments: Mapping[str, Any], store: str | Path, name: str, la
         status = "KILLED"
         raise errors.Preempted("interrupted: run the same command again to go on") from None
     finally:
-        run_id = _end(store, here, identity, status)
-    page = mlflow_runs.page(run_id) if run_id else ""
-    return {"mlflow": mlflow_runs.tracking_uri(here), "run_id": run_id, "page": page}
+        ended = _end(store, here, identity, status)
+    return ended
 
 
 def sections(config: RunConfig, dag: Any) -> dict[str, Any]:
@@ -203,18 +202,18 @@ def _identity(dag: str, arguments: Mapping[str, Any], store: Path, name: str) ->
     return identity
 
 
-def _end(store: str, here: Path, identity: dict[str, Any], status: str) -> str:
-    """Write down how the run ended, here and in MLflow; return MLflow's id of it."""
+def _end(store: str, here: Path, identity: dict[str, Any], status: str) -> tracking.Run | None:
+    """Write down how the run ended, here and for its tracker; return what that has of it."""
     manifests.write_atomically(here / "run.json", json.dumps(identity | {"status": status}))
     try:
-        run_id = runtime.run_id(store)
-        mlflow_runs.end_run(run_id, status)
+        run = tracking.open_run(store)
+        run.end(status)
     except errors.InfoXLMError as error:
-        logger.warning("MLflow does not know how the run ended: %s", error)
-        return ""
+        logger.warning("its tracker does not know how the run ended: %s", error)
+        return None
     if status == "FINISHED":
         shutil.rmtree(here / "pipeline" / identity["run"] / "workspace", ignore_errors=True)
-    return run_id
+    return run
 
 
 def _reason(outcomes: Path) -> errors.InfoXLMError:

@@ -1,4 +1,4 @@
-"""What every component does while it runs: end clearly, stop with its driver, find its MLflow run."""
+"""How a component ends: clearly, and with its driver."""
 
 import contextlib
 import json
@@ -96,26 +96,3 @@ def _end_with_driver() -> None:
 
     if driver and Path(f"/proc/{driver}").exists():
         threading.Thread(target=watch, name="driver-watch", daemon=True).start()
-
-
-def run_id(store: str, trial: Mapping[str, Any] | None = None) -> str:
-    """The MLflow run that all stages of this pipeline run share.
-
-    A trial of an ablation or a suite has its own, nested in that.
-    """
-    from components.adapters.mlflow import runs as mlflow_runs
-
-    if storage.is_remote(store) and not os.environ.get("MLFLOW_TRACKING_URI"):
-        raise InputError(f"{store} is for many machines, MLflow's database in a file is not: set MLFLOW_TRACKING_URI")
-    name = pipeline_run()
-    run = mlflow_runs.open_run(
-        os.environ.get("MLFLOW_EXPERIMENT_NAME", "infoxlm"),
-        os.environ.get("RUN_NAME", name),
-        {mlflow_runs.RUN_TAG: name},
-        artifacts.local(store),
-    )
-    if not trial:
-        return run
-    from components.adapters.mlflow import trials as mlflow_trials
-
-    return mlflow_trials.open_trial(run, name, Trial.parse(trial))

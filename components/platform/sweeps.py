@@ -7,16 +7,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from components.adapters.mlflow import runs as mlflow_runs
-from components.platform import artifacts
+from components.platform import artifacts, tracking
 from infoxlm_core import manifests
 from infoxlm_core.results.ablation import Comparison
 from infoxlm_core.results.summary import Summary
+from infoxlm_core.tasks.task import Scores
+
+
+def read_scores(run: tracking.Run) -> dict[str, Scores]:
+    """The scores of a suite's trials that are finished, by name; those that nobody works on any more are ended."""
+    found = run.trials()
+    for one in found:
+        if one.status == "RUNNING":
+            tracking.tracker().find_run(one.run_id).end("FAILED")
+    return {one.trial.name: one.read_scores() for one in found if one.status == "FINISHED"}
 
 
 def publish(
     store: str,
-    run: str,
+    run: tracking.Run,
     kind: str,
     found: Any,
     write: Callable[[Path, Any], None],
@@ -24,11 +33,11 @@ def publish(
     report: Any,
     metrics: Any,
 ) -> None:
-    """Write the files of a sweep into the store, and tell KFP and MLflow.
+    """Write the files of a sweep into the store, and tell KFP and the tracker.
 
     Args:
         store: directory where artifacts are found by content.
-        run: MLflow run of the sweep.
+        run: of the sweep.
         kind: of the artifact; its page is called so too.
         found: a `Summary` or a `Comparison`.
         write: writes its files into a directory.
@@ -48,7 +57,7 @@ def publish(
     artifacts.publish(comparison, made)
     shutil.copy(made / f"{kind}.html", report.path)
     artifacts.log_facts(made, metrics)
-    mlflow_runs.log_metrics(run, {re.sub(r"[^\w.:/ -]", "_", metric): value for metric, value in flat.items()})
-    mlflow_runs.log_artifacts(run, made, kind)
+    run.log_metrics({re.sub(r"[^\w.:/ -]", "_", metric): value for metric, value in flat.items()})
+    run.log_artifacts(made, kind)
     if summary.unfinished:
         logging.warning("not finished, and not in the numbers: %s", ", ".join(summary.unfinished))

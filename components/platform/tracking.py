@@ -1,19 +1,43 @@
-"""Trackers: where a stage reports its settings, numbers, files and curves. INFOXLM_TRACKER chooses; default: mlflow.
+"""Trackers: where runs keep settings, numbers, files and curves, and are found again. INFOXLM_TRACKER chooses.
 
-A new tracker is an adapter and a line in the table. The registry is MLflow's, whatever tracks: without its runs a model
-can be trained and measured, and not registered. A sweep sums up what MLflow has of its trials.
+    mlflow      the default: a server, or a file in the store
+    none        nowhere; curves and scores are in the artifacts all the same. A sweep needs one that has its trials
+
+A new tracker is an adapter, and here a function and a line in the table. The model registry is MLflow's, whatever
+tracks (docs/architecture.md, 12): a version belongs to a run of MLflow's, which `register` and `promote` open by name.
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
-from components.platform import runtime
+from components.platform import artifacts, runtime
 from infoxlm_core.errors import ConfigError
+from infoxlm_core.results.trials import Trial
+from infoxlm_core.tasks.task import Scores
 from infoxlm_core.training.tracker import FileTracker, Tracker
 
 VARIABLE = "INFOXLM_TRACKER"
+
+
+class TrialRun(Protocol):
+    """A trial of a sweep, as the tracker has it."""
+
+    @property
+    def run_id(self) -> str: ...
+    @property
+    def trial(self) -> Trial: ...
+    @property
+    def status(self) -> str:
+        """RUNNING, FINISHED, FAILED or KILLED."""
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """Empty if it is not finished."""
+
+    def read_scores(self) -> Scores:
+        """Of a suite's trial: the `scores.json` among its files."""
 
 
 class Run(Protocol):
@@ -24,7 +48,11 @@ class Run(Protocol):
 
     @property
     def id(self) -> str:
-        """By which other processes find it again (`TRACKERS`)."""
+        """By which other processes find it again."""
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
 
     def log_params(self, config: Mapping[str, Any]) -> None:
         """Settings, nested; raises ConfigMismatch if the run has other ones."""
@@ -41,52 +69,99 @@ class Run(Protocol):
     def follow(self, path: Path) -> Tracker:
         """The tracker of a training that goes on: its file, and what ships that meanwhile."""
 
-    def end(self) -> None:
-        """Close it."""
+    def trials(self) -> Sequence[TrialRun]:
+        """Of a sweep: the trials nested in it, oldest first."""
+
+    def end(self, status: str = "FINISHED") -> None:
+        """Close it; FAILED and KILLED are the other ways to end."""
+
+    def describe(self) -> str:
+        """Where a person looks at it, as lines for the console; empty if there is no such place."""
+
+
+class RunTracker(Protocol):
+    """Opens runs and finds them again; a module may be one."""
+
+    def open_run(self, key: str, name: str, store: str, here: Path, trial: Trial | None) -> Run:
+        """Find or open a run, in whatever process a stage is.
+
+        Args:
+            key: what tells this pipeline run from others.
+            name: what people call it.
+            store: of the run, a directory or s3://bucket/prefix.
+            here: the store on this machine, for a tracker that keeps files.
+            trial: the run is that of a trial, nested in the one of the pipeline.
+        """
+
+    def find_run(self, run_id: str) -> Run:
+        """The run with an id that another process has opened."""
+
+    def find_ablation(self, which: str, here: Path) -> Run:
+        """The run of an ablation: `latest`, an id, or a name (then the newest); InputError if there is none."""
 
 
 class Untracked:
-    """A run that nobody follows: curves stay in the artifact, where they always are."""
+    """The tracker `none`, and its run: curves stay in the artifact, where they always are."""
 
-    id = ""
+    id = name = ""
 
     def log_params(self, config: Mapping[str, Any]) -> None: ...
     def log_metrics(self, metrics: Mapping[str, float]) -> None: ...
     def log_artifacts(self, source: Path, path: str | None = None) -> None: ...
     def log_curves(self, path: Path, prefix: str = "") -> None: ...
-    def end(self) -> None: ...
+    def end(self, status: str = "FINISHED") -> None: ...
+
     def follow(self, path: Path) -> Tracker:
         return FileTracker(path)
 
+    def describe(self) -> str:
+        return ""
 
-def open_run(store: str, trial: Mapping[str, Any] | None = None) -> Run:
-    """Find or open the run of this pipeline run, or of a trial of it.
+    def trials(self) -> NoReturn:
+        raise ConfigError(f"{VARIABLE}: 'none', but a sweep reads its trials from a tracker: set it to mlflow")
+
+    def open_run(self, key: str, name: str, store: str, here: Path, trial: Trial | None) -> Run:  # noqa: ARG002
+        return self.trials() if trial else self
+
+    def find_run(self, run_id: str) -> Run:  # noqa: ARG002
+        return self
+
+    def find_ablation(self, which: str, here: Path) -> Run:  # noqa: ARG002
+        return self.trials()
+
+
+def _mlflow() -> RunTracker:
+    from components.adapters.mlflow import tracker
+
+    return tracker
+
+
+TRACKERS: dict[str, Callable[[], RunTracker]] = {"mlflow": _mlflow, "none": Untracked}
+
+
+def tracker(name: str = "") -> RunTracker:
+    """The tracker of a name, else the one that INFOXLM_TRACKER names.
 
     Raises:
-        ConfigError: there is no such tracker, or a sweep would not find its trials again.
+        ConfigError: there is none.
     """
-    if trial and (name := os.environ.get(VARIABLE) or "mlflow") != "mlflow":
-        raise ConfigError(f"{VARIABLE}: {name!r}, but a sweep reads its trials from MLflow: set it to mlflow")
-    return _tracker()(lambda: runtime.run_id(store, trial))
-
-
-def find_run(run_id: str) -> Run:
-    """The run with an id that another process has opened."""
-    return _tracker()(lambda: run_id)
-
-
-def _tracker() -> Callable[[Callable[[], str]], Run]:
-    name = os.environ.get(VARIABLE) or "mlflow"
+    name = name or os.environ.get(VARIABLE) or "mlflow"
     if name not in TRACKERS:
         raise ConfigError(f"{VARIABLE}: {name!r} is no tracker; known are {', '.join(TRACKERS)}")
-    return TRACKERS[name]
+    return TRACKERS[name]()
 
 
-def _mlflow(open_id: Callable[[], str]) -> Run:
-    from components.adapters.mlflow.tracker import MlflowRun
+def open_run(store: str, trial: Mapping[str, Any] | None = None, by: str = "") -> Run:
+    """Find or open the run of this pipeline run, or of a trial of it, which is nested in that.
 
-    return MlflowRun(open_id())
+    Args:
+        store: directory, or s3://bucket/prefix.
+        trial: of an ablation or a suite.
+        by: the tracker, if it is not for INFOXLM_TRACKER to choose.
 
-
-TRACKERS: dict[str, Callable[[Callable[[], str]], Run]] = {"mlflow": _mlflow, "none": lambda _: Untracked()}
-"""By name: makes a `Run`; asks its argument for the id of MLflow's run if it needs one."""
+    Raises:
+        ConfigError: there is no such tracker, or it keeps no trials.
+    """
+    key = runtime.pipeline_run()
+    name = os.environ.get("RUN_NAME", key)
+    return tracker(by).open_run(key, name, store, artifacts.local(store), Trial.parse(trial) if trial else None)

@@ -37,8 +37,8 @@ class Work:
     """Of a training: its checkpoints are in `STORE/runs/RUN`."""
     sources: dict[str, str] | None = None
     """Likewise places of models outside the store; see `sources`."""
-    mlflow_run: str = ""
-    """Where the curves go; empty: nowhere yet."""
+    tracker_run: str = ""
+    """Id of the run that gets the curves; empty: nowhere yet."""
     pipeline_run: str = ""
     job: str = ""
     """Name of the RayJob, if it is one."""
@@ -57,8 +57,8 @@ def train(work: Work, run: Path) -> dict[str, Any]:
     from infoxlm_core.training import distributed
 
     more: dict[str, Any] = {"run": run}
-    if work.mlflow_run:
-        more["track"] = tracking.find_run(work.mlflow_run).follow
+    if work.tracker_run:
+        more["track"] = tracking.tracker().find_run(work.tracker_run).follow
     if storage.is_remote(work.store):
         more["remote"] = RemoteRun(f"{work.store}/runs/{work.run}", work.job or f"{socket.gethostname()} {run}")
     core = functools.partial(TOGETHER[work.stage](work), **more)

@@ -1,15 +1,17 @@
 """Commands that run or plan a pipeline: run, ablate, compare, suite, plan, compile."""
 
 import os
-import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from infoxlm_core import manifests, run_file
 from infoxlm_core.results.suite_config import SuiteConfig
 from pipelines.cli.app import Store, app, config_file, ending_clearly
+
+if TYPE_CHECKING:
+    from components.platform.tracking import Run
 
 Launcher = Annotated[
     str,
@@ -50,7 +52,7 @@ def run(
             if name in scores:
                 typer.echo(f"{name:28}{scores[name]:10.4f}    untrained {scores[f'untrained/{name}']:10.4f}")
         typer.echo(f"report      {report}/report.html")
-        _tell_mlflow(done)
+        _tell(done)
         typer.echo(
             f"the model   infoxlm embed --store {store} models:/{checked.registration.name}@champion 'a sentence'"
         )
@@ -98,25 +100,24 @@ def ablate(
             if found := local.artifact(store, "compare", "comparison"):
                 typer.echo((found / "comparison.md").read_text(encoding="utf-8"))
                 typer.echo(f"comparison  {found}/comparison.html")
-        _tell_mlflow(done)
+        _tell(done)
 
 
 @app.command()
 def compare(
-    run: Annotated[str, typer.Option(help="Id or name of an ablation's MLflow run, or latest.")] = "latest",
+    run: Annotated[str, typer.Option(help="Id or name of an ablation's run, or latest.")] = "latest",
     metrics: Annotated[str, typer.Option(help="Metrics, separated by commas; default: the headlines.")] = "",
     output: Annotated[Path | None, typer.Option(help="Directory for HTML, PNG, Markdown, JSON.")] = None,
     store: Store = "runs",
 ) -> None:
-    """Print the table of an ablation from MLflow: variants over their seeds, with error bars."""
+    """Print the table of an ablation from its tracker: variants over their seeds, with error bars."""
     with ending_clearly():
-        from components.adapters.mlflow import trials
-        from components.platform import artifacts
+        from components.platform import artifacts, tracking
         from infoxlm_core.results import ablation, ablation_page
 
-        run_id, name = trials.find_ablation(run, artifacts.local(store))
-        found = [(one.trial, one.metrics) for one in trials.read(run_id)]
-        compared = ablation.compare(found, name, _split(metrics))
+        chosen = tracking.tracker().find_ablation(run, artifacts.local(store))
+        found = [(one.trial, one.metrics) for one in chosen.trials()]
+        compared = ablation.compare(found, chosen.name, _split(metrics))
         typer.echo(ablation_page.to_markdown(compared))
         if output:
             ablation_page.write(output, compared)
@@ -164,23 +165,17 @@ def suite(
             if found := local.artifact(store, "summarise", "comparison"):
                 typer.echo((found / "suite.md").read_text(encoding="utf-8"))
                 typer.echo(f"report      {found}/suite.html")
-        _tell_mlflow(done)
+        _tell(done)
 
 
 def _split(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _tell_mlflow(done: dict[str, str]) -> None:
-    """Where the run is; without the last part of the address MLflow shows it as if it were a chat."""
-    server = re.sub(r"//[^/@]*@", "//", done["mlflow"]).rstrip("/")  # it may hold a password
-    page = f"/#/{done['page']}" if done["run_id"] else ""
-    if server.startswith("http"):
-        typer.echo(f"MLflow      {server}{page}")
-        return
-    typer.echo(f"MLflow      mlflow ui --backend-store-uri {server}   (run {done['run_id']})")
-    if page:
-        typer.echo(f"            then http://127.0.0.1:5000{page}")
+def _tell(run: "Run | None") -> None:
+    """Where to look at a run, if its tracker has such a place."""
+    if run and (lines := run.describe()):
+        typer.echo(lines)
 
 
 @app.command()

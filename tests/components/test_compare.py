@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from components.adapters.mlflow import runs as mlflow_runs
 from components.adapters.mlflow import trials as mlflow_trials
 from components.compare import compare
-from components.platform import artifacts, runtime
+from components.platform import artifacts, tracking
 from infoxlm_core.errors import InputError
 from infoxlm_core.results.trials import Trial
 from pipelines.cli import app
@@ -28,7 +28,7 @@ def ablation(store, monkeypatch) -> Path:
     monkeypatch.setenv("RUN_ID", "toy-1")
     monkeypatch.setenv("RUN_NAME", "toy")
     for trial in TRIALS[:-1]:
-        run = runtime.run_id(str(store), trial)
+        run = tracking.open_run(str(store), trial).id
         mlflow_runs.log_params(run, {"pretraining": {"seed": trial["seed"]}})
         mlflow_runs.log_metrics(run, {"loss/mlm": 5.0}, step=10)
         if trial["variant"] != "-TLM":
@@ -48,7 +48,7 @@ def run_component(store: Path, out: Path) -> tuple[Path, dict]:
 
 def test_every_trial_has_a_run_nested_in_the_ablations_own(ablation):
     client = mlflow_runs.connect(ablation)
-    parent = runtime.run_id(str(ablation))
+    parent = tracking.open_run(str(ablation)).id
     runs = client.search_runs([client.get_run(parent).info.experiment_id])
 
     children = [run for run in runs if run.data.tags.get("mlflow.parentRunId") == parent]
@@ -58,9 +58,9 @@ def test_every_trial_has_a_run_nested_in_the_ablations_own(ablation):
 
 
 def test_a_retried_stage_finds_the_run_of_its_trial_and_opens_it_again(ablation):
-    first = runtime.run_id(str(ablation), TRIALS[0])
+    first = tracking.open_run(str(ablation), TRIALS[0]).id
 
-    assert runtime.run_id(str(ablation), TRIALS[0]) == first != runtime.run_id(str(ablation), TRIALS[1])
+    assert tracking.open_run(str(ablation), TRIALS[0]).id == first != tracking.open_run(str(ablation), TRIALS[1]).id
     assert mlflow_runs.connect(ablation).get_run(first).info.status == "RUNNING"
 
 
@@ -71,7 +71,7 @@ def test_a_trial_of_a_platforms_task_is_nested_in_the_platforms_pipeline_run(sto
     task = client.create_run(experiment, tags={"mlflow.parentRunId": pipeline}).info.run_id
     monkeypatch.setenv("MLFLOW_RUN_ID", task)
 
-    mlflow_runs.end_run(runtime.run_id(str(store), TRIALS[0]))
+    mlflow_runs.end_run(tracking.open_run(str(store), TRIALS[0]).id)
 
     (found,) = mlflow_trials.read(task)
     assert (found.trial.model, found.trial.seed) == ("full", 1) and mlflow_trials.root(found.run_id) == pipeline
@@ -92,7 +92,7 @@ def test_the_component_compares_what_finished_and_names_what_did_not(ablation, t
 def test_the_comparison_goes_to_the_ablations_run_and_trials_that_failed_are_closed(ablation, tmp_path):
     run_component(ablation, tmp_path / "kfp")
 
-    client, parent = mlflow_runs.connect(ablation), runtime.run_id(str(ablation))
+    client, parent = mlflow_runs.connect(ablation), tracking.open_run(str(ablation)).id
     assert client.get_run(parent).data.metrics["full/retrieval/best/n"] == 2
     names = {artifact.path for artifact in client.list_artifacts(parent, "comparison")}
     assert {f"comparison/comparison.{kind}" for kind in ("html", "json", "md", "png")} <= names
@@ -121,10 +121,10 @@ def test_other_metrics_are_compared_on_request(ablation):
 
 
 def test_the_newest_ablation_of_a_name_is_meant_and_an_unknown_one_refused(ablation, monkeypatch):
-    first = runtime.run_id(str(ablation))
+    first = tracking.open_run(str(ablation)).id
     monkeypatch.setenv("RUN_ID", "toy-2")
-    runtime.run_id(str(ablation), TRIALS[0])
-    second = runtime.run_id(str(ablation))
+    tracking.open_run(str(ablation), TRIALS[0])
+    second = tracking.open_run(str(ablation)).id
 
     assert (
         mlflow_trials.find_ablation("toy", ablation)
@@ -138,7 +138,7 @@ def test_the_newest_ablation_of_a_name_is_meant_and_an_unknown_one_refused(ablat
 
 def test_trials_of_an_older_version_are_found(store):
     """Their runs have the same tags and another key."""
-    parent = runtime.run_id(str(store))
+    parent = tracking.open_run(str(store)).id
     client = mlflow_runs.connect(store)
     tags = {"variant": "full", "seed": "1", "what": "all", "infoxlm.run": "toy-0/full/1", mlflow_runs.PARENT: parent}
     old = client.create_run(client.get_run(parent).info.experiment_id, tags=tags, run_name="full seed 1").info.run_id

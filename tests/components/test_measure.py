@@ -11,7 +11,7 @@ from components.adapters.mlflow import runs as mlflow_runs
 from components.adapters.mlflow import trials as mlflow_trials
 from components.measure import measure
 from components.plan_suite import plan_suite
-from components.platform import artifacts, launchers, runtime, verification
+from components.platform import artifacts, launchers, tracking, verification
 from components.summarise import summarise
 from infoxlm_core import run_file
 from infoxlm_core.results.suite_config import SuiteConfig
@@ -94,7 +94,7 @@ def test_a_tuned_model_that_is_damaged_without_a_trace_is_not_measured(planned, 
 def test_a_point_has_a_run_of_its_own_with_tags_parameters_curve_metrics_and_scores(planned, store, tmp_path):
     made = run_point(planned["toy words learning_rate=0.003 seed 1"], store, tmp_path)
 
-    client, parent = mlflow_runs.connect(store), runtime.run_id(str(store))
+    client, parent = mlflow_runs.connect(store), tracking.open_run(str(store)).id
     (trial,) = mlflow_trials.read(parent)
     run = client.get_run(trial.run_id)
     tags = {name: run.data.tags[name] for name in ("model", "task", "seed", "grid")}
@@ -103,7 +103,9 @@ def test_a_point_has_a_run_of_its_own_with_tags_parameters_curve_metrics_and_sco
     assert run.data.params["settings.optimization.learning_rate"] == "0.003" and run.data.params["model"] == "toy"
     assert run.info.status == "FINISHED" and run.data.tags["mlflow.parentRunId"] == parent
     scores = json.loads((made / "scores.json").read_text())
-    assert mlflow_trials.read_all_scores(parent) == {run.info.run_name: Scores.from_dict(scores)}
+    assert {one.trial.name: one.read_scores() for one in mlflow_trials.read(parent)} == {
+        run.info.run_name: Scores.from_dict(scores)
+    }
     assert run.data.metrics["words/mean"] == scores["mean"]["accuracy"] and "words/de" in run.data.metrics
     assert [step for step, _ in history(run.info.run_id, "dev/mean")] == [6, 12]
     assert scores["training"] == {"steps": 12, "examples": 40} | scores["training"]
@@ -153,7 +155,7 @@ def test_a_task_by_another_name_is_the_same_measurement_under_its_own_name(plann
 
     assert run_point(item, store, tmp_path / "1") == run_point(other, store, tmp_path / "2")
 
-    named = {one.trial.task: set(one.metrics) for one in mlflow_trials.read(runtime.run_id(str(store)))}
+    named = {one.trial.task: set(one.metrics) for one in mlflow_trials.read(tracking.open_run(str(store)).id)}
     assert "pairs/xx_en" in named["pairs"] and "tatoeba/xx_en" in named["tatoeba"] - named["pairs"]
 
 
@@ -170,13 +172,13 @@ def test_data_on_s3_is_the_same_data(planned, store, tmp_path, bucket):
 
 def test_the_summary_goes_to_the_pipelines_run_and_what_nobody_works_on_is_closed(planned, config, store, tmp_path):
     run_point(planned["toy pairs"], store, tmp_path / "kfp")
-    abandoned = runtime.run_id(str(store), planned["toy riddles seed 1"]["point"])
+    abandoned = tracking.open_run(str(store), planned["toy riddles seed 1"]["point"]).id
     kinds = {"comparison": dsl.Artifact, "report": dsl.HTML, "metrics": dsl.Metrics}
     outputs = {name: kind(name=name, uri=str(tmp_path / "kfp" / name)) for name, kind in kinds.items()}
 
     summarise.python_func(suite=config.listed(), store=str(store), **outputs)
 
-    client, parent = mlflow_runs.connect(store), runtime.run_id(str(store))
+    client, parent = mlflow_runs.connect(store), tracking.open_run(str(store)).id
     made = artifacts.resolve(outputs["comparison"])[0]
     summary = json.loads((made / "suite.json").read_text())
     assert summary["unfinished"] == [name for name in planned if name != "toy pairs"]
@@ -188,13 +190,13 @@ def test_the_summary_goes_to_the_pipelines_run_and_what_nobody_works_on_is_close
 
 
 def test_the_page_of_a_run_is_not_shown_as_that_of_a_chat(store):
-    run = runtime.run_id(str(store))
+    run = tracking.open_run(str(store)).id
 
     assert mlflow_runs.page(run).endswith(f"/runs/{run}?workflowType=machine_learning")
 
 
 def test_more_metrics_than_one_request_takes_are_logged(store):
-    run = runtime.run_id(str(store))
+    run = tracking.open_run(str(store)).id
     mlflow_runs.log_metrics(run, {f"pairs/x{number}": number / 2000 for number in range(1500)})
 
     assert len(mlflow_runs.connect(store).get_run(run).data.metrics) == 1500

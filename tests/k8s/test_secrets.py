@@ -37,7 +37,7 @@ def test_steps_read_what_is_made_for_them():
     offered = set(re.findall(r"^#   ([A-Z_]+): ", (K8S / "runs/environment.yaml").read_text(), re.MULTILINE))
 
     assert set(placing._SETTINGS) == environment | offered
-    assert {"HTTPS_PROXY", "INFOXLM_SIGNING_KEY"} <= offered - environment
+    assert {"HTTPS_PROXY", "INFOXLM_SIGNING_KEY", "INFOXLM_TRACKER"} <= offered - environment
     assert set(secrets[placing.STORE_KEYS]) == {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
     assert set(secrets[placing.MLFLOW_LOGIN]) == {"MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"}
     assert secrets["kfp-mlflow-credentials"]["password"] == secrets[placing.MLFLOW_LOGIN]["MLFLOW_TRACKING_PASSWORD"]

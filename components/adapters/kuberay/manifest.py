@@ -26,7 +26,7 @@ _CONSTANT = {
     "RAY_AUTH_MODE": "token",  # nobody runs a job without the token, which the operator hands to these pods
     **MLFLOW_SAFETY,
 }
-_PASSED_ON = ("MLFLOW_", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION")
+_PASSED_ON = ("INFOXLM_TRACKER", "MLFLOW_", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION")
 _OF_THE_STEP = ("KFP_", "KUBERNETES_", "ARGO_")
 _AFTER_SAVING = 15  # of the grace, for Ray to end
 _OF_SUBMITTER = ("HOME", "RAY_AUTH_MODE", "RAY_USAGE_STATS_ENABLED")

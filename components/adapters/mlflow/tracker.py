@@ -1,10 +1,11 @@
-"""The tracker that ships the curves of a training to its MLflow run, in the background.
+"""MLflow as a tracker: its runs, and what ships the curves of a training to one of them in the background.
 
 What a training logs is in its `metrics.jsonl` first; an outbox remembers how much of that file has arrived.
 """
 
 import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Mapping
@@ -12,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from components.adapters.mlflow import runs
+from components.adapters.mlflow import trials as mlflow_trials
 from components.adapters.mlflow.runs import answering, points
-from infoxlm_core.errors import one_line
+from infoxlm_core.errors import InputError, one_line
+from infoxlm_core.results.trials import Trial
 from infoxlm_core.training.tracker import FileTracker, parse
 
 logger = logging.getLogger(__name__)
@@ -28,11 +31,37 @@ def ship(path: Path, run_id: str, prefix: str = "") -> None:
         _Outbox(path, run_id, prefix).ship()
 
 
+def open_run(key: str, name: str, store: str, here: Path, trial: Trial | None) -> "MlflowRun":
+    """The run of a pipeline run, in MLFLOW_EXPERIMENT_NAME, or of a trial, nested in that.
+
+    Raises:
+        InputError: the store is for many machines, and MLFLOW_TRACKING_URI names no server that is so, too.
+    """
+    if "://" in store and not os.environ.get("MLFLOW_TRACKING_URI"):
+        raise InputError(f"{store} is for many machines, MLflow's database in a file is not: set MLFLOW_TRACKING_URI")
+    run = runs.open_run(os.environ.get("MLFLOW_EXPERIMENT_NAME", "infoxlm"), name, {runs.RUN_TAG: key}, here)
+    return MlflowRun(mlflow_trials.open_trial(run, key, trial) if trial else run)
+
+
+def find_run(run_id: str) -> "MlflowRun":
+    """The run with an id that another process has opened."""
+    return MlflowRun(run_id)
+
+
+def find_ablation(which: str, here: Path) -> "MlflowRun":
+    """See `trials.find_ablation`."""
+    return MlflowRun(mlflow_trials.find_ablation(which, here)[0])
+
+
 class MlflowRun:
     """A run of MLflow as stages report to it."""
 
     def __init__(self, run_id: str) -> None:
         self.id = run_id
+
+    @property
+    def name(self) -> str:
+        return mlflow_trials.name_of(self.id)
 
     def log_params(self, config: Mapping[str, Any]) -> None:
         runs.log_params(self.id, config)
@@ -49,8 +78,21 @@ class MlflowRun:
     def follow(self, path: Path) -> "MlflowTracker":
         return MlflowTracker(path, self.id)
 
-    def end(self) -> None:
-        runs.end_run(self.id)
+    def trials(self) -> list[mlflow_trials.TrialRun]:
+        return mlflow_trials.read(self.id)
+
+    def end(self, status: str = "FINISHED") -> None:
+        runs.end_run(self.id, status)
+
+    def describe(self) -> str:
+        server = re.sub(r"//[^/@]*@", "//", os.environ["MLFLOW_TRACKING_URI"]).rstrip("/")  # it may hold a password
+        page = f"/#/{runs.page(self.id)}"
+        if server.startswith("http"):
+            return f"MLflow      {server}{page}"
+        return (
+            f"MLflow      mlflow ui --backend-store-uri {server}   (run {self.id})\n"
+            f"            then http://127.0.0.1:5000{page}"
+        )
 
 
 class MlflowTracker:

@@ -29,6 +29,13 @@ class TrialRun(NamedTuple):
     metrics: Mapping[str, float]
     """Empty if it is not finished."""
 
+    def read_scores(self) -> Scores:
+        """Of a suite's trial: the scores among the artifacts of its run."""
+        from mlflow import MlflowClient
+
+        with answering(f"scores of MLflow run {self.run_id}"), tempfile.TemporaryDirectory() as folder:
+            return read_scores(Path(MlflowClient().download_artifacts(self.run_id, SCORES, folder)))
+
 
 def open_trial(parent: str, pipeline_run: str, trial: Trial) -> str:
     """Find or create the run of a trial, nested in `parent`; it is open afterwards. Returns its id.
@@ -92,25 +99,6 @@ def _read(run: "Run") -> TrialRun:
         trial = Trial(tags["point"], tags["model"], seed, tags["task"])
     done = run.info.status == "FINISHED"
     return TrialRun(run.info.run_id, trial, run.info.status, dict(run.data.metrics) if done else {})
-
-
-def read_all_scores(run_id: str) -> dict[str, Scores]:
-    """The scores of the trials of a suite that are finished, by their names."""
-    from mlflow import MlflowClient
-
-    client, found = MlflowClient(), {}
-    for one in read(run_id):
-        if one.status == "FINISHED":
-            with answering(f"scores of MLflow run {one.run_id}"), tempfile.TemporaryDirectory() as folder:
-                found[one.trial.name] = read_scores(Path(client.download_artifacts(one.run_id, SCORES, folder)))
-    return found
-
-
-def close_unfinished(run_id: str) -> None:
-    """End the runs of trials that nobody works on any more."""
-    for one in read(run_id):
-        if one.status == "RUNNING":
-            mlflow_runs.end_run(one.run_id, "FAILED")
 
 
 def find_ablation(which: str, store: Path) -> tuple[str, str]:

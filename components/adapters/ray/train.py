@@ -92,15 +92,12 @@ def start(num_workers: int) -> None:
     if not os.environ.get("RAY_ADDRESS"):  # "local": no cluster that somebody else has left on this machine
         here = {"address": "local", "num_cpus": max(num_workers + 1, os.cpu_count() or 1)}
         _keep_token_private()
-    known = {name: value for name, value in os.environ.items() if name.startswith(("MLFLOW_", "HF_", "RUN_ID"))}
-    # Ray shows them to all its users
-    known = {name: value for name, value in known.items() if not environment.is_secret(name)}
     for attempt in range(1, _TRIES + 1):
         try:
             ray.init(
                 logging_level=logging.WARNING,
                 include_dashboard=True,  # without it Ray Train complains every second
-                runtime_env={"env_vars": {**environment.RAY, **known}},
+                runtime_env={"env_vars": _variables()},
                 **here,
             )
             return
@@ -109,6 +106,13 @@ def start(num_workers: int) -> None:
             if attempt == _TRIES:
                 raise WorkerLost(f"Ray does not start after {_TRIES} tries ({error}): run again") from error
             logger.warning("Ray did not start (%s), trying again", error)
+
+
+def _variables() -> dict[str, str]:
+    """What workers must know of this process's environment; no secret, for Ray shows them to all its users."""
+    passed_on = ("INFOXLM_TRACKER", "MLFLOW_", "HF_", "RUN_ID")
+    known = {name: value for name, value in os.environ.items() if name.startswith(passed_on)}
+    return environment.RAY | {name: value for name, value in known.items() if not environment.is_secret(name)}
 
 
 def _work(settings: dict[str, Any]) -> dict[str, Any]:

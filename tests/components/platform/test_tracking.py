@@ -1,29 +1,56 @@
 """A tracker is an adapter and a line in a table: stages report to the one that the environment names."""
 
+import functools
+import json
+import operator
 import sys
 from pathlib import Path
 
 import pytest
 from kfp import dsl
 
+from components.adapters.mlflow import runs as mlflow_runs
 from components.platform import artifacts, tracking
 from components.platform import work as works
 from components.prepare_corpus import prepare_corpus
 from infoxlm_core.errors import ConfigError
+from infoxlm_core.results.trials import Trial
 from infoxlm_core.training.tracker import FileTracker
 
 
-class Notebook(tracking.Untracked):
-    """A tracker for people who write down what they see."""
+class Pages(tracking.Untracked):
+    """A tracker that needs no server: each run is a file of JSON lines. All that a second one must be is here."""
 
     def __init__(self) -> None:
-        self.pages: list[object] = []
+        self.file = Path()
+
+    def open_run(self, key: str, name: str, store: str, here: Path, trial: Trial | None) -> tracking.Run:
+        self.id, self.name = (f"{key}/{trial.name}", trial.name) if trial else (key, name)
+        self.file = here / f"{self.id.replace('/', '-')}.jsonl"
+        return self
+
+    def log_params(self, config) -> None:
+        self.write(params=config)
 
     def log_metrics(self, metrics) -> None:
-        self.pages.append(dict(metrics))
+        self.write(metrics=metrics)
 
     def log_artifacts(self, source: Path, path: str | None = None) -> None:
-        self.pages.append((source.name, path))
+        self.write(artifact=source.name, folder=path)
+
+    def end(self, status: str = "FINISHED") -> None:
+        self.write(ended=status)
+
+    def describe(self) -> str:
+        return f"pages       {self.file}"
+
+    def write(self, **line) -> None:
+        with self.file.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    @staticmethod
+    def read(file: Path) -> dict:
+        return functools.reduce(operator.or_, map(json.loads, file.read_text().splitlines()))
 
 
 @pytest.fixture
@@ -46,14 +73,36 @@ def prepared(tmp_path, monkeypatch):
     return call
 
 
-def test_a_stage_reports_to_a_tracker_of_the_table(prepared, monkeypatch):
-    notebook = Notebook()
-    monkeypatch.setitem(tracking.TRACKERS, "notebook", lambda _: notebook)
-    monkeypatch.setenv(tracking.VARIABLE, "notebook")
+@pytest.fixture
+def pages(monkeypatch):
+    """The tracker in the table, and chosen."""
+    monkeypatch.setitem(tracking.TRACKERS, "pages", Pages)
+    monkeypatch.setenv(tracking.VARIABLE, "pages")
+
+
+def test_a_stage_reports_to_a_tracker_of_the_table(prepared, pages, tmp_path, monkeypatch):
+    monkeypatch.setenv("RUN_ID", "toy-1")
+    monkeypatch.setitem(sys.modules, "mlflow", None)  # an import of it fails
 
     prepared()
 
-    assert notebook.pages == [{"sentences": 3}, ("report.json", "preparation")]
+    said = Pages.read(tmp_path / "store/toy-1.jsonl")
+    assert said["params"]["preparation"]["languages"] == ["en"] and said["metrics"] == {"sentences": 3}
+    assert (said["artifact"], said["folder"]) == ("report.json", "preparation")
+
+
+def test_a_trial_is_a_run_of_its_own_to_a_tracker_of_the_table(pages, tmp_path, monkeypatch):
+    monkeypatch.setenv("RUN_ID", "toy-1")
+
+    run = tracking.open_run(str(tmp_path), {"variant": "full", "seed": 1.0})
+
+    assert (run.id, run.name) == ("toy-1/full seed 1", "full seed 1")
+
+
+def test_the_registry_has_mlflows_run_whatever_tracks(store, pages):
+    run = tracking.open_run(str(store), by="mlflow")
+
+    assert mlflow_runs.connect(store).get_run(run.id).info.status == "RUNNING" and "MLflow" in run.describe()
 
 
 def test_without_a_tracker_mlflow_is_never_imported(prepared, monkeypatch):
@@ -66,7 +115,7 @@ def test_without_a_tracker_mlflow_is_never_imported(prepared, monkeypatch):
 def test_without_a_tracker_the_curves_of_a_training_are_a_file(tmp_path, monkeypatch):
     monkeypatch.setenv(tracking.VARIABLE, "none")
 
-    assert isinstance(tracking.find_run("").follow(tmp_path / "metrics.jsonl"), FileTracker)
+    assert isinstance(tracking.tracker().find_run("").follow(tmp_path / "metrics.jsonl"), FileTracker)
 
 
 def test_an_unknown_tracker_is_one_clear_line(monkeypatch):
@@ -76,8 +125,8 @@ def test_an_unknown_tracker_is_one_clear_line(monkeypatch):
         tracking.open_run("store")
 
 
-def test_a_sweep_without_mlflow_is_refused_before_it_trains(monkeypatch):
+def test_a_sweep_without_a_tracker_is_refused_before_it_trains(monkeypatch):
     monkeypatch.setenv(tracking.VARIABLE, "none")
 
-    with pytest.raises(ConfigError, match="INFOXLM_TRACKER: 'none', but a sweep reads its trials from MLflow"):
+    with pytest.raises(ConfigError, match="INFOXLM_TRACKER: 'none', but a sweep reads its trials from a tracker"):
         tracking.open_run("store", {"variant": "full", "seed": 1})

@@ -72,7 +72,7 @@ def test_the_pipeline_promotes_or_fails_with_the_figures_in_its_own_run(registry
     done = local.run(promotion, arguments | {"gate": {METRIC: 0.0}}, registry, "promotion")
 
     client = mlflow_runs.connect(registry)
-    figures = client.get_run(done["run_id"]).data.metrics
+    figures = client.get_run(done.id).data.metrics
     assert champion(registry) == 2
     assert 0 < figures["retrieval/best/lower"] < figures["retrieval/best/gain"] == pytest.approx(0.1)
     said = json.loads(client.get_model_version("tiny", "2").tags["decision"])

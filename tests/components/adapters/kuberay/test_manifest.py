@@ -36,6 +36,7 @@ HERE = {
     "RUN_ID": "2f4c",
     "MLFLOW_TRACKING_URI": "http://mlflow.infoxlm.svc:5000",
     "MLFLOW_RUN_ID": "r1",
+    "INFOXLM_TRACKER": "none",
     "MLFLOW_TRACKING_TOKEN": "canary-1",
     "MLFLOW_TRACKING_PASSWORD": "canary-2",
     "AWS_ENDPOINT_URL_S3": "http://seaweedfs.infoxlm.svc:8333",
@@ -214,6 +215,7 @@ def test_ray_pods_know_the_run_its_tracking_server_and_its_store_but_no_secret_s
         assert known["RUN_NAME"] == "nightly"
         assert known["MLFLOW_TRACKING_URI"] == "http://mlflow.infoxlm.svc:5000"
         assert known["MLFLOW_RUN_ID"] == "r1"
+        assert known["INFOXLM_TRACKER"] == "none"
         assert known["AWS_ENDPOINT_URL_S3"] == "http://seaweedfs.infoxlm.svc:8333"
         assert known["HF_HUB_OFFLINE"] == "1"
         assert known["MLFLOW_TRACKING_TOKEN"] == {"secretKeyRef": SECRET}

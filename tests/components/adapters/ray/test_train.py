@@ -43,6 +43,16 @@ def test_zero_one_two_and_four_workers_give_the_same_losses(ray_here, tiny_shard
     assert (tmp_path / "2/out/encoder/model.safetensors").exists()
 
 
+def test_workers_know_the_tracker_and_its_run_but_no_secret(monkeypatch):
+    for name in ("INFOXLM_TRACKER", "MLFLOW_RUN_ID", "MLFLOW_TRACKING_PASSWORD", "HOME"):
+        monkeypatch.setenv(name, f"the {name}")
+
+    known = ray_train._variables()
+
+    assert known["INFOXLM_TRACKER"] == "the INFOXLM_TRACKER" and known["MLFLOW_RUN_ID"] == "the MLFLOW_RUN_ID"
+    assert not {"MLFLOW_TRACKING_PASSWORD", "HOME"} & set(known)
+
+
 def test_an_error_of_ours_comes_back_as_itself_without_retries(ray_here, tiny_shards, tmp_path):
     train(1, tiny_shards, tmp_path)
 
