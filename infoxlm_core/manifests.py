@@ -12,7 +12,7 @@ import importlib.metadata
 import json
 import os
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ VERSIONS = {
 then made anew. Digests of source do not tell: they also change with a comment. `tests/infoxlm_core/test_versions.py`
 fails if results of a stage change and its version does not."""
 
+_BESIDE = (NAME, "README.md", ".gitattributes", ".DS_Store")  # nobody reads them; manifests are those of parts
 _LIBRARIES = ("torch", "transformers", "sentencepiece", "pyarrow", "numpy")
 
 
@@ -137,6 +138,17 @@ def write(
     return manifest
 
 
+def unnamed(directory: Path, files: Collection[str]) -> list[str]:
+    """Files of a directory that its manifest does not name, though a reader of the directory might take them in."""
+    found = []
+    for path in sorted(directory.rglob("*")):
+        beside = path.name in _BESIDE or (path.name[0] == "." and path.suffix in (".lock", ".tmp"))
+        name = str(path.relative_to(directory))
+        if not beside and name not in files and (path.is_file() or path.is_symlink()):
+            found.append(name)
+    return found
+
+
 def read(
     directory: Path | str, kind: str, made_with: str, check: Callable[[Path], bool] = lambda _: True
 ) -> dict[str, Any]:
@@ -144,7 +156,7 @@ def read(
 
     Raises:
         InputError: there is no manifest (its stage, `made_with`, was not run), or it describes something else.
-        DataCorrupt: a file is missing or differs from what was written.
+        DataCorrupt: a file is missing, differs from what was written, or was put there later.
     """
     directory = Path(directory)
     path = directory / NAME
@@ -160,6 +172,8 @@ def read(
             )
         for name, entry in files.items():
             verify_file(inside(directory, name), entry, f"run {made_with} again", hashed=check(Path(name)))
+        if more := unnamed(directory, files):
+            raise DataCorrupt(f"{directory / more[0]} is not named in {path}: move it elsewhere")
     except (InputError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataCorrupt(f"{path} cannot be read ({error}): run {made_with} again") from error
     if found != kind:

@@ -40,6 +40,32 @@ def test_a_manifest_that_names_a_file_outside_its_directory_is_refused(tmp_path)
         manifests.read(tmp_path / "it", "corpus", made_with="prepare")
 
 
+@pytest.mark.parametrize("name", ["mono/de/more.parquet", ".more.parquet", "model-2.safetensors", "mono/fr"])
+def test_what_is_put_beside_the_named_files_is_refused_before_a_reader_takes_it_in(tmp_path, name):
+    artifact = tmp_path / "it"
+    (artifact / "mono/de").mkdir(parents=True)
+    (artifact / "mono/de/one.parquet").write_text("x")
+    manifests.write(artifact, "corpus")
+    if name == "mono/fr":
+        (artifact / name).symlink_to(artifact / "mono/de")
+    else:
+        (artifact / name).write_text("y")
+
+    with pytest.raises(DataCorrupt, match=rf"/{name} is not named in .*/manifest\.json: move it elsewhere"):
+        manifests.read(artifact, "corpus", made_with="prepare")
+
+
+def test_a_card_the_manifest_of_a_part_and_what_a_lock_leaves_may_lie_beside(tmp_path):
+    (tmp_path / "encoder").mkdir()
+    (tmp_path / "encoder/model.safetensors").write_text("x")
+    manifests.write(tmp_path / "encoder", "encoder")
+    manifests.write(tmp_path, "pretrained")
+    for name in ("encoder/README.md", ".manifest.json.lock"):
+        (tmp_path / name).touch()
+
+    assert list(manifests.read(tmp_path, "pretrained", made_with="pretrain")["files"]) == ["encoder/model.safetensors"]
+
+
 def _meet(barrier) -> None:
     global together
     together = barrier
