@@ -80,7 +80,7 @@ def tabulate(comparison: Comparison) -> Table:
         for name in comparison.metrics:
             cells.append(row.metrics[name])
             if name in published.METRICS:
-                cells.append(published.ABLATIONS.get(variant, {}).get(name))
+                cells.append(published.ablations().get(variant, {}).get(name))
         lines.append(Line(variant, tuple(cells), what=row.what, seeds=done))
     return Table("comparison", "", tuple(columns), tuple(lines), head="variant")
 
@@ -89,9 +89,9 @@ def tabulate_published(comparison: Comparison) -> list[Table]:
     """What the paper reports for the same variants on tasks that these trials do not have; perhaps nothing."""
     others = [name for name in published.METRICS if name not in comparison.metrics]
     lines = tuple(
-        Line(variant, tuple(published.ABLATIONS[variant].get(name) for name in others))
+        Line(variant, tuple(published.ablations()[variant].get(name) for name in others))
         for variant in comparison.variants
-        if variant in published.ABLATIONS and others
+        if variant in published.ablations() and others
     )
     columns = tuple(Column(f"{published.METRICS[name]} %", _as(name)) for name in others)
     return [Table("published", "", columns, lines, head="variant")] if lines else []
