@@ -37,8 +37,31 @@ class Outcomes:
     pivot: str
 
     def answers(self, metric: str) -> pd.Series:
-        """(language, question) -> share of right answers; raises as the function does."""
-        return answers(self.table, metric, self.pivot)
+        """(language, question) -> share of directions in which it was answered, of the questions that a metric counts.
+
+        The metric is the mean over languages of the mean over their questions.
+
+        Raises:
+            InputError: the metric is not a share of right answers, or the model has no such outcomes.
+        """
+        wholes: tuple[str, ...]
+        task, _, name = metric.partition("/")
+        rows, pivot = self.table[self.table["task"] == task], self.pivot
+        if task == "retrieval":
+            rows = rows[rows["place"] == ("contrast" if name == "contrast" else "best")]
+            rows = rows[rows["unshared"]] if name == "no_overlap" else rows
+            rows = rows[rows["direction"] == "to_pivot"] if name == f"xx_{pivot}" else rows
+            rows = rows[rows["direction"] == "from_pivot"] if name == f"{pivot}_xx" else rows
+            wholes = ("best", "contrast", "no_overlap", f"xx_{pivot}", f"{pivot}_xx")
+        else:
+            wholes = ("mean",)
+        if name not in wholes:
+            rows = rows[rows["language"] == name]
+        if rows.empty:
+            raise InputError(
+                f"{metric} has no outcomes by question: compare by a share of right answers (retrieval/best)"
+            )
+        return rows.groupby(["language", "question"], sort=True)["right"].mean()
 
 
 def write(path: Path, tables: Mapping[str, list[pd.DataFrame]]) -> None:
@@ -48,42 +71,12 @@ def write(path: Path, tables: Mapping[str, list[pd.DataFrame]]) -> None:
 
 
 def read(path: Path, model: str) -> pd.DataFrame:
-    """The outcomes of one model.
-
-    Raises:
-        InputError: the file holds something else.
-    """
+    """The outcomes of one model; InputError if the file holds something else."""
     try:
         table = pd.read_parquet(path, columns=list(COLUMNS))
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read ({' '.join(str(error).split())[:200]}): evaluate again") from None
     return table[table["model"] == model]
-
-
-def answers(table: pd.DataFrame, metric: str, pivot: str) -> pd.Series:
-    """The share of directions in which each question counted by a metric was answered: (language, question) -> 0 to 1.
-
-    The metric is the mean over languages of the mean over their questions.
-
-    Raises:
-        InputError: the metric is not a share of right answers, or the model has no such outcomes.
-    """
-    wholes: tuple[str, ...]
-    task, _, name = metric.partition("/")
-    rows = table[table["task"] == task]
-    if task == "retrieval":
-        rows = rows[rows["place"] == ("contrast" if name == "contrast" else "best")]
-        rows = rows[rows["unshared"]] if name == "no_overlap" else rows
-        rows = rows[rows["direction"] == "to_pivot"] if name == f"xx_{pivot}" else rows
-        rows = rows[rows["direction"] == "from_pivot"] if name == f"{pivot}_xx" else rows
-        wholes = ("best", "contrast", "no_overlap", f"xx_{pivot}", f"{pivot}_xx")
-    else:
-        wholes = ("mean",)
-    if name not in wholes:
-        rows = rows[rows["language"] == name]
-    if rows.empty:
-        raise InputError(f"{metric} has no outcomes by question: compare by a share of right answers (retrieval/best)")
-    return rows.groupby(["language", "question"], sort=True)["right"].mean()
 
 
 @dataclass(frozen=True)
@@ -101,12 +94,7 @@ def paired_bootstrap(
 ) -> Interval:
     """Percentile interval of the difference between two models' means over languages.
 
-    Args:
-        candidate: (language, question) -> score from 0 to 1 (`answers`).
-        other: that of the other model, of the same questions.
-        resamples: draws of the questions.
-        level: share of the draws that the interval holds.
-        seed: of the draws; the same answers and the same seed give the same interval.
+    Both are (language, question) -> score from 0 to 1 (`answers`); `level` of the draws are in the interval.
 
     Raises:
         ValueError: the two were not asked the same.

@@ -34,10 +34,7 @@ class Verdict:
 def decide(candidate: Contender, champion: Contender | None, gate: Mapping[str, float]) -> Verdict:
     """A candidate becomes champion if there is none, or if it is better for sure by every metric.
 
-    Args:
-        candidate: the version that wants to be champion.
-        champion: the version that is; None if there is none.
-        gate: metric -> least gain, above which the whole interval must lie.
+    The gate is metric -> least gain, above which the whole interval must lie.
     """
     scores = ", ".join(f"{metric} {candidate.tags.get(metric, 'missing')}" for metric in gate)
     if champion is None:

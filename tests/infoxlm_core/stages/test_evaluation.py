@@ -108,17 +108,18 @@ def test_classifiers_are_scored_by_language(corpus, encoders, classifier, tmp_pa
 
 def test_the_outcomes_by_question_give_back_the_scores(corpus, encoders, classifier, tmp_path):
     metrics = evaluate(CONFIG, corpus, encoders, {"InfoXLM": classifier}, tmp_path / "out")
+    ours, floor = (evidence.Outcomes(evidence.read(tmp_path / "out/items.parquet", name), "en") for name in encoders)
 
     names = ("retrieval/best", "retrieval/no_overlap", "retrieval/contrast", "retrieval/xx_en", "retrieval/en_xx",
              "retrieval/de", "classification/mean", "classification/en")  # fmt: skip
     for name in names:
-        answers = evidence.answers(evidence.read(tmp_path / "out/items.parquet", "InfoXLM"), name, "en")
+        answers = ours.answers(name)
         assert answers.groupby("language").mean().mean() == pytest.approx(metrics[name]), name
-    floor = evidence.answers(evidence.read(tmp_path / "out/items.parquet", "no training!"), "retrieval/best", "en")
-    assert floor.groupby("language").mean().mean() == pytest.approx(metrics["no-training/retrieval/best"])
+    best = floor.answers("retrieval/best")
+    assert best.groupby("language").mean().mean() == pytest.approx(metrics["no-training/retrieval/best"])
     for name in ("perplexity/mean", "classification/transfer_gap", "retrieval/best_layer", "nothing"):
         with pytest.raises(InputError, match=f"{name} has no outcomes by question"):
-            evidence.answers(evidence.read(tmp_path / "out/items.parquet", "InfoXLM"), name, "en")
+            ours.answers(name)
 
 
 def test_no_sentence_can_be_read_from_the_outcomes(corpus, encoders, classifier, tmp_path):
