@@ -1,16 +1,15 @@
 """The page and the model card of an evaluation: one model and its floors, on held-out text."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from infoxlm_core.results import evaluation_tables as tables
 from infoxlm_core.results import figures, pages
 from infoxlm_core.results.evaluation import Evaluation
 from infoxlm_core.results.pages import Page, Section, Tile
-from infoxlm_core.results.tables import percent, short
+from infoxlm_core.results.tables import POOLING_TITLES, Column, Line, Table, count, percent, short
 from infoxlm_core.tasks.task import Fact, Scores
 
 Show = Callable[[Any], str]
@@ -140,9 +139,9 @@ def _show_retrieval(evaluation: Evaluation) -> Section:
             " right only some queries are asked, but the candidates are still all drawn pairs.",
         },
         tables=[
-            tables.of_layers(retrieval),
-            tables.of_scores("By language", retrieval, directions | {"no shared token": "no_overlap"}),
-            tables.of_counts("pairs", list(retrieval[evaluation.model].languages), evaluation.count_pairs()),
+            tabulate_layers(retrieval),
+            tabulate_scores("By language", retrieval, directions | {"no shared token": "no_overlap"}),
+            tabulate_counts("pairs", list(retrieval[evaluation.model].languages), evaluation.count_pairs()),
         ],
     )
 
@@ -153,7 +152,7 @@ def _show_perplexity(scores: Mapping[str, Scores]) -> Section:
         "How many tokens a model wavers between when it fills a gap in a held-out sentence. Compare only models"
         " that share a tokenizer: they fill the same gaps.",
         figures={"perplexity": ""},
-        tables=[tables.of_scores("By language", scores, {"": "perplexity"}, short)],
+        tables=[tabulate_scores("By language", scores, {"": "perplexity"}, short)],
     )
 
 
@@ -165,7 +164,7 @@ def _show_classification(scores: Mapping[str, Scores], pivot: str) -> Section:
         f" {len(details['labels'])} labels); accuracy in percent. The transfer gap is the score of {pivot}"
         " minus the mean of the others, in points.",
         figures={"classification": "The dotted line always gives the most frequent label."},
-        tables=[tables.of_scores("By language", scores, {"": "accuracy"})],
+        tables=[tabulate_scores("By language", scores, {"": "accuracy"})],
     )
 
 
@@ -176,8 +175,8 @@ def _show_corpus(corpus: Mapping[str, Any]) -> Section:
     return Section(
         "Text",
         "What cleaning made of the corpus: every line that was read is kept, or dropped under one reason.",
-        tables=[tables.of_counts("lines", kinds, lines), tables.of_counts("kept", kinds, corpus["kept"])],
-        folded={"By corpus": tables.of_counts("corpus", rows, detail)},
+        tables=[tabulate_counts("lines", kinds, lines), tabulate_counts("kept", kinds, corpus["kept"])],
+        folded={"By corpus": tabulate_counts("corpus", rows, detail)},
     )
 
 
@@ -196,3 +195,45 @@ def tabulate_corpus(report: Mapping[str, Any] | None) -> dict[str, Any] | None:
         "by_corpus": counts.groupby(["corpus", "kind"])[columns].sum().to_dict("index"),
         "kept": counts.groupby(["language", "kind"])["kept"].sum().unstack(fill_value=0).to_dict("index"),
     }
+
+
+def tabulate_scores(
+    title: str,
+    scores: Mapping[str, Scores],
+    metrics: Mapping[str, str],
+    show: Callable[[float, float], str] = percent,
+) -> Table:
+    """Models, the one under test first, by language; `metrics` are words -> metric."""
+    first = next(iter(scores))
+    codes = list(scores[first].languages)
+    lines = tuple(
+        Line(
+            model,
+            (one.mean[metric], *(one.languages.get(code, {}).get(metric) for code in codes)),
+            detail,
+            own=model == first,
+        )
+        for detail, metric in metrics.items()
+        for model, one in scores.items()
+    )
+    return Table("", title, (Column("mean", show, "sum"), *(Column(code, show) for code in codes)), lines)
+
+
+def tabulate_layers(scores: Mapping[str, Scores]) -> Table:
+    """Retrieval by layer: a row for every model and pooling, the best of each model in colour."""
+    depth = max(len(shares) for one in scores.values() for shares in one.details["by_layer"].values())
+    lines = []
+    for model, one in scores.items():
+        best = one.details["best"]
+        for pooling, shares in one.details["by_layer"].items():
+            cells = (*shares, *[""] * (depth - len(shares)))
+            marked = best["layer"] if best["pooling"] == pooling else None
+            lines.append(Line(model, cells, POOLING_TITLES.get(pooling, pooling), marked=marked))
+    return Table("layers", "By layer", tuple(Column(str(layer)) for layer in range(depth)), tuple(lines))
+
+
+def tabulate_counts(head: str, columns: Sequence[str], rows: Mapping[str, Mapping[str, float]]) -> Table:
+    """Numbers of lines."""
+    shown = tuple(Column(name.replace("_", " "), count) for name in columns)
+    lines = tuple(Line(name, tuple(row[column] for column in columns)) for name, row in rows.items())
+    return Table(head, "", shown, lines, head=head)
