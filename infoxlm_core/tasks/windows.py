@@ -26,50 +26,25 @@ _SPACES = np.array([code for code in range(0x3001) if chr(code).isspace()], np.u
 
 @dataclass(frozen=True)
 class Paragraphs:
-    """Tokens of P paragraphs, end to end.
+    """Tokens of P paragraphs, end to end; all int64."""
 
-    Attributes:
-        ids: (T,) int64.
-        starts, ends: (T,) int64, the token's first character and the one after its last, spaces at its edges left
-            out; equal where it has no other.
-        bounds: (P + 1,) int64, paragraph p has the tokens bounds[p] to bounds[p + 1].
-    """
-
-    ids: np.ndarray
-    starts: np.ndarray
-    ends: np.ndarray
-    bounds: np.ndarray
+    ids: np.ndarray  # (T,)
+    starts: np.ndarray  # (T,) the token's first character, spaces at its edges left out
+    ends: np.ndarray  # (T,) the one after its last; equal to its start where it has no other
+    bounds: np.ndarray  # (P + 1,) paragraph p has the tokens bounds[p] to bounds[p + 1]
 
 
 @dataclass(frozen=True)
 class Windows:
-    """N windows of Q questions, in the order of the questions.
+    """N windows of Q questions, in the order of the questions."""
 
-    Attributes:
-        examples: their tokens, the question's and special ones too.
-        questions: (N,) the question of each window.
-        firsts: (N,) place of its first paragraph token within the example.
-        begins: (N,) the same token's place in `paragraphs`.
-        counts: (N,) its paragraph tokens.
-        asked: (Q,) paragraph of each question.
-    """
-
-    examples: Examples
-    questions: np.ndarray
-    firsts: np.ndarray
-    begins: np.ndarray
-    counts: np.ndarray
-    asked: np.ndarray
+    examples: Examples  # their tokens, the question's and special ones too
+    questions: np.ndarray  # (N,) the question of each window
+    firsts: np.ndarray  # (N,) place of its first paragraph token within the example
+    begins: np.ndarray  # (N,) the same token's place in `paragraphs`
+    counts: np.ndarray  # (N,) its paragraph tokens
+    asked: np.ndarray  # (Q,) paragraph of each question
     paragraphs: Paragraphs
-
-
-@dataclass(frozen=True)
-class _Layout:
-    """What a tokenizer puts before, between and behind a pair: ids and types; and the types of both sides."""
-
-    specials: tuple[np.ndarray, np.ndarray, np.ndarray]
-    special_types: tuple[np.ndarray, np.ndarray, np.ndarray]
-    types: tuple[int, int]
 
 
 def lay_out(
@@ -83,20 +58,13 @@ def lay_out(
 ) -> Windows:
     """Tokenise questions (at least one) and paragraphs, each once, and lay their windows out.
 
-    Args:
-        tokenizer: of the encoder that will read them.
-        questions: the text of each.
-        paragraphs: the text of each.
-        paragraph_of: (Q,) paragraph of each question.
-        max_tokens: of a window, question and special tokens included.
-        question_tokens: longer questions are cut.
-        stride: tokens that two windows of a paragraph share.
+    `paragraph_of` is (Q,), the paragraph of each question; `stride` tokens two windows of a paragraph share.
 
     Raises:
         InputError: the windows would not move on, or a paragraph has nothing that the tokenizer knows.
     """
-    layout = _layout(tokenizer)
-    special = sum(map(len, layout.specials))
+    (head, middle, tail), kinds = _layout(tokenizer)
+    special = head.shape[1] + middle.shape[1] + tail.shape[1]
     if question_tokens + stride + special >= max_tokens:
         raise InputError(
             f"max_tokens ({max_tokens}, or what the encoder reads) must exceed question_tokens ({question_tokens}) + "
@@ -105,46 +73,34 @@ def lay_out(
     asked = tokenizer(list(questions), add_special_tokens=False, truncation=True, max_length=question_tokens)
     found = tokenise(tokenizer, paragraphs)
     rows, examples = [], []
-    for number, (ids, paragraph) in enumerate(zip(asked["input_ids"], paragraph_of, strict=True)):
-        question = np.array(ids, np.int64)
-        room = max_tokens - special - len(question)
+    for number, (question, paragraph) in enumerate(zip(asked["input_ids"], paragraph_of, strict=True)):
+        before = np.hstack([head, _typed(question, kinds[0]), middle])  # (2, n) ids and types
+        room = max_tokens - before.shape[1] - tail.shape[1]
         begin, end = found.bounds[paragraph : paragraph + 2].tolist()
         if begin == end:
             raise InputError(f"question {questions[number]!r:.80}: its paragraph has not one token: remove it")
         # the first window that reaches the end is the last
         for start in range(begin, max(begin + 1, end - stride), room - stride):
             count = min(room, end - start)
-            rows.append((number, len(layout.specials[0]) + len(question) + len(layout.specials[1]), start, count))
-            examples.append((question, found.ids[start : start + count]))
+            rows.append((number, before.shape[1], start, count))
+            examples.append(np.hstack([before, _typed(found.ids[start : start + count], kinds[1]), tail]))
     of, firsts, begins, counts = np.array(rows, np.int64).T
-    return Windows(_examples(layout, examples), of, firsts, begins, counts, np.asarray(paragraph_of, np.int64), found)
+    laid_out = Examples(*np.hstack(examples), np.array([example.shape[1] for example in examples]))
+    return Windows(laid_out, of, firsts, begins, counts, np.asarray(paragraph_of, np.int64), found)
 
 
-def _layout(tokenizer: Tokenizer) -> _Layout:
-    """Read the layout of a pair off a small one."""
+def _layout(tokenizer: Tokenizer) -> tuple[list[np.ndarray], list[int]]:
+    """What stands before, between and behind a pair, each (2, n) ids and types; and the types of both sides."""
     pair = tokenizer("a", "a", return_token_type_ids=True)  # else one of no known class leaves BERT's segments out
     sides = pair.sequence_ids(0)
     a, b = sides.index(0), sides.index(1)
-    after_a, after_b = a + sides.count(0), b + sides.count(1)
-    ids = np.array(pair["input_ids"], np.int64)
-    types = np.array(pair["token_type_ids"], np.int64)
-    return _Layout(
-        (ids[:a], ids[after_a:b], ids[after_b:]),
-        (types[:a], types[after_a:b], types[after_b:]),
-        (int(types[a]), int(types[b])),
-    )
+    both = np.array([pair["input_ids"], pair["token_type_ids"]], np.int64)
+    return [both[:, :a], both[:, a + sides.count(0) : b], both[:, b + sides.count(1) :]], both[1, [a, b]].tolist()
 
 
-def _examples(layout: _Layout, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> Examples:
-    (head, middle, tail), (head_types, middle_types, tail_types) = layout.specials, layout.special_types
-    ids, types = [], []
-    for question, window in pairs:
-        ids += [head, question, middle, window, tail]
-        types += [head_types, np.full(len(question), layout.types[0]), middle_types]
-        types += [np.full(len(window), layout.types[1]), tail_types]
-    special = len(head) + len(middle) + len(tail)
-    lengths = [special + len(question) + len(window) for question, window in pairs]
-    return Examples(np.concatenate(ids), np.concatenate(types), np.array(lengths, np.int64))
+def _typed(ids: Sequence[int] | np.ndarray, kind: int) -> np.ndarray:
+    """(n,) ids -> (2, n) ids and their type."""
+    return np.stack([np.asarray(ids, np.int64), np.full(len(ids), kind)])
 
 
 def tokenise(tokenizer: Tokenizer, paragraphs: Sequence[str]) -> Paragraphs:
@@ -186,9 +142,7 @@ def _with_marks(text: str, characters: np.ndarray) -> np.ndarray:
 def targets(windows: Windows, spans: Sequence[tuple[int, int]]) -> np.ndarray:
     """First and last token of the answer within each window: (N, 2) int64; (0, 0) if not all of it is in there.
 
-    Args:
-        windows: of Q questions, N in all.
-        spans: (Q,) first character of its answer in the paragraph, and the one after its last; neither is a space.
+    Spans are (Q,): first character of the answer in its paragraph, and the one after its last; neither is a space.
     """
     found = windows.paragraphs
     tokens = np.empty((len(spans), 2), np.int64)
