@@ -99,11 +99,8 @@ class Classification(Task[ClassificationConfig]):
 
         return classifying.training(settings, encoder, corpus)
 
-    def training_languages(self, settings: ClassificationConfig) -> list[str]:
-        return list(dict.fromkeys(map(two_letters, settings.train_languages)))
-
     def declared_languages(self, settings: ClassificationConfig) -> list[str]:
-        return [two_letters(language) for language in settings.train_languages]
+        return list(dict.fromkeys(map(two_letters, settings.train_languages)))
 
     def measure(self, settings: ClassificationConfig, model: Path, output: Path) -> Scores:
         from infoxlm_core.tasks import classifying

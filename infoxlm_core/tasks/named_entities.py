@@ -10,6 +10,7 @@ entities among them count as missed.
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
@@ -111,9 +112,6 @@ class NamedEntities(Task[NamedEntitiesConfig]):
                 raise InputError(f"{_where(settings)}: no {split} sentences: {_LAYOUT}")
         selection.check(settings.selection.rule, self.declared_languages(settings)[0], sorted(sets["dev"]))
 
-    def training_languages(self, settings: NamedEntitiesConfig) -> list[str]:
-        return self.declared_languages(settings)
-
     def declared_languages(self, settings: NamedEntitiesConfig) -> list[str]:
         return list(dict.fromkeys(map(two_letters, settings.train_languages)))
 
@@ -134,14 +132,7 @@ class NamedEntities(Task[NamedEntitiesConfig]):
                 targets[row, piece] = numbers[sentence.tags[word]]
         score_dev = _score_dev(sets["dev"], encoder, settings.max_tokens) if sets["dev"] else None
         return Training(
-            HEAD,
-            examples,
-            targets,
-            labels,
-            languages[0],
-            tuple(sorted(sets["dev"])),
-            score_dev,
-            settings.head_dropout,
+            HEAD, examples, targets, labels, languages[0], tuple(sorted(sets["dev"])), score_dev, settings.head_dropout
         )
 
     def measure(self, settings: NamedEntitiesConfig, model: Path, output: Path) -> Scores:
@@ -209,38 +200,31 @@ def _find(path: Path) -> Iterator[tuple[Path, str, str]]:
 
 
 def _read(path: Path) -> Iterator[Sentence]:
-    words: list[str] = []
-    tags: list[str] = []
     prefix: str | None = None
     try:
         with path.open(encoding="utf-8-sig", newline="\n") as file:
-            for number, line in enumerate(file, 1):
-                line = line.rstrip("\r\n")
-                if not line.strip():
-                    if words:
-                        yield Sentence(tuple(words), tuple(tags))
-                    words, tags = [], []
+            lines = ((number, line.rstrip("\r\n")) for number, line in enumerate(file, 1))
+            for blank, block in groupby(lines, key=lambda line: not line[1].strip()):
+                if blank:
                     continue
-                fields = line.split("\t")
-                if len(fields) != 2 or not _TAG.fullmatch(fields[1]):
-                    raise InputError(f"{path}:{number}: {line!r:.80} is not a word, a tab and O, B-… or I-…: mend it")
-                if prefix is None:
-                    found = re.match(r"[a-z]{2,3}(?:-[a-z-]+)?:(?=.)", fields[0])
-                    prefix = found[0] if found and is_known(found[0][:2]) else ""
-                words.append(fields[0].removeprefix(prefix))
-                tags.append(fields[1])
+                sentence = []
+                for number, line in block:
+                    word, _, tag = line.partition("\t")
+                    if not _TAG.fullmatch(tag):
+                        raise InputError(
+                            f"{path}:{number}: {line!r:.80} is not a word, a tab and O, B-… or I-…: mend it"
+                        )
+                    if prefix is None:
+                        found = re.match(r"[a-z]{2,3}(?:-[a-z-]+)?:(?=.)", word)
+                        prefix = found[0] if found and is_known(found[0][:2]) else ""
+                    sentence.append((word.removeprefix(prefix), tag))
+                yield Sentence(*zip(*sentence, strict=True))
     except UnicodeDecodeError:
         raise EncodingError(f"{path}: not UTF-8: convert the file") from None
-    if words:
-        yield Sentence(tuple(words), tuple(tags))
 
 
 def list_labels(settings: NamedEntitiesConfig, sets: Sets) -> tuple[str, ...]:
-    """Tags of the training text.
-
-    Raises:
-        CorpusTooSmall: there is none, or it has no entity.
-    """
+    """Tags of the training text; CorpusTooSmall if there is none, or it has no entity."""
     labels = tuple(sorted({tag for part in sets["train"].values() for sentence in part for tag in sentence.tags}))
     if len(labels) < 2:
         languages = ", ".join(settings.train_languages)

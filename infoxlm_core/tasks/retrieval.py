@@ -64,9 +64,6 @@ class Retrieval(Task[RetrievalConfig]):
 
         aligned_files.read(Path(settings.data), settings.pivot, settings.languages)
 
-    def training_languages(self, settings: RetrievalConfig) -> list[str]:  # noqa: ARG002 - nothing is trained
-        return []
-
     def measure(self, settings: RetrievalConfig, model: Path, output: Path) -> Scores:
         from infoxlm_core.tasks import aligned
 

@@ -60,11 +60,7 @@ class Scores:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], where: str = "scores.json") -> Self:
-        """Read what `to_dict` gave, today or before.
-
-        Raises:
-            InputError: it is something else.
-        """
+        """Read what `to_dict` gave, today or before; InputError if it is something else."""
         known = set(cls.__dataclass_fields__) - {"details", "outcomes"}
         needed = ("task", "languages", "mean", "counts", "test_set")
         if missing := [name for name in needed if not values.get(name)]:
@@ -164,7 +160,7 @@ class Task(Generic[Settings]):
 
     def training_languages(self, settings: Settings) -> list[str]:
         """Languages of the training text, the source first; data are on this machine."""
-        raise NotImplementedError
+        return self.declared_languages(settings)
 
     def declared_languages(self, settings: Settings) -> list[str]:  # noqa: ARG002 - for those that declare some
         """Those of `training_languages` that settings say without a look at the data."""
