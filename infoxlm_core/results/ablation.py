@@ -52,13 +52,9 @@ class Comparison:
 def compare(
     results: Iterable[tuple[Trial, Mapping[str, float]]], title: str, metrics: Sequence[str] = ()
 ) -> Comparison:
-    """Compare variants over their seeds.
+    """Compare variants over their seeds, in the order of the results; a trial that did not finish has no metrics.
 
-    Args:
-        results: trials with their metrics, in the order in which the variants shall stand; one that did not finish has
-            no metrics.
-        title: of the whole.
-        metrics: names; default: the headlines, the contrast layer, the paper's tasks, of these what a trial has.
+    The default are the headlines, the contrast layer and the paper's tasks, of these what a trial has.
 
     Raises:
         InputError: no trial has a metric that is named.

@@ -129,12 +129,8 @@ def draw_bars(
 ) -> Figure:
     """Groups of bars, a bar a model with its sample deviation over seeds.
 
-    Args:
-        panels: title -> model -> one cell for each name.
-        names: below the groups.
-        colours: of the models.
-        parted: whether the first group stands apart.
-        reference: a dotted line: what it is, and where.
+    Panels are title -> model -> one cell for each name; the first group may stand parted from the others. The reference
+    is a dotted line: what it is, and where.
     """
     figure, axes = _start(max(6.0, 1.4 + 0.5 * len(names) * len(panels)), 3.5, list(panels))
     for panel, heights in zip(axes, panels.values(), strict=True):

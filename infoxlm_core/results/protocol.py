@@ -28,12 +28,7 @@ _SEEDS = 5
 
 
 def describe_rule(selection: Mapping[str, Any] | None, chosen_by: Collection[str] = ()) -> str:
-    """#M, how many checkpoints there are, and what chose them.
-
-    Args:
-        selection: what fine-tuning said of its looks; none: nothing was chosen.
-        chosen_by: languages of the development sets that also chose the place of a grid; none: there is no grid.
-    """
+    """#M: how many checkpoints there are, what chose them, and which languages' development sets chose among a grid."""
     if not selection:
         return "–"
     text = _RULES[selection["rule"]]
@@ -57,13 +52,7 @@ def _list_trained(measure: SuiteTaskConfig, finished: Iterable[Scores]) -> list[
 
 
 def compare_protocol(measure: SuiteTaskConfig, counts: Mapping[str, int], finished: Sequence[Scores]) -> list[Fact]:
-    """What decides whether numbers may be compared: test sets, training, choice, seeds.
-
-    Args:
-        measure: the task as the suite asks for it.
-        counts: rows, questions or pairs that were asked, by language.
-        finished: scores of the finished trials; `training` says what fine-tuning said of itself.
-    """
+    """What decides whether numbers may be compared: test sets (what was asked by language), training, choice, seeds."""
     settings: Any = measure.settings  # the fields of a training are read of trained tasks alone
     task = task_of(settings)
     asked = {languages.two_letters(code): number for code, number in counts.items()}

@@ -120,12 +120,7 @@ def _average(found: TaskSummary, row: Row) -> Scores:
 
 
 def summarise(config: SuiteConfig, results: Mapping[str, Scores]) -> Summary:
-    """Sum up what has been measured.
-
-    Args:
-        config: of the suite.
-        results: scores of the trials that are finished, by name.
-    """
+    """Sum up what has been measured: the scores of the trials that are finished, by name."""
     planned = [item.trial for item in trials.plan(config)]
     tasks = {
         task: _summarise_task(measure, [one for one in planned if one.task == task], list(config.models), results)

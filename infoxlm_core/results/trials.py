@@ -61,11 +61,7 @@ class Planned(NamedTuple):
 
 
 def plan(config: SuiteConfig) -> list[Planned]:
-    """List the trials of a suite, task by task in the order of the config.
-
-    Raises:
-        ConfigError: a task cannot be planned so; one line that names it and the field.
-    """
+    """List the trials of a suite, task by task in the order of the config; ConfigError if one cannot be planned so."""
     _check_models(config)
     planned = []
     for task, measure in config.tasks.items():
@@ -73,7 +69,7 @@ def plan(config: SuiteConfig) -> list[Planned]:
         for model, source in config.models.items():
             for grid in combine(measure):
                 for seed in measure.seeds:
-                    named = [model, task, describe(grid), f"seed {seed}" if is_trained(measure) else ""]
+                    named = [model, task, describe(grid), f"seed {seed}" if task_of(measure.settings).trained else ""]
                     trial = Trial(" ".join(filter(None, named)), model, seed, task, grid)
                     planned.append(Planned(trial, source, apply(task, measure, grid, seed)))
     return planned
@@ -98,11 +94,6 @@ def describe(grid: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={value}" for name, value in zip(names, grid.values(), strict=True))
 
 
-def is_trained(measure: SuiteTaskConfig) -> bool:
-    """Whether a task needs fine-tuning."""
-    return task_of(measure.settings).trained
-
-
 def apply(task: str, measure: SuiteTaskConfig, grid: Mapping[str, Any], seed: int) -> Settings:
     """The settings at one place of the grid, with one seed."""
     values = measure.settings.model_dump(mode="json")
@@ -112,7 +103,7 @@ def apply(task: str, measure: SuiteTaskConfig, grid: Mapping[str, Any], seed: in
         for section in sections:
             place = place[section]
         place[last] = value
-    if is_trained(measure):
+    if task_of(measure.settings).trained:
         values["seed"] = seed
     return type(measure.settings).parse(values, f"tasks.{task}.settings")
 
@@ -141,7 +132,7 @@ def _check_models(config: SuiteConfig) -> None:
 def _check(task: str, measure: SuiteTaskConfig) -> None:
     """Refuse seeds and grids that say nothing, or that nothing could be chosen by."""
     settings, where = measure.settings, f"tasks.{task}"
-    if not is_trained(measure):
+    if not task_of(settings).trained:
         if measure.grid or len(measure.seeds) > 1:
             raise ConfigError(f"{where}: {settings.task} trains nothing: leave out grid and seeds")
         return
@@ -172,11 +163,7 @@ def read_settings(values: Mapping[str, Any]) -> Settings:
 
 
 def check(task: str, measure: SuiteTaskConfig, settings: Settings) -> None:
-    """Read all sets of a task once, its paths local: a wrong path or an empty set is found in seconds.
-
-    Raises:
-        InputError: a set is missing, not readable, or lacks what the task needs of it; the line names the task.
-    """
+    """Read all sets of a task once, its paths local: a wrong path or an empty set is found in seconds, by the task."""
     try:
         task_of(settings).check(settings, any(len(values) > 1 for values in measure.grid.values()))
     except InputError as error:
@@ -186,12 +173,7 @@ def check(task: str, measure: SuiteTaskConfig, settings: Settings) -> None:
 def measure(settings: Settings, model: Path, training: Mapping[str, Any], output: Path) -> Scores:
     """Measure an encoder, or a model that was fine-tuned from one; write scores.json beside the predictions.
 
-    Args:
-        settings: of the task.
-        model: a Hugging Face directory.
-        training: what fine-tuning said of itself: `steps`, `examples`, and `tuned`, where in the store the model is;
-            empty where nothing was trained.
-        output: gets scores and predictions.
+    `training` is what fine-tuning said of itself: `steps`, `examples`, and `tuned`, where in the store the model is.
     """
     task = task_of(settings)
     scores = replace(
@@ -202,9 +184,5 @@ def measure(settings: Settings, model: Path, training: Mapping[str, Any], output
 
 
 def read_scores(path: Path) -> Scores:
-    """Read what `measure` wrote, today or before.
-
-    Raises:
-        InputError: it is something else.
-    """
+    """Read what `measure` wrote, today or before; InputError if it is something else."""
     return Scores.from_dict(json.loads(path.read_bytes()), str(path))

@@ -33,12 +33,7 @@ SORTED_LINES = 20  # so many lines do not lie in the order of the alphabet by ch
 
 
 def read(folder: Path, pivot: str, wanted: str | Iterable[str] = "all") -> dict[str, Sides]:
-    """Read an aligned set, its languages sorted as the paper's tables; codes are those of the files.
-
-    Args:
-        folder: where the set's files are.
-        pivot: every other language is compared with this one.
-        wanted: languages, see `languages.choose`.
+    """Read an aligned set, its languages (see `languages.choose`) sorted as the paper's; codes are those of the files.
 
     Raises:
         InputError: there is no such set, or a language is missing, or a line is empty.

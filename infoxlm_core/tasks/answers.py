@@ -68,11 +68,7 @@ def f1(prediction: str, answer: str) -> float:
 
 
 def cleaner(normaliser: Literal["mlqa", "squad"], language: str) -> Callable[[str], str]:
-    """The normaliser of answers in a language.
-
-    Raises:
-        InputError: MLQA has none for it.
-    """
+    """The normaliser of answers in a language; InputError if MLQA has none for it."""
     if normaliser == "squad":
         return normalise_squad
     normalise("", language)
@@ -84,10 +80,7 @@ def score(
 ) -> dict[str, float]:
     """F1 and exact match from 0 to 1, the best over the gold answers of a question, then the mean over questions.
 
-    Args:
-        predictions: question id -> the answer given; a question that is missing here scores 0.
-        answers: question id -> its gold answers.
-        clean: what `cleaner` gives.
+    Both mappings are by the id of a question; one that has no prediction scores 0.
 
     Raises:
         InputError: there is no question, or one without a gold answer.

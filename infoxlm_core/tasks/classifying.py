@@ -59,12 +59,7 @@ def accuracy_by_language(
 
 
 def training(config: ClassificationConfig, encoder: Path, corpus: Path | None) -> Training:
-    """Read and tokenise labelled text for an encoder.
-
-    Raises:
-        InputError: a file, column or row is not usable.
-        CorpusTooSmall: no text to train on, or fewer than two labels.
-    """
+    """Read and tokenise labelled text for an encoder; CorpusTooSmall if it has fewer than two labels."""
     table = read_labelled(config, corpus)
     languages = [two_letters(language) for language in config.train_languages]
     train = table[(table["split"] == "train") & table["language"].isin(languages)]
@@ -182,15 +177,7 @@ def _mixed(
 
 
 def check(settings: ClassificationConfig, chosen: bool) -> None:
-    """Whether there are rows to learn from, to test on and, where something is chosen by them, to develop on.
-
-    Args:
-        settings: with paths of this machine.
-        chosen: whether a place of a grid is chosen.
-
-    Raises:
-        InputError: some are missing, or have labels that are not learned.
-    """
+    """Whether there are rows to learn from, to test on and, where something is chosen by them, to develop on."""
     labels, found = _read(settings)
     parts = {split: found[found["split"] == split] for split in ("dev", "test")}
     where, remedy = ", ".join(map(str, paths(settings, None))), "add a split, or settings.data"

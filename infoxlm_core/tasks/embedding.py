@@ -19,14 +19,7 @@ from torch import Tensor
 from transformers import DataCollatorWithPadding
 
 from infoxlm_core.errors import InputError
-from infoxlm_core.model.any_encoder import (
-    Model,
-    Tokenizer,
-    contrast_space,
-    drop_layers,
-    load_encoder,
-    load_projection,
-)
+from infoxlm_core.model.any_encoder import Model, Tokenizer, contrast_space, drop_layers, load_encoder, load_projection
 from infoxlm_core.model.heads import project
 
 Features = list[dict[str, list[int]]]
@@ -96,20 +89,9 @@ def embed(
     projection: Tensor | None = None,
     advance: Callable[[int], None] = lambda _: None,
 ) -> dict[Place, Tensor]:
-    """Compute the vectors of sentences at some places, in one pass.
+    """Compute the vectors of N sentences at some places, in one pass: (N, d) float32 each, on the model's device.
 
-    Args:
-        model: the encoder.
-        tokenizer: that of the model.
-        texts: the sentences.
-        places: which vectors: layer and pooling.
-        batch_size: sentences at once.
-        max_tokens: longer sentences are cut.
-        projection: for places of pooling contrast (see `load_projection`).
-        advance: is told how many sentences more are done.
-
-    Returns:
-        (N, d) float32 for each place, on the model's device, rows in the order of `texts`.
+    `projection` is for places of pooling contrast (see `load_projection`); `advance` is told how many more are done.
     """
     _, own = contrast_space(model) or (0, "")
     vectors = {place: torch.empty(len(texts), model.config.hidden_size, device=model.device) for place in places}
@@ -146,13 +128,7 @@ def embed_sentences(
 ) -> Tensor:
     """Embed sentences with a model on disk: (N, d) float32 on the CPU.
 
-    Args:
-        directory: a Hugging Face directory.
-        texts: the sentences.
-        layer: which vectors; None: those that the model was trained to compare sentences with.
-        pooling: likewise.
-        batch_size: sentences at once.
-        max_tokens: longer sentences are cut.
+    Without `layer` and `pooling` the vectors are those that the model was trained to compare sentences with.
 
     Raises:
         InputError: no model there, no such layer or pooling, or none given for a model that does not say.

@@ -123,7 +123,10 @@ class HeldOut(Task[HeldOutConfig]):
         places = [Place(pooling, layer) for pooling in POOLINGS for layer in layers]
         found = nearest.search(_embed(encoder, tokenizer, asked.pairs, places, settings))
         right = {
-            place: {code: {way: _is_right(rows) for way, rows in cells[place].items()} for code, cells in found.items()}
+            place: {
+                code: {way: rows == torch.arange(len(rows)) for way, rows in cells[place].items()}
+                for code, cells in found.items()
+            }
             for place in places
         }
         shares = {place: {code: score(ways, unshared[code]) for code, ways in right[place].items()} for place in places}
@@ -177,19 +180,10 @@ def _embed(
         yield language, own, vectors([target for _, target in rows])
 
 
-def _is_right(found: Tensor) -> Tensor:
-    return found == torch.arange(len(found))
-
-
 def score(right: Mapping[str, Tensor], subset: Tensor) -> dict[str, dict[str, float | None]]:
-    """Shares of right answers.
+    """Direction -> (N,) bool, what was right: direction -> {"all" | "subset": share}; None where the subset is empty.
 
-    Args:
-        right: direction -> (N,) bool.
-        subset: (N,) bool, queries that are scored once more on their own; candidates were always all N.
-
-    Returns:
-        direction -> {"all" | "subset": share}; None where the subset is empty.
+    The subset, (N,) bool, are queries that are scored once more on their own; candidates were always all N.
     """
     return {
         direction: {

@@ -25,12 +25,9 @@ def read_labelled(
     """Read labelled text into string columns text, text_pair (if there is one), label, language, split.
 
     Languages become two letters where there are such, splits train, dev or test, labels of natural language inference
-    their names. If no file says any split, a tenth of the rows is set aside as a test, the same one every time.
-
-    Args:
-        config: names files, columns and task.
-        corpus: the prepared corpus whose labelled set is read if `config.data` is None.
-        splits: which rows are wanted; files of others are not read, if their names say so.
+    their names. If no file says any split, a tenth of the rows is set aside as a test, the same one every time. Without
+    `config.data` it is the labelled set of the prepared corpus. Files of other splits than those that are wanted are
+    not read, if their names say so.
 
     Raises:
         InputError: a file is missing or not readable, lacks a column, or has a row that is not usable: file and line.

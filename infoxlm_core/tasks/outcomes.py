@@ -12,13 +12,7 @@ def of_retrieval(
     hits: Mapping[str, Mapping[str, Mapping[str, Tensor]]],
     unshared: Mapping[str, Tensor],
 ) -> pd.DataFrame:
-    """Outcomes of retrieval.
-
-    Args:
-        pairs: of each language, (pivot sentence, its translation).
-        hits: place -> language -> direction -> (N,) bool.
-        unshared: of each language, (N,) bool: the pair shares no token.
-    """
+    """Outcomes of retrieval: hits are place -> language -> direction -> (N,) bool, unshared language -> (N,) bool."""
     parts = [
         pd.DataFrame(
             {

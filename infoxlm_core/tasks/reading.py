@@ -48,7 +48,7 @@ def training(config: AnsweringConfig, encoder: Path) -> Training:
         HEAD,
         join(examples),
         np.concatenate(answers),  # (N, 2) first and last token of the answer; (0, 0) where it is not in the window
-        source=source(config),
+        source=training_languages(config)[0],
         development=development,
         score_dev=_score_dev(config, tokenizer, limit),
     )
@@ -61,11 +61,6 @@ def training_languages(config: AnsweringConfig) -> list[str]:
         names = squad.files([str(path)], "train") if path.is_dir() else [path]
         languages += [squad.languages_of(name)[0] for name in names]
     return list(dict.fromkeys(["en"] * ("en" in languages) + languages))
-
-
-def source(config: AnsweringConfig) -> str:
-    """The first of the languages of the training text."""
-    return training_languages(config)[0]
 
 
 def _tokenizer(config: AnsweringConfig, directory: Path) -> tuple[Tokenizer, int]:
@@ -144,7 +139,7 @@ def measure(config: AnsweringConfig, tuned: Path, output: Path) -> Scores:
     return Scores.over(
         "question_answering",
         languages,
-        source(config),
+        training_languages(config)[0],
         counts={language: len(sets[language, language].questions) for language in languages},
         test_set=_digest(sets),
         dev=selection.development(tuned),
@@ -182,14 +177,10 @@ def _digest(sets: dict[Cell, QuestionSet]) -> str:
 
 
 def check(config: AnsweringConfig) -> None:
-    """Whether training, development and test files can be read, judged by the rule, and their answers compared.
-
-    Raises:
-        InputError: one of them cannot.
-    """
+    """Whether training, development and test files can be read, judged by the rule, and their answers compared."""
     squad.read_training(config.train)
     tested = squad.read_cells(config.test, "test", config.mixed)
     developed = squad.read_cells(config.dev, "dev") if config.dev else {}
     for language in dict.fromkeys(context for context, _ in (*developed, *tested)):
         cleaner(config.normaliser, language)
-    selection.check(config.selection.rule, source(config), [context for context, _ in developed])
+    selection.check(config.selection.rule, training_languages(config)[0], [context for context, _ in developed])

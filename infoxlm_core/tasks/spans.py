@@ -20,11 +20,7 @@ AT_ONCE = 512  # windows whose starts and ends are combined at once
 def best_spans(windows: Windows, logits: Sequence[Tensor], n_best: int, answer_tokens: int) -> np.ndarray:
     """The answer of each question: (Q, 2) its first character and the one after its last; (0, 0) if there is none.
 
-    Args:
-        windows: of Q questions.
-        logits: of each window (L, 2), its tokens' logits to be first and last of the answer.
-        n_best: starts and ends of each window that are combined.
-        answer_tokens: longest answer.
+    Logits are (L, 2) of each window: its tokens' to be first and last of the answer.
     """
     totals, tokens = [], []
     for begin in range(0, len(logits), AT_ONCE):

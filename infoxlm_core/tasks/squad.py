@@ -58,20 +58,13 @@ class _File(BaseModel):
 
 @dataclass(frozen=True)
 class Question:
-    """One question.
-
-    Attributes:
-        paragraph: its place in `QuestionSet.paragraphs`.
-        answers: texts of the gold answers, all equally right.
-        span: of the first of them that stands where the file says, its first character and the one after its last,
-            spaces at its edges left out; None if none does.
-    """
+    """One question."""
 
     id: str
     text: str
-    paragraph: int
-    answers: tuple[str, ...]
-    span: tuple[int, int] | None
+    paragraph: int  # its place in `QuestionSet.paragraphs`
+    answers: tuple[str, ...]  # all equally right
+    span: tuple[int, int] | None  # characters of the first answer that stands where the file says, without spaces
 
 
 @dataclass(frozen=True)
@@ -121,12 +114,7 @@ def read_cells(paths: Sequence[str], split: Split, mixed: bool = False) -> dict[
 
 
 def cells(paths: Sequence[str], split: Split, mixed: bool = False) -> dict[Cell, Path]:
-    """The file of each language, or pair of languages, by names alone.
-
-    Args:
-        paths: JSON files, or folders that hold them.
-        split: which of its files are wanted.
-        mixed: also files whose questions are of another language than their paragraphs.
+    """The file of each language by names alone; of `mixed` sets also those of each pair of languages.
 
     Raises:
         InputError: two files of the same languages, or none that is wanted.
@@ -190,11 +178,7 @@ def languages_of(path: Path) -> Cell:
 
 
 def read(path: Path) -> QuestionSet:
-    """Read one file.
-
-    Raises:
-        InputError: it is not SQuAD's format, or a paragraph, or an answer, is empty.
-    """
+    """Read one file; InputError if it is not SQuAD's format, or a paragraph, or an answer, is empty."""
     try:
         content = _File.model_validate_json(path.read_bytes().removeprefix(codecs.BOM_UTF8))
     except OSError as error:
