@@ -88,46 +88,28 @@ def step_tokens(config: PretrainingConfig, shape: Shape) -> int:
 def memory(config: PretrainingConfig, vocabulary: int, gpus: int) -> list[Row]:
     """Bytes on each device, part by part; the first five are exact, the others estimates for full sequences."""
     model, keys = build(config, vocabulary)
-    size, contrast, micro = model.encoder.size, config.contrast, config.batches.micro_batch_size
-    d, total, tensors = size.hidden, count(model), len(list(model.parameters()))
-    shape = shapes(config)[0]
+    size, micro = model.encoder.size, config.batches.micro_batch_size
+    queue, top = config.contrast.queue_size, config.contrast.layer
+    d, total, slow, tensors = size.hidden, count(model), count(keys), len(list(model.parameters()))
+    shape, on = shapes(config)[0], bool(config.objectives.xlco)
     lm, views = micro * (shape.mlm + shape.tlm), micro * shape.view
+    kept = f"{ACTIVATION_BYTES} B x d a token a layer: {lm:,} tokens x {size.layers} layers, {views:,} x {top}"
     rows = min(ROWS, round(config.objectives.mask_ratio * lm))
-    on = bool(config.objectives.xlco)
-
-    def part(name: str, value: float, formula: str) -> Row:
-        return Row(name, value, "B", formula)
-
     share, of = (gpus, f", by {gpus} GPUs") if config.model.sharded else (1, "")
-    return [
-        part("weights", 4 * total / share, f"4 B x {total:,} parameters, fp32{of}"),
-        part("gradients", 4 * total / share, f"4 B x parameters, fp32{of}"),
-        part(
-            "AdamW moments", (8 * total + 4 * tensors) / share, f"8 B x parameters, fp32; 4 B x {tensors} tensors{of}"
-        ),
-        part(
-            "key encoder",
-            on * 4 * count(keys) / share,
-            f"4 B x {count(keys):,}: fp32, up to layer {contrast.layer}, and W{of}",
-        ),
-        part(
-            "queue", on * contrast.queue_size * (4 * d + 24), f"K x (4 d + 24) B: K {contrast.queue_size:,} keys, ids"
-        ),
-        part(
-            "all-reduce buffer",
-            4 * total if gpus > 1 and share == 1 else 0,
-            "4 B x parameters, with several workers that do not share them",
-        ),
-        part("bf16 weights", 2 * total, "2 B x parameters, under autocast"),
-        part(
-            "activations",
-            ACTIVATION_BYTES * d * (lm * size.layers + views * contrast.layer),
-            f"{ACTIVATION_BYTES} B x d a token a layer: {lm:,} tokens x {size.layers} layers, "
-            f"{views:,} x {contrast.layer}",
-        ),
-        part("one chunk of logits", 6 * rows * size.vocabulary, f"6 B x {rows:,} rows x {size.vocabulary:,} words"),
-        part("gradient of the word table", 8 * d * size.vocabulary, "8 B x V x d, inside the loss"),
+    reduced = 4 * total if gpus > 1 and share == 1 else 0
+    parts = [
+        ("weights", 4 * total / share, f"4 B x {total:,} parameters, fp32{of}"),
+        ("gradients", 4 * total / share, f"4 B x parameters, fp32{of}"),
+        ("AdamW moments", (8 * total + 4 * tensors) / share, f"8 B x parameters, fp32; 4 B x {tensors} tensors{of}"),
+        ("key encoder", on * 4 * slow / share, f"4 B x {slow:,}: fp32, up to layer {top}, and W{of}"),
+        ("queue", on * queue * (4 * d + 24), f"K x (4 d + 24) B: K {queue:,} keys, ids"),
+        ("all-reduce buffer", reduced, "4 B x parameters, with several workers that do not share them"),
+        ("bf16 weights", 2 * total, "2 B x parameters, under autocast"),
+        ("activations", ACTIVATION_BYTES * d * (lm * size.layers + views * top), kept),
+        ("one chunk of logits", 6 * rows * size.vocabulary, f"6 B x {rows:,} rows x {size.vocabulary:,} words"),
+        ("gradient of the word table", 8 * d * size.vocabulary, "8 B x V x d, inside the loss"),
     ]
+    return [Row(name, value, "B", formula) for name, value, formula in parts]
 
 
 def plan(config: PretrainingConfig, vocabulary: int, gpus: int = 8, gpu: str = "h200") -> Plan:
