@@ -8,44 +8,18 @@ import hashlib
 import unicodedata
 from collections.abc import Sequence
 from functools import lru_cache
+from pathlib import Path
 
 import regex
+import yaml
 from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
 from infoxlm_core.config import CleaningConfig
 
 WITHOUT_SPACES = frozenset({"zh", "ja", "th", "lo", "km", "my", "bo"})  # languages without spaces between words
 
-_SCRIPTS = {
-    "Arabic": "ar ckb fa ps sd ug ur",
-    "Armenian": "hy",
-    "Bengali": "as bn",
-    "Cyrillic": "be bg kk ky mk mn ru sr tg tt uk",
-    "Devanagari": "hi mr ne sa",
-    "Ethiopic": "am ti",
-    "Georgian": "ka",
-    "Greek": "el",
-    "Gujarati": "gu",
-    "Gurmukhi": "pa",
-    "Hangul": "ko",
-    "Han": "ja ko zh",
-    "Hebrew": "he yi",
-    "Hiragana": "ja",
-    "Kannada": "kn",
-    "Katakana": "ja",
-    "Khmer": "km",
-    "Lao": "lo",
-    "Latin": "sr",
-    "Malayalam": "ml",
-    "Myanmar": "my",
-    "Oriya": "or",
-    "Sinhala": "si",
-    "Tamil": "ta",
-    "Telugu": "te",
-    "Thai": "th",
-    "Tibetan": "bo dz",
-}
-"""The languages that write each script; a language that stands nowhere here writes Latin."""
+_SCRIPTS: dict[str, str] = yaml.safe_load(Path(__file__).with_name("scripts.yaml").read_text(encoding="utf-8"))
+"""The languages that write each script."""
 
 _LETTER = regex.compile(r"[\p{L}\p{M}]")
 _LATIN = regex.compile(r"\p{Latin}")
