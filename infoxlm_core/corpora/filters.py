@@ -6,7 +6,6 @@
 
 import itertools
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import pyarrow as pa
 
@@ -15,6 +14,7 @@ from infoxlm_core.corpora import cleaning
 from infoxlm_core.corpora.fingerprints import Keys, keys
 from infoxlm_core.corpora.lines import Row
 from infoxlm_core.corpora.parallel import CHUNK
+from infoxlm_core.corpora.tables import of_rows, rows_of
 
 TEXTS = ("texts", pa.list_(pa.string()))
 FILE = ("file", pa.string())
@@ -27,7 +27,7 @@ def chunks(rows: Iterable[Row]) -> Iterator[pa.Table]:
     """Collect rows as tables of at most CHUNK rows."""
     rows = iter(rows)
     while some := list(itertools.islice(rows, CHUNK)):
-        yield _table(_READ, [("-".join(row.languages), row.texts, row.file, row.dropped) for row in some])
+        yield of_rows(_READ, [("-".join(row.languages), row.texts, row.file, row.dropped) for row in some])
 
 
 def judge(chunk: pa.Table, languages: tuple[str, ...], rules: CleaningConfig) -> pa.Table:
@@ -38,7 +38,7 @@ def judge(chunk: pa.Table, languages: tuple[str, ...], rules: CleaningConfig) ->
             texts = [cleaning.normalise(text) for text in texts]
             dropped = cleaning.judge_row(texts, own.split("-"), languages, rules)
         judged.append((own, texts, file, dropped, *(Keys((), (), ()) if dropped else keys(texts))))
-    return _table(_JUDGED, judged)
+    return of_rows(_JUDGED, judged)
 
 
 def mark(chunk: pa.Table) -> pa.Table:
@@ -47,13 +47,3 @@ def mark(chunk: pa.Table) -> pa.Table:
     for (name, kind), column in zip(KEYS, zip(*found, strict=True), strict=True):
         chunk = chunk.append_column(name, pa.array(column, kind))
     return chunk
-
-
-def rows_of(table: pa.Table) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of a table as plain values."""
-    return zip(*(column.to_pylist() for column in table.columns), strict=True)
-
-
-def _table(schema: pa.Schema, rows: list[tuple[Any, ...]]) -> pa.Table:
-    columns = zip(*rows, strict=True)
-    return pa.table([pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)

@@ -15,7 +15,7 @@ from infoxlm_core.config import PreparationConfig
 from infoxlm_core.corpora import cleaning, filters
 from infoxlm_core.corpora.fingerprints import Keys
 from infoxlm_core.corpora.parallel import CHUNK, ParallelMap, in_process
-from infoxlm_core.corpora.tables import HELD_OUT, LABELLED, read_rows
+from infoxlm_core.corpora.tables import HELD_OUT, LABELLED, read_rows, rows_of
 from infoxlm_core.errors import EvaluationLeak
 
 LABELLED_CHARACTERS = 20  # shorter messages do not tell which corpus they are from
@@ -66,7 +66,7 @@ class Reserved:
 def check_leaks(output: Path, reserved: Reserved, parallel_map: ParallelMap = in_process) -> None:
     """Read again what was written; raise EvaluationLeak if training text contains what is kept for evaluation."""
     for marked in parallel_map(filters.mark, _written(output)):
-        for path, number, texts, split, *keys in filters.rows_of(marked):
+        for path, number, texts, split, *keys in rows_of(marked):
             reason = reserved.reason(Keys(*keys))
             if reason == "held_out" or (reason and split == "train"):
                 raise EvaluationLeak(

@@ -19,12 +19,23 @@ def read_rows(path: Path) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of one file."""
     with pq.ParquetFile(path) as file:
         for batch in file.iter_batches(ROW_GROUP):
-            yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+            yield from rows_of(batch)
+
+
+def rows_of(table: pa.Table | pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of a table as plain values."""
+    return zip(*(column.to_pylist() for column in table.columns), strict=True)
 
 
 def of_text(*columns: str) -> pa.Schema:
     """The schema of a table of text."""
     return pa.schema([(column, pa.string()) for column in columns])
+
+
+def of_rows(schema: pa.Schema, rows: list[tuple[Any, ...]]) -> pa.Table:
+    """A table of at least one row."""
+    columns = zip(*rows, strict=True)
+    return pa.table([pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)
 
 
 class Tables:
@@ -46,8 +57,7 @@ class Tables:
         if name not in self.writers:
             (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
             self.writers[name] = pq.ParquetWriter(self.folder / name, schema, compression="zstd")
-        arrays = [pa.array(c, field.type) for c, field in zip(zip(*rows, strict=True), schema, strict=True)]
-        self.writers[name].write_table(pa.table(arrays, schema=schema))
+        self.writers[name].write_table(of_rows(schema, rows))
 
     def __enter__(self) -> "Tables":
         return self

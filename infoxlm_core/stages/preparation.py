@@ -112,7 +112,7 @@ def _stage(config: PreparationConfig, staging: Path, outcomes: Outcomes, paralle
             found: Outcomes = defaultdict(Counter)
             invalid: dict[Entry, str] = {}
             chunks = filters.chunks(formats.read(source, config.languages, config.pivot, local))
-            for row in (row for judged in parallel_map(judge, chunks) for row in filters.rows_of(judged)):
+            for row in (row for judged in parallel_map(judge, chunks) for row in tables.rows_of(judged)):
                 languages, texts, file, reason, keys = row[0].split("-"), *row[1:4], Keys(*row[4:])
                 kind = (HELD_OUT if source.name in config.held_out else TRAINING)[len(languages) - 1]
                 entry = (source.name, languages[-1], kind, file)

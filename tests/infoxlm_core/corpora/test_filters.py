@@ -1,7 +1,7 @@
 """What preparation does to a chunk of rows: normalise, judge, key."""
 
 from infoxlm_core.config import CleaningConfig
-from infoxlm_core.corpora import filters, fingerprints
+from infoxlm_core.corpora import filters, fingerprints, tables
 from infoxlm_core.corpora.lines import Row
 from infoxlm_core.corpora.parallel import CHUNK
 
@@ -15,7 +15,7 @@ ROWS = [
 def test_a_clean_row_is_normalised_and_keyed_and_another_says_why_it_goes():
     (chunk,) = filters.chunks(ROWS)
 
-    clean, untranslated, damaged = filters.rows_of(filters.judge(chunk, ("en", "de"), CleaningConfig()))
+    clean, untranslated, damaged = tables.rows_of(filters.judge(chunk, ("en", "de"), CleaningConfig()))
 
     texts = ["Open the file now", "Öffne die Datei jetzt"]
     assert clean == ("en-de", texts, "a.tsv", None, *map(list, fingerprints.keys(texts)))
