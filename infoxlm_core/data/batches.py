@@ -84,12 +84,8 @@ def micro_batches(draw: Draw, size: int, symmetric: bool = False) -> list[Packed
 
 def _pack(draw: Draw, part: slice, symmetric: bool) -> PackedBatch:
     mlm, tlm = draw.mlm[part], draw.tlm[part]
-    queries, keys, sentence_ids, view_groups = (
-        draw.queries[part],
-        draw.keys[part],
-        draw.sentence_ids[part],
-        draw.groups[part],
-    )
+    queries, keys = draw.queries[part], draw.keys[part]
+    sentence_ids, view_groups = draw.sentence_ids[part], draw.groups[part]
     items = len(view_groups)
     if symmetric:
         queries, keys = join([queries, keys]), join([keys, queries])

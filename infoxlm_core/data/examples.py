@@ -52,28 +52,19 @@ def encode(
     tokenizer: Tokenizer, texts: Sequence[str], pairs: Sequence[str] | None = None, max_tokens: int = 512
 ) -> Examples:
     """Tokenise texts, or pairs, with special tokens; of a pair that is too long the longer side is cut first."""
-    parts = [
-        _encode(
-            tokenizer,
-            texts[start : start + AT_ONCE],
-            None if pairs is None else pairs[start : start + AT_ONCE],
-            max_tokens,
+    parts = []
+    for start in range(0, len(texts), AT_ONCE):
+        some = slice(start, start + AT_ONCE)
+        found = tokenizer(
+            list(texts[some]),
+            None if pairs is None else list(pairs[some]),
+            truncation="longest_first",
+            max_length=max_tokens,
+            return_attention_mask=False,
+            return_token_type_ids=True,  # else a tokenizer of no known class leaves BERT's segments out
         )
-        for start in range(0, len(texts), AT_ONCE)
-    ]
+        parts.append(from_lists(found["input_ids"], found["token_type_ids"]))
     return join(parts)
-
-
-def _encode(tokenizer: Tokenizer, texts: Sequence[str], pairs: Sequence[str] | None, max_tokens: int) -> Examples:
-    found = tokenizer(
-        list(texts),
-        None if pairs is None else list(pairs),
-        truncation="longest_first",
-        max_length=max_tokens,
-        return_attention_mask=False,
-        return_token_type_ids=True,  # else a tokenizer of no known class leaves BERT's segments out
-    )
-    return from_lists(found["input_ids"], found["token_type_ids"])
 
 
 def from_lists(ids: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None = None) -> Examples:

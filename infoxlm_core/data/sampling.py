@@ -41,7 +41,7 @@ class TableSampler:
 
     def draw(self, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """`count` samples: their table numbers (count,) and rows within the table (count,)."""
-        return self._rows(_pick(self.shares, rng.random(count)), rng)
+        return self._rows(pick(self.shares, rng.random(count)), rng)
 
     def draw_elsewhere(
         self, tables: np.ndarray, corpora: list[str], rng: np.random.Generator
@@ -54,14 +54,14 @@ class TableSampler:
         for name in set(own.tolist()):
             mine = own == name
             others = self.shares * (names != name)
-            chosen[mine] = _pick(others if others.any() else self.shares, uniform[mine])
+            chosen[mine] = pick(others if others.any() else self.shares, uniform[mine])
         return self._rows(chosen, rng)
 
     def _rows(self, tables: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         return tables, (rng.random(len(tables)) * self.sizes[tables]).astype(np.int64)
 
 
-def _pick(weights: np.ndarray, uniform: np.ndarray) -> np.ndarray:
+def pick(weights: np.ndarray, uniform: np.ndarray) -> np.ndarray:
     """Outcomes with probabilities like `weights`, from numbers uniform in [0, 1); never one of probability 0."""
     edges = weights.cumsum()
     return np.searchsorted(edges, uniform * edges[-1], side="right").clip(0, int(np.flatnonzero(weights)[-1]))

@@ -71,9 +71,9 @@ def tokenize(
     }
 
 
-def _texts(corpus: Path, language: str, column: str = "text") -> Iterator[str]:
+def _texts(corpus: Path, language: str) -> Iterator[str]:
     for path in sorted((corpus / "mono" / language).glob("*.parquet")):
-        yield from pq.read_table(path, columns=[column])[column].to_pylist()
+        yield from pq.read_table(path, columns=["text"])["text"].to_pylist()
 
 
 def _languages(corpus: Path) -> list[str]:

@@ -21,7 +21,7 @@ from transformers import PretrainedConfig, XLMConfig
 
 from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data.layouts import Sequences, gather
-from infoxlm_core.data.sampling import TableSampler, generator, probabilities
+from infoxlm_core.data.sampling import TableSampler, generator, pick, probabilities
 from infoxlm_core.data.shards import Pairs, Shards, Table, end_to_end
 from infoxlm_core.data.vocabulary import BOS, EOS, PAD, UNK
 from infoxlm_core.errors import ConfigError, CorpusTooSmall
@@ -115,8 +115,8 @@ class XLMSampler(TextSampler):
         objective, key = self.objectives[step % len(self.objectives)], (self.config.seed, step)
         choice = generator(*key, "language").random(2)
         sizes = self.sizes[objective]
-        edges = probabilities(np.array(list(sizes.values())), self.config.batches.alpha).cumsum()
-        name = list(sizes)[int(np.searchsorted(edges, choice[0] * edges[-1], side="right"))]
+        wanted = probabilities(np.array(list(sizes.values())), self.config.batches.alpha)
+        name = list(sizes)[int(pick(wanted, choice[:1])[0])]
         rng, mask_rng = generator(*key, shard, objective), generator(*key, shard, objective, "mask")
         if objective == "tlm":
             sequences, places, types = self._pair(name, bool(choice[1] < 0.5), rng)

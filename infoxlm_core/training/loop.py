@@ -4,8 +4,8 @@ A step is a pure function of (seed, step) and of the state before it: there is n
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -13,7 +13,7 @@ from infoxlm_core.config import OptimizationConfig
 from infoxlm_core.errors import Preempted, TrainingDiverged
 from infoxlm_core.training import distributed
 from infoxlm_core.training.checkpoints import Checkpoints
-from infoxlm_core.training.learner import Learner, MicroBatch
+from infoxlm_core.training.learner import Learner
 from infoxlm_core.training.optimizer import make_adamw
 from infoxlm_core.training.pace import Pace
 from infoxlm_core.training.state import Progress, restore, snapshot
@@ -60,7 +60,9 @@ def train(
         while progress.step < config.steps:
             # The next step's batches are made on the CPU while this step computes: they depend on its number alone.
             stop = first and checkpoints.asked_to_stop()
-            batches, waited = _wait_for(coming)
+            began = time.monotonic()
+            batches = coming.result()
+            waited = time.monotonic() - began  # seconds in which nobody computed
             if progress.step + 1 < config.steps:
                 coming = ahead.submit(learner.batches, progress.step + 1)
             figures, stopping = train_step(learner, optimizer, config, progress, batches, stop)
@@ -94,13 +96,6 @@ def train(
                 distributed.on_first(checkpoints.forget_request)
                 raise Preempted(f"asked to stop after step {progress.step}: a checkpoint is saved, run again to go on")
     return figures
-
-
-def _wait_for(coming: Future[Sequence[MicroBatch]]) -> tuple[Sequence[MicroBatch], float]:
-    """The batches, and the seconds that nobody computed because of them."""
-    began = time.monotonic()
-    batches = coming.result()
-    return batches, time.monotonic() - began
 
 
 def _save(

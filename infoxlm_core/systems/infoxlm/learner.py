@@ -37,15 +37,12 @@ class InfoXLMLearner(Learner):
         if self.contrasting:
             self.key_encoder = KeyEncoder(model).to(self.device)
             self.queue = Queue(config.contrast.queue_size, model.encoder.size.hidden, self.device)
-        if config.model.sharded:
-            self._shard()
         self.new_keys: list[tuple[Tensor, Tensor]] = []
-
-    def _shard(self) -> None:
-        distributed.shard(self.module, self.module.encoder.layers)
-        if self.contrasting:
+        if config.model.sharded:
+            distributed.shard(model, model.encoder.layers)
+        if config.model.sharded and self.contrasting:
             distributed.shard(self.key_encoder, self.key_encoder.encoder.layers)
-            self.key_encoder.pair_with(self.module)
+            self.key_encoder.pair_with(model)
 
     def _fill_queue(self) -> None:
         """Fill the queue with K real keys of a reserved random stream, so that training batches do not change."""
@@ -60,11 +57,8 @@ class InfoXLMLearner(Learner):
         logger.info("filled the queue with %d keys", size)
 
     def batches(self, step: int) -> Sequence[PackedBatch]:
-        mine, batches, contrast = (
-            distributed.my_share(self.config.batches.virtual_shards),
-            self.config.batches,
-            self.config.contrast,
-        )
+        batches, contrast = self.config.batches, self.config.contrast
+        mine = distributed.my_share(batches.virtual_shards)
         only = "lm" if step < contrast.start_step else ""
         # Dropout is drawn for each micro-batch, so these must not depend on which worker has which virtual shard.
         parts = [range(shard, shard + 1) for shard in mine] if self.config.model.dropout else [mine]
