@@ -4,6 +4,7 @@ import functools
 import json
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import yaml
@@ -27,6 +28,22 @@ def text(overlay: str) -> str:
 
 def rendered(overlay: str) -> list[dict]:
     return list(yaml.safe_load_all(text(overlay)))
+
+
+@functools.cache
+def _with_components(overlay: str, components: tuple[str, ...]) -> str:
+    with tempfile.TemporaryDirectory(prefix=".test-", dir=K8S) as folder:  # kustomize wants relative paths
+        parts = {
+            "resources": [f"../overlays/{overlay}"],
+            "components": [f"../components/{component}" for component in components],
+        }
+        Path(folder, "kustomization.yaml").write_text(yaml.safe_dump(parts))
+        return kustomize(Path(folder))
+
+
+def with_components(overlay: str, *components: str) -> list[dict]:
+    """An overlay with components beside its own."""
+    return list(yaml.safe_load_all(_with_components(overlay, components)))
 
 
 def named(overlay: str, kind: str, name: str) -> dict:

@@ -223,21 +223,6 @@ def test_argo_uploads_no_log_so_that_no_pod_needs_keys_of_kubeflows_store(overla
     assert yaml.safe_load(repositories["data"][key]) == {"archiveLogs": False}
 
 
-@pytest.mark.parametrize("component", ["kueue", "downloads"])
-def test_a_component_can_be_added_to_an_overlay(component, tmp_path_factory):
-    folder = K8S / ".test-component"
-    folder.mkdir()
-    try:
-        parts = {"resources": ["../overlays/production"], "components": [f"../components/{component}"]}
-        (folder / "kustomization.yaml").write_text(yaml.safe_dump(parts))
-        added = list(yaml.safe_load_all(kustomize(folder)))
-    finally:
-        (folder / "kustomization.yaml").unlink()
-        folder.rmdir()
-
-    assert len(added) > len(rendered("production"))
-
-
 def test_the_queues_have_only_fields_that_kueue_knows():
     queues = list(yaml.safe_load_all((K8S / "components/kueue/queue.yaml").read_text()))
 

@@ -1,0 +1,102 @@
+"""Components for clusters that differ: each renders with each overlay, is valid, and opens what it says and no more."""
+
+import kubernetes_validate
+import pytest
+
+from components.adapters.kuberay.manifest import _labels
+from tests.k8s.manifests import K8S, OVERLAYS, rendered, with_components
+from tests.k8s.network import Pod, may, selects
+from tests.k8s.rules import static_keys, too_much
+
+BUILT_IN = {"own-namespace", "priority"}
+"""Those that the overlays have."""
+VARIANTS = sorted(path.name for path in (K8S / "components").iterdir() if path.name not in BUILT_IN)
+OF_OTHERS = {"CiliumNetworkPolicy", "ResourceFlavor", "ClusterQueue", "LocalQueue"}
+"""Kinds whose schema is not Kubernetes' own."""
+
+STEP = Pod({"workflows.argoproj.io/workflow": "infoxlm-x7k2p"})
+RAY = Pod({"ray.io/is-ray-node": "yes", **_labels("training")})
+SUBMITTER = Pod(_labels("submitter"))
+STRAY = Pod({"app": "notebook"})
+
+
+def of(namespace: str, **labels: str) -> Pod:
+    return Pod(labels, {"kubernetes.io/metadata.name": namespace})
+
+
+OPERATOR = {"app.kubernetes.io/component": "kuberay-operator"}
+OPENED = [  # component, source, target, port, protocol, and whether the component lets it through
+    ("openshift", STRAY, of("openshift-dns", **{"k8s-app": "dns"}), 5353, "UDP", True),
+    ("openshift", STRAY, of("openshift-monitoring", app="prometheus"), 5353, "UDP", False),
+    ("nodelocal-dns", RAY, "169.254.20.10", 53, "UDP", True),
+    ("nodelocal-dns", RAY, "10.96.0.10", 53, "TCP", True),
+    ("nodelocal-dns", RAY, "169.254.169.254", 53, "UDP", False),
+    ("private-s3", RAY, "10.20.30.40", 443, "TCP", True),
+    ("private-s3", STEP, "192.168.7.7", 9000, "TCP", True),
+    ("private-s3", SUBMITTER, "10.20.30.40", 443, "TCP", False),
+    ("private-s3", RAY, "169.254.169.254", 443, "TCP", False),
+    ("operator-elsewhere", Pod(OPERATOR, {"kubernetes.io/metadata.name": "kubeflow"}), RAY, 8265, "TCP", True),
+    ("operator-elsewhere", Pod(OPERATOR, {"kubernetes.io/metadata.name": "default"}), RAY, 8265, "TCP", True),
+    ("operator-elsewhere", of("kubeflow", app="ml-pipeline"), RAY, 8265, "TCP", False),
+    ("operator-elsewhere", Pod(OPERATOR, {"kubernetes.io/metadata.name": "kubeflow"}), RAY, 6379, "TCP", False),
+    ("downloads", STEP, "93.184.215.14", 443, "TCP", True),
+    ("downloads", RAY, "93.184.215.14", 443, "TCP", False),
+]  # fmt: skip
+
+
+def policies(items: list[dict]) -> list[dict]:
+    return [item for item in items if item["kind"] == "NetworkPolicy"]
+
+
+@pytest.mark.parametrize("component", VARIANTS)
+def test_a_component_adds_to_an_overlay_and_changes_nothing_of_it(component):
+    for overlay in OVERLAYS:
+        before, after = rendered(overlay), with_components(overlay, component)
+        added = [item for item in after if item not in before]
+
+        assert added and all(item in after for item in before)
+        for item in added:
+            assert item["metadata"].get("namespace", "infoxlm") == "infoxlm"
+            if item["kind"] not in OF_OTHERS:
+                kubernetes_validate.validate(item, "1.37", strict=True)
+            assert too_much(item) == [] or item["kind"] not in ("Role", "RoleBinding")
+        assert static_keys(str(added)) == []
+
+
+@pytest.mark.parametrize("row", OPENED, ids=lambda row: f"{row[0]}-{row[3]}-{row[5]}")
+def test_a_component_opens_what_it_says_and_nothing_beside_it(row):
+    component, source, target, port, protocol, through = row
+    without, added = policies(rendered("small")), policies(with_components("small", component))
+
+    assert not may(without, source, target, port, protocol)
+    assert may(added, source, target, port, protocol) is through
+
+
+def test_all_components_fit_together():
+    kinds = [(item["kind"], item["metadata"]["name"]) for item in with_components("production", *VARIANTS)]
+
+    assert len(kinds) == len(set(kinds))
+
+
+def test_with_cilium_steps_reach_the_api_server_wherever_it_runs():
+    """To Cilium a node is an entity and no address (its docs: CIDR rules are for what is outside of the cluster)."""
+    [policy] = [item for item in with_components("small", "cilium") if item["kind"] == "CiliumNetworkPolicy"]
+
+    assert (policy["apiVersion"], set(policy["spec"])) == ("cilium.io/v2", {"endpointSelector", "egress"})
+    assert selects(policy["spec"]["endpointSelector"], STEP.labels)
+    assert not any(selects(policy["spec"]["endpointSelector"], pod.labels) for pod in (RAY, SUBMITTER, STRAY))
+    [rule] = policy["spec"]["egress"]
+    assert (set(rule), rule["toEntities"]) == ({"toEntities", "toPorts"}, ["kube-apiserver"])
+    assert rule["toPorts"] == [{"ports": [{"port": port, "protocol": "TCP"} for port in ("443", "6443")]}]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_on_openshift_every_account_of_a_pod_may_have_the_user_that_its_pod_names(overlay):
+    items = with_components(overlay, "openshift")
+
+    [binding] = [item for item in items if item["metadata"]["name"] == "infoxlm-nonroot"]
+    allowed = {subject["name"] for subject in binding["subjects"]}
+    templates = [item["spec"]["template"]["spec"] for item in items if "template" in item.get("spec", {})]
+    used = {spec.get("serviceAccountName", "default") for spec in templates} | {"infoxlm-runner", "infoxlm-ray"}
+    assert allowed == used
+    assert binding["roleRef"]["name"] == "system:openshift:scc:nonroot-v2"
