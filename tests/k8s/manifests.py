@@ -31,19 +31,17 @@ def rendered(overlay: str) -> list[dict]:
 
 
 @functools.cache
-def _with_components(overlay: str, components: tuple[str, ...]) -> str:
+def _put_together(parts: str) -> str:
     with tempfile.TemporaryDirectory(prefix=".test-", dir=K8S) as folder:  # kustomize wants relative paths
-        parts = {
-            "resources": [f"../overlays/{overlay}"],
-            "components": [f"../components/{component}" for component in components],
-        }
-        Path(folder, "kustomization.yaml").write_text(yaml.safe_dump(parts))
+        Path(folder, "kustomization.yaml").write_text(parts)
         return kustomize(Path(folder))
 
 
-def with_components(overlay: str, *components: str) -> list[dict]:
-    """An overlay with components beside its own."""
-    return list(yaml.safe_load_all(_with_components(overlay, components)))
+def with_components(overlay: str, *components: str, **more: list) -> list[dict]:
+    """An overlay with components beside its own, and what else a kustomization may have."""
+    named = [f"../components/{component}" for component in components]
+    parts = {"resources": [f"../overlays/{overlay}"], "components": named, **more}
+    return list(yaml.safe_load_all(_put_together(yaml.safe_dump(parts))))
 
 
 def named(overlay: str, kind: str, name: str) -> dict:

@@ -10,8 +10,8 @@ from kfp import dsl
 
 from components.adapters.kuberay import manifest as ray_job_manifest
 from components.adapters.kuberay.manifest import _labels
-from components.settings.cluster import ClusterConfig
-from tests.k8s.manifests import K8S, OVERLAYS, kustomize, named, pods, rendered, text
+from components.settings.cluster import ClusterConfig, ClusterFile
+from tests.k8s.manifests import K8S, OVERLAYS, ROOT, kustomize, named, pods, rendered, text, with_components
 from tests.k8s.rules import confined, restricted, static_keys, too_much
 
 KUBERNETES = ("1.30", "1.37")
@@ -237,3 +237,34 @@ def test_the_queues_have_only_fields_that_kueue_knows():
     assert set(amounts) == set(group["coveredResources"])
     assert amounts["nvidia.com/gpu"] == quota["requests.nvidia.com/gpu"]
     assert int(amounts["cpu"]) <= int(quota["requests.cpu"])
+
+
+def test_the_queue_covers_all_that_a_training_asks_for():
+    """Kueue admits no workload with a resource that its ClusterQueue does not have."""
+    [queue] = [item for item in with_components("production", "kueue") if item["kind"] == "ClusterQueue"]
+    pool = ClusterFile.model_validate(yaml.safe_load((ROOT / "configs/cluster.yaml").read_text())).pool
+    limits = {"cpu": pool.cpu, "memory": pool.memory, "ephemeral-storage": "200Gi", pool.accelerator: str(pool.gpus)}
+    config = ClusterConfig(image=f"registry.example/infoxlm@sha256:{'1' * 64}", queue="gpu")
+
+    task = dsl.TaskConfig(resources={"limits": limits})
+    job = ray_job_manifest.render("j-x-1", "s3://infoxlm/store/work/j.json", config, pool.gpus, task, "2.60.0", {})
+
+    cluster = job["spec"]["rayClusterSpec"]
+    groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+    templates = [job["spec"]["submitterPodTemplate"], *(group["template"] for group in groups)]
+    asked = {name for pod in templates for c in pod["spec"]["containers"] for name in c["resources"]["requests"]}
+    [group] = queue["spec"]["resourceGroups"]
+    assert "ephemeral-storage" in asked
+    assert asked <= set(group["coveredResources"])
+
+
+def test_other_gpus_are_put_into_the_queue_by_the_patch_of_the_document():
+    patch = (ROOT / "docs/cluster.md").read_text().partition("```yaml\n# a MIG slice")[2].partition("```")[0]
+    patches = yaml.safe_load("# a MIG slice" + patch)
+
+    [queue] = [item for item in with_components("production", "kueue", **patches) if item["kind"] == "ClusterQueue"]
+
+    [group] = queue["spec"]["resourceGroups"]
+    [flavor] = group["flavors"]
+    assert "nvidia.com/mig-3g.40gb" in group["coveredResources"]
+    assert {resource["name"] for resource in flavor["resources"]} == set(group["coveredResources"])
