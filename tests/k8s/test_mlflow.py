@@ -45,14 +45,23 @@ def test_the_server_asks_for_an_account_and_knows_its_own_names_only(overlay):
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_tables_are_in_postgresql_whose_login_stands_in_no_argument(overlay):
     spec = pods(overlay)["Deployment/mlflow"]["spec"]
-    [upgrade], [container] = spec["initContainers"], spec["containers"]
+    upgrades, [container] = spec["initContainers"], spec["containers"]
     config = named(overlay, "ConfigMap", "mlflow-auth")["data"]["basic_auth.ini"]
 
     uri = option(container["args"], "backend-store-uri")
     assert uri.startswith("postgresql+psycopg2://") and "@" not in uri
-    assert uri in upgrade["command"] and f"database_uri = {uri}\n" in config
-    for one in (upgrade, container):
-        assert {"PGHOST", "PGUSER", "PGPASSWORD"} <= set(environment_of(one, ANY))
+    assert f"database_uri = {uri}\n" in config
+    assert [upgrade["command"][:4] for upgrade in upgrades] == [
+        ["mlflow", "db", "upgrade", uri],  # runs and models
+        ["python", "-m", "mlflow.server.auth", "db"],  # accounts and rights, else made by each server as it starts
+    ]
+    known = environment_of(container, ANY)
+    for upgrade in upgrades:
+        assert uri in upgrade["command"]
+        assert {name: known[name] for name in known if name.startswith("PG")}.items() <= environment_of(
+            upgrade, ANY
+        ).items()
+    assert {"PGHOST", "PGUSER", "PGPASSWORD"} <= set(known)
     assert environment_of(container, ANY)["MLFLOW_ARTIFACTS_DESTINATION"].startswith("s3://infoxlm/")
     assert "--serve-artifacts" in container["args"]
 
@@ -67,6 +76,15 @@ def test_it_has_the_time_that_it_takes_to_start_and_several_of_it_share_a_real_d
     assert option(container["args"], "workers") == "1"
     assert deployment["spec"]["replicas"] == {"small": 1, "production": 2}[overlay]
     assert deployment["spec"]["strategy"]["type"] == "Recreate"
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_several_models_pass_through_the_server_at_once(overlay):
+    """A pod that fills its scratch is evicted, and with it every upload."""
+    volumes = {volume["name"]: volume for volume in pods(overlay)["Deployment/mlflow"]["spec"]["volumes"]}
+
+    gigabytes = int(volumes["tmp"]["emptyDir"]["sizeLimit"].removesuffix("Gi"))
+    assert gigabytes >= 6 * 2  # six workers, each with a model of base and what goes with it
 
 
 @pytest.mark.slow

@@ -93,8 +93,9 @@ def locked_mlflow(directory: Path, database_port: int, s3_url: str) -> Iterator[
         "MLFLOW_AUTH_CONFIG_PATH": f"{directory}/basic_auth.ini",
         "MLFLOW_S3_ENDPOINT_URL": s3_url.replace("127.0.0.1", "localhost"),  # a name, as on a cluster
     }
-    (upgrade,), (server,) = pod["initContainers"], pod["containers"]
-    subprocess.run(_command(upgrade, port), env=_environment(upgrade) | here, check=True, capture_output=True)
+    (server,) = pod["containers"]
+    for upgrade in pod["initContainers"]:
+        subprocess.run(_command(upgrade, port), env=_environment(upgrade) | here, check=True, capture_output=True)
     url, log = f"http://localhost:{port}", directory / "server.log"
     with serving(_command(server, port), f"{url}/health", log, _environment(server) | here):
         locked = LockedMlflow(url, log)
