@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 UNFOLLOWED = 900.0
 """Seconds without a sign of the step; another attempt of it may take some minutes to begin."""
-_LOOK, _SAVING, _ENDING = 30.0, 600.0, 60.0
+_LOOK, _SAVING, _ENDING, _NOTE = 30.0, 600.0, 60.0, 1.0
 
 
 def main(place: str) -> None:
@@ -33,7 +33,8 @@ def main(place: str) -> None:
         wanted = _read(place)
         os.environ["RUN_ID"] = wanted.pipeline_run
         storage.open(store).delete(runtime.outcome_name(job, "jobs"))  # of an earlier attempt
-        threading.Thread(target=_end_when_nobody_follows, args=(wanted,), name="follower-watch", daemon=True).start()
+        for watch in (_end_when_nobody_follows, _pass_on_signals):
+            threading.Thread(target=watch, args=(wanted,), name=watch.__name__, daemon=True).start()
         launchers.run_locally(wanted)
 
 
@@ -66,6 +67,21 @@ def _end_when_nobody_follows(wanted: Work) -> None:
         time.sleep(_ENDING)  # the training has saved, and ends this process by itself
     finally:
         os._exit(Preempted.exit_code)
+
+
+def _pass_on_signals(wanted: Work) -> None:
+    """Tell the workers when this process is told to stop: its handler leaves a note on a disk that other pods lack.
+
+    Ray sends SIGTERM to the driver alone, when KubeRay deletes the job.
+    """
+    note = artifacts.local(wanted.store) / "runs" / wanted.run / "stop"
+    while wanted.run:
+        time.sleep(_NOTE)
+        if note.exists():
+            try:
+                leave(f"{wanted.store}/work/{wanted.job}.json", 0)
+            except InfoXLMError as error:
+                logger.warning("the workers cannot be told to stop: %s", error)
 
 
 def _read(place: str) -> Work:

@@ -78,6 +78,8 @@ def render(
     variables = _environment(cluster, task, environment)
     head = _pod(cluster, "ray-head", work, _both(cpu=cluster.head_cpu, memory=cluster.head_memory), variables)
     head["spec"]["nodeSelector"] = cluster.head_node_selector
+    # whoever deletes the RayJob makes KubeRay stop the job first, and Ray kills a driver that has not ended by then
+    head["spec"]["containers"][0]["env"].append({"name": "RAY_JOB_STOP_WAIT_TIME_S", "value": _saving(cluster)})
     worker = _pod(cluster, "ray-worker", work, resources, variables, cluster.shared_memory)
     for field, ours in (("nodeSelector", "node_selector"), ("tolerations", "tolerations"), ("affinity", "affinity")):
         if placement := getattr(task, ours, None):
@@ -174,15 +176,19 @@ def _pod(
     scratch["dev-shm"] = (shared, {"medium": "Memory", "sizeLimit": shared_memory or resources["limits"]["memory"]})
     spec = _restricted(cluster, container, resources, variables, scratch)
     spec["terminationGracePeriodSeconds"] = cluster.grace_seconds
-    saving = str(max(cluster.grace_seconds - _AFTER_SAVING, 1))
-    # evicted, or its node drained: save first
-    leave = ["python", "-m", "components.platform.job", "--leave", work, saving]
+    # evicted, deleted, or its node drained: save first
+    leave = ["python", "-m", "components.platform.job", "--leave", work, _saving(cluster)]
     spec["containers"][0]["lifecycle"] = {"preStop": {"exec": {"command": leave}}}
     if cluster.priority_class:
         spec["priorityClassName"] = cluster.priority_class
     if cluster.environment_from:
         spec["containers"][0]["envFrom"] = [{"secretRef": {"name": name}} for name in cluster.environment_from]
     return {"metadata": {"labels": _labels("training")}, "spec": spec}
+
+
+def _saving(cluster: ClusterConfig) -> str:
+    """Seconds of the grace in which the training may save."""
+    return str(max(cluster.grace_seconds - _AFTER_SAVING, 1))
 
 
 def _submitter(cluster: ClusterConfig) -> Manifest:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
@@ -166,6 +167,28 @@ def test_a_pod_that_must_go_lets_the_training_save_first(bucket, work, monkeypat
         assert lease.look(f"{URL}/runs/pretrained-abc/lease.json")[0]["holder"] == ""
         with pytest.raises(Preempted):
             training.result(timeout=30)
+
+
+@pytest.mark.slow
+def test_a_driver_that_is_told_to_stop_tells_workers_that_do_not_share_its_disk(bucket, work, tmp_path, monkeypatch):
+    monkeypatch.setattr(lease, "_LOOK", 0.05)
+    named = replace(work, job="j-pretrain-3", config=tiny_config(optimization={"steps": 10}).model_dump(mode="json"))
+    driver = tmp_path / "disk of the head/runs/pretrained-abc"
+    monkeypatch.setattr(job.artifacts, "local", lambda store: driver.parents[1])
+    monkeypatch.setattr(job, "_NOTE", 0.05)
+    artifacts.write(URL, "work/j-pretrain-3.json", json.dumps(asdict(named)))
+    threading.Thread(target=job._pass_on_signals, args=(named,), daemon=True).start()
+    with RemoteRun(f"{URL}/runs/pretrained-abc", "j-pretrain-3").held():
+        time.sleep(0.5)
+        assert artifacts.read(URL, "runs/pretrained-abc/stop") is None
+
+        driver.mkdir(parents=True)
+        (driver / "stop").touch()
+
+        deadline = time.monotonic() + 20
+        while artifacts.read(URL, "runs/pretrained-abc/stop") is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
 
 
 @pytest.mark.slow

@@ -281,3 +281,8 @@ def test_a_pod_that_must_go_saves_first_and_leaves_ray_some_of_the_grace():
         command = container(template)["lifecycle"]["preStop"]["exec"]["command"]
         assert command == ["python", "-m", "components.platform.job", "--leave", WORK, "105"]
         assert template["spec"]["terminationGracePeriodSeconds"] == 120
+
+
+def test_a_job_that_is_deleted_has_as_long_to_save_as_a_pod_that_must_go():
+    assert environment(pods(job(grace_seconds=120))["head"])["RAY_JOB_STOP_WAIT_TIME_S"] == "105"
+    assert environment(pods(job(grace_seconds=10))["head"])["RAY_JOB_STOP_WAIT_TIME_S"] == "1"

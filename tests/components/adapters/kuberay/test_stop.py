@@ -1,0 +1,88 @@
+"""Deleting a RayJob: KubeRay stops the job on the head, and Ray's own job server gives the training time to save."""
+
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+
+from components.adapters.ray import train as ray_train
+from infoxlm_core.training import workers
+from tests.components.adapters.kuberay.test_manifest import environment, job, pods
+from tests.servers.processes import free_port
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+SAVES_FOR = 8
+"""Seconds: longer than the three that Ray leaves a job by default."""
+
+
+def save_slowly(run: Path) -> dict[str, float]:
+    """The body of a worker: train until the driver has left a note; then save for a while."""
+    (run / "training").touch()
+    while not (run / "stop").exists():
+        time.sleep(0.05)
+    time.sleep(SAVES_FOR)
+    (run / "saved").touch()
+    return {}
+
+
+def drive(run: Path) -> None:
+    """The entrypoint of the job, as `components.platform.job` is one."""
+    run.mkdir(parents=True)
+    with workers.stopping_on_signals(run):
+        ray_train.run(save_slowly, 1, run=run)
+
+
+def wait_for(happens: Callable[[], object], seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not happens():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.1)
+
+
+def stop_two_jobs(base: Path, head: dict[str, str]) -> None:
+    """Start a cluster that has the environment of our head; submit and stop a job as KubeRay does, and one as usual."""
+    folder = tempfile.mkdtemp(prefix="rayj-", dir="/tmp")  # names of sockets must be short
+    os.environ |= {
+        "RAY_TMPDIR": folder,
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        **head,
+    }
+    import ray
+    from ray.job_submission import JobStatus, JobSubmissionClient
+
+    here = ray.init(address="local", num_cpus=3, include_dashboard=True, dashboard_port=free_port())
+    try:
+        client = JobSubmissionClient(f"http://{here.dashboard_url}")
+        for name, variables in (("ours", {}), ("as-usual", {"RAY_JOB_STOP_WAIT_TIME_S": "3"})):
+            script = f"from tests.components.adapters.kuberay.test_stop import *; drive(Path({str(base / name)!r}))"
+            entrypoint = f'{sys.executable} -c "{script}"'
+            submitted = client.submit_job(entrypoint=entrypoint, runtime_env={"env_vars": variables})
+            wait_for((base / name / "training").exists)
+
+            client.stop_job(submitted)  # POST /api/jobs/ID/stop: what KubeRay's finalizer calls
+
+            wait_for(lambda: client.get_job_status(submitted) == JobStatus.STOPPED)  # noqa: B023
+    finally:
+        ray.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_a_training_whose_job_is_stopped_saves_although_that_takes_longer_than_ray_waits_by_default(tmp_path):
+    ours = environment(pods(job(grace_seconds=60))["head"])
+    head = {name: value for name, value in ours.items() if name.startswith("RAY_JOB_STOP")}
+
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        pool.submit(stop_two_jobs, tmp_path, head).result()
+
+    assert (tmp_path / "ours/saved").exists()
+    assert not (tmp_path / "as-usual/saved").exists(), "nothing was shown: Ray waits that long by itself"
