@@ -91,7 +91,11 @@ def submit(
 
 @app.command()
 def cancel(run: Annotated[str, typer.Argument(help="Id of the run, as `submit` prints it.")], host: Host) -> None:
-    """End a run on a cluster; its trainings save a checkpoint first."""
+    """End a run on a cluster; what is finished stays, and the next run goes on from there.
+
+    A training saves if there is time: Kubeflow kills the step that follows it after about a second. If the step was too
+    slow to delete the job, the job saves and ends itself when nobody has followed it for 15 minutes.
+    """
     with ending_clearly():
         from pipelines import submit as kubeflow
 

@@ -8,6 +8,7 @@ server is in trouble.
 
 import contextlib
 import logging
+import os
 import signal
 import threading
 import time
@@ -31,7 +32,6 @@ logger = logging.getLogger(__name__)
 
 _HEARTBEAT = 60.0
 _LOG_REST = 10.0  # seconds for the last lines of a job that has ended
-_SAVING = 20.0  # of the 30 seconds that Kubeflow leaves a step which it stops
 _SLACK = 300.0  # by which the operator's own limit comes first
 _REMOVAL = 600.0  # seconds after which a job that is being deleted is stuck
 _PAUSE = 2.0
@@ -42,6 +42,9 @@ class Stop:
     """Whether this process was told to stop. A signal's handler may set no `Event`: who waits for it holds its lock."""
 
     asked = False
+
+
+_STOPPED = 10.0  # seconds for the calls that end a job
 
 
 def run(
@@ -78,9 +81,9 @@ def run(
     jobs = kubernetes_api.connect()
     if owner := _owner(jobs):
         body["metadata"]["ownerReferences"] = [owner]
-    with _noticing_signals() as stop:
+    with _ending_on_signals(lambda: _end(jobs, name, ask_to_stop)) as stop:
         for attempt in range(cluster.retries + 1):
-            status = _once(jobs, body, cluster, stop, ask_to_stop)
+            status = _once(jobs, body, cluster, stop)
             if status.get("jobStatus") == "SUCCEEDED":
                 return
             error = _why(name, status, ended())
@@ -106,15 +109,13 @@ def _uids(owners: list[Job]) -> set[str]:
     return {owner["uid"] for owner in owners}
 
 
-def _once(
-    jobs: RayJobs, body: Job, cluster: ClusterConfig, stop: Stop, ask_to_stop: Callable[[], None]
-) -> dict[str, Any]:
+def _once(jobs: RayJobs, body: Job, cluster: ClusterConfig, stop: Stop) -> dict[str, Any]:
     """Create or find the job, follow it to its end, delete it; return its last status."""
     name = body["metadata"]["name"]
     _begin(jobs, body, stop, cluster.grace_seconds)
     log = JobLog(jobs, name)
     try:
-        status = _follow(jobs, name, cluster, stop, ask_to_stop, log)
+        status = _follow(jobs, name, cluster, stop, log)
     finally:
         log.finish(0 if stop.asked else _LOG_REST)
     _delete(jobs, name)
@@ -152,14 +153,7 @@ def _begin(jobs: RayJobs, body: Job, stop: Stop, grace: float) -> None:
     raise WorkerLost(f"rayjob/{name} is still being deleted after {seconds:.0f} s: look at its finalizers, run again")
 
 
-def _follow(
-    jobs: RayJobs,
-    name: str,
-    cluster: ClusterConfig,
-    stop: Stop,
-    ask_to_stop: Callable[[], None],
-    log: JobLog,
-) -> dict[str, Any]:
+def _follow(jobs: RayJobs, name: str, cluster: ClusterConfig, stop: Stop, log: JobLog) -> dict[str, Any]:
     """Wait for the end of the job; keep the limits; speak up when it is quiet."""
     began = since = beat = time.monotonic()  # `since`: how long it has been waiting, or running
     was_running, status = False, {}
@@ -169,7 +163,8 @@ def _follow(
             if has_ended(status):
                 return status
             if stop.asked:
-                _stop(jobs, name, seen, ask_to_stop if was_running else None)
+                _delete(jobs, name)
+                raise Preempted(f"rayjob/{name} was stopped and deleted: run again to go on")
             running = status.get("jobDeploymentStatus") == "Running"
             if running != was_running:
                 was_running, since = running, now
@@ -184,19 +179,22 @@ def _follow(
     return status
 
 
-def _stop(jobs: RayJobs, name: str, seen: Iterator[dict[str, Any]], ask_to_stop: Callable[[], None] | None) -> None:
-    """Let the training save, as long as there is time; delete the job."""
-    deadline = time.monotonic() + _SAVING
-    if ask_to_stop:
-        logger.info("told to stop: the training saves, for %.0f s at most", _SAVING)
+def _end(jobs: RayJobs, name: str, ask_to_stop: Callable[[], None]) -> None:
+    """Ask the training to save, and delete the job, both at once: Kubeflow leaves a step about a second.
+
+    Nobody waits here for the training: the pods' hooks do, for as long as `grace_seconds` says.
+    """
+
+    def ask() -> None:
         try:
             ask_to_stop()
-            while time.monotonic() < deadline and not has_ended(next(seen)):
-                pass
-        except Exception as error:  # whatever is in trouble, it must not keep the GPUs
-            logger.warning("rayjob/%s cannot be waited for: %s", name, error)
+        except Exception as error:  # the hooks ask it, too
+            logger.warning("rayjob/%s cannot be asked to save: %s", name, error)
+
+    asking = threading.Thread(target=ask, name="ask to save", daemon=True)
+    asking.start()
     _delete(jobs, name)
-    raise Preempted(f"rayjob/{name} was stopped and deleted: run again to go on")
+    asking.join(_STOPPED)
 
 
 def _give_up(jobs: RayJobs, name: str, why: str) -> None:
@@ -250,18 +248,35 @@ def _pause(jobs: RayJobs, name: str, stop: Stop, seconds: float) -> None:
 
 
 @contextlib.contextmanager
-def _noticing_signals() -> Iterator[Stop]:
-    """Let SIGTERM and Ctrl-C be known to the loops here; in a thread, whoever runs us handles signals."""
+def _ending_on_signals(end: Callable[[], None]) -> Iterator[Stop]:
+    """Let a thread call `end` as soon as SIGTERM or Ctrl-C arrives, whatever the loops here wait for, and tell them.
+
+    In a thread, whoever runs us handles signals.
+    """
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    before = {
-        number: signal.signal(number, lambda *_: setattr(stop, "asked", True))
-        for number in (signal.SIGTERM, signal.SIGINT)
-    }
+    told, tell = os.pipe()  # a handler may write to it
+
+    def wait() -> None:
+        if os.read(told, 1):
+            end()
+
+    def notice(*_: object) -> None:
+        if not stop.asked:
+            stop.asked = True
+            os.write(tell, b"!")
+
+    waiting = threading.Thread(target=wait, name="waits for signals", daemon=True)
+    waiting.start()
+    before = {number: signal.signal(number, notice) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield stop
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        os.close(tell)
+        waiting.join(2 * _STOPPED)
+        if not waiting.is_alive():
+            os.close(told)

@@ -453,52 +453,63 @@ def test_a_quiet_job_is_spoken_of_now_and_then(kubernetes, launch, monkeypatch, 
     assert f"rayjob/{NAME} is Initializing, 1 of 2 worker pods ready, " in caplog.text
 
 
-def test_sigterm_lets_a_running_training_save_and_then_deletes_the_job(kubernetes, launch, caplog):
-    saved = []
+def test_sigterm_asks_the_training_to_save_and_deletes_the_job_at_once_without_waiting_for_the_save(
+    kubernetes, launch, caplog
+):
+    asked, saved = threading.Event(), threading.Event()
 
-    def save():
-        saved.append(kubernetes.job(NAME) is not None)
-        threading.Timer(0.3, lambda: kubernetes.status(NAME, **FAILED)).start()
+    def save() -> None:
+        asked.set()
+        assert saved.wait(20)
 
     def act():
         kubernetes.wait_for(NAME)
         kubernetes.status(NAME, **RUNNING)
         until(lambda: f"rayjob/{NAME} is Running" in caplog.text)
         os.kill(os.getpid(), signal.SIGTERM)
+        until(lambda: kubernetes.job(NAME) is None and asked.is_set())  # while the training saves
+        saved.set()
 
     before = signal.getsignal(signal.SIGTERM)
     with caplog.at_level("INFO"), operator(act), pytest.raises(Preempted, match="run again"):
         launch(ask_to_stop=save)
 
-    assert saved == [True]  # the job was there when it was asked
-    assert kubernetes.job(NAME) is None
     assert len(kubernetes.jobs_ever()) == 1
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_sigterm_deletes_a_training_that_does_not_stop_or_cannot_be_asked_when_the_time_is_over(
-    kubernetes, launch, monkeypatch, caplog
-):
-    monkeypatch.setattr(ray_job, "_SAVING", 0.5)
+def test_sigterm_ends_a_job_within_a_second_although_the_loop_waits_for_something_else(kubernetes, launch, monkeypatch):
+    monkeypatch.setattr(ray_job_states, "_PAUSE", 4)  # between two looks at what becomes of the job
+    took = []
 
+    def act():
+        kubernetes.wait_for(NAME)
+        began = time.monotonic()
+        for _ in range(2):  # Kubernetes and Argo both send it
+            os.kill(os.getpid(), signal.SIGTERM)
+        until(lambda: kubernetes.job(NAME) is None)
+        took.append(time.monotonic() - began)
+
+    with operator(act), pytest.raises(Preempted):
+        launch()
+
+    assert took[0] < 2
+
+
+def test_a_training_that_cannot_be_asked_to_save_is_ended_all_the_same(kubernetes, launch, caplog):
     def act():
         kubernetes.wait_for(NAME)
         kubernetes.status(NAME, **RUNNING)
         until(lambda: f"rayjob/{NAME} is Running" in caplog.text)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    for ask in (lambda: None, lambda: 1 / 0):
-        caplog.clear()
-        with caplog.at_level("INFO"), operator(act), pytest.raises(Preempted):
-            launch(ask_to_stop=ask)
+    with caplog.at_level("INFO"), operator(act), pytest.raises(Preempted):
+        launch(ask_to_stop=lambda: 1 / 0)
 
-        assert kubernetes.job(NAME) is None
-        kubernetes.bodies.clear()
+    assert kubernetes.job(NAME) is None and "cannot be asked to save: division by zero" in caplog.text
 
 
 def test_sigterm_before_the_gpus_have_come_deletes_the_job_at_once(kubernetes, launch):
-    asked = []
-
     def act():
         kubernetes.wait_for(NAME)
         kubernetes.status(NAME, jobDeploymentStatus="Suspended")
@@ -506,9 +517,8 @@ def test_sigterm_before_the_gpus_have_come_deletes_the_job_at_once(kubernetes, l
         os.kill(os.getpid(), signal.SIGTERM)
 
     with operator(act), pytest.raises(Preempted):
-        launch(ask_to_stop=lambda: asked.append(1))
+        launch()
 
-    assert not asked
     assert kubernetes.job(NAME) is None
 
 
@@ -543,7 +553,6 @@ def test_a_step_that_is_killed_by_sigterm_ends_with_code_75_and_leaves_no_job(ku
 
     step.terminate()
     assert "asked\n" in said
-    kubernetes.status(NAME, **FAILED)
 
     assert step.wait(60) == 75
     assert kubernetes.job(NAME) is None
