@@ -24,17 +24,11 @@ def compare(
         report: the table and the figure as HTML.
         metrics: mean and deviation of every metric of every variant.
     """
-    from components.platform import runtime, sweeps, tracking
+    from components.platform import sweeps
+    from components.platform.stage_run import stage_run
     from infoxlm_core.results import ablation, ablation_page
-    from infoxlm_core.results.trials import Trial
 
-    with runtime.ending_clearly(store, "compare"):
-        run = tracking.open_run(store)
-        found = {one.trial.name: one.metrics for one in run.trials()}
-        planned = [Trial.parse(item["trial"]) for item in trials]
-        for item, trial in zip(trials, planned, strict=True):
-            if not found.get(trial.name):  # one that never began gets a run too, so that it is not forgotten
-                tracking.open_run(store, item["trial"]).end("FAILED")
-        results = [(trial, found.get(trial.name, {})) for trial in planned]
-        compared = ablation.compare(results, run.name)
-        sweeps.publish(store, run, "comparison", compared, ablation_page.write, comparison, report, metrics)
+    with stage_run("compare", store) as step:
+        found = sweeps.read_metrics(step, [item["trial"] for item in trials])
+        compared = ablation.compare(found, step.run.name)
+        sweeps.publish(step, "comparison", compared, ablation_page.write, comparison, report, metrics)

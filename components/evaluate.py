@@ -39,34 +39,31 @@ def evaluate(
     import shutil
     from pathlib import Path
 
-    from components.platform import artifacts, keys, runtime, tracking
+    from components.platform import artifacts, keys
+    from components.platform.stage_run import stage_run
     from infoxlm_core.config import EvaluationConfig
     from infoxlm_core.results.trials import Trial
 
-    with runtime.ending_clearly(store, "evaluate", trial):
+    with stage_run("evaluate", store, trial) as step:
         checked = EvaluationConfig.parse(config, "evaluation")
         model = Trial.parse(trial).name if trial else "InfoXLM"
         text, digest = artifacts.read_pointer(corpus)
         pairs = {model: (encoder, classifier)} | ({"untrained": (start, classifier_of_start)} if start else {})
-        models = {name: [artifacts.read_pointer(artifact) for artifact in pair] for name, pair in pairs.items()}
-        name = keys.artifact_key(
-            "scores", checked, digest, *models, *(d for found in models.values() for _, d in found)
-        )
+        found = {name: [artifacts.read_pointer(one) for one in pair] for name, pair in pairs.items()}
+        key = keys.artifact_key("scores", checked, digest, *found, *(d for pair in found.values() for _, d in pair))
 
         def build(output: Path) -> dict[str, float]:
             from infoxlm_core.stages import evaluation
 
-            encoders = {name: artifacts.locate(found[0][0]) for name, found in models.items()}
-            classifiers = {name: artifacts.locate(found[1][0]) for name, found in models.items()}
+            encoders, classifiers = (
+                {name: artifacts.locate(pair[part][0]) for name, pair in found.items()} for part in (0, 1)
+            )
             return evaluation.evaluate(checked, artifacts.locate(text), encoders, classifiers, output)
 
-        made = artifacts.get_or_build(store, "scores", name, build)
-        artifacts.publish(scores, made)
+        made = artifacts.get_or_build(store, "scores", key, build)
         shutil.copy(made / "report.html", report.path)
-        flat = artifacts.log_facts(made, metrics)
-        run = tracking.open_run(store, trial)
-        run.log_params({"evaluation": checked.model_dump(mode="json")})
-        run.log_metrics(flat)
-        run.log_artifacts(made, "evaluation")
+        figures = step.publish(scores, made, metrics)
+        step.report(figures, evaluation=checked)
+        step.run.log_artifacts(made, "evaluation")
         if trial:
-            run.end()
+            step.run.end()

@@ -34,31 +34,19 @@ def finetune(
         trial: of an ablation: its variant, and its seed instead of the config's.
         task_config: the step's GPUs, node selector and tolerations, which are those of the RayJob's workers.
     """
-    from components.platform import artifacts, keys, launchers, runtime, sources, tracking, work
+    from components.platform import artifacts, keys, trainings
+    from components.platform.stage_run import stage_run
     from infoxlm_core import manifests, tasks
 
-    with runtime.ending_clearly(store, "finetune", trial):
+    with stage_run("finetune", store, trial) as step:
         checked = tasks.parse(config | ({"seed": trial["seed"]} if trial else {}), "finetuning")
-        local = sources.localise(checked, artifacts.local(store))
-        _, data = tasks.task_of(local).training_part(local)
-        learned = [path for paths in data.values() for path in paths]
         base, base_digest = artifacts.read_pointer(encoder)
         text, text_digest = artifacts.read_pointer(corpus)
-        name = keys.artifact_key("classifier", checked, base_digest, text_digest, *keys.digest_inputs(learned))
-        wanted = work.Work(
-            stage="finetune",
-            store=store,
-            kind="classifier",
-            name=name,
-            run=f"classifier-{name}",
-            config=checked.model_dump(mode="json"),
-            artifacts={"encoder": base, "corpus": text},
-            num_workers=num_workers,
-        )
-        made = launchers.run(wanted, cluster, task_config)
-        artifacts.publish(classifier, made)
-        artifacts.log_facts(made, metrics)
+        learned = trainings.digest_data(checked, step.here)
+        key = keys.artifact_key("classifier", checked, base_digest, text_digest, *learned)
+        given = {"encoder": base, "corpus": text}
+        made = step.make("classifier", key, checked, num_workers, cluster, task_config, given, f"classifier-{key}")
+        step.publish(classifier, made, metrics)
         trained = manifests.load(artifacts.locate(base, hashed=False))["facts"]["steps"] > 0
-        run = tracking.open_run(store, trial)
-        run.log_curves(made / "metrics.jsonl", prefix="finetune/" if trained else "finetune_of_start/")
-        run.log_params({"finetuning": checked.model_dump(mode="json")})
+        step.run.log_curves(made / "metrics.jsonl", prefix="finetune/" if trained else "finetune_of_start/")
+        step.report(finetuning=checked)

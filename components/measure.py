@@ -26,55 +26,28 @@ def measure(
     """
     from pathlib import Path
 
-    from components.platform import artifacts, keys, launchers, runtime, sources, tracking, work
-    from infoxlm_core import manifests
+    from components.platform import artifacts, keys, sources, trainings
+    from components.platform.stage_run import stage_run
     from infoxlm_core.results import trials
     from infoxlm_core.tasks import task_of
 
-    named = point["point"]
-    with runtime.ending_clearly(store, "measure", named):
+    named, source = point["point"], point["source"]
+    with stage_run("measure", store, named) as step:
         settings = trials.read_settings(point["settings"])
-        run = tracking.open_run(store, named)
-        said = {"model": named["model"], "source": point["source"], "task": named["task"]}
-        run.log_params(said | {"settings": settings.model_dump(mode="json")})
-        local = sources.localise(settings, artifacts.local(store))
-        model = sources.fetch_model(point["source"], artifacts.local(store))
-        learned_from: dict[str, Any] = {}
+        step.report(model=named["model"], source=source, task=named["task"], settings=settings)
+        local = sources.localise(settings, step.here)
         task = task_of(local)
-        if task.trained:
-            part, data = task.training_part(local)
-            inputs = [*keys.digest_inputs(str(model)), keys.digest_inputs_by_role(data)]
-            if task.depends_on_workers(part, model):
-                inputs.append(f"workers={max(1, num_workers)}")
-            name = keys.artifact_key("tuned", task.without_data(part), *inputs)
-            wanted = work.Work(
-                stage="finetune",
-                store=store,
-                kind="tuned",
-                name=name,
-                run=f"tuned-{name}",
-                config=settings.model_dump(mode="json"),
-                artifacts={},
-                sources={"encoder": point["source"]},
-                num_workers=num_workers,
-                tracker_run=run.id,
-            )
-            with artifacts.exclusive(store, "tuned", name):  # another point may need the same model
-                model = artifacts.locate(artifacts.url_of(launchers.run(wanted)))  # every byte compared: it is read now
-                work.delete_checkpoints(wanted)  # gigabytes of checkpoints that nobody needs any more
-            run.log_curves(model / "metrics.jsonl")
-            learned_from = manifests.load(model)["facts"] | {"tuned": f"tuned/{name}"}
+        model, learned_from = trainings.tune(settings, local, source, num_workers, store, step.run)
         inputs = [*keys.digest_inputs(str(model)), keys.digest_inputs_by_role(task.data(local))]
+        key = keys.artifact_key("points", task.without_data(local), *inputs)
 
         def build(output: Path) -> None:
             trials.measure(local, model, learned_from, output)
 
-        key = keys.artifact_key("points", task.without_data(local), *inputs)
         made = artifacts.get_or_build(store, "points", key, build)
-        flat = task.name_metrics(trials.read_scores(made / trials.SCORES), settings, named["task"])
-        for metric, value in flat.items():
-            metrics.log_metric(metric.replace("/", "_"), value)
-        artifacts.publish(scores, made)
-        run.log_metrics(flat)
-        run.log_artifacts(made / trials.SCORES)
-        run.end()
+        step.publish(scores, made)
+        figures = task.name_metrics(trials.read_scores(made / trials.SCORES), settings, named["task"])
+        artifacts.show(figures, metrics)
+        step.report(figures)
+        step.run.log_artifacts(made / trials.SCORES)
+        step.run.end()

@@ -18,17 +18,18 @@ def plan_suite(suite: dict[str, Any], store: str) -> list:  # type: ignore[type-
     """
     import logging
 
-    from components.platform import artifacts, runtime, sources
+    from components.platform import sources
+    from components.platform.stage_run import stage_run
     from infoxlm_core.results import trials
     from infoxlm_core.results.suite_config import SuiteConfig
 
-    with runtime.ending_clearly(store, "plan_suite"):
+    with stage_run("plan_suite", store) as step:
         checked = SuiteConfig.parse(suite, "suite")
         points = [planned.to_dict() for planned in trials.plan(checked)]
         for source in checked.models.values():
-            sources.fetch_model(source, artifacts.local(store))
+            sources.fetch_model(source, step.here)
         for task, measure in checked.tasks.items():
-            trials.check(task, measure, sources.localise(measure.settings, artifacts.local(store)))
+            trials.check(task, measure, sources.localise(measure.settings, step.here))
             logging.info("%s: its data are there", task)
         logging.info("%d points: %d models, %d tasks", len(points), len(checked.models), len(checked.tasks))
     return points

@@ -28,19 +28,16 @@ def prepare_corpus(
         cluster: a `ClusterConfig` as a mapping: the workers are those of a RayJob; empty: of this step.
         task_config: the step's cores and memory, which are those of a RayJob's workers too.
     """
-    from components.platform import artifacts, keys, launchers, runtime, sources, tracking, work
+    from components.platform import keys, sources
+    from components.platform.stage_run import stage_run
     from infoxlm_core.config import PreparationConfig
     from infoxlm_core.stages import preparation
 
-    with runtime.ending_clearly(store, "prepare_corpus"):
+    with stage_run("prepare_corpus", store) as step:
         checked = PreparationConfig.parse(config, "preparation")
         paths = [path for source in checked.corpora for path in source.paths]
-        name = keys.artifact_key("corpus", checked, *preparation.digest_sources(checked), *sources.states(paths))
-        wanted = work.Work("prepare_corpus", store, "corpus", name, config, num_workers, {})
-        made = launchers.run(wanted, cluster, task_config)
-        artifacts.publish(corpus, made)
-        counts = artifacts.log_facts(made, metrics)
-        run = tracking.open_run(store)
-        run.log_params({"preparation": checked.model_dump(mode="json", exclude={"corpora"})})
-        run.log_metrics(counts)
-        run.log_artifacts(made / "report.json", "preparation")
+        key = keys.artifact_key("corpus", checked, *preparation.digest_sources(checked), *sources.states(paths))
+        made = step.make("corpus", key, checked, num_workers, cluster, task_config)
+        counts = step.publish(corpus, made, metrics)
+        step.report(counts, preparation=checked.model_dump(mode="json", exclude={"corpora"}))
+        step.run.log_artifacts(made / "report.json", "preparation")

@@ -34,31 +34,22 @@ def pretrain(
         trial: of an ablation: its variant and seed; the curves then go into a run of their own.
         task_config: the step's GPUs, node selector and tolerations, which are those of the RayJob's workers.
     """
-    from components.platform import artifacts, keys, launchers, runtime, sources, tracking, trainings, work
+    from components.platform import artifacts, keys, sources, trainings
+    from components.platform.stage_run import stage_run
     from infoxlm_core.config import PretrainingConfig
 
-    with runtime.ending_clearly(store, "pretrain", trial):
+    with stage_run("pretrain", store, trial) as step:
         checked = PretrainingConfig.parse(config, "pretraining")
-        location, digest = artifacts.read_pointer(shards)
-        run = tracking.open_run(store, trial)
-        run.log_params({"pretraining": checked.model_dump(mode="json")})
-        start_from = checked.model.start and str(sources.fetch_model(checked.model.start, artifacts.local(store)))
-        start_digests = keys.digest_inputs(start_from)
-        name = keys.artifact_key("pretrained", checked, digest, *start_digests)
-        inputs = {"shards": digest} | ({"model.start": start_digests[0]} if start_digests else {})
-        wanted = work.Work(
-            stage="pretrain",
-            store=store,
-            kind="pretrained",
-            name=name,
-            run=trainings.choose_run(store, "pretrained", name, checked, inputs, trial),
-            config=config,
-            artifacts={"shards_path": location},
-            num_workers=num_workers,
-            tracker_run=run.id,
+        step.report(pretraining=checked)
+        place, digest = artifacts.read_pointer(shards)
+        begin = checked.model.start and str(sources.fetch_model(checked.model.start, step.here))
+        inputs = dict(zip(("shards", "model.start"), (digest, *keys.digest_inputs(begin)), strict=False))
+        key = keys.artifact_key("pretrained", checked, *inputs.values())
+        run = trainings.choose_run(store, "pretrained", key, checked, inputs, trial)
+        made = step.make(
+            "pretrained", key, checked, num_workers, cluster, task_config, {"shards_path": place}, run, follow=True
         )
-        made = launchers.run(wanted, cluster, task_config)
-        run.log_curves(made / "encoder" / "metrics.jsonl")
-        artifacts.publish(encoder, made / "encoder")
-        artifacts.publish(start, made / "start")
+        step.run.log_curves(made / "encoder" / "metrics.jsonl")
+        step.publish(encoder, made / "encoder")
+        step.publish(start, made / "start")
         artifacts.log_facts(made, metrics)

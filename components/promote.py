@@ -33,15 +33,14 @@ def promote(
     import os
 
     from components.adapters.mlflow import promote as promoting
-    from components.platform import artifacts, runtime, tracking
+    from components.platform import artifacts
+    from components.platform.stage_run import stage_run
 
-    with runtime.ending_clearly(store, "promote"):
+    with stage_run("promote", store, tracker="mlflow") as step:  # which has the registry, whatever tracks
         os.environ["INFOXLM_IMAGE"] = image
-        run = tracking.open_run(store, by="mlflow")  # its registry's, whatever tracks
-        run.log_params({"promotion": {"model": model, "gate": gate, "to": to, "by_hand": by_hand}})
-        done = promoting.run(model, gate, artifacts.local(store), to, by_hand)
-        metrics.log_metric("version", done.version)
-        for metric, figure in done.verdict.figures.items():
-            for name in ("gain", "lower", "upper"):
-                metrics.log_metric(f"{metric.replace('/', '_')}_{name}", figure[name])
-                run.log_metrics({f"{metric}/{name}": figure[name]})
+        step.report(promotion={"model": model, "gate": gate, "to": to, "by_hand": by_hand})
+        done = promoting.run(model, gate, step.here, to, by_hand)
+        said = ("gain", "lower", "upper")
+        figures = {f"{metric}/{name}": one[name] for metric, one in done.verdict.figures.items() for name in said}
+        artifacts.show({"version": done.version} | figures, metrics)
+        step.report(figures)

@@ -31,38 +31,30 @@ def register(
     import os
 
     from components.adapters.mlflow import registry as model_registry
-    from components.platform import artifacts, runtime, tracking
+    from components.platform import artifacts, runtime
+    from components.platform.stage_run import stage_run
     from infoxlm_core import manifests
     from infoxlm_core.config import RegistrationConfig
     from infoxlm_core.results.trials import HEADLINES
 
-    with runtime.ending_clearly(store, "register"):
+    with stage_run("register", store, tracker="mlflow") as step:  # which has the registry, whatever tracks
+        os.environ["INFOXLM_IMAGE"] = image
         checked = RegistrationConfig.parse(config, "registration")
         model, digest = artifacts.resolve(encoder)
         judged, _ = artifacts.resolve(scores)
-        flat = manifests.load(judged)["facts"]
-        made = manifests.load(model)
-        run = tracking.open_run(store, by="mlflow")  # its registry's, whatever tracks
-        os.environ["INFOXLM_IMAGE"] = image
-        origin = {f"{key}_digest": value for key, value in made["inputs"].items()}
-        origin |= {key: str(value) for key, value in made["made_by"].items()}
-        origin |= {"test_set": json.loads((judged / "scores.json").read_bytes())["test_set"]}
-        origin["made_as"] = f"{model.parent.parent.name}/{model.parent.name}"  # a digest of version, config and inputs
+        made, figures = manifests.load(model), manifests.load(judged)["facts"]
+        origin = {f"{name}_digest": value for name, value in made["inputs"].items()}
+        origin |= {name: str(value) for name, value in made["made_by"].items()}
         origin |= {
-            key: value for key, value in {"image": image, "pipeline_run": runtime.pipeline_run()}.items() if value
-        }
+            "test_set": json.loads((judged / "scores.json").read_bytes())["test_set"],
+            "made_as": f"{model.parent.parent.name}/{model.parent.name}",  # a digest of version, config and inputs
+            "pipeline_run": runtime.pipeline_run(),
+        } | ({"image": image} if image else {})
+        headlines = {name: figures[name] for name in {*checked.gates, *HEADLINES} if name in figures}
         done = model_registry.register(
-            checked.name,
-            model,
-            digest,
-            {key: flat[key] for key in {*checked.gates, *HEADLINES} if key in flat},
-            checked.gates,
-            run.id,
-            origin,
-            judged,
+            checked.name, model, digest, headlines, checked.gates, step.run.id, origin, judged
         )
-        run.log_params({"registration": checked.model_dump(mode="json")})
-        run.end()  # the last step of its pipeline
-        metrics.log_metric("version", done.version)
-        metrics.log_metric("champion", int(done.champion))
+        step.report(registration=checked)
+        step.run.end()  # the last step of its pipeline
+        artifacts.show({"version": done.version, "champion": int(done.champion)}, metrics)
         logging.info("models:/%s/%d is %s: %s", checked.name, done.version, " and ".join(done.aliases), done.reason)

@@ -24,14 +24,14 @@ def summarise(
         report: the report as HTML.
         metrics: the main scores of every model and task.
     """
-    from components.platform import runtime, sweeps, tracking
+    from components.platform import sweeps
+    from components.platform.stage_run import stage_run
     from infoxlm_core.results import suite_page
     from infoxlm_core.results.suite_config import SuiteConfig
     from infoxlm_core.results.summary import summarise
 
-    with runtime.ending_clearly(store, "summarise"):
+    with stage_run("summarise", store) as step:
         checked = SuiteConfig.parse(suite, "suite")
-        run = tracking.open_run(store)
-        found = summarise(checked, sweeps.read_scores(run))
-        run.log_params({"suite": checked.model_dump(mode="json")})
-        sweeps.publish(store, run, "suite", found, suite_page.write, comparison, report, metrics)
+        found = summarise(checked, sweeps.read_scores(step))
+        step.report(suite=checked)
+        sweeps.publish(step, "suite", found, suite_page.write, comparison, report, metrics)

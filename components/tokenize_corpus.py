@@ -30,22 +30,15 @@ def tokenize_corpus(
         cluster: a `ClusterConfig` as a mapping: the workers are those of a RayJob; empty: of this step.
         task_config: the step's cores and memory, which are those of a RayJob's workers too.
     """
-    from components.platform import artifacts, keys, launchers, runtime, sources, tracking, work
+    from components.platform import artifacts, keys, sources
+    from components.platform.stage_run import stage_run
     from infoxlm_core.config import TokenizationConfig
 
-    with runtime.ending_clearly(store, "tokenize_corpus"):
+    with stage_run("tokenize_corpus", store) as step:
         checked = TokenizationConfig.parse(config, "tokenization")
-        source, digest = artifacts.read_pointer(corpus)
-        given: tuple[str, ...] = ()
-        if checked.model:
-            from infoxlm_core.model import tokenizers  # takes seconds
-
-            given = (str(sources.fetch_model(checked.model, artifacts.local(store), only=tokenizers.MODEL)),)
-        name = keys.artifact_key("shards", checked, digest, *keys.digest_inputs(given))
-        wanted = work.Work("tokenize_corpus", store, "shards", name, config, num_workers, {"corpus": source})
-        made = launchers.run(wanted, cluster, task_config)
-        artifacts.publish(shards, made)
-        counts = artifacts.log_facts(made, metrics)
-        run = tracking.open_run(store)
-        run.log_params({"tokenization": checked.model_dump(mode="json")})
-        run.log_metrics(counts)
+        text, digest = artifacts.read_pointer(corpus)
+        given = sources.fetch_tokenizer(checked.model, step.here) if checked.model else None
+        key = keys.artifact_key("shards", checked, digest, *keys.digest_inputs(given))
+        made = step.make("shards", key, checked, num_workers, cluster, task_config, {"corpus": text})
+        counts = step.publish(shards, made, metrics)
+        step.report(counts, tokenization=checked)

@@ -67,6 +67,13 @@ def fetch_model(source: str, store: Path, only: str | None = None) -> Path:
     return file
 
 
+def fetch_tokenizer(source: str, store: Path) -> str:
+    """Return the local SentencePiece model of a model, or the file itself; raises as `fetch_model` does."""
+    from infoxlm_core.model import tokenizers  # takes seconds
+
+    return str(fetch_model(source, store, only=tokenizers.MODEL))
+
+
 def fetch_data(source: str, store: Path, sha256: str | None = None) -> Path:
     """Return the local file or folder of data; copies go to `store/data`.
 

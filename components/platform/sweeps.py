@@ -1,22 +1,34 @@
-"""What a sweep found -> an artifact, a page and metrics: the end of an ablation and of a suite."""
+"""What the trials of a sweep left -> an artifact, a page and metrics: the end of an ablation and of a suite."""
 
 import logging
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from components.platform import artifacts, tracking
+from components.platform.stage_run import StageRun
 from infoxlm_core import manifests
 from infoxlm_core.results.ablation import Comparison
 from infoxlm_core.results.summary import Summary
+from infoxlm_core.results.trials import Trial
 from infoxlm_core.tasks.task import Scores
 
 
-def read_scores(run: tracking.Run) -> dict[str, Scores]:
+def read_metrics(step: StageRun, planned: Sequence[Mapping[str, Any]]) -> list[tuple[Trial, Mapping[str, float]]]:
+    """What each trial of an ablation has logged; nothing if it is not finished, and then it is ended as failed."""
+    known = {one.trial.name: one.metrics for one in step.run.trials()}
+    found = [(trial, known.get(trial.name, {})) for trial in map(Trial.parse, planned)]
+    for values, (_, metrics) in zip(planned, found, strict=True):
+        if not metrics:  # one that never began gets a run too, so that it is not forgotten
+            tracking.open_run(step.store, values).end("FAILED")
+    return found
+
+
+def read_scores(step: StageRun) -> dict[str, Scores]:
     """The scores of a suite's trials that are finished, by name; those that nobody works on any more are ended."""
-    found = run.trials()
+    found = step.run.trials()
     for one in found:
         if one.status == "RUNNING":
             tracking.tracker().find_run(one.run_id).end("FAILED")
@@ -24,8 +36,7 @@ def read_scores(run: tracking.Run) -> dict[str, Scores]:
 
 
 def publish(
-    store: str,
-    run: tracking.Run,
+    step: StageRun,
     kind: str,
     found: Any,
     write: Callable[[Path, Any], None],
@@ -36,8 +47,7 @@ def publish(
     """Write the files of a sweep into the store, and tell KFP and the tracker.
 
     Args:
-        store: directory where artifacts are found by content.
-        run: of the sweep.
+        step: that ends the sweep.
         kind: of the artifact; its page is called so too.
         found: a `Summary` or a `Comparison`.
         write: writes its files into a directory.
@@ -53,11 +63,10 @@ def publish(
         write(output, summary)
         return flat
 
-    made = artifacts.get_or_build(store, kind, name, build)
-    artifacts.publish(comparison, made)
+    made = artifacts.get_or_build(step.store, kind, name, build)
+    step.publish(comparison, made, metrics)
     shutil.copy(made / f"{kind}.html", report.path)
-    artifacts.log_facts(made, metrics)
-    run.log_metrics({re.sub(r"[^\w.:/ -]", "_", metric): value for metric, value in flat.items()})
-    run.log_artifacts(made, kind)
+    step.report({re.sub(r"[^\w.:/ -]", "_", metric): value for metric, value in flat.items()})
+    step.run.log_artifacts(made, kind)
     if summary.unfinished:
         logging.warning("not finished, and not in the numbers: %s", ", ".join(summary.unfinished))

@@ -1,7 +1,8 @@
-"""Which run a training goes on with: the one of its own name, and never silently another than it was begun with.
+"""Trainings: which run one goes on with, and the fine-tuning that a suite's trial needs.
 
-A run is named by all that decides its result, so with other data or settings it is another run, and would begin at
-step 0. What a pipeline has begun is therefore written down, in STORE/begun/PIPELINE.json, and compared.
+It goes on with the run of its own name, and never silently with another than it was begun with. A run is named by all
+that decides its result, so with other data or settings it is another run, and would begin at step 0. What a pipeline
+has begun is therefore written down, in STORE/begun/PIPELINE.json, and compared.
 """
 
 import json
@@ -9,12 +10,14 @@ import logging
 import os
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from components.platform import artifacts, runtime
+from components.platform import artifacts, keys, launchers, runtime, sources, tracking, work
 from infoxlm_core import manifests
 from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.errors import ConfigError, InputError
+from infoxlm_core.tasks import task_of
 from infoxlm_core.training import fingerprint
 
 logger = logging.getLogger(__name__)
@@ -71,6 +74,55 @@ def choose_run(
     if begun != before:
         artifacts.write(store, place, json.dumps(begun, indent=1, sort_keys=True))
     return run
+
+
+def digest_data(settings: Any, store: Path) -> list[str]:
+    """Digests of the data that a task is learned from, fetched into the store if they are elsewhere."""
+    local = sources.localise(settings, store)
+    _, data = task_of(local).training_part(local)
+    return keys.digest_inputs([path for paths in data.values() for path in paths])
+
+
+def tune(
+    settings: Any, local: Any, source: str, num_workers: int, store: str, run: tracking.Run
+) -> tuple[Path, dict[str, Any]]:
+    """The model that a trial of a suite measures, fine-tuned if its task needs that, and what its training said.
+
+    It is named by what decides its weights alone, so that trials that only test otherwise share it.
+
+    Args:
+        settings: of the task.
+        local: the same with all data on this machine.
+        source: of the encoder.
+        num_workers: of the training.
+        store: directory, or s3://bucket/prefix.
+        run: gets the curves.
+    """
+    model, task = sources.fetch_model(source, artifacts.local(store)), task_of(local)
+    if not task.trained:
+        return model, {}
+    part, data = task.training_part(local)
+    inputs = [*keys.digest_inputs(str(model)), keys.digest_inputs_by_role(data)]
+    if task.depends_on_workers(part, model):
+        inputs.append(f"workers={max(1, num_workers)}")
+    name = keys.artifact_key("tuned", task.without_data(part), *inputs)
+    wanted = work.Work(
+        stage="finetune",
+        store=store,
+        kind="tuned",
+        name=name,
+        run=f"tuned-{name}",
+        config=settings.model_dump(mode="json"),
+        artifacts={},
+        sources={"encoder": source},
+        num_workers=num_workers,
+        tracker_run=run.id,
+    )
+    with artifacts.exclusive(store, "tuned", name):  # another trial may need the same model
+        model = artifacts.locate(artifacts.url_of(launchers.run(wanted)))  # every byte compared: it is read now
+        work.delete_checkpoints(wanted)  # gigabytes of checkpoints that nobody needs any more
+    run.log_curves(model / "metrics.jsonl")
+    return model, manifests.load(model)["facts"] | {"tuned": f"tuned/{name}"}
 
 
 def _pipeline(trial: Mapping[str, Any] | None) -> str:

@@ -109,13 +109,11 @@ def _prepare(work: Work, parallel_map: "ParallelMap | None", output: Path) -> di
 def _tokenize(work: Work, parallel_map: "ParallelMap | None", output: Path) -> dict[str, Any]:
     from components.platform import sources
     from infoxlm_core.config import TokenizationConfig
-    from infoxlm_core.model import tokenizers
     from infoxlm_core.stages import tokenization
 
     config = TokenizationConfig.parse(work.config, "tokenization")
     if config.model:
-        found = sources.fetch_model(config.model, artifacts.local(work.store), only=tokenizers.MODEL)
-        config = config.model_copy(update={"model": str(found)})
+        config = config.model_copy(update={"model": sources.fetch_tokenizer(config.model, artifacts.local(work.store))})
     return tokenization.tokenize(config, artifacts.locate(work.artifacts["corpus"]), output, parallel_map)
 
 

@@ -1,0 +1,91 @@
+"""What every component does around its own work: end clearly, have an artifact made, publish it, report."""
+
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from components.platform import artifacts, launchers, runtime, tracking
+from components.platform.work import Work
+from infoxlm_core.config import StageConfig
+
+
+@dataclass(frozen=True)
+class StageRun:
+    """One run of a component's body."""
+
+    stage: str
+    store: str
+    trial: Mapping[str, Any] | None
+    tracker: str
+
+    @property
+    def here(self) -> Path:
+        """The store on this machine."""
+        return artifacts.local(self.store)
+
+    @functools.cached_property
+    def run(self) -> tracking.Run:
+        """The tracker's run, which all stages share; found or opened when it is asked for first."""
+        return tracking.open_run(self.store, self.trial, self.tracker)
+
+    def make(
+        self,
+        kind: str,
+        key: str,
+        config: StageConfig,
+        num_workers: int,
+        cluster: dict[str, Any],
+        task: Any,
+        inputs: dict[str, str] | None = None,
+        checkpoints: str = "",
+        follow: bool = False,
+    ) -> Path:
+        """Return the artifact `kind/key` on this machine; a launcher has it made if nobody has made it before.
+
+        `inputs` are places in the store, by the names of the core's arguments. A training has `checkpoints`, a folder
+        of STORE/runs, and the run may `follow` its curves while they are drawn. All others are as `launchers.run` says.
+        """
+        work = Work(
+            stage=self.stage,
+            store=self.store,
+            kind=kind,
+            name=key,
+            config=config.model_dump(mode="json"),
+            num_workers=num_workers,
+            artifacts=inputs or {},
+            run=checkpoints,
+            tracker_run=self.run.id if follow else "",
+        )
+        return launchers.run(work, cluster, task)
+
+    def publish(self, output: Any, made: Path, metrics: Any = None) -> dict[str, float]:
+        """Let a KFP output point to an artifact; the numbers of its manifest become KFP metrics, and are returned."""
+        artifacts.publish(output, made)
+        return artifacts.log_facts(made, metrics) if metrics else {}
+
+    def report(self, figures: Mapping[str, float] | None = None, **settings: Any) -> None:
+        """Tell the tracker figures, and settings by their section."""
+        if settings:
+            plain = {
+                name: one.model_dump(mode="json") for name, one in settings.items() if isinstance(one, StageConfig)
+            }
+            self.run.log_params(settings | plain)
+        if figures:
+            self.run.log_metrics(figures)
+
+
+@contextlib.contextmanager
+def stage_run(stage: str, store: str, trial: Mapping[str, Any] | None = None, tracker: str = "") -> Iterator[StageRun]:
+    """Run a component's body; what goes wrong becomes one line, an exit code and an outcome in the store.
+
+    Args:
+        stage: the component's name.
+        store: directory, or s3://bucket/prefix.
+        trial: of an ablation or a suite: it has a run of its own.
+        tracker: which one has the run, if it is not for INFOXLM_TRACKER to choose.
+    """
+    with runtime.ending_clearly(store, stage, trial):
+        yield StageRun(stage, store, trial, tracker)
