@@ -163,6 +163,7 @@ class _Outbox:
 
     def __init__(self, path: Path, run_id: str, prefix: str = "") -> None:
         self.path, self.run_id, self.prefix = path, run_id, prefix
+        self._server = os.environ.get("MLFLOW_TRACKING_URI")  # a thread that is late must not go by what is there then
         self._position = 0  # bytes of the file that are shipped
         self._last_steps: dict[str, int] | None = None  # by metric, what MLflow had when we first asked
 
@@ -179,7 +180,7 @@ class _Outbox:
 
         if self.path.stat().st_size == self._position:
             return
-        client = MlflowClient()
+        client = MlflowClient(self._server)
         run = client.get_run(self.run_id)
         start_ms = run.info.start_time
         if self._last_steps is None:  # one request for all; a history each is twenty, and accounts make them slow

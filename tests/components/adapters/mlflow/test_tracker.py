@@ -49,6 +49,28 @@ def test_a_resumed_run_ships_what_its_predecessor_could_not_and_no_step_twice(st
     assert "MLFLOW_HTTP_REQUEST_TIMEOUT" not in os.environ
 
 
+def test_points_that_are_late_go_to_the_server_of_their_run_and_to_no_database_in_the_working_directory(
+    store, tmp_path, monkeypatch
+):
+    import mlflow
+
+    run_id = open_run(store)
+    server = os.environ["MLFLOW_TRACKING_URI"]
+    tracker = MlflowTracker(store / "metrics.jsonl", run_id)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    mlflow.set_tracking_uri(None)
+    os.environ.pop("MLFLOW_TRACKING_URI", None)
+
+    tracker.resume(0)
+    tracker.log(1, {"loss": 0.5})
+    tracker.close()
+
+    assert not list((tmp_path / "here").iterdir())
+    mlflow.set_tracking_uri(server)
+    assert history(run_id, "loss") == [(1, 0.5)]
+
+
 class _Answers(http.server.BaseHTTPRequestHandler):
     """A server that answers everything with an error, late."""
 
