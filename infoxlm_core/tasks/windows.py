@@ -85,7 +85,8 @@ def lay_out(
             rows.append((number, before.shape[1], start, count))
             examples.append(np.hstack([before, _typed(found.ids[start : start + count], kinds[1]), tail]))
     of, firsts, begins, counts = np.array(rows, np.int64).T
-    laid_out = Examples(*np.hstack(examples), np.array([example.shape[1] for example in examples]))
+    ids, types = np.hstack(examples)
+    laid_out = Examples(ids, types, np.array([example.shape[1] for example in examples]))
     return Windows(laid_out, of, firsts, begins, counts, np.asarray(paragraph_of, np.int64), found)
 
 
