@@ -1,28 +1,20 @@
 """How a task was measured, beside how the InfoXLM paper did it: only what was done alike may be compared.
 
-Source: Chi et al. 2020, arXiv 2007.07834v1 (fine-tuning grids); the sets' own papers (sizes).
+Source: Chi et al. 2020, arXiv 2007.07834v1 (fine-tuning grids); the sets' own papers (sizes); see published.yaml.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from infoxlm_core import languages
-from infoxlm_core.results.published import tables
+from infoxlm_core.results.published import protocols, tables
 from infoxlm_core.results.suite_config import SuiteTaskConfig
 from infoxlm_core.tasks import task_of
 from infoxlm_core.tasks.task import Fact, Scores
 
 XNLI_TRAINING_PAIRS = 392_702
-XNLI_TEST, XNLI_DEV = 5_010, 2_490
 SQUAD_QUESTIONS = 87_599  # of the training set of SQuAD v1.1; a long paragraph gives a question several examples
 SQUAD_EXAMPLES = 1.2 * SQUAD_QUESTIONS  # windows of 384 tokens are some 3 % more; more than this are of further text
-MLQA_TEST = {"en": 11590, "de": 4517, "es": 5254, "ar": 5335, "zh": 5137, "vi": 5495, "hi": 4918}
-MLQA_DEV = {"en": 1148, "de": 512, "es": 500, "ar": 517, "zh": 504, "vi": 511, "hi": 507}
-TATOEBA = dict.fromkeys(languages.GROUPS["36"], 1000) | {
-    "sw": 390, "th": 548, "ka": 746, "ml": 687, "kk": 575, "ta": 307, "te": 234, "jv": 205
-}  # fmt: skip
-# learning rates of the paper's grids; XNLI's for base and for large models
-RATES = {"xnli": ((5e-6, 7e-6, 1e-5), (4e-6, 5e-6, 6e-6)), "mlqa": ((2e-5, 3e-5, 5e-5),)}
 _RULES = {"last": "1, last step", "source": "1, dev of the source", "joint": "1, joint dev", "each": "N, own dev"}
 _SEEDS = 5
 
@@ -54,17 +46,17 @@ def _list_trained(measure: SuiteTaskConfig, finished: Iterable[Scores]) -> list[
 def compare_protocol(measure: SuiteTaskConfig, counts: Mapping[str, int], finished: Sequence[Scores]) -> list[Fact]:
     """What decides whether numbers may be compared: test sets (what was asked by language), training, choice, seeds."""
     settings: Any = measure.settings  # the fields of a training are read of trained tasks alone
-    task = task_of(settings)
+    task, paper = task_of(settings), protocols().get(measure.table, {})
     asked = {languages.two_letters(code): number for code, number in counts.items()}
     facts = [_compare_test(measure.table, task.unit, asked), *task.describe(settings, measure.table)]
     if not task.trained:
         return facts
     facts += [_compare_languages(measure, finished), _compare_training(measure, finished)]
     rates = set(measure.grid.get("optimization.learning_rate", (settings.optimization.learning_rate,)))
-    known = RATES.get(measure.table, ())
+    known = paper.get("rates", ())
     grids = "; large models: ".join(map(join, known))
     facts.append(_fact("learning rates tried", join(rates), grids, any(rates == set(row) for row in known)))
-    rule, wanted = settings.selection.rule, {"xnli": "joint", "mlqa": "last"}.get(measure.table)
+    rule, wanted = settings.selection.rule, paper.get("rule")
     grid = any(len(values) > 1 for values in measure.grid.values())
     judged = {code for scores in finished if grid and scores.dev for code in scores.dev["languages"]}
     ours = describe_rule({"rule": rule}, judged)
@@ -89,22 +81,16 @@ def _fact(what: str, ours: str, paper: str | None, same: bool | None) -> Fact:
 
 
 def _compare_test(table: str, unit: str, counts: Mapping[str, int]) -> Fact:
-    ours = _describe_counts(counts, unit)
-    if table == "xnli":
-        full = set(counts) == set(tables()["xnli"].columns)
-        if counts and set(counts.values()) == {XNLI_DEV}:
-            ours += ": so many have its development sets"
-        paper = f"{XNLI_TEST:,} {unit} in each of 15 languages"
-        return _fact("test set", ours, paper, full and set(counts.values()) == {XNLI_TEST})
-    if table == "mlqa":
-        if counts and all(MLQA_DEV.get(code) == count for code, count in counts.items()):
-            ours += ": so many have its development sets"
-        return _fact("test set", ours, _describe_counts(MLQA_TEST, unit), counts == MLQA_TEST)
+    ours, paper = _describe_counts(counts, unit), protocols().get(table)
+    if paper is None:
+        return _fact("test set", ours, None, None)
     if table == "tatoeba":
         whole = any(set(group) <= set(counts) for group in (languages.COVERED, languages.UNCOVERED))
-        same = whole and all(TATOEBA.get(code) in (None, n) for code, n in counts.items())
+        same = whole and all(paper["test"].get(code) in (None, n) for code, n in counts.items())
         return _fact("test set", ours, "1,000 pairs in each of 14 and 22 languages; fewer in eight of them", same)
-    return _fact("test set", ours, None, None)
+    if counts and counts.items() <= paper["dev"].items():
+        ours += ": so many have its development sets"
+    return _fact("test set", ours, _describe_counts(paper["test"], unit), counts == paper["test"])
 
 
 def _describe_counts(counts: Mapping[str, int], unit: str) -> str:
@@ -121,9 +107,8 @@ def _describe_counts(counts: Mapping[str, int], unit: str) -> str:
 def _compare_languages(measure: SuiteTaskConfig, finished: Sequence[Scores]) -> Fact:
     """A table has rows that were trained on English, XNLI's also such that were trained on all its languages."""
     setting, ours = name_setting(measure, finished), ", ".join(_list_trained(measure, finished)) or "not known"
-    known = {"xnli": ("zero-shot", "translate-train-all"), "mlqa": ("zero-shot",)}.get(measure.table, ())
-    paper = "en; translate-train-all: its 15 languages" if measure.table == "xnli" else "en"
-    return _fact("training languages", ours, paper if known else None, setting in known)
+    known = protocols().get(measure.table, {}).get("settings", {})
+    return _fact("training languages", ours, "; ".join(known.values()), setting in known)
 
 
 def _compare_training(measure: SuiteTaskConfig, finished: Sequence[Scores]) -> Fact:

@@ -50,6 +50,12 @@ def ablations() -> dict[str, dict[str, float]]:
     return found
 
 
+def protocols() -> dict[str, dict[str, Any]]:
+    """Table -> sizes of `test` and `dev` sets by language, and of fine-tuning `settings`, `rates` and `rule`."""
+    found: dict[str, dict[str, Any]] = _load()["protocols"]
+    return found
+
+
 @cache
 def tables() -> dict[str, Table]:
     """All tables of published.yaml by name: `xnli`, `mlqa/f1`, `tatoeba/14/xx_en`, `transfer_gap`, `mixed`."""

@@ -58,7 +58,8 @@ def answers(trained_on: list[str], examples: int = 90_000, **settings) -> list[s
         mlqa={"settings": settings, "grid": grid, "seeds": [1, 2, 3, 4, 5], "table": "mlqa"}
     ).tasks["mlqa"]  # fmt: skip
     scores = answered(0.5) | {"training": {"steps": 9, "examples": examples}, "trained_on": trained_on}
-    return protocol.find_differences(protocol.compare_protocol(measure, protocol.MLQA_TEST, [Scores.from_dict(scores)]))
+    asked = published.protocols()["mlqa"]["test"]
+    return protocol.find_differences(protocol.compare_protocol(measure, asked, [Scores.from_dict(scores)]))
 
 
 def test_answers_must_be_learned_from_squad_alone_and_compared_as_mlqa_does():
@@ -85,7 +86,7 @@ def test_published_rows_stand_beside_what_was_trained_on_english_or_on_all_langu
 @pytest.mark.parametrize(("group", "same"), [("14", True), ("22", True), ("36", True)])
 def test_each_of_the_papers_two_groups_of_languages_is_its_own_test_set(group, same):
     measure = config(it=RETRIEVAL | {"table": "tatoeba"}).tasks["it"]
-    counts = {code: protocol.TATOEBA[code] for code in languages.GROUPS[group]}
+    counts = {code: published.protocols()["tatoeba"]["test"][code] for code in languages.GROUPS[group]}
 
     assert protocol.compare_protocol(measure, counts, [])[0].same is same
     (missing, *_) = counts
