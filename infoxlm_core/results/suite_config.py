@@ -64,11 +64,7 @@ class SuiteConfig(StageConfig):
         return values
 
     def choose(self, tasks: Sequence[str]) -> Self:
-        """Only some of the tasks, in the order of the config; all of them if none is named.
-
-        Raises:
-            ConfigError: there is no such task.
-        """
+        """Only some of the tasks, in the order of the config, all if none is named; ConfigError if one is unknown."""
         for name in tasks:
             if name not in self.tasks:
                 raise ConfigError(f"no task {name!r}; known are {', '.join(self.tasks)}")

@@ -21,11 +21,7 @@ TASKS: dict[str, Task[Any]] = {task.name: task for task in _TASKS}
 
 
 def parse(values: Mapping[str, Any], where: str = "") -> Any:
-    """The settings of the task that a mapping names, of classification if it names none.
-
-    Raises:
-        ConfigError: there is no such task, or a value is wrong: one line.
-    """
+    """The settings of the task that a mapping names, of classification if it names none; or a ConfigError."""
     name = values.get("task", Classification.name)
     if name not in TASKS:
         raise ConfigError(f"{where}.task: {name!r} is no task; known are {', '.join(TASKS)}")

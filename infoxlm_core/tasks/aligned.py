@@ -77,11 +77,7 @@ def measure(config: RetrievalConfig, encoder: Path, output: Path) -> Scores:
 
 
 def find_places(vector: str, model: Model, encoder: Path) -> list[Place]:
-    """`POOLING@LAYER` -> the place it names; `best` may be any layer.
-
-    Raises:
-        InputError: the model has no such layer, or was not contrasted.
-    """
+    """`POOLING@LAYER` -> the place it names, of `best` all; InputError if the model has none, or was not contrasted."""
     pooling, _, name = vector.partition("@")
     last, space = model.config.num_hidden_layers, contrast_space(model)
     if space is None and "contrast" in (pooling, name):

@@ -136,11 +136,7 @@ def known_rows(table: pd.DataFrame, labels: Sequence[str], what: str) -> pd.Data
 
 
 def check_aligned(rows: Mapping[str, pd.DataFrame]) -> None:
-    """Whether row i of every language translates row i of the others, as far as their labels tell.
-
-    Raises:
-        InputError: the languages differ in number of rows or in labels, or the rows are no pairs.
-    """
+    """Whether row i of every language translates row i of the others, as far as labels tell; InputError if not."""
     (first, one), *others = rows.items()
     if "text_pair" not in one:
         raise InputError("mixed needs pairs of texts: set it to false")

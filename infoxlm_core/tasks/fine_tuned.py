@@ -45,11 +45,7 @@ class FineTuned(Task[HeldOutConfig]):
 
 
 def read(directory: Path) -> pd.DataFrame:
-    """The test set that finetune left beside a classifier.
-
-    Raises:
-        InputError: it is missing, empty, or does not fit the classifier.
-    """
+    """The test set that finetune left beside a classifier; InputError if it is missing, empty, or does not fit."""
     path = directory / "test.parquet"
     if not path.is_file():
         raise InputError(f"{path} is missing: give the output of finetune")

@@ -52,11 +52,7 @@ class Questions(NamedTuple):
 
 
 def draw(corpus: Path, config: EvaluationConfig) -> Questions:
-    """Read and draw pairs for retrieval and sentences for perplexity.
-
-    Raises:
-        InputError: the corpus has no held-out pairs.
-    """
+    """Draw pairs for retrieval and sentences for perplexity; InputError if the corpus has no held-out pairs."""
     pivot, held_out = read_held_out(corpus)
     pairs = {language: draw_pairs(rows, config) for language, rows in held_out.items()}
     counts = {language: len(rows) for language, rows in held_out.items()}

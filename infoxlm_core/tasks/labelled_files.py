@@ -45,11 +45,7 @@ class Place(NamedTuple):
 
 
 def find(path: Path) -> list[Place]:
-    """The file itself, or those of a folder in one of the layouts above.
-
-    Raises:
-        InputError: it is neither, or there is none.
-    """
+    """The file itself, or those of a folder in one of the layouts above; InputError if there is none."""
     if not path.exists():
         raise InputError(f"{path}: no such file or folder: give data that are there")
     if path.is_dir():

@@ -241,11 +241,7 @@ def _where(settings: NamedEntitiesConfig) -> str:
 def encode(
     sentences: Sequence[Sentence], directory: Path, max_tokens: int
 ) -> tuple["Examples", list[Mapping[int, int]]]:
-    """Sentences as a model reads them, and for each the first piece of every word that has one.
-
-    Raises:
-        InputError: the tokenizer does not tell which word a piece is of.
-    """
+    """Sentences as a model reads them, and the first piece of each word; InputError if its tokenizer tells no words."""
     from infoxlm_core.data.examples import from_lists
     from infoxlm_core.model import pretrained, tokenizers
 

@@ -27,11 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 def training(config: AnsweringConfig, encoder: Path) -> Training:
-    """Read and tokenise the training and development sets for an encoder.
-
-    Raises:
-        InputError: a set is missing or not usable; a test set too, as far as its name shows it.
-    """
+    """Read and tokenise training and development sets; of test sets it looks at the names, before hours of training."""
     for context, _ in squad.cells(config.test, "test", config.mixed):
         cleaner(config.normaliser, context)
     tokenizer, limit = _tokenizer(config, encoder)
@@ -122,9 +118,6 @@ def measure(config: AnsweringConfig, tuned: Path, output: Path) -> Scores:
     """Answer the test sets with a fine-tuned reader; write `predictions/LANGUAGE.json` in SQuAD's official format.
 
     With `config.mixed` also `predictions/PARAGRAPHS-QUESTIONS.json`, read by the model of the paragraphs' language.
-
-    Raises:
-        InputError: the model or a test set is missing or not usable.
     """
     sets = squad.read_cells(config.test, "test", config.mixed)
     for context, _ in sets:
