@@ -17,7 +17,7 @@ from infoxlm_core.model.task_models import TaskModel
 from infoxlm_core.tasks import labelled_files
 from infoxlm_core.tasks.classification import HEAD, ClassificationConfig
 from infoxlm_core.tasks.labelled import by_name, paths, read_labelled
-from infoxlm_core.tasks.task import Scores, mix
+from infoxlm_core.tasks.task import Scores, load_kept, mix
 from infoxlm_core.training import selection
 from infoxlm_core.training.task_learner import Training
 
@@ -41,11 +41,9 @@ def answer(classifier: Any, examples: Examples, tokens: int = TOKENS) -> list[st
 
 def predict_rows(tuned: Path, table: pd.DataFrame, max_tokens: int, tokens: int = TOKENS) -> pd.Series:
     """The label of each row by the model that was kept for its language."""
-    where = table["language"].map(selection.directories(tuned))
     predicted = pd.Series("", index=table.index, dtype="string")
-    for directory in where.unique():  # a model is loaded once for all of its languages
-        rows = table[where == directory]
-        classifier = task_models.load(directory, HEAD)
+    for directory, classifier, languages in load_kept(tuned, HEAD, table["language"].unique()):
+        rows = table[table["language"].isin(languages)]
         predicted[rows.index] = answer(classifier, encode_rows(rows, directory, max_tokens), tokens)
     return predicted
 
@@ -111,10 +109,9 @@ def measure(config: ClassificationConfig, tuned: Path, output: Path) -> Scores:
         "classification",
         {language: {"accuracy": share} for language, share in accuracy.items()},
         two_letters(config.train_languages[0]),
+        tuned,
         counts={language: len(part) for language, part in rows.items()},
         test_set=manifests.digest({name: part.to_dict("list") for name, part in rows.items()}),
-        dev=selection.development(tuned),
-        selection=selection.read(tuned),
         mixed=_mixed(config, tuned, rows, labels, accuracy) if config.mixed else None,
     )
 

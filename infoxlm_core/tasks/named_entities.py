@@ -20,7 +20,8 @@ from infoxlm_core.config.tasks import Paths, RecipeConfig
 from infoxlm_core.errors import CorpusTooSmall, EncodingError, InputError
 from infoxlm_core.languages import is_known, two_letters
 from infoxlm_core.model.task_head import Head
-from infoxlm_core.tasks.task import Preset, Scores, Task
+from infoxlm_core.tasks.task import Preset, Scores, Task, load_kept
+from infoxlm_core.training import selection
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -103,8 +104,6 @@ class NamedEntities(Task[NamedEntitiesConfig]):
     head = HEAD
 
     def check(self, settings: NamedEntitiesConfig, chosen: bool) -> None:
-        from infoxlm_core.training import selection
-
         sets = read(settings)
         list_labels(settings, sets)
         for split in ("dev", "test") if chosen or settings.selection.rule != "last" else ("test",):
@@ -136,19 +135,14 @@ class NamedEntities(Task[NamedEntitiesConfig]):
         )
 
     def measure(self, settings: NamedEntitiesConfig, model: Path, output: Path) -> Scores:
-        from infoxlm_core.model import task_models
-        from infoxlm_core.training import selection
-
         tests = read(settings, ("test",))["test"]
         if not tests:
             raise InputError(f"{_where(settings)}: no test sentences: {_LAYOUT}")
-        kept, given = selection.directories(model), {}
-        for directory in dict.fromkeys(map(kept, tests)):  # a model is loaded once for all of its languages
-            tagger = task_models.load(directory, HEAD)
-            for language, sentences in tests.items():
-                if kept(language) == directory:
-                    examples, firsts = encode(sentences, directory, settings.max_tokens)
-                    given[language] = tag(tagger, sentences, examples, firsts)
+        given = {}
+        for directory, tagger, languages in load_kept(model, HEAD, tests):
+            for language in languages:
+                examples, firsts = encode(tests[language], directory, settings.max_tokens)
+                given[language] = tag(tagger, tests[language], examples, firsts)
         for language, sentences in tests.items():
             _write(output / "predictions" / f"{language}.tsv", sentences, given[language])
         f1 = {language: span_f1(sentences, given[language]) for language, sentences in tests.items()}
@@ -156,10 +150,9 @@ class NamedEntities(Task[NamedEntitiesConfig]):
             self.name,
             {language: {"f1": value} for language, value in f1.items()},
             self.declared_languages(settings)[0],
+            model,
             counts={language: len(sentences) for language, sentences in tests.items()},
             test_set=manifests.digest(tests),
-            dev=selection.development(model),
-            selection=selection.read(model),
         )
 
 

@@ -18,7 +18,7 @@ from infoxlm_core.tasks.answers import cleaner, score
 from infoxlm_core.tasks.question_answering import HEAD, AnsweringConfig
 from infoxlm_core.tasks.spans import best_spans
 from infoxlm_core.tasks.squad import Cell, QuestionSet
-from infoxlm_core.tasks.task import Scores, mix
+from infoxlm_core.tasks.task import Scores, load_kept, mix
 from infoxlm_core.tasks.windows import Windows, lay_out, targets
 from infoxlm_core.training import selection
 from infoxlm_core.training.task_learner import Training
@@ -122,7 +122,12 @@ def measure(config: AnsweringConfig, tuned: Path, output: Path) -> Scores:
     sets = squad.read_cells(config.test, "test", config.mixed)
     for context, _ in sets:
         cleaner(config.normaliser, context)  # before hours of reading
-    given = _answer_all(config, tuned, sets)
+    given = {}
+    for directory, reader, contexts in load_kept(tuned, HEAD, [context for context, _ in sets]):
+        tokenizer, limit = _tokenizer(config, directory)
+        for cell, asked in sets.items():
+            if cell[0] in contexts:
+                given[cell] = answer(config, reader, asked, _windows(config, tokenizer, limit, asked))
     (output / "predictions").mkdir(parents=True, exist_ok=True)
     for cell, answers in given.items():
         path = output / "predictions" / f"{_name(cell)}.json"
@@ -133,25 +138,11 @@ def measure(config: AnsweringConfig, tuned: Path, output: Path) -> Scores:
         "question_answering",
         languages,
         training_languages(config)[0],
+        tuned,
         counts={language: len(sets[language, language].questions) for language in languages},
         test_set=_digest(sets),
-        dev=selection.development(tuned),
-        selection=selection.read(tuned),
         mixed=mix(cells, "f1") if config.mixed else None,
     )
-
-
-def _answer_all(config: AnsweringConfig, tuned: Path, sets: dict[Cell, QuestionSet]) -> dict[Cell, dict[str, str]]:
-    """Answers of each cell; a model is loaded once for all of its languages."""
-    kept = selection.directories(tuned)
-    given = {}
-    for directory in dict.fromkeys(kept(context) for context, _ in sets):
-        reader = task_models.load(directory, HEAD)
-        tokenizer, limit = _tokenizer(config, directory)
-        for cell, asked in sets.items():
-            if kept(cell[0]) == directory:
-                given[cell] = answer(config, reader, asked, _windows(config, tokenizer, limit, asked))
-    return given
 
 
 def _name(cell: Cell) -> str:

@@ -6,7 +6,7 @@ corpus, are in no config: their lines are in `stages/evaluation.py`, and they im
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -17,8 +17,10 @@ from infoxlm_core import languages
 from infoxlm_core.config.base import StageConfig
 from infoxlm_core.errors import InputError
 from infoxlm_core.model.task_head import Head
+from infoxlm_core.training import selection
 
 if TYPE_CHECKING:
+    from infoxlm_core.model.task_models import TaskModel
     from infoxlm_core.training.task_learner import Training
 
 Settings = TypeVar("Settings", bound=StageConfig)
@@ -45,12 +47,13 @@ class Scores:
     outcomes: Any = field(default=None, compare=False, repr=False)  # question by question; not in scores.json
 
     @classmethod
-    def over(cls, task: str, languages: ByLanguage, source: str, **others: Any) -> Self:
-        """From the scores of each language: their means, and what is lost away from the source language."""
+    def over(cls, task: str, languages: ByLanguage, source: str, tuned: Path | None = None, **others: Any) -> Self:
+        """From the scores of each language: means, transfer gap, and how the moment of a `tuned` model was chosen."""
         mean, gaps = mean_over(languages), None
         if source in languages and len(languages) > 1:
             gaps = {name: transfer_gap({code: row[name] for code, row in languages.items()}, source) for name in mean}
-        return cls(task=task, languages=languages, mean=mean, transfer_gap=gaps, **others)
+        chosen = {"dev": selection.development(tuned), "selection": selection.read(tuned)} if tuned else {}
+        return cls(task=task, languages=languages, mean=mean, transfer_gap=gaps, **chosen, **others)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as scores.json holds them: `details` stand beside the others."""
@@ -213,6 +216,15 @@ def finite(values: Mapping[str, Any]) -> dict[str, float]:
 
 def _emptied(settings: Settings, fields: Iterable[str]) -> Settings:
     return settings.model_copy(update={name: type(getattr(settings, name))() for name in fields})
+
+
+def load_kept(tuned: Path, head: Head, languages: Iterable[str]) -> Iterator[tuple[Path, "TaskModel", list[str]]]:
+    """The models that were kept, one after the other, each with its directory and the languages that it is for."""
+    from infoxlm_core.model import task_models
+
+    kept, languages = selection.directories(tuned), list(dict.fromkeys(languages))
+    for directory in dict.fromkeys(map(kept, languages)):
+        yield directory, task_models.load(directory, head), [code for code in languages if kept(code) == directory]
 
 
 def mean_over(languages: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
