@@ -19,7 +19,6 @@ from infoxlm_core.config import CleaningConfig
 WITHOUT_SPACES = frozenset({"zh", "ja", "th", "lo", "km", "my", "bo"})  # languages without spaces between words
 
 _SCRIPTS: dict[str, str] = yaml.safe_load(Path(__file__).with_name("scripts.yaml").read_text(encoding="utf-8"))
-"""The languages that write each script."""
 
 _LETTER = regex.compile(r"[\p{L}\p{M}]")
 _LATIN = regex.compile(r"\p{Latin}")

@@ -10,14 +10,9 @@ from infoxlm_core.corpora import cleaning
 class Keys(NamedTuple):
     """Three digests, 64 bits each, of every text of a row."""
 
-    equal: Sequence[int]
-    """Of the form in which training text is compared with text kept for evaluation."""
-
-    near: Sequence[int]
-    """Of what near duplicates have in common."""
-
-    exact: Sequence[int]
-    """Of the very text."""
+    equal: Sequence[int]  # of the form in which training text is compared with text kept for evaluation
+    near: Sequence[int]  # of what near duplicates have in common
+    exact: Sequence[int]  # of the very text
 
     def of(self, side: int) -> "Keys":
         """Those of one side of a pair."""

@@ -14,8 +14,7 @@ import pyarrow as pa
 
 from infoxlm_core.errors import WorkerLost
 
-CHUNK = 4096
-"""Rows of one chunk."""
+CHUNK = 4096  # rows of one chunk
 
 Work = Callable[[pa.Table], pa.Table]
 """A pure function that other processes can import, or a `functools.partial` of one."""

@@ -25,17 +25,10 @@ LABELLED_CHARACTERS = 20  # shorter messages do not tell which corpus they are f
 class Reserved:
     """What training text must not contain, as 64-bit digests."""
 
-    held_out: set[int] = field(default_factory=set)
-    """Sentences of held-out corpora: what is equal to them and what is near."""
-
-    messages: dict[int, set[int]] = field(default_factory=dict)
-    """Near key of a pivot message of the labelled test set -> near keys of its translations."""
-
-    labelled: set[int] = field(default_factory=set)
-    """All near keys of `messages`."""
-
-    owners: dict[int, str | None] = field(default_factory=dict)
-    """Near key of a text -> its corpus; None if it stands in several, so that its label is ambiguous."""
+    held_out: set[int] = field(default_factory=set)  # sentences of held-out corpora, equal or near
+    messages: dict[int, set[int]] = field(default_factory=dict)  # near key of a pivot message -> of its translations
+    labelled: set[int] = field(default_factory=set)  # all near keys of `messages`
+    owners: dict[int, str | None] = field(default_factory=dict)  # near key -> its corpus; None if it stands in several
 
     def note(self, texts: Sequence[str], keys: Keys, corpus: str, config: PreparationConfig) -> None:
         """Note the texts of a clean row, if they are kept for evaluation or might be."""

@@ -11,8 +11,7 @@ import pyarrow.parquet as pq
 ROW_GROUP = 1 << 15  # rows
 TRAINING = ("mono", "pairs")  # folders for rows of one language and of two
 HELD_OUT = ("held_out_mono", "held_out")
-LABELLED = ("text", "label", "language", "split")
-"""Columns of labelled text."""
+LABELLED = ("text", "label", "language", "split")  # columns of labelled text
 
 
 def read_rows(path: Path) -> Iterator[tuple[Any, ...]]:

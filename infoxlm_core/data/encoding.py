@@ -17,8 +17,7 @@ import sentencepiece
 from infoxlm_core.data.shards import TOKENS
 from infoxlm_core.data.vocabulary import EOS, FIRST_PIECE, UNK
 
-SIDES = {"text": "", "source": ".source", "target": ".target"}
-"""Column of a prepared corpus -> what its table is called after the corpus."""
+SIDES = {"text": "", "source": ".source", "target": ".target"}  # column of a corpus -> end of its table's name
 SENTENCE_ID = "sentence_id"
 
 

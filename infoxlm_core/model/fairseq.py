@@ -23,8 +23,7 @@ from infoxlm_core.model import pretrained, tokenizers
 from infoxlm_core.model.encoder import Encoder, EncoderSize
 from infoxlm_core.model.heads import MaskedLMHead
 
-HEAD_SIZE = 64
-"""Of all of XLM-R's sizes; weights do not tell how many heads share them."""
+HEAD_SIZE = 64  # of all of XLM-R's sizes; weights do not tell how many heads share them
 
 _PREFIXES = ("model_fast.decoder.", "model_fast.encoder.", "decoder.", "encoder.", "")  # the longest that fits
 _PROJECTION = "proj_matrix_fast"  # (1, d, d), z = h @ it
@@ -49,12 +48,8 @@ class Imported:
     """What came of an import; names are those of the checkpoint."""
 
     size: EncoderSize
-    projection: bool
-    """Whether the contrast projection was in it."""
-
-    missing: tuple[str, ...]
-    """Of the masked-LM head; an encoder that is not complete is refused."""
-
+    projection: bool  # whether the contrast projection was in it
+    missing: tuple[str, ...]  # of the masked-LM head; an encoder that is not complete is refused
     unused: tuple[str, ...]
 
     @property

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from infoxlm_core.model.encoder import EncoderSize
 
-PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "V100": 125e12}
-"""Dense half-precision FLOP/s of a GPU, by a part of its name."""
+PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "V100": 125e12}  # dense half-precision FLOP/s of a GPU
 
 
 def must_do_flops(

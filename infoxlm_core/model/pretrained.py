@@ -20,8 +20,7 @@ from infoxlm_core.model.encoder import Encoder, EncoderSize
 from infoxlm_core.model.heads import InfoXLM
 
 WEIGHTS, PROJECTION = "model.safetensors", "projection.safetensors"
-KINDS = ("xlm-roberta", "roberta", "bert")
-"""Model types whose encoder is ours, whatever its parameters are called."""
+KINDS = ("xlm-roberta", "roberta", "bert")  # model types whose encoder is ours, whatever its parameters are called
 
 Names = Sequence[tuple[str, str]]
 _RENAMED = [  # ours -> Hugging Face, the first that fits
@@ -39,8 +38,7 @@ _RENAMED = [  # ours -> Hugging Face, the first that fits
     (r"^head\.norm\.", "lm_head.layer_norm."),
     (r"^head\.bias$", "lm_head.bias"),
 ]
-_HEADS = ("lm_head.", "cls.", "classifier.", "qa_outputs.")
-"""What is no part of the encoder in Hugging Face's classes."""
+_HEADS = ("lm_head.", "cls.", "classifier.", "qa_outputs.")  # what is no part of the encoder in Hugging Face's classes
 
 TYPE_ROW = "roberta.embeddings.token_type_embeddings.weight"
 

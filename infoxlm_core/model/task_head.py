@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-Names = tuple[tuple[str, str], ...]
-"""(regular expression of our name, Hugging Face's)."""
+Names = tuple[tuple[str, str], ...]  # (regular expression of our name, Hugging Face's)
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,7 @@ from infoxlm_core.model.task_head import Head
 class Packed(nn.Module):
     """An encoder over packed sequences, and what its task puts on top."""
 
-    drawn_outside = 0
-    """Layers before which dropout is drawn by the example, by the caller: the `keep` of `forward`."""
+    drawn_outside = 0  # layers before which dropout is drawn by the example, by the caller: the `keep` of `forward`
 
     def __init__(self, encoder: Encoder, config: PretrainedConfig, head: Head, dropout: float = 0.0) -> None:
         super().__init__()

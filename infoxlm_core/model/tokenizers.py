@@ -13,8 +13,7 @@ from transformers.utils import sentencepiece_model_pb2_new as sentencepiece_pb2
 from infoxlm_core.data.vocabulary import BOS, EOS, SPECIAL_TOKENS, UNK
 from infoxlm_core.errors import InputError, one_line
 
-MODEL = "sentencepiece.bpe.model"
-"""XLM-R's name of the file, though the model is a unigram one."""
+MODEL = "sentencepiece.bpe.model"  # XLM-R's name of the file, though the model is a unigram one
 
 FILES = (
     "tokenizer.json", MODEL, "spiece.model", "spm.model", "vocab.txt", "vocab.json", "merges.txt",

@@ -192,8 +192,7 @@ class Writer:
 
     tables: Tables
     outcomes: Outcomes
-    seen: dict[int, int] = field(default_factory=dict)
-    """Near key of a row, with kind and language -> digest of its very text."""
+    seen: dict[int, int] = field(default_factory=dict)  # near key, kind and language -> digest of its text
 
     def keep(
         self, kind: str, corpus: str, languages: tuple[str, ...], texts: Sequence[str], keys: Keys, file: str

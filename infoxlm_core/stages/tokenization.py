@@ -32,8 +32,7 @@ from infoxlm_core.model import tokenizers
 from infoxlm_core.progress import progress
 
 logger = logging.getLogger(__name__)
-COMPARED = 2_000
-"""Sentences a language on which both tokenizers must agree."""
+COMPARED = 2_000  # sentences a language on which both tokenizers must agree
 
 
 def tokenize(

@@ -26,10 +26,8 @@ from infoxlm_core.systems.text_batches import Samples, TextBatch, TextSampler, f
 from infoxlm_core.systems.text_learner import Loss, TextNetwork
 from infoxlm_core.systems.text_system import TextSystem
 
-DOCUMENT = 32
-"""Sentences of a document."""
-SHORTER = 0.1
-"""Share of samples that aim at a random length, so that short sequences are known too."""
+DOCUMENT = 32  # sentences of a document
+SHORTER = 0.1  # share of samples that aim at a random length, so that short sequences are known too
 
 
 class BERT(TextNetwork):

@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-UTILISATIONS = (0.25, 0.40, 0.50)
-"""Share of a GPU's peak that may be reached: assumed, not measured."""
+UTILISATIONS = (0.25, 0.40, 0.50)  # share of a GPU's peak that may be reached: assumed, not measured
 
 
 class Row(NamedTuple):

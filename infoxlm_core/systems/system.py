@@ -12,8 +12,7 @@ from infoxlm_core.errors import InputError
 from infoxlm_core.systems.planning import Plan
 from infoxlm_core.training.learner import Learner
 
-Observe = Callable[[int], dict[str, float]]
-"""What is looked at after so many steps; see `loop.train`."""
+Observe = Callable[[int], dict[str, float]]  # what is looked at after so many steps; see `loop.train`
 
 
 class System:

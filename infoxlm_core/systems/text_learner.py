@@ -14,8 +14,7 @@ from infoxlm_core.systems.text_batches import TextBatch, TextSampler, micro_batc
 from infoxlm_core.training import distributed
 from infoxlm_core.training.learner import Learner, LossWeights, autocast, seed_dropout
 
-Loss = Callable[[Tensor, Tensor], Tensor]
-"""Logits and answers -> their summed loss."""
+Loss = Callable[[Tensor, Tensor], Tensor]  # logits and answers -> their summed loss
 
 
 class TextNetwork(nn.Module):

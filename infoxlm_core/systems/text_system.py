@@ -26,8 +26,7 @@ from infoxlm_core.systems.text_batches import TextSampler, languages_of
 from infoxlm_core.systems.text_learner import Loss, TextLearner, TextNetwork
 from infoxlm_core.training import distributed
 
-EPSILON = 1e-12
-"""Of LayerNorm, in XLM and BERT."""
+EPSILON = 1e-12  # of LayerNorm, in XLM and BERT
 
 
 class TextSystem(System):

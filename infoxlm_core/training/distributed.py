@@ -17,8 +17,7 @@ from infoxlm_core import manifests
 from infoxlm_core.errors import ConfigError, InfoXLMError, RankDesync, StorageFull
 
 T = TypeVar("T")
-LONGEST = timedelta(days=1)
-"""How long the others wait for what the first worker does alone: to judge a model or write it may take hours."""
+LONGEST = timedelta(days=1)  # how long the others wait for what the first worker does alone: writing may take hours
 
 
 def rank() -> int:

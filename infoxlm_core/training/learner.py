@@ -26,8 +26,7 @@ class LossWeights:
     """The objectives that are on, and how their summed losses become one: L = sum of weight * sum / divisor."""
 
     by_name: Mapping[str, float]
-    divide: Literal["mean", "count"] = "mean"
-    """mean: each objective by its own targets · count: all by the targets of all."""
+    divide: Literal["mean", "count"] = "mean"  # mean: by its own targets · count: by those of all
 
     def divisors(self, counts: Mapping[str, float]) -> dict[str, float]:
         """What each objective's summed loss is divided by, from the targets in the whole global batch."""
@@ -39,9 +38,7 @@ class LossWeights:
 class Learner:
     """What is trained: the loop asks it for micro-batches and losses and tells it when a step is done."""
 
-    module: nn.Module
-    """The network whose parameters are trained."""
-
+    module: nn.Module  # the network whose parameters are trained
     weights: LossWeights
 
     def batches(self, step: int) -> Sequence[MicroBatch]:

@@ -8,8 +8,7 @@ from torch import nn
 
 from infoxlm_core.config import OptimizationConfig
 
-FIRST_RATE = 1e-7
-"""Where XLM's warm-up begins."""
+FIRST_RATE = 1e-7  # where XLM's warm-up begins
 
 
 def learning_rate(config: OptimizationConfig, updates: int) -> float:

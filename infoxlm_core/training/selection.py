@@ -16,8 +16,7 @@ from infoxlm_core import manifests
 from infoxlm_core.errors import InputError
 
 FILE = "selection.json"
-ALL = "*"
-"""Every language that has no step of its own."""
+ALL = "*"  # every language that has no step of its own
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from typing import Protocol
 from infoxlm_core import manifests
 from infoxlm_core.errors import DataCorrupt
 
-METRICS = "metrics.jsonl"
-"""The curves, in a run's directory beside its checkpoints, and beside an exported model."""
+METRICS = "metrics.jsonl"  # the curves, in a run's directory beside its checkpoints, and beside an exported model
 
 Point = tuple[int, dict[str, float]]
 

@@ -20,8 +20,7 @@ from infoxlm_core.training import distributed
 from infoxlm_core.training.learner import Learner, LossWeights, autocast, seed_dropout
 
 logger = logging.getLogger(__name__)
-STATISTICS_ROWS = 4096
-"""Negatives of which the mean and spread of the logits are taken."""
+STATISTICS_ROWS = 4096  # negatives of which the mean and spread of the logits are taken
 
 
 class InfoXLMLearner(Learner):

@@ -23,8 +23,7 @@ from infoxlm_core.systems.translation.samples import side
 from infoxlm_core.training.learner import autocast
 
 logger = logging.getLogger(__name__)
-BLEU = "valid/bleu"
-"""Name of the curve that decides: the mean of both directions."""
+BLEU = "valid/bleu"  # name of the curve that decides: the mean of both directions
 
 
 def bleu(translations: Sequence[str], references: Sequence[str]) -> float:

@@ -38,8 +38,7 @@ from infoxlm_core.training.run import run_directory
 from infoxlm_core.training.tracker import FileTracker, Tracker
 
 logger = logging.getLogger(__name__)
-VERSION = 1
-"""Raise it when the same config and data give other results."""
+VERSION = 1  # raise it when the same config and data give other results
 
 
 def train(
