@@ -16,39 +16,25 @@ from infoxlm_core.data.samples import Draw
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """One micro-batch, on one device.
+    """One micro-batch, on one device."""
 
-    Attributes:
-        ids, positions: (T,) of all MLM, TLM and query-view sequences end to end.
-        lengths: tokens of each sequence; the first `lm_sequences` are MLM and TLM, the rest query views.
-        target_rows: (N,) rows to predict, MLM's first; `target_ids` their answers; `mlm_targets` how many are MLM's.
-        target_counts: targets in each MLM and TLM sequence.
-        target_groups: (N,) group of `Sampler.groups` that each target counts for.
-        key_ids, key_positions, key_lengths: the key views, one for each query view.
-        sentence_ids: (B, 2) int64 ids of the sentences joined in each view; view_groups: (B,) their groups.
-        items: contrast items: B, or B / 2 where each is contrasted from both sides (the second half then repeats the
-            first with query and key views exchanged).
-        rng_key: step, first virtual shard and number of the micro-batch, which dropout is drawn by.
-        flops: what it must cost, for the network that it was made for.
-    """
-
-    ids: Tensor
-    positions: Tensor
-    lengths: tuple[int, ...]
-    lm_sequences: int
-    target_rows: Tensor
-    target_ids: Tensor
-    target_counts: tuple[int, ...]
-    target_groups: Tensor
-    mlm_targets: int
-    key_ids: Tensor
+    ids: Tensor  # (T,) of all MLM, TLM and query-view sequences end to end
+    positions: Tensor  # (T,)
+    lengths: tuple[int, ...]  # tokens of each sequence
+    lm_sequences: int  # the first ones are MLM and TLM, the rest query views
+    target_rows: Tensor  # (N,) rows to predict, MLM's first
+    target_ids: Tensor  # (N,) their answers
+    target_counts: tuple[int, ...]  # targets in each MLM and TLM sequence
+    target_groups: Tensor  # (N,) group of `Sampler.groups` that each target counts for
+    mlm_targets: int  # how many of the targets are MLM's
+    key_ids: Tensor  # of the key views, one for each query view
     key_positions: Tensor
     key_lengths: tuple[int, ...]
-    sentence_ids: Tensor
-    view_groups: Tensor
-    items: int
-    rng_key: tuple[int, int, int] = (0, 0, 0)
-    flops: float = 0.0
+    sentence_ids: Tensor  # (B, 2) int64 ids of the sentences joined in each view
+    view_groups: Tensor  # (B,) groups of the views
+    items: int  # contrast items: B, or B / 2 if a second half repeats them with query and key views exchanged
+    rng_key: tuple[int, int, int] = (0, 0, 0)  # step, first virtual shard, number of the micro-batch: draws dropout
+    flops: float = 0.0  # what it must cost, for the network that it was made for
 
     @property
     def tokens(self) -> int:

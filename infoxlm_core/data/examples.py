@@ -19,17 +19,11 @@ AT_ONCE = 20_000  # texts between the tokenizer's lists and our arrays: lists of
 
 @dataclass(frozen=True)
 class Examples:
-    """N tokenised texts, or pairs, end to end.
+    """N tokenised texts, or pairs, end to end."""
 
-    Attributes:
-        ids: (T,) of any integer type: millions of examples are kept in 5 bytes a token.
-        types: (T,) likewise, the segment of each token; 0 where the tokenizer knows none.
-        lengths: (N,) int64, tokens of each example.
-    """
-
-    ids: np.ndarray
-    types: np.ndarray
-    lengths: np.ndarray
+    ids: np.ndarray  # (T,) of any integer type: millions of examples are kept in 5 bytes a token
+    types: np.ndarray  # (T,) likewise, the segment of each token; 0 where the tokenizer knows none
+    lengths: np.ndarray  # (N,) int64, tokens of each example
 
     def __len__(self) -> int:
         return len(self.lengths)

@@ -36,17 +36,11 @@ class MaskedLMHead(nn.Module):
 
 @dataclass
 class Outputs:
-    """What one forward pass of InfoXLM gives.
+    """What one forward pass of InfoXLM gives."""
 
-    Attributes:
-        loss: the scaled sum of the MLM and TLM losses, to differentiate.
-        losses: (N,) losses of the MLM and TLM targets in order, in nats, without gradient.
-        queries: (B, d) in fp32.
-    """
-
-    loss: Tensor | None
-    losses: Tensor | None
-    queries: Tensor | None
+    loss: Tensor | None  # the scaled sum of the MLM and TLM losses, to differentiate
+    losses: Tensor | None  # (N,) of the MLM and TLM targets in order, in nats, without gradient
+    queries: Tensor | None  # (B, d) in fp32
 
 
 class InfoXLM(nn.Module):

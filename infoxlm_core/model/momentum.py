@@ -48,18 +48,13 @@ class KeyEncoder(nn.Module):
 
 
 class Queue:
-    """K keys of earlier steps, first in, first out; each row knows which sentences it holds and when it came.
-
-    Attributes:
-        rows: (K, d) fp32 keys.
-        sentence_ids: (K, 2) int64 ids of the translation pairs joined in a row (the same twice without mixup).
-        born: (K,) int64 optimizer step that enqueued the row; on the CPU, as only figures need it.
-        pointer: () int64 row that the next key replaces; on the CPU, where the next rows are computed.
-    """
+    """K keys of earlier steps, first in, first out; each row knows which sentences it holds and when it came."""
 
     def __init__(self, size: int, hidden: int, device: torch.device | str = "cpu") -> None:
-        self.rows = torch.zeros(size, hidden, device=device)
+        self.rows = torch.zeros(size, hidden, device=device)  # (K, d) fp32
+        # (K, 2) ids of the translation pairs joined in a row, the same twice without mixup
         self.sentence_ids = torch.zeros(size, 2, dtype=torch.long, device=device)
+        # on the CPU: the optimizer step that enqueued each row, for figures, and the row that the next key replaces
         self.born = torch.zeros(size, dtype=torch.long, device="cpu")
         self.pointer = torch.zeros((), dtype=torch.long, device="cpu")
 

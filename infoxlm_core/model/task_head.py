@@ -17,27 +17,17 @@ Names = tuple[tuple[str, str], ...]  # (regular expression of our name, Hugging 
 
 @dataclass(frozen=True)
 class Head:
-    """A head, its loss, and the classes of Hugging Face that have it.
+    """A head, its loss, and the classes of Hugging Face that have it."""
 
-    Attributes:
-        name: of the task, and of the loss in the curves.
-        architecture: `SequenceClassification` of `AutoModelForSequenceClassification` and its like.
-        by_token: whether every token has logits: dropout and a linear map of each; else the sequence has, from
-            position 0, through dropout, dense, tanh, dropout and a linear map.
-        names: our parameters -> those of Hugging Face's RoBERTa and XLM-R classes.
-        bert_names: likewise of its BERT classes, with `roberta.` before the encoder.
-        loss: (logits, targets, lengths of the sequences) -> the sum of the losses, and which targets were hit.
-        count: targets -> of how many losses `loss` is the sum.
-        outputs: logits; 0: as many as there are labels.
-        fields: what Hugging Face's output calls the logits; of several fields each is a column.
-    """
-
-    name: str
-    architecture: str
+    name: str  # of the task, and of the loss in the curves
+    architecture: str  # `SequenceClassification` of `AutoModelForSequenceClassification` and its like
     by_token: bool
-    names: Names
-    bert_names: Names
+    """Whether every token has logits: dropout and a linear map of each; else the sequence has, from position 0, through
+    dropout, dense, tanh, dropout and a linear map."""
+    names: Names  # our parameters -> those of Hugging Face's RoBERTa and XLM-R classes
+    bert_names: Names  # likewise of its BERT classes, with `roberta.` before the encoder
     loss: Callable[[Tensor, Tensor, Sequence[int]], tuple[Tensor, Tensor]]
-    count: Callable[[Tensor], int] = len
-    outputs: int = 0
-    fields: tuple[str, ...] = ("logits",)
+    """Logits, targets, lengths of the sequences -> the sum of the losses, and which targets were hit."""
+    count: Callable[[Tensor], int] = len  # targets -> of how many losses `loss` is the sum
+    outputs: int = 0  # logits; 0: as many as there are labels
+    fields: tuple[str, ...] = ("logits",)  # of Hugging Face's output; of several each is a column of the logits

@@ -16,31 +16,20 @@ from infoxlm_core.data.vocabulary import EOS, FIRST_POSITION
 
 @dataclass(frozen=True)
 class Samples:
-    """What one virtual shard sees at a step, in numpy, end to end.
+    """What one virtual shard sees at a step, in numpy, end to end."""
 
-    Attributes:
-        objective: what is predicted at `rows`: mlm, tlm or clm.
-        seen: the ids the model sees; `positions` and `types` (T,) go with them.
-        rows, answers: (N,) ascending rows to predict and what must be said there.
-        labels: (sequences,) answers of each objective that asks one question a sequence.
-    """
-
-    objective: str
-    seen: Sequences
-    positions: np.ndarray
-    types: np.ndarray
-    rows: np.ndarray
-    answers: np.ndarray
-    labels: Mapping[str, np.ndarray] = field(default_factory=dict)
+    objective: str  # what is predicted at `rows`: mlm, tlm or clm
+    seen: Sequences  # the ids the model sees
+    positions: np.ndarray  # (T,)
+    types: np.ndarray  # (T,)
+    rows: np.ndarray  # (N,) ascending, to predict
+    answers: np.ndarray  # (N,) what must be said there
+    labels: Mapping[str, np.ndarray] = field(default_factory=dict)  # answers of what is asked once a sequence
 
 
 @dataclass(frozen=True)
 class TextBatch:
-    """One micro-batch of `Samples` as tensors; `row_counts` says how many rows lie in each sequence.
-
-    `rng_key`: step, virtual shard and number of the micro-batch, which dropout is drawn by. `flops`: what it must cost,
-    for the network that it was made for.
-    """
+    """One micro-batch of `Samples` as tensors."""
 
     objective: str
     ids: Tensor
@@ -48,11 +37,11 @@ class TextBatch:
     types: Tensor
     lengths: tuple[int, ...]
     rows: Tensor
-    row_counts: tuple[int, ...]
+    row_counts: tuple[int, ...]  # how many rows lie in each sequence
     answers: Tensor
     labels: Mapping[str, Tensor]
-    rng_key: tuple[int, int, int] = (0, 0, 0)
-    flops: float = 0.0
+    rng_key: tuple[int, int, int] = (0, 0, 0)  # step, virtual shard, number of the micro-batch: draws dropout
+    flops: float = 0.0  # what it must cost, for the network that it was made for
 
     @property
     def counts(self) -> dict[str, float]:

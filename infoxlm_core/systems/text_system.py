@@ -30,25 +30,15 @@ EPSILON = 1e-12  # of LayerNorm, in XLM and BERT
 
 
 class TextSystem(System):
-    """A system declares the parts that are its own; positions count from 0.
-
-    Attributes:
-        network: its class of models, made of sizes and dropout.
-        sampler: its class of samplers, made of shards and config.
-        losses: of each objective, by the name of its weight in the config.
-        config_class: of Hugging Face.
-        parameter_names: patterns of our parameters' names and what they are called there, the first that fits; the
-            others are XLM-R's.
-        first_token, second_segment: how its tokenizer begins a sequence, and the type of a pair's second text.
-    """
+    """A system declares the parts that are its own; positions count from 0."""
 
     network: ClassVar[type[TextNetwork]]
     sampler: ClassVar[type[TextSampler]]
-    losses: ClassVar[Mapping[str, Loss]]
+    losses: ClassVar[Mapping[str, Loss]]  # of each objective, by the name of its weight in the config
     config_class: ClassVar[type[PretrainedConfig]]
-    parameter_names: ClassVar[list[tuple[str, str]]]
-    first_token: ClassVar[str]
-    second_segment: ClassVar[int]
+    parameter_names: ClassVar[list[tuple[str, str]]]  # patterns of ours -> theirs, the first that fits, else XLM-R's
+    first_token: ClassVar[str]  # how its tokenizer begins a sequence
+    second_segment: ClassVar[int]  # the type of a pair's second text
 
     def types(self, languages: Sequence[str]) -> int:
         """Rows of the table of types; 0: none."""

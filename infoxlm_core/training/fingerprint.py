@@ -19,15 +19,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Of one start of a training.
+    """Of one start of a training."""
 
-    Attributes:
-        compared: what must not change: the stage's version, every setting that decides results, digests of inputs.
-        recorded: what may: code, libraries, threads, workers, kind of device.
-    """
-
-    compared: dict[str, object] = field(default_factory=dict)
-    recorded: dict[str, object] = field(default_factory=dict)
+    compared: dict[str, object] = field(default_factory=dict)  # stage's version, decisive settings, digests of inputs
+    recorded: dict[str, object] = field(default_factory=dict)  # code, libraries, threads, workers, kind of device
 
     @classmethod
     def of(cls, config: StageConfig, version: int, inputs: Mapping[str, str]) -> Self:

@@ -28,50 +28,30 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Training:
-    """What is learned.
+    """What is learned."""
 
-    Attributes:
-        head: what stands on the encoder.
-        examples: N training examples.
-        targets: (N, …) what the head's loss compares with.
-        labels: their names, where the task has labels.
-        source: language of the training text.
-        development: languages of the development sets.
-        score_dev: model -> development score of each of them, from 0 to 1; None if there are none.
-        head_dropout: in the head.
-        write_beside: writes what must travel with the model into its directory.
-    """
-
-    head: Head
-    examples: Examples
-    targets: np.ndarray
-    labels: tuple[str, ...] = ()
-    source: str = "en"
-    development: tuple[str, ...] = ()
-    score_dev: Callable[[TaskModel], dict[str, float]] | None = None
+    head: Head  # what stands on the encoder
+    examples: Examples  # N for training
+    targets: np.ndarray  # (N, …) what the head's loss compares with
+    labels: tuple[str, ...] = ()  # their names, where the task has labels
+    source: str = "en"  # language of the training text
+    development: tuple[str, ...] = ()  # languages of the development sets
+    score_dev: Callable[[TaskModel], dict[str, float]] | None = None  # score of each of them, from 0 to 1
     head_dropout: float = 0.0
-    write_beside: Callable[[Path], None] = lambda _: None
+    write_beside: Callable[[Path], None] = lambda _: None  # writes what must travel with the model into its directory
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One micro-batch.
+    """One micro-batch."""
 
-    Attributes:
-        ids, types: (T,) of N packed examples.
-        targets: (N, …), as in `Training`.
-        keep: (N, 2, d) what dropout in the head keeps; None: it is not drawn by the example.
-        rng_key: step, and number of the first example in the global batch.
-        counts: how many targets and tokens.
-    """
-
-    ids: Tensor
-    types: Tensor
+    ids: Tensor  # (T,) of N packed examples
+    types: Tensor  # (T,)
     lengths: tuple[int, ...]
-    targets: Tensor
-    keep: Tensor | None
-    rng_key: tuple[int, int]
-    counts: dict[str, int]
+    targets: Tensor  # (N, …), as in `Training`
+    keep: Tensor | None  # (N, 2, d) what dropout in the head keeps; None: it is not drawn by the example
+    rng_key: tuple[int, int]  # step, and number of the first example in the global batch
+    counts: dict[str, int]  # targets and tokens
 
 
 class TaskLearner(Learner):
