@@ -1,7 +1,6 @@
 """What XLM and BERT share as systems: building, starting from a model of Hugging Face's class, and exporting to it."""
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -17,10 +16,9 @@ from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data.shards import Shards
 from infoxlm_core.data.vocabulary import BOS, EOS
 from infoxlm_core.errors import ConfigError, InputError, TokenizerMismatch
-from infoxlm_core.model import pretrained
+from infoxlm_core.model import pretrained, tokenizers
 from infoxlm_core.model.encoder import EncoderSize, initialise
 from infoxlm_core.model.pretrained import WEIGHTS
-from infoxlm_core.model.tokenizers import MODEL
 from infoxlm_core.systems.system import System
 from infoxlm_core.systems.text_batches import TextSampler, languages_of
 from infoxlm_core.systems.text_learner import Loss, TextLearner, TextNetwork
@@ -103,21 +101,20 @@ class TextSystem(System):
 
     def _write_tokenizer(self, size: EncoderSize, tokenizer: Path, directory: Path) -> None:
         """Copy the tokenizer; XLM reads a text or two as `</s> a </s> b </s>`, BERT as `<s> a </s> b </s>`."""
-        if (tokenizer / MODEL).exists():
-            shutil.copy(tokenizer / MODEL, directory / MODEL)
-        if not (tokenizer / "tokenizer.json").exists():
+        tokenizers.copy(tokenizer, directory, size.positions)
+        path, settings_path = directory / "tokenizer.json", directory / "tokenizer_config.json"
+        if not path.exists():
             return
-        fast = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+        fast = Tokenizer.from_file(str(path))
         first, second = self.first_token, self.second_segment
         fast.post_processor = TemplateProcessing(
             single=f"{first} $A </s>",
             pair=f"{first} $A </s> $B:{second} </s>:{second}",
             special_tokens=[("<s>", BOS), ("</s>", EOS)],
         )
-        fast.save(str(directory / "tokenizer.json"))
-        settings = json.loads((tokenizer / "tokenizer_config.json").read_bytes())
-        settings |= {"model_max_length": size.positions, "bos_token": first, "cls_token": first}
-        (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=1) + "\n")
+        fast.save(str(path))
+        settings = json.loads(settings_path.read_bytes()) | {"bos_token": first, "cls_token": first}
+        settings_path.write_text(json.dumps(settings, indent=1) + "\n")
 
     def size_of(self, directory: Path, shards: Shards) -> EncoderSize:
         """Sizes from the config.json of an exported model that shall go on with these shards.
