@@ -30,8 +30,7 @@ Members = dict[str, Callable[[], bytes]]  # the files of a folder or archive: na
 
 
 def read(languages: Sequence[str], pivot: str, path: Path) -> Iterator[Row]:
-    """Yield a row for each message of each language in a folder, wheel or zip; a row's line is the number of the
-    message.
+    """Yield a row for each message of each language in a folder, wheel or zip; its line is the number of the message.
 
     The pivot is the language of the message ids. Raises InputError if there is no catalog, or one cannot be read.
     """

@@ -122,10 +122,8 @@ class Layer(nn.Module):
         row_counts: Sequence[int] | None = None,
         causal: bool = False,
     ) -> Tensor:
-        """(T, d) -> (T, d), or -> (R, d) where only `rows` (R,) are read: exact, and cheaper for a last layer.
-
-        `row_counts` says how many of `rows` lie in each sequence.
-        """
+        """(T, d) -> (T, d), or -> (R, d) where only `rows` (R,), so many of each sequence, are read: exact, and cheaper
+        for a last layer."""
         return self.feed_forward(self.look_around(hidden, lengths, rows, row_counts, causal))
 
     def look_around(

@@ -21,9 +21,8 @@ def linear_cross_entropy(
     """Scaled sum of the cross-entropies, to differentiate; and each of them (N,), in nats and without gradient.
 
     `weight` (V, d) and `bias` (V,) are of the output layer, `scale` (N,) is the factor of each row in the sum: known
-    before, which is why gradients can be made at once. N may be 0: the sum is then 0. Of `hidden` (N, d) so many `rows`
-    become logits at once. Results are in fp32 (fp64 for fp64 inputs); under autocast products are made of factors in
-    its type.
+    before, which is why gradients can be made at once. Of `hidden` (N, d) so many `rows` become logits at once; if N is
+    0, so is the sum. Results are fp32 (fp64 for fp64 inputs); under autocast products are made of factors in its type.
     """
     device = hidden.device.type
     if torch.is_autocast_enabled(device):

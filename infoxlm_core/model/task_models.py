@@ -57,10 +57,8 @@ class Packed(nn.Module):
 
 
 class SequenceModel(Packed):
-    """A head on position 0, as Hugging Face's: dropout, dense, tanh, dropout, linear.
-
-    BERT's has its pooler as `dense` and no dropout before it.
-    """
+    """A head on position 0, as Hugging Face's: dropout, dense, tanh, dropout, linear. BERT's has its pooler as `dense`
+    and no dropout before it."""
 
     drawn_outside = 2
 

@@ -30,18 +30,13 @@ CURVE_POINTS = 400
 def evaluate(
     config: EvaluationConfig, corpus: Path, encoders: Mapping[str, Path], classifiers: Mapping[str, Path], output: Path
 ) -> dict[str, float]:
-    """Score models and write scores.json, items.parquet, report.html, figures/ and model_card.md.
+    """Score models and write scores.json, items.parquet, report.html, figures/ and model_card.md into `output`.
 
-    Args:
-        config: what is measured, and how.
-        corpus: a prepared corpus with held_out/<pivot>-<language>/*.parquet; its report.json is shown if there is one.
-        encoders: Hugging Face directories by name, the model under test first.
-        classifiers: directories of fine-tuned classifiers, each with its test.parquet, by the same names; or none.
-        output: gets these files.
-
-    Returns one flat mapping of metrics such as "retrieval/best" (shares from 0 to 1); a floor's carry its name in
-    front. Raises InputError: no held-out pairs, no model where one should be, or a test set that does not fit its
-    classifier.
+    `corpus` is a prepared one with held_out/<pivot>-<language>/*.parquet; its report.json is shown if there is one.
+    `encoders` are Hugging Face directories by name, the model under test first; `classifiers` those of fine-tuned
+    models by the same names, each with its test.parquet, or none. Returns one flat mapping of metrics such as
+    "retrieval/best" (shares from 0 to 1); a floor's carry its name in front. Raises InputError: no held-out pairs, no
+    model where one should be, or a test set that does not fit its classifier.
     """
     corpus = Path(corpus)
     if not encoders:

@@ -80,11 +80,9 @@ def read_windows(table: Table, rows: np.ndarray, size: int) -> np.ndarray:
 
 
 class XLMSampler(TextSampler):
-    """Draws XLM's samples: objectives take turns by the step, and a step has one language (pair).
-
-    Languages are drawn with p proportional to (sentences)^alpha, pairs likewise, both directions equally often. Raises
-    CorpusTooSmall if an objective has no text at all.
-    """
+    """Draws XLM's samples: objectives take turns by the step, and a step has one language (pair), drawn with p
+    proportional to (sentences)^alpha; both directions of a pair equally often. CorpusTooSmall if an objective has no
+    text at all."""
 
     def __init__(self, shards: Shards, config: PretrainingConfig) -> None:
         super().__init__(shards, config)

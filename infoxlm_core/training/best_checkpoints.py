@@ -47,11 +47,9 @@ class Kept:
         return choose(looks, self.rule, self.source, last)
 
     def keep(self, module: nn.Module, looks: list[DevScores]) -> None:
-        """Keep the weights if the last look is a best one, and drop those that are not needed any more, or raise
-        StorageFull.
-
-        Needed is also what was best at the time of a checkpoint: the run may have to go on from there.
-        """
+        """Keep the weights if the last look is a best one, and drop those that nobody needs any more; StorageFull if
+        they do not fit. Needed is also what was best at the time of a checkpoint: the run may have to go on from
+        there."""
         if self.rule == "last":
             return
         now = looks[-1].step

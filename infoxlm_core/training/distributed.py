@@ -126,10 +126,8 @@ def _checksum(tensor: Tensor) -> Tensor:
 
 
 def on_first(action: Callable[[], T]) -> T | None:
-    """Let the first worker do something and wait for it, up to a day; what it raises of ours, all workers raise.
-
-    Returns what `action` returned, on the first worker; None on the others.
-    """
+    """Let the first worker do something and wait for it, up to a day; what it raises of ours, all workers raise. What
+    `action` returns is there on the first worker alone; the others get None."""
     result: T | None = None
     failure: InfoXLMError | None = None
     if world_size() > 1:

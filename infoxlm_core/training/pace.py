@@ -26,12 +26,8 @@ class Pace:
         self.probed: dict[str, float] = {}  # what was seen last
 
     def tell(self, step: int, figures: Mapping[str, float], waited: float) -> dict[str, float]:
-        """Count a step, log a line if it is time.
-
-        Returns:
-            tokens per second and the share of time that the step waited for data, since the last line; on a GPU we
-            know, model FLOPs utilisation; on any, the most memory used.
-        """
+        """Count a step, log a line if it is time; return tokens per second and the share of time that the step waited
+        for data, since the last line, and on a GPU the most memory used and, if we know it, model FLOPs utilisation."""
         now = time.monotonic()
         self.tokens, self.waited = self.tokens + figures["tokens"], self.waited + waited
         seconds = max(now - self.spoke, 1e-9)

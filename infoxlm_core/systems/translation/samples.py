@@ -59,15 +59,12 @@ def denoising_weight(config: TranslationConfig, step: int) -> float:
 
 @dataclass(frozen=True)
 class Task:
-    """One micro-batch: a clean target, and the source it is to be made from; back-translation finds its own source.
-
-    `rng_key`: step, virtual shard and number of the micro-batch, which dropout is drawn by.
-    """
+    """One micro-batch: a clean target, and the source it is to be made from; back-translation finds its own source."""
 
     objective: str
     target: Side
     source: Side | None
-    rng_key: tuple[int, int, int]
+    rng_key: tuple[int, int, int]  # step, virtual shard and number of the micro-batch, which dropout is drawn by
 
     @property
     def counts(self) -> dict[str, int]:

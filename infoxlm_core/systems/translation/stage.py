@@ -51,14 +51,8 @@ def train(
 ) -> dict[str, Any]:
     """Train until BLEU on held-out pairs has not risen for a while; every worker calls this.
 
-    Args:
-        config: of model, data and training.
-        shards_path: output of the tokenization stage.
-        corpus: a prepared corpus; its held_out/ has pairs of the two languages.
-        output: gets `translator/`, the best one.
-        run: gets checkpoints, the best translator so far and `metrics.jsonl`; the same directory continues the run.
-        track: makes the tracker that writes the curves into a file.
-
+    The held_out/ of `corpus`, a prepared one, has pairs of the two languages. `output` gets `translator/`, the best
+    one; `run` gets checkpoints, the best translator so far and `metrics.jsonl`: the same directory continues the run.
     Returns the last step's figures, and the best BLEU. Raises InputError if there are no held-out pairs; and what
     `open_shards`, `build`, `TranslationSampler` and `loop.train` raise.
     """
