@@ -7,7 +7,6 @@ from kfp import dsl
 from components.compare import compare
 from components.evaluate import evaluate
 from components.finetune import finetune
-from components.platform.stage import IMAGE
 from components.prepare_corpus import prepare_corpus
 from components.pretrain import pretrain
 from components.tokenize_corpus import tokenize_corpus
@@ -29,10 +28,10 @@ def ablations(
     finetuning: dict[str, Any],
     evaluation: dict[str, Any],
     store: str,
+    image: str,
     num_workers: int = 0,
     data_workers: int = 0,
     cluster: dict[str, Any] = {},  # noqa: B006
-    image: str = IMAGE,
     accelerator: str = "nvidia.com/gpu",
     gpus: int = 1,
     cpu: str = "8",

@@ -9,7 +9,6 @@ from kfp import dsl
 
 from components.evaluate import evaluate
 from components.finetune import finetune
-from components.platform.stage import IMAGE
 from components.prepare_corpus import prepare_corpus
 from components.pretrain import pretrain
 from components.register import register
@@ -30,10 +29,10 @@ def infoxlm(
     evaluation: dict[str, Any],
     registration: dict[str, Any],
     store: str,
+    image: str,
     num_workers: int = 0,
     data_workers: int = 0,
     cluster: dict[str, Any] = {},  # noqa: B006
-    image: str = IMAGE,
     accelerator: str = "nvidia.com/gpu",
     gpus: int = 1,
     cpu: str = "8",

@@ -19,6 +19,7 @@ from typing import Any, TextIO
 from components.adapters.storage import is_remote
 from components.platform import artifacts, launchers, runtime, tracking
 from components.platform.runtime import DRIVER
+from components.platform.stage import IMAGE
 from infoxlm_core import errors, manifests
 from infoxlm_core.run_file import RunConfig
 
@@ -172,7 +173,8 @@ def _run_dag(dag: Any, arguments: Mapping[str, Any], root: Path) -> None:
     for handler in logging.getLogger().handlers:  # in a loop KFP also talks to them
         handler.addFilter(lambda record: "/kfp/" not in record.pathname)
     with contextlib.redirect_stdout(Readable(sys.stdout, root / "log.txt")), _without_retries(dag.pipeline_spec):
-        dag(**arguments)
+        here = {"image": IMAGE} if "image" in dag.pipeline_spec.root.input_definitions.parameters else {}
+        dag(**{**here, **arguments})
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ from typing import Any
 
 from kfp import dsl
 
-from components.platform.stage import IMAGE
 from components.promote import promote
 from infoxlm_core.config import RegistrationConfig
 from pipelines.placing import LIMITS, place, sign
@@ -18,10 +17,10 @@ from pipelines.placing import LIMITS, place, sign
 def promotion(
     model: str,
     store: str,
+    image: str,
     gate: dict[str, Any] = RegistrationConfig().gates,  # noqa: B008
     to: str = "",
     by_hand: str = "",
-    image: str = IMAGE,
 ) -> None:
     """Compare a model with the champion; move the alias, or fail with the figures.
 

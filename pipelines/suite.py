@@ -6,7 +6,6 @@ from kfp import dsl
 
 from components.measure import measure
 from components.plan_suite import plan_suite
-from components.platform.stage import IMAGE
 from components.summarise import summarise
 from pipelines.placing import LIMITS, Pool, place, share_memory, size, train_on
 
@@ -22,8 +21,8 @@ AT_A_TIME = 2
 def suite(
     suite: dict[str, Any],
     store: str,
+    image: str,
     num_workers: int = 0,
-    image: str = IMAGE,
     accelerator: str = "nvidia.com/gpu",
     gpus: int = 1,
     cpu: str = "8",

@@ -5,7 +5,7 @@ import functools
 from kfp import dsl
 
 IMAGE = "infoxlm-pipeline-python:0.1.0"
-"""The one image of all stages; a cluster overrides it by digest."""
+"""The one image of all stages, on this machine, where it is but a name; on a cluster it is a parameter, by digest."""
 
 stage = functools.partial(dsl.component, base_image=IMAGE, install_kfp_package=False)
 """The function becomes a KFP component that runs in our image and installs nothing at run time."""

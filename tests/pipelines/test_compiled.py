@@ -49,6 +49,13 @@ def test_an_ablation_has_trials_where_a_run_has_pretraining_and_registers_nothin
 
 
 @pytest.mark.parametrize("name", DAGS)
+def test_a_run_without_an_image_is_refused_and_does_not_look_for_one_that_nobody_has_pushed(name):
+    image = read(name)["root"]["inputDefinitions"]["parameters"]["image"]
+
+    assert set(image) == {"description", "parameterType"}
+
+
+@pytest.mark.parametrize("name", DAGS)
 def test_no_step_installs_anything_or_branches_on_text(name):
     text = (COMPILED / f"{name}.yaml").read_text()
 

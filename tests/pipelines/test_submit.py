@@ -241,12 +241,13 @@ def test_a_placeholder_for_an_image_is_refused_before_anything_is_sent(kubeflow,
         ({"num_workers": True}, "parameter num_workers is True, not of type NUMBER_INTEGER"),
         ({"evaluation": {"x": "y" * 130_000}}, "parameter evaluation has 130009 bytes"),
         ({"pretraining": ...}, "infoxlm needs parameter pretraining"),
+        ({"image": ...}, "infoxlm needs parameter image"),
     ],
 )
 def test_a_wrong_parameter_is_named(kubeflow, changes, said):
     spec, _ = submit.read_compiled("infoxlm")
     sections = ("preparation", "tokenization", "pretraining", "finetuning", "evaluation", "registration")
-    parameters = {name: {} for name in sections} | {"store": "s3://b/s"} | changes
+    parameters = {name: {} for name in sections} | {"store": "s3://b/s", "image": IMAGE} | changes
     parameters = {name: value for name, value in parameters.items() if value is not ...}
 
     with pytest.raises(submit.ConfigError) as error:
