@@ -26,7 +26,9 @@ COPY configs configs
 RUN pip install --no-deps --no-build-isolation --root /code .
 
 FROM ${BASE}
-RUN useradd --create-home --uid 10001 --shell /bin/bash app
+# A login shell, which KubeRay may be told to use, starts from a PATH of its own.
+RUN useradd --create-home --uid 10001 --shell /bin/bash app \
+    && echo "PATH=/opt/venv/bin:\$PATH" > /etc/profile.d/venv.sh
 COPY --from=dependencies /opt/venv /opt/venv
 COPY --from=code /code/opt/venv /opt/venv
 COPY configs /app/configs

@@ -12,6 +12,12 @@ cd "$(dirname "$0")/.."
 variant=${VARIANT:-cpu}
 [[ $variant == cpu || $variant == cuda ]] || { echo "VARIANT=$variant: take cpu or cuda" >&2; exit 2; }
 
+# The locks have wheels of x86-64 only: elsewhere pip would say so after minutes, and less clearly.
+if [[ $(uname -m) != x86_64 && "$*" != *linux/amd64* ]]; then
+  echo "$(uname -m): the locks are for x86-64: build there, or with --platform linux/amd64" >&2
+  exit 2
+fi
+
 builder=${BUILDER:-}
 for candidate in docker podman buildah; do
   [[ -z $builder ]] && "$candidate" version >/dev/null 2>&1 && builder=$candidate

@@ -81,6 +81,17 @@ def test_dependencies_are_installed_by_hash_as_a_user_without_rights_and_without
     assert final.index("/opt/venv /opt/venv") < final.index("/code/opt/venv")  # our code last
 
 
+def test_a_login_shell_finds_our_programs_too(tmp_path):
+    """KubeRay with ENABLE_LOGIN_SHELL runs ray by `bash -lc`, whose profile sets PATH anew and then reads profile.d."""
+    [line] = re.findall(r"(echo .*) > /etc/profile\.d/\w+\.sh$", DOCKERFILE.rpartition("FROM ")[2], re.MULTILINE)
+    (tmp_path / "profile").write_text(f"PATH=/usr/bin:/bin\n. {tmp_path}/venv.sh\nexport PATH\n")
+    subprocess.run(["sh", "-c", f"{line} > {tmp_path}/venv.sh"], check=True)
+
+    shown = subprocess.run(["sh", "-c", f". {tmp_path}/profile; echo $PATH"], capture_output=True, text=True)
+
+    assert shown.stdout == "/opt/venv/bin:/usr/bin:/bin\n"
+
+
 def test_images_to_build_on_are_never_the_latest():
     bases = re.findall(r"^(?:FROM|ARG BASE=)\s*(\S+)", DOCKERFILE, re.MULTILINE)
 
@@ -119,3 +130,15 @@ def test_the_builder_that_answers_builds_the_variant_that_is_asked_for(builders)
     assert built.stdout.rstrip().endswith("--isolation chroot .")
     refused = subprocess.run(command, env=builders | {"VARIANT": "tpu"}, capture_output=True, text=True)
     assert refused.returncode == 2 and "cpu or cuda" in refused.stderr
+
+
+def test_a_platform_for_which_there_is_no_lock_is_refused_before_anything_is_fetched(builders, tmp_path):
+    (tmp_path / "uname").write_text("#!/bin/sh\necho aarch64\n")
+    (tmp_path / "uname").chmod(0o755)
+
+    refused = subprocess.run([str(ROOT / "docker/build.sh")], env=builders, capture_output=True, text=True)
+
+    assert refused.returncode == 2 and "x86-64" in refused.stderr and "--platform linux/amd64" in refused.stderr
+    command = [str(ROOT / "docker/build.sh"), "--platform", "linux/amd64"]
+    built = subprocess.run(command, env=builders, capture_output=True, text=True)
+    assert "/podman build" in built.stdout, built.stderr
