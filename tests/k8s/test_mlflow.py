@@ -1,13 +1,14 @@
 """MLflow as the manifests start it: locked by accounts and names, on PostgreSQL, running nobody else's code."""
 
 import configparser
+import json
 
 import pytest
 
 from components.adapters.mlflow import user as mlflow_user
 from infoxlm_core.errors import InputError, StorageUnavailable
 from tests.k8s.manifests import OVERLAYS, environment_of, named, pods
-from tests.servers.tracking import ADMIN
+from tests.servers.tracking import ADMIN, USER
 
 ANY = {
     "mlflow-database": {"username": "u", "password": "p"},
@@ -103,6 +104,36 @@ def test_the_user_of_the_steps_is_made_once_and_gets_the_password_of_its_secret(
     assert experiment("second-password") == 200
     with pytest.raises(InputError, match="MLFLOW_AUTH_ADMIN_PASSWORD"):
         mlflow_user.ensure(locked_server.url, "not-the-password", "steps", "third-password")
+
+
+@pytest.mark.slow
+def test_a_person_reads_and_one_who_promotes_moves_the_champion(locked_server):
+    def call(who: tuple[str, str], method: str, path: str, body: dict | None = None) -> tuple[int, str]:
+        return locked_server.call(method, f"/api/2.0/mlflow/{path}", body, who)
+
+    made = call(USER, "POST", "experiments/create", {"name": "of-people"})
+    run = call(USER, "POST", "runs/create", {"experiment_id": json.loads(made[1])["experiment_id"]})
+    info = json.loads(run[1])["run"]["info"]
+    run_id = info["run_id"]
+    call(USER, "POST", "registered-models/create", {"name": "people"})
+    version = {"name": "people", "source": f"{info['artifact_uri']}/model", "run_id": run_id}
+    assert call(USER, "POST", "model-versions/create", version)[0] == 200
+    ada, grace = ("ada", "password-of-ada"), ("grace", "password-of-grace")
+    for who, promote in ((ada, False), (grace, True)):
+        mlflow_user.ensure(locked_server.url, ADMIN[1], *who)
+        assert call(who, "GET", f"runs/get?run_id={run_id}")[0] == 403
+        mlflow_user.allow(locked_server.url, ADMIN[1], who[0], "of-people", "people", promote)
+
+    alias = {"name": "people", "alias": "champion", "version": "1"}
+    tag = {"run_id": run_id, "key": "decision", "value": "yes"}
+    for who, code in ((ada, 403), (grace, 200)):
+        assert call(who, "GET", f"runs/get?run_id={run_id}")[0] == 200
+        assert call(who, "GET", "registered-models/get?name=people")[0] == 200
+        assert call(who, "POST", "registered-models/alias", alias)[0] == code
+        assert call(who, "POST", "runs/set-tag", tag)[0] == code
+    assert call(grace, "DELETE", "registered-models/delete", {"name": "people"})[0] == 403
+    with pytest.raises(InputError, match="experiment nowhere: the first run makes it"):
+        mlflow_user.allow(locked_server.url, ADMIN[1], "ada", "nowhere", "people", False)
 
 
 def test_a_server_that_is_not_there_yet_is_worth_another_try():
