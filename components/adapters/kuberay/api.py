@@ -120,15 +120,15 @@ class RayJobs:
                 _request_timeout=_SECONDS,
             )
 
-    def delete(self, name: str) -> None:
-        """Delete a job, and the job only after its pods; it may be gone already."""
+    def delete(self, name: str, wait_for_pods: bool = True) -> None:
+        """Delete a job, and, if asked to, the job only after its pods; it may be gone already."""
         from kubernetes import client
 
         with self._answering("delete", missing_is_fine=True):
             self._custom.delete_namespaced_custom_object(
                 **self._at,
                 name=name,
-                body=client.V1DeleteOptions(propagation_policy="Foreground"),
+                body=client.V1DeleteOptions(propagation_policy="Foreground" if wait_for_pods else "Background"),
                 _request_timeout=(5, 10),  # whoever stops has little time
             )
 

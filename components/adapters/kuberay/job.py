@@ -34,6 +34,7 @@ _HEARTBEAT = 60.0
 _LOG_REST = 10.0  # seconds for the last lines of a job that has ended
 _SLACK = 300.0  # by which the operator's own limit comes first
 _REMOVAL = 600.0  # seconds after which a job that is being deleted is stuck
+_PODS_GO = 120.0  # seconds beyond the grace after which its pods are on a node that is dead
 _PAUSE = 2.0
 _BETWEEN_TRIES = 30.0
 
@@ -125,7 +126,7 @@ def _once(jobs: RayJobs, body: Job, cluster: ClusterConfig, stop: Stop) -> dict[
 def _begin(jobs: RayJobs, body: Job, stop: Stop, grace: float) -> None:
     """Create the job; if there is one of this name, adopt it, unless it is of no more use."""
     name, seconds, failures = body["metadata"]["name"], _REMOVAL + grace, 0
-    deadline = time.monotonic() + seconds
+    leave_pods, deadline = time.monotonic() + grace + _PODS_GO, time.monotonic() + seconds
     while time.monotonic() < deadline:
         try:
             if (job := jobs.get(name)) is None:
@@ -144,6 +145,10 @@ def _begin(jobs: RayJobs, body: Job, stop: Stop, grace: float) -> None:
             if not leaving:
                 logger.info("rayjob/%s of an earlier attempt is %s: deleting it", name, describe(status))
                 jobs.delete(name)
+            elif time.monotonic() > leave_pods:
+                logger.warning("rayjob/%s waits for pods that do not go, on a dead node?: going on without them", name)
+                jobs.delete(name, wait_for_pods=False)
+                leave_pods = deadline
             failures = 0
         except AlreadyExists:
             pass  # somebody was faster, or the answer to an earlier try was lost: look again

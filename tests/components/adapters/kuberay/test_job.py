@@ -221,6 +221,28 @@ def test_a_job_that_is_being_deleted_is_waited_for_and_not_adopted(kubernetes, l
     assert "patch" not in verbs(kubernetes)
 
 
+def test_pods_that_stay_on_a_dead_node_do_not_keep_their_job_from_being_started_anew(
+    kubernetes, launch, monkeypatch, caplog
+):
+    monkeypatch.setattr(ray_job, "_PODS_GO", 0.5)
+    kubernetes.put_job(NAME, metadata={"finalizers": ["foregroundDeletion"]}, status=FAILED)
+    kubernetes.delete(NAME)
+
+    def act():
+        until(lambda: verbs(kubernetes).count("get") > 3)
+        assert "delete" not in verbs(kubernetes)  # in the grace its pods may still save
+        until(lambda: "delete" in verbs(kubernetes))
+        assert kubernetes.bodies[-1][::2] == ("delete", {"propagationPolicy": "Background"})
+        kubernetes.patch(NAME, {"metadata": {"finalizers": []}})  # what the API server does then
+        kubernetes.wait_for(NAME)
+        kubernetes.status(NAME, **SUCCEEDED)
+
+    with operator(act):
+        launch(grace_seconds=1)
+
+    assert "on a dead node?" in caplog.text
+
+
 def test_a_job_whose_creation_was_not_confirmed_is_found(kubernetes, launch):
     kubernetes.fail("create", "lost")
 
