@@ -101,9 +101,21 @@ class KubernetesServer:
         change = {"status": {"phase": "Succeeded"}}
         self._ask("PATCH", f"/api/v1/namespaces/{NAMESPACE}/pods/{name}", change)
 
-    def put_event(self, about: str, message: str) -> None:
+    def put_worker(self, name: str, reason: str, message: str) -> None:
+        """A pod of a RayCluster whose container waits."""
+        self.logs[name] = []
+        metadata = {"name": name, "namespace": NAMESPACE, "labels": {"ray.io/is-ray-node": "yes"}}
+        metadata["creationTimestamp"] = "2025-01-01T00:00:00Z"
+        waiting = {"name": "ray-worker", "state": {"waiting": {"reason": reason, "message": message}}}
+        waiting |= {"ready": False, "restartCount": 0, "image": "i", "imageID": ""}
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata}
+        pod["status"] = {"phase": "Pending", "containerStatuses": [waiting]}
+        self._ask("POST", f"/api/v1/namespaces/{NAMESPACE}/pods", pod)
+
+    def put_event(self, about: str, message: str, at: str = "") -> None:
         event = {"metadata": {"name": f"e-{about}", "namespace": NAMESPACE}, "message": message, "type": "Warning"}
         event["involvedObject"] = {"kind": "Pod", "name": about}
+        event |= {"lastTimestamp": at} if at else {}
         self._ask("POST", f"/api/v1/namespaces/{NAMESPACE}/events", event)
 
     def fail(self, verb: str, *how: int | str, resource: str = "rayjobs") -> None:

@@ -7,6 +7,7 @@ again; a refusal is final.
 import contextlib
 import logging
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ SUBMITTER = "ray-job-submitter"
 _MOUNTED = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _SECONDS = (5, 30)  # to connect, to answer
 _LATER = (408, 409, 410, 429)  # time is over, changed meanwhile, too old, too many requests
+_NO_IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
+_QUOTA = re.compile(r"exceeded quota: \S+ requested: (\S+), used: \S+ limited: (\S+)")
 _AT = {"group": "ray.io", "version": "v1", "plural": "rayjobs"}
 
 
@@ -154,15 +157,34 @@ class RayJobs:
             finally:
                 lines.close()
 
-    def why_waiting(self, name: str) -> str:
-        """The last event about a job's pods that says why they do not run, or nothing."""
+    def why_waiting(self, name: str, since: str = "") -> tuple[str, bool]:
+        """What keeps a job's pods from running, and whether they would wait for ever; nothing known is ("", False).
+
+        Args:
+            name: of the job.
+            since: when it was created; what was said before that was said of another job of this name.
+        """
+        mark = name.rpartition("-")[2]  # the digest in its name; operators shorten names from the left
+        with self._answering("list", "pods"):
+            pods = self._core.list_namespaced_pod(
+                self.namespace, label_selector="ray.io/is-ray-node=yes", _request_timeout=_SECONDS
+            ).items
+        for pod in pods:
+            states = [*(pod.status.init_container_statuses or []), *(pod.status.container_statuses or [])]
+            for waiting in [one.state.waiting for one in states if one.state and one.state.waiting]:
+                if mark in pod.metadata.name and waiting.reason in _NO_IMAGE:
+                    return _short(f"{waiting.reason} in pod {pod.metadata.name}: {waiting.message or ''}"), True
         with self._answering("list", "events"):
             events = self._core.list_namespaced_event(
                 self.namespace, field_selector="type=Warning", limit=500, _request_timeout=_SECONDS
             ).items
-        mark = name.rpartition("-")[2]  # the digest in its name; operators shorten names from the left
         about = [event for event in events if mark in (event.involved_object.name or "") and event.message]
-        return " ".join(about[-1].message.split())[:300] if about else ""
+        stamps = [str(event.last_timestamp or event.event_time or "").replace(" ", "T") for event in about]
+        new = sorted((at, number) for number, at in enumerate(stamps) if not (at and since) or at[:19] >= since[:19])
+        if not new:
+            return "", False
+        message = about[new[-1][1]].message
+        return _short(message), "violates PodSecurity" in message or _is_beyond_quota(message)
 
     @contextlib.contextmanager
     def _answering(self, verb: str, resource: str = "rayjobs", missing_is_fine: bool = False) -> Iterator[None]:
@@ -189,6 +211,22 @@ class RayJobs:
             raise NoAnswer(said) from None
         except (urllib3.exceptions.HTTPError, ValueError, OSError) as error:  # also half a line of JSON
             raise NoAnswer(" ".join(str(error).split())[:300]) from None
+
+
+def _short(text: str) -> str:
+    return " ".join(text.split())[:300]
+
+
+def _is_beyond_quota(message: str) -> bool:
+    """Whether a pod was refused that asks for more than its quota holds when it is empty."""
+    from kubernetes.utils.quantity import parse_quantity
+
+    if not (found := _QUOTA.search(message)):
+        return False
+    asked, limited = (dict(part.split("=", 1) for part in text.split(",") if "=" in part) for text in found.groups())
+    with contextlib.suppress(ValueError):
+        return any(parse_quantity(asked[what]) > parse_quantity(limited[what]) for what in asked if what in limited)
+    return False
 
 
 def _message(error: Any) -> str:

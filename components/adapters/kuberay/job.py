@@ -31,6 +31,7 @@ __all__ = ["job_name", "run"]
 logger = logging.getLogger(__name__)
 
 _HEARTBEAT = 60.0
+_LOOK = 30.0  # seconds between two looks at what keeps a job from running
 _LOG_REST = 10.0  # seconds for the last lines of a job that has ended
 _SLACK = 300.0  # by which the operator's own limit comes first
 _REMOVAL = 600.0  # seconds after which a job that is being deleted is stuck
@@ -162,6 +163,7 @@ def _follow(jobs: RayJobs, name: str, cluster: ClusterConfig, stop: Stop, log: J
     """Wait for the end of the job; keep the limits; speak up when it is quiet."""
     began = since = beat = time.monotonic()  # `since`: how long it has been waiting, or running
     was_running, status = False, {}
+    hindrance = Hindrance(jobs, name)
     with states(jobs, name) as seen:
         for status in seen:
             now = time.monotonic()
@@ -174,6 +176,9 @@ def _follow(jobs: RayJobs, name: str, cluster: ClusterConfig, stop: Stop, log: J
             if running != was_running:
                 was_running, since = running, now
                 logger.info("rayjob/%s is %s", name, describe(status))
+            if not running and hindrance.is_for_good(now):
+                _delete(jobs, name)
+                raise InputError(f"rayjob/{name} cannot start: {hindrance.text}: it was deleted; mend that, run again")
             if not running and now - since > cluster.start_seconds:
                 _give_up(jobs, name, f"no GPUs after {cluster.start_seconds} s ({describe(status)})")
             if running and now - since > cluster.run_seconds + _SLACK:
@@ -182,6 +187,30 @@ def _follow(jobs: RayJobs, name: str, cluster: ClusterConfig, stop: Stop, log: J
                 beat = now
                 logger.info("rayjob/%s is %s, %.0f s after the start", name, describe(status), now - began)
     return status
+
+
+class Hindrance:
+    """What keeps a job from running, said in the log when it changes."""
+
+    def __init__(self, jobs: RayJobs, name: str) -> None:
+        self.text, self._jobs, self._name = "", jobs, name
+        self._looked, self._created, self._in_vain = time.monotonic(), "", 0
+
+    def is_for_good(self, now: float) -> bool:
+        """Whether two looks in a row have found that nothing but a change by somebody helps."""
+        if now - self._looked > _LOOK:
+            self._looked = now
+            try:
+                if not self._created and (job := self._jobs.get(self._name)):
+                    self._created = job["metadata"].get("creationTimestamp") or ""
+                text, in_vain = self._jobs.why_waiting(self._name, self._created)
+            except (NoAnswer, InputError) as error:  # it may still start
+                logger.debug("what keeps rayjob/%s waiting is not known: %s", self._name, error)
+                return False
+            if text and text != self.text:
+                logger.info("rayjob/%s waits: %s", self._name, text)
+            self.text, self._in_vain = text, self._in_vain + 1 if in_vain else 0
+        return self._in_vain > 1
 
 
 def _end(jobs: RayJobs, name: str, ask_to_stop: Callable[[], None]) -> None:
@@ -205,7 +234,7 @@ def _end(jobs: RayJobs, name: str, ask_to_stop: Callable[[], None]) -> None:
 def _give_up(jobs: RayJobs, name: str, why: str) -> None:
     """Delete the job, with what the cluster says about its pods as the reason."""
     with contextlib.suppress(NoAnswer, InputError):
-        why += f": {events}" if (events := jobs.why_waiting(name)) else ""
+        why += f": {hindrance}" if (hindrance := jobs.why_waiting(name)[0]) else ""
     _delete(jobs, name)
     raise ResourcesUnavailable(f"rayjob/{name}: {why}: it was deleted; free or add GPUs, then run again")
 

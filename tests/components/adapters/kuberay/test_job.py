@@ -425,6 +425,65 @@ def test_gpus_that_never_come_end_the_step_in_time_with_the_reason_of_the_schedu
     assert kubernetes.job(NAME) is None
 
 
+GPU = "requests.nvidia.com/gpu"
+QUOTA = (
+    'Failed to create worker Pod: pods "x" is forbidden: exceeded quota: infoxlm, requested: {}, used: {}, limited: {}'
+)
+POLICY = 'pods "x" is forbidden: violates PodSecurity "restricted:latest": runAsNonRoot != true'
+
+
+@pytest.mark.parametrize(
+    ("worker", "event", "said"),
+    [
+        (("ImagePullBackOff", "Back-off pulling image"), "", "ImagePullBackOff in pod .*: Back-off pulling image"),
+        (("ErrImagePull", "manifest unknown"), "", "ErrImagePull in pod .*: manifest unknown"),
+        (("InvalidImageName", "invalid reference format"), "", "InvalidImageName"),
+        (None, QUOTA.format(f"{GPU}=8", f"{GPU}=0", f"{GPU}=4"), "exceeded quota"),
+        (None, QUOTA.format("cpu=500m,memory=512Gi", "cpu=0,memory=0", "cpu=1,memory=64Gi"), "exceeded quota"),
+        (None, POLICY, "violates PodSecurity"),
+    ],
+)  # fmt: skip
+def test_what_no_waiting_mends_ends_the_step_after_a_minute_and_not_after_an_hour(
+    kubernetes, launch, clock, worker, event, said
+):
+    def act():
+        kubernetes.wait_for(NAME)
+        kubernetes.status(NAME, jobDeploymentStatus="Initializing")
+        if worker:
+            kubernetes.put_worker(f"{NAME}-x2x4v-workers-worker-1", *worker)
+        if event:
+            kubernetes.put_event(f"{NAME}-x2x4v", event)
+        clock.pass_by(31)
+        assert kubernetes.job(NAME) is not None  # once may be a hiccup of the registry
+        clock.now += 31
+
+    with operator(act), pytest.raises(InputError, match=rf"cannot start: .*{said}.*; mend that, run again"):
+        launch(start_seconds=3600)
+
+    assert kubernetes.job(NAME) is None
+
+
+def test_what_time_mends_is_told_at_once_and_waited_for(kubernetes, launch, clock, caplog):
+    full = QUOTA.format(f"{GPU}=8", f"{GPU}=8", f"{GPU}=8")
+
+    def act():
+        kubernetes.wait_for(NAME)
+        kubernetes.patch(NAME, {"metadata": {"creationTimestamp": "2026-01-01T00:00:00Z"}})
+        kubernetes.status(NAME, jobDeploymentStatus="Initializing")
+        kubernetes.put_worker("of-another-job", "ImagePullBackOff", "no concern of ours")
+        kubernetes.put_event(f"{NAME}-old00", POLICY, "2025-12-31T23:59:00Z")  # of an earlier job of this name
+        kubernetes.put_event(f"{NAME}-x2x4v", full, "2026-01-01T00:00:09Z")
+        for _ in range(3):
+            clock.pass_by(31)
+        kubernetes.status(NAME, **RUNNING)
+        kubernetes.status(NAME, **SUCCEEDED)
+
+    with caplog.at_level("INFO"), operator(act):
+        launch()
+
+    assert caplog.text.count(f"rayjob/{NAME} waits: Failed to create worker Pod") == 1
+
+
 def test_a_job_that_its_queue_takes_back_waits_again_with_a_time_of_its_own(kubernetes, launch, clock, caplog):
     def act():
         kubernetes.wait_for(NAME)
