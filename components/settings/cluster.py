@@ -48,13 +48,19 @@ class RayConfig(StageConfig):
     """Kubernetes' PriorityClass of the Ray pods; none: the cluster's default."""
 
     start_seconds: PositiveInt = 3600
-    """How long to wait for GPUs, in the queue and for pods, before the step gives up."""
+    """How long to wait for GPUs before the step gives up. The time in Kueue's `queue` does not count."""
 
     run_seconds: PositiveInt = 14 * 86_400
     """How long one job may hold them. A training goes on from its checkpoint when the step is tried again."""
 
     grace_seconds: PositiveInt = 120
     """How long a Ray pod that must go may still run: twice the time that saving takes."""
+
+    disk: Bytes | None = None
+    """Of a Ray pod (`ephemeral-storage`): shards and checkpoints pass through it; twice their size.
+
+    A pod that asks for none is evicted first when the disk of its node is full.
+    """
 
     shared_memory: Bytes = "16Gi"
     """What /dev/shm of a worker pod holds, part of its memory."""

@@ -176,6 +176,8 @@ def _follow(jobs: RayJobs, name: str, cluster: ClusterConfig, stop: Stop, log: J
             if running != was_running:
                 was_running, since = running, now
                 logger.info("rayjob/%s is %s", name, describe(status))
+            if cluster.queue and status.get("jobDeploymentStatus") == "Suspended":
+                since = now  # Kueue has not admitted it: a queue may be long
             if not running and hindrance.is_for_good(now):
                 _delete(jobs, name)
                 raise InputError(f"rayjob/{name} cannot start: {hindrance.text}: it was deleted; mend that, run again")

@@ -92,7 +92,9 @@ def render(
         "spec": {
             "entrypoint": f"python -m components.platform.job {work}",
             "submissionMode": "K8sJobMode",
-            "submitterConfig": {"backoffLimit": 10},  # a retried submitter attaches again, it does not submit twice
+            # a retried submitter finds the job again; a head that was lost knows of none, and is given it anew, which
+            # the lease makes harmless: the training is one, and goes on from its checkpoint
+            "submitterConfig": {"backoffLimit": 10},
             "submitterPodTemplate": _submitter(cluster),
             "backoffLimit": 0,  # the launcher starts it again: it can tell "try again" from an error that stays
             "preRunningDeadlineSeconds": cluster.start_seconds,
@@ -174,6 +176,8 @@ def _pod(
     scratch = _scratch()
     shared = "/dev/shm"  # noqa: S108 - a volume of the pod alone
     scratch["dev-shm"] = (shared, {"medium": "Memory", "sizeLimit": shared_memory or resources["limits"]["memory"]})
+    if cluster.disk:
+        resources = {kind: {**amounts, "ephemeral-storage": cluster.disk} for kind, amounts in resources.items()}
     spec = _restricted(cluster, container, resources, variables, scratch)
     spec["terminationGracePeriodSeconds"] = cluster.grace_seconds
     # evicted, deleted, or its node drained: save first
@@ -183,7 +187,8 @@ def _pod(
         spec["priorityClassName"] = cluster.priority_class
     if cluster.environment_from:
         spec["containers"][0]["envFrom"] = [{"secretRef": {"name": name}} for name in cluster.environment_from]
-    return {"metadata": {"labels": _labels("training")}, "spec": spec}
+    # app.kubernetes.io/name is KubeRay's here: by it the service of the job finds the head
+    return {"metadata": {"labels": {"app.kubernetes.io/component": "training"}}, "spec": spec}
 
 
 def _saving(cluster: ClusterConfig) -> str:

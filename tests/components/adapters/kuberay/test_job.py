@@ -479,7 +479,7 @@ def test_what_time_mends_is_told_at_once_and_waited_for(kubernetes, launch, cloc
         kubernetes.status(NAME, **SUCCEEDED)
 
     with caplog.at_level("INFO"), operator(act):
-        launch()
+        launch(start_seconds=3600)
 
     assert caplog.text.count(f"rayjob/{NAME} waits: Failed to create worker Pod") == 1
 
@@ -497,6 +497,21 @@ def test_a_job_that_its_queue_takes_back_waits_again_with_a_time_of_its_own(kube
 
     with caplog.at_level("INFO"), operator(act):
         launch(start_seconds=900)
+
+
+def test_the_time_in_a_queue_is_not_time_that_gpus_have_failed_to_come(kubernetes, launch, clock):
+    def act():
+        kubernetes.wait_for(NAME)
+        kubernetes.status(NAME, jobDeploymentStatus="Suspended")
+        time.sleep(1)
+        for _ in range(3):
+            clock.pass_by(3000)
+        kubernetes.status(NAME, jobDeploymentStatus="Initializing")  # admitted: from now on
+        time.sleep(1)
+        clock.now += 901
+
+    with operator(act), pytest.raises(ResourcesUnavailable, match="no GPUs after 900 s"):
+        launch(start_seconds=900, queue="gpu")
 
 
 def test_a_job_that_holds_its_gpus_too_long_is_deleted_even_without_an_operator(kubernetes, launch):

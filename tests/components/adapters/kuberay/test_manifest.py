@@ -286,3 +286,15 @@ def test_a_pod_that_must_go_saves_first_and_leaves_ray_some_of_the_grace():
 def test_a_job_that_is_deleted_has_as_long_to_save_as_a_pod_that_must_go():
     assert environment(pods(job(grace_seconds=120))["head"])["RAY_JOB_STOP_WAIT_TIME_S"] == "105"
     assert environment(pods(job(grace_seconds=10))["head"])["RAY_JOB_STOP_WAIT_TIME_S"] == "1"
+
+
+def test_pods_of_ray_ask_for_the_disk_that_checkpoints_pass_through():
+    asked = {which: container(pods(job(disk="200Gi"))[which])["resources"] for which in ("head", "worker")}
+
+    assert {amounts["ephemeral-storage"] for kinds in asked.values() for amounts in kinds.values()} == {"200Gi"}
+    assert "ephemeral-storage" not in str(pods(job()))
+
+
+def test_the_label_by_which_kuberay_s_service_finds_the_head_is_left_to_kuberay():
+    for which in ("head", "worker"):
+        assert "app.kubernetes.io/name" not in pods(job())[which]["metadata"]["labels"]
