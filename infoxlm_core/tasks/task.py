@@ -52,8 +52,9 @@ class Scores:
         mean, gaps = mean_over(languages), None
         if source in languages and len(languages) > 1:
             gaps = {name: transfer_gap({code: row[name] for code, row in languages.items()}, source) for name in mean}
-        chosen = {"dev": selection.development(tuned), "selection": selection.read(tuned)} if tuned else {}
-        return cls(task=task, languages=languages, mean=mean, transfer_gap=gaps, **chosen, **others)
+        if tuned:
+            others |= {"dev": selection.development(tuned), "selection": selection.read(tuned)}
+        return cls(task=task, languages=languages, mean=mean, transfer_gap=gaps, **others)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as scores.json holds them: `details` stand beside the others."""

@@ -95,9 +95,10 @@ def main() -> None:
     try:
         if missing := [name for name in wanted if not os.environ.get(name)]:
             raise InputError(f"{missing[0]} is not set: the Job make-user of k8s/base sets it")
-        ensure(*(os.environ[name] for name in wanted))
+        server, admin_password, user, password = (os.environ[name] for name in wanted)
+        ensure(server, admin_password, user, password)
         if given.model:
-            allow(*(os.environ[name] for name in wanted[:3]), given.experiment, given.model, given.promote)
+            allow(server, admin_password, user, given.experiment, given.model, given.promote)
     except InfoXLMError as error:
         print(f"mlflow user: {type(error).__name__}: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
