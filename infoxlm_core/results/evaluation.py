@@ -37,11 +37,6 @@ class Evaluation:
         """The scores of all models that have some, the one under test first."""
         return {name: one.tasks[task] for name, one in self.models.items() if task in one.tasks}
 
-    def count_pairs(self) -> dict[str, dict[str, int]]:
-        """Pairs by kind and language, for a table."""
-        kinds = {"drawn": "all pairs", "no_overlap": "that share no token"}
-        return {said: {code: row[kind] for code, row in self.pairs.items()} for kind, said in kinds.items()}
-
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as scores.json holds them."""
         models = {

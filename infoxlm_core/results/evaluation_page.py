@@ -127,6 +127,8 @@ def _sum_up(model: str, found: Scores, whole: Tile, unshared: Tile) -> str:
 
 def _show_retrieval(evaluation: Evaluation) -> Section:
     retrieval, pivot = evaluation.of("retrieval"), evaluation.pivot
+    kinds = {"all pairs": "drawn", "that share no token": "no_overlap"}
+    pairs = {said: {code: row[kind] for code, row in evaluation.pairs.items()} for said, kind in kinds.items()}
     directions = {"both directions": "mean", f"xx → {pivot}": "to_pivot", f"{pivot} → xx": "from_pivot"}
     return Section(
         "Retrieval",
@@ -141,7 +143,7 @@ def _show_retrieval(evaluation: Evaluation) -> Section:
         tables=[
             tabulate_layers(retrieval),
             tabulate_scores("By language", retrieval, directions | {"no shared token": "no_overlap"}),
-            tabulate_counts("pairs", list(retrieval[evaluation.model].languages), evaluation.count_pairs()),
+            tabulate_counts("pairs", list(retrieval[evaluation.model].languages), pairs),
         ],
     )
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from infoxlm_core.config.base import Language, Share
 from infoxlm_core.config.tasks import Paths, RecipeConfig
 from infoxlm_core.errors import ConfigError
-from infoxlm_core.languages import two_letters
 from infoxlm_core.model.task_head import Head
 from infoxlm_core.tasks.task import Preset, Scores, Task
 
@@ -98,9 +97,6 @@ class Classification(Task[ClassificationConfig]):
         from infoxlm_core.tasks import classifying
 
         return classifying.training(settings, encoder, corpus)
-
-    def declared_languages(self, settings: ClassificationConfig) -> list[str]:
-        return list(dict.fromkeys(map(two_letters, settings.train_languages)))
 
     def measure(self, settings: ClassificationConfig, model: Path, output: Path) -> Scores:
         from infoxlm_core.tasks import classifying

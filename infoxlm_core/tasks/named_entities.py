@@ -111,9 +111,6 @@ class NamedEntities(Task[NamedEntitiesConfig]):
                 raise InputError(f"{_where(settings)}: no {split} sentences: {_LAYOUT}")
         selection.check(settings.selection.rule, self.declared_languages(settings)[0], sorted(sets["dev"]))
 
-    def declared_languages(self, settings: NamedEntitiesConfig) -> list[str]:
-        return list(dict.fromkeys(map(two_letters, settings.train_languages)))
-
     def training(self, settings: NamedEntitiesConfig, encoder: Path, corpus: Path | None) -> "Training":  # noqa: ARG002 - of no prepared corpus
         import numpy as np
 

@@ -166,9 +166,9 @@ class Task(Generic[Settings]):
         """Languages of the training text, the source first; data are on this machine."""
         return self.declared_languages(settings)
 
-    def declared_languages(self, settings: Settings) -> list[str]:  # noqa: ARG002 - for those that declare some
+    def declared_languages(self, settings: Settings) -> list[str]:
         """Those of `training_languages` that settings say without a look at the data."""
-        return []
+        return list(dict.fromkeys(map(languages.two_letters, getattr(settings, "train_languages", ()))))
 
     def suits(self, model: Path) -> bool:  # noqa: ARG002 - for those that ask for something
         """Whether a model has what the task needs of it."""
