@@ -4,9 +4,10 @@ The outcomes are a table with a row for each question and direction, the same fo
 
     model | task | place | language | direction | question | unshared | right
 
-`place` is the layer and pooling that a metric of retrieval is read at: "best" or "contrast". A question is known by a
-digest, so that the table may stay with a model whose test is confidential; the same sentence asked in several
-languages has the same one.
+`place` is the layer and pooling that is read, "best" or "contrast", and `direction` "to_pivot" or "from_pivot"; a task
+without such a choice leaves them empty. A metric is known by the rows that it counts, whatever the task. A question is
+known by a digest, so that the table may stay with a model whose test is confidential; the same sentence asked in
+several languages has the same one.
 
 Whether a gain is luck with these questions a paired bootstrap interval tells. The questions are drawn anew, as many as
 there are and with replacement, thousands of times; both models are scored on each draw, and the interval holds the
@@ -44,19 +45,18 @@ class Outcomes:
         Raises:
             InputError: the metric is not a share of right answers, or the model has no such outcomes.
         """
-        wholes: tuple[str, ...]
         task, _, name = metric.partition("/")
         rows, pivot = self.table[self.table["task"] == task], self.pivot
-        if task == "retrieval":
-            rows = rows[rows["place"] == ("contrast" if name == "contrast" else "best")]
-            rows = rows[rows["unshared"]] if name == "no_overlap" else rows
-            rows = rows[rows["direction"] == "to_pivot"] if name == f"xx_{pivot}" else rows
-            rows = rows[rows["direction"] == "from_pivot"] if name == f"{pivot}_xx" else rows
-            wholes = ("best", "contrast", "no_overlap", f"xx_{pivot}", f"{pivot}_xx")
-        else:
-            wholes = ("mean",)
-        if name not in wholes:
-            rows = rows[rows["language"] == name]
+        place, direction = rows["place"], rows["direction"]
+        counted = {
+            "mean": place == "",
+            "best": place == "best",
+            "contrast": place == "contrast",
+            "no_overlap": (place == "best") & rows["unshared"],
+            f"xx_{pivot}": (place == "best") & (direction == "to_pivot"),
+            f"{pivot}_xx": (place == "best") & (direction == "from_pivot"),
+        }
+        rows = rows[counted[name] if name in counted else (place != "contrast") & (rows["language"] == name)]
         if rows.empty:
             raise InputError(
                 f"{metric} has no outcomes by question: compare by a share of right answers (retrieval/best)"

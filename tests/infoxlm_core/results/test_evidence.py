@@ -4,7 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from infoxlm_core.results.evidence import paired_bootstrap
+from infoxlm_core.errors import InputError
+from infoxlm_core.results.evidence import COLUMNS, Outcomes, paired_bootstrap
 
 
 def answers(values: dict[str, list[float]]) -> pd.Series:
@@ -16,6 +17,34 @@ def answers(values: dict[str, list[float]]) -> pd.Series:
 def coins(languages: int, questions: int, right: float, seed: int) -> pd.Series:
     rng = np.random.default_rng(seed)
     return answers({f"l{n}": (rng.random(questions) < right).astype(float).tolist() for n in range(languages)})
+
+
+def test_a_metric_counts_the_rows_that_it_names_whatever_the_task_is_called():
+    rows = [
+        ("mining", place, language, direction, "q", language == "de", right)
+        for language, place, direction, right in [
+            ("de", "best", "to_pivot", True),
+            ("de", "best", "from_pivot", False),
+            ("fr", "best", "to_pivot", True),
+            ("fr", "best", "from_pivot", True),
+            ("fr", "contrast", "to_pivot", False),
+        ]
+    ]
+    rows += [("tagging", "", "de", "", "q", False, True)]
+    outcomes = Outcomes(pd.DataFrame(rows, columns=list(COLUMNS[1:])), "en")
+
+    found = {metric: outcomes.answers(metric).to_dict() for metric in ("mining/best", "mining/fr", "mining/xx_en",
+             "mining/no_overlap", "mining/contrast", "tagging/mean", "tagging/de")}  # fmt: skip
+
+    de, fr = ("de", "q"), ("fr", "q")
+    assert found == {
+        "mining/best": {de: 0.5, fr: 1.0}, "mining/fr": {fr: 1.0}, "mining/xx_en": {de: 1.0, fr: 1.0},
+        "mining/no_overlap": {de: 0.5}, "mining/contrast": {fr: 0.0}, "tagging/mean": {de: 1.0},
+        "tagging/de": {de: 1.0},
+    }  # fmt: skip
+    for metric in ("mining/mean", "tagging/best", "tagging/xx_en", "tagging/no_overlap"):
+        with pytest.raises(InputError, match=f"{metric} has no outcomes"):
+            outcomes.answers(metric)
 
 
 def test_equal_answers_gain_nothing_for_sure():
