@@ -4,9 +4,10 @@ Another place is a module with `fetch(wanted: Wanted) -> Path` and a line in a t
 """
 
 import importlib
-import re
 from dataclasses import dataclass
 from pathlib import Path
+
+from components.adapters import storage
 
 DATA = {
     "pypi": "components.adapters.sources.package_index",
@@ -33,13 +34,7 @@ class Wanted:
     """What a file must have."""
 
 
-def scheme(source: str) -> str:
-    """What stands before the first colon; a path, and a name on the hub, have none."""
-    match = re.match(r"([a-z][a-z0-9+.-]*):", source)
-    return match[1] if match else ""
-
-
 def fetch(table: dict[str, str], wanted: Wanted) -> Path | None:
     """Where on this machine it is now; None if there is no such place."""
-    module = table.get(scheme(wanted.source))
+    module = table.get(storage.scheme(wanted.source, ":"))
     return importlib.import_module(module).fetch(wanted) if module else None

@@ -5,6 +5,7 @@ another one is a class in a file of this folder and a line in `SCHEMES`.
 """
 
 import importlib
+import re
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -17,6 +18,7 @@ SCHEMES = {
     "s3": "components.adapters.s3.store:S3Store",
 }
 """Scheme of a URI -> the class that is opened with it; imported only when there is such a URI."""
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+")  # a single letter is a drive of Windows
 
 
 @dataclass(frozen=True)
@@ -79,10 +81,10 @@ class Store(Protocol):
         """Remove what uploads that were begun at least so long ago have left unfinished; return how many."""
 
 
-def scheme(uri: str | Path) -> str:
-    """What stands before `://`; a path has none."""
-    before, separator, _ = str(uri).partition("://")
-    return before if separator else ""
+def scheme(uri: str | Path, separator: str = "://") -> str:
+    """What stands before the separator, a colon alone in sources such as `pypi:package==1.0`; a path has none."""
+    before, found, _ = str(uri).partition(separator)
+    return before if found and _SCHEME.fullmatch(before) else ""
 
 
 def open(uri: str | Path) -> Store:

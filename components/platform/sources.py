@@ -109,7 +109,7 @@ def localise_corpora(config: "PreparationConfig", store: Path) -> "PreparationCo
     """The same config with all its corpora on this machine; raises as `fetch_data` does."""
 
     def fetch(path: str, sha256: str | None) -> str:
-        return str(fetch_data(path, store, sha256)) if elsewhere.scheme(path) else path
+        return str(fetch_data(path, store, sha256)) if storage.scheme(path, ":") else path
 
     corpora = [
         corpus.model_copy(update={"path": tuple(fetch(path, corpus.sha256) for path in corpus.paths)})

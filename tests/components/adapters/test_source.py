@@ -4,7 +4,7 @@ import importlib
 
 import pytest
 
-from components.adapters import source
+from components.adapters import source, storage
 
 
 @pytest.mark.parametrize(
@@ -16,10 +16,19 @@ from components.adapters import source
         ("FacebookAI/xlm-roberta-base", ""),
         ("./runs/a:b", ""),
         ("C:\\data", ""),
+        ("", ""),
     ],
 )
 def test_the_scheme_is_what_stands_before_the_first_colon(name, scheme):
-    assert source.scheme(name) == scheme
+    assert storage.scheme(name, ":") == scheme
+
+
+@pytest.mark.parametrize(
+    ("uri", "scheme"),
+    [("s3://bucket/prefix", "s3"), ("S3://bucket", "S3"), ("pypi:package", ""), ("./runs/a:b", ""), ("./a://b", "")],
+)
+def test_the_scheme_of_a_storage_stands_before_two_slashes(uri, scheme):
+    assert storage.scheme(uri) == scheme
 
 
 @pytest.mark.parametrize("module", {**source.DATA, **source.MODELS}.values())
