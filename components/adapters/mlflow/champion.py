@@ -55,7 +55,7 @@ def promote(client: "MlflowClient", version: "ModelVersion", gate: Mapping[str, 
         StorageUnavailable: MLflow does not answer.
     """
     name, number = version.name, version.version
-    with mlflow_runs.answering(f"champion of {name}"):
+    with mlflow_runs.translate_errors(f"champion of {name}"):
         for _ in range(ATTEMPTS):
             champion = champion_of(client, name)
             if champion and int(champion) == int(number):  # by a call that died before its end, or by another one
@@ -99,7 +99,7 @@ def roll_back(client: "MlflowClient", name: str, reason: str) -> int:
         InputError: no champion, or none before it.
         DataCorrupt, SignatureInvalid: its files are not those that were registered; the alias stays.
     """
-    with mlflow_runs.answering(f"champion of {name}"):
+    with mlflow_runs.translate_errors(f"champion of {name}"):
         champion = champion_of(client, name)
         if champion is None:
             raise InputError(f"{name} has no champion: promote a version instead")

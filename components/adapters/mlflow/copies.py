@@ -34,7 +34,7 @@ def copy(client: "MlflowClient", version: "ModelVersion", name: str) -> "ModelVe
 
     Both point to the same files.
     """
-    with mlflow_runs.answering(f"registered model {name}"):
+    with mlflow_runs.translate_errors(f"registered model {name}"):
         if not registered.versions_of(client, name, version.tags["digest"]):
             client.copy_model_version(f"models:/{version.name}/{version.version}", name)
         return _finish(client, name, version, f"models:/{version.name}/{version.version}")
@@ -51,13 +51,13 @@ def copy_to_server(client: "MlflowClient", version: "ModelVersion", uri: str, na
     """
     model = f"models:/{version.name}/{version.version}"
     origin = f"{without_password(mlflow_runs.tracking_uri(store))} {model}"
-    with mlflow_runs.answering(model), registered.fetched(client, version) as files:
+    with mlflow_runs.translate_errors(model), registered.fetched(client, version) as files:
         sent = _contents(files)
         _go_to(uri)
         target = mlflow_runs.connect(store)
         tags = {mlflow_runs.RUN_TAG: f"copy of {origin}"}
         run_id = mlflow_runs.open_run("infoxlm", f"copy of {version.name}", tags, store)
-        with mlflow_runs.answering(f"registered model {name} of the target"):
+        with mlflow_runs.translate_errors(f"registered model {name} of the target"):
             if not registered.versions_of(target, name, version.tags["digest"]):
                 source = _send(target, run_id, files)
                 kept = {key: value for key, value in version.tags.items() if key not in _STAYS}

@@ -77,7 +77,7 @@ def register(
             )
     directories.check_encoder(encoder_dir)
     client = MlflowClient()
-    with mlflow_runs.answering(f"registered model {name}"):
+    with mlflow_runs.translate_errors(f"registered model {name}"):
         if not registered.versions_of(client, name, digest):
             described = {**tags, **{key: repr(float(value)) for key, value in metrics.items()}, "digest": digest}
             create(client, name, log_model(run_id, encoder_dir, evaluation), run_id, described)
@@ -148,7 +148,7 @@ def load_encoder(source: str | Path, default_store: Path) -> Path:
         return Path(source)
     client = mlflow_runs.connect(default_store)
     version = registered.find(client, str(source))
-    with mlflow_runs.answering(str(source)):
+    with mlflow_runs.translate_errors(str(source)):
         target = None  # files on this machine are read where they are
         if not client.get_model_version_download_uri(version.name, version.version).startswith("file:"):
             target = Path(tempfile.mkdtemp(prefix="infoxlm-"))

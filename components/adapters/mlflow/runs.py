@@ -65,8 +65,8 @@ def connect(default_store: Path) -> "MlflowClient":
 
 
 @contextmanager
-def answering(what: str) -> Iterator[None]:
-    """Turn MLflow's errors into ours, one line each.
+def translate_errors(what: str) -> Iterator[None]:
+    """Turn errors of MLflow into ours, one line each.
 
     Raises:
         StorageUnavailable: MLflow does not answer, or with a 5xx.
@@ -97,7 +97,7 @@ def open_run(experiment: str, name: str, tags: dict[str, str], default_store: Pa
     client = connect(default_store)
     from mlflow.entities import RunTag
 
-    with answering(f"MLflow run {name}"):
+    with translate_errors(f"MLflow run {name}"):
         theirs = os.environ.get("MLFLOW_RUN_ID")
         run_id = outermost(client, theirs) if theirs else find_or_create(client, experiment, name, tags)
         run = client.get_run(run_id)
@@ -115,7 +115,7 @@ def page(run_id: str) -> str:
     """
     from mlflow import MlflowClient
 
-    with answering(f"MLflow run {run_id}"):
+    with translate_errors(f"MLflow run {run_id}"):
         experiment = MlflowClient().get_run(run_id).info.experiment_id
     return f"experiments/{experiment}/runs/{run_id}?workflowType=machine_learning"
 
@@ -125,7 +125,7 @@ def end_run(run_id: str, status: str = "FINISHED") -> None:
     from mlflow import MlflowClient
 
     client, theirs = MlflowClient(), os.environ.get("MLFLOW_RUN_ID")
-    with answering(f"MLflow run {run_id}"):
+    with translate_errors(f"MLflow run {run_id}"):
         if not theirs or run_id not in (theirs, outermost(client, theirs)):
             client.set_terminated(run_id, status)
 
@@ -149,7 +149,7 @@ def log_params(run_id: str, config: Mapping[str, Any]) -> None:
 
     values = {key: str(value)[:MAX_PARAM_VAL_LENGTH] for key, value in _flatten(config)}
     client = MlflowClient()
-    with answering(f"parameters of MLflow run {run_id}"):
+    with translate_errors(f"parameters of MLflow run {run_id}"):
         known = client.get_run(run_id).data.params
         for key in values.keys() & known.keys():
             if values[key] != known[key]:
@@ -168,7 +168,7 @@ def log_metrics(run_id: str, metrics: Mapping[str, float], step: int = 0) -> Non
     from mlflow.utils.validation import MAX_METRICS_PER_BATCH
 
     client = MlflowClient()
-    with answering(f"metrics of MLflow run {run_id}"):
+    with translate_errors(f"metrics of MLflow run {run_id}"):
         found = points(metrics, step, client.get_run(run_id).info.start_time)
         for first in range(0, len(found), MAX_METRICS_PER_BATCH):
             client.log_batch(run_id, found[first : first + MAX_METRICS_PER_BATCH])
@@ -179,7 +179,7 @@ def log_artifacts(run_id: str, source: Path, path: str | None = None) -> None:
     from mlflow import MlflowClient
 
     client = MlflowClient()
-    with answering(f"artifacts of MLflow run {run_id}"):
+    with translate_errors(f"artifacts of MLflow run {run_id}"):
         (client.log_artifacts if source.is_dir() else client.log_artifact)(run_id, str(source), path)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from components.adapters.mlflow import runs
 from components.adapters.mlflow import trials as mlflow_trials
-from components.adapters.mlflow.runs import answering, points
+from components.adapters.mlflow.runs import points, translate_errors
 from infoxlm_core.errors import InputError, one_line
 from infoxlm_core.results.trials import Trial
 from infoxlm_core.training.tracker import FileTracker, parse
@@ -27,7 +27,7 @@ _LONGEST_PAUSE = 60  # seconds between two attempts to reach a server that is go
 
 def ship(path: Path, run_id: str, prefix: str = "") -> None:
     """Deliver a whole `metrics.jsonl`, `prefix` before each name; points that arrived before stay single."""
-    with answering(f"{path} -> MLflow run {run_id}"):
+    with translate_errors(f"{path} -> MLflow run {run_id}"):
         _Outbox(path, run_id, prefix).ship()
 
 

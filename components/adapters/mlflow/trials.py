@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from components.adapters.mlflow import runs as mlflow_runs
-from components.adapters.mlflow.runs import PARENT, RUN_TAG, answering
+from components.adapters.mlflow.runs import PARENT, RUN_TAG, translate_errors
 from infoxlm_core.errors import InputError
 from infoxlm_core.results.trials import SCORES, Trial, read_scores
 from infoxlm_core.tasks.task import Scores
@@ -33,7 +33,7 @@ class TrialRun(NamedTuple):
         """Of a suite's trial: the scores among the artifacts of its run."""
         from mlflow import MlflowClient
 
-        with answering(f"scores of MLflow run {self.run_id}"), tempfile.TemporaryDirectory() as folder:
+        with translate_errors(f"scores of MLflow run {self.run_id}"), tempfile.TemporaryDirectory() as folder:
             return read_scores(Path(MlflowClient().download_artifacts(self.run_id, SCORES, folder)))
 
 
@@ -53,7 +53,7 @@ def open_trial(parent: str, pipeline_run: str, trial: Trial) -> str:
     if not trial.task:
         own = {"variant": trial.model, "what": trial.what}
     client = MlflowClient()
-    with answering(f"MLflow run of {trial.name}"):
+    with translate_errors(f"MLflow run of {trial.name}"):
         nested = {RUN_TAG: f"{pipeline_run}/{trial.name}", PARENT: root(parent)}
         tags = {**own, "seed": str(trial.seed), **nested}
         experiment = client.get_experiment(client.get_run(parent).info.experiment_id).name
@@ -74,7 +74,7 @@ def name_of(run_id: str) -> str:
     """The name of a run, or of the one that it is nested in."""
     from mlflow import MlflowClient
 
-    with answering(f"MLflow run {run_id}"):
+    with translate_errors(f"MLflow run {run_id}"):
         return MlflowClient().get_run(root(run_id)).info.run_name or run_id
 
 
@@ -83,7 +83,7 @@ def read(run_id: str) -> list[TrialRun]:
     from mlflow import MlflowClient
 
     client = MlflowClient()
-    with answering(f"runs nested in MLflow run {run_id}"):
+    with translate_errors(f"runs nested in MLflow run {run_id}"):
         parent = root(run_id)
         experiment = client.get_run(parent).info.experiment_id
         wanted = f"tags.`{PARENT}` = '{parent}' AND tags.seed LIKE '%'"
@@ -114,7 +114,7 @@ def find_ablation(which: str, store: Path) -> tuple[str, str]:
     if not os.environ.get("MLFLOW_TRACKING_URI") and not (store / "mlflow.db").is_file():
         raise InputError(f"{store} has no mlflow.db: give the --store of an ablation, or set MLFLOW_TRACKING_URI")
     client = mlflow_runs.connect(store)
-    with answering("runs of ablations"):
+    with translate_errors("runs of ablations"):
         experiments = [experiment.experiment_id for experiment in client.search_experiments()]
         trials = client.search_runs(
             experiments, "tags.variant LIKE '%'", max_results=5000, order_by=["start_time DESC", "run_id ASC"]

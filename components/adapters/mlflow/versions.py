@@ -42,7 +42,7 @@ def find(client: "MlflowClient", uri: str) -> "ModelVersion":
     """
     if not (match := _URI.fullmatch(uri)):
         raise InputError(f"{uri!r}: give models:/NAME@ALIAS or models:/NAME/VERSION")
-    with mlflow_runs.answering(uri):
+    with mlflow_runs.translate_errors(uri):
         number = match["version"] or client.get_model_version_by_alias(match["name"], match["alias"]).version
         return client.get_model_version(match["name"], number)
 
