@@ -1,7 +1,7 @@
 """Decide what text is kept. Every text is normalised, then kept or dropped for one reason that has a fixed name.
 
 normalise("Datei\\u00a0\\u202aöffnen…\\n")                          ->  "Datei öffnen…"
-judge("Datei öffnen…", "ru", ("en", "ru"), CleaningConfig())  ->  "wrong_script"
+reason_to_drop("Datei öffnen…", "ru", ("en", "ru"), CleaningConfig())  ->  "wrong_script"
 """
 
 import hashlib
@@ -59,7 +59,7 @@ def near_key(text: str) -> str:
 
 
 @lru_cache(maxsize=1 << 16)  # the pivot's side of a message returns in every language
-def judge(text: str, language: str, languages: tuple[str, ...], rules: CleaningConfig) -> str | None:
+def reason_to_drop(text: str, language: str, languages: tuple[str, ...], rules: CleaningConfig) -> str | None:
     """Return the reason to drop a normalised text, or None; it is only taken for another one of the run's
     `languages`."""
     if not text:
@@ -83,12 +83,12 @@ def judge(text: str, language: str, languages: tuple[str, ...], rules: CleaningC
     return None
 
 
-def judge_row(
+def reason_to_drop_row(
     texts: Sequence[str], languages: Sequence[str], all_languages: tuple[str, ...], rules: CleaningConfig
 ) -> str | None:
     """Return the reason to drop a sentence or pair of normalised texts, or None; one bad side drops the pair."""
     for text, language in zip(texts, languages, strict=True):
-        if reason := judge(text, language, all_languages, rules):
+        if reason := reason_to_drop(text, language, all_languages, rules):
             return reason
     if len(texts) == 1:
         return None

@@ -1,4 +1,4 @@
-"""What preparation does to each row by itself, a chunk of rows at a time, on whatever machine: normalise, judge, key.
+"""What preparation does to each row by itself, a chunk of rows at a time, on whatever machine: normalise, clean, key.
 
 ("en-de", ["Hello", "Hal\\u00adlo"], "x.tsv", None)  ->  ("en-de", ["Hello", "Hallo"], "x.tsv", None, keys …)
 ("en-de", ["Hello", "Hello"], "x.tsv", None)       ->  ("en-de", ["Hello", "Hello"], "x.tsv", "untranslated", …)
@@ -20,7 +20,7 @@ TEXTS = ("texts", pa.list_(pa.string()))
 FILE = ("file", pa.string())
 KEYS = tuple((name, pa.list_(pa.uint64())) for name in Keys._fields)
 _READ = pa.schema([("languages", pa.string()), TEXTS, FILE, ("dropped", pa.string())])
-_JUDGED = pa.schema([*_READ, *KEYS])
+_CLEANED = pa.schema([*_READ, *KEYS])
 
 
 def chunks(rows: Iterable[Row]) -> Iterator[pa.Table]:
@@ -30,15 +30,15 @@ def chunks(rows: Iterable[Row]) -> Iterator[pa.Table]:
         yield of_rows(_READ, [("-".join(row.languages), row.texts, row.file, row.dropped) for row in some])
 
 
-def judge(chunk: pa.Table, languages: tuple[str, ...], rules: CleaningConfig) -> pa.Table:
+def clean_rows(chunk: pa.Table, languages: tuple[str, ...], rules: CleaningConfig) -> pa.Table:
     """Normalise texts of `chunks`, say why a row is dropped, if it is, and give the others their keys."""
-    judged = []
+    cleaned = []
     for own, texts, file, dropped in rows_of(chunk):
         if not dropped:
             texts = [cleaning.normalise(text) for text in texts]
-            dropped = cleaning.judge_row(texts, own.split("-"), languages, rules)
-        judged.append((own, texts, file, dropped, *(Keys((), (), ()) if dropped else keys(texts))))
-    return of_rows(_JUDGED, judged)
+            dropped = cleaning.reason_to_drop_row(texts, own.split("-"), languages, rules)
+        cleaned.append((own, texts, file, dropped, *(Keys((), (), ()) if dropped else keys(texts))))
+    return of_rows(_CLEANED, cleaned)
 
 
 def mark(chunk: pa.Table) -> pa.Table:

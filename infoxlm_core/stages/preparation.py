@@ -104,7 +104,7 @@ def _remove(output: Path) -> None:
 def _stage(config: PreparationConfig, staging: Path, outcomes: Outcomes, parallel_map: ParallelMap) -> Reserved:
     """Read and clean all corpora into `staging`; return what training text must not contain."""
     paths = [[_verified(path, source.sha256) for path in source.paths] for source in config.corpora]
-    judge = functools.partial(filters.judge, languages=config.languages, rules=config.cleaning)
+    clean = functools.partial(filters.clean_rows, languages=config.languages, rules=config.cleaning)
     reserved = Reserved()
     sources = list(zip(config.corpora, paths, strict=True))
     with Tables(staging, _STAGED) as staged, progress("reading", len(sources), "corpora") as advance:
@@ -112,7 +112,7 @@ def _stage(config: PreparationConfig, staging: Path, outcomes: Outcomes, paralle
             found: Outcomes = defaultdict(Counter)
             invalid: dict[Entry, str] = {}
             chunks = filters.chunks(formats.read(source, config.languages, config.pivot, local))
-            for row in (row for judged in parallel_map(judge, chunks) for row in tables.rows_of(judged)):
+            for row in (row for cleaned in parallel_map(clean, chunks) for row in tables.rows_of(cleaned)):
                 languages, texts, file, reason, keys = row[0].split("-"), *row[1:4], Keys(*row[4:])
                 kind = (HELD_OUT if source.name in config.held_out else TRAINING)[len(languages) - 1]
                 entry = (source.name, languages[-1], kind, file)

@@ -62,14 +62,18 @@ def promote(client: "MlflowClient", version: "ModelVersion", gate: Mapping[str, 
                 said = json.loads(client.get_model_version(name, number).tags.get(DECISION, "{}"))
                 verdict = Verdict(True, said.get("reason", "champion already"), said.get("figures", {}))
                 break
-            verdict = Verdict(True, f"champion by hand: {by_hand}") if by_hand else judge(client, version, gate)
+            verdict = (
+                Verdict(True, f"champion by hand: {by_hand}")
+                if by_hand
+                else compare_with_champion(client, version, gate)
+            )
             if not verdict.passed:
                 record(client, version, "refused", verdict, champion)
                 break
             with registered.fetched(client, version):
                 pass  # complete, unchanged, and signed if it must be
             record(client, version, "promoted", verdict, champion)
-            if champion_of(client, name) == champion:  # else it was judged against one that is none any more
+            if champion_of(client, name) == champion:  # else it was compared with one that is none any more
                 client.set_registered_model_alias(name, CHAMPION, number)
                 break
         else:
@@ -79,7 +83,7 @@ def promote(client: "MlflowClient", version: "ModelVersion", gate: Mapping[str, 
     return verdict
 
 
-def judge(client: "MlflowClient", version: "ModelVersion", gate: Mapping[str, float]) -> Verdict:
+def compare_with_champion(client: "MlflowClient", version: "ModelVersion", gate: Mapping[str, float]) -> Verdict:
     """What the gate says of a candidate beside the present champion."""
     champion = champion_of(client, version.name)
     holder = _present(client, client.get_model_version(version.name, champion)) if champion else None

@@ -1,4 +1,4 @@
-"""The whole of a promotion: find the version, copy it if it must go elsewhere, judge it there, move the alias."""
+"""The whole of a promotion: find the version, copy it if it must go elsewhere, compare it there, move the alias."""
 
 import re
 from collections.abc import Mapping

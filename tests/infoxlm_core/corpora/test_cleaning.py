@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infoxlm_core.config import CleaningConfig
-from infoxlm_core.corpora.cleaning import comparable, digest, judge, judge_row, near_key, normalise
+from infoxlm_core.corpora.cleaning import comparable, digest, near_key, normalise, reason_to_drop, reason_to_drop_row
 
 LANGUAGES = ("en", "de", "es", "fr", "ar", "ru", "tr", "zh", "ja", "vi")
 RULES = CleaningConfig(min_characters=4, max_characters=200, min_words=2)
@@ -66,13 +66,13 @@ def test_texts_that_differ_in_form_only_are_comparable(text):
     ],
 )
 def test_a_text_is_dropped_for_the_first_reason_that_applies(text, language, reason):
-    assert judge(text, language, LANGUAGES, RULES) == reason
+    assert reason_to_drop(text, language, LANGUAGES, RULES) == reason
 
 
 def test_a_language_that_the_identifier_does_not_know_is_judged_by_script_only():
     text = "Bitte geben Sie eine gültige Adresse für Ihren Server ein."
 
-    assert judge(text, "xx", (*LANGUAGES, "xx"), RULES) is None
+    assert reason_to_drop(text, "xx", (*LANGUAGES, "xx"), RULES) is None
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_language_that_the_identifier_does_not_know_is_judged_by_script_only()
     ],
 )
 def test_a_pair_is_dropped_with_either_side(source, target, reason):
-    assert judge_row((source, target), ("en", "de"), LANGUAGES, RULES) == reason
+    assert reason_to_drop_row((source, target), ("en", "de"), LANGUAGES, RULES) == reason
 
 
 def test_near_duplicates_differ_in_case_digits_and_punctuation_only():

@@ -1,4 +1,4 @@
-"""What preparation does to a chunk of rows: normalise, judge, key."""
+"""What preparation does to a chunk of rows: normalise, clean, key."""
 
 from infoxlm_core.config import CleaningConfig
 from infoxlm_core.corpora import filters, fingerprints, tables
@@ -15,7 +15,7 @@ ROWS = [
 def test_a_clean_row_is_normalised_and_keyed_and_another_says_why_it_goes():
     (chunk,) = filters.chunks(ROWS)
 
-    clean, untranslated, damaged = tables.rows_of(filters.judge(chunk, ("en", "de"), CleaningConfig()))
+    clean, untranslated, damaged = tables.rows_of(filters.clean_rows(chunk, ("en", "de"), CleaningConfig()))
 
     texts = ["Open the file now", "Öffne die Datei jetzt"]
     assert clean == ("en-de", texts, "a.tsv", None, *map(list, fingerprints.keys(texts)))

@@ -144,7 +144,7 @@ def test_promoting_twice_and_after_a_crash_is_promoting_once(better, store, monk
 
 def test_a_champion_that_changes_meanwhile_is_judged_against_anew(better, store, tiny_encoders, monkeypatch):
     register(store, tiny_encoders["first"], "sha256:3", 0.7, gate={METRIC: 0.5})
-    real, asked = promotion.judge, []
+    real, asked = promotion.compare_with_champion, []
 
     def meanwhile(client, version, gate):
         verdict = real(client, version, gate)
@@ -153,7 +153,7 @@ def test_a_champion_that_changes_meanwhile_is_judged_against_anew(better, store,
             client.set_registered_model_alias("tiny", "champion", "3")
         return verdict
 
-    monkeypatch.setattr(promotion, "judge", meanwhile)
+    monkeypatch.setattr(promotion, "compare_with_champion", meanwhile)
 
     with pytest.raises(NotPromoted, match="not shown to be better than version 3"):
         promoting.run("models:/tiny/2", GATE, store)

@@ -117,7 +117,7 @@ def test_a_worker_killed_in_the_middle_changes_nothing(ray_here, made_here, smal
         make(tmp_path, made_here / "text", deadly)
 
     victims = {path.name: int(path.read_text()) for path in tmp_path.glob("killed-in-*")}
-    assert victims.keys() == {"killed-in-judge", "killed-in-encode_chunk"}
+    assert victims.keys() == {"killed-in-clean_rows", "killed-in-encode_chunk"}
     assert os.getpid() not in victims.values()
     for kind in ("corpus", "shards"):
         assert contents(tmp_path / kind) == contents(made_here / kind)
