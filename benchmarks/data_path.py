@@ -88,14 +88,14 @@ def _none(value: object) -> None:
 
 
 def drawing(rounds: int) -> Case:
-    """Languages by the law of the paper over its 87 languages."""
+    """Languages by the distribution of the paper over its 87 languages."""
     sizes = [round(float(gb) * 10) for gb in GIGABYTES.split()]
-    law = TableSampler([[size] for size in sizes], ALPHA)
-    weights, languages, count = law.shares.tolist(), range(len(sizes)), 50_000
+    sampler = TableSampler([[size] for size in sizes], ALPHA)
+    weights, languages, count = sampler.shares.tolist(), range(len(sizes)), 50_000
     rng, plain = generator(inputs.SEED, "benchmark"), random.Random(inputs.SEED)
     found = Case("data_path, drawing languages", {"draws": count, "languages": len(sizes)}, unit="draws")
     found.about = {
-        OURS: "TableSampler.draw, which also draws the row: one cumulative law for a block",
+        OURS: "TableSampler.draw, which also draws the row: one cumulative distribution for a block",
         "random.choices": "random.choices(languages, weights), one draw a call",
     }
 
@@ -104,7 +104,7 @@ def drawing(rounds: int) -> Case:
             plain.choices(languages, weights)
         return count // 10
 
-    return measure(found, {OURS: lambda number: _none(law.draw(count, rng)), "random.choices": theirs}, rounds)
+    return measure(found, {OURS: lambda number: _none(sampler.draw(count, rng)), "random.choices": theirs}, rounds)
 
 
 def reading(shards: Path, rounds: int) -> Case:

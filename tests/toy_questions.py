@@ -45,13 +45,13 @@ def write_squad(path: Path, rows: Sequence[tuple[str, str, str, str]]) -> Path:
 
 def riddles(count: int, seed: int, words: int = 8) -> list[tuple[str, str, str, str]]:
     """Questions for the colour, season, animal or fruit in a paragraph that has one of each."""
-    luck = random.Random(seed)
+    rng = random.Random(seed)
     rows = []
     for number in range(count):
-        asked = {name: luck.choice(members) for name, members in CLASSES.items()}
-        text = [*luck.choices(WORDS, k=words), *asked.values()]
-        luck.shuffle(text)
-        name = luck.choice(sorted(asked))
+        asked = {name: rng.choice(members) for name, members in CLASSES.items()}
+        text = [*rng.choices(WORDS, k=words), *asked.values()]
+        rng.shuffle(text)
+        name = rng.choice(sorted(asked))
         rows.append((f"q{number}", " ".join(text), f"which {name}", asked[name]))
     return rows
 

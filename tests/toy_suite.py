@@ -25,23 +25,23 @@ def write_model(directory: Path) -> Path:
 
 def write_data(directory: Path) -> dict[str, Any]:
     """Sets of two languages; returns the tasks that read them."""
-    luck = random.Random(1)
+    rng = random.Random(1)
     with (directory / "labelled.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["text", "label", "language", "split"])
         for split, count in (("train", 40), ("dev", 8), ("test", 12)):
             for language in ("en", "de"):
                 for _ in range(count):
-                    label = luck.choice(sorted(CLASSES))
+                    label = rng.choice(sorted(CLASSES))
                     writer.writerow(
-                        [" ".join([*luck.choices(WORDS, k=3), luck.choice(CLASSES[label])]), label, language, split]
+                        [" ".join([*rng.choices(WORDS, k=3), rng.choice(CLASSES[label])]), label, language, split]
                     )
     train = write_squad(directory / "train.en.json", riddles(24, seed=1, words=4))
     for language in ("en", "de"):
         write_squad(directory / f"questions/test-context-{language}-question-{language}.json", riddles(6, 2, words=4))
     (directory / "aligned").mkdir()
     for language in ("en", "de"):
-        lines = [" ".join(luck.choices(WORDS, k=5)) for _ in range(20)]
+        lines = [" ".join(rng.choices(WORDS, k=5)) for _ in range(20)]
         (directory / f"aligned/toy.en-de.{language}").write_text("\n".join(lines) + "\n")
     return {
         "words": {

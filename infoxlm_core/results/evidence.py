@@ -9,8 +9,8 @@ without such a choice leaves them empty. A metric is known by the rows that it c
 known by a digest, so that the table may stay with a model whose test is confidential; the same sentence asked in
 several languages has the same one.
 
-Whether a gain is luck with these questions a paired bootstrap interval tells. The questions are drawn anew, as many as
-there are and with replacement, thousands of times; both models are scored on each draw, and the interval holds the
+Whether a gain is due to the choice of questions, a paired bootstrap interval tells. Questions are drawn anew, as many
+as there are and with replacement, thousands of times; both models are scored on each draw, and the interval holds the
 middle of the differences. A question that is asked in several languages is drawn in all of them or in none: a sentence
 that is hard is hard in every language, and languages are no independent tests.
 """

@@ -77,7 +77,7 @@ def train(
                 if progress.step % log_every == 0 or observed or last:
                     tracker.log(progress.step, figures | speed)
 
-            # A bad step or two is bad luck and was skipped; several in a row will not heal by themselves.
+            # A bad step or two may be chance and was skipped; several in a row will not heal by themselves.
             if progress.bad_in_a_row >= config.max_bad_steps:
                 raise TrainingDiverged(
                     f"{progress.bad_in_a_row} steps in a row up to step {progress.step} had a loss or gradient that is "

@@ -127,9 +127,9 @@ def test_the_same_key_gives_the_same_mask_and_another_another():
 
 @pytest.mark.item("A18")
 def test_language_probabilities_are_the_papers():
-    law = probabilities(np.array([round(gb * 100) for gb, _ in PAIRS.values()]), 0.7)
+    shares = probabilities(np.array([round(gb * 100) for gb, _ in PAIRS.values()]), 0.7)
 
-    assert dict(zip(PAIRS, law, strict=True)) == pytest.approx({k: p for k, (_, p) in PAIRS.items()}, abs=5e-5)
+    assert dict(zip(PAIRS, shares, strict=True)) == pytest.approx({k: p for k, (_, p) in PAIRS.items()}, abs=5e-5)
     assert probabilities(np.array([1, 3]), 1.0).tolist() == [0.25, 0.75]
     assert probabilities(np.array([1, 3, 0]), 0.0).tolist() == [0.5, 0.5, 0.0]
 
@@ -147,18 +147,18 @@ def test_language_probabilities_are_the_papers():
     ],
 )
 def test_monolingual_probabilities_are_the_papers(alpha, expected):
-    law = dict(zip(LANGUAGES, probabilities(SIZES, alpha), strict=True))
+    shares = dict(zip(LANGUAGES, probabilities(SIZES, alpha), strict=True))
 
-    assert len(law) == 87 and SIZES.sum() / 10 == pytest.approx(2078.1)
-    assert {code: law[code] for code in expected} == pytest.approx(expected, abs=5e-6)
+    assert len(shares) == 87 and SIZES.sum() / 10 == pytest.approx(2078.1)
+    assert {code: shares[code] for code in expected} == pytest.approx(expected, abs=5e-6)
 
 
 @pytest.mark.item("A18")
 def test_ten_million_draws_follow_the_golden_table(record_property):
-    law, draws = TableSampler([[size] for size in SIZES], alpha=0.7), 10_000_000
+    sampler, draws = TableSampler([[size] for size in SIZES], alpha=0.7), 10_000_000
     counts = np.zeros(len(SIZES))
     for part in range(10):
-        counts += np.bincount(law.draw(draws // 10, generator("golden", part))[0], minlength=len(SIZES))
+        counts += np.bincount(sampler.draw(draws // 10, generator("golden", part))[0], minlength=len(SIZES))
 
     p = probabilities(SIZES, 0.7)
     off = np.abs(counts / draws - p)
@@ -168,10 +168,10 @@ def test_ten_million_draws_follow_the_golden_table(record_property):
 
 
 @pytest.mark.item("A18")
-def test_draws_follow_the_law_over_languages_and_are_uniform_within():
-    law = TableSampler([[300, 100], [50]], alpha=0.7)
+def test_draws_follow_the_distribution_over_languages_and_are_uniform_within():
+    sampler = TableSampler([[300, 100], [50]], alpha=0.7)
 
-    tables, rows = law.draw(1_000_000, generator("draws"))
+    tables, rows = sampler.draw(1_000_000, generator("draws"))
 
     p = 400**0.7 / (400**0.7 + 50**0.7)
     shares = np.bincount(tables, minlength=3) / 1e6
@@ -181,10 +181,10 @@ def test_draws_follow_the_law_over_languages_and_are_uniform_within():
 
 
 @pytest.mark.item("A17")
-def test_partners_come_from_another_corpus_by_the_same_law():
-    law, corpora = TableSampler([[300, 100], [50, 30]], alpha=0.7), ["one", "two", "one", "two"]
+def test_partners_come_from_another_corpus_by_the_same_distribution():
+    sampler, corpora = TableSampler([[300, 100], [50, 30]], alpha=0.7), ["one", "two", "one", "two"]
 
-    tables, rows = law.draw_elsewhere(np.repeat([0, 3], 200_000), corpora, generator("partners"))
+    tables, rows = sampler.draw_elsewhere(np.repeat([0, 3], 200_000), corpora, generator("partners"))
 
     first, second = tables[:200_000], tables[200_000:]
     assert set(first) == {1, 3} and set(second) == {0, 2}

@@ -95,10 +95,10 @@ def by_all_pairs(windows: Windows, logits: list[torch.Tensor], answer_tokens: in
 @pytest.mark.parametrize("answer_tokens", [1, 3, 30])
 def test_the_answer_is_the_best_pair_of_all_windows(letters, answer_tokens, monkeypatch):
     monkeypatch.setattr("infoxlm_core.tasks.spans.AT_ONCE", 7)
-    luck = np.random.default_rng(5)
-    texts = [" ".join(luck.choice(LETTERS.split(), luck.integers(1, 25))) for _ in range(20)]
+    rng = np.random.default_rng(5)
+    texts = [" ".join(rng.choice(LETTERS.split(), rng.integers(1, 25))) for _ in range(20)]
     windows = few_windows(letters, ["a b"] * 20, texts, 10)
-    logits = [torch.from_numpy(luck.normal(size=(length, 2))) for length in windows.examples.lengths]
+    logits = [torch.from_numpy(rng.normal(size=(length, 2))) for length in windows.examples.lengths]
     assert len(logits) > 40
 
     found = best_spans(windows, logits, 100, answer_tokens)
