@@ -76,12 +76,10 @@ class Sampler(StepSampler):
         super().__init__(shards, config)
         batches, objectives = config.batches, config.objectives
         # The token limit counts <s>, which blocks get when they are laid out.
-        blocks = {
-            name: [make_blocks(table, batches.block_tokens - 1) for table in tables]
-            for name, tables in shards.mono.items()
-        }
-        self.blocks = [block for name in sorted(blocks) for block in blocks[name]]
-        self.pairs = [pairs for name in sorted(shards.pairs) for pairs in shards.pairs[name]]
+        languages, language_pairs = sorted(shards.mono), sorted(shards.pairs)
+        blocks = [[make_blocks(table, batches.block_tokens - 1) for table in shards.mono[name]] for name in languages]
+        self.blocks = [block for found in blocks for block in found]
+        self.pairs = [pairs for name in language_pairs for pairs in shards.pairs[name]]
         self.corpora = [pairs.corpus for pairs in self.pairs]
         if objectives.mlm and not self.blocks:
             raise CorpusTooSmall(
@@ -92,12 +90,12 @@ class Sampler(StepSampler):
             raise CorpusTooSmall(
                 f"TLM and XLCO need translation pairs: have={have} need={need}; add pairs or set both to 0"
             )
-        self.block_sampler = TableSampler([[len(b) for b in blocks[n]] for n in sorted(blocks)], batches.alpha)
-        sizes = [[len(pairs) for pairs in shards.pairs[name]] for name in sorted(shards.pairs)]
+        self.block_sampler = TableSampler([[len(block) for block in found] for found in blocks], batches.alpha)
+        sizes = [[len(pairs) for pairs in shards.pairs[name]] for name in language_pairs]
         self.pair_sampler = TableSampler(sizes, batches.alpha)
-        self.groups = [f"mlm/{name}" for name in sorted(blocks)]
-        self.groups += [f"{objective}/{name}" for objective in ("tlm", "xlco") for name in sorted(shards.pairs)]
-        self.block_groups = np.repeat(np.arange(len(blocks)), [len(blocks[name]) for name in sorted(blocks)])
+        self.groups = [f"mlm/{name}" for name in languages]
+        self.groups += [f"{objective}/{name}" for objective in ("tlm", "xlco") for name in language_pairs]
+        self.block_groups = np.repeat(np.arange(len(blocks)), [len(found) for found in blocks])
         self.pair_groups = np.repeat(np.arange(len(sizes)), [len(counts) for counts in sizes]) + len(blocks)
 
     def draw(self, step: int | str, virtual_shards: range, only: str = "") -> Draw:
