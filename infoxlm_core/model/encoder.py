@@ -8,7 +8,8 @@
 Every layer works on (T, d); only attention knows where a sequence ends. The result equals that of padded sequences.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -211,3 +212,14 @@ def pool(hidden: Tensor, lengths: Sequence[int], pooling: str) -> Tensor:
     if pooling == "cls":
         return hidden[edges[:-1]]
     return torch.segment_reduce(full_precision(hidden), "mean", lengths=edges.diff())
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Without dropout for a while; then in the mode that it was in."""
+    training = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(training)

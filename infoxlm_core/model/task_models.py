@@ -20,7 +20,7 @@ from transformers import PretrainedConfig
 
 from infoxlm_core.data.examples import Examples
 from infoxlm_core.model import padded, pretrained, tokenizers
-from infoxlm_core.model.encoder import Encoder, initialise, starts
+from infoxlm_core.model.encoder import Encoder, evaluating, initialise, starts
 from infoxlm_core.model.task_head import Head
 
 
@@ -175,9 +175,7 @@ def run(module: TaskModel, examples: Examples, tokens_per_batch: int = 8192) -> 
     """
     device = next(module.parameters()).device
     found: list[Tensor] = [torch.empty(0)] * len(examples)
-    training = module.training
-    module.eval()
-    try:
+    with evaluating(module):
         for rows in batches(examples.lengths, tokens_per_batch):
             batch = examples.take(rows)
             lengths = tuple(batch.lengths.tolist())
@@ -187,8 +185,6 @@ def run(module: TaskModel, examples: Examples, tokens_per_batch: int = 8192) -> 
             parts = logits.float().cpu().split(lengths if module.head.by_token else 1)
             for row, part in zip(rows, parts, strict=True):
                 found[row] = part
-    finally:
-        module.train(training)
     return found if module.head.by_token else torch.cat(found)
 
 

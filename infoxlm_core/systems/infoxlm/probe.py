@@ -10,7 +10,7 @@ from torch import Tensor
 
 from infoxlm_core.data.layouts import Sequences, gather, lay_out, positions
 from infoxlm_core.data.shards import Pairs, Shards
-from infoxlm_core.model.encoder import Encoder, pool
+from infoxlm_core.model.encoder import Encoder, evaluating, pool
 from infoxlm_core.tasks.nearest import find_nearest
 
 SEQUENCES = 64  # of one forward pass
@@ -28,17 +28,15 @@ class Probe:
     @torch.no_grad()
     def score(self, encoder: Encoder, layer: int, pooling: str, device: torch.device) -> dict[str, float]:
         """Share of sentences whose translation is their nearest neighbour by cosine, both directions, and its mean."""
-        training = encoder.training
-        encoder.eval()
         found = {}
         for name, sides in self.pairs.items():
-            source, target = (_encode(encoder, side, layer, pooling, device) for side in sides)
+            with evaluating(encoder):
+                source, target = (_encode(encoder, side, layer, pooling, device) for side in sides)
             right = torch.arange(len(source), device=device)
             hits = [
                 (find_nearest(a, b) == right).double().mean().item() for a, b in ((source, target), (target, source))
             ]
             found[f"probe/retrieval/{name}"] = fmean(hits)
-        encoder.train(training)
         return {"probe/retrieval": fmean(found.values()), **found}
 
 

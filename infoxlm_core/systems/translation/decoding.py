@@ -16,6 +16,7 @@ from infoxlm_core.data.shards import Shards
 from infoxlm_core.data.vocabulary import FIRST_PIECE
 from infoxlm_core.errors import InputError
 from infoxlm_core.model import tokenizers
+from infoxlm_core.model.encoder import evaluating
 from infoxlm_core.systems.text_batches import languages_of
 from infoxlm_core.systems.translation.config import TranslationConfig, generated_tokens
 from infoxlm_core.systems.translation.model import Translator
@@ -52,9 +53,8 @@ def translate(
     """
     order = np.argsort([len(words) for words in sentences], kind="stable")
     found: list[list[int]] = [[] for _ in sentences]
-    training, device = model.training, model.bias.device
-    model.eval()
-    try:
+    device = model.bias.device
+    with evaluating(model):
         for start in range(0, len(order), batch_size):
             chosen = order[start : start + batch_size]
             batch = side([sentences[i] for i in chosen], source).to(device)
@@ -62,8 +62,6 @@ def translate(
             with torch.inference_mode(), autocast(device):
                 for i, words in zip(chosen, model.generate(batch, target, limits), strict=True):
                     found[i] = words
-    finally:
-        model.train(training)
     return found
 
 

@@ -21,7 +21,7 @@ from infoxlm_core import manifests
 from infoxlm_core.data.shards import Shards, open_shards
 from infoxlm_core.errors import ConfigError
 from infoxlm_core.model import pretrained
-from infoxlm_core.model.encoder import EncoderSize
+from infoxlm_core.model.encoder import EncoderSize, evaluating
 from infoxlm_core.model.objectives import cross_entropy
 from infoxlm_core.systems.text_batches import languages_of
 from infoxlm_core.systems.text_system import EPSILON
@@ -152,13 +152,8 @@ class Translating(Learner):
         if int(target.types[0]) == other:
             other = mine
         limits = [generated_tokens(length, 1.3, 5) for length in target.lengths]
-        training = self.module.training
-        self.module.eval()
-        try:
-            with torch.no_grad(), autocast(self.device):
-                made = self.module.generate(target, other, limits)
-        finally:
-            self.module.train(training)
+        with evaluating(self.module), torch.no_grad(), autocast(self.device):
+            made = self.module.generate(target, other, limits)
         return side([np.array(words, np.int64) for words in made], other).to(self.device)
 
     def observe(self, step: int) -> dict[str, float]:
