@@ -1,10 +1,12 @@
 """Components for clusters that differ: each renders with each overlay, is valid, and opens what it says and no more."""
 
+import re
+
 import kubernetes_validate
 import pytest
 
 from components.adapters.kuberay.manifest import _labels
-from tests.k8s.manifests import K8S, OVERLAYS, rendered, with_components
+from tests.k8s.manifests import K8S, OVERLAYS, ROOT, rendered, with_components
 from tests.k8s.network import Pod, may, selects
 from tests.k8s.rules import static_keys, too_much
 
@@ -100,3 +102,15 @@ def test_on_openshift_every_account_of_a_pod_may_have_the_user_that_its_pod_name
     used = {spec.get("serviceAccountName", "default") for spec in templates} | {"infoxlm-runner", "infoxlm-ray"}
     assert allowed == used
     assert binding["roleRef"]["name"] == "system:openshift:scc:nonroot-v2"
+
+
+def test_the_document_names_every_component_and_overlay_and_no_other():
+    document = (ROOT / "docs/cluster.md").read_text()
+    rows = {
+        head: set(re.findall(r"^\| `([\w-]+)` \|", document.partition(head)[2].partition("\n\n")[0], re.MULTILINE))
+        for head in ("| component | for a cluster where", "| overlay | what it is")
+    }
+
+    components, overlays = rows.values()
+    assert components == set(VARIANTS)
+    assert overlays == {path.name for path in (K8S / "overlays").iterdir()}

@@ -7,7 +7,7 @@ import pytest
 
 from components.adapters.mlflow import user as mlflow_user
 from infoxlm_core.errors import InputError, StorageUnavailable
-from tests.k8s.manifests import OVERLAYS, environment_of, named, pods
+from tests.k8s.manifests import OVERLAYS, ROOT, environment_of, made, named, pods
 from tests.servers.tracking import ADMIN, USER
 
 ANY = {
@@ -88,6 +88,20 @@ def test_several_models_pass_through_the_server_at_once(overlay):
     assert gigabytes >= 6 * 2  # six workers, each with a model of base and what goes with it
 
 
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_plugin_of_the_document_asks_for_what_the_namespace_has(overlay):
+    """With many users Kubeflow reads some settings from the namespace's kfp-launcher, with one user none."""
+    document = (ROOT / "docs/cluster.md").read_text()
+    plugin = json.loads(document.partition("```json\n")[2].partition("```")[0])
+    namespace = json.loads(named(overlay, "ConfigMap", "kfp-launcher")["data"]["plugins.mlflow"])["settings"]
+
+    assert plugin["endpoint"] == named(overlay, "ConfigMap", "infoxlm-environment")["data"]["MLFLOW_TRACKING_URI"]
+    assert {name: plugin["settings"][name] for name in namespace} == namespace
+    assert set(plugin["settings"]) - set(namespace) == {"authType", "workspacesEnabled"}
+    reference = plugin["settings"]["credentialSecretRef"]
+    assert set(reference.values()) == set(made(overlay)["kfp-mlflow-credentials"])
+
+
 @pytest.mark.slow
 def test_the_user_of_the_steps_is_made_once_and_gets_the_password_of_its_secret(locked_server):
     def experiment(password: str) -> int:
@@ -111,8 +125,8 @@ def test_a_person_reads_and_one_who_promotes_moves_the_champion(locked_server):
     def call(who: tuple[str, str], method: str, path: str, body: dict | None = None) -> tuple[int, str]:
         return locked_server.call(method, f"/api/2.0/mlflow/{path}", body, who)
 
-    made = call(USER, "POST", "experiments/create", {"name": "of-people"})
-    run = call(USER, "POST", "runs/create", {"experiment_id": json.loads(made[1])["experiment_id"]})
+    created = call(USER, "POST", "experiments/create", {"name": "of-people"})
+    run = call(USER, "POST", "runs/create", {"experiment_id": json.loads(created[1])["experiment_id"]})
     info = json.loads(run[1])["run"]["info"]
     run_id = info["run_id"]
     call(USER, "POST", "registered-models/create", {"name": "people"})
