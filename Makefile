@@ -54,8 +54,8 @@ image: ## build the image: VARIANT=cuda for GPUs, BASE=… by digest, TAG=regist
 lock: $(VENV)/installed ## choose the image's dependencies anew, by hash
 	$(BIN)/python docker/lock.py
 
-deploy: $(VENV)/installed ## apply k8s/: OVERLAY=small or production, IMAGE=name@sha256:…
-	KUBECTL=$(BIN)/kubectl k8s/render.sh "$(OVERLAY)" "$(IMAGE)" | $(BIN)/kubectl apply --server-side --force-conflicts -f -
+deploy: $(VENV)/installed ## apply k8s/: OVERLAY=small or production, IMAGE=name@sha256:…, WITH="downloads postgres@sha256:… …"
+	KUBECTL=$(BIN)/kubectl k8s/render.sh "$(OVERLAY)" "$(IMAGE)" $(WITH) | $(BIN)/kubectl apply --server-side --force-conflicts -f -
 
 bench: $(PEERS)/installed ## measure against other people's tools: half an hour; QUICK=1: two
 	$(PEERS)/bin/python -m benchmarks $(if $(QUICK),--quick)

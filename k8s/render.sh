@@ -1,26 +1,43 @@
 #!/usr/bin/env bash
 # Print the manifests of an overlay with the image of a release in them.
 #
-#     k8s/render.sh OVERLAY IMAGE@sha256:DIGEST | kubectl apply --server-side --force-conflicts -f -
+#     k8s/render.sh OVERLAY IMAGE@sha256:DIGEST [WITH ...] | kubectl apply --server-side --force-conflicts -f -
 #
-# OVERLAY is a folder of k8s/overlays, or any other folder with a kustomization.
+# OVERLAY is a folder of k8s/overlays, or any other folder with a kustomization. WITH is a component of k8s/components, as
+# downloads, or an image that is not ours, as postgres@sha256:… or postgres=registry.example/postgres@sha256:…
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 overlay=${1:?which overlay: small or production} image=${2:?which image: name@sha256:digest}
-[[ $image =~ ^[^@]+@sha256:[0-9a-f]{64}$ ]] || { echo "$image: no digest; take what pushing the image printed" >&2; exit 2; }
+by_digest='^[^@]+@sha256:[0-9a-f]{64}$'
+[[ $image =~ $by_digest ]] || { echo "$image: no digest; take what pushing the image printed" >&2; exit 2; }
 [[ -d $overlay ]] || overlay=$here/overlays/$overlay
 [[ -f $overlay/kustomization.yaml ]] || { echo "$overlay: no such overlay" >&2; exit 2; }
+
+components='' images="{name: registry.example/infoxlm, newName: ${image%@*}, digest: ${image#*@}}"
+for with in "${@:3}"; do
+  if [[ $with =~ $by_digest ]]; then
+    new=${with#*=} name=${with%%=*}
+    images+=", {name: ${name%@*}, newName: ${new%@*}, digest: ${new#*@}}"
+  elif [[ -f $here/components/$with/kustomization.yaml ]]; then
+    components+="../components/$with, "
+  else
+    echo "$with: neither a component ($(cd "$here/components" && echo *)) nor an image by digest" >&2
+    exit 2
+  fi
+done
 
 # kustomize wants a folder with relative paths in it.
 work=$(mktemp -d "$here/.render-XXXXXX")
 trap 'rm -r "$work"' EXIT
 cat > "$work/kustomization.yaml" <<END
 resources: [$(realpath --relative-to="$work" "$overlay")]
-images: [{name: registry.example/infoxlm, newName: ${image%@*}, digest: ${image#*@}}]
+components: [$components]
+images: [$images]
 END
 "${KUBECTL:-kubectl}" kustomize "$work" > "$work/rendered"
 if grep -n 'image: .*@sha256:0\{64\}' "$work/rendered" >&2; then
-  echo "these are placeholders: set their digests under images: in $overlay/kustomization.yaml" >&2
+  echo "these are placeholders: give their digests (WITH=\"postgres@sha256:… …\"), or set them under images: in" \
+    "$overlay/kustomization.yaml" >&2
   exit 2
 fi
 cat "$work/rendered"

@@ -43,6 +43,27 @@ def test_digests_of_other_peoples_images_have_to_be_set_once(tmp_path):
     assert f"chrislusf/seaweedfs@sha256:{'cd' * 32}" in printed.stdout
 
 
+def test_components_and_digests_of_other_images_are_given_without_a_change_to_a_file():
+    others = [f"chrislusf/seaweedfs@sha256:{'cd' * 32}", f"postgres=mirror.example:5000/pg@sha256:{'ef' * 32}"]
+
+    for overlay in ("small", SINGLE_USER):
+        printed = render(overlay, IMAGE, "downloads", "operator-elsewhere", *others)
+
+        assert printed.returncode == 0, printed.stderr
+        names = {item["metadata"]["name"] for item in yaml.safe_load_all(printed.stdout)}
+        assert {"allow-steps-to-internet", "allow-operator"} <= names
+        assert others[0] in printed.stdout and others[1].partition("=")[2] in printed.stdout
+        assert "0" * 64 not in printed.stdout
+
+
+@pytest.mark.parametrize("what", ["donwloads", "postgres:15", f"postgres@sha256:{'a' * 63}"])
+def test_what_is_neither_a_component_nor_an_image_by_digest_is_refused(what):
+    refused = render("small", IMAGE, what)
+
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert f"{what}: neither a component (" in refused.stderr and " downloads " in refused.stderr
+
+
 @pytest.mark.parametrize("image", ["registry.example/infoxlm:latest", "infoxlm", f"infoxlm@sha256:{'a' * 63}"])
 def test_an_image_without_digest_is_refused(image):
     refused = render("production", image)
