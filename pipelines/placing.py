@@ -19,7 +19,14 @@ _SETTINGS = (
 
 LONGEST = 30 * 86_400
 """Seconds that a pipeline may run."""
-LIMITS = dsl.PipelineConfig(active_deadline_seconds=LONGEST, ttl_seconds_after_finished=7 * 86_400)
+_WEEK = 7 * 86_400
+LIMITS = dsl.PipelineConfig(
+    active_deadline_seconds=LONGEST,
+    ttl_seconds_after_finished=_WEEK,
+    # Kubeflow's default for these two, an hour, would win over the one above
+    ttl_seconds_after_success=_WEEK,
+    ttl_seconds_after_failure=_WEEK,
+)
 """Nothing runs for ever, and what has ended is cleared away; results are in the store and in MLflow."""
 
 

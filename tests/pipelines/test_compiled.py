@@ -82,6 +82,7 @@ def test_nothing_runs_for_ever(name):
     said = platform(name)["pipelineConfig"]
 
     assert 0 < int(said["activeDeadlineSeconds"]) <= 31 * 86_400 and int(said["resourceTtlOnCompletion"]) > 0
+    assert said["resourceTtlOnSuccess"] == said["resourceTtlOnFailure"] == said["resourceTtlOnCompletion"]
 
 
 def test_a_step_that_trains_passes_its_gpus_on_and_asks_for_none_itself():
