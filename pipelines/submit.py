@@ -10,6 +10,7 @@ import copy
 import io
 import json
 import os
+import re
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -19,12 +20,14 @@ from typing import Any
 
 import yaml
 
-from infoxlm_core.errors import ConfigError, InfoXLMError, InputError, StorageUnavailable, WorkerLost
+from infoxlm_core.errors import ConfigError, InfoXLMError, InputError, StorageUnavailable, TryAgain, WorkerLost
 
 COMPILED = Path(__file__).parent / "compiled"
 PIPELINES = ("infoxlm", "ablations", "suite", "promotion")
 LARGEST = 120 * 1024
-"""Bytes of one parameter: it becomes an argument of a process, and Linux takes 128 KiB."""
+"""Bytes of all parameters together: they become one argument of Kubeflow's driver, and Linux takes 128 KiB."""
+OLDEST = (2, 17)
+"""Kubeflow Pipelines; an older one drops what it does not know of a pipeline's part for Kubernetes, all of it."""
 
 _TYPES: dict[str, tuple[type, ...]] = {
     "STRING": (str,),
@@ -34,6 +37,11 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "STRUCT": (dict,),
     "LIST": (list,),
 }
+_BETWEEN = 60.0
+"""Seconds before a run is submitted again."""
+_STILL = 5
+"""Minutes after which a state that does not change is said again."""
+_PODS = "image, quota or Pod Security? kubectl get events --field-selector type=Warning"
 _ENDED = ("SUCCEEDED", "SKIPPED", "FAILED", "CANCELED")
 
 
@@ -85,8 +93,13 @@ def check(pipeline: str, spec: Mapping[str, Any], parameters: Mapping[str, Any])
         value, kinds = parameters[name], _TYPES[said["parameterType"]]
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             raise ConfigError(f"{pipeline}: parameter {name} is {value!r:.60}, not of type {said['parameterType']}")
-        if (size := len(json.dumps(value).encode())) > LARGEST:
-            raise ConfigError(f"{pipeline}: parameter {name} has {size} bytes, more than {LARGEST}: split the run")
+    sizes = {name: len(json.dumps(value).encode()) for name, value in parameters.items()}
+    if (size := sum(sizes.values())) > LARGEST:
+        largest = max(sizes, key=lambda name: sizes[name])
+        raise ConfigError(
+            f"{pipeline}: the parameters have {size} bytes together, {largest} alone {sizes[largest]}; Kubeflow takes "
+            f"{LARGEST}: split the run"
+        )
 
 
 def with_defaults(pipeline: str, parameters: Mapping[str, Any]) -> str:
@@ -113,14 +126,15 @@ def connect(host: str, namespace: str = "") -> Any:
 
     Raises:
         StorageUnavailable: nobody answers there.
-        InputError: the server refuses.
+        InputError: the server refuses, wants a login, or is too old.
     """
     from kfp import client as kfp
 
     class Client(kfp.Client):
-        # theirs tries for half a minute, with tracebacks
+        # theirs tries for half a minute, with tracebacks, takes a page for an answer, and drops the version
         def get_kfp_healthz(self, sleep_duration: int = 5) -> Any:  # noqa: ARG002 - KFP passes it
-            return self._healthz_api.healthz_service_get_healthz()
+            answer = self._healthz_api.healthz_service_get_healthz(_preload_content=False)
+            return _healthy(host, answer.data)
 
     file = os.environ.get("KF_PIPELINES_SA_TOKEN_PATH")
     options: dict[str, Any] = {
@@ -133,6 +147,25 @@ def connect(host: str, namespace: str = "") -> Any:
         client = Client(host, namespace=namespace or "kubeflow", **options)
         client.get_kfp_healthz()
     return client
+
+
+def _healthy(host: str, answer: bytes) -> Any:
+    """What a server says of itself, if it is one of Kubeflow Pipelines, and new enough."""
+    import kfp_server_api as api
+
+    try:
+        said = json.loads(answer)
+        multi_user = said["multi_user"]
+    except (ValueError, TypeError, KeyError):
+        raise InputError(
+            f"{host} does not answer as Kubeflow Pipelines does: if it is a page to log in, put a token into "
+            "KF_PIPELINES_TOKEN, else check --host"
+        ) from None
+    version = re.match(r"v?(\d+)\.(\d+)", str(said.get("tag_name", "")))
+    if version and tuple(map(int, version.groups())) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise InputError(f"{host} is Kubeflow Pipelines {said['tag_name']}, too old: update it to {oldest} or newer")
+    return api.V2beta1GetHealthzResponse(multi_user=multi_user)
 
 
 @contextlib.contextmanager
@@ -197,6 +230,8 @@ def follow(client: Any, host: str, run: str, say: Callable[[str], None], every: 
     """
     began = answered = time.monotonic()
     told: dict[str, str] = {}
+    since: dict[str, float] = {}
+    warned: dict[str, int] = {}
     while True:
         try:
             with answering(host):
@@ -215,10 +250,43 @@ def follow(client: Any, host: str, run: str, say: Callable[[str], None], every: 
         for name, state in states.items():
             if told.get(name) != state:
                 say(f"{_clock(time.monotonic() - began)}  {name}: {state.lower()}")
+                since[name], warned[name] = time.monotonic(), 0
+            minutes = int(time.monotonic() - since[name]) // 60
+            if state == "PENDING" and minutes >= _STILL * (warned[name] + 1):
+                warned[name] = minutes // _STILL
+                say(f"{_clock(time.monotonic() - began)}  {name}: still pending after {minutes} min: {_PODS}")
         told |= states
         if found.state in _ENDED:
             return found.state
         time.sleep(every)
+
+
+def see_through(
+    client: Any, host: str, submission: Submission, store: str, again: int, say: Callable[[str], None]
+) -> None:
+    """Start a run and follow it to its end; start it anew, `again` times at most, when it ends with "try again".
+
+    Kubeflow loses exit codes, and which deaths of a pod it retries is a setting of the cluster. What is finished is
+    found by content, so that a run that is started anew goes on where the last one was.
+
+    Raises:
+        as `create`, `follow` and `failure` do.
+    """
+    for attempt in range(again + 1):
+        run = create(client, host, submission)
+        say(f"run         {run}\npage        {page(host, run)}")
+        try:
+            state = follow(client, host, run, say)
+        except KeyboardInterrupt:
+            say(f"\nthe run goes on; to end it: infoxlm cancel {run} --host {host}")
+            return
+        if state == "SUCCEEDED":
+            return
+        error = failure(state, run, store)
+        if attempt == again or state == "CANCELED" or not isinstance(error, TryAgain):
+            raise error
+        say(f"{error}; submitting it again in {_BETWEEN:.0f} s ({attempt + 1} of {again})")
+        time.sleep(_BETWEEN)
 
 
 def failure(state: str, run: str, store: str) -> InfoXLMError:

@@ -156,6 +156,12 @@ class ClusterFile(StageConfig):
     experiment: str = "infoxlm"
     """In Kubeflow and in MLflow."""
 
+    namespace: KubernetesName | None = None
+    """Of the runs, where Kubeflow has many users; with one user there is none to name."""
+
+    submit_again: NonNegativeInt = 3
+    """How often `infoxlm submit` starts a run anew that ended with "try again" (exit code 75)."""
+
     pool: Pool = Pool()
     steps: Steps = Steps()
     ray: RayConfig = RayConfig()

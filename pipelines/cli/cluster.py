@@ -42,14 +42,17 @@ def submit(
     set_: Annotated[list[str] | None, typer.Option("--set", help="Override a value, as in `run`. Repeatable.")] = None,
     name: Annotated[str, typer.Option(help="Of the run; default: those of file and pipeline.")] = "",
     experiment: Annotated[str, typer.Option(help="Default: that of the cluster's file.")] = "",
-    namespace: Annotated[str, typer.Option(help="Of the run, where Kubeflow has many users.")] = "",
+    namespace: Annotated[
+        str, typer.Option(help="Of the run, where Kubeflow has many users. Default: that of the cluster's file.")
+    ] = "",
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Run every step, whatever Kubeflow remembers.")] = False,
     wait: Annotated[bool, typer.Option(help="Follow the run to its end, and end as it does.")] = True,
 ) -> None:
     """Start a pipeline on a Kubernetes cluster with Kubeflow Pipelines; follow it to its end.
 
     All is checked before anything is sent. Ctrl-C ends the waiting, not the run. What is finished is found by the next
-    run with the same settings, and a training goes on from its checkpoint: to try again, submit again.
+    run with the same settings, and a training goes on from its checkpoint: to try again, submit again. While it waits
+    it does so itself when a run ends with "try again" (exit code 75), up to `submit_again` times (the cluster's file).
     """
     with ending_clearly():
         place = run_file.load_as(ClusterFile, cluster)
@@ -75,18 +78,12 @@ def submit(
             return
         if not host:
             raise ConfigError("--host: give the address of Kubeflow Pipelines, or set KF_PIPELINES_ENDPOINT")
-        client = kubeflow.connect(host, namespace)
-        run = kubeflow.create(client, host, submission)
-        typer.echo(f"run         {run}\npage        {kubeflow.page(host, run)}")
-        if not wait:
-            return
-        try:
-            state = kubeflow.follow(client, host, run, typer.echo)
-        except KeyboardInterrupt:
-            typer.echo(f"\nthe run goes on; to end it: infoxlm cancel {run} --host {host}")
-            return
-        if state != "SUCCEEDED":
-            raise kubeflow.failure(state, run, place.store)
+        client = kubeflow.connect(host, namespace or place.namespace or "")
+        if wait:
+            kubeflow.see_through(client, host, submission, place.store, place.submit_again, typer.echo)
+        else:
+            run = kubeflow.create(client, host, submission)
+            typer.echo(f"run         {run}\npage        {kubeflow.page(host, run)}")
 
 
 @app.command()

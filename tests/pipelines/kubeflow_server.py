@@ -19,6 +19,7 @@ class Kubeflow:
         self.refusal: tuple[int, str] | None = None
         self.experiments: list[dict] = []
         self.host = ""
+        self.health: Any = {"multi_user": False, "tag_name": "2.17.0"}
 
     def sent(self, method: str, path: str) -> list[Any]:
         """Bodies of the requests to a path."""
@@ -27,7 +28,7 @@ class Kubeflow:
     def answer(self, method: str, path: str, query: dict, body: Any) -> tuple[int, Any]:
         path = path.removeprefix("/apis/v2beta1")
         if path == "/healthz":
-            return 200, {"multi_user": False}
+            return 200, self.health
         if self.refusal:
             return self.refusal[0], {"message": self.refusal[1]}
         if path == "/experiments" and method == "GET":
@@ -60,9 +61,9 @@ def running_kubeflow() -> Iterator[Kubeflow]:
             body = json.loads(self.rfile.read(length)) if length else None
             kubeflow.requests.append((self.command, url.path.removeprefix("/apis/v2beta1"), body, dict(self.headers)))
             code, said = kubeflow.answer(self.command, url.path, parse_qs(url.query), body)
-            text = json.dumps(said).encode()
+            text = said.encode() if isinstance(said, str) else json.dumps(said).encode()
             self.send_response(code)
-            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Type", "text/html" if isinstance(said, str) else "application/json")
             self.send_header("Content-Length", str(len(text)))
             self.end_headers()
             self.wfile.write(text)

@@ -157,6 +157,78 @@ def test_a_failed_run_ends_with_the_reason_and_code_of_its_stage(
 
     assert result.exit_code == code
     assert said in result.stderr.splitlines()[-1]
+    assert len(kubeflow.sent("POST", "/runs")) == (4 if code == 75 else 1)  # "try again" is done, three times
+
+
+def test_a_run_that_ends_with_try_again_is_submitted_again_until_it_succeeds(kubeflow, config, cluster, monkeypatch):
+    kubeflow.states = ["RUNNING", "FAILED", "RUNNING", "FAILED", "RUNNING", "SUCCEEDED"]
+    lost = {"stage": "pretrain", "code": 75, "class": "ResourcesUnavailable", "message": "no GPUs after 3600 s"}
+    monkeypatch.setattr(outcomes, "read", lambda store, run: [lost])
+
+    result = run("submit", config, "--cluster", cluster, "--host", kubeflow.host)
+
+    assert result.exit_code == 0, result.stderr
+    sent = kubeflow.sent("POST", "/runs")
+    assert len(sent) == 3 and sent[0] == sent[1] == sent[2]
+    assert "pretrain: no GPUs after 3600 s; submitting it again in 60 s (2 of 3)" in result.stdout
+
+
+def test_a_run_that_somebody_has_terminated_is_not_submitted_again(kubeflow, config, cluster):
+    kubeflow.states = ["CANCELED"]
+
+    result = run("submit", config, "--cluster", cluster, "--host", kubeflow.host)
+
+    assert result.exit_code == 75 and len(kubeflow.sent("POST", "/runs")) == 1
+
+
+def test_a_step_that_waits_for_its_pod_is_spoken_of_every_five_minutes(kubeflow, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(submit.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(submit.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + 60))
+    kubeflow.states = ["PENDING"] * 12 + ["RUNNING"] * 12 + ["SUCCEEDED"]
+    lines: list[str] = []
+
+    submit.follow(submit.connect(kubeflow.host), kubeflow.host, "r-1", lines.append)
+
+    waits = [line.partition("  ")[2] for line in lines if "still pending" in line]
+    assert [line.partition(": image")[0] for line in waits if line.startswith("pretrain")] == [
+        "pretrain: still pending after 5 min",
+        "pretrain: still pending after 10 min",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("health", "said"),
+    [
+        ("<html>Log in</html>", "does not answer as Kubeflow Pipelines does: if it is a page to log in"),
+        ({"status": "ok"}, "does not answer as Kubeflow Pipelines does"),
+        ({"multi_user": False, "tag_name": "2.16.1"}, "Kubeflow Pipelines 2.16.1, too old: update it to 2.17 or newer"),
+    ],
+)
+def test_a_login_page_another_server_and_an_old_kubeflow_are_one_clear_line(kubeflow, config, cluster, health, said):
+    kubeflow.health = health
+
+    result = run("submit", config, "--cluster", cluster, "--host", kubeflow.host)
+
+    assert result.exit_code == 2 and said in result.stderr and result.stderr.count("\n") == 1
+    assert not kubeflow.sent("POST", "/runs")
+
+
+@pytest.mark.parametrize("version", ["2.17.0", "2.18.1", "unknown", "10.0.0"])
+def test_a_kubeflow_that_is_new_enough_or_does_not_say_is_taken(kubeflow, version):
+    kubeflow.health = {"multi_user": False, "tag_name": version}
+
+    assert submit.connect(kubeflow.host)
+
+
+def test_the_namespace_of_the_cluster_s_file_is_that_of_the_run(kubeflow, config, cluster):
+    kubeflow.health = {"multi_user": True, "tag_name": "2.17.0"}
+    cluster.write_text(cluster.read_text() + "namespace: team-a\n")
+
+    result = run("submit", config, "--cluster", cluster, "--host", kubeflow.host, "--no-wait")
+
+    assert result.exit_code == 0, result.stderr
+    assert kubeflow.experiments[0]["namespace"] == "team-a"
 
 
 def test_a_run_whose_reason_cannot_be_read_is_still_a_failure(kubeflow, config, cluster, monkeypatch):
@@ -239,7 +311,8 @@ def test_a_placeholder_for_an_image_is_refused_before_anything_is_sent(kubeflow,
         ({"store": None}, "infoxlm: parameter store is None, not of type STRING"),
         ({"num_workers": 2.5}, "parameter num_workers is 2.5, not of type NUMBER_INTEGER"),
         ({"num_workers": True}, "parameter num_workers is True, not of type NUMBER_INTEGER"),
-        ({"evaluation": {"x": "y" * 130_000}}, "parameter evaluation has 130009 bytes"),
+        ({"evaluation": {"x": "y" * 130_000}}, "bytes together, evaluation alone 130009"),
+        ({"evaluation": {"x": "y" * 70_000}, "finetuning": {"x": "y" * 70_000}}, "the parameters have 1400"),
         ({"pretraining": ...}, "infoxlm needs parameter pretraining"),
         ({"image": ...}, "infoxlm needs parameter image"),
     ],
