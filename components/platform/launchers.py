@@ -61,6 +61,8 @@ def run(work: Work, cluster: dict[str, Any] | None = None, task: Any = None) -> 
     """Return the artifact on this machine, made if nobody has made it before; arguments and errors as of `Launcher`."""
     if found := artifacts.lookup(work.store, work.kind, work.name):
         return found
+    if cluster == {} and work.stage in works.TOGETHER:
+        _refuse_gpus_that_the_step_has_not(work, task)
     if cluster and (work.num_workers or work.stage in works.TOGETHER):
         LAUNCHERS["kuberay"](work, cluster, task)
     else:
@@ -69,6 +71,18 @@ def run(work: Work, cluster: dict[str, Any] | None = None, task: Any = None) -> 
     if not found:
         raise RuntimeError(f"{work.kind}/{work.name} was made and is not there")
     return found
+
+
+def _refuse_gpus_that_the_step_has_not(work: Work, task: Any) -> None:
+    """Of a step in a pod of Kubeflow: it passes its pool on to a RayJob, and has two cores and no GPU itself."""
+    from components.adapters.kuberay.manifest import gpus_of
+
+    if os.environ.get("KFP_POD_NAME") and (work.num_workers or gpus_of(task)):
+        raise ConfigError(
+            "cluster is empty: the pool of GPUs is that of a RayJob, this step has none: start the run by `infoxlm "
+            "submit`, or give `cluster` at least {image: name@sha256:…}; to train on this pod's CPU set gpus and "
+            "num_workers to 0"
+        )
 
 
 def run_locally(work: Work) -> None:

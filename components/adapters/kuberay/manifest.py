@@ -124,6 +124,12 @@ def render(
     }
 
 
+def gpus_of(task: Any) -> int:
+    """GPUs, or other devices, that one worker pod asks for."""
+    limits = (getattr(task, "resources", None) or {}).get("limits") or {}
+    return sum(int(float(value)) for name, value in limits.items() if name not in _ORDINARY)
+
+
 def _resources(task: Any) -> tuple[dict[str, dict[str, str]], int]:
     """What one worker pod asks for, and how many GPUs are among it."""
     given = getattr(task, "resources", None) or {}
@@ -133,7 +139,7 @@ def _resources(task: Any) -> tuple[dict[str, dict[str, str]], int]:
         raise InputError("the step has no limits of cpu and memory for its worker pods: set pool.cpu and pool.memory")
     limits = {name: value for name, value in limits.items() if devices.get(name) != 0}
     requests = {name: str(value) for name, value in (given.get("requests") or {}).items() if name in _ORDINARY}
-    return {"limits": limits, "requests": {**limits, **requests}}, sum(devices.values())
+    return {"limits": limits, "requests": {**limits, **requests}}, gpus_of(task)
 
 
 def _both(**amounts: str) -> dict[str, dict[str, str]]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from kfp import dsl
 
 from components.platform import launchers
 from components.platform import work as works
@@ -43,6 +44,35 @@ def test_parameters_and_environment_choose_the_launcher(work, monkeypatch, worke
     made = launchers.run(replace(work, num_workers=workers), cluster)
 
     assert seen == [chosen] and (made / "encoder/model.safetensors").is_file()
+
+
+GPUS = {"cpu": "8", "memory": "64Gi", "nvidia.com/gpu": "1"}
+
+
+@pytest.mark.parametrize(("workers", "limits"), [(2, {}), (0, GPUS), (8, GPUS)])
+def test_a_step_without_gpus_does_not_train_in_their_place_when_no_cluster_is_given(work, monkeypatch, workers, limits):
+    monkeypatch.setenv("KFP_POD_NAME", "step-1")
+    for name in launchers.LAUNCHERS:
+        monkeypatch.setitem(launchers.LAUNCHERS, name, lambda *_: pytest.fail("it trains"))
+
+    with pytest.raises(ConfigError, match=r"cluster is empty: .*start the run by `infoxlm submit`"):
+        launchers.run(replace(work, num_workers=workers), {}, dsl.TaskConfig(resources={"limits": limits}))
+
+
+@pytest.mark.parametrize(
+    ("pod", "workers", "cluster", "limits"),
+    [("", 2, {}, GPUS), ("step-1", 0, {}, {**GPUS, "nvidia.com/gpu": "0"}), ("step-1", 2, None, GPUS)],
+    ids=["on this machine", "on the CPU of a pod", "a point of a suite, which has its GPUs itself"],
+)
+def test_what_may_train_without_a_cluster_does(work, monkeypatch, pod, workers, cluster, limits):
+    monkeypatch.setenv("KFP_POD_NAME", pod)
+    seen: list[str] = []
+    for name in launchers.LAUNCHERS:
+        a_launcher_that(seen, monkeypatch, name)
+
+    launchers.run(replace(work, num_workers=workers), cluster, dsl.TaskConfig(resources={"limits": limits}))
+
+    assert seen == ["ray" if workers else "here"]
 
 
 def test_an_unknown_launcher_is_one_clear_line_before_anything_starts(monkeypatch):
