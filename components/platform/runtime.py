@@ -50,6 +50,7 @@ def ending_clearly(
         logging.getLogger(chatty).setLevel(logging.WARNING)
     _end_with_driver()
     try:
+        pipeline_run()
         if storage.is_remote(store) and store.endswith("/"):
             raise InputError(f"store {store}: write it without the slash at its end")
         yield
@@ -64,8 +65,8 @@ def ending_clearly(
             failure = InfoXLMError(f"{type(error).__name__}: {error}")
     line = " ".join(str(failure).split())
     outcome: dict[str, Any] = {"stage": name, "code": failure.exit_code, "class": type(failure).__name__}
-    outcome |= {"message": line, "run": pipeline_run()}
     with contextlib.suppress(OSError, InfoXLMError):  # a full disk must not hide why
+        outcome |= {"message": line, "run": pipeline_run()}
         for place in dict.fromkeys((str(artifacts.local(store)), store)):  # the local runner reads it here
             artifacts.write(
                 place, outcome_name(outcome_of or name, outcome_of and "jobs"), json.dumps(outcome, indent=1)
@@ -75,7 +76,13 @@ def ending_clearly(
 
 
 def pipeline_run() -> str:
-    """What tells this pipeline run from others: KFP's id of it, from the pod's label, or the local runner's."""
+    """What tells this pipeline run from others: KFP's id of it, from the pod's label, or the local runner's.
+
+    Raises:
+        InputError: this is a pod of a Kubeflow that has dropped our settings of pods, the label among them.
+    """
+    if not os.environ.get("RUN_ID") and os.environ.get("KFP_POD_NAME"):
+        raise InputError("RUN_ID is not set: Kubeflow Pipelines is too old (backend before 2.17): update it, run again")
     return os.environ.get("RUN_ID") or "by-hand"
 
 

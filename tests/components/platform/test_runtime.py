@@ -169,3 +169,14 @@ def test_a_published_artifact_is_found_by_the_next_stage(tmp_path):
     location, digest = artifacts.resolve(artifact)
     assert location == made and digest == manifests.read(made, "corpus", "x")["digest"] == artifact.metadata["digest"]
     assert keys.artifact_key("scores", EvaluationConfig(), digest)
+
+
+def test_a_pod_that_does_not_know_its_run_says_that_kubeflow_is_too_old(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("KFP_POD_NAME", "step-1")
+    monkeypatch.delenv("RUN_ID", raising=False)
+
+    with pytest.raises(SystemExit) as ended, runtime.ending_clearly(str(tmp_path), "prepare_corpus"):
+        pytest.fail("it ran")
+
+    assert ended.value.code == 2
+    assert "RUN_ID is not set: Kubeflow Pipelines is too old" in capsys.readouterr().err
