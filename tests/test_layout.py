@@ -45,6 +45,7 @@ SCENARIOS = {
     "infoxlm_core/systems/test_ranking.py",
     "infoxlm_core/training/test_looks.py",
     "infoxlm_core/training/test_sharding.py",
+    "components/adapters/kuberay/test_stop.py",
     "components/platform/test_two_nodes.py",
 }
 """Tests of how several modules work together, named for what they show."""

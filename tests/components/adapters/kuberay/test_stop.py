@@ -8,14 +8,17 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
+from kfp import dsl
 
+from components.adapters.kuberay.manifest import render
 from components.adapters.ray import train as ray_train
+from components.settings.cluster import ClusterConfig
 from infoxlm_core.training import workers
-from tests.components.adapters.kuberay.test_manifest import environment, job, pods
 from tests.servers.processes import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -78,7 +81,13 @@ def stop_two_jobs(base: Path, head: dict[str, str]) -> None:
 
 
 def test_a_training_whose_job_is_stopped_saves_although_that_takes_longer_than_ray_waits_by_default(tmp_path):
-    ours = environment(pods(job(grace_seconds=60))["head"])
+    cluster = ClusterConfig.parse(
+        {"image": f"registry.example/infoxlm@sha256:{'1' * 64}", "grace_seconds": 60}, "cluster"
+    )
+    task = dsl.TaskConfig(resources={"limits": {"cpu": "8", "memory": "32Gi", "nvidia.com/gpu": "1"}})
+    job = render("j-toy", "s3://infoxlm/store/work/j-toy.json", cluster, 1, task, version("ray"), {})
+    [head] = job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"]
+    ours = {entry["name"]: entry.get("value") for entry in head["env"]}
     head = {name: value for name, value in ours.items() if name.startswith("RAY_JOB_STOP")}
 
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
