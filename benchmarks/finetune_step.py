@@ -23,7 +23,7 @@ from infoxlm_core.model.encoder import Encoder, EncoderSize, initialise
 from infoxlm_core.tasks import TASKS
 from infoxlm_core.tasks.classification import ClassificationConfig
 from infoxlm_core.training import active_vocabulary
-from infoxlm_core.training.best_checkpoints import Kept
+from infoxlm_core.training.best_checkpoints import BestCheckpoints
 from infoxlm_core.training.task_learner import TaskLearner, Training
 
 BATCH, PAIRS, LABELS = 32, 6_400, ("contradiction", "entailment", "neutral")
@@ -62,7 +62,7 @@ def case(text: np.ndarray, tokenizer: Path, vocabulary: str, rounds: int, steps:
 
 
 def _learner(model: task_models.TaskModel, task: Training) -> TaskLearner:
-    return TaskLearner(CONFIG, model, task, CONFIG.optimization.steps, Kept(Path(), CONFIG.selection, "en"))
+    return TaskLearner(CONFIG, model, task, CONFIG.optimization.steps, BestCheckpoints(Path(), CONFIG.selection, "en"))
 
 
 def _trainers(found: Case, peer: nn.Module, task: Training, tokenizer: Path, steps: int) -> dict:

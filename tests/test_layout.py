@@ -43,7 +43,7 @@ SCENARIOS = {
     "infoxlm_core/test_versions.py",
     "infoxlm_core/systems/test_named_runs.py",
     "infoxlm_core/systems/test_ranking.py",
-    "infoxlm_core/training/test_looks.py",
+    "infoxlm_core/training/test_long_evaluations.py",
     "infoxlm_core/training/test_sharding.py",
     "components/adapters/kuberay/test_stop.py",
     "components/platform/test_two_nodes.py",

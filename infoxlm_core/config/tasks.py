@@ -11,7 +11,7 @@ Paths = Annotated[tuple[str, ...], Field(min_length=1)]
 
 
 class SelectionConfig(StageConfig):
-    """Which moment of a fine-tuning is kept, judged on development sets."""
+    """Which weights of a fine-tuning are exported, by their scores on development sets."""
 
     rule: Literal["last", "source", "joint", "each"] = "last"
     """last: the weights after the last step · source: the best on the development set of the first training language

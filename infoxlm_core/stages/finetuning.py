@@ -1,7 +1,7 @@
-"""Stage: encoder + examples of a task -> a model of the task, the one that a rule of selection keeps.
+"""Stage: encoder + examples of a task -> a model of the task, the one that a rule of selection chooses.
 
-All tasks are the same training: every example once an epoch, now and then a look at the development sets. What the
-examples are, and how a model is scored on the development sets, says the task.
+All tasks are the same training: every example once an epoch, an evaluation on the development sets every so often. What
+the examples are, and how a model is scored on the development sets, says the task.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from infoxlm_core.config import OptimizationConfig, RecipeConfig
 from infoxlm_core.model import pretrained, task_models
 from infoxlm_core.tasks import task_of
 from infoxlm_core.training import active_vocabulary, distributed, loop, selection
-from infoxlm_core.training.best_checkpoints import Kept
+from infoxlm_core.training.best_checkpoints import BestCheckpoints
 from infoxlm_core.training.checkpoints import RemoteCheckpoints
 from infoxlm_core.training.fingerprint import Fingerprint
 from infoxlm_core.training.input_digests import digest_inputs
@@ -58,10 +58,10 @@ def finetune(
     selection.check(config.selection.rule, task.source, task.development)
     module = task_models.create(encoder, task.head, task.labels, config.dropout, task.head_dropout, config.seed)
     optimization = schedule(config, len(task.examples))
-    kept = Kept(run, config.selection, task.source)
+    best = BestCheckpoints(run, config.selection, task.source)
     fingerprint = fingerprint_of(config, encoder, task)
     learned, all_words = active_vocabulary.limit(module.to(distributed.device()), task, optimization.weight_decay)
-    learner = TaskLearner(config, module, learned, optimization.steps, kept)
+    learner = TaskLearner(config, module, learned, optimization.steps, best)
     logger.info("fine-tuning on %d examples, %d steps", len(task.examples), optimization.steps)
     with run_directory(run, fingerprint, config.checkpoints, track, remote) as (checkpoints, tracker):
         found = loop.train(learner, optimization, checkpoints, tracker, config.log_every, learner.observe)
@@ -83,7 +83,7 @@ def fingerprint_of(config: RecipeConfig, encoder: Path, learned: Training) -> Fi
 
 
 def digest_of(task: Training) -> str:
-    """What a resumed run must find again: training examples, their answers, the languages it is judged by."""
+    """What a resumed run must find again: training examples, their answers, the languages of its development sets."""
     found = hashlib.sha256(json.dumps([task.head.name, task.labels, task.development]).encode())
     for array in (task.examples.ids, task.examples.types, task.examples.lengths, task.targets):
         found.update(np.ascontiguousarray(array).data)  # as it is stored: gigabytes are not copied
@@ -103,15 +103,16 @@ def export(
     learner: TaskLearner, encoder: Path, run: Path, output: Path, all_words: Callable[[], AbstractContextManager[Any]]
 ) -> None:
     """Write the model, or models, that the rule chose; the module then holds the last of them."""
-    config, module, kept, looks = learner.config.selection, learner.module, learner.kept, learner.kept.looks()
-    chosen = kept.choose(looks, learner.steps)
+    config, module, best = learner.config.selection, learner.module, learner.best
+    evaluations = best.evaluations()
+    chosen = best.choose(evaluations, learner.steps)
     for step in dict.fromkeys(chosen.values()):
         directory = selection.directory_of(output, chosen, step)
         if config.rule != "last":
-            kept.load(module, step)
+            best.load(module, step)
         with all_words():
             task_models.export(module, encoder, directory)
         logger.info("exported the model after step %d to %s", step, directory)
-    selection.write(output, config.rule, looks, chosen)
+    selection.write(output, config.rule, evaluations, chosen)
     learner.task.write_beside(output)
     export_curves(run, output)

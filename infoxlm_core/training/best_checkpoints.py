@@ -1,7 +1,7 @@
-"""The weights of a fine-tuning's best moments, until it is over: `RUN/kept/STEP.safetensors`.
+"""The weights of a fine-tuning's best steps, until it is over: `RUN/kept/STEP.safetensors`.
 
 Beside each lies `STEP.json`, its size and SHA-256: nothing is exported that is not what was written.
-Which moments these are, the curves say (`dev/mean`, `dev/de`, …): a resumed run forgets those after its checkpoint, and
+Which steps these are, the curves say (`dev/mean`, `dev/de`, …): a resumed run forgets those after its checkpoint, and
 so takes the same decisions again.
 """
 
@@ -22,19 +22,19 @@ from infoxlm_core.training.selection import DevScores, choose
 PREFIX, MEAN = "dev/", "dev/mean"
 
 
-def figures(look: DevScores) -> dict[str, float]:
-    """What the curves say of a look."""
-    return {f"{PREFIX}{language}": score for language, score in look.languages.items()} | {MEAN: look.mean}
+def figures(scores: DevScores) -> dict[str, float]:
+    """What the curves say of an evaluation."""
+    return {f"{PREFIX}{language}": score for language, score in scores.languages.items()} | {MEAN: scores.mean}
 
 
-class Kept:
-    """The best moments of one run by a rule; `source` is the language of the training text."""
+class BestCheckpoints:
+    """The best weights of one run by a rule; `source` is the language of the training text."""
 
     def __init__(self, run: Path, config: SelectionConfig, source: str) -> None:
         self.run, self.rule, self.source = run, config.rule, source
 
-    def looks(self) -> list[DevScores]:
-        """Everything that was seen so far."""
+    def evaluations(self) -> list[DevScores]:
+        """Development scores at every evaluation so far."""
         points = [point for point in tracker.read(self.run / tracker.METRICS) if MEAN in point[1]]
         return [
             DevScores(
@@ -43,19 +43,19 @@ class Kept:
             for step, values in points
         ]
 
-    def choose(self, looks: list[DevScores], last: int) -> dict[str, int]:
-        return choose(looks, self.rule, self.source, last)
+    def choose(self, evaluations: list[DevScores], last: int) -> dict[str, int]:
+        return choose(evaluations, self.rule, self.source, last)
 
-    def keep(self, module: nn.Module, looks: list[DevScores]) -> None:
-        """Keep the weights if the last look is a best one, and drop those that nobody needs any more; StorageFull if
-        they do not fit. Needed is also what was best at the time of a checkpoint: the run may have to go on from
+    def update(self, module: nn.Module, evaluations: list[DevScores]) -> None:
+        """Keep the weights if the last evaluation is a best one, and drop those that nobody needs any more; StorageFull
+        if they do not fit. Needed is also what was best at the time of a checkpoint: the run may have to go on from
         there."""
         if self.rule == "last":
             return
-        now = looks[-1].step
+        now = evaluations[-1].step
         needed = set()
         for cut in [*(step for step, _ in list_of(self.run)), now]:
-            if seen := [look for look in looks if look.step <= cut]:
+            if seen := [one for one in evaluations if one.step <= cut]:
                 needed |= set(self.choose(seen, cut).values())
         if now in needed:
             self._save(module, now)

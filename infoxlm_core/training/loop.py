@@ -32,9 +32,9 @@ def train(
     """Train to the last step, from the newest valid checkpoint if there is one; return the last step's figures.
 
     The first worker decides where to start, saves and tracks (a point of the curves every `log_every` steps); the
-    others follow. `observe` is what is looked at now and then, after so many steps, such as scores on held-out text;
-    nothing if nothing is due. All workers call it: the first one looks (`distributed.on_first`), and its figures count,
-    or all do if each has a part of a network.
+    others follow. `observe` is what is evaluated every so many steps, such as scores on held-out text; nothing if
+    nothing is due. All workers call it: the first one evaluates (`distributed.on_first`), and its figures count, or all
+    do if each has a part of a network.
 
     Raises:
         Preempted: somebody asked to stop; a checkpoint was saved.
@@ -67,8 +67,8 @@ def train(
                 coming = ahead.submit(learner.batches, progress.step + 1)
             figures, stopping = train_step(learner, optimizer, config, progress, batches, stop)
 
-            # Every so often a point of the curves: all workers look, as each may hold a part of the network, and the
-            # first one writes.
+            # Every so often a point of the curves: all workers evaluate, as each may hold a part of the network, and
+            # the first one writes.
             last = progress.step == config.steps
             observed = observe(progress.step) if observe else {}
             if first:

@@ -1,4 +1,4 @@
-"""Which moment of a fine-tuning is kept, and where: the rules, and the directories of a fine-tuned model.
+"""Which weights of a fine-tuning are exported, and where: the rules, and the directories of a fine-tuned model.
 
 tuned/                 the model of the rule (of `each`: the best on average, for languages without a development set)
 tuned/steps/4000/      of `each`: the model of the languages that were best after 4000 steps
@@ -39,23 +39,23 @@ def check(rule: str, source: str, development: Sequence[str]) -> None:
         raise InputError(f"selection.rule {rule} needs {wanted}; there are {', '.join(development) or 'none'}")
 
 
-def choose(looks: Sequence[DevScores], rule: str, source: str, last: int) -> dict[str, int]:
+def choose(evaluations: Sequence[DevScores], rule: str, source: str, last: int) -> dict[str, int]:
     """The step of each language by a rule of `SelectionConfig`; of equals the first: {"*": step}, and for `each` also a
     step for every language. `last` is how many steps the training has had so far."""
     if rule == "last":
         return {ALL: last}
     if rule == "source":
-        return {ALL: max(looks, key=lambda look: look.languages[source]).step}
-    chosen = {ALL: max(looks, key=lambda look: look.mean).step}
+        return {ALL: max(evaluations, key=lambda one: one.languages[source]).step}
+    chosen = {ALL: max(evaluations, key=lambda one: one.mean).step}
     if rule == "each":
-        for language in looks[0].languages:
-            chosen[language] = max(looks, key=lambda look: look.languages[language]).step
+        for language in evaluations[0].languages:
+            chosen[language] = max(evaluations, key=lambda one: one.languages[language]).step
     return chosen
 
 
-def write(directory: Path, rule: str, looks: Sequence[DevScores], chosen: Mapping[str, int]) -> None:
+def write(directory: Path, rule: str, evaluations: Sequence[DevScores], chosen: Mapping[str, int]) -> None:
     """Write selection.json."""
-    rows = [{"step": look.step, "languages": dict(look.languages), "mean": look.mean} for look in looks]
+    rows = [{"step": one.step, "languages": dict(one.languages), "mean": one.mean} for one in evaluations]
     content = {"rule": rule, "looks": rows, "chosen": dict(chosen)}
     manifests.write_atomically(directory / FILE, json.dumps(content, indent=1) + "\n")
 
@@ -78,11 +78,11 @@ def directories(tuned: Path) -> Callable[[str], Path]:
 
 
 def development(tuned: Path) -> dict[str, Any] | None:
-    """Development scores at the chosen moments, {"languages", "mean"}: what a grid is chosen by. None: no looks."""
+    """Development scores at the chosen steps, {"languages", "mean"}: what a grid is chosen by; None without any."""
     found = read(tuned)
     if not found or not found["looks"]:
         return None
-    looks, chosen = {look["step"]: look["languages"] for look in found["looks"]}, found["chosen"]
-    names = looks[chosen[ALL]]
-    languages = {name: looks[chosen.get(name, chosen[ALL])][name] for name in names}
+    scores, chosen = {one["step"]: one["languages"] for one in found["looks"]}, found["chosen"]
+    names = scores[chosen[ALL]]
+    languages = {name: scores[chosen.get(name, chosen[ALL])][name] for name in names}
     return {"languages": languages, "mean": fmean(languages.values())}

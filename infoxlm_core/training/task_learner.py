@@ -19,7 +19,7 @@ from infoxlm_core.model.padded import Padded
 from infoxlm_core.model.task_head import Head
 from infoxlm_core.model.task_models import TaskModel
 from infoxlm_core.training import distributed
-from infoxlm_core.training.best_checkpoints import Kept, figures
+from infoxlm_core.training.best_checkpoints import BestCheckpoints, figures
 from infoxlm_core.training.learner import Learner, LossWeights, autocast, seed_dropout
 from infoxlm_core.training.selection import DevScores
 
@@ -59,8 +59,10 @@ class TaskLearner(Learner):
 
     module: TaskModel
 
-    def __init__(self, config: RecipeConfig, module: TaskModel, task: Training, steps: int, kept: Kept) -> None:
-        self.config, self.module, self.task, self.steps, self.kept = config, module, task, steps, kept
+    def __init__(
+        self, config: RecipeConfig, module: TaskModel, task: Training, steps: int, best: BestCheckpoints
+    ) -> None:
+        self.config, self.module, self.task, self.steps, self.best = config, module, task, steps, best
         self.weights = LossWeights({task.head.name: 1.0})
         count = len(task.examples)
         # A step may begin in one epoch and end in the next; of millions of examples an order takes a second to draw.
@@ -113,11 +115,11 @@ class TaskLearner(Learner):
         score_dev = self.task.score_dev
         if score_dev is None or (step % self.config.selection.every and step != self.steps):
             return {}
-        return distributed.on_first(lambda: self._look(step, score_dev)) or {}
+        return distributed.on_first(lambda: self._evaluate(step, score_dev)) or {}
 
-    def _look(self, step: int, score_dev: Callable[[TaskModel], dict[str, float]]) -> dict[str, float]:
+    def _evaluate(self, step: int, score_dev: Callable[[TaskModel], dict[str, float]]) -> dict[str, float]:
         """Score, and keep the weights if they are the best so far."""
-        look = DevScores(step, score_dev(self.module))
-        logger.info("step %d: %.4f on the development sets", step, look.mean)
-        self.kept.keep(self.module, [*self.kept.looks(), look])
-        return figures(look)
+        scores = DevScores(step, score_dev(self.module))
+        logger.info("step %d: %.4f on the development sets", step, scores.mean)
+        self.best.update(self.module, [*self.best.evaluations(), scores])
+        return figures(scores)

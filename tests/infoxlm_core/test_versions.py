@@ -38,7 +38,7 @@ from infoxlm_core.tasks import answers, classifying, held_out, nearest, perplexi
 from infoxlm_core.tasks.classification import ClassificationConfig
 from infoxlm_core.tasks.embedding import Place
 from infoxlm_core.tasks.question_answering import AnsweringConfig
-from infoxlm_core.training.best_checkpoints import Kept
+from infoxlm_core.training.best_checkpoints import BestCheckpoints
 from infoxlm_core.training.learner import Learner
 from infoxlm_core.training.optimizer import learning_rate
 from infoxlm_core.training.task_learner import TaskLearner
@@ -257,7 +257,9 @@ def make_classifier(tmp_path: Path, encoder: Path) -> Any:
         head_dropout = training.head_dropout
         module = task_models.create(encoder, training.head, training.labels, config.dropout, head_dropout, config.seed)
         schedule = finetuning.schedule(config, len(training.examples))
-        learner = TaskLearner(config, module, training, schedule.steps, Kept(tmp_path, config.selection, "en"))
+        learner = TaskLearner(
+            config, module, training, schedule.steps, BestCheckpoints(tmp_path, config.selection, "en")
+        )
         found += [finetuning.digest_of(training), schedule.model_dump(mode="json")]
         found += [digest_batches(learner.batches(step)) for step in (0, 1, 8)]
     return found

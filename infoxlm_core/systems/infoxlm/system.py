@@ -36,7 +36,7 @@ class InfoXLMSystem(System):
         if not config.probe.every or not probe.pairs:
             return None
 
-        def look() -> dict[str, float]:
+        def score() -> dict[str, float]:
             layer = min(contrast.layer, model.encoder.size.layers)
             with distributed.gathered(model):
                 return probe.score(model.encoder, layer, contrast.pooling, distributed.device())
@@ -44,7 +44,7 @@ class InfoXLMSystem(System):
         def observe(step: int) -> dict[str, float]:
             if step % config.probe.every:
                 return {}
-            return look() if distributed.is_sharded(model) else distributed.on_first(look) or {}
+            return score() if distributed.is_sharded(model) else distributed.on_first(score) or {}
 
         return observe
 

@@ -19,7 +19,7 @@ from infoxlm_core.tasks import TASKS
 from infoxlm_core.tasks.classification import ClassificationConfig
 from infoxlm_core.tasks.question_answering import AnsweringConfig
 from infoxlm_core.training import distributed, task_learner, tracker
-from infoxlm_core.training.best_checkpoints import Kept
+from infoxlm_core.training.best_checkpoints import BestCheckpoints
 from infoxlm_core.training.optimizer import make_adamw
 from infoxlm_core.training.state import Progress
 from infoxlm_core.training.step import train_step
@@ -93,7 +93,7 @@ def test_dropout_is_drawn_again_as_it_was_after_an_interruption(encoder, data, t
 
 
 def test_an_encoder_of_another_kind_goes_on_after_an_interruption_as_it_would_have(encoder, data, tmp_path):
-    """Also between two looks at the development sets, for which dropout is off."""
+    """Also between two evaluations on the development sets, for which dropout is off."""
     small = {"vocab_size": 96, "n_layers": 1, "n_heads": 2, "dim": 16, "hidden_dim": 24, "max_position_embeddings": 32}
     DistilBertModel(DistilBertConfig(**small)).save_pretrained(tmp_path / "distilbert")
     tokenizers.copy(encoder, tmp_path / "distilbert", 32)
@@ -118,7 +118,7 @@ def test_the_order_of_an_epoch_is_drawn_once_and_batches_reach_into_the_next(enc
     settings = config(tmp_path / "none", batch_size=4)
     task = Training(TASKS["question_answering"].head, from_lists([[number] for number in range(10)]), np.zeros((10, 2)))
     module = task_models.create(encoder, TASKS["question_answering"].head)
-    learner = TaskLearner(settings, module, task, 60, Kept(tmp_path, settings.selection, "en"))
+    learner = TaskLearner(settings, module, task, 60, BestCheckpoints(tmp_path, settings.selection, "en"))
 
     seen = torch.cat([learner.batches(step)[0].ids for step in range(5)]).tolist()
 
@@ -149,7 +149,7 @@ def test_the_loss_does_not_depend_on_the_workers_or_the_micro_batch_head_dropout
         settings = config(data, micro_batch_size=micro, head_dropout=0.3)
         task = read_training(settings, encoder, None)
         model = task_models.create(encoder, task.head, task.labels, head_dropout=0.3)
-        learner = TaskLearner(settings, model, task, 60, Kept(tmp_path, settings.selection, "en"))
+        learner = TaskLearner(settings, model, task, 60, BestCheckpoints(tmp_path, settings.selection, "en"))
         monkeypatch.setattr(distributed, "world_size", lambda: workers)
         loss = 0.0
         for rank in range(workers):
@@ -183,7 +183,7 @@ def test_a_reader_learns_where_the_answer_is_from_the_mean_of_both_cross_entropi
         {"train": ["x"], "test": ["x"], "optimization": {"steps": 150, "learning_rate": 0.01, "warmup_steps": 5}}
     )
     module = task_models.create(encoder, TASKS["question_answering"].head)
-    learner = TaskLearner(settings, module, task, 150, Kept(tmp_path, settings.selection, "en"))
+    learner = TaskLearner(settings, module, task, 150, BestCheckpoints(tmp_path, settings.selection, "en"))
     optimizer, progress = make_adamw(module.parameters(), settings.optimization), Progress()
     first, last = (task_models.run(module, task.examples) for _ in range(2))
 

@@ -1,6 +1,6 @@
 """Which moment of a fine-tuning is kept: the rules, and that an interrupted run ends with the very same choice.
 
-The scores are written down below, by step; the judge knows the step by the weights it is shown.
+The scores are written down below, by step; the scorer knows the step by the weights it is shown.
 """
 
 import json
@@ -19,7 +19,7 @@ from infoxlm_core.model import task_models
 from infoxlm_core.stages import finetuning
 from infoxlm_core.tasks import TASKS
 from infoxlm_core.training import selection, tracker
-from infoxlm_core.training.best_checkpoints import Kept
+from infoxlm_core.training.best_checkpoints import BestCheckpoints
 from infoxlm_core.training.selection import DevScores
 from tests.toy_finetuning import config
 from tests.workers import fp64, join, start
@@ -29,7 +29,7 @@ SCORES = {  # after 5, 10, … 30 steps
     "en": [0.1, 0.5, 0.3, 0.2, 0.6, 0.4],
     "de": [0.3, 0.2, 0.8, 0.1, 0.1, 0.2],
 }
-LOOKS = [DevScores(5 * (i + 1), {name: scores[i] for name, scores in SCORES.items()}) for i in range(6)]
+EVALUATIONS = [DevScores(5 * (i + 1), {name: scores[i] for name, scores in SCORES.items()}) for i in range(6)]
 CHOSEN = {"last": {"*": 30}, "source": {"*": 25}, "joint": {"*": 15}, "each": {"*": 15, "en": 25, "de": 15}}
 
 
@@ -42,23 +42,23 @@ def weights_of(module: nn.Module) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
 
 
-class Judge:
-    """Gives the scores of SCORES; does `accident` once, at the look after so many steps."""
+class Scorer:
+    """Gives the scores of SCORES; does `accident` once, at the evaluation after so many steps."""
 
     def __init__(self, moments: list[torch.Tensor], accident=None, at: int = 0) -> None:
         self.moments, self.accident, self.at = moments, accident, at
 
     def __call__(self, module: nn.Module) -> dict[str, float]:
         place = next(i for i, moment in enumerate(self.moments) if torch.equal(moment, weights_of(module)))
-        if LOOKS[place].step == self.at and self.accident:
+        if EVALUATIONS[place].step == self.at and self.accident:
             self.accident, accident = None, self.accident
             accident()
-        return dict(LOOKS[place].languages)
+        return dict(EVALUATIONS[place].languages)
 
 
-def train(monkeypatch, judge, configured, encoder: Path, folder: Path) -> Path:
+def train(monkeypatch, scorer, configured, encoder: Path, folder: Path) -> Path:
     monkeypatch.setattr(finetuning, "read_training", lambda *given: replace(
-        READ(*given), score_dev=judge, development=tuple(SCORES)))  # fmt: skip
+        READ(*given), score_dev=scorer, development=tuple(SCORES)))  # fmt: skip
     finetuning.finetune(configured, encoder, None, folder / "out", folder / "run")
     return folder / "out"
 
@@ -68,25 +68,25 @@ READ = finetuning.read_training
 
 @pytest.fixture(scope="module")
 def moments(encoder, data, tmp_path_factory) -> list[torch.Tensor]:
-    """The weights at each look."""
+    """The weights at each evaluation."""
     seen: list[torch.Tensor] = []
 
-    def judge(module: nn.Module) -> dict[str, float]:
+    def scorer(module: nn.Module) -> dict[str, float]:
         seen.append(weights_of(module))
         return {"en": 0.0}
 
     with pytest.MonkeyPatch.context() as patch:
-        train(patch, judge, settings(data, "last"), encoder, tmp_path_factory.mktemp("moments"))
+        train(patch, scorer, settings(data, "last"), encoder, tmp_path_factory.mktemp("moments"))
     return seen
 
 
 @pytest.mark.parametrize("rule", CHOSEN)
 def test_a_rule_keeps_the_weights_of_its_step(monkeypatch, encoder, data, moments, tmp_path, rule):
-    tuned = train(monkeypatch, Judge(moments), settings(data, rule), encoder, tmp_path)
+    tuned = train(monkeypatch, Scorer(moments), settings(data, rule), encoder, tmp_path)
 
     found = selection.read(tuned)
     assert found["rule"] == rule and found["chosen"] == CHOSEN[rule]
-    assert [(look["step"], look["languages"]) for look in found["looks"]] == [(x.step, x.languages) for x in LOOKS]
+    assert [(one["step"], one["languages"]) for one in found["looks"]] == [(x.step, x.languages) for x in EVALUATIONS]
     for language in ("en", "de", "fr"):
         step = CHOSEN[rule].get(language, CHOSEN[rule]["*"])
         kept = task_models.load(selection.directories(tuned)(language), TASKS["classification"].head)
@@ -97,20 +97,20 @@ def test_a_rule_keeps_the_weights_of_its_step(monkeypatch, encoder, data, moment
 
 
 @pytest.mark.parametrize(("rule", "step"), [("each", 5), ("joint", 15), ("each", 20), ("source", 25), ("each", 30)])
-def test_a_run_that_dies_at_a_look_and_goes_on_ends_with_the_same_model(
+def test_a_run_that_dies_at_an_evaluation_and_goes_on_ends_with_the_same_model(
     monkeypatch, encoder, data, moments, tmp_path, rule, step
 ):
     def die() -> None:
         raise ConnectionAbortedError
 
-    judge = Judge(moments, die, at=step)
+    scorer = Scorer(moments, die, at=step)
     with pytest.raises(ConnectionAbortedError):
-        train(monkeypatch, judge, settings(data, rule), encoder, tmp_path)
+        train(monkeypatch, scorer, settings(data, rule), encoder, tmp_path)
 
-    tuned = train(monkeypatch, judge, settings(data, rule), encoder, tmp_path)
+    tuned = train(monkeypatch, scorer, settings(data, rule), encoder, tmp_path)
 
     assert selection.read(tuned)["chosen"] == CHOSEN[rule]
-    assert len(selection.read(tuned)["looks"]) == len(LOOKS)
+    assert len(selection.read(tuned)["looks"]) == len(EVALUATIONS)
     for language in ("en", "de"):
         expected = moments[CHOSEN[rule].get(language, CHOSEN[rule]["*"]) // EVERY - 1]
         kept = task_models.load(selection.directories(tuned)(language), TASKS["classification"].head)
@@ -120,11 +120,11 @@ def test_a_run_that_dies_at_a_look_and_goes_on_ends_with_the_same_model(
 def test_a_run_that_is_asked_to_stop_and_goes_on_ends_with_the_same_model(
     monkeypatch, encoder, data, moments, tmp_path
 ):
-    judge = Judge(moments, lambda: (tmp_path / "run/stop").touch(), at=20)
+    scorer = Scorer(moments, lambda: (tmp_path / "run/stop").touch(), at=20)
     with pytest.raises(Preempted):
-        train(monkeypatch, judge, settings(data, "each"), encoder, tmp_path)
+        train(monkeypatch, scorer, settings(data, "each"), encoder, tmp_path)
 
-    tuned = train(monkeypatch, judge, settings(data, "each"), encoder, tmp_path)
+    tuned = train(monkeypatch, scorer, settings(data, "each"), encoder, tmp_path)
 
     assert selection.read(tuned)["chosen"] == CHOSEN["each"]
 
@@ -136,7 +136,7 @@ def test_a_best_that_was_overtaken_after_the_last_checkpoint_stays_for_a_run_tha
         raise ConnectionAbortedError
 
     with pytest.raises(ConnectionAbortedError):
-        train(monkeypatch, Judge(moments, die, at=30), settings(data, "source"), encoder, tmp_path)
+        train(monkeypatch, Scorer(moments, die, at=30), settings(data, "source"), encoder, tmp_path)
 
     kept = sorted(int(path.stem) for path in (tmp_path / "run/kept").glob("*.safetensors"))
     assert {path.stem for path in (tmp_path / "run/kept").iterdir()} == {f"{step:010d}" for step in kept}
@@ -163,20 +163,20 @@ def flip(path: Path) -> None:
 )
 def test_kept_weights_that_are_not_what_was_written_are_refused(tmp_path, damage, said):
     written, read = nn.Linear(3, 2), nn.Linear(3, 2)
-    kept = Kept(tmp_path, SelectionConfig(rule="joint", every=5), "en")
-    kept.keep(written, [DevScores(5, {"en": 0.5})])
-    kept.load(read, 5)
+    best = BestCheckpoints(tmp_path, SelectionConfig(rule="joint", every=5), "en")
+    best.update(written, [DevScores(5, {"en": 0.5})])
+    best.load(read, 5)
     assert torch.equal(weights_of(read), weights_of(written))
     damage(tmp_path / "kept/0000000005.safetensors")
 
     with pytest.raises(DataCorrupt, match=said + r".*: restore it, or remove .* to train again"):
-        kept.load(read, 5)
+        best.load(read, 5)
 
 
 def test_equal_scores_leave_the_first():
-    looks = [DevScores(step, {"en": 0.5, "de": 0.5}) for step in (10, 20, 30)]
+    evaluations = [DevScores(step, {"en": 0.5, "de": 0.5}) for step in (10, 20, 30)]
 
-    assert selection.choose(looks, "each", "en", 30) == {"*": 10, "en": 10, "de": 10}
+    assert selection.choose(evaluations, "each", "en", 30) == {"*": 10, "en": 10, "de": 10}
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_a_rule_without_its_development_sets_is_refused_before_training(rule, de
 
 def test_the_development_score_of_a_model_is_that_of_the_moments_that_were_chosen(tmp_path):
     for rule, expected in {"joint": {"en": 0.3, "de": 0.8}, "each": {"en": 0.6, "de": 0.8}}.items():
-        selection.write(tmp_path, rule, LOOKS, CHOSEN[rule])
+        selection.write(tmp_path, rule, EVALUATIONS, CHOSEN[rule])
 
         assert selection.development(tmp_path) == {"languages": expected, "mean": sum(expected.values()) / 2}
     selection.write(tmp_path, "last", [], {"*": 30})
@@ -208,7 +208,7 @@ def test_a_model_from_elsewhere_speaks_for_every_language(tmp_path):
 
 
 @pytest.mark.slow
-def test_of_two_workers_the_first_looks_and_sees_what_one_alone_would(encoder, data, tmp_path):
+def test_of_two_workers_the_first_evaluates_and_sees_what_one_alone_would(encoder, data, tmp_path):
     """Selection by real development rows, of a tenth of the training text."""
     table = pd.read_csv(data, sep="\t")
     table.loc[table.index % 7 == 0, "split"] = "dev"
@@ -222,21 +222,21 @@ def test_of_two_workers_the_first_looks_and_sees_what_one_alone_would(encoder, d
     one, two = (selection.read(tmp_path / name / "out") for name in ("one", "two"))
     for left, right in zip(one["looks"], two["looks"], strict=True):
         assert left["languages"] == right["languages"]
-    looks = [DevScores(look["step"], look["languages"]) for look in two["looks"]]
-    assert two["chosen"] == selection.choose(looks, "each", "en", STEPS) and len(looks) == 6
-    assert (tmp_path / "looks-0").read_text() == "6" and not (tmp_path / "looks-1").exists()
+    evaluations = [DevScores(one["step"], one["languages"]) for one in two["looks"]]
+    assert two["chosen"] == selection.choose(evaluations, "each", "en", STEPS) and len(evaluations) == 6
+    assert (tmp_path / "evaluations-0").read_text() == "6" and not (tmp_path / "evaluations-1").exists()
 
 
 def _worker(rank: int, size: int, port: int, encoder: Path, base: Path) -> None:
     join(rank, size, port)
-    keep, count = Kept.keep, [0]
+    keep, count = BestCheckpoints.update, [0]
 
     def counted(self, *given) -> None:
         count[0] += 1
-        (base / f"looks-{rank}").write_text(str(count[0]))
+        (base / f"evaluations-{rank}").write_text(str(count[0]))
         keep(self, *given)
 
-    Kept.keep = counted
+    BestCheckpoints.update = counted
     with fp64():
         finetuning.finetune(settings(base / "verbs.tsv", "each"), encoder, None, base / "two/out", base / "two/run")
     torch.distributed.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Looks at development sets with two workers: they may last, their errors reach everybody, a stopped worker is found.
+"""Evaluations during training with two workers: they may last, errors reach everybody, a stopped worker is found.
 
 The workers wait 5 seconds for each other's gradients.
 """
@@ -29,7 +29,7 @@ CASES = ["long", "full", "refused"]
 @pytest.fixture(scope="module")
 def left(encoder, data, tmp_path_factory) -> Path:
     """What two workers left: CASE/out, and what each says of each case in CASE-RANK."""
-    base = tmp_path_factory.mktemp("looks")
+    base = tmp_path_factory.mktemp("evaluations")
     (base / "verbs.tsv").write_bytes(data.read_bytes())
     start(_worker, 2, encoder, base)
     return base
@@ -65,7 +65,7 @@ def _finetune(case: str, encoder: Path, base: Path) -> None:
                       optimization={"steps": 2, "warmup_steps": 1})  # fmt: skip
     read, save = READ, SAVE
 
-    def judge(module: nn.Module) -> dict[str, float]:
+    def score(module: nn.Module) -> dict[str, float]:
         time.sleep(LONG if case == "long" and not (base / case / "run/kept").exists() else 0)
         if case == "refused":
             raise InputError("dev.json:3: no answer")
@@ -74,7 +74,7 @@ def _finetune(case: str, encoder: Path, base: Path) -> None:
     def full(*given: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    finetuning.read_training = lambda *given: replace(read(*given), score_dev=judge, development=("en",))
+    finetuning.read_training = lambda *given: replace(read(*given), score_dev=score, development=("en",))
     best_checkpoints.save_file = full if case == "full" else save  # type: ignore[assignment]
     finetuning.finetune(settings, encoder, None, base / case / "out", base / case / "run")
 
@@ -82,14 +82,14 @@ def _finetune(case: str, encoder: Path, base: Path) -> None:
 READ, SAVE = finetuning.read_training, best_checkpoints.save_file
 
 
-def test_a_look_that_lasts_longer_than_gradients_may_is_no_lost_worker(left):
+def test_an_evaluation_that_lasts_longer_than_gradients_may_is_no_lost_worker(left):
     assert [(left / f"long-{rank}").read_text() for rank in (0, 1)] == ["nothing"] * 2
     assert selection.read(left / "long/out")["chosen"] == {"*": 1}
     assert [values["dev/en"] for _, values in tracker.read(left / "long/out/metrics.jsonl")] == [0.5, 0.5]
 
 
 @pytest.mark.parametrize(("case", "expected"), [("full", "StorageFull: "), ("refused", "InputError: dev.json:3")])
-def test_an_error_of_a_look_is_raised_on_every_worker_alike(left, case, expected):
+def test_an_error_of_an_evaluation_is_raised_on_every_worker_alike(left, case, expected):
     first, second = ((left / f"{case}-{rank}").read_text() for rank in (0, 1))
 
     assert first == second and first.startswith(expected)
