@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 UNFOLLOWED = 900.0
 """Seconds without a sign of the step; another attempt of it may take some minutes to begin."""
-_LOOK, _SAVING, _ENDING, _NOTE = 30.0, 600.0, 60.0, 1.0
+_POLL, _SAVING, _ENDING, _NOTE = 30.0, 600.0, 60.0, 1.0
 
 
 def main(place: str) -> None:
@@ -43,9 +43,9 @@ def leave(place: str, seconds: float) -> None:
     wanted = _read(place)
     url = f"{wanted.store}/runs/{wanted.run}/lease.json"
     deadline = time.monotonic() + seconds
-    if wanted.run and lease.look(url)[0]["holder"] == wanted.job:
+    if wanted.run and lease.read(url)[0]["holder"] == wanted.job:
         artifacts.write(wanted.store, f"runs/{wanted.run}/stop", wanted.job)
-        while lease.look(url)[0]["holder"] == wanted.job and time.monotonic() < deadline:
+        while lease.read(url)[0]["holder"] == wanted.job and time.monotonic() < deadline:
             time.sleep(1)
 
 
@@ -53,7 +53,7 @@ def _end_when_nobody_follows(wanted: Work) -> None:
     """Save and end this process when the step has given no sign for long: it was killed, and so were its retries."""
     seen, since = b"", time.monotonic()
     while time.monotonic() - since < UNFOLLOWED:
-        time.sleep(min(_LOOK, UNFOLLOWED / 10))
+        time.sleep(min(_POLL, UNFOLLOWED / 10))
         try:
             found = artifacts.read(wanted.store, launchers.heartbeat_path(wanted.job)) or b""
         except InfoXLMError:  # S3 is in trouble: that says nothing of the step

@@ -26,10 +26,10 @@ BEAT = 20.0
 """Seconds between two beats."""
 PATIENCE = 60.0
 """Seconds without a beat after which a holder counts as dead."""
-_LOOK = 5.0  # seconds between two looks at what else is to be done while the lease is held
+_POLL = 5.0  # seconds between two rounds of what else is to be done while the lease is held
 
 
-def look(url: str) -> tuple[dict[str, Any], str | None]:
+def read(url: str) -> tuple[dict[str, Any], str | None]:
     """What a lease says, and its version; nobody's if there is none.
 
     Raises:
@@ -51,12 +51,12 @@ def check(url: str, holder: str) -> None:
     Raises:
         LeaseHeld: the beat has moved within one and a half of its periods.
     """
-    before, _ = look(url)
+    before, _ = read(url)
     if before["holder"] in ("", holder):
         return
     deadline = time.monotonic() + 1.5 * BEAT
     while time.monotonic() < deadline:
-        if look(url)[0] not in (before, {**before, "holder": ""}):
+        if read(url)[0] not in (before, {**before, "holder": ""}):
             raise LeaseHeld(f"{url}: {before['holder']} is at work: wait for it or stop it")
         time.sleep(min(1.0, BEAT / 10))
 
@@ -92,7 +92,7 @@ class Lease:
         began = seen_since = time.monotonic()
         seen = ""
         while not self._take():
-            state, _ = look(self.url)
+            state, _ = read(self.url)
             now = time.monotonic()
             if (found := json.dumps(state)) != seen:
                 moved, seen, seen_since = bool(seen), found, now
@@ -133,7 +133,7 @@ class Lease:
 
     def _take(self, dead: dict[str, Any] | None = None) -> bool:
         """Take a lease that is free, ours, or that of a holder who is dead; False if another's beats."""
-        state, version = look(self.url)
+        state, version = read(self.url)
         if state["holder"] not in ("", self.holder) and state != dead:
             return False
         self.attempt, self._version = state["attempt"] + 1, version
@@ -160,7 +160,7 @@ class Lease:
 
     def _keep(self) -> None:
         last = time.monotonic()
-        while not self._over.wait(min(_LOOK, BEAT)):
+        while not self._over.wait(min(_POLL, BEAT)):
             try:
                 if time.monotonic() - last >= BEAT:
                     self.lost = self.lost or not self._write()

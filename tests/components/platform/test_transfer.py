@@ -296,7 +296,7 @@ def quick(monkeypatch):
     """A heart that beats fast: a dead one is noticed in seconds, and a living one on a busy machine is not missed."""
     monkeypatch.setattr(lease, "BEAT", 0.5)
     monkeypatch.setattr(lease, "PATIENCE", 5.0)
-    monkeypatch.setattr(lease, "_LOOK", 0.1)
+    monkeypatch.setattr(lease, "_POLL", 0.1)
 
 
 def test_two_do_not_hold_a_lease_at_once(bucket, quick):
@@ -339,7 +339,7 @@ def test_a_killed_holder_is_replaced_and_one_that_wakes_up_is_fenced(bucket, qui
     script = textwrap.dedent("""
         import sys, time
         from components.platform import lease
-        lease.BEAT, lease._LOOK = 0.1, 0.05
+        lease.BEAT, lease._POLL = 0.1, 0.05
         from infoxlm_core.errors import Fenced
         with lease.Lease(sys.argv[1], "first") as held:
             print("held", flush=True)
@@ -391,7 +391,7 @@ def wait_for(condition) -> None:
 
 
 def beat(url: str) -> int:
-    return lease.look(url)[0]["beat"]
+    return lease.read(url)[0]["beat"]
 
 
 def test_an_error_of_what_is_done_meanwhile_does_not_cost_the_lease(bucket, quick):

@@ -149,7 +149,7 @@ def test_a_checkpoint_that_nothing_follows_must_arrive(bucket, faults, work, mon
 
 
 def test_a_pod_that_must_go_lets_the_training_save_first(bucket, work, monkeypatch):
-    monkeypatch.setattr(lease, "_LOOK", 0.05)
+    monkeypatch.setattr(lease, "_POLL", 0.05)
     named = replace(
         work, job="j-pretrain-1", config=tiny_config(optimization={"steps": 100_000}).model_dump(mode="json")
     )
@@ -164,14 +164,14 @@ def test_a_pod_that_must_go_lets_the_training_save_first(bucket, work, monkeypat
 
         job.leave(place, 60)
 
-        assert lease.look(f"{URL}/runs/pretrained-abc/lease.json")[0]["holder"] == ""
+        assert lease.read(f"{URL}/runs/pretrained-abc/lease.json")[0]["holder"] == ""
         with pytest.raises(Preempted):
             training.result(timeout=30)
 
 
 @pytest.mark.slow
 def test_a_driver_that_is_told_to_stop_tells_workers_that_do_not_share_its_disk(bucket, work, tmp_path, monkeypatch):
-    monkeypatch.setattr(lease, "_LOOK", 0.05)
+    monkeypatch.setattr(lease, "_POLL", 0.05)
     named = replace(work, job="j-pretrain-3", config=tiny_config(optimization={"steps": 10}).model_dump(mode="json"))
     driver = tmp_path / "disk of the head/runs/pretrained-abc"
     monkeypatch.setattr(job.artifacts, "local", lambda store: driver.parents[1])
@@ -199,7 +199,7 @@ def test_a_job_that_nobody_follows_saves_and_ends_itself(bucket, work, tmp_path)
     artifacts.write(URL, "work/j-pretrain-2.json", json.dumps(asdict(named)))
     artifacts.write(URL, launchers.heartbeat_path("j-pretrain-2"), "the step 1")
     script = "import sys; from components.platform import job, lease; "
-    script += "lease._LOOK = 0.2; job.UNFOLLOWED = 5.0; job.main(sys.argv[1])"
+    script += "lease._POLL = 0.2; job.UNFOLLOWED = 5.0; job.main(sys.argv[1])"
 
     done = subprocess.run([sys.executable, "-c", script, f"{URL}/work/j-pretrain-2.json"], timeout=120,
                           capture_output=True, text=True, env=os.environ | {"RUN_ID": ""})  # fmt: skip
@@ -295,7 +295,7 @@ def test_a_run_that_is_submitted_again_finds_the_job_of_the_first_and_forgets_ho
 
 def test_while_another_pipeline_run_trains_the_same_no_gpu_is_asked_for(bucket, work, monkeypatch):
     monkeypatch.setattr(lease, "BEAT", 0.1)
-    monkeypatch.setattr(lease, "_LOOK", 0.05)
+    monkeypatch.setattr(lease, "_POLL", 0.05)
     monkeypatch.setattr(ray_job, "run", lambda *_, **__: pytest.fail("a job was made"))
 
     with (

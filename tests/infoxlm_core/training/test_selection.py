@@ -1,4 +1,4 @@
-"""Which moment of a fine-tuning is kept: the rules, and that an interrupted run ends with the very same choice.
+"""Which weights of a fine-tuning are exported: the rules, and that an interrupted run ends with the very same choice.
 
 The scores are written down below, by step; the scorer knows the step by the weights it is shown.
 """
