@@ -20,12 +20,14 @@ from typing import Any
 from infoxlm_core.errors import DataCorrupt, InputError
 
 NAME = "manifest.json"
+FINETUNING = 1
+"""Version of one computation that makes two kinds of artifacts: in a pipeline `classifier`, in a suite `tuned`."""
 VERSIONS = {
     "corpus": 1,  # prepare_corpus
     "shards": 1,  # tokenize_corpus
     "pretrained": 1,  # pretrain
-    "classifier": 1,  # finetune
-    "tuned": 1,  # finetune, in a suite
+    "classifier": FINETUNING,  # finetune
+    "tuned": FINETUNING,  # measure, of a suite
     "scores": 2,  # evaluate
     "points": 1,  # measure, of a suite
     "comparison": 2,  # compare

@@ -79,7 +79,7 @@ def fingerprint_of(config: RecipeConfig, encoder: Path, learned: Training) -> Fi
     settings, data = task_of(config).training_part(config)
     by_role = {role: manifests.digest(digest_inputs(paths)) for role, paths in data.items()}  # development sets, too
     inputs = {"encoder": pretrained.digest_of(encoder), "examples": digest_of(learned), **by_role}
-    return Fingerprint.of(settings, manifests.VERSIONS["classifier"], inputs)
+    return Fingerprint.of(settings, manifests.FINETUNING, inputs)
 
 
 def digest_of(task: Training) -> str:
