@@ -242,7 +242,7 @@ class PretrainingConfig(StageConfig):
         return max(self.batches.block_tokens, 2 * self.batches.side_tokens + 3)
 
     @model_validator(mode="after")
-    def _layers_and_lengths_fit(self) -> Self:
+    def _parts_fit(self) -> Self:
         if self.model.start is None and self.contrast.layer > self.model.layers and self.system == "infoxlm":
             raise ValueError(f"contrast.layer ({self.contrast.layer}) is above model.layers ({self.model.layers})")
         if self.model.start is None and self.longest > self.model.max_tokens:
@@ -250,18 +250,10 @@ class PretrainingConfig(StageConfig):
                 f"sequences of {self.longest} tokens (batches.block_tokens, two batches.side_tokens and 3) "
                 f"exceed model.max_tokens ({self.model.max_tokens})"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _something_is_learned_from_the_start(self) -> Self:
         if self.contrast.start_step and not self.objectives.mlm + self.objectives.tlm and self.objectives.xlco:
             raise ValueError(
                 f"contrast.start_step ({self.contrast.start_step}) leaves nothing to learn before: set it to 0"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _system_has_the_objective(self) -> Self:
         known = ObjectivesConfig.systems()
         for name in self.objectives.weights():
             if self.system not in known[name]:
