@@ -66,13 +66,10 @@ def fairseq_name(name: str) -> str:
 def convert(checkpoint: Path, directory: Path, tokenizer: Path | None = None, heads: int | None = None) -> Imported:
     """Write a checkpoint as a new Hugging Face directory: the query encoder, its head, its projection.
 
-    Args:
-        checkpoint: a pickle of fairseq's layout, or a `pytorch_model.bin` in Hugging Face's.
-        directory: made here; must not exist.
-        tokenizer: directory of `sentencepiece.bpe.model` or tokenizer.json; none: the checkpoint's own.
-        heads: attention heads; none: hidden size / 64.
-
-    Raises InputError if it cannot be read without running code, or its tensors are missing, misshapen or do not fit.
+    `checkpoint` is a pickle of fairseq's layout, or a `pytorch_model.bin` in Hugging Face's; `tokenizer` the directory
+    of `sentencepiece.bpe.model` or tokenizer.json, or the checkpoint's own; attention `heads` are hidden size / 64 if
+    not given. Raises InputError if it cannot be read without running code, or its tensors are missing, misshapen or
+    unfit.
     """
     if directory.exists():
         raise InputError(f"{directory} exists: give a new directory")

@@ -41,18 +41,14 @@ def finetune(
 ) -> dict[str, Any]:
     """Fine-tune an encoder in Hugging Face format on a task; every worker calls this.
 
-    Args:
-        config: the task, its data and the training.
-        encoder: a Hugging Face directory.
-        corpus: the prepared corpus whose labelled set is used if a config of classification names no data.
-        output: gets the model, its tokenizer, `selection.json`, `metrics.jsonl` and, of classification, `test.parquet`.
-        run: gets checkpoints; the same directory continues the same run.
-        track: makes the tracker that writes the curves into a file.
-        remote: where checkpoints are for machines that share no disk with this one.
+    `corpus` is the prepared one whose labelled set is used if a config of classification names no data. `output` gets
+    the model, its tokenizer, `selection.json`, `metrics.jsonl` and, of classification, `test.parquet`; `run` gets
+    checkpoints: the same directory continues the same run. `track` and `remote` are those of `pretrain`. Returns the
+    last step's figures, `steps`, and `examples`, how many there were to learn from.
 
-    Returns the last step's figures, `steps`, and `examples`, how many there were to learn from. Raises InputError if
-    data or encoder are not usable, or the rule of selection lacks development sets; CorpusTooSmall without text to
-    train on, or with fewer than two labels.
+    Raises:
+        InputError: data or encoder are not usable, or the rule of selection lacks development sets.
+        CorpusTooSmall: no text to train on, or fewer than two labels.
     """
     task = read_training(config, encoder, corpus)
     selection.check(config.selection.rule, task.source, task.development)
