@@ -15,11 +15,6 @@ from infoxlm_core.data.vocabulary import EOS, FIRST_PIECE
 from infoxlm_core.errors import InputError
 
 
-def choose(lengths: np.ndarray, ratio: float, rng: np.random.Generator) -> np.ndarray:
-    """Rows to predict, ascending, in flat sequences of the given lengths (N,): (targets,) int64."""
-    return pick(lengths, np.floor(ratio * lengths + rng.random(len(lengths))).astype(np.int64), rng)
-
-
 def pick(lengths: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """counts[i] rows, without replacement, of the i-th of the flat sequences; all ascending.
 
@@ -68,7 +63,7 @@ def mask(
 
 
 def _choose(flat: np.ndarray, lengths: np.ndarray, config: ObjectivesConfig, rng: np.random.Generator) -> np.ndarray:
-    """Rows to predict by the variant that the config names."""
+    """Rows to predict, ascending, by the variant that the config names."""
     if config.masking == "xlm":
         chosen = rng.random(len(flat)) < config.mask_ratio
         chosen[(lengths.cumsum() - lengths)[lengths > 0]] = False  # position 0
@@ -79,7 +74,7 @@ def _choose(flat: np.ndarray, lengths: np.ndarray, config: ObjectivesConfig, rng
         maskable = np.bincount(sequence[plain], minlength=len(lengths))
         wanted = np.maximum(1, np.rint(config.mask_ratio * lengths)).astype(np.int64)
         return plain[pick(maskable, np.minimum(wanted, maskable), rng)]
-    return choose(lengths, config.mask_ratio, rng)
+    return pick(lengths, np.floor(config.mask_ratio * lengths + rng.random(len(lengths))).astype(np.int64), rng)
 
 
 def _choose_words(
