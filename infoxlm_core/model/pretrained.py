@@ -16,7 +16,7 @@ from infoxlm_core import manifests
 from infoxlm_core.data.vocabulary import BOS, EOS, PAD
 from infoxlm_core.errors import InputError
 from infoxlm_core.model import tokenizers
-from infoxlm_core.model.encoder import Encoder, EncoderSize
+from infoxlm_core.model.encoder import EncoderSize
 from infoxlm_core.model.heads import InfoXLM
 
 WEIGHTS, PROJECTION = "model.safetensors", "projection.safetensors"
@@ -226,11 +226,3 @@ def load_into(
             parameter.copy_(value)
             if name == "encoder.position_embedding.weight" and types is not None and len(types) == 1:
                 parameter.add_(types[0])
-
-
-def load_encoder(directory: Path, dropout: float = 0.0) -> Encoder:
-    """The bare encoder of a Hugging Face directory of any of KINDS."""
-    holder = nn.Module()
-    holder.encoder = Encoder(size_of(directory, KINDS), dropout)
-    load_into(holder, directory)
-    return holder.encoder

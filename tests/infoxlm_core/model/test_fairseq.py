@@ -11,8 +11,9 @@ from transformers import XLMRobertaForMaskedLM
 
 from infoxlm_core.data.layouts import positions
 from infoxlm_core.errors import InputError
-from infoxlm_core.model import fairseq, pretrained
+from infoxlm_core.model import fairseq, pretrained, task_models
 from infoxlm_core.model.heads import InfoXLM
+from infoxlm_core.tasks import TASKS
 from tests.toy_fairseq import (
     LAYERS,
     POSITIONS,
@@ -160,7 +161,7 @@ def test_an_encoder_without_its_head_is_imported_and_the_head_reported(tmp_path)
     imported = fairseq.convert(tmp_path / "m.pt", tmp_path / "out")
 
     assert "lm_head.dense.weight" in imported.missing
-    assert pretrained.load_encoder(tmp_path / "out").size == imported.size
+    assert task_models.create(tmp_path / "out", TASKS["classification"].head).encoder.size == imported.size
 
 
 @pytest.mark.parametrize(
@@ -220,6 +221,6 @@ def test_the_released_infoxlm_base_loads_when_it_is_here():
     if not directory:
         pytest.skip("set INFOXLM_BASE to a directory of microsoft/infoxlm-base (safetensors: `infoxlm import`)")
 
-    encoder = pretrained.load_encoder(Path(directory))
+    encoder = task_models.create(Path(directory), TASKS["classification"].head).encoder
 
     assert sum(p.numel() for p in encoder.parameters()) == 277_453_056 - 768  # our type row is in the positions
