@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from components.settings import environment
-from infoxlm_core.errors import WorkerLost
+from infoxlm_core.errors import InputError, WorkerLost
 from infoxlm_core.training import workers
 
 logger = logging.getLogger(__name__)
 
 _TRIES = 3
+_SECONDS_TO_COME = 1800  # a GPU of a pod that was lost; as long as Ray Train waits
 _SECONDS_TO_COLLECT = 300  # gradients; for what the first worker does alone the others wait longer (`distributed`)
 
 
@@ -30,6 +31,7 @@ def run(train: Callable[..., dict[str, Any]], num_workers: int, run: Path, **arg
 
     Raises:
         WorkerLost: a worker died more often than Ray was told to start it again.
+        InputError: torch cannot use the GPUs.
         and what `train` raises.
     """
     os.environ.update({**environment.RAY, **os.environ})
@@ -47,6 +49,8 @@ def run(train: Callable[..., dict[str, Any]], num_workers: int, run: Path, **arg
         gpu = found >= num_workers or bool(
             found and os.environ.get("RAY_ADDRESS")
         )  # of a pod that is lost: wait for it
+        if gpu:
+            _look_at_one_gpu()  # before NCCL does, which only says that there is none
         with workers.stopping_on_signals(run):  # once more: ray.init has put its own handler
             trainer = TorchTrainer(
                 _work,
@@ -113,6 +117,31 @@ def _variables() -> dict[str, str]:
     passed_on = ("INFOXLM_TRACKER", "MLFLOW_", "HF_", "RUN_ID")
     known = {name: value for name, value in os.environ.items() if name.startswith(passed_on)}
     return environment.RAY | {name: value for name, value in known.items() if not environment.is_secret(name)}
+
+
+def _look_at_one_gpu() -> None:
+    """Raise InputError if torch cannot use a GPU that Ray gives it."""
+    import ray
+
+    if why := ray.get(ray.remote(num_gpus=1)(_why_no_gpu).remote(), timeout=_SECONDS_TO_COME):
+        raise InputError(why)
+
+
+def _why_no_gpu() -> str:
+    """Why torch cannot use the GPU that Ray has given to this process, if it cannot."""
+    import torch
+
+    if torch.cuda.is_available():
+        return ""
+    try:
+        torch.cuda.init()
+        why = "it finds none"
+    except (RuntimeError, AssertionError) as error:  # a driver that is too old, or a build without CUDA
+        why = " ".join(str(error).split())[:200]
+    return (
+        f"torch {torch.__version__} (CUDA {torch.version.cuda}) cannot use the GPU of {os.uname().nodename}: {why}: "
+        "update the node's NVIDIA driver (580 or newer for CUDA 13), or build the image with VARIANT=cuda"
+    )
 
 
 def _work(settings: dict[str, Any]) -> dict[str, Any]:
