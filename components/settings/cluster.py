@@ -162,6 +162,12 @@ class ClusterFile(StageConfig):
     submit_again: NonNegativeInt = 3
     """How often `infoxlm submit` starts a run anew that ended with "try again" (exit code 75)."""
 
+    most_points: PositiveInt = 150
+    """Points of a suite that one run may have, a trial of an ablation being three; more if Argo offloads node status.
+
+    Argo keeps the status of all steps in one object of 1 MiB, and fails a run that outgrows it, half-way.
+    """
+
     pool: Pool = Pool()
     steps: Steps = Steps()
     ray: RayConfig = RayConfig()

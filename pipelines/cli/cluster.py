@@ -107,7 +107,15 @@ def prepare(
 ) -> dict[str, Any]:
     """The parameters of a pipeline that say what to do, checked as a local run checks them."""
     if pipeline == "suite":
+        from infoxlm_core.results import trials as points
+
         checked = run_file.load_as(SuiteConfig, config, changes).choose(only)
+        _refuse_too_many(
+            config,
+            place,
+            len(points.plan(checked)),
+            "submit it in parts, by --only TASK or --set tasks.TASK.seeds=[1,2]; what is measured is found again",
+        )
         return {"suite": checked.listed(), "num_workers": place.pool.gpus if place.pool.gpus > 1 else 0}
     run = run_file.load(config, changes)
     if pipeline == "promotion":
@@ -126,4 +134,13 @@ def prepare(
     if pipeline == "infoxlm":
         return local.sections(run, infoxlm)
     planned = trials.plan(run, variants, only, trials.read_seeds(seeds))
+    _refuse_too_many(config, place, 3 * len(planned), "submit fewer variants (--only) or seeds at a time")
     return local.sections(run, ablations) | {"trials": planned}
+
+
+def _refuse_too_many(config: Path, place: ClusterFile, points: int, remedy: str) -> None:
+    if points > place.most_points:
+        raise ConfigError(
+            f"{config}: {points} points are more than a workflow holds, {place.most_points} (most_points in the "
+            f"cluster's file): {remedy}"
+        )

@@ -160,6 +160,32 @@ def test_a_failed_run_ends_with_the_reason_and_code_of_its_stage(
     assert len(kubeflow.sent("POST", "/runs")) == (4 if code == 75 else 1)  # "try again" is done, three times
 
 
+def test_a_suite_or_an_ablation_that_argo_could_not_hold_is_refused_before_anything_is_sent(
+    kubeflow, config, cluster, tmp_path
+):
+    seeds = ",".join(map(str, range(200)))
+    (tmp_path / "suite.yaml").write_text(f"""
+models: {{ours: "models:/infoxlm@champion"}}
+tasks:
+  xnli:
+    seeds: [{seeds}]
+    settings: {{task: classification, data: [/data/XNLI-1.0], train_languages: [en], optimization: {{steps: 5000}}}}
+""")
+    common = ("--cluster", cluster, "--host", kubeflow.host, "--no-wait", "--pipeline")
+    suite = ("submit", tmp_path / "suite.yaml", *common, "suite")
+    ablation = ("submit", config, *common, "ablations", "--variants", CONFIGS / "ablations.yaml")
+
+    for result, said in (
+        (run(*suite), "200 points are more than a workflow holds, 150"),
+        (run(*ablation, "--seeds", seeds), "points are more than a workflow holds, 150"),
+    ):
+        assert result.exit_code == 2 and said in result.stderr and result.stderr.count("\n") == 1
+    assert not kubeflow.requests
+    assert run(*suite, "--set", "tasks.xnli.seeds=[1,2]").exit_code == 0
+    cluster.write_text(cluster.read_text() + "most_points: 300\n")  # Argo keeps node status in a database
+    assert run(*suite).exit_code == 0
+
+
 def test_a_run_that_ends_with_try_again_is_submitted_again_until_it_succeeds(kubeflow, config, cluster, monkeypatch):
     kubeflow.states = ["RUNNING", "FAILED", "RUNNING", "FAILED", "RUNNING", "SUCCEEDED"]
     lost = {"stage": "pretrain", "code": 75, "class": "ResourcesUnavailable", "message": "no GPUs after 3600 s"}
