@@ -46,6 +46,7 @@ SCENARIOS = {
     "infoxlm_core/training/test_long_evaluations.py",
     "infoxlm_core/training/test_sharding.py",
     "components/adapters/kuberay/test_stop.py",
+    "components/adapters/ray/test_gpus.py",
     "components/platform/test_two_nodes.py",
 }
 """Tests of how several modules work together, named for what they show."""
