@@ -141,13 +141,10 @@ class XLMSampler(TextSampler):
         found, limit = self.pairs[name], self.config.batches.side_tokens
         which, drawn = TableSampler([[len(rows) for _, rows in found]], 1.0).draw(self.per_shard, rng)
         rows = np.array([found[number][1][row] for number, row in zip(which, drawn, strict=True)])
-        sides = [
-            gather([pairs.source for pairs, _ in found], which, rows, limit),
-            gather([pairs.target for pairs, _ in found], which, rows, limit),
-        ]
-        numbers = [self.numbers[side] for side in name.split("-")]
-        first, second = (1, 0) if swap else (0, 1)
-        return lay_out_pairs(sides[first], sides[second], (numbers[first], numbers[second]))
+        source = gather([pairs.source for pairs, _ in found], which, rows, limit)
+        target = gather([pairs.target for pairs, _ in found], which, rows, limit)
+        mine, other = (self.numbers[side] for side in name.split("-"))
+        return lay_out_pairs(target, source, (other, mine)) if swap else lay_out_pairs(source, target, (mine, other))
 
 
 class XLMSystem(TextSystem):
