@@ -43,10 +43,10 @@ def encode_chunk(chunk: pa.Table, model: bytes) -> pa.Table:
     """
     texts = {side: chunk[side].to_pylist() for side in chunk.column_names}
     ids = {side: encode(processor_of(model), column) for side, column in texts.items()}
-    kept = [row for row in range(len(chunk)) if all(len(column[row]) for column in ids.values())]
-    columns = {side: _lists([column[row] for row in kept], ends=side == "text") for side, column in ids.items()}
+    filled = [row for row in range(len(chunk)) if all(len(column[row]) for column in ids.values())]
+    columns = {side: _lists([column[row] for row in filled], ends=side == "text") for side, column in ids.items()}
     if "source" in texts:
-        columns[SENTENCE_ID] = pa.array([sentence_id(texts["source"][row]) for row in kept], pa.uint64())
+        columns[SENTENCE_ID] = pa.array([sentence_id(texts["source"][row]) for row in filled], pa.uint64())
     return pa.table(columns)
 
 

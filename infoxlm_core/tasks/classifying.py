@@ -17,7 +17,7 @@ from infoxlm_core.model.task_models import TaskModel
 from infoxlm_core.tasks import labelled_files
 from infoxlm_core.tasks.classification import HEAD, ClassificationConfig
 from infoxlm_core.tasks.labelled import by_name, paths, read_labelled
-from infoxlm_core.tasks.task import Scores, load_kept, mix
+from infoxlm_core.tasks.task import Scores, load_chosen, mix
 from infoxlm_core.training import selection
 from infoxlm_core.training.task_learner import Training
 
@@ -40,9 +40,9 @@ def answer(classifier: Any, examples: Examples, tokens: int = TOKENS) -> list[st
 
 
 def predict_rows(tuned: Path, table: pd.DataFrame, max_tokens: int, tokens: int = TOKENS) -> pd.Series:
-    """The label of each row by the model that was kept for its language."""
+    """The label of each row by the model that was chosen for its language."""
     predicted = pd.Series("", index=table.index, dtype="string")
-    for directory, classifier, languages in load_kept(tuned, HEAD, table["language"].unique()):
+    for directory, classifier, languages in load_chosen(tuned, HEAD, table["language"].unique()):
         rows = table[table["language"].isin(languages)]
         predicted[rows.index] = answer(classifier, encode_rows(rows, directory, max_tokens), tokens)
     return predicted

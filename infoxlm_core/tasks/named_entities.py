@@ -20,7 +20,7 @@ from infoxlm_core.config.tasks import Paths, RecipeConfig
 from infoxlm_core.errors import CorpusTooSmall, EncodingError, InputError
 from infoxlm_core.languages import is_known, two_letters
 from infoxlm_core.model.task_head import Head
-from infoxlm_core.tasks.task import Preset, Scores, Task, load_kept
+from infoxlm_core.tasks.task import Preset, Scores, Task, load_chosen
 from infoxlm_core.training import selection
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class NamedEntities(Task[NamedEntitiesConfig]):
         if not tests:
             raise InputError(f"{_where(settings)}: no test sentences: {_LAYOUT}")
         given = {}
-        for directory, tagger, languages in load_kept(model, HEAD, tests):
+        for directory, tagger, languages in load_chosen(model, HEAD, tests):
             for language in languages:
                 examples, firsts = encode(tests[language], directory, settings.max_tokens)
                 given[language] = tag(tagger, tests[language], examples, firsts)

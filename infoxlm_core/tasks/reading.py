@@ -18,7 +18,7 @@ from infoxlm_core.tasks.answers import cleaner, score
 from infoxlm_core.tasks.question_answering import HEAD, AnsweringConfig
 from infoxlm_core.tasks.spans import best_spans
 from infoxlm_core.tasks.squad import Cell, QuestionSet
-from infoxlm_core.tasks.task import Scores, load_kept, mix
+from infoxlm_core.tasks.task import Scores, load_chosen, mix
 from infoxlm_core.tasks.windows import Windows, lay_out, targets
 from infoxlm_core.training import selection
 from infoxlm_core.training.task_learner import Training
@@ -123,7 +123,7 @@ def measure(config: AnsweringConfig, tuned: Path, output: Path) -> Scores:
     for context, _ in sets:
         cleaner(config.normaliser, context)  # before hours of reading
     given = {}
-    for directory, reader, contexts in load_kept(tuned, HEAD, [context for context, _ in sets]):
+    for directory, reader, contexts in load_chosen(tuned, HEAD, [context for context, _ in sets]):
         tokenizer, limit = _tokenizer(config, directory)
         for cell, asked in sets.items():
             if cell[0] in contexts:

@@ -48,7 +48,7 @@ class Scores:
 
     @classmethod
     def over(cls, task: str, languages: ByLanguage, source: str, tuned: Path | None = None, **others: Any) -> Self:
-        """From the scores of each language: means, transfer gap, and how the moment of a `tuned` model was chosen."""
+        """From the scores of each language: means, transfer gap, and how the step of a `tuned` model was chosen."""
         mean, gaps = mean_over(languages), None
         if source in languages and len(languages) > 1:
             gaps = {name: transfer_gap({code: row[name] for code, row in languages.items()}, source) for name in mean}
@@ -219,13 +219,13 @@ def _emptied(settings: Settings, fields: Iterable[str]) -> Settings:
     return settings.model_copy(update={name: type(getattr(settings, name))() for name in fields})
 
 
-def load_kept(tuned: Path, head: Head, languages: Iterable[str]) -> Iterator[tuple[Path, "TaskModel", list[str]]]:
-    """The models that were kept, one after the other, each with its directory and the languages that it is for."""
+def load_chosen(tuned: Path, head: Head, languages: Iterable[str]) -> Iterator[tuple[Path, "TaskModel", list[str]]]:
+    """The models that were chosen, one after the other, each with its directory and the languages that it is for."""
     from infoxlm_core.model import task_models
 
-    kept, languages = selection.directories(tuned), list(dict.fromkeys(languages))
-    for directory in dict.fromkeys(map(kept, languages)):
-        yield directory, task_models.load(directory, head), [code for code in languages if kept(code) == directory]
+    place_of, codes = selection.directories(tuned), list(dict.fromkeys(languages))
+    for place in dict.fromkeys(map(place_of, codes)):
+        yield place, task_models.load(place, head), [code for code in codes if place_of(code) == place]
 
 
 def mean_over(languages: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

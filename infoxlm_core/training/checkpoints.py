@@ -32,7 +32,7 @@ from infoxlm_core.training.tracker import METRICS
 
 logger = logging.getLogger(__name__)
 _NAME = re.compile(r"step=(\d{10})")
-COMPANIONS = (METRICS, "kept")  # what else a run goes on from: curves, and the weights of a fine-tuning's best moments
+COMPANIONS = (METRICS, "kept")  # what else a run goes on from: curves, and the weights of a fine-tuning's best steps
 MAX_FAILED_UPLOADS = 3  # saves in a row that may fail to arrive elsewhere before the run stops
 
 

@@ -37,5 +37,5 @@ def run_directory(
 def export_curves(run: Path, output: Path) -> None:
     """Copy a run's curves beside its model, without what the clock says: equal trainings make equal artifacts."""
     points = read(run / METRICS)
-    kept = [{"step": step} | {n: v for n, v in values.items() if n not in CLOCKED} for step, values in points]
-    (output / METRICS).write_text("".join(json.dumps(point) + "\n" for point in kept))
+    rows = [{"step": step} | {n: v for n, v in values.items() if n not in CLOCKED} for step, values in points]
+    (output / METRICS).write_text("".join(json.dumps(point) + "\n" for point in rows))

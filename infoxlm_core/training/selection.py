@@ -72,7 +72,7 @@ def directory_of(tuned: Path, chosen: Mapping[str, int], step: int) -> Path:
 
 
 def directories(tuned: Path) -> Callable[[str], Path]:
-    """Language -> directory of the model that was kept for it."""
+    """Language -> directory of the model that was chosen for it."""
     chosen = (read(tuned) or {"chosen": {ALL: 0}})["chosen"]
     return lambda language: directory_of(tuned, chosen, chosen.get(language, chosen[ALL]))
 

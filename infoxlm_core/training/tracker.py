@@ -57,9 +57,9 @@ class FileTracker:
         self._file.close()
 
     def _keep_until(self, step: int) -> None:
-        kept = [_line(*point) for point in read(self.path) if point[0] <= step]
-        if "".join(kept).encode() != self.path.read_bytes():
-            manifests.write_atomically(self.path, "".join(kept))
+        lines = [_line(*point) for point in read(self.path) if point[0] <= step]
+        if "".join(lines).encode() != self.path.read_bytes():
+            manifests.write_atomically(self.path, "".join(lines))
         self._file = self.path.open("a", encoding="utf-8")  # until close()
 
 

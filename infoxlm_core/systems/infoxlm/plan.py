@@ -93,7 +93,7 @@ def memory(config: PretrainingConfig, vocabulary: int, gpus: int) -> list[Row]:
     d, total, slow, tensors = size.hidden, count(model), count(keys), len(list(model.parameters()))
     shape, on = shapes(config)[0], bool(config.objectives.xlco)
     lm, views = micro * (shape.mlm + shape.tlm), micro * shape.view
-    kept = f"{ACTIVATION_BYTES} B x d a token a layer: {lm:,} tokens x {size.layers} layers, {views:,} x {top}"
+    activations = f"{ACTIVATION_BYTES} B x d a token a layer: {lm:,} tokens x {size.layers} layers, {views:,} x {top}"
     rows = min(ROWS, round(config.objectives.mask_ratio * lm))
     share, of = (gpus, f", by {gpus} GPUs") if config.model.sharded else (1, "")
     reduced = 4 * total if gpus > 1 and share == 1 else 0
@@ -105,7 +105,7 @@ def memory(config: PretrainingConfig, vocabulary: int, gpus: int) -> list[Row]:
         ("queue", on * queue * (4 * d + 24), f"K x (4 d + 24) B: K {queue:,} keys, ids"),
         ("all-reduce buffer", reduced, "4 B x parameters, with several workers that do not share them"),
         ("bf16 weights", 2 * total, "2 B x parameters, under autocast"),
-        ("activations", ACTIVATION_BYTES * d * (lm * size.layers + views * top), kept),
+        ("activations", ACTIVATION_BYTES * d * (lm * size.layers + views * top), activations),
         ("one chunk of logits", 6 * rows * size.vocabulary, f"6 B x {rows:,} rows x {size.vocabulary:,} words"),
         ("gradient of the word table", 8 * d * size.vocabulary, "8 B x V x d, inside the loss"),
     ]

@@ -93,8 +93,8 @@ class Translator(nn.Module):
         for layer in layers:
             hidden = layer.decode(hidden, target.lengths, memory, source.lengths)
         ends = torch.tensor(target.lengths, device=hidden.device).cumsum(0) - 1
-        kept = torch.ones(len(hidden), dtype=torch.bool, device=hidden.device).index_fill(0, ends, False)
-        return self._logits(hidden[kept])
+        not_last = torch.ones(len(hidden), dtype=torch.bool, device=hidden.device).index_fill(0, ends, False)
+        return self._logits(hidden[not_last])
 
     def _logits(self, hidden: Tensor) -> Tensor:
         return F.linear(hidden, self.decoder.token_embedding.weight, self.bias)

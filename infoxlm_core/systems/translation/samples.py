@@ -44,10 +44,10 @@ def side(sentences: list[np.ndarray], language: int) -> Side:
 def add_noise(words: np.ndarray, config: NoiseConfig, mask: int, rng: np.random.Generator) -> np.ndarray:
     """Shuffle, drop and blank the tokens of one sentence (T,), in this order; its `</s>` are not among them."""
     words = words[np.argsort(np.arange(len(words)) + rng.uniform(0, config.shuffle, len(words)), kind="stable")]
-    kept = rng.random(len(words)) >= config.drop
-    if len(words) and not kept.any():
-        kept[rng.integers(len(words))] = True
-    words = words[kept]
+    stays = rng.random(len(words)) >= config.drop
+    if len(words) and not stays.any():
+        stays[rng.integers(len(words))] = True
+    words = words[stays]
     return np.where(rng.random(len(words)) < config.blank, mask, words)
 
 

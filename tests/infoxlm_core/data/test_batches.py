@@ -63,7 +63,7 @@ CODES = {"c1": 10, "c2": 20, "d1": 30, "d2": 40}
 
 
 @pytest.mark.item("A17")
-@pytest.mark.parametrize(("mode", "views"), enumerate(MODES))
+@pytest.mark.parametrize(("mode", "views"), list(enumerate(MODES)))
 def test_mixup_modes_are_those_of_the_specification(mode, views):
     first, second = (of([10]), of([20])), (of([30]), of([40]))
 
