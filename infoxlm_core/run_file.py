@@ -1,7 +1,9 @@
 """A run is one YAML file whose sections are the configs of the stages: read strictly, override, check."""
 
+import copy
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -121,9 +123,60 @@ def override(values: Any, change: str) -> None:
     name, equals, value = change.partition("=")
     if not equals:
         raise ConfigError(f"override {change!r}: write section.name=value")
-    *sections, last = name.strip().split(".")
+    put(values, name.strip(), yaml.load(value, Loader=StrictLoader))  # noqa: S506 - a SafeLoader
+
+
+def put(values: Any, name: str, value: Any) -> None:
+    """Set one value inside a mapping of sections, by its name in them: `pretraining.optimization.steps`."""
+    *sections, last = name.split(".")
     for section in sections:
         values = values.setdefault(section, {}) if isinstance(values, dict) else None
     if not isinstance(values, dict):
-        raise ConfigError(f"override {change!r}: {'.'.join(sections)} is no section")
-    values[last] = yaml.load(value, Loader=StrictLoader)  # noqa: S506 - a SafeLoader
+        raise ConfigError(f"override {name!r}: {'.'.join(sections)} is no section")
+    values[last] = value
+
+
+def override_sections(
+    sections: Mapping[str, Any], overrides: Mapping[str, Any], num_workers: int = 0
+) -> dict[str, Any]:
+    """The sections of a run as plain values, defaults filled in, after single changes such as
+    {"pretraining.optimization.steps": 2000}; all of it checked.
+
+    Raises:
+        ConfigError: one line that names the first wrong field.
+    """
+    values = copy.deepcopy(dict(sections))
+    for name, value in overrides.items():
+        section, dot, _ = name.partition(".")
+        if not dot or section not in sections:
+            known = ", ".join(sections)
+            raise ConfigError(f"overrides: {name!r} is no field of a section: write SECTION.NAME; sections are {known}")
+        put(values, name, value)
+    checked = RunConfig.parse({**values, "num_workers": num_workers}).model_dump(mode="json", exclude_none=True)
+    return {name: checked[name] for name in sections}
+
+
+def override_trials(
+    sections: Mapping[str, Any], trials: Sequence[Mapping[str, Any]], overrides: Mapping[str, Any], num_workers: int = 0
+) -> list[dict[str, Any]]:
+    """The trials of an ablation after the same changes, which go before what a variant says.
+
+    Raises:
+        ConfigError: a field is wrong, changes the trials' seeds, or makes two variants the same.
+    """
+    if trials and "pretraining.seed" in overrides:
+        raise ConfigError("overrides: 'pretraining.seed': each trial has a seed of its own: change `trials`")
+    changed: list[dict[str, Any]] = []
+    variants: dict[str, str] = {}
+    for item in trials:
+        variant = item["trial"]["variant"]
+        pretraining = override_sections({**sections, "pretraining": item["pretraining"]}, overrides, num_workers)[
+            "pretraining"
+        ]
+        if (first := variants.setdefault(json.dumps(pretraining, sort_keys=True), variant)) != variant:
+            raise ConfigError(f"overrides: {first} and {variant} become the same: leave out what they differ in")
+        checked = PretrainingConfig.parse(pretraining, "pretraining")
+        # without defaults: all trials together are one parameter, and these have a limit
+        plain = checked.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+        changed.append({"trial": dict(item["trial"]), "pretraining": plain | {"seed": checked.seed}})
+    return changed

@@ -4,6 +4,7 @@ from typing import Any
 
 from kfp import dsl
 
+from components.check_settings import check_settings
 from components.compare import compare
 from components.evaluate import evaluate
 from components.finetune import finetune
@@ -29,6 +30,7 @@ def ablations(
     evaluation: dict[str, Any],
     store: str,
     image: str,
+    overrides: dict[str, Any] = {},  # noqa: B006
     num_workers: int = 0,
     data_workers: int = 0,
     cluster: dict[str, Any] = {},  # noqa: B006
@@ -50,6 +52,8 @@ def ablations(
         finetuning: a `ClassificationConfig`; each trial puts its own seed in.
         evaluation: an `EvaluationConfig`; all trials answer the same questions.
         store: directory, or s3://bucket/prefix, where artifacts are found by content and checkpoints are kept.
+        overrides: single fields of these sections, or of pretraining in every trial, such as
+            {"pretraining.optimization.steps": 2000}.
         num_workers: Ray workers of each trial, one per GPU; 0 trains inside the step.
         data_workers: Ray Data workers of preparation and tokenization; 0 does both inside the steps.
         cluster: a `ClusterConfig`: train in RayJobs of KubeRay; empty: in the steps themselves.
@@ -65,15 +69,27 @@ def ablations(
     """
     compared = compare(trials=trials, store=store).set_caching_options(False)
     with dsl.ExitHandler(compared):
-        corpus = prepare_corpus(config=preparation, store=store, num_workers=data_workers, cluster=cluster)
+        settings = check_settings(
+            store=store,
+            preparation=preparation,
+            tokenization=tokenization,
+            finetuning=finetuning,
+            evaluation=evaluation,
+            trials=trials,
+            overrides=overrides,
+            num_workers=num_workers,
+        ).set_display_name("check the settings")
+        corpus = prepare_corpus(
+            config=settings.outputs["preparation"], store=store, num_workers=data_workers, cluster=cluster
+        )
         shards = tokenize_corpus(
-            config=tokenization,
+            config=settings.outputs["tokenization"],
             store=store,
             num_workers=data_workers,
             corpus=corpus.outputs["corpus"],
             cluster=cluster,
         )
-        with dsl.ParallelFor(items=trials, parallelism=AT_A_TIME) as item:
+        with dsl.ParallelFor(items=settings.outputs["trials"], parallelism=AT_A_TIME) as item:
             pretrained = pretrain(
                 config=item.pretraining,
                 num_workers=num_workers,
@@ -83,7 +99,7 @@ def ablations(
                 trial=item.trial,
             )
             tuned = finetune(
-                config=finetuning,
+                config=settings.outputs["finetuning"],
                 num_workers=num_workers,
                 store=store,
                 encoder=pretrained.outputs["encoder"],
@@ -92,7 +108,7 @@ def ablations(
                 trial=item.trial,
             )
             scores = evaluate(
-                config=evaluation,
+                config=settings.outputs["evaluation"],
                 store=store,
                 corpus=corpus.outputs["corpus"],
                 encoder=pretrained.outputs["encoder"],
@@ -101,6 +117,6 @@ def ablations(
             )
         for task in (pretrained, tuned, scores):  # each finds its artifact in the store, and tells the new MLflow run
             task.set_caching_options(False)
-    place(image, compared, corpus, shards, pretrained, tuned, scores)
+    place(image, compared, settings, corpus, shards, pretrained, tuned, scores)
     size(step_cpu, step_memory, corpus, shards, scores)
     train_on(Pool(accelerator, gpus, cpu, memory, node_selector, tolerations), pretrained, tuned)

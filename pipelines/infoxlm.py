@@ -7,6 +7,7 @@ from typing import Any
 
 from kfp import dsl
 
+from components.check_settings import check_settings
 from components.evaluate import evaluate
 from components.finetune import finetune
 from components.prepare_corpus import prepare_corpus
@@ -30,6 +31,7 @@ def infoxlm(
     registration: dict[str, Any],
     store: str,
     image: str,
+    overrides: dict[str, Any] = {},  # noqa: B006
     num_workers: int = 0,
     data_workers: int = 0,
     cluster: dict[str, Any] = {},  # noqa: B006
@@ -42,7 +44,7 @@ def infoxlm(
     step_cpu: str = "4",
     step_memory: str = "16Gi",
 ) -> None:
-    """Prepare, tokenize, pre-train, fine-tune, evaluate, register.
+    """Check the settings; prepare, tokenize, pre-train, fine-tune, evaluate, register.
 
     Args:
         preparation: a `PreparationConfig`: corpora, cleaning, what is held out.
@@ -52,6 +54,7 @@ def infoxlm(
         evaluation: an `EvaluationConfig`: sizes of the test sets.
         registration: a `RegistrationConfig`: name in the registry, metric of the gate.
         store: directory, or s3://bucket/prefix, where artifacts are found by content and checkpoints are kept.
+        overrides: single fields of these sections, such as {"pretraining.optimization.steps": 2000}.
         num_workers: Ray workers of the training stages, one per GPU; 0 trains inside the step.
         data_workers: Ray Data workers of preparation and tokenization; 0 does both inside the steps.
         cluster: a `ClusterConfig`: train in RayJobs of KubeRay; empty: in the steps themselves.
@@ -65,19 +68,36 @@ def infoxlm(
         step_cpu: cores of a step that does not train, and of a pod of Ray Data.
         step_memory: of a step that does not train, and of a pod of Ray Data.
     """
-    corpus = prepare_corpus(config=preparation, store=store, num_workers=data_workers, cluster=cluster)
+    settings = check_settings(
+        store=store,
+        preparation=preparation,
+        tokenization=tokenization,
+        pretraining=pretraining,
+        finetuning=finetuning,
+        evaluation=evaluation,
+        registration=registration,
+        overrides=overrides,
+        num_workers=num_workers,
+    ).set_display_name("check the settings")
+    corpus = prepare_corpus(
+        config=settings.outputs["preparation"], store=store, num_workers=data_workers, cluster=cluster
+    )
     shards = tokenize_corpus(
-        config=tokenization,
+        config=settings.outputs["tokenization"],
         store=store,
         num_workers=data_workers,
         corpus=corpus.outputs["corpus"],
         cluster=cluster,
     )
     pretrained = pretrain(
-        config=pretraining, num_workers=num_workers, store=store, shards=shards.outputs["shards"], cluster=cluster
+        config=settings.outputs["pretraining"],
+        num_workers=num_workers,
+        store=store,
+        shards=shards.outputs["shards"],
+        cluster=cluster,
     )
     tuned = finetune(
-        config=finetuning,
+        config=settings.outputs["finetuning"],
         num_workers=num_workers,
         store=store,
         encoder=pretrained.outputs["encoder"],
@@ -85,7 +105,7 @@ def infoxlm(
         cluster=cluster,
     )
     tuned_start = finetune(
-        config=finetuning,
+        config=settings.outputs["finetuning"],
         num_workers=num_workers,
         store=store,
         encoder=pretrained.outputs["start"],
@@ -93,7 +113,7 @@ def infoxlm(
         cluster=cluster,
     ).set_display_name("finetune the untrained encoder")
     scores = evaluate(
-        config=evaluation,
+        config=settings.outputs["evaluation"],
         store=store,
         corpus=corpus.outputs["corpus"],
         encoder=pretrained.outputs["encoder"],
@@ -102,13 +122,13 @@ def infoxlm(
         classifier_of_start=tuned_start.outputs["classifier"],
     )
     registered = register(
-        config=registration,
+        config=settings.outputs["registration"],
         store=store,
         encoder=pretrained.outputs["encoder"],
         scores=scores.outputs["scores"],
         image=image,
     ).set_display_name("register and promote")
-    place(image, corpus, shards, pretrained, tuned, tuned_start, scores, registered)
+    place(image, settings, corpus, shards, pretrained, tuned, tuned_start, scores, registered)
     size(step_cpu, step_memory, corpus, shards, scores, registered)
     sign(registered)
     train_on(Pool(accelerator, gpus, cpu, memory, node_selector, tolerations), pretrained, tuned, tuned_start)

@@ -74,3 +74,57 @@ def test_reading_a_mapping_takes_time_in_proportion_to_its_keys():
 
     seconds(100)
     assert seconds(16_000) < 40 * seconds(1_000)  # 16 times the keys; quadratic: 256 times
+
+
+SECTIONS = {
+    "preparation": {
+        "languages": ["en", "de"],
+        "corpora": [{"name": "a", "format": "tsv", "path": "a.tsv", "languages": ["en", "de"]}],
+    },
+    "pretraining": {"optimization": {"steps": 900, "warmup_steps": 90}},
+    "finetuning": {},
+}
+
+
+def test_an_override_changes_its_field_and_no_other_and_one_that_says_the_same_changes_nothing():
+    plain = run_file.override_sections(SECTIONS, {})
+    changed = run_file.override_sections(SECTIONS, {"pretraining.optimization.steps": 2000.0})
+    same = run_file.override_sections(SECTIONS, {"finetuning.optimization": plain["finetuning"]["optimization"]})
+
+    assert set(plain) == set(SECTIONS) and plain == same
+    assert changed["pretraining"]["optimization"].pop("steps") == 2000
+    assert plain["pretraining"]["optimization"].pop("steps") == 900
+    assert changed == plain
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ({"pretraining.optimization.stepz": 1}, "pretraining.optimization.stepz: unknown name; known are .*steps"),
+        ({"steps": 1}, "'steps' is no field of a section: write SECTION.NAME; sections are preparation, pretraining"),
+        ({"num_workers": 2}, "'num_workers' is no field of a section"),
+        ({"pretraining.optimization.steps.x": 1}, "pretraining.optimization.steps is no section"),
+        ({"pretraining.optimization.steps": "many"}, "pretraining.optimization.steps: .* not 'many'"),
+        ({"pretraining.batches.virtual_shards": 1}, r"num_workers \(2\) must divide"),
+    ],
+)
+def test_a_wrong_override_is_named_with_what_there_is(overrides, said):
+    with pytest.raises(ConfigError, match=said):
+        run_file.override_sections(SECTIONS, overrides, num_workers=2)
+
+
+def test_an_override_reaches_every_trial_and_leaves_its_seed_and_what_makes_it_a_variant():
+    trials = [
+        {"trial": {"variant": name, "seed": 3, "what": ""}, "pretraining": {"objectives": {"xlco": weight}, "seed": 3}}
+        for name, weight in (("full", 1.0), ("-XLCO", 0.0))
+    ]
+
+    first, second = run_file.override_trials(SECTIONS, trials, {"pretraining.optimization.steps": 77_000})
+
+    assert first["trial"] == trials[0]["trial"] and first["pretraining"]["seed"] == 3
+    assert first["pretraining"]["optimization"]["steps"] == second["pretraining"]["optimization"]["steps"] == 77_000
+    assert second["pretraining"]["objectives"] == {"xlco": 0.0}
+    with pytest.raises(ConfigError, match="full and -XLCO become the same"):
+        run_file.override_trials(SECTIONS, trials, {"pretraining.objectives.xlco": 0.5})
+    with pytest.raises(ConfigError, match="each trial has a seed of its own"):
+        run_file.override_trials(SECTIONS, trials, {"pretraining.seed": 1})

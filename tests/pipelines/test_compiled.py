@@ -1,5 +1,6 @@
 """The compiled pipelines that a cluster gets: current, small, and without surprises."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -39,13 +40,13 @@ def test_the_committed_yaml_is_what_the_code_compiles_to(tmp_path, name):
 def test_its_parameters_are_the_sections_of_a_config_and_the_place_to_run():
     parameters = set(read("infoxlm")["root"]["inputDefinitions"]["parameters"])
 
-    assert parameters == set(RunConfig.model_fields) | PLACE
+    assert parameters == set(RunConfig.model_fields) | PLACE | {"overrides"}
 
 
 def test_an_ablation_has_trials_where_a_run_has_pretraining_and_registers_nothing():
     parameters = set(read("ablations")["root"]["inputDefinitions"]["parameters"])
 
-    assert parameters == set(RunConfig.model_fields) - {"pretraining", "registration"} | PLACE | {"trials"}
+    assert parameters == set(RunConfig.model_fields) - {"pretraining", "registration"} | PLACE | {"trials", "overrides"}
 
 
 @pytest.mark.parametrize("name", DAGS)
@@ -141,10 +142,42 @@ def test_a_step_that_has_run_for_days_may_still_be_tried_again(name):
 def test_every_step_has_its_inputs_from_the_step_before():
     tasks = read("infoxlm")["root"]["dag"]["tasks"]
 
-    order = ["prepare-corpus", "tokenize-corpus", "pretrain", "finetune", "finetune-2", "evaluate", "register"]
+    order = [
+        "check-settings",
+        "prepare-corpus",
+        "tokenize-corpus",
+        "pretrain",
+        "finetune",
+        "finetune-2",
+        "evaluate",
+        "register",
+    ]
     assert set(tasks) == set(order)
     for number, task in enumerate(order):
         assert set(tasks[task].get("dependentTasks", [])) <= set(order[:number])
+
+
+def test_an_override_reaches_a_step_only_as_the_section_that_it_changes():
+    """Kubeflow compares the values that a step is given: those before the changed section are found again."""
+    sections = {
+        "prepare-corpus": "preparation",
+        "tokenize-corpus": "tokenization",
+        "pretrain": "pretraining",
+        "finetune": "finetuning",
+        "finetune-2": "finetuning",
+        "evaluate": "evaluation",
+        "register": "registration",
+    }
+    tasks = read("infoxlm")["root"]["dag"]["tasks"]
+    given = {name: task["inputs"]["parameters"] for name, task in tasks.items()}
+
+    for name, section in sections.items():
+        assert given[name]["config"]["taskOutputParameter"] == {
+            "producerTask": "check-settings",
+            "outputParameterKey": section,
+        }
+        assert "overrides" not in json.dumps(given[name])
+    assert given["check-settings"]["overrides"] == {"componentInputParameter": "overrides"}
 
 
 def test_an_ablation_prepares_once_loops_over_trials_and_always_compares():
@@ -152,7 +185,7 @@ def test_an_ablation_prepares_once_loops_over_trials_and_always_compares():
     loop = next(part for name, part in spec["components"].items() if name.startswith("comp-for-loop"))
     body = spec["components"]["comp-exit-handler-1"]["dag"]["tasks"]
 
-    assert set(body) == {"prepare-corpus", "tokenize-corpus", "for-loop-2"}
+    assert set(body) == {"check-settings", "prepare-corpus", "tokenize-corpus", "for-loop-2"}
     assert set(loop["dag"]["tasks"]) == {"pretrain", "finetune", "evaluate"}
     compare = spec["root"]["dag"]["tasks"]["compare"]
     assert compare["triggerPolicy"] == {"strategy": "ALL_UPSTREAM_TASKS_COMPLETED"}

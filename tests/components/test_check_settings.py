@@ -1,0 +1,32 @@
+"""The first step of a run: what the others get, and what happens if a setting is wrong."""
+
+import json
+
+import pytest
+
+from components.check_settings import check_settings
+from tests.infoxlm_core.test_run_file import SECTIONS
+
+GIVEN = {**SECTIONS, "tokenization": {}, "evaluation": {}}
+
+
+def test_every_section_comes_out_with_its_changes(tmp_path):
+    overrides = {"pretraining.optimization.steps": 2000, "evaluation.retrieval_pairs": 7}
+
+    prepared, _, pretraining, _, evaluation, _, trials = check_settings.python_func(
+        str(tmp_path), **GIVEN, overrides=overrides
+    )
+
+    assert (pretraining["optimization"]["steps"], evaluation["retrieval_pairs"]) == (2000, 7)
+    assert prepared["languages"] == ["en", "de"] and trials == []
+
+
+def test_a_wrong_setting_ends_the_run_at_once_and_its_reason_is_where_submit_reads_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("RUN_ID", "toy-1")
+
+    with pytest.raises(SystemExit) as ended:
+        check_settings.python_func(str(tmp_path), **GIVEN, overrides={"evaluation.retrieval_pear": 7})
+
+    said = json.loads((tmp_path / "outcome/toy-1/check_settings.json").read_text())
+    assert ended.value.code == 2 and said["class"] == "ConfigError"
+    assert "evaluation.retrieval_pear: unknown name; known are" in said["message"]
