@@ -5,9 +5,14 @@ import json
 import pytest
 
 from components.check_settings import check_settings
-from tests.infoxlm_core.test_run_file import SECTIONS
 
-GIVEN = {**SECTIONS, "tokenization": {}, "evaluation": {}}
+SOURCE = {"name": "a", "format": "tsv", "path": "a.tsv", "languages": ["en", "de"]}
+GIVEN = {
+    "preparation": {"languages": ["en", "de"], "corpora": [SOURCE]},
+    "tokenization": {},
+    "finetuning": {},
+    "evaluation": {},
+}
 
 
 def test_every_section_comes_out_with_its_changes(tmp_path):
