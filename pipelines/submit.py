@@ -102,9 +102,10 @@ def check(pipeline: str, spec: Mapping[str, Any], parameters: Mapping[str, Any])
         )
 
 
-def with_defaults(pipeline: str, parameters: Mapping[str, Any]) -> str:
-    """The YAML of a pipeline whose parameters are filled in, for Kubeflow's page."""
+def with_defaults(pipeline: str, parameters: Mapping[str, Any], root: str = "") -> str:
+    """The YAML of a pipeline whose parameters are filled in, for Kubeflow's page; with the root of its files."""
     spec, platform = read_compiled(pipeline)
+    spec |= {"defaultPipelineRoot": root} if root else {}
     for name, value in parameters.items():
         declared(spec)[name] |= {"defaultValue": value, "isOptional": True}
     return yaml.safe_dump_all([spec, platform] if platform else [spec], sort_keys=False, allow_unicode=True)
@@ -307,7 +308,12 @@ def failure(state: str, run: str, store: str) -> InfoXLMError:
 
 def page(host: str, run: str) -> str:
     """Where Kubeflow shows a run."""
-    return f"{os.environ.get('KF_PIPELINES_UI_ENDPOINT', host).rstrip('/')}/#/runs/details/{run}"
+    return f"{page_of(host)}/#/runs/details/{run}"
+
+
+def page_of(host: str) -> str:
+    """Where Kubeflow's pages begin."""
+    return os.environ.get("KF_PIPELINES_UI_ENDPOINT", host).rstrip("/")
 
 
 def _clock(seconds: float) -> str:

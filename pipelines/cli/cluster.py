@@ -1,4 +1,4 @@
-"""Commands on a cluster: submit, cancel."""
+"""Commands on a cluster: submit, upload, cancel."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,6 +11,8 @@ from infoxlm_core.errors import ConfigError
 from infoxlm_core.results.suite_config import SuiteConfig
 from pipelines.cli.app import app, config_file, ending_clearly
 
+SHOWN = ["MLM", "MLM+TLM", "full"]
+"""Variants of the ablation that is uploaded: those of `make ablation`."""
 Host = Annotated[str, typer.Option(envvar="KF_PIPELINES_ENDPOINT", help="Address of Kubeflow Pipelines: https://…")]
 
 
@@ -73,7 +75,8 @@ def submit(
         )
         kubeflow.check(pipeline, kubeflow.read_compiled(pipeline)[0], submission.parameters)
         if save:
-            save.write_text(kubeflow.with_defaults(pipeline, submission.parameters), encoding="utf-8")
+            text = kubeflow.with_defaults(pipeline, submission.parameters, submission.pipeline_root)
+            save.write_text(text, encoding="utf-8")
             typer.echo(f"wrote {save}: upload it in Kubeflow, and start it as {submission.service_account}")
             return
         if not host:
@@ -84,6 +87,61 @@ def submit(
         else:
             run = kubeflow.create(client, host, submission)
             typer.echo(f"run         {run}\npage        {kubeflow.page(host, run)}")
+
+
+@app.command()
+def upload(
+    cluster: Annotated[
+        Path, typer.Argument(help="YAML file of the cluster; see configs/cluster.yaml.", metavar="FILE")
+    ],
+    host: Host,
+    run: Annotated[
+        Path,
+        typer.Option(
+            help="YAML file of the run that the pages begin with.",
+            parser=config_file,
+            metavar="FILE",
+            show_default="demo",
+        ),
+    ] = Path("demo"),
+    suite: Annotated[
+        Path | None,
+        typer.Option(
+            help="YAML file of a suite; without one the page asks for it.", parser=config_file, metavar="FILE"
+        ),
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Override a value of the run, as in `run`. Repeatable.")
+    ] = None,
+    namespace: Annotated[str, typer.Option(help="Only it sees the pipelines; default: all do.")] = "",
+) -> None:
+    """Put the pipelines into Kubeflow's page, so that *Create run* needs no typing: it runs the demo on the cluster.
+
+    There, `overrides` changes single fields: {"pretraining.optimization.steps": 2000}. A version is named by release
+    and content; one that is there is not uploaded again.
+    """
+    with ending_clearly():
+        place, changes = run_file.load_as(ClusterFile, cluster), set_ or []
+        from pipelines import submit as kubeflow
+        from pipelines import upload as uploading
+
+        fitting = uploading.fit_pool(place, run_file.load(run, changes))
+        chosen = {"infoxlm": fitting, "ablations": fitting, "suite": place, "promotion": place}
+        defaults = {}
+        for pipeline, where in chosen.items():
+            spec, _ = kubeflow.read_compiled(pipeline)
+            known = {name: value for name, value in where.parameters().items() if name in kubeflow.declared(spec)}
+            if pipeline != "suite":
+                known |= prepare(pipeline, run, where, changes, config_file("ablations"), SHOWN, "1,2,3")
+            elif suite:
+                known |= prepare(pipeline, suite, where, [], suite, [], "")
+            kubeflow.check(pipeline, spec, {"suite": {}} | known if pipeline == "suite" else known)
+            defaults[pipeline] = known
+        client = kubeflow.connect(host, namespace)
+        for pipeline, known in defaults.items():
+            done = uploading.upload(client, host, pipeline, known, place.pipeline_root, namespace)
+            typer.echo(f"{'uploaded' if done.new else 'is there'}    {done.name}    {done.page}")
+        typer.echo(f"start runs as {place.service_account}, in the experiment {place.experiment}")
 
 
 @app.command()

@@ -16,13 +16,13 @@ GIVEN = {
 
 
 def test_every_section_comes_out_with_its_changes(tmp_path):
-    overrides = {"pretraining.optimization.steps": 2000, "evaluation.retrieval_pairs": 7}
+    overrides = {"pretraining.optimization.steps": 20_000, "evaluation.retrieval_pairs": 7}
 
     prepared, _, pretraining, _, evaluation, _, trials = check_settings.python_func(
         str(tmp_path), **GIVEN, overrides=overrides
     )
 
-    assert (pretraining["optimization"]["steps"], evaluation["retrieval_pairs"]) == (2000, 7)
+    assert (pretraining["optimization"]["steps"], evaluation["retrieval_pairs"]) == (20_000, 7)
     assert prepared["languages"] == ["en", "de"] and trials == []
 
 

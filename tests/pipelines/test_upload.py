@@ -1,0 +1,136 @@
+"""`infoxlm upload` against a server that keeps what it is sent: what Kubeflow's page begins with."""
+
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+from kfp import components
+from typer.testing import CliRunner
+
+from infoxlm_core import run_file
+from pipelines import submit
+from pipelines.cli import app
+from tests.pipelines.kubeflow_server import Kubeflow, running_kubeflow
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+IMAGE = f"registry.example/infoxlm@sha256:{'a1' * 32}"
+SECTIONS = ("preparation", "tokenization", "pretraining", "finetuning", "evaluation", "registration")
+
+
+@pytest.fixture
+def kubeflow(monkeypatch):
+    for name in [name for name in os.environ if name.startswith("KF_PIPELINES_")]:
+        monkeypatch.delenv(name)
+    with running_kubeflow() as server:
+        yield server
+
+
+def write_cluster(directory: Path, image: str = IMAGE, gpus: int = 8) -> Path:
+    values = yaml.safe_load((CONFIGS / "cluster.yaml").read_text())
+    values |= {"image": image, "pool": values["pool"] | {"gpus": gpus}}
+    (directory / "cluster.yaml").write_text(yaml.safe_dump(values))
+    return directory / "cluster.yaml"
+
+
+def upload(kubeflow: Kubeflow, *arguments: str | Path):
+    return CliRunner().invoke(app, ["upload", *map(str, arguments), "--host", kubeflow.host])
+
+
+def uploaded(kubeflow: Kubeflow) -> dict[str, dict]:
+    """The specs that were uploaded last, by pipeline."""
+    return {
+        version["display_name"].partition("-0.")[0]: next(yaml.safe_load_all(text))
+        for version, text in zip(kubeflow.versions, kubeflow.uploads, strict=True)
+    }
+
+
+def defaults(spec: dict) -> dict:
+    return {name: said["defaultValue"] for name, said in submit.declared(spec).items() if "defaultValue" in said}
+
+
+def test_create_run_without_typing_is_the_demo_on_this_cluster(kubeflow, tmp_path):
+    result = upload(kubeflow, write_cluster(tmp_path))
+
+    assert result.exit_code == 0, result.stderr
+    spec = uploaded(kubeflow)["infoxlm"]
+    begin = defaults(spec)
+    assert not [name for name, said in submit.declared(spec).items() if not said.get("isOptional")]
+    assert begin["image"] == begin["cluster"]["image"] == IMAGE and begin["store"] == "s3://infoxlm/store"
+    assert spec["defaultPipelineRoot"] == "s3://infoxlm/runs" and begin["overrides"] == {}
+    sections = {name: begin[name] for name in SECTIONS}
+    demo = run_file.load(CONFIGS / "demo.yaml")
+    assert run_file.RunConfig.parse(sections | {"num_workers": begin["num_workers"]}) == demo
+    assert components.load_component_from_text(kubeflow.uploads[0]).component_spec.inputs["image"].default == IMAGE
+
+
+@pytest.mark.parametrize(("has", "asked"), [(8, 2), (2, 2), (1, 1), (0, 0)])
+def test_a_small_run_asks_for_no_more_gpus_than_it_has_workers(kubeflow, tmp_path, has, asked):
+    upload(kubeflow, write_cluster(tmp_path, gpus=has))
+
+    begin = defaults(uploaded(kubeflow)["infoxlm"])
+    assert (begin["num_workers"], begin["gpus"]) == (2, asked)
+
+
+def test_the_same_is_uploaded_once_and_another_image_is_another_version(kubeflow, tmp_path):
+    first = upload(kubeflow, write_cluster(tmp_path))
+    again = upload(kubeflow, write_cluster(tmp_path))
+    versions = [version["display_name"] for version in kubeflow.versions]
+    another = upload(kubeflow, write_cluster(tmp_path, image=IMAGE.replace("a1", "b2")))
+
+    assert (first.stdout.count("uploaded"), again.stdout.count("is there")) == (4, 4)
+    assert len(versions) == 4 and another.stdout.count("uploaded") == 4 and len(kubeflow.versions) == 8
+    assert {p["display_name"] for p in kubeflow.pipelines} == {
+        "infoxlm", "infoxlm-ablations", "infoxlm-suite", "infoxlm-promotion"
+    }  # fmt: skip
+    assert all(f"{kubeflow.host}/#/pipelines/details/p-" in line for line in first.stdout.splitlines()[:4])
+
+
+def test_an_ablation_and_a_promotion_begin_with_the_demo_too_and_a_suite_asks(kubeflow, tmp_path):
+    upload(kubeflow, write_cluster(tmp_path))
+
+    found = uploaded(kubeflow)
+    trials = defaults(found["infoxlm-ablations"])["trials"]
+    assert [item["trial"]["variant"] for item in trials] == ["full"] * 3 + ["-XLCO"] * 3 + ["-TLM-XLCO"] * 3
+    assert run_file.override_trials({name: defaults(found["infoxlm"])[name] for name in SECTIONS}, trials, {})
+    assert defaults(found["infoxlm-promotion"])["model"] == "models:/infoxlm@candidate"
+    asked = {name for name, said in submit.declared(found["infoxlm-suite"]).items() if not said.get("isOptional")}
+    assert asked == {"suite"}
+
+
+def test_a_suite_and_a_run_of_ones_own_can_be_what_the_page_begins_with(kubeflow, tmp_path):
+    (tmp_path / "suite.yaml").write_text("""
+models: {ours: "models:/infoxlm@champion"}
+tasks: {tatoeba: {settings: {task: retrieval, data: "s3://data/tatoeba"}}}
+""")
+
+    result = upload(kubeflow, write_cluster(tmp_path), "--suite", tmp_path / "suite.yaml",
+                    "--set", "pretraining.optimization.steps=7000")  # fmt: skip
+
+    assert result.exit_code == 0, result.stderr
+    found = uploaded(kubeflow)
+    assert defaults(found["infoxlm"])["pretraining"]["optimization"]["steps"] == 7000
+    assert defaults(found["infoxlm-suite"])["suite"]["models"][0]["name"] == "ours"
+
+
+@pytest.mark.parametrize(
+    ("image", "options", "code", "said"),
+    [
+        (f"registry.example/infoxlm@sha256:{'0' * 64}", (), 2, "placeholder"),
+        (IMAGE, ("--set", "pretraining.optimization.stepz=1"), 2, "stepz: unknown name"),
+        (IMAGE, ("--set", "num_workers=4", "--set", "pretraining.batches.virtual_shards=3"), 2, "must"),
+    ],
+)
+def test_what_could_not_run_is_not_uploaded(kubeflow, tmp_path, image, options, code, said):
+    result = upload(kubeflow, write_cluster(tmp_path, image), *options)
+
+    assert result.exit_code == code and said in result.stderr and result.stderr.count("\n") == 1
+    assert kubeflow.requests == []
+
+
+def test_a_server_that_refuses_is_one_line(kubeflow, tmp_path):
+    kubeflow.refusal = (403, "you may not")
+
+    result = upload(kubeflow, write_cluster(tmp_path))
+
+    assert result.exit_code == 2 and "refuses (403: you may not)" in result.stderr
