@@ -26,7 +26,7 @@ def check_settings(
         ("finetuning", dict),
         ("evaluation", dict),
         ("registration", dict),
-        ("trials", list),
+        ("Output", list),  # the trials: KFP's local runner loops over outputs of no other name
     ],
 ):
     """Change single fields of sections, and check all of them before a step has cost anything.
@@ -39,7 +39,7 @@ def check_settings(
         tokenization: see above.
         finetuning: see above.
         evaluation: see above.
-        pretraining: see above; of an ablation the trials have it.
+        pretraining: see above; of an ablation its trials have one each.
         registration: see above; an ablation registers nothing.
         trials: of an ablation: {"trial", "pretraining"} each.
         overrides: single fields by their names, such as {"pretraining.optimization.steps": 2000}.
@@ -54,6 +54,8 @@ def check_settings(
     with stage_run("check_settings", store):
         given = {"preparation": preparation, "tokenization": tokenization, "pretraining": pretraining}
         given |= {"finetuning": finetuning, "evaluation": evaluation, "registration": registration}
+        if trials:
+            given["pretraining"] = trials[0]["pretraining"]
         run = run_file.override_sections(given, overrides, num_workers)
         changed = run_file.override_trials(given, trials, overrides, num_workers)
     return (

@@ -89,7 +89,7 @@ def ablations(
             corpus=corpus.outputs["corpus"],
             cluster=cluster,
         )
-        with dsl.ParallelFor(items=settings.outputs["trials"], parallelism=AT_A_TIME) as item:
+        with dsl.ParallelFor(items=settings.outputs["Output"], parallelism=AT_A_TIME) as item:
             pretrained = pretrain(
                 config=item.pretraining,
                 num_workers=num_workers,

@@ -26,6 +26,20 @@ def test_every_section_comes_out_with_its_changes(tmp_path):
     assert prepared["languages"] == ["en", "de"] and trials == []
 
 
+def test_trials_are_checked_with_their_own_settings_and_not_with_the_defaults(tmp_path):
+    short = {"optimization": {"steps": 900, "warmup_steps": 90}, "seed": 3}  # by default the warm-up is longer
+
+    *_, trials = check_settings.python_func(
+        str(tmp_path),
+        **GIVEN,
+        trials=[{"trial": {"variant": "full", "seed": 3, "what": ""}, "pretraining": short}],
+        overrides={"pretraining.optimization.steps": 120},
+    )
+
+    assert trials[0]["pretraining"]["optimization"] == {"steps": 120, "warmup_steps": 90}
+    assert trials[0]["pretraining"]["seed"] == 3
+
+
 def test_a_wrong_setting_ends_the_run_at_once_and_its_reason_is_where_submit_reads_it(tmp_path, monkeypatch):
     monkeypatch.setenv("RUN_ID", "toy-1")
 
