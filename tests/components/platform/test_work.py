@@ -189,6 +189,7 @@ def test_a_driver_that_is_told_to_stop_tells_workers_that_do_not_share_its_disk(
         while artifacts.read(URL, "runs/pretrained-abc/stop") is None:
             assert time.monotonic() < deadline
             time.sleep(0.05)
+        (driver / "stop").unlink()  # the thread looks on
 
 
 @pytest.mark.slow
