@@ -8,6 +8,7 @@ import pytest
 from components.adapters.mlflow import runs as mlflow_runs
 from components.adapters.mlflow import tracker as mlflow_tracker
 from components.adapters.mlflow.tracker import MlflowTracker
+from infoxlm_core.errors import InputError
 from infoxlm_core.training.tracker import FileTracker
 from tests.components.conftest import history, open_run
 from tests.servers.processes import free_port, kill
@@ -69,6 +70,22 @@ def test_points_that_are_late_go_to_the_server_of_their_run_and_to_no_database_i
     assert not list((tmp_path / "here").iterdir())
     mlflow.set_tracking_uri(server)
     assert history(run_id, "loss") == [(1, 0.5)]
+
+
+def test_a_run_on_a_server_is_described_by_its_page_and_without_the_password(monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://me:canary@mlflow.example/")
+    monkeypatch.setattr(mlflow_runs, "page", lambda run_id: f"experiments/1/runs/{run_id}")
+
+    assert mlflow_tracker.find_run("r1").describe() == "MLflow      https://mlflow.example/#/experiments/1/runs/r1"
+
+
+def test_a_store_for_many_machines_needs_a_server(monkeypatch, tmp_path):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+    with pytest.raises(InputError, match="s3://b/store is for many machines.* set MLFLOW_TRACKING_URI"):
+        mlflow_tracker.open_run("toy-1", "toy", "s3://b/store", tmp_path, None)
+
+    assert not (tmp_path / "mlflow.db").exists()
 
 
 class _Answers(http.server.BaseHTTPRequestHandler):
