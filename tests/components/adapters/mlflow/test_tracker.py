@@ -82,7 +82,7 @@ def test_a_run_on_a_server_is_described_by_its_page_and_without_the_password(mon
 def test_a_store_for_many_machines_needs_a_server(monkeypatch, tmp_path):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
 
-    with pytest.raises(InputError, match="s3://b/store is for many machines.* set MLFLOW_TRACKING_URI"):
+    with pytest.raises(InputError, match=r"s3://b/store is for many machines.* set MLFLOW_TRACKING_URI"):
         mlflow_tracker.open_run("toy-1", "toy", "s3://b/store", tmp_path, None)
 
     assert not (tmp_path / "mlflow.db").exists()
