@@ -6,6 +6,8 @@ variables with TARGET_ in front: TARGET_MLFLOW_TRACKING_USERNAME, …_PASSWORD, 
 
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,7 +45,8 @@ def copy(client: "MlflowClient", version: "ModelVersion", name: str) -> "ModelVe
 def copy_to_server(client: "MlflowClient", version: "ModelVersion", uri: str, name: str, store: Path) -> "ModelVersion":
     """Copy a version with all its files to another server, once per digest; it is `candidate` there.
 
-    The process is connected to that server from here on. What has arrived is read back and compared, file by file.
+    The process is connected to that server from here on, until a `coming_back` around it ends. What has arrived is read
+    back and compared, file by file.
 
     Raises:
         DataCorrupt, SignatureInvalid: the files are not those that were registered.
@@ -69,6 +72,19 @@ def copy_to_server(client: "MlflowClient", version: "ModelVersion", uri: str, na
             copied = _finish(target, name, version, origin)
         mlflow_runs.end_run(run_id)
     return copied
+
+
+@contextmanager
+def coming_back(store: Path) -> Iterator[None]:
+    """Connect to the same server as before at the end of the block: a promotion's figures belong to its own run."""
+    before = {name: value for name, value in os.environ.items() if name.startswith("MLFLOW_")}
+    try:
+        yield
+    finally:
+        for name in [name for name in os.environ if name.startswith("MLFLOW_")]:
+            del os.environ[name]
+        os.environ.update(before)
+        mlflow_runs.connect(store)
 
 
 def _send(target: "MlflowClient", run_id: str, files: Path) -> str:

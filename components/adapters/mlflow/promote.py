@@ -41,14 +41,15 @@ def run(model: str, gate: Mapping[str, float], store: Path, to: str = "", by_han
     """
     client = mlflow_runs.connect(store)
     version = registered.find(client, model)
-    if server := _SERVER.fullmatch(to):
-        version = registry_copy.copy_to_server(client, version, server["uri"], server["name"], store)
-        client = mlflow_runs.connect(store)
-    elif ":" in to or "/" in to:
-        raise InputError(f"{to!r}: give the NAME of a registered model, or a server with it, https://HOST/NAME")
-    elif to:
-        version = registry_copy.copy(client, version, to)
-    verdict = promotion.promote(client, version, gate, by_hand)
+    with registry_copy.coming_back(store):
+        if server := _SERVER.fullmatch(to):
+            version = registry_copy.copy_to_server(client, version, server["uri"], server["name"], store)
+            client = mlflow_runs.connect(store)
+        elif ":" in to or "/" in to:
+            raise InputError(f"{to!r}: give the NAME of a registered model, or a server with it, https://HOST/NAME")
+        elif to:
+            version = registry_copy.copy(client, version, to)
+        verdict = promotion.promote(client, version, gate, by_hand)
     if not verdict.passed:
         raise NotPromoted(f"models:/{version.name}/{version.version} stays {verdict.reason}")
     return Promoted(version.name, int(version.version), verdict)

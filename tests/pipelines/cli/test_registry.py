@@ -77,3 +77,15 @@ def test_the_pipeline_promotes_or_fails_with_the_figures_in_its_own_run(registry
     assert 0 < figures["retrieval/best/lower"] < figures["retrieval/best/gain"] == pytest.approx(0.1)
     said = json.loads(client.get_model_version("tiny", "2").tags["decision"])
     assert said["by"]["run"].startswith("promotion-")
+
+
+@pytest.mark.slow
+def test_the_pipeline_promotes_on_another_server_and_reports_on_its_own(registry, mlflow_server, monkeypatch):
+    arguments = {"model": "models:/tiny/2", "gate": {METRIC: 0.0}, "to": f"{mlflow_server}/served", "by_hand": ""}
+
+    done = local.run(promotion, arguments, registry, "promotion")
+
+    assert mlflow_runs.connect(registry).get_run(done.id).info.status == "FINISHED"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_server)
+    client = mlflow_runs.connect(registry)
+    assert client.get_model_version_by_alias("served", "champion").tags["copied_from"].endswith("models:/tiny/2")

@@ -331,12 +331,13 @@ def test_a_copy_to_another_server_brings_all_files_tags_and_the_gate(keys, bette
     with registered.fetched(better, better.get_model_version("tiny", "2")) as files:
         sent = {path.relative_to(files): path.read_bytes() for path in files.rglob("*") if path.is_file()}
 
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{store}/mlflow.db")
     for number in (1, 2, 2):
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{store}/mlflow.db")
         done = promoting.run(f"models:/tiny/{number}", GATE, store, to=f"{mlflow_server}/production")
 
-    assert os.environ["MLFLOW_TRACKING_URI"] == mlflow_server
-    assert os.environ["MLFLOW_TRACKING_USERNAME"] == "production"
+    assert os.environ["MLFLOW_TRACKING_URI"] == f"sqlite:///{store}/mlflow.db"
+    assert os.environ["MLFLOW_TRACKING_USERNAME"] == "staging"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_server)
     client = mlflow_runs.connect(store)
     assert (done.version, champion(client, "production")) == (2, 2)
     assert len(client.search_model_versions("name = 'production'")) == 2
