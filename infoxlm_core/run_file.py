@@ -1,7 +1,6 @@
 """A run is one YAML file whose sections are the configs of the stages: read strictly, override, check."""
 
 import copy
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -159,7 +158,7 @@ def override_sections(
 def override_trials(
     sections: Mapping[str, Any], trials: Sequence[Mapping[str, Any]], overrides: Mapping[str, Any], num_workers: int = 0
 ) -> list[dict[str, Any]]:
-    """The trials of an ablation after the same changes, which go before what a variant says.
+    """The trials of an ablation after the same changes, which go before what a variant says; each with all settings.
 
     Raises:
         ConfigError: a field is wrong, changes the trials' seeds, or makes two variants the same.
@@ -169,14 +168,13 @@ def override_trials(
     changed: list[dict[str, Any]] = []
     variants: dict[str, str] = {}
     for item in trials:
-        variant = item["trial"]["variant"]
-        pretraining = override_sections({**sections, "pretraining": item["pretraining"]}, overrides, num_workers)[
-            "pretraining"
-        ]
-        if (first := variants.setdefault(json.dumps(pretraining, sort_keys=True), variant)) != variant:
+        variant, own = item["trial"]["variant"], {**sections, "pretraining": item["pretraining"]}
+        run = RunConfig.parse(override_sections(own, overrides, num_workers))
+        if (first := variants.setdefault(run.pretraining.model_dump_json(), variant)) != variant:
             raise ConfigError(f"overrides: {first} and {variant} become the same: leave out what they differ in")
-        checked = PretrainingConfig.parse(pretraining, "pretraining")
         # without defaults: all trials together are one parameter, and these have a limit
-        plain = checked.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
-        changed.append({"trial": dict(item["trial"]), "pretraining": plain | {"seed": checked.seed}})
+        plain = run.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+        each = {name: plain.get(name, {}) for name in ("pretraining", "finetuning", "evaluation")}
+        each["pretraining"] |= {"seed": run.pretraining.seed}
+        changed.append({"trial": dict(item["trial"]), **each})
     return changed

@@ -89,6 +89,7 @@ def ablations(
             corpus=corpus.outputs["corpus"],
             cluster=cluster,
         )
+        # KFP's local runner takes every output of a step that is used in a loop for the item: so that has it all
         with dsl.ParallelFor(items=settings.outputs["Output"], parallelism=AT_A_TIME) as item:
             pretrained = pretrain(
                 config=item.pretraining,
@@ -99,7 +100,7 @@ def ablations(
                 trial=item.trial,
             )
             tuned = finetune(
-                config=settings.outputs["finetuning"],
+                config=item.finetuning,
                 num_workers=num_workers,
                 store=store,
                 encoder=pretrained.outputs["encoder"],
@@ -108,7 +109,7 @@ def ablations(
                 trial=item.trial,
             )
             scores = evaluate(
-                config=settings.outputs["evaluation"],
+                config=item.evaluation,
                 store=store,
                 corpus=corpus.outputs["corpus"],
                 encoder=pretrained.outputs["encoder"],
