@@ -13,7 +13,7 @@ import yaml
 from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.stages.pretraining import pretrain
 from infoxlm_core.training import tracker
-from tests.commands import infoxlm, only
+from tests.commands import infoxlm, only, runs_of
 from tests.toy_run import STEPS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -77,6 +77,16 @@ def test_mlflow_has_the_curves_the_settings_the_report_and_one_champion(finished
     (version,) = client.search_model_versions("name = 'toy'")
     assert client.get_model_version_by_alias("toy", "champion").version == version.version
     assert client.get_model_version_by_alias("toy", "candidate").version == version.version
+
+
+def test_no_two_facts_share_a_name_in_mlflow(finished, monkeypatch):
+    """A fact of a stage is one point at step 0; a curve has steps from 1 on."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    client, run, _ = runs_of(finished)
+
+    steps = {name: [p.step for p in client.get_metric_history(run.info.run_id, name)] for name in run.data.metrics}
+    assert steps["shards/tokens"] == [0] and len(steps["tokens"]) > 1
+    assert {name: found for name, found in steps.items() if 0 in found and found != [0]} == {}
 
 
 def test_the_champion_embeds_two_sentences_in_a_fresh_process(finished):
