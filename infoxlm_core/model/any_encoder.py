@@ -15,6 +15,7 @@ from transformers import PreTrainedModel as Model
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from infoxlm_core.errors import InputError
+from infoxlm_core.model import devices
 from infoxlm_core.model.pretrained import PROJECTION
 
 
@@ -47,7 +48,7 @@ def load_encoder(directory: Path | str) -> tuple[Model, Tokenizer]:
     if tokenizer.pad_token_id is None:
         raise InputError(f"{directory}: its tokenizer has no padding token: name one in tokenizer_config.json")
     tokenizer.padding_side = "right"  # position 0 is the first token
-    return model.eval().to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer
+    return model.eval().to(devices.choose()), tokenizer
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from infoxlm_core.data.examples import Examples
-from infoxlm_core.model import padded, pretrained, tokenizers
+from infoxlm_core.model import devices, padded, pretrained, tokenizers
 from infoxlm_core.model.encoder import Encoder, evaluating, initialise, starts
 from infoxlm_core.model.task_head import Head
 
@@ -142,7 +142,7 @@ def load(directory: Path, head: Head) -> TaskModel:
         pretrained.load_into(module, directory, names=module.names)
     else:
         module = padded.load(directory, head, config, fresh=False)
-    return module.eval().to("cuda" if torch.cuda.is_available() else "cpu")
+    return module.eval().to(devices.choose())
 
 
 def _build(

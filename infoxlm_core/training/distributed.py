@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from infoxlm_core import manifests
 from infoxlm_core.errors import ConfigError, InfoXLMError, RankDesync, StorageFull
+from infoxlm_core.model import devices
 
 T = TypeVar("T")
 LONGEST = timedelta(days=1)  # how long the others wait for what the first worker does alone: writing may take hours
@@ -29,8 +30,8 @@ def world_size() -> int:
 
 
 def device() -> torch.device:
-    """This worker's device: the visible GPU, else the CPU."""
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    """This worker's device: its GPU, else the CPU; InputError if there are GPUs and torch cannot use them."""
+    return devices.choose()
 
 
 def describe() -> dict[str, object]:

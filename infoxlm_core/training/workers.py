@@ -1,6 +1,7 @@
 """What every way to start the workers of a training has in common: how it is asked to stop, how an error comes back."""
 
 import contextlib
+import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -9,6 +10,20 @@ from typing import Any
 
 from infoxlm_core import errors
 from infoxlm_core.errors import InfoXLMError
+
+logger = logging.getLogger(__name__)
+
+
+def with_a_gpu_each(wanted: int, gpus: int) -> int:
+    """How many workers train if each needs a GPU: as many as wanted, or as many of the GPUs as divide that number.
+
+    Then they divide the virtual shards too, and the figures are those of the wanted workers but for rounding.
+    """
+    if gpus >= wanted:
+        return wanted
+    count = max(number for number in range(1, gpus + 1) if wanted % number == 0)
+    logger.warning("%d workers were asked for and there are %d GPUs: %d train, one a GPU", wanted, gpus, count)
+    return count
 
 
 def attempt(train: Callable[..., dict[str, Any]], arguments: dict[str, Any]) -> dict[str, Any]:

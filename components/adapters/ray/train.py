@@ -17,6 +17,7 @@ from typing import Any
 
 from components.settings import environment
 from infoxlm_core.errors import InputError, WorkerLost
+from infoxlm_core.model import devices
 from infoxlm_core.training import workers
 
 logger = logging.getLogger(__name__)
@@ -28,6 +29,8 @@ _SECONDS_TO_COLLECT = 300  # gradients; for what the first worker does alone the
 
 def run(train: Callable[..., dict[str, Any]], num_workers: int, run: Path, **arguments: Any) -> dict[str, Any]:
     """Call `train(run=run, **arguments)` on every worker; return what the first one returned.
+
+    A machine with fewer GPUs than workers trains on those, with fewer workers.
 
     Raises:
         WorkerLost: a worker died more often than Ray was told to start it again.
@@ -46,11 +49,11 @@ def run(train: Callable[..., dict[str, Any]], num_workers: int, run: Path, **arg
         if mine:
             start(num_workers)
         found = ray.cluster_resources().get("GPU", 0)  # of a cluster: its head has none itself
-        gpu = found >= num_workers or bool(
-            found and os.environ.get("RAY_ADDRESS")
-        )  # of a pod that is lost: wait for it
+        gpu = found > 0
         if gpu:
             _look_at_one_gpu()  # before NCCL does, which only says that there is none
+        if gpu and not os.environ.get("RAY_ADDRESS"):  # of a cluster a pod may be lost: wait for its GPUs
+            num_workers = workers.with_a_gpu_each(num_workers, int(found))
         with workers.stopping_on_signals(run):  # once more: ray.init has put its own handler
             trainer = TorchTrainer(
                 _work,
@@ -123,25 +126,8 @@ def _look_at_one_gpu() -> None:
     """Raise InputError if torch cannot use a GPU that Ray gives it."""
     import ray
 
-    if why := ray.get(ray.remote(num_gpus=1)(_why_no_gpu).remote(), timeout=_SECONDS_TO_COME):
+    if why := ray.get(ray.remote(num_gpus=1)(devices.why_no_gpu).remote(), timeout=_SECONDS_TO_COME):
         raise InputError(why)
-
-
-def _why_no_gpu() -> str:
-    """Why torch cannot use the GPU that Ray has given to this process, if it cannot."""
-    import torch
-
-    if torch.cuda.is_available():
-        return ""
-    try:
-        torch.cuda.init()
-        why = "it finds none"
-    except (RuntimeError, AssertionError) as error:  # a driver that is too old, or a build without CUDA
-        why = " ".join(str(error).split())[:200]
-    return (
-        f"torch {torch.__version__} (CUDA {torch.version.cuda}) cannot use the GPU of {os.uname().nodename}: {why}: "
-        "update the node's NVIDIA driver (580 or newer for CUDA 13), or build the image with VARIANT=cuda"
-    )
 
 
 def _work(settings: dict[str, Any]) -> dict[str, Any]:
@@ -152,8 +138,10 @@ def _work(settings: dict[str, Any]) -> dict[str, Any]:
 
     rank = ray_train.get_context().get_world_rank()
     logging.basicConfig(level=logging.INFO if rank == 0 else logging.WARNING, format="%(message)s", force=True)
-    if torch.cuda.is_available():
-        torch.cuda.set_device(get_device())
+    device = get_device()
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     else:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Ray hides none from a worker that was given none
         torch.set_num_threads(1)  # one core a worker
     return workers.attempt(settings["train"], settings["arguments"])

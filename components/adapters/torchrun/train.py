@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from infoxlm_core.errors import WorkerLost
+from infoxlm_core.model import devices
 from infoxlm_core.training import workers
 
 MAX_RESTARTS = 3
@@ -23,14 +24,19 @@ _TIMEOUT = timedelta(seconds=300)  # of gradients; others wait longer for what t
 def run(train: Callable[..., dict[str, Any]], num_workers: int, run: Path, **arguments: Any) -> dict[str, Any]:
     """Call `train(run=run, **arguments)` on every worker; return what the first one returned.
 
+    A machine with fewer GPUs than workers trains on those, with fewer workers.
+
     Raises:
         WorkerLost: workers died more often than `MAX_RESTARTS`.
+        InputError: torch cannot use the GPUs.
         and what `train` raises.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    if gpus := devices.count_gpus():
+        num_workers = workers.with_a_gpu_each(num_workers, gpus)
     logging.getLogger("torch.distributed.elastic").setLevel(logging.WARNING)
     with tempfile.TemporaryDirectory(prefix="infoxlm-torchrun-") as scratch:  # the agent's own bookkeeping
         config = LaunchConfig(

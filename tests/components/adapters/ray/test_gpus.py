@@ -1,4 +1,4 @@
-"""What a training says whose torch cannot use the GPUs that Ray gives it."""
+"""Trainings on a Ray that has GPUs: fewer than workers, and such as torch cannot use."""
 
 import os
 import shutil
@@ -13,30 +13,22 @@ import torch
 from components.adapters.ray import train as ray_train
 
 
-@pytest.mark.parametrize(
-    "words", ["The NVIDIA driver on your system is too old (found version 12040).", "Found no NVIDIA driver."]
-)
-def test_a_driver_that_torch_cannot_use_is_named_with_what_it_takes(monkeypatch, words):
-    def init() -> None:
-        raise RuntimeError(words)
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.cuda, "init", init)
-
-    said = ray_train._why_no_gpu()
-
-    assert words in said and "update the node's NVIDIA driver (580 or newer for CUDA 13)" in said
+class Started(Exception):
+    """With how many workers a training would have begun."""
 
 
-def test_a_gpu_that_torch_sees_is_left_alone(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-
-    assert ray_train._why_no_gpu() == ""
+def tell_workers(_work, scaling_config, **_):
+    raise Started(scaling_config.num_workers, scaling_config.use_gpu)
 
 
-def train_on_a_gpu_that_is_none(base: Path) -> str:
-    """Train on a Ray that believes in a GPU; return the error."""
+def train_on_a_gpu_that_is_none(base: Path, workers: int = 1, believe: bool = False) -> str:
+    """Train on a Ray that has been told of one GPU; return the error. `believe` it, and tell what would begin."""
     import ray
+    import ray.train.torch
+
+    if believe:
+        ray_train._look_at_one_gpu = lambda: None
+        ray.train.torch.TorchTrainer = tell_workers
 
     folder = tempfile.mkdtemp(prefix="rayg-", dir="/tmp")  # names of sockets must be short
     os.environ |= {"RAY_TMPDIR": folder, "RAY_USAGE_STATS_ENABLED": "0"}
@@ -44,7 +36,7 @@ def train_on_a_gpu_that_is_none(base: Path) -> str:
         os.environ.pop(name, None)
     ray.init(address="local", num_cpus=2, num_gpus=1, include_dashboard=False)
     try:
-        ray_train.run(dict, 1, run=base / "run")
+        ray_train.run(dict, workers, run=base / "run")
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     finally:
@@ -60,3 +52,11 @@ def test_a_training_whose_gpus_are_of_no_use_ends_in_one_clear_line_before_nccl_
         said = pool.submit(train_on_a_gpu_that_is_none, tmp_path).result()
 
     assert said.startswith("InputError: torch ") and "cannot use the GPU of" in said
+
+
+@pytest.mark.slow
+def test_two_workers_on_a_machine_with_one_gpu_become_one_on_that_gpu(tmp_path):
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        said = pool.submit(train_on_a_gpu_that_is_none, tmp_path, workers=2, believe=True).result()
+
+    assert said == "Started: (1, True)"

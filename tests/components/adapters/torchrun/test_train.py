@@ -14,7 +14,7 @@ from components.adapters.ray import train as ray_train
 from components.adapters.torchrun import train as torchrun_train
 from infoxlm_core.errors import ConfigMismatch, Preempted, WorkerLost
 from infoxlm_core.stages.pretraining import pretrain
-from infoxlm_core.training import tracker, workers
+from infoxlm_core.training import distributed, tracker, workers
 from tests.components.conftest import kill_first_worker
 from tests.conftest import tiny_config
 
@@ -114,3 +114,13 @@ def test_workers_that_die_each_time_end_the_run_with_one_clear_line(tmp_path, mo
         torchrun_train.run(die, 1, run=tmp_path)
 
     assert (tmp_path / "attempts").read_text() == "xx"
+
+
+def test_two_workers_on_a_machine_with_one_gpu_become_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(torchrun_train.devices, "count_gpus", lambda: 1)
+
+    assert torchrun_train.run(count_workers, 2, run=tmp_path) == {"workers": 1}
+
+
+def count_workers(run: Path) -> dict:
+    return {"workers": distributed.world_size()}
