@@ -4,7 +4,7 @@ import kubernetes_validate
 import pytest
 
 from components.adapters.kuberay.manifest import _labels
-from tests.k8s.manifests import SINGLE_USER, rendered, secrets
+from tests.k8s.manifests import SINGLE_USER, rendered, secrets, with_components
 from tests.k8s.network import Pod, may, selects
 
 THEIRS = {"kubernetes.io/metadata.name": "kubeflow"}
@@ -78,7 +78,25 @@ def test_the_dashboard_of_a_training_answers_the_submitter_and_the_operator_only
     assert [selects(peer["podSelector"], ours) for peer in among["from"]] == [True]
     submitter, operator = dashboard["from"]
     assert selects(submitter["podSelector"], _labels("submitter")) and not selects(submitter["podSelector"], ours)
-    assert "namespaceSelector" in operator and [port["port"] for port in dashboard["ports"]] == [8265]
+    assert [port["port"] for port in dashboard["ports"]] == [8265]
+    for namespace in ("kuberay-system", "kubeflow", "default"):  # the component operator-elsewhere opens infoxlm only
+        assert selects(operator["namespaceSelector"], {"kubernetes.io/metadata.name": namespace})
+    assert selects(operator["podSelector"], {"app.kubernetes.io/component": "kuberay-operator"})
+    assert not any(selects(operator["podSelector"], labels) for labels in KUBEFLOWS_PODS)
+
+
+def test_kueues_queue_takes_jobs_from_every_namespace_that_an_overlay_has_runs_in():
+    [queue] = [item for item in with_components(SINGLE_USER, "kueue") if item["kind"] == "ClusterQueue"]
+    namespaces = {
+        item["metadata"]["namespace"]
+        for item in rendered(SINGLE_USER)
+        if (item["kind"], item["metadata"]["name"]) == ("ServiceAccount", "infoxlm-ray")
+    }
+
+    assert namespaces == {"infoxlm", "kubeflow"}
+    for namespace in namespaces:
+        assert selects(queue["spec"]["namespaceSelector"], {"kubernetes.io/metadata.name": namespace})
+    assert not selects(queue["spec"]["namespaceSelector"], {"kubernetes.io/metadata.name": "default"})
 
 
 def test_secrets_of_runs_are_the_same_in_both_namespaces():
