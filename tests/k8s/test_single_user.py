@@ -2,9 +2,10 @@
 
 import kubernetes_validate
 import pytest
+import yaml
 
 from components.adapters.kuberay.manifest import _labels
-from tests.k8s.manifests import SINGLE_USER, rendered, secrets, with_components
+from tests.k8s.manifests import ROOT, SINGLE_USER, named, rendered, secrets, with_components
 from tests.k8s.network import Pod, may, selects
 
 THEIRS = {"kubernetes.io/metadata.name": "kubeflow"}
@@ -108,3 +109,12 @@ def test_secrets_of_runs_are_the_same_in_both_namespaces():
     assert all(content["infoxlm", name] == data for name, data in theirs.items())
     bound = {subject.get("namespace") for item in in_kubeflow() for subject in item.get("subjects", [])}
     assert bound == {"kubeflow"}
+
+
+def test_the_document_gives_kubeflows_launcher_the_same_address_of_s3_as_the_overlay():
+    """Kubeflow's own ConfigMap is patched by hand: kubectl reads the patch as YAML."""
+    document = (ROOT / "docs/cluster.md").read_text()
+    patch = document.partition("patch configmap kfp-launcher --type merge --patch '")[2].partition("'\n")[0]
+
+    providers = yaml.safe_load(yaml.safe_load(patch)["data"]["providers"])
+    assert providers == yaml.safe_load(named("small", "ConfigMap", "kfp-launcher")["data"]["providers"])
