@@ -38,6 +38,8 @@ ENV PATH=/opt/venv/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 ARG VARIANT=cpu
 ARG VERSION=unknown
 ARG REVISION=unknown
+# MLflow shows it beside each run.
+ENV INFOXLM_COMMIT=${REVISION}
 LABEL org.opencontainers.image.title="infoxlm" \
       org.opencontainers.image.description="From text in many languages to an evaluated cross-lingual encoder (${VARIANT})" \
       org.opencontainers.image.version="${VERSION}" \

@@ -36,13 +36,15 @@ def evaluate(
         classifier_of_start: fine-tuned from `start`; both or neither.
         trial: of an ablation: its variant and seed, whose run ends here.
     """
+    import json
     import shutil
     from pathlib import Path
 
     from components.platform import artifacts, keys
     from components.platform.stage_run import stage_run
     from infoxlm_core.config import EvaluationConfig
-    from infoxlm_core.results.trials import Trial
+    from infoxlm_core.results import note
+    from infoxlm_core.results.trials import HEADLINES, SCORES, Trial
 
     with stage_run("evaluate", store, trial) as step:
         checked = EvaluationConfig.parse(config, "evaluation")
@@ -64,6 +66,10 @@ def evaluate(
         shutil.copy(made / "report.html", report.path)
         figures = step.publish(scores, made, metrics)
         step.report(figures, evaluation=checked)
+        if not trial:  # few, and in a place of their own among all the curves
+            step.report({f"headline/{name.replace('/', '_')}": figures[name] for name in HEADLINES if name in figures})
         step.run.log_artifacts(made, "evaluation")
+        read = step.report_corpus(text)  # again: Kubeflow may have left out the step that prepared it
+        step.run.annotate(note.write(json.loads((made / SCORES).read_bytes()), figures, read, "evaluation"))
         if trial:
             step.run.end()

@@ -28,7 +28,7 @@ def prepare_corpus(
         cluster: a `ClusterConfig` as a mapping: the workers are those of a RayJob; empty: of this step.
         task_config: the step's cores and memory, which are those of a RayJob's workers too.
     """
-    from components.platform import keys, sources
+    from components.platform import artifacts, keys, sources
     from components.platform.stage_run import stage_run
     from infoxlm_core.config import PreparationConfig
     from infoxlm_core.stages import preparation
@@ -41,3 +41,4 @@ def prepare_corpus(
         counts = step.publish(corpus, made, metrics)
         step.report(counts, preparation=checked.model_dump(mode="json", exclude={"corpora"}))
         step.run.log_artifacts(made / "report.json", "preparation")
+        step.report_corpus(artifacts.url_of(made))

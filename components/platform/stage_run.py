@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,9 @@ from typing import Any
 
 from components.platform import artifacts, launchers, runtime, tracking
 from components.platform.work import Work
+from infoxlm_core import manifests
 from infoxlm_core.config import StageConfig
+from infoxlm_core.corpora.datasets import Dataset, list_datasets
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,13 @@ class StageRun:
         """Let a KFP output point to an artifact; the numbers of its manifest become KFP metrics, and are returned."""
         artifacts.publish(output, made)
         return artifacts.log_facts(made, metrics) if metrics else {}
+
+    def report_corpus(self, place: str) -> list[Dataset]:
+        """Tell the tracker which corpora a prepared text in the store has; return them."""
+        manifest, said = (json.loads(artifacts.read(place, name) or b"{}") for name in (manifests.NAME, "report.json"))
+        found = list_datasets(manifest["files"], said.get("files", ()))
+        self.run.log_datasets(found, place)
+        return found
 
     def report(self, figures: Mapping[str, float] | None = None, **settings: Any) -> None:
         """Tell the tracker figures, and settings by their section."""

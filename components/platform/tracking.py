@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from components.platform import artifacts, runtime
+from infoxlm_core.corpora.datasets import Dataset
 from infoxlm_core.errors import ConfigError
 from infoxlm_core.results.trials import Trial
 from infoxlm_core.tasks.task import Scores
@@ -63,6 +64,12 @@ class Run(Protocol):
     def log_artifacts(self, source: Path, path: str | None = None) -> None:
         """A file, or all files below a directory, into a folder of the run."""
 
+    def log_datasets(self, datasets: Sequence[Dataset], source: str) -> None:
+        """The corpora that it reads; `source` is where they are."""
+
+    def annotate(self, text: str) -> None:
+        """What it is, in Markdown; a link to `artifact:FOLDER/FILE` leads to one of its files."""
+
     def log_curves(self, path: Path, prefix: str = "") -> None:
         """What of a whole `metrics.jsonl` has not arrived during the training."""
 
@@ -109,6 +116,8 @@ class Untracked:
     def log_metrics(self, metrics: Mapping[str, float]) -> None: ...
     def log_artifacts(self, source: Path, path: str | None = None) -> None: ...
     def log_curves(self, path: Path, prefix: str = "") -> None: ...
+    def log_datasets(self, datasets: Sequence[Dataset], source: str) -> None: ...
+    def annotate(self, text: str) -> None: ...
     def end(self, status: str = "FINISHED") -> None: ...
 
     def follow(self, path: Path) -> Tracker:

@@ -79,6 +79,19 @@ def test_mlflow_has_the_curves_the_settings_the_report_and_one_champion(finished
     assert client.get_model_version_by_alias("toy", "candidate").version == version.version
 
 
+def test_mlflow_says_what_the_run_is_on_which_corpora_and_what_counts(finished, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    _, run, _ = runs_of(finished)
+
+    said, metrics = run.data.tags["mlflow.note.content"], run.data.metrics
+    assert "**InfoXLM**, 2 layers of 32" in said and "Evaluated on held, in" in said and "| retrieval/best |" in said
+    assert f"/runs/{run.info.run_id}/artifacts/evaluation/report.html" in said
+    contexts = {one.dataset.name: one.tags[0].value for one in run.inputs.dataset_inputs}
+    assert contexts == {"mail": "training", "wiki": "training", "shop": "training", "held": "evaluation"}
+    headlines = [name for name in metrics if name.startswith("headline/")]
+    assert metrics["headline/retrieval_best"] == metrics["retrieval/best"] and 0 < len(headlines) <= 6
+
+
 def test_no_two_facts_share_a_name_in_mlflow(finished, monkeypatch):
     """A fact of a stage is one point at step 0; a curve has steps from 1 on."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)

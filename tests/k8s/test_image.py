@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from components.adapters.mlflow import runs
 from tests.k8s.manifests import ROOT
 
 HADOLINT = str(Path(sys.executable).with_name("hadolint"))
@@ -90,6 +91,10 @@ def test_a_login_shell_finds_our_programs_too(tmp_path):
     shown = subprocess.run(["sh", "-c", f". {tmp_path}/profile; echo $PATH"], capture_output=True, text=True)
 
     assert shown.stdout == "/opt/venv/bin:/usr/bin:/bin\n"
+
+
+def test_a_step_knows_the_commit_that_its_image_was_built_from():
+    assert f"ENV {runs.COMMIT}=${{REVISION}}" in DOCKERFILE
 
 
 def test_images_to_build_on_are_never_the_latest():

@@ -5,23 +5,31 @@ goes to a SQLite file in the local store. MLflow takes seconds to import, so it 
 """
 
 import gc
+import json
 import logging
 import os
+import re
+import shutil
+import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.settings import environment
 from infoxlm_core import locks
+from infoxlm_core.corpora.datasets import Dataset
 from infoxlm_core.errors import ConfigMismatch, InputError, StorageUnavailable, one_line
+from infoxlm_core.results import note
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 RUN_TAG = "infoxlm.run"
 """Tag whose value all stages of one pipeline run share."""
+COMMIT = "INFOXLM_COMMIT"
+"""Environment variable of the image: the commit that it was built from."""
 PARENT = "mlflow.parentRunId"
 """MLflow's own tag of a nested run."""
 
@@ -181,6 +189,51 @@ def log_artifacts(run_id: str, source: Path, path: str | None = None) -> None:
     client = MlflowClient()
     with translate_errors(f"artifacts of MLflow run {run_id}"):
         (client.log_artifacts if source.is_dir() else client.log_artifact)(run_id, str(source), path)
+
+
+def log_datasets(run_id: str, datasets: Sequence[Dataset], source: str) -> None:
+    """List corpora as what a run has read; the same again is stored once."""
+    from mlflow import MlflowClient
+    from mlflow.entities import Dataset as Input
+    from mlflow.entities import DatasetInput, InputTag
+    from mlflow.utils.validation import MAX_DATASET_DIGEST_SIZE
+
+    found = [
+        DatasetInput(
+            Input(
+                name=one.name,
+                digest=one.digest[:MAX_DATASET_DIGEST_SIZE],
+                source_type="s3" if source.startswith("s3:") else "local",
+                source=json.dumps({"uri": source}),
+                profile=json.dumps({"languages": one.languages, **one.lines}),
+            ),
+            [InputTag("mlflow.data.context", "evaluation" if one.held_out else "training")],
+        )
+        for one in datasets
+    ]
+    with translate_errors(f"datasets of MLflow run {run_id}"):
+        MlflowClient().log_inputs(run_id, found)
+
+
+def annotate(run_id: str, text: str) -> None:
+    """Make a text the description of a run; its links to files of the run become those of MLflow's pages."""
+    from mlflow import MlflowClient
+
+    at, _, query = page(run_id).partition("?")
+    linked = re.sub(rf"\]\({note.FILE}([^)\s]+)\)", lambda link: f"](#/{at}/artifacts/{link[1]}?{query})", text)
+    with translate_errors(f"description of MLflow run {run_id}"):
+        MlflowClient().set_tag(run_id, "mlflow.note.content", linked)
+
+
+def source() -> dict[str, str]:
+    """MLflow's tags of where the code came from, if that is known: of an image, or of a checkout."""
+    root = Path(__file__).parents[3]
+    commit = os.environ.get(COMMIT, "")
+    if not commit and (root / ".git").exists() and (git := shutil.which("git")):
+        asked = subprocess.run([git, "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True)  # noqa: S603
+        commit = asked.stdout.strip()
+    known = re.fullmatch("[0-9a-f]{40}", commit)
+    return {"mlflow.source.name": "infoxlm", "mlflow.source.git.commit": commit} if known else {}
 
 
 def points(values: Mapping[str, float], step: int, start_ms: int) -> list[Any]:

@@ -8,13 +8,14 @@ import os
 import re
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from components.adapters.mlflow import runs
 from components.adapters.mlflow import trials as mlflow_trials
 from components.adapters.mlflow.runs import points, translate_errors
+from infoxlm_core.corpora.datasets import Dataset
 from infoxlm_core.errors import InputError, one_line
 from infoxlm_core.results.trials import Trial
 from infoxlm_core.training.tracker import FileTracker, parse
@@ -39,7 +40,9 @@ def open_run(key: str, name: str, store: str, here: Path, trial: Trial | None) -
     """
     if "://" in store and not os.environ.get("MLFLOW_TRACKING_URI"):
         raise InputError(f"{store} is for many machines, MLflow's database in a file is not: set MLFLOW_TRACKING_URI")
-    run = runs.open_run(os.environ.get("MLFLOW_EXPERIMENT_NAME", "infoxlm"), name, {runs.RUN_TAG: key}, here)
+    run = runs.open_run(
+        os.environ.get("MLFLOW_EXPERIMENT_NAME", "infoxlm"), name, {runs.RUN_TAG: key, **runs.source()}, here
+    )
     return MlflowRun(mlflow_trials.open_trial(run, key, trial) if trial else run)
 
 
@@ -71,6 +74,12 @@ class MlflowRun:
 
     def log_artifacts(self, source: Path, path: str | None = None) -> None:
         runs.log_artifacts(self.id, source, path)
+
+    def log_datasets(self, datasets: Sequence[Dataset], source: str) -> None:
+        runs.log_datasets(self.id, datasets, source)
+
+    def annotate(self, text: str) -> None:
+        runs.annotate(self.id, text)
 
     def log_curves(self, path: Path, prefix: str = "") -> None:
         ship(path, self.id, prefix)

@@ -2,6 +2,7 @@ import pytest
 
 from components.adapters.mlflow import runs as mlflow_runs
 from components.settings import environment
+from infoxlm_core.corpora.datasets import Dataset
 from infoxlm_core.errors import ConfigMismatch, InputError, StorageUnavailable
 from tests.components.conftest import history, open_run
 from tests.servers.processes import free_port
@@ -105,3 +106,36 @@ def test_a_server_that_is_gone_is_one_clear_line_without_its_password(store, mon
         open_run(store)
 
     assert "secret" not in str(e.value) and "\n" not in str(e.value)
+
+
+def test_corpora_are_inputs_of_a_run_by_digest_once_however_often_they_are_told(store):
+    from mlflow import MlflowClient
+
+    run_id = open_run(store)
+    corpora = [
+        Dataset("mail", "a" * 64, held_out=False, languages=("de", "en"), lines={"mono kept": 7}),
+        Dataset("exam", "b" * 64, held_out=True, languages=("en",)),
+    ]
+    for place in ("s3://b/store/corpus/1", "s3://b/store/corpus/1"):
+        mlflow_runs.log_datasets(run_id, corpora, place)
+
+    found = {one.dataset.name: one for one in MlflowClient().get_run(run_id).inputs.dataset_inputs}
+    assert {name: one.tags[0].value for name, one in found.items()} == {"mail": "training", "exam": "evaluation"}
+    assert found["mail"].dataset.digest == "a" * 36 and "s3://b/store/corpus/1" in found["mail"].dataset.source
+    assert '"mono kept": 7' in found["mail"].dataset.profile
+
+
+def test_a_description_leads_to_files_of_its_run(store):
+    run_id = open_run(store)
+    mlflow_runs.annotate(run_id, "good: [Report](artifact:evaluation/report.html)")
+
+    said = mlflow_runs.connect(store).get_run(run_id).data.tags["mlflow.note.content"]
+    assert said.startswith("good: [Report](#/experiments/1/runs/")
+    assert f"/runs/{run_id}/artifacts/evaluation/report.html?workflowType=machine_learning)" in said
+
+
+@pytest.mark.parametrize("commit", ["c0ffee" + "0" * 34, "unknown", "c0ffee"])
+def test_the_commit_of_the_image_is_the_source_of_the_run_if_it_is_one(monkeypatch, commit):
+    monkeypatch.setenv(mlflow_runs.COMMIT, commit)
+
+    assert mlflow_runs.source().get("mlflow.source.git.commit", "") == (commit if len(commit) == 40 else "")
