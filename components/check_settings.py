@@ -51,7 +51,7 @@ def check_settings(
     from components.platform.stage_run import stage_run
     from infoxlm_core import run_file
 
-    with stage_run("check_settings", store):
+    with stage_run("check_settings", store, reports=False):
         given = {"preparation": preparation, "tokenization": tokenization, "pretraining": pretraining}
         given |= {"finetuning": finetuning, "evaluation": evaluation, "registration": registration}
         if trials:

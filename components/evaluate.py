@@ -16,6 +16,7 @@ def evaluate(
     classifier: dsl.Input[dsl.Model],
     scores: dsl.Output[dsl.Artifact],
     report: dsl.Output[dsl.HTML],
+    model_card: dsl.Output[dsl.Markdown],
     metrics: dsl.Output[dsl.Metrics],
     start: dsl.Input[dsl.Model] = None,
     classifier_of_start: dsl.Input[dsl.Model] = None,
@@ -31,12 +32,14 @@ def evaluate(
         classifier: fine-tuned from `encoder`.
         scores: where all scores, figures and the model card are.
         report: the HTML report.
+        model_card: what the model is, for its users.
         metrics: the main scores.
         start: the untrained model, a floor to compare with.
         classifier_of_start: fine-tuned from `start`; both or neither.
         trial: of an ablation: its variant and seed, whose run ends here.
     """
     import json
+    import re
     import shutil
     from pathlib import Path
 
@@ -64,6 +67,8 @@ def evaluate(
 
         made = artifacts.get_or_build(store, "scores", key, build)
         shutil.copy(made / "report.html", report.path)
+        card = (made / "model_card.md").read_text(encoding="utf-8")
+        Path(model_card.path).write_text(re.sub(r"\A---\n.*?\n---\n", "", card, flags=re.DOTALL), encoding="utf-8")
         figures = step.publish(scores, made, metrics)
         step.report(figures, evaluation=checked)
         if not trial:  # few, and in a place of their own among all the curves

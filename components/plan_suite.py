@@ -23,7 +23,7 @@ def plan_suite(suite: dict[str, Any], store: str) -> list:  # type: ignore[type-
     from infoxlm_core.results import trials
     from infoxlm_core.results.suite_config import SuiteConfig
 
-    with stage_run("plan_suite", store) as step:
+    with stage_run("plan_suite", store, reports=False) as step:
         checked = SuiteConfig.parse(suite, "suite")
         points = [planned.to_dict() for planned in trials.plan(checked)]
         for source in checked.models.values():

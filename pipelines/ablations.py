@@ -118,6 +118,16 @@ def ablations(
             )
         for task in (pretrained, tuned, scores):  # each finds its artifact in the store, and tells the new MLflow run
             task.set_caching_options(False)
+    stories = {
+        compared: "compare the variants",
+        corpus: "prepare the text",
+        shards: "tokenize it",
+        pretrained: "pre-train a variant",
+        tuned: "fine-tune it",
+        scores: "evaluate it",
+    }
+    for task, story in stories.items():
+        task.set_display_name(story)
     place(image, compared, settings, corpus, shards, pretrained, tuned, scores)
     size(step_cpu, step_memory, corpus, shards, scores)
     train_on(Pool(accelerator, gpus, cpu, memory, node_selector, tolerations), pretrained, tuned)

@@ -111,7 +111,7 @@ def infoxlm(
         encoder=pretrained.outputs["start"],
         corpus=corpus.outputs["corpus"],
         cluster=cluster,
-    ).set_display_name("finetune the untrained encoder")
+    )
     scores = evaluate(
         config=settings.outputs["evaluation"],
         store=store,
@@ -127,7 +127,18 @@ def infoxlm(
         encoder=pretrained.outputs["encoder"],
         scores=scores.outputs["scores"],
         image=image,
-    ).set_display_name("register and promote")
+    )
+    stories = {
+        corpus: "prepare the text",
+        shards: "tokenize it",
+        pretrained: "pre-train the encoder",
+        tuned: "fine-tune it",
+        tuned_start: "fine-tune the untrained encoder",
+        scores: "evaluate both",
+        registered: "register and promote",
+    }
+    for task, story in stories.items():
+        task.set_display_name(story)
     place(image, settings, corpus, shards, pretrained, tuned, tuned_start, scores, registered)
     size(step_cpu, step_memory, corpus, shards, scores, registered)
     sign(registered)

@@ -116,7 +116,8 @@ def _stopping_loops() -> Iterator[None]:
 
 
 _NOISE = re.compile(
-    r"\[KFP Executor|.*Wrote executor output file|\w+: (Metrics|Dataset|Model|HTML|Artifact)\(|uri=|metadata=\{"
+    r"\[KFP Executor|.*Wrote executor output file|\w+: (Metrics|Dataset|Model|HTML|Markdown|Artifact)\("
+    r"|uri=|metadata=\{"
     r"|.*\(TrainController |.*\(PlacementGroupCleaner |.*authentication_token_setup"
     r"|.* - INFO - (Applying|After) expression selector|.* - INFO - Streamed logs:|.* outputs:$|Output: |-+$"
     r"|Loading weights:"

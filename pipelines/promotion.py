@@ -33,6 +33,7 @@ def promotion(
         image: of the step; on a cluster by digest.
     """
     promoted = promote(model=model, gate=gate, store=store, to=to, by_hand=by_hand, image=image)
+    promoted.set_display_name("promote if it is better")
     place(image, promoted.set_caching_options(False))
     sign(promoted)
     promoted.set_retry(0)  # a refusal stays a refusal

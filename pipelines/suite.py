@@ -54,6 +54,8 @@ def suite(
         with dsl.ParallelFor(items=planned.output, parallelism=AT_A_TIME) as point:
             measured = measure(point=point, store=store, num_workers=num_workers)
         measured.set_caching_options(False)  # it finds its artifacts in the store, and tells the new MLflow run
+    for task, story in {planned: "look at all data", measured: "tune and measure", summed: "sum up"}.items():
+        task.set_display_name(story)
     place(image, summed, planned, measured)
     size(step_cpu, step_memory, planned)
     share_memory("8Gi", measured)

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import json
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,9 @@ from components.platform.work import Work
 from infoxlm_core import manifests
 from infoxlm_core.config import StageConfig
 from infoxlm_core.corpora.datasets import Dataset, list_datasets
+from infoxlm_core.errors import TryAgain
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -88,14 +92,26 @@ class StageRun:
 
 
 @contextlib.contextmanager
-def stage_run(stage: str, store: str, trial: Mapping[str, Any] | None = None, tracker: str = "") -> Iterator[StageRun]:
+def stage_run(
+    stage: str, store: str, trial: Mapping[str, Any] | None = None, tracker: str = "", reports: bool = True
+) -> Iterator[StageRun]:
     """Run a component's body; what goes wrong becomes one line, an exit code and an outcome in the store.
+
+    The first line of its log says where the tracker shows the run, if a server does.
 
     Args:
         stage: the component's name.
         store: directory, or s3://bucket/prefix.
         trial: of an ablation or a suite: it has a run of its own.
         tracker: which one has the run, if it is not for INFOXLM_TRACKER to choose.
+        reports: False of a body that tells the tracker nothing: it need not open a run.
     """
     with runtime.ending_clearly(store, stage, trial):
-        yield StageRun(stage, store, trial, tracker)
+        step = StageRun(stage, store, trial, tracker)
+        if reports:
+            try:
+                if page := step.run.page:
+                    logger.info("its run: %s", page)
+            except TryAgain as error:  # what is to be done may take hours: the tracker may be back by then
+                logger.warning("its run cannot be shown: %s", error)
+        yield step

@@ -82,6 +82,10 @@ class Run(Protocol):
     def end(self, status: str = "FINISHED") -> None:
         """Close it; FAILED and KILLED are the other ways to end."""
 
+    @property
+    def page(self) -> str:
+        """Its address, if a server shows it; else empty."""
+
     def describe(self) -> str:
         """Where a person looks at it, as lines for the console; empty if there is no such place."""
 
@@ -110,7 +114,7 @@ class RunTracker(Protocol):
 class Untracked:
     """The tracker `none`, and its run: curves stay in the artifact, where they always are."""
 
-    id = name = ""
+    id = name = page = ""
 
     def log_params(self, config: Mapping[str, Any]) -> None: ...
     def log_metrics(self, metrics: Mapping[str, float]) -> None: ...

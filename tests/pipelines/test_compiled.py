@@ -180,6 +180,21 @@ def test_an_override_reaches_a_step_only_as_the_section_that_it_changes():
     assert given["check-settings"]["overrides"] == {"componentInputParameter": "overrides"}
 
 
+def test_the_names_of_the_steps_tell_the_story_and_results_are_pages():
+    tasks = read("infoxlm")["root"]["dag"]["tasks"]
+    names = {name: task["taskInfo"]["name"] for name, task in tasks.items()}
+    pages = read("infoxlm")["components"]["comp-evaluate"]["outputDefinitions"]["artifacts"]
+
+    assert len(set(names.values())) == len(tasks) and not [name for name in names if names[name] == name]
+    assert names["finetune-2"] == "fine-tune the untrained encoder"
+    kinds = {name: said["artifactType"]["schemaTitle"] for name, said in pages.items()}
+    assert (kinds["report"], kinds["model_card"], kinds["metrics"]) == (
+        "system.HTML",
+        "system.Markdown",
+        "system.Metrics",
+    )
+
+
 def test_an_ablation_prepares_once_loops_over_trials_and_always_compares():
     spec = read("ablations")
     loop = next(part for name, part in spec["components"].items() if name.startswith("comp-for-loop"))

@@ -22,6 +22,8 @@ from infoxlm_core.training.tracker import FileTracker, parse
 
 logger = logging.getLogger(__name__)
 
+PAGES = "INFOXLM_MLFLOW_PAGES"
+"""Environment variable: where people open MLflow, if that is another address than that of the steps."""
 _SHIPPING = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "5"}  # seconds; we retry ourselves
 _LONGEST_PAUSE = 60  # seconds between two attempts to reach a server that is gone
 
@@ -93,15 +95,23 @@ class MlflowRun:
     def end(self, status: str = "FINISHED") -> None:
         runs.end_run(self.id, status)
 
+    @property
+    def page(self) -> str:
+        server = os.environ.get(PAGES) or _server()
+        return f"{server.rstrip('/')}/#/{runs.page(self.id)}" if server.startswith("http") else ""
+
     def describe(self) -> str:
-        server = re.sub(r"//[^/@]*@", "//", os.environ["MLFLOW_TRACKING_URI"]).rstrip("/")  # it may hold a password
-        page = f"/#/{runs.page(self.id)}"
-        if server.startswith("http"):
-            return f"MLflow      {server}{page}"
+        if page := self.page:
+            return f"MLflow      {page}"
         return (
-            f"MLflow      mlflow ui --backend-store-uri {server}   (run {self.id})\n"
-            f"            then http://127.0.0.1:5000{page}"
+            f"MLflow      mlflow ui --backend-store-uri {_server()}   (run {self.id})\n"
+            f"            then http://127.0.0.1:5000/#/{runs.page(self.id)}"
         )
+
+
+def _server() -> str:
+    """MLFLOW_TRACKING_URI without the password that it may hold."""
+    return re.sub(r"//[^/@]*@", "//", os.environ["MLFLOW_TRACKING_URI"]).rstrip("/")
 
 
 class MlflowTracker:

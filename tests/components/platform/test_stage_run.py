@@ -1,6 +1,7 @@
 """What every component does around its own work: one run for all it reports, one artifact however often it is asked."""
 
 import json
+import logging
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from components.platform import artifacts, launchers, tracking
 from components.platform.stage_run import stage_run
 from components.platform.work import Work
 from infoxlm_core.config import EvaluationConfig, PretrainingConfig
-from infoxlm_core.errors import InputError
+from infoxlm_core.errors import InputError, StorageUnavailable
 
 TRIAL = {"variant": "full", "seed": 1.0}
 
@@ -66,10 +67,34 @@ def test_settings_are_told_as_plain_values_by_section_and_figures_to_one_run(mem
 
 
 def test_a_step_that_has_nothing_to_say_opens_no_run(memory, tmp_path):
-    with stage_run("plan_suite", str(tmp_path)) as step:
+    with stage_run("plan_suite", str(tmp_path), reports=False) as step:
         step.report()
 
     assert memory.said == []
+
+
+def test_the_first_line_of_a_step_says_where_its_run_is_shown(memory, tmp_path, capsys):
+    memory.page = "https://mlflow.example/#/experiments/1/runs/7"
+
+    with stage_run("evaluate", str(tmp_path)):
+        logging.getLogger("infoxlm").info("working")
+
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.endswith(f"its run: {memory.page}") and second.endswith("working")
+
+
+def test_a_tracker_that_is_down_keeps_no_step_from_its_work(memory, tmp_path, monkeypatch):
+    def refuse(*_) -> None:
+        raise StorageUnavailable("MLflow does not answer")
+
+    monkeypatch.setattr(memory, "open_run", refuse)
+    worked = []
+
+    with pytest.raises(SystemExit) as ended, stage_run("evaluate", str(tmp_path)) as step:
+        worked.append(True)
+        step.report({"retrieval/best": 0.5})
+
+    assert worked and ended.value.code == 75
 
 
 def test_a_registering_step_has_the_run_of_the_tracker_that_it_names(memory, tmp_path):

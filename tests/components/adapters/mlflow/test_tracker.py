@@ -8,7 +8,6 @@ import pytest
 from components.adapters.mlflow import runs as mlflow_runs
 from components.adapters.mlflow import tracker as mlflow_tracker
 from components.adapters.mlflow.tracker import MlflowTracker
-from infoxlm_core.errors import InputError
 from infoxlm_core.training.tracker import FileTracker
 from tests.components.conftest import history, open_run
 from tests.servers.processes import free_port, kill
@@ -72,20 +71,16 @@ def test_points_that_are_late_go_to_the_server_of_their_run_and_to_no_database_i
     assert history(run_id, "loss") == [(1, 0.5)]
 
 
-def test_a_run_on_a_server_is_described_by_its_page_and_without_the_password(monkeypatch):
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://me:canary@mlflow.example/")
-    monkeypatch.setattr(mlflow_runs, "page", lambda run_id: f"experiments/1/runs/{run_id}")
+def test_a_run_has_a_page_only_if_a_server_shows_it_and_no_password_is_in_its_address(store, monkeypatch):
+    run = mlflow_tracker.MlflowRun(open_run(store))
+    shown = f"#/experiments/1/runs/{run.id}?workflowType=machine_learning"
+    monkeypatch.setattr(mlflow_runs, "page", lambda run_id: shown.removeprefix("#/"))
 
-    assert mlflow_tracker.find_run("r1").describe() == "MLflow      https://mlflow.example/#/experiments/1/runs/r1"
-
-
-def test_a_store_for_many_machines_needs_a_server(monkeypatch, tmp_path):
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-
-    with pytest.raises(InputError, match=r"s3://b/store is for many machines.* set MLFLOW_TRACKING_URI"):
-        mlflow_tracker.open_run("toy-1", "toy", "s3://b/store", tmp_path, None)
-
-    assert not (tmp_path / "mlflow.db").exists()
+    assert run.page == "" and "mlflow ui" in run.describe()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://ada:s3cret@mlflow.infoxlm.svc:5000/")
+    assert run.page == f"http://mlflow.infoxlm.svc:5000/{shown}" and run.page in run.describe()
+    monkeypatch.setenv(mlflow_tracker.PAGES, "https://mlflow.example")
+    assert run.page == f"https://mlflow.example/{shown}"
 
 
 class _Answers(http.server.BaseHTTPRequestHandler):
