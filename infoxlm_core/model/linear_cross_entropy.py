@@ -1,8 +1,8 @@
 """Cross-entropy against a large vocabulary with one buffer for the logits instead of four.
 
-Logits of 250,002 words are the largest thing in a step. Here they are written once, in fp32, and turned in place into
-what the gradients need, rows in chunks; in half precision one copy of a chunk joins them for the products. The loss and
-its gradients are those of `F.cross_entropy(F.linear(hidden, weight, bias), targets)`.
+Logits of 250,002 words are the largest thing in a step. Here they are written once, in fp32, and turned into what the
+gradients need, rows in chunks: in place, or in half precision into one copy of a chunk. The loss and its gradients are
+those of `F.cross_entropy(F.linear(hidden, weight, bias), targets)`.
 """
 
 from typing import Any
@@ -22,53 +22,76 @@ def linear_cross_entropy(
 
     `weight` (V, d) and `bias` (V,) are of the output layer, `scale` (N,) is the factor of each row in the sum: known
     before, which is why gradients can be made at once. Of `hidden` (N, d) so many `rows` become logits at once; if N is
-    0, so is the sum. Results are fp32 (fp64 for fp64 inputs); under autocast products are made of factors in its type.
+    0, so is the sum. Results are fp32 (fp64 for fp64 inputs). Under autocast only the factors of products are of its
+    type: `hidden`, `weight`, and softmax - onehot, which is subtracted in fp32 and rounded once.
     """
     device = hidden.device.type
     if torch.is_autocast_enabled(device):
         kind = torch.get_autocast_dtype(device)
         with torch.autocast(device, enabled=False):
-            return _LinearCrossEntropy.apply(hidden.to(kind), weight.to(kind), bias.to(kind), targets, scale, rows)
-    return _LinearCrossEntropy.apply(hidden, weight, bias, targets, scale, rows)
+            return _LinearCrossEntropy.apply(hidden, weight, bias, targets, scale, rows, kind)
+    return _LinearCrossEntropy.apply(hidden, weight, bias, targets, scale, rows, hidden.dtype)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, scale: Tensor, rows: int
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        targets: Tensor,
+        scale: Tensor,
+        rows: int,
+        kind: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
         vocabulary, wanted = len(weight), any(ctx.needs_input_grad)
-        full = torch.promote_types(hidden.dtype, torch.float32)
+        full = torch.promote_types(kind, torch.float32)
+        half = kind != full
+        states_of_all, table = hidden.to(kind), weight.to(kind)
         losses = hidden.new_empty(len(hidden), dtype=full)
         width = -(-vocabulary // _ALIGNED) * _ALIGNED
         buffer = hidden.new_empty(min(rows, len(hidden)), width, dtype=full)
-        halved = buffer if hidden.dtype == full else torch.empty_like(buffer, dtype=hidden.dtype)
         if wanted:
             d_hidden = torch.empty_like(hidden)
             d_weight = (torch.zeros_like if len(hidden) > rows or not len(hidden) else torch.empty_like)(
                 weight, dtype=full
             )
             d_bias = torch.zeros_like(bias, dtype=full)
+            halved = torch.empty_like(buffer, dtype=kind) if half else buffer
         for start in range(0, len(hidden), rows):
             part = slice(start, start + rows)
-            states, answers = hidden[part], targets[part, None]
-            logits = _multiply(states, weight.T, out=buffer[: len(states), :vocabulary]).add_(bias)
+            states, answers = states_of_all[part], targets[part, None]
+            logits = _multiply(states, table.T, out=buffer[: len(states), :vocabulary]).add_(bias)
             right = logits.gather(1, answers).squeeze(1)
             top = logits.amax(dim=1)
             odds = logits.sub_(top[:, None]).exp_()  # in place: the logits are overwritten
-            total = odds.sum(dim=1)
+            if half:  # the target's apart: softmax - 1 there is minus the rest, however near to 1 the softmax is
+                target_odds = odds.gather(1, answers).squeeze(1)
+                rest = odds.scatter_(1, answers, 0.0).sum(dim=1)
+                total = rest + target_odds
+            else:
+                total = odds.sum(dim=1)
             losses[part] = total.log() + top - right
             if not wanted:
                 continue
-            # d loss / d logits = scale * (odds / total - onehot): the factor goes to the smaller side of the products
-            factor, scales = (scale[part] / total).to(hidden.dtype), scale[part].to(hidden.dtype)
-            if halved is not buffer:
-                odds = halved[: len(states), :vocabulary].copy_(odds)
-            d_hidden[part] = (odds @ weight) * factor[:, None] - weight[targets[part]] * scales[:, None]
-            _add_product(d_weight, odds.T, states * factor[:, None], first=len(hidden) <= rows)
-            d_weight.index_add_(0, targets[part], (states * -scales[:, None]).to(full))
-            d_bias += (odds.T @ factor).to(full)
-            d_bias.index_add_(0, targets[part], -scale[part].to(full))
+            # d loss / d logits = scale * (odds / total - onehot)
+            factor, first = (scale[part] / total).to(full), len(hidden) <= rows
+            if half:
+                d_logits = torch.mul(odds, factor[:, None], out=halved[: len(states), :vocabulary])
+                d_targets = -rest * factor
+                d_logits.scatter_(1, answers, d_targets.to(kind)[:, None])
+                _multiply(d_logits, table, out=d_hidden[part])
+                _add_product(d_weight, d_logits.T, states, first)
+                d_bias += odds.T @ factor
+                d_bias.index_add_(0, targets[part], d_targets)
+            else:  # one pass less: the factor goes to the smaller side of the products
+                scales = scale[part].to(full)
+                d_hidden[part] = (odds @ table) * factor[:, None] - table[targets[part]] * scales[:, None]
+                _add_product(d_weight, odds.T, states * factor[:, None], first)
+                d_weight.index_add_(0, targets[part], states * -scales[:, None])
+                d_bias += odds.T @ factor
+                d_bias.index_add_(0, targets[part], -scales)
         if wanted:  # not by save_for_backward: autograd would have to copy what somebody else still holds
             ctx.gradients = [d_hidden, d_weight.to(weight.dtype), d_bias.to(bias.dtype)]
         ctx.mark_non_differentiable(losses)
@@ -79,7 +102,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         gradients, ctx.gradients = ctx.gradients, None
         if gradient.is_cuda or gradient != 1:
             gradients = [value.mul_(gradient) for value in gradients]
-        return *gradients, None, None, None
+        return *gradients, None, None, None, None
 
 
 def _multiply(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
@@ -88,7 +111,7 @@ def _multiply(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
         return torch.mm(left, right, out=out)
     if left.is_cuda:
         return torch.mm(left, right, out_dtype=out.dtype, out=out)
-    return out.copy_(left @ right)
+    return torch.mm(left.to(out.dtype), right.to(out.dtype), out=out)  # as GPUs do: sums lose nothing
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor, first: bool) -> None:

@@ -1,5 +1,7 @@
 """The loss without stored logits equals PyTorch's, loss and gradients, in any number of chunks."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -71,6 +73,44 @@ def test_in_bfloat16_the_loss_is_still_counted_in_fp32():
     for mine, other in zip(ours, exact, strict=True):
         assert mine.grad.dtype == torch.float32
         assert (mine.grad - other.grad).norm() <= 0.02 * other.grad.norm()
+
+
+@pytest.mark.parametrize("chunk", [16, 64])
+@pytest.mark.parametrize("probability", [0.5, 0.99, 0.999, 0.999999])
+def test_in_bfloat16_the_gradients_of_confident_rows_are_as_good_as_those_of_others(probability, chunk):
+    """Half a percent a row: a rounding to 8 bits is off by at most 0.4 %, on average by 0.15 %."""
+    drawn = torch.Generator().manual_seed(1)
+    words, d = 64, 128
+    weight = torch.linalg.qr(torch.randn(d, words, generator=drawn)).Q.T.bfloat16().float()
+    hidden, targets = weight.clone(), torch.arange(words)  # each row's own word is the likeliest
+    hidden = (hidden * math.log((words - 1) * probability / (1 - probability))).bfloat16().float()
+    bias, scale = torch.randn(words, generator=drawn) * 0.3, torch.full((words,), 1 / 157_286)
+    ours = [leaf.clone().requires_grad_() for leaf in (hidden, weight, bias)]
+    exact = [leaf.double().requires_grad_() for leaf in (hidden, weight, bias)]
+    expected = F.cross_entropy(F.linear(*exact), targets, reduction="none")
+    assert expected.detach().neg().exp().median() == pytest.approx(probability, abs=0.5 * (1 - probability))
+    (expected * scale.double()).sum().backward()
+
+    with torch.autocast("cpu", torch.bfloat16):
+        loss, _ = linear_cross_entropy(*ours, targets, scale, rows=chunk)
+    loss.backward()
+
+    for mine, other in zip(ours, exact, strict=True):
+        rows = (len(mine), -1)
+        off = (mine.grad - other.grad).reshape(rows).norm(dim=1) / other.grad.reshape(rows).norm(dim=1)
+        assert off.max() <= 0.005
+
+
+def test_in_bfloat16_biases_and_scales_keep_their_bits():
+    hidden, weight = torch.zeros(4, 8).requires_grad_(), torch.zeros(64, 8).requires_grad_()
+    bias, scale = torch.linspace(3.0, 3.01, 64).requires_grad_(), torch.full((4,), 1 / 157_286)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        loss, losses = linear_cross_entropy(hidden, weight, bias, torch.arange(4), scale)
+    loss.backward()
+
+    torch.testing.assert_close(losses, -bias.log_softmax(dim=0)[:4].detach())
+    assert bias.grad[4:].sum().item() == pytest.approx(60 / 64 * 4 / 157_286, rel=1e-3)
 
 
 def test_it_is_not_differentiated_where_nobody_asks():
