@@ -99,8 +99,9 @@ def attend(
 @lru_cache(maxsize=16)  # all layers of a forward pass ask for the same
 def starts(lengths: tuple[int, ...], device: torch.device) -> Tensor:
     """(N + 1,) first row of each sequence and of what follows the last, int32, without waiting for the device."""
-    ends = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-    return ends.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else ends
+    with torch.inference_mode(False):  # it is remembered: a tensor of inference mode cannot be saved for backward
+        ends = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        return ends.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else ends
 
 
 class Layer(nn.Module):

@@ -13,7 +13,7 @@ from infoxlm_core.data.samples import Sampler
 from infoxlm_core.data.shards import open_shards
 from infoxlm_core.errors import InputError
 from infoxlm_core.model import pretrained
-from infoxlm_core.model.encoder import Encoder, EncoderSize, attend, initialise
+from infoxlm_core.model.encoder import Encoder, EncoderSize, attend, initialise, starts
 from infoxlm_core.model.heads import InfoXLM
 from infoxlm_core.model.momentum import KeyEncoder
 from infoxlm_core.model.objectives import cross_entropy
@@ -156,6 +156,16 @@ def test_the_loss_of_random_weights_is_near_the_log_of_the_vocabulary():
     _, losses = model.head.loss(hidden, model.encoder.token_embedding.weight, ids.roll(7), torch.ones(30))
 
     assert losses.mean().item() == pytest.approx(math.log(250_002), abs=0.3)
+
+
+def test_edges_that_a_prediction_has_remembered_can_be_saved_for_a_backward_pass():
+    lengths, cpu = (3, 11, 4), torch.device("cpu")
+    with torch.inference_mode():
+        starts(lengths, cpu)  # a development set of a fine-tuning
+
+    edges = starts(lengths, cpu)  # the step after it
+
+    assert edges.tolist() == [0, 3, 14, 18] and not edges.is_inference()
 
 
 def test_attention_of_no_rows_is_empty():
