@@ -79,6 +79,8 @@ class InfoXLM(nn.Module):
 
 
 def project(pooled: Tensor, projection: Tensor, normalise: bool) -> Tensor:
-    """(B, d) pooled vectors -> (B, d) queries or keys in fp32."""
-    projected = full_precision(pooled @ projection.to(pooled.dtype))
+    """(B, d) pooled vectors -> (B, d) queries or keys in fp32, also where autocast would make bf16 of the product."""
+    with torch.autocast(pooled.device.type, enabled=False):
+        pooled = full_precision(pooled)
+        projected = pooled @ projection.to(pooled.dtype)
     return F.normalize(projected, dim=1) if normalise else projected

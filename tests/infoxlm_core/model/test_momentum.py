@@ -5,7 +5,7 @@ import torch
 
 from infoxlm_core.config import ContrastConfig
 from infoxlm_core.model.encoder import EncoderSize, initialise
-from infoxlm_core.model.heads import InfoXLM
+from infoxlm_core.model.heads import InfoXLM, project
 from infoxlm_core.model.momentum import KeyEncoder, Queue, have_equal_sentences, momentum_at, share_a_sentence
 from infoxlm_core.model.objectives import xlco_logits, xlco_losses
 
@@ -89,6 +89,17 @@ def test_in_half_precision_training_the_key_encoder_still_moves_in_fp32(model, k
     assert keys.dtype == key_encoder.projection.dtype == torch.float32
     covered = (key_encoder.projection - start) / 0.01
     torch.testing.assert_close(covered, torch.full_like(covered, 1 - 0.999**1000), atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_in_half_precision_training_queries_and_keys_are_projected_in_fp32(kind):
+    drawn = torch.Generator().manual_seed(1)
+    pooled, projection = torch.randn(4, 16, generator=drawn), torch.randn(16, 16, generator=drawn)
+
+    with torch.autocast("cpu", kind):
+        projected = project(pooled, projection, normalise=False)
+
+    assert torch.equal(projected, pooled @ projection)
 
 
 @pytest.mark.item("A8")
