@@ -25,7 +25,7 @@ def has_language_model_head(directory: Path) -> bool:
 
 
 def load_encoder(directory: Path | str) -> tuple[Model, Tokenizer]:
-    """Load an encoder, with its language-model head if it has one, ready to predict; on the GPU if there is one.
+    """Load an encoder, with its language-model head if it has one, ready to predict in fp32, on the GPU if any.
 
     Raises InputError if the directory or a weight is missing or cannot be read, or it is an encoder-decoder.
     """
@@ -34,10 +34,11 @@ def load_encoder(directory: Path | str) -> tuple[Model, Tokenizer]:
         raise InputError(f"{directory} is no model: it has no config.json; give a Hugging Face model directory")
     kind: Any = AutoModelForMaskedLM if has_language_model_head(directory) else AutoModel
     safe: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    loading = safe | {"use_safetensors": True, "output_loading_info": True, "dtype": torch.float32}
     try:
         tokenizer = AutoTokenizer.from_pretrained(directory, **safe)
         with _quietly():
-            model, report = kind.from_pretrained(directory, use_safetensors=True, output_loading_info=True, **safe)
+            model, report = kind.from_pretrained(directory, **loading)
     except Exception as error:  # a broken file shows itself by almost any exception, of four libraries
         raise InputError(f"{directory} cannot be loaded as a model: {' '.join(str(error).split())[:300]}") from error
     # Transformers would fill weights that are not there with random numbers. Nothing of ours reads the pooler.

@@ -59,11 +59,6 @@ def batches(tokenizer: Tokenizer, features: Features, batch_size: int) -> Iterat
         yield chosen, dict(collate([features[j] for j in chosen]))
 
 
-def autocast(device: torch.device) -> torch.autocast:
-    """bf16 on a GPU; on a CPU everything stays fp32."""
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda")
-
-
 def mean_pool(hidden: Tensor, mask: Tensor) -> Tensor:
     """Average the tokens (B, L, d) where the mask (B, L) is 1: (B, d) float32."""
     weights = mask.unsqueeze(-1).float()  # (B, L, 1)
@@ -91,6 +86,7 @@ def embed(
 ) -> dict[Place, Tensor]:
     """Compute the vectors of N sentences at some places, in one pass: (N, d) float32 each, on the model's device.
 
+    All is computed in fp32, on a GPU too: cosines of neighbours differ less than a rounding to bf16 moves them.
     `projection` is for places of pooling contrast (see `load_projection`); `advance` is told how many more are done.
     """
     _, own = contrast_space(model) or (0, "")
@@ -99,8 +95,7 @@ def embed(
         features = encode(model, tokenizer, texts[start : start + AT_ONCE], max_tokens)
         for chosen, batch in batches(tokenizer, features, batch_size):
             batch = {name: values.to(model.device) for name, values in batch.items()}
-            with autocast(model.device):
-                layers = model.base_model(**batch, output_hidden_states=True).hidden_states  # T + 1 of (B, L, d)
+            layers = model.base_model(**batch, output_hidden_states=True).hidden_states  # T + 1 of (B, L, d)
             mask = batch["attention_mask"]
             words = find_words(tokenizer, batch["input_ids"], mask)
             rows = torch.tensor(chosen, device=model.device) + start

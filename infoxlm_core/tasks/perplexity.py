@@ -19,9 +19,10 @@ from infoxlm_core.data.sampling import generator
 from infoxlm_core.model import tokenizers
 from infoxlm_core.model.any_encoder import Model, Tokenizer, has_language_model_head, load_encoder
 from infoxlm_core.tasks import held_out
-from infoxlm_core.tasks.embedding import autocast, batches, encode
+from infoxlm_core.tasks.embedding import batches, encode
 from infoxlm_core.tasks.held_out import HeldOutConfig
 from infoxlm_core.tasks.task import Scores, Task
+from infoxlm_core.training.learner import autocast
 
 MASK_RATIO = 0.15
 

@@ -45,6 +45,17 @@ def test_vectors_do_not_change_with_padding_or_order(directory, monkeypatch):
         torch.testing.assert_close(together[place].flip(0), alone[place], atol=1e-5, rtol=0)
 
 
+def test_vectors_of_a_model_that_was_saved_in_half_precision_are_computed_in_fp32(directory, tmp_path):
+    model, tokenizer = load_encoder(directory)
+    model.bfloat16().save_pretrained(tmp_path / "half")
+    tokenizer.save_pretrained(tmp_path / "half")
+
+    found = embed(*load_encoder(tmp_path / "half"), TEXTS, EVERYWHERE, batch_size=4, max_tokens=32)
+
+    expected = embed(model.float(), tokenizer, TEXTS, EVERYWHERE, batch_size=4, max_tokens=32)
+    assert all(torch.equal(found[place], expected[place]) for place in EVERYWHERE)
+
+
 @pytest.mark.item("A23")
 def test_layers_and_poolings_are_those_of_hidden_states(directory):
     model, tokenizer = load_encoder(directory)
