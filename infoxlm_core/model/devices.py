@@ -1,4 +1,4 @@
-"""The device that this process computes on; and why torch cannot use a GPU that is there.
+"""The device that this process computes on, how tensors get there; and why torch cannot use a GPU that is there.
 
 torch itself says nothing: with a driver that is too old it finds no GPU, and a training would take months on the CPU.
 """
@@ -24,6 +24,13 @@ def count_gpus() -> int:
     if torch.backends.cuda.is_built() and _machine_has_gpus():
         raise InputError(f"{why_no_gpu()}; to compute on the CPU set CUDA_VISIBLE_DEVICES to nothing")
     return 0
+
+
+def send(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor of the CPU on a device, without waiting for it; from memory that pages may leave a copy would wait."""
+    if device.type == "cuda":
+        values = values.pin_memory()
+    return values.to(device, non_blocking=True)
 
 
 def why_no_gpu() -> str:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from infoxlm_core.config import ModelConfig
 from infoxlm_core.data.vocabulary import FIRST_POSITION
+from infoxlm_core.model import devices
 from infoxlm_core.model.objectives import full_precision
 
 
@@ -76,7 +77,9 @@ def attend(
     if not len(query):
         return query
     query, key, value = by_head(query), by_head(key), by_head(value)
-    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and not dropout:
+    if query.is_cuda and (dropout or query.dtype not in (torch.bfloat16, torch.float16)):
+        return attend_padded(query, key, value, queries, keys, dropout, causal).flatten(1)
+    if query.is_cuda:
         from torch.nn.attention.varlen import varlen_attn
 
         attended: Any = varlen_attn(
@@ -96,12 +99,51 @@ def attend(
     return torch.cat(results).flatten(1) if results else query.flatten(1)
 
 
+def attend_padded(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    queries: Sequence[int],
+    keys: Sequence[int],
+    dropout: float = 0.0,
+    causal: bool = False,
+) -> Tensor:
+    """The same from (Q, heads, head size) and (T, heads, head size) to (Q, heads, head size), padded, in one call.
+
+    For GPUs where FlashAttention over packed rows does not apply: it has no dropout, and no fp32.
+    """
+
+    def pad(rows: Tensor, lengths: Sequence[int], places: Tensor) -> Tensor:  # -> (N, heads, longest, head size)
+        padded = rows.new_zeros(len(lengths) * max(lengths), *rows.shape[1:]).index_copy(0, places, rows)
+        return padded.unflatten(0, (len(lengths), max(lengths))).transpose(1, 2)
+
+    asked, read = padded_places(tuple(queries), query.device), padded_places(tuple(keys), query.device)
+    seen = torch.zeros(len(keys) * max(keys), dtype=torch.bool, device=query.device).index_fill(0, read, True)
+    mask = seen.view(len(keys), 1, 1, max(keys))  # all queries, those of padding too, see what their sequence has
+    if causal:
+        mask = mask & torch.ones(max(keys), max(keys), dtype=torch.bool, device=query.device).tril()
+    found = F.scaled_dot_product_attention(
+        pad(query, queries, asked), pad(key, keys, read), pad(value, keys, read), attn_mask=mask, dropout_p=dropout
+    )
+    return found.transpose(1, 2).flatten(0, 1)[asked]
+
+
+@lru_cache(maxsize=16)
+def padded_places(lengths: tuple[int, ...], device: torch.device) -> Tensor:
+    """(T,) where packed rows stand in (N * longest) padded ones, without waiting for the device."""
+    with torch.inference_mode(False):  # as below
+        counts = torch.tensor(lengths)
+        first = torch.arange(len(lengths)) * max(lengths) - counts.cumsum(0) + counts
+        places = torch.arange(sum(lengths)) + first.repeat_interleave(counts)
+        return devices.send(places, device)
+
+
 @lru_cache(maxsize=16)  # all layers of a forward pass ask for the same
 def starts(lengths: tuple[int, ...], device: torch.device) -> Tensor:
     """(N + 1,) first row of each sequence and of what follows the last, int32, without waiting for the device."""
     with torch.inference_mode(False):  # it is remembered: a tensor of inference mode cannot be saved for backward
         ends = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-        return ends.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else ends
+        return devices.send(ends, device)
 
 
 class Layer(nn.Module):

@@ -13,7 +13,7 @@ from infoxlm_core.data.samples import Sampler
 from infoxlm_core.data.shards import open_shards
 from infoxlm_core.errors import InputError
 from infoxlm_core.model import pretrained
-from infoxlm_core.model.encoder import Encoder, EncoderSize, attend, initialise, starts
+from infoxlm_core.model.encoder import Encoder, EncoderSize, attend, attend_padded, initialise, starts
 from infoxlm_core.model.heads import InfoXLM
 from infoxlm_core.model.momentum import KeyEncoder
 from infoxlm_core.model.objectives import cross_entropy
@@ -166,6 +166,36 @@ def test_edges_that_a_prediction_has_remembered_can_be_saved_for_a_backward_pass
     edges = starts(lengths, cpu)  # the step after it
 
     assert edges.tolist() == [0, 3, 14, 18] and not edges.is_inference()
+
+
+@pytest.mark.item("A9")
+@pytest.mark.parametrize(
+    ("queries", "causal"), [(LENGTHS, False), (LENGTHS, True), ((2, 0, 3, 1), False), ((1,) * 4, False)]
+)
+def test_attention_over_padded_sequences_equals_that_over_each(queries, causal):
+    drawn = torch.Generator().manual_seed(7)
+    q, k, v = (
+        torch.randn(rows, 6, generator=drawn, dtype=torch.double).requires_grad_()
+        for rows in (sum(queries), sum(LENGTHS), sum(LENGTHS))
+    )
+    expected = attend(q, k, v, queries, LENGTHS, heads=2, causal=causal)
+    gradients = torch.autograd.grad(expected.square().sum(), (q, k, v))
+
+    by_head = [rows.unflatten(1, (2, 3)) for rows in (q, k, v)]
+    found = attend_padded(*by_head, queries, LENGTHS, causal=causal).flatten(1)
+
+    torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
+    for mine, other in zip(torch.autograd.grad(found.square().sum(), (q, k, v)), gradients, strict=True):
+        torch.testing.assert_close(mine, other, atol=1e-12, rtol=0)
+
+
+def test_dropout_of_padded_attention_keeps_the_expected_value():
+    value = torch.ones(3, 1, 4)
+    torch.manual_seed(1)
+
+    means = [attend_padded(value, value, value, (3,), (3,), dropout=0.5).mean() for _ in range(400)]
+
+    assert torch.stack(means).mean().item() == pytest.approx(1.0, abs=0.1) and torch.stack(means).std() > 0.1
 
 
 def test_attention_of_no_rows_is_empty():
