@@ -8,6 +8,7 @@ import pytest
 from components.adapters.mlflow import runs as mlflow_runs
 from components.adapters.mlflow import tracker as mlflow_tracker
 from components.adapters.mlflow.tracker import MlflowTracker
+from infoxlm_core.errors import InputError
 from infoxlm_core.training.tracker import FileTracker
 from tests.components.conftest import history, open_run
 from tests.servers.processes import free_port, kill
@@ -81,6 +82,15 @@ def test_a_run_has_a_page_only_if_a_server_shows_it_and_no_password_is_in_its_ad
     assert run.page == f"http://mlflow.infoxlm.svc:5000/{shown}" and run.page in run.describe()
     monkeypatch.setenv(mlflow_tracker.PAGES, "https://mlflow.example")
     assert run.page == f"https://mlflow.example/{shown}"
+
+
+def test_a_store_for_many_machines_needs_a_server(monkeypatch, tmp_path):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+    with pytest.raises(InputError, match=r"s3://b/store is for many machines.* set MLFLOW_TRACKING_URI"):
+        mlflow_tracker.open_run("toy-1", "toy", "s3://b/store", tmp_path, None)
+
+    assert not (tmp_path / "mlflow.db").exists()
 
 
 class _Answers(http.server.BaseHTTPRequestHandler):
