@@ -54,7 +54,7 @@ image: ## build the image: VARIANT=cuda for GPUs, BASE=… by digest, TAG=regist
 lock: $(VENV)/installed ## choose the image's dependencies anew, by hash
 	$(BIN)/python docker/lock.py
 
-deploy: $(VENV)/installed ## apply k8s/: OVERLAY=small or production, IMAGE=name@sha256:…, WITH="downloads postgres@sha256:… …"
+deploy: $(VENV)/installed ## apply k8s/: OVERLAY=small, single-user or production, IMAGE=name@sha256:…, WITH="downloads postgres@sha256:… …"
 	KUBECTL=$(BIN)/kubectl k8s/render.sh "$(OVERLAY)" "$(IMAGE)" $(WITH) | $(BIN)/kubectl apply --server-side --force-conflicts -f -
 
 bench: $(PEERS)/installed ## measure against other people's tools: half an hour; QUICK=1: two

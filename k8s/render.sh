@@ -7,7 +7,7 @@
 # downloads, or an image that is not ours, as postgres@sha256:… or postgres=registry.example/postgres@sha256:…
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-overlay=${1:?which overlay: small or production} image=${2:?which image: name@sha256:digest}
+overlay=${1:?which overlay: small, single-user or production} image=${2:?which image: name@sha256:digest}
 by_digest='^[^@]+@sha256:[0-9a-f]{64}$'
 [[ $image =~ $by_digest ]] || { echo "$image: no digest; take what pushing the image printed" >&2; exit 2; }
 [[ -d $overlay ]] || overlay=$here/overlays/$overlay
