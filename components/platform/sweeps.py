@@ -10,6 +10,7 @@ from typing import Any
 from components.platform import artifacts, tracking
 from components.platform.stage_run import StageRun
 from infoxlm_core import manifests
+from infoxlm_core.results import note
 from infoxlm_core.results.ablation import Comparison
 from infoxlm_core.results.summary import Summary
 from infoxlm_core.results.trials import Trial
@@ -68,5 +69,7 @@ def publish(
     shutil.copy(made / f"{kind}.html", report.path)
     step.report({re.sub(r"[^\w.:/ -]", "_", metric): value for metric, value in flat.items()})
     step.run.log_artifacts(made, kind)
+    missing = f" Not finished: {', '.join(summary.unfinished)}." if summary.unfinished else ""
+    step.run.annotate(f"**{step.run.name}**: [the {kind}]({note.FILE}{kind}/{kind}.html).{missing}")
     if summary.unfinished:
         logging.warning("not finished, and not in the numbers: %s", ", ".join(summary.unfinished))

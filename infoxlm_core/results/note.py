@@ -36,4 +36,4 @@ def write(scores: Mapping[str, Any], figures: Mapping[str, float], datasets: Ite
             table.append([name, *("" if value is None else f"{value:.4g}" for value in (figures[name], *of_floors))])
     rows = "\n".join(f"| {' | '.join(row)} |" for row in table)
     links = f"[Report]({FILE}{folder}/report.html) · [model card]({FILE}{folder}/model_card.md)"
-    return f"{' '.join(said)}\n\n{rows}\n\n{links}"
+    return f"{' '.join(said)}\n\n{links}\n\n{rows}"  # MLflow folds away what stands below a few lines

@@ -96,6 +96,8 @@ def test_the_comparison_goes_to_the_ablations_run_and_trials_that_failed_are_clo
     assert client.get_run(parent).data.metrics["full/retrieval/best/n"] == 2
     names = {artifact.path for artifact in client.list_artifacts(parent, "comparison")}
     assert {f"comparison/comparison.{kind}" for kind in ("html", "json", "md", "png")} <= names
+    said = client.get_run(parent).data.tags["mlflow.note.content"]
+    assert f"/runs/{parent}/artifacts/comparison/comparison.html" in said and "Not finished: -TLM seed 1" in said
     failed = [one for one in mlflow_trials.read(parent) if one.trial.model == "-TLM"]
     assert [one.status for one in failed] == ["FAILED", "FAILED"]
 
