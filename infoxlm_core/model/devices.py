@@ -28,7 +28,7 @@ def count_gpus() -> int:
 
 def send(values: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A tensor of the CPU on a device, without waiting for it; from memory that pages may leave a copy would wait."""
-    if device.type == "cuda":
+    if device.type == "cuda" and not values.is_cuda:
         values = values.pin_memory()
     return values.to(device, non_blocking=True)
 

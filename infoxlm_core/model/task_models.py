@@ -179,7 +179,7 @@ def run(module: TaskModel, examples: Examples, tokens_per_batch: int = 8192) -> 
         for rows in batches(examples.lengths, tokens_per_batch):
             batch = examples.take(rows)
             lengths = tuple(batch.lengths.tolist())
-            ids, types = (torch.from_numpy(values).to(device) for values in (batch.ids, batch.types))
+            ids, types = (devices.send(torch.from_numpy(values), device) for values in (batch.ids, batch.types))
             with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
                 logits = module(ids, types, lengths)
             parts = logits.float().cpu().split(lengths if module.head.by_token else 1)

@@ -12,6 +12,7 @@ from infoxlm_core.data.layouts import Sequences, positions
 from infoxlm_core.data.samples import StepSampler
 from infoxlm_core.data.shards import Shards, end_to_end
 from infoxlm_core.data.vocabulary import EOS, FIRST_POSITION
+from infoxlm_core.model import devices
 
 
 @dataclass(frozen=True)
@@ -53,10 +54,12 @@ class TextBatch:
             "flops": self.flops,
         }
 
-    def to(self, device: torch.device | str) -> "TextBatch":
+    def to(self, device: torch.device) -> "TextBatch":
         parts = vars(self).items()
-        moved: dict[str, Any] = {name: part.to(device) for name, part in parts if isinstance(part, Tensor)}
-        return replace(self, **moved, labels={name: labels.to(device) for name, labels in self.labels.items()})
+        moved: dict[str, Any] = {name: devices.send(part, device) for name, part in parts if isinstance(part, Tensor)}
+        return replace(
+            self, **moved, labels={name: devices.send(labels, device) for name, labels in self.labels.items()}
+        )
 
 
 def micro_batches(samples: Samples, size: int, step: int, shard: int) -> list[TextBatch]:

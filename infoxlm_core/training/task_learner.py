@@ -15,6 +15,7 @@ from infoxlm_core.config import RecipeConfig
 from infoxlm_core.data.examples import Examples
 from infoxlm_core.data.sampling import generator
 from infoxlm_core.errors import ConfigError
+from infoxlm_core.model import devices
 from infoxlm_core.model.padded import Padded
 from infoxlm_core.model.task_head import Head
 from infoxlm_core.model.task_models import TaskModel
@@ -100,11 +101,12 @@ class TaskLearner(Learner):
 
     def losses(self, batch: Batch, scales: Mapping[str, float]) -> tuple[Tensor, dict[str, Tensor]]:
         device, head = distributed.device(), self.task.head
-        targets, keep = batch.targets.to(device), None if batch.keep is None else batch.keep.to(device)
+        ids, types, targets = (devices.send(part, device) for part in (batch.ids, batch.types, batch.targets))
+        keep = None if batch.keep is None else devices.send(batch.keep, device)
         # of the encoder: drawn for the examples that are computed together
         seed_dropout(self.config.seed, *batch.rng_key)
         with autocast(device):
-            logits = self.module(batch.ids.to(device), batch.types.to(device), batch.lengths, keep)
+            logits = self.module(ids, types, batch.lengths, keep)
         loss, hits = head.loss(logits, targets, batch.lengths)
         return loss * scales[head.name], {head.name: loss.detach(), "hits": hits.sum()}
 

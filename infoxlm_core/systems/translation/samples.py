@@ -13,6 +13,7 @@ from infoxlm_core.data.layouts import Sequences, gather
 from infoxlm_core.data.sampling import TableSampler, generator
 from infoxlm_core.data.shards import Shards, end_to_end
 from infoxlm_core.errors import CorpusTooSmall
+from infoxlm_core.model import devices
 from infoxlm_core.systems.text_batches import from_zero, languages_of, wrap
 from infoxlm_core.systems.translation.config import NoiseConfig, TranslationConfig
 
@@ -26,8 +27,9 @@ class Side:
     types: Tensor
     lengths: tuple[int, ...]
 
-    def to(self, device: torch.device | str) -> "Side":
-        return Side(self.ids.to(device), self.positions.to(device), self.types.to(device), self.lengths)
+    def to(self, device: torch.device) -> "Side":
+        ids, places, types = (devices.send(part, device) for part in (self.ids, self.positions, self.types))
+        return Side(ids, places, types, self.lengths)
 
 
 def side(sentences: list[np.ndarray], language: int) -> Side:
