@@ -10,8 +10,10 @@ from torch import Tensor
 
 from infoxlm_core.data.layouts import Sequences, gather, lay_out, positions
 from infoxlm_core.data.shards import Pairs, Shards
+from infoxlm_core.model import devices
 from infoxlm_core.model.encoder import Encoder, evaluating, pool
 from infoxlm_core.tasks.nearest import find_nearest
+from infoxlm_core.training.learner import autocast
 
 SEQUENCES = 64  # of one forward pass
 
@@ -53,6 +55,10 @@ def _encode(encoder: Encoder, side: Sequences, layer: int, pooling: str, device:
     for start in range(0, len(side.lengths), SEQUENCES):
         part = side[start : start + SEQUENCES]
         lengths = part.lengths.tolist()
-        ids, places = (torch.from_numpy(values).to(device) for values in (part.flat, positions(part.lengths)))
-        vectors.append(pool(encoder(ids, places, lengths, last=layer), lengths, pooling).float())
+        ids, places = (
+            devices.send(torch.from_numpy(values), device) for values in (part.flat, positions(part.lengths))
+        )
+        with autocast(device):  # as in training: other workers wait for this one
+            hidden = encoder(ids, places, lengths, last=layer)
+        vectors.append(pool(hidden, lengths, pooling).float())
     return F.normalize(torch.cat(vectors), dim=1)

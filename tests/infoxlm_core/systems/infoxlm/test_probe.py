@@ -9,7 +9,9 @@ from infoxlm_core.data import shards
 from infoxlm_core.data.shards import open_shards
 from infoxlm_core.model.encoder import Encoder, EncoderSize, initialise
 from infoxlm_core.stages.pretraining import pretrain
+from infoxlm_core.systems.infoxlm import probe
 from infoxlm_core.systems.infoxlm.probe import Probe
+from infoxlm_core.tasks.nearest import find_nearest
 from infoxlm_core.training import tracker
 from tests.conftest import VOCABULARY, tiny_config, write_shards
 
@@ -39,6 +41,20 @@ def test_it_counts_the_sentences_whose_translation_is_nearest(with_held_out):
         "probe/retrieval": 0.5, "probe/retrieval/en-de": 0.5
     }  # fmt: skip
     assert Probe(opened, 5, 12).score(encoder, 2, "mean", torch.device("cpu"))["probe/retrieval"] == 1.0
+
+
+def test_it_computes_in_the_precision_of_the_training_and_searches_in_fp32(with_held_out, monkeypatch):
+    encoder = Encoder(EncoderSize(VOCABULARY, layers=2, hidden=16, ffn=32, heads=2, positions=34))
+    initialise(encoder, seed=1)
+    kinds = []
+    encoder.layers[0].query.register_forward_hook(lambda *hooked: kinds.append(hooked[2].dtype))
+    monkeypatch.setattr(probe, "autocast", lambda device: torch.autocast(device.type, torch.bfloat16))  # as on GPUs
+    monkeypatch.setattr(probe, "find_nearest", lambda a, b: kinds.extend([a.dtype, b.dtype]) or find_nearest(a, b))
+
+    found = Probe(open_shards(with_held_out), 10, 12).score(encoder, 1, "mean", torch.device("cpu"))
+
+    assert kinds == [torch.bfloat16] * 2 + [torch.float32] * 4
+    assert found["probe/retrieval"] == 0.5
 
 
 def test_it_is_a_curve_of_the_run_and_changes_no_step(with_held_out, tmp_path):
