@@ -4,7 +4,35 @@ from collections.abc import Sequence
 
 from infoxlm_core.model.encoder import EncoderSize
 
-PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "V100": 125e12}  # dense half-precision FLOP/s of a GPU
+PEAKS = {
+    "A100": 312e12,
+    "B200": 2250e12,
+    "H100": 989e12,
+    "H100-NVL": 835e12,
+    "H100-PCIE": 756e12,
+    "H20": 148e12,
+    "H200": 989e12,
+    "H200-NVL": 835e12,
+    "V100": 125e12,
+}
+"""Dense half-precision FLOP/s of a GPU, by NVIDIA's data sheets."""
+_DEVICES = {
+    "NVIDIA A100 80GB PCIe": "A100",
+    "NVIDIA A100-PCIE-40GB": "A100",
+    "NVIDIA A100-SXM4-40GB": "A100",
+    "NVIDIA A100-SXM4-80GB": "A100",
+    "NVIDIA B200": "B200",
+    "NVIDIA GH200 480GB": "H100",
+    "NVIDIA H100 80GB HBM3": "H100",
+    "NVIDIA H100 NVL": "H100-NVL",
+    "NVIDIA H100 PCIe": "H100-PCIE",
+    "NVIDIA H20": "H20",
+    "NVIDIA H200": "H200",
+    "NVIDIA H200 NVL": "H200-NVL",
+    "Tesla V100-SXM2-16GB": "V100",
+    "Tesla V100-SXM2-32GB": "V100",
+}
+"""What drivers call them. A part of a name says too little: an H100 PCIe has three quarters of an H100's speed."""
 
 
 def must_do_flops(
@@ -34,5 +62,5 @@ def must_do_flops(
 
 
 def peak(gpu: str) -> float | None:
-    """FLOP/s of a GPU by its name; None if unknown."""
-    return next((speed for part, speed in PEAKS.items() if part in gpu), None)
+    """FLOP/s of a GPU, by its driver's name for it or by ours; None if unknown."""
+    return PEAKS.get(_DEVICES.get(gpu, gpu))

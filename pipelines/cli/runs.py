@@ -185,7 +185,7 @@ def plan(
         typer.Argument(help="YAML file of the run, or demo, base, large, base15.", parser=config_file, metavar="FILE"),
     ],
     gpus: Annotated[int, typer.Option(min=1, help="Workers, one a GPU.")] = 8,
-    gpu: Annotated[str, typer.Option(help="h100, h200, a100 or v100.")] = "h200",
+    gpu: Annotated[str, typer.Option(help="h200, h100-pcie, a100, …; an unknown one lists all.")] = "h200",
     set_: Annotated[list[str] | None, typer.Option("--set", help="Override a value, as in `run`. Repeatable.")] = None,
 ) -> None:
     """Say what pre-training would take: parameters, memory, FLOPs, time. Needs no data, no weights and no GPU."""

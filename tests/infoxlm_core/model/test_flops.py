@@ -1,5 +1,7 @@
 """FLOPs of a step, against the layers counted one by one."""
 
+import pytest
+
 from infoxlm_core.model.encoder import EncoderSize
 from infoxlm_core.model.flops import must_do_flops, peak
 
@@ -20,6 +22,22 @@ def test_a_step_is_three_forwards_of_what_learns_and_one_of_the_key_encoder():
     assert contrast == 3 * 2 * (layer(5) + layer(3)) + 2 * layer(6) + 2 * (2 * 2 * 7 * 8)
 
 
-def test_a_gpu_is_known_by_a_part_of_its_name():
-    assert peak("NVIDIA A100-SXM4-80GB") == 312e12
-    assert peak("abacus") is None
+@pytest.mark.parametrize(
+    ("device", "tera"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA H100 NVL", 835),
+        ("NVIDIA H20", 148),
+        ("NVIDIA H200", 989),
+        ("H200", 989),
+    ],
+)
+def test_a_gpu_is_known_by_its_whole_name(device, tera):
+    assert peak(device) == tera * 1e12
+
+
+@pytest.mark.parametrize("device", ["abacus", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA H2000"])
+def test_of_a_gpu_that_is_not_known_nothing_is_claimed(device):
+    assert peak(device) is None

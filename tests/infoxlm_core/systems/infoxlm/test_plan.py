@@ -126,5 +126,5 @@ def test_the_plan_reads_as_lines_and_an_unknown_gpu_is_refused():
     lines = "\n".join(planning.describe(plan.plan(named("base15"), WORDS, 8, "h100")))
 
     assert "278,295,186" in lines and "1.674 PFLOP" in lines and "64.0 steps" in lines
-    with pytest.raises(InputError, match="gpu 'abacus' is not known: give one of H100"):
+    with pytest.raises(InputError, match="gpu 'abacus' is not known: give one of A100, B200, H100"):
         plan.plan(named("base"), WORDS, gpu="abacus")
