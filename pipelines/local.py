@@ -20,6 +20,7 @@ from components.adapters.storage import is_remote
 from components.platform import artifacts, launchers, runtime, tracking
 from components.platform.runtime import DRIVER
 from components.platform.stage import IMAGE
+from components.settings import environment
 from infoxlm_core import errors, manifests
 from infoxlm_core.run_file import RunConfig
 
@@ -60,6 +61,7 @@ def run(
         "OMP_WAIT_POLICY": "PASSIVE",
         "THP_MEM_ALLOC_ENABLE": "1",  # large pages: a gradient of the vocabulary is made in a fifth of the time
         "TOKENIZERS_PARALLELISM": "false",
+        **{name: os.environ.get(name, value) for name, value in environment.ALLOCATOR.items()},
     }
     status = "FAILED"
     try:

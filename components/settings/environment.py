@@ -3,7 +3,10 @@
 import re
 from collections.abc import MutableMapping
 
+ALLOCATOR = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+"""Of all processes that train: batches change in size, and gaps between blocks of gigabytes would stay empty on a GPU."""
 RAY = {
+    **ALLOCATOR,
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": "300",
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "1800",  # a new node may take long to come; the default is a minute

@@ -119,7 +119,8 @@ def _variables() -> dict[str, str]:
     """What workers must know of this process's environment; no secret, for Ray shows them to all its users."""
     passed_on = ("INFOXLM_TRACKER", "MLFLOW_", "HF_", "RUN_ID")
     known = {name: value for name, value in os.environ.items() if name.startswith(passed_on)}
-    return environment.RAY | {name: value for name, value in known.items() if not environment.is_secret(name)}
+    ours = {name: os.environ.get(name, value) for name, value in environment.RAY.items()}
+    return ours | {name: value for name, value in known.items() if not environment.is_secret(name)}
 
 
 def _look_at_one_gpu() -> None:

@@ -53,6 +53,14 @@ def test_workers_know_the_tracker_and_its_run_but_no_secret(monkeypatch):
     assert not {"MLFLOW_TRACKING_PASSWORD", "HOME"} & set(known)
 
 
+def test_workers_allocate_gpu_memory_in_segments_that_grow_unless_the_user_says_otherwise(monkeypatch):
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    assert ray_train._variables()["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "backend:cudaMallocAsync")
+    assert ray_train._variables()["PYTORCH_ALLOC_CONF"] == "backend:cudaMallocAsync"
+
+
 def test_an_error_of_ours_comes_back_as_itself_without_retries(ray_here, tiny_shards, tmp_path):
     train(1, tiny_shards, tmp_path)
 
