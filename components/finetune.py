@@ -45,7 +45,16 @@ def finetune(
         learned = trainings.digest_data(checked, step.here)
         key = keys.artifact_key("classifier", checked, base_digest, text_digest, *learned)
         given = {"encoder": base, "corpus": text}
-        made = step.make("classifier", key, checked, num_workers, cluster, task_config, given, f"classifier-{key}")
+        made = step.make(
+            "classifier",
+            key,
+            checked,
+            num_workers=num_workers,
+            cluster=cluster,
+            task=task_config,
+            inputs=given,
+            checkpoints=f"classifier-{key}",
+        )
         step.publish(classifier, made, metrics)
         trained = manifests.load(artifacts.locate(base, hashed=False))["facts"]["steps"] > 0
         step.run.log_curves(made / "metrics.jsonl", prefix="finetune/" if trained else "finetune_of_start/")

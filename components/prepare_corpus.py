@@ -37,7 +37,7 @@ def prepare_corpus(
         checked = PreparationConfig.parse(config, "preparation")
         paths = [path for source in checked.corpora for path in source.paths]
         key = keys.artifact_key("corpus", checked, *preparation.digest_sources(checked), *sources.states(paths))
-        made = step.make("corpus", key, checked, num_workers, cluster, task_config)
+        made = step.make("corpus", key, checked, num_workers=num_workers, cluster=cluster, task=task_config)
         counts = step.publish(corpus, made, metrics)
         step.report(counts, preparation=checked.model_dump(mode="json", exclude={"corpora"}))
         step.run.log_artifacts(made / "report.json", "preparation")

@@ -43,11 +43,20 @@ def pretrain(
         step.report(pretraining=checked)
         place, digest = artifacts.read_pointer(shards)
         begin = checked.model.start and str(sources.fetch_model(checked.model.start, step.here))
-        inputs = dict(zip(("shards", "model.start"), (digest, *keys.digest_inputs(begin)), strict=False))
+        begun = keys.digest_inputs(begin)  # of no model or of one
+        inputs = {"shards": digest} | ({"model.start": begun[0]} if begun else {})
         key = keys.artifact_key("pretrained", checked, *inputs.values())
         run = trainings.choose_run(store, "pretrained", key, checked, inputs, trial)
         made = step.make(
-            "pretrained", key, checked, num_workers, cluster, task_config, {"shards_path": place}, run, follow=True
+            "pretrained",
+            key,
+            checked,
+            num_workers=num_workers,
+            cluster=cluster,
+            task=task_config,
+            inputs={"shards_path": place},
+            checkpoints=run,
+            follow=True,
         )
         step.run.log_curves(made / "encoder" / "metrics.jsonl")
         step.publish(encoder, made / "encoder")

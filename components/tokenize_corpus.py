@@ -39,7 +39,9 @@ def tokenize_corpus(
         text, digest = artifacts.read_pointer(corpus)
         given = sources.fetch_tokenizer(checked.model, step.here) if checked.model else None
         key = keys.artifact_key("shards", checked, digest, *keys.digest_inputs(given))
-        made = step.make("shards", key, checked, num_workers, cluster, task_config, {"corpus": text})
+        made = step.make(
+            "shards", key, checked, num_workers=num_workers, cluster=cluster, task=task_config, inputs={"corpus": text}
+        )
         counts = step.publish(shards, made, metrics)
         # under names of their own: in MLflow `tokens` is a curve of the training
         step.report({f"shards/{name}": count for name, count in counts.items()}, tokenization=checked)

@@ -37,7 +37,14 @@ VERSIONS = {
 then made anew. Digests of source do not tell: they also change with a comment. `tests/infoxlm_core/test_versions.py`
 fails if results of a stage change and its version does not."""
 
-_BESIDE = (NAME, "README.md", ".gitattributes", ".DS_Store")  # nobody reads them; manifests are those of parts
+_BESIDE = (
+    NAME,
+    "README.md",
+    "LICENSE",
+    ".gitattributes",
+    ".gitignore",
+    ".DS_Store",
+)  # nobody reads them; manifests are those of parts
 _LIBRARIES = ("torch", "transformers", "sentencepiece", "pyarrow", "numpy")
 
 
@@ -144,8 +151,9 @@ def unnamed(directory: Path, files: Collection[str]) -> list[str]:
     """Files of a directory that its manifest does not name, though a reader of the directory might take them in."""
     found = []
     for path in sorted(directory.rglob("*")):
-        beside = path.name in _BESIDE or (path.name[0] == "." and path.suffix in (".lock", ".tmp"))
         name = str(path.relative_to(directory))
+        hidden = name[0] == "." and "/" in name  # .git, or .cache of the hub's client
+        beside = hidden or path.name in _BESIDE or (path.name[0] == "." and path.suffix in (".lock", ".tmp"))
         if not beside and name not in files and (path.is_file() or path.is_symlink()):
             found.append(name)
     return found

@@ -1,6 +1,7 @@
 """A run is one YAML file whose sections are the configs of the stages: read strictly, override, check."""
 
 import copy
+import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -135,6 +136,13 @@ def put(values: Any, name: str, value: Any) -> None:
     values[last] = value
 
 
+def _get(values: Any, name: str) -> Any:
+    """One value inside a mapping of sections, by its name in them; None where there is none."""
+    for part in name.split("."):
+        values = values.get(part) if isinstance(values, dict) else None
+    return values
+
+
 def override_sections(
     sections: Mapping[str, Any], overrides: Mapping[str, Any], num_workers: int = 0
 ) -> dict[str, Any]:
@@ -158,20 +166,21 @@ def override_sections(
 def override_trials(
     sections: Mapping[str, Any], trials: Sequence[Mapping[str, Any]], overrides: Mapping[str, Any], num_workers: int = 0
 ) -> list[dict[str, Any]]:
-    """The trials of an ablation after the same changes, which go before what a variant says; each with all settings.
+    """The trials of an ablation after the same changes; each with all settings.
 
     Raises:
-        ConfigError: a field is wrong, changes the trials' seeds, or makes two variants the same.
+        ConfigError: a field is wrong, or one in which the trials differ: it would change what a variant's name means.
     """
-    if trials and "pretraining.seed" in overrides:
-        raise ConfigError("overrides: 'pretraining.seed': each trial has a seed of its own: change `trials`")
+    planned = [PretrainingConfig.parse(item["pretraining"], "pretraining").model_dump(mode="json") for item in trials]
+    for name in overrides:
+        if trials and name in ("pretraining.seed", "finetuning.seed"):
+            raise ConfigError(f"overrides: {name!r}: each trial has a seed of its own: change `trials`")
+        if len({json.dumps(_get({"pretraining": one}, name)) for one in planned}) > 1:
+            raise ConfigError(f"overrides: {name!r}: the variants differ in it: change `trials`")
     changed: list[dict[str, Any]] = []
-    variants: dict[str, str] = {}
     for item in trials:
-        variant, own = item["trial"]["variant"], {**sections, "pretraining": item["pretraining"]}
+        own = {**sections, "pretraining": item["pretraining"]}
         run = RunConfig.parse(override_sections(own, overrides, num_workers))
-        if (first := variants.setdefault(run.pretraining.model_dump_json(), variant)) != variant:
-            raise ConfigError(f"overrides: {first} and {variant} become the same: leave out what they differ in")
         # without defaults: all trials together are one parameter, and these have a limit
         plain = run.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
         each = {name: plain.get(name, {}) for name in ("pretraining", "finetuning", "evaluation")}

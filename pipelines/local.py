@@ -47,7 +47,8 @@ def run(
         InfoXLMError: what the failed stage said, with its exit code.
     """
     os.environ |= {launchers.VARIABLE: launcher} if launcher else {}
-    launchers.local_launcher(), tracking.tracker()  # a wrong name is found out now
+    launchers.local_launcher()  # a wrong name is found out now
+    tracking.tracker()
     here = artifacts.local(str(store).rstrip("/")).resolve()
     here.mkdir(parents=True, exist_ok=True)
     store = str(store).rstrip("/") if is_remote(store) else str(here)

@@ -74,12 +74,15 @@ def _pass_on_signals(wanted: Work) -> None:
 
     Ray sends SIGTERM to the driver alone, when KubeRay deletes the job.
     """
+    if not wanted.run:
+        return  # it trains nothing
     note = artifacts.local(wanted.store) / "runs" / wanted.run / "stop"
-    while wanted.run:
+    while True:
         time.sleep(_NOTE)
         if note.exists():
             try:
                 leave(f"{wanted.store}/work/{wanted.job}.json", 0)
+                return
             except InfoXLMError as error:
                 logger.warning("the workers cannot be told to stop: %s", error)
 

@@ -65,7 +65,7 @@ def ending_clearly(
             failure = InfoXLMError(f"{type(error).__name__}: {error}")
     line = " ".join(str(failure).split())
     outcome: dict[str, Any] = {"stage": name, "code": failure.exit_code, "class": type(failure).__name__}
-    with contextlib.suppress(OSError, InfoXLMError):  # a full disk must not hide why
+    with contextlib.suppress(OSError, InfoXLMError):  # a full disk, or too old a Kubeflow, must not hide why
         outcome |= {"message": line, "run": pipeline_run()}
         for place in dict.fromkeys((str(artifacts.local(store)), store)):  # the local runner reads it here
             artifacts.write(

@@ -43,6 +43,7 @@ class StageRun:
         kind: str,
         key: str,
         config: StageConfig,
+        *,
         num_workers: int,
         cluster: dict[str, Any],
         task: Any,

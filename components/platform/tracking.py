@@ -134,7 +134,9 @@ class Untracked:
         raise ConfigError(f"{VARIABLE}: 'none', but a sweep reads its trials from a tracker: set it to mlflow")
 
     def open_run(self, key: str, name: str, store: str, here: Path, trial: Trial | None) -> Run:  # noqa: ARG002
-        return self.trials() if trial else self
+        if trial:
+            self.trials()
+        return self
 
     def find_run(self, run_id: str) -> Run:  # noqa: ARG002
         return self

@@ -1,10 +1,10 @@
 """Environment variables that we set for Ray and MLflow, on this machine and in pods; and which ones are secrets."""
 
 import re
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 
 ALLOCATOR = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-"""Of all processes that train: batches change in size, and gaps between blocks of gigabytes would stay empty on a GPU."""
+"""Of all processes that train: batches change in size, and gaps between blocks would stay empty on a GPU."""
 RAY = {
     **ALLOCATOR,
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -32,6 +32,7 @@ OF_KUBEFLOW = (
 )
 """What Kubeflow itself sets in a step, by its MLflow plugin or as its API server has a proxy. It looks for no entry
 of the same name: with one of ours beside it the pod is invalid. So ours has a prefix until the step begins."""
+_LOGIN = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
 _OURS = "INFOXLM_"
 
 _SECRET = re.compile(r"SECRET|TOKEN|PASSWORD|ACCESS_KEY|CREDENTIAL", re.IGNORECASE)
@@ -53,8 +54,14 @@ def usual_name(variable: str) -> str:
     return bare if bare in OF_KUBEFLOW else variable
 
 
+def is_for_another(variable: str, environment: Mapping[str, str]) -> bool:
+    """Whether a value of ours is the login of an MLflow that is not the one which Kubeflow has given the step."""
+    ours, theirs = environment.get(own_name("MLFLOW_TRACKING_URI")), environment.get("MLFLOW_TRACKING_URI")
+    return variable in _LOGIN and bool(ours and theirs) and str(ours).rstrip("/") != str(theirs).rstrip("/")
+
+
 def take_ours(environment: MutableMapping[str, str]) -> None:
-    """Give our values their usual names, where Kubeflow has not set any."""
+    """Give our values their usual names, where Kubeflow has not set any; a password goes to no server but its own."""
     for variable in OF_KUBEFLOW:
-        if value := environment.get(own_name(variable)):
+        if (value := environment.get(own_name(variable))) and not is_for_another(variable, environment):
             environment.setdefault(variable, value)

@@ -60,8 +60,7 @@ def near_key(text: str) -> str:
 
 @lru_cache(maxsize=1 << 16)  # the pivot's side of a message returns in every language
 def reason_to_drop(text: str, language: str, languages: tuple[str, ...], rules: CleaningConfig) -> str | None:
-    """Return the reason to drop a normalised text, or None; it is only taken for another one of the run's
-    `languages`."""
+    """Return the reason to drop a normalised text, or None. Among the run's `languages` alone it may be in another."""
     if not text:
         return "empty"
     if len(text) < rules.min_characters:

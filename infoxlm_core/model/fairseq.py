@@ -31,7 +31,9 @@ _RENAMED = [  # ours -> fairseq, the first that fits
     (r"^encoder\.token_embedding\.", "sentence_encoder.embed_tokens."),
     (r"^encoder\.position_embedding\.", "sentence_encoder.embed_positions."),
     (r"^encoder\.embedding_norm\.", "sentence_encoder.emb_layer_norm."),
-    (r"^encoder\.layers\.(\d+)\.(q|k|v)(?:uery|ey|alue)\.", r"sentence_encoder.layers.\1.self_attn.\2_proj."),
+    (r"^encoder\.layers\.(\d+)\.(q)uery\.", r"sentence_encoder.layers.\1.self_attn.\2_proj."),
+    (r"^encoder\.layers\.(\d+)\.(k)ey\.", r"sentence_encoder.layers.\1.self_attn.\2_proj."),
+    (r"^encoder\.layers\.(\d+)\.(v)alue\.", r"sentence_encoder.layers.\1.self_attn.\2_proj."),
     (r"^encoder\.layers\.(\d+)\.attention_output\.", r"sentence_encoder.layers.\1.self_attn.out_proj."),
     (r"^encoder\.layers\.(\d+)\.attention_norm\.", r"sentence_encoder.layers.\1.self_attn_layer_norm."),
     (r"^encoder\.layers\.(\d+)\.up\.", r"sentence_encoder.layers.\1.fc1."),
@@ -60,7 +62,7 @@ class Imported:
 
 def fairseq_name(name: str) -> str:
     """`encoder.layers.0.up.bias` -> `sentence_encoder.layers.0.fc1.bias`."""
-    return pretrained.hugging_face_name(name, _RENAMED)
+    return pretrained.rename(name, _RENAMED)
 
 
 def convert(checkpoint: Path, directory: Path, tokenizer: Path | None = None, heads: int | None = None) -> Imported:

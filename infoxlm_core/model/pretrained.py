@@ -45,7 +45,12 @@ TYPE_ROW = "roberta.embeddings.token_type_embeddings.weight"
 
 def hugging_face_name(name: str, first: Names = ()) -> str:
     """`encoder.layers.0.up.bias` -> `roberta.encoder.layer.0.intermediate.dense.bias`; the rules `first` go before."""
-    for ours, theirs in (*first, *_RENAMED):
+    return rename(name, (*first, *_RENAMED))
+
+
+def rename(name: str, rules: Names) -> str:
+    """The first of the rules (pattern, replacement) that fits; KeyError if none does."""
+    for ours, theirs in rules:
         renamed, count = re.subn(ours, theirs, name)
         if count:
             return renamed

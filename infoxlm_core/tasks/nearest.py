@@ -3,7 +3,7 @@
 Similar is the cosine, or the ratio margin: the cosine divided by the mean of the cosines to the nearest neighbours of
 both sentences, so that a sentence that is near to everything wins less often (Artetxe and Schwenk 2019, equation 3).
 
-Pure functions of vectors. Two sides are aligned: row i of one translates row i of the other.
+Two sides are aligned: row i of one translates row i of the other.
 """
 
 import logging

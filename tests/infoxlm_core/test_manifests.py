@@ -55,12 +55,13 @@ def test_what_is_put_beside_the_named_files_is_refused_before_a_reader_takes_it_
         manifests.read(artifact, "corpus", made_with="prepare")
 
 
-def test_a_card_the_manifest_of_a_part_and_what_a_lock_leaves_may_lie_beside(tmp_path):
+def test_what_no_reader_looks_at_may_lie_beside(tmp_path):
     (tmp_path / "encoder").mkdir()
     (tmp_path / "encoder/model.safetensors").write_text("x")
     manifests.write(tmp_path / "encoder", "encoder")
     manifests.write(tmp_path, "pretrained")
-    for name in ("encoder/README.md", ".manifest.json.lock"):
+    for name in ("encoder/README.md", ".manifest.json.lock", ".git/config", ".cache/huggingface/download/x.metadata"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
 
     assert list(manifests.read(tmp_path, "pretrained", made_with="pretrain")["files"]) == ["encoder/model.safetensors"]

@@ -124,7 +124,9 @@ def test_an_override_reaches_every_trial_and_leaves_its_seed_and_what_makes_it_a
     assert first["trial"] == trials[0]["trial"] and first["pretraining"]["seed"] == 3
     assert first["pretraining"]["optimization"]["steps"] == second["pretraining"]["optimization"]["steps"] == 77_000
     assert second["pretraining"]["objectives"] == {"xlco": 0.0}
-    with pytest.raises(ConfigError, match="full and -XLCO become the same"):
-        run_file.override_trials(SECTIONS, trials, {"pretraining.objectives.xlco": 0.5})
-    with pytest.raises(ConfigError, match="each trial has a seed of its own"):
-        run_file.override_trials(SECTIONS, trials, {"pretraining.seed": 1})
+    for name in ("pretraining.objectives.xlco", "pretraining.objectives"):
+        with pytest.raises(ConfigError, match=f"'{name}': the variants differ in it: change `trials`"):
+            run_file.override_trials(SECTIONS, trials, {name: 0.5})
+    for name in ("pretraining.seed", "finetuning.seed"):
+        with pytest.raises(ConfigError, match=f"'{name}': each trial has a seed of its own"):
+            run_file.override_trials(SECTIONS, trials, {name: 1})

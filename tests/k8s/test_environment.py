@@ -58,6 +58,19 @@ def test_a_step_finds_ours_under_the_usual_names_and_theirs_first():
     ]
 
 
+@pytest.mark.parametrize(("address", "taken"), [("http://theirs:5000", False), ("http://ours:5000/", True)])
+def test_our_login_goes_to_no_server_but_ours(address, taken):
+    known = {
+        "INFOXLM_MLFLOW_TRACKING_URI": "http://ours:5000",
+        "INFOXLM_MLFLOW_TRACKING_PASSWORD": "canary",
+        "MLFLOW_TRACKING_URI": address,
+    }
+
+    take_ours(known)
+
+    assert ("MLFLOW_TRACKING_PASSWORD" in known) == taken
+
+
 def test_the_pods_of_a_training_get_each_variable_once_theirs_before_ours():
     ours = of_config_map(own_name("MLFLOW_TRACKING_URI"), "MLFLOW_TRACKING_URI")
     proxy = of_config_map(own_name("HTTPS_PROXY"), "HTTPS_PROXY")

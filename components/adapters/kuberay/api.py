@@ -23,7 +23,10 @@ SUBMITTER = "ray-job-submitter"
 _MOUNTED = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _SECONDS = (5, 30)  # to connect, to answer
 _LATER = (408, 409, 410, 429)  # time is over, changed meanwhile, too old, too many requests
-_NO_IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
+_NEVER = ("InvalidImageName", "ErrImageNeverPull")
+_NO_IMAGE = (*_NEVER, "ErrImagePull", "ImagePullBackOff")
+_REFUSED = re.compile(r"not found|manifest unknown|unauthorized|denied|no match for platform", re.IGNORECASE)
+"""What a registry says that has no such image for us; all else may be a registry that is away for a moment."""
 _QUOTA = re.compile(r"exceeded quota: \S+ requested: (\S+), used: \S+ limited: (\S+)")
 _AT = {"group": "ray.io", "version": "v1", "plural": "rayjobs"}
 
@@ -169,22 +172,22 @@ class RayJobs:
             pods = self._core.list_namespaced_pod(
                 self.namespace, label_selector="ray.io/is-ray-node=yes", _request_timeout=_SECONDS
             ).items
-        for pod in pods:
-            states = [*(pod.status.init_container_statuses or []), *(pod.status.container_statuses or [])]
-            for waiting in [one.state.waiting for one in states if one.state and one.state.waiting]:
-                if mark in pod.metadata.name and waiting.reason in _NO_IMAGE:
-                    return _short(f"{waiting.reason} in pod {pod.metadata.name}: {waiting.message or ''}"), True
         with self._answering("list", "events"):
             events = self._core.list_namespaced_event(
                 self.namespace, field_selector="type=Warning", limit=500, _request_timeout=_SECONDS
             ).items
         about = [event for event in events if mark in (event.involved_object.name or "") and event.message]
-        stamps = [str(event.last_timestamp or event.event_time or "").replace(" ", "T") for event in about]
-        new = sorted((at, number) for number, at in enumerate(stamps) if not (at and since) or at[:19] >= since[:19])
-        if not new:
+        messages = _messages_since(about, since)
+        for pod in pods:
+            states = [*(pod.status.init_container_statuses or []), *(pod.status.container_statuses or [])]
+            for waiting in [one.state.waiting for one in states if one.state and one.state.waiting]:
+                if mark in pod.metadata.name and waiting.reason in _NO_IMAGE:
+                    text = _short(f"{waiting.reason} in pod {pod.metadata.name}: {waiting.message or ''}")
+                    told = [waiting.message or "", *(one for one in messages if "pull image" in one)]
+                    return text, waiting.reason in _NEVER or any(_REFUSED.search(one) for one in told)
+        if not messages:
             return "", False
-        message = about[new[-1][1]].message
-        return _short(message), "violates PodSecurity" in message or _is_beyond_quota(message)
+        return _short(messages[-1]), "violates PodSecurity" in messages[-1] or _is_beyond_quota(messages[-1])
 
     @contextlib.contextmanager
     def _answering(self, verb: str, resource: str = "rayjobs", missing_is_fine: bool = False) -> Iterator[None]:
@@ -211,6 +214,13 @@ class RayJobs:
             raise NoAnswer(said) from None
         except (urllib3.exceptions.HTTPError, ValueError, OSError) as error:  # also half a line of JSON
             raise NoAnswer(" ".join(str(error).split())[:300]) from None
+
+
+def _messages_since(events: list[Any], since: str) -> list[str]:
+    """What events say, the oldest first; of those that have a time, only from `since` on."""
+    timed = [(str(one.last_timestamp or one.event_time or "").replace(" ", "T"), one.message) for one in events]
+    new = [(at, message) for at, message in timed if not (at and since) or at[:19] >= since[:19]]
+    return [message for _, message in sorted(new, key=lambda one: one[0])]
 
 
 def _short(text: str) -> str:

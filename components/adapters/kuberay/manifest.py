@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from components.settings.cluster import ClusterConfig
-from components.settings.environment import MLFLOW_SAFETY, RAY, is_secret, usual_name
+from components.settings.environment import MLFLOW_SAFETY, RAY, is_for_another, is_secret, usual_name
 from infoxlm_core.errors import InputError
 
 Manifest = dict[str, Any]
@@ -158,7 +158,8 @@ def _environment(cluster: ClusterConfig, task: Any, environment: Mapping[str, st
             known[name] = {"value": value}
     for entry in getattr(task, "env", None) or []:
         name, source = usual_name(entry["name"]), entry.get("valueFrom") or {}
-        if name.startswith(_OF_THE_STEP) or (name != entry["name"] and name in known):  # Kubeflow's goes before ours
+        ours = name != entry["name"]  # Kubeflow's goes before it
+        if name.startswith(_OF_THE_STEP) or (ours and (name in known or is_for_another(name, environment))):
             continue
         if "fieldRef" in source or "resourceFieldRef" in source:
             if name in environment:

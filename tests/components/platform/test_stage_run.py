@@ -106,7 +106,15 @@ def test_what_is_made_is_found_again_and_only_a_followed_training_knows_the_run(
     def make(key: str, **more) -> Path:
         with stage_run("pretrain", str(tmp_path), TRIAL) as step:
             return step.make(
-                "pretrained", key, PretrainingConfig(seed=7), 0, {}, None, {"shards_path": "there"}, "run-1", **more
+                "pretrained",
+                key,
+                PretrainingConfig(seed=7),
+                num_workers=0,
+                cluster={},
+                task=None,
+                inputs={"shards_path": "there"},
+                checkpoints="run-1",
+                **more,
             )
 
     first, again = make("a", follow=True), make("a", follow=True)
@@ -122,7 +130,7 @@ def test_the_numbers_of_what_is_published_are_shown_and_returned(memory, works, 
     output, metrics = dsl.Model(uri=str(tmp_path / "out")), dsl.Metrics(uri=str(tmp_path / "metrics"))
 
     with stage_run("pretrain", str(tmp_path)) as step:
-        made = step.make("pretrained", "a", PretrainingConfig(), 0, {}, None)
+        made = step.make("pretrained", "a", PretrainingConfig(), num_workers=0, cluster={}, task=None)
         shown, silent = step.publish(output, made, metrics), step.publish(output, made)
 
     assert shown == {"loss/mlm": 0.5} and silent == {} and metrics.metadata == {"loss_mlm": 0.5}

@@ -435,7 +435,11 @@ POLICY = 'pods "x" is forbidden: violates PodSecurity "restricted:latest": runAs
 @pytest.mark.parametrize(
     ("worker", "event", "said"),
     [
-        (("ImagePullBackOff", "Back-off pulling image"), "", "ImagePullBackOff in pod .*: Back-off pulling image"),
+        (
+            ("ImagePullBackOff", "Back-off pulling image"),
+            'Failed to pull image "x": 403 denied',
+            "ImagePullBackOff in pod .*: Back-off pulling image",
+        ),
         (("ErrImagePull", "manifest unknown"), "", "ErrImagePull in pod .*: manifest unknown"),
         (("InvalidImageName", "invalid reference format"), "", "InvalidImageName"),
         (None, QUOTA.format(f"{GPU}=8", f"{GPU}=0", f"{GPU}=4"), "exceeded quota"),
@@ -461,6 +465,23 @@ def test_what_no_waiting_mends_ends_the_step_after_a_minute_and_not_after_an_hou
         launch(start_seconds=3600)
 
     assert kubernetes.job(NAME) is None
+
+
+def test_a_registry_that_is_away_for_a_while_is_waited_for(kubernetes, launch, clock, caplog):
+    def act():
+        kubernetes.wait_for(NAME)
+        kubernetes.status(NAME, jobDeploymentStatus="Initializing")
+        kubernetes.put_worker(f"{NAME}-x2x4v-workers-worker-1", "ImagePullBackOff", "Back-off pulling image")
+        kubernetes.put_event(f"{NAME}-x2x4v", 'Failed to pull image "x": 503 Service Unavailable')
+        for _ in range(3):
+            clock.pass_by(31)
+        kubernetes.status(NAME, **RUNNING)
+        kubernetes.status(NAME, **SUCCEEDED)
+
+    with caplog.at_level("INFO"), operator(act):
+        launch(start_seconds=3600)
+
+    assert f"rayjob/{NAME} waits: ImagePullBackOff in pod" in caplog.text
 
 
 def test_what_time_mends_is_told_at_once_and_waited_for(kubernetes, launch, clock, caplog):
