@@ -129,9 +129,10 @@ def test_a_stranger_with_plain_transformers_gets_our_embeddings(finished, tmp_pa
     import torch
 
     from infoxlm_core.data.layouts import positions
+    from infoxlm_core.model import task_models
     from infoxlm_core.model.encoder import pool
-    from infoxlm_core.model.pretrained import load_encoder
     from infoxlm_core.model.tokenizers import load_fast
+    from infoxlm_core.tasks import TASKS
 
     encoder = only(finished, "pretrained/*/encoder")
     subprocess.run([sys.executable, "-c", _STRANGER, str(encoder), str(tmp_path / "v.pt")], check=True, cwd=tmp_path)
@@ -139,7 +140,8 @@ def test_a_stranger_with_plain_transformers_gets_our_embeddings(finished, tmp_pa
     rows = load_fast(encoder)(["Open the old table now", "Öffne der alte Tabelle"])["input_ids"]
     lengths = tuple(map(len, rows))
     ids = torch.tensor([token for row in rows for token in row])
-    hidden = load_encoder(encoder).eval()(ids, torch.from_numpy(positions(np.array(lengths))), lengths, last=1)
+    own = task_models.create(encoder, TASKS["classification"].head).encoder.eval()
+    hidden = own(ids, torch.from_numpy(positions(np.array(lengths))), lengths, last=1)
     torch.testing.assert_close(
         pool(hidden, lengths, "mean"), torch.load(tmp_path / "v.pt", weights_only=True), atol=1e-5, rtol=0
     )
