@@ -113,7 +113,9 @@ def upload(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Override a value of the run, as in `run`. Repeatable.")
     ] = None,
-    namespace: Annotated[str, typer.Option(help="Only it sees the pipelines; default: all do.")] = "",
+    namespace: Annotated[
+        str, typer.Option(help="Only it sees the pipelines; default: that of the cluster's file, else all do.")
+    ] = "",
 ) -> None:
     """Put the pipelines into Kubeflow's page, so that *Create run* needs no typing: it runs the demo on the cluster.
 
@@ -137,6 +139,7 @@ def upload(
                 known |= prepare(pipeline, suite, where, [], suite, [], "")
             kubeflow.check(pipeline, spec, {"suite": {}} | known if pipeline == "suite" else known)
             defaults[pipeline] = known
+        namespace = namespace or place.namespace or ""
         client = kubeflow.connect(host, namespace)
         for pipeline, known in defaults.items():
             done = uploading.upload(client, host, pipeline, known, place.pipeline_root, namespace)

@@ -86,6 +86,17 @@ def test_the_same_is_uploaded_once_and_another_image_is_another_version(kubeflow
     assert all(f"{kubeflow.host}/#/pipelines/details/p-" in line for line in first.stdout.splitlines()[:4])
 
 
+def test_where_kubeflow_has_many_users_the_namespace_of_the_runs_has_the_pipelines(kubeflow, tmp_path):
+    cluster = write_cluster(tmp_path)
+    upload(kubeflow, cluster)
+    cluster.write_text(cluster.read_text() + "namespace: team-a\n")
+    kubeflow.pipelines.clear()
+
+    upload(kubeflow, cluster)
+
+    assert {pipeline.get("namespace") for pipeline in kubeflow.pipelines} == {"team-a"}
+
+
 def test_an_ablation_and_a_promotion_begin_with_the_demo_too_and_a_suite_asks(kubeflow, tmp_path):
     upload(kubeflow, write_cluster(tmp_path))
 
