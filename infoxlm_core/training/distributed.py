@@ -112,18 +112,25 @@ def check_equal(tensors: Mapping[str, Tensor], step: int) -> None:
     names = sorted(name for name, tensor in tensors.items() if not isinstance(tensor, DTensor))
     if world_size() == 1 or not names:
         return
-    mine = torch.stack([_checksum(tensors[name].to(device())) for name in names])
-    theirs = gather_rows(mine[None])  # (world size, tensors)
-    for name, column in zip(names, theirs.T, strict=True):
-        if wrong := [rank for rank, value in enumerate(column.tolist()) if value != column[0].item()]:
-            raise RankDesync(f"step {step}: {name} differs on worker {wrong[0]}: run again from the last checkpoint")
+    mine = torch.stack([checksum(tensors[name].to(device())) for name in names])
+    theirs = gather_rows(mine[None]).cpu()  # (world size, tensors): the only place that waits for the device
+    if len(wrong := (theirs != theirs[0]).nonzero()):
+        rank, number = wrong[0].tolist()
+        raise RankDesync(f"step {step}: {names[number]} differs on worker {rank}: run again from the last checkpoint")
 
 
-def _checksum(tensor: Tensor) -> Tensor:
-    """A 64-bit number that changes with any bit and with the order of the values."""
+def checksum(tensor: Tensor, at_once: int = 2**22) -> Tensor:
+    """A 64-bit number that changes with any bit and with the order of the values; so many are made 64 bits wide."""
     bits = tensor.detach().contiguous().flatten().view(torch.uint8)
-    bits = F.pad(bits, (0, -len(bits) % 4)).view(torch.int32).long()
-    return (bits * (torch.arange(len(bits), device=bits.device) % 65_521 + 1)).sum()
+    if len(bits) % 4:
+        bits = F.pad(bits, (0, -len(bits) % 4))
+    bits = bits.view(torch.int32)
+    total = torch.zeros((), dtype=torch.long, device=bits.device)
+    for start in range(0, len(bits), at_once):
+        part = bits[start : start + at_once]
+        places = torch.arange(start, start + len(part), device=bits.device) % 65_521 + 1
+        total += (part * places).sum()
+    return total
 
 
 def on_first(action: Callable[[], T]) -> T | None:
