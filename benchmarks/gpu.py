@@ -47,27 +47,51 @@ def run(quick: bool) -> list[Sheet]:
     if not torch.cuda.is_available():
         logger.info("gpu: skipped, there is no CUDA device; on one it measures %s", WOULD)
         return []
-    top = ceilings()
-    reached = max(row["TFLOP/s"] for row in top if row["TFLOP/s"])
+    skipped: dict[str, str] = {}
+    top = tried("ceilings", ceilings, skipped)
+    reached = max((row["TFLOP/s"] for row in top), default=0.0)
     names = ["base"] if quick else list(SIZES)
     steps = [
-        step(name, objective, shape, reached)
+        row
         for name in names
         for objective in ("MLM", "InfoXLM")
         for shape in inputs.SHAPES
+        for row in tried(f"{name} {objective} {shape}", lambda: [step(name, objective, shape, reached)], skipped)
     ]
-    against = [row for name in names for shape in inputs.SHAPES for row in hugging_face(name, shape)]
+    against = [
+        row
+        for name in names
+        for shape in inputs.SHAPES
+        for row in tried(f"{name} {shape} beside Hugging Face", lambda: hugging_face(name, shape), skipped)
+    ]
+    waiting = tried("waiting for data", lambda: [data_wait()], skipped)
     plain = {"all": "MLM forward and backward, bf16 autocast, dropout 0, 250,002 words"}
     about = {
         "MFU": "flops.must_do_flops by the device's dense bf16 peak, and by the fastest product measured here",
         "parts": "key encoder, head, optimizer and EMA timed apart; encoder: what remains of the step",
     }
-    return [
+    sheets = [
         Sheet("gpu, ceilings", {}, top),
         Sheet("gpu, steps", about, steps),
         Sheet("gpu, Hugging Face", plain, against),
-        Sheet("gpu, waiting for data", {"wait": "1 - time on batches in memory / time with the loader"}, [data_wait()]),
+        Sheet("gpu, waiting for data", {"wait": "1 - time on batches in memory / time with the loader"}, waiting),
+        Sheet("gpu, skipped", {}, [{"what": what, "why": why} for what, why in skipped.items()]),
     ]
+    return [sheet for sheet in sheets if sheet.rows]
+
+
+def tried(what: str, measure: Callable[[], list[dict[str, Any]]], skipped: dict[str, str]) -> list[dict[str, Any]]:
+    """The rows that `measure` gives, logged at once; if it fails (out of memory, above all) none, and why."""
+    _free()
+    try:
+        rows = measure()
+    except Exception as error:  # a benchmark of half an hour must not lose what it has
+        skipped[what] = (str(error).splitlines() or [type(error).__name__])[0][:120]
+        logger.info("gpu, %s: skipped, %s", what, skipped[what])
+        return []
+    for row in rows:
+        logger.info("gpu, %s: %s", what, row)
+    return rows
 
 
 def seconds_of(work: Callable[[], object], warm_up: int = WARM_UP, steps: int = STEPS) -> float:
@@ -123,14 +147,12 @@ def _free() -> None:
 
 def step(name: str, objective: str, shape: str, reached: float) -> dict[str, Any]:
     """Whole optimizer steps on one batch, and their parts."""
-    _free()
     learner, batch = _learner(name, objective), _batch(objective, shape).to("cuda")
     seconds = seconds_of(lambda: learner.take_step(batch))
     memory = torch.cuda.max_memory_allocated()
     flops = learner._flops(batch) / seconds
     parts = _parts(learner, batch)
     device = peak(torch.cuda.get_device_name())
-    logger.info("gpu, %s %s %s: %.0f ktok/s", name, objective, shape, batch.tokens / seconds / 1e3)
     return {
         "model": name,
         "objective": objective,
@@ -139,7 +161,7 @@ def step(name: str, objective: str, shape: str, reached: float) -> dict[str, Any
         "ms": seconds * 1e3,
         "ktok/s": batch.tokens / seconds / 1e3,
         "MFU": flops / device if device else 0.0,
-        "of the product": flops / (reached * 1e12),
+        "of the product": flops / (reached * 1e12) if reached else 0.0,
         "peak GB": memory / 1e9,
         "encoder ms": (seconds - sum(parts.values())) * 1e3,
     } | {f"{part} ms": value * 1e3 for part, value in parts.items()}
@@ -176,7 +198,6 @@ def _parts(learner: ours.Given, batch: PackedBatch) -> dict[str, float]:
 
 def hugging_face(name: str, shape: str) -> list[dict[str, Any]]:
     """MLM forward and backward on an eighth of the tokens: Hugging Face stores logits of every one of them."""
-    _free()
     learner, batch = _learner(name, "MLM"), _batch("MLM", shape, share=8)
     on_device = batch.to("cuda")
     peer = peers.HuggingFace(learner.module.cpu())
@@ -221,7 +242,6 @@ def hugging_face(name: str, shape: str) -> list[dict[str, Any]]:
 
 def data_wait() -> dict[str, Any]:
     """The same steps with batches from shards, made ahead in a thread as the loop does, and with batches in memory."""
-    _free()
     count, steps = 48, STEPS
     config = inputs.config(
         SIZES["base"],
