@@ -70,9 +70,15 @@ def tokenize(
     }
 
 
+def _files(corpus: Path, language: str) -> list[Path]:
+    return sorted((corpus / "mono" / language).glob("*.parquet"))
+
+
 def _texts(corpus: Path, language: str) -> Iterator[str]:
-    for path in sorted((corpus / "mono" / language).glob("*.parquet")):
-        yield from pq.read_table(path, columns=["text"])["text"].to_pylist()
+    """Sentences in order, a chunk at a time: a file may be larger than memory."""
+    for path in _files(corpus, language):
+        for chunk in _chunks(path):
+            yield from chunk["text"].to_pylist()
 
 
 def _languages(corpus: Path) -> list[str]:
@@ -95,16 +101,16 @@ def _given_model(config: TokenizationConfig) -> bytes:
 
 def _train_model(config: TokenizationConfig, corpus: Path) -> bytes:
     """Unigram model of sentences drawn by language with exponent alpha, English no more than its share."""
-    texts = {language: list(_texts(corpus, language)) for language in _languages(corpus)}
-    sizes = np.array([len(found) for found in texts.values()])
+    languages = _languages(corpus)
+    sizes = np.array([sum(pq.read_metadata(path).num_rows for path in _files(corpus, name)) for name in languages])
     if not sizes.sum():
         raise CorpusTooSmall(f"{corpus}/mono: have=0 need=1 sentence to train a vocabulary: prepare more text")
     wanted = probabilities(sizes, config.alpha) * min(config.training_sentences, sizes.sum())
     sentences: list[str] = []
-    for (language, found), count in zip(texts.items(), wanted, strict=True):
-        rng = generator(config.seed, "vocabulary", language)
-        chosen = rng.permutation(len(found))[: round(count)]
-        sentences += [found[i] for i in np.sort(chosen)]
+    for language, size, count in zip(languages, sizes, wanted, strict=True):
+        chosen = np.zeros(size, np.bool_)
+        chosen[generator(config.seed, "vocabulary", language).permutation(size)[: round(count)]] = True
+        sentences += itertools.compress(_texts(corpus, language), chosen)
     written = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(

@@ -11,6 +11,8 @@ from infoxlm_core.config import TokenizationConfig
 from infoxlm_core.data.encoding import sentence_id
 from infoxlm_core.data.shards import open_shards
 from infoxlm_core.errors import CorpusTooSmall, InputError, TokenizerMismatch
+from infoxlm_core.model.tokenizers import MODEL
+from infoxlm_core.stages import tokenization
 from infoxlm_core.stages.tokenization import tokenize
 from tests.toy_corpus import tokenized, write_corpus
 from tests.toy_text import messages
@@ -78,6 +80,25 @@ def test_a_given_model_is_used_as_it_is(shards, corpus, tmp_path):
     assert (again / "tokenizer/sentencepiece.bpe.model").read_bytes() == model.read_bytes()
     with pytest.raises(TokenizerMismatch, match=r"gives 100 ids, tokenization\.vocabulary_size says 99"):
         tokenize(TokenizationConfig(vocabulary_size=99, model=str(model)), corpus, tmp_path / "x")
+
+
+def test_to_compare_tokenizers_no_more_of_a_file_is_read_than_the_sentences_compared(shards, corpus, monkeypatch):
+    read, chunks = [], tokenization._chunks
+    monkeypatch.setattr(tokenization, "CHUNK", 10)
+    monkeypatch.setattr(tokenization, "COMPARED", 25)
+    monkeypatch.setattr(tokenization, "_chunks", lambda path: (read.append(len(part)) or part for part in chunks(path)))
+
+    tokenization._compare(shards / "tokenizer", (shards / "tokenizer" / MODEL).read_bytes(), corpus, tolerated=0.0)
+
+    assert sum(read) == 2 * 30  # three chunks of German, three of English, of 300 sentences each
+
+
+def test_the_vocabulary_is_trained_on_the_same_sentences_however_many_are_read_at_once(shards, corpus, monkeypatch):
+    monkeypatch.setattr(tokenization, "CHUNK", 7)
+
+    model = tokenization._train_model(TokenizationConfig(vocabulary_size=100), corpus)
+
+    assert model == (shards / "tokenizer" / MODEL).read_bytes()
 
 
 def test_meaning_ignores_case_and_width_and_space():
