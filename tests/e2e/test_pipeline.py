@@ -92,6 +92,13 @@ def test_mlflow_says_what_the_run_is_on_which_corpora_and_what_counts(finished, 
     assert metrics["headline/retrieval_best"] == metrics["retrieval/best"] and 0 < len(headlines) <= 6
 
 
+def test_kubeflows_page_gets_the_report_and_the_model_card_as_people_read_them(finished):
+    (output,) = [path.parent for path in finished.glob("pipeline/*/infoxlm*/evaluate/model_card")][:1]
+
+    assert (output / "model_card").read_text().lstrip().startswith("# InfoXLM")  # not what the hub reads of it
+    assert "<html" in (output / "report").read_text()
+
+
 def test_no_two_facts_share_a_name_in_mlflow(finished, monkeypatch):
     """A fact of a stage is one point at step 0; a curve has steps from 1 on."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
