@@ -48,7 +48,7 @@ def run(quick: bool) -> list[Sheet]:
         logger.info("gpu: skipped, there is no CUDA device; on one it measures %s", WOULD)
         return []
     skipped: dict[str, str] = {}
-    top = tried("ceilings", ceilings, skipped)
+    top = tried("ceilings", skipped, ceilings)
     reached = max((row["TFLOP/s"] for row in top), default=0.0)
     names = ["base"] if quick else list(SIZES)
     steps = [
@@ -56,15 +56,15 @@ def run(quick: bool) -> list[Sheet]:
         for name in names
         for objective in ("MLM", "InfoXLM")
         for shape in inputs.SHAPES
-        for row in tried(f"{name} {objective} {shape}", lambda: [step(name, objective, shape, reached)], skipped)
+        for row in tried(f"{name} {objective} {shape}", skipped, step, name, objective, shape, reached)
     ]
     against = [
         row
         for name in names
         for shape in inputs.SHAPES
-        for row in tried(f"{name} {shape} beside Hugging Face", lambda: hugging_face(name, shape), skipped)
+        for row in tried(f"{name} {shape} beside Hugging Face", skipped, hugging_face, name, shape)
     ]
-    waiting = tried("waiting for data", lambda: [data_wait()], skipped)
+    waiting = tried("waiting for data", skipped, data_wait)
     plain = {"all": "MLM forward and backward, bf16 autocast, dropout 0, 250,002 words"}
     about = {
         "MFU": "flops.must_do_flops by the device's dense bf16 peak, and by the fastest product measured here",
@@ -80,15 +80,16 @@ def run(quick: bool) -> list[Sheet]:
     return [sheet for sheet in sheets if sheet.rows]
 
 
-def tried(what: str, measure: Callable[[], list[dict[str, Any]]], skipped: dict[str, str]) -> list[dict[str, Any]]:
-    """The rows that `measure` gives, logged at once; if it fails (out of memory, above all) none, and why."""
+def tried(what: str, skipped: dict[str, str], measure: Callable[..., Any], *given: Any) -> list[dict[str, Any]]:
+    """The row or rows that `measure` gives, logged at once; if it fails (out of memory, above all) none, and why."""
     _free()
     try:
-        rows = measure()
+        found = measure(*given)
     except Exception as error:  # a benchmark of half an hour must not lose what it has
         skipped[what] = (str(error).splitlines() or [type(error).__name__])[0][:120]
         logger.info("gpu, %s: skipped, %s", what, skipped[what])
         return []
+    rows: list[dict[str, Any]] = found if isinstance(found, list) else [found]
     for row in rows:
         logger.info("gpu, %s: %s", what, row)
     return rows
