@@ -27,4 +27,4 @@ def test_an_override_reaches_the_plan_and_an_unknown_gpu_is_one_line():
 
     assert "K 65,536 keys" in run("plan", base, "--set", "pretraining.contrast.queue_size=65536").stdout
     result = run("plan", base, "--gpu", "abacus")
-    assert (result.exit_code, result.stderr.count("\n")) == (2, 1) and "give one of H100" in result.stderr
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1) and "give one of A100, B200, H100," in result.stderr
