@@ -94,22 +94,43 @@ class Blocks:
         return len(self.starts)
 
 
-def make_blocks(table: Table, limit: int) -> Blocks:
-    """Join whole sentences greedily, in order, up to `limit` tokens; a longer sentence is cut and lacks its `</s>`."""
-    offsets, starts, lengths = table.offsets, [], []
-    row = 0
-    while row < len(table):
-        start = int(offsets[row])
-        end_row = int(np.searchsorted(offsets, start + limit, side="right")) - 1
-        if end_row <= row:  # the sentence alone is too long
-            starts.append(start)
-            lengths.append(limit)
-            row += 1
-        else:
-            starts.append(start)
-            lengths.append(int(offsets[end_row]) - start)
-            row = end_row
-    return Blocks(table, np.asarray(starts, np.int64), np.asarray(lengths, np.int64))
+def make_blocks(table: Table, limit: int, rows_of_a_part: int = 8192) -> Blocks:
+    """Join whole sentences greedily, in order, up to `limit` tokens; a longer sentence is cut and lacks its `</s>`.
+
+    Where a block begins depends on all before it, but two ways through a text soon meet. So ways through many parts of
+    it are walked at once, one block of each a time; the way from the first row follows each of them once it meets it.
+    """
+    if not len(table):
+        return Blocks(table, np.empty(0, np.int64), np.empty(0, np.int64))
+    offsets = table.offsets
+    parts = min(4096, -(-len(table) // rows_of_a_part))
+    borders = np.linspace(0, len(table), parts + 1).astype(np.int64)
+
+    def following(rows: np.ndarray) -> np.ndarray:
+        """First row of the next block, for blocks that begin with these; a row that is too long is one alone."""
+        return np.maximum(np.searchsorted(offsets, offsets[rows] + limit, side="right") - 1, rows + 1)
+
+    steps, at = [], borders[:-1].copy()
+    while len(inside := np.flatnonzero(at < borders[1:])):
+        steps.append(np.where(at < borders[1:], at, -1))
+        at[inside] = following(at[inside])
+    ways = np.ascontiguousarray(np.array(steps, np.int64).reshape(-1, len(at)).T)  # one a part: rows, then -1
+
+    row, firsts = np.zeros(1, np.int64), []
+    for way, stop, beyond in zip(ways, borders[1:], at, strict=True):
+        way = way[: np.count_nonzero(way >= 0)]
+        while row[0] < stop:
+            place = np.searchsorted(way, row[0])
+            if place < len(way) and way[place] == row[0]:
+                firsts.append(way[place:])
+                row = beyond[None]
+            else:
+                firsts.append(row)
+                row = following(row)
+    begins = np.concatenate(firsts)
+    starts = offsets[begins]
+    ends = offsets[np.append(begins[1:], len(table))]
+    return Blocks(table, starts, np.minimum(ends - starts, limit))
 
 
 @dataclass(frozen=True)

@@ -327,6 +327,26 @@ def test_blocks_take_whole_sentences_and_cut_only_what_is_too_long(tmp_path):
     assert blocks.lengths.tolist() == [7, 8, 7]
 
 
+@pytest.mark.parametrize("part", [1, 3, 10, 1000])
+@pytest.mark.parametrize("shortest", [0, 1])
+def test_blocks_are_those_of_a_walk_from_the_first_row_to_the_last(part, shortest):
+    rng = np.random.default_rng(part)
+    for limit in range(1, 40):
+        offsets = np.concatenate([[0], rng.integers(shortest, 20, rng.integers(0, 60)).cumsum()])
+        table = Table(np.zeros(offsets[-1], np.uint32), offsets)
+        expected, row = [], 0
+        while row < len(table):
+            stop = row + 1
+            while stop < len(table) and offsets[stop + 1] - offsets[row] <= limit:
+                stop += 1
+            expected.append((offsets[row], min(limit, offsets[stop] - offsets[row])))
+            row = stop
+
+        blocks = make_blocks(table, limit, part)
+
+        assert list(zip(blocks.starts, blocks.lengths, strict=True)) == expected
+
+
 @pytest.mark.item("A16")
 def test_sides_are_cut_at_the_limit(tiny_shards):
     config = tiny_config(batches={"side_tokens": 3, "block_tokens": 6})
