@@ -70,7 +70,7 @@ class Table:
         tokens, offsets = _map(Path(f"{path}.tokens"), TOKENS), _map(Path(f"{path}.offsets"), OFFSETS)
         if not len(offsets) or offsets[0] != 0 or int(offsets[-1]) != len(tokens):
             raise DataCorrupt(f"{path}.offsets does not fit {path}.tokens: run tokenize_corpus again")
-        return cls(tokens, offsets.astype(np.int64))
+        return cls(tokens, offsets.view(np.int64))  # stays on disk: workers of a machine share its pages
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -161,15 +161,15 @@ class Shards:
         return self.manifest["facts"]["vocabulary_size"]
 
 
-def open_shards(directory: Path) -> Shards:
-    """Verify sizes, digests and ids, and map everything.
+def open_shards(directory: Path, hashed: bool = True) -> Shards:
+    """Verify sizes, ids and, unless somebody has just done it, digests (`hashed`), and map everything.
 
     Raises:
         InputError: there is no manifest.
         DataCorrupt: a file is missing, differs from what was written, or holds an id outside the vocabulary.
         CorpusTooSmall: there is neither monolingual text nor a pair.
     """
-    manifest = manifests.read(directory, "shards", made_with="tokenize_corpus")
+    manifest = manifests.read(directory, "shards", made_with="tokenize_corpus", check=lambda _: hashed)
     facts = manifest["facts"]
     mono: dict[str, list[Table]] = {}
     pairs: dict[str, list[Pairs]] = {}

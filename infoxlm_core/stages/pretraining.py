@@ -8,7 +8,7 @@ from torch import Tensor
 
 from infoxlm_core import manifests
 from infoxlm_core.config import PretrainingConfig
-from infoxlm_core.data.shards import Shards, open_shards
+from infoxlm_core.data.shards import Shards
 from infoxlm_core.model import pretrained
 from infoxlm_core.systems import SYSTEMS
 from infoxlm_core.training import distributed, loop
@@ -33,7 +33,7 @@ def pretrain(
     checkpoints are for machines that share no disk with this one. Returns the last step's figures, and raises what
     `open_shards`, the system's parts and `loop.train` raise.
     """
-    system, shards = SYSTEMS[config.system], open_shards(shards_path)
+    system, shards = SYSTEMS[config.system], distributed.open_shards(shards_path)
     learner = system.learner(config, system.build(config, shards), shards)
     observe = system.observer(config, learner, shards)
     inputs = {"shards": shards.manifest["digest"], "tokenizer": shards.manifest["facts"]["tokenizer"]}

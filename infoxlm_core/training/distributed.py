@@ -2,8 +2,10 @@
 
 import contextlib
 import functools
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -14,6 +16,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from infoxlm_core import manifests
+from infoxlm_core.data import shards
+from infoxlm_core.data.shards import Shards
 from infoxlm_core.errors import ConfigError, InfoXLMError, RankDesync, StorageFull
 from infoxlm_core.model import devices
 
@@ -153,6 +157,32 @@ def on_first(action: Callable[[], T]) -> T | None:
     if failure is not None:
         raise failure
     return result
+
+
+def on_each_machine(action: Callable[[], object]) -> None:
+    """Let one worker of each machine do something while all others wait; what one of them raises of ours, all raise."""
+    failure: InfoXLMError | None = None
+    group = _patient(dist.group.WORLD) if world_size() > 1 else None  # made together, before the others have to wait
+    if group is None or os.environ.get("LOCAL_RANK", "0") == "0":  # set by torchrun and by Ray Train
+        try:
+            action()
+        except InfoXLMError as error:
+            failure = error
+    failures = [failure]
+    if group is not None:
+        failures *= world_size()
+        dist.all_gather_object(failures, failure, group=group)
+    for found in failures:
+        if found is not None:
+            raise found
+
+
+def open_shards(directory: Path) -> Shards:
+    """Open token shards on every worker; their bytes, terabytes perhaps, are hashed by one worker of each machine."""
+    if world_size() == 1:
+        return shards.open_shards(directory)
+    on_each_machine(lambda: shards.open_shards(directory))
+    return shards.open_shards(directory, hashed=False)
 
 
 @torch.no_grad()

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from infoxlm_core import manifests
-from infoxlm_core.data.shards import Shards, open_shards
+from infoxlm_core.data.shards import Shards
 from infoxlm_core.errors import ConfigError
 from infoxlm_core.model import pretrained
 from infoxlm_core.model.encoder import EncoderSize, evaluating
@@ -56,7 +56,7 @@ def train(
     Returns the last step's figures, and the best BLEU. Raises InputError if there are no held-out pairs; and what
     `open_shards`, `build`, `TranslationSampler` and `loop.train` raise.
     """
-    shards = open_shards(shards_path)
+    shards = distributed.open_shards(shards_path)
     validation = Validation.read(config, shards, corpus)
     learner = Translating(config, build(config, shards), TranslationSampler(shards, config), validation)
     inputs = {"shards": shards.manifest["digest"]}

@@ -1,10 +1,18 @@
-"""What workers compare: a checksum of every bit, made in parts."""
+"""What workers compare, a checksum of every bit, made in parts; and what one of a machine does for all."""
+
+import os
+from pathlib import Path
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from infoxlm_core import manifests
+from infoxlm_core.errors import DataCorrupt
+from infoxlm_core.training import distributed
 from infoxlm_core.training.distributed import checksum
+from tests import workers
+from tests.conftest import write_shards
 
 
 @pytest.mark.parametrize("at_once", [1, 7, 100, 1000])
@@ -40,3 +48,32 @@ def test_a_checksum_of_a_large_table_needs_little_memory_beside_it():
         checksum(table, at_once=1000)
 
     assert seen.most == table.numel() * 4  # views of it; everything else is of a thousand values
+
+
+def _open(rank: int, size: int, port: int, shards: Path, base: Path) -> None:
+    """Four workers on two machines open shards; each writes which files it has hashed, or what was wrong."""
+    os.environ["LOCAL_RANK"] = str(rank % 2)
+    workers.join(rank, size, port)
+    hashed, plain = [], manifests.file_sha256
+    manifests.file_sha256 = lambda path: (hashed.append(path.name), plain(path))[1]
+    try:
+        rows = len(distributed.open_shards(shards).mono["de"][0])
+        said = f"{rows} rows, {'every' if len(hashed) == len(manifests.load(shards)['files']) else len(hashed)} hashed"
+    except DataCorrupt as error:
+        said = f"{error}"
+    (base / f"{rank}.txt").write_text(said)
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_one_worker_of_each_machine_hashes_the_shards_and_all_hear_of_damage(tmp_path):
+    shards = write_shards(tmp_path / "shards", {"one": 40})
+    workers.start(_open, 4, shards, tmp_path)
+    said = [(tmp_path / f"{rank}.txt").read_text() for rank in range(4)]
+    assert [words.partition(", ")[2] for words in said] == ["every hashed", "0 hashed"] * 2
+
+    tokens = next(shards.rglob("*.tokens"))
+    tokens.write_bytes(bytes([tokens.read_bytes()[0] ^ 1]) + tokens.read_bytes()[1:])
+    workers.start(_open, 4, shards, tmp_path)
+    said = {(tmp_path / f"{rank}.txt").read_text() for rank in range(4)}
+    assert len(said) == 1 and "its manifest says" in said.pop()
