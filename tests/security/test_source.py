@@ -100,7 +100,7 @@ SECRETS = {
     "password in a URL": r"\b[a-z][a-z0-9+.-]*://[^\s/:@\"'{}$<>]+:[^\s/:@\"'{}$<>]{6,}@",
 }
 LEFT_OUT = {"build", "runs"}  # what runs and builds leave behind
-# they look whether it is seen
+# made-up passwords, in tests of whether one is seen
 PLANTED = {"tests/components/adapters/mlflow/test_runs.py", "tests/k8s/test_manifests.py"}
 
 

@@ -78,7 +78,7 @@ def test_a_run_has_a_page_only_if_a_server_shows_it_and_no_password_is_in_its_ad
     monkeypatch.setattr(mlflow_runs, "page", lambda run_id: shown.removeprefix("#/"))
 
     assert run.page == "" and "mlflow ui" in run.describe()
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://ada:s3cret@mlflow.infoxlm.svc:5000/")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://ada:word@mlflow.infoxlm.svc:5000/")
     assert run.page == f"http://mlflow.infoxlm.svc:5000/{shown}" and run.page in run.describe()
     monkeypatch.setenv(mlflow_tracker.PAGES, "https://mlflow.example")
     assert run.page == f"https://mlflow.example/{shown}"
