@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from components.adapters import storage
-from components.platform import transfer, verification
+from components.platform import artifact_transfer, verification
 from components.platform.lease import Lease
 from infoxlm_core import locks, manifests
 from infoxlm_core.errors import DataCorrupt, InputError
@@ -100,12 +100,12 @@ def lookup(store: str, kind: str, name: str) -> Path | None:
     final, remote = manifests.inside(local(store), f"{kind}/{name}"), storage.is_remote(store)
     uri = f"{store}/{kind}/{name}"
     if remote:
-        described = transfer.manifest(uri)
+        described = artifact_transfer.manifest(uri)
         if described is None:
             return None
         with _one_at_a_time(final.parent / f".{name}.fetching"):
             if not _is_whole(final, kind, described["digest"]):
-                transfer.pull(uri, final)  # and every byte compared
+                artifact_transfer.pull(uri, final)  # and every byte compared
                 verification.note(final, verification.state_of(final))
     elif not (final / manifests.NAME).is_file():
         return None
@@ -129,7 +129,7 @@ def _is_whole(directory: Path, kind: str, digest: str) -> bool:
 def is_made(store: str, kind: str, name: str) -> bool:
     """Whether there is such an artifact, in the store or, not sent yet, on this machine."""
     here = (local(store) / kind / name / manifests.NAME).is_file()
-    return here or (storage.is_remote(store) and transfer.manifest_exists(f"{store}/{kind}/{name}"))
+    return here or (storage.is_remote(store) and artifact_transfer.manifest_exists(f"{store}/{kind}/{name}"))
 
 
 def get_or_build(store: str, kind: str, name: str, build: Callable[[Path], dict[str, Any] | None]) -> Path:
@@ -153,8 +153,8 @@ def get_or_build(store: str, kind: str, name: str, build: Callable[[Path], dict[
         return final
     uri = f"{store}/{kind}/{name}"
     with Lease(f"{store}/leases/{kind}-{name}.json", wait=LONGEST_PUSH):
-        if not transfer.manifest_exists(uri):  # else somebody made the same meanwhile: theirs counts
-            transfer.push(final, uri)
+        if not artifact_transfer.manifest_exists(uri):  # else somebody made the same meanwhile: theirs counts
+            artifact_transfer.push(final, uri)
             return final
     return lookup(store, kind, name) or final
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from components.adapters import storage
-from components.platform import transfer
+from components.platform import artifact_transfer
 from components.platform.lease import Lease
 from infoxlm_core.errors import InfoXLMError
 from infoxlm_core.training.checkpoints import superfluous
@@ -44,24 +44,24 @@ class RemoteRun:
             self._store.sweep()
             self.forget_request()  # to a process that is gone; one that comes from now on counts
             for name in set(self._folders()) - set(self.names()):
-                transfer.drop(f"{self.url}/{name}")
+                artifact_transfer.drop(f"{self.url}/{name}")
             yield
 
     def names(self) -> list[str]:
-        return [name for name in self._folders() if transfer.manifest_exists(f"{self.url}/{name}")]
+        return [name for name in self._folders() if artifact_transfer.manifest_exists(f"{self.url}/{name}")]
 
     def fetch(self, name: str, directory: Path) -> None:
-        transfer.pull(f"{self.url}/{name}", directory)
+        artifact_transfer.pull(f"{self.url}/{name}", directory)
 
     def send(self, directory: Path, keep: int, bad: Collection[str] = ()) -> None:
         """The lease is renewed between the files and the manifest: a checkpoint of a fenced worker never exists."""
         if self._lease is None:
             raise RuntimeError("held() comes first")
-        transfer.push(directory, f"{self.url}/{directory.name}", before_commit=self._lease.renew, replace=True)
+        artifact_transfer.push(directory, f"{self.url}/{directory.name}", before_commit=self._lease.renew, replace=True)
         self._store.put("saved.json", json.dumps({"step": directory.name}))
         for old in superfluous(self.names(), keep, bad):
             with suppress(InfoXLMError):  # the next save tries again
-                transfer.drop(f"{self.url}/{old}")
+                artifact_transfer.drop(f"{self.url}/{old}")
 
     def has_saved(self) -> bool:
         return self._store.get("saved.json") is not None

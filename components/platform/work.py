@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.adapters import storage
-from components.platform import artifacts, tracking, transfer
+from components.platform import artifact_transfer, artifacts, tracking
 from infoxlm_core import manifests
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def delete_checkpoints(work: Work) -> None:
     """Remove the checkpoints of a training that is done."""
     shutil.rmtree(artifacts.local(work.store) / "runs" / work.run, ignore_errors=True)
     if storage.is_remote(work.store):
-        transfer.drop(f"{work.store}/runs/{work.run}")
+        artifact_transfer.drop(f"{work.store}/runs/{work.run}")
 
 
 def train(work: Work, run: Path) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""Raw text -> corpora: formats, cleaning, filters, fingerprints of sentences, held-out text, work in parallel."""
+"""Raw text -> corpora: formats, cleaning, chunks of rows, fingerprints of sentences, held-out text, parallel work."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from infoxlm_core.config import PreparationConfig
-from infoxlm_core.corpora import cleaning, filters
+from infoxlm_core.corpora import cleaning, row_chunks
 from infoxlm_core.corpora.fingerprints import Keys
 from infoxlm_core.corpora.parallel import CHUNK, ParallelMap, in_process
 from infoxlm_core.corpora.tables import HELD_OUT, LABELLED, read_rows, rows_of
@@ -58,7 +58,7 @@ class Reserved:
 
 def check_leaks(output: Path, reserved: Reserved, parallel_map: ParallelMap = in_process) -> None:
     """Read again what was written; raise EvaluationLeak if training text contains what is kept for evaluation."""
-    for marked in parallel_map(filters.mark, _written(output)):
+    for marked in parallel_map(row_chunks.mark, _written(output)):
         for path, number, texts, split, *keys in rows_of(marked):
             reason = reserved.reason(Keys(*keys))
             if reason == "held_out" or (reason and split == "train"):

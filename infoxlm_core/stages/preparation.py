@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from infoxlm_core import manifests
 from infoxlm_core.config import CorpusSource, PreparationConfig
-from infoxlm_core.corpora import cleaning, filters, formats, tables
+from infoxlm_core.corpora import cleaning, formats, row_chunks, tables
 from infoxlm_core.corpora.fingerprints import Keys
 from infoxlm_core.corpora.parallel import ParallelMap, in_process
 from infoxlm_core.corpora.reserved import LABELLED_CHARACTERS, Reserved, check_leaks
@@ -40,7 +40,7 @@ MAX_WRONG_LANGUAGE = 0.3  # of a file's rows; beyond it, the file is not what th
 JUDGED_ROWS = 1000  # … unless it is so small that chance decides
 _OURS = (*TRAINING, *HELD_OUT, "staging", "labelled.parquet", "report.json", manifests.NAME)
 _WRITTEN = [tables.of_text(*columns) for columns in (("text",), ("source", "target"), tables.LABELLED)]
-_STAGED = pa.schema([filters.TEXTS, filters.FILE, *filters.KEYS])
+_STAGED = pa.schema([row_chunks.TEXTS, row_chunks.FILE, *row_chunks.KEYS])
 
 Entry = tuple[str, str, str, str]  # corpus, language, kind, file
 Outcomes = defaultdict[Entry, Counter[str]]  # rows `read`, `kept`, and dropped for each reason
@@ -104,14 +104,14 @@ def _remove(output: Path) -> None:
 def _stage(config: PreparationConfig, staging: Path, outcomes: Outcomes, parallel_map: ParallelMap) -> Reserved:
     """Read and clean all corpora into `staging`; return what training text must not contain."""
     paths = [[_verified(path, source.sha256) for path in source.paths] for source in config.corpora]
-    clean = functools.partial(filters.clean_rows, languages=config.languages, rules=config.cleaning)
+    clean = functools.partial(row_chunks.clean_rows, languages=config.languages, rules=config.cleaning)
     reserved = Reserved()
     sources = list(zip(config.corpora, paths, strict=True))
     with Tables(staging, _STAGED) as staged, progress("reading", len(sources), "corpora") as advance:
         for source, local in sources:
             found: Outcomes = defaultdict(Counter)
             invalid: dict[Entry, str] = {}
-            chunks = filters.chunks(formats.read(source, config.languages, config.pivot, local))
+            chunks = row_chunks.chunks(formats.read(source, config.languages, config.pivot, local))
             for row in (row for cleaned in parallel_map(clean, chunks) for row in tables.rows_of(cleaned)):
                 languages, texts, file, reason, keys = row[0].split("-"), *row[1:4], Keys(*row[4:])
                 kind = (HELD_OUT if source.name in config.held_out else TRAINING)[len(languages) - 1]

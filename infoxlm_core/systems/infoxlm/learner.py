@@ -12,9 +12,10 @@ from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data.batches import PackedBatch, micro_batches
 from infoxlm_core.data.samples import Sampler
 from infoxlm_core.data.shards import Shards
+from infoxlm_core.model.false_negatives import have_equal_sentences, share_a_sentence
 from infoxlm_core.model.flops import must_do_flops
 from infoxlm_core.model.heads import InfoXLM
-from infoxlm_core.model.momentum import KeyEncoder, Queue, have_equal_sentences, momentum_at, share_a_sentence
+from infoxlm_core.model.momentum import KeyEncoder, Queue, momentum_at
 from infoxlm_core.model.objectives import xlco_hits, xlco_logits, xlco_losses
 from infoxlm_core.training import distributed
 from infoxlm_core.training.learner import Learner, LossWeights, autocast, seed_dropout

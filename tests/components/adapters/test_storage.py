@@ -9,7 +9,7 @@ import pytest
 
 from components.adapters import storage
 from components.adapters.directory import Directory
-from components.platform import artifacts, lease, sources, transfer
+from components.platform import artifact_transfer, artifacts, lease, sources
 from components.platform.lease import Lease
 from infoxlm_core import manifests
 from infoxlm_core.errors import Fenced, InputError, LeaseHeld
@@ -87,14 +87,14 @@ def test_directories_travel_and_leases_fence_in_any_storage(uri, tmp_path, monke
     with Lease(f"{uri}/lease.json", "first") as held:
         with pytest.raises(LeaseHeld, match="first is at work"), Lease(held.url, "second"):
             pytest.fail("it was taken")
-        transfer.push(tmp_path / "made", f"{uri}/a", before_commit=held.renew)
+        artifact_transfer.push(tmp_path / "made", f"{uri}/a", before_commit=held.renew)
         with Lease(held.url, "first"), pytest.raises(Fenced):
-            transfer.push(tmp_path / "made", f"{uri}/b", before_commit=held.renew)
-    transfer.pull(f"{uri}/a", tmp_path / "back")
+            artifact_transfer.push(tmp_path / "made", f"{uri}/b", before_commit=held.renew)
+    artifact_transfer.pull(f"{uri}/a", tmp_path / "back")
 
-    assert (tmp_path / "back/inner/file").read_text() == "content" and not transfer.manifest_exists(f"{uri}/b")
-    transfer.drop(f"{uri}/a")
-    assert transfer.manifest(f"{uri}/a") is None
+    assert (tmp_path / "back/inner/file").read_text() == "content" and not artifact_transfer.manifest_exists(f"{uri}/b")
+    artifact_transfer.drop(f"{uri}/a")
+    assert artifact_transfer.manifest(f"{uri}/a") is None
 
 
 @pytest.mark.parametrize("uri", ["gs://bucket/prefix", "http://169.254.169.254/latest"])

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from components.adapters import storage
-from components.platform import artifacts, lease, runtime, transfer, verification
+from components.platform import artifact_transfer, artifacts, lease, runtime, verification
 from components.platform.lease import Lease
 from components.platform.remote_run import RemoteRun
 from infoxlm_core import manifests
@@ -58,19 +58,19 @@ def manifest_puts(faults) -> int:
 
 
 def test_a_directory_comes_back_as_it_was_sent(bucket, directory, tmp_path):
-    transfer.push(directory, f"{URL}/a")
-    transfer.pull(f"{URL}/a", tmp_path / "back")
+    artifact_transfer.push(directory, f"{URL}/a")
+    artifact_transfer.pull(f"{URL}/a", tmp_path / "back")
 
     assert tree(tmp_path / "back") == tree(directory)
-    assert transfer.manifest(f"{URL}/a")["facts"] == {"lines": 3}
+    assert artifact_transfer.manifest(f"{URL}/a")["facts"] == {"lines": 3}
 
 
 def test_what_has_no_manifest_does_not_exist(bucket, directory, tmp_path):
     bucket.upload_file(str(directory / "small"), "store/a/small")
 
-    assert transfer.manifest(f"{URL}/a") is None
+    assert artifact_transfer.manifest(f"{URL}/a") is None
     with pytest.raises(InputError, match=r"s3://models/store/a holds no manifest.json"):
-        transfer.pull(f"{URL}/a", tmp_path / "back")
+        artifact_transfer.pull(f"{URL}/a", tmp_path / "back")
     assert not (tmp_path / "back").exists()
 
 
@@ -80,17 +80,17 @@ def test_what_has_no_manifest_does_not_exist(bucket, directory, tmp_path):
 def test_faults_that_pass_cost_nothing_but_time(bucket, faults, directory, tmp_path, method, key, kind):
     faults.inject(method, key, kind, times=2)
 
-    transfer.push(directory, f"{URL}/a")
-    transfer.pull(f"{URL}/a", tmp_path / "back")
+    artifact_transfer.push(directory, f"{URL}/a")
+    artifact_transfer.pull(f"{URL}/a", tmp_path / "back")
 
     assert tree(tmp_path / "back") == tree(directory) and len(faults.injected) == 2
 
 
 def test_a_download_that_is_cut_short_is_begun_again(bucket, faults, directory, tmp_path):
-    transfer.push(directory, f"{URL}/a")
+    artifact_transfer.push(directory, f"{URL}/a")
     faults.inject("GET", "inner/large", "truncated", times=3)
 
-    transfer.pull(f"{URL}/a", tmp_path / "back")
+    artifact_transfer.pull(f"{URL}/a", tmp_path / "back")
 
     assert tree(tmp_path / "back") == tree(directory) and len(faults.injected) == 3
 
@@ -98,9 +98,9 @@ def test_a_download_that_is_cut_short_is_begun_again(bucket, faults, directory, 
 def test_a_manifest_whose_answer_was_lost_is_our_own(bucket, faults, directory):
     faults.inject("PUT", "a/manifest.json", "applied-500", times=1)
 
-    transfer.push(directory, f"{URL}/a")
+    artifact_transfer.push(directory, f"{URL}/a")
 
-    assert transfer.manifest(f"{URL}/a")["kind"] == "corpus"
+    assert artifact_transfer.manifest(f"{URL}/a")["kind"] == "corpus"
     assert len(faults.injected) == 1 and manifest_puts(faults) == 2  # the second met its own first
 
 
@@ -108,34 +108,34 @@ def test_a_part_that_never_arrives_leaves_no_directory_and_no_pending_upload(buc
     faults.inject("PUT", "partNumber=1", "503")
 
     with pytest.raises(StorageUnavailable, match="run again"):
-        transfer.push(directory, f"{URL}/a")
+        artifact_transfer.push(directory, f"{URL}/a")
     faults.heal()
 
-    assert transfer.manifest(f"{URL}/a") is None
+    assert artifact_transfer.manifest(f"{URL}/a") is None
     storage.open(f"{URL}/a").sweep()
     assert not list(bucket.multipart_uploads.all())
-    transfer.push(directory, f"{URL}/a")
-    assert transfer.manifest_exists(f"{URL}/a")
+    artifact_transfer.push(directory, f"{URL}/a")
+    assert artifact_transfer.manifest_exists(f"{URL}/a")
 
 
 def test_what_has_arrived_is_not_sent_again(bucket, faults, directory):
     faults.inject("PUT", "small", "503")
     with pytest.raises(StorageUnavailable):
-        transfer.push(directory, f"{URL}/a")
+        artifact_transfer.push(directory, f"{URL}/a")
     faults.heal()
     faults.requests.clear()
 
-    transfer.push(directory, f"{URL}/a")
+    artifact_transfer.push(directory, f"{URL}/a")
 
     assert not [target for method, target in faults.requests if method == "PUT" and "inner/large" in target]
 
 
 def test_a_bit_that_flips_on_the_way_is_found_and_nothing_stays(bucket, faults, directory, tmp_path):
-    transfer.push(directory, f"{URL}/a")
+    artifact_transfer.push(directory, f"{URL}/a")
     faults.inject("GET", "inner/large", "flipped")
 
     with pytest.raises((DataCorrupt, StorageUnavailable)):
-        transfer.pull(f"{URL}/a", tmp_path / "back")
+        artifact_transfer.pull(f"{URL}/a", tmp_path / "back")
 
     assert not (tmp_path / "back").exists() and faults.injected
 
@@ -157,7 +157,7 @@ def test_what_a_manifest_does_not_name_is_not_fetched_wherever_its_key_leads(lit
     literal[f"store/a/{tmp_path}/outside/manifest.json"] = b"{}"
     literal["store/a/unnamed/manifest.json"] = literal["store/a/my-manifest.json"] = b"{}"
 
-    transfer.pull(f"{URL}/a", tmp_path / "back")
+    artifact_transfer.pull(f"{URL}/a", tmp_path / "back")
 
     assert tree(tmp_path / "back") == tree(directory) and not (tmp_path / "outside").exists()
 
@@ -170,7 +170,7 @@ def test_a_manifest_that_names_a_place_outside_is_refused_before_anything_is_wri
     described["digest"] = manifests.digest({part: described[part] for part in ("kind", "files", "facts")})
     literal |= {"store/a/manifest.json": json.dumps(described).encode(), f"store/a/{name}": b"x"}
 
-    for fetch in (transfer.pull, lambda url, to: RemoteRun(URL, "job").fetch("a", to)):
+    for fetch in (artifact_transfer.pull, lambda url, to: RemoteRun(URL, "job").fetch("a", to)):
         with pytest.raises(InputError, match=r"store/a/.*outside: a name that leads out of its folder"):
             fetch(f"{URL}/a", tmp_path / "back")
 
@@ -186,8 +186,8 @@ def test_a_location_that_leads_out_of_its_artifact_is_refused(bucket, place):
 
 
 def test_a_dropped_directory_is_gone_with_its_manifest(bucket, directory):
-    transfer.push(directory, f"{URL}/a")
-    transfer.drop(f"{URL}/a")
+    artifact_transfer.push(directory, f"{URL}/a")
+    artifact_transfer.drop(f"{URL}/a")
 
     assert keys(bucket) == []
 
@@ -208,7 +208,7 @@ def test_who_may_not_write_is_told_so_and_not_to_try_again(bucket, directory, mo
         monkeypatch.setenv(name, value)
 
     with pytest.raises(InputError, match=r"s3://models/store/a: S3 refuses .*: check name and rights"):
-        transfer.push(directory, f"{URL}/a")
+        artifact_transfer.push(directory, f"{URL}/a")
 
 
 # ---------------------------------------------------------------- the store

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from components.adapters.kuberay import job as ray_job
-from components.platform import artifacts, job, launchers, lease, transfer
+from components.platform import artifact_transfer, artifacts, job, launchers, lease
 from components.platform import work as works
 from components.platform.remote_run import RemoteRun
 from components.platform.work import Work
@@ -97,7 +97,7 @@ def test_a_run_stopped_on_one_machine_ends_on_another_as_if_nothing_had_happened
 
     assert "resuming after step 13" in caplog.text and str(tmp_path / "second machine") in str(made)
     assert curve(made) == undisturbed and len(undisturbed) == STEPS
-    assert transfer.manifest(f"{URL}/pretrained/abc")["kind"] == "pretrained"
+    assert artifact_transfer.manifest(f"{URL}/pretrained/abc")["kind"] == "pretrained"
     assert artifacts.read(URL, "runs/pretrained-abc/stop") is None
     manifests.read(artifacts.locate(f"{URL}/pretrained/abc/encoder"), "encoder", "pretrain")
 
@@ -326,4 +326,4 @@ def test_text_is_prepared_in_the_step_or_when_asked_to_in_a_job_of_its_own(bucke
 
     made = launchers.run(Work("prepare_corpus", URL, "corpus", "abc", {}, num_workers, {}), CLUSTER)
 
-    assert done == [where] and transfer.manifest(f"{URL}/corpus/abc")["kind"] == "corpus" and made.is_dir()
+    assert done == [where] and artifact_transfer.manifest(f"{URL}/corpus/abc")["kind"] == "corpus" and made.is_dir()

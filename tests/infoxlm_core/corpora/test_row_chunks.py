@@ -1,7 +1,7 @@
 """What preparation does to a chunk of rows: normalise, clean, key."""
 
 from infoxlm_core.config import CleaningConfig
-from infoxlm_core.corpora import filters, fingerprints, tables
+from infoxlm_core.corpora import fingerprints, row_chunks, tables
 from infoxlm_core.corpora.lines import Row
 from infoxlm_core.corpora.parallel import CHUNK
 
@@ -13,9 +13,9 @@ ROWS = [
 
 
 def test_a_clean_row_is_normalised_and_keyed_and_another_says_why_it_goes():
-    (chunk,) = filters.chunks(ROWS)
+    (chunk,) = row_chunks.chunks(ROWS)
 
-    clean, untranslated, damaged = tables.rows_of(filters.clean_rows(chunk, ("en", "de"), CleaningConfig()))
+    clean, untranslated, damaged = tables.rows_of(row_chunks.clean_rows(chunk, ("en", "de"), CleaningConfig()))
 
     texts = ["Open the file now", "Öffne die Datei jetzt"]
     assert clean == ("en-de", texts, "a.tsv", None, *map(list, fingerprints.keys(texts)))
@@ -26,7 +26,7 @@ def test_a_clean_row_is_normalised_and_keyed_and_another_says_why_it_goes():
 def test_rows_are_collected_in_order_and_in_chunks_of_bounded_size():
     rows = [Row(("en",), (f"line {number}",), "a.txt", number) for number in range(CHUNK + 1)]
 
-    found = list(filters.chunks(rows))
+    found = list(row_chunks.chunks(rows))
 
     assert [len(chunk) for chunk in found] == [CHUNK, 1]
     assert found[1]["texts"].to_pylist() == [[f"line {CHUNK}"]]

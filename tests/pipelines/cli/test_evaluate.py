@@ -10,7 +10,7 @@ from transformers import XLMRobertaForQuestionAnswering as Reader
 from transformers import XLMRobertaForSequenceClassification as Classifier
 from typer.testing import CliRunner
 
-from components.platform import transfer
+from components.platform import artifact_transfer
 from infoxlm_core.errors import InputError
 from pipelines.cli import app
 from pipelines.cli.evaluate import name_models, name_of
@@ -149,7 +149,7 @@ def test_what_cannot_be_measured_is_one_line(encoder, tatoeba, tmp_path, changes
     def refuse(source: str, *more, **options):
         raise InputError(f"{source}: not asked here")
 
-    monkeypatch.setattr(transfer, "mirror", refuse)
+    monkeypatch.setattr(artifact_transfer, "mirror", refuse)
     arguments = {"--model": encoder, "--task": "tatoeba", "--data": tatoeba, "--output": tmp_path / "out"} | changes
 
     result = run(*(part for pair in arguments.items() for part in pair))
@@ -168,7 +168,7 @@ def test_help_teaches_by_an_example():
 
 def test_data_are_named_by_a_uri_with_both_its_slashes(encoder, tatoeba, tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(transfer, "mirror", lambda source, *more, **options: asked.append(source) or tatoeba)
+    monkeypatch.setattr(artifact_transfer, "mirror", lambda source, *more, **options: asked.append(source) or tatoeba)
 
     result = run("--model", encoder, "--task", "tatoeba", "--data", "s3://bucket/v1", "--output", tmp_path / "out")
 

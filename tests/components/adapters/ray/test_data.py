@@ -16,7 +16,7 @@ from components.prepare_corpus import prepare_corpus
 from components.tokenize_corpus import tokenize_corpus
 from infoxlm_core import manifests
 from infoxlm_core.config import PreparationConfig, TokenizationConfig
-from infoxlm_core.corpora import filters, reserved
+from infoxlm_core.corpora import reserved, row_chunks
 from infoxlm_core.corpora.parallel import Work
 from infoxlm_core.errors import InputError, WorkerLost
 from infoxlm_core.stages import preparation, tokenization
@@ -80,7 +80,7 @@ def make(base: Path, text: Path, spread=None) -> None:
 @pytest.fixture
 def small_chunks(monkeypatch) -> None:
     """So that toy text is many chunks."""
-    for module in (filters, reserved, tokenization):
+    for module in (row_chunks, reserved, tokenization):
         monkeypatch.setattr(module, "CHUNK", 100)
 
 
