@@ -143,7 +143,7 @@ def connect(host: str, namespace: str = "") -> Any:
         "credentials": kfp.ServiceAccountTokenVolumeCredentials(file) if file else None,
         "ssl_ca_cert": os.environ.get("SSL_CERT_FILE"),
     }
-    with answering(host), warnings.catch_warnings():
+    with translate_errors(host), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         client = Client(host, namespace=namespace or "kubeflow", **options)
         client.get_kfp_healthz()
@@ -170,7 +170,7 @@ def _healthy(host: str, answer: bytes) -> Any:
 
 
 @contextlib.contextmanager
-def answering(host: str) -> Iterator[None]:
+def translate_errors(host: str) -> Iterator[None]:
     """Turn the errors of the client into ours, one line each; what it prints is left out.
 
     Raises:
@@ -205,7 +205,7 @@ def create(client: Any, host: str, submission: Submission) -> str:
     check(submission.pipeline, spec, submission.parameters)
     spec = spec if submission.caching else without_cache(spec)
     described = {"pipeline_spec": spec} | ({"platform_spec": platform} if platform else {})
-    with answering(host):
+    with translate_errors(host):
         experiment = client.create_experiment(submission.experiment)
         run = api.V2beta1Run(
             display_name=submission.name,
@@ -235,7 +235,7 @@ def follow(client: Any, host: str, run: str, say: Callable[[str], None], every: 
     warned: dict[str, int] = {}
     while True:
         try:
-            with answering(host):
+            with translate_errors(host):
                 found = client.get_run(run)
             answered = time.monotonic()
         except StorageUnavailable as error:

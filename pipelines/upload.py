@@ -62,7 +62,7 @@ def upload(
     """
     text = submit.with_defaults(pipeline, parameters, root)
     name, version = NAMES[pipeline], version_name(pipeline, text)
-    with submit.answering(host):
+    with submit.translate_errors(host):
         found = _find(client, name, namespace) or _create(client, name, submit.read_compiled(pipeline)[0], namespace)
         page = f"{submit.page_of(host)}/#/pipelines/details/{found}"
         if _has_version(client, found, version):

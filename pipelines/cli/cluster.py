@@ -158,7 +158,7 @@ def cancel(run: Annotated[str, typer.Argument(help="Id of the run, as `submit` p
         from pipelines import submit as kubeflow
 
         client = kubeflow.connect(host)
-        with kubeflow.answering(host):
+        with kubeflow.translate_errors(host):
             client.terminate_run(run)
         typer.echo(f"asked for the end of {run}")
 
