@@ -96,6 +96,7 @@ def lengths(chunk: pa.Table) -> pa.Table:
     return pa.table({"length": [len(text) for text in chunk["text"].to_pylist()]})
 
 
+@pytest.mark.slow
 def test_text_is_worked_on_by_processes_of_this_machine(work, monkeypatch):
     def count(work: Work, spread, output: Path) -> dict:
         chunks = [pa.table({"text": [word]}) for word in ("a", "bb", "ccc")]

@@ -17,7 +17,7 @@ def pipeline(monkeypatch):
     monkeypatch.setenv("RUN_ID", "toy-1")
 
 
-@pytest.fixture(params=["directory", "s3"])
+@pytest.fixture(params=["directory", pytest.param("s3", marks=pytest.mark.slow)])
 def store(request, tmp_path, monkeypatch) -> str:
     if request.param == "directory":
         return str(tmp_path / "store")

@@ -690,6 +690,7 @@ def test_weight_decay_shrinks_every_parameter_that_has_no_gradient():
 
 
 @pytest.mark.item("A25")
+@pytest.mark.slow
 def test_contrast_learns_a_toy_language_far_above_chance(tiny_shards, tmp_path, record_property):
     config = tiny_config(
         optimization={"steps": 150, "learning_rate": 0.02, "warmup_steps": 10},

@@ -92,6 +92,7 @@ def tuned(encoder, data, tmp_path_factory) -> Path:
     return folder / "out"
 
 
+@pytest.mark.slow
 def test_it_learns_names_and_places_from_their_neighbours_and_is_scored_by_whole_spans(tuned, data, tmp_path):
     scores = TASK.measure(settings(data), tuned, tmp_path)
 

@@ -595,6 +595,7 @@ def test_sigterm_asks_the_training_to_save_and_deletes_the_job_at_once_without_w
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+@pytest.mark.slow
 def test_sigterm_ends_a_job_within_a_second_although_the_loop_waits_for_something_else(kubernetes, launch, monkeypatch):
     monkeypatch.setattr(ray_job_states, "_PAUSE", 4)  # between two looks at what becomes of the job
     took = []
