@@ -39,7 +39,7 @@ def read_scores(step: StageRun) -> dict[str, Scores]:
 def publish(
     step: StageRun,
     kind: str,
-    found: Any,
+    summary: Summary | Comparison,
     write: Callable[[Path, Any], None],
     comparison: Any,
     report: Any,
@@ -50,13 +50,12 @@ def publish(
     Args:
         step: that ends the sweep.
         kind: of the artifact; its page is called so too.
-        found: a `Summary` or a `Comparison`.
+        summary: of its trials.
         write: writes its files into a directory.
         comparison: KFP's artifact, which points to them.
         report: KFP's page.
         metrics: KFP's metrics.
     """
-    summary: Summary | Comparison = found
     flat = summary.flatten()
     name = manifests.digest([summary.to_dict(), manifests.VERSIONS[kind]]).removeprefix("sha256:")[:16]
 

@@ -31,7 +31,7 @@ __all__ = ["job_name", "run"]
 logger = logging.getLogger(__name__)
 
 _HEARTBEAT = 60.0
-_LOOK = 30.0  # seconds between two looks at what keeps a job from running
+_POLL = 30.0  # seconds between two questions what keeps a job from running
 _LOG_REST = 10.0  # seconds for the last lines of a job that has ended
 _SLACK = 300.0  # by which the operator's own limit comes first
 _REMOVAL = 600.0  # seconds after which a job that is being deleted is stuck
@@ -196,12 +196,12 @@ class Hindrance:
 
     def __init__(self, jobs: RayJobs, name: str) -> None:
         self.text, self._jobs, self._name = "", jobs, name
-        self._looked, self._created, self._in_vain = time.monotonic(), "", 0
+        self._polled, self._created, self._in_vain = time.monotonic(), "", 0
 
     def is_for_good(self, now: float) -> bool:
-        """Whether two looks in a row have found that nothing but a change by somebody helps."""
-        if now - self._looked > _LOOK:
-            self._looked = now
+        """Whether two answers in a row say that nothing but a change by somebody helps."""
+        if now - self._polled > _POLL:
+            self._polled = now
             try:
                 if not self._created and (job := self._jobs.get(self._name)):
                     self._created = job["metadata"].get("creationTimestamp") or ""
