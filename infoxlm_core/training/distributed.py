@@ -140,34 +140,32 @@ def checksum(tensor: Tensor, at_once: int = 2**22) -> Tensor:
 def on_first(action: Callable[[], T]) -> T | None:
     """Let the first worker do something and wait for it, up to a day; what it raises of ours, all workers raise. What
     `action` returns is there on the first worker alone; the others get None."""
-    result: T | None = None
-    failure: InfoXLMError | None = None
     if world_size() > 1:
         _patient(dist.group.WORLD)  # made together, before the others have to wait
-    if rank() == 0:
-        try:
-            result = action()
-        except InfoXLMError as error:
-            failure = error
-        except Exception as error:
-            if not manifests.is_full(error):
-                raise
-            failure = StorageFull(f"no space left ({error}): free some, then run again")
+    result, failure = _attempt(action) if rank() == 0 else (None, None)
     failure = from_first(failure)
     if failure is not None:
         raise failure
     return result
 
 
+def _attempt(action: Callable[[], T]) -> tuple[T | None, InfoXLMError | None]:
+    """What an action returns, or what it raises of ours, a full disk included, for the other workers to be told."""
+    try:
+        return action(), None
+    except InfoXLMError as error:
+        return None, error
+    except Exception as error:
+        if not manifests.is_full(error):
+            raise
+        return None, StorageFull(f"no space left ({error}): free some, then run again")
+
+
 def on_each_machine(action: Callable[[], object]) -> None:
     """Let one worker of each machine do something while all others wait; what one of them raises of ours, all raise."""
-    failure: InfoXLMError | None = None
     group = _patient(dist.group.WORLD) if world_size() > 1 else None  # made together, before the others have to wait
-    if group is None or os.environ.get("LOCAL_RANK", "0") == "0":  # set by torchrun and by Ray Train
-        try:
-            action()
-        except InfoXLMError as error:
-            failure = error
+    first = group is None or os.environ.get("LOCAL_RANK", "0") == "0"  # set by torchrun and by Ray Train
+    _, failure = _attempt(action) if first else (None, None)
     failures = [failure]
     if group is not None:
         failures *= world_size()
