@@ -161,6 +161,11 @@ class Shards:
         return self.manifest["facts"]["vocabulary_size"]
 
 
+def read_manifest(directory: Path, hashed: bool = True) -> dict[str, Any]:
+    """The manifest of token shards, compared with their sizes and, if `hashed`, every byte. Raises as `open_shards`."""
+    return manifests.read(directory, "shards", made_with="tokenize_corpus", check=lambda _: hashed)
+
+
 def open_shards(directory: Path, hashed: bool = True) -> Shards:
     """Verify sizes, ids and, unless somebody has just done it, digests (`hashed`), and map everything.
 
@@ -169,7 +174,7 @@ def open_shards(directory: Path, hashed: bool = True) -> Shards:
         DataCorrupt: a file is missing, differs from what was written, or holds an id outside the vocabulary.
         CorpusTooSmall: there is neither monolingual text nor a pair.
     """
-    manifest = manifests.read(directory, "shards", made_with="tokenize_corpus", check=lambda _: hashed)
+    manifest = read_manifest(directory, hashed)
     facts = manifest["facts"]
     mono: dict[str, list[Table]] = {}
     pairs: dict[str, list[Pairs]] = {}

@@ -179,7 +179,7 @@ def open_shards(directory: Path) -> Shards:
     """Open token shards on every worker; their bytes, terabytes perhaps, are hashed by one worker of each machine."""
     if world_size() == 1:
         return shards.open_shards(directory)
-    on_each_machine(lambda: shards.open_shards(directory))
+    on_each_machine(lambda: shards.read_manifest(directory))
     return shards.open_shards(directory, hashed=False)
 
 
