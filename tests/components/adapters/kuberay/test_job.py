@@ -596,8 +596,8 @@ def test_sigterm_asks_the_training_to_save_and_deletes_the_job_at_once_without_w
 
 
 @pytest.mark.slow
-def test_sigterm_ends_a_job_within_a_second_although_the_loop_waits_for_something_else(kubernetes, launch, monkeypatch):
-    monkeypatch.setattr(ray_job_states, "_PAUSE", 4)  # between two looks at what becomes of the job
+def test_sigterm_ends_a_job_at_once_although_the_loop_waits_for_something_else(kubernetes, launch, monkeypatch):
+    monkeypatch.setattr(ray_job_states, "_PAUSE", 12)  # between two looks at what becomes of the job
     took = []
 
     def act():
@@ -611,7 +611,7 @@ def test_sigterm_ends_a_job_within_a_second_although_the_loop_waits_for_somethin
     with operator(act), pytest.raises(Preempted):
         launch()
 
-    assert took[0] < 2
+    assert took[0] < 10  # not after the pause: a busy machine has its time
 
 
 def test_a_training_that_cannot_be_asked_to_save_is_ended_all_the_same(kubernetes, launch, caplog):

@@ -151,7 +151,7 @@ def test_a_server_killed_during_training_costs_no_point_and_doubles_none(store, 
         assert history(run_id, "loss") == [(step, 1 / step) for step in range(1, 501)]
     record_property("log_p99_ms", 1000 * sorted(seconds)[int(0.99 * len(seconds))])
     print(f"log(): p50 {1e3 * sorted(seconds)[250]:.3f} ms, p99 {1e3 * sorted(seconds)[495]:.3f} ms")
-    assert max(seconds) < 5  # one request to a dead server takes longer
+    assert sum(seconds) < 60  # 200 requests to a dead server, one after the other, take minutes
 
 
 def _timed_log(tracker: MlflowTracker, step: int) -> float:
