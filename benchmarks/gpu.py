@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks import inputs, ours, peers
+from benchmarks import inputs, ours
 from benchmarks.harness import Sheet
 from infoxlm_core.data.batches import PackedBatch
 from infoxlm_core.data.shards import Pairs, Shards, Table, write_table
@@ -43,12 +43,20 @@ WOULD = (
 )
 
 
-def run(quick: bool) -> list[Sheet]:
+def run(quick: bool, keep: Callable[[str, dict[str, Any]], None] = lambda what, row: None) -> list[Sheet]:
+    """All sheets; each row goes to `keep` as soon as it is measured."""
     if not torch.cuda.is_available():
         logger.info("gpu: skipped, there is no CUDA device; on one it measures %s", WOULD)
         return []
     skipped: dict[str, str] = {}
-    top = tried("ceilings", skipped, ceilings)
+
+    def tried(what: str, measure: Callable[..., Any], *given: Any) -> list[dict[str, Any]]:
+        rows = measured(what, skipped, measure, *given)
+        for row in rows or [{"skipped": skipped.get(what, "nothing of it fits")}]:
+            keep(what, row)
+        return rows
+
+    top = tried("ceilings", ceilings)
     reached = max((row["TFLOP/s"] for row in top), default=0.0)
     names = ["base"] if quick else list(SIZES)
     steps = [
@@ -56,15 +64,15 @@ def run(quick: bool) -> list[Sheet]:
         for name in names
         for objective in ("MLM", "InfoXLM")
         for shape in inputs.SHAPES
-        for row in tried(f"{name} {objective} {shape}", skipped, step, name, objective, shape, reached)
+        for row in tried(f"{name} {objective} {shape}", step, name, objective, shape, reached)
     ]
     against = [
         row
         for name in names
         for shape in inputs.SHAPES
-        for row in tried(f"{name} {shape} beside Hugging Face", skipped, hugging_face, name, shape)
+        for row in tried(f"{name} {shape} beside Hugging Face", hugging_face, name, shape)
     ]
-    waiting = tried("waiting for data", skipped, data_wait)
+    waiting = tried("waiting for data", data_wait)
     plain = {"all": "MLM forward and backward, bf16 autocast, dropout 0, 250,002 words"}
     about = {
         "MFU": "flops.must_do_flops by the device's dense bf16 peak, and by the fastest product measured here",
@@ -80,9 +88,9 @@ def run(quick: bool) -> list[Sheet]:
     return [sheet for sheet in sheets if sheet.rows]
 
 
-def tried(what: str, skipped: dict[str, str], measure: Callable[..., Any], *given: Any) -> list[dict[str, Any]]:
+def measured(what: str, skipped: dict[str, str], measure: Callable[..., Any], *given: Any) -> list[dict[str, Any]]:
     """The row or rows that `measure` gives, logged at once; if it fails (out of memory, above all) none, and why."""
-    _free()
+    free()
     try:
         found = measure(*given)
     except Exception as error:  # a benchmark of half an hour must not lose what it has
@@ -120,7 +128,7 @@ def ceilings() -> list[dict[str, Any]]:
     return rows
 
 
-def _batch(objective: str, shape: str, share: int = 1) -> PackedBatch:
+def make_batch(objective: str, shape: str, share: int = 1) -> PackedBatch:
     """About 65,000 tokens (by `share`): blocks of 512 and views of 128, or sentences."""
     rng = np.random.default_rng(inputs.SEED)
     if shape == "full":
@@ -132,7 +140,7 @@ def _batch(objective: str, shape: str, share: int = 1) -> PackedBatch:
     return inputs.pack({name: inputs.lengths("ragged", rng, count, n) for name, n in each.items()}, WORDS, rng)
 
 
-def _learner(name: str, objective: str) -> ours.Given:
+def make_learner(name: str, objective: str) -> ours.Given:
     off = {"tlm": 0, "xlco": 0} if objective == "MLM" else {}
     contrast = {"layer": CONTRAST_LAYER[name], "queue_size": QUEUE}
     config = inputs.config(SIZES[name], objectives=off, contrast=contrast, optimization={"warmup_steps": 0})
@@ -140,7 +148,7 @@ def _learner(name: str, objective: str) -> ours.Given:
     return ours.Given(config, model)
 
 
-def _free() -> None:
+def free() -> None:
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
@@ -148,7 +156,7 @@ def _free() -> None:
 
 def step(name: str, objective: str, shape: str, reached: float) -> dict[str, Any]:
     """Whole optimizer steps on one batch, and their parts."""
-    learner, batch = _learner(name, objective), _batch(objective, shape).to("cuda")
+    learner, batch = make_learner(name, objective), make_batch(objective, shape).to("cuda")
     seconds = seconds_of(lambda: learner.take_step(batch))
     memory = torch.cuda.max_memory_allocated()
     flops = learner._flops(batch) / seconds
@@ -199,8 +207,10 @@ def _parts(learner: ours.Given, batch: PackedBatch) -> dict[str, float]:
 
 def hugging_face(name: str, shape: str) -> list[dict[str, Any]]:
     """MLM forward and backward on an eighth of the tokens: Hugging Face stores logits of every one of them."""
-    learner, batch = _learner(name, "MLM"), _batch("MLM", shape, share=8)
+    learner, batch = make_learner(name, "MLM"), make_batch("MLM", shape, share=8)
     on_device = batch.to("cuda")
+    from benchmarks import peers  # the rest of this file needs no transformers
+
     peer = peers.HuggingFace(learner.module.cpu())
     learner.module.cuda()
     peer.model.cuda()
@@ -223,7 +233,7 @@ def hugging_face(name: str, shape: str) -> list[dict[str, Any]]:
         ("Hugging Face, eager", lambda: theirs(peer.model)),
         ("Hugging Face, compiled", lambda: theirs(compiled)),
     ):
-        _free()
+        free()
         try:
             began = time.perf_counter()
             work()

@@ -9,7 +9,7 @@ from benchmarks import gpu
 @pytest.fixture(autouse=True)
 def on_a_gpu(monkeypatch):
     """A machine whose every measurement is one row."""
-    monkeypatch.setattr(gpu, "_free", lambda: None)
+    monkeypatch.setattr(gpu, "free", lambda: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(gpu, "ceilings", lambda: [{"what": "a product", "TFLOP/s": 600.0, "TB/s": 0.0}])
     monkeypatch.setattr(gpu, "hugging_face", lambda name, shape: [{"model": name, "shape": shape}])
