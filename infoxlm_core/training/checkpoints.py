@@ -18,6 +18,7 @@ import os
 import re
 import shutil
 from collections.abc import Collection, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -87,7 +88,7 @@ class Checkpoints:
 
     One is saved every so many steps; the newest `keep` stay, not counting those that a resume has found to be bad. Each
     is compared with the fingerprint before it is used, unless changes are accepted. `remote` is where they are for
-    other machines; None if all share this directory.
+    other machines; None if all share this directory. `background`: training goes on while one is written.
     """
 
     def __init__(
@@ -98,9 +99,12 @@ class Checkpoints:
         keep: int,
         remote: RemoteCheckpoints | None = None,
         accept_changes: bool = False,
+        background: bool = False,
     ) -> None:
         self.directory, self.fingerprint, self.every, self.keep = directory, fingerprint, every, keep
-        self.remote, self.accept_changes = remote, accept_changes
+        self.remote, self.accept_changes, self.background = remote, accept_changes, background
+        self._writer, self._writing = ThreadPoolExecutor(1, "checkpoint"), Future[None]()
+        self._writing.set_result(None)
         self._missed = 0
         self._bad: set[str] = set()
         directory.mkdir(parents=True, exist_ok=True)
@@ -118,7 +122,10 @@ class Checkpoints:
             for dead in self.directory.glob(".step=*"):  # left behind by a process that died while it saved
                 shutil.rmtree(dead, ignore_errors=True)
             with self.remote.held() if self.remote else contextlib.nullcontext():
-                yield
+                try:
+                    yield
+                finally:  # nobody else may write before it is done
+                    self._writer.shutdown()
 
     def asked_to_stop(self) -> bool:
         return (self.directory / "stop").exists() or bool(self.remote and self.remote.asked_to_stop())
@@ -128,6 +135,18 @@ class Checkpoints:
         (self.directory / "stop").unlink(missing_ok=True)
         if self.remote:
             self.remote.forget_request()
+
+    def begin(self, checkpoint: Checkpoint) -> None:
+        """`save` in a thread, of tensors that nobody changes meanwhile; after `finish` of the one before."""
+        self._writing = self._writer.submit(self.save, checkpoint)
+
+    def finish(self) -> None:
+        """Wait for what `begin` has begun, and raise what it raises."""
+        self._writing.result()
+
+    def has_failed(self) -> bool:
+        """Whether `finish` would raise; answers at once."""
+        return self._writing.done() and self._writing.exception() is not None
 
     def save(self, checkpoint: Checkpoint, last: bool = False) -> None:
         """Write a checkpoint so that it exists whole or not at all; then drop the bad and the oldest.

@@ -200,17 +200,22 @@ def copy_from_first(source: Mapping[str, Tensor], targets: Mapping[str, Tensor])
             target.copy_(whole)
 
 
-def tensors_on_first(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def tensors_on_first(tensors: Mapping[str, Tensor], own: bool = False) -> dict[str, Tensor]:
     """Whole tensors in the first worker's memory (on the CPU), one after the other; nothing on the other workers.
 
-    All workers call this: each sends its shards.
+    All workers call this: each sends its shards. `own`: copies, of tensors that are on the CPU already, too.
     """
     gathered = {}
     for name, tensor in tensors.items():
         tensor = tensor.detach()
         whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-        if rank() == 0:
-            gathered[name] = whole.cpu().contiguous()
+        if rank() == 0 and whole.is_cuda:  # into pinned memory, which torch keeps for the next time: no copy waits
+            gathered[name] = torch.empty(whole.shape, dtype=whole.dtype, pin_memory=True)
+            gathered[name].copy_(whole, non_blocking=True)
+        elif rank() == 0:
+            gathered[name] = whole.clone(memory_format=torch.contiguous_format) if own else whole.contiguous()
+    if gathered and torch.cuda.is_available():
+        torch.cuda.synchronize()
     return gathered
 
 

@@ -59,7 +59,7 @@ def train(
         coming = ahead.submit(learner.batches, progress.step)
         while progress.step < config.steps:
             # The next step's batches are made on the CPU while this step computes: they depend on its number alone.
-            stop = first and checkpoints.asked_to_stop()
+            stop = first and (checkpoints.asked_to_stop() or checkpoints.has_failed())
             began = time.monotonic()
             batches = coming.result()
             waited = time.monotonic() - began  # seconds in which nobody computed
@@ -107,9 +107,11 @@ def _save(
     tracker: Tracker,
     last: bool,
 ) -> None:
-    """Save what all workers agree on, else raise RankDesync; the first one writes."""
+    """Save what all workers agree on, else raise RankDesync; the first one writes, the last one before it returns."""
+    distributed.on_first(checkpoints.finish)
     distributed.check_equal({**dict(learner.module.named_parameters()), **learner.state()}, progress.step)
-    checkpoint = snapshot(learner, optimizer, progress, figures)
-    distributed.on_first(lambda: checkpoints.save(checkpoint, last))
+    later = checkpoints.background and not last
+    checkpoint = snapshot(learner, optimizer, progress, figures, own=later)
+    distributed.on_first(lambda: checkpoints.begin(checkpoint) if later else checkpoints.save(checkpoint, last))
     if distributed.rank() == 0:
         tracker.sync()

@@ -21,12 +21,12 @@ def run_directory(
     config: CheckpointsConfig,
     track: Callable[[Path], Tracker],
     remote: RemoteCheckpoints | None = None,
+    background: bool = False,
 ) -> Iterator[tuple[Checkpoints, Tracker]]:
     """Checkpoints and tracker of a run. The first worker holds the run's lock as long as it trains; LeaseHeld if
     another process trains this run."""
-    checkpoints = Checkpoints(
-        directory, fingerprint, config.every, config.keep, remote, accept_changes=config.resume == directory.name
-    )
+    accepted = config.resume == directory.name
+    checkpoints = Checkpoints(directory, fingerprint, config.every, config.keep, remote, accepted, background)
     with contextlib.ExitStack() as stack:
         distributed.on_first(lambda: stack.enter_context(checkpoints.locked()))
         tracker = track(directory / METRICS) if distributed.rank() == 0 else FileTracker(os.devnull)

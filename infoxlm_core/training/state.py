@@ -32,13 +32,18 @@ def named_tensors(learner: Learner, optimizer: torch.optim.Optimizer) -> dict[st
 
 
 def snapshot(
-    learner: Learner, optimizer: torch.optim.Optimizer, progress: Progress, figures: Mapping[str, float]
+    learner: Learner,
+    optimizer: torch.optim.Optimizer,
+    progress: Progress,
+    figures: Mapping[str, float],
+    own: bool = False,
 ) -> Checkpoint:
     """Everything the next step depends on; and the last figures, for a run that finds itself finished.
 
-    All workers call this: tensors are whole however they are sharded, and on the first worker only.
+    All workers call this: tensors are whole however they are sharded, and on the first worker only. `own`: the next
+    step does not change them, where it computes on the CPU, too.
     """
-    tensors = distributed.tensors_on_first(named_tensors(learner, optimizer))
+    tensors = distributed.tensors_on_first(named_tensors(learner, optimizer), own)
     meta = {"updates": progress.updates, "bad_in_a_row": progress.bad_in_a_row, "figures": dict(figures)}
     return Checkpoint(progress.step, tensors, meta)
 

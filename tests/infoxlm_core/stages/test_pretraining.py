@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -26,12 +27,14 @@ from infoxlm_core.errors import (
     TokenizerMismatch,
     TrainingDiverged,
 )
+from infoxlm_core.stages import pretraining
 from infoxlm_core.stages.pretraining import pretrain
 from infoxlm_core.systems.infoxlm.learner import InfoXLMLearner
 from infoxlm_core.systems.infoxlm.system import build
 from infoxlm_core.training import checkpoints as saving
 from infoxlm_core.training import distributed, optimizer, tracker
 from infoxlm_core.training.fingerprint import Fingerprint
+from infoxlm_core.training.run import run_directory
 from infoxlm_core.training.state import Progress, named_tensors
 from infoxlm_core.training.step import count_targets, train_step
 from tests import workers
@@ -308,18 +311,34 @@ def test_two_and_four_workers_give_the_same_losses_and_a_run_may_change_between(
 STEPS = 200
 
 
-def _long_run(shards: Path, base: Path) -> None:
+def _in_the_background(*given):
+    """`run_directory` as on a GPU, where training goes on while a checkpoint is written."""
+    return run_directory(*given[:-1], True)
+
+
+def _long_run(shards: Path, base: Path, background: bool = False) -> None:
     torch.set_num_threads(1)
+    if background:
+        pretraining.run_directory = _in_the_background
     config = tiny_config(optimization={"steps": STEPS}, checkpoints={"every": 10})
     pretrain(config, shards, base / "out", base / "run")
 
 
+@pytest.fixture(scope="module")
+def undisturbed_long_run(tiny_shards, tmp_path_factory) -> Path:
+    base = tmp_path_factory.mktemp("long")
+    _long_run(tiny_shards, base)
+    return base / "run"
+
+
 @pytest.mark.slow
-def test_a_run_killed_at_any_moment_ends_like_an_undisturbed_one(tiny_shards, tmp_path):
-    _long_run(tiny_shards, tmp_path / "a")
+@pytest.mark.parametrize("background", [False, True])
+def test_a_run_killed_at_any_moment_ends_like_an_undisturbed_one(
+    undisturbed_long_run, tiny_shards, tmp_path, background
+):
     run, killed = tmp_path / "b/run", 0
     for wait in (0.01, 0.1, 0.05, None):  # anywhere: seconds after the first checkpoint of this attempt
-        process = workers.one(_long_run, tiny_shards, tmp_path / "b")
+        process = workers.one(_long_run, tiny_shards, tmp_path / "b", background)
         if wait is not None:
             seen = _newest(run)
             while process.is_alive() and _newest(run) == seen:
@@ -331,8 +350,8 @@ def test_a_run_killed_at_any_moment_ends_like_an_undisturbed_one(tiny_shards, tm
 
     assert process.exitcode == 0
     assert killed >= 1, "the fault never fired"
-    assert losses(run) == losses(tmp_path / "a" / "run")
-    assert state_of(run, STEPS) == state_of(tmp_path / "a" / "run", STEPS)
+    assert losses(run) == losses(undisturbed_long_run)
+    assert state_of(run, STEPS) == state_of(undisturbed_long_run, STEPS)
 
 
 def _newest(run: Path) -> int:
@@ -500,6 +519,49 @@ def test_a_full_disk_leaves_the_older_checkpoint_and_nothing_half_written(
         pretrain(tiny_config(), tiny_shards, tmp_path / "out", run)
     assert caught.value.exit_code == 75
     assert [path.name for path in run.iterdir() if "step=" in path.name] == ["step=0000000002"]
+
+
+def test_training_goes_on_while_a_checkpoint_is_written_and_changes_nothing_in_it(
+    undisturbed, tiny_shards, tmp_path, monkeypatch
+):
+    plain, write, after, seen = tracker.FileTracker.log, saving.save_file, threading.Event(), []
+
+    def log(self, step, figures):
+        plain(self, step, figures)
+        if step == 3:
+            after.set()
+
+    def slowly(tensors, path):
+        seen.append(after.wait(60))  # the first checkpoint is that of step 2
+        write(tensors, path)
+
+    monkeypatch.setattr(tracker.FileTracker, "log", log)
+    monkeypatch.setattr(saving, "save_file", slowly)
+    monkeypatch.setattr(pretraining, "run_directory", _in_the_background)
+
+    pretrain(tiny_config(), tiny_shards, tmp_path / "out", tmp_path / "run")
+
+    assert seen == [True] * 3
+    for step in (2, 4, 6):
+        assert state_of(tmp_path / "run", step) == state_of(undisturbed, step)
+
+
+@pytest.mark.parametrize("steps", [3, 6])
+def test_a_full_disk_behind_the_training_ends_it_too(tiny_shards, tmp_path, monkeypatch, steps):
+    write = saving.save_file
+
+    def full(tensors, path):
+        if "step=0000000002" in str(path):
+            raise OSError(28, "No space left on device")
+        write(tensors, path)
+
+    monkeypatch.setattr(saving, "save_file", full)
+    monkeypatch.setattr(pretraining, "run_directory", _in_the_background)
+
+    with pytest.raises(StorageFull, match="no space for step=0000000002"):
+        pretrain(tiny_config(optimization={"steps": steps}), tiny_shards, tmp_path / "out", tmp_path / "run")
+
+    assert not list((tmp_path / "run").glob("*step=*"))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small file system")
