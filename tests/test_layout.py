@@ -16,6 +16,7 @@ ELSEWHERE = {
     "infoxlm_core/data/encoding.py": "infoxlm_core/stages/test_tokenization.py",
     "infoxlm_core/data/vocabulary.py": "infoxlm_core/stages/test_tokenization.py",
     "infoxlm_core/model/any_encoder.py": "infoxlm_core/tasks/test_embedding.py",
+    "infoxlm_core/model/plain_transformers.py": "infoxlm_core/tasks/test_reference_vectors.py",
     "infoxlm_core/model/task_head.py": "infoxlm_core/model/test_task_models.py",
     "infoxlm_core/systems/planning.py": "infoxlm_core/systems/infoxlm/test_plan.py",
     "infoxlm_core/systems/system.py": "infoxlm_core/systems/test_text_system.py",

@@ -24,7 +24,7 @@ def has_language_model_head(directory: Path) -> bool:
     return "ForMaskedLM" in (directory / "config.json").read_text(encoding="utf-8")  # among its "architectures"
 
 
-def load_encoder(directory: Path | str) -> tuple[Model, Tokenizer]:
+def load_encoder(directory: Path | str, device: str | None = None) -> tuple[Model, Tokenizer]:
     """Load an encoder, with its language-model head if it has one, ready to predict in fp32, on the GPU if any.
 
     Raises InputError if the directory or a weight is missing or cannot be read, or it is an encoder-decoder.
@@ -49,7 +49,7 @@ def load_encoder(directory: Path | str) -> tuple[Model, Tokenizer]:
     if tokenizer.pad_token_id is None:
         raise InputError(f"{directory}: its tokenizer has no padding token: name one in tokenizer_config.json")
     tokenizer.padding_side = "right"  # position 0 is the first token
-    return model.eval().to(devices.choose()), tokenizer
+    return model.eval().to(device or devices.choose()), tokenizer
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data.shards import Shards
 from infoxlm_core.model import pretrained
 from infoxlm_core.systems import SYSTEMS
+from infoxlm_core.tasks import reference_vectors
 from infoxlm_core.training import distributed, loop
 from infoxlm_core.training.checkpoints import RemoteCheckpoints
 from infoxlm_core.training.fingerprint import Fingerprint
@@ -58,5 +59,6 @@ def _export(config: PretrainingConfig, weights: dict[str, Tensor], shards: Shard
     model.load_state_dict(weights)
     system.export(model, config, shards, output / "encoder")
     export_curves(run, output / "encoder")
+    reference_vectors.write(output / "encoder")
     manifests.write(output / "encoder", "encoder", {"steps": config.optimization.steps}, lineage)
     manifests.write(output / "start", "encoder", {"steps": 0}, lineage)

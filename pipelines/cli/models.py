@@ -1,4 +1,4 @@
-"""Commands on a model: import, embed."""
+"""Commands on a model: import, embed, serve-check."""
 
 import json
 import sys
@@ -68,3 +68,31 @@ def embed(
 
         for text, similarity in zip(texts, F.cosine_similarity(found, found[:1]).tolist(), strict=True):
             typer.echo(f"{similarity:7.4f}  {text}")
+
+
+@app.command(name="serve-check")
+def serve_check(
+    model: Annotated[
+        str, typer.Argument(help="models:/NAME@ALIAS, models:/NAME/VERSION, or the directory of an exported model.")
+    ],
+    python: Annotated[
+        str, typer.Option(help="Of an environment with torch and transformers, such as that of your server.")
+    ] = sys.executable,
+    store: Store = "runs",
+) -> None:
+    """Show that a model gives outside of this project the vectors that were registered with it.
+
+    Every exported model has reference_vectors.json beside it: ten sentences and their vectors. The registered files are
+    fetched and compared with digest and signature; then a fresh process, where this project cannot be imported, loads
+    them with transformers as the model card says and computes the ten vectors anew. They must be equal but for the
+    rounding of fp32, which other kernels do in another order.
+
+    Ends with 0 and one line that has the worst cosine and difference; with 3 if the vectors are others; with 2 if the
+    model has none, as before they were kept, or the other Python cannot load it.
+    """
+    with ending_clearly():
+        from components.adapters.mlflow import registry as model_registry
+        from components.platform import artifacts
+        from infoxlm_core.tasks import reference_vectors
+
+        typer.echo(reference_vectors.check(model_registry.load_encoder(model, artifacts.local(store)), model, python))

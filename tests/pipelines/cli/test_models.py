@@ -1,12 +1,19 @@
-"""`infoxlm import`: what it prints, and one line where it refuses."""
+"""`infoxlm import` and `serve-check`: what they print, and one line where they refuse."""
 
 import argparse
+from pathlib import Path
 
+import pytest
 import torch
 from typer.testing import CliRunner
 
+from components.adapters.mlflow import registry
+from components.adapters.mlflow import runs as mlflow_runs
+from infoxlm_core.tasks import reference_vectors
 from pipelines.cli import app
+from tests.toy_evaluation import evaluated
 from tests.toy_fairseq import infoxlm_checkpoint, model_tensors
+from tests.toy_models import save_model
 
 
 def run(*arguments: str):
@@ -29,3 +36,38 @@ def test_import_of_something_else_is_one_line(tmp_path):
     result = run("import", str(tmp_path / "empty.pt"), str(tmp_path / "out"))
 
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1) and "empty.pt" in result.stderr
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch) -> Path:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    return tmp_path / "runs"
+
+
+def register(store: Path, model: Path) -> None:
+    """As the first version, and champion, of `tiny`."""
+    run_id = mlflow_runs.open_run("tests", "demo", {mlflow_runs.RUN_TAG: "r1"}, store)
+    scores, evaluation = {"retrieval/best": 0.5}, evaluated(store / "evaluation", 0.5)
+    registry.register("tiny", model, "sha256:1", scores, {"retrieval/best": 0.0}, run_id, {}, evaluation)
+
+
+@pytest.mark.slow
+def test_serve_check_of_the_champion_is_one_line_with_the_worst_difference(store, tmp_path):
+    model = save_model(tmp_path / "model")
+    reference_vectors.write(model)
+    register(store, model)
+
+    result = run("serve-check", "models:/tiny@champion", "--store", str(store))
+
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.startswith("models:/tiny@champion is served as it was registered: 10 vectors, mean of layer 1")
+    assert "worst cosine 1.00000" in result.stdout and result.stdout.count("\n") == 1
+
+
+def test_serve_check_of_a_version_without_vectors_says_how_to_have_them(store, tmp_path):
+    register(store, save_model(tmp_path / "model"))
+
+    result = run("serve-check", "models:/tiny/1", "--store", str(store))
+
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert "has no reference_vectors.json" in result.stderr and "run the pipeline again" in result.stderr
