@@ -48,6 +48,7 @@ def check_settings(
     Returns:
         the sections, defaults filled in, and the trials.
     """
+    from components.platform import tracking
     from components.platform.stage_run import stage_run
     from infoxlm_core import run_file
 
@@ -55,6 +56,7 @@ def check_settings(
         given = {"preparation": preparation, "tokenization": tokenization, "pretraining": pretraining}
         given |= {"finetuning": finetuning, "evaluation": evaluation, "registration": registration}
         if trials:
+            tracking.tracker().check_sweeps()
             given["pretraining"] = trials[0]["pretraining"]
         run = run_file.override_sections(given, overrides, num_workers)
         changed = run_file.override_trials(given, trials, overrides, num_workers)

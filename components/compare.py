@@ -28,7 +28,7 @@ def compare(
     from components.platform.stage_run import stage_run
     from infoxlm_core.results import ablation, ablation_page
 
-    with stage_run("compare", store) as step:
+    with stage_run("compare", store, last=True) as step:
         found = sweeps.read_metrics(step, [item["trial"] for item in trials])
         compared = ablation.compare(found, step.run.name)
         sweeps.publish(step, "comparison", compared, ablation_page.write, comparison, report, metrics)

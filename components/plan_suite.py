@@ -18,12 +18,13 @@ def plan_suite(suite: dict[str, Any], store: str) -> list:  # type: ignore[type-
     """
     import logging
 
-    from components.platform import sources
+    from components.platform import sources, tracking
     from components.platform.stage_run import stage_run
     from infoxlm_core.results import trials
     from infoxlm_core.results.suite_config import SuiteConfig
 
     with stage_run("plan_suite", store, reports=False) as step:
+        tracking.tracker().check_sweeps()
         checked = SuiteConfig.parse(suite, "suite")
         points = [planned.to_dict() for planned in trials.plan(checked)]
         for source in checked.models.values():

@@ -36,7 +36,7 @@ def promote(
     from components.platform import artifacts
     from components.platform.stage_run import stage_run
 
-    with stage_run("promote", store, tracker="mlflow") as step:  # which has the registry, whatever tracks
+    with stage_run("promote", store, tracker="mlflow", last=True) as step:  # which has the registry, whatever tracks
         os.environ["INFOXLM_IMAGE"] = image
         step.report(promotion={"model": model, "gate": gate, "to": to, "by_hand": by_hand})
         done = promoting.run(model, gate, step.here, to, by_hand)
@@ -44,3 +44,4 @@ def promote(
         figures = {f"{metric}/{name}": one[name] for metric, one in done.verdict.figures.items() for name in said}
         artifacts.show({"version": done.version} | figures, metrics)
         step.report(figures)
+        step.run.end()  # its pipeline has no other step

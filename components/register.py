@@ -37,7 +37,7 @@ def register(
     from infoxlm_core.config import RegistrationConfig
     from infoxlm_core.results.trials import HEADLINES
 
-    with stage_run("register", store, tracker="mlflow") as step:  # which has the registry, whatever tracks
+    with stage_run("register", store, tracker="mlflow", last=True) as step:  # which has the registry, whatever tracks
         os.environ["INFOXLM_IMAGE"] = image
         checked = RegistrationConfig.parse(config, "registration")
         model, digest = artifacts.resolve(encoder)

@@ -30,7 +30,7 @@ def summarise(
     from infoxlm_core.results.suite_config import SuiteConfig
     from infoxlm_core.results.summary import summarise
 
-    with stage_run("summarise", store) as step:
+    with stage_run("summarise", store, last=True) as step:
         checked = SuiteConfig.parse(suite, "suite")
         found = summarise(checked, sweeps.read_scores(step))
         step.report(suite=checked)

@@ -33,7 +33,6 @@ ELSEWHERE = {
     "components/platform/sweeps.py": "components/test_measure.py",
     "components/prepare_corpus.py": "components/adapters/ray/test_data.py",
     "components/pretrain.py": "components/platform/test_sources.py",
-    "components/promote.py": "pipelines/cli/test_registry.py",
     "components/register.py": "e2e/test_pipeline.py",
     "pipelines/cli/cluster.py": "pipelines/test_submit.py",
     "pipelines/placing.py": "k8s/test_secrets.py",

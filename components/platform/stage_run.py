@@ -14,7 +14,7 @@ from components.platform.work import Work
 from infoxlm_core import manifests
 from infoxlm_core.config import StageConfig
 from infoxlm_core.corpora.datasets import Dataset, list_datasets
-from infoxlm_core.errors import TryAgain
+from infoxlm_core.errors import InfoXLMError, TryAgain
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +94,12 @@ class StageRun:
 
 @contextlib.contextmanager
 def stage_run(
-    stage: str, store: str, trial: Mapping[str, Any] | None = None, tracker: str = "", reports: bool = True
+    stage: str,
+    store: str,
+    trial: Mapping[str, Any] | None = None,
+    tracker: str = "",
+    reports: bool = True,
+    last: bool = False,
 ) -> Iterator[StageRun]:
     """Run a component's body; what goes wrong becomes one line, an exit code and an outcome in the store.
 
@@ -106,6 +111,7 @@ def stage_run(
         trial: of an ablation or a suite: it has a run of its own.
         tracker: which one has the run, if it is not for INFOXLM_TRACKER to choose.
         reports: False of a body that tells the tracker nothing: it need not open a run.
+        last: of a pipeline: if the body fails, so has the tracker's run. One that succeeds ends it itself.
     """
     with runtime.ending_clearly(store, stage, trial):
         step = StageRun(stage, store, trial, tracker)
@@ -115,4 +121,10 @@ def stage_run(
                     logger.info("its run: %s", page)
             except TryAgain as error:  # what is to be done may take hours: the tracker may be back by then
                 logger.warning("its run cannot be shown: %s", error)
-        yield step
+        try:
+            yield step
+        except Exception:
+            if last:
+                with contextlib.suppress(InfoXLMError):  # the tracker may be what failed
+                    step.run.end("FAILED")
+            raise

@@ -72,3 +72,4 @@ def publish(
     step.run.annotate(f"**{step.run.name}**: [the {kind}]({note.FILE}{kind}/{kind}.html).{missing}")
     if summary.unfinished:
         logging.warning("not finished, and not in the numbers: %s", ", ".join(summary.unfinished))
+    step.run.end("FAILED" if summary.unfinished else "FINISHED")  # the last step of its pipeline

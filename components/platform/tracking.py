@@ -107,6 +107,9 @@ class RunTracker(Protocol):
     def find_run(self, run_id: str) -> Run:
         """The run with an id that another process has opened."""
 
+    def check_sweeps(self) -> None:
+        """Raise ConfigError if it keeps no trials: a sweep reads them from it."""
+
     def find_ablation(self, which: str, here: Path) -> Run:
         """The run of an ablation: `latest`, an id, or a name (then the newest); InputError if there is none."""
 
@@ -131,18 +134,21 @@ class Untracked:
         return ""
 
     def trials(self) -> NoReturn:
+        self.check_sweeps()
+
+    def check_sweeps(self) -> NoReturn:
         raise ConfigError(f"{VARIABLE}: 'none', but a sweep reads its trials from a tracker: set it to mlflow")
 
     def open_run(self, key: str, name: str, store: str, here: Path, trial: Trial | None) -> Run:  # noqa: ARG002
         if trial:
-            self.trials()
+            self.check_sweeps()
         return self
 
     def find_run(self, run_id: str) -> Run:  # noqa: ARG002
         return self
 
     def find_ablation(self, which: str, here: Path) -> Run:  # noqa: ARG002
-        return self.trials()
+        self.check_sweeps()
 
 
 def _mlflow() -> RunTracker:

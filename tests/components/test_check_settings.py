@@ -49,3 +49,15 @@ def test_a_wrong_setting_ends_the_run_at_once_and_its_reason_is_where_submit_rea
     said = json.loads((tmp_path / "outcome/toy-1/check_settings.json").read_text())
     assert ended.value.code == 2 and said["class"] == "ConfigError"
     assert "evaluation.retrieval_pear: unknown name; known are" in said["message"]
+
+
+def test_an_ablation_without_a_tracker_is_refused_before_any_text_is_read(tmp_path, monkeypatch):
+    monkeypatch.setenv("RUN_ID", "toy-1")
+    monkeypatch.setenv("INFOXLM_TRACKER", "none")
+    trial = {"trial": {"variant": "full", "seed": 3, "what": ""}, "pretraining": {}}
+
+    with pytest.raises(SystemExit):
+        check_settings.python_func(str(tmp_path), **GIVEN, trials=[trial])
+
+    said = json.loads((tmp_path / "outcome/toy-1/check_settings.json").read_text())
+    assert "a sweep reads its trials from a tracker" in said["message"]

@@ -102,6 +102,18 @@ def test_the_comparison_goes_to_the_ablations_run_and_trials_that_failed_are_clo
     assert [one.status for one in failed] == ["FAILED", "FAILED"]
 
 
+@pytest.mark.parametrize(("left_out", "status"), [(0, "FAILED"), (2, "FINISHED")])
+def test_the_comparison_ends_the_ablations_run_as_its_trials_have_ended(
+    ablation, tmp_path, monkeypatch, left_out, status
+):
+    monkeypatch.setitem(globals(), "TRIALS", TRIALS[: len(TRIALS) - left_out])
+    parent = tracking.open_run(str(ablation)).id
+
+    run_component(ablation, tmp_path / "kfp")
+
+    assert mlflow_runs.connect(ablation).get_run(parent).info.status == status
+
+
 def test_the_command_prints_the_same_table_later_and_writes_it(ablation, tmp_path):
     made, _ = run_component(ablation, tmp_path / "kfp")
     arguments = ["compare", "--store", str(ablation), "--output", str(tmp_path / "out"), "--run", "toy"]

@@ -76,6 +76,16 @@ def test_a_wrong_name_fails_before_anything_is_trained(config, store, change, sa
     assert ended.value.code == 2 and outcome["stage"] == "plan_suite" and said in outcome["message"]
 
 
+def test_a_suite_without_a_tracker_is_refused_when_it_is_planned(config, store, monkeypatch):
+    monkeypatch.setenv(tracking.VARIABLE, "none")
+
+    with pytest.raises(SystemExit):
+        plan_suite.python_func(suite=config.listed(), store=str(store))
+
+    said = json.loads((store / "outcome/by-hand/plan_suite.json").read_text())
+    assert said["class"] == "ConfigError" and "a sweep reads its trials from a tracker" in said["message"]
+
+
 def test_a_tuned_model_that_is_damaged_without_a_trace_is_not_measured(planned, store, tmp_path):
     item = planned["toy words learning_rate=0.003 seed 1"]
     run_point(item, store, tmp_path)
@@ -176,9 +186,12 @@ def test_the_summary_goes_to_the_pipelines_run_and_what_nobody_works_on_is_close
     kinds = {"comparison": dsl.Artifact, "report": dsl.HTML, "metrics": dsl.Metrics}
     outputs = {name: kind(name=name, uri=str(tmp_path / "kfp" / name)) for name, kind in kinds.items()}
 
+    parent = tracking.open_run(str(store)).id
+
     summarise.python_func(suite=config.listed(), store=str(store), **outputs)
 
-    client, parent = mlflow_runs.connect(store), tracking.open_run(str(store)).id
+    client = mlflow_runs.connect(store)
+    assert client.get_run(parent).info.status == "FAILED"  # not all of its points are finished
     made = artifacts.resolve(outputs["comparison"])[0]
     summary = json.loads((made / "suite.json").read_text())
     assert summary["unfinished"] == [name for name in planned if name != "toy pairs"]
