@@ -68,7 +68,7 @@ def _user() -> dict[str, Any]:
 
 def dump(port: int) -> dict[str, str]:
     """All rows of all tables of the database, as text."""
-    with _connect(port, DATABASE) as connection, connection.cursor() as cursor:
+    with connect(port) as connection, connection.cursor() as cursor:
         cursor.execute("SELECT table_name FROM information_schema.tables WHERE table_schema = 'public'")
         tables = [name for (name,) in cursor.fetchall()]
         rows = {}
@@ -78,14 +78,15 @@ def dump(port: int) -> dict[str, str]:
     return rows
 
 
-def _connect(port: int, database: str) -> Any:
+def connect(port: int, database: str = DATABASE) -> Any:
+    """A connection of psycopg2."""
     import psycopg2
 
     return psycopg2.connect(host="127.0.0.1", port=port, user=USER, password=PASSWORD, dbname=database)
 
 
 def _create_database(port: int) -> None:
-    connection = _connect(port, "postgres")
+    connection = connect(port, "postgres")
     connection.autocommit = True
     with connection.cursor() as cursor:
         cursor.execute(f"CREATE DATABASE {DATABASE}")
