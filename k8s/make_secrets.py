@@ -17,9 +17,9 @@ import secrets
 import sys
 
 NAMESPACE = "infoxlm"
-PIPELINES = "pipelines"
-"""The user of MLflow that steps are."""
-OF_RUNS = ("infoxlm-store", "infoxlm-mlflow", "kfp-mlflow-credentials")
+TRAININGS, PIPELINES = "trainings", "pipelines"
+"""The users of MLflow that steps and Ray pods are, and that the steps are which register and promote."""
+OF_RUNS = ("infoxlm-store", "infoxlm-mlflow", "infoxlm-registry", "kfp-mlflow-credentials")
 """What steps, Ray pods and Kubeflow's driver read."""
 
 
@@ -32,13 +32,14 @@ def keys(prefix: str) -> dict[str, str]:
 
 
 def of_mlflow(database: dict[str, str]) -> dict[str, dict[str, str]]:
-    """The server's own, its database's, and the one login of the steps in the two forms in which it is read."""
+    """The server's own, its database's, the login of the steps in the two forms in which it is read, the registry's."""
     login = password()
     return {
         "mlflow-server": {"flask-secret-key": secrets.token_hex(32), "admin-password": password()},
         "mlflow-database": database,
-        "infoxlm-mlflow": {"MLFLOW_TRACKING_USERNAME": PIPELINES, "MLFLOW_TRACKING_PASSWORD": login},
-        "kfp-mlflow-credentials": {"username": PIPELINES, "password": login},
+        "infoxlm-mlflow": {"MLFLOW_TRACKING_USERNAME": TRAININGS, "MLFLOW_TRACKING_PASSWORD": login},
+        "kfp-mlflow-credentials": {"username": TRAININGS, "password": login},
+        "infoxlm-registry": {"MLFLOW_TRACKING_USERNAME": PIPELINES, "MLFLOW_TRACKING_PASSWORD": password()},
     }
 
 

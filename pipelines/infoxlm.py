@@ -14,7 +14,7 @@ from components.prepare_corpus import prepare_corpus
 from components.pretrain import pretrain
 from components.register import register
 from components.tokenize_corpus import tokenize_corpus
-from pipelines.placing import LIMITS, Pool, place, sign, size, train_on
+from pipelines.placing import LIMITS, Pool, place, size, train_on, trust
 
 
 @dsl.pipeline(
@@ -141,5 +141,5 @@ def infoxlm(
         task.set_display_name(story)
     place(image, settings, corpus, shards, pretrained, tuned, tuned_start, scores, registered)
     size(step_cpu, step_memory, corpus, shards, scores, registered)
-    sign(registered)
+    trust(registered)
     train_on(Pool(accelerator, gpus, cpu, memory, node_selector, tolerations), pretrained, tuned, tuned_start)

@@ -4,12 +4,12 @@ from typing import Any, NamedTuple
 
 from kfp import dsl, kubernetes
 
-from components.settings.environment import own_name
+from components.settings.environment import OF_REGISTRY, own_name
 
 ENVIRONMENT = "infoxlm-environment"
 """ConfigMap of the namespace: where S3 and MLflow are."""
-STORE_KEYS, MLFLOW_LOGIN = "infoxlm-store", "infoxlm-mlflow"
-"""Secrets of the namespace; neither need exist where pods have identities of their own."""
+STORE_KEYS, MLFLOW_LOGIN, REGISTRY_LOGIN = "infoxlm-store", "infoxlm-mlflow", "infoxlm-registry"
+"""Secrets of the namespace; none need exist where pods have identities of their own."""
 
 _SETTINGS = (
     *("AWS_ENDPOINT_URL", "AWS_DEFAULT_REGION", "AWS_CA_BUNDLE", "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"),
@@ -59,9 +59,10 @@ def place(image: Any, *tasks: dsl.PipelineTask) -> None:
         task.set_retry(2, backoff_duration="60s", backoff_factor=2.0, backoff_max_duration=f"{LONGEST}s")
 
 
-def sign(*tasks: dsl.PipelineTask) -> None:
-    """Give steps that register or promote the keys of signatures, if the namespace has such Secrets."""
+def trust(*tasks: dsl.PipelineTask) -> None:
+    """Give steps that register or promote the account that may, and the keys of signatures, if there are any."""
     for task in tasks:
+        kubernetes.use_secret_as_env(task, REGISTRY_LOGIN, OF_REGISTRY, optional=True)
         for name in ("signing", "verifying"):
             kubernetes.use_secret_as_volume(task, f"infoxlm-{name}", mount_path=f"/etc/infoxlm/{name}", optional=True)
 

@@ -6,7 +6,7 @@ from kfp import dsl
 
 from components.promote import promote
 from infoxlm_core.config import RegistrationConfig
-from pipelines.placing import LIMITS, place, sign
+from pipelines.placing import LIMITS, place, trust
 
 
 @dsl.pipeline(
@@ -35,5 +35,5 @@ def promotion(
     promoted = promote(model=model, gate=gate, store=store, to=to, by_hand=by_hand, image=image)
     promoted.set_display_name("promote if it is better")
     place(image, promoted.set_caching_options(False))
-    sign(promoted)
+    trust(promoted)
     promoted.set_retry(0)  # a refusal stays a refusal

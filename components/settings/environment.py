@@ -34,6 +34,11 @@ OF_KUBEFLOW = (
 of the same name: with one of ours beside it the pod is invalid. So ours has a prefix until the step begins."""
 _LOGIN = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
 _OURS = "INFOXLM_"
+OF_REGISTRY = {
+    "MLFLOW_TRACKING_USERNAME": "INFOXLM_REGISTRY_USERNAME",
+    "MLFLOW_TRACKING_PASSWORD": "INFOXLM_REGISTRY_PASSWORD",
+}
+"""The account that may register and promote, in the two steps that do; there it goes before any other."""
 
 _SECRET = re.compile(r"SECRET|TOKEN|PASSWORD|ACCESS_KEY|CREDENTIAL", re.IGNORECASE)
 
@@ -62,6 +67,9 @@ def is_for_another(variable: str, environment: Mapping[str, str]) -> bool:
 
 def take_ours(environment: MutableMapping[str, str]) -> None:
     """Give our values their usual names, where Kubeflow has not set any; a password goes to no server but its own."""
+    for variable, of_registry in OF_REGISTRY.items():
+        if (value := environment.get(of_registry)) and not is_for_another(variable, environment):
+            environment[variable] = value
     for variable in OF_KUBEFLOW:
         if (value := environment.get(own_name(variable))) and not is_for_another(variable, environment):
             environment.setdefault(variable, value)

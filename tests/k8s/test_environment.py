@@ -71,6 +71,21 @@ def test_our_login_goes_to_no_server_but_ours(address, taken):
     assert ("MLFLOW_TRACKING_PASSWORD" in known) == taken
 
 
+def test_a_step_that_registers_is_the_account_that_may_even_where_kubeflow_gives_every_step_another():
+    ours = {"INFOXLM_MLFLOW_TRACKING_URI": "http://ours:5000", "INFOXLM_MLFLOW_TRACKING_USERNAME": "trainings"}
+    plugin = {"MLFLOW_TRACKING_URI": "http://ours:5000", "MLFLOW_TRACKING_USERNAME": "trainings"}
+    elsewhere = {"MLFLOW_TRACKING_URI": "http://theirs:5000", "MLFLOW_TRACKING_USERNAME": "somebody"}
+    taken = []
+
+    for theirs in ({}, plugin, elsewhere):
+        for registry in ({}, {"INFOXLM_REGISTRY_USERNAME": "pipelines"}):
+            known = ours | theirs | registry
+            take_ours(known)
+            taken.append(known["MLFLOW_TRACKING_USERNAME"])
+
+    assert taken == ["trainings", "pipelines", "trainings", "pipelines", "somebody", "somebody"]
+
+
 def test_the_pods_of_a_training_get_each_variable_once_theirs_before_ours():
     ours = of_config_map(own_name("MLFLOW_TRACKING_URI"), "MLFLOW_TRACKING_URI")
     proxy = of_config_map(own_name("HTTPS_PROXY"), "HTTPS_PROXY")

@@ -129,10 +129,10 @@ def test_a_person_reads_and_one_who_promotes_moves_the_champion(locked_server):
     version = {"name": "people", "source": f"{info['artifact_uri']}/model", "run_id": run_id}
     assert call(USER, "POST", "model-versions/create", version)[0] == 200
     ada, grace = ("ada", "password-of-ada"), ("grace", "password-of-grace")
-    for who, promote in ((ada, False), (grace, True)):
+    for who, may in ((ada, "read"), (grace, "promote")):
         mlflow_user.ensure(locked_server.url, ADMIN[1], *who)
         assert call(who, "GET", f"runs/get?run_id={run_id}")[0] == 403
-        mlflow_user.allow(locked_server.url, ADMIN[1], who[0], "of-people", "people", promote)
+        mlflow_user.allow(locked_server.url, ADMIN[1], who[0], "of-people", "people", may)
 
     alias = {"name": "people", "alias": "champion", "version": "1"}
     tag = {"run_id": run_id, "key": "decision", "value": "yes"}
@@ -143,7 +143,7 @@ def test_a_person_reads_and_one_who_promotes_moves_the_champion(locked_server):
         assert call(who, "POST", "runs/set-tag", tag)[0] == code
     assert call(grace, "DELETE", "registered-models/delete", {"name": "people"})[0] == 403
     with pytest.raises(InputError, match="experiment nowhere: the first run makes it"):
-        mlflow_user.allow(locked_server.url, ADMIN[1], "ada", "nowhere", "people", False)
+        mlflow_user.allow(locked_server.url, ADMIN[1], "ada", "nowhere", "people", "read")
 
 
 def test_a_server_that_is_not_there_yet_is_worth_another_try():

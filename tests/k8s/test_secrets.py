@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from components.settings.cluster import ClusterFile
+from components.settings.environment import OF_REGISTRY
 from pipelines import placing
 from tests.k8s.manifests import K8S, OVERLAYS, ROOT, made, named, pods, rendered
 
@@ -39,8 +40,10 @@ def test_steps_read_what_is_made_for_them():
     assert set(placing._SETTINGS) == environment | offered
     assert {"HTTPS_PROXY", "INFOXLM_SIGNING_KEY", "INFOXLM_TRACKER"} <= offered - environment
     assert set(secrets[placing.STORE_KEYS]) == {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
-    assert set(secrets[placing.MLFLOW_LOGIN]) == {"MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"}
-    assert secrets["kfp-mlflow-credentials"]["password"] == secrets[placing.MLFLOW_LOGIN]["MLFLOW_TRACKING_PASSWORD"]
+    login, registry = secrets[placing.MLFLOW_LOGIN], secrets[placing.REGISTRY_LOGIN]
+    assert set(login) == set(registry) == set(OF_REGISTRY)
+    assert all(login[name] != registry[name] for name in login)
+    assert set(secrets["kfp-mlflow-credentials"].values()) == set(login.values())
     plugin = json.loads(named("small", "ConfigMap", "kfp-launcher")["data"]["plugins.mlflow"])["settings"]
     assert set(plugin["credentialSecretRef"].values()) == set(secrets["kfp-mlflow-credentials"])
 

@@ -105,7 +105,7 @@ def test_secrets_of_runs_are_the_same_in_both_namespaces():
 
     content = {(item["metadata"]["namespace"], item["metadata"]["name"]): item["stringData"] for item in made}
     theirs = {name: data for (namespace, name), data in content.items() if namespace == "kubeflow"}
-    assert set(theirs) == {"infoxlm-store", "infoxlm-mlflow", "kfp-mlflow-credentials"}
+    assert set(theirs) == {"infoxlm-store", "infoxlm-mlflow", "infoxlm-registry", "kfp-mlflow-credentials"}
     assert all(content["infoxlm", name] == data for name, data in theirs.items())
     bound = {subject.get("namespace") for item in in_kubeflow() for subject in item.get("subjects", [])}
     assert bound == {"kubeflow"}

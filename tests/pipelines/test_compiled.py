@@ -79,6 +79,15 @@ def test_every_step_runs_as_nobody_and_knows_its_pipeline_run(name):
 
 
 @pytest.mark.parametrize("name", DAGS)
+def test_only_the_steps_that_register_or_promote_have_the_account_that_may(name):
+    executors = platform(name)["deploymentSpec"]["executors"]
+
+    trusted = {step for step, settings in executors.items() if "infoxlm-registry" in str(settings)}
+    assert trusted == {step for step in executors if step in ("exec-register", "exec-promote")}
+    assert all("infoxlm-mlflow" in str(settings) for settings in executors.values())
+
+
+@pytest.mark.parametrize("name", DAGS)
 def test_nothing_runs_for_ever(name):
     said = platform(name)["pipelineConfig"]
 

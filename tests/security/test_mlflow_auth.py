@@ -1,6 +1,9 @@
 """MLflow as the manifests start it, on PostgreSQL and S3: whom it lets in, to what, and what our clients refuse."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,8 +13,10 @@ from components.adapters.mlflow import runs as mlflow_runs
 from components.adapters.mlflow.tracker import MlflowTracker
 from infoxlm_core.errors import InputError
 from tests.components.conftest import history, open_run
+from tests.k8s.manifests import environment_of, made, pods
 from tests.servers import s3
 from tests.servers.tracking import ADMIN, READER, USER
+from tests.toy_evaluation import evaluated
 
 pytestmark = pytest.mark.slow
 API = "/api/2.0/mlflow"
@@ -112,6 +117,63 @@ def test_our_clients_work_as_an_ordinary_user_and_artifacts_go_through_the_serve
     assert history(run_id, "loss") == [(1, 0.5)]
     stored = [item.key for item in s3.bucket(s3_server, "infoxlm").objects.filter(Prefix="mlflow/")]
     assert [key for key in stored if run_id in key and key.endswith("/evaluation/report.html")]
+
+
+@pytest.fixture
+def accounts(locked_server) -> dict[str, tuple[str, str]]:
+    """Name -> login of the users that the Job of the manifests makes, with the passwords of the script."""
+    secrets = made("small")
+    secrets["mlflow-server"]["admin-password"] = ADMIN[1]
+    spec = pods("small")["Job/make-user"]["spec"]
+    logins = {}
+    for container in [*spec["initContainers"], *spec["containers"]] * 2:  # the Job of the next deploy changes nothing
+        known = environment_of(container, secrets) | {"MLFLOW_TRACKING_URI": locked_server.url}
+        command = [sys.executable, *container["command"][1:]]
+        subprocess.run(command, env=os.environ | known, check=True)
+        logins[container["name"]] = (known["MLFLOW_TRACKING_USERNAME"], known["MLFLOW_TRACKING_PASSWORD"])
+    return logins
+
+
+def become(login: tuple[str, str], monkeypatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", login[0])
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", login[1])
+
+
+def test_a_training_logs_runs_and_reads_models_and_only_the_account_of_the_registry_moves_the_champion(
+    accounts, on_locked_server, tiny_encoders, tmp_path, monkeypatch
+):
+    def register(encoder: str, score: float) -> model_registry.Registration:
+        figures, origin = {"retrieval/best": score}, {"test_set": "sha256:t"}
+        path, judged = tiny_encoders[encoder], evaluated(tmp_path / "evaluation", score)
+        gate = {"retrieval/best": 0.0}
+        return model_registry.register("infoxlm", path, f"sha256:{encoder}", figures, gate, run_id, origin, judged)
+
+    become(accounts["trainings"], monkeypatch)
+    run_id = open_run(tmp_path, "trained")
+    mlflow_runs.log_params(run_id, {"pretraining": {"seed": 1}})
+    (tmp_path / "report.html").write_text("<p>good</p>")
+    mlflow_runs.log_artifacts(run_id, tmp_path / "report.html", "evaluation")
+    with pytest.raises(InputError, match=r"registered model infoxlm: MLflow refuses this account \(403\)") as refused:
+        register("first", 0.5)
+    assert "\n" not in str(refused.value)
+
+    become(accounts["pipelines"], monkeypatch)
+    assert register("first", 0.5).champion
+    mlflow_runs.end_run(run_id)
+
+    become(accounts["trainings"], monkeypatch)
+    assert model_registry.load_encoder("models:/infoxlm@champion", tmp_path / "cache")
+    client = mlflow_runs.connect(tmp_path)
+    for refuses in (
+        lambda: client.set_registered_model_alias("infoxlm", "champion", "1"),
+        lambda: client.delete_registered_model_alias("infoxlm", "champion"),
+        lambda: client.set_model_version_tag("infoxlm", "1", "digest", "sha256:mine"),
+        lambda: client.create_model_version("infoxlm", "mlflow-artifacts:/0/x"),
+        lambda: client.delete_registered_model("infoxlm"),
+        lambda: client.rename_registered_model("infoxlm", "mine"),
+    ):
+        with pytest.raises(InputError, match=r"\(403\)"), mlflow_runs.translate_errors("registered model infoxlm"):
+            refuses()
 
 
 @pytest.mark.parametrize("location", ["s3://other/x", "file:///etc"])

@@ -1,13 +1,10 @@
-"""Let MLflow know the user that the steps of a pipeline are, with the password of the Secret from which they read it.
+"""Let MLflow know a user, with the password of the Secret from which a step reads it, and what it may.
 
-    python -m components.adapters.mlflow.user
+    python -m components.adapters.mlflow.user [--may read|train|promote|register --experiment infoxlm --model infoxlm]
 
 Who it is: MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD. Who says so: admin, MLFLOW_AUTH_ADMIN_PASSWORD. Run
-again it changes nothing but a password that is another one now. The user may what it makes itself, and nothing else.
-
-    python -m components.adapters.mlflow.user --experiment infoxlm --model infoxlm [--promote]
-
-A person, who is told what there is: may read the experiment and the model, or, with --promote, change both, too.
+again it changes nothing but a password that is another one now. A user may what it makes itself, in any case; with what
+others make, by name or * for all, what `--may` says.
 """
 
 import argparse
@@ -20,6 +17,19 @@ import urllib.parse
 import urllib.request
 
 from infoxlm_core.errors import InfoXLMError, InputError, StorageUnavailable
+
+RIGHTS = {
+    "read": ("READ", "READ"),
+    "train": ("EDIT", "READ"),
+    "promote": ("EDIT", "EDIT"),
+    "register": ("EDIT", "MANAGE"),
+}
+"""What somebody may -> MLflow's permissions for experiments and for registered models.
+
+Whoever moves an alias leaves the decision in the run that made the version; whoever registers may also delete a version
+that a lost answer made twice.
+"""
+_GRANTS = "3.0/mlflow/users/permissions"
 
 
 def ensure(server: str, admin_password: str, user: str, password: str) -> None:
@@ -42,23 +52,41 @@ def ensure(server: str, admin_password: str, user: str, password: str) -> None:
     _check(server, status, f"to make the user {user}: check MLFLOW_AUTH_ADMIN_PASSWORD")
 
 
-def allow(server: str, admin_password: str, user: str, experiment: str, model: str, promote: bool) -> None:
-    """Let a user of MLflow read an experiment and a registered model, or promote versions of it.
+def allow(server: str, admin_password: str, user: str, experiment: str, model: str, may: str) -> None:
+    """Give a user of MLflow rights on an experiment and on a registered model; `*` stands for all of them.
 
-    Whoever promotes moves an alias of the model, and leaves the decision in the run that made the version.
+    The model of who registers is made here: whoever makes one may all of it, and that should be no training.
+
+    Args:
+        server: URL of MLflow.
+        admin_password: of the user `admin`.
+        user: the name of the user.
+        experiment: by name.
+        model: by name.
+        may: one of `RIGHTS`.
 
     Raises:
         InputError: MLflow refuses, or has no such experiment.
         StorageUnavailable: MLflow does not answer.
     """
-    name = urllib.parse.urlencode({"experiment_name": experiment})
-    status, said = _call(server, "GET", f"2.0/mlflow/experiments/get-by-name?{name}", None, admin_password)
-    _check(server, status, f"experiment {experiment}: the first run makes it")
-    known = json.loads(said)["experiment"]["experiment_id"]
-    for kind, which in (("experiment", known), ("registered_model", model)):
+    known = experiment
+    if experiment != "*":
+        name = urllib.parse.urlencode({"experiment_name": experiment})
+        status, said = _call(server, "GET", f"2.0/mlflow/experiments/get-by-name?{name}", None, admin_password)
+        _check(server, status, f"experiment {experiment}: the first run makes it")
+        known = json.loads(said)["experiment"]["experiment_id"]
+    if may == "register" and model != "*":
+        status, said = _call(server, "POST", "2.0/mlflow/registered-models/create", {"name": model}, admin_password)
+        if "RESOURCE_ALREADY_EXISTS" not in said:
+            _check(server, status, f"to make the registered model {model}: check MLFLOW_AUTH_ADMIN_PASSWORD")
+    resources = zip(("experiment", "registered_model"), (known, model), RIGHTS[may], strict=True)
+    for kind, which, permission in resources:
         grant = {"username": user, "resource_type": kind, "resource_id": which}
-        right = {"permission": "EDIT" if promote else "READ"}
-        status, _ = _call(server, "POST", "3.0/mlflow/users/permissions/grant", grant | right, admin_password)
+        status, said = _call(server, "GET", f"{_GRANTS}/get?{urllib.parse.urlencode(grant)}", None, admin_password)
+        if status == 200 and json.loads(said)["permission"] == permission:
+            continue  # taking it away for a moment would end what this user is doing
+        _call(server, "POST", f"{_GRANTS}/revoke", grant, admin_password)  # else another one stays
+        status, _ = _call(server, "POST", f"{_GRANTS}/grant", grant | {"permission": permission}, admin_password)
         _check(server, status, f"to let {user} use {kind} {which}: check MLFLOW_AUTH_ADMIN_PASSWORD")
 
 
@@ -85,12 +113,12 @@ def _call(server: str, method: str, path: str, body: dict[str, str] | None, admi
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Make a user of MLflow; the variables of MLflow say who it is.")
-    parser.add_argument("--experiment", help="that it may read")
-    parser.add_argument("--model", help="registered model that it may read")
-    parser.add_argument("--promote", action="store_true", help="it may move the model's aliases, too")
+    parser.add_argument("--may", choices=RIGHTS, default="read", help="of the following two; read is the default")
+    parser.add_argument("--experiment", help="by name, or * for all")
+    parser.add_argument("--model", help="registered model, by name, or * for all")
     given = parser.parse_args()
-    if bool(given.experiment) != bool(given.model) or (given.promote and not given.model):
-        parser.error("--experiment and --model go together, --promote with both")
+    if bool(given.experiment) != bool(given.model):
+        parser.error("--experiment and --model go together")
     wanted = "MLFLOW_TRACKING_URI", "MLFLOW_AUTH_ADMIN_PASSWORD", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"
     try:
         if missing := [name for name in wanted if not os.environ.get(name)]:
@@ -98,7 +126,7 @@ def main() -> None:
         server, admin_password, user, password = (os.environ[name] for name in wanted)
         ensure(server, admin_password, user, password)
         if given.model:
-            allow(server, admin_password, user, given.experiment, given.model, given.promote)
+            allow(server, admin_password, user, given.experiment, given.model, given.may)
     except InfoXLMError as error:
         print(f"mlflow user: {type(error).__name__}: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
