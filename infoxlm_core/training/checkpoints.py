@@ -33,6 +33,7 @@ from infoxlm_core.training.tracker import METRICS
 
 logger = logging.getLogger(__name__)
 _NAME = re.compile(r"step=(\d{10})")
+META = "meta.json"
 COMPANIONS = (METRICS, "kept")  # what else a run goes on from: curves, and the weights of a fine-tuning's best steps
 MAX_FAILED_UPLOADS = 3  # saves in a row that may fail to arrive elsewhere before the run stops
 
@@ -161,7 +162,7 @@ class Checkpoints:
             temporary.mkdir()
             save_file(checkpoint.tensors, temporary / "state.safetensors")
             meta = checkpoint.meta | {"step": checkpoint.step} | self.fingerprint.meta()
-            manifests.write_atomically(temporary / "meta.json", json.dumps(meta, indent=1, sort_keys=True))
+            manifests.write_atomically(temporary / META, json.dumps(meta, indent=1, sort_keys=True))
             if self.remote:
                 self._pack(temporary)
             manifests.sync_file(temporary / "state.safetensors")
@@ -233,7 +234,7 @@ class Checkpoints:
         for step, path in candidates:
             try:
                 self._bring(path)
-                meta = json.loads((path / "meta.json").read_bytes())
+                meta = json.loads((path / META).read_bytes())
                 tensors = load_file(path / "state.safetensors")
             except TryAgain:  # a download that fails is no damage
                 raise

@@ -1,8 +1,8 @@
-"""The `infoxlm` command: run the pipeline, its ablations, compile and submit them, promote a model, embed, evaluate."""
+"""The `infoxlm` command: run the pipeline, its ablations, compile and submit them, promote, embed, evaluate, sweep."""
 
 import os
 
-from pipelines.cli import runs, evaluate, models, registry, cluster, settings  # noqa: F401  # isort: skip  # the order of --help
+from pipelines.cli import runs, evaluate, models, registry, store, cluster, settings  # noqa: F401  # isort: skip  # the order of --help
 from pipelines.cli.app import app
 
 

@@ -6,13 +6,14 @@ signature.json            of model/, if it was signed
 model_card.md, MLmodel    for people, and for MLflow
 """
 
+import functools
 import json
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from components.adapters.mlflow import runs as mlflow_runs
 from components.adapters.mlflow import signing
@@ -51,6 +52,27 @@ def versions_of(client: "MlflowClient", name: str, digest: str) -> "list[ModelVe
     """All versions with a digest, the oldest first."""
     found = client.search_model_versions(f"name = '{name}' and tags.digest = '{digest}'")
     return sorted(found, key=lambda version: int(version.version))
+
+
+def made_of(client: "MlflowClient", aliases: Collection[str] = ()) -> set[str]:
+    """Digests, and keys of artifacts, that versions were made of: of all, or of those that one of `aliases` names."""
+    found = set()
+    with mlflow_runs.translate_errors("the registry"):
+        for model in _pages(client.search_registered_models):
+            named = {str(model.aliases[alias]) for alias in aliases if alias in model.aliases}
+            for version in _pages(functools.partial(client.search_model_versions, f"name = '{model.name}'")):
+                if not aliases or str(version.version) in named:
+                    found |= {str(value).rpartition("/")[2] for value in version.tags.values()}
+    return found
+
+
+def _pages(search: Callable[..., Any]) -> Iterator[Any]:
+    """All that a search of MLflow finds."""
+    page = search()
+    yield from page
+    while page.token:
+        page = search(page_token=page.token)
+        yield from page
 
 
 def download(client: "MlflowClient", version: "ModelVersion", path: str, target: Path | None) -> Path:

@@ -1,0 +1,61 @@
+"""The command on a store: gc."""
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Annotated
+
+import typer
+
+from infoxlm_core.errors import InputError
+from infoxlm_core.progress import progress
+from pipelines.cli.app import app, ending_clearly
+
+
+@app.command()
+def gc(
+    store: Annotated[str, typer.Argument(help="Directory or s3://bucket/prefix.")],
+    older_than: Annotated[str, typer.Option(help="Age of what may go, in days (30d) or hours (12h).")] = "30d",
+    keep: Annotated[
+        str,
+        typer.Option(
+            help="Aliases of registered versions, such as champion,candidate: what these were made of stays. Default: "
+            "what any registered version was made of."
+        ),
+    ] = "",
+    delete: Annotated[bool, typer.Option("--delete", help="Delete it; without this it is only shown.")] = False,
+) -> None:
+    """Show, or delete, what nobody needs any more: old artifacts, checkpoints, and notes on jobs and failures.
+
+    What stays: all that is younger than --older-than; what registered models were made of, corpus and shards included;
+    and whatever one of these names by its digest, such as the shards of a training that still saves checkpoints. The
+    registered models themselves lie in MLflow and are never touched. A run that begins while this deletes may be told
+    to run again; what it then needs is made anew.
+    """
+    with ending_clearly():
+        age = _age(older_than)
+        from components.adapters.mlflow import runs as mlflow_runs
+        from components.adapters.mlflow import versions as registered
+        from components.platform import artifacts, garbage
+
+        aliases = [alias for alias in keep.split(",") if alias]
+        needed = registered.made_of(mlflow_runs.connect(artifacts.local(store)), aliases)
+        things = garbage.survey(store)
+        found = garbage.superfluous(things, needed, age)
+        for thing in sorted(found, key=lambda thing: thing.size, reverse=True):
+            days = (datetime.now(UTC) - thing.modified).days
+            typer.echo(f"{thing.size / 1e6:12,.1f} MB  {days:5} days  {thing.name}")
+        total = f"{len(found)} of {len(things)} things in {store}, {sum(thing.size for thing in found) / 1e6:,.1f} MB"
+        if not delete:
+            typer.echo(f"{total}, may go: --delete deletes them")
+            return
+        with progress("deleting", len(found), "things") as advance:
+            for thing in found:
+                garbage.delete(store, thing)
+                advance(1)
+        typer.echo(f"{total}, deleted")
+
+
+def _age(said: str) -> timedelta:
+    if not (match := re.fullmatch(r"([1-9][0-9]{0,4})([dh])", said)):
+        raise InputError(f"--older-than {said}: give days or hours, such as 30d or 12h")
+    return timedelta(**{{"d": "days", "h": "hours"}[match[2]]: int(match[1])})
