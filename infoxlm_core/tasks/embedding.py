@@ -12,7 +12,7 @@ embeddings, T that of the last Transformer layer. Poolings:
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -113,15 +113,14 @@ def embed(
     return vectors
 
 
-def embed_sentences(
+def embedder(
     directory: Path | str,
-    texts: Sequence[str],
     layer: int | None = None,
     pooling: str | None = None,
     batch_size: int = 64,
     max_tokens: int = 256,
-) -> Tensor:
-    """Embed sentences with a model on disk: (N, d) float32 on the CPU.
+) -> Callable[[Sequence[str]], Tensor]:
+    """Load a model on disk; return what embeds sentences with it: (N, d) float32 on the CPU.
 
     Without `layer` and `pooling` the vectors are those that the model was trained to compare sentences with.
 
@@ -141,4 +140,13 @@ def embed_sentences(
         raise InputError(f"{directory}: its contrast vectors are of layer {known_layer}, not {layer}: leave layer out")
     drop_layers(model, layer)
     place = Place(pooling, layer)
-    return embed(model, tokenizer, texts, [place], batch_size, max_tokens, projection)[place].cpu()
+
+    def embed_texts(texts: Sequence[str]) -> Tensor:
+        return embed(model, tokenizer, texts, [place], batch_size, max_tokens, projection)[place].cpu()
+
+    return embed_texts
+
+
+def embed_sentences(directory: Path | str, texts: Sequence[str], *how: Any, **named: Any) -> Tensor:
+    """Embed sentences with a model on disk; the other arguments, the result and the errors are those of `embedder`."""
+    return embedder(directory, *how, **named)(texts)

@@ -1,6 +1,7 @@
-"""Commands on a model: import, embed, serve-check."""
+"""Commands on a model: import, embed, serve, serve-check."""
 
 import json
+import logging
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -96,3 +97,32 @@ def serve_check(
         from infoxlm_core.tasks import reference_vectors
 
         typer.echo(reference_vectors.check(model_registry.load_encoder(model, artifacts.local(store)), model, python))
+
+
+@app.command()
+def serve(
+    model: Annotated[
+        str, typer.Argument(help="models:/NAME@ALIAS, models:/NAME/VERSION, or the directory of an exported model.")
+    ],
+    name: Annotated[str, typer.Option(help="By which clients ask for it.")] = "infoxlm",
+    host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0: all.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, envvar="INFOXLM_PORT", help="0: any that is free.")] = 8080,
+    store: Store = "runs",
+) -> None:
+    """Serve the vectors of sentences over HTTP, after the ten registered ones have come out as they were.
+
+    POST /v1/models/NAME:predict {"instances": ["a sentence"]} -> {"predictions": [[…]]}: KServe's protocol V1, and what
+    the components `serving` and `serving-kserve` of k8s/ run. No TLS, no login: put something before it that has them.
+    """
+    with ending_clearly():
+        from components.adapters.mlflow import registry as model_registry
+        from components.platform import artifacts
+        from infoxlm_core.tasks import embedding, reference_vectors
+        from pipelines import serving
+
+        directory = model_registry.load_encoder(model, artifacts.local(store))
+        reference = reference_vectors.read(directory)
+        embed = embedding.embedder(directory, reference.layer, reference.pooling)
+        found = reference_vectors.compare(reference, embed(reference.sentences), model)
+        logging.info("%s: %d vectors as registered, %s", model, len(reference.sentences), found)
+        serving.serve(embed, name, host, port)

@@ -13,7 +13,7 @@ from tests.k8s.rules import static_keys, too_much
 BUILT_IN = {"own-namespace", "priority"}
 """Those that the overlays have."""
 VARIANTS = sorted(path.name for path in (K8S / "components").iterdir() if path.name not in BUILT_IN)
-OF_OTHERS = {"CiliumNetworkPolicy", "ResourceFlavor", "ClusterQueue", "LocalQueue"}
+OF_OTHERS = {"CiliumNetworkPolicy", "ResourceFlavor", "ClusterQueue", "LocalQueue", "InferenceService"}
 """Kinds whose schema is not Kubernetes' own."""
 
 STEP = Pod({"workflows.argoproj.io/workflow": "infoxlm-x7k2p"})
@@ -26,6 +26,9 @@ def of(namespace: str, **labels: str) -> Pod:
     return Pod(labels, {"kubernetes.io/metadata.name": namespace})
 
 
+SERVING, MLFLOW = (Pod({"app.kubernetes.io/name": name}) for name in ("infoxlm-serving", "mlflow"))
+INFERENCE = Pod({"serving.kserve.io/inferenceservice": "infoxlm", "app": "isvc.infoxlm-predictor"})
+CLIENT = Pod({"app": "search"}, {"kubernetes.io/metadata.name": "search", "infoxlm.serving/client": "yes"})
 OPERATOR = {"app.kubernetes.io/component": "kuberay-operator"}
 OPENED = [  # component, source, target, port, protocol, and whether the component lets it through
     ("openshift", STRAY, of("openshift-dns", **{"k8s-app": "dns"}), 5353, "UDP", True),
@@ -43,6 +46,16 @@ OPENED = [  # component, source, target, port, protocol, and whether the compone
     ("operator-elsewhere", Pod(OPERATOR, {"kubernetes.io/metadata.name": "kubeflow"}), RAY, 6379, "TCP", False),
     ("downloads", STEP, "93.184.215.14", 443, "TCP", True),
     ("downloads", RAY, "93.184.215.14", 443, "TCP", False),
+    ("serving", STRAY, SERVING, 8080, "TCP", False),
+    ("serving", CLIENT, SERVING, 8080, "TCP", True),
+    ("serving", of("elsewhere"), SERVING, 8080, "TCP", False),
+    ("serving", SERVING, MLFLOW, 5000, "TCP", True),
+    ("serving", SERVING, "93.184.215.14", 443, "TCP", False),
+    ("serving", STRAY, MLFLOW, 5000, "TCP", False),
+    ("serving-kserve", STRAY, INFERENCE, 8080, "TCP", False),
+    ("serving-kserve", CLIENT, INFERENCE, 8080, "TCP", True),
+    ("serving-kserve", of("elsewhere"), INFERENCE, 8080, "TCP", False),
+    ("serving-kserve", INFERENCE, MLFLOW, 5000, "TCP", True),
 ]  # fmt: skip
 
 

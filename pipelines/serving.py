@@ -1,0 +1,125 @@
+"""Vectors of sentences over HTTP, from one model, in KServe's protocol V1, served by the standard library.
+
+    POST /v1/models/infoxlm:predict    {"instances": ["Save the file"]}  ->  {"predictions": [[0.12, -0.03, …]]}
+    GET  /v1/models/infoxlm            {"name": "infoxlm", "ready": true}
+    GET  /                             {"status": "alive"}
+
+One request is computed at a time, with all cores; others wait, and more pods are what scales. But for rounding a vector
+does not depend on the sentences that it is asked with. There is no TLS and no login: what stands before it has both.
+"""
+
+import json
+import logging
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from torch import Tensor
+
+from infoxlm_core.errors import InputError
+
+logger = logging.getLogger(__name__)
+
+Embed = Callable[[Sequence[str]], Tensor]
+MOST_BYTES, MOST_SENTENCES = 4 * 2**20, 1024
+"""Of one request."""
+
+
+class Refused(Exception):
+    """A request that is answered with a status other than 200."""
+
+    def __init__(self, status: HTTPStatus, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One request; `server` has the model."""
+
+    server: "Server"
+    timeout = 60  # seconds that a client may be silent
+
+    def do_GET(self) -> None:
+        known: dict[str, dict[str, Any]] = {"/": {"status": "alive"}}
+        known[self.server.path] = {"name": self.server.name, "ready": True}
+        found = known.get(self.path)
+        self._answer(HTTPStatus.OK if found else HTTPStatus.NOT_FOUND, found or self._unknown())
+
+    def do_POST(self) -> None:
+        try:
+            self._answer(HTTPStatus.OK, {"predictions": self.server.embed(self._sentences()).tolist()})
+        except Refused as refused:
+            self._answer(refused.status, {"error": str(refused)})
+        except Exception:
+            logger.exception("a request failed")
+            self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, {"error": "internal error: the log says which"})
+
+    def _sentences(self) -> list[str]:
+        if self.path != f"{self.server.path}:predict":
+            raise Refused(HTTPStatus.NOT_FOUND, self._unknown()["error"])
+        length = self.headers.get("Content-Length", "")
+        if not length.isdecimal():
+            raise Refused(HTTPStatus.LENGTH_REQUIRED, "Content-Length is missing")
+        if int(length) > MOST_BYTES:
+            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"{length} bytes: send at most {MOST_BYTES}")
+        try:
+            sentences = json.loads(self.rfile.read(int(length)))["instances"]
+            if not isinstance(sentences, list) or not all(isinstance(one, str) for one in sentences):
+                raise TypeError("instances is no list of texts")
+            "".join(sentences).encode()  # half a surrogate pair is no text
+        except (ValueError, KeyError, TypeError) as error:
+            asked = 'send {"instances": ["a sentence", …]}'
+            raise Refused(HTTPStatus.BAD_REQUEST, f"{type(error).__name__}: {error}: {asked}") from None
+        if not 0 < len(sentences) <= MOST_SENTENCES:
+            raise Refused(HTTPStatus.BAD_REQUEST, f"{len(sentences)} sentences: send 1 to {MOST_SENTENCES}")
+        return sentences
+
+    def _unknown(self) -> dict[str, str]:
+        return {"error": f"nothing is at {self.path[:100]}: there is {self.server.path} and {self.server.path}:predict"}
+
+    def _answer(self, status: HTTPStatus, body: dict[str, Any]) -> None:
+        content = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *values: Any) -> None:
+        if self.command != "GET":  # probes say nothing
+            logger.info("%s %r", self.address_string(), format % values)
+
+
+class Server(ThreadingHTTPServer):
+    """Answers in threads, computes in one at a time."""
+
+    daemon_threads = False  # whoever waits for an answer when we are told to stop still gets it
+
+    def __init__(self, address: tuple[str, int], name: str, embed: Embed) -> None:
+        self.name, self.path, self._embed, self._one = name, f"/v1/models/{name}", embed, threading.Lock()
+        super().__init__(address, Handler)
+
+    def embed(self, sentences: Sequence[str]) -> Tensor:
+        with self._one:
+            return self._embed(sentences)
+
+
+def serve(embed: Embed, name: str, host: str, port: int) -> None:
+    """Serve until SIGTERM or Ctrl-C; answers that are under way are still given.
+
+    Raises:
+        InputError: the port is not free, or not ours to take.
+    """
+    try:
+        server = Server((host, port), name, embed)
+    except OSError as error:
+        raise InputError(f"{host}:{port} cannot be listened to ({error}): give another --port or --host") from None
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: threading.Thread(target=server.shutdown).start())
+    with server:
+        logger.info("serving http://%s:%d%s:predict", host, server.server_port, server.path)
+        server.serve_forever(poll_interval=0.1)
+    logger.info("told to stop: all requests are answered")
