@@ -21,6 +21,7 @@ def evaluate(
     start: dsl.Input[dsl.Model] = None,
     classifier_of_start: dsl.Input[dsl.Model] = None,
     trial: dict[str, Any] = {},  # noqa: B006
+    local_code: str = "",
 ) -> None:
     """Evaluate an encoder, against the same model before its first step if that is given.
 
@@ -37,7 +38,12 @@ def evaluate(
         start: the untrained model, a floor to compare with.
         classifier_of_start: fine-tuned from `start`; both or neither.
         trial: of an ablation: its variant and seed, whose run ends here.
+        local_code: digest of an `infoxlm_core` in the store that is used instead of the image's; empty: the image's.
     """
+    from components.platform import overlay
+
+    overlay.use(store, local_code)
+
     import json
     import re
     import shutil
@@ -63,7 +69,9 @@ def evaluate(
             encoders, classifiers = (
                 {name: artifacts.locate(pair[part][0]) for name, pair in found.items()} for part in (0, 1)
             )
-            return evaluation.evaluate(checked, artifacts.locate(text), encoders, classifiers, output)
+            figures = evaluation.evaluate(checked, artifacts.locate(text), encoders, classifiers, output)
+            overlay.add_to_card(output / "model_card.md")
+            return figures
 
         made = artifacts.get_or_build(store, "scores", key, build)
         shutil.copy(made / "report.html", report.path)

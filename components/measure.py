@@ -14,6 +14,7 @@ def measure(
     num_workers: int,
     scores: dsl.Output[dsl.Artifact],
     metrics: dsl.Output[dsl.Metrics],
+    local_code: str = "",
 ) -> None:
     """Fine-tune an encoder on a task, if it needs that, and measure it.
 
@@ -23,7 +24,12 @@ def measure(
         num_workers: Ray workers of a fine-tuning, one per GPU; 0 trains inside this process.
         scores: scores.json and the predictions.
         metrics: the main scores.
+        local_code: digest of an `infoxlm_core` in the store that is used instead of the image's; empty: the image's.
     """
+    from components.platform import overlay
+
+    overlay.use(store, local_code)
+
     from pathlib import Path
 
     from components.platform import artifacts, keys, sources, trainings

@@ -6,16 +6,21 @@ from components.platform.stage import stage
 
 
 @stage
-def plan_suite(suite: dict[str, Any], store: str) -> list:  # type: ignore[type-arg]  # with an item's type KFP compiles another loop
+def plan_suite(suite: dict[str, Any], store: str, local_code: str = "") -> list:  # type: ignore[type-arg]  # with an item's type KFP compiles another loop
     """Plan a suite; fetch models and data into the store, so that a wrong name fails before a GPU is used.
 
     Args:
         suite: a `SuiteConfig` in lists.
         store: directory where copies of models and data are kept.
+        local_code: digest of an `infoxlm_core` in the store that is used instead of the image's; empty: the image's.
 
     Returns:
         the points: {"point": model, task, seed, grid, name; "source", "settings"} each.
     """
+    from components.platform import overlay
+
+    overlay.use(store, local_code)
+
     import logging
 
     from components.platform import sources, tracking

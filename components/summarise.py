@@ -14,6 +14,7 @@ def summarise(
     comparison: dsl.Output[dsl.Artifact],
     report: dsl.Output[dsl.HTML],
     metrics: dsl.Output[dsl.Metrics],
+    local_code: str = "",
 ) -> None:
     """Sum up all points of this pipeline run that are finished, also when some of them failed.
 
@@ -23,7 +24,12 @@ def summarise(
         comparison: tables, figures, the report, all numbers as JSON, a section for the model card.
         report: the report as HTML.
         metrics: the main scores of every model and task.
+        local_code: digest of an `infoxlm_core` in the store that is used instead of the image's; empty: the image's.
     """
+    from components.platform import overlay
+
+    overlay.use(store, local_code)
+
     from components.platform import sweeps
     from components.platform.stage_run import stage_run
     from infoxlm_core.results import suite_page

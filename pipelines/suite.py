@@ -31,6 +31,7 @@ def suite(
     tolerations: list[Any] = [],  # noqa: B006
     step_cpu: str = "4",
     step_memory: str = "16Gi",
+    local_code: str = "",
 ) -> None:
     """Plan; fine-tune and measure each point; sum up, also what is left if one failed.
 
@@ -47,12 +48,13 @@ def suite(
         tolerations: taints of these nodes that are tolerated.
         step_cpu: cores of a step that does not train, and of a pod of Ray Data.
         step_memory: of a step that does not train, and of a pod of Ray Data.
+        local_code: digest of an `infoxlm_core` in the store that the steps use instead of the image's.
     """
-    summed = summarise(suite=suite, store=store).set_caching_options(False)
+    summed = summarise(suite=suite, store=store, local_code=local_code).set_caching_options(False)
     with dsl.ExitHandler(summed):
-        planned = plan_suite(suite=suite, store=store).set_caching_options(False)
+        planned = plan_suite(suite=suite, store=store, local_code=local_code).set_caching_options(False)
         with dsl.ParallelFor(items=planned.output, parallelism=AT_A_TIME) as point:
-            measured = measure(point=point, store=store, num_workers=num_workers)
+            measured = measure(point=point, store=store, local_code=local_code, num_workers=num_workers)
         measured.set_caching_options(False)  # it finds its artifacts in the store, and tells the new MLflow run
     for task, story in {planned: "look at all data", measured: "tune and measure", summed: "sum up"}.items():
         task.set_display_name(story)

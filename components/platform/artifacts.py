@@ -7,6 +7,7 @@ The store holds each artifact once, under a key of everything that decides its c
     STORE/runs/pretrained-77b0…/         checkpoints of a training; an interrupted one continues here
     STORE/outcome/demo-2026…/…json       why a stage of a pipeline run failed, if it did: KFP keeps no exit codes
     STORE/verified/                      when every byte of an artifact was compared last: hashing takes long
+    STORE/code/6b1f….zip                 local code that a run uses (`overlay`)
     STORE/work/j-pretrain-….json         what a RayJob is to do; STORE/leases/ who is sending what
 
 STORE is a directory, or `s3://bucket/prefix`; `adapters/storage.py` has the table. Of a store that is elsewhere each
@@ -17,7 +18,6 @@ machine has a copy in its cache, laid out alike: artifacts are made there and se
 import contextlib
 import json
 import logging
-import os
 import re
 import shutil
 import tempfile
@@ -28,6 +28,7 @@ from typing import Any
 from components.adapters import storage
 from components.platform import artifact_transfer, verification
 from components.platform.lease import Lease
+from components.settings.environment import cache
 from infoxlm_core import locks, manifests
 from infoxlm_core.errors import DataCorrupt, InputError
 
@@ -49,12 +50,6 @@ KINDS = (
 LONGEST_PUSH, LONGEST_TRAINING = 6 * 3600.0, 14 * 86_400.0
 """Seconds to wait for another machine that sends, or makes, the same artifact."""
 _COPY_OF = "COPY_OF"  # a file in a machine's copy of a store on S3 that says of which
-
-
-def cache() -> Path:
-    """Where this machine keeps copies of what is elsewhere."""
-    own = os.environ.get("INFOXLM_CACHE")
-    return Path(own or Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "infoxlm").absolute()
 
 
 def local(store: str) -> Path:

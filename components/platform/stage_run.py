@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from components.platform import artifacts, launchers, runtime, tracking
+from components.platform import artifacts, launchers, overlay, runtime, tracking
 from components.platform.work import Work
+from components.settings import environment
 from infoxlm_core import manifests
 from infoxlm_core.config import StageConfig
 from infoxlm_core.corpora.datasets import Dataset, list_datasets
@@ -119,6 +120,8 @@ def stage_run(
             try:
                 if page := step.run.page:
                     logger.info("its run: %s", page)
+                if environment.local_code():
+                    overlay.record(step.run)
             except TryAgain as error:  # what is to be done may take hours: the tracker may be back by then
                 logger.warning("its run cannot be shown: %s", error)
         try:

@@ -47,7 +47,8 @@ def promote(client: "MlflowClient", version: "ModelVersion", gate: Mapping[str, 
         client: of the registry's MLflow.
         version: the candidate.
         gate: metric -> least gain, above which the whole interval must lie.
-        by_hand: why a person decides instead of the gate; its files are checked all the same.
+        by_hand: why a person decides instead of the gate; its files are checked all the same, and so is whether local
+            code made it.
 
     Raises:
         DataCorrupt, SignatureInvalid: its files are not those that were registered; the alias stays.
@@ -62,11 +63,13 @@ def promote(client: "MlflowClient", version: "ModelVersion", gate: Mapping[str, 
                 said = json.loads(client.get_model_version(name, number).tags.get(DECISION, "{}"))
                 verdict = Verdict(True, said.get("reason", "champion already"), said.get("figures", {}))
                 break
-            verdict = (
-                Verdict(True, f"champion by hand: {by_hand}")
-                if by_hand
-                else compare_with_champion(client, version, gate)
-            )
+            if code := version.tags.get(mlflow_runs.LOCAL_CODE):  # by hand neither: nobody can build it from a commit
+                reason = f"candidate: made with local code {code}, commit it and train with an image that has it"
+                verdict = Verdict(False, reason)
+            elif by_hand:
+                verdict = Verdict(True, f"champion by hand: {by_hand}")
+            else:
+                verdict = compare_with_champion(client, version, gate)
             if not verdict.passed:
                 record(client, version, "refused", verdict, champion)
                 break

@@ -20,6 +20,7 @@ from components.adapters.mlflow import runs as mlflow_runs
 from components.adapters.mlflow import signing
 from components.adapters.mlflow import versions as registered
 from components.adapters.mlflow.champion import CANDIDATE, CHAMPION, GATE
+from components.adapters.mlflow.runs import LOCAL_CODE
 from infoxlm_core.errors import InputError
 from infoxlm_core.model import directories
 from infoxlm_core.results import evidence
@@ -84,6 +85,10 @@ def register(
         version, *doubles = registered.versions_of(client, name, digest)
         for double in doubles:  # of another process, or of a request that was sent twice
             _delete(client, double)
+        if LOCAL_CODE in version.tags and LOCAL_CODE not in tags:  # the image's code has made the very same
+            for tag in (LOCAL_CODE, GATE):
+                client.delete_model_version_tag(name, version.version, tag)
+            version = client.get_model_version(name, version.version)
         if GATE not in version.tags:
             client.set_registered_model_alias(name, CANDIDATE, version.version)
             promotion.promote(client, version, gate)

@@ -17,11 +17,11 @@ METRIC = "retrieval/best"
 
 
 def register(
-    store: Path, encoder: Path, digest: str, score: float, name: str = "tiny", test_set: str = "sha256:t"
+    store: Path, encoder: Path, digest: str, score: float, name: str = "tiny", test_set: str = "sha256:t", **more: str
 ) -> Registration:
     run_id = mlflow_runs.open_run("tests", "demo", {"infoxlm.run": name}, store)
     scores = {METRIC: score, "perplexity/de": float("inf")}
-    tags = {"corpus": "sha256:c", "test_set": test_set}
+    tags = {"corpus": "sha256:c", "test_set": test_set, **more}
     evaluation = evaluated(store / "evaluation", score)
     return model_registry.register(name, encoder, digest, scores, {METRIC: 0.0}, run_id, tags, evaluation)
 
@@ -45,6 +45,19 @@ def test_the_first_model_becomes_candidate_and_champion(store, tiny_encoders):
         "corpus": "sha256:c",
         METRIC: "0.5",
     }
+
+
+def test_local_code_makes_a_candidate_at_most_until_an_image_makes_the_very_same(store, tiny_encoders):
+    first = register(store, tiny_encoders["first"], "sha256:1", 0.5, local_code="sha256:cafe")
+    assert (first.version, first.aliases, first.champion) == (1, ("candidate",), False)
+    assert first.reason.startswith("candidate: made with local code sha256:cafe")
+
+    again = register(store, tiny_encoders["first"], "sha256:1", 0.5, local_code="sha256:cafe")
+    assert again == first
+    of_the_image = register(store, tiny_encoders["first"], "sha256:1", 0.5)
+
+    assert (of_the_image.version, of_the_image.champion) == (1, True)
+    assert "local_code" not in mlflow_runs.connect(store).get_model_version("tiny", "1").tags
 
 
 @pytest.mark.parametrize(
