@@ -44,7 +44,6 @@ def evaluate(
 
     overlay.use(store, local_code)
 
-    import json
     import re
     import shutil
     from pathlib import Path
@@ -52,8 +51,8 @@ def evaluate(
     from components.platform import artifacts, keys
     from components.platform.stage_run import stage_run
     from infoxlm_core.config import EvaluationConfig
-    from infoxlm_core.results import note
-    from infoxlm_core.results.trials import HEADLINES, SCORES, Trial
+    from infoxlm_core.results import evidence, note
+    from infoxlm_core.results.trials import HEADLINES, Trial
 
     with stage_run("evaluate", store, trial) as step:
         checked = EvaluationConfig.parse(config, "evaluation")
@@ -83,6 +82,6 @@ def evaluate(
             step.report({f"headline/{name.replace('/', '_')}": figures[name] for name in HEADLINES if name in figures})
         step.run.log_artifacts(made, "evaluation")
         read = step.report_corpus(text)  # again: Kubeflow may have left out the step that prepared it
-        step.run.annotate(note.write(json.loads((made / SCORES).read_bytes()), figures, read, "evaluation"))
+        step.run.annotate(note.write(evidence.read_scores(made), figures, read, "evaluation"))
         if trial:
             step.run.end()

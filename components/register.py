@@ -29,7 +29,6 @@ def register(
         local_code: digest of the `infoxlm_core` that the other steps use instead of the image's; not this one, which
             has the account and the keys of the registry.
     """
-    import json
     import logging
     import os
 
@@ -38,6 +37,7 @@ def register(
     from components.platform.stage_run import stage_run
     from infoxlm_core import manifests
     from infoxlm_core.config import RegistrationConfig
+    from infoxlm_core.results import evidence
     from infoxlm_core.results.trials import HEADLINES
 
     with stage_run("register", store, tracker="mlflow", last=True) as step:  # which has the registry, whatever tracks
@@ -49,7 +49,7 @@ def register(
         origin = {f"{name}_digest": value for name, value in made["inputs"].items()}
         origin |= {name: str(value) for name, value in made["made_by"].items()}
         origin |= {
-            "test_set": json.loads((judged / "scores.json").read_bytes())["test_set"],
+            "test_set": evidence.read_scores(judged)["test_set"],
             "made_as": f"{model.parent.parent.name}/{model.parent.name}",  # a digest of version, config and inputs
             "pipeline_run": runtime.pipeline_run(),
         } | ({"image": image} if image else {})

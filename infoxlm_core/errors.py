@@ -18,7 +18,7 @@ def named(name: str, message: str) -> InfoXLMError:
     return (kind if isinstance(kind, type) and issubclass(kind, InfoXLMError) else InfoXLMError)(message)
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     """What an error of a library says, in one line that holds no password."""
     return " ".join(without_password(str(error)).split())[:200] or type(error).__name__
 

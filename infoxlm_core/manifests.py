@@ -17,6 +17,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import TypedDict
+
+from infoxlm_core import outside
 from infoxlm_core.errors import DataCorrupt, InputError
 
 NAME = "manifest.json"
@@ -48,6 +51,24 @@ _BESIDE = (
 _LIBRARIES = ("torch", "transformers", "sentencepiece", "pyarrow", "numpy")
 
 
+@outside.with_more
+class Entry(TypedDict):
+    """What a manifest says of one file."""
+
+    size: int
+    sha256: str
+
+
+@outside.with_more
+class Manifest(TypedDict):
+    """What every manifest of ours has; some have more."""
+
+    kind: str
+    digest: str
+    files: dict[str, Entry]
+    facts: dict[str, Any]
+
+
 def digest(value: Any) -> str:
     """SHA-256 of a JSON value, independent of the order of its keys."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=str)
@@ -56,7 +77,7 @@ def digest(value: Any) -> str:
 
 def file_sha256(path: Path) -> str:
     """SHA-256 of a file's bytes, as hexadecimal digits."""
-    with path.open("rb") as file:
+    with outside.look(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -82,8 +103,8 @@ def inside(directory: Path | str, name: str, source: str = "") -> Path:
 
 
 def load(directory: Path) -> dict[str, Any]:
-    """The manifest of an artifact as it stands, nothing verified."""
-    return json.loads((directory / NAME).read_bytes())
+    """The manifest of an artifact as it stands, nothing verified but its form; DataCorrupt if it is none."""
+    return outside.read_json(directory / NAME, Manifest, "make or copy it again", DataCorrupt)
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -111,13 +132,6 @@ def move_into_place(partial: Path, final: Path, sign: str = "") -> None:
     except OSError:
         if not (final / sign).exists():
             raise
-
-
-def is_full(error: BaseException) -> bool:
-    """Whether an error says that there is no space: libraries wrap what the system said in errors of their own."""
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return True
-    return any(said in str(error) for said in ("No space left", "Disk quota exceeded", "os error 28", "os error 122"))
 
 
 def sync_file(path: Path) -> None:
@@ -154,7 +168,7 @@ def unnamed(directory: Path, files: Collection[str]) -> list[str]:
         name = str(path.relative_to(directory))
         hidden = name[0] == "." and "/" in name  # .git, or .cache of the hub's client
         beside = hidden or path.name in _BESIDE or (path.name[0] == "." and path.suffix in (".lock", ".tmp"))
-        if not beside and name not in files and (path.is_file() or path.is_symlink()):
+        if not beside and name not in files and (path.is_symlink() or not path.is_dir()):
             found.append(name)
     return found
 
@@ -172,20 +186,19 @@ def read(
     path = directory / NAME
     if not path.is_file():
         raise InputError(f"no {NAME} in {directory}: run {made_with} first")
+    remedy = f"run {made_with} again"
+    manifest: dict[str, Any] = outside.read_json(path, Manifest, remedy, DataCorrupt)
+    found, files, facts = manifest["kind"], manifest["files"], manifest["facts"]
+    described = digest({"kind": found, "files": files, "facts": facts})
+    if described != manifest["digest"]:
+        raise DataCorrupt(f"{path} has digest {manifest['digest']} but describes {described}: {remedy}")
     try:
-        manifest = json.loads(path.read_bytes())
-        found, files, facts = manifest["kind"], manifest["files"], manifest["facts"]
-        described = digest({"kind": found, "files": files, "facts": facts})
-        if described != manifest["digest"]:
-            raise DataCorrupt(
-                f"{path} has digest {manifest['digest']} but describes {described}: run {made_with} again"
-            )
         for name, entry in files.items():
-            verify_file(inside(directory, name), entry, f"run {made_with} again", hashed=check(Path(name)))
-        if more := unnamed(directory, files):
-            raise DataCorrupt(f"{directory / more[0]} is not named in {path}: move it elsewhere")
-    except (InputError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataCorrupt(f"{path} cannot be read ({error}): run {made_with} again") from error
+            verify_file(inside(directory, name), entry, remedy, hashed=check(Path(name)))
+    except InputError as error:  # a name that leads elsewhere
+        raise DataCorrupt(f"{path} cannot be read ({error}): {remedy}") from error
+    if more := unnamed(directory, files):
+        raise DataCorrupt(f"{directory / more[0]} is not named in {path}: move it elsewhere")
     if found != kind:
         raise InputError(f"{directory} holds a {found}, not a {kind}: give the output of {made_with}")
     return manifest

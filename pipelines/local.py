@@ -14,14 +14,18 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Annotated, Any, TextIO
+
+from pydantic import Field
+from typing_extensions import TypedDict
 
 from components.adapters.storage import is_remote
 from components.platform import artifacts, launchers, runtime, tracking
+from components.platform import outcomes as said
 from components.platform.runtime import DRIVER
 from components.platform.stage import IMAGE
 from components.settings import environment
-from infoxlm_core import errors, manifests
+from infoxlm_core import errors, manifests, outside
 from infoxlm_core.run_file import RunConfig
 
 logger = logging.getLogger(__name__)
@@ -93,10 +97,25 @@ def artifact(store: str | Path, task: str, output: str) -> Path | None:
     here = artifacts.local(str(store).rstrip("/")).resolve()
     if not (here / "run.json").is_file():
         return None
-    root = here / "pipeline" / json.loads((here / "run.json").read_bytes())["run"]
+    root = here / "pipeline" / _last(here)["run"]
     attempts = sorted(path for path in root.glob("infoxlm*") if path.is_dir())
     pointer = attempts[-1] / task / output if attempts else root
-    return artifacts.locate(json.loads(pointer.read_bytes())["location"], hashed=False) if pointer.is_file() else None
+    if not pointer.is_file():
+        return None
+    said = outside.read_json(pointer, artifacts.Pointer, "run the same command again", errors.DataCorrupt)
+    return artifacts.locate(said["location"], hashed=False)
+
+
+class Identity(TypedDict):
+    """What run.json of a store says of its last run. Its name becomes that of a folder, which is deleted in time."""
+
+    run: Annotated[str, Field(pattern=r"^\w[^/\x00]*$")]
+    config: str
+    status: str
+
+
+def _last(store: Path) -> dict[str, Any]:
+    return outside.read_json(store / "run.json", Identity, "delete it, then run again", errors.DataCorrupt)
 
 
 @contextlib.contextmanager
@@ -199,7 +218,7 @@ def _identity(dag: str, arguments: Mapping[str, Any], store: Path, name: str) ->
     path = store / "run.json"
     wanted = manifests.digest([dag, arguments])
     if path.is_file():
-        last = json.loads(path.read_bytes())
+        last = _last(store)
         if last["config"] == wanted and last["status"] != "FINISHED":
             logger.info("going on with run %s", last["run"])
             return last
@@ -226,7 +245,9 @@ def _reason(outcomes: Path) -> errors.InfoXLMError:
     """What the stage that failed last wrote down."""
     try:
         newest = max(outcomes.glob("*.json"), key=lambda path: path.stat().st_mtime)
-        outcome = json.loads(newest.read_bytes())
+        outcome = said.parse(newest.read_bytes(), str(newest))
     except (OSError, ValueError):  # also: there is none
+        outcome = None
+    if outcome is None:
         return errors.WorkerLost("a stage ended without a word (killed?): run the same command again to go on")
     return errors.named(outcome["class"], f"{outcome['stage']}: {outcome['message']}")

@@ -6,7 +6,6 @@ drop      the manifest first
 mirror    a copy of what other people have put there, without a manifest: found again by names, sizes and versions
 """
 
-import json
 import logging
 import shutil
 import tempfile
@@ -17,7 +16,7 @@ from typing import Any
 
 from components.adapters import storage
 from components.adapters.storage import Entry, Store
-from infoxlm_core import manifests
+from infoxlm_core import manifests, outside
 from infoxlm_core.errors import DataCorrupt, InputError, StorageUnavailable
 
 logger = logging.getLogger(__name__)
@@ -41,10 +40,8 @@ def manifest(uri: str) -> dict[str, Any] | None:
     found = storage.open(uri).get(manifests.NAME)
     if found is None:
         return None
-    try:
-        return json.loads(found[0])
-    except ValueError as error:
-        raise DataCorrupt(f"{uri}/{manifests.NAME} cannot be read ({error}): delete it and make it again") from None
+    remedy = "delete it and make it again"
+    return outside.parse_json(found[0], manifests.Manifest, f"{uri}/{manifests.NAME}", remedy, DataCorrupt)
 
 
 def manifest_exists(uri: str) -> bool:
@@ -66,7 +63,7 @@ def push(directory: Path, uri: str, before_commit: Callable[[], None] = lambda: 
         StorageUnavailable: the storage does not answer; what was sent is no directory yet.
     """
     content = (directory / manifests.NAME).read_bytes()
-    files = {name: entry["sha256"] for name, entry in json.loads(content)["files"].items()}
+    files = {name: entry["sha256"] for name, entry in manifests.load(directory)["files"].items()}
     inner = {str(path.relative_to(directory)) for path in directory.rglob(manifests.NAME)} - {manifests.NAME}
     files |= {name: manifests.file_sha256(directory / name) for name in inner}  # of artifacts within this one
     there = storage.open(uri)
@@ -214,9 +211,9 @@ def _verify(directory: Path, paths: Mapping[str, Path], source: str) -> None:
     if not (directory / manifests.NAME).is_file():
         return
     try:
-        files = dict(manifests.load(directory)["files"])
-    except (ValueError, KeyError, TypeError):
+        files = manifests.load(directory)["files"]
+    except DataCorrupt:
         return
     for name, entry in files.items():
-        if name in paths and "sha256" in entry:
+        if name in paths:
             manifests.verify_file(paths[name], entry, f"upload {source} again")

@@ -25,11 +25,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import TypedDict
+
 from components.adapters import storage
 from components.platform import artifact_transfer, verification
 from components.platform.lease import Lease
 from components.settings.environment import cache
-from infoxlm_core import locks, manifests
+from infoxlm_core import locks, manifests, outside
 from infoxlm_core.errors import DataCorrupt, InputError
 
 logger = logging.getLogger(__name__)
@@ -208,6 +210,13 @@ def _sweep(directory: Path) -> None:
             path.unlink(missing_ok=True)
 
 
+class Pointer(TypedDict):
+    """What a KFP artifact of ours says."""
+
+    location: str
+    digest: str
+
+
 def publish(artifact: Any, location: Path) -> None:
     """Let a KFP output artifact point to a directory of the store."""
     digest, place = manifests.load(location)["digest"], url_of(location)
@@ -218,7 +227,7 @@ def publish(artifact: Any, location: Path) -> None:
 
 def read_pointer(artifact: Any) -> tuple[str, str]:
     """Where in the store what a KFP input artifact points to is, and its digest."""
-    said = json.loads(Path(artifact.path).read_bytes())
+    said = outside.read_json(Path(artifact.path), Pointer, "run the step that makes it again", DataCorrupt)
     return said["location"], said["digest"]
 
 

@@ -6,7 +6,6 @@
 A step that is told to stop deletes its job. One that is killed cannot, so the job ends itself when nobody follows it.
 """
 
-import json
 import logging
 import os
 import sys
@@ -16,6 +15,7 @@ import time
 from components.adapters import storage
 from components.platform import artifacts, launchers, lease, runtime
 from components.platform.work import Work
+from infoxlm_core import outside
 from infoxlm_core.errors import InfoXLMError, InputError, Preempted
 
 logger = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ def _read(place: str) -> Work:
     found = storage.open(place).get()
     if found is None:
         raise InputError(f"{place}: there is no such work: submit the pipeline again")
-    return Work(**json.loads(found[0]))
+    return outside.parse_json(found[0], Work, place, "submit the pipeline again")
 
 
 if __name__ == "__main__":

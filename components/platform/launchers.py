@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from components.adapters import storage
-from components.platform import artifacts, lease, runtime
+from components.platform import artifacts, lease, outcomes, runtime
 from components.platform import work as works
 from components.platform.work import Work
 from infoxlm_core.errors import ConfigError, InfoXLMError
@@ -143,7 +143,11 @@ def kuberay(work: Work, cluster: dict[str, Any], task: Any) -> None:
     described = asdict(work) | {"pipeline_run": run, "job": job}
     artifacts.write(work.store, place, json.dumps(described, indent=1, sort_keys=True))
     outcome = runtime.outcome_name(job, "jobs")
-    if json.loads(artifacts.read(work.store, outcome) or b"{}").get("run", run) != run:
+
+    def ended() -> dict[str, Any] | None:
+        return outcomes.parse(artifacts.read(work.store, outcome), outcome)
+
+    if (ended() or {}).get("run", run) != run:
         storage.open(work.store).delete(outcome)  # of another pipeline run: what it met may have been mended
     if work.run:
         lease.check(f"{work.store}/runs/{work.run}/lease.json", job)  # another pipeline run may train the same
@@ -155,7 +159,7 @@ def kuberay(work: Work, cluster: dict[str, Any], task: Any) -> None:
             work.num_workers,
             task,
             ask_to_stop=lambda: artifacts.write(work.store, f"runs/{work.run}/stop", job) if work.run else None,
-            ended=lambda: json.loads(artifacts.read(work.store, outcome) or b"null"),
+            ended=ended,
         )
 
 

@@ -15,9 +15,12 @@ import time
 import uuid
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NotRequired, Self
+
+from typing_extensions import TypedDict
 
 from components.adapters import storage
+from infoxlm_core import outside
 from infoxlm_core.errors import DataCorrupt, Fenced, InfoXLMError, LeaseHeld, StorageUnavailable
 
 logger = logging.getLogger(__name__)
@@ -29,6 +32,15 @@ PATIENCE = 60.0
 _POLL = 5.0  # seconds between two rounds of what else is to be done while the lease is held
 
 
+class State(TypedDict):
+    """What a lease says."""
+
+    holder: str
+    attempt: int
+    beat: int
+    by: NotRequired[str]
+
+
 def read(url: str) -> tuple[dict[str, Any], str | None]:
     """What a lease says, and its version; nobody's if there is none.
 
@@ -38,11 +50,8 @@ def read(url: str) -> tuple[dict[str, Any], str | None]:
     found = storage.open(url).get()
     if found is None:
         return {"holder": "", "attempt": 0, "beat": 0}, None
-    try:
-        state = json.loads(found[0])
-        return {"holder": state["holder"], "attempt": int(state["attempt"]), "beat": int(state["beat"])}, found[1]
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataCorrupt(f"{url} is no lease ({error}): delete it, then run again") from None
+    state = outside.parse_json(found[0], State, url, "it is no lease: delete it, then run again", DataCorrupt)
+    return {name: state[name] for name in ("holder", "attempt", "beat")}, found[1]
 
 
 def check(url: str, holder: str) -> None:
@@ -154,8 +163,11 @@ class Lease:
     def _unanswered(self) -> str | None:
         """The version of what is there if this very object wrote it, but never got the answer."""
         found = self._file.get(quick=True)
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            return found[1] if found and json.loads(found[0])["by"] == self._me else None
+        if not found:
+            return None
+        with contextlib.suppress(DataCorrupt):
+            said = outside.parse_json(found[0], State, self.url, "", DataCorrupt)
+            return found[1] if said.get("by") == self._me else None
         return None
 
     def _keep(self) -> None:

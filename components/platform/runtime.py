@@ -17,8 +17,8 @@ from typing import Any
 from components.adapters import storage
 from components.platform import artifacts
 from components.settings import environment
-from infoxlm_core import manifests
-from infoxlm_core.errors import InfoXLMError, InputError, StorageFull
+from infoxlm_core import outside
+from infoxlm_core.errors import InfoXLMError, InputError
 from infoxlm_core.results.trials import Trial
 
 logger = logging.getLogger(__name__)
@@ -57,9 +57,11 @@ def ending_clearly(
         return
     except InfoXLMError as error:
         failure = error
-    except Exception as error:
-        if manifests.is_full(error):
-            failure = StorageFull(f"{store}: no space left ({error}): free some, then run again")
+    except BaseException as error:
+        if not isinstance(error, Exception) and not outside.is_panic(error):
+            raise
+        if said := outside.translate(error, store):
+            failure = said
         else:
             traceback.print_exc()
             failure = InfoXLMError(f"{type(error).__name__}: {error}")

@@ -2,22 +2,40 @@
 
 import contextlib
 import functools
-import json
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired
+
+from typing_extensions import TypedDict
 
 from components.platform import artifacts, launchers, overlay, runtime, tracking
 from components.platform.work import Work
 from components.settings import environment
-from infoxlm_core import manifests
+from infoxlm_core import manifests, outside
 from infoxlm_core.config import StageConfig
 from infoxlm_core.corpora.datasets import Dataset, list_datasets
-from infoxlm_core.errors import InfoXLMError, TryAgain
+from infoxlm_core.errors import DataCorrupt, InfoXLMError, TryAgain
 
 logger = logging.getLogger(__name__)
+
+
+@outside.with_more
+class ReadFile(TypedDict):
+    """What report.json of a prepared text says of one file."""
+
+    corpus: str
+    kind: str
+    read: int
+    kept: int
+
+
+@outside.with_more
+class Report(TypedDict):
+    """report.json of a prepared text, as far as it is read again."""
+
+    files: NotRequired[list[ReadFile]]
 
 
 @dataclass(frozen=True)
@@ -77,8 +95,10 @@ class StageRun:
 
     def report_corpus(self, place: str) -> list[Dataset]:
         """Tell the tracker which corpora a prepared text in the store has; return them."""
-        manifest, said = (json.loads(artifacts.read(place, name) or b"{}") for name in (manifests.NAME, "report.json"))
-        found = list_datasets(manifest["files"], said.get("files", ()))
+        content, report = (artifacts.read(place, name) for name in (manifests.NAME, "report.json"))
+        files = outside.parse_json(content or b"", manifests.Manifest, place, "prepare again", DataCorrupt)["files"]
+        said = outside.parse_json(report or b"{}", Report, f"{place}/report.json", "prepare again", DataCorrupt)
+        found = list_datasets(files, said.get("files", ()))
         self.run.log_datasets(found, place)
         return found
 

@@ -13,14 +13,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import TypedDict
+
 from components.platform import artifacts, keys, launchers, runtime, sources, tracking, work
-from infoxlm_core import manifests
+from infoxlm_core import manifests, outside
 from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.errors import ConfigError, InputError
 from infoxlm_core.tasks import task_of
 from infoxlm_core.training import fingerprint
 
 logger = logging.getLogger(__name__)
+
+
+class Begun(TypedDict):
+    """What a pipeline has begun to train."""
+
+    pipeline_run: str
+    run: str
+    artifact: str
+    fingerprint: dict[str, Any]
 
 
 def choose_run(
@@ -62,7 +73,8 @@ def choose_run(
     place = f"begun/{_pipeline(trial)}.json"
     decisive = fingerprint.decisive(config, manifests.VERSIONS[kind], inputs)
     begun = {"pipeline_run": runtime.pipeline_run(), "run": run, "artifact": name, "fingerprint": decisive}
-    before = json.loads(artifacts.read(store, place) or b"null")
+    said = artifacts.read(store, place)
+    before = outside.parse_json(said, Begun, f"{store}/{place}", "delete it, then run again") if said else None
     if before and before["run"] != run and _is_unfinished(store, kind, before):
         changed, path = fingerprint.differences(before["fingerprint"], decisive), f"{store}/runs/{before['run']}"
         if before["pipeline_run"] == begun["pipeline_run"]:

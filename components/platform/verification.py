@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from infoxlm_core import manifests
+from infoxlm_core.errors import DataCorrupt
 
 
 def verify(directory: Path, kind: str) -> dict[str, Any]:
@@ -46,7 +47,7 @@ def note(directory: Path, state: str) -> None:
 def hash_what_is_read(directory: Path) -> None:
     """Compare what will be read; token shards, and the text that becomes such, are compared by their own readers."""
     kind = ""
-    with contextlib.suppress(ValueError, KeyError, TypeError):  # `read` says what is wrong
+    with contextlib.suppress(DataCorrupt):  # `read` says what is wrong
         kind = manifests.load(directory)["kind"]
     manifests.read(
         directory,

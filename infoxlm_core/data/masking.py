@@ -5,14 +5,25 @@ included; each becomes `<mask>` with 0.8, stays with 0.1, becomes a random piece
 `ObjectivesConfig.masking` names the variants: who is chosen, and among which ids the random token is drawn.
 """
 
-import json
 from pathlib import Path
 
 import numpy as np
+from typing_extensions import TypedDict
 
+from infoxlm_core import outside
 from infoxlm_core.config import ObjectivesConfig
 from infoxlm_core.data.vocabulary import EOS, FIRST_PIECE
 from infoxlm_core.errors import InputError
+
+
+class _Pieces(TypedDict):
+    vocab: list[tuple[str, float]]
+
+
+class _Tokenizer(TypedDict):
+    """What tokenizer.json of a unigram model says, as far as it is read."""
+
+    model: _Pieces
 
 
 def pick(lengths: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -102,10 +113,8 @@ def _choose_words(
 def word_starts(tokenizer: Path, vocabulary_size: int) -> np.ndarray:
     """(V,) true for pieces that begin a word (with U+2581); InputError if the directory holds no tokenizer.json."""
     path = tokenizer / "tokenizer.json"
-    try:
-        vocabulary = json.loads(path.read_bytes())["model"]["vocab"]
-    except (OSError, ValueError, KeyError) as error:
-        raise InputError(f"{path}: no tokenizer here ({error}), whole-word masking needs it: tokenize again") from None
+    remedy = "whole-word masking needs a tokenizer: tokenize again"
+    vocabulary = outside.read_json(path, _Tokenizer, remedy)["model"]["vocab"]
     found = np.zeros(vocabulary_size, bool)
     starts = [piece.startswith("\u2581") for piece, _ in vocabulary[:vocabulary_size]]
     found[: len(starts)] = starts

@@ -1,5 +1,6 @@
 """Any Hugging Face encoder from its directory, and what its config says of the vectors it was trained to compare."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -7,21 +8,19 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
+from transformers import AutoModel, AutoModelForMaskedLM
 from transformers import PreTrainedModel as Model
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from infoxlm_core.errors import InputError
-from infoxlm_core.model import devices
+from infoxlm_core.model import devices, pretrained, tokenizers
 from infoxlm_core.model.pretrained import PROJECTION
 
 
 def has_language_model_head(directory: Path) -> bool:
     """Whether a Hugging Face directory holds a masked language model, not an encoder alone."""
-    return "ForMaskedLM" in (directory / "config.json").read_text(encoding="utf-8")  # among its "architectures"
+    return "ForMaskedLM" in json.dumps(pretrained.read_config(directory))  # among its "architectures"
 
 
 def load_encoder(directory: Path | str, device: str | None = None) -> tuple[Model, Tokenizer]:
@@ -35,8 +34,8 @@ def load_encoder(directory: Path | str, device: str | None = None) -> tuple[Mode
     kind: Any = AutoModelForMaskedLM if has_language_model_head(directory) else AutoModel
     safe: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     loading = safe | {"use_safetensors": True, "output_loading_info": True, "dtype": torch.float32}
+    tokenizer = tokenizers.load(directory)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(directory, **safe)
         with _quietly():
             model, report = kind.from_pretrained(directory, **loading)
     except Exception as error:  # a broken file shows itself by almost any exception, of four libraries
@@ -92,10 +91,10 @@ def load_projection(directory: Path | str, model: Model) -> Tensor:
         raise InputError(
             f"{directory} has no contrast vectors (infoxlm in config.json, {PROJECTION}): give mean or cls"
         )
-    try:
-        return load_file(path, device=str(model.device))["projection"]
-    except (SafetensorError, KeyError) as error:
-        raise InputError(f"{path} is damaged ({error}): copy it again") from None
+    found, width = pretrained.read_projection(path), model.config.hidden_size
+    if found.shape != (width, width):
+        raise InputError(f"{path}: projection is {tuple(found.shape)}, not {(width, width)}: copy it again")
+    return found.to(model.device)
 
 
 def drop_layers(model: Model, top: int) -> None:

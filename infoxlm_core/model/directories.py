@@ -1,10 +1,9 @@
 """Directories of models, ours and Hugging Face's: what may be loaded from one."""
 
-import json
 from pathlib import Path
 from typing import Any
 
-from infoxlm_core import manifests
+from infoxlm_core import manifests, outside
 from infoxlm_core.errors import DataCorrupt, InputError
 
 
@@ -13,13 +12,8 @@ def check(directory: Path) -> None:
     what that says (else DataCorrupt)."""
     check_encoder(directory)
     path = directory / manifests.NAME
-    try:
-        found = manifests.load(directory) if path.is_file() else None
-    except ValueError as error:
-        raise DataCorrupt(f"{path} cannot be read ({error}): make or copy the model again") from None
-    if (
-        isinstance(found, dict) and {"kind", "digest", "files", "facts"} <= found.keys()
-    ):  # other tools have manifests too
+    found = outside.read_json(path, Any, "make or copy the model again", DataCorrupt) if path.is_file() else None
+    if isinstance(found, dict) and manifests.Manifest.__required_keys__ <= found.keys():  # other tools have some too
         manifests.read(directory, found["kind"], made_with="what made the model, or the copy of it,")
 
 
@@ -30,9 +24,5 @@ def check_encoder(directory: Path) -> None:
     if pickles := [path.name for path in directory.rglob("*") if path.suffix in (".bin", ".pt", ".pth", ".pkl", ".py")]:
         raise InputError(f"{directory} holds {pickles[0]}, which could run code: keep only safetensors and JSON")
     for path in directory.glob("*config.json"):
-        try:
-            config: Any = json.loads(path.read_bytes())
-        except ValueError as error:
-            raise InputError(f"{path} is no JSON ({error}): export the model again") from None
-        if "auto_map" in config:
+        if "auto_map" in outside.read_json(path, dict[str, Any], "export the model again"):
             raise InputError(f"{path} asks for code of its own (auto_map): export the model with a built-in class")

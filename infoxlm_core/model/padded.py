@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from infoxlm_core.errors import InputError, one_line
+from infoxlm_core.model import pretrained
 from infoxlm_core.model.task_head import Head
 
 _DROPOUT = ("dropout", "attention_dropout", "hidden_dropout_prob", "attention_probs_dropout_prob")
@@ -64,6 +65,7 @@ def labels_of(config: PretrainedConfig) -> tuple[str, ...]:
 
 def read_config(directory: Path) -> PretrainedConfig:
     """Any model's config; InputError if there is none, or it is of a kind that Transformers does not know."""
+    pretrained.read_config(directory)  # sizes that cannot be
     try:
         return AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # a broken file shows itself by almost any exception

@@ -1,20 +1,21 @@
 """Hugging Face in and out: our parameters under the names of `XLMRobertaForMaskedLM`, RoBERTa's and BERT's alike."""
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NotRequired
 
 import torch
+from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PretrainedConfig, XLMRobertaConfig
+from typing_extensions import TypedDict
 
-from infoxlm_core import manifests
+from infoxlm_core import manifests, outside
 from infoxlm_core.data.vocabulary import BOS, EOS, PAD
-from infoxlm_core.errors import InputError
+from infoxlm_core.errors import InputError, one_line
 from infoxlm_core.model import tokenizers
 from infoxlm_core.model.encoder import EncoderSize
 from infoxlm_core.model.heads import InfoXLM
@@ -23,6 +24,46 @@ WEIGHTS, PROJECTION = "model.safetensors", "projection.safetensors"
 KINDS = ("xlm-roberta", "roberta", "bert")  # model types whose encoder is ours, whatever its parameters are called
 
 Names = Sequence[tuple[str, str]]
+_Rows = Annotated[int, Field(gt=0, lt=2**31)]
+_Width = Annotated[int, Field(gt=0, le=2**17)]
+_Layers = Annotated[int, Field(ge=0, le=1000)]
+
+
+class _Space(TypedDict):
+    """What our own models say of contrast."""
+
+    layer: _Layers
+    pooling: str
+    normalise: NotRequired[bool]
+
+
+@outside.with_more
+class Described(TypedDict):
+    """What any config.json may say, as far as it is read for models of every kind."""
+
+    model_type: NotRequired[str | None]
+    architectures: NotRequired[list[str] | None]
+    infoxlm: NotRequired[_Space | None]
+    num_hidden_layers: NotRequired[_Layers]
+    max_position_embeddings: NotRequired[int | None]
+    pad_token_id: NotRequired[int | None]
+
+
+@outside.with_more
+class Sizes(TypedDict):
+    """What config.json of a model of ours must say."""
+
+    vocab_size: _Rows
+    num_hidden_layers: _Layers
+    hidden_size: _Width
+    intermediate_size: Annotated[int, Field(gt=0, le=2**20)]
+    num_attention_heads: _Width
+    max_position_embeddings: _Rows
+    layer_norm_eps: NotRequired[float]
+    type_vocab_size: NotRequired[Annotated[int, Field(ge=0, lt=2**20)]]
+    pad_token_id: NotRequired[Annotated[int, Field(ge=0, lt=2**20)] | None]
+
+
 _RENAMED = [  # ours -> Hugging Face, the first that fits
     (r"^encoder\.token_embedding\.", "roberta.embeddings.word_embeddings."),
     (r"^encoder\.position_embedding\.", "roberta.embeddings.position_embeddings."),
@@ -113,12 +154,9 @@ def export(model: InfoXLM, tokenizer: Path, directory: Path) -> None:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """A Hugging Face config.json; InputError if there is none."""
-    path = directory / "config.json"
-    try:
-        return {"model_type": None} | json.loads(path.read_bytes())
-    except (OSError, ValueError, TypeError) as error:
-        raise InputError(f"{path}: no model here ({error}): give a Hugging Face model directory") from None
+    """A Hugging Face config.json; InputError if there is none, or a size in it cannot be one."""
+    found = outside.read_json(directory / "config.json", Described, "give a Hugging Face model directory")
+    return {"model_type": None} | found
 
 
 def is_ours(config: Mapping[str, Any]) -> bool:
@@ -150,21 +188,21 @@ def size_of(directory: Path, kinds: Sequence[str] = ("xlm-roberta",)) -> Encoder
         known = " or ".join(map(repr, kinds))
         raise InputError(f"{path}: model_type is {config['model_type']!r}, not {known}: give such a model")
     bert = config["model_type"] == "bert"
+    outside.check(config, Sizes, path, "give a complete model")
+    if config["hidden_size"] % config["num_attention_heads"]:
+        raise InputError(f"{path}: num_attention_heads must divide hidden_size: give a complete model")
     types = config.get("type_vocab_size", 2 if bert else 1)
-    try:
-        return EncoderSize(
-            vocabulary=config["vocab_size"],
-            layers=config["num_hidden_layers"],
-            hidden=config["hidden_size"],
-            ffn=config["intermediate_size"],
-            heads=config["num_attention_heads"],
-            positions=config["max_position_embeddings"],
-            epsilon=config.get("layer_norm_eps", 1e-12 if bert else 1e-5),
-            types=types if types > 1 else 0,
-            first=first_position(config),
-        )
-    except KeyError as missing:
-        raise InputError(f"{path} has no {missing}: give a complete model") from None
+    return EncoderSize(
+        vocabulary=config["vocab_size"],
+        layers=config["num_hidden_layers"],
+        hidden=config["hidden_size"],
+        ffn=config["intermediate_size"],
+        heads=config["num_attention_heads"],
+        positions=config["max_position_embeddings"],
+        epsilon=config.get("layer_norm_eps", 1e-12 if bert else 1e-5),
+        types=types if types > 1 else 0,
+        first=first_position(config),
+    )
 
 
 def weight_files(directory: Path) -> list[Path]:
@@ -175,6 +213,21 @@ def weight_files(directory: Path) -> list[Path]:
         path = directory / WEIGHTS
         raise InputError(f"{path} is missing: convert the model to safetensors (pickled weights are not read)")
     return paths
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file; InputError if there is none, or it is damaged."""
+    try:
+        return load_file(outside.look(path))
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"{path} is damaged ({one_line(error)}): copy it again") from None
+
+
+def read_projection(path: Path) -> Tensor:
+    """The contrast projection of a file; InputError if it holds none."""
+    if (found := read_tensors(path).get("projection")) is None:
+        raise InputError(f"{path} holds no tensor projection: copy it again")
+    return found
 
 
 def digest_of(directory: Path) -> str:
@@ -188,10 +241,7 @@ def read_weights(directory: Path) -> dict[str, Tensor]:
     InputError if they are not there or damaged."""
     found: dict[str, Tensor] = {}
     for path in weight_files(directory):
-        try:
-            found |= load_file(path)
-        except SafetensorError as error:
-            raise InputError(f"{path} is damaged ({error}): copy it again") from None
+        found |= read_tensors(path)
     bare = not any(name.startswith(("roberta.", "bert.")) for name in found)
 
     def canonical(name: str) -> str:
@@ -216,7 +266,7 @@ def load_into(
     """
     path, found = directory / WEIGHTS, read_weights(directory)
     if (directory / PROJECTION).is_file():
-        found |= load_file(directory / PROJECTION)
+        found["projection"] = read_projection(directory / PROJECTION)
     types = found.get(TYPE_ROW)
     with torch.no_grad():
         for name, parameter in module.named_parameters():

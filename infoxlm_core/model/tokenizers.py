@@ -2,7 +2,10 @@
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import sentencepiece
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
@@ -10,6 +13,7 @@ from tokenizers.models import Unigram
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils import sentencepiece_model_pb2_new as sentencepiece_pb2
 
+from infoxlm_core import outside
 from infoxlm_core.data.vocabulary import BOS, EOS, SPECIAL_TOKENS, UNK
 from infoxlm_core.errors import InputError, one_line
 
@@ -44,7 +48,16 @@ def round_scores(model: bytes) -> bytes:
 
 
 def write_fast(model: bytes, directory: Path, max_tokens: int = 512) -> None:
-    """Write tokenizer.json and tokenizer_config.json: the same ids as SentencePiece for `AutoTokenizer`."""
+    """Write tokenizer.json and tokenizer_config.json: the same ids as SentencePiece for `AutoTokenizer`.
+
+    Raises:
+        InputError: the model is damaged.
+    """
+    with reading("the SentencePiece model"):
+        _write_fast(model, directory, max_tokens)
+
+
+def _write_fast(model: bytes, directory: Path, max_tokens: int) -> None:
     proto = sentencepiece_pb2.ModelProto()  # type: ignore[attr-defined]  # made at run time
     proto.ParseFromString(model)
     bos, pad, eos, unk, mask = SPECIAL_TOKENS
@@ -82,13 +95,28 @@ def load_fast(directory: Path) -> PreTrainedTokenizerFast:
 
 
 def load(directory: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of any model; InputError if there is none that can be read."""
+    """The tokenizer of any model; InputError if there is none that can be read, or it has ids that the model lacks."""
+    for path in directory.glob("*.json"):
+        outside.look(path)
+    with reading(f"{directory}: its tokenizer"):
+        found = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        ids = max(len(found), *(number + 1 for number in found.get_added_vocab().values()), 0)
+    if (config := directory / "config.json").is_file():
+        rows = outside.read_json(config, dict[str, Any], "copy it again").get("vocab_size")
+        if isinstance(rows, int) and ids > rows:
+            raise InputError(f"{directory}: its tokenizer has {ids} ids, the model {rows}: give the tokenizer it had")
+    return found
+
+
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Turn whatever a library says of a broken tokenizer, panics of Rust too, into InputError."""
     try:
-        return AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # a broken file shows itself by almost any exception
-        raise InputError(
-            f"{directory} has no tokenizer that can be read ({one_line(error)}): copy its files there"
-        ) from None
+        yield
+    except BaseException as error:  # a broken file shows itself by almost any exception
+        if isinstance(error, Exception) or outside.is_panic(error):
+            raise InputError(f"{what} cannot be read ({one_line(error)}): copy its files again") from None
+        raise
 
 
 def copy(source: Path, directory: Path, longest: int) -> None:
@@ -97,6 +125,6 @@ def copy(source: Path, directory: Path, longest: int) -> None:
         if (source / name).is_file():
             shutil.copy(source / name, directory / name)
     if (source / "tokenizer_config.json").is_file():
-        settings = json.loads((source / "tokenizer_config.json").read_bytes())
+        settings = outside.read_json(source / "tokenizer_config.json", dict[str, Any], "copy it again")
         settings["model_max_length"] = longest
         (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=1) + "\n")

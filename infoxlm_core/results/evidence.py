@@ -18,10 +18,13 @@ that is hard is hard in every language, and languages are no independent tests.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from typing_extensions import TypedDict
 
+from infoxlm_core import outside
 from infoxlm_core.errors import InputError
 
 FILE = "items.parquet"
@@ -68,6 +71,20 @@ def write(path: Path, tables: Mapping[str, list[pd.DataFrame]]) -> None:
     """Write the outcomes of models by name."""
     named = [part.assign(model=name) for name, parts in tables.items() for part in parts]
     pd.concat(named, ignore_index=True)[list(COLUMNS)].to_parquet(path, index=False, compression="zstd")
+
+
+@outside.with_more
+class Judged(TypedDict):
+    """What scores.json of `evaluate` says, as far as it is read again."""
+
+    model: str
+    pivot: str
+    test_set: str
+
+
+def read_scores(evaluation: Path) -> dict[str, Any]:
+    """The scores.json of an evaluation; InputError if it is none."""
+    return outside.read_json(evaluation / "scores.json", Judged, "evaluate again")
 
 
 def read(path: Path, model: str) -> pd.DataFrame:

@@ -12,7 +12,7 @@ from dataclasses import field as default
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from infoxlm_core import manifests
+from infoxlm_core import manifests, outside
 from infoxlm_core.errors import ConfigError, InputError
 from infoxlm_core.results.suite_config import Settings, SuiteConfig, SuiteTaskConfig
 from infoxlm_core.tasks import task_of
@@ -185,4 +185,4 @@ def measure(settings: Settings, model: Path, training: Mapping[str, Any], output
 
 def read_scores(path: Path) -> Scores:
     """Read what `measure` wrote, today or before; InputError if it is something else."""
-    return Scores.from_dict(json.loads(path.read_bytes()), str(path))
+    return Scores.from_dict(outside.read_json(path, dict[str, Any], "measure again"), str(path))

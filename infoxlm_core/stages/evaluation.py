@@ -4,11 +4,12 @@ The first encoder is the one under test; the others (an untrained one, a baselin
 Every model answers the same questions: the same pairs, and, with the same tokenizer, the same gaps.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from infoxlm_core import outside
 from infoxlm_core.config import EvaluationConfig
 from infoxlm_core.errors import InputError
 from infoxlm_core.results import evaluation_page, evidence
@@ -66,7 +67,7 @@ def evaluate(
             for language, drawn in asked.pairs.items()
         },
         models={name: Evaluated(own, read_curves(encoders.get(name))) for name, own in scores.items()},
-        corpus=json.loads(report.read_bytes()) if report.is_file() else None,
+        corpus=outside.read_json(report, dict[str, Any], "prepare again") if report.is_file() else None,
         settings=config.model_dump(),
     )
     evaluation_page.write(output, found)

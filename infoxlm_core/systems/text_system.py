@@ -3,15 +3,15 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
-from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 from torch import nn
 from transformers import PretrainedConfig
 
+from infoxlm_core import outside
 from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data.shards import Shards
 from infoxlm_core.data.vocabulary import BOS, EOS
@@ -105,7 +105,8 @@ class TextSystem(System):
         path, settings_path = directory / "tokenizer.json", directory / "tokenizer_config.json"
         if not path.exists():
             return
-        fast = Tokenizer.from_file(str(path))
+        with tokenizers.reading(str(path)):
+            fast = Tokenizer.from_file(str(path))
         first, second = self.first_token, self.second_segment
         fast.post_processor = TemplateProcessing(
             single=f"{first} $A </s>",
@@ -113,7 +114,10 @@ class TextSystem(System):
             special_tokens=[("<s>", BOS), ("</s>", EOS)],
         )
         fast.save(str(path))
-        settings = json.loads(settings_path.read_bytes()) | {"bos_token": first, "cls_token": first}
+        settings = outside.read_json(settings_path, dict[str, Any], "copy it again") | {
+            "bos_token": first,
+            "cls_token": first,
+        }
         settings_path.write_text(json.dumps(settings, indent=1) + "\n")
 
     def size_of(self, directory: Path, shards: Shards) -> EncoderSize:
@@ -125,10 +129,7 @@ class TextSystem(System):
             ConfigError: it is an XLM of other languages.
         """
         path, kind = directory / "config.json", self.config_class.model_type
-        try:
-            found = json.loads(path.read_bytes())
-        except (OSError, ValueError) as error:
-            raise InputError(f"{path}: no model here ({error}): give a directory of system {kind}") from None
+        found = outside.read_json(path, dict[str, Any], f"give a directory of system {kind}")
         if found.get("model_type") != kind:
             raise InputError(
                 f"{path}: model_type is {found.get('model_type')!r}, not {kind!r}: give a model of this system"
@@ -158,7 +159,7 @@ class TextSystem(System):
         path = directory / WEIGHTS
         if not path.is_file():
             raise InputError(f"{path} is missing: give the directory of a trained model")
-        found = load_file(path)
+        found = pretrained.read_tensors(path)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 theirs = self.hugging_face_name(name)

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from infoxlm_core import manifests
+from infoxlm_core import manifests, outside
 from infoxlm_core.config import SelectionConfig
-from infoxlm_core.errors import DataCorrupt, StorageFull
+from infoxlm_core.errors import DataCorrupt
 from infoxlm_core.training import tracker
 from infoxlm_core.training.checkpoints import list_of
 from infoxlm_core.training.selection import DevScores, choose
@@ -76,8 +76,8 @@ class BestCheckpoints:
             manifests.write_atomically(path.with_suffix(".json"), json.dumps(entry))
         except BaseException as error:
             temporary.unlink(missing_ok=True)
-            if manifests.is_full(error):
-                raise StorageFull(f"{path}: no space for the weights: free some, then run again") from error
+            if said := outside.translate(error, path):
+                raise said from error
             raise
         temporary.replace(path)
         manifests.sync_file(path.parent)
@@ -86,11 +86,9 @@ class BestCheckpoints:
         """Put the weights of a step back into the module; DataCorrupt if they are not what was written."""
         path = self._path(step)
         remedy = f"restore it, or remove {self.run} to train again"
-        try:
-            entry = json.loads(path.with_suffix(".json").read_bytes())
-            manifests.verify_file(path, {"size": entry["size"], "sha256": entry["sha256"]}, remedy)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataCorrupt(f"{path} cannot be compared with its digest ({error}): {remedy}") from None
+        manifests.verify_file(
+            path, outside.read_json(path.with_suffix(".json"), manifests.Entry, remedy, DataCorrupt), remedy
+        )
         weights = load_file(path)
         with torch.no_grad():
             for name, parameter in module.named_parameters():

@@ -23,11 +23,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from typing_extensions import TypedDict
 
-from infoxlm_core import locks, manifests
-from infoxlm_core.errors import InfoXLMError, LeaseHeld, NoValidCheckpoint, StorageFull, StorageUnavailable, TryAgain
+from infoxlm_core import locks, manifests, outside
+from infoxlm_core.errors import DataCorrupt, InfoXLMError, LeaseHeld, NoValidCheckpoint, StorageUnavailable, TryAgain
 from infoxlm_core.training.fingerprint import Fingerprint
 from infoxlm_core.training.tracker import METRICS
 
@@ -58,6 +60,14 @@ class Checkpoint:
     step: int
     tensors: dict[str, Tensor]
     meta: dict[str, Any]
+
+
+@outside.with_more
+class Meta(TypedDict):
+    """What every checkpoint says of itself; each training adds more."""
+
+    step: int
+    fingerprint: dict[str, Any]
 
 
 class RemoteCheckpoints(Protocol):
@@ -174,8 +184,8 @@ class Checkpoints:
             manifests.write_atomically(self.directory / "saved.json", json.dumps({"step": checkpoint.step}))
         except BaseException as error:
             shutil.rmtree(temporary, ignore_errors=True)
-            if manifests.is_full(error):
-                raise StorageFull(f"{self.directory}: no space for {name}: free some, then run again") from error
+            if said := outside.translate(error, temporary):
+                raise said from error
             raise
         bad = self._bad - {name}
         if self._send(final, bad, last):
@@ -234,11 +244,11 @@ class Checkpoints:
         for step, path in candidates:
             try:
                 self._bring(path)
-                meta = json.loads((path / META).read_bytes())
+                meta = outside.read_json(path / META, Meta, "restore it", DataCorrupt)
                 tensors = load_file(path / "state.safetensors")
             except TryAgain:  # a download that fails is no damage
                 raise
-            except (InfoXLMError, OSError, ValueError) as error:
+            except (InfoXLMError, OSError, ValueError, SafetensorError) as error:
                 logger.warning("CheckpointCorrupt step=%d reason=%s", step, error)
                 reasons.append(f"step {step}: {error}")
                 continue

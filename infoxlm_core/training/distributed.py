@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from infoxlm_core import manifests
+from infoxlm_core import outside
 from infoxlm_core.data import shards
 from infoxlm_core.data.shards import Shards
-from infoxlm_core.errors import ConfigError, InfoXLMError, RankDesync, StorageFull
+from infoxlm_core.errors import ConfigError, InfoXLMError, RankDesync
 from infoxlm_core.model import devices
 
 T = TypeVar("T")
@@ -156,9 +156,9 @@ def _attempt(action: Callable[[], T]) -> tuple[T | None, InfoXLMError | None]:
     except InfoXLMError as error:
         return None, error
     except Exception as error:
-        if not manifests.is_full(error):
-            raise
-        return None, StorageFull(f"no space left ({error}): free some, then run again")
+        if said := outside.translate(error):
+            return None, said
+        raise
 
 
 def on_each_machine(action: Callable[[], object]) -> None:

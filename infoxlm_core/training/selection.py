@@ -12,11 +12,27 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from infoxlm_core import manifests
+from typing_extensions import TypedDict
+
+from infoxlm_core import manifests, outside
 from infoxlm_core.errors import InputError
 
 FILE = "selection.json"
 ALL = "*"  # every language that has no step of its own
+
+
+class _Look(TypedDict):
+    step: int
+    languages: dict[str, float]
+    mean: float
+
+
+class Selection(TypedDict):
+    """The content of selection.json."""
+
+    rule: str
+    looks: list[_Look]
+    chosen: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -63,7 +79,13 @@ def write(directory: Path, rule: str, evaluations: Sequence[DevScores], chosen: 
 def read(tuned: Path) -> dict[str, Any] | None:
     """The content of selection.json; None for a model that was fine-tuned elsewhere."""
     path = tuned / FILE
-    return json.loads(path.read_bytes()) if path.is_file() else None
+    if not path.is_file():
+        return None
+    found: dict[str, Any] = outside.read_json(path, Selection, "fine-tune again, or give the model alone")
+    chosen, steps = found["chosen"], {look["step"] for look in found["looks"]}
+    if ALL not in chosen or (steps and not steps.issuperset(chosen.values())):
+        raise InputError(f"{path}: a chosen step is not among its looks: fine-tune again, or give the model alone")
+    return found
 
 
 def directory_of(tuned: Path, chosen: Mapping[str, int], step: int) -> Path:

@@ -10,12 +10,21 @@ import sys
 from pathlib import Path
 from typing import Protocol
 
-from infoxlm_core import manifests
-from infoxlm_core.errors import DataCorrupt
+from typing_extensions import TypedDict
+
+from infoxlm_core import manifests, outside
+from infoxlm_core.errors import DataCorrupt, InfoXLMError
 
 METRICS = "metrics.jsonl"  # the curves, in a run's directory beside its checkpoints, and beside an exported model
 
 Point = tuple[int, dict[str, float]]
+
+
+@outside.with_more
+class _Line(TypedDict):
+    """A step, and what was measured then."""
+
+    step: int
 
 
 class Tracker(Protocol):
@@ -77,7 +86,7 @@ def read(path: Path | str) -> list[Point]:
 def parse(line: bytes, where: str) -> Point:
     """Read one line; `where` names it in the error."""
     try:
-        values = json.loads(line)
+        values = outside.parse_json(line, _Line, where, "")
         return values.pop("step"), values
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except InfoXLMError:
         raise DataCorrupt(f"{where}: {line[:80]!r} is no point of a curve: remove this line") from None

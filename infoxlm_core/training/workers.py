@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from infoxlm_core import errors
+from infoxlm_core import errors, outside
 from infoxlm_core.errors import InfoXLMError
 
 logger = logging.getLogger(__name__)
@@ -33,8 +33,11 @@ def attempt(train: Callable[..., dict[str, Any]], arguments: dict[str, Any]) -> 
     """
     try:
         return {"figures": train(**arguments)}
-    except InfoXLMError as error:
-        return {"error": type(error).__name__, "message": str(error)}
+    except Exception as error:
+        failure = error if isinstance(error, InfoXLMError) else outside.translate(error, arguments.get("run", ""))
+        if failure is None:
+            raise
+        return {"error": type(failure).__name__, "message": str(failure)}
 
 
 def figures(outcome: dict[str, Any]) -> dict[str, Any]:

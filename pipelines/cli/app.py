@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from infoxlm_core import outside
 from infoxlm_core.errors import InfoXLMError, InputError
 
 app = typer.Typer(
@@ -55,10 +56,15 @@ def ending_clearly() -> Iterator[None]:
         raise typer.Exit(error.exit_code) from None
     except typer.Exit:
         raise
-    except OSError as error:  # a directory that cannot be written, a file that cannot be read
-        typer.echo(f"infoxlm: {type(error).__name__}: {error}: give another path or change its permissions", err=True)
-        raise typer.Exit(InputError.exit_code) from None
-    except Exception as error:
+    except BaseException as error:
+        if not isinstance(error, Exception) and not outside.is_panic(error):
+            raise
+        said = outside.translate(error)
+        if not said and isinstance(error, OSError):
+            said = InputError(f"{error}: give another path")
+        if said:
+            typer.echo(f"infoxlm: {type(said).__name__}: {said}", err=True)
+            raise typer.Exit(said.exit_code) from None
         logging.exception("internal error")
         typer.echo(f"infoxlm: {type(error).__name__}: {' '.join(str(error).split())}: please report this", err=True)
         raise typer.Exit(InfoXLMError.exit_code) from None

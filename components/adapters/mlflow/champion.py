@@ -12,9 +12,12 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import TypedDict
+
 from components.adapters.mlflow import runs as mlflow_runs
 from components.adapters.mlflow import versions as registered
-from infoxlm_core.errors import InputError, LeaseHeld
+from infoxlm_core import outside
+from infoxlm_core.errors import DataCorrupt, InputError, LeaseHeld
 from infoxlm_core.results.gate import Contender, Verdict, decide
 
 if TYPE_CHECKING:
@@ -32,6 +35,19 @@ PREVIOUS = "previous_champion"
 """Tag of a champion: the version that it replaced."""
 ROLLED_BACK_TO = "champion again"
 ATTEMPTS = 5  # when others promote at the same time
+
+
+class Decision(TypedDict, total=False):
+    """What the tag `DECISION` says, as far as it is read again."""
+
+    what: str
+    reason: str
+    figures: dict[str, Any]
+
+
+def _decision(version: "ModelVersion") -> dict[str, Any]:
+    tag, where = version.tags.get(DECISION, "{}"), f"tag {DECISION} of {version.name} version {version.version}"
+    return outside.parse_json(tag, Decision, where, "delete the tag, then run again", DataCorrupt)
 
 
 def champion_of(client: "MlflowClient", name: str) -> str | None:
@@ -60,7 +76,7 @@ def promote(client: "MlflowClient", version: "ModelVersion", gate: Mapping[str, 
         for _ in range(ATTEMPTS):
             champion = champion_of(client, name)
             if champion and int(champion) == int(number):  # by a call that died before its end, or by another one
-                said = json.loads(client.get_model_version(name, number).tags.get(DECISION, "{}"))
+                said = _decision(client.get_model_version(name, number))
                 verdict = Verdict(True, said.get("reason", "champion already"), said.get("figures", {}))
                 break
             if code := version.tags.get(mlflow_runs.LOCAL_CODE):  # by hand neither: nobody can build it from a commit
@@ -111,7 +127,7 @@ def roll_back(client: "MlflowClient", name: str, reason: str) -> int:
         if champion is None:
             raise InputError(f"{name} has no champion: promote a version instead")
         present = client.get_model_version(name, champion)
-        if json.loads(present.tags.get(DECISION, "{}")).get("what") == ROLLED_BACK_TO:
+        if _decision(present).get("what") == ROLLED_BACK_TO:
             logger.info("%s: version %s is champion by a rollback; promote another by hand instead", name, champion)
             return int(champion)
         if not (before := present.tags.get(PREVIOUS)):

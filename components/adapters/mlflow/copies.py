@@ -37,7 +37,7 @@ def copy(client: "MlflowClient", version: "ModelVersion", name: str) -> "ModelVe
     Both point to the same files.
     """
     with mlflow_runs.translate_errors(f"registered model {name}"):
-        if not registered.versions_of(client, name, version.tags["digest"]):
+        if not registered.versions_of(client, name, registered.digest_of(version)):
             client.copy_model_version(f"models:/{version.name}/{version.version}", name)
         return _finish(client, name, version, f"models:/{version.name}/{version.version}")
 
@@ -61,11 +61,11 @@ def copy_to_server(client: "MlflowClient", version: "ModelVersion", uri: str, na
         tags = {mlflow_runs.RUN_TAG: f"copy of {origin}"}
         run_id = mlflow_runs.open_run("infoxlm", f"copy of {version.name}", tags, store)
         with mlflow_runs.translate_errors(f"registered model {name} of the target"):
-            if not registered.versions_of(target, name, version.tags["digest"]):
+            if not registered.versions_of(target, name, registered.digest_of(version)):
                 source = _send(target, run_id, files)
                 kept = {key: value for key, value in version.tags.items() if key not in _STAYS}
                 model_registry.create(target, name, source, run_id, kept)
-            made = registered.versions_of(target, name, version.tags["digest"])[0]
+            made = registered.versions_of(target, name, registered.digest_of(version))[0]
             with registered.fetched(target, made) as arrived:
                 if differ := sorted(path for path, digest in sent.items() if _contents(arrived).get(path) != digest):
                     raise DataCorrupt(f"{name} version {made.version} at the target differs in {differ[0]}: delete it")
@@ -109,7 +109,7 @@ def _contents(folder: Path) -> dict[str, str]:
 
 def _finish(client: "MlflowClient", name: str, version: "ModelVersion", origin: str) -> "ModelVersion":
     """Leave one version of the digest, that says where it comes from; `candidate` last."""
-    copied, *doubles = registered.versions_of(client, name, version.tags["digest"])
+    copied, *doubles = registered.versions_of(client, name, registered.digest_of(version))
     for double in doubles:
         client.delete_model_version(name, double.version)
     if ORIGIN not in copied.tags:

@@ -7,7 +7,6 @@ model_card.md, MLmodel    for people, and for MLflow
 """
 
 import functools
-import json
 import re
 import tempfile
 from collections.abc import Callable, Collection, Iterator
@@ -46,6 +45,13 @@ def find(client: "MlflowClient", uri: str) -> "ModelVersion":
     with mlflow_runs.translate_errors(uri):
         number = match["version"] or client.get_model_version_by_alias(match["name"], match["alias"]).version
         return client.get_model_version(match["name"], number)
+
+
+def digest_of(version: "ModelVersion") -> str:
+    """The digest that a version was registered with; InputError if it was made elsewhere, by other means."""
+    if not (found := version.tags.get("digest")):
+        raise InputError(f"{version.name} version {version.version} has no tag digest: give one that `register` made")
+    return str(found)
 
 
 def versions_of(client: "MlflowClient", name: str, digest: str) -> "list[ModelVersion]":
@@ -100,7 +106,7 @@ def read_outcomes(client: "MlflowClient", version: "ModelVersion") -> evidence.O
             return None
         if not (found / evidence.FILE).is_file():
             return None
-        scores = json.loads((found / "scores.json").read_bytes())
+        scores = evidence.read_scores(found)
         return evidence.Outcomes(evidence.read(found / evidence.FILE, scores["model"]), scores["pivot"])
 
 

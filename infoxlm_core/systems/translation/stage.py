@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
+from typing_extensions import TypedDict
 
-from infoxlm_core import manifests
+from infoxlm_core import manifests, outside
 from infoxlm_core.data.shards import Shards
 from infoxlm_core.errors import ConfigError
 from infoxlm_core.model import pretrained
@@ -181,9 +182,16 @@ def export(model: Translator, shards: Shards, directory: Path) -> None:
     manifests.write(directory, "translator", {}, lineage)
 
 
+class _Described(TypedDict):
+    """What translator.json says."""
+
+    size: EncoderSize
+    languages: list[str]
+
+
 def load(directory: Path) -> tuple[Translator, list[str]]:
     """A translator that `export` wrote, ready to translate, and its languages by number."""
-    about = json.loads((directory / "translator.json").read_bytes())
-    model = Translator(EncoderSize(**about["size"]))
-    model.load_state_dict(load_file(directory / pretrained.WEIGHTS))
+    about = outside.read_json(directory / "translator.json", _Described, "give a translator that was exported")
+    model = Translator(about["size"])
+    model.load_state_dict(pretrained.read_tensors(directory / pretrained.WEIGHTS))
     return model.eval(), about["languages"]

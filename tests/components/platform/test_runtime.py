@@ -146,6 +146,10 @@ def test_every_kind_of_artifact_that_is_named_by_what_decides_it_has_a_version()
         (DataCorrupt("a is missing"), 3, "DataCorrupt"),
         (OSError(errno.ENOSPC, "No space left on device"), 75, "StorageFull"),
         (RuntimeError("I/O error: No space left on device (os error 28)"), 75, "StorageFull"),
+        (PermissionError(errno.EACCES, "Permission denied", "x.po"), 2, "InputError"),
+        (OSError(errno.EROFS, "Read-only file system", "store/corpus"), 2, "InputError"),
+        (OSError(errno.EIO, "Input/output error"), 75, "StorageUnavailable"),
+        (type("PanicException", (BaseException,), {})("a regex that backtracks"), 2, "InputError"),
         (RuntimeError("surprise"), 70, "InfoXLMError"),
     ],
 )

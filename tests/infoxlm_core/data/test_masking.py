@@ -122,7 +122,7 @@ def test_words_begin_at_the_pieces_with_a_space_mark(tmp_path):
 
 
 def test_whole_words_without_a_tokenizer_are_refused(tmp_path):
-    with pytest.raises(InputError, match=r"tokenizer.json: no tokenizer here"):
+    with pytest.raises(InputError, match=r"tokenizer.json: no such file: whole-word masking"):
         masking.word_starts(tmp_path, 8)
     with pytest.raises(InputError, match="whole-word masking needs the tokenizer"):
         masked("exact", whole_words=True)

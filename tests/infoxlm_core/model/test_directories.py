@@ -22,7 +22,7 @@ def model(tmp_path):
         ("deep/code.py", "print()", r"holds code\.py, which could run code"),
         ("pytorch_model.bin", "", r"holds pytorch_model\.bin, which could run code"),
         ("tokenizer_config.json", json.dumps({"auto_map": {}}), "asks for code of its own"),
-        ("config.json", "{", "is no JSON"),
+        ("config.json", "{", "cannot be read"),
     ],
 )
 def test_what_could_run_code_or_cannot_be_read_is_refused(model, name, content, said):

@@ -228,7 +228,7 @@ def test_an_encoder_is_no_fine_tuned_model_and_a_part_of_an_encoder_no_encoder(t
 
 
 def test_a_directory_without_model_or_of_an_unknown_kind_is_refused_in_one_line(tmp_path):
-    with pytest.raises(InputError, match="no model here"):
+    with pytest.raises(InputError, match="no such file: give a Hugging Face model"):
         task_models.create(tmp_path, TASKS["classification"].head, LABELS)
     (tmp_path / "config.json").write_text('{"model_type": "tomorrow"}')
     with pytest.raises(InputError, match="no model that we know") as refusal:

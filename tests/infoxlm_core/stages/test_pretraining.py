@@ -515,7 +515,7 @@ def test_a_full_disk_leaves_the_older_checkpoint_and_nothing_half_written(
 
     monkeypatch.setattr(saving, "save_file", full)
 
-    with pytest.raises(StorageFull, match="no space for step=0000000004") as caught:
+    with pytest.raises(StorageFull, match="step=0000000004: no space") as caught:
         pretrain(tiny_config(), tiny_shards, tmp_path / "out", run)
     assert caught.value.exit_code == 75
     assert [path.name for path in run.iterdir() if "step=" in path.name] == ["step=0000000002"]
