@@ -125,13 +125,29 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def move_into_place(partial: Path, final: Path, sign: str = "") -> None:
-    """Rename a finished directory; somebody may have been faster, and then has made the same, if the file `sign` is
-    there."""
+    """Rename a finished directory, so that it is whole or not there, also after a power cut; somebody may have been
+    faster, and then has made the same, if the file `sign` is there."""
+    sync_tree(partial)  # else the name may outlive what is in it
     try:
         partial.replace(final)
     except OSError:
         if not (final / sign).exists():
             raise
+    sync_file(final.parent)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, and those above it, that survive a power cut, even if somebody else has just made it."""
+    missing = [folder for folder in path.parents if not folder.is_dir()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in (path, *missing):
+        sync_file(folder.parent)
+
+
+def sync_tree(directory: Path) -> None:
+    """Make all files below a directory, and their names, survive a power cut."""
+    for path in (*directory.rglob("*"), directory):
+        sync_file(path)
 
 
 def sync_file(path: Path) -> None:

@@ -29,12 +29,12 @@ class Directory:
 
     def put(self, name: str, content: str | bytes) -> None:
         path = self._path(name)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        manifests.make_folder(path.parent)
         manifests.write_atomically(path, content)
 
     def put_if(self, name: str, content: str | bytes, version: str | None, quick: bool = False) -> str | None:
         path = self._path(name)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        manifests.make_folder(path.parent)
         with locks.acquire(path.with_name(f".{path.name}.lock")):
             found = self.get(name, quick)
             if (found and found[1]) != version:

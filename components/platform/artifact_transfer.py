@@ -97,7 +97,7 @@ def pull(uri: str, directory: Path) -> None:
     if described is None:
         raise InputError(f"{uri} holds no {manifests.NAME}: run the stage that makes it first")
     there = storage.open(uri)
-    directory.parent.mkdir(parents=True, exist_ok=True)
+    manifests.make_folder(directory.parent)
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=directory.parent) as folder:
         partial = Path(folder) / "it"
         named = {manifests.inside(partial, name, uri) for name in described["files"]}
@@ -163,7 +163,7 @@ def mirror(
         raise InputError(f"{source} holds no file: check bucket and prefix")
     below = PurePosixPath(source).name if deep and not alone else ""
     name = f"{storage.scheme(source)}-" + _digest(source, wanted).removeprefix("sha256:")[:16]
-    cache.mkdir(parents=True, exist_ok=True)
+    manifests.make_folder(cache)
     if not (cache / name).is_dir():
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=cache) as folder:
             whole = Path(folder) / "it"

@@ -159,7 +159,7 @@ def get_or_build(store: str, kind: str, name: str, build: Callable[[Path], dict[
 def _build(final: Path, kind: str, build: Callable[[Path], dict[str, Any] | None]) -> None:
     if final.exists():
         raise InputError(f"{final} is in the way: it holds no manifest; remove it")
-    final.parent.mkdir(parents=True, exist_ok=True)
+    manifests.make_folder(final.parent)
     _sweep(final.parent)
     partial = Path(tempfile.mkdtemp(prefix=".making-", dir=final.parent))
     try:

@@ -25,6 +25,7 @@ from components.adapters import storage
 from components.platform import artifacts, lease, outcomes, runtime
 from components.platform import work as works
 from components.platform.work import Work
+from infoxlm_core import manifests
 from infoxlm_core.errors import ConfigError, InfoXLMError
 from infoxlm_core.training import workers
 
@@ -176,7 +177,7 @@ def _lead(
     """Do work whose workers this process starts: by `train` if they train together, else with `parallel_map`."""
     if work.stage in works.TOGETHER:
         folder = artifacts.local(work.store) / "runs" / work.run
-        folder.mkdir(parents=True, exist_ok=True)
+        manifests.make_folder(folder)
         (folder / "stop").unlink(missing_ok=True)  # a request to a process that is gone; one from now on counts
         with workers.stopping_on_signals(folder):
             train(works.train, work.num_workers, run=folder, work=work)

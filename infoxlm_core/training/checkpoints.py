@@ -118,7 +118,7 @@ class Checkpoints:
         self._writing.set_result(None)
         self._missed = 0
         self._bad: set[str] = set()
-        directory.mkdir(parents=True, exist_ok=True)
+        manifests.make_folder(directory)
 
     @contextlib.contextmanager
     def locked(self, patience: float = 60.0) -> Iterator[None]:
@@ -175,7 +175,7 @@ class Checkpoints:
             manifests.write_atomically(temporary / META, json.dumps(meta, indent=1, sort_keys=True))
             if self.remote:
                 self._pack(temporary)
-            manifests.sync_file(temporary / "state.safetensors")
+            manifests.sync_tree(temporary)
             manifests.write(temporary, "checkpoint", {"step": checkpoint.step})
             if final.exists():  # a bad one of the same step, or we would not have trained it again
                 shutil.rmtree(final)

@@ -112,6 +112,6 @@ def _save(
     distributed.check_equal({**dict(learner.module.named_parameters()), **learner.state()}, progress.step)
     later = checkpoints.background and not last
     checkpoint = snapshot(learner, optimizer, progress, figures, own=later)
-    distributed.on_first(lambda: checkpoints.begin(checkpoint) if later else checkpoints.save(checkpoint, last))
     if distributed.rank() == 0:
-        tracker.sync()
+        tracker.sync()  # first: a checkpoint that is newer than its curves would go on without their points
+    distributed.on_first(lambda: checkpoints.begin(checkpoint) if later else checkpoints.save(checkpoint, last))

@@ -47,7 +47,7 @@ class FileTracker:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        manifests.make_folder(self.path.parent)
         self.path.touch()
         self._keep_until(sys.maxsize)  # mends a torn last line, so that the next one does not continue it
 
