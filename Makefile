@@ -9,7 +9,7 @@ STORE ?= runs
 export OMP_NUM_THREADS = 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: help demo servers ablation test quick processors check compile image lock deploy bench gpu clean
+.PHONY: help demo servers ablation test quick processors check compile image sbom lock deploy bench gpu clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
@@ -48,8 +48,11 @@ compile: $(VENV)/installed ## compile the DAGs to pipelines/compiled/, the field
 	$(BIN)/infoxlm compile
 	$(BIN)/infoxlm config --markdown > docs/configuration.md
 
-image: ## build the image: VARIANT=cuda for GPUs, BASE=… by digest, TAG=registry.example/infoxlm:0.1.0
-	VARIANT="$(VARIANT)" BASE="$(BASE)" TAG="$(TAG)" docker/build.sh
+image: ## build the image: BASE=… by digest, VARIANT=cuda for GPUs, TAG=registry.example/infoxlm:0.1.0
+	VARIANT="$(VARIANT)" BASE="$(BASE)" TAG="$(TAG)" PACKAGES="$(PACKAGES)" docker/build.sh
+
+sbom: ## print the image's bill of materials, CycloneDX: VARIANT=cuda, as the image has it in /app/sbom.cdx.json
+	@$(PYTHON) docker/sbom.py $(or $(VARIANT),cpu)
 
 lock: $(VENV)/installed ## choose the image's dependencies anew, by hash
 	$(BIN)/python docker/lock.py

@@ -3,20 +3,34 @@
 #
 #     docker/build.sh [OPTION ...]      options go to the builder, after ours
 #
-# VARIANT  cpu (default) or cuda          TAG   name of the image, infoxlm:VARIANT by default
-# BASE     another base, in a release by digest: python:3.11-slim-bookworm@sha256:…
-# BUILDER  one of the three, if several are there and the first is not to be taken
+# BASE      what it is built on, by digest: python:3.11-slim-bookworm@sha256:…
+# VARIANT   cpu (default) or cuda          TAG   name of the image, infoxlm:VARIANT by default
+# PACKAGES  Debian's packages for the cuda variant, in place of those that the Dockerfile names
+# BUILDER   one of the three, if several are there and the first is not to be taken
+# SOURCE_DATE_EPOCH   the time of the image and its files, that of the commit by default
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 variant=${VARIANT:-cpu}
 [[ $variant == cpu || $variant == cuda ]] || { echo "VARIANT=$variant: take cpu or cuda" >&2; exit 2; }
 
-# The locks have wheels of x86-64 only: elsewhere pip would say so after minutes, and less clearly.
-if [[ $(uname -m) != x86_64 && "$*" != *linux/amd64* ]]; then
-  echo "$(uname -m): the locks are for x86-64: build there, or with --platform linux/amd64" >&2
+# Without its wheels pip would say so after minutes, and less clearly.
+machine=$(uname -m)
+case "$*" in *linux/amd64*) machine=x86_64 ;; *linux/arm64*) machine=aarch64 ;; esac
+case "$machine $variant" in
+  x86_64\ *) ;;
+  aarch64\ cuda | arm64\ cuda) ;;
+  *)
+    echo "$machine: there is no lock for VARIANT=$variant: x86-64 has both (--platform linux/amd64), arm64 has cuda" >&2
+    exit 2
+    ;;
+esac
+
+base=${BASE:-}
+[[ $base =~ ^[^@]+@sha256:[0-9a-f]{64}$ ]] || {
+  echo "BASE=$base: name it by digest, python:3.11-slim-bookworm@sha256:…; docker pull prints it" >&2
   exit 2
-fi
+}
 
 builder=${BUILDER:-}
 for candidate in docker podman buildah; do
@@ -26,9 +40,17 @@ done
 
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 revision=$(git rev-parse HEAD 2>/dev/null || echo unknown)
-options=(--file Dockerfile --tag "${TAG:-infoxlm:$variant}" --build-arg "VARIANT=$variant"
-  --build-arg "VERSION=$version" --build-arg "REVISION=$revision")
-[[ -z ${BASE:-} ]] || options+=(--build-arg "BASE=$BASE")
+epoch=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 315532800)}
+# Where the code is, if that is an address; never with the login that a clone may keep in it.
+source=$(git config --get remote.origin.url | sed -n -E 's#^(https?|ssh)://([^/@]*@)?#\1://#p' || true)
+options=(--file Dockerfile --tag "${TAG:-infoxlm:$variant}" --build-arg "BASE=$base" --build-arg "VARIANT=$variant"
+  --build-arg "VERSION=$version" --build-arg "REVISION=$revision"
+  --label "org.opencontainers.image.created=$(date -u -d "@$epoch" +%FT%TZ)"
+  --label "org.opencontainers.image.base.name=${base%@*}" --label "org.opencontainers.image.base.digest=${base#*@}")
+[[ -z $source ]] || options+=(--label "org.opencontainers.image.source=$source")
+[[ -z ${PACKAGES:-} ]] || options+=(--build-arg "PACKAGES=$PACKAGES")
+# BuildKit takes the time as an argument; the others set it on the image and on every file.
+if [[ $builder == docker ]]; then options+=(--build-arg "SOURCE_DATE_EPOCH=$epoch"); else options+=(--timestamp "$epoch"); fi
 # Of these three only buildah keeps no layers unless told to.
 [[ $builder != buildah ]] || options+=(--layers)
 exec "$builder" build "${options[@]}" "$@" .
