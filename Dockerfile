@@ -13,7 +13,7 @@ ARG PACKAGES="libibverbs1 ibverbs-providers"
 # torch.compile and Triton compile at run time, with Python's headers. The versions are those of Debian's stable release.
 # hadolint ignore=DL3008,SC2086
 RUN apt-get update && apt-get install --yes --no-install-recommends g++ ${PACKAGES} \
-    && rm -rf /var/lib/apt/lists/* /var/cache/ldconfig/aux-cache /var/log/* \
+    && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/cache/ldconfig/aux-cache /var/log/* \
     && headers="$(python3 -c 'import sysconfig; print(sysconfig.get_path("include"))')" \
     && { test -f "$headers/Python.h" || { echo "BASE has no $headers/Python.h: python3-dev in PACKAGES"; exit 1; }; }
 
