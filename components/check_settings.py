@@ -48,24 +48,31 @@ def check_settings(
         local_code: digest of an `infoxlm_core` in the store that is used instead of the image's; empty: the image's.
 
     Returns:
-        the sections, defaults filled in, and the trials.
+        the sections, defaults filled in, and the trials; what is too large to travel as a reference to the store.
     """
     from components.platform import overlay
 
     overlay.use(store, local_code)
 
-    from components.platform import tracking
+    from components.platform import parameters, tracking
     from components.platform.stage_run import stage_run
     from infoxlm_core import run_file
 
-    with stage_run("check_settings", store, reports=False):
+    with stage_run("check_settings", store, reports=False) as step:
         given = {"preparation": preparation, "tokenization": tokenization, "pretraining": pretraining}
         given |= {"finetuning": finetuning, "evaluation": evaluation, "registration": registration}
+        given = {name: step.read(section) for name, section in given.items()}
+        trials = step.read(trials)
         if trials:
             tracking.tracker().check_sweeps()
             given["pretraining"] = trials[0]["pretraining"]
+        overrides = step.read(overrides)
         run = run_file.override_sections(given, overrides, num_workers)
-        changed = run_file.override_trials(given, trials, overrides, num_workers)
+        run = parameters.shrink(store, run)
+        changed = [
+            parameters.shrink(store, trial, parameters.OF_A_LOOP)
+            for trial in run_file.override_trials(given, trials, overrides, num_workers)
+        ]
     return (
         run["preparation"],
         run["tokenization"],

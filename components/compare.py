@@ -35,6 +35,6 @@ def compare(
     from infoxlm_core.results import ablation, ablation_page
 
     with stage_run("compare", store, last=True) as step:
-        found = sweeps.read_metrics(step, [item["trial"] for item in trials])
+        found = sweeps.read_metrics(step, [item["trial"] for item in step.read(trials)])
         compared = ablation.compare(found, step.run.name)
         sweeps.publish(step, "comparison", compared, ablation_page.write, comparison, report, metrics)

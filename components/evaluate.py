@@ -55,7 +55,7 @@ def evaluate(
     from infoxlm_core.results.trials import HEADLINES, Trial
 
     with stage_run("evaluate", store, trial) as step:
-        checked = EvaluationConfig.parse(config, "evaluation")
+        checked = EvaluationConfig.parse(step.read(config), "evaluation")
         model = Trial.parse(trial).name if trial else "InfoXLM"
         text, digest = artifacts.read_pointer(corpus)
         pairs = {model: (encoder, classifier)} | ({"untrained": (start, classifier_of_start)} if start else {})

@@ -45,7 +45,7 @@ def finetune(
     from infoxlm_core import manifests, tasks
 
     with stage_run("finetune", store, trial) as step:
-        checked = tasks.parse(config | ({"seed": trial["seed"]} if trial else {}), "finetuning")
+        checked = tasks.parse(step.read(config) | ({"seed": trial["seed"]} if trial else {}), "finetuning")
         base, base_digest = artifacts.read_pointer(encoder)
         text, text_digest = artifacts.read_pointer(corpus)
         learned = trainings.digest_data(checked, step.here)

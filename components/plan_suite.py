@@ -1,4 +1,4 @@
-"""Component: a suite's config -> its points, after a look at every model and every set that they need."""
+"""Component: a suite's config -> its points in batches, after a look at every model and every set that they need."""
 
 from typing import Any
 
@@ -6,16 +6,24 @@ from components.platform.stage import stage
 
 
 @stage
-def plan_suite(suite: dict[str, Any], store: str, local_code: str = "") -> list:  # type: ignore[type-arg]  # with an item's type KFP compiles another loop
+def plan_suite(
+    suite: dict[str, Any],
+    store: str,
+    overrides: dict[str, Any] = {},  # noqa: B006
+    points_per_task: int = 0,
+    local_code: str = "",
+) -> list:  # type: ignore[type-arg]  # with an item's type KFP compiles another loop
     """Plan a suite; fetch models and data into the store, so that a wrong name fails before a GPU is used.
 
     Args:
         suite: a `SuiteConfig` in lists.
         store: directory where copies of models and data are kept.
+        overrides: single fields of the suite by their names, such as {"tasks.xnli.seeds": [1, 2]}.
+        points_per_task: how many one step measures; 0: one, or as many as it takes that Argo holds the run.
         local_code: digest of an `infoxlm_core` in the store that is used instead of the image's; empty: the image's.
 
     Returns:
-        the points: {"point": model, task, seed, grid, name; "source", "settings"} each.
+        batches of points: {"point": model, task, seed, grid, name; "source", "settings"} each.
     """
     from components.platform import overlay
 
@@ -23,14 +31,15 @@ def plan_suite(suite: dict[str, Any], store: str, local_code: str = "") -> list:
 
     import logging
 
-    from components.platform import sources, tracking
+    from components.platform import parameters, sources, tracking, workflow
     from components.platform.stage_run import stage_run
+    from infoxlm_core import run_file
     from infoxlm_core.results import trials
     from infoxlm_core.results.suite_config import SuiteConfig
 
     with stage_run("plan_suite", store, reports=False) as step:
         tracking.tracker().check_sweeps()
-        checked = SuiteConfig.parse(suite, "suite")
+        checked = run_file.parse_changed(SuiteConfig, step.read(suite), overrides, "suite")
         points = [planned.to_dict() for planned in trials.plan(checked)]
         for source in checked.models.values():
             sources.fetch_model(source, step.here)
@@ -38,4 +47,5 @@ def plan_suite(suite: dict[str, Any], store: str, local_code: str = "") -> list:
             trials.check(task, measure, sources.localise(measure.settings, step.here))
             logging.info("%s: its data are there", task)
         logging.info("%d points: %d models, %d tasks", len(points), len(checked.models), len(checked.tasks))
-    return points
+        batches = workflow.share_out(points, points_per_task or workflow.points_per_task(len(points)))
+        return [parameters.shrink(store, {"points": batch}, parameters.OF_A_LOOP) for batch in batches]

@@ -40,7 +40,7 @@ def prepare_corpus(
     from infoxlm_core.stages import preparation
 
     with stage_run("prepare_corpus", store) as step:
-        checked = PreparationConfig.parse(config, "preparation")
+        checked = PreparationConfig.parse(step.read(config), "preparation")
         paths = [path for source in checked.corpora for path in source.paths]
         key = keys.artifact_key("corpus", checked, *preparation.digest_sources(checked), *sources.states(paths))
         made = step.make("corpus", key, checked, num_workers=num_workers, cluster=cluster, task=task_config)

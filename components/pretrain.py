@@ -45,7 +45,7 @@ def pretrain(
     from infoxlm_core.config import PretrainingConfig
 
     with stage_run("pretrain", store, trial) as step:
-        checked = PretrainingConfig.parse(config, "pretraining")
+        checked = PretrainingConfig.parse(step.read(config), "pretraining")
         step.report(pretraining=checked)
         place, digest = artifacts.read_pointer(shards)
         begin = checked.model.start and str(sources.fetch_model(checked.model.start, step.here))

@@ -42,7 +42,7 @@ def register(
 
     with stage_run("register", store, tracker="mlflow", last=True) as step:  # which has the registry, whatever tracks
         os.environ["INFOXLM_IMAGE"] = image
-        checked = RegistrationConfig.parse(config, "registration")
+        checked = RegistrationConfig.parse(step.read(config), "registration")
         model, digest = artifacts.resolve(encoder)
         judged, _ = artifacts.resolve(scores)
         made, figures = manifests.load(model), manifests.load(judged)["facts"]

@@ -14,6 +14,7 @@ def summarise(
     comparison: dsl.Output[dsl.Artifact],
     report: dsl.Output[dsl.HTML],
     metrics: dsl.Output[dsl.Metrics],
+    overrides: dict[str, Any] = {},  # noqa: B006
     local_code: str = "",
 ) -> None:
     """Sum up all points of this pipeline run that are finished, also when some of them failed.
@@ -24,6 +25,7 @@ def summarise(
         comparison: tables, figures, the report, all numbers as JSON, a section for the model card.
         report: the report as HTML.
         metrics: the main scores of every model and task.
+        overrides: as of `plan_suite`.
         local_code: digest of an `infoxlm_core` in the store that is used instead of the image's; empty: the image's.
     """
     from components.platform import overlay
@@ -32,12 +34,13 @@ def summarise(
 
     from components.platform import sweeps
     from components.platform.stage_run import stage_run
+    from infoxlm_core import run_file
     from infoxlm_core.results import suite_page
     from infoxlm_core.results.suite_config import SuiteConfig
     from infoxlm_core.results.summary import summarise
 
     with stage_run("summarise", store, last=True) as step:
-        checked = SuiteConfig.parse(suite, "suite")
+        checked = run_file.parse_changed(SuiteConfig, step.read(suite), overrides, "suite")
         found = summarise(checked, sweeps.read_scores(step))
         step.report(suite=checked)
         sweeps.publish(step, "suite", found, suite_page.write, comparison, report, metrics)

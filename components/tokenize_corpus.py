@@ -41,7 +41,7 @@ def tokenize_corpus(
     from infoxlm_core.config import TokenizationConfig
 
     with stage_run("tokenize_corpus", store) as step:
-        checked = TokenizationConfig.parse(config, "tokenization")
+        checked = TokenizationConfig.parse(step.read(config), "tokenization")
         text, digest = artifacts.read_pointer(corpus)
         given = sources.fetch_tokenizer(checked.model, step.here) if checked.model else None
         key = keys.artifact_key("shards", checked, digest, *keys.digest_inputs(given))

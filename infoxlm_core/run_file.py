@@ -136,6 +136,17 @@ def put(values: Any, name: str, value: Any) -> None:
     values[last] = value
 
 
+def parse_changed(kind: type[Config], values: Mapping[str, Any], changes: Mapping[str, Any], where: str) -> Config:
+    """A config after single changes such as {"tasks.xnli.seeds": [1, 2]}; ConfigError names the first wrong field."""
+    parsed = kind.parse(values, where)
+    if not changes:
+        return parsed
+    plain = parsed.model_dump(mode="json", exclude_none=True)
+    for name, value in changes.items():
+        put(plain, name, value)
+    return kind.parse(plain, where)
+
+
 def _get(values: Any, name: str) -> Any:
     """One value inside a mapping of sections, by its name in them; None where there is none."""
     for part in name.split("."):

@@ -20,7 +20,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from components.adapters.storage import is_remote
-from components.platform import artifacts, launchers, runtime, tracking
+from components.platform import artifacts, launchers, parameters, runtime, tracking
 from components.platform import outcomes as said
 from components.platform.runtime import DRIVER
 from components.platform.stage import IMAGE
@@ -71,7 +71,7 @@ def run(
     status = "FAILED"
     try:
         with _stopping_loops():
-            _run_dag(dag, {**arguments, "store": store}, here / "pipeline" / identity["run"])
+            _run_dag(dag, {**parameters.shrink(store, arguments), "store": store}, here / "pipeline" / identity["run"])
         status = "FINISHED"
     except RuntimeError as failure:  # KFP says only that a task failed; the stage has left its reason
         raise _reason(here / runtime.outcome_name(run=identity["run"])) from failure

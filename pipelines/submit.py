@@ -24,8 +24,6 @@ from infoxlm_core.errors import ConfigError, InfoXLMError, InputError, StorageUn
 
 COMPILED = Path(__file__).parent / "compiled"
 PIPELINES = ("infoxlm", "ablations", "suite", "promotion")
-LARGEST = 120 * 1024
-"""Bytes of all parameters together: they become one argument of Kubeflow's driver, and Linux takes 128 KiB."""
 OLDEST = (2, 17)
 """Kubeflow Pipelines; an older one drops what it does not know of a pipeline's part for Kubernetes, all of it."""
 
@@ -80,7 +78,7 @@ def check(pipeline: str, spec: Mapping[str, Any], parameters: Mapping[str, Any])
     """Compare parameters with what a pipeline declares.
 
     Raises:
-        ConfigError: one is unknown, missing, of another type or too large.
+        ConfigError: one is unknown, missing or of another type.
     """
     known = declared(spec)
     if unknown := sorted(set(parameters) - set(known)):
@@ -93,13 +91,6 @@ def check(pipeline: str, spec: Mapping[str, Any], parameters: Mapping[str, Any])
         value, kinds = parameters[name], _TYPES[said["parameterType"]]
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             raise ConfigError(f"{pipeline}: parameter {name} is {value!r:.60}, not of type {said['parameterType']}")
-    sizes = {name: len(json.dumps(value).encode()) for name, value in parameters.items()}
-    if (size := sum(sizes.values())) > LARGEST:
-        largest = max(sizes, key=lambda name: sizes[name])
-        raise ConfigError(
-            f"{pipeline}: the parameters have {size} bytes together, {largest} alone {sizes[largest]}; Kubeflow takes "
-            f"{LARGEST}: split the run"
-        )
 
 
 def with_defaults(pipeline: str, parameters: Mapping[str, Any], root: str = "") -> str:

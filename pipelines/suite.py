@@ -1,4 +1,7 @@
-"""The DAG of a suite: look at everything once, measure every point, end in one page beside the published numbers."""
+"""The DAG of a suite: look at everything once, measure every point, end in one page beside the published numbers.
+
+Argo holds some 150 tasks of a loop: points of a larger suite come in batches.
+"""
 
 from typing import Any
 
@@ -10,7 +13,7 @@ from components.summarise import summarise
 from pipelines.placing import LIMITS, Pool, place, share_memory, size, train_on
 
 AT_A_TIME = 2
-"""Points that are measured at the same time."""
+"""Points, or batches of them, that are measured at the same time."""
 
 
 @dsl.pipeline(
@@ -22,6 +25,8 @@ def suite(
     suite: dict[str, Any],
     store: str,
     image: str,
+    overrides: dict[str, Any] = {},  # noqa: B006
+    points_per_task: int = 0,
     num_workers: int = 0,
     accelerator: str = "nvidia.com/gpu",
     gpus: int = 1,
@@ -38,6 +43,9 @@ def suite(
     Args:
         suite: a `SuiteConfig` in lists (`listed`): KFP's mappings forget their order, and the first model is special.
         store: directory, or s3://bucket/prefix, where artifacts are found by content and checkpoints are kept.
+        overrides: single fields of the suite, such as {"tasks.xnli.seeds": [1, 2]}.
+        points_per_task: how many points one step measures, one after the other; 0: one, and 8 to 16 of a suite of which
+            Argo could not hold so many steps.
         num_workers: Ray workers of each fine-tuning, one per GPU of its pod; 0 trains inside the step.
         image: of all steps; on a cluster by digest.
         accelerator: what Kubernetes calls a GPU.
@@ -50,11 +58,13 @@ def suite(
         step_memory: of a step that does not train, and of a pod of Ray Data.
         local_code: digest of an `infoxlm_core` in the store that the steps use instead of the image's.
     """
-    summed = summarise(suite=suite, store=store, local_code=local_code).set_caching_options(False)
+    common = {"store": store, "local_code": local_code}
+    summed = summarise(suite=suite, overrides=overrides, **common).set_caching_options(False)
     with dsl.ExitHandler(summed):
-        planned = plan_suite(suite=suite, store=store, local_code=local_code).set_caching_options(False)
-        with dsl.ParallelFor(items=planned.output, parallelism=AT_A_TIME) as point:
-            measured = measure(point=point, store=store, local_code=local_code, num_workers=num_workers)
+        planned = plan_suite(suite=suite, overrides=overrides, points_per_task=points_per_task, **common)
+        planned.set_caching_options(False)
+        with dsl.ParallelFor(items=planned.output, parallelism=AT_A_TIME) as batch:
+            measured = measure(batch=batch, num_workers=num_workers, **common)
         measured.set_caching_options(False)  # it finds its artifacts in the store, and tells the new MLflow run
     for task, story in {planned: "look at all data", measured: "tune and measure", summed: "sum up"}.items():
         task.set_display_name(story)

@@ -10,7 +10,7 @@ from typing import Any, NotRequired
 
 from typing_extensions import TypedDict
 
-from components.platform import artifacts, launchers, overlay, runtime, tracking
+from components.platform import artifacts, launchers, overlay, parameters, runtime, tracking
 from components.platform.work import Work
 from components.settings import environment
 from infoxlm_core import manifests, outside
@@ -87,6 +87,10 @@ class StageRun:
             tracker_run=self.run.id if follow else "",
         )
         return launchers.run(work, cluster, task)
+
+    def read(self, given: Any) -> Any:
+        """A parameter as it was given; from the store, if it was too large to travel."""
+        return parameters.resolve(self.store, given)
 
     def publish(self, output: Any, made: Path, metrics: Any = None) -> dict[str, float]:
         """Let a KFP output point to an artifact; the numbers of its manifest become KFP metrics, and are returned."""

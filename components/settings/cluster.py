@@ -162,10 +162,11 @@ class ClusterFile(StageConfig):
     submit_again: NonNegativeInt = 3
     """How often `infoxlm submit` starts a run anew that ended with "try again" (exit code 75)."""
 
-    most_points: PositiveInt = 150
-    """Points of a suite that one run may have, a trial of an ablation being three; more if Argo offloads node status.
+    node_status_offload: bool = False
+    """Whether Argo keeps the status of steps in a database (`nodeStatusOffload` of its `persistence`).
 
-    Argo keeps the status of all steps in one object of 1 MiB, and fails a run that outgrows it, half-way.
+    If not, it is one object of 1 MiB a run, which fails when it outgrows that: points of a large suite share steps, and
+    ablations have 49 trials at most.
     """
 
     pool: Pool = Pool()

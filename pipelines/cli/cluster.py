@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 import infoxlm_core
+from components.platform import parameters, workflow
 from components.settings.cluster import ClusterFile
 from infoxlm_core import run_file
 from infoxlm_core.errors import ConfigError
@@ -69,26 +70,29 @@ def submit(
         place = run_file.load_as(ClusterFile, cluster)
         chosen = [part.strip() for part in only.split(",") if part.strip()]
         arguments = prepare(pipeline, config, place, set_ or [], variants, chosen, seeds)
+        if pipeline in ("ablations", "suite"):
+            _tell_size(arguments)
         from components.platform import overlay
         from pipelines import submit as kubeflow
 
         code = overlay.pack(Path(infoxlm_core.__file__).parent) if with_local_code else b""
         if code:
             arguments["local_code"] = overlay.digest_of(code)
-        declared = kubeflow.declared(kubeflow.read_compiled(pipeline)[0])
-        where = {key: value for key, value in place.parameters().items() if key in declared}
+        if save and code:
+            raise ConfigError("--save sends nothing, and --with-local-code must: choose one")
+        spec, _ = kubeflow.read_compiled(pipeline)
+        declared = kubeflow.declared(spec)
+        arguments |= {key: value for key, value in place.parameters().items() if key in declared}
+        kubeflow.check(pipeline, spec, arguments)
         submission = kubeflow.Submission(
             pipeline,
-            where | arguments,
+            parameters.shrink(place.store, arguments),
             name or (config.stem if pipeline in ("infoxlm", "suite") else f"{config.stem}-{pipeline}"),
             experiment or place.experiment,
             place.service_account,
             place.pipeline_root,
             not no_cache,
         )
-        kubeflow.check(pipeline, kubeflow.read_compiled(pipeline)[0], submission.parameters)
-        if save and code:
-            raise ConfigError("--save sends nothing, and --with-local-code must: choose one")
         if save:
             text = kubeflow.with_defaults(pipeline, submission.parameters, submission.pipeline_root)
             save.write_text(text, encoding="utf-8")
@@ -156,7 +160,7 @@ def upload(
             elif suite:
                 known |= prepare(pipeline, suite, where, [], suite, [], "")
             kubeflow.check(pipeline, spec, {"suite": {}} | known if pipeline == "suite" else known)
-            defaults[pipeline] = known
+            defaults[pipeline] = parameters.shrink(place.store, known)
         namespace = namespace or place.namespace or ""
         client = kubeflow.connect(host, namespace)
         for pipeline, known in defaults.items():
@@ -189,13 +193,10 @@ def prepare(
         from infoxlm_core.results import trials as points
 
         checked = run_file.load_as(SuiteConfig, config, changes).choose(only)
-        _refuse_too_many(
-            config,
-            place,
-            len(points.plan(checked)),
-            "submit it in parts, by --only TASK or --set tasks.TASK.seeds=[1,2]; what is measured is found again",
-        )
-        return {"suite": checked.listed(), "num_workers": place.pool.gpus if place.pool.gpus > 1 else 0}
+        planned = len(points.plan(checked))
+        size = 1 if place.node_status_offload else workflow.points_per_task(planned)
+        workers = place.pool.gpus if place.pool.gpus > 1 else 0
+        return {"suite": checked.listed(), "num_workers": workers, "points_per_task": size}
     run = run_file.load(config, changes)
     if pipeline == "promotion":
         return {"model": f"models:/{run.registration.name}@candidate", "gate": run.registration.gates}
@@ -212,14 +213,25 @@ def prepare(
         )
     if pipeline == "infoxlm":
         return local.sections(run, infoxlm)
-    planned = trials.plan(run, variants, only, trials.read_seeds(seeds))
-    _refuse_too_many(config, place, 3 * len(planned), "submit fewer variants (--only) or seeds at a time")
-    return local.sections(run, ablations) | {"trials": planned}
-
-
-def _refuse_too_many(config: Path, place: ClusterFile, points: int, remedy: str) -> None:
-    if points > place.most_points:
+    each = trials.plan(run, variants, only, trials.read_seeds(seeds))
+    tasks = 3 * len(each)
+    if not (place.node_status_offload or workflow.fits(tasks)):
         raise ConfigError(
-            f"{config}: {points} points are more than a workflow holds, {place.most_points} (most_points in the "
-            f"cluster's file): {remedy}"
+            f"{config}: {len(each)} trials are {tasks} tasks, {workflow.status_bytes(tasks) >> 10} KiB of status, and "
+            f"Argo holds {workflow.HELD >> 10} KiB: submit fewer variants (--only) or seeds at a time"
         )
+    return local.sections(run, ablations) | {"trials": each}
+
+
+def _tell_size(arguments: dict[str, Any]) -> None:
+    """Say how large the run of a sweep is."""
+    from infoxlm_core.results import trials as points
+
+    if "suite" in arguments:
+        count, what = len(points.plan(SuiteConfig.parse(arguments["suite"]))), "points"
+        tasks = -(-count // arguments["points_per_task"])
+    else:
+        count, what = len(arguments["trials"]), "trials"
+        tasks = 3 * count
+    size = workflow.status_bytes(tasks) >> 10
+    typer.echo(f"size        {count} {what} in {tasks} tasks: {size} of the {workflow.HELD >> 10} KiB that Argo holds")

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from components.check_settings import check_settings
+from components.platform import parameters
 
 SOURCE = {"name": "a", "format": "tsv", "path": "a.tsv", "languages": ["en", "de"]}
 GIVEN = {
@@ -61,3 +62,27 @@ def test_an_ablation_without_a_tracker_is_refused_before_any_text_is_read(tmp_pa
 
     said = json.loads((tmp_path / "outcome/toy-1/check_settings.json").read_text())
     assert "a sweep reads its trials from a tracker" in said["message"]
+
+
+def test_what_is_too_large_to_travel_is_read_from_the_store_and_handed_on_through_it(tmp_path):
+    given = json.loads(json.dumps(GIVEN))
+    given["preparation"]["corpora"] = [SOURCE | {"name": f"a{number}", "path": "x" * 200} for number in range(600)]
+    trials = [{"trial": {"variant": "full", "seed": 3, "what": ""}, "pretraining": {"seed": 3}}]
+    sent = parameters.shrink(str(tmp_path), given | {"trials": trials}, most=1000)
+    assert set(sent["preparation"]) == {"in_store"}
+
+    prepared, tokenization, *_, changed = check_settings.python_func(str(tmp_path), **sent)
+
+    assert len(json.dumps([prepared, tokenization])) < 10_000 and tokenization["vocabulary_size"]
+    assert len(parameters.resolve(str(tmp_path), prepared)["corpora"]) == 600
+    assert changed[0]["trial"] == trials[0]["trial"] and changed[0]["pretraining"]["seed"] == 3
+
+
+def test_a_trial_with_large_settings_is_small_in_the_loop(tmp_path):
+    recipe = {"data": "s3://" + "x" * 5000}
+    trials = [{"trial": {"variant": "full", "seed": 3, "what": ""}, "pretraining": {"seed": 3}}]
+
+    *_, changed = check_settings.python_func(str(tmp_path), **GIVEN | {"finetuning": recipe}, trials=trials)
+
+    assert len(json.dumps(changed[0])) < parameters.OF_A_LOOP
+    assert parameters.resolve(str(tmp_path), changed[0]["finetuning"])["data"] == recipe["data"]

@@ -1,7 +1,11 @@
 """The components of a suite, called as KFP calls them: what is looked at, trained, found again, told to MLflow."""
 
 import json
+import multiprocessing
 import os
+import signal
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +15,7 @@ from components.adapters.mlflow import runs as mlflow_runs
 from components.adapters.mlflow import trials as mlflow_trials
 from components.measure import measure
 from components.plan_suite import plan_suite
-from components.platform import artifacts, launchers, tracking, verification
+from components.platform import artifacts, launchers, parameters, tracking, verification
 from components.summarise import summarise
 from infoxlm_core import run_file
 from infoxlm_core.results.suite_config import SuiteConfig
@@ -30,17 +34,25 @@ def planned(config, store, monkeypatch) -> dict[str, dict]:
     """The points of a pipeline run, by name."""
     monkeypatch.setenv("RUN_ID", "toy-1")
     monkeypatch.setenv("RUN_NAME", "toy")
-    items = plan_suite.python_func(suite=config.listed(), store=str(store))
+    batches = plan_suite.python_func(suite=config.listed(), store=str(store), points_per_task=1)
+    items = [item for batch in batches for item in batch["points"]]
     return {item["point"]["name"]: json.loads(json.dumps(item)) for item in items}
 
 
 def run_point(item: dict, store: Path, tmp_path: Path, run: str = "toy-1", workers: int = 0) -> Path:
     """Measure a point in a pipeline run; return where its scores are."""
+    (made,) = run_batch([item], store, tmp_path, run, workers).values()
+    return made
+
+
+def run_batch(items: list[dict], store: Path, tmp_path: Path, run: str = "toy-1", workers: int = 0) -> dict[str, Path]:
+    """Measure points in one step of a pipeline run; return where their scores are, by name."""
     os.environ["RUN_ID"] = run
     outputs = {name: kind(name=name, uri=str(tmp_path / name)) for name, kind in
                {"scores": dsl.Artifact, "metrics": dsl.Metrics}.items()}  # fmt: skip
-    measure.python_func(point=item, store=str(store), num_workers=workers, **outputs)
-    return artifacts.resolve(outputs["scores"])[0]
+    measure.python_func(batch={"points": items}, store=str(store), num_workers=workers, **outputs)
+    said = json.loads(Path(outputs["scores"].path).read_text())
+    return {name: artifacts.locate(one["location"]) for name, one in said.items()}
 
 
 def changed(item: dict, **settings) -> dict:
@@ -55,6 +67,39 @@ def test_every_point_is_planned_after_a_look_at_all_it_needs(planned, config):
     words = [f"toy words learning_rate={rate} seed 1" for rate in (0.003, 0.001)]
     assert list(planned) == [*words, "toy riddles seed 1", "toy pairs"]
     assert all(item["source"] == config.models["toy"] for item in planned.values())
+
+
+def test_a_suite_can_be_changed_field_by_field_as_numbers_come_from_kubeflows_page(config, store):
+    changes = {"tasks.riddles.seeds": [1.0, 2.0], "tasks.words.grid": {}}
+
+    batches = plan_suite.python_func(suite=config.listed(), store=str(store), overrides=changes, points_per_task=1)
+
+    planned = [point["point"]["name"] for batch in batches for point in batch["points"]]
+    assert planned == ["toy words seed 1", "toy riddles seed 1", "toy riddles seed 2", "toy pairs"]
+
+
+def test_a_field_that_a_suite_does_not_have_is_named(config, store):
+    with pytest.raises(SystemExit):
+        plan_suite.python_func(suite=config.listed(), store=str(store), overrides={"tasks.riddles.seed": [1]})
+
+    said = json.loads((store / "outcome/by-hand/plan_suite.json").read_text())
+    assert "suite.tasks.riddles.seed: unknown name; known are" in said["message"]
+
+
+def test_a_batch_of_many_points_is_a_reference_that_the_step_reads(config, store, tmp_path, monkeypatch):
+    monkeypatch.setenv("RUN_ID", "toy-1")
+    changes = {"tasks.riddles.seeds": list(range(40))}
+
+    batches = plan_suite.python_func(suite=config.listed(), store=str(store), overrides=changes, points_per_task=16)
+
+    assert [len(json.dumps(batch)) < 200 for batch in batches] == [True] * 3
+    points = [parameters.resolve(str(store), batch["points"]) for batch in batches]
+    assert sorted(map(len, points)) == [14, 14, 15]
+    shrunk = parameters.shrink(str(store), {"points": [points[0][-1]]}, most=100)  # as if one were so large
+    outputs = {name: kind(name=name, uri=str(tmp_path / name)) for name, kind in
+               {"scores": dsl.Artifact, "metrics": dsl.Metrics}.items()}  # fmt: skip
+    measure.python_func(batch=shrunk, store=str(store), num_workers=0, **outputs)
+    assert list(json.loads(Path(outputs["scores"].path).read_text())) == [points[0][-1]["point"]["name"]]
 
 
 @pytest.mark.parametrize(
@@ -167,6 +212,61 @@ def test_a_task_by_another_name_is_the_same_measurement_under_its_own_name(plann
 
     named = {one.trial.task: set(one.metrics) for one in mlflow_trials.read(tracking.open_run(str(store)).id)}
     assert "pairs/xx_en" in named["pairs"] and "tatoeba/xx_en" in named["tatoeba"] - named["pairs"]
+
+
+@pytest.fixture
+def pairs(planned) -> dict[str, dict]:
+    """Two points that train nothing, by name; the first reads what is not there."""
+    item = planned["toy pairs"]
+    gone = item | {"point": item["point"] | {"task": "gone", "name": "toy gone"}}
+    return {"gone": changed(gone, data="/nowhere"), "pairs": item}
+
+
+@pytest.mark.slow
+def test_a_point_of_a_batch_that_fails_fails_its_step_but_not_the_points_behind_it(pairs, store, tmp_path):
+    with pytest.raises(SystemExit) as ended:
+        run_batch(list(pairs.values()), store, tmp_path / "1")
+
+    said = json.loads((store / "outcome/toy-1/measure-toy-gone.json").read_text())
+    assert ended.value.code == 2 and (said["stage"], said["code"]) == ("measure toy gone", 2)
+    found = mlflow_trials.read(tracking.open_run(str(store)).id)
+    assert {one.trial.name: one.status for one in found} == {
+        "toy gone": "RUNNING",
+        "toy pairs": "FINISHED",
+    }
+    made = {path: path.stat().st_mtime_ns for path in (store / "points").glob("*/*")}
+
+    run_point(pairs["pairs"], store, tmp_path / "2")  # alone it is the same, and nothing is done twice
+
+    assert made and made == {path: path.stat().st_mtime_ns for path in (store / "points").glob("*/*")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "outcome", "finished"),
+    [(signal.SIGKILL, "WorkerLost", ["toy pairs"]), (signal.SIGTERM, "Preempted", [])],
+)
+def test_a_point_that_is_killed_is_one_point_lost_and_a_step_that_must_go_begins_no_other(
+    pairs, store, tmp_path, number, outcome, finished
+):
+    def end_first() -> None:
+        while not (children := multiprocessing.active_children()):
+            time.sleep(0.01)
+        if number == signal.SIGKILL:
+            children[0].kill()
+        else:
+            os.kill(os.getpid(), number)  # as Kubernetes does it, to the step
+
+    thread = threading.Thread(target=end_first)
+    thread.start()
+    with pytest.raises(SystemExit) as ended:
+        run_batch(list(pairs.values()), store, tmp_path)
+    thread.join()
+
+    said = json.loads((store / "outcome/toy-1/measure-toy-gone.json").read_text())
+    assert ended.value.code == 75 and said["class"] == outcome
+    found = mlflow_trials.read(tracking.open_run(str(store)).id)
+    assert [one.trial.name for one in found if one.status == "FINISHED"] == finished
 
 
 @pytest.mark.slow

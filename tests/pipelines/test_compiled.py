@@ -223,12 +223,15 @@ def test_the_steps_of_a_trial_always_run_so_that_its_mlflow_run_is_complete():
         assert not task["cachingOptions"].get("enableCache")
 
 
-def test_a_suite_plans_once_loops_over_points_and_always_sums_up():
+def test_a_suite_plans_once_loops_over_batches_of_points_and_always_sums_up():
     spec = read("suite")
     loop = next(part for name, part in spec["components"].items() if name.startswith("comp-for-loop"))
     body = spec["components"]["comp-exit-handler-1"]["dag"]["tasks"]
 
-    assert set(spec["root"]["inputDefinitions"]["parameters"]) == {"suite", "num_workers"} | PLACE - {"cluster"}
+    assert set(spec["root"]["inputDefinitions"]["parameters"]) == {
+        *("suite", "overrides", "points_per_task", "num_workers"),
+        *PLACE - {"cluster"},
+    }
     assert set(body) == {"plan-suite", "for-loop-2"} and set(loop["dag"]["tasks"]) == {"measure"}
     assert body["for-loop-2"]["dependentTasks"] == ["plan-suite"]
     last = spec["root"]["dag"]["tasks"]["summarise"]

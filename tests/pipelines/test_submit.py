@@ -12,7 +12,7 @@ from kfp import compiler, components
 from typer.testing import CliRunner
 
 import infoxlm_core
-from components.platform import outcomes, overlay
+from components.platform import outcomes, overlay, parameters
 from infoxlm_core.errors import Preempted, WorkerLost
 from pipelines import submit
 from pipelines.ablations import ablations
@@ -193,30 +193,53 @@ def test_a_failed_run_ends_with_the_reason_and_code_of_its_stage(
     assert len(kubeflow.sent("POST", "/runs")) == (4 if code == 75 else 1)  # "try again" is done, three times
 
 
-def test_a_suite_or_an_ablation_that_argo_could_not_hold_is_refused_before_anything_is_sent(
-    kubeflow, config, cluster, tmp_path
-):
-    seeds = ",".join(map(str, range(200)))
-    (tmp_path / "suite.yaml").write_text(f"""
-models: {{ours: "models:/infoxlm@champion"}}
-tasks:
-  xnli:
-    seeds: [{seeds}]
-    settings: {{task: classification, data: [/data/XNLI-1.0], train_languages: [en], optimization: {{steps: 5000}}}}
-""")
+def test_a_large_suite_comes_in_batches_and_submit_says_how_large_it_is(kubeflow, cluster, monkeypatch):
+    common = ("--cluster", cluster, "--host", kubeflow.host, "--no-wait", "--pipeline", "suite")
+
+    large = run("submit", CONFIGS / "suite.yaml", *common)
+    small = run("submit", CONFIGS / "suite.yaml", *common, "--only", "xnli")
+    cluster.write_text(cluster.read_text() + "node_status_offload: true\n")
+    offloaded = run("submit", CONFIGS / "suite.yaml", *common)
+
+    sizes = [body["runtime_config"]["parameters"]["points_per_task"] for body in kubeflow.sent("POST", "/runs")]
+    assert sizes == [8, 1, 1]
+    assert "242 points in 31 tasks: 182 of the 1024 KiB that Argo holds" in large.stdout
+    assert "30 points in 30 tasks" in small.stdout and "242 points in 242 tasks" in offloaded.stdout
+
+
+def test_a_suite_or_an_ablation_that_argo_could_not_hold_is_refused_before_anything_is_sent(kubeflow, config, cluster):
     common = ("--cluster", cluster, "--host", kubeflow.host, "--no-wait", "--pipeline")
-    suite = ("submit", tmp_path / "suite.yaml", *common, "suite")
-    ablation = ("submit", config, *common, "ablations", "--variants", CONFIGS / "ablations.yaml")
+    suite = ("submit", CONFIGS / "suite.yaml", *common, "suite", "--set", f"tasks.mlqa.seeds={list(range(130))}")
+    ablation = ("submit", config, *common, "ablations", "--variants", CONFIGS / "ablations.yaml", "--only", "full")
 
     for result, said in (
-        (run(*suite), "200 points are more than a workflow holds, 150"),
-        (run(*ablation, "--seeds", seeds), "points are more than a workflow holds, 150"),
+        (run(*suite), "tasks of 16, "),
+        (run(*ablation, "--seeds", ",".join(map(str, range(50)))), "50 trials are 150 tasks, 821 KiB of status"),
     ):
         assert result.exit_code == 2 and said in result.stderr and result.stderr.count("\n") == 1
     assert not kubeflow.requests
-    assert run(*suite, "--set", "tasks.xnli.seeds=[1,2]").exit_code == 0
-    cluster.write_text(cluster.read_text() + "most_points: 300\n")  # Argo keeps node status in a database
+    assert run(*ablation, "--seeds", ",".join(map(str, range(49)))).exit_code == 0
+    cluster.write_text(cluster.read_text() + "node_status_offload: true\n")
     assert run(*suite).exit_code == 0
+
+
+@pytest.mark.slow
+def test_settings_that_are_too_large_for_kubeflow_travel_through_the_store(kubeflow, cluster, tmp_path, bucket):
+    sources = "\n".join(
+        f'    - {{name: c{number}, format: tsv, path: "s3://data/{"x" * 300}/{number}.tsv", languages: [en, de]}}'
+        for number in range(400)
+    )
+    (tmp_path / "run.yaml").write_text(f"preparation:\n  languages: [en, de]\n  corpora:\n{sources}\nnum_workers: 8\n")
+    cluster.write_text(cluster.read_text().replace("store: s3://infoxlm/store", "store: s3://models/store"))
+
+    result = run("submit", tmp_path / "run.yaml", "--cluster", cluster, "--host", kubeflow.host, "--no-wait")
+
+    assert result.exit_code == 0, result.stderr
+    [body] = kubeflow.sent("POST", "/runs")
+    sent = body["runtime_config"]["parameters"]
+    assert len(json.dumps(sent)) < 16 * 1024  # 128 KiB are taken
+    assert len(parameters.resolve("s3://models/store", sent["preparation"])["corpora"]) == 400
+    assert sent["tokenization"]["vocabulary_size"]  # what fits is on the run's page
 
 
 def test_a_run_that_ends_with_try_again_is_submitted_again_until_it_succeeds(kubeflow, config, cluster, monkeypatch):
@@ -370,8 +393,6 @@ def test_a_placeholder_for_an_image_is_refused_before_anything_is_sent(kubeflow,
         ({"store": None}, "infoxlm: parameter store is None, not of type STRING"),
         ({"num_workers": 2.5}, "parameter num_workers is 2.5, not of type NUMBER_INTEGER"),
         ({"num_workers": True}, "parameter num_workers is True, not of type NUMBER_INTEGER"),
-        ({"evaluation": {"x": "y" * 130_000}}, "bytes together, evaluation alone 130009"),
-        ({"evaluation": {"x": "y" * 70_000}, "finetuning": {"x": "y" * 70_000}}, "the parameters have 140"),
         ({"pretraining": ...}, "infoxlm needs parameter pretraining"),
         ({"image": ...}, "infoxlm needs parameter image"),
     ],
