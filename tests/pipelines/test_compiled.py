@@ -16,7 +16,7 @@ from pipelines.suite import suite
 COMPILED = Path(__file__).parents[2] / "pipelines/compiled"
 DAGS = {"infoxlm": infoxlm, "ablations": ablations, "suite": suite, "promotion": promotion}
 POOL = {"accelerator", "gpus", "cpu", "memory", "node_selector", "tolerations", "step_cpu", "step_memory"}
-PLACE = {"store", "image", "cluster"} | POOL
+PLACE = {"store", "image", "cluster", "local_code"} | POOL
 
 
 def read(name: str) -> dict:
