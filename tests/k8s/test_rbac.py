@@ -1,5 +1,9 @@
 """The Role of the steps: exactly what launching a training calls, nothing more."""
 
+import os
+import signal
+import threading
+
 import pytest
 import yaml
 from kfp import dsl
@@ -9,7 +13,7 @@ from components.adapters.kuberay import job as ray_job
 from components.adapters.kuberay import log as ray_job_log
 from components.adapters.kuberay import states as ray_job_states
 from components.settings.cluster import ClusterConfig, ClusterFile
-from infoxlm_core.errors import ResourcesUnavailable
+from infoxlm_core.errors import Preempted, ResourcesUnavailable
 from tests.k8s.manifests import K8S, ROOT
 from tests.servers.kubernetes_api import NAMESPACE, KubernetesServer, running_kubernetes, until
 
@@ -25,13 +29,23 @@ def launch(start_seconds: int) -> None:
 
 
 def calls_of_a_launch(kubernetes: KubernetesServer) -> set[tuple[str, str, str]]:
-    """Everything there is to launching: find and adopt a job, follow it and its log; create one, wait, give up."""
+    """All there is to launching: find and adopt a job, follow it and its log; create one, wait, give up, stop."""
     kubernetes.put_job(NAME, status={"jobDeploymentStatus": "Complete", "jobStatus": "SUCCEEDED"})
     kubernetes.put_submitter("s1", NAME, lambda: iter(["2026-01-01T00:00:00Z a line"]))
     launch(start_seconds=60)
     with pytest.raises(ResourcesUnavailable):
         launch(start_seconds=1)
     until(lambda: ("watch", "ray.io", "rayjobs") in kubernetes.calls)
+
+    def stop() -> None:
+        kubernetes.wait_for(NAME, creations=2)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    stopping = threading.Thread(target=stop)
+    stopping.start()
+    with pytest.raises(Preempted):
+        launch(start_seconds=60)
+    stopping.join()
     return set(kubernetes.calls)
 
 

@@ -20,7 +20,7 @@ from kubernetes import client
 
 NAMESPACE = "infoxlm"
 _URL = re.compile(
-    r"/apis?/(?:(?P<group>[^/]+)/)?v1/namespaces/[^/]+/(?P<resource>[a-z]+)(?:/(?P<name>[^/]+)(?:/(?P<sub>log))?)?"
+    r"/apis?/(?:(?P<group>[^/]+)/)?v1(?:alpha1)?/namespaces/[^/]+/(?P<resource>[a-z]+)(?:/(?P<name>[^/]+)(?:/(?P<sub>log))?)?"
 )
 _VERBS = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}
 
@@ -96,6 +96,12 @@ class KubernetesServer:
         metadata["creationTimestamp"] = "2025-01-01T00:00:00Z"
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": {"phase": "Running"}}
         self._ask("POST", f"/api/v1/namespaces/{NAMESPACE}/pods", pod)
+
+    def put_workflow(self, name: str, uid: str, **body: object) -> None:
+        """A run, as Argo keeps it."""
+        workflow = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", **body}
+        workflow["metadata"] = {"name": name, "namespace": NAMESPACE, "uid": uid}
+        self._ask("POST", f"/apis/argoproj.io/v1alpha1/namespaces/{NAMESPACE}/workflows", workflow)
 
     def end_submitter(self, name: str) -> None:
         change = {"status": {"phase": "Succeeded"}}
@@ -206,6 +212,7 @@ def running_kubernetes() -> Iterator[KubernetesServer]:
         async with _Emulator() as emulator, kmock.Server(emulator) as http:
             emulator.ours = server
             emulator.resources["ray.io/v1/rayjobs"] = {"namespaced": True, "kind": "RayJob"}
+            emulator.resources["argoproj.io/v1alpha1/workflows"] = {"namespaced": True, "kind": "Workflow"}
             for plural, kind in (("pods", "Pod"), ("events", "Event")):
                 emulator.resources[f"v1/{plural}"] = {"namespaced": True, "kind": kind}
             server.url = str(http.url).rstrip("/")

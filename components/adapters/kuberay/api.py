@@ -1,4 +1,4 @@
-"""The Kubernetes API as the launcher of RayJobs uses it: nine calls, with errors of one line.
+"""The Kubernetes API as the launcher of RayJobs uses it: ten calls, with errors of one line.
 
 Every call has a time limit. What an API server that is busy or away may cost is `NoAnswer`, for the caller to try
 again; a refusal is final.
@@ -110,6 +110,19 @@ class RayJobs:
                     known = {"apiVersion": owner.api_version, "kind": owner.kind, "name": owner.name, "uid": owner.uid}
                     return {**known, "controller": False, "blockOwnerDeletion": False}
         return None
+
+    def is_under_way(self, owner: Job) -> bool:
+        """Whether the workflow of an owner reference is there, has not ended, and was not terminated."""
+        group, _, version = owner["apiVersion"].partition("/")
+        at = {"group": group, "version": version, "plural": "workflows", "namespace": self.namespace}
+        with self._answering("get", "workflows", missing_is_fine=True):
+            found = self._custom.get_namespaced_custom_object(**at, name=owner["name"], _request_timeout=_SECONDS)
+            spec, metadata = found.get("spec") or {}, found["metadata"]
+            terminated = spec.get("activeDeadlineSeconds") == 0  # by Kubeflow; `shutdown` is Argo's own
+            ended = (found.get("status") or {}).get("phase") in ("Succeeded", "Failed", "Error")
+            leaving = terminated or spec.get("shutdown") or metadata.get("deletionTimestamp")
+            return metadata.get("uid") == owner["uid"] and not ended and not leaving
+        return False
 
     def adopt(self, name: str, owners: list[Job]) -> None:
         """Set the owners of a job: it goes when the last of them has gone."""

@@ -2,8 +2,8 @@
 
 The job is named by what it makes, and belongs to the workflow, not to the step's pod: a step that is tried again, or a
 run that is submitted again, finds the job that its dead predecessor left, running or ended, and goes on with it. It is
-deleted as soon as it has ended, when GPUs do not come and when this process is told to stop, but never because the API
-server is in trouble.
+deleted as soon as it has ended, when GPUs do not come, and when this process is told to stop and no run is under way
+that wants it, but never because the API server is in trouble.
 """
 
 import contextlib
@@ -41,9 +41,13 @@ _BETWEEN_TRIES = 30.0
 
 
 class Stop:
-    """Whether this process was told to stop. A signal's handler may set no `Event`: who waits for it holds its lock."""
+    """Whether this process was told to stop, and what that means for its job.
 
-    asked = False
+    A signal's handler may set no `Event`, since who waits for it holds its lock: `over` is set by a thread.
+    """
+
+    def __init__(self) -> None:
+        self.asked, self.kept, self.over = False, False, threading.Event()
 
 
 _STOPPED = 10.0  # seconds for the calls that end a job
@@ -83,7 +87,7 @@ def run(
     jobs = kubernetes_api.connect()
     if owner := _owner(jobs):
         body["metadata"]["ownerReferences"] = [owner]
-    with _ending_on_signals(lambda: _end(jobs, name, ask_to_stop)) as stop:
+    with _ending_on_signals(lambda: _end(jobs, name, owner, ask_to_stop)) as stop:
         for attempt in range(cluster.retries + 1):
             status = _once(jobs, body, cluster, stop)
             if status.get("jobStatus") == "SUCCEEDED":
@@ -170,8 +174,7 @@ def _follow(jobs: RayJobs, name: str, cluster: ClusterConfig, stop: Stop, log: J
             if has_ended(status):
                 return status
             if stop.asked:
-                _delete(jobs, name)
-                raise Preempted(f"rayjob/{name} was stopped and deleted: run again to go on")
+                raise _stopped(jobs, name, stop)
             running = status.get("jobDeploymentStatus") == "Running"
             if running != was_running:
                 was_running, since = running, now
@@ -215,11 +218,14 @@ class Hindrance:
         return self._in_vain > 1
 
 
-def _end(jobs: RayJobs, name: str, ask_to_stop: Callable[[], None]) -> None:
+def _end(jobs: RayJobs, name: str, owner: Job | None, ask_to_stop: Callable[[], None]) -> bool:
     """Ask the training to save, and delete the job, both at once: Kubeflow leaves a step about a second.
 
-    Nobody waits here for the training: the pods' hooks do, for as long as `grace_seconds` says.
+    Nobody waits here for the training: the pods' hooks do, for as long as `grace_seconds` says. A job that is wanted is
+    left alone; return whether it is.
     """
+    if owner and _is_wanted(jobs, name, owner):
+        return True
 
     def ask() -> None:
         try:
@@ -231,6 +237,31 @@ def _end(jobs: RayJobs, name: str, ask_to_stop: Callable[[], None]) -> None:
     asking.start()
     _delete(jobs, name)
     asking.join(_STOPPED)
+    return False
+
+
+def _is_wanted(jobs: RayJobs, name: str, owner: Job) -> bool:
+    """Whether a run is under way that wants the job: ours, of which only this step's pod must go, or another one."""
+    try:
+        if jobs.is_under_way(owner):  # a node is drained: the step's next attempt finds the job
+            return True
+        owners = ((jobs.get(name) or {}).get("metadata") or {}).get("ownerReferences") or []
+        others = [one for one in owners if one["uid"] != owner["uid"]]
+        if any(jobs.is_under_way(one) for one in others):
+            jobs.adopt(name, others)  # it goes no longer with our run
+            return True
+    except (NoAnswer, InputError) as error:
+        logger.warning("rayjob/%s: whether a run still wants it is not known: %s", name, error)
+    return False
+
+
+def _stopped(jobs: RayJobs, name: str, stop: Stop) -> Preempted:
+    """The error of a process that was told to stop."""
+    stop.over.wait(_STOPPED)
+    if stop.kept:
+        return Preempted(f"rayjob/{name} goes on without this step, for a run that wants it: run again to follow it")
+    _delete(jobs, name)  # it may have been created by a call whose answer was lost
+    return Preempted(f"rayjob/{name} was stopped and deleted: run again to go on")
 
 
 def _give_up(jobs: RayJobs, name: str, why: str) -> None:
@@ -279,12 +310,11 @@ def _pause(jobs: RayJobs, name: str, stop: Stop, seconds: float) -> None:
     while (left := deadline - time.monotonic()) > 0 and not stop.asked:
         time.sleep(min(left, 0.5))  # a signal does not end a sleep
     if stop.asked:
-        _delete(jobs, name)  # it may have been created by a call whose answer was lost
-        raise Preempted(f"rayjob/{name}: told to stop before it ran: run again")
+        raise _stopped(jobs, name, stop)
 
 
 @contextlib.contextmanager
-def _ending_on_signals(end: Callable[[], None]) -> Iterator[Stop]:
+def _ending_on_signals(end: Callable[[], bool]) -> Iterator[Stop]:
     """Let a thread call `end` as soon as SIGTERM or Ctrl-C arrives, whatever the loops here wait for, and tell them.
 
     In a thread, whoever runs us handles signals.
@@ -297,7 +327,8 @@ def _ending_on_signals(end: Callable[[], None]) -> Iterator[Stop]:
 
     def wait() -> None:
         if os.read(told, 1):
-            end()
+            stop.kept = end()
+            stop.over.set()
 
     def notice(*_: object) -> None:
         if not stop.asked:

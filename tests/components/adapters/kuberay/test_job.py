@@ -395,7 +395,7 @@ def test_a_job_is_not_started_anew_more_often_than_the_config_says(kubernetes, l
 
 def test_a_job_that_somebody_deletes_stays_deleted(kubernetes, launch):
     with (
-        operator(lambda: kubernetes.wait_for(NAME) and kubernetes.delete(NAME)),
+        operator(lambda: until(lambda: "watch" in verbs(kubernetes)) or kubernetes.delete(NAME)),
         pytest.raises(WorkerLost, match="deleted by somebody else"),
     ):
         launch()
@@ -571,8 +571,9 @@ def test_a_quiet_job_is_spoken_of_now_and_then(kubernetes, launch, monkeypatch, 
 
 
 def test_sigterm_asks_the_training_to_save_and_deletes_the_job_at_once_without_waiting_for_the_save(
-    kubernetes, launch, caplog
+    kubernetes, launch, caplog, monkeypatch
 ):
+    monkeypatch.setattr(ray_job, "_STOPPED", 60)  # longer than this test waits for the deletion
     asked, saved = threading.Event(), threading.Event()
 
     def save() -> None:
@@ -638,6 +639,95 @@ def test_sigterm_before_the_gpus_have_come_deletes_the_job_at_once(kubernetes, l
         launch()
 
     assert kubernetes.job(NAME) is None
+
+
+ANOTHER = OWNER | {"uid": "u-1", "name": "infoxlm-a1b2c"}
+RUNS = {  # what a run is by Argo, and whether it is under way
+    "running": ({"spec": {"activeDeadlineSeconds": 60}, "status": {"phase": "Running"}}, True),
+    "new": ({"spec": {}}, True),
+    "terminated by Kubeflow": ({"spec": {"activeDeadlineSeconds": 0}, "status": {"phase": "Running"}}, False),
+    "stopped by Argo": ({"spec": {"shutdown": "Terminate"}, "status": {"phase": "Running"}}, False),
+    "failed": ({"spec": {}, "status": {"phase": "Failed"}}, False),
+    "gone": (None, False),
+}
+
+
+def stop_while_it_runs(kubernetes, caplog) -> None:
+    kubernetes.status(NAME, **RUNNING)
+    until(lambda: f"rayjob/{NAME} is Running" in caplog.text)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def owners_of_what_is_left(kubernetes) -> list[dict] | None:
+    """Those of the job, if it is there; then it goes, so that the server need not wait for who watches it."""
+    if job := kubernetes.job(NAME):
+        kubernetes.delete(NAME)
+    return job and job["metadata"]["ownerReferences"]
+
+
+@pytest.mark.parametrize("other", RUNS)
+def test_a_run_that_is_terminated_ends_the_job_unless_another_run_that_is_under_way_wants_it(
+    kubernetes, launch, caplog, other
+):
+    body, wanted = RUNS[other]
+    kubernetes.put_workflow(OWNER["name"], OWNER["uid"], **RUNS["terminated by Kubeflow"][0])
+    if body:
+        kubernetes.put_workflow(ANOTHER["name"], ANOTHER["uid"], **body)
+    kubernetes.put_job(NAME, metadata={"ownerReferences": [ANOTHER]}, status=RUNNING)
+    asked = []
+
+    def act():
+        until(lambda: "patch" in verbs(kubernetes))
+        stop_while_it_runs(kubernetes, caplog)
+
+    with caplog.at_level("INFO"), operator(act), pytest.raises(Preempted, match="run again"):
+        launch(ask_to_stop=lambda: asked.append("to save"))
+
+    owners = owners_of_what_is_left(kubernetes)
+    assert (owners, bool(asked)) == (([ANOTHER], False) if wanted else (None, True))
+
+
+@pytest.mark.parametrize("ours", RUNS)
+def test_a_step_whose_node_is_drained_leaves_the_job_to_its_next_attempt(kubernetes, launch, caplog, ours):
+    body, under_way = RUNS[ours]
+    if body:
+        kubernetes.put_workflow(OWNER["name"], OWNER["uid"], **body)
+
+    def act():
+        kubernetes.wait_for(NAME)
+        stop_while_it_runs(kubernetes, caplog)
+
+    with caplog.at_level("INFO"), operator(act), pytest.raises(Preempted, match="run again"):
+        launch()
+
+    assert owners_of_what_is_left(kubernetes) == ([OWNER] if under_way else None)
+
+
+def test_a_run_of_the_same_name_that_is_another_one_wants_nothing(kubernetes, launch, caplog):
+    kubernetes.put_workflow(OWNER["name"], "of another", **RUNS["running"][0])
+
+    def act():
+        kubernetes.wait_for(NAME)
+        stop_while_it_runs(kubernetes, caplog)
+
+    with caplog.at_level("INFO"), operator(act), pytest.raises(Preempted):
+        launch()
+
+    assert kubernetes.job(NAME) is None
+
+
+def test_a_step_that_may_not_look_at_runs_ends_its_job(kubernetes, launch, caplog):
+    kubernetes.put_workflow(OWNER["name"], OWNER["uid"], **RUNS["running"][0])
+    kubernetes.fail("get", 403, resource="workflows")
+
+    def act():
+        kubernetes.wait_for(NAME)
+        stop_while_it_runs(kubernetes, caplog)
+
+    with caplog.at_level("INFO"), operator(act), pytest.raises(Preempted):
+        launch()
+
+    assert kubernetes.job(NAME) is None and "whether a run still wants it is not known" in caplog.text
 
 
 @pytest.mark.slow
