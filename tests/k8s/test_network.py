@@ -128,3 +128,10 @@ def test_kubeflow_admits_our_namespace(overlay):
 
     assert selects(admitted, labels)
     assert not selects(admitted, labels | {"app.kubernetes.io/part-of": "infoxlm"})
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_a_mesh_without_sidecars_leaves_our_namespace_out(overlay):
+    """Its traffic would come and go by 15008, whatever port was asked for; policies look at it outside of the pod."""
+    assert named(overlay, "Namespace", "infoxlm")["metadata"]["labels"]["istio.io/dataplane-mode"] == "none"
+    assert not may(policies(overlay), STEP, MLFLOW, 15008)
