@@ -4,11 +4,12 @@ import re
 
 import yaml
 
+from components.adapters.kuberay.job import _why
 from components.adapters.kuberay.manifest import _SUBMITTER
 from components.settings.cluster import ClusterFile, Pool, RayConfig
 from infoxlm_core import run_file
 from pipelines.cli.cluster import prepare
-from tests.k8s.manifests import ROOT, named, pods
+from tests.k8s.manifests import OVERLAYS, ROOT, SINGLE_USER, made, named, pods, rendered
 
 DOCUMENT = (ROOT / "docs/cluster.md").read_text()
 _UNITS = {"m": 1e-3, "Mi": 2**20, "Gi": 2**30}
@@ -73,3 +74,65 @@ def test_the_demo_asks_for_what_the_document_says_and_the_quota_of_small_holds_i
         assert asked <= amount(said[name]) * unit < asked + 2 * unit
         assert asked <= amount(quota[f"requests.{name}"])
     assert place.pool.gpus <= int(quota["requests.nvidia.com/gpu"])
+
+
+def typed(*pages: str) -> list[str]:
+    """Commands of the pages, those inside of sentences, too; a line that ends in a backslash goes on in the next."""
+    text = "\n".join((ROOT / "docs" / page).read_text() for page in pages)
+    blocks = "\n".join(re.findall(r"```bash\n(.*?)```", text, re.DOTALL)).replace("\\\n", " ")
+    inside = [" ".join(one.split()) for one in re.findall(r"`(kubectl [^`]*)`", text)]
+    return [re.sub(r"(^|\s)# .*", "", line).strip() for line in blocks.splitlines()] + inside
+
+
+KUBEFLOWS = {
+    *("deployment/ml-pipeline", "service/ml-pipeline", "service/ml-pipeline-ui", "configmap/kfp-launcher"),
+    "configmap/workflow-controller-configmap",
+}
+"""What Kubeflow 2.17 brings."""
+MADE = r"create (?:configmap|secret \S+|rolebinding) (?P<name>[\w-]+)"
+SHORT = {"svc": "service", "deploy": "deployment"}
+KINDS = r"(?P<kind>svc|service|deploy|deployment|secret|configmap|job|serviceaccount)s?"
+
+
+def test_what_the_documents_ask_kubernetes_for_is_what_the_manifests_make():
+    """A name that is typed is that of an object of an overlay, of a Secret of the script, or of Kubeflow's own."""
+    commands = [one for one in typed("cluster.md", "runbook.md", "security.md") if re.search(r"\bkubectl |^k ", one)]
+    there = {
+        f"{item['kind'].lower()}/{item['metadata']['name']}"
+        for overlay in (*OVERLAYS, SINGLE_USER)
+        for item in rendered(overlay)
+    }
+    there |= KUBEFLOWS | {f"secret/{name}" for overlay in OVERLAYS for name in made(overlay)}
+    asked = set()
+    for command in commands:
+        for found in re.finditer(rf"\b{KINDS}[ /](?P<names>[a-z][\w-]*(?: [a-z][\w-]*)*)", command):
+            kind = SHORT.get(found["kind"], found["kind"])
+            if not re.search(MADE, command):
+                asked |= {f"{kind}/{name}" for name in found["names"].split()}
+        asked |= {f"role/{name}" for name in re.findall(r"--role=([\w-]+)", command)}
+
+    assert {"service/seaweedfs", "secret/infoxlm-store", "deployment/mlflow", "role/infoxlm-submitter"} <= asked
+    assert asked - there == set()
+
+
+def test_no_run_is_started_as_an_account_that_may_nothing():
+    """`kfp run create` has no option for the account."""
+    assert [one for one in typed("cluster.md", "runbook.md") if one.startswith("kfp run")] == []
+
+
+def test_a_profile_is_there_before_anything_is_put_into_its_namespace():
+    """Its controller refuses a namespace that exists."""
+    many = DOCUMENT.partition("**Many users**")[2].partition("```bash\n")[2].partition("```")[0]
+
+    steps = ("kind: Profile", "get configmap kfp-launcher", "make_secrets.py", "make deploy OVERLAY")
+    order = [many.index(one) for one in steps]
+    assert order == sorted(order)
+    assert "namespace.yaml" not in many
+
+
+def test_kuberay_is_the_version_that_errors_and_document_name():
+    [installed] = re.findall(r"--version (\d+\.\d+)\.\d+ ", DOCUMENT)
+
+    assert f"KubeRay {installed} " in DOCUMENT.partition("## 1.")[0]
+    error = _why("j-x-1", {"reason": "ValidationFailed"}, None)
+    assert f"check its version, {installed} or later" in str(error)

@@ -4,6 +4,7 @@ import configparser
 import json
 
 import pytest
+import yaml
 
 from components.adapters.mlflow import user as mlflow_user
 from infoxlm_core.errors import InputError, StorageUnavailable
@@ -96,6 +97,15 @@ def test_the_plugin_of_the_document_asks_for_what_the_namespace_has(overlay):
     assert set(plugin["settings"]) - set(namespace) == {"authType", "workspacesEnabled"}
     reference = plugin["settings"]["credentialSecretRef"]
     assert set(reference.values()) == set(made(overlay)["kfp-mlflow-credentials"])
+
+
+def test_no_model_of_our_configs_can_be_made_by_a_training_before_the_registry_has_it():
+    """Whoever makes a registered model may all of it."""
+    [container] = pods("small")["Job/make-user"]["spec"]["containers"]
+    _, *made_first = container["args"]
+
+    configs = [yaml.safe_load(path.read_text()) for path in (ROOT / "configs").glob("*.yaml")]
+    assert {config["registration"]["name"] for config in configs if "registration" in config} == set(made_first)
 
 
 @pytest.mark.slow

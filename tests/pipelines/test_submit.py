@@ -335,6 +335,12 @@ def test_a_cancelled_run_ends_the_waiting(kubeflow):
     assert isinstance(submit.failure(state, "r-1", "s3://b/s"), Preempted)
 
 
+def test_the_help_of_cancel_promises_no_checkpoint_that_a_second_may_not_be_enough_for():
+    said = " ".join(run("cancel", "--help").stdout.replace("│", " ").split())
+
+    assert "A training saves if there is time" in said and "about a second" in said and "15 minutes" in said
+
+
 def test_a_server_that_is_gone_for_a_while_does_not_end_the_waiting(kubeflow):
     client = submit.connect(kubeflow.host)
     kubeflow.refusal, lines = (503, "upgrading"), []

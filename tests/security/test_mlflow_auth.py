@@ -128,7 +128,7 @@ def accounts(locked_server) -> dict[str, tuple[str, str]]:
     logins = {}
     for container in [*spec["initContainers"], *spec["containers"]] * 2:  # the Job of the next deploy changes nothing
         known = environment_of(container, secrets) | {"MLFLOW_TRACKING_URI": locked_server.url}
-        command = [sys.executable, *container["command"][1:]]
+        command = [sys.executable, *container["command"][1:], *container.get("args", [])]
         subprocess.run(command, env=os.environ | known, check=True)
         logins[container["name"]] = (known["MLFLOW_TRACKING_USERNAME"], known["MLFLOW_TRACKING_PASSWORD"])
     return logins

@@ -115,7 +115,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Make a user of MLflow; the variables of MLflow say who it is.")
     parser.add_argument("--may", choices=RIGHTS, default="read", help="of the following two; read is the default")
     parser.add_argument("--experiment", help="by name, or * for all")
-    parser.add_argument("--model", help="registered model, by name, or * for all")
+    parser.add_argument("--model", nargs="+", help="registered models, by name, or * for all")
     given = parser.parse_args()
     if bool(given.experiment) != bool(given.model):
         parser.error("--experiment and --model go together")
@@ -125,8 +125,8 @@ def main() -> None:
             raise InputError(f"{missing[0]} is not set: the Job make-user of k8s/base sets it")
         server, admin_password, user, password = (os.environ[name] for name in wanted)
         ensure(server, admin_password, user, password)
-        if given.model:
-            allow(server, admin_password, user, given.experiment, given.model, given.may)
+        for model in given.model or ():
+            allow(server, admin_password, user, given.experiment, model, given.may)
     except InfoXLMError as error:
         print(f"mlflow user: {type(error).__name__}: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
