@@ -8,10 +8,10 @@
 Every layer works on (T, d); only attention knows where a sequence ends. The result equals that of padded sequences.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -20,7 +20,9 @@ from torch import Tensor, nn
 
 from infoxlm_core.config import ModelConfig
 from infoxlm_core.data.vocabulary import FIRST_POSITION
-from infoxlm_core.model import devices
+from infoxlm_core.model import mixed
+from infoxlm_core.model.attention import Packing, attend, pack, starts
+from infoxlm_core.model.mixed import AddNorm, Linear
 from infoxlm_core.model.objectives import full_precision
 
 
@@ -55,97 +57,6 @@ class EncoderSize:
         return cls(vocabulary, wanted.layers, wanted.hidden, wanted.ffn, wanted.heads, **more)
 
 
-def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    queries: Sequence[int],
-    keys: Sequence[int],
-    heads: int,
-    dropout: float = 0.0,
-    causal: bool = False,
-) -> Tensor:
-    """Full attention inside each sequence, or none to what comes later (`causal`), and none across.
-
-    `query` (Q, d) holds the rows that ask, `key` and `value` (T, d) all rows; `queries` and `keys` say how many of them
-    belong to sequence 1, 2, …. `dropout` is of the attention weights. Returns (Q, d).
-    """
-
-    def by_head(rows: Tensor) -> Tensor:
-        return rows.unflatten(1, (heads, rows.shape[1] // heads))  # (rows, heads, head size)
-
-    if not len(query):
-        return query
-    query, key, value = by_head(query), by_head(key), by_head(value)
-    if query.is_cuda and (dropout or query.dtype not in (torch.bfloat16, torch.float16)):
-        return attend_padded(query, key, value, queries, keys, dropout, causal).flatten(1)
-    if query.is_cuda:
-        from torch.nn.attention.varlen import varlen_attn
-
-        attended: Any = varlen_attn(
-            query, key, value, starts(tuple(queries), query.device), starts(tuple(keys), query.device),
-            max(queries), max(keys),
-            window_size=(-1, 0 if causal else -1),
-        )  # fmt: skip
-        return attended.flatten(1)
-
-    def one(*sequence: Tensor) -> Tensor:
-        # (rows, heads, size) -> (1, heads, rows, size), the layout the CPU kernel is fastest on
-        q, k, v = (rows.transpose(0, 1)[None] for rows in sequence)
-        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=causal)[0].transpose(0, 1)
-
-    sequences = zip(query.split(list(queries)), key.split(list(keys)), value.split(list(keys)), strict=True)
-    results = [one(*sequence) for sequence in sequences if len(sequence[0])]
-    return torch.cat(results).flatten(1) if results else query.flatten(1)
-
-
-def attend_padded(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    queries: Sequence[int],
-    keys: Sequence[int],
-    dropout: float = 0.0,
-    causal: bool = False,
-) -> Tensor:
-    """The same from (Q, heads, head size) and (T, heads, head size) to (Q, heads, head size), padded, in one call.
-
-    For GPUs where FlashAttention over packed rows does not apply: it has no dropout, and no fp32.
-    """
-
-    def pad(rows: Tensor, lengths: Sequence[int], places: Tensor) -> Tensor:  # -> (N, heads, longest, head size)
-        padded = rows.new_zeros(len(lengths) * max(lengths), *rows.shape[1:]).index_copy(0, places, rows)
-        return padded.unflatten(0, (len(lengths), max(lengths))).transpose(1, 2)
-
-    asked, read = padded_places(tuple(queries), query.device), padded_places(tuple(keys), query.device)
-    seen = torch.zeros(len(keys) * max(keys), dtype=torch.bool, device=query.device).index_fill(0, read, True)
-    mask = seen.view(len(keys), 1, 1, max(keys))  # all queries, those of padding too, see what their sequence has
-    if causal:
-        mask = mask & torch.ones(max(keys), max(keys), dtype=torch.bool, device=query.device).tril()
-    found = F.scaled_dot_product_attention(
-        pad(query, queries, asked), pad(key, keys, read), pad(value, keys, read), attn_mask=mask, dropout_p=dropout
-    )
-    return found.transpose(1, 2).flatten(0, 1)[asked]
-
-
-@lru_cache(maxsize=16)
-def padded_places(lengths: tuple[int, ...], device: torch.device) -> Tensor:
-    """(T,) where packed rows stand in (N * longest) padded ones, without waiting for the device."""
-    with torch.inference_mode(False):  # as below
-        counts = torch.tensor(lengths)
-        first = torch.arange(len(lengths)) * max(lengths) - counts.cumsum(0) + counts
-        places = torch.arange(sum(lengths)) + first.repeat_interleave(counts)
-        return devices.send(places, device)
-
-
-@lru_cache(maxsize=16)  # all layers of a forward pass ask for the same
-def starts(lengths: tuple[int, ...], device: torch.device) -> Tensor:
-    """(N + 1,) first row of each sequence and of what follows the last, int32, without waiting for the device."""
-    with torch.inference_mode(False):  # it is remembered: a tensor of inference mode cannot be saved for backward
-        ends = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-        return devices.send(ends, device)
-
-
 class Layer(nn.Module):
     """One post-LN Transformer layer."""
 
@@ -153,49 +64,57 @@ class Layer(nn.Module):
         super().__init__()
         d = size.hidden
         self.heads, self.dropout = size.heads, dropout
-        self.query, self.key, self.value = nn.Linear(d, d), nn.Linear(d, d), nn.Linear(d, d)
-        self.attention_output, self.attention_norm = nn.Linear(d, d), nn.LayerNorm(d, size.epsilon)
-        self.up, self.down = nn.Linear(d, size.ffn), nn.Linear(size.ffn, d)
-        self.output_norm = nn.LayerNorm(d, size.epsilon)
+        self.query, self.key, self.value = Linear(d, d), Linear(d, d), Linear(d, d)
+        self.attention_output, self.attention_norm = Linear(d, d), AddNorm(d, size.epsilon)
+        self.up, self.down = Linear(d, size.ffn), Linear(size.ffn, d)
+        self.output_norm = AddNorm(d, size.epsilon)
 
     def forward(
         self,
         hidden: Tensor,
-        lengths: Sequence[int],
+        sequences: Packing,
         rows: Tensor | None = None,
-        row_counts: Sequence[int] | None = None,
+        asking: Packing | None = None,
         causal: bool = False,
     ) -> Tensor:
-        """(T, d) -> (T, d), or -> (R, d) where only `rows` (R,), so many of each sequence, are read: exact, and cheaper
+        """(T, d) -> (T, d), or -> (R, d) where only `rows` (R,), packed as `asking` says, are read: exact, and cheaper
         for a last layer."""
-        return self.feed_forward(self.look_around(hidden, lengths, rows, row_counts, causal))
+        return self.feed_forward(self.look_around(hidden, sequences, rows, asking, causal))
 
     def look_around(
         self,
         hidden: Tensor,
-        lengths: Sequence[int],
+        sequences: Packing,
         rows: Tensor | None = None,
-        row_counts: Sequence[int] | None = None,
+        asking: Packing | None = None,
         causal: bool = False,
     ) -> Tensor:
         """The first half: attention within each sequence."""
         key, value = self.key(hidden), self.value(hidden)
         if rows is not None:
             hidden = hidden[rows]
-        dropout, queries = self.dropout if self.training else 0.0, lengths if row_counts is None else row_counts
-        context = attend(self.query(hidden), key, value, queries, lengths, self.heads, dropout, causal)
-        return self.attention_norm(hidden + F.dropout(self.attention_output(context), dropout))
+        dropout = self.dropout if self.training else 0.0
+        context = attend(self.query(hidden), key, value, asking or sequences, sequences, self.heads, dropout, causal)
+        return self.attention_norm(hidden, F.dropout(self.attention_output(context), dropout))
 
     def feed_forward(self, hidden: Tensor) -> Tensor:
         """The second half, row by row."""
         change = self.down(F.gelu(self.up(hidden)))  # exact (erf) GELU
-        return self.output_norm(hidden + F.dropout(change, self.dropout if self.training else 0.0))
+        return self.output_norm(hidden, F.dropout(change, self.dropout if self.training else 0.0))
+
+
+@cache
+def compiled(forward: Callable[..., Tensor], compiler: str) -> Callable[..., Tensor]:
+    """A layer's forward pass, and its backward pass, as one graph for all layers and batches."""
+    torch._dynamo.config.recompile_limit = 64  # graphs: with gradient or not, dropout or not, all rows or some
+    return torch.compile(forward, dynamic=True, fullgraph=True, backend=compiler)
 
 
 class Encoder(nn.Module):
     """Embeddings and layers. `Encoder(size, layers=8)` builds only the first 8: a key encoder needs no more."""
 
     layer: type[Layer] = Layer
+    compiler = ""  # what layers are compiled with (`inductor` on GPUs); nothing: they run as they are
 
     def __init__(self, size: EncoderSize, dropout: float = 0.0, layers: int | None = None) -> None:
         super().__init__()
@@ -227,11 +146,22 @@ class Encoder(nn.Module):
         """Take the output of layer `first` to the output of layer `last`, there only `rows` if given."""
         if first == last:
             return hidden if rows is None else hidden[rows]
-        for layer in self.layers[first : last - 1]:
-            hidden = layer(hidden, lengths, causal=causal)
-        if causal and rows is not None:  # a causal kernel counts its queries from the first row
-            return self.layers[last - 1](hidden, lengths, causal=True)[rows]
-        return self.layers[last - 1](hidden, lengths, rows, row_counts, causal)
+        device, sequences = hidden.device, pack(lengths, hidden.device)
+        layers = list(self.layers[first:last])
+        if torch.is_autocast_enabled(device.type):
+            hidden = hidden.to(torch.get_autocast_dtype(device.type))
+            mixed.refresh(layers, hidden.dtype)
+        layer: Callable[..., Tensor] = (
+            compiled(self.layer.forward, self.compiler) if self.compiler else self.layer.__call__
+        )
+        with torch.autocast(device.type, enabled=False):  # layers know what to do with bf16
+            for one in layers[:-1]:
+                hidden = layer(one, hidden, sequences, causal=causal)
+            if rows is None or row_counts is None:
+                return layer(layers[-1], hidden, sequences, causal=causal)
+            if causal:  # a causal kernel counts its queries from the first row
+                return layer(layers[-1], hidden, sequences, causal=True)[rows]
+            return layer(layers[-1], hidden, sequences, rows, pack(row_counts, device))
 
     def forward(self, ids: Tensor, positions: Tensor, lengths: Sequence[int], last: int | None = None) -> Tensor:
         """(T,) ids and positions -> (T, d) output of layer `last` (default: the top one)."""

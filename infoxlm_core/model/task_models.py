@@ -20,7 +20,9 @@ from transformers import PretrainedConfig
 
 from infoxlm_core.data.examples import Examples
 from infoxlm_core.model import devices, padded, pretrained, tokenizers
-from infoxlm_core.model.encoder import Encoder, evaluating, initialise, starts
+from infoxlm_core.model.attention import starts
+from infoxlm_core.model.encoder import Encoder, evaluating, initialise
+from infoxlm_core.model.objectives import full_precision
 from infoxlm_core.model.task_head import Head
 
 
@@ -53,7 +55,7 @@ class Packed(nn.Module):
         positions = torch.arange(len(ids), device=ids.device) - begins + size.first
         hidden = self.encoder.embed(ids, positions, types.clamp(max=max(0, size.types - 1)))
         rows, counts = (edges[:-1], (1,) * len(lengths)) if first_rows else (None, None)
-        return self.encoder.run(hidden, lengths, 0, size.layers, rows, counts)
+        return full_precision(self.encoder.run(hidden, lengths, 0, size.layers, rows, counts))
 
 
 class SequenceModel(Packed):

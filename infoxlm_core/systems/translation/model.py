@@ -9,7 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from infoxlm_core.data.vocabulary import EOS
-from infoxlm_core.model.encoder import Encoder, EncoderSize, Layer, attend
+from infoxlm_core.model.attention import Packing, attend, pack
+from infoxlm_core.model.encoder import Encoder, EncoderSize, Layer
+from infoxlm_core.model.mixed import AddNorm, Linear
 from infoxlm_core.systems.translation.samples import Side
 from infoxlm_core.systems.xlm import XLM
 
@@ -32,15 +34,15 @@ class DecoderLayer(Layer):
     def __init__(self, size: EncoderSize, dropout: float) -> None:
         super().__init__(size, dropout)
         d = size.hidden
-        self.source_query, self.source_key, self.source_value = nn.Linear(d, d), nn.Linear(d, d), nn.Linear(d, d)
-        self.source_output, self.source_norm = nn.Linear(d, d), nn.LayerNorm(d, size.epsilon)
+        self.source_query, self.source_key, self.source_value = Linear(d, d), Linear(d, d), Linear(d, d)
+        self.source_output, self.source_norm = Linear(d, d), AddNorm(d, size.epsilon)
 
-    def decode(self, hidden: Tensor, lengths: Sequence[int], source: Tensor, source_lengths: Sequence[int]) -> Tensor:
+    def decode(self, hidden: Tensor, target: Packing, source: Tensor, sources: Packing) -> Tensor:
         """(T, d) of the target, (S, d) of the source -> (T, d); no row sees a later one of its sentence."""
-        hidden, dropout = self.look_around(hidden, lengths, causal=True), self.dropout if self.training else 0.0
+        hidden, dropout = self.look_around(hidden, target, causal=True), self.dropout if self.training else 0.0
         query, key, value = self.source_query(hidden), self.source_key(source), self.source_value(source)
-        context = attend(query, key, value, lengths, source_lengths, self.heads, dropout)
-        hidden = self.source_norm(hidden + F.dropout(self.source_output(context), dropout))
+        context = attend(query, key, value, target, sources, self.heads, dropout)
+        hidden = self.source_norm(hidden, F.dropout(self.source_output(context), dropout))
         return self.feed_forward(hidden)
 
     def remember(self, source: Tensor, lengths: Sequence[int]) -> Memory:
@@ -57,9 +59,9 @@ class DecoderLayer(Layer):
         memory.key = torch.cat([memory.key, self.key(hidden)[:, None]], dim=1)
         memory.value = torch.cat([memory.value, self.value(hidden)[:, None]], dim=1)
         context = self._attend_one(self.query(hidden), memory.key, memory.value)
-        hidden = self.attention_norm(hidden + self.attention_output(context))
+        hidden = self.attention_norm(hidden, self.attention_output(context))
         context = self._attend_one(self.source_query(hidden), memory.source_key, memory.source_value, memory.real)
-        return self.feed_forward(self.source_norm(hidden + self.source_output(context)))
+        return self.feed_forward(self.source_norm(hidden, self.source_output(context)))
 
     def _attend_one(self, query: Tensor, key: Tensor, value: Tensor, real: Tensor | None = None) -> Tensor:
         """(N, d) one query a sentence, (N, t, d) keys and values -> (N, d)."""
@@ -90,8 +92,9 @@ class Translator(nn.Module):
         memory = self.read(source)
         hidden = self.decoder.embed(target.ids, target.positions, target.types)
         layers: list[Any] = list(self.decoder.layers)
+        targets, sources = pack(target.lengths, hidden.device), pack(source.lengths, hidden.device)
         for layer in layers:
-            hidden = layer.decode(hidden, target.lengths, memory, source.lengths)
+            hidden = layer.decode(hidden, targets, memory, sources)
         ends = torch.tensor(target.lengths, device=hidden.device).cumsum(0) - 1
         not_last = torch.ones(len(hidden), dtype=torch.bool, device=hidden.device).index_fill(0, ends, False)
         return self._logits(hidden[not_last])

@@ -1,10 +1,13 @@
 """The packed encoder against Hugging Face's (acceptance items A5, A6, A9, A22)."""
 
+import copy
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._dynamo.utils import counters
 from transformers import XLMRobertaConfig, XLMRobertaForMaskedLM
 
 from infoxlm_core.data.batches import micro_batches
@@ -13,7 +16,7 @@ from infoxlm_core.data.samples import Sampler
 from infoxlm_core.data.shards import open_shards
 from infoxlm_core.errors import InputError
 from infoxlm_core.model import pretrained
-from infoxlm_core.model.encoder import Encoder, EncoderSize, attend, attend_padded, initialise, starts
+from infoxlm_core.model.encoder import Encoder, EncoderSize, initialise
 from infoxlm_core.model.heads import InfoXLM
 from infoxlm_core.model.momentum import KeyEncoder
 from infoxlm_core.model.objectives import cross_entropy
@@ -158,52 +161,6 @@ def test_the_loss_of_random_weights_is_near_the_log_of_the_vocabulary():
     assert losses.mean().item() == pytest.approx(math.log(250_002), abs=0.3)
 
 
-def test_edges_that_a_prediction_has_remembered_can_be_saved_for_a_backward_pass():
-    lengths, cpu = (3, 11, 4), torch.device("cpu")
-    with torch.inference_mode():
-        starts(lengths, cpu)  # a development set of a fine-tuning
-
-    edges = starts(lengths, cpu)  # the step after it
-
-    assert edges.tolist() == [0, 3, 14, 18] and not edges.is_inference()
-
-
-@pytest.mark.item("A9")
-@pytest.mark.parametrize(
-    ("queries", "causal"), [(LENGTHS, False), (LENGTHS, True), ((2, 0, 3, 1), False), ((1,) * 4, False)]
-)
-def test_attention_over_padded_sequences_equals_that_over_each(queries, causal):
-    drawn = torch.Generator().manual_seed(7)
-    q, k, v = (
-        torch.randn(rows, 6, generator=drawn, dtype=torch.double).requires_grad_()
-        for rows in (sum(queries), sum(LENGTHS), sum(LENGTHS))
-    )
-    expected = attend(q, k, v, queries, LENGTHS, heads=2, causal=causal)
-    gradients = torch.autograd.grad(expected.square().sum(), (q, k, v))
-
-    by_head = [rows.unflatten(1, (2, 3)) for rows in (q, k, v)]
-    found = attend_padded(*by_head, queries, LENGTHS, causal=causal).flatten(1)
-
-    torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
-    for mine, other in zip(torch.autograd.grad(found.square().sum(), (q, k, v)), gradients, strict=True):
-        torch.testing.assert_close(mine, other, atol=1e-12, rtol=0)
-
-
-def test_dropout_of_padded_attention_keeps_the_expected_value():
-    value = torch.ones(3, 1, 4)
-    torch.manual_seed(1)
-
-    means = [attend_padded(value, value, value, (3,), (3,), dropout=0.5).mean() for _ in range(400)]
-
-    assert torch.stack(means).mean().item() == pytest.approx(1.0, abs=0.1) and torch.stack(means).std() > 0.1
-
-
-def test_attention_of_no_rows_is_empty():
-    nothing, some = torch.zeros(0, 4), torch.zeros(3, 4)
-
-    assert attend(nothing, some, some, (0,), (3,), heads=2).shape == (0, 4)
-
-
 @pytest.mark.item("A5")
 def test_loss_on_one_side_of_a_translation_pair_reaches_the_other_side(ours):
     ids = torch.tensor([0, 10, 11, 2, 20, 21, 2])
@@ -257,3 +214,31 @@ def test_one_forward_of_all_objectives_equals_each_alone(tiny_shards):
     means = torch.stack([view.mean(0) for view in first[batch.lm_sequences :]])
     expected = torch.nn.functional.normalize(means @ model.projection, dim=1)
     torch.testing.assert_close(outputs.queries, expected, atol=1e-9, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_fifty_ragged_batches_run_through_the_graphs_of_the_first_two_and_no_graph_breaks(tiny_shards, kind):
+    config = tiny_config(contrast={"layer": 1, "pooling": "mean"})
+    sampler, model = Sampler(open_shards(tiny_shards), config), InfoXLM(replace(SIZE, layers=2), 1, "mean", True)
+    initialise(model, 1)
+    keys = KeyEncoder(model)
+    plain = copy.deepcopy(model)
+    model.encoder.compiler = keys.encoder.compiler = "aot_eager"  # the graphs are those of inductor
+
+    graphs, gaps, shapes = [], [], set()
+    torch._dynamo.reset()
+    counters.clear()
+    for step in range(52):
+        (batch,) = micro_batches(sampler.draw(step, range(4)), 8)
+        shapes.add(batch.lengths)
+        with torch.autocast("cpu", torch.bfloat16, enabled=kind == torch.bfloat16):
+            outputs, expected = model(batch), plain(batch)
+            keys(batch.key_ids, batch.key_positions, batch.key_lengths)
+        (outputs.loss + outputs.queries.sum()).backward()
+        gaps.append(abs(outputs.loss.item() / expected.loss.item() - 1))
+        graphs.append(counters["stats"]["unique_graphs"])
+
+    assert len(shapes) > 40 and graphs[1] == graphs[-1] == 3  # all rows; targets alone; keys, without gradient
+    assert not counters["graph_break"]
+    assert max(gaps) < (1e-6 if kind == torch.float32 else 1e-3)

@@ -1,0 +1,61 @@
+"""Attention over packed sequences: each of its ways computes the same."""
+
+import pytest
+import torch
+
+from infoxlm_core.model.attention import attend, attend_masked, pack, starts
+
+LENGTHS = (5, 1, 9, 3)
+CPU = torch.device("cpu")
+
+
+def test_edges_that_a_prediction_has_remembered_can_be_saved_for_a_backward_pass():
+    lengths = (3, 11, 4)
+    with torch.inference_mode():
+        starts(lengths, CPU)  # a development set of a fine-tuning
+
+    edges = starts(lengths, CPU)  # the step after it
+
+    assert edges.tolist() == [0, 3, 14, 18] and not edges.is_inference()
+
+
+@pytest.mark.parametrize(("longest", "bound"), [(0, 512), (1, 512), (512, 512), (513, 1024), (1100, 2048)])
+def test_all_batches_share_one_bound_unless_a_sequence_is_longer(longest, bound):
+    assert pack((longest, 1), CPU).longest == bound
+
+
+@pytest.mark.item("A9")
+@pytest.mark.parametrize(
+    ("queries", "causal"), [(LENGTHS, False), (LENGTHS, True), ((2, 0, 3, 1), False), ((1,) * 4, False)]
+)
+def test_attention_under_a_mask_equals_that_over_each_sequence(queries, causal):
+    drawn = torch.Generator().manual_seed(7)
+    q, k, v = (
+        torch.randn(rows, 6, generator=drawn, dtype=torch.double).requires_grad_()
+        for rows in (sum(queries), sum(LENGTHS), sum(LENGTHS))
+    )
+    asking, asked = pack(queries, CPU), pack(LENGTHS, CPU)
+    expected = attend(q, k, v, asking, asked, heads=2, causal=causal)
+    gradients = torch.autograd.grad(expected.square().sum(), (q, k, v))
+
+    by_head = [rows.unflatten(1, (2, 3)) for rows in (q, k, v)]
+    found = attend_masked(*by_head, asking, asked, causal=causal).flatten(1)
+
+    torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
+    for mine, other in zip(torch.autograd.grad(found.square().sum(), (q, k, v)), gradients, strict=True):
+        torch.testing.assert_close(mine, other, atol=1e-12, rtol=0)
+
+
+def test_dropout_of_attention_under_a_mask_keeps_the_expected_value():
+    value, packing = torch.ones(3, 1, 4), pack((3,), CPU)
+    torch.manual_seed(1)
+
+    means = [attend_masked(value, value, value, packing, packing, dropout=0.5).mean() for _ in range(400)]
+
+    assert torch.stack(means).mean().item() == pytest.approx(1.0, abs=0.1) and torch.stack(means).std() > 0.1
+
+
+def test_attention_of_no_rows_is_empty():
+    nothing, some = torch.zeros(0, 4), torch.zeros(3, 4)
+
+    assert attend(nothing, some, some, pack((0,), CPU), pack((3,), CPU), heads=2).shape == (0, 4)
