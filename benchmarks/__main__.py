@@ -11,7 +11,8 @@ import time
 os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 NAMES = (
-    "mlm_step", "infoxlm_step", "optimizer_ema", "contrast", "end_to_end", "finetune_step", "data_path", "memory", "gpu"
+    "mlm_step", "infoxlm_step", "optimizer_ema", "contrast", "end_to_end", "finetune_step", "data_path", "memory",
+    "traffic", "gpu",
 )  # fmt: skip
 
 

@@ -1,0 +1,231 @@
+"""Bytes that a layer and the loss move outside matrix products and attention; counted, so that any CPU will do.
+
+    PyTorch's operators   each reads its inputs and writes its outputs: what a network costs that is not compiled
+    inductor's kernels    what is left of them when `torch.compile` has fused the operators between two products
+
+Attention and products with sums in fp32, which a CPU lacks, are operators here that have shapes and no content.
+"""
+
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from benchmarks.harness import Sheet
+from infoxlm_core.model import attention, encoder, linear_cross_entropy, mixed
+from infoxlm_core.model.encoder import EncoderSize, Layer
+
+BF16 = torch.bfloat16
+TOKENS, HIDDEN = 8_192, 192  # as many tokens for each d as 32,768 of base: what weights cost counts as there
+ROWS, WORDS = 4_096, 250_002
+VIEWS = {
+    "_reshape_alias", "_unsafe_view", "alias", "as_strided", "detach", "device", "empty", "empty_like",
+    "empty_strided", "expand", "is_pinned", "lift_fresh", "new_empty", "new_empty_strided", "permute",
+    "promote_types", "select", "slice", "split", "split_with_sizes", "squeeze", "t", "transpose", "unbind",
+    "unflatten", "unsqueeze", "view",
+}  # fmt: skip
+PRODUCTS = {"addmm", "bmm", "linear", "mm", "attend", "attend_backward", "product", "product_into"}
+
+
+def run(quick: bool) -> list[Sheet]:
+    logger = logging.getLogger(__name__)
+    ways = {
+        "autocast alone, operator by operator": lambda: layer_by_operators(TOKENS, HIDDEN, plain=True),
+        "ours, operator by operator": lambda: layer_by_operators(TOKENS, HIDDEN, plain=False),
+    }
+    if not quick:  # it takes a compiler, and a minute
+        ways["ours, compiled"] = lambda: layer_by_kernels(TOKENS, HIDDEN)
+    rows = []
+    for name, count in ways.items():
+        forward, backward = count()
+        rows.append({"layer": name, "forward": forward, "backward": backward, "both": forward + backward})
+        logger.info("traffic, %s: %s", name, rows[-1])
+    loss = [{"loss": "operator by operator", "GB": loss_by_operators(ROWS, WORDS) / 1e9}]
+    logger.info("traffic, %s", loss)
+    return [
+        Sheet("traffic, a layer", {"unit": "bytes a token and d in bf16, outside products and attention"}, rows),
+        Sheet("traffic, the loss", {"unit": f"GB for {ROWS:,} rows and {WORDS:,} words, outside products"}, loss),
+    ]
+
+
+def size(value: object) -> int:
+    return value.numel() * value.element_size() if isinstance(value, Tensor) else 0
+
+
+class Operators(TorchDispatchMode):
+    """Counts the bytes of each operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = function(*args, **(kwargs or {}))
+        name = function.overloadpacket.__name__
+        if name not in VIEWS:
+            self.bytes[name] += self._moved(name, args, kwargs or {}, found)
+        return found
+
+    def _moved(self, name: str, args: Any, kwargs: Any, found: Any) -> int:
+        given, out = tree_leaves((args, kwargs)), tree_leaves(found)
+        new = sum(size(part) for part in out if not any(part is other for other in given))
+        if name in ("embedding", "gather", "index", "index_select"):
+            return 2 * new
+        if name in ("index_add_", "scatter_"):  # reads and writes what it changes
+            return 3 * size(args[-1]) if isinstance(args[-1], Tensor) else 2 * size(args[2])
+        if name == "copy_":
+            return size(args[0]) + size(args[1])
+        if name in ("fill_", "zero_", "zeros_like", "zeros", "full", "ones_like", "new_zeros"):
+            return size(args[0]) if name.endswith("_") else new
+        changed = size(args[0]) if name.endswith("_") and name != "_to_copy" else 0  # written, too
+        return sum(map(size, given)) + new + changed
+
+    @property
+    def total(self) -> int:
+        return sum(count for name, count in self.bytes.items() if name not in PRODUCTS)
+
+
+@torch.library.custom_op("traffic::attend", mutates_args=())
+def _attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return torch.zeros_like(query)
+
+
+@torch.library.custom_op("traffic::attend_backward", mutates_args=())
+def _attend_backward(
+    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, found: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
+
+
+@torch.library.custom_op("traffic::product", mutates_args=())
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    return left.new_zeros(left.shape[0], right.shape[1], dtype=torch.float32)
+
+
+_attend.register_fake(lambda query, key, value: torch.empty_like(query))
+_attend_backward.register_fake(
+    lambda gradient, query, key, value, found: tuple(map(torch.empty_like, (query, key, value)))
+)
+_product.register_fake(lambda left, right: left.new_empty(left.shape[0], right.shape[1], dtype=torch.float32))
+_attend.register_autograd(
+    lambda ctx, gradient: _attend_backward(gradient, *ctx.saved_tensors),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs, output),
+)
+
+
+@contextlib.contextmanager
+def _as_on_a_gpu() -> Iterator[None]:
+    """Attention is one operator, and products with sums in fp32 are."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, *_: object) -> Tensor:
+        return _attend(query, key, value)
+
+    with mock.patch.object(encoder, "attend", attend), mock.patch.object(mixed, "product", _product):
+        yield
+
+
+class Autocast(nn.Module):
+    """A layer in PyTorch's own words, which autocast turns to bf16: norms and residuals in fp32, as on a GPU."""
+
+    def __init__(self, layer: Layer) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, hidden: Tensor, sequences: attention.Packing) -> Tensor:
+        def linear(part: nn.Linear, rows: Tensor) -> Tensor:
+            return F.linear(rows, part.weight, part.bias)
+
+        def norm(part: nn.LayerNorm, rows: Tensor) -> Tensor:
+            with torch.autocast("cpu", enabled=False):
+                return F.layer_norm(rows.float(), part.normalized_shape, part.weight, part.bias, part.eps)
+
+        one = self.layer
+        context = _attend(*(linear(part, hidden) for part in (one.query, one.key, one.value)))
+        hidden = norm(one.attention_norm, hidden + linear(one.attention_output, context))
+        return norm(one.output_norm, hidden + linear(one.down, F.gelu(linear(one.up, hidden))))
+
+
+def layer_by_operators(tokens: int, hidden: int, plain: bool) -> tuple[float, float]:
+    """Bytes a token and d of a layer's forward and backward pass, `plain`: as autocast alone has it."""
+    with FakeTensorMode(allow_non_fake_inputs=True), _as_on_a_gpu():
+        layer = Layer(EncoderSize(8, 1, hidden, 4 * hidden, hidden // 64), 0.0)
+        for parameter in layer.parameters():
+            parameter.grad = torch.empty_like(parameter)
+        rows = torch.empty(tokens, hidden, dtype=torch.float32 if plain else BF16).requires_grad_() * 1
+        packing = attention.Packing(torch.empty(65, dtype=torch.int32), attention.LONGEST)
+        for part in layer.modules():
+            if isinstance(part, mixed.Linear):  # as after the first micro-batch
+                part.weight_copy, part.bias_copy = part.weight.detach().to(BF16), part.bias.detach().to(BF16)
+        runs = Autocast(layer) if plain else layer
+        with torch.autocast("cpu", BF16, enabled=plain), Operators() as forward:
+            found = runs(rows, packing)
+        gradient = torch.empty_like(found)
+        with Operators() as backward:
+            found.backward(gradient)
+    return forward.total / tokens / hidden, backward.total / tokens / hidden
+
+
+def kernels(work: Callable[[], object]) -> dict[str, int]:
+    """Each kernel of the graphs that `work` compiles, products left out, and its bytes."""
+    from torch._inductor import compile_fx, config, metrics
+
+    metrics.reset()
+    listening = SimpleNamespace(isEnabledFor=lambda level: True, info=lambda *_: None)  # else it does not count
+    with config.patch(force_disable_caches=True), mock.patch.object(compile_fx, "inductor_metrics_log", listening):
+        work()
+    apart = {
+        node.node.get_name() for node, _ in metrics.nodes_num_elem if node.is_extern() and not _is_product(node.node)
+    }
+    if apart:
+        raise ValueError(f"{', '.join(sorted(apart))} were not compiled: their bytes are not known")
+    return {node.get_name(): 4 * count for node, count in metrics.nodes_num_elem if not node.is_extern()}
+
+
+def _is_product(kernel: Any) -> bool:
+    name = str(getattr(kernel, "op_overload", "") or getattr(kernel, "python_kernel_name", ""))
+    return type(kernel).__name__ == "MultiOutput" or any(part in PRODUCTS for part in name.split("."))
+
+
+def layer_by_kernels(tokens: int, hidden: int) -> tuple[float, float]:
+    """The same compiled."""
+    torch.manual_seed(1)
+    layer = Layer(EncoderSize(8, 1, hidden, 4 * hidden, hidden // 64), 0.0)
+    rows = torch.randn(tokens, hidden, dtype=BF16).requires_grad_()
+    packing = attention.Packing(torch.zeros(65, dtype=torch.int32), attention.LONGEST)
+    mixed.refresh([layer], BF16)
+    found: list[Tensor] = []
+    with _as_on_a_gpu():
+        compiled = torch.compile(layer.forward, fullgraph=True)
+        forward = kernels(lambda: found.append(compiled(rows, packing)))
+        backward = kernels(lambda: found[0].backward(torch.ones_like(found[0])))
+    added = 12 * sum(parameter.numel() for parameter in layer.parameters())  # into the sum over micro-batches
+    moved = sum(forward.values()), sum(backward.values()) + added
+    return moved[0] / tokens / hidden, moved[1] / tokens / hidden
+
+
+def loss_by_operators(rows: int, words: int, hidden: int = 768) -> float:
+    """Bytes of the loss and its gradients in bf16."""
+
+    def multiply(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
+        _product(left, right)
+        return out
+
+    with FakeTensorMode(), mock.patch.object(linear_cross_entropy, "_multiply", multiply), Operators() as counted:
+        states, table = (
+            torch.empty(rows, hidden, dtype=BF16, requires_grad=True),
+            torch.empty(words, hidden, requires_grad=True),
+        )
+        bias, targets = torch.empty(words, requires_grad=True), torch.empty(rows, dtype=torch.long)
+        with torch.autocast("cpu", BF16):
+            linear_cross_entropy.linear_cross_entropy(states, table, bias, targets, torch.empty(rows))
+    return counted.total
