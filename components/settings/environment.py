@@ -22,7 +22,7 @@ MLFLOW = {
     **MLFLOW_SAFETY,
     "HF_HUB_OFFLINE": "1",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",  # some 15 s without an answer; the default of 7 means four minutes
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",  # some 15 s of a server that is gone; the default of 7 means four minutes
     "MLFLOW_SKIP_PIP_REQUIREMENTS_CHECK": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from infoxlm_core import manifests
+from infoxlm_core import manifests, outside
 from infoxlm_core.errors import DataCorrupt, InputError
 from infoxlm_core.model import plain_transformers
 from infoxlm_core.model.any_encoder import contrast_space, load_encoder
@@ -102,7 +102,7 @@ def read(directory: Path) -> Reference:
             "the store and run the pipeline again: it is exported anew from the last checkpoint, and registered"
         )
     try:
-        said = json.loads(path.read_bytes())
+        said = outside.read_json(path, dict[str, Any], "copy or export the model again", DataCorrupt)
         vectors = torch.tensor(said["vectors"], dtype=torch.float32)
         if vectors.ndim != 2 or len(vectors) != len(said["sentences"]) or not vectors.norm(dim=1).min() > 0:
             raise ValueError(f"{tuple(vectors.shape)} numbers for {len(said['sentences'])} sentences")

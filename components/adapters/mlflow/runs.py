@@ -4,6 +4,7 @@ Where MLflow is comes from the platform (MLFLOW_TRACKING_URI), never from a pipe
 goes to a SQLite file in the local store. MLflow takes seconds to import, so it is imported where it is used.
 """
 
+import functools
 import gc
 import json
 import logging
@@ -18,9 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.settings import environment
-from infoxlm_core import locks
+from infoxlm_core import locks, outside
 from infoxlm_core.corpora.datasets import Dataset
-from infoxlm_core.errors import ConfigMismatch, InputError, StorageUnavailable, one_line
+from infoxlm_core.errors import ConfigMismatch, InfoXLMError, InputError, StorageUnavailable, one_line, without_password
 from infoxlm_core.results import note
 
 if TYPE_CHECKING:
@@ -32,13 +33,19 @@ COMMIT = "INFOXLM_COMMIT"
 """Environment variable of the image: the commit that it was built from."""
 LOCAL_CODE = "local_code"
 """Tag of a run and of a version: digest of the local code that made it, if it was not the image's."""
+_ANSWER_SECONDS = 30.0
 PARENT = "mlflow.parentRunId"
 """MLflow's own tag of a nested run."""
 
 
 def tracking_uri(default: Path) -> str:
-    """Say where MLflow is: MLFLOW_TRACKING_URI, else a SQLite file in the directory `default`."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{default.resolve() / 'mlflow.db'}"
+    """Say where MLflow is: MLFLOW_TRACKING_URI, else a SQLite file in the directory `default`; InputError if that has a
+    name which cannot stand in an address."""
+    if given := os.environ.get("MLFLOW_TRACKING_URI"):
+        return given
+    if any(sign in str(default.resolve()) for sign in "%?#"):
+        raise InputError(f"{default}: MLflow's database cannot lie below a name with %, ? or #: rename the store")
+    return f"sqlite:///{default.resolve() / 'mlflow.db'}"
 
 
 @contextmanager
@@ -58,10 +65,59 @@ def _importing() -> Iterator[None]:
         gc.enable()
 
 
+def check_uri(uri: str) -> None:
+    """Refuse a place where MLflow would fail, or wait, for minutes before it says something else.
+
+    Raises:
+        InputError: it is no server and no file that holds, or may become, MLflow's database.
+        StorageUnavailable: a server accepts the connection and says nothing.
+    """
+    shown, kind = without_password(uri), uri.partition("://")[0] if "://" in uri else ""
+    if kind in ("http", "https"):
+        _wait_for_answer(uri)
+    elif kind == "sqlite":
+        path = Path(uri.removeprefix("sqlite:///").partition("?")[0])
+        if path.exists() and outside.look(path).stat().st_size:
+            with path.open("rb") as file:
+                if not file.read(16).startswith(b"SQLite format 3"):
+                    raise InputError(f"{path} is no database of MLflow: move it elsewhere, or restore it")
+    elif not kind or kind == "file":
+        raise InputError(
+            f"MLFLOW_TRACKING_URI={shown}: MLflow keeps no folders of files any more: set it to a server "
+            "(https://…), to sqlite:///…/mlflow.db, or not at all"
+        )
+
+
+@functools.cache
+def _wait_for_answer(uri: str) -> None:
+    """See whether a server answers at all, which MLflow itself would wait for eight minutes: four times two.
+
+    One that refuses the connection is left to MLflow's own tries: it may just be starting.
+    """
+    import requests
+
+    for last in (False, True):
+        try:
+            requests.get(
+                f"{uri.rstrip('/')}/health", timeout=_ANSWER_SECONDS, allow_redirects=False, stream=True
+            ).close()
+            return
+        except requests.Timeout:
+            if last:
+                said = f"{without_password(uri)}: MLflow accepts connections and does not answer"
+                raise StorageUnavailable(
+                    f"{said} (2 x {_ANSWER_SECONDS:.0f} s): see whether it is well, run again"
+                ) from None
+        except requests.RequestException:
+            return
+
+
 @_importing()
 def connect(default_store: Path) -> "MlflowClient":
-    """Point this process, and those it starts, to `tracking_uri(default_store)`."""
+    """Point this process, and those it starts, to `tracking_uri(default_store)`; raises as `check_uri` and
+    `translate_errors` do."""
     os.environ.update(environment.MLFLOW)
+    check_uri(tracking_uri(default_store))
     import mlflow
 
     for noisy in ("mlflow", "alembic"):  # a new SQLite file means dozens of lines about migrations
@@ -70,7 +126,10 @@ def connect(default_store: Path) -> "MlflowClient":
     if not (directory := _sqlite_directory()):
         return mlflow.MlflowClient()
     directory.mkdir(parents=True, exist_ok=True)
-    with locks.acquire(directory / ".mlflow.lock"):  # two processes creating the tables at once: one would fail
+    with (
+        locks.acquire(directory / ".mlflow.lock"),  # two processes creating the tables at once: one would fail
+        translate_errors(f"{directory}/mlflow.db"),
+    ):
         return mlflow.MlflowClient()
 
 
@@ -80,13 +139,24 @@ def translate_errors(what: str) -> Iterator[None]:
 
     Raises:
         StorageUnavailable: MLflow does not answer, or with a 5xx.
-        InputError: it answers, and refuses.
+        StorageFull: there is no space for it.
+        InputError: it answers, and refuses; or its database is damaged.
     """
     from mlflow.exceptions import MlflowException
 
     try:
         yield
-    except MlflowException as error:
+    except InfoXLMError:
+        raise
+    except Exception as error:
+        if said := outside.translate(error, what):
+            raise said from error
+        if type(error).__module__.startswith("sqlalchemy"):  # only of a database on this machine, or one named by URI
+            if "locked" in str(error):
+                raise StorageUnavailable(f"{what}: MLflow's database is locked: run the same again") from error
+            raise InputError(f"{what}: MLflow's database cannot be used ({one_line(error)}): restore it") from error
+        if not isinstance(error, MlflowException):
+            raise
         reason = one_line(error)
         status = error.get_http_status_code()
         if status >= 500:
@@ -256,7 +326,9 @@ def check_location(location: str) -> None:
     root = _artifact_root()
     below = location == root or location.startswith(root.rstrip("/") + "/")
     if not below or ".." in location:
-        raise InputError(f"MLflow keeps artifacts at {location}, not below {_artifact_root()}: use another experiment")
+        moved = re.fullmatch(r"file://(/.*)/mlartifacts(/.*)?", location) if root.startswith("file:") else None
+        remedy = f"if the store was moved, move it back to {moved[1]}; else " if moved else ""
+        raise InputError(f"MLflow keeps artifacts at {location}, not below {root}: {remedy}use another experiment")
 
 
 def find_or_create(client: "MlflowClient", experiment: str, name: str, tags: dict[str, str]) -> str:
@@ -265,15 +337,25 @@ def find_or_create(client: "MlflowClient", experiment: str, name: str, tags: dic
 
     def find() -> list[Any]:
         return client.search_runs(
-            [experiment_id], f"tags.`{RUN_TAG}` = '{tags[RUN_TAG]}'", order_by=["start_time ASC", "run_id ASC"]
+            [experiment_id], f"tags.`{RUN_TAG}` = {quoted(tags[RUN_TAG])}", order_by=["start_time ASC", "run_id ASC"]
         )
 
     if found := find():
         return found[0].info.run_id
     created = client.create_run(experiment_id, tags=tags, run_name=name).info.run_id
-    if (first := find()[0].info.run_id) != created:  # another stage was as fast: the older run stands
+    if not (found := find()):
+        raise StorageUnavailable("MLflow does not show the run that was just made: see whether it is one, run again")
+    if (first := found[0].info.run_id) != created:  # another stage was as fast: the older run stands
         client.delete_run(created)
     return first
+
+
+def quoted(value: str) -> str:
+    """A text for MLflow's filters, which know no way to write a quotation mark; InputError if it has both kinds."""
+    for mark in "'\"":
+        if mark not in value and "`" not in value:
+            return f"{mark}{value}{mark}"
+    raise InputError(f"{value!r:.120}: MLflow cannot search for a name with such quotation marks: rename it")
 
 
 def _experiment(client: "MlflowClient", name: str) -> str:

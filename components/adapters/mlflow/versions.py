@@ -56,7 +56,8 @@ def digest_of(version: "ModelVersion") -> str:
 
 def versions_of(client: "MlflowClient", name: str, digest: str) -> "list[ModelVersion]":
     """All versions with a digest, the oldest first."""
-    found = client.search_model_versions(f"name = '{name}' and tags.digest = '{digest}'")
+    named, made = mlflow_runs.quoted(name), mlflow_runs.quoted(digest)
+    found = client.search_model_versions(f"name = {named} and tags.digest = {made}")
     return sorted(found, key=lambda version: int(version.version))
 
 

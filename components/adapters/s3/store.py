@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from components.adapters.storage import Entry
+from infoxlm_core import outside
 from infoxlm_core.errors import InputError, StorageUnavailable, one_line
 
 logger = logging.getLogger(__name__)
@@ -38,6 +39,8 @@ class S3Store:
     def get(self, name: str = "", quick: bool = False) -> tuple[bytes, str] | None:
         with self._client(name, quick) as client, _missing():
             answer = client.get_object(Bucket=self.bucket, Key=self._key(name))
+            if (size := answer["ContentLength"]) > outside.MAX_JSON:
+                raise InputError(f"{self.uri}/{name} has {size:,} bytes: it is none of our small files: remove it")
             return answer["Body"].read(), answer["ETag"]
         return None
 
@@ -66,11 +69,12 @@ class S3Store:
     def entries(self, deep: bool = True) -> list[Entry]:
         under = self._under()
         found = self._pages("list_objects_v2", "Contents", **({} if deep else {"Delimiter": "/"}))
-        return [
-            Entry(item["Key"].removeprefix(under), item["Size"], item["ETag"], item["LastModified"])
-            for item in found
-            if item["Key"] != under
-        ]
+        with self._client():
+            return [
+                Entry(item["Key"].removeprefix(under), item["Size"], item["ETag"], item["LastModified"])
+                for item in found
+                if item["Key"] != under
+            ]
 
     def folders(self) -> list[str]:
         found = self._pages("list_objects_v2", "CommonPrefixes", Delimiter="/")
@@ -132,9 +136,19 @@ def translate_errors(uri: str, quick: bool = False) -> Iterator[Any]:
     from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, ParamValidationError
 
     try:
-        yield _client(tuple(sorted(item for item in os.environ.items() if item[0].startswith("AWS_"))), quick)
-    except (NoCredentialsError, ParamValidationError) as error:
+        client = _client(tuple(sorted(item for item in os.environ.items() if item[0].startswith("AWS_"))), quick)
+    except (BotoCoreError, ValueError) as error:  # ValueError: an address that is none
+        raise InputError(f"{uri}: {one_line(error)}: check AWS_ENDPOINT_URL, AWS_REGION and AWS_PROFILE") from error
+    try:
+        yield client
+    except NoCredentialsError as error:
         raise InputError(f"{uri}: {one_line(error)}: set AWS_ACCESS_KEY_ID and its secret") from error
+    except ParamValidationError as error:
+        raise InputError(f"{uri}: {one_line(error)}: check the name of the bucket") from error
+    except (KeyError, TypeError, AttributeError) as error:  # an answer without what every answer of S3 has
+        raise InputError(
+            f"{uri}: what answers is no S3 ({type(error).__name__}: {error}): check AWS_ENDPOINT_URL and proxies"
+        ) from error
     except (BotoCoreError, Boto3Error, ClientError) as error:
         inner = error if isinstance(error, ClientError) else error.__cause__ or error.__context__
         if isinstance(inner, ClientError) and _status(inner) < 500:

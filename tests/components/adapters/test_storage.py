@@ -3,6 +3,7 @@
 import threading
 import uuid
 from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -131,3 +132,58 @@ def test_another_storage_is_a_class_and_a_line(tmp_path, monkeypatch):
         artifacts.url_of(made) == "shelf://a/corpus/abc" and artifacts.locate("shelf://a/corpus/abc") == found != made
     )
     assert data.read_text() == (found / "file").read_text() == "x" and data.is_relative_to(tmp_path / "store")
+
+
+class _Page(BaseHTTPRequestHandler):
+    """A proxy that answers everything with a page to log in."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(b"<html>log in</html>")
+
+    do_HEAD = do_PUT = do_GET
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+def test_what_answers_and_is_no_s3_is_refused_in_one_line(monkeypatch):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Page)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "x")
+    try:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_address[1]}")
+        for ask in (lambda store: store.get("manifest.json"), lambda store: store.head("manifest.json")):
+            with pytest.raises(InputError, match="what answers is no S3"):
+                ask(storage.open("s3://bucket/prefix"))
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("AWS_ENDPOINT_URL", "not a url", "check AWS_ENDPOINT_URL"),
+        ("AWS_ENDPOINT_URL", "http://", "check AWS_ENDPOINT_URL"),
+        ("AWS_REGION", "not a region!", "check AWS_ENDPOINT_URL, AWS_REGION"),
+        ("AWS_PROFILE", "nobody", "and AWS_PROFILE"),
+    ],
+)
+def test_settings_of_s3_that_cannot_be_are_refused_naming_them(monkeypatch, variable, value, said):
+    monkeypatch.setenv(variable, value)
+
+    with pytest.raises(InputError, match=said):
+        storage.open("s3://bucket/prefix").get("manifest.json")
+
+
+def test_a_bucket_whose_name_cannot_be_is_not_taken_for_missing_credentials(monkeypatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "x")
+
+    with pytest.raises(InputError, match="check the name of the bucket"):
+        storage.open("s3://a b/prefix").get("manifest.json")

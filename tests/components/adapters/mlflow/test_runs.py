@@ -1,3 +1,6 @@
+import os
+import socket
+
 import pytest
 
 from components.adapters.mlflow import runs as mlflow_runs
@@ -139,3 +142,68 @@ def test_the_commit_of_the_image_is_the_source_of_the_run_if_it_is_one(monkeypat
     monkeypatch.setenv(mlflow_runs.COMMIT, commit)
 
     assert mlflow_runs.source().get("mlflow.source.git.commit", "") == (commit if len(commit) == 40 else "")
+
+
+def test_a_server_that_accepts_and_never_answers_is_told_in_bounded_time(store, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setattr(mlflow_runs, "_ANSWER_SECONDS", 0.2)
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://user:abc@127.0.0.1:{silent.getsockname()[1]}")
+
+        with pytest.raises(
+            StorageUnavailable, match=r"^http://127[^@]*: MLflow accepts connections and does not answer \(2 x 0 s\)"
+        ):
+            open_run(store)
+
+
+@pytest.mark.parametrize("uri", ["./mlruns", "foo", "not a uri!!", "file:///tmp/mlruns"])
+def test_a_folder_of_files_is_refused_and_the_remedy_named(store, monkeypatch, uri):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+
+    with pytest.raises(InputError, match=r"keeps no folders of files any more: set it to a server"):
+        open_run(store)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda path: path.mkdir(), "is a folder"),
+        (os.mkfifo, "is a named pipe"),
+        (lambda path: path.write_bytes(b"x" * 9999), "is no database of MLflow"),
+        (lambda path: path.write_bytes(b"SQLite format 3\0" + b"x" * 9999), "database cannot be used"),
+    ],
+    ids=["folder", "pipe", "garbage", "torn"],
+)
+def test_a_database_that_cannot_be_one_is_refused_at_once(store, tmp_path, monkeypatch, make, said):
+    make(tmp_path / "db")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/db")
+
+    with pytest.raises(InputError, match=said):
+        open_run(store)
+
+
+@pytest.mark.parametrize("name", ["a?b", "a%20b", "a#b"])
+def test_a_store_whose_name_cannot_stand_in_an_address_is_refused(tmp_path, monkeypatch, name):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+    with pytest.raises(InputError, match="rename the store"):
+        mlflow_runs.connect(tmp_path / name)
+
+
+def test_a_run_whose_name_has_a_quotation_mark_is_found_again(store):
+    tags = {mlflow_runs.RUN_TAG: "o'brien-20260101"}
+
+    first = mlflow_runs.open_run("tests", "o'brien", tags, store)
+
+    assert mlflow_runs.open_run("tests", "o'brien", tags, store) == first
+    with pytest.raises(InputError, match="cannot search for a name with such quotation marks"):
+        mlflow_runs.open_run("tests", "x", {mlflow_runs.RUN_TAG: "a'b\"c"}, store)
+
+
+def test_a_store_that_was_moved_says_where_it_belongs(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
+    open_run(tmp_path / "old")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
+    (tmp_path / "old").rename(tmp_path / "new")
+
+    with pytest.raises(InputError, match=rf"if the store was moved, move it back to {tmp_path}/old; else"):
+        open_run(tmp_path / "new")
