@@ -26,7 +26,7 @@ NAME = "manifest.json"
 FINETUNING = 1
 """Version of one computation that makes two kinds of artifacts: in a pipeline `classifier`, in a suite `tuned`."""
 VERSIONS = {
-    "corpus": 1,  # prepare_corpus
+    "corpus": 2,  # prepare_corpus
     "shards": 1,  # tokenize_corpus
     "pretrained": 1,  # pretrain
     "classifier": FINETUNING,  # finetune

@@ -70,7 +70,7 @@ class Handler(BaseHTTPRequestHandler):
             if not isinstance(sentences, list) or not all(isinstance(one, str) for one in sentences):
                 raise TypeError("instances is no list of texts")
             "".join(sentences).encode()  # half a surrogate pair is no text
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:  # the last: nested a thousand deep
             asked = 'send {"instances": ["a sentence", …]}'
             raise Refused(HTTPStatus.BAD_REQUEST, f"{type(error).__name__}: {error}: {asked}") from None
         if not 0 < len(sentences) <= MOST_SENTENCES:

@@ -6,21 +6,26 @@ reason:
     msgid "Save the file"  msgstr "Datei speichern"  ->  Row(("en", "de"), ("Save the file", "Datei speichern"), …)
 """
 
+import os
 import re
 import zipfile
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from gettext import c2py
 from itertools import chain
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 
 import polib
 
+from infoxlm_core import outside
 from infoxlm_core.corpora.lines import MAX_LINE, MAX_RATIO, Row
-from infoxlm_core.errors import InputError
+from infoxlm_core.errors import InputError, one_line
 
 MAX_CATALOG = 64 << 20  # bytes
+MAX_CONTENTS = 8 << 20  # bytes of an archive's table of contents: some 100,000 entries
 MAX_PATH = 4096  # bytes; what is longer cannot name a file
 NEVER = 9  # rank of a locale that is not read
 _IS_CATALOG = re.compile(r"[^/]/LC_MESSAGES/[^/]+\.[mp]o$|/[a-z]{2,3}([_@-]\w+)*\.po$")
@@ -70,11 +75,13 @@ def _catalogs(path: Path) -> Members:
     """Name and reader of every catalog `…/<locale>/LC_MESSAGES/<domain>.po` in a folder, wheel or zip."""
     if path.is_dir():
         files = (p for p in sorted(chain(path.rglob("*.po"), path.rglob("*.mo"))) if _IS_CATALOG.search(f"/{p}"))
-        found: Members = {str(p.relative_to(path)): p.read_bytes for p in files}
+        found: Members = {str(p.relative_to(path)): partial(outside.read_bytes, p, MAX_CATALOG) for p in files}
     else:
         try:
+            with outside.look(path).open("rb") as file:
+                _check_directory(file, path)
             archive = zipfile.ZipFile(path)
-        except (zipfile.BadZipFile, OSError) as error:
+        except (zipfile.BadZipFile, OSError, NotImplementedError, ValueError) as error:  # another version, bad names
             raise InputError(f"{path} is no folder, wheel or zip of gettext catalogs ({error})") from None
         infos = [info for info in archive.infolist() if _IS_CATALOG.search(f"/{info.filename}")]
         for info in infos:
@@ -84,6 +91,17 @@ def _catalogs(path: Path) -> Members:
     if not found:
         raise InputError(f"{path} holds no catalog <locale>/LC_MESSAGES/<domain>.po or .mo, nor a <locale>.po")
     return found
+
+
+def _check_directory(file: BinaryIO, path: Path) -> None:
+    """Refuse an archive whose table of contents, which is read before anything else, is longer than any wheel's."""
+    file.seek(0, os.SEEK_END)
+    file.seek(max(0, file.tell() - (1 << 16) - 22))  # the end record, and the longest comment after it
+    end = file.read()
+    at = end.rfind(b"PK\x05\x06")
+    size = int.from_bytes(end[at + 12 : at + 16], "little") if at >= 0 else 0
+    if size > MAX_CONTENTS:  # so is one in zip64, where it says 2^32 - 1
+        raise InputError(f"{path}: DecompressionLimit: its table of contents has {size:,} bytes: refused")
 
 
 def _place(name: str) -> tuple[str, str, str]:
@@ -104,8 +122,8 @@ def _rank(locale: str, language: str) -> int:
 
 def _entries(name: str, members: Members) -> list[polib.POEntry]:
     """Messages of one catalog; of plural forms, `msgstr` becomes the one for n = 1, which goes with the message id."""
+    content = _content(name, members)
     try:
-        content = members[name]()
         binary = content + b"\0"  # polib takes the path of a file for that file, and no path holds a zero byte
         if name.endswith(".mo"):
             catalog = polib.mofile(binary)
@@ -120,6 +138,13 @@ def _entries(name: str, members: Members) -> list[polib.POEntry]:
         if entry.msgid_plural:
             entry.msgstr = entry.msgstr_plural.get(singular, "")
     return list(catalog)
+
+
+def _content(name: str, members: Members) -> bytes:
+    try:
+        return members[name]()
+    except (zipfile.BadZipFile, zlib.error, OSError, NotImplementedError, RuntimeError, EOFError) as error:
+        raise InputError(f"{name} cannot be unpacked ({one_line(error)}): fetch the archive again") from None
 
 
 def _problem(entry: polib.POEntry) -> str | None:

@@ -5,6 +5,7 @@ reason_to_drop("Datei öffnen…", "ru", ("en", "ru"), CleaningConfig())  ->  "w
 """
 
 import hashlib
+import re
 import unicodedata
 from collections.abc import Sequence
 from functools import lru_cache
@@ -27,6 +28,8 @@ _INVISIBLE_OR_JOINER = regex.compile(r"[[\p{Cc}\p{Cf}]--[\s\x1c-\x1f]]", regex.V
 _MARKUP = regex.compile(
     r"<[^<>]*>|&#?\w+;|https?:\S+|\S+@\S+|%\([^()]*\)\w|%\w|\$?\{[^{}]*\}|`[^`]*`|:\w+:|\w*[_/\\.]\w[\w/\\.-]*"
 )
+_RUN = re.compile(r"(\S)\1{19}")
+_MAX_ONE_SIGN = 0.9  # share of a text that may be one and the same sign, if it has a long run of it
 _INSIGNIFICANT = regex.compile(r"[\p{P}\p{N}\s]+")
 _MIN_OWN_SCRIPT = 0.15  # share of letters; Latin names and commands are guests in every script …
 _MAX_FOREIGN_SCRIPT = 0.2  # … a third script is not
@@ -69,6 +72,8 @@ def reason_to_drop(text: str, language: str, languages: tuple[str, ...], rules: 
         return "too_long"
     if language not in WITHOUT_SPACES and len(text.split()) < rules.min_words:
         return "few_words"
+    if _RUN.search(text) and max(map(text.count, set(text))) > _MAX_ONE_SIGN * len(text):
+        return "one_sign"
     words = _MARKUP.sub(" ", text)
     letters = len(_LETTER.findall(words))
     if not letters:

@@ -17,13 +17,15 @@ import pyarrow.parquet as pq
 from defusedxml import DefusedXmlException
 from defusedxml.ElementTree import iterparse
 
+from infoxlm_core import outside
 from infoxlm_core.config import CorpusSource
-from infoxlm_core.corpora import catalogs, lines
+from infoxlm_core.corpora import catalogs, lines, tables
 from infoxlm_core.corpora.lines import Row
 from infoxlm_core.errors import CorpusTooSmall, InputError, ParallelMismatch
 
 WINDOW = 1000  # pairs
 MIN_CORRELATION = 0.4
+MAX_DEPTH = 100  # of elements in a TMX segment
 
 
 def read(source: CorpusSource, languages: Sequence[str], pivot: str, paths: Sequence[Path]) -> Iterator[Row]:
@@ -163,33 +165,32 @@ def _read_tmx(languages: Sequence[str], pivot: str, path: Path) -> Iterator[Row]
                     for language in found:
                         yield Row((pivot, language), (texts[pivot], texts[language]), path.name, number)
                 parents[-1].clear()  # or memory grows with the file
-    except (ParseError, DefusedXmlException, LookupError, ValueError) as error:  # the last two: its encoding
+    except (ParseError, DefusedXmlException, LookupError, ValueError) as error:  # the last two: encoding, nesting
         raise InputError(f"{path}: no valid TMX after unit {number} ({error}): export it again") from None
 
 
-def _segment(segment: Element | None) -> str:
+def _segment(segment: Element | None, depth: int = 0) -> str:
     """Text of a segment without the native codes of the program that it comes from (<ph>, <bpt>, ...)."""
     if segment is None:
         return ""
+    if depth > MAX_DEPTH:
+        raise ValueError(f"a segment is nested {depth} deep")
     parts = [segment.text or ""]
     for child in segment:
-        parts += [_segment(child) if child.tag in ("hi", "sub") else "", child.tail or ""]
+        parts += [_segment(child, depth + 1) if child.tag in ("hi", "sub") else "", child.tail or ""]
     return "".join(parts)
 
 
 def _read_parquet(languages: Sequence[str], pivot: str, path: Path) -> Iterator[Row]:
     try:
-        file = pq.ParquetFile(path)
-        found = [language for language in languages if language in file.schema_arrow.names]
+        found = [language for language in languages if language in pq.read_schema(outside.look(path)).names]
         if not found:
             raise InputError(f"{path} has no column for {', '.join(languages)}: name its columns by language")
         others = [language for language in found if language != pivot]
         groups = [(pivot, other) for other in others] if pivot in found and others else [(name,) for name in found]
-        number = 0
-        for batch in file.iter_batches(columns=found):
-            for values in batch.to_pylist():
-                number += 1
-                for group in groups:
-                    yield Row(group, tuple(str(values[name] or "") for name in group), path.name, number)
+        for number, cells in enumerate(tables.read_text(path, found), start=1):
+            values = dict(zip(found, cells, strict=True))
+            for group in groups:
+                yield Row(group, tuple(values[name] or "" for name in group), path.name, number)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is no readable Parquet file ({error}): write it again") from None

@@ -8,6 +8,7 @@ from typing import IO, Any, NamedTuple
 
 import pyarrow as pa
 
+from infoxlm_core import outside
 from infoxlm_core.errors import InputError
 
 MAX_LINE = 1 << 20  # bytes; longer lines are skipped without holding them in memory
@@ -29,8 +30,9 @@ class _Unpacked(io.RawIOBase):
     """Bytes of a file that may be compressed; refuses damaged files and bombs."""
 
     def __init__(self, path: Path):
-        self.path, self.size, self.count = path, path.stat().st_size, 0
-        self.stream = lzma.open(path) if path.suffix == ".xz" else pa.input_stream(str(path))  # noqa: SIM115
+        self.path, self.count = path, 0
+        self.packed: Any = pa.OSFile(str(outside.look(path)))
+        self.stream = lzma.open(self.packed) if path.suffix == ".xz" else _decompressed(self.packed, path)  # noqa: SIM115
 
     def readable(self) -> bool:
         return True
@@ -42,9 +44,14 @@ class _Unpacked(io.RawIOBase):
             raise InputError(f"{self.path} is damaged ({error}): fetch it again") from None
         buffer[: len(chunk)] = chunk
         self.count += len(chunk)
-        if self.count > MAX_RATIO * self.size + MAX_LINE:
+        if self.count > MAX_RATIO * self.packed.tell() + MAX_LINE:  # so far, lest a bomb is read for long
             raise InputError(f"{self.path}: DecompressionLimit: unpacks to over {MAX_RATIO} times its size: refused")
         return len(chunk)
+
+
+def _decompressed(packed: Any, path: Path) -> Any:
+    codec = {".bz2": "bz2", ".gz": "gzip", ".lz4": "lz4", ".zst": "zstd"}.get(path.suffix)
+    return pa.CompressedInputStream(packed, codec) if codec else packed
 
 
 def unpack(path: Path) -> IO[bytes]:

@@ -4,7 +4,6 @@
 ("en-de", ["Hello", "Hello"], "x.tsv", None)       ->  ("en-de", ["Hello", "Hello"], "x.tsv", "untranslated", …)
 """
 
-import itertools
 from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
@@ -17,6 +16,7 @@ from infoxlm_core.corpora.parallel import CHUNK
 from infoxlm_core.corpora.tables import of_rows, rows_of
 
 TEXTS = ("texts", pa.list_(pa.string()))
+MAX_CHARACTERS = 1 << 26  # of a chunk
 FILE = ("file", pa.string())
 KEYS = tuple((name, pa.list_(pa.uint64())) for name in Keys._fields)
 _READ = pa.schema([("languages", pa.string()), TEXTS, FILE, ("dropped", pa.string())])
@@ -24,10 +24,21 @@ _CLEANED = pa.schema([*_READ, *KEYS])
 
 
 def chunks(rows: Iterable[Row]) -> Iterator[pa.Table]:
-    """Collect rows as tables of at most CHUNK rows."""
-    rows = iter(rows)
-    while some := list(itertools.islice(rows, CHUNK)):
-        yield of_rows(_READ, [("-".join(row.languages), row.texts, row.file, row.dropped) for row in some])
+    """Collect rows as tables of at most CHUNK rows, and fewer if they are long."""
+    some: list[Row] = []
+    size = 0
+    for row in rows:
+        some.append(row)
+        size += sum(map(len, row.texts))
+        if len(some) == CHUNK or size > MAX_CHARACTERS:
+            yield _table(some)
+            some, size = [], 0
+    if some:
+        yield _table(some)
+
+
+def _table(rows: list[Row]) -> pa.Table:
+    return of_rows(_READ, [("-".join(row.languages), row.texts, row.file, row.dropped) for row in rows])
 
 
 def clean_rows(chunk: pa.Table, languages: tuple[str, ...], rules: CleaningConfig) -> pa.Table:

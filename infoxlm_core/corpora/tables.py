@@ -1,14 +1,22 @@
 """The tables of a prepared corpus: Parquet files of text, written and read row by row."""
 
+import itertools
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from infoxlm_core import outside
+from infoxlm_core.corpora.lines import MAX_LINE, MAX_RATIO
+from infoxlm_core.errors import InputError
+
 ROW_GROUP = 1 << 15  # rows
+MAX_BATCH = 64 << 20  # bytes of somebody's text that are held at a time
 TRAINING = ("mono", "pairs")  # folders for rows of one language and of two
 HELD_OUT = ("held_out_mono", "held_out")
 LABELLED = ("text", "label", "language", "split")  # columns of labelled text
@@ -19,6 +27,39 @@ def read_rows(path: Path) -> Iterator[tuple[Any, ...]]:
     with pq.ParquetFile(path) as file:
         for batch in file.iter_batches(ROW_GROUP):
             yield from rows_of(batch)
+
+
+def read_text(path: Path, columns: Sequence[str]) -> Iterator[tuple[str | None, ...]]:
+    """Yield rows of somebody's Parquet file, columns of text alone; what repeats is not held more than once.
+
+    Raises:
+        InputError: a column is no text, or the file unpacks to over `MAX_RATIO` times its size.
+    """
+    limit, count = MAX_RATIO * outside.look(path).stat().st_size + MAX_LINE, 0
+    schema = pq.read_schema(path)
+    for column in columns:
+        kind = schema.field(column).type
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
+            raise InputError(f"{path}: column {column} is {kind!s:.80}, not text: write a string in each row")
+    with pq.ParquetFile(path, read_dictionary=list(columns)) as file:
+        for batch in file.iter_batches(ROW_GROUP, columns=list(columns)):
+            sizes = np.sum([_sizes(batch[column]) for column in columns], axis=0)
+            count += int(sizes.sum())
+            if count > limit:
+                raise InputError(f"{path}: DecompressionLimit: unpacks to over {MAX_RATIO} times its size: refused")
+            parts = np.cumsum(sizes) // MAX_BATCH
+            for first, end in itertools.pairwise([*np.unique(parts, return_index=True)[1], len(batch)]):
+                yield from zip(*(batch[c].slice(first, end - first).to_pylist() for c in columns), strict=True)
+
+
+def _sizes(column: pa.Array) -> np.ndarray:
+    """Bytes of each cell."""
+    if pa.types.is_dictionary(column.type):
+        found = pc.binary_length(column.dictionary).take(column.indices)
+    else:
+        found = pc.binary_length(column)
+    return pc.fill_null(found, 0).to_numpy(zero_copy_only=False).astype(np.int64)
 
 
 def rows_of(table: pa.Table | pa.RecordBatch) -> Iterator[tuple[Any, ...]]:

@@ -157,7 +157,14 @@ def _refuse_or_log(source: CorpusSource, max_invalid: float, found: Outcomes, in
                 f"({language}): check its languages"
             )
     total = sum(found.values(), Counter())
-    logger.info("read %s: %d rows, %d dropped in cleaning", source.name, total["read"], total.total() - total["read"])
+    dropped = total.total() - total["read"]
+    if total["read"] == dropped:
+        most = ", ".join(f"{why} {n}" for why, n in total.most_common(4) if why != "read") or "it holds no row"
+        raise CorpusTooSmall(
+            f"corpus {source.name}: none of its {dropped} rows can be used: have=0 need=1 ({most}): check its format, "
+            "languages and columns, or take it out of the config"
+        )
+    logger.info("read %s: %d rows, %d dropped in cleaning", source.name, total["read"], dropped)
 
 
 # ---------------------------------------------------------------- second pass: filter, write

@@ -1,5 +1,7 @@
 """gettext: a message is a pair, whatever its ids, plural forms and locales look like."""
 
+import contextlib
+import os
 import zipfile
 from pathlib import Path
 
@@ -84,3 +86,44 @@ def test_a_catalog_whose_content_is_a_path_does_not_read_that_file(tmp_path, kin
         list(catalogs.read(("en", "de"), "en", given))
 
     assert str(private) not in str(caught.value)
+
+
+def test_pipes_devices_and_what_nobody_may_hold_are_refused_in_folders_too(tmp_path):
+    place = tmp_path / "x/de/LC_MESSAGES"
+    write_catalog(place / "good.po", [{"msgid": "One", "msgstr": "Eins"}])
+    for make, said in (
+        (os.mkfifo, "is a named pipe"),
+        (lambda path: path.symlink_to("/dev/zero"), "is a device"),
+        (lambda path: os.truncate(write_catalog(path, []), catalogs.MAX_CATALOG + 1), "give a smaller file"),
+    ):
+        make(place / "bad.po")
+        with pytest.raises(InputError, match=f"bad.po .*{said}"):
+            list(catalogs.read(("en", "de"), "en", tmp_path / "x"))
+        (place / "bad.po").unlink()
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match="pipe is a named pipe"):
+        list(catalogs.read(("en", "de"), "en", tmp_path / "pipe"))
+
+
+def test_an_archive_of_hundreds_of_thousands_of_entries_is_refused_before_they_are_listed(tmp_path, monkeypatch):
+    monkeypatch.setattr(catalogs, "MAX_CONTENTS", 1 << 16)
+    with zipfile.ZipFile(tmp_path / "x.whl", "w") as wheel:
+        for number in range(2000):
+            wheel.writestr(f"pkg/{number}.txt", b"")
+
+    with pytest.raises(InputError, match=r"its table of contents has 1\d\d,\d+ bytes: refused"):
+        list(catalogs.read(("en", "de"), "en", tmp_path / "x.whl"))
+
+
+@pytest.mark.parametrize("at", range(0, 140, 7))
+def test_an_archive_with_any_damage_is_refused_or_read_never_more(tmp_path, at):
+    write_catalog(tmp_path / "x.po", [{"msgid": "One", "msgstr": "Eins"}])
+    with zipfile.ZipFile(tmp_path / "x.whl", "w", zipfile.ZIP_DEFLATED) as wheel:
+        wheel.write(tmp_path / "x.po", "a/de/LC_MESSAGES/x.po")
+    content = bytearray((tmp_path / "x.whl").read_bytes())
+    for position in (at, len(content) - 1 - at):
+        content[position] ^= 0xFF
+    (tmp_path / "x.whl").write_bytes(content)
+
+    with contextlib.suppress(InputError):
+        list(catalogs.read(("en", "de"), "en", tmp_path / "x.whl"))

@@ -63,6 +63,10 @@ def test_texts_that_differ_in_form_only_are_comparable(text):
         ("Bitte geben Sie eine gültige Adresse für Ihren Server ein.", "de", None),
         ("Bitte geben Sie eine gültige Adresse für Ihren Server ein.", "fr", "wrong_language"),
         ("Kurz und gut", "fr", None),  # too short to tell
+        ("a" * 50 + " a", "de", "one_sign"),
+        ("<" * 50 + " ab", "de", "one_sign"),
+        ("So" + "o" * 30 + ", das ist ein recht langes Wort", "de", None),
+        ("-" * 30 + " Seite 12", "de", None),
     ],
 )
 def test_a_text_is_dropped_for_the_first_reason_that_applies(text, language, reason):

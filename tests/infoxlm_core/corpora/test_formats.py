@@ -6,6 +6,7 @@ import os
 import random
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -160,3 +161,58 @@ def test_missing_empty_and_foreign_files_are_refused(tmp_path):
             rows_of(write(tmp_path / "other", b"something else"), format, ())
     with pytest.raises(InputError, match="sw is not among"):
         rows_of(write(tmp_path / "x.txt", b"a"), languages=("sw",))
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([b"Save"], pa.binary()),
+        pa.array([["One.", "Two."]]),
+        pa.array([{"text": "Save"}]),
+        pa.array([7]),
+        pa.array([None]),
+        pa.array([0], pa.timestamp("s")),
+    ],
+    ids=lambda column: str(column.type),
+)
+def test_columns_that_are_no_text_are_refused_by_name_and_type(tmp_path, column):
+    pq.write_table(pa.table({"en": ["Save"], "de": column}), tmp_path / "x.parquet")
+
+    with pytest.raises(InputError, match=r"column de is .*, not text: write a string in each row"):
+        rows_of(tmp_path / "x.parquet", "parquet", ())
+
+
+@pytest.mark.parametrize("kind", [pa.large_string(), pa.dictionary(pa.int32(), pa.string())], ids=str)
+def test_text_of_any_kind_is_read_alike(tmp_path, kind):
+    pq.write_table(pa.table({"de": pa.array(["Ja", None, "Ja"]).cast(kind)}), tmp_path / "x.parquet")
+
+    assert [row.texts for row in rows_of(tmp_path / "x.parquet", "parquet")] == [("Ja",), ("",), ("Ja",)]
+
+
+def test_a_small_parquet_file_of_gigabytes_is_refused_before_they_are_held(tmp_path):
+    long = pa.DictionaryArray.from_arrays(pa.array(np.zeros(20_000, np.int32)), pa.array(["word " * 200_000]))
+    pq.write_table(pa.table({"en": long, "de": long}), tmp_path / "x.parquet", compression="zstd")
+    pa.default_memory_pool().release_unused()
+
+    before = pa.default_memory_pool().max_memory()
+    with pytest.raises(InputError, match="DecompressionLimit: unpacks to over 100 times"):
+        rows_of(tmp_path / "x.parquet", "parquet", ())
+    assert pa.default_memory_pool().max_memory() - before < 1 << 28, "40 GB of text were not"
+
+
+def test_a_tmx_segment_that_is_nested_without_end_is_refused(tmp_path):
+    nested = "<hi>" * 3000 + "Hallo" + "</hi>" * 3000
+    unit = f'<tu><tuv xml:lang="en"><seg>Hello</seg></tuv><tuv xml:lang="de"><seg>{nested}</seg></tuv></tu>'
+
+    with pytest.raises(InputError, match=r"no valid TMX .*nested"):
+        rows_of(write(tmp_path / "x.tmx", f"<tmx><body>{unit}</body></tmx>"), "tmx", ())
+
+
+def test_a_bomb_is_refused_by_what_was_read_of_it_so_far(tmp_path):
+    packed = write(tmp_path / "x.txt.gz", gzip.compress(b"ein kurzer Satz\n" * 20_000_000))
+
+    rows = 0
+    with pytest.raises(InputError, match="DecompressionLimit"):
+        for _ in lines.read(packed):
+            rows += 1
+    assert rows < 1_000_000, "of twenty million"

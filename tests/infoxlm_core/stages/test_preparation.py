@@ -220,6 +220,14 @@ def test_too_little_text_is_refused(tmp_path, pairs):
         prepare(tmp_path, tsv(tmp_path / "a.tsv", pairs))
 
 
+def test_a_corpus_that_gives_nothing_beside_others_is_refused_by_name_and_reason(tmp_path):
+    text(tmp_path / "b.tsv", ["one column only"] * 9)
+    nothing = {"name": "b", "format": "tsv", "path": str(tmp_path / "b.tsv"), "languages": ["en", "de"]}
+
+    with pytest.raises(CorpusTooSmall, match=r"corpus b: none of its 9 rows can be used: .*missing_column 9"):
+        prepare(tmp_path, tsv(tmp_path / "a.tsv", PAIRS), nothing)
+
+
 def test_a_corpus_that_is_not_there_or_is_another_is_refused_and_never_removed(tmp_path):
     corpus = tsv(tmp_path / "a.tsv", PAIRS)
     digest = manifests.file_sha256(tmp_path / "a.tsv")
