@@ -558,7 +558,7 @@ def test_a_full_disk_behind_the_training_ends_it_too(tiny_shards, tmp_path, monk
     monkeypatch.setattr(saving, "save_file", full)
     monkeypatch.setattr(pretraining, "run_directory", _in_the_background)
 
-    with pytest.raises(StorageFull, match="step=0000000002.*no space"):
+    with pytest.raises(StorageFull, match=r"step=0000000002.*no space"):
         pretrain(tiny_config(optimization={"steps": steps}), tiny_shards, tmp_path / "out", tmp_path / "run")
 
     assert not list((tmp_path / "run").glob("*step=*"))
