@@ -46,12 +46,13 @@ def evaluate(
 
     import re
     import shutil
+    import tempfile
     from pathlib import Path
 
-    from components.platform import artifacts, keys
+    from components.platform import artifacts, costs, keys
     from components.platform.stage_run import stage_run
     from infoxlm_core.config import EvaluationConfig
-    from infoxlm_core.results import evidence, note
+    from infoxlm_core.results import cost, evidence, note
     from infoxlm_core.results.trials import HEADLINES, Trial
 
     with stage_run("evaluate", store, trial) as step:
@@ -63,24 +64,34 @@ def evaluate(
         key = keys.artifact_key("scores", checked, digest, *found, *(d for pair in found.values() for _, d in pair))
 
         def build(output: Path) -> dict[str, float]:
+            from infoxlm_core.model import devices
             from infoxlm_core.stages import evaluation
 
             encoders, classifiers = (
                 {name: artifacts.locate(pair[part][0]) for name, pair in found.items()} for part in (0, 1)
             )
-            figures = evaluation.evaluate(checked, artifacts.locate(text), encoders, classifiers, output)
+            with costs.measured(store, "scores", key, 1, costs.GPU if devices.count_gpus() else costs.CPU):
+                figures = evaluation.evaluate(checked, artifacts.locate(text), encoders, classifiers, output)
             overlay.add_to_card(output / "model_card.md")
             return figures
 
         made = artifacts.get_or_build(store, "scores", key, build)
-        shutil.copy(made / "report.html", report.path)
-        card = (made / "model_card.md").read_text(encoding="utf-8")
+        step.report_cost(made)
+        spent = costs.of_run(store, trial)
+        step.report({f"cost/{device.lower()}_hours/all": hours for device, hours in cost.sum_up(spent).items()})
+        page = cost.add_to_page((made / "report.html").read_text(encoding="utf-8"), spent)
+        card = cost.add_to_card((made / "model_card.md").read_text(encoding="utf-8"), spent)
+        Path(report.path).write_text(page, encoding="utf-8")
         Path(model_card.path).write_text(re.sub(r"\A---\n.*?\n---\n", "", card, flags=re.DOTALL), encoding="utf-8")
         figures = step.publish(scores, made, metrics)
         step.report(figures, evaluation=checked)
         if not trial:  # few, and in a place of their own among all the curves
             step.report({f"headline/{name.replace('/', '_')}": figures[name] for name in HEADLINES if name in figures})
-        step.run.log_artifacts(made, "evaluation")
+        with tempfile.TemporaryDirectory() as folder:  # the artifact, but for the two files that speak of this run
+            shown = shutil.copytree(made, Path(folder, "evaluation"))
+            (shown / "report.html").write_text(page, encoding="utf-8")
+            (shown / "model_card.md").write_text(card, encoding="utf-8")
+            step.run.log_artifacts(shown, "evaluation")
         read = step.report_corpus(text)  # again: Kubeflow may have left out the step that prepared it
         step.run.annotate(note.write(evidence.read_scores(made), figures, read, "evaluation"))
         if trial:

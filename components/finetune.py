@@ -65,3 +65,4 @@ def finetune(
         trained = manifests.load(artifacts.locate(base, hashed=False))["facts"]["steps"] > 0
         step.run.log_curves(made / "metrics.jsonl", prefix="finetune/" if trained else "finetune_of_start/")
         step.report(finetuning=checked)
+        step.report_cost(made, "finetune" if trained else "finetune_of_start")

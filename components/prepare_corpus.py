@@ -46,5 +46,6 @@ def prepare_corpus(
         made = step.make("corpus", key, checked, num_workers=num_workers, cluster=cluster, task=task_config)
         counts = step.publish(corpus, made, metrics)
         step.report(counts, preparation=checked.model_dump(mode="json", exclude={"corpora"}))
+        step.report_cost(made)
         step.run.log_artifacts(made / "report.json", "preparation")
         step.report_corpus(artifacts.url_of(made))

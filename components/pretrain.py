@@ -68,3 +68,4 @@ def pretrain(
         step.publish(encoder, made / "encoder")
         step.publish(start, made / "start")
         artifacts.log_facts(made, metrics)
+        step.report_cost(made)

@@ -48,6 +48,7 @@ def tokenize_corpus(
         made = step.make(
             "shards", key, checked, num_workers=num_workers, cluster=cluster, task=task_config, inputs={"corpus": text}
         )
+        step.report_cost(made)
         counts = step.publish(shards, made, metrics)
         # under names of their own: in MLflow `tokens` is a curve of the training
         step.report({f"shards/{name}": count for name, count in counts.items()}, tokenization=checked)

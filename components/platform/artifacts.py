@@ -5,6 +5,7 @@ The store holds each artifact once, under a key of everything that decides its c
 
     STORE/corpus/3f2a…/manifest.json     finished: found again by every later run with the same inputs
     STORE/runs/pretrained-77b0…/         checkpoints of a training; an interrupted one continues here
+    STORE/cost/                          hours of GPUs and processes that artifacts and runs have cost (`costs`)
     STORE/outcome/demo-2026…/…json       why a stage of a pipeline run failed, if it did: KFP keeps no exit codes
     STORE/verified/                      when every byte of an artifact was compared last: hashing takes long
     STORE/code/6b1f….zip                 local code that a run uses (`overlay`)

@@ -10,7 +10,6 @@ A new launcher is an adapter, and here a function and a line in the table.
 """
 
 import contextlib
-import functools
 import json
 import os
 import threading
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from components.adapters import storage
-from components.platform import artifacts, lease, outcomes, runtime
+from components.platform import artifacts, costs, lease, outcomes, runtime
 from components.platform import work as works
 from components.platform.work import Work
 from infoxlm_core import manifests
@@ -182,8 +181,13 @@ def _lead(
         with workers.stopping_on_signals(folder):
             train(works.train, work.num_workers, run=folder, work=work)
         return
+    processes = work.num_workers or work.config.get("processes", 1)
+
+    def build(output: Path) -> dict[str, Any]:
+        with costs.measured(work.store, work.kind, work.name, processes, costs.CPU):
+            return works.LED[work.stage](work, over_chunks, output)
+
     with parallel_map as over_chunks:
-        build = functools.partial(works.LED[work.stage], work, over_chunks)
         artifacts.get_or_build(work.store, work.kind, work.name, build)
 
 

@@ -10,7 +10,7 @@ from typing import Any, NotRequired
 
 from typing_extensions import TypedDict
 
-from components.platform import artifacts, launchers, overlay, parameters, runtime, tracking
+from components.platform import artifacts, costs, launchers, overlay, parameters, runtime, tracking
 from components.platform.work import Work
 from components.settings import environment
 from infoxlm_core import manifests, outside
@@ -96,6 +96,11 @@ class StageRun:
         """Let a KFP output point to an artifact; the numbers of its manifest become KFP metrics, and are returned."""
         artifacts.publish(output, made)
         return artifacts.log_facts(made, metrics) if metrics else {}
+
+    def report_cost(self, made: Path, step: str = "") -> None:
+        """Tell the tracker what an artifact has cost this run, nothing if it was found; `step` if not the stage's."""
+        cost = costs.report(self.store, self.trial, step or self.stage, made.parent.name, made.name)
+        self.report(costs.metrics(cost))
 
     def report_corpus(self, place: str) -> list[Dataset]:
         """Tell the tracker which corpora a prepared text in the store has; return them."""

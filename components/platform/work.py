@@ -3,6 +3,7 @@
 It may begin in one pod and be done in others (`launchers`); then it travels as JSON. The result is found in the store.
 """
 
+import contextlib
 import functools
 import shutil
 import socket
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.adapters import storage
-from components.platform import artifact_transfer, artifacts, tracking
+from components.platform import artifact_transfer, artifacts, costs, tracking
 from infoxlm_core import manifests
 
 if TYPE_CHECKING:
@@ -65,9 +66,11 @@ def train(work: Work, run: Path) -> dict[str, Any]:
     ready = distributed.from_first(artifacts.is_made(work.store, work.kind, work.name))  # before a crash, but not sent
     if distributed.rank():
         return {} if ready else core(output=run / "nowhere")
-    return manifests.load(artifacts.get_or_build(work.store, work.kind, work.name, lambda output: core(output=output)))[
-        "facts"
-    ]
+    device = costs.GPU if distributed.device().type == "cuda" else costs.CPU
+    price = costs.measured(work.store, work.kind, work.name, distributed.world_size(), device)
+    with contextlib.nullcontext() if ready else price:
+        made = artifacts.get_or_build(work.store, work.kind, work.name, lambda output: core(output=output))
+    return manifests.load(made)["facts"]
 
 
 def _pretrain(work: Work) -> Callable[..., dict[str, Any]]:

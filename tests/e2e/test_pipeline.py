@@ -99,6 +99,34 @@ def test_kubeflows_page_gets_the_report_and_the_model_card_as_people_read_them(f
     assert "<html" in (output / "report").read_text()
 
 
+def test_the_run_says_what_each_step_has_cost_and_the_artifacts_do_not(finished, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    client, run, _ = runs_of(finished)
+    hours = {name.rpartition("/")[2]: value for name, value in run.data.metrics.items() if name.startswith("cost/")}
+
+    total = hours.pop("all")
+    steps = ["prepare_corpus", "tokenize_corpus", "pretrain", "finetune", "finetune_of_start", "evaluate"]
+    assert sorted(hours) == sorted(steps) and all(name.startswith(("cost/cpu_hours/", "cost/gpu_hours/"))
+                                                  for name in run.data.metrics if "cost/" in name)  # fmt: skip
+    assert 0 < total == pytest.approx(sum(hours.values())) and min(hours.values()) > 0
+    attempts = [json.loads(path.read_text()) for path in finished.glob("cost/pretrained/*/*.json")]
+    assert len(attempts) == 2 and len({one["run"] for one in attempts}) == 1  # killed, and started again: one run
+    seconds = sum(one["seconds"] * one["devices"] for one in attempts)
+    assert hours["pretrain"] == pytest.approx(seconds / 3600)
+    (output,) = [path.parent for path in finished.glob("pipeline/*/infoxlm*/evaluate/model_card")][:1]
+    shown = Path(client.download_artifacts(run.info.run_id, "evaluation/report.html")).read_text()
+    assert "<h2>Cost</h2>" in shown and shown == (output / "report").read_text()
+    assert re.search(r"\| pretrain +\| [\d.e-]+ +\| CPU +\| +2 \|", (output / "model_card").read_text())
+    assert "<h2>Cost</h2>" not in only(finished, "scores/*/report.html").read_text()
+
+
+def test_the_champion_gives_a_process_without_us_the_vectors_of_its_export(finished):
+    result = infoxlm("serve-check", "models:/toy@champion", "--store", str(finished))
+
+    assert result.returncode == 0, result.stderr
+    assert "10 vectors, mean of layer 1, worst cosine 1.00000" in result.stdout
+
+
 def test_no_two_facts_share_a_name_in_mlflow(finished, monkeypatch):
     """A fact of a stage is one point at step 0; a curve has steps from 1 on."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)

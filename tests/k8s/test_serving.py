@@ -102,7 +102,7 @@ def test_the_deployments_command_serves_the_registered_vectors_to_whoever_may_on
     client.set_registered_model_alias("infoxlm", "champion", str(version.version))  # others share the server
     login = {"MLFLOW_TRACKING_USERNAME": "serving", "MLFLOW_TRACKING_PASSWORD": "password-of-serving"}
     mlflow_user.ensure(on_locked_server.url, ADMIN[1], *login.values())
-    mlflow_user.allow(on_locked_server.url, ADMIN[1], "serving", "infoxlm", "infoxlm", promote=False)
+    mlflow_user.allow(on_locked_server.url, ADMIN[1], "serving", "infoxlm", "infoxlm", "read")
 
     [container] = deployment()["spec"]["template"]["spec"]["containers"]
     plain = [entry for entry in container["env"] if "configMapKeyRef" not in entry.get("valueFrom", {})]
