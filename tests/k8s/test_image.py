@@ -151,6 +151,18 @@ def test_what_the_documents_say_to_type_has_a_base_by_digest():
     assert all(re.search(r"BASE=(\S+@sha256:…|\$BASE)", line) for line in typed), typed
 
 
+def test_the_table_of_variants_says_what_the_locks_hold():
+    rows = re.findall(r"^  \| `(cpu|cuda)` \| (.*?) \| (.*?) \|", (ROOT / "docs/cluster.md").read_text(), re.MULTILINE)
+
+    cuda = locked("torch-cuda.lock")
+    toolkit = ".".join(cuda["cuda-toolkit"].split(".")[:2])
+    held = {"cpu": locked("torch-cpu.lock")["torch"], "cuda": f"{cuda['torch']}, CUDA {toolkit}"}
+    assert {variant: torch for variant, torch, _ in rows} == held
+    for variant, _, processors in rows:
+        [torch] = [hashes for name, _, hashes in entries(f"torch-{variant}.lock") if name == "torch"]
+        assert len(torch) == len(processors.split(", "))
+
+
 @pytest.mark.parametrize("variant", ["cpu", "cuda"])
 def test_the_bill_of_materials_is_the_lock(variant):
     command = [sys.executable, "-I", str(ROOT / "docker/sbom.py"), variant]
