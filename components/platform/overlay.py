@@ -194,7 +194,8 @@ def _cached(digest: str) -> bytes:
 
 def _installed() -> Path | None:
     """The package that would be imported, were it not for the archive."""
-    used = Path(str(sys.modules[PACKAGE].__file__)).parents[1] if PACKAGE in sys.modules else None
+    overlaid = environment.local_code() and PACKAGE in sys.modules
+    used = Path(str(sys.modules[PACKAGE].__file__)).parents[1] if overlaid else None
     elsewhere = [path for path in sys.path if Path(path or ".").absolute() != used]
     spec = importlib.machinery.PathFinder.find_spec(PACKAGE, elsewhere)
     return Path(spec.origin).parent if spec and spec.origin else None

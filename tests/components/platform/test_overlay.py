@@ -153,6 +153,11 @@ def test_an_artifact_has_the_name_it_always_had_and_with_local_code_another_for_
     assert len(set(found)) == 3
 
 
+def test_what_the_image_has_is_no_edit(code):
+    assert overlay.is_edited(overlay.digest_of(code))
+    assert not overlay.is_edited(overlay.digest_of(overlay.pack(CORE))) and not overlay.is_edited("")
+
+
 # ---------------------------------------------------------------- a step
 
 
