@@ -159,8 +159,8 @@ def describe() -> str:
     changed, commit = list(differences()), os.environ.get("INFOXLM_COMMIT", "unknown")
     more = f" and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
     return (
-        f"made with local code {environment.local_code()}, based on commit {commit}; {len(changed)} files differ: "
-        f"{', '.join(changed[:_SHOWN])}{more}"
+        f"made with local code {environment.local_code()}, based on commit {commit}; files that differ "
+        f"({len(changed)}): {', '.join(changed[:_SHOWN])}{more}"
     )
 
 

@@ -79,16 +79,15 @@ def register(
     directories.check_encoder(encoder_dir)
     client = MlflowClient()
     with mlflow_runs.translate_errors(f"registered model {name}"):
+        for known in registered.versions_of(client, name, digest):
+            if LOCAL_CODE in known.tags and LOCAL_CODE not in tags:  # the image's code has made the very same
+                _delete(client, known)
         if not registered.versions_of(client, name, digest):
             described = {**tags, **{key: repr(float(value)) for key, value in metrics.items()}, "digest": digest}
             create(client, name, log_model(run_id, encoder_dir, evaluation), run_id, described)
         version, *doubles = registered.versions_of(client, name, digest)
         for double in doubles:  # of another process, or of a request that was sent twice
             _delete(client, double)
-        if LOCAL_CODE in version.tags and LOCAL_CODE not in tags:  # the image's code has made the very same
-            for tag in (LOCAL_CODE, GATE):
-                client.delete_model_version_tag(name, version.version, tag)
-            version = client.get_model_version(name, version.version)
         if GATE not in version.tags:
             client.set_registered_model_alias(name, CANDIDATE, version.version)
             promotion.promote(client, version, gate)

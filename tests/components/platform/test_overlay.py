@@ -178,7 +178,7 @@ def test_a_step_uses_an_edit_and_finds_nothing_that_the_image_has_made_unless_no
     assert unedited.returncode == 0, unedited.stderr
     assert made(tmp_path) == before and len(list(Path(store, "corpus").iterdir())) == 2
     assert f"made with local code {digest}, based on commit" in with_edit.stderr
-    assert "2 files differ: marked.py, stages/preparation.py" in with_edit.stderr
+    assert "files that differ (2): marked.py, stages/preparation.py" in with_edit.stderr
     assert "local code" not in plain.stderr + unedited.stderr
 
 
@@ -279,4 +279,6 @@ def test_the_run_in_mlflow_and_the_card_keep_the_digest_and_the_diff(monkeypatch
     assert "--- a/infoxlm_core/marked.py\n" in diff and "-MARK = 42.0\n" in diff
     assert '-    return _facts_of_the_image(report) | {"edited": 1}\n' in diff
     card = (tmp_path / "card.md").read_text()
-    assert f"made with local code sha256:{'c' * 64}, based on commit {'d' * 40}; 2 files differ: marked.py" in card
+    assert (
+        f"made with local code sha256:{'c' * 64}, based on commit {'d' * 40}; files that differ (2): marked.py" in card
+    )

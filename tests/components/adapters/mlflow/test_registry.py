@@ -56,8 +56,9 @@ def test_local_code_makes_a_candidate_at_most_until_an_image_makes_the_very_same
     assert again == first
     of_the_image = register(store, tiny_encoders["first"], "sha256:1", 0.5)
 
-    assert (of_the_image.version, of_the_image.champion) == (1, True)
-    assert "local_code" not in mlflow_runs.connect(store).get_model_version("tiny", "1").tags
+    assert (of_the_image.aliases, of_the_image.champion) == (("candidate", "champion"), True)
+    assert versions(store) == [2] and champion(store) == 2
+    assert "local_code" not in mlflow_runs.connect(store).get_model_version("tiny", "2").tags
 
 
 @pytest.mark.parametrize(
