@@ -116,7 +116,7 @@ def ray(work: Work, *_: Any) -> None:
     """On Ray workers: Ray Train for what is trained, Ray Data for text."""
     from components.adapters.ray import data, train
 
-    _lead(work, train.run, data.workers(work.num_workers))
+    _lead(work, functools.partial(train.run, min_workers=work.min_workers), data.workers(work.num_workers))
 
 
 def torchrun(work: Work, *_: Any) -> None:
@@ -141,6 +141,8 @@ def kuberay(work: Work, cluster: dict[str, Any], task: Any) -> None:
     job = ray_job.job_name(work.stage, work.store, work.run or f"{work.kind}/{work.name}")
     place = f"work/{job}.json"
     described = asdict(work) | {"pipeline_run": run, "job": job}
+    if work.stage == "pretrain":  # its figures do not depend on how many workers there are
+        described["min_workers"] = checked.min_workers
     artifacts.write(work.store, place, json.dumps(described, indent=1, sort_keys=True))
     outcome = runtime.outcome_name(job, "jobs")
 

@@ -41,6 +41,8 @@ class Work:
     tracker_run: str = ""
     """Id of the run that gets the curves; empty: nowhere yet."""
     pipeline_run: str = ""
+    min_workers: int = 0
+    """Of a training on a cluster that has lost nodes: with how few it goes on; 0: it waits for all."""
     job: str = ""
     """Name of the RayJob, if it is one."""
 

@@ -53,6 +53,13 @@ class RayConfig(StageConfig):
     run_seconds: PositiveInt = 14 * 86_400
     """How long one job may hold them. A training goes on from its checkpoint when the step is tried again."""
 
+    min_workers: NonNegativeInt = 0
+    """With how few workers a pre-training goes on when a node is lost and no other comes within 5 minutes; 0: it waits.
+
+    For spot nodes: the most that divide `num_workers` and have a GPU, no fewer than these. Losses are the same but for
+    rounding. It is whole again after the next loss, or with the next job.
+    """
+
     grace_seconds: PositiveInt = 120
     """How long a Ray pod that must go may still run: twice the time that saving takes."""
 

@@ -23,14 +23,20 @@ from infoxlm_core.training import workers
 logger = logging.getLogger(__name__)
 
 _TRIES = 3
+_FAILURES = 3
 _SECONDS_TO_COME = 1800  # a GPU of a pod that was lost; as long as Ray Train waits
+_SECONDS_FOR_ALL, _SECONDS_FOR_SOME = 300.0, 30.0
+"""How long a training that may go on with fewer workers waits for all of them again, and for each smaller number."""
 _SECONDS_TO_COLLECT = 300  # gradients; for what the first worker does alone the others wait longer (`distributed`)
 
 
-def run(train: Callable[..., dict[str, Any]], num_workers: int, run: Path, **arguments: Any) -> dict[str, Any]:
+def run(
+    train: Callable[..., dict[str, Any]], num_workers: int, run: Path, min_workers: int = 0, **arguments: Any
+) -> dict[str, Any]:
     """Call `train(run=run, **arguments)` on every worker; return what the first one returned.
 
-    A machine with fewer GPUs than workers trains on those, with fewer workers.
+    A machine with fewer GPUs than workers trains on those, with fewer workers. On a cluster a training waits for a node
+    that was lost; with `min_workers` it goes on without, on as many as divide `num_workers`, and no fewer than these.
 
     Raises:
         WorkerLost: a worker died more often than Ray was told to start it again.
@@ -55,18 +61,24 @@ def run(train: Callable[..., dict[str, Any]], num_workers: int, run: Path, **arg
         if gpu and not os.environ.get("RAY_ADDRESS"):  # of a cluster a pod may be lost: wait for its GPUs
             num_workers = workers.with_a_gpu_each(num_workers, int(found))
         with workers.stopping_on_signals(run):  # once more: ray.init has put its own handler
-            trainer = TorchTrainer(
-                _work,
-                train_loop_config={"train": train, "arguments": {"run": run, **arguments}},
-                scaling_config=ScalingConfig(num_workers=num_workers, use_gpu=gpu),
-                torch_config=TorchConfig(backend="nccl" if gpu else "gloo", timeout_s=_SECONDS_TO_COLLECT),
-                run_config=RunConfig(
-                    name=run.name,
-                    storage_path=str(scratch),
-                    failure_config=FailureConfig(max_failures=3, controller_failure_limit=5),
-                ),
-            )
-            result = trainer.fit()
+
+            def fit(count: int, failures: int) -> Any:
+                return TorchTrainer(
+                    _work,
+                    train_loop_config={"train": train, "arguments": {"run": run, **arguments}},
+                    scaling_config=ScalingConfig(num_workers=count, use_gpu=gpu),
+                    torch_config=TorchConfig(backend="nccl" if gpu else "gloo", timeout_s=_SECONDS_TO_COLLECT),
+                    run_config=RunConfig(
+                        name=f"{run.name}-{secrets.token_hex(4)}",  # Ray would take another attempt for this one
+                        storage_path=str(scratch),
+                        failure_config=FailureConfig(max_failures=failures, controller_failure_limit=5),
+                    ),
+                ).fit()
+
+            if 0 < min_workers < num_workers:
+                result = _fit_with_what_is_there(fit, num_workers, min_workers, "GPU" if gpu else "CPU")
+            else:
+                result = fit(num_workers, _FAILURES)
     except (TrainingFailedError, ray.exceptions.RayError) as error:
         reason = " ".join(str(error).split())[-300:]
         raise WorkerLost(f"{run}: {type(error).__name__}: {reason}: run again to go on") from error
@@ -75,6 +87,45 @@ def run(train: Callable[..., dict[str, Any]], num_workers: int, run: Path, **arg
             ray.shutdown()
         shutil.rmtree(scratch, ignore_errors=True)
     return workers.figures(result.return_value)
+
+
+def _fit_with_what_is_there(fit: Callable[[int, int], Any], wanted: int, least: int, resource: str) -> Any:
+    """`fit`, again after a failure, with as many workers as there are places for.
+
+    Ray Train's own elasticity takes any number between two, one that does not divide the virtual shards, too, and stops
+    a training that runs, without a checkpoint, to resize it.
+    """
+    from ray.train.v2.api.exceptions import TrainingFailedError
+
+    count = wanted
+    for failures in range(_FAILURES + 1):
+        try:
+            return fit(count, 0)
+        except TrainingFailedError as error:
+            if failures == _FAILURES:
+                raise
+            logger.warning("a worker is lost (%s)", " ".join(str(error).split())[-200:])
+            count = _places(wanted, least, resource)
+            logger.warning("going on with %d of %d workers", count, wanted)
+    raise AssertionError("unreachable")
+
+
+def _places(wanted: int, least: int, resource: str) -> int:
+    """How many workers can start now: all, if they can within minutes, else the most that divide that number.
+
+    Raises:
+        WorkerLost: fewer than `least`.
+    """
+    from ray.util import placement_group, remove_placement_group
+
+    for count in (number for number in range(wanted, least - 1, -1) if wanted % number == 0):
+        # what a cluster says it has may be on a node that is gone: ask for it
+        asked = placement_group([{resource: 1}] * count)
+        there = asked.wait(_SECONDS_FOR_ALL if count == wanted else _SECONDS_FOR_SOME)
+        remove_placement_group(asked)
+        if there:
+            return count
+    raise WorkerLost(f"no place for {least} workers (ray.min_workers), of {wanted}: run again when nodes are back")
 
 
 def _keep_token_private() -> None:

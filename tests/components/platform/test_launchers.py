@@ -1,5 +1,6 @@
 """Which launcher starts the workers of a piece of work, and that one of them needs no Ray."""
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +9,8 @@ import pyarrow as pa
 import pytest
 from kfp import dsl
 
+from components.adapters import storage
+from components.adapters.kuberay import job as ray_job
 from components.platform import launchers
 from components.platform import work as works
 from components.platform.work import Work
@@ -44,6 +47,20 @@ def test_parameters_and_environment_choose_the_launcher(work, monkeypatch, worke
     made = launchers.run(replace(work, num_workers=workers), cluster)
 
     assert seen == [chosen] and (made / "encoder/model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(("stage", "least"), [("pretrain", 1), ("finetune", 0)])
+def test_a_job_is_told_with_how_few_workers_it_may_go_on_if_its_figures_do_not_depend_on_it(
+    work, bucket, tmp_path, monkeypatch, stage, least
+):
+    monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "cache"))
+    told: list[str] = []
+    monkeypatch.setattr(ray_job, "run", lambda job, place, *_, **__: told.append(place))
+
+    cluster = {"image": f"registry.example/infoxlm@sha256:{'1' * 64}", "min_workers": 1}
+    launchers.kuberay(replace(work, stage=stage, store="s3://models/store"), cluster, None)
+
+    assert json.loads(storage.open(told[0]).get()[0])["min_workers"] == least
 
 
 GPUS = {"cpu": "8", "memory": "64Gi", "nvidia.com/gpu": "1"}

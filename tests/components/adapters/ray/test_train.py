@@ -1,6 +1,9 @@
 """Training on real Ray workers gives the losses of one process, and a killed worker is replaced."""
 
 import functools
+import multiprocessing
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -75,3 +78,43 @@ def test_a_killed_worker_is_replaced_and_the_run_ends_the_same(ray_here, tiny_sh
 
     assert killed, "the fault never fired"
     assert [values["loss/xlco"].hex() for _, values in found] == [values["loss/xlco"].hex() for _, values in expected]
+
+
+def in_double(**arguments) -> dict:
+    torch.set_default_dtype(torch.float64)
+    return pretrain(**arguments)
+
+
+def lose_a_node(shards: Path, base: Path) -> None:
+    """Train on two workers, each on a node of its own, of which one is lost after step 10; a process of its own."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    ray_train._SECONDS_FOR_ALL, ray_train._SECONDS_FOR_SOME = 5.0, 300.0
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    spot = cluster.add_node(num_cpus=1)
+    ray.init(address=cluster.address, runtime_env={"env_vars": ray_train._variables()})
+
+    def lose() -> None:
+        while not (base / "run/step=0000000010/manifest.json").exists():
+            time.sleep(0.01)
+        cluster.remove_node(spot, allow_graceful=False)
+        (base / "lost").touch()
+
+    threading.Thread(target=lose, daemon=True).start()
+    train(0, shards, base, functools.partial(ray_train.run, in_double, 2, min_workers=1), **LONGER)
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def test_a_training_goes_on_with_fewer_workers_when_a_node_is_lost(tiny_shards, tmp_path, in_fp64):
+    expected = train(0, tiny_shards, tmp_path / "a", in_double, **LONGER)
+    child = multiprocessing.get_context("spawn").Process(target=lose_a_node, args=(tiny_shards, tmp_path / "b"))
+
+    child.start()
+    child.join()
+
+    assert child.exitcode == 0 and (tmp_path / "b/lost").exists(), "the fault never fired"
+    found = tracker.read(tmp_path / "b/run" / tracker.METRICS)
+    assert len(found) == len(expected)
+    assert losses(found) == pytest.approx(losses(expected), rel=1e-9)
