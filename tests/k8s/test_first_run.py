@@ -9,7 +9,7 @@ from components.adapters.kuberay.manifest import _SUBMITTER
 from components.settings.cluster import ClusterFile, Pool, RayConfig
 from infoxlm_core import run_file
 from pipelines.cli.cluster import prepare
-from tests.k8s.manifests import OVERLAYS, ROOT, SINGLE_USER, made, named, pods, rendered
+from tests.k8s.manifests import K8S, OVERLAYS, ROOT, SINGLE_USER, made, named, pods, rendered, with_components
 
 DOCUMENT = (ROOT / "docs/cluster.md").read_text()
 _UNITS = {"m": 1e-3, "Mi": 2**20, "Gi": 2**30}
@@ -97,11 +97,11 @@ KINDS = r"(?P<kind>svc|service|deploy|deployment|secret|configmap|job|serviceacc
 def test_what_the_documents_ask_kubernetes_for_is_what_the_manifests_make():
     """A name that is typed is that of an object of an overlay, of a Secret of the script, or of Kubeflow's own."""
     commands = [one for one in typed("cluster.md", "runbook.md", "security.md") if re.search(r"\bkubectl |^k ", one)]
-    there = {
-        f"{item['kind'].lower()}/{item['metadata']['name']}"
-        for overlay in (*OVERLAYS, SINGLE_USER)
-        for item in rendered(overlay)
-    }
+    extras = sorted(
+        path.name for path in (K8S / "components").iterdir() if path.name not in ("own-namespace", "priority")
+    )
+    items = [*rendered("production"), *rendered(SINGLE_USER), *with_components("small", *extras)]
+    there = {f"{item['kind'].lower()}/{item['metadata']['name']}" for item in items}
     there |= KUBEFLOWS | {f"secret/{name}" for overlay in OVERLAYS for name in made(overlay)}
     asked = set()
     for command in commands:
