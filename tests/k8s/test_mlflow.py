@@ -2,14 +2,20 @@
 
 import configparser
 import json
+import urllib.request
 
 import pytest
 import yaml
 
+from components.adapters.mlflow import registry as model_registry
 from components.adapters.mlflow import user as mlflow_user
+from components.adapters.mlflow.tracker import MlflowTracker
 from infoxlm_core.errors import InputError, StorageUnavailable
+from tests.components.conftest import history, open_run
 from tests.k8s.manifests import OVERLAYS, ROOT, environment_of, made, named, pods
-from tests.servers.tracking import ADMIN, USER
+from tests.servers.processes import balanced, kill
+from tests.servers.tracking import ADMIN, USER, replica
+from tests.toy_evaluation import evaluated
 
 ANY = {
     "mlflow-database": {"username": "u", "password": "p"},
@@ -154,6 +160,37 @@ def test_a_person_reads_and_one_who_promotes_moves_the_champion(locked_server):
     assert call(grace, "DELETE", "registered-models/delete", {"name": "people"})[0] == 403
     with pytest.raises(InputError, match="experiment nowhere: the first run makes it"):
         mlflow_user.allow(locked_server.url, ADMIN[1], "ada", "nowhere", "people", "read")
+
+
+@pytest.mark.slow
+def test_a_run_that_reports_to_two_servers_misses_and_doubles_nothing_when_one_of_them_dies(
+    on_locked_server, database, s3_server, tiny_encoders, tmp_path, monkeypatch
+):
+    """They share the tables, the bucket and the key of the sessions, as the replicas of `production` do."""
+    steps = 60
+    evaluation = evaluated(tmp_path / "evaluation", 0.5)
+    first = int(on_locked_server.url.rpartition(":")[2])
+    service = on_locked_server.service
+    with replica(tmp_path, database, s3_server, service) as (port, other), balanced(service, first, port) as taken:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://localhost:{service}")
+        run_id = open_run(tmp_path, "two-servers")
+        tracker = MlflowTracker(tmp_path / "metrics.jsonl", run_id)
+        tracker.resume(0)
+        for step in range(1, steps + 1):
+            tracker.log(step, {"loss": 1 / step})
+            if step == steps // 2:
+                for _ in range(4):  # connections of others, so that each server has its turn
+                    with urllib.request.urlopen(f"http://localhost:{service}/health") as answer:
+                        assert answer.status == 200
+                kill(other)
+        tracker.close()
+        origin = {"test_set": "sha256:t"}
+        given = (tiny_encoders["first"], "sha256:1", {"retrieval/best": 0.5}, {"retrieval/best": 0.0}, run_id, origin)
+        versions = [model_registry.register("two-servers", *given, evaluation).version for _ in range(2)]
+
+        assert history(run_id, "loss") == [(step, 1 / step) for step in range(1, steps + 1)]
+        assert versions == [1, 1]
+        assert taken[first] and taken[port]
 
 
 def test_a_server_that_is_not_there_yet_is_worth_another_try():

@@ -1,13 +1,16 @@
 """Start a server, wait until it answers, and leave nothing of it behind."""
 
+import itertools
 import os
 import signal
 import socket
 import subprocess
+import threading
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -53,3 +56,42 @@ def kill(server: subprocess.Popen) -> None:
     if server.poll() is None:
         os.killpg(server.pid, signal.SIGKILL)
     server.wait()
+
+
+@contextmanager
+def balanced(port: int, *servers: int) -> Iterator[Counter[int]]:
+    """Let connections to a port go to servers in turn, past one that is gone, as a Service does; how many each got."""
+    taken: Counter[int] = Counter()
+    turns = itertools.cycle(servers)
+
+    def pass_on(source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(65536):
+                target.sendall(data)
+        for one in (source, target):
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+    def accept(listener: socket.socket) -> None:
+        while True:
+            try:
+                client, _ = listener.accept()
+            except OSError:
+                return
+            for server in itertools.islice(turns, len(servers)):
+                with suppress(OSError):
+                    answering = socket.create_connection(("127.0.0.1", server))
+                    taken[server] += 1
+                    for ends in ((client, answering), (answering, client)):
+                        threading.Thread(target=pass_on, args=ends, daemon=True).start()
+                    break
+            else:
+                client.close()
+
+    listener = socket.create_server(("127.0.0.1", port))
+    threading.Thread(target=accept, args=(listener,), daemon=True).start()
+    try:
+        yield taken
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()

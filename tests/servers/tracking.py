@@ -49,6 +49,8 @@ class LockedMlflow:
 
     url: str
     log: Path
+    service: int
+    """A port at which it may be called, too: of somebody who stands before several servers, as a Service does."""
 
     def environment(self, user: tuple[str, str] = USER) -> dict[str, str]:
         """What a client needs, and nothing else."""
@@ -84,6 +86,22 @@ def locked_mlflow(directory: Path, database_port: int, s3_url: str) -> Iterator[
     pipelines (`USER`) and somebody who may nothing (`READER`).
     """
     s3.bucket(s3_url, "infoxlm")
+    service = free_port()
+    with replica(directory, database_port, s3_url, service) as (port, _):
+        locked = LockedMlflow(f"http://localhost:{port}", directory / "server.log", service)
+        for name, password in (USER, READER):
+            account = {"username": name, "password": password}
+            status, text = locked.call("POST", "/api/2.0/mlflow/users/create", account, ADMIN)
+            if status != 200:
+                raise RuntimeError(f"MLflow makes no user: {status} {text}")
+        yield locked
+
+
+@contextmanager
+def replica(
+    directory: Path, database_port: int, s3_url: str, service: int
+) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+    """One server of those that share a database and a bucket: its port, and its process."""
     port = free_port()
     pod = _pod_of_mlflow(directory)
     here = {
@@ -95,16 +113,11 @@ def locked_mlflow(directory: Path, database_port: int, s3_url: str) -> Iterator[
     }
     (server,) = pod["containers"]
     for upgrade in pod["initContainers"]:
-        subprocess.run(_command(upgrade, port), env=_environment(upgrade) | here, check=True, capture_output=True)
+        command = _command(upgrade, port, service)
+        subprocess.run(command, env=_environment(upgrade) | here, check=True, capture_output=True)
     url, log = f"http://localhost:{port}", directory / "server.log"
-    with serving(_command(server, port), f"{url}/health", log, _environment(server) | here):
-        locked = LockedMlflow(url, log)
-        for name, password in (USER, READER):
-            account = {"username": name, "password": password}
-            status, text = locked.call("POST", "/api/2.0/mlflow/users/create", account, ADMIN)
-            if status != 200:
-                raise RuntimeError(f"MLflow makes no user: {status} {text}")
-        yield locked
+    with serving(_command(server, port, service), f"{url}/health", log, _environment(server) | here) as process:
+        yield port, process
 
 
 def _pod_of_mlflow(directory: Path) -> dict[str, Any]:
@@ -116,12 +129,12 @@ def _pod_of_mlflow(directory: Path) -> dict[str, Any]:
     return found["Deployment", "mlflow"]["spec"]["template"]["spec"]
 
 
-def _command(container: Mapping[str, Any], port: int) -> list[str]:
+def _command(container: Mapping[str, Any], port: int, service: int) -> list[str]:
     """How a container is started, with an address and port of loopback."""
     words: list[str] = [*container["command"], *container.get("args", [])]
     program, *arguments = words
     given = [word.replace("0.0.0.0", "127.0.0.1").replace("--port=5000", f"--port={port}") for word in arguments]
-    given = [word.replace("localhost:5000", f"localhost:{port}") for word in given]
+    given = [word.replace("localhost:5000", f"localhost:{port},localhost:{service}") for word in given]
     return [str(Path(sys.executable).with_name(program)), *given]
 
 
