@@ -37,6 +37,10 @@ class ModelConfig(StageConfig):
     """For an encoder that does not fit: each of W workers keeps 1/W of weights, gradients, Adam's moments and key
     encoder (16 / W bytes a parameter instead of 16) and gathers a layer when it computes. Slower; the same result."""
 
+    compiled: bool = True
+    """On GPUs: layers become a few fused kernels (PyTorch's inductor), which takes a minute at the start. Not where
+    there is no C compiler, nor if `sharded`; never on CPUs."""
+
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:
         if self.hidden % self.heads:
@@ -233,7 +237,8 @@ class PretrainingConfig(StageConfig):
 
     def result_fields(self) -> dict[str, Any]:
         values = super().result_fields()
-        del values["model"]["sharded"]  # a run may go on sharded or not, as it may on another number of workers
+        for name in ("sharded", "compiled"):  # a run may go on with or without, as it may on another number of workers
+            del values["model"][name]
         return values
 
     @property

@@ -3,7 +3,8 @@
 A micro-batch holds MLM and TLM sequences, then query views, end to end; key views stand in a pack of their own.
 """
 
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from infoxlm_core.data.layouts import join, positions
 from infoxlm_core.data.samples import Draw
+from infoxlm_core.data.vocabulary import PAD
 
 
 @dataclass(frozen=True)
@@ -22,9 +24,9 @@ class PackedBatch:
     positions: Tensor  # (T,)
     lengths: tuple[int, ...]  # tokens of each sequence
     lm_sequences: int  # the first ones are MLM and TLM, the rest query views
-    target_rows: Tensor  # (N,) rows to predict, MLM's first
+    target_rows: Tensor  # (N,) rows to predict, MLM's first; the last layer computes only these
     target_ids: Tensor  # (N,) their answers
-    target_counts: tuple[int, ...]  # targets in each MLM and TLM sequence
+    target_counts: tuple[int, ...]  # how many of the rows lie in each MLM and TLM sequence
     target_groups: Tensor  # (N,) group of `Sampler.groups` that each target counts for
     mlm_targets: int  # how many of the targets are MLM's
     key_ids: Tensor  # of the key views, one for each query view
@@ -35,17 +37,19 @@ class PackedBatch:
     items: int  # contrast items: B, or B / 2 if a second half repeats them with query and key views exchanged
     rng_key: tuple[int, int, int] = (0, 0, 0)  # step, first virtual shard, number of the micro-batch: draws dropout
     flops: float = 0.0  # what it must cost, for the network that it was made for
+    answered: Tensor | None = None  # (N,) which rows have an answer, if not all do: see `aligned`
+    padding: int = 0  # how many of the tokens are padding, which nobody counts
 
     @property
     def tokens(self) -> int:
-        return len(self.ids) + len(self.key_ids)
+        return len(self.ids) + len(self.key_ids) - self.padding
 
     @property
     def counts(self) -> dict[str, float]:
         """Targets of each objective, tokens and FLOPs."""
         return {
             "mlm": self.mlm_targets,
-            "tlm": len(self.target_rows) - self.mlm_targets,
+            "tlm": len(self.target_ids) - self.mlm_targets,
             "xlco": self.items,
             "tokens": self.tokens,
             "flops": self.flops,
@@ -59,6 +63,53 @@ class PackedBatch:
             if isinstance(part, Tensor):
                 parts[name] = part.pin_memory().to(device, non_blocking=True)
         return PackedBatch(**parts)
+
+    def aligned(self, multiple: int) -> "PackedBatch":
+        """The same for the kernels of a GPU, on the CPU: tokens of MLM and TLM, of query and of key views are multiples
+        of a number, each by one more sequence of padding; and every sequence has a row that the last layer computes, as
+        FlashAttention 3 needs it."""
+        lm, views = list(self.lengths[: self.lm_sequences]), list(self.lengths[self.lm_sequences :])
+        keys, cut = list(self.key_lengths), sum(lm)
+        more = [-sum(part) % multiple for part in (lm, views, keys)]
+
+        def padded(values: Tensor, count: int, filled: bool) -> list[Tensor]:
+            fill = positions(np.array([count])) if filled else np.full(count, PAD)
+            return [values, torch.from_numpy(fill).to(values.dtype)] if count else [values]
+
+        def whole(values: Tensor, filled: bool) -> Tensor:
+            return torch.cat(padded(values[:cut], more[0], filled) + padded(values[cut:], more[1], filled))
+
+        lm, views, keys = (part + [count] * (count > 0) for part, count in zip((lm, views, keys), more, strict=True))
+        counts = self.target_counts + (0,) * (len(lm) - self.lm_sequences)
+        rows, counts, answered = give_each_a_row(self.target_rows, counts, lm)
+        return replace(
+            self,
+            ids=whole(self.ids, False),
+            positions=whole(self.positions, True),
+            lengths=(*lm, *views),
+            lm_sequences=len(lm),
+            target_rows=rows,
+            target_counts=counts,
+            answered=answered,
+            key_ids=torch.cat(padded(self.key_ids, more[2], False)),
+            key_positions=torch.cat(padded(self.key_positions, more[2], True)),
+            key_lengths=tuple(keys),
+            padding=sum(more),
+        )
+
+
+def give_each_a_row(
+    rows: Tensor, counts: Sequence[int], lengths: Sequence[int]
+) -> tuple[Tensor, tuple[int, ...], Tensor | None]:
+    """Ascending rows (R,) of packed sequences, so many of each, with the first row of every sequence that had none;
+    how many of each there are now; and where among them the old ones stand, None if they are all."""
+    missing = np.flatnonzero(np.array(counts, np.int64) == 0)
+    if not len(missing):
+        return rows, tuple(counts), None
+    ends = np.array(lengths, np.int64).cumsum()
+    found = np.sort(np.concatenate([rows.numpy(), (ends - lengths)[missing]]))
+    answered = torch.from_numpy(np.searchsorted(found, rows.numpy()))
+    return torch.from_numpy(found), tuple(max(1, count) for count in counts), answered
 
 
 def micro_batches(draw: Draw, size: int, symmetric: bool = False) -> list[PackedBatch]:

@@ -8,6 +8,7 @@
 Every layer works on (T, d); only attention knows where a sequence ends. The result equals that of padded sequences.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from infoxlm_core.model import mixed
 from infoxlm_core.model.attention import Packing, attend, pack, starts
 from infoxlm_core.model.mixed import AddNorm, Linear
 from infoxlm_core.model.objectives import full_precision
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,26 @@ def compiled(forward: Callable[..., Tensor], compiler: str) -> Callable[..., Ten
     """A layer's forward pass, and its backward pass, as one graph for all layers and batches."""
     torch._dynamo.config.recompile_limit = 64  # graphs: with gradient or not, dropout or not, all rows or some
     return torch.compile(forward, dynamic=True, fullgraph=True, backend=compiler)
+
+
+@cache
+def compiler_for(device: torch.device) -> str:
+    """What to compile layers with on a device: nothing on CPUs, nor where it fails, which is logged."""
+    return "inductor" if device.type == "cuda" and can_compile("inductor", device) else ""
+
+
+def can_compile(compiler: str, device: torch.device) -> bool:
+    """Whether a small layer in bf16 can be compiled and trained here; why not stands in the log."""
+    try:
+        with torch.random.fork_rng():
+            layer = Layer(EncoderSize(8, 1, 64, 128, 1), 0.0).to(device)
+        mixed.refresh([layer], torch.bfloat16)
+        rows = torch.ones(32, 64, dtype=torch.bfloat16, device=device, requires_grad=True)
+        compiled(Layer.forward, compiler)(layer, rows, pack((20, 12), device)).sum().backward()
+    except Exception as error:  # no C compiler, no room for its files, …: all of it is slower without, none wrong
+        logger.warning("layers are not compiled, and steps take longer: %s", " ".join(str(error).split())[:300])
+        return False
+    return True
 
 
 class Encoder(nn.Module):

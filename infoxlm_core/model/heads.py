@@ -68,11 +68,16 @@ class InfoXLM(nn.Module):
         if views:
             hidden = self.encoder.run(hidden, batch.lengths, 0, contrast)
             hidden, contrasted = hidden.split([sum(lm), sum(views)])
-            queries = project(pool(contrasted, views, self.pooling), self.projection, self.normalise)
+            pooled = pool(contrasted, views, self.pooling)
+            if len(views) > len(batch.view_groups):  # the last one is padding
+                pooled = pooled[:-1]
+            queries = project(pooled, self.projection, self.normalise)
         if not lm:
             return Outputs(None, None, queries)
         first = contrast if views else 0
         hidden = self.encoder.run(hidden, lm, first, top, batch.target_rows, batch.target_counts)  # (N, d)
+        if batch.answered is not None:
+            hidden = hidden[batch.answered]
         if scale is None:
             scale = torch.ones(len(batch.target_ids), device=hidden.device)
         return Outputs(*self.head.loss(hidden, self.encoder.token_embedding.weight, batch.target_ids, scale), queries)

@@ -18,6 +18,7 @@ class KeyEncoder(nn.Module):
         super().__init__()
         self.pooling, self.normalise, self.last = model.pooling, model.normalise, model.contrast_layer
         self.encoder = Encoder(model.encoder.size, layers=self.last)
+        self.encoder.compiler = model.encoder.compiler
         self.projection = nn.Parameter(torch.empty_like(model.projection))
         self.requires_grad_(False).eval()
         self.pair_with(model)

@@ -44,7 +44,8 @@ class BERT(TextNetwork):
         hidden = self.encoder.embed(batch.ids, batch.positions, batch.types)
         hidden = self.encoder.run(hidden, batch.lengths, 0, self.encoder.size.layers)  # (T, d)
         pooled = torch.tanh(self.pooler(pool(hidden, batch.lengths, "cls")))
-        return self.head(hidden[batch.rows], self.encoder.token_embedding.weight), {"nsp": self.follows(pooled)}
+        rows = batch.rows if batch.answered is None else batch.rows[batch.answered]
+        return self.head(hidden[rows], self.encoder.token_embedding.weight), {"nsp": self.follows(pooled)}
 
 
 class BERTSampler(TextSampler):

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from infoxlm_core.data.batches import give_each_a_row
 from infoxlm_core.data.layouts import Sequences, positions
 from infoxlm_core.data.samples import StepSampler
 from infoxlm_core.data.shards import Shards, end_to_end
@@ -43,6 +44,7 @@ class TextBatch:
     labels: Mapping[str, Tensor]
     rng_key: tuple[int, int, int] = (0, 0, 0)  # step, virtual shard, number of the micro-batch: draws dropout
     flops: float = 0.0  # what it must cost, for the network that it was made for
+    answered: Tensor | None = None  # (N,) which rows have an answer, if not all do: see `give_each_a_row`
 
     @property
     def counts(self) -> dict[str, float]:
@@ -55,10 +57,14 @@ class TextBatch:
         }
 
     def to(self, device: torch.device) -> "TextBatch":
-        parts = vars(self).items()
+        batch = self
+        if device.type == "cuda":
+            rows, counts, answered = give_each_a_row(self.rows, self.row_counts, self.lengths)
+            batch = replace(self, rows=rows, row_counts=counts, answered=answered)
+        parts = vars(batch).items()
         moved: dict[str, Any] = {name: devices.send(part, device) for name, part in parts if isinstance(part, Tensor)}
         return replace(
-            self, **moved, labels={name: devices.send(labels, device) for name, labels in self.labels.items()}
+            batch, **moved, labels={name: devices.send(labels, device) for name, labels in self.labels.items()}
         )
 
 

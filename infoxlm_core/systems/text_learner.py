@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from infoxlm_core.config import PretrainingConfig
-from infoxlm_core.model.encoder import Encoder, EncoderSize
+from infoxlm_core.model.encoder import Encoder, EncoderSize, compiler_for
 from infoxlm_core.model.flops import must_do_flops
 from infoxlm_core.systems.text_batches import TextBatch, TextSampler, micro_batches
 from infoxlm_core.training import distributed
@@ -37,6 +37,8 @@ class TextLearner(Learner):
         self.config, self.module, self.sampler, self.loss_of = config, model, sampler, losses
         self.weights = LossWeights(config.objectives.weights(), config.objectives.weighting)
         self.device = distributed.device()
+        if config.model.compiled:
+            model.encoder.compiler = compiler_for(self.device)
 
     def batches(self, step: int) -> Sequence[TextBatch]:
         """Virtual shard by virtual shard, so that dropout does not depend on which worker has which."""

@@ -44,6 +44,8 @@ class XLM(TextNetwork):
         hidden = self.encoder.embed(batch.ids, batch.positions, batch.types)
         top, causal = self.encoder.size.layers, batch.objective == "clm"
         hidden = self.encoder.run(hidden, batch.lengths, 0, top, batch.rows, batch.row_counts, causal)  # (N, d)
+        if batch.answered is not None:
+            hidden = hidden[batch.answered]
         return F.linear(hidden, self.encoder.token_embedding.weight, self.bias), {}
 
 

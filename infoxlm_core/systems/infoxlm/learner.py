@@ -12,6 +12,7 @@ from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data.batches import PackedBatch, micro_batches
 from infoxlm_core.data.samples import Sampler
 from infoxlm_core.data.shards import Shards
+from infoxlm_core.model.encoder import compiler_for
 from infoxlm_core.model.false_negatives import have_equal_sentences, share_a_sentence
 from infoxlm_core.model.flops import must_do_flops
 from infoxlm_core.model.heads import InfoXLM
@@ -21,6 +22,7 @@ from infoxlm_core.training import distributed
 from infoxlm_core.training.learner import Learner, LossWeights, autocast, seed_dropout
 
 logger = logging.getLogger(__name__)
+ALIGNED = 128  # tokens of a micro-batch on a GPU are a multiple: a tile of its products
 STATISTICS_ROWS = 4096  # negatives of which the mean and spread of the logits are taken
 
 
@@ -34,6 +36,8 @@ class InfoXLMLearner(Learner):
         self.device = distributed.device()
         self.weights = LossWeights(config.objectives.weights(), config.objectives.weighting)
         self.contrasting = "xlco" in self.weights.by_name
+        if config.model.compiled and not config.model.sharded:
+            model.encoder.compiler = compiler_for(self.device)
         if self.contrasting:
             self.key_encoder = KeyEncoder(model).to(self.device)
             self.queue = Queue(config.contrast.queue_size, model.encoder.size.hidden, self.device)
@@ -62,13 +66,16 @@ class InfoXLMLearner(Learner):
         only = "lm" if step < contrast.start_step else ""
         # Dropout is drawn for each micro-batch, so these must not depend on which worker has which virtual shard.
         parts = [range(shard, shard + 1) for shard in mine] if self.config.model.dropout else [mine]
-        return [
+        found = [
             replace(batch, rng_key=(step, part.start, number), flops=self._flops(batch))
             for part in parts
             for number, batch in enumerate(
                 micro_batches(self.sampler.draw(step, part, only), batches.micro_batch_size, contrast.symmetric)
             )
         ]
+        if self.device.type == "cpu":
+            return found
+        return [batch.aligned(min(ALIGNED, self.module.encoder.size.longest)) for batch in found]
 
     def _flops(self, batch: PackedBatch) -> float:
         contrast, count = self.config.contrast, batch.lm_sequences
@@ -149,6 +156,7 @@ class InfoXLMLearner(Learner):
     def _make_keys(self, batch: PackedBatch) -> Tensor:
         with autocast(self.device):
             keys = self.key_encoder(batch.key_ids, batch.key_positions, batch.key_lengths)
+        keys = keys[: len(batch.sentence_ids)]  # one of padding may come last
         self.new_keys.append((keys[: batch.items], batch.sentence_ids[: batch.items]))
         return keys
 

@@ -8,7 +8,7 @@ import torch
 
 from infoxlm_core.config import ObjectivesConfig, PretrainingConfig
 from infoxlm_core.data import masking
-from infoxlm_core.data.batches import micro_batches
+from infoxlm_core.data.batches import give_each_a_row, micro_batches
 from infoxlm_core.data.layouts import Sequences, lay_out, mix
 from infoxlm_core.data.samples import Sampler
 from infoxlm_core.data.sampling import TableSampler, generator, probabilities
@@ -377,3 +377,11 @@ def test_damaged_shards_are_refused_before_a_step_is_taken(tmp_path, damage):
 
     with pytest.raises(DataCorrupt, match="run tokenize_corpus again"):
         open_shards(tmp_path)
+
+
+def test_a_sequence_without_an_answer_gets_its_first_row_and_the_others_keep_theirs():
+    rows, counts, answered = give_each_a_row(torch.tensor([1, 3, 9]), (2, 0, 1, 0), (4, 3, 3, 5))
+
+    assert rows.tolist() == [1, 3, 4, 9, 10] and counts == (2, 1, 1, 1)
+    assert rows[answered].tolist() == [1, 3, 9]
+    assert give_each_a_row(torch.tensor([1, 3]), (1, 1), (3, 3))[2] is None

@@ -16,7 +16,7 @@ from infoxlm_core.data.samples import Sampler
 from infoxlm_core.data.shards import open_shards
 from infoxlm_core.errors import InputError
 from infoxlm_core.model import pretrained
-from infoxlm_core.model.encoder import Encoder, EncoderSize, initialise
+from infoxlm_core.model.encoder import Encoder, EncoderSize, can_compile, compiler_for, initialise
 from infoxlm_core.model.heads import InfoXLM
 from infoxlm_core.model.momentum import KeyEncoder
 from infoxlm_core.model.objectives import cross_entropy
@@ -216,15 +216,52 @@ def test_one_forward_of_all_objectives_equals_each_alone(tiny_shards):
     torch.testing.assert_close(outputs.queries, expected, atol=1e-9, rtol=0)
 
 
+@pytest.mark.usefixtures("in_fp64")
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_a_batch_that_is_aligned_for_a_gpu_has_the_losses_vectors_and_gradients_of_the_batch_itself(
+    tiny_shards, pooling
+):
+    sampler = Sampler(open_shards(tiny_shards), tiny_config(objectives={"mask_ratio": 0.04}))
+    (batch,) = micro_batches(sampler.draw(0, range(4)), 8)
+    model = InfoXLM(EncoderSize(VOCABULARY, 2, 16, 32, 2, 34), 1, pooling, True).eval()
+    initialise(model, 1)
+    keys, found = KeyEncoder(model), []
+    aligned = batch.aligned(32)
+
+    for one in (batch, aligned):
+        model.zero_grad()
+        outputs = model(one)
+        (outputs.loss + outputs.queries.square()[:, 0].sum()).backward()
+        vectors = keys(one.key_ids, one.key_positions, one.key_lengths)[: len(batch.sentence_ids)]
+        found.append([outputs.losses, outputs.queries, vectors, *(parameter.grad for parameter in model.parameters())])
+
+    lm = sum(aligned.lengths[: aligned.lm_sequences])
+    assert 0 in batch.target_counts and min(aligned.target_counts) == 1
+    assert lm % 32 == len(aligned.ids) % 32 == len(aligned.key_ids) % 32 == 0 < aligned.padding
+    assert aligned.counts == batch.counts
+    for plain, other in zip(*found, strict=True):
+        torch.testing.assert_close(other, plain, atol=1e-12, rtol=0)
+
+
+@pytest.mark.slow
+def test_layers_are_compiled_where_a_small_one_can_be_and_elsewhere_a_line_says_why_not(caplog):
+    cpu, before = torch.device("cpu"), torch.get_rng_state()
+
+    assert can_compile("aot_eager", cpu) and "not compiled" not in caplog.text
+    assert not can_compile("no such compiler", cpu) and "not compiled" in caplog.text
+    assert compiler_for(cpu) == ""
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 def test_fifty_ragged_batches_run_through_the_graphs_of_the_first_two_and_no_graph_breaks(tiny_shards, kind):
     config = tiny_config(contrast={"layer": 1, "pooling": "mean"})
     sampler, model = Sampler(open_shards(tiny_shards), config), InfoXLM(replace(SIZE, layers=2), 1, "mean", True)
     initialise(model, 1)
-    keys = KeyEncoder(model)
     plain = copy.deepcopy(model)
-    model.encoder.compiler = keys.encoder.compiler = "aot_eager"  # the graphs are those of inductor
+    model.encoder.compiler = "aot_eager"  # its graphs are those of inductor
+    keys = KeyEncoder(model)
 
     graphs, gaps, shapes = [], [], set()
     torch._dynamo.reset()
