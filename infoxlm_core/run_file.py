@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
 import yaml
-from pydantic import NonNegativeInt, model_validator
+from pydantic import model_validator
 
 from infoxlm_core.config import (
     EvaluationConfig,
@@ -18,6 +18,7 @@ from infoxlm_core.config import (
     StageConfig,
     TokenizationConfig,
 )
+from infoxlm_core.config.base import NonNegativeInt
 from infoxlm_core.errors import ConfigError
 from infoxlm_core.tasks.classification import ClassificationConfig
 

@@ -3,14 +3,40 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
 
 from infoxlm_core.errors import ConfigError
 
-Share = Annotated[float, Field(ge=0, le=1)]
-Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+LARGEST_NUMBER = 2**53 - 1
+"""Kubeflow Pipelines hands numbers on as doubles: a larger whole one would arrive as another."""
+
+
+def _number(value: Any) -> Any:
+    """Refuse what would be bent into a number: `true` and "300"."""
+    if isinstance(value, str | bool):
+        raise PydanticCustomError("number", "Input should be a valid number")
+    return value
+
+
+def _whole(value: Any) -> Any:
+    """The same of whole numbers, and refuse those that are larger than any."""
+    if isinstance(value, str | bool):
+        raise PydanticCustomError("number", "Input should be a valid integer")
+    if isinstance(value, int) and abs(value) > LARGEST_NUMBER:
+        raise PydanticCustomError("number", "Input should be at most 2^53 - 1")
+    return value
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+PositiveInt = Annotated[Whole, Field(gt=0)]
+NonNegativeInt = Annotated[Whole, Field(ge=0)]
+Number = Annotated[float, BeforeValidator(_number)]
+PositiveFloat = Annotated[Number, Field(gt=0)]
+Share = Annotated[Number, Field(ge=0, le=1)]
+Weight = Annotated[Number, Field(ge=0, allow_inf_nan=False)]
 Language = Annotated[str, Field(pattern=r"^[a-z]{2,3}$")]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$")]  # it becomes part of a file's
 
 
 class StageConfig(BaseModel):

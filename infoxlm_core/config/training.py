@@ -2,10 +2,11 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
-from infoxlm_core.config.base import Share, StageConfig, Weight
+from infoxlm_core.config.base import NonNegativeInt, Number, PositiveFloat, PositiveInt, StageConfig, Weight
 
+Beta = Annotated[Number, Field(ge=0, lt=1)]
 RunName = Annotated[str, Field(pattern=r"^([A-Za-z0-9][\w.-]*)?$")]
 
 
@@ -25,7 +26,7 @@ class OptimizationConfig(StageConfig):
     """After the warm-up. linear: to 0 at the last step · inverse_sqrt: peak * sqrt(warmup_steps / updates), warmed up
     from 1e-7 (as XLM)."""
 
-    betas: tuple[Share, Share] = (0.9, 0.98)
+    betas: tuple[Beta, Beta] = (0.9, 0.98)
     """Adam's decay rates of the two moments."""
 
     epsilon: PositiveFloat = 1e-6

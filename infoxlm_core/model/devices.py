@@ -26,6 +26,13 @@ def count_gpus() -> int:
     return 0
 
 
+def memory(device: torch.device) -> float:
+    """Bytes that a device has in all; of the CPU those of the machine."""
+    if device.type == "cuda":
+        return float(torch.cuda.get_device_properties(device).total_memory)
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
 def send(values: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A tensor of the CPU on a device, without waiting for it; from memory that pages may leave a copy would wait."""
     if device.type == "cuda" and not values.is_cuda:

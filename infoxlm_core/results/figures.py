@@ -32,6 +32,7 @@ _STYLE: dict[Any, Any] = {
     "axes.titlelocation": "left",
     "legend.frameon": False,
     "legend.fontsize": 9,
+    "text.parse_math": False,  # names of languages and models come from outside: a dollar sign is one
     "svg.hashsalt": "infoxlm",  # equal scores give equal files
 }
 _LINES = {"mean": "-o", "cls": "--s"}

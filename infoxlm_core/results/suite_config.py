@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Union
 
-from pydantic import Field, NonNegativeInt, model_validator
+from pydantic import Field, model_validator
 
 from infoxlm_core.config import StageConfig
-from infoxlm_core.config.base import Name
+from infoxlm_core.config.base import Name, NonNegativeInt
 from infoxlm_core.errors import ConfigError
 from infoxlm_core.tasks import TASKS
 

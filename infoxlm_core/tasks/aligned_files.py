@@ -18,15 +18,16 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from infoxlm_core import languages
-from infoxlm_core.corpora import lines
-from infoxlm_core.errors import EncodingError, InputError, ParallelMismatch
+from infoxlm_core import languages, outside
+from infoxlm_core.corpora import lines, tables
+from infoxlm_core.errors import EncodingError, InputError, ParallelMismatch, one_line
 
 logger = logging.getLogger(__name__)
 
 Sides = tuple[list[str], list[str]]  # sentences of the pivot and their translations, as long
 _CODE = r"[a-z]{2,3}(?:[-_][A-Z][A-Za-z]{1,3})?"  # de, deu, deu_Latn, zho-CN
 _ONE = re.compile(rf"(?:newstest2019-(?:ref|src)\.)?(?P<code>{_CODE})\.(?:txt|dev|devtest|test)")
+_PAIR = re.compile("[a-z]{2,3}-[a-z]{2,3}")
 _TWO = re.compile(rf"(?P<pair>(?:.+\.)?(?P<a>{_CODE})-(?P<b>{_CODE}))\.(?P<side>{_CODE})")
 _LAYOUTS = "NAME.de-en.de and NAME.de-en.en, en-de.tsv, de.txt and en.txt, or held_out/en-de/*.parquet"
 SORTED_LINES = 20  # so many lines do not lie in the order of the alphabet by chance
@@ -164,14 +165,16 @@ def read_held_out(corpus: Path) -> tuple[str, dict[str, list[tuple[str, str]]]]:
     for path in sorted((corpus / "held_out").glob("*/*.parquet")):
         pivot, dash, language = path.parent.name.partition("-")
         try:
-            table = pq.read_table(path, columns=["source", "target"])
-        except (pa.ArrowException, OSError) as error:
-            raise InputError(f"{path} cannot be read ({' '.join(str(error).split())[:200]}): {remedy}") from error
-        if not dash or table.num_columns != 2:
-            raise InputError(f"{path} does not hold columns source and target of a pair such as en-de: {remedy}")
+            schema = pq.read_schema(outside.look(path))
+            if not dash or not {"source", "target"} <= set(schema.names) or not _PAIR.fullmatch(path.parent.name):
+                raise InputError(f"{path} does not hold columns source and target of a pair such as en-de: {remedy}")
+            pairs = list(tables.read_text(path, ("source", "target")))
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise InputError(f"{path} cannot be read ({one_line(error)}): {remedy}") from error
+        if empty := next((number for number, pair in enumerate(pairs, 1) if None in pair), 0):
+            raise InputError(f"{path}: row {empty} lacks a side: {remedy}")
         pivots.add(pivot)
-        pairs = zip(table["source"].to_pylist(), table["target"].to_pylist(), strict=True)
-        rows.setdefault(language, []).extend(pairs)
+        rows.setdefault(language, []).extend((str(source), str(target)) for source, target in pairs)
     for language in [language for language, pairs in rows.items() if not pairs]:
         logger.warning("no held-out pairs of %s: not evaluated", language)
         del rows[language]

@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
+
+from pydantic import model_validator
 
 from infoxlm_core.config.base import Language, Share
 from infoxlm_core.config.tasks import Paths, RecipeConfig
@@ -50,6 +52,12 @@ class ClassificationConfig(RecipeConfig):
 
     head_dropout: Share = 0.1
     """Before the classifier's layers."""
+
+    @model_validator(mode="after")
+    def _columns_differ(self) -> Self:
+        if self.label in (self.text, self.text_pair) or self.text == self.text_pair:
+            raise ValueError(f"text, text_pair and label must be different columns, not {self.label!r:.80} twice")
+        return self
 
 
 def loss(logits: "Tensor", targets: "Tensor", lengths: Sequence[int]) -> tuple["Tensor", "Tensor"]:  # noqa: ARG001

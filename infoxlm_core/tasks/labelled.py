@@ -1,6 +1,7 @@
 """Labelled text of any language: one table of text, text_pair (if there is one), label, language and split."""
 
 import logging
+import re
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from infoxlm_core.tasks.labelled_files import HEADERS, SPLITS, Place, find, read
 
 logger = logging.getLogger(__name__)
 XNLI_LABELS = ("entailment", "neutral", "contradiction")  # in the order of the Hub's numbers
+_LANGUAGE = re.compile("[a-z]{2,3}([-_][A-Za-z]{2,4})?")
 NO_CONSENSUS = "-"  # where annotators did not agree (SNLI, MultiNLI): all who use these sets leave such rows out
 
 
@@ -46,6 +48,10 @@ def read_labelled(
         uniform = generator("split").random(len(table))
         table["split"] = pd.Series(np.where(uniform < 0.1, "test", "train"), dtype="string")
     names = by_name(table["label"].unique(), ", ".join(sorted({str(place.path.parent) for place in places})))
+    for language in table["language"].unique():
+        if not _LANGUAGE.fullmatch(language):  # it becomes part of the names of scores, files and figures
+            where = ", ".join(sorted({str(place.path) for place in places}))
+            raise InputError(f"{where}: {language!r:.80} is no code of a language: write it as de, deu_Latn or zh-CN")
     codes = shorten(table["language"].unique())
     table = table.assign(
         split=table["split"].fillna("train"),

@@ -15,8 +15,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 
-from infoxlm_core.errors import InputError
+from infoxlm_core import outside
+from infoxlm_core.errors import InputError, one_line
 from infoxlm_core.languages import is_known
 
 logger = logging.getLogger(__name__)
@@ -86,18 +89,37 @@ def read(path: Path, names: Sequence[str]) -> pd.DataFrame:
     """
     try:
         if path.suffix == ".parquet":
-            table = pd.read_parquet(path).astype("string")
+            table = _read_parquet(path)
             return table.set_axis(range(1, len(table) + 1))
         return _read_text(path, names)
-    except (ValueError, OSError, csv.Error) as error:
-        raise InputError(f"{path}: not readable ({' '.join(str(error).split())}): save it as UTF-8") from None
+    except csv.Error as error:
+        raise InputError(
+            f"{path}: not readable ({one_line(error)}): quote the text, and give one sentence a cell"
+        ) from None
+    except (ValueError, OSError, pa.ArrowException) as error:
+        raise InputError(f"{path}: not readable ({one_line(error)}): save it as UTF-8") from None
+
+
+def _read_parquet(path: Path) -> pd.DataFrame:
+    """Columns of text and numbers; others, which are no labels and no text, are left out."""
+    schema = pq.read_schema(outside.look(path))
+    if len(set(schema.names)) < len(schema.names):
+        raise InputError(f"{path}: two columns have one name: name them apart")
+    plain = [field.name for field in schema if not pa.types.is_nested(field.type) and not is_bytes(field.type)]
+    return pd.read_parquet(path, columns=plain).astype("string")
+
+
+def is_bytes(kind: pa.DataType) -> bool:
+    """Whether the values of a column are bytes: nobody says in which encoding."""
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
 
 
 def _read_text(path: Path, names: Sequence[str]) -> pd.DataFrame:
     kind: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if path.suffix == ".tsv" else {}  # tabs: no quotes
     rows: list[list[str]] = []
     lines = []
-    with path.open(encoding="utf-8-sig", newline="") as file:
+    with outside.look(path).open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, **kind)
         for row in reader:
             if rows and len(row) != len(rows[0]):
@@ -108,5 +130,7 @@ def _read_text(path: Path, names: Sequence[str]) -> pd.DataFrame:
             lines.append(reader.line_num)
     first = rows[0] if rows else []
     header = not set(names).isdisjoint(first) or any(set(known.values()) <= set(first) for known in HEADERS)
+    if header and (twice := [name for name in first if first.count(name) > 1]):
+        raise InputError(f"{path}:1: column {twice[0]!r:.80} stands twice: name the columns apart")
     columns: list[Any] = first if header else list(range(len(first)))
     return pd.DataFrame(rows[header:], columns=columns, index=lines[header:], dtype="string")

@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import PositiveInt, model_validator
+from pydantic import model_validator
 
+from infoxlm_core.config.base import PositiveInt
 from infoxlm_core.config.tasks import Paths, RecipeConfig
 from infoxlm_core.errors import ConfigError
 from infoxlm_core.model.task_head import Head

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field
 
 from infoxlm_core import languages
-from infoxlm_core.config.base import Language, StageConfig
+from infoxlm_core.config.base import Language, PositiveInt, StageConfig
 from infoxlm_core.tasks.task import Fact, Preset, Scores, Task, finite
 
 Vector = Annotated[str, Field(pattern=r"^(mean|mean_no_special|cls|contrast)@([0-9]+|last|contrast|best)$")]

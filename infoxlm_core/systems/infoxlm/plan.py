@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from infoxlm_core.config import PretrainingConfig
-from infoxlm_core.errors import InputError
+from infoxlm_core.errors import ConfigError, InputError
 from infoxlm_core.model import flops, pretrained
 from infoxlm_core.model.encoder import EncoderSize
 from infoxlm_core.model.heads import InfoXLM
@@ -110,6 +110,37 @@ def memory(config: PretrainingConfig, vocabulary: int, gpus: int) -> list[Row]:
         ("gradient of the word table", 8 * d * size.vocabulary, "8 B x V x d, inside the loss"),
     ]
     return [Row(name, value, "B", formula) for name, value, formula in parts]
+
+
+def check_memory(config: PretrainingConfig, size: EncoderSize, available: float) -> None:
+    """Refuse a run whose tensors cannot all be held by a device with so many bytes, before the first is made.
+
+    Only what is exact counts, so that no run is refused that would fit. With sharding it is one worker's part.
+
+    Raises:
+        ConfigError: it names the largest part and the setting that it follows from.
+    """
+    parts = memory(config, size.vocabulary, config.batches.virtual_shards if config.model.sharded else 1)[:5]
+    if (needed := sum(part.value for part in parts)) <= available:
+        return
+    largest = max(parts, key=lambda part: part.value)
+    setting = (
+        f"pretraining.contrast.queue_size ({config.contrast.queue_size:,})"
+        if largest.name == "queue"
+        else f"pretraining.model ({size.layers} layers of {size.hidden}) or the vocabulary ({size.vocabulary:,} ids)"
+    )
+    raise ConfigError(
+        f"training needs {_bytes(needed)} on each device, of which {largest.name} {_bytes(largest.value)}, and there "
+        f"are {_bytes(available)}: lower {setting}"
+    )
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB", "TB", "PB"):
+        if count < 1000 or unit == "PB":
+            return f"{count:,.1f} {unit}"
+        count /= 1000
+    raise AssertionError
 
 
 def plan(config: PretrainingConfig, vocabulary: int, gpus: int = 8, gpu: str = "h200") -> Plan:

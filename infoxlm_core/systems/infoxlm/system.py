@@ -7,11 +7,11 @@ from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data.shards import Shards
 from infoxlm_core.data.vocabulary import FIRST_POSITION
 from infoxlm_core.errors import ConfigError, TokenizerMismatch
-from infoxlm_core.model import pretrained, tokenizers
+from infoxlm_core.model import devices, pretrained, tokenizers
 from infoxlm_core.model.encoder import EncoderSize, initialise
 from infoxlm_core.model.heads import InfoXLM
 from infoxlm_core.systems.infoxlm.learner import InfoXLMLearner
-from infoxlm_core.systems.infoxlm.plan import plan
+from infoxlm_core.systems.infoxlm.plan import check_memory, plan
 from infoxlm_core.systems.infoxlm.probe import Probe
 from infoxlm_core.systems.planning import Plan
 from infoxlm_core.systems.system import Observe, System
@@ -76,6 +76,7 @@ def build(config: PretrainingConfig, shards: Shards) -> InfoXLM:
             )
         if contrast.layer > size.layers:
             raise ConfigError(f"contrast.layer ({contrast.layer}) is above the {size.layers} layers of {wanted.start}")
+    check_memory(config, size, devices.memory(distributed.device()))
     model = InfoXLM(size, contrast.layer, contrast.pooling, contrast.normalise, wanted.dropout)
     initialise(model, config.seed)
     if wanted.start:

@@ -2,9 +2,9 @@
 
 from typing import Literal, Self
 
-from pydantic import NonNegativeInt, PositiveInt, model_validator
+from pydantic import model_validator
 
-from infoxlm_core.config.base import Language, Share, StageConfig, Weight
+from infoxlm_core.config.base import Language, NonNegativeInt, PositiveInt, Share, StageConfig, Weight
 from infoxlm_core.config.pretraining import ModelConfig
 from infoxlm_core.config.training import CheckpointsConfig, OptimizationConfig
 

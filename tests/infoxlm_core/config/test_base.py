@@ -1,10 +1,18 @@
 """A wrong config is one line: the field, what is wrong with it, and what stands there."""
 
 import pytest
-from pydantic import PositiveInt
 
-from infoxlm_core.config.base import Share, StageConfig
+from infoxlm_core.config import (
+    CleaningConfig,
+    CorpusSource,
+    EvaluationConfig,
+    PretrainingConfig,
+    RegistrationConfig,
+    TokenizationConfig,
+)
+from infoxlm_core.config.base import PositiveInt, Share, StageConfig
 from infoxlm_core.errors import ConfigError
+from infoxlm_core.tasks.classification import ClassificationConfig
 
 
 class Inner(StageConfig):
@@ -43,3 +51,41 @@ def test_the_first_wrong_field_is_named_with_its_place_and_rule(values, said):
 
 def test_how_often_to_log_does_not_belong_to_what_decides_the_result():
     assert Outer.parse({"log_every": 3}).result_fields() == {"inner": {"rate": 0.5}, "steps": 1}
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "said"),
+    [
+        (PretrainingConfig, {"optimization": {"steps": True}}, "steps: Input should be a valid integer, not True"),
+        (PretrainingConfig, {"optimization": {"steps": "300"}}, "steps: Input should be a valid integer, not '300'"),
+        (PretrainingConfig, {"optimization": {"steps": 10**18}}, r"steps: Input should be at most 2\^53 - 1"),
+        (PretrainingConfig, {"optimization": {"learning_rate": True}}, "learning_rate: Input should be a valid number"),
+        (PretrainingConfig, {"optimization": {"betas": [1, 1]}}, "betas.0: Input should be less than 1"),
+        (PretrainingConfig, {"seed": 2**53 + 1}, r"seed: Input should be at most 2\^53 - 1"),
+        (PretrainingConfig, {"model": {"layers": 10**9}}, "layers: Input should be less than or equal to 1000"),
+        (PretrainingConfig, {"model": {"hidden": 2**40}}, "hidden: Input should be less than or equal to 131072"),
+        (PretrainingConfig, {"batches": {"global_batch_size": 2**40}}, "global_batch_size: Input should be less than"),
+        (TokenizationConfig, {"vocabulary_size": 2**62}, "vocabulary_size: "),
+        (TokenizationConfig, {"character_coverage": 0.5}, "character_coverage: Input should be greater than"),
+        (CleaningConfig, {"max_length_ratio": 0.1}, "max_length_ratio: Input should be greater than or equal to 1"),
+        (CleaningConfig, {"min_characters": 9, "max_characters": 3}, r"min_characters \(9\) exceeds max_characters"),
+        (CorpusSource, {"name": "a" * 300, "format": "text", "path": "a", "languages": ["de"]}, "name: String should"),
+        (
+            CorpusSource,
+            {"name": "a", "format": "tsv", "path": "a", "languages": ["en", "en"]},
+            "corpus a: languages names one twice",
+        ),
+        (RegistrationConfig, {"metric": "foo/bar"}, "metric: String should match"),
+        (RegistrationConfig, {"metric": "retrieval/best_layer"}, "metric: String should match"),
+        (RegistrationConfig, {"gate": {"retrieval/best": 5}}, "gate.retrieval/best: Input should be less than 1"),
+        (EvaluationConfig, {"max_tokens": 1}, "max_tokens: Input should be greater than 2"),
+        (ClassificationConfig, {"text": "label"}, "must be different columns, not 'label' twice"),
+    ],
+)
+def test_what_would_be_bent_or_would_fail_only_later_is_refused_by_its_config(section, values, said):
+    with pytest.raises(ConfigError, match=said):
+        section.parse(values)
+
+
+def test_whole_numbers_that_kubeflow_has_made_doubles_are_what_they_were():
+    assert Outer.parse({"steps": 300.0}).steps == 300

@@ -39,7 +39,7 @@ def test_a_type_is_said_in_words_with_its_bounds():
     assert found["pretraining.contrast.mixup"] == "number, >= 0, <= 1"
     assert found["pretraining.contrast.pooling"] == "`cls` · `mean`"
     assert found["preparation.corpora[].sha256"] == "text or null"
-    assert found["registration.gate"] == "mapping of text to number"
+    assert found["registration.gate"] == "mapping of text to number, > -1, < 1"
 
 
 def test_a_list_of_pairs_is_said_in_words():

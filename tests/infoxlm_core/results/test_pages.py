@@ -39,3 +39,12 @@ def test_names_in_all_scripts_stand_in_json_as_they_are():
     said = pages.dump({"name": "Ελληνικά"})
 
     assert "Ελληνικά" in said and json.loads(said) == {"name": "Ελληνικά"}
+
+
+def test_a_dollar_sign_in_a_figure_is_a_dollar_sign():
+    def a_title() -> Figure:
+        figure = a_line()
+        figure.axes[0].set_title(r"en-$\frac{$")
+        return figure
+
+    assert figures.render({"line": a_title})["line"]["png"].startswith(b"\x89PNG")

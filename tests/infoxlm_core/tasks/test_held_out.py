@@ -2,6 +2,8 @@
 
 import math
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -74,4 +76,23 @@ def test_a_held_out_file_that_is_not_parquet_is_named(tmp_path):
     path.write_text("no table")
 
     with pytest.raises(InputError, match=r"en-de/one\.parquet cannot be read"):
+        read_held_out(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("folder", "column", "said"),
+    [
+        ("en-de", [None], "row 1 lacks a side"),
+        ("en-de", [7], "column target is int64, not text"),
+        (r"en-$\frac{$", ["Hallo"], "does not hold columns source and target of a pair such as en-de"),
+        ("en-<script>", ["Hallo"], "does not hold columns source and target of a pair such as en-de"),
+    ],
+)
+def test_a_held_out_file_that_is_not_ours_is_refused(tmp_path, folder, column, said):
+    path = tmp_path / "held_out" / folder / "one.parquet"
+    path.parent.mkdir(parents=True)
+    kind = pa.int64() if column == [7] else pa.string()
+    pq.write_table(pa.table({"source": ["Hello"], "target": pa.array(column, kind)}), path)
+
+    with pytest.raises(InputError, match=said):
         read_held_out(tmp_path)

@@ -237,3 +237,11 @@ def test_a_latin_1_file_is_refused(tmp_path):
 
     with pytest.raises(InputError, match="save it as UTF-8"):
         read(tmp_path / "x.csv")
+
+
+@pytest.mark.parametrize("language", ["mean", "..", "../x", "a;b", "<script>", "=HYPERLINK(1)", r"$\frac{$", "d" * 300])
+def test_a_language_that_is_no_code_is_refused_before_it_names_a_score(tmp_path, language):
+    (tmp_path / "x.csv").write_text(f"text,label,language\nHello,a,en\nHallo,b,{language}\n")
+
+    with pytest.raises(InputError, match="is no code of a language"):
+        read(tmp_path / "x.csv")

@@ -1,5 +1,9 @@
 """What the name of a file says about split and language, in the layouts that are published."""
 
+import os
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from infoxlm_core.errors import InputError
@@ -39,3 +43,25 @@ def test_a_row_of_another_width_is_named_by_its_line(tmp_path):
 
     with pytest.raises(InputError, match=r"x\.tsv:3: 1 fields, the first row has 2"):
         labelled_files.read(tmp_path / "x.tsv", ["text"])
+
+
+def test_what_is_no_table_of_text_is_refused_by_name(tmp_path):
+    (tmp_path / "twice.csv").write_text("text,text,label\na,b,c\n")
+    with pytest.raises(InputError, match=r"twice\.csv:1: column 'text' stands twice"):
+        labelled_files.read(tmp_path / "twice.csv", ["text", "label"])
+
+    os.mkfifo(tmp_path / "pipe.csv")
+    with pytest.raises(InputError, match="is a named pipe"):
+        labelled_files.read(tmp_path / "pipe.csv", ["text", "label"])
+
+    pq.write_table(pa.table({"text": pa.array([b"\xff"], pa.binary()), "label": [["x"]]}), tmp_path / "x.parquet")
+    assert list(labelled_files.read(tmp_path / "x.parquet", ["text", "label"]).columns) == [], (
+        "bytes and lists are no text"
+    )
+
+
+def test_a_field_beyond_every_limit_is_not_called_an_encoding(tmp_path):
+    (tmp_path / "long.csv").write_text("text,label\n" + "a" * 200_000 + ",b\n")
+
+    with pytest.raises(InputError, match=r"field larger than field limit .*: quote the text"):
+        labelled_files.read(tmp_path / "long.csv", ["text", "label"])

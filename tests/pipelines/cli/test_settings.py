@@ -32,7 +32,7 @@ def test_help_explains_the_command_and_with_a_section_the_section():
     assert "Usage" in help_
     assert "registration.gate" not in help_
     assert explained == CliRunner().invoke(app, ["config", "registration"]).stdout
-    assert "registration.gate: {}  (mapping of text to number)" in explained
+    assert "registration.gate: {}  (mapping of text to number, > -1, < 1)" in explained
 
 
 def test_a_section_that_does_not_exist_is_refused():

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from infoxlm_core import run_file
+from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data.shards import open_shards
-from infoxlm_core.errors import InputError
+from infoxlm_core.errors import ConfigError, InputError
 from infoxlm_core.model.encoder import Encoder, EncoderSize
 from infoxlm_core.systems import planning
 from infoxlm_core.systems.infoxlm import plan
@@ -128,3 +129,27 @@ def test_the_plan_reads_as_lines_and_an_unknown_gpu_is_refused():
     assert "278,295,186" in lines and "1.674 PFLOP" in lines and "64.0 steps" in lines
     with pytest.raises(InputError, match="gpu 'abacus' is not known: give one of A100, B200, H100"):
         plan.plan(named("base"), WORDS, gpu="abacus")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"contrast": {"queue_size": 10**12}}, r"of which queue 3\.1 PB, .*: lower pretraining\.contrast\.queue_size"),
+        (
+            {"model": {"hidden": 2**17, "heads": 8, "layers": 1000}},
+            r"moments .* TB, .*: lower pretraining\.model",
+        ),
+    ],
+)
+def test_a_run_that_no_memory_holds_is_refused_before_anything_is_allocated(changes, said):
+    config = PretrainingConfig.parse(changes)
+
+    with pytest.raises(ConfigError, match=said):
+        plan.check_memory(config, EncoderSize.of(config.model, WORDS), 256e9)
+
+
+def test_a_run_that_fits_is_not_refused(tiny_shards):
+    config = tiny_config()
+
+    plan.check_memory(config, EncoderSize.of(config.model, VOCABULARY), 1e9)
+    assert build(config.model_copy(update={"seed": 2}), open_shards(tiny_shards))
