@@ -128,7 +128,10 @@ def _stopping_loops() -> Iterator[None]:
         raise KeyboardInterrupt
 
     os.environ["PATH"] = path
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    asking = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        asking.append(signal.SIGHUP)
+    before = {number: signal.signal(number, stop) for number in asking}
     try:
         yield
     finally:

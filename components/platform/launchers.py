@@ -10,6 +10,7 @@ A new launcher is an adapter, and here a function and a line in the table.
 """
 
 import contextlib
+import functools
 import json
 import os
 import threading

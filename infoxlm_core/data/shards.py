@@ -9,17 +9,39 @@ tokens[offsets[i]:offsets[i + 1]]). Per corpus and language (pair) there are
     held_out/en-de/django.source …             the same for pairs that are kept for evaluation, for probes in training
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from typing_extensions import TypedDict
 
-from infoxlm_core import manifests
+from infoxlm_core import manifests, outside
 from infoxlm_core.errors import CorpusTooSmall, DataCorrupt
 
+_TABLE = re.compile(r"mono/[^/]+/[^/]+|(pairs|held_out)/[^/]+/[^/]+\.(source|target)")
 TOKENS, OFFSETS, SENTENCE_IDS = np.dtype("<u4"), np.dtype("<u8"), np.dtype("<u8")
+
+
+@outside.with_more
+class TableFacts(TypedDict):
+    """What a manifest says of a table."""
+
+    rows: int
+    tokens: int
+    largest_id: int
+
+
+@outside.with_more
+class Facts(TypedDict):
+    """What a manifest of shards says."""
+
+    vocabulary_size: int
+    tokenizer: str
+    corpus: str
+    tables: dict[str, TableFacts]
 
 
 def write_array(path: Path, values: np.ndarray) -> None:
@@ -77,6 +99,8 @@ class Table:
 
 
 def _map(path: Path, dtype: np.dtype) -> np.ndarray:
+    if not path.is_file():
+        raise DataCorrupt(f"{path} is missing: run tokenize_corpus again")
     if path.stat().st_size % dtype.itemsize:
         raise DataCorrupt(f"{path} ends inside a value: run tokenize_corpus again")
     return np.asarray(np.memmap(path, dtype, "r")) if path.stat().st_size else np.empty(0, dtype)
@@ -175,15 +199,18 @@ def open_shards(directory: Path, hashed: bool = True) -> Shards:
         CorpusTooSmall: there is neither monolingual text nor a pair.
     """
     manifest = read_manifest(directory, hashed)
-    facts = manifest["facts"]
+    remedy = "run tokenize_corpus again"
+    facts = outside.check(manifest["facts"], Facts, directory / manifests.NAME, remedy, DataCorrupt)
     mono: dict[str, list[Table]] = {}
     pairs: dict[str, list[Pairs]] = {}
     held_out: dict[str, list[Pairs]] = {}
     for name, table in sorted(facts["tables"].items()):
+        if not _TABLE.fullmatch(name) or f"{name}.offsets" not in manifest["files"]:
+            raise DataCorrupt(f"{directory / manifests.NAME}: there is no table {name!r:.120}: {remedy}")
         if table["largest_id"] >= facts["vocabulary_size"]:
             raise DataCorrupt(
                 f"{directory / name} holds id {table['largest_id']}, the vocabulary has {facts['vocabulary_size']}: "
-                "run tokenize_corpus again"
+                f"{remedy}"
             )
         kind, language, corpus = name.split("/")
         if kind == "mono":

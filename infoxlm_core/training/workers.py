@@ -33,7 +33,7 @@ def attempt(train: Callable[..., dict[str, Any]], arguments: dict[str, Any]) -> 
     """
     try:
         return {"figures": train(**arguments)}
-    except Exception as error:
+    except BaseException as error:
         failure = error if isinstance(error, InfoXLMError) else outside.translate(error, arguments.get("run", ""))
         if failure is None:
             raise
@@ -57,7 +57,10 @@ def stopping_on_signals(run: Path) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():  # whoever runs us handles signals
         yield
         return
-    before = {number: signal.signal(number, leave_note) for number in (signal.SIGTERM, signal.SIGINT)}
+    asking = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # the terminal is closed; `nohup` makes it mean nothing
+        asking.append(signal.SIGHUP)
+    before = {number: signal.signal(number, leave_note) for number in asking}
     try:
         yield
     finally:

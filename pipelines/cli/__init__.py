@@ -3,10 +3,11 @@
 import os
 
 from pipelines.cli import runs, evaluate, models, registry, store, cluster, settings  # noqa: F401  # isort: skip  # the order of --help
-from pipelines.cli.app import app
+from pipelines.cli.app import app, interrupt_on_signals
 
 
 def main() -> None:
     """Entry point; quiet where libraries talk too much."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    interrupt_on_signals()
     app()

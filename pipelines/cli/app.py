@@ -1,6 +1,7 @@
 """What all commands of `infoxlm` share: the application, its clear endings, the option `--store`."""
 
 import logging
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Annotated
 import typer
 
 from infoxlm_core import outside
-from infoxlm_core.errors import InfoXLMError, InputError
+from infoxlm_core.errors import InfoXLMError, InputError, Preempted
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -44,6 +45,17 @@ def config_file(given: str | Path) -> Path:
     return packaged if len(path.parts) == 1 and not path.exists() and packaged.is_file() else path
 
 
+def interrupt_on_signals() -> None:
+    """Let every signal that asks to end do what Ctrl-C does."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` makes SIGHUP, of a closed terminal, mean nothing
+            signal.signal(number, interrupt)
+
+
 @contextmanager
 def ending_clearly() -> Iterator[None]:
     """One line and a documented exit code instead of a traceback, for errors of ours."""
@@ -56,6 +68,9 @@ def ending_clearly() -> Iterator[None]:
         raise typer.Exit(error.exit_code) from None
     except typer.Exit:
         raise
+    except KeyboardInterrupt:
+        typer.echo("infoxlm: Preempted: interrupted: run the same command again to go on", err=True)
+        raise typer.Exit(Preempted.exit_code) from None
     except BaseException as error:
         if not isinstance(error, Exception) and not outside.is_panic(error):
             raise

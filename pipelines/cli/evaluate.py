@@ -62,6 +62,11 @@ def evaluate(
         from components.platform import artifacts
 
         models = name_models(model, floor)
+        pages = [path.name for path in output.iterdir()] if output.is_dir() else []
+        if pages and not {"report.html", "suite.html"} & set(pages):
+            raise InputError(
+                f"--output {output}: {pages[0]} and more lie there, and no evaluation: give an empty folder"
+            )
         if task == HELD_OUT:
             measure_held_out(models, data, output, artifacts.local(store))
         elif task in PRESETS:

@@ -4,12 +4,16 @@ import json
 import logging
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, BinaryIO
 
 import typer
 
+from infoxlm_core import outside
 from infoxlm_core.errors import InputError
 from pipelines.cli.app import Store, app, ending_clearly
+
+LONGEST = 1 << 20
+"""Characters of a sentence to embed: what is longer is a file without line feeds."""
 
 
 @app.command(name="import")
@@ -33,6 +37,12 @@ def import_(
             typer.echo(f"unused {name}: {number} tensors")
 
 
+def read_lines(stream: BinaryIO) -> list[str]:
+    """Lines of UTF-8, whatever the locale says; EncodingError names line and byte where they are none."""
+    text = outside.decode(stream.read(), "standard input")
+    return text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n").split("\n") if text else []
+
+
 @app.command()
 def embed(
     model: Annotated[str, typer.Argument(help="A Hugging Face directory, models:/NAME@ALIAS or models:/NAME/VERSION.")],
@@ -52,12 +62,14 @@ def embed(
         from components.platform import artifacts
         from infoxlm_core.tasks import embedding
 
-        texts = sentences or [line.rstrip("\n") for line in sys.stdin]
+        texts = sentences or read_lines(sys.stdin.buffer)
         if not texts:
             raise InputError("no sentence to embed: give some as arguments or on standard input, one a line")
         for number, text in enumerate(texts, 1):
             if any("\ud800" <= character <= "\udfff" for character in text):
                 raise InputError(f"sentence {number} is not UTF-8: {text!r:.60}: convert it")
+            if len(text) > LONGEST:
+                raise InputError(f"sentence {number} has {len(text):,} characters, more than {LONGEST:,}: cut it")
         found = embedding.embed_sentences(
             model_registry.load_encoder(model, artifacts.local(store)), texts, layer, pooling
         )

@@ -69,4 +69,4 @@ def read_gate(metrics: list[str]) -> dict[str, float]:
             raise ConfigError(f"--metric {said}: {margin!r} is no number: write retrieval/best=0.005") from None
         if not -1 < gate[name] < 1:
             raise ConfigError(f"--metric {said}: scores are shares from 0 to 1, and so are margins")
-    return gate
+    return RegistrationConfig.parse({"gate": gate}, "--metric").gate

@@ -184,7 +184,7 @@ def plan(
         Path,
         typer.Argument(help="YAML file of the run, or demo, base, large, base15.", parser=config_file, metavar="FILE"),
     ],
-    gpus: Annotated[int, typer.Option(min=1, help="Workers, one a GPU.")] = 8,
+    gpus: Annotated[int, typer.Option(min=1, max=2**20, help="Workers, one a GPU.")] = 8,
     gpu: Annotated[str, typer.Option(help="h200, h100-pcie, a100, …; an unknown one lists all.")] = "h200",
     set_: Annotated[list[str] | None, typer.Option("--set", help="Override a value, as in `run`. Repeatable.")] = None,
 ) -> None:

@@ -150,6 +150,11 @@ def load_encoder(source: str | Path, default_store: Path) -> Path:
     if not registered.is_uri(str(source)):
         directories.check(Path(source))
         return Path(source)
+    place = mlflow_runs.tracking_uri(default_store)
+    if place.startswith("sqlite:///") and not Path(place.removeprefix("sqlite:///").partition("?")[0]).exists():
+        raise InputError(
+            f"{source}: there is no registry in {default_store}: give the run's --store, or set MLFLOW_TRACKING_URI"
+        )
     client = mlflow_runs.connect(default_store)
     version = registered.find(client, str(source))
     with mlflow_runs.translate_errors(str(source)):

@@ -1,14 +1,18 @@
 """The `infoxlm` command: bad input gets one line and its exit code."""
 
+import errno
 import io
+import signal
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from infoxlm_core import run_file
 from pipelines import local
 from pipelines.cli import app
+from pipelines.cli.app import ending_clearly, interrupt_on_signals
 from pipelines.infoxlm import infoxlm
 
 DEMO = Path(__file__).parents[3] / "configs/demo.yaml"
@@ -131,3 +135,46 @@ def test_a_store_that_cannot_be_made_is_one_line(config):
     result = run("run", str(config), "--store", "/proc/nothing/store")
 
     assert result.exit_code == 2 and result.stderr.count("\n") == 1 and "/proc/nothing" in result.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_command_with_one_line_and_the_code_that_says_run_it_again(number, capsys):
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        interrupt_on_signals()
+        with pytest.raises(typer.Exit) as ended, ending_clearly():
+            signal.raise_signal(number)
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+    assert ended.value.exit_code == 75
+    assert capsys.readouterr().err == "infoxlm: Preempted: interrupted: run the same command again to go on\n"
+
+
+def test_under_nohup_a_closed_terminal_means_nothing():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    others = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        interrupt_on_signals()
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        for each, handler in (others | {signal.SIGHUP: before}).items():
+            signal.signal(each, handler)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "runs/x"), 75, "StorageFull"),
+        (OSError(errno.EROFS, "Read-only file system", "runs/x"), 2, "give a path that can be written"),
+        (BrokenPipeError(errno.EPIPE, "Broken pipe"), 2, "let it read to the end"),
+        (type("PanicException", (BaseException,), {})("retry-limit"), 2, "a tokenizer gives up on it (retry-limit)"),
+    ],
+)
+def test_what_the_system_says_has_its_code_and_remedy(error, code, said, capsys):
+    with pytest.raises(typer.Exit) as ended, ending_clearly():
+        raise error
+
+    line = capsys.readouterr().err
+    assert (ended.value.exit_code, line.count("\n")) == (code, 1) and said in line

@@ -71,3 +71,31 @@ def test_serve_check_of_a_version_without_vectors_says_how_to_have_them(store, t
 
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
     assert "has no reference_vectors.json" in result.stderr and "run the pipeline again" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "said"),
+    [
+        (b"\xef\xbb\xbfa b\r\nc\n", 0, ""),
+        (b"a b\nsch\xe9n\n", 2, "standard input:2:4: not UTF-8 from this byte on"),
+        (b"a " * 600_000, 2, "sentence 1 has 1,200,000 characters"),
+        (b"", 2, "no sentence to embed"),
+    ],
+)
+def test_lines_to_embed_are_utf_8_whatever_the_locale_says(tiny_encoders, given, code, said):
+    options = ["--layer", "1", "--pooling", "mean"]
+
+    result = CliRunner().invoke(app, ["embed", str(tiny_encoders["first"]), *options], input=given)
+
+    assert result.exit_code == code, result.stderr
+    assert said in result.stderr and result.stderr.count("\n") == bool(said)
+    assert bool(said) or [line.split(maxsplit=1)[1] for line in result.stdout.splitlines()] == ["a b", "c"]
+
+
+def test_a_registry_that_is_not_there_is_not_made(tmp_path, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+    result = run("embed", "models:/infoxlm@champion", "a", "--store", str(tmp_path / "typo"))
+
+    assert result.exit_code == 2 and "there is no registry in" in result.stderr
+    assert not (tmp_path / "typo/mlflow.db").exists()
