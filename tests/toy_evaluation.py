@@ -21,6 +21,6 @@ def evaluated(directory: Path, score: float, questions: int = 400, test: str = "
         for number in range(questions)
     ]
     evidence.write(directory / evidence.FILE, {"InfoXLM": [pd.DataFrame(rows, columns=list(evidence.COLUMNS[1:]))]})
-    (directory / "scores.json").write_text(json.dumps({"model": "InfoXLM", "pivot": "en"}))
+    (directory / "scores.json").write_text(json.dumps({"model": "InfoXLM", "pivot": "en", "test_set": "sha256:t"}))
     (directory / "model_card.md").write_text(CARD)
     return directory
