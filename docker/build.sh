@@ -49,7 +49,8 @@ options=(--file Dockerfile --tag "${TAG:-infoxlm:$variant}" --build-arg "BASE=$b
   --label "org.opencontainers.image.base.name=${base%@*}" --label "org.opencontainers.image.base.digest=${base#*@}")
 [[ -z $source ]] || options+=(--label "org.opencontainers.image.source=$source")
 [[ -z ${PACKAGES:-} ]] || options+=(--build-arg "PACKAGES=$PACKAGES")
-# BuildKit takes the time as an argument; the others set it on the image and on every file.
+# BuildKit takes the time as an argument; the others set it on the image and on every file, once told in one way only.
+unset SOURCE_DATE_EPOCH
 if [[ $builder == docker ]]; then options+=(--build-arg "SOURCE_DATE_EPOCH=$epoch"); else options+=(--timestamp "$epoch"); fi
 # Of these three only buildah keeps no layers unless told to.
 [[ $builder != buildah ]] || options+=(--layers)
