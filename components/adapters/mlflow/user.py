@@ -79,8 +79,11 @@ def allow(server: str, admin_password: str, user: str, experiment: str, model: s
         status, said = _call(server, "POST", "2.0/mlflow/registered-models/create", {"name": model}, admin_password)
         if "RESOURCE_ALREADY_EXISTS" not in said:
             _check(server, status, f"to make the registered model {model}: check MLFLOW_AUTH_ADMIN_PASSWORD")
-    resources = zip(("experiment", "registered_model"), (known, model), RIGHTS[may], strict=True)
-    for kind, which, permission in resources:
+    of_experiment, of_model = RIGHTS[may]
+    rights = [("experiment", known, of_experiment), ("registered_model", model, of_model)]
+    if of_experiment == "EDIT" and known == "*":  # of two stages that open a run at once one deletes its own
+        rights.append(("run", "*", "MANAGE"))
+    for kind, which, permission in rights:
         grant = {"username": user, "resource_type": kind, "resource_id": which}
         status, said = _call(server, "GET", f"{_GRANTS}/get?{urllib.parse.urlencode(grant)}", None, admin_password)
         if status == 200 and json.loads(said)["permission"] == permission:
