@@ -51,6 +51,9 @@ def run(quick: bool) -> list[Sheet]:
         rows.append({"layer": name, "forward": forward, "backward": backward, "both": forward + backward})
         logger.info("traffic, %s: %s", name, rows[-1])
     loss = [{"loss": "operator by operator", "GB": loss_by_operators(ROWS, WORDS) / 1e9}]
+    if not quick:
+        small = 16  # the larger, the same a logit: it is computed, too
+        loss.append({"loss": "compiled", "GB": loss_by_kernels(ROWS // small, WORDS // small) * small**2 / 1e9})
     logger.info("traffic, %s", loss)
     return [
         Sheet("traffic, a layer", {"unit": "bytes a token and d in bf16, outside products and attention"}, rows),
@@ -175,7 +178,7 @@ def layer_by_operators(tokens: int, hidden: int, plain: bool) -> tuple[float, fl
     return forward.total / tokens / hidden, backward.total / tokens / hidden
 
 
-def kernels(work: Callable[[], object]) -> dict[str, int]:
+def kernels(work: Callable[[], object]) -> list[tuple[str, int]]:
     """Each kernel of the graphs that `work` compiles, products left out, and its bytes."""
     from torch._inductor import compile_fx, config, metrics
 
@@ -188,7 +191,7 @@ def kernels(work: Callable[[], object]) -> dict[str, int]:
     }
     if apart:
         raise ValueError(f"{', '.join(sorted(apart))} were not compiled: their bytes are not known")
-    return {node.get_name(): 4 * count for node, count in metrics.nodes_num_elem if not node.is_extern()}
+    return [(node.get_name(), 4 * count) for node, count in metrics.nodes_num_elem if not node.is_extern()]
 
 
 def _is_product(kernel: Any) -> bool:
@@ -209,23 +212,32 @@ def layer_by_kernels(tokens: int, hidden: int) -> tuple[float, float]:
         forward = kernels(lambda: found.append(compiled(rows, packing)))
         backward = kernels(lambda: found[0].backward(torch.ones_like(found[0])))
     added = 12 * sum(parameter.numel() for parameter in layer.parameters())  # into the sum over micro-batches
-    moved = sum(forward.values()), sum(backward.values()) + added
+    moved = sum(count for _, count in forward), sum(count for _, count in backward) + added
     return moved[0] / tokens / hidden, moved[1] / tokens / hidden
 
 
-def loss_by_operators(rows: int, words: int, hidden: int = 768) -> float:
-    """Bytes of the loss and its gradients in bf16."""
+def _chunk(rows: int, words: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits, bias and targets."""
+    return torch.zeros(rows, words), torch.zeros(words), torch.zeros(rows, dtype=torch.long)
 
-    def multiply(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
-        _product(left, right)
-        return out
 
-    with FakeTensorMode(), mock.patch.object(linear_cross_entropy, "_multiply", multiply), Operators() as counted:
-        states, table = (
-            torch.empty(rows, hidden, dtype=BF16, requires_grad=True),
-            torch.empty(words, hidden, requires_grad=True),
-        )
-        bias, targets = torch.empty(words, requires_grad=True), torch.empty(rows, dtype=torch.long)
-        with torch.autocast("cpu", BF16):
-            linear_cross_entropy.linear_cross_entropy(states, table, bias, targets, torch.empty(rows))
+def _between_products(chunk: tuple[Tensor, Tensor, Tensor], compiler: str) -> None:
+    parts = (linear_cross_entropy.totals, linear_cross_entropy.derivatives)
+    totals, derivatives = (torch.compile(part, fullgraph=True) if compiler else part for part in parts)
+    others, right = totals(*chunk)
+    derivatives(*chunk, others, right, right, torch.zeros(len(right), 1, dtype=BF16))
+
+
+def loss_by_operators(rows: int, words: int) -> float:
+    """Bytes that the loss and its gradients move between their products."""
+    with FakeTensorMode():
+        chunk = _chunk(rows, words)
+        with Operators() as counted:
+            _between_products(chunk, "")
     return counted.total
+
+
+def loss_by_kernels(rows: int, words: int) -> float:
+    """The same compiled."""
+    chunk = _chunk(rows, words)
+    return sum(count for _, count in kernels(lambda: _between_products(chunk, "inductor")))

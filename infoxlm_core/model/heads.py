@@ -15,6 +15,8 @@ from infoxlm_core.model.objectives import full_precision
 class MaskedLMHead(nn.Module):
     """Dense, GELU, LayerNorm, then the product with the word embeddings (tied) plus a free bias."""
 
+    compiler = ""  # as in `Encoder`
+
     def __init__(self, size: EncoderSize) -> None:
         super().__init__()
         self.dense = nn.Linear(size.hidden, size.hidden)
@@ -31,7 +33,7 @@ class MaskedLMHead(nn.Module):
 
     def loss(self, hidden: Tensor, embedding: Tensor, targets: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
         """The scaled loss to differentiate and (N,) losses, without (N, V) logits: see `linear_cross_entropy`."""
-        return linear_cross_entropy(self.states(hidden), embedding, self.bias, targets, scale)
+        return linear_cross_entropy(self.states(hidden), embedding, self.bias, targets, scale, compiler=self.compiler)
 
 
 @dataclass

@@ -3,11 +3,22 @@
 Logits of 250,002 words are the largest thing in a step. Here they are written once, in fp32, and turned into what the
 gradients need, rows in chunks: in place, or in half precision into one copy of a chunk. The loss and its gradients are
 those of `F.cross_entropy(F.linear(hidden, weight, bias), targets)`.
+
+In half precision `totals` and `derivatives` stand between the products, and are compiled where layers are: logits are
+read twice and written once more, in bf16. Two packages do without stored logits at all. We keep PyTorch's own products:
+
+    cut-cross-entropy   multiplies again for the backward pass, 4 products for 3; skips small probabilities unless told
+    Liger               knows no factor of a row, so MLM and TLM need a call each; rounds logits before the softmax
+    this                10 bytes a logit beside the 4,600 FLOPs of three products in base, about three quarters of the
+                        time at the speed of cuBLAS (calculated); exact, and a CPU tests what a GPU runs
 """
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 ROWS = 4096
@@ -16,21 +27,28 @@ _ALIGNED = 64  # a vocabulary of 250,002 leaves rows unaligned: the buffer is a 
 
 
 def linear_cross_entropy(
-    hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, scale: Tensor, rows: int = ROWS
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    targets: Tensor,
+    scale: Tensor,
+    rows: int = ROWS,
+    compiler: str = "",
 ) -> tuple[Tensor, Tensor]:
     """Scaled sum of the cross-entropies, to differentiate; and each of them (N,), in nats and without gradient.
 
     `weight` (V, d) and `bias` (V,) are of the output layer, `scale` (N,) is the factor of each row in the sum: known
     before, which is why gradients can be made at once. Of `hidden` (N, d) so many `rows` become logits at once; if N is
     0, so is the sum. Results are fp32 (fp64 for fp64 inputs). Under autocast only the factors of products are of its
-    type: `hidden`, `weight`, and softmax - onehot, which is subtracted in fp32 and rounded once.
+    type: `hidden`, `weight`, and softmax - onehot, which is subtracted in fp32 and rounded once; `compiler` names what
+    fuses the rest, as in `Encoder`.
     """
     device = hidden.device.type
     if torch.is_autocast_enabled(device):
         kind = torch.get_autocast_dtype(device)
         with torch.autocast(device, enabled=False):
-            return _LinearCrossEntropy.apply(hidden, weight, bias, targets, scale, rows, kind)
-    return _LinearCrossEntropy.apply(hidden, weight, bias, targets, scale, rows, hidden.dtype)
+            return _LinearCrossEntropy.apply(hidden, weight, bias, targets, scale, rows, kind, compiler)
+    return _LinearCrossEntropy.apply(hidden, weight, bias, targets, scale, rows, hidden.dtype, compiler)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -44,10 +62,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
         scale: Tensor,
         rows: int,
         kind: torch.dtype,
+        compiler: str,
     ) -> tuple[Tensor, Tensor]:
         vocabulary, wanted = len(weight), any(ctx.needs_input_grad)
         full = torch.promote_types(kind, torch.float32)
         half = kind != full
+        if half and len(hidden):  # equal chunks: a small last one would pay for the weight's gradient as the others do
+            rows = -(-len(hidden) // -(-len(hidden) // rows))
         states_of_all, table = hidden.to(kind), weight.to(kind)
         losses = hidden.new_empty(len(hidden), dtype=full)
         width = -(-vocabulary // _ALIGNED) * _ALIGNED
@@ -58,40 +79,39 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 weight, dtype=full
             )
             d_bias = torch.zeros_like(bias, dtype=full)
-            halved = torch.empty_like(buffer, dtype=kind) if half else buffer
         for start in range(0, len(hidden), rows):
-            part = slice(start, start + rows)
+            part, first = slice(start, start + rows), len(hidden) <= rows
             states, answers = states_of_all[part], targets[part, None]
-            logits = _multiply(states, table.T, out=buffer[: len(states), :vocabulary]).add_(bias)
+            logits = _multiply(states, table.T, out=buffer[: len(states), :vocabulary])
+            if half:
+                others, right = _by_rows(totals, compiler)(logits, bias, targets[part])
+                everything = torch.logaddexp(others, right)
+                losses[part] = everything - right
+                if wanted:
+                    scales = scale[part].to(full)
+                    d_logits = _by_rows(derivatives, compiler)(
+                        logits, bias, targets[part], others, everything, scales, states
+                    )
+                    _multiply(d_logits, table, out=d_hidden[part])
+                    _add_product(d_weight, d_logits.T, states, first)
+                    _add_product(d_bias[:, None], d_logits.T, torch.ones_like(states[:, :1]), first=False)
+                continue
+            logits = logits.add_(bias)
             right = logits.gather(1, answers).squeeze(1)
             top = logits.amax(dim=1)
             odds = logits.sub_(top[:, None]).exp_()  # in place: the logits are overwritten
-            if half:  # the target's apart: softmax - 1 there is minus the rest, however near to 1 the softmax is
-                target_odds = odds.gather(1, answers).squeeze(1)
-                rest = odds.scatter_(1, answers, 0.0).sum(dim=1)
-                total = rest + target_odds
-            else:
-                total = odds.sum(dim=1)
+            total = odds.sum(dim=1)
             losses[part] = total.log() + top - right
             if not wanted:
                 continue
-            # d loss / d logits = scale * (odds / total - onehot)
-            factor, first = (scale[part] / total).to(full), len(hidden) <= rows
-            if half:
-                d_logits = torch.mul(odds, factor[:, None], out=halved[: len(states), :vocabulary])
-                d_targets = -rest * factor
-                d_logits.scatter_(1, answers, d_targets.to(kind)[:, None])
-                _multiply(d_logits, table, out=d_hidden[part])
-                _add_product(d_weight, d_logits.T, states, first)
-                d_bias += odds.T @ factor
-                d_bias.index_add_(0, targets[part], d_targets)
-            else:  # one pass less: the factor goes to the smaller side of the products
-                scales = scale[part].to(full)
-                d_hidden[part] = (odds @ table) * factor[:, None] - table[targets[part]] * scales[:, None]
-                _add_product(d_weight, odds.T, states * factor[:, None], first)
-                d_weight.index_add_(0, targets[part], states * -scales[:, None])
-                d_bias += odds.T @ factor
-                d_bias.index_add_(0, targets[part], -scales)
+            # d loss / d logits = scale * (odds / total - onehot); one pass less: the factor goes to the smaller side of
+            # the products
+            factor, scales = (scale[part] / total).to(full), scale[part].to(full)
+            d_hidden[part] = (odds @ table) * factor[:, None] - table[targets[part]] * scales[:, None]
+            _add_product(d_weight, odds.T, states * factor[:, None], first)
+            d_weight.index_add_(0, targets[part], states * -scales[:, None])
+            d_bias += odds.T @ factor
+            d_bias.index_add_(0, targets[part], -scales)
         if wanted:  # not by save_for_backward: autograd would have to copy what somebody else still holds
             ctx.gradients = [d_hidden, d_weight.to(weight.dtype), d_bias.to(bias.dtype)]
         ctx.mark_non_differentiable(losses)
@@ -102,7 +122,46 @@ class _LinearCrossEntropy(torch.autograd.Function):
         gradients, ctx.gradients = ctx.gradients, None
         if gradient.is_cuda or gradient != 1:
             gradients = [value.mul_(gradient) for value in gradients]
-        return *gradients, None, None, None, None
+        return *gradients, None, None, None, None, None
+
+
+def totals(logits: Tensor, bias: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Of logits (R, V) that lack their bias: log of the sum of exponentials of all words but the target, and the logit
+    of the target, (R,) each."""
+    words = torch.arange(logits.shape[1], device=logits.device)
+    others = torch.where(words == targets[:, None], -torch.inf, logits + bias)
+    top = others.amax(dim=1)
+    total = (others - top[:, None]).exp().sum(dim=1)
+    return total.log() + top, logits.gather(1, targets[:, None]).squeeze(1) + bias[targets]
+
+
+def derivatives(
+    logits: Tensor, bias: Tensor, targets: Tensor, others: Tensor, everything: Tensor, scales: Tensor, states: Tensor
+) -> Tensor:
+    """scale * (softmax - onehot), (R, V), rounded once to the precision of `states`; its rows are aligned.
+
+    At the target it is minus the probability of all `others`, however near to 1 the softmax is there.
+    """
+    vocabulary = logits.shape[1]
+    words = torch.arange(vocabulary, device=logits.device)
+    odds = (logits + bias - everything[:, None]).exp()
+    rest = -(others - everything).exp()
+    found = torch.where(words == targets[:, None], rest[:, None], odds) * scales[:, None]
+    return F.pad(found.to(states.dtype), (0, -vocabulary % _ALIGNED))[:, :vocabulary]
+
+
+@cache
+def _by_rows(function: Callable[..., Any], compiler: str) -> Callable[..., Any]:
+    """`totals` or `derivatives` compiled; or some rows after the other, as they copy what they read a few times."""
+    if compiler:
+        return torch.compile(function, backend=compiler, fullgraph=True)
+
+    def in_parts(logits: Tensor, bias: Tensor, *by_row: Tensor) -> Any:
+        pieces = zip(*(values.split(256) for values in (logits, *by_row)), strict=True)
+        parts = [function(rows[0], bias, *rows[1:]) for rows in pieces]
+        return torch.cat(parts) if function is derivatives else tuple(map(torch.cat, zip(*parts, strict=True)))
+
+    return in_parts
 
 
 def _multiply(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
@@ -120,5 +179,7 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor, first: bool) -> Non
         torch.addmm(total, left, right, beta=0 if first else 1, out=total)
     elif first:
         _multiply(left, right, out=total)
+    elif left.is_cuda:
+        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
     else:
         total += _multiply(left, right, out=torch.empty_like(total))

@@ -24,3 +24,10 @@ def test_a_compiled_layer_moves_at_most_120_bytes_a_token_and_d():
     found = sum(traffic.layer_by_kernels(512, 64)) - 12 * 12 * 64 / 512  # but for gradients of weights, summed
 
     assert 60 < found <= 120
+
+
+@pytest.mark.slow
+def test_between_its_products_a_compiled_loss_moves_at_most_12_gb_for_4096_rows():
+    rows, words = 64, 4096
+
+    assert traffic.loss_by_kernels(rows, words) / (rows * words) * traffic.ROWS * traffic.WORDS < 12e9
