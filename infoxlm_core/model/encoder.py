@@ -114,19 +114,19 @@ def compiled(forward: Callable[..., Tensor], compiler: str) -> Callable[..., Ten
 
 
 @cache
-def compiler_for(device: torch.device) -> str:
+def compiler_for(device: torch.device, dropout: float) -> str:
     """What to compile layers with on a device: nothing on CPUs, nor where it fails, which is logged."""
-    return "inductor" if device.type == "cuda" and can_compile("inductor", device) else ""
+    return "inductor" if device.type == "cuda" and can_compile("inductor", device, dropout) else ""
 
 
-def can_compile(compiler: str, device: torch.device) -> bool:
+def can_compile(compiler: str, device: torch.device, dropout: float) -> bool:
     """Whether a small layer in bf16 can be compiled and trained here; why not stands in the log."""
     try:
         with torch.random.fork_rng():
-            layer = Layer(EncoderSize(8, 1, 64, 128, 1), 0.0).to(device)
-        mixed.refresh([layer], torch.bfloat16)
-        rows = torch.ones(32, 64, dtype=torch.bfloat16, device=device, requires_grad=True)
-        compiled(Layer.forward, compiler)(layer, rows, pack((20, 12), device)).sum().backward()
+            layer = Layer(EncoderSize(8, 1, 64, 128, 1), dropout).to(device)
+            mixed.refresh([layer], torch.bfloat16)
+            rows = torch.ones(32, 64, dtype=torch.bfloat16, device=device, requires_grad=True)
+            compiled(Layer.forward, compiler)(layer, rows, pack((20, 12), device)).sum().backward()
     except Exception as error:  # no C compiler, no room for its files, …: all of it is slower without, none wrong
         logger.warning("layers are not compiled, and steps take longer: %s", " ".join(str(error).split())[:300])
         return False

@@ -38,7 +38,7 @@ class TextLearner(Learner):
         self.weights = LossWeights(config.objectives.weights(), config.objectives.weighting)
         self.device = distributed.device()
         if config.model.compiled:
-            model.encoder.compiler = compiler_for(self.device)
+            model.encoder.compiler = compiler_for(self.device, config.model.dropout)
 
     def batches(self, step: int) -> Sequence[TextBatch]:
         """Virtual shard by virtual shard, so that dropout does not depend on which worker has which."""

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import increment_version
 
 from infoxlm_core.config import OptimizationConfig
 
@@ -42,7 +43,10 @@ def make_adamw(parameters: Iterable[nn.Parameter], config: OptimizationConfig) -
         weight_decay=config.weight_decay,
         fused=True,
     )
-    for parameter in (parameter for group in adam.param_groups for parameter in group["params"]):
+    parameters = [parameter for group in adam.param_groups for parameter in group["params"]]
+    # the fused step leaves the versions of weights as they were, by which their copies in bf16 know that they are old
+    adam.register_step_post_hook(lambda *_: increment_version(parameters))
+    for parameter in parameters:
         adam.state[parameter] = {
             "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
             "exp_avg": torch.zeros_like(parameter),

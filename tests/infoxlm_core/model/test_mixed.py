@@ -9,9 +9,11 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from infoxlm_core.config import OptimizationConfig
 from infoxlm_core.model.attention import attend, pack
 from infoxlm_core.model.encoder import Encoder, EncoderSize, initialise
 from infoxlm_core.model.mixed import AddNorm, Linear, refresh
+from infoxlm_core.training.optimizer import make_adamw
 
 BF16 = torch.bfloat16
 
@@ -68,7 +70,8 @@ def test_the_gradient_of_weights_in_bf16_is_summed_in_fp32_and_not_rounded():
 
 def test_weights_are_copied_once_a_step_and_not_in_its_micro_batches(encoder):
     matrices = [part.weight for part in encoder.modules() if isinstance(part, Linear)]
-    optimizer, hidden = torch.optim.SGD(encoder.parameters(), lr=0.1), torch.randn(16, 32)
+    config = OptimizationConfig(steps=9, warmup_steps=0)
+    optimizer, hidden = make_adamw(encoder.parameters(), config), torch.randn(16, 32)
     counts = []
     for _ in range(2):
         for _ in range(3):
@@ -78,6 +81,25 @@ def test_weights_are_copied_once_a_step_and_not_in_its_micro_batches(encoder):
         optimizer.step()
 
     assert counts == [len(matrices), 0, 0] * 2
+    refresh([encoder], BF16)
+    assert all(torch.equal(p.weight_copy, p.weight.bfloat16()) for p in encoder.modules() if isinstance(p, Linear))
+
+
+def test_copies_follow_weights_however_these_are_changed_in_place():
+    linear, other = Linear(4, 4), Linear(4, 4)
+    changes = [
+        lambda: torch._foreach_lerp_([linear.weight], [other.weight], 0.5),  # as the key encoder's
+        lambda: linear.load_state_dict(other.state_dict()),
+        lambda: linear.bias.copy_(torch.ones(4)),
+    ]
+    for change in changes:
+        with torch.no_grad():
+            refresh([linear], BF16)
+            change()
+            refresh([linear], BF16)
+
+        assert torch.equal(linear.weight_copy, linear.weight.bfloat16())
+        assert torch.equal(linear.bias_copy, linear.bias.bfloat16())
 
 
 def test_copies_that_a_prediction_has_made_can_be_trained_with(encoder):
