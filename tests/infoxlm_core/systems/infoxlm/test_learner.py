@@ -10,6 +10,7 @@ from infoxlm_core.data.batches import micro_batches
 from infoxlm_core.data.samples import Sampler
 from infoxlm_core.data.shards import open_shards
 from infoxlm_core.stages.pretraining import pretrain
+from infoxlm_core.systems.infoxlm import learner as learning
 from infoxlm_core.systems.infoxlm.learner import InfoXLMLearner
 from infoxlm_core.systems.infoxlm.system import build
 from infoxlm_core.training import optimizer, tracker
@@ -256,3 +257,24 @@ def test_losses_by_language_add_up_to_the_loss(learner_of):
         total = sum(counts[name] for name in named)
         mean = sum(counts[name] * value for name, value in named.items()) / total
         assert len(named) == 2 and mean == pytest.approx(figures[f"loss/{objective}"], rel=1e-9)
+
+
+def test_a_training_in_bf16_on_batches_for_a_gpu_follows_that_in_fp32(learner_of, monkeypatch):
+    def losses(aligned: bool) -> list[float]:
+        learner = learner_of(optimization={"learning_rate": 0.1, "warmup_steps": 0})
+        with torch.no_grad():
+            for parameter in learner.module.parameters():
+                parameter.mul_(0.4)
+        adam = optimizer.make_adamw(learner.module.parameters(), learner.config.optimization)
+        progress, found = Progress(), []
+        for _ in range(8):
+            batches = [batch.aligned(16) if aligned else batch for batch in learner.batches(0)]
+            found.append(train_step(learner, adam, learner.config.optimization, progress, batches)[0]["loss/mlm"])
+        return found
+
+    plain = losses(aligned=False)
+    monkeypatch.setattr(learning, "autocast", lambda device: torch.autocast(device.type, torch.bfloat16))  # as on GPUs
+    half = losses(aligned=True)
+
+    assert plain[-1] < 0.95 * plain[0]
+    assert half == pytest.approx(plain, rel=0.0015)  # 0.0055 if layers kept their first weights
