@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self, TypeVar
 import yaml
 from pydantic import model_validator
 
+from infoxlm_core import outside
 from infoxlm_core.config import (
     EvaluationConfig,
     PreparationConfig,
@@ -19,9 +20,10 @@ from infoxlm_core.config import (
     TokenizationConfig,
 )
 from infoxlm_core.config.base import NonNegativeInt
-from infoxlm_core.errors import ConfigError
+from infoxlm_core.errors import ConfigError, InputError
 from infoxlm_core.tasks.classification import ClassificationConfig
 
+MAX_SIZE = 1 << 18  # bytes of a config; reading a longer one of one key a line would take minutes
 Config = TypeVar("Config", bound=StageConfig)
 
 
@@ -63,7 +65,7 @@ class StrictLoader(yaml.SafeLoader):
     ] = {}  # those of PyYAML are YAML 1.1's: `no` is false there, 1:30 is 90
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
+        if getattr(self.peek_event(), "anchor", None):  # an alias has one, too
             raise ConfigError(f"line {self.peek_event().start_mark.line + 1}: anchors and aliases are not allowed")
         return super().compose_node(parent, index)
 
@@ -106,16 +108,14 @@ def load_as(kind: type[Config], path: Path | str, overrides: Sequence[str] = ())
     path = Path(path)
     if not path.is_file():
         raise ConfigError(f"{path}: no such config file")
-    if path.stat().st_size > 2**20:
-        raise ConfigError(f"{path}: larger than 1 MiB")
     try:
-        values = yaml.load(path.read_text(encoding="utf-8"), Loader=StrictLoader)  # noqa: S506 - a SafeLoader
+        values = yaml.load(outside.read_text(path, MAX_SIZE), Loader=StrictLoader)  # noqa: S506 - a SafeLoader
         for change in overrides:
             override(values, change)
         if not isinstance(values, dict):
             raise ConfigError("the file holds no mapping of sections")
         return kind.parse(values)
-    except (ConfigError, yaml.YAMLError, ValueError, RecursionError) as error:
+    except (InputError, yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import yaml
 
-from infoxlm_core import run_file
+from infoxlm_core import outside, run_file
 from infoxlm_core.config import PretrainingConfig
-from infoxlm_core.errors import ConfigError
+from infoxlm_core.errors import ConfigError, InputError
 from infoxlm_core.run_file import RunConfig
 
 _NAME = re.compile(r"[\w+.:-][\w+.: -]*")
@@ -69,8 +69,8 @@ def read(path: Path) -> dict[str, dict[str, Any]]:
     if not path.is_file():
         raise ConfigError(f"{path}: no such file of variants")
     try:
-        found = yaml.load(path.read_text(encoding="utf-8"), Loader=run_file.StrictLoader)  # noqa: S506 - a SafeLoader
-    except (ConfigError, yaml.YAMLError, ValueError, RecursionError) as error:
+        found = yaml.load(outside.read_text(path, run_file.MAX_SIZE), Loader=run_file.StrictLoader)  # noqa: S506 - a SafeLoader
+    except (InputError, yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
     if not isinstance(found, dict) or not found:
         raise ConfigError(f"{path}: the file holds no mapping of variants")

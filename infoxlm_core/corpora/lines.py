@@ -12,6 +12,8 @@ from infoxlm_core import outside
 from infoxlm_core.errors import InputError
 
 MAX_LINE = 1 << 20  # bytes; longer lines are skipped without holding them in memory
+LOOK_AHEAD = 32 << 20  # bytes
+_CODECS = {".bz2": "bz2", ".gz": "gzip", ".lz4": "lz4", ".zst": "zstd"}
 MAX_RATIO = 100  # of unpacked to packed size, above which a file is a bomb
 
 
@@ -50,13 +52,17 @@ class _Unpacked(io.RawIOBase):
 
 
 def _decompressed(packed: Any, path: Path) -> Any:
-    codec = {".bz2": "bz2", ".gz": "gzip", ".lz4": "lz4", ".zst": "zstd"}.get(path.suffix)
+    codec = _CODECS.get(path.suffix)
     return pa.CompressedInputStream(packed, codec) if codec else packed
 
 
 def unpack(path: Path) -> IO[bytes]:
-    """Open a file; how it is compressed, if at all, its suffix tells."""
+    """Open a file; how it is compressed, if at all, its suffix tells. A bomb is refused before a line of it is used."""
     try:
+        if path.suffix in (".xz", *_CODECS):
+            with io.BufferedReader(_Unpacked(path), MAX_LINE) as ahead:
+                for _ in range(LOOK_AHEAD // MAX_LINE):
+                    ahead.read(MAX_LINE)
         return io.BufferedReader(_Unpacked(path), MAX_LINE)
     except OSError as error:
         raise InputError(f"{path} cannot be opened ({error}): check it") from None

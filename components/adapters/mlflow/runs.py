@@ -124,8 +124,12 @@ def connect(default_store: Path) -> "MlflowClient":
         logging.getLogger(noisy).setLevel(logging.WARNING)
     mlflow.set_tracking_uri(tracking_uri(default_store))  # also sets MLFLOW_TRACKING_URI
     if not (directory := _sqlite_directory()):
-        return mlflow.MlflowClient()
-    directory.mkdir(parents=True, exist_ok=True)
+        with translate_errors(without_password(os.environ["MLFLOW_TRACKING_URI"])):
+            return mlflow.MlflowClient()
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise outside.translate(error) or InputError(f"{directory} cannot be made ({error}): give another") from None
     with (
         locks.acquire(directory / ".mlflow.lock"),  # two processes creating the tables at once: one would fail
         translate_errors(f"{directory}/mlflow.db"),
@@ -151,6 +155,8 @@ def translate_errors(what: str) -> Iterator[None]:
     except Exception as error:
         if said := outside.translate(error, what):
             raise said from error
+        if isinstance(error, ImportError):  # of a database whose driver is not here
+            raise InputError(f"{what}: {error}: install it, or give the address of a server, https://…") from error
         if type(error).__module__.startswith("sqlalchemy"):  # only of a database on this machine, or one named by URI
             if "locked" in str(error):
                 raise StorageUnavailable(f"{what}: MLflow's database is locked: run the same again") from error

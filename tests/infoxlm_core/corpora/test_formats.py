@@ -208,11 +208,8 @@ def test_a_tmx_segment_that_is_nested_without_end_is_refused(tmp_path):
         rows_of(write(tmp_path / "x.tmx", f"<tmx><body>{unit}</body></tmx>"), "tmx", ())
 
 
-def test_a_bomb_is_refused_by_what_was_read_of_it_so_far(tmp_path):
+def test_a_bomb_is_refused_before_a_line_of_it_is_used(tmp_path):
     packed = write(tmp_path / "x.txt.gz", gzip.compress(b"ein kurzer Satz\n" * 20_000_000))
 
-    rows = 0
     with pytest.raises(InputError, match="DecompressionLimit"):
-        for _ in lines.read(packed):
-            rows += 1
-    assert rows < 1_000_000, "of twenty million"
+        next(lines.read(packed))

@@ -207,3 +207,10 @@ def test_a_store_that_was_moved_says_where_it_belongs(tmp_path, monkeypatch):
 
     with pytest.raises(InputError, match=rf"if the store was moved, move it back to {tmp_path}/old; else"):
         open_run(tmp_path / "new")
+
+
+def test_a_database_whose_folder_cannot_be_made_is_no_traceback(store, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:////proc/nothing/mlflow.db")
+
+    with pytest.raises(InputError, match="/proc/nothing cannot be made"):
+        open_run(store)
