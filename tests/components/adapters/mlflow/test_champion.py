@@ -379,3 +379,20 @@ def test_where_a_copy_goes_is_read_strictly(two, store):
             promoting.run("models:/tiny/2", GATE, store, to=to)
     with pytest.raises(InputError, match="give models:/NAME@ALIAS"):
         promoting.run("tiny", GATE, store)
+
+
+@pytest.mark.parametrize("said", ["{", "5", "[]", '{"what": 5}', "[" * 9999])
+def test_a_damaged_tag_of_the_last_decision_is_named_with_its_version(said):
+    from mlflow.entities.model_registry import ModelVersion, ModelVersionTag
+
+    version = ModelVersion("toy", "3", 0, tags=[ModelVersionTag(promotion.DECISION, said)])
+
+    with pytest.raises(DataCorrupt, match=r"tag decision of toy version 3 cannot be read .*: delete the tag"):
+        promotion._decision(version)
+
+
+def test_a_version_made_elsewhere_has_no_digest_to_be_copied_by():
+    from mlflow.entities.model_registry import ModelVersion
+
+    with pytest.raises(InputError, match="toy version 3 has no tag digest"):
+        registered.digest_of(ModelVersion("toy", "3", 0))
