@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from infoxlm_core.errors import InputError
+from infoxlm_core.errors import InputError, without_password
 from infoxlm_core.progress import progress
 from pipelines.cli.app import app, ending_clearly
 
@@ -44,6 +44,7 @@ def gc(
         for thing in sorted(found, key=lambda thing: thing.size, reverse=True):
             days = (datetime.now(UTC) - thing.modified).days
             typer.echo(f"{thing.size / 1e6:12,.1f} MB  {days:5} days  {thing.name}")
+        typer.echo(f"models: {without_password(mlflow_runs.tracking_uri(artifacts.local(store)))}")
         total = f"{len(found)} of {len(things)} things in {store}, {sum(thing.size for thing in found) / 1e6:,.1f} MB"
         if not delete:
             typer.echo(f"{total}, may go: --delete deletes them")

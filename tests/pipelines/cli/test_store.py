@@ -21,6 +21,7 @@ MONTHS = 100 * 86_400
 @pytest.fixture(scope="module")
 def models(tmp_path_factory) -> Iterator[Path]:
     """Two models: one is champion, the other is registered, too; and a corpus that neither was made of."""
+    os.environ.pop("MLFLOW_TRACKING_URI", None)
     store = tmp_path_factory.mktemp("runs")
     client = mlflow_runs.connect(store)
     client.create_registered_model("infoxlm")
@@ -66,6 +67,7 @@ def test_it_only_shows_unless_told_to_delete(store):
     said = gc(store)
 
     assert said.startswith("0 ") and f"corpus/{'c' * 16}" in said and "1 of 3 things" in said and "--delete" in said
+    assert f"models: sqlite:///{store}/mlflow.db" in said  # who looks sees whose models were asked for
     assert left(store) == ["corpus/c", "pretrained/a", "pretrained/b"]
 
 
