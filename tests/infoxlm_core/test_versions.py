@@ -66,10 +66,13 @@ PAIRS = [
 ]
 
 
+ALIGNMENT = ("answered", "padding")  # of a batch for the kernels of a GPU: nothing that is computed from it
+
+
 def leaves(value: Any) -> Iterator[bytes]:
     """The arrays and numbers in a batch, whatever its fields are called."""
     if dataclasses.is_dataclass(value):
-        value = [getattr(value, field.name) for field in dataclasses.fields(value)]
+        value = [getattr(value, field.name) for field in dataclasses.fields(value) if field.name not in ALIGNMENT]
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list | tuple):
