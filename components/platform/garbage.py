@@ -14,7 +14,7 @@ from pathlib import Path
 
 from components.adapters import storage
 from components.adapters.storage import Entry
-from components.platform import artifact_transfer, artifacts, verification
+from components.platform import artifacts, verification
 from infoxlm_core import manifests
 from infoxlm_core.training import checkpoints
 
@@ -31,6 +31,8 @@ class Thing:
 
     name: str
     """Below the store, such as corpus/3f2a…"""
+    files: tuple[str, ...]
+    """Likewise, the manifest first: without it the others are nothing."""
     size: int
     """Bytes."""
     modified: datetime
@@ -48,7 +50,10 @@ def survey(store: str) -> list[Thing]:
     for entry in there.entries():
         folder, *inner = entry.name.split("/")
         if folder in FOLDERS and inner and not inner[0].startswith("."):
-            by_name[f"{folder}/{inner[0]}"].append(entry)
+            name = (
+                inner[0].partition(".")[0] if folder == "work" else inner[0]
+            )  # a job, and the sign that it is followed
+            by_name[f"{folder}/{name}"].append(entry)
     return [_look_at(there, name, entries) for name, entries in sorted(by_name.items())]
 
 
@@ -61,7 +66,9 @@ def _look_at(there: storage.Store, name: str, entries: list[Entry]) -> Thing:
             mentions |= {*_DIGEST.findall(text), *_KEY.findall(text)}
             names |= set(re.findall(rf'"digest": "({_DIGEST.pattern})"', text))
     size, modified = sum(entry.size for entry in entries), max(entry.modified for entry in entries)
-    return Thing(name, size, modified, frozenset(names), frozenset(mentions))
+    first = f"{name}/{manifests.NAME}"
+    files = sorted((entry.name for entry in entries), key=lambda file: (file != first, file))
+    return Thing(name, tuple(files), size, modified, frozenset(names), frozenset(mentions))
 
 
 def superfluous(
@@ -93,10 +100,9 @@ def superfluous(
 def delete(store: str, thing: Thing) -> None:
     """Delete a thing: an artifact's manifest first, so that it is gone before it is incomplete."""
     there = storage.open(store)
-    if there.head(thing.name):  # a file itself
-        there.delete(thing.name)
-    else:
-        artifact_transfer.drop(f"{store}/{thing.name}")
+    there.delete(thing.files[0])
+    if rest := thing.files[1:]:
+        there.delete(*rest)
     path = (there.directory or artifacts.local(store)) / thing.name  # of a store elsewhere, this machine's copy
     shutil.rmtree(path, ignore_errors=True)
     verification.marker_of(path).unlink(missing_ok=True)

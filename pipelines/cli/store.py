@@ -1,5 +1,6 @@
 """The command on a store: gc."""
 
+import os
 import re
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
@@ -28,8 +29,9 @@ def gc(
 
     What stays: all that is younger than --older-than; what registered models were made of, corpus and shards included;
     and whatever one of these names by its digest, such as the shards of a training that still saves checkpoints. The
-    registered models themselves lie in MLflow and are never touched. A run that begins while this deletes may be told
-    to run again; what it then needs is made anew.
+    registered models themselves lie in MLflow and are never touched. MLflow shows an account only the models that it
+    may read: ask as one that reads all. What a later run needs again is made again; on Kubeflow, whose cache may still
+    name what is gone, with `infoxlm submit --no-cache`.
     """
     with ending_clearly():
         age = _age(older_than)
@@ -37,14 +39,18 @@ def gc(
         from components.adapters.mlflow import versions as registered
         from components.platform import artifacts, garbage
 
-        aliases = [alias for alias in keep.split(",") if alias]
-        needed = registered.made_of(mlflow_runs.connect(artifacts.local(store)), aliases)
+        store = store.rstrip("/")
+        here = artifacts.local(store)
+        if not os.environ.get("MLFLOW_TRACKING_URI") and not (here / "mlflow.db").is_file():
+            raise InputError(f"{here} has no database of MLflow: set MLFLOW_TRACKING_URI to where the models are")
+        aliases = [alias.strip() for alias in keep.split(",") if alias.strip()]
+        needed = registered.made_of(mlflow_runs.connect(here), aliases)
         things = garbage.survey(store)
         found = garbage.superfluous(things, needed, age)
         for thing in sorted(found, key=lambda thing: thing.size, reverse=True):
             days = (datetime.now(UTC) - thing.modified).days
             typer.echo(f"{thing.size / 1e6:12,.1f} MB  {days:5} days  {thing.name}")
-        typer.echo(f"models: {without_password(mlflow_runs.tracking_uri(artifacts.local(store)))}")
+        typer.echo(f"models: {without_password(mlflow_runs.tracking_uri(here))}")
         total = f"{len(found)} of {len(things)} things in {store}, {sum(thing.size for thing in found) / 1e6:,.1f} MB"
         if not delete:
             typer.echo(f"{total}, may go: --delete deletes them")

@@ -62,14 +62,20 @@ def versions_of(client: "MlflowClient", name: str, digest: str) -> "list[ModelVe
 
 
 def made_of(client: "MlflowClient", aliases: Collection[str] = ()) -> set[str]:
-    """Digests, and keys of artifacts, that versions were made of: of all, or of those that one of `aliases` names."""
-    found = set()
+    """Digests, and keys of artifacts, that versions were made of: of all, or of those that one of `aliases` names.
+
+    Raises InputError: no model has such an alias.
+    """
+    found, unknown = set(), set(aliases)
     with mlflow_runs.translate_errors("the registry"):
         for model in _pages(client.search_registered_models):
+            unknown -= model.aliases.keys()
             named = {str(model.aliases[alias]) for alias in aliases if alias in model.aliases}
             for version in _pages(functools.partial(client.search_model_versions, f"name = '{model.name}'")):
                 if not aliases or str(version.version) in named:
                     found |= {str(value).rpartition("/")[2] for value in version.tags.values()}
+    if unknown:
+        raise InputError(f"no registered model has the alias {sorted(unknown)[0]!r}: look at the page of the registry")
     return found
 
 

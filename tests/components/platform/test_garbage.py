@@ -79,6 +79,23 @@ def test_a_training_that_still_saves_keeps_its_shards_their_corpus_and_its_work(
     assert names(garbage.superfluous(things, set(), OLD, LATER)) == {"scores", "outcome"}
 
 
+def test_a_job_that_is_still_followed_keeps_its_work_and_what_that_reads(store):
+    fill(store)
+    artifacts.write(
+        store, "work/j-tokenize-1.json", json.dumps({"artifacts": {"corpus": f"{store}/corpus/{KEYS['corpus']}"}})
+    )
+    artifacts.write(store, "work/j-tokenize-1.followed", "")
+    things = [
+        garbage.Thing(**vars(thing) | {"modified": LATER - DAY}) if "tokenize" in thing.name else thing
+        for thing in garbage.survey(store)
+    ]
+    assert [thing.name for thing in things if "tokenize" in thing.name] == ["work/j-tokenize-1"]
+
+    gone = garbage.superfluous(things, set(), OLD, LATER)
+
+    assert "corpus" not in names(gone) and "work/j-tokenize-1" not in {thing.name for thing in gone}
+
+
 def delete_all(store: str) -> None:
     for thing in garbage.superfluous(garbage.survey(store), set(), OLD, LATER):
         garbage.delete(store, thing)

@@ -78,9 +78,29 @@ def test_what_a_registered_version_was_made_of_stays(store):
 
 
 def test_of_the_versions_those_count_whose_alias_is_named(store):
-    gc(store, "--delete", "--keep", "champion,candidate")
+    gc(store, "--delete", "--keep", " champion, ")
 
     assert left(store) == ["pretrained/b"]
+
+
+def test_an_alias_that_no_model_has_is_refused(store):
+    said = gc(store, "--delete", "--keep", "champion,candidate")
+
+    assert said.startswith("2 ") and "'candidate'" in said and len(left(store)) == 3
+
+
+@pytest.mark.parametrize("place", ["s3://bucket/store", "an empty folder"])
+def test_without_the_registry_nothing_is_called_superfluous(store, tmp_path, monkeypatch, place):
+    monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "cache"))
+    where = place if "://" in place else tmp_path / place
+
+    said = gc(where, "--delete")
+
+    assert said.startswith("2 ") and "set MLFLOW_TRACKING_URI" in said
+
+
+def test_a_slash_at_the_end_changes_nothing(store):
+    assert "1 of 3 things" in gc(f"{store}/", "--delete") and len(left(store)) == 2
 
 
 def test_what_is_younger_than_the_limit_stays(store):
