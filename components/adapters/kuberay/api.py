@@ -124,15 +124,16 @@ class RayJobs:
             return metadata.get("uid") == owner["uid"] and not ended and not leaving
         return False
 
-    def adopt(self, name: str, owners: list[Job]) -> None:
-        """Set the owners of a job: it goes when the last of them has gone."""
-        path = "/apis/{group}/{version}/namespaces/{namespace}/{plural}/".format(**self._at) + name
+    def adopt(self, job: Job, owners: list[Job]) -> None:
+        """Set the owners of a job: it goes when the last has gone. NoAnswer if it has changed since it was read."""
+        path = "/apis/{group}/{version}/namespaces/{namespace}/{plural}/".format(**self._at) + job["metadata"]["name"]
+        version = job["metadata"].get("resourceVersion")  # another run may adopt it, too: neither must drop the other
         with self._answering("patch"):  # the client's own method sends a kind of patch that custom objects refuse
             self._client.call_api(
                 path,
                 "PATCH",
                 header_params={"Content-Type": "application/merge-patch+json", "Accept": "application/json"},
-                body={"metadata": {"ownerReferences": owners}},
+                body={"metadata": {"ownerReferences": owners, "resourceVersion": version}},
                 auth_settings=["BearerToken"],
                 response_type="object",
                 _return_http_data_only=True,

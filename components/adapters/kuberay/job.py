@@ -41,16 +41,18 @@ _BETWEEN_TRIES = 30.0
 
 
 class Stop:
-    """Whether this process was told to stop, and what that means for its job.
+    """Whether this process was told to stop, and whether its job is kept for a run that wants it; None: not known.
 
     A signal's handler may set no `Event`, since who waits for it holds its lock: `over` is set by a thread.
     """
 
     def __init__(self) -> None:
-        self.asked, self.kept, self.over = False, False, threading.Event()
+        self.asked, self.over = False, threading.Event()
+        self.kept: bool | None = None
 
 
 _STOPPED = 10.0  # seconds for the calls that end a job
+_QUESTIONS = 3  # whether a job is wanted, before it is left alone
 
 
 def run(
@@ -87,7 +89,7 @@ def run(
     jobs = kubernetes_api.connect()
     if owner := _owner(jobs):
         body["metadata"]["ownerReferences"] = [owner]
-    with _ending_on_signals(lambda: _end(jobs, name, owner, ask_to_stop)) as stop:
+    with _ending_on_signals(lambda stop: _end(jobs, name, owner, ask_to_stop, stop)) as stop:
         for attempt in range(cluster.retries + 1):
             status = _once(jobs, body, cluster, stop)
             if status.get("jobStatus") == "SUCCEEDED":
@@ -144,7 +146,7 @@ def _begin(jobs: RayJobs, body: Job, stop: Stop, grace: float) -> None:
                 known = job["metadata"].get("ownerReferences") or []
                 ours = [one for one in body["metadata"].get("ownerReferences", []) if one["uid"] not in _uids(known)]
                 if ours:  # else it would go with the run that made it
-                    jobs.adopt(name, known + ours)
+                    jobs.adopt(job, known + ours)
                 logger.info("found rayjob/%s, %s: going on with it", name, describe(status))
                 return
             if not leaving:
@@ -218,14 +220,15 @@ class Hindrance:
         return self._in_vain > 1
 
 
-def _end(jobs: RayJobs, name: str, owner: Job | None, ask_to_stop: Callable[[], None]) -> bool:
+def _end(jobs: RayJobs, name: str, owner: Job | None, ask_to_stop: Callable[[], None], stop: Stop) -> None:
     """Ask the training to save, and delete the job, both at once: Kubeflow leaves a step about a second.
 
     Nobody waits here for the training: the pods' hooks do, for as long as `grace_seconds` says. A job that is wanted is
-    left alone; return whether it is.
+    left alone, and so is one of which that is not known: nobody follows it then, and it ends by itself.
     """
-    if owner and _is_wanted(jobs, name, owner):
-        return True
+    stop.kept = _is_wanted(jobs, name, owner)
+    if stop.kept is not False:
+        return
 
     def ask() -> None:
         try:
@@ -237,22 +240,32 @@ def _end(jobs: RayJobs, name: str, owner: Job | None, ask_to_stop: Callable[[], 
     asking.start()
     _delete(jobs, name)
     asking.join(_STOPPED)
-    return False
 
 
-def _is_wanted(jobs: RayJobs, name: str, owner: Job) -> bool:
-    """Whether a run is under way that wants the job: ours, of which only this step's pod must go, or another one."""
-    try:
-        if jobs.is_under_way(owner):  # a node is drained: the step's next attempt finds the job
+def _is_wanted(jobs: RayJobs, name: str, owner: Job | None) -> bool | None:
+    """Whether a run is under way that wants the job: ours, of which only this step's pod must go, or another one.
+
+    None if Kubernetes does not say. A run that was not found at the start is looked for again.
+    """
+    for _ in range(_QUESTIONS):
+        try:
+            if (owner := owner or jobs.workflow()) is None:
+                return False
+            if jobs.is_under_way(owner):  # a node is drained: the step's next attempt finds the job
+                return True
+            job = jobs.get(name) or {"metadata": {}}
+            others = [one for one in job["metadata"].get("ownerReferences") or [] if one["uid"] != owner["uid"]]
+            if not any(jobs.is_under_way(one) for one in others):
+                return False
+            jobs.adopt(job, others)  # it goes no longer with our run
             return True
-        owners = ((jobs.get(name) or {}).get("metadata") or {}).get("ownerReferences") or []
-        others = [one for one in owners if one["uid"] != owner["uid"]]
-        if any(jobs.is_under_way(one) for one in others):
-            jobs.adopt(name, others)  # it goes no longer with our run
-            return True
-    except (NoAnswer, InputError) as error:
-        logger.warning("rayjob/%s: whether a run still wants it is not known: %s", name, error)
-    return False
+        except NoAnswer as error:  # or the job was changed meanwhile
+            unknown = error
+        except InputError as error:
+            logger.warning("rayjob/%s: whether a run still wants it is not known: %s", name, error)
+            return False
+    logger.warning("rayjob/%s: whether a run still wants it is not known (%s): it is left alone", name, unknown)
+    return None
 
 
 def _stopped(jobs: RayJobs, name: str, stop: Stop) -> Preempted:
@@ -260,6 +273,8 @@ def _stopped(jobs: RayJobs, name: str, stop: Stop) -> Preempted:
     stop.over.wait(_STOPPED)
     if stop.kept:
         return Preempted(f"rayjob/{name} goes on without this step, for a run that wants it: run again to follow it")
+    if stop.kept is None:
+        return Preempted(f"rayjob/{name} was left alone, since Kubernetes does not answer: run again to follow it")
     _delete(jobs, name)  # it may have been created by a call whose answer was lost
     return Preempted(f"rayjob/{name} was stopped and deleted: run again to go on")
 
@@ -314,7 +329,7 @@ def _pause(jobs: RayJobs, name: str, stop: Stop, seconds: float) -> None:
 
 
 @contextlib.contextmanager
-def _ending_on_signals(end: Callable[[], bool]) -> Iterator[Stop]:
+def _ending_on_signals(end: Callable[[Stop], None]) -> Iterator[Stop]:
     """Let a thread call `end` as soon as SIGTERM or Ctrl-C arrives, whatever the loops here wait for, and tell them.
 
     In a thread, whoever runs us handles signals.
@@ -327,7 +342,7 @@ def _ending_on_signals(end: Callable[[], bool]) -> Iterator[Stop]:
 
     def wait() -> None:
         if os.read(told, 1):
-            stop.kept = end()
+            end(stop)
             stop.over.set()
 
     def notice(*_: object) -> None:

@@ -173,6 +173,29 @@ def test_a_running_job_of_another_run_is_found_and_goes_with_the_last_run_that_f
     assert kind == "application/merge-patch+json"  # custom objects refuse the client's own, a strategic one
 
 
+def test_a_job_that_another_run_adopts_at_the_same_time_is_looked_at_again_and_has_all_owners(
+    kubernetes, launch, monkeypatch
+):
+    first, second = (OWNER | {"uid": f"u-{name}", "name": f"infoxlm-{name}"} for name in "ab")
+    kubernetes.put_job(NAME, metadata={"ownerReferences": [first], "resourceVersion": "7"}, status=RUNNING)
+    kubernetes.fail("patch", 409)  # what the API server says to a version that is not the latest
+    adopt = kubernetes_api.RayJobs.adopt
+
+    def adopt_after_the_other(jobs, job, owners) -> None:
+        if "patch" not in verbs(kubernetes):
+            kubernetes.patch(NAME, {"metadata": {"ownerReferences": [first, second]}})
+        adopt(jobs, job, owners)
+
+    monkeypatch.setattr(kubernetes_api.RayJobs, "adopt", adopt_after_the_other)
+
+    with operator(lambda: until(lambda: "watch" in verbs(kubernetes)) or kubernetes.status(NAME, **SUCCEEDED)):
+        launch()
+
+    lost, kept = [body["metadata"] for verb, _, body in kubernetes.bodies if verb == "patch"]
+    assert lost == {"ownerReferences": [first, OWNER], "resourceVersion": "7"}
+    assert kept["ownerReferences"] == [first, second, OWNER]
+
+
 def test_a_job_that_an_earlier_attempt_of_the_same_run_has_made_stays_as_it_is(kubernetes, launch):
     kubernetes.put_job(NAME, metadata={"ownerReferences": [OWNER]}, status=RUNNING)
 
@@ -728,6 +751,54 @@ def test_a_step_that_may_not_look_at_runs_ends_its_job(kubernetes, launch, caplo
         launch()
 
     assert kubernetes.job(NAME) is None and "whether a run still wants it is not known" in caplog.text
+
+
+def test_a_drained_step_leaves_its_job_although_its_run_could_not_be_found_at_the_start(kubernetes, launch, caplog):
+    kubernetes.put_workflow(OWNER["name"], OWNER["uid"], **RUNS["running"][0])
+    kubernetes.fail("get", 500, resource="pods")
+
+    def act():
+        kubernetes.wait_for(NAME)
+        stop_while_it_runs(kubernetes, caplog)
+
+    with caplog.at_level("INFO"), operator(act), pytest.raises(Preempted, match="goes on without this step"):
+        launch()
+
+    kubernetes.delete(NAME)
+
+
+def test_a_job_is_left_alone_when_kubernetes_does_not_say_whether_it_is_wanted(kubernetes, launch, caplog):
+    kubernetes.put_workflow(OWNER["name"], OWNER["uid"], **RUNS["running"][0])
+    kubernetes.fail("get", *[500] * 3, resource="workflows")
+
+    def act():
+        kubernetes.wait_for(NAME)
+        stop_while_it_runs(kubernetes, caplog)
+
+    with caplog.at_level("INFO"), operator(act), pytest.raises(Preempted, match="left alone"):
+        launch()
+
+    assert "delete" not in verbs(kubernetes)
+    kubernetes.delete(NAME)
+
+
+def test_a_job_is_left_alone_when_kubernetes_takes_too_long_to_say_whether_it_is_wanted(
+    kubernetes, launch, caplog, monkeypatch
+):
+    said = threading.Event()
+    monkeypatch.setattr(ray_job, "_STOPPED", 0.1)
+    monkeypatch.setattr(kubernetes_api.RayJobs, "is_under_way", lambda *_: said.wait(20))
+
+    def act():
+        kubernetes.wait_for(NAME)
+        stop_while_it_runs(kubernetes, caplog)
+
+    with caplog.at_level("INFO"), operator(act), pytest.raises(Preempted, match="left alone"):
+        launch()
+
+    assert "delete" not in verbs(kubernetes)
+    said.set()
+    kubernetes.delete(NAME)
 
 
 @pytest.mark.slow
