@@ -71,7 +71,9 @@ def run(
                     run_config=RunConfig(
                         name=f"{run.name}-{secrets.token_hex(4)}",  # Ray would take another attempt for this one
                         storage_path=str(scratch),
-                        failure_config=FailureConfig(max_failures=failures, controller_failure_limit=5),
+                        failure_config=FailureConfig(
+                            max_failures=failures, max_preemption_failures=failures, controller_failure_limit=5
+                        ),
                     ),
                 ).fit()
 
