@@ -29,15 +29,21 @@ def with_a_gpu_each(wanted: int, gpus: int) -> int:
 def attempt(train: Callable[..., dict[str, Any]], arguments: dict[str, Any]) -> dict[str, Any]:
     """Train, in a worker: {"figures": …}, or {"error": class, "message": …} of an error that all workers share.
 
-    Such an error is a result, since starting the workers again would not help.
+    Such an error is a result, since starting the workers again would not help. What the operating system says to one
+    of several workers is none: the others would wait for a worker that has ended well.
     """
+    from infoxlm_core.training import distributed  # imports torch: who starts workers does without
+
     try:
         return {"figures": train(**arguments)}
+    except InfoXLMError as error:
+        failure = error
     except BaseException as error:
-        failure = error if isinstance(error, InfoXLMError) else outside.translate(error, arguments.get("run", ""))
-        if failure is None:
+        said = outside.translate(error, arguments.get("run", "")) if distributed.world_size() == 1 else None
+        if said is None:
             raise
-        return {"error": type(failure).__name__, "message": str(failure)}
+        failure = said
+    return {"error": type(failure).__name__, "message": str(failure)}
 
 
 def figures(outcome: dict[str, Any]) -> dict[str, Any]:

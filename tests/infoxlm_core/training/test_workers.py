@@ -1,5 +1,6 @@
 """A signal lets a training save and stop, whenever it comes; an error that all workers share travels as a result."""
 
+import errno
 import os
 import signal
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 
 from infoxlm_core.errors import InputError, Preempted
 from infoxlm_core.stages.pretraining import pretrain
-from infoxlm_core.training import tracker, workers
+from infoxlm_core.training import distributed, tracker, workers
 from tests.conftest import tiny_config
 
 
@@ -42,6 +43,20 @@ def test_an_error_of_ours_is_a_result_that_is_raised_where_it_arrives():
     assert outcome == {"error": "InputError", "message": "here: no shards"}
     with pytest.raises(InputError, match="here: no shards"):
         workers.figures(outcome)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_what_the_system_says_to_one_of_several_workers_ends_it_so_that_the_others_do_not_wait(number, monkeypatch):
+    def fail() -> dict:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), "shards/0.bin")
+
+    monkeypatch.setattr(distributed, "world_size", lambda: number)
+
+    if number == 1:
+        assert workers.attempt(fail, {})["error"] == "StorageUnavailable"
+    else:
+        with pytest.raises(OSError, match=r"shards/0\.bin"):
+            workers.attempt(fail, {})
 
 
 def test_figures_arrive_as_they_are():
