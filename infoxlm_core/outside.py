@@ -168,5 +168,7 @@ def read_json(path: Path, kind: Any, remedy: str, error: type[InfoXLMError] = In
     except (InputError, OSError) as failure:
         if isinstance(failure, error):
             raise
+        if isinstance(failure, OSError) and isinstance(said := translate(failure, path), StorageUnavailable):
+            raise said from None
         raise error(f"{failure}: {remedy}") from None
     return parse_json(content.removeprefix(b"\xef\xbb\xbf"), kind, path, remedy, error)

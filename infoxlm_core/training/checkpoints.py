@@ -249,6 +249,8 @@ class Checkpoints:
             except TryAgain:  # a download that fails is no damage
                 raise
             except (InfoXLMError, OSError, ValueError, SafetensorError) as error:
+                if isinstance(said := outside.translate(error, path), TryAgain):  # nor is a disk that fails for a while
+                    raise said from error
                 logger.warning("CheckpointCorrupt step=%d reason=%s", step, error)
                 reasons.append(f"step {step}: {error}")
                 continue

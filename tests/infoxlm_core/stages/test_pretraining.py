@@ -1,6 +1,7 @@
 """The training loop: exact resume, equal results however the work is split, faults (items A3, A11, A13, A14, A20)."""
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -24,6 +25,7 @@ from infoxlm_core.errors import (
     Preempted,
     RankDesync,
     StorageFull,
+    StorageUnavailable,
     TokenizerMismatch,
     TrainingDiverged,
 )
@@ -478,6 +480,20 @@ def test_damaged_checkpoints_do_not_push_out_valid_ones(tmp_path, keep, left):
 
     assert [step for step, _ in saving.list_of(tmp_path)] == left[::-1]
     assert saving.Checkpoints(tmp_path, Fingerprint(), 1, keep).load_newest().step == 3
+
+
+@pytest.mark.parametrize("broken", [(manifests, "file_sha256"), (saving, "load_file"), (Path, "exists")])
+def test_a_disk_that_fails_for_a_while_does_not_make_a_checkpoint_damaged(tmp_path, monkeypatch, broken):
+    _save_steps(tmp_path, 2, 4)
+
+    def fail(path: Path) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+
+    with monkeypatch.context() as during, pytest.raises(StorageUnavailable, match="step=0000000004"):
+        during.setattr(*broken, fail)
+        saving.Checkpoints(tmp_path, Fingerprint(), 1, 3).load_newest()
+
+    assert saving.Checkpoints(tmp_path, Fingerprint(), 1, 3).load_newest().step == 4
 
 
 def test_a_damaged_checkpoint_that_was_trained_past_goes_too_and_one_trained_again_stays(tmp_path):
