@@ -1,6 +1,6 @@
 """Config of unsupervised machine translation, XLM's: denoising and online back-translation."""
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
@@ -79,6 +79,11 @@ class TranslationConfig(StageConfig):
 
     seed: NonNegativeInt = 1
     """Decides new weights, samples, noise and dropout."""
+
+    def result_fields(self) -> dict[str, Any]:
+        values = super().result_fields()
+        del values["model"]["compiled"]  # `sharded` stays, which means nothing here: runs from before have it
+        return values
 
     @model_validator(mode="after")
     def _two_languages_that_fit(self) -> Self:

@@ -124,6 +124,16 @@ def test_denoising_and_back_translation_take_turns_until_denoising_is_over(tiny_
     ]  # fmt: skip
 
 
+def test_a_run_goes_on_compiled_or_not_and_from_checkpoints_of_before_there_was_the_choice():
+    config = TranslationConfig.parse({"languages": ["en", "de"]})
+    other = TranslationConfig.parse(
+        {"languages": ["en", "de"], "model": config.model.model_dump() | {"compiled": False}}
+    )
+
+    assert other.result_fields() == config.result_fields()
+    assert manifests.digest(config.result_fields()).startswith("sha256:eb8bd85eea7737c4")  # of the commit 60d827c
+
+
 def test_a_language_without_text_is_refused(tiny_shards):
     with pytest.raises(CorpusTooSmall, match="en has no sentence of at most 12 tokens"):
         TranslationSampler(open_shards(tiny_shards), tiny(languages=("de", "en")))
