@@ -151,8 +151,14 @@ def sync_tree(directory: Path) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Make a written file, or the renames inside a directory, survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
+    """Make a written file, or the renames inside a directory, survive a power cut; not in a directory that we may
+    enter and not list, which nobody can open."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except PermissionError:
+        if path.is_dir():
+            return
+        raise
     try:
         os.fsync(descriptor)
     except OSError as error:  # some network file systems cannot

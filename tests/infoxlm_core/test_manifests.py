@@ -1,5 +1,6 @@
 """Manifests: names that stay inside, and files that appear whole."""
 
+import errno
 import json
 import multiprocessing
 import os
@@ -95,6 +96,24 @@ def test_a_file_that_could_not_be_written_leaves_nothing_behind(tmp_path):
         manifests.write_atomically(tmp_path / "file", "content")
 
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_folder_that_may_be_entered_and_not_listed_may_hold_ours(tmp_path, monkeypatch):
+    opened = os.open
+
+    def refusing(path, flags, *more, **named) -> int:  # as a folder of mode 0o711 does to all but root
+        if path in (tmp_path, tmp_path / "unreadable"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return opened(path, flags, *more, **named)
+
+    monkeypatch.setattr(os, "open", refusing)
+
+    manifests.make_folder(tmp_path / "store/runs")
+    manifests.write_atomically(tmp_path / "unreadable", "content")
+
+    assert (tmp_path / "store/runs").is_dir()
+    with pytest.raises(PermissionError):
+        manifests.sync_file(tmp_path / "unreadable")  # of a file nothing is left out
 
 
 def test_a_file_written_atomically_may_be_read_by_whom_the_umask_lets(tmp_path):
