@@ -1,7 +1,8 @@
 """Parameters too large to travel through Kubeflow are put into the store, and a reference to their content travels.
 
-All parameters of a run are an argument of Kubeflow's first driver (`--runtime_config`), all inputs of a step are one of
-its launcher (`--executor_input`); Linux takes 128 KiB. Each step reads for itself what it is referred to.
+Linux takes 128 KiB for one argument or variable. All inputs of a step are JSON (`--executor_input`) in the JSON of its
+pod's patch in the JSON of Argo's template, which is a variable of the pod: there a quotation mark is four bytes. Beyond
+128 KiB Argo makes a ConfigMap, for which Kubeflow has no right. Each step reads for itself what it is referred to.
 """
 
 import hashlib
@@ -12,10 +13,10 @@ from typing import Any
 from components.platform import artifacts
 from infoxlm_core.errors import ConfigError, DataCorrupt, InputError
 
-LARGEST = 96 * 1024
-"""Bytes of all that travels together; the rest of 128 KiB is for what Kubeflow adds."""
-OF_A_LOOP = 4096
-"""Bytes that a task of a loop gets: a pod's arguments are in the run's status, which Argo keeps in one object."""
+LARGEST = 100 * 1024
+"""Bytes of all that travels together, as they lie in Argo's template; the rest is for what Kubeflow adds."""
+OF_A_LOOP = 6 * 1024
+"""The same of a task of a loop: a pod's arguments are in the run's status, too, which Argo keeps in one object."""
 _KEY = "in_store"
 _FOLDER = "parameters"
 
@@ -64,4 +65,5 @@ def _put(store: str, value: Any) -> Any:
 
 
 def _size(value: Any) -> int:
-    return len(json.dumps(value).encode())
+    """Bytes in Argo's template."""
+    return len(json.dumps(json.dumps(json.dumps(value))))

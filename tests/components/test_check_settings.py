@@ -79,7 +79,7 @@ def test_what_is_too_large_to_travel_is_read_from_the_store_and_handed_on_throug
 
 
 def test_a_trial_with_large_settings_is_small_in_the_loop(tmp_path):
-    recipe = {"data": "s3://" + "x" * 5000}
+    recipe = {"data": "s3://" + "x" * parameters.OF_A_LOOP}
     trials = [{"trial": {"variant": "full", "seed": 3, "what": ""}, "pretraining": {"seed": 3}}]
 
     *_, changed = check_settings.python_func(str(tmp_path), **GIVEN | {"finetuning": recipe}, trials=trials)

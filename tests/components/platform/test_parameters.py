@@ -44,7 +44,23 @@ def test_the_largest_go_through_the_store_and_come_back_with_their_order_and_num
 def test_no_more_is_put_away_than_must_be(tmp_path):
     given = {"section": SECTION, "trials": TRIALS}
 
-    assert parameters.shrink(str(tmp_path), given, most=len(json.dumps(TRIALS)) + 200)["trials"] == TRIALS
+    assert parameters.shrink(str(tmp_path), given, most=parameters._size(TRIALS) + 200)["trials"] == TRIALS
+
+
+def test_what_is_small_by_itself_but_not_quoted_in_argos_template_goes_through_the_store(tmp_path):
+    section = {"terms": ["ab"] * 12_000}
+    given = {"section": section, "image": "x@sha256:1"}
+
+    shrunk = parameters.shrink(str(tmp_path), given)
+
+    def in_template(parameters: dict) -> int:
+        """As it lies in the inputs of a step, in its pod's patch, in Argo's template: in a variable of 128 KiB."""
+        patch = {"containers": [{"args": ["--executor_input", json.dumps({"inputs": parameters})]}]}
+        return len(json.dumps({"podSpecPatch": json.dumps(patch)}))
+
+    assert len(json.dumps(given)) < parameters.LARGEST and in_template(given) > 128 * 1024  # nothing was shown else
+    assert in_template(shrunk) < 1024
+    assert parameters.resolve(str(tmp_path), shrunk["section"]) == section
 
 
 def test_a_reference_to_nothing_or_to_what_was_changed_is_refused(tmp_path):
@@ -60,5 +76,5 @@ def test_a_reference_to_nothing_or_to_what_was_changed_is_refused(tmp_path):
 
 
 def test_what_cannot_be_put_away_is_refused_in_one_line(tmp_path):
-    with pytest.raises(ConfigError, match="have 2002 bytes without sections and lists, of 1024"):
+    with pytest.raises(ConfigError, match="have 2014 bytes without sections and lists, of 1024"):
         parameters.shrink(str(tmp_path), {"text": "x" * 2000}, most=1024)
