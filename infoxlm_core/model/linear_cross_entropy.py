@@ -158,8 +158,14 @@ def _by_rows(function: Callable[..., Any], compiler: str) -> Callable[..., Any]:
 
     def in_parts(logits: Tensor, bias: Tensor, *by_row: Tensor) -> Any:
         pieces = zip(*(values.split(256) for values in (logits, *by_row)), strict=True)
-        parts = [function(rows[0], bias, *rows[1:]) for rows in pieces]
-        return torch.cat(parts) if function is derivatives else tuple(map(torch.cat, zip(*parts, strict=True)))
+        parts = (function(rows[0], bias, *rows[1:]) for rows in pieces)
+        if function is not derivatives:
+            return tuple(map(torch.cat, zip(*parts, strict=True)))
+        number, vocabulary = logits.shape  # torch.cat would lose the alignment
+        whole = by_row[-1].new_empty(number, vocabulary + -vocabulary % _ALIGNED)[:, :vocabulary]
+        for target, part in zip(whole.split(256), parts, strict=True):
+            target.copy_(part)
+        return whole
 
     return in_parts
 

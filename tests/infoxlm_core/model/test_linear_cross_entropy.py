@@ -135,6 +135,18 @@ def test_in_bfloat16_chunks_are_equal(monkeypatch):
     assert rows == [6, 5]
 
 
+def test_in_bfloat16_rows_of_the_derivatives_are_aligned_though_they_are_made_in_parts():
+    hidden, weight, bias = (leaf.detach() for leaf in leaves(300, kind=torch.float32))
+    logits, targets, scales = hidden @ weight.T, torch.arange(300) % 203, torch.full((300,), 1 / 300)
+    others, right = linear_cross_entropy_module.totals(logits, bias, targets)
+    given = (logits, bias, targets, others, torch.logaddexp(others, right), scales, hidden.bfloat16())
+
+    found = linear_cross_entropy_module._by_rows(linear_cross_entropy_module.derivatives, "")(*given)
+
+    assert found.stride() == (256, 1)
+    assert torch.equal(found, linear_cross_entropy_module.derivatives(*given))
+
+
 def test_in_bfloat16_biases_and_scales_keep_their_bits():
     hidden, weight = torch.zeros(4, 8).requires_grad_(), torch.zeros(64, 8).requires_grad_()
     bias, scale = torch.linspace(3.0, 3.01, 64).requires_grad_(), torch.full((4,), 1 / 157_286)
