@@ -17,7 +17,7 @@ from infoxlm_core.tasks.labelled_files import HEADERS, SPLITS, Place, find, read
 
 logger = logging.getLogger(__name__)
 XNLI_LABELS = ("entailment", "neutral", "contradiction")  # in the order of the Hub's numbers
-_LANGUAGE = re.compile("[a-z]{2,3}([-_][A-Za-z]{2,4})?")
+_LANGUAGE = re.compile("[a-z]{2,3}([-_][A-Za-z0-9]{2,4}){0,2}")
 NO_CONSENSUS = "-"  # where annotators did not agree (SNLI, MultiNLI): all who use these sets leave such rows out
 
 

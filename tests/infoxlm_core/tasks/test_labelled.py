@@ -5,6 +5,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from infoxlm_core.config import RegistrationConfig
 from infoxlm_core.errors import InputError
 from infoxlm_core.tasks.classification import ClassificationConfig
 from infoxlm_core.tasks.labelled import read_labelled
@@ -245,3 +246,13 @@ def test_a_language_that_is_no_code_is_refused_before_it_names_a_score(tmp_path,
 
     with pytest.raises(InputError, match="is no code of a language"):
         read(tmp_path / "x.csv")
+
+
+@pytest.mark.parametrize("language", ["es-419", "zh-Hant-TW", "sr_Latn_RS"])
+def test_a_language_with_script_and_region_is_a_code_and_its_score_may_decide(tmp_path, language):
+    (tmp_path / "x.csv").write_text(f"text,label,language\nHello,a,en\nHallo,b,{language}\n")
+
+    read(tmp_path / "x.csv")
+
+    metric = f"classification/{language}"
+    assert RegistrationConfig.parse({"metric": metric}).metric == metric
