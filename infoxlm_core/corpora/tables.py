@@ -33,19 +33,21 @@ def read_text(path: Path, columns: Sequence[str]) -> Iterator[tuple[str | None, 
     """Yield rows of somebody's Parquet file, columns of text alone; what repeats is not held more than once.
 
     Raises:
-        InputError: a column is no text, or the file unpacks to over `MAX_RATIO` times its size.
+        InputError: a column is no text, or the file unpacks to over `MAX_RATIO` times its size. A column without a
+            type is one without text; what repeats in a batch is unpacked once.
     """
     limit, count = MAX_RATIO * outside.look(path).stat().st_size + MAX_LINE, 0
     schema = pq.read_schema(path)
     for column in columns:
         kind = schema.field(column).type
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
+        if not (_is_text(kind) or pa.types.is_null(kind)):
             raise InputError(f"{path}: column {column} is {kind!s:.80}, not text: write a string in each row")
     with pq.ParquetFile(path, read_dictionary=list(columns)) as file:
         for batch in file.iter_batches(ROW_GROUP, columns=list(columns)):
-            sizes = np.sum([_sizes(batch[column]) for column in columns], axis=0)
-            count += int(sizes.sum())
+            by_column = [_sizes(batch[column]) for column in columns]
+            count += sum(_distinct(batch[c], of) for c, of in zip(columns, by_column, strict=True))
+            sizes = np.sum(by_column, axis=0)
             if count > limit:
                 raise InputError(f"{path}: DecompressionLimit: unpacks to over {MAX_RATIO} times its size: refused")
             parts = np.cumsum(sizes) // MAX_BATCH
@@ -53,8 +55,20 @@ def read_text(path: Path, columns: Sequence[str]) -> Iterator[tuple[str | None, 
                 yield from zip(*(batch[c].slice(first, end - first).to_pylist() for c in columns), strict=True)
 
 
+def _is_text(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+
+
+def _distinct(column: pa.Array, sizes: np.ndarray) -> int:
+    """Bytes of a column whose cells have these sizes, what repeats counted once."""
+    total = int(sizes.sum())
+    return min(total, int(_sizes(column.dictionary).sum())) if pa.types.is_dictionary(column.type) else total
+
+
 def _sizes(column: pa.Array) -> np.ndarray:
     """Bytes of each cell."""
+    if pa.types.is_null(column.type):
+        return np.zeros(len(column), np.int64)
     if pa.types.is_dictionary(column.type):
         found = pc.binary_length(column.dictionary).take(column.indices)
     else:

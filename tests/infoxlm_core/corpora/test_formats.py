@@ -170,7 +170,6 @@ def test_missing_empty_and_foreign_files_are_refused(tmp_path):
         pa.array([["One.", "Two."]]),
         pa.array([{"text": "Save"}]),
         pa.array([7]),
-        pa.array([None]),
         pa.array([0], pa.timestamp("s")),
     ],
     ids=lambda column: str(column.type),
@@ -187,6 +186,20 @@ def test_text_of_any_kind_is_read_alike(tmp_path, kind):
     pq.write_table(pa.table({"de": pa.array(["Ja", None, "Ja"]).cast(kind)}), tmp_path / "x.parquet")
 
     assert [row.texts for row in rows_of(tmp_path / "x.parquet", "parquet")] == [("Ja",), ("",), ("Ja",)]
+
+
+def test_a_column_that_holds_nothing_at_all_is_read_as_empty_cells(tmp_path):
+    pq.write_table(pa.table({"en": ["Yes", "No"], "de": pa.nulls(2)}), tmp_path / "x.parquet")
+
+    found = [row.texts for row in rows_of(tmp_path / "x.parquet", "parquet", ())]
+
+    assert found == [("Yes", ""), ("No", "")]
+
+
+def test_a_sentence_that_repeats_makes_no_bomb_of_a_parquet_file(tmp_path):
+    pq.write_table(pa.table({"de": ["Ja, " * 25] * 60_000}), tmp_path / "x.parquet")
+
+    assert len(rows_of(tmp_path / "x.parquet", "parquet")) == 60_000  # 6 MB of text in a file of 2 kB
 
 
 def test_a_small_parquet_file_of_gigabytes_is_refused_before_they_are_held(tmp_path):
