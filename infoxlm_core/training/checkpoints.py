@@ -17,6 +17,7 @@ import logging
 import os
 import re
 import shutil
+import sys
 from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -137,6 +138,9 @@ class Checkpoints:
                     yield
                 finally:  # nobody else may write before it is done
                     self._writer.shutdown()
+                    lost = self._writing.exception()
+                    if lost is not None and lost is not sys.exception():  # the training ended by another error
+                        logger.error("a checkpoint could not be saved: %s", lost)
 
     def asked_to_stop(self) -> bool:
         return (self.directory / "stop").exists() or bool(self.remote and self.remote.asked_to_stop())

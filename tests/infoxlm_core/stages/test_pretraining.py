@@ -496,6 +496,22 @@ def test_a_disk_that_fails_for_a_while_does_not_make_a_checkpoint_damaged(tmp_pa
     assert saving.Checkpoints(tmp_path, Fingerprint(), 1, 3).load_newest().step == 4
 
 
+@pytest.mark.parametrize("waited", [False, True])
+def test_a_checkpoint_lost_in_the_background_is_told_where_another_error_ends_the_training(tmp_path, caplog, waited):
+    checkpoints = saving.Checkpoints(tmp_path, Fingerprint(), 1, 3, background=True)
+    lost = saving.Checkpoint(2, {"w": torch.zeros(1)}, {"not": object()})  # no JSON
+
+    with pytest.raises(TypeError if waited else TrainingDiverged), checkpoints.locked():
+        checkpoints.begin(lost)
+        if waited:
+            checkpoints.finish()
+        raise TrainingDiverged("two steps in a row")
+
+    assert [message for message in caplog.messages if "could not be saved" in message] == (
+        [] if waited else ["a checkpoint could not be saved: Object of type object is not JSON serializable"]
+    )
+
+
 def test_a_damaged_checkpoint_that_was_trained_past_goes_too_and_one_trained_again_stays(tmp_path):
     _save_steps(tmp_path, 2, 4, 5)
     for step in (4, 5):
