@@ -158,6 +158,9 @@ def _refuse_or_log(source: CorpusSource, max_invalid: float, found: Outcomes, in
             )
     total = sum(found.values(), Counter())
     dropped = total.total() - total["read"]
+    if not total["read"] and not source.languages:  # such as one of many files for all languages
+        logger.warning("read %s: it holds no row in a language of this run", source.name)
+        return
     if total["read"] == dropped:
         most = ", ".join(f"{why} {n}" for why, n in total.most_common(4) if why != "read") or "it holds no row"
         raise CorpusTooSmall(

@@ -228,6 +228,19 @@ def test_a_corpus_that_gives_nothing_beside_others_is_refused_by_name_and_reason
         prepare(tmp_path, tsv(tmp_path / "a.tsv", PAIRS), nothing)
 
 
+def test_a_corpus_in_none_of_the_runs_languages_is_only_told_unless_it_is_asked_for_some(tmp_path, caplog):
+    (tmp_path / "b/sv/LC_MESSAGES").mkdir(parents=True)
+    text(tmp_path / "b/sv/LC_MESSAGES/b.po", ['msgid "Open the file"', 'msgstr "Öppna filen"'])
+    other = {"name": "b", "format": "gettext", "path": str(tmp_path / "b")}
+
+    report = prepare(tmp_path, tsv(tmp_path / "a.tsv", PAIRS), other)
+
+    assert preparation.facts(report)["pairs"] == {"en-de": 144}
+    assert "read b: it holds no row in a language of this run" in caplog.messages
+    with pytest.raises(CorpusTooSmall, match="corpus b: none of its 0 rows can be used"):
+        prepare(tmp_path, tsv(tmp_path / "a.tsv", PAIRS), other | {"languages": ["en", "de"]})
+
+
 def test_a_corpus_that_is_not_there_or_is_another_is_refused_and_never_removed(tmp_path):
     corpus = tsv(tmp_path / "a.tsv", PAIRS)
     digest = manifests.file_sha256(tmp_path / "a.tsv")
