@@ -210,8 +210,12 @@ def tensors_on_first(tensors: Mapping[str, Tensor], own: bool = False) -> dict[s
         tensor = tensor.detach()
         whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
         if rank() == 0 and whole.is_cuda:  # into pinned memory, which torch keeps for the next time: no copy waits
-            gathered[name] = torch.empty(whole.shape, dtype=whole.dtype, pin_memory=True)
-            gathered[name].copy_(whole, non_blocking=True)
+            try:
+                pinned = torch.empty(whole.shape, dtype=whole.dtype, pin_memory=True)
+            except RuntimeError:  # the host allows no more of it: slower, and no reason to lose the run
+                gathered[name] = whole.cpu().contiguous()
+            else:
+                gathered[name] = pinned.copy_(whole, non_blocking=True)
         elif rank() == 0:
             gathered[name] = whole.clone(memory_format=torch.contiguous_format) if own else whole.contiguous()
     if gathered and torch.cuda.is_available():

@@ -77,3 +77,31 @@ def test_one_worker_of_each_machine_hashes_the_shards_and_all_hear_of_damage(tmp
     workers.start(_open, 4, shards, tmp_path)
     said = {(tmp_path / f"{rank}.txt").read_text() for rank in range(4)}
     assert len(said) == 1 and "its manifest says" in said.pop()
+
+
+class OnAGpu(torch.Tensor):
+    """A tensor that says it is on a GPU."""
+
+    is_cuda = True
+
+    def detach(self) -> torch.Tensor:
+        return self
+
+    def cpu(self) -> torch.Tensor:
+        return self.as_subclass(torch.Tensor).clone()
+
+
+def test_where_the_host_pins_no_memory_tensors_are_copied_to_plain_memory(monkeypatch):
+    plain = torch.empty
+
+    def refusing(*shape, pin_memory: bool = False, **more) -> torch.Tensor:
+        if pin_memory:
+            raise RuntimeError("CUDA error: out of memory")
+        return plain(*shape, **more)
+
+    monkeypatch.setattr(torch, "empty", refusing)
+    weight = torch.arange(3.0)
+
+    found = distributed.tensors_on_first({"w": weight.as_subclass(OnAGpu)})
+
+    assert torch.equal(found["w"], weight) and found["w"].data_ptr() != weight.data_ptr()
