@@ -17,6 +17,7 @@ from infoxlm_core.model import flops, pretrained
 from infoxlm_core.model.encoder import EncoderSize
 from infoxlm_core.model.heads import InfoXLM
 from infoxlm_core.model.linear_cross_entropy import ROWS
+from infoxlm_core.model.mixed import Linear
 from infoxlm_core.model.momentum import KeyEncoder
 from infoxlm_core.systems.planning import Plan, Row, times
 
@@ -96,6 +97,7 @@ def memory(config: PretrainingConfig, vocabulary: int, gpus: int) -> list[Row]:
     activations = f"{ACTIVATION_BYTES} B x d a token a layer: {lm:,} tokens x {size.layers} layers, {views:,} x {top}"
     rows = min(ROWS, round(config.objectives.mask_ratio * lm))
     share, of = (gpus, f", by {gpus} GPUs") if config.model.sharded else (1, "")
+    copied = 0 if config.model.sharded else on * sum(count(part) for part in keys.modules() if isinstance(part, Linear))
     reduced = 4 * total if gpus > 1 and share == 1 else 0
     parts = [
         ("weights", 4 * total / share, f"4 B x {total:,} parameters, fp32{of}"),
@@ -104,7 +106,7 @@ def memory(config: PretrainingConfig, vocabulary: int, gpus: int) -> list[Row]:
         ("key encoder", on * 4 * slow / share, f"4 B x {slow:,}: fp32, up to layer {top}, and W{of}"),
         ("queue", on * queue * (4 * d + 24), f"K x (4 d + 24) B: K {queue:,} keys, ids"),
         ("all-reduce buffer", reduced, "4 B x parameters, with several workers that do not share them"),
-        ("bf16 weights", 2 * total, "2 B x parameters, under autocast"),
+        ("bf16 weights", 2 * (total + copied), f"2 B x parameters and {copied:,} of the key encoder, under autocast"),
         ("activations", ACTIVATION_BYTES * d * (lm * size.layers + views * top), activations),
         ("one chunk of logits", 6 * rows * size.vocabulary, f"6 B x {rows:,} rows x {size.vocabulary:,} words"),
         ("gradient of the word table", 8 * d * size.vocabulary, "8 B x V x d, inside the loss"),

@@ -58,6 +58,21 @@ def test_weights_optimizer_key_encoder_and_queue_take_the_bytes_of_the_plan(tiny
     assert run["checkpoint"] == bytes_of(saved.values()) - pointer
 
 
+def test_of_the_key_encoder_the_plan_counts_the_copies_in_bf16(tiny_shards):
+    config, shards = tiny_config(), open_shards(tiny_shards)
+    learner = InfoXLMLearner(config, build(config, shards), shards)
+    ids, lengths = torch.full((4,), 5), (4,)
+    with torch.autocast("cpu", torch.bfloat16):
+        learner.key_encoder(ids, torch.arange(4), lengths)
+
+    planned = [
+        values(plan.memory(tiny_config(objectives={"xlco": weight}), VOCABULARY, gpus=1))["bf16 weights"]
+        for weight in (0.0, 1.0)
+    ]
+
+    assert planned[1] - planned[0] == bytes_of(learner.key_encoder.buffers()) > 0
+
+
 def test_a_layer_keeps_the_bytes_of_the_plan_for_each_token():
     d, tokens, lengths = 128, 1536, (48,) * 32
     encoder = Encoder(EncoderSize(VOCABULARY, layers=2, hidden=d, ffn=4 * d, heads=2, positions=50))
