@@ -2,6 +2,7 @@
 
 import functools
 import multiprocessing
+import os
 import threading
 import time
 from pathlib import Path
@@ -91,6 +92,8 @@ def lose_a_node(shards: Path, base: Path) -> None:
     from ray.cluster_utils import Cluster
 
     ray_train._SECONDS_FOR_ALL, ray_train._SECONDS_FOR_SOME = 5.0, 300.0
+    for name, value in (("initial_delay_ms", "1000"), ("period_ms", "500"), ("failure_threshold", "4")):
+        os.environ[f"RAY_health_check_{name}"] = value  # by default a dead node is noticed after 20 seconds
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     spot = cluster.add_node(num_cpus=1)
     ray.init(address=cluster.address, runtime_env={"env_vars": ray_train._variables()})
