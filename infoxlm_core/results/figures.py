@@ -8,7 +8,7 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import LogFormatter, MaxNLocator, PercentFormatter, StrMethodFormatter
 
 from infoxlm_core.results.ablation import Comparison
 from infoxlm_core.results.statistics import Statistic, exact, is_share, name_column
@@ -160,6 +160,8 @@ def draw_points(title: str, scores: Mapping[str, Scores], metric: str, colours: 
         values = [cell[metric] for cell in one.languages.values()]
         axes.plot(list(one.languages), values, "o", color=colours[model], label=model)
     axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))  # the default is mathematics, which `_STYLE` turns off
+    axes.yaxis.set_minor_formatter(LogFormatter())  # labels only where less than a power of ten is shown
     figure.legend(loc="outside lower center", ncols=len(scores))
     return figure
 

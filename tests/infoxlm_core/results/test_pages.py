@@ -2,7 +2,9 @@
 
 import base64
 import json
+from types import SimpleNamespace
 
+import matplotlib
 import pytest
 from matplotlib.figure import Figure
 
@@ -48,3 +50,20 @@ def test_a_dollar_sign_in_a_figure_is_a_dollar_sign():
         return figure
 
     assert figures.render({"line": a_title})["line"]["png"].startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("values", [(210.8, 12_356.0), (200.0, 430.0)])
+def test_a_logarithmic_axis_has_plain_numbers(values):
+    """A formula would stand there as its source: what comes from outside may not be mathematics."""
+
+    def points() -> Figure:
+        scores = SimpleNamespace(languages=dict(zip(("en", "de"), ({"perplexity": v} for v in values), strict=True)))
+        return figures.draw_points("Perplexity", {"InfoXLM": scores}, "perplexity", {"InfoXLM": "blue"})
+
+    with matplotlib.rc_context(figures._STYLE):
+        figure = points()
+        figure.canvas.draw()
+        axis = figure.axes[0].yaxis
+        shown = [label.get_text() for label in (*axis.get_ticklabels(), *axis.get_ticklabels(minor=True))]
+
+    assert any(shown) and not any("$" in text or "mathdefault" in text for text in shown)
