@@ -64,7 +64,11 @@ class S3Store:
                 return
             for first in range(0, len(keys), 1000):  # as many as a request may name
                 said = {"Objects": keys[first : first + 1000], "Quiet": True}
-                client.delete_objects(Bucket=self.bucket, Delete=said)
+                if refused := client.delete_objects(Bucket=self.bucket, Delete=said).get("Errors"):  # the answer is 200
+                    known = f"{refused[0].get('Key')} ({refused[0].get('Code')} {refused[0].get('Message', '')})"
+                    raise InputError(
+                        f"{self.uri}: S3 refuses to delete {len(refused)}, the first {known}: check rights"
+                    )
 
     def entries(self, deep: bool = True) -> list[Entry]:
         under = self._under()

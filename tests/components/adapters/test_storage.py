@@ -171,6 +171,36 @@ def test_what_answers_and_is_no_s3_is_refused_in_one_line(monkeypatch):
         server.server_close()
 
 
+class _Keeper(BaseHTTPRequestHandler):
+    """An S3 whose policy lets nobody delete: to many at once that is an answer like any other."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        said = b"<Error><Key>prefix/b</Key><Code>AccessDenied</Code><Message>no</Message></Error>"
+        said = b"<DeleteResult>" + said + b"</DeleteResult>"
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(said)))
+        self.end_headers()
+        self.wfile.write(said)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+def test_of_many_to_delete_the_first_that_s3_refuses_is_named(monkeypatch):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Keeper)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "x")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_address[1]}")
+    try:
+        with pytest.raises(InputError, match=r"refuses to delete 1, the first prefix/b \(AccessDenied no\)"):
+            storage.open("s3://bucket/prefix").delete("a", "b")
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
 @pytest.mark.parametrize(
     ("variable", "value", "said"),
     [
