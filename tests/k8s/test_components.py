@@ -40,6 +40,8 @@ OPENED = [  # component, source, target, port, protocol, and whether the compone
     ("private-s3", STEP, "192.168.7.7", 9000, "TCP", True),
     ("private-s3", SUBMITTER, "10.20.30.40", 443, "TCP", False),
     ("private-s3", RAY, "169.254.169.254", 443, "TCP", False),
+    ("private-s3", SERVING, "10.20.30.40", 443, "TCP", False),
+    ("private-s3", INFERENCE, "10.20.30.40", 443, "TCP", False),
     ("operator-elsewhere", Pod(OPERATOR, {"kubernetes.io/metadata.name": "kubeflow"}), RAY, 8265, "TCP", True),
     ("operator-elsewhere", Pod(OPERATOR, {"kubernetes.io/metadata.name": "default"}), RAY, 8265, "TCP", True),
     ("operator-elsewhere", of("kubeflow", app="ml-pipeline"), RAY, 8265, "TCP", False),

@@ -12,6 +12,8 @@ SUBMITTER = Pod(_labels("submitter"))
 MLFLOW, POSTGRES, SEAWEEDFS = (Pod({"app.kubernetes.io/name": name}) for name in ("mlflow", "postgres", "seaweedfs"))
 MAKE_BUCKET, MAKE_USER = (Pod({"app.kubernetes.io/name": name}) for name in ("make-bucket", "make-user"))
 FOREIGN = Pod({"app": "notebook"}, {"kubernetes.io/metadata.name": "elsewhere"})
+SERVING = Pod({"app.kubernetes.io/name": "infoxlm-serving"})
+INFERENCE = Pod({"serving.kserve.io/inferenceservice": "infoxlm", "app": "isvc.infoxlm-predictor"})
 STRAY = Pod({"app": "notebook"})
 """In our namespace, but none of ours."""
 OPERATOR = Pod({"app.kubernetes.io/component": "kuberay-operator"}, {"kubernetes.io/metadata.name": "kuberay-system"})
@@ -68,6 +70,8 @@ PRODUCTION = [
     (STEP, INTERNET, 443, True),  # S3 is a public address
     (RAY, INTERNET, 443, True),
     (MLFLOW, INTERNET, 443, True),
+    (SERVING, INTERNET, 443, False),  # clients send it their text
+    (INFERENCE, INTERNET, 443, False),
     (MLFLOW, "10.1.2.3", 5432, True),
     (STEP, "10.1.2.3", 5432, False),
     (RAY, "10.1.2.3", 443, False),
