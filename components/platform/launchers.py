@@ -141,9 +141,9 @@ def kuberay(work: Work, cluster: dict[str, Any], task: Any) -> None:
     run = runtime.pipeline_run()
     job = ray_job.job_name(work.stage, work.store, work.run or f"{work.kind}/{work.name}")
     place = f"work/{job}.json"
-    described = asdict(work) | {"pipeline_run": run, "job": job}
-    if work.stage == "pretrain":  # its figures do not depend on how many workers there are
-        described["min_workers"] = checked.min_workers
+    if work.stage != "pretrain":  # its figures alone do not depend on how many workers there are
+        checked = checked.model_copy(update={"min_workers": 0})
+    described = asdict(work) | {"pipeline_run": run, "job": job, "min_workers": checked.min_workers}
     artifacts.write(work.store, place, json.dumps(described, indent=1, sort_keys=True))
     outcome = runtime.outcome_name(job, "jobs")
 

@@ -82,6 +82,8 @@ def render(
     # whoever deletes the RayJob makes KubeRay stop the job first, and Ray kills a driver that has not ended by then
     head["spec"]["containers"][0]["env"].append({"name": "RAY_JOB_STOP_WAIT_TIME_S", "value": _saving(cluster)})
     worker = _pod(cluster, "ray-worker", work, resources, variables, cluster.shared_memory)
+    if 0 < cluster.min_workers < num_workers:  # the others go on without it: it must not ask them to save and end
+        del worker["spec"]["containers"][0]["lifecycle"]
     for field, ours in (("nodeSelector", "node_selector"), ("tolerations", "tolerations"), ("affinity", "affinity")):
         if placement := getattr(task, ours, None):
             worker["spec"][field] = placement

@@ -54,13 +54,14 @@ def test_a_job_is_told_with_how_few_workers_it_may_go_on_if_its_figures_do_not_d
     work, bucket, tmp_path, monkeypatch, stage, least
 ):
     monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "cache"))
-    told: list[str] = []
-    monkeypatch.setattr(ray_job, "run", lambda job, place, *_, **__: told.append(place))
+    told: list[tuple[str, int]] = []
+    monkeypatch.setattr(ray_job, "run", lambda _, place, cluster, *__, **___: told.append((place, cluster.min_workers)))
 
     cluster = {"image": f"registry.example/infoxlm@sha256:{'1' * 64}", "min_workers": 1}
     launchers.kuberay(replace(work, stage=stage, store="s3://models/store"), cluster, None)
 
-    assert json.loads(storage.open(told[0]).get()[0])["min_workers"] == least
+    [(place, of_the_pods)] = told
+    assert json.loads(storage.open(place).get()[0])["min_workers"] == of_the_pods == least
 
 
 GPUS = {"cpu": "8", "memory": "64Gi", "nvidia.com/gpu": "1"}

@@ -296,6 +296,14 @@ def test_a_pod_that_must_go_saves_first_and_leaves_ray_some_of_the_grace():
         assert template["spec"]["terminationGracePeriodSeconds"] == 120
 
 
+@pytest.mark.parametrize(("least", "saves"), [(0, True), (16, False), (32, True), (64, True)])
+def test_a_worker_that_must_go_does_not_end_a_job_of_32_that_goes_on_with_fewer(least, saves):
+    head, worker = (container(pods(job(min_workers=least))[which]) for which in ("head", "worker"))
+
+    assert "--leave" in str(head["lifecycle"])
+    assert ("lifecycle" in worker) is saves
+
+
 def test_a_job_that_is_deleted_has_as_long_to_save_as_a_pod_that_must_go():
     assert environment(pods(job(grace_seconds=120))["head"])["RAY_JOB_STOP_WAIT_TIME_S"] == "105"
     assert environment(pods(job(grace_seconds=10))["head"])["RAY_JOB_STOP_WAIT_TIME_S"] == "1"
