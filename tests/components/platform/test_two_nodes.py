@@ -22,7 +22,7 @@ from infoxlm_core.stages.pretraining import pretrain
 from infoxlm_core.training import tracker
 from tests.conftest import tiny_config
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 STEPS, EVERY, LOST_AFTER = 60, 5, 10
 RUNS = ("undisturbed", "disturbed")
 

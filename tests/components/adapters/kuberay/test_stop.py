@@ -21,7 +21,7 @@ from components.settings.cluster import ClusterConfig
 from infoxlm_core.training import workers
 from tests.servers.processes import free_port
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 SAVES_FOR = 8
 """Seconds: longer than the three that Ray leaves a job by default."""
 
