@@ -1,6 +1,5 @@
 """The command on a store: gc."""
 
-import os
 import re
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
@@ -41,7 +40,7 @@ def gc(
 
         store = store.rstrip("/")
         here = artifacts.local(store)
-        if not os.environ.get("MLFLOW_TRACKING_URI") and not (here / "mlflow.db").is_file():
+        if mlflow_runs.is_missing(here):
             raise InputError(f"{here} has no database of MLflow: set MLFLOW_TRACKING_URI to where the models are")
         aliases = [alias.strip() for alias in keep.split(",") if alias.strip()]
         needed = registered.made_of(mlflow_runs.connect(here), aliases)

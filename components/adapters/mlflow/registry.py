@@ -150,8 +150,7 @@ def load_encoder(source: str | Path, default_store: Path) -> Path:
     if not registered.is_uri(str(source)):
         directories.check(Path(source))
         return Path(source)
-    place = mlflow_runs.tracking_uri(default_store)
-    if place.startswith("sqlite:///") and not Path(place.removeprefix("sqlite:///").partition("?")[0]).exists():
+    if mlflow_runs.is_missing(default_store):
         raise InputError(
             f"{source}: there is no registry in {default_store}: give the run's --store, or set MLFLOW_TRACKING_URI"
         )

@@ -48,6 +48,16 @@ def tracking_uri(default: Path) -> str:
     return f"sqlite:///{default.resolve() / 'mlflow.db'}"
 
 
+def is_missing(default: Path) -> bool:
+    """Whether MLflow's database would be made now, empty: for who wants to read what others have written."""
+    file = _sqlite_file(tracking_uri(default))
+    return file is not None and not file.exists()
+
+
+def _sqlite_file(uri: str) -> Path | None:
+    return Path(uri.removeprefix("sqlite:///").partition("?")[0]) if uri.startswith("sqlite://") else None
+
+
 @contextmanager
 def _importing() -> Iterator[None]:
     """Import MLflow in half the time: its 400,000 objects stay, and garbage collection goes over them for nothing.
@@ -75,8 +85,7 @@ def check_uri(uri: str) -> None:
     shown, kind = without_password(uri), uri.partition("://")[0] if "://" in uri else ""
     if kind in ("http", "https"):
         _wait_for_answer(uri)
-    elif kind == "sqlite":
-        path = Path(uri.removeprefix("sqlite:///").partition("?")[0])
+    elif path := _sqlite_file(uri):
         if path.exists() and outside.look(path).stat().st_size:
             with path.open("rb") as file:
                 if not file.read(16).startswith(b"SQLite format 3"):

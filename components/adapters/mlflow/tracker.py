@@ -5,7 +5,6 @@ What a training logs is in its `metrics.jsonl` first; an outbox remembers how mu
 
 import logging
 import os
-import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,7 @@ from components.adapters.mlflow import runs
 from components.adapters.mlflow import trials as mlflow_trials
 from components.adapters.mlflow.runs import points, translate_errors
 from infoxlm_core.corpora.datasets import Dataset
-from infoxlm_core.errors import InputError, one_line
+from infoxlm_core.errors import InputError, one_line, without_password
 from infoxlm_core.results.trials import Trial
 from infoxlm_core.training.tracker import FileTracker, parse
 
@@ -115,7 +114,7 @@ class MlflowRun:
 
 def _server() -> str:
     """MLFLOW_TRACKING_URI without the password that it may hold."""
-    return re.sub(r"//[^/@]*@", "//", os.environ["MLFLOW_TRACKING_URI"]).rstrip("/")
+    return without_password(os.environ["MLFLOW_TRACKING_URI"]).rstrip("/")
 
 
 class MlflowTracker:

@@ -4,7 +4,6 @@ Both kinds have the tag `seed`. An ablation's have `variant` and `what`; a suite
 `task` and `grid`; the scores of a suite's trial are an artifact of its run.
 """
 
-import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -111,7 +110,7 @@ def find_ablation(which: str, store: Path) -> tuple[str, str]:
     Raises:
         InputError: there is no such run, or it has no trials.
     """
-    if not os.environ.get("MLFLOW_TRACKING_URI") and not (store / "mlflow.db").is_file():
+    if mlflow_runs.is_missing(store):
         raise InputError(f"{store} has no mlflow.db: give the --store of an ablation, or set MLFLOW_TRACKING_URI")
     client = mlflow_runs.connect(store)
     with translate_errors("runs of ablations"):
