@@ -47,7 +47,7 @@ SCENARIOS = {
     "infoxlm_core/training/test_sharding.py",
     "components/adapters/kuberay/test_stop.py",
     "components/adapters/ray/test_gpus.py",
-    "components/platform/test_two_nodes.py",
+    "components/adapters/ray/test_two_nodes.py",
 }
 """Tests of how several modules work together, named for what they show."""
 

@@ -69,6 +69,28 @@ def upload(bucket, directory: Path, prefix: str) -> None:
             bucket.upload_file(str(path), name, ExtraArgs={"ChecksumAlgorithm": "SHA256"})
 
 
+LONGER = {"optimization": {"steps": 60}, "checkpoints": {"every": 5}}
+"""So long that a fault can be put between two checkpoints."""
+
+
+def losses(points: list[tuple[int, dict]]) -> list[str]:
+    """The three losses of each point of a curve, to the last bit."""
+    return [values[name].hex() for _, values in points for name in ("loss/mlm", "loss/tlm", "loss/xlco")]
+
+
+@pytest.fixture(scope="session")
+def undisturbed(ray_here, tiny_shards, tmp_path_factory) -> Path:
+    """The run of a training on two Ray workers that nothing disturbs: what all disturbed ones must equal."""
+    from components.adapters.ray import train as ray_train
+    from infoxlm_core.stages.pretraining import pretrain
+    from tests.conftest import tiny_config
+
+    base = tmp_path_factory.mktemp("undisturbed")
+    config = tiny_config(**LONGER)
+    ray_train.run(pretrain, 2, config=config, shards_path=tiny_shards, output=base / "out", run=base / "run")
+    return base / "run"
+
+
 @pytest.fixture(scope="session")
 def ray_here() -> Iterator[None]:
     """Ray on this machine with four workers, for all tests of the session."""

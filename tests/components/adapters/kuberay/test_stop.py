@@ -11,6 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kfp import dsl
@@ -50,6 +51,18 @@ def wait_for(happens: Callable[[], object], seconds: float = 120) -> None:
         time.sleep(0.1)
 
 
+def submit(client: Any, entrypoint: str, runtime_env: dict) -> str:
+    """Submit a job, as soon as the cluster's agent, which starts after it, takes one."""
+    deadline = time.monotonic() + 120
+    while True:
+        try:
+            return client.submit_job(entrypoint=entrypoint, runtime_env=runtime_env)
+        except RuntimeError as error:
+            if "No available agent" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.5)
+
+
 def stop_two_jobs(base: Path, head: dict[str, str]) -> None:
     """Start a cluster that has the environment of our head; submit and stop a job as KubeRay does, and one as usual."""
     folder = tempfile.mkdtemp(prefix="rayj-", dir="/tmp")  # names of sockets must be short
@@ -66,15 +79,17 @@ def stop_two_jobs(base: Path, head: dict[str, str]) -> None:
     here = ray.init(address="local", num_cpus=3, include_dashboard=True, dashboard_port=free_port())
     try:
         client = JobSubmissionClient(f"http://{here.dashboard_url}")
+        submitted = {}
         for name, variables in (("ours", {}), ("as-usual", {"RAY_JOB_STOP_WAIT_TIME_S": "3"})):
             script = f"from tests.components.adapters.kuberay.test_stop import *; drive(Path({str(base / name)!r}))"
             entrypoint = f'{sys.executable} -c "{script}"'
-            submitted = client.submit_job(entrypoint=entrypoint, runtime_env={"env_vars": variables})
-            wait_for((base / name / "training").exists)
+            submitted[name] = submit(client, entrypoint, {"env_vars": variables})
+        wait_for(lambda: all((base / name / "training").exists() for name in submitted))
 
-            client.stop_job(submitted)  # POST /api/jobs/ID/stop: what KubeRay's finalizer calls
+        for job in submitted.values():
+            client.stop_job(job)  # POST /api/jobs/ID/stop: what KubeRay's finalizer calls
 
-            wait_for(lambda: client.get_job_status(submitted) == JobStatus.STOPPED)  # noqa: B023
+        wait_for(lambda: all(client.get_job_status(job) == JobStatus.STOPPED for job in submitted.values()))
     finally:
         ray.shutdown()
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,6 +1,7 @@
 """Processes that torch starts train as Ray workers do: the same losses, restarts, errors and stops."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,52 +11,40 @@ from pathlib import Path
 
 import pytest
 
-from components.adapters.ray import train as ray_train
 from components.adapters.torchrun import train as torchrun_train
 from infoxlm_core.errors import ConfigMismatch, Preempted, WorkerLost
 from infoxlm_core.stages.pretraining import pretrain
 from infoxlm_core.training import distributed, tracker, workers
-from tests.components.conftest import kill_first_worker
+from tests.components.conftest import LONGER, kill_first_worker, losses
 from tests.conftest import tiny_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-LONGER = {"optimization": {"steps": 60}, "checkpoints": {"every": 5}}
 
 
-def train(launcher, shards: Path, base: Path, **changes) -> list[tuple[int, dict]]:
+def train(shards: Path, base: Path, **changes) -> list[tuple[int, dict]]:
     (base / "run").mkdir(parents=True, exist_ok=True)
     config = tiny_config(**changes)
-    launcher.run(pretrain, 2, config=config, shards_path=shards, output=base / "out", run=base / "run")
+    torchrun_train.run(pretrain, 2, config=config, shards_path=shards, output=base / "out", run=base / "run")
     return tracker.read(base / "run" / tracker.METRICS)
 
 
-def losses(points: list[tuple[int, dict]]) -> list[str]:
-    return [values[name].hex() for _, values in points for name in ("loss/mlm", "loss/tlm", "loss/xlco")]
+def test_a_killed_worker_is_replaced_and_the_run_ends_as_one_on_ray_workers_to_the_last_bit(
+    undisturbed, tiny_shards, tmp_path
+):
+    killed = kill_first_worker(tmp_path / "run")
 
-
-def test_two_workers_of_torchrun_give_the_losses_of_two_ray_workers_to_the_last_bit(ray_here, tiny_shards, tmp_path):
-    on_ray = train(ray_train, tiny_shards, tmp_path / "ray")
-    by_torch = train(torchrun_train, tiny_shards, tmp_path / "torchrun")
-
-    assert losses(by_torch) == losses(on_ray) and len(by_torch) == 6
-    assert (tmp_path / "torchrun/out/encoder/model.safetensors").exists()
-
-
-def test_a_killed_worker_is_replaced_and_the_run_ends_the_same(tiny_shards, tmp_path):
-    expected = train(torchrun_train, tiny_shards, tmp_path / "a", **LONGER)
-    killed = kill_first_worker(tmp_path / "b/run")
-
-    found = train(torchrun_train, tiny_shards, tmp_path / "b", **LONGER)
+    found = train(tiny_shards, tmp_path, **LONGER)
 
     assert killed, "the fault never fired"
-    assert losses(found) == losses(expected)
+    assert losses(found) == losses(tracker.read(undisturbed / tracker.METRICS)) and len(found) == 60
+    assert (tmp_path / "out/encoder/model.safetensors").exists()
 
 
-def test_an_error_of_ours_comes_back_as_itself_without_restarts(tiny_shards, tmp_path):
-    train(torchrun_train, tiny_shards, tmp_path)
+def test_an_error_of_ours_comes_back_as_itself_without_restarts(undisturbed, tiny_shards, tmp_path):
+    shutil.copytree(undisturbed, tmp_path / "run")
 
     with pytest.raises(ConfigMismatch, match="seed was 1, is 5"):
-        train(torchrun_train, tiny_shards, tmp_path, seed=5)
+        train(tiny_shards, tmp_path, seed=5, **LONGER)
 
 
 def test_sigterm_lets_the_workers_save_and_the_next_run_goes_on(tiny_shards, tmp_path):
@@ -67,10 +56,10 @@ def test_sigterm_lets_the_workers_save_and_the_next_run_goes_on(tiny_shards, tmp
     threading.Thread(target=stop, daemon=True).start()
     (tmp_path / "run").mkdir()
     with workers.stopping_on_signals(tmp_path / "run"), pytest.raises(Preempted):
-        train(torchrun_train, tiny_shards, tmp_path, **LONGER)
+        train(tiny_shards, tmp_path, **LONGER)
     (tmp_path / "run/stop").unlink(missing_ok=True)
 
-    assert len(train(torchrun_train, tiny_shards, tmp_path, **LONGER)) == 60
+    assert len(train(tiny_shards, tmp_path, **LONGER)) == 60
 
 
 def train_until_stopped(shards: Path, base: Path) -> None:
@@ -79,7 +68,7 @@ def train_until_stopped(shards: Path, base: Path) -> None:
     run.mkdir()
     try:
         with workers.stopping_on_signals(run):
-            train(torchrun_train, shards, base, optimization={"steps": 100_000}, checkpoints={"every": 100_000})
+            train(shards, base, optimization={"steps": 100_000}, checkpoints={"every": 100_000})
     except Preempted as stopped:
         sys.exit(stopped.exit_code)
 

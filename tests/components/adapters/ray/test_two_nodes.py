@@ -1,0 +1,140 @@
+"""Training on two Ray nodes, joined by RAY_ADDRESS, outlives one of them: with one node less, and with a new one.
+
+The cluster and its driver live in a process of their own, so that no other Ray of this machine meets them.
+"""
+
+import os
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from components.adapters.ray import train as ray_train
+from infoxlm_core.stages.pretraining import pretrain
+from infoxlm_core.training import tracker
+from tests.components.conftest import LONGER, losses
+from tests.conftest import tiny_config
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+LOST_AFTER = 10
+FEWER, REPLACED = "with one node less", "with a new node"
+
+
+@contextmanager
+def cluster_of_two() -> Iterator[Any]:
+    """A head without a core to work on and two nodes with one core each, on loopback, with a token."""
+    folder = tempfile.mkdtemp(prefix="ray2-", dir="/tmp")  # names of sockets must be short
+    os.environ |= {
+        "RAY_TMPDIR": folder,  # also for the file that says where a cluster is: only this process reads it
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_health_check_initial_delay_ms": "1000",
+        "RAY_health_check_period_ms": "500",
+        "RAY_health_check_failure_threshold": "4",
+    }
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+    try:
+        for _ in range(2):
+            cluster.add_node(num_cpus=1)
+        os.environ["RAY_ADDRESS"] = cluster.address
+        yield cluster
+    finally:
+        cluster.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def pretrain_where(run: Path, **arguments: Any) -> dict:
+    """Note on which node this worker is, then train."""
+    import ray
+    from ray import train
+
+    node, rank = ray.get_runtime_context().get_node_id(), train.get_context().get_world_rank()
+    (run / f"rank-{rank}-{time.time_ns()}").write_text(node)
+    return pretrain(run=run, **arguments)
+
+
+def in_double(**arguments: Any) -> dict:
+    torch.set_default_dtype(torch.float64)
+    return pretrain_where(**arguments)
+
+
+def train(work: Callable[..., dict], shards: Path, base: Path, **workers: int) -> None:
+    (base / "run").mkdir(parents=True)  # as the launcher does
+    config = tiny_config(**LONGER)
+    given = {"config": config, "shards_path": shards, "output": base / "out", "run": base / "run"}
+    ray_train.run(work, 2, **given, **workers)
+
+
+def lose_a_node(cluster: Any, run: Path, training: Future[None]) -> str:
+    """When the training is on its way, kill all processes of one node; return which."""
+    import ray
+
+    while not (run / f"step={LOST_AFTER:010}" / "manifest.json").exists():
+        assert not training.done(), training.result()
+        time.sleep(0.01)
+    drivers = ray.get_runtime_context().get_node_id()  # any node of this host; it stays, as a head does
+    node = next(node for node in cluster.worker_nodes if node.node_id != drivers)
+    cluster.remove_node(node, allow_graceful=False)
+    return node.node_id
+
+
+def both(shards: Path, base: Path) -> dict[str, str]:
+    """Train twice, each time with the loss of a node; return the nodes lost. Runs in a process of its own."""
+    ray_train._SECONDS_FOR_ALL, ray_train._SECONDS_FOR_SOME = 5.0, 300.0
+    lost = {}
+    with cluster_of_two() as cluster, ThreadPoolExecutor(1) as driver:  # nodes are added in the main thread only
+        training = driver.submit(train, in_double, shards, base / FEWER, min_workers=1)
+        lost[FEWER] = lose_a_node(cluster, base / FEWER / "run", training)
+        training.result()
+
+        cluster.add_node(num_cpus=1)
+        training = driver.submit(train, pretrain_where, shards, base / REPLACED)
+        lost[REPLACED] = lose_a_node(cluster, base / REPLACED / "run", training)
+        cluster.add_node(num_cpus=1)
+        training.result()
+    return lost
+
+
+@pytest.fixture(scope="module")
+def disturbed(tiny_shards, tmp_path_factory) -> tuple[Path, dict[str, str]]:
+    """Where the two runs are, and which nodes they lost."""
+    base = tmp_path_factory.mktemp("nodes")
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return base, pool.submit(both, tiny_shards, base).result()
+
+
+def nodes(run: Path) -> list[str]:
+    """The nodes of the workers, in the order in which they began."""
+    return [path.read_text() for path in sorted(run.glob("rank-*"), key=lambda path: path.name.rpartition("-")[2])]
+
+
+def test_a_run_on_two_nodes_goes_on_with_one_when_the_other_is_lost(disturbed, tiny_shards, tmp_path, in_fp64):
+    base, lost = disturbed
+    pretrain(tiny_config(**LONGER), tiny_shards, tmp_path / "out", tmp_path / "run")
+
+    began = nodes(base / FEWER / "run")
+    assert len(set(began[:2])) == 2 and began[2:] == [node for node in began[:2] if node != lost[FEWER]]
+    expected, found = (tracker.read(run / tracker.METRICS) for run in (tmp_path / "run", base / FEWER / "run"))
+    values = [[float.fromhex(value) for value in losses(points)] for points in (found, expected)]
+    assert len(found) == 60 and values[0] == pytest.approx(values[1], rel=1e-9)
+
+
+def test_a_run_on_two_nodes_loses_one_and_with_a_new_one_ends_with_the_same_losses(disturbed, undisturbed):
+    base, lost = disturbed
+
+    began = nodes(base / REPLACED / "run")
+    assert lost[REPLACED] in began[:2] and len(set(began)) == 3, "the fault never fired"
+    expected, found = (tracker.read(run / tracker.METRICS) for run in (undisturbed, base / REPLACED / "run"))
+    assert losses(found) == losses(expected) and len(found) == 60
