@@ -1,6 +1,7 @@
 """One torch thread for all tests, and what several rooms share: tiny token shards, a config for them, two encoders.
 
-Tests marked `item("A13")` prove items of the acceptance checklist; the run ends with a table of them.
+Tests marked `item("A13")` show an item of a checklist: A of docs/acceptance.md, all others of docs/promises.md. The run
+ends with a table of each page.
 """
 
 import logging
@@ -21,6 +22,7 @@ from infoxlm_core import manifests
 from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data import shards
 from infoxlm_core.data.vocabulary import EOS, FIRST_PIECE
+from tests import checklists
 from tests.workers import fp64
 
 pytest_plugins = ["tests.servers.fixtures"]
@@ -161,23 +163,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter) -> None:
-    """The checklist by item on the console; by test, with the figures it recorded, in build/acceptance.md."""
-    rows = [
-        (item, report.nodeid.removeprefix("tests/"), dict(report.user_properties).get("figure", ""), outcome)
+    """The checklists by item on the console; with all tests and the figures that they recorded, in build/PAGE.md."""
+    runs = [
+        checklists.Run(item, report.nodeid.removeprefix("tests/"), str(given.get("figure", "")), outcome)
         for outcome in ("passed", "failed", "error", "skipped")
         for report in terminalreporter.stats.get(outcome, ())
         if report.when == "call" or outcome != "passed"
-        for item in dict(getattr(report, "user_properties", ())).get("items", ())
+        for given in (dict(getattr(report, "user_properties", ())),)
+        for item in given.get("items", ())
     ]
-    if not rows:
-        return
-    terminalreporter.section("acceptance checklist")
-    for item in sorted({row[0] for row in rows}, key=lambda item: int(item[1:])):
-        mine = [row for row in rows if row[0] == item]
-        counts = ", ".join(f"{n} {outcome}" for outcome, n in Counter(row[3] for row in mine).items())
-        terminalreporter.write_line(f"{item:4} {counts:22} {'; '.join(row[2] for row in mine if row[2])}".rstrip())
-    table = Path("build/acceptance.md")
-    table.parent.mkdir(exist_ok=True)
-    lines = [f"| {' | '.join(row)} |" for row in sorted(rows, key=lambda row: (int(row[0][1:]), row[1]))]
-    table.write_text("\n".join(["| item | test | figure | outcome |", "|---|---|---|---|", *lines]) + "\n")
-    terminalreporter.write_line(f"every test of every item: {table}")
+    for page, kinds in checklists.PAGES.items():
+        items = sorted({run.item for run in runs if checklists.kind(run.item) in kinds}, key=checklists.order)
+        if not items:
+            continue
+        terminalreporter.section(f"checklist: {page}")
+        for item in items:
+            mine = [run for run in runs if run.item == item]
+            counts = ", ".join(f"{n} {outcome}" for outcome, n in Counter(run.outcome for run in mine).items())
+            figures = "; ".join(run.figure for run in mine if run.figure)
+            terminalreporter.write_line(f"{item:4} {counts:22} {figures}".rstrip())
+        table = Path("build") / f"{page}.md"
+        table.parent.mkdir(exist_ok=True)
+        table.write_text(checklists.report(page, runs), encoding="utf-8")
+        terminalreporter.write_line(f"every item, what is expected and what was observed: {table}")
