@@ -15,6 +15,7 @@ from infoxlm_core.errors import DataCorrupt, InputError
 LEADING_OUT = ["/etc/passwd", "../a", "a/../../b", "..", "a//b", "a/", "", ".", "./a", "a\0b", "//a"]
 
 
+@pytest.mark.item("B11")
 @pytest.mark.parametrize("name", LEADING_OUT)
 def test_a_name_from_outside_that_leads_out_of_its_folder_is_refused_in_one_line(tmp_path, name):
     with pytest.raises(InputError, match="a name that leads out of its folder") as refused:
@@ -28,6 +29,7 @@ def test_any_other_name_is_joined_to_its_folder(tmp_path, name):
     assert manifests.inside(tmp_path, name) == tmp_path / name
 
 
+@pytest.mark.item("S10")
 def test_a_manifest_that_names_a_file_outside_its_directory_is_refused(tmp_path):
     (tmp_path / "outside").write_text("x")
     (tmp_path / "it").mkdir()
@@ -41,6 +43,7 @@ def test_a_manifest_that_names_a_file_outside_its_directory_is_refused(tmp_path)
         manifests.read(tmp_path / "it", "corpus", made_with="prepare")
 
 
+@pytest.mark.item("P5")
 @pytest.mark.parametrize("name", ["mono/de/more.parquet", ".more.parquet", "model-2.safetensors", "mono/fr"])
 def test_what_is_put_beside_the_named_files_is_refused_before_a_reader_takes_it_in(tmp_path, name):
     artifact = tmp_path / "it"
@@ -79,6 +82,7 @@ def _write(path: Path, letter: str) -> None:
         manifests.write_atomically(path, letter * 10_000)
 
 
+@pytest.mark.item("P11")
 def test_processes_that_write_a_file_at_once_do_not_disturb_each_other(tmp_path):
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(4, spawn, initializer=_meet, initargs=(spawn.Barrier(4),)) as pool:

@@ -18,6 +18,7 @@ class Known(TypedDict):
     sizes: list[int]
 
 
+@pytest.mark.item("B12")
 def test_what_would_be_waited_for_or_never_ends_is_refused_before_it_is_opened(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # a socket's path must be short
     os.mkfifo("pipe")
@@ -41,6 +42,7 @@ def test_what_would_be_waited_for_or_never_ends_is_refused_before_it_is_opened(t
                 outside.read_bytes(tmp_path / name, 10)
 
 
+@pytest.mark.item("S11")
 def test_a_file_is_read_up_to_its_limit_and_not_beyond(tmp_path):
     (tmp_path / "a").write_bytes(b"x" * 10)
 
@@ -49,6 +51,7 @@ def test_a_file_is_read_up_to_its_limit_and_not_beyond(tmp_path):
         outside.read_bytes(tmp_path / "a", 9)
 
 
+@pytest.mark.item("B18")
 @pytest.mark.parametrize(
     "content",
     [
@@ -88,6 +91,7 @@ def test_text_that_is_not_utf_8_is_refused_with_line_and_byte_whatever_the_local
         outside.decode(b"gut\nsch\xe9n", "standard input")
 
 
+@pytest.mark.item("F10")
 @pytest.mark.parametrize(
     ("number", "kind", "said"),
     [

@@ -44,6 +44,7 @@ def test_norwegian_is_a_language_of_a_run(tmp_path):
     assert found.preparation.pivot == "no"
 
 
+@pytest.mark.item("B14", "S11")
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -141,6 +142,7 @@ def test_an_override_reaches_every_trial_and_leaves_its_seed_and_what_makes_it_a
             run_file.override_trials(SECTIONS, trials, {name: 1})
 
 
+@pytest.mark.item("S11")
 def test_a_config_that_would_be_read_for_minutes_or_is_no_text_is_refused_at_once(tmp_path):
     path = tmp_path / "run.yaml"
     for content, said in (

@@ -35,6 +35,7 @@ class Outer(StageConfig):
     """Steps between two lines."""
 
 
+@pytest.mark.item("B14")
 @pytest.mark.parametrize(
     ("values", "said"),
     [
@@ -53,6 +54,7 @@ def test_how_often_to_log_does_not_belong_to_what_decides_the_result():
     assert Outer.parse({"log_every": 3}).result_fields() == {"inner": {"rate": 0.5}, "steps": 1}
 
 
+@pytest.mark.item("B14")
 @pytest.mark.parametrize(
     ("section", "values", "said"),
     [

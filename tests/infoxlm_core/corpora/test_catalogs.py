@@ -88,6 +88,7 @@ def test_a_catalog_whose_content_is_a_path_does_not_read_that_file(tmp_path, kin
     assert str(private) not in str(caught.value)
 
 
+@pytest.mark.item("B12")
 def test_pipes_devices_and_what_nobody_may_hold_are_refused_in_folders_too(tmp_path):
     place = tmp_path / "x/de/LC_MESSAGES"
     write_catalog(place / "good.po", [{"msgid": "One", "msgstr": "Eins"}])
@@ -105,6 +106,7 @@ def test_pipes_devices_and_what_nobody_may_hold_are_refused_in_folders_too(tmp_p
         list(catalogs.read(("en", "de"), "en", tmp_path / "pipe"))
 
 
+@pytest.mark.item("B11")
 def test_an_archive_of_hundreds_of_thousands_of_entries_is_refused_before_they_are_listed(tmp_path, monkeypatch):
     monkeypatch.setattr(catalogs, "MAX_CONTENTS", 1 << 16)
     with zipfile.ZipFile(tmp_path / "x.whl", "w") as wheel:
@@ -115,6 +117,7 @@ def test_an_archive_of_hundreds_of_thousands_of_entries_is_refused_before_they_a
         list(catalogs.read(("en", "de"), "en", tmp_path / "x.whl"))
 
 
+@pytest.mark.item("B11")
 @pytest.mark.parametrize("at", range(0, 140, 7))
 def test_an_archive_with_any_damage_is_refused_or_read_never_more(tmp_path, at):
     write_catalog(tmp_path / "x.po", [{"msgid": "One", "msgstr": "Eins"}])
@@ -125,5 +128,7 @@ def test_an_archive_with_any_damage_is_refused_or_read_never_more(tmp_path, at):
         content[position] ^= 0xFF
     (tmp_path / "x.whl").write_bytes(content)
 
+    found = []
     with contextlib.suppress(InputError):
-        list(catalogs.read(("en", "de"), "en", tmp_path / "x.whl"))
+        found = [row.texts for row in catalogs.read(("en", "de"), "en", tmp_path / "x.whl")]
+    assert found in ([], [("One", "Eins")])

@@ -14,6 +14,7 @@ LANGUAGES = ("en", "de", "es", "fr", "ar", "ru", "tr", "zh", "ja", "vi")
 RULES = CleaningConfig(min_characters=4, max_characters=200, min_words=2)
 
 
+@pytest.mark.item("B09")
 @pytest.mark.parametrize(
     ("text", "normal"),
     [
@@ -45,6 +46,7 @@ def test_texts_that_differ_in_form_only_are_comparable(text):
     assert comparable(normalise(text)) == comparable(text)
 
 
+@pytest.mark.item("B02")
 @pytest.mark.parametrize(
     ("text", "language", "reason"),
     [
@@ -79,6 +81,7 @@ def test_a_language_that_the_identifier_does_not_know_is_judged_by_script_only()
     assert reason_to_drop(text, "xx", (*LANGUAGES, "xx"), RULES) is None
 
 
+@pytest.mark.item("B02")
 @pytest.mark.parametrize(
     ("source", "target", "reason"),
     [
@@ -93,6 +96,7 @@ def test_a_pair_is_dropped_with_either_side(source, target, reason):
     assert reason_to_drop_row((source, target), ("en", "de"), LANGUAGES, RULES) == reason
 
 
+@pytest.mark.item("B06")
 def test_near_duplicates_differ_in_case_digits_and_punctuation_only():
     assert near_key("Delete 3 files?") == near_key("delete 17 files!")
     assert near_key("Delete files") != near_key("Delete file")

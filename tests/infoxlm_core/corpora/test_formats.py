@@ -29,6 +29,7 @@ def write(path: Path, content: bytes | str) -> Path:
     return path
 
 
+@pytest.mark.item("B03")
 @pytest.mark.parametrize(
     ("content", "texts"),
     [
@@ -46,6 +47,7 @@ def test_only_a_line_feed_ends_a_line(tmp_path, content, texts):
     assert [row.texts[0] for row in rows_of(write(tmp_path / "x.txt", content))] == texts
 
 
+@pytest.mark.item("B10")
 @pytest.mark.parametrize(
     ("suffix", "pack"), [(".gz", gzip.compress), (".xz", lzma.compress), (".zst", zstandard.compress)]
 )
@@ -57,17 +59,20 @@ def test_a_compressed_file_reads_like_the_plain_one_and_a_cut_one_is_refused(tmp
         rows_of(write(tmp_path / f"cut.txt{suffix}", packed[:-200]))
 
 
+@pytest.mark.item("B10")
 def test_a_bomb_is_refused(tmp_path):
     with pytest.raises(InputError, match="DecompressionLimit"):
         rows_of(write(tmp_path / "x.txt.gz", gzip.compress((b"a" * 1000 + b"\n") * 20_000)))
 
 
+@pytest.mark.item("B08")
 def test_a_line_longer_than_memory_should_hold_is_one_dropped_row(tmp_path):
     rows = rows_of(write(tmp_path / "x.txt", b"a\n" + b"x" * (3 * lines.MAX_LINE) + b"\nb\n"))
 
     assert [(row.line, row.dropped) for row in rows] == [(1, None), (2, "too_long"), (3, None)]
 
 
+@pytest.mark.item("B01")
 def test_invalid_utf8_is_a_dropped_row_that_tells_where_it_is(tmp_path):
     path = write(tmp_path / "x.txt", b"gut\nschl\xe9cht\n\xed\xa0\x80\n")
 
@@ -86,6 +91,7 @@ def test_tsv_knows_no_quotation_marks_and_puts_the_pivot_first(tmp_path):
     ]
 
 
+@pytest.mark.item("B03")
 def test_moses_files_of_different_length_are_refused_with_both_counts(tmp_path):
     paths = write(tmp_path / "x.en", "a\nb\nc\n"), write(tmp_path / "x.fr", "a\nb\n")
 
@@ -93,6 +99,7 @@ def test_moses_files_of_different_length_are_refused_with_both_counts(tmp_path):
         rows_of(paths, "moses", ("en", "fr"))
 
 
+@pytest.mark.item("B12")
 def test_one_file_as_both_sides_is_refused(tmp_path):
     path = write(tmp_path / "x.en", "a\n")
 
@@ -107,6 +114,7 @@ def sentences(seed: int, n: int = 3000) -> tuple[list[str], list[str]]:
     return ["word " * k for k in words], ["mot " * max(1, round(k * draw.uniform(0.7, 1.6))) for k in words]
 
 
+@pytest.mark.item("B04")
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("start", [0, 1500])
 def test_sides_shifted_by_one_line_are_refused_and_aligned_ones_are_not(tmp_path, seed, start):
@@ -149,6 +157,7 @@ def test_parquet_has_a_column_a_language(tmp_path):
     assert [row.texts for row in rows_of(tmp_path / "x.parquet", "parquet", ())] == [("Yes", "Ja"), ("No", "")]
 
 
+@pytest.mark.item("B12")
 def test_missing_empty_and_foreign_files_are_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "none.txt", tmp_path, tmp_path / "pipe"):
@@ -202,6 +211,7 @@ def test_a_sentence_that_repeats_makes_no_bomb_of_a_parquet_file(tmp_path):
     assert len(rows_of(tmp_path / "x.parquet", "parquet")) == 60_000  # 6 MB of text in a file of 2 kB
 
 
+@pytest.mark.item("B10")
 def test_a_small_parquet_file_of_gigabytes_is_refused_before_they_are_held(tmp_path):
     long = pa.DictionaryArray.from_arrays(pa.array(np.zeros(20_000, np.int32)), pa.array(["word " * 200_000]))
     pq.write_table(pa.table({"en": long, "de": long}), tmp_path / "x.parquet", compression="zstd")
@@ -221,6 +231,7 @@ def test_a_tmx_segment_that_is_nested_without_end_is_refused(tmp_path):
         rows_of(write(tmp_path / "x.tmx", f"<tmx><body>{unit}</body></tmx>"), "tmx", ())
 
 
+@pytest.mark.item("B10")
 def test_a_bomb_is_refused_before_a_line_of_it_is_used(tmp_path):
     packed = write(tmp_path / "x.txt.gz", gzip.compress(b"ein kurzer Satz\n" * 20_000_000))
 

@@ -35,6 +35,7 @@ def test_a_message_of_one_corpus_is_a_labelled_test_and_one_of_two_has_no_label(
     assert noted(("a", PAIR), ("b", PAIR)).reason(keys(PAIR)) is None
 
 
+@pytest.mark.item("B05")
 def test_training_text_that_holds_a_held_out_sentence_is_refused_with_its_row(tmp_path):
     with tables.Tables(tmp_path, tables.of_text("text")) as made:
         made.add("mono/en/a.parquet", ("Something else altogether",))

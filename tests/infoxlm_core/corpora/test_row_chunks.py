@@ -1,5 +1,7 @@
 """What preparation does to a chunk of rows: normalise, clean, key."""
 
+import pytest
+
 from infoxlm_core.config import CleaningConfig
 from infoxlm_core.corpora import fingerprints, row_chunks, tables
 from infoxlm_core.corpora.lines import Row
@@ -23,6 +25,7 @@ def test_a_clean_row_is_normalised_and_keyed_and_another_says_why_it_goes():
     assert damaged[3:] == ("damaged", [], [], [])
 
 
+@pytest.mark.item("B08")
 def test_rows_are_collected_in_order_and_in_chunks_of_bounded_size():
     rows = [Row(("en",), (f"line {number}",), "a.txt", number) for number in range(CHUNK + 1)]
 

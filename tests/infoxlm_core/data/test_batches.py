@@ -358,6 +358,7 @@ def test_sides_are_cut_at_the_limit(tiny_shards):
     assert draw.mlm.sequences.lengths.max() <= 6
 
 
+@pytest.mark.item("F15")
 @pytest.mark.parametrize("damage", ["flip", "cut", "longer", "missing", "id"])
 def test_damaged_shards_are_refused_before_a_step_is_taken(tmp_path, damage):
     write_shards(tmp_path, {"one": 5}, ("de",))
@@ -388,6 +389,7 @@ def test_a_sequence_without_an_answer_gets_its_first_row_and_the_others_keep_the
     assert give_each_a_row(torch.tensor([1, 3]), (1, 1), (3, 3))[2] is None
 
 
+@pytest.mark.item("F15", "B18")
 @pytest.mark.parametrize(
     "facts",
     [

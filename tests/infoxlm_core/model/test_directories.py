@@ -16,6 +16,7 @@ def model(tmp_path):
     return tmp_path
 
 
+@pytest.mark.item("B17")
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [

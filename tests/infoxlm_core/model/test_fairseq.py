@@ -196,6 +196,7 @@ class Evil:
         return os.mkdir, ("it-ran",)
 
 
+@pytest.mark.item("B17")
 def test_a_pickle_that_would_run_code_does_not(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.save({"model": model_tensors(), "extra": Evil()}, tmp_path / "m.pt")

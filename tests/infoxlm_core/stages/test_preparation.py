@@ -61,6 +61,7 @@ def test_pairs_become_pairs_and_two_monolingual_corpora(tmp_path):
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["mono", "pairs", "report.json"]
 
 
+@pytest.mark.item("P15")
 def test_every_row_is_kept_or_dropped_for_a_counted_reason(tmp_path):
     bad = [
         ("", "leer"),
@@ -79,6 +80,7 @@ def test_every_row_is_kept_or_dropped_for_a_counted_reason(tmp_path):
     assert all(f["read"] == f["kept"] + sum(f["dropped"].values()) for f in report["files"])
 
 
+@pytest.mark.item("B06")
 def test_of_duplicates_in_several_corpora_the_first_stays(tmp_path):
     report = prepare(tmp_path, tsv(tmp_path / "b.tsv", PAIRS), tsv(tmp_path / "a.tsv", [*PAIRS[:5], ("A b", "C d")]))
 
@@ -87,6 +89,7 @@ def test_of_duplicates_in_several_corpora_the_first_stays(tmp_path):
     assert entry(report, "a", "pairs")["dropped"] == {"duplicate": 5}
 
 
+@pytest.mark.item("B05")
 def test_no_form_of_a_held_out_sentence_stays_in_the_training_text(tmp_path):
     held, rest = PAIRS[:40], PAIRS[40:]
     planted = [
@@ -116,6 +119,7 @@ def test_no_form_of_a_held_out_sentence_stays_in_the_training_text(tmp_path):
     assert not (tmp_path / "out/mono/de/test.parquet").exists()
 
 
+@pytest.mark.item("B05")
 def test_a_held_out_sentence_that_survives_stops_the_stage(tmp_path, monkeypatch):
     corpora = tsv(tmp_path / "train.tsv", PAIRS), tsv(tmp_path / "test.tsv", PAIRS[7:8])
     reserved = Reserved(held_out=set(keys(PAIRS[7][1:]).equal))
@@ -169,6 +173,7 @@ def test_labelled_messages_are_the_same_in_all_languages_and_in_no_training_text
             assert not set(column) & set.union(*test.values())
 
 
+@pytest.mark.item("F14")
 def test_preparing_again_gives_the_same_bytes_and_leaves_nothing_old(tmp_path):
     corpora = tsv(tmp_path / "a.tsv", PAIRS), tsv(tmp_path / "b.tsv", PAIRS[:9])
     digests = []
@@ -181,6 +186,7 @@ def test_preparing_again_gives_the_same_bytes_and_leaves_nothing_old(tmp_path):
     assert digests[0] == digests[1]
 
 
+@pytest.mark.item("B01")
 def test_few_invalid_lines_are_counted_and_many_refuse_the_file_with_nothing_left(tmp_path):
     words = [f"Satz {a} {b} {c} {d}" for a in ZAHLEN for b in ZAHLEN for c in ZAHLEN for d in ZAHLEN][:9993]
     corpus = text(tmp_path / "m.txt", words)
@@ -197,6 +203,7 @@ def test_few_invalid_lines_are_counted_and_many_refuse_the_file_with_nothing_lef
     assert list((tmp_path / "out").iterdir()) == []
 
 
+@pytest.mark.item("B07")
 def test_a_file_in_another_language_than_promised_is_refused(tmp_path):
     lines = [f"Предложение номер {n} на русском языке" for n in range(500)] + [f"Satz {n} hier" for n in range(900)]
 
@@ -204,6 +211,7 @@ def test_a_file_in_another_language_than_promised_is_refused(tmp_path):
         prepare(tmp_path, text(tmp_path / "m.txt", lines))
 
 
+@pytest.mark.item("B04")
 def test_misaligned_files_are_refused_before_anything_is_written(tmp_path):
     text(tmp_path / "x.en", ["One line"])
     text(tmp_path / "x.de", ["Eine Zeile", "Noch eine"])
@@ -214,12 +222,14 @@ def test_misaligned_files_are_refused_before_anything_is_written(tmp_path):
     assert list((tmp_path / "out").iterdir()) == []
 
 
+@pytest.mark.item("B13")
 @pytest.mark.parametrize("pairs", [[], [("Same text", "Same text")]])
 def test_too_little_text_is_refused(tmp_path, pairs):
     with pytest.raises(CorpusTooSmall, match="have=0 need=1"):
         prepare(tmp_path, tsv(tmp_path / "a.tsv", pairs))
 
 
+@pytest.mark.item("B13")
 def test_a_corpus_that_gives_nothing_beside_others_is_refused_by_name_and_reason(tmp_path):
     text(tmp_path / "b.tsv", ["one column only"] * 9)
     nothing = {"name": "b", "format": "tsv", "path": str(tmp_path / "b.tsv"), "languages": ["en", "de"]}

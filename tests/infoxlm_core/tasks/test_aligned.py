@@ -84,6 +84,7 @@ def test_another_language_can_be_the_pivot(tmp_path):
     assert read(tmp_path, "zh", ["en"]) == {"en": (CHINESE, ENGLISH)}
 
 
+@pytest.mark.item("B03")
 def test_only_a_line_feed_ends_a_line(tmp_path):
     write(tmp_path / "en.txt", ["a\u2028dog", "a\x0bcat\x85"])
     write(tmp_path / "de.txt", ["ein Hund\r", "eine Katze"])

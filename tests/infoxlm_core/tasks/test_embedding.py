@@ -258,6 +258,7 @@ def changed(directory: Path, tmp_path: Path, **config: Any) -> Path:
     return tmp_path / "model"
 
 
+@pytest.mark.item("B18")
 @pytest.mark.parametrize("content", ["5", "null", "[]", "[" * 100_000, '{"a":' * 5000, "\xff\xfe"])
 def test_a_config_that_is_no_object_is_refused_in_one_line(tiny_encoders, tmp_path, content):
     (changed(tiny_encoders["first"], tmp_path) / "config.json").write_text(content, encoding="latin-1")
@@ -266,6 +267,7 @@ def test_a_config_that_is_no_object_is_refused_in_one_line(tiny_encoders, tmp_pa
         embed_sentences(tmp_path / "model", ["a"], 1, "mean")
 
 
+@pytest.mark.item("F16")
 @pytest.mark.parametrize(
     ("config", "said"),
     [
