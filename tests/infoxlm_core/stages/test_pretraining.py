@@ -51,7 +51,7 @@ def undisturbed(tiny_shards, tmp_path_factory) -> Path:
     return base / "run"
 
 
-@pytest.mark.item("A27")
+@pytest.mark.item("A27", "P1")
 def test_the_same_seed_gives_the_same_losses_bit_by_bit(undisturbed, tiny_shards, tmp_path):
     pretrain(tiny_config(), tiny_shards, tmp_path / "out", tmp_path / "run")
 
@@ -61,7 +61,7 @@ def test_the_same_seed_gives_the_same_losses_bit_by_bit(undisturbed, tiny_shards
     assert losses(tmp_path / "other") != losses(undisturbed)
 
 
-@pytest.mark.item("A14")
+@pytest.mark.item("A14", "F27")
 @pytest.mark.parametrize("left", [(2,), (2, 4)])
 def test_a_resumed_run_equals_an_undisturbed_one_bit_by_bit(undisturbed, tiny_shards, tmp_path, left):
     run = tmp_path / "run"
@@ -100,7 +100,7 @@ KEPT = (
 )
 
 
-@pytest.mark.item("A14")
+@pytest.mark.item("A14", "F27")
 @pytest.mark.parametrize("lost", [*KEPT, "updates"])
 def test_state_left_out_of_a_checkpoint_would_be_noticed(undisturbed, tiny_shards, tmp_path, lost, monkeypatch):
     run = tmp_path / "run"
@@ -267,6 +267,7 @@ def _desync(rank: int, size: int, port: int, shards: Path, base: Path) -> None:
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.item("F25")
 @pytest.mark.slow
 def test_workers_that_drift_apart_are_found_before_anything_is_saved(tiny_shards, tmp_path):
     workers.start(_desync, 2, tiny_shards, tmp_path)
@@ -294,7 +295,7 @@ def _worker(rank: int, size: int, port: int, shards: Path, base: Path) -> None:
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.item("A3", "A18")
+@pytest.mark.item("A3", "A18", "F17")
 @pytest.mark.slow
 def test_two_and_four_workers_give_the_same_losses_and_a_run_may_change_between(tiny_shards, tmp_path):
     with workers.fp64():
@@ -333,6 +334,7 @@ def undisturbed_long_run(tiny_shards, tmp_path_factory) -> Path:
     return base / "run"
 
 
+@pytest.mark.item("F04")
 @pytest.mark.slow
 @pytest.mark.parametrize("background", [False, True])
 def test_a_run_killed_at_any_moment_ends_like_an_undisturbed_one(
@@ -360,6 +362,7 @@ def _newest(run: Path) -> int:
     return max((int(path.parent.name[5:]) for path in run.glob("step=*/manifest.json")), default=0)
 
 
+@pytest.mark.item("F05")
 @pytest.mark.parametrize("damage", ["flip", "cut", "missing", "manifest"])
 def test_a_damaged_checkpoint_is_found_and_the_older_one_used(undisturbed, tiny_shards, tmp_path, damage, caplog):
     run = tmp_path / "run"
@@ -383,6 +386,7 @@ def test_a_damaged_checkpoint_is_found_and_the_older_one_used(undisturbed, tiny_
     assert losses(run) == losses(undisturbed) and state_of(run, 6) == state_of(undisturbed, 6)
 
 
+@pytest.mark.item("F06")
 def test_a_run_without_a_valid_checkpoint_never_starts_over_by_itself(undisturbed, tiny_shards, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(undisturbed, run)
@@ -399,6 +403,7 @@ def test_a_run_without_a_valid_checkpoint_never_starts_over_by_itself(undisturbe
         pretrain(tiny_config(), tiny_shards, tmp_path / "out", run)
 
 
+@pytest.mark.item("F18")
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -449,6 +454,7 @@ def test_a_run_goes_on_with_other_code_and_libraries_and_says_which(
     assert losses(run) == losses(undisturbed)
 
 
+@pytest.mark.item("F26")
 def test_old_checkpoints_go_and_the_newest_stay(undisturbed):
     assert sorted(path.name for path in undisturbed.glob("step=*")) == [f"step={s:010d}" for s in (2, 4, 6)]
 
@@ -466,6 +472,7 @@ def _flip(state: Path) -> None:
     state.write_bytes(content)
 
 
+@pytest.mark.item("F26")
 @pytest.mark.parametrize(("keep", "left"), [(1, [3]), (2, [2, 3]), (3, [1, 2, 3])])
 def test_damaged_checkpoints_do_not_push_out_valid_ones(tmp_path, keep, left):
     _save_steps(tmp_path, 1, 2, 4, 6, keep=4)
@@ -482,6 +489,7 @@ def test_damaged_checkpoints_do_not_push_out_valid_ones(tmp_path, keep, left):
     assert saving.Checkpoints(tmp_path, Fingerprint(), 1, keep).load_newest().step == 3
 
 
+@pytest.mark.item("F10")
 @pytest.mark.parametrize("broken", [(manifests, "file_sha256"), (saving, "load_file"), (Path, "exists")])
 def test_a_disk_that_fails_for_a_while_does_not_make_a_checkpoint_damaged(tmp_path, monkeypatch, broken):
     _save_steps(tmp_path, 2, 4)
@@ -496,6 +504,7 @@ def test_a_disk_that_fails_for_a_while_does_not_make_a_checkpoint_damaged(tmp_pa
     assert saving.Checkpoints(tmp_path, Fingerprint(), 1, 3).load_newest().step == 4
 
 
+@pytest.mark.item("P7")
 @pytest.mark.parametrize("waited", [False, True])
 def test_a_checkpoint_lost_in_the_background_is_told_where_another_error_ends_the_training(tmp_path, caplog, waited):
     checkpoints = saving.Checkpoints(tmp_path, Fingerprint(), 1, 3, background=True)
@@ -512,6 +521,7 @@ def test_a_checkpoint_lost_in_the_background_is_told_where_another_error_ends_th
     )
 
 
+@pytest.mark.item("F26")
 def test_a_damaged_checkpoint_that_was_trained_past_goes_too_and_one_trained_again_stays(tmp_path):
     _save_steps(tmp_path, 2, 4, 5)
     for step in (4, 5):
@@ -525,6 +535,7 @@ def test_a_damaged_checkpoint_that_was_trained_past_goes_too_and_one_trained_aga
     assert [step for step, _ in saving.list_of(tmp_path)] == [7, 5, 2]
 
 
+@pytest.mark.item("F26")
 def test_a_half_deleted_checkpoint_does_not_count_among_those_that_stay(tmp_path):
     _save_steps(tmp_path, 1, 2, 3)
     (tmp_path / "step=0000000002/manifest.json").unlink()
@@ -534,6 +545,7 @@ def test_a_half_deleted_checkpoint_does_not_count_among_those_that_stay(tmp_path
     assert [step for step, _ in saving.list_of(tmp_path)] == [4, 3, 1]
 
 
+@pytest.mark.item("F10")
 def test_a_full_disk_leaves_the_older_checkpoint_and_nothing_half_written(
     undisturbed, tiny_shards, tmp_path, monkeypatch
 ):
@@ -578,6 +590,7 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_changes_nothing_in_i
         assert state_of(tmp_path / "run", step) == state_of(undisturbed, step)
 
 
+@pytest.mark.item("F10")
 @pytest.mark.parametrize("steps", [3, 6])
 def test_a_full_disk_behind_the_training_ends_it_too(tiny_shards, tmp_path, monkeypatch, steps):
     write = saving.save_file
@@ -596,6 +609,7 @@ def test_a_full_disk_behind_the_training_ends_it_too(tiny_shards, tmp_path, monk
     assert not list((tmp_path / "run").glob("*step=*"))
 
 
+@pytest.mark.item("F10")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small file system")
 def test_a_really_full_disk_is_said_in_one_line(tiny_shards, tmp_path):
     (tmp_path / "small").mkdir()
@@ -646,6 +660,7 @@ def test_with_dropout_too_the_samples_and_losses_do_not_depend_on_the_workers(ti
     assert total(1) == pytest.approx(total(2), rel=1e-9) == pytest.approx(total(4), rel=1e-9)
 
 
+@pytest.mark.item("F19")
 def test_asked_to_stop_it_saves_and_the_next_start_goes_on(undisturbed, tiny_shards, tmp_path, monkeypatch):
     asked = iter([False, False, False, True])
     monkeypatch.setattr(saving.Checkpoints, "asked_to_stop", lambda self: next(asked, False))
@@ -657,6 +672,7 @@ def test_asked_to_stop_it_saves_and_the_next_start_goes_on(undisturbed, tiny_sha
     assert losses(tmp_path / "run") == losses(undisturbed)
 
 
+@pytest.mark.item("F13")
 def test_a_second_trainer_of_the_same_run_is_refused(tmp_path):
     held = saving.Checkpoints(tmp_path, Fingerprint(), every=1, keep=1)
 
@@ -670,7 +686,7 @@ def test_a_second_trainer_of_the_same_run_is_refused(tmp_path):
         pass
 
 
-@pytest.mark.item("A8")
+@pytest.mark.item("A8", "F22")
 def test_a_bad_step_touches_neither_weights_nor_key_encoder_nor_queue(tiny_shards, monkeypatch):
     config = tiny_config(optimization={"warmup_steps": 0})
     shards = open_shards(tiny_shards)
@@ -697,6 +713,7 @@ def test_a_bad_step_touches_neither_weights_nor_key_encoder_nor_queue(tiny_shard
     assert (progress.step, progress.updates, progress.bad_in_a_row) == (3, 1, 2)
 
 
+@pytest.mark.item("F16")
 def test_a_run_continues_from_a_given_model_and_refuses_one_of_another_tokenizer(tiny_shards, tmp_path):
     first = pretrain(tiny_config(), tiny_shards, tmp_path / "a", tmp_path / "run a")
     start = tmp_path / "a/encoder"
@@ -713,6 +730,7 @@ def test_a_run_continues_from_a_given_model_and_refuses_one_of_another_tokenizer
         pretrain(tiny_config(model={"start": str(start)}), tiny_shards, tmp_path / "c", tmp_path / "run c")
 
 
+@pytest.mark.item("F22")
 @pytest.mark.parametrize("asked", [False, True])
 def test_among_bad_steps_nothing_is_saved_and_a_request_to_stop_waits_for_a_good_one(
     tiny_shards, tmp_path, monkeypatch, asked
@@ -742,6 +760,7 @@ def test_among_bad_steps_nothing_is_saved_and_a_request_to_stop_waits_for_a_good
     assert saved == ([1, 2, 5] if asked else [1, 2, 5, 6])  # the 3rd and 4th step are bad
 
 
+@pytest.mark.item("F22")
 def test_too_many_bad_steps_end_the_run(tiny_shards, tmp_path, monkeypatch):
     plain = InfoXLMLearner.losses
 

@@ -35,6 +35,7 @@ def test_other_code_libraries_threads_and_workers_are_told_in_one_line_with_both
     assert caplog.messages == [f"runs/x goes on with what it did not begin with: {name} was {before!r}, is {now!r}"]
 
 
+@pytest.mark.item("F18")
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

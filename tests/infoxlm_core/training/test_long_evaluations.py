@@ -96,5 +96,6 @@ def test_an_error_of_an_evaluation_is_raised_on_every_worker_alike(left, case, e
     assert not (left / case / "out").exists()
 
 
+@pytest.mark.item("F20")
 def test_a_worker_that_stops_in_a_step_is_found_before_it_goes_on(left):
     assert (left / "stopped-0").read_text() == "lost"

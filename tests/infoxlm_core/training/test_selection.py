@@ -150,6 +150,7 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.item("P5")
 @pytest.mark.parametrize(
     ("damage", "said"),
     [

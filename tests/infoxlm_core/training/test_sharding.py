@@ -170,7 +170,7 @@ def test_checkpoints_and_exports_hold_whole_tensors_under_the_same_names(two, al
         torch.testing.assert_close(found[name], tensor, rtol=exact, atol=1e-9, msg=lambda said, n=name: f"{n}: {said}")
 
 
-@pytest.mark.item("A3", "A18")
+@pytest.mark.item("A3", "A18", "F17")
 @pytest.mark.slow
 def test_a_sharded_run_goes_on_with_four_workers_and_then_unsharded_with_one(two, shards, alone, tmp_path):
     shutil.copytree(two / "run", tmp_path / "run")
@@ -184,7 +184,7 @@ def test_a_sharded_run_goes_on_with_four_workers_and_then_unsharded_with_one(two
     assert numbers(tmp_path / "run") == pytest.approx(numbers(alone / "run"), rel=1e-9)
 
 
-@pytest.mark.item("A8")
+@pytest.mark.item("A8", "F22")
 @pytest.mark.slow
 def test_a_step_that_is_bad_on_one_worker_is_skipped_on_both(two):
     for rank in range(2):

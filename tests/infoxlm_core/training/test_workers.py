@@ -13,6 +13,7 @@ from infoxlm_core.training import distributed, tracker, workers
 from tests.conftest import tiny_config
 
 
+@pytest.mark.item("F19")
 def test_sigterm_before_the_first_step_is_not_lost(tiny_shards, tmp_path):
     places = {"shards_path": tiny_shards, "output": tmp_path / "out", "run": tmp_path / "run"}
     (tmp_path / "run").mkdir()
