@@ -40,6 +40,7 @@ def test_zero_one_two_and_four_workers_give_the_same_losses(ray_here, tiny_shard
     assert (tmp_path / "2/out/encoder/model.safetensors").exists()
 
 
+@pytest.mark.item("S07")
 def test_workers_know_the_tracker_and_its_run_but_no_secret(monkeypatch):
     for name in ("INFOXLM_TRACKER", "MLFLOW_RUN_ID", "MLFLOW_TRACKING_PASSWORD", "HOME"):
         monkeypatch.setenv(name, f"the {name}")
@@ -65,6 +66,7 @@ def test_an_error_of_ours_comes_back_as_itself_without_retries(undisturbed, tiny
         train(2, tiny_shards, tmp_path, seed=5, **LONGER)
 
 
+@pytest.mark.item("F01")
 def test_a_killed_worker_is_replaced_and_the_run_ends_the_same(undisturbed, tiny_shards, tmp_path):
     killed = kill_first_worker(tmp_path / "run")
 

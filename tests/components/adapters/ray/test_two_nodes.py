@@ -120,6 +120,7 @@ def nodes(run: Path) -> list[str]:
     return [path.read_text() for path in sorted(run.glob("rank-*"), key=lambda path: path.name.rpartition("-")[2])]
 
 
+@pytest.mark.item("F01")
 def test_a_run_on_two_nodes_goes_on_with_one_when_the_other_is_lost(disturbed, tiny_shards, tmp_path, in_fp64):
     base, lost = disturbed
     pretrain(tiny_config(**LONGER), tiny_shards, tmp_path / "out", tmp_path / "run")
@@ -131,6 +132,7 @@ def test_a_run_on_two_nodes_goes_on_with_one_when_the_other_is_lost(disturbed, t
     assert len(found) == 60 and values[0] == pytest.approx(values[1], rel=1e-9)
 
 
+@pytest.mark.item("F01")
 def test_a_run_on_two_nodes_loses_one_and_with_a_new_one_ends_with_the_same_losses(disturbed, undisturbed):
     base, lost = disturbed
 

@@ -28,6 +28,7 @@ def train(shards: Path, base: Path, **changes) -> list[tuple[int, dict]]:
     return tracker.read(base / "run" / tracker.METRICS)
 
 
+@pytest.mark.item("F01")
 def test_a_killed_worker_is_replaced_and_the_run_ends_as_one_on_ray_workers_to_the_last_bit(
     undisturbed, tiny_shards, tmp_path
 ):
@@ -47,6 +48,7 @@ def test_an_error_of_ours_comes_back_as_itself_without_restarts(undisturbed, tin
         train(tiny_shards, tmp_path, seed=5, **LONGER)
 
 
+@pytest.mark.item("F19")
 def test_sigterm_lets_the_workers_save_and_the_next_run_goes_on(tiny_shards, tmp_path):
     def stop() -> None:
         while not (tmp_path / "run/step=0000000010/manifest.json").exists():
@@ -73,6 +75,7 @@ def train_until_stopped(shards: Path, base: Path) -> None:
         sys.exit(stopped.exit_code)
 
 
+@pytest.mark.item("F19")
 def test_sigterm_to_all_processes_of_a_command_lets_the_workers_save_too(tiny_shards, tmp_path):
     code = f"from {__name__} import *; train_until_stopped(Path({str(tiny_shards)!r}), Path({str(tmp_path)!r}))"
     command = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
