@@ -74,6 +74,7 @@ def test_what_has_no_manifest_does_not_exist(bucket, directory, tmp_path):
     assert not (tmp_path / "back").exists()
 
 
+@pytest.mark.item("F07")
 @pytest.mark.parametrize("kind", ["500", "503", "reset"])
 @pytest.mark.parametrize(("method", "key"), [("PUT", "small"), ("PUT", "partNumber=2"), ("HEAD", "small"),
                                              ("POST", "uploadId"), ("GET", "small")])  # fmt: skip
@@ -86,6 +87,7 @@ def test_faults_that_pass_cost_nothing_but_time(bucket, faults, directory, tmp_p
     assert tree(tmp_path / "back") == tree(directory) and len(faults.injected) == 2
 
 
+@pytest.mark.item("F07")
 def test_a_download_that_is_cut_short_is_begun_again(bucket, faults, directory, tmp_path):
     artifact_transfer.push(directory, f"{URL}/a")
     faults.inject("GET", "inner/large", "truncated", times=3)
@@ -95,6 +97,7 @@ def test_a_download_that_is_cut_short_is_begun_again(bucket, faults, directory, 
     assert tree(tmp_path / "back") == tree(directory) and len(faults.injected) == 3
 
 
+@pytest.mark.item("F09")
 def test_a_manifest_whose_answer_was_lost_is_our_own(bucket, faults, directory):
     faults.inject("PUT", "a/manifest.json", "applied-500", times=1)
 
@@ -104,6 +107,7 @@ def test_a_manifest_whose_answer_was_lost_is_our_own(bucket, faults, directory):
     assert len(faults.injected) == 1 and manifest_puts(faults) == 2  # the second met its own first
 
 
+@pytest.mark.item("F08")
 def test_a_part_that_never_arrives_leaves_no_directory_and_no_pending_upload(bucket, faults, directory):
     faults.inject("PUT", "partNumber=1", "503")
 
@@ -130,6 +134,7 @@ def test_what_has_arrived_is_not_sent_again(bucket, faults, directory):
     assert not [target for method, target in faults.requests if method == "PUT" and "inner/large" in target]
 
 
+@pytest.mark.item("F07")
 def test_a_bit_that_flips_on_the_way_is_found_and_nothing_stays(bucket, faults, directory, tmp_path):
     artifact_transfer.push(directory, f"{URL}/a")
     faults.inject("GET", "inner/large", "flipped")
@@ -153,6 +158,7 @@ def literal(directory, monkeypatch) -> Iterator[dict[str, bytes]]:
         yield objects
 
 
+@pytest.mark.item("S10")
 def test_what_a_manifest_does_not_name_is_not_fetched_wherever_its_key_leads(literal, directory, tmp_path):
     literal[f"store/a/{tmp_path}/outside/manifest.json"] = b"{}"
     literal["store/a/unnamed/manifest.json"] = literal["store/a/my-manifest.json"] = b"{}"
@@ -162,6 +168,7 @@ def test_what_a_manifest_does_not_name_is_not_fetched_wherever_its_key_leads(lit
     assert tree(tmp_path / "back") == tree(directory) and not (tmp_path / "outside").exists()
 
 
+@pytest.mark.item("S10")
 @pytest.mark.parametrize("lead", ["{}/outside", "../../outside", "x//outside"])
 def test_a_manifest_that_names_a_place_outside_is_refused_before_anything_is_written(literal, tmp_path, lead):
     described = json.loads(literal["store/a/manifest.json"])
@@ -192,6 +199,7 @@ def test_a_dropped_directory_is_gone_with_its_manifest(bucket, directory):
     assert keys(bucket) == []
 
 
+@pytest.mark.item("F08")
 def test_uploads_that_a_killed_process_left_are_swept(bucket):
     client = bucket.meta.client
     client.create_multipart_upload(Bucket="models", Key="store/a/large")
@@ -238,6 +246,7 @@ def test_an_artifact_made_on_one_machine_is_found_on_another(bucket, tmp_path, m
     assert artifacts.locate(place) == again and artifacts.locate(f"{place}/file").read_text() == "content"
 
 
+@pytest.mark.item("P5")
 @pytest.mark.parametrize("unnoticed", [False, True])
 @pytest.mark.parametrize("file", ["file", manifests.NAME])
 def test_a_damaged_copy_of_an_artifact_is_fetched_again(bucket, file, unnoticed):
@@ -299,6 +308,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(lease, "_POLL", 0.1)
 
 
+@pytest.mark.item("F13")
 def test_two_do_not_hold_a_lease_at_once(bucket, quick):
     with Lease(f"{URL}/lease.json", "first"):
         with pytest.raises(LeaseHeld, match="first is at work"), Lease(f"{URL}/lease.json", "second"):
@@ -310,6 +320,7 @@ def test_two_do_not_hold_a_lease_at_once(bucket, quick):
         assert taken.attempt == 2
 
 
+@pytest.mark.item("F13")
 def test_of_many_who_ask_at_once_one_gets_it(bucket, quick):
     got, refused, done = [], [], threading.Event()
 
@@ -334,6 +345,7 @@ def test_of_many_who_ask_at_once_one_gets_it(bucket, quick):
     assert len(got) == 1 and len(refused) == 7
 
 
+@pytest.mark.item("F13")
 @pytest.mark.slow
 def test_a_killed_holder_is_replaced_and_one_that_wakes_up_is_fenced(bucket, quick, tmp_path):
     script = textwrap.dedent("""
@@ -408,6 +420,7 @@ def test_an_error_of_what_is_done_meanwhile_does_not_cost_the_lease(bucket, quic
         held.renew()
 
 
+@pytest.mark.item("F07")
 def test_one_lost_answer_to_a_beat_does_not_cost_the_lease(bucket, faults, quick, monkeypatch):
     monkeypatch.setattr("components.adapters.s3.store._QUICK", 0.4)
     with Lease(f"{URL}/lease.json", "first") as held:
@@ -429,6 +442,7 @@ def test_a_holder_knows_its_own_beat_whose_answers_were_all_lost(bucket, faults,
         held.renew()
 
 
+@pytest.mark.item("P7")
 def test_a_save_waits_for_a_server_that_is_away_for_a_moment(bucket, faults, quick, monkeypatch):
     monkeypatch.setattr(lease, "BEAT", 100.0)
     monkeypatch.setattr(lease, "PATIENCE", 60.0)  # a busy machine may need seconds for five tries
@@ -451,6 +465,7 @@ def checkpoint(folder: Path, step: int, content: str = "weights") -> Path:
     return directory
 
 
+@pytest.mark.item("F04")
 def test_the_newest_checkpoints_stay_and_a_torn_one_is_swept(bucket, quick, tmp_path):
     run = RemoteRun(f"{URL}/runs/r", "job")
     bucket.put_object(Key="store/runs/r/step=0000000009/state.safetensors", Body=b"torn")
@@ -463,6 +478,7 @@ def test_the_newest_checkpoints_stay_and_a_torn_one_is_swept(bucket, quick, tmp_
     assert not [key for key in keys(bucket) if "step=0000000009" in key]
 
 
+@pytest.mark.item("F26")
 def test_checkpoints_known_to_be_bad_go_and_do_not_count_among_those_that_stay(bucket, quick, tmp_path):
     run = RemoteRun(f"{URL}/runs/r", "job")
     with run.held():
@@ -474,6 +490,7 @@ def test_checkpoints_known_to_be_bad_go_and_do_not_count_among_those_that_stay(b
     assert run.names() == ["step=0000000002", "step=0000000003"]
 
 
+@pytest.mark.item("F13")
 def test_a_checkpoint_of_a_fenced_worker_never_exists(bucket, quick, tmp_path):
     old, new = RemoteRun(f"{URL}/runs/r", "job"), RemoteRun(f"{URL}/runs/r", "job")
     with old.held(), new.held():

@@ -29,6 +29,7 @@ def test_an_artifact_is_made_once_and_found_again(tmp_path):
     assert again == first and manifests.read(first, "corpus", "x")["facts"] == {"lines": 3}
 
 
+@pytest.mark.item("F14")
 def test_a_stage_that_fails_leaves_nothing_behind(tmp_path):
     def fail(output: Path) -> dict:
         build(output)
@@ -40,6 +41,7 @@ def test_a_stage_that_fails_leaves_nothing_behind(tmp_path):
     assert list((tmp_path / "corpus").iterdir()) == []
 
 
+@pytest.mark.item("F14")
 def test_what_a_dead_process_left_half_made_is_swept(tmp_path):
     (tmp_path / "corpus" / ".making-xyz").mkdir(parents=True)
     (tmp_path / "corpus" / ".making-xyz.lock").touch()
@@ -60,6 +62,7 @@ def test_what_a_living_process_is_making_stays(tmp_path):
     assert {path.name for path in (tmp_path / "corpus").iterdir()} == {"abc", "other"}
 
 
+@pytest.mark.item("F14")
 def test_two_who_need_the_same_make_it_one_after_the_other_and_once(tmp_path):
     made, inside, most = [], [], []
 
@@ -139,6 +142,7 @@ def test_every_kind_of_artifact_that_is_named_by_what_decides_it_has_a_version()
     assert set(manifests.VERSIONS) == set(artifacts.KINDS) - {"promotion"}  # that is named by an MLflow run
 
 
+@pytest.mark.item("P21")
 @pytest.mark.parametrize(
     ("error", "code", "name"),
     [

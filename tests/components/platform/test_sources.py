@@ -38,6 +38,7 @@ def test_a_local_directory_is_used_where_it_is(tiny_encoders, tmp_path):
     assert sources.fetch_model(str(tiny_encoders["first"]), tmp_path) == tiny_encoders["first"]
 
 
+@pytest.mark.item("B17")
 def test_nothing_that_could_run_code_is_taken(tiny_encoders, tmp_path):
     directory = tmp_path / "model"
     shutil.copytree(tiny_encoders["first"], directory)

@@ -37,6 +37,7 @@ def save(store: str, run: str) -> None:
     artifacts.write(store, f"runs/{run}/saved.json", json.dumps({"step": 4}))
 
 
+@pytest.mark.item("P13")
 def test_a_pipeline_run_whose_data_changed_under_an_unfinished_training_is_refused_and_told_what_to_do(store):
     begun = choose(store)
     save(store, begun)
@@ -52,6 +53,7 @@ def test_a_pipeline_run_whose_data_changed_under_an_unfinished_training_is_refus
     assert choose(store, shards="sha256:b", checkpoints={"resume": begun}) == begun
 
 
+@pytest.mark.item("P6")
 def test_a_training_whose_stage_has_a_new_version_is_not_silently_started_over(store, monkeypatch):
     begun = choose(store)
     save(store, begun)

@@ -86,6 +86,7 @@ def preempted(work: Work, monkeypatch, after: int = 12) -> None:
             launchers.run(work)
 
 
+@pytest.mark.item("F11")
 def test_a_run_stopped_on_one_machine_ends_on_another_as_if_nothing_had_happened(
     bucket, work, undisturbed, tmp_path, monkeypatch, caplog
 ):
@@ -102,6 +103,7 @@ def test_a_run_stopped_on_one_machine_ends_on_another_as_if_nothing_had_happened
     manifests.read(artifacts.locate(f"{URL}/pretrained/abc/encoder"), "encoder", "pretrain")
 
 
+@pytest.mark.item("F05", "F06")
 def test_a_damaged_checkpoint_gives_way_to_the_one_before_and_when_all_are_damaged_nothing_starts_over(
     bucket, work, undisturbed, tmp_path, monkeypatch, caplog
 ):
@@ -128,6 +130,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_and_when_all_are_damag
         launchers.run(work)
 
 
+@pytest.mark.item("F08")
 def test_saves_that_do_not_arrive_are_borne_twice_and_then_end_the_run(bucket, faults, work, caplog):
     faults.inject("PUT", "runs/pretrained-abc/step=", "503")
 
@@ -140,6 +143,7 @@ def test_saves_that_do_not_arrive_are_borne_twice_and_then_end_the_run(bucket, f
     assert RemoteRun(f"{URL}/runs/pretrained-abc", "me").names() == []
 
 
+@pytest.mark.item("F08")
 def test_a_checkpoint_that_nothing_follows_must_arrive(bucket, faults, work, monkeypatch):
     stop_soon(monkeypatch, after=4)
     faults.inject("PUT", "step=0000000005", "503")  # the save that the request asks for
@@ -148,6 +152,7 @@ def test_a_checkpoint_that_nothing_follows_must_arrive(bucket, faults, work, mon
         launchers.run(work)
 
 
+@pytest.mark.item("F19")
 def test_a_pod_that_must_go_lets_the_training_save_first(bucket, work, monkeypatch):
     monkeypatch.setattr(lease, "_POLL", 0.05)
     named = replace(

@@ -403,6 +403,7 @@ def test_a_job_that_asks_to_be_tried_again_is_started_anew_until_it_succeeds(kub
     assert "somebody trains this run; starting it again (2 of 3)" in caplog.text
 
 
+@pytest.mark.item("F24")
 def test_a_job_is_not_started_anew_more_often_than_the_config_says(kubernetes, launch):
     def act():
         for number in (1, 2):
@@ -426,6 +427,7 @@ def test_a_job_that_somebody_deletes_stays_deleted(kubernetes, launch):
     assert len(kubernetes.jobs_ever()) == 1
 
 
+@pytest.mark.item("F24")
 def test_gpus_that_never_come_end_the_step_in_time_with_the_reason_of_the_scheduler(kubernetes, launch, clock):
     def act():
         kubernetes.wait_for(NAME)
@@ -455,6 +457,7 @@ QUOTA = (
 POLICY = 'pods "x" is forbidden: violates PodSecurity "restricted:latest": runAsNonRoot != true'
 
 
+@pytest.mark.item("F24")
 @pytest.mark.parametrize(
     ("worker", "event", "said"),
     [
@@ -558,6 +561,7 @@ def test_the_time_in_a_queue_is_not_time_that_gpus_have_failed_to_come(kubernete
         launch(start_seconds=900, queue="gpu")
 
 
+@pytest.mark.item("P9")
 def test_a_job_that_holds_its_gpus_too_long_is_deleted_even_without_an_operator(kubernetes, launch):
     with (
         operator(lambda: kubernetes.wait_for(NAME) and kubernetes.status(NAME, **RUNNING)),

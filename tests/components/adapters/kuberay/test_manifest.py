@@ -89,6 +89,7 @@ FULL = {
 }
 
 
+@pytest.mark.item("S04")
 @pytest.mark.parametrize("settings", [{}, FULL])
 @pytest.mark.parametrize("which", ["head", "worker", "submitter"])
 def test_every_pod_is_valid_for_kubernetes_and_restricted(settings, which):
@@ -239,6 +240,7 @@ def test_ray_pods_are_told_the_local_code_of_the_step_and_their_driver_takes_it_
     assert job()["spec"]["entrypoint"] == f"python -m components.platform.job {WORK}"
 
 
+@pytest.mark.item("S02")
 def test_no_setting_turns_the_token_off():
     assert environment(pods(job(environment={"RAY_AUTH_MODE": "disabled"}))["head"])["RAY_AUTH_MODE"] == "token"
 

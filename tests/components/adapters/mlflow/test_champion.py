@@ -216,6 +216,7 @@ def flip(model: Path) -> None:
     weights.write_bytes(content)
 
 
+@pytest.mark.item("S09")
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
@@ -243,6 +244,7 @@ def same(path: Path, client, store: Path) -> bool:
     return path.parent == location
 
 
+@pytest.mark.item("S09")
 def test_a_model_signed_with_another_key_does_not_become_champion(keys, better, store, monkeypatch):
     monkeypatch.setenv(signing.VERIFYING, str(keys["theirs public"]))
 
@@ -252,6 +254,7 @@ def test_a_model_signed_with_another_key_does_not_become_champion(keys, better, 
     assert champion(better) == 1
 
 
+@pytest.mark.item("S09")
 def test_a_model_that_is_not_the_one_of_its_digest_does_not_become_champion(store, tiny_encoders, tmp_path):
     encoder = tmp_path / "encoder"
     encoder.mkdir()
@@ -279,6 +282,7 @@ def use(way: str, source: str, store: Path) -> Path:
     return {"embed": model_registry.load_encoder, "start": sources.fetch_model}[way](source, store)
 
 
+@pytest.mark.item("P5")
 @pytest.mark.parametrize("way", ["embed", "start"])
 def test_a_registered_model_that_is_not_the_one_of_its_digest_is_not_used(store, tiny_encoders, tmp_path, way):
     digest = copied_with_manifest(tiny_encoders["first"], tmp_path / "encoder")
@@ -296,6 +300,7 @@ def test_a_registered_model_that_is_not_the_one_of_its_digest_is_not_used(store,
         use(way, "models:/tiny@champion", store)
 
 
+@pytest.mark.item("S09")
 def test_a_registered_model_that_is_not_signed_with_our_key_is_not_used(keys, two, store, monkeypatch):
     model_registry.load_encoder("models:/tiny/1", store)  # what is signed is
     (registered.download(two, two.get_model_version("tiny", "2"), "", None) / signing.FILE).unlink()

@@ -83,6 +83,7 @@ def test_a_score_on_another_test_set_does_not_move_the_champion(store, tiny_enco
     assert "on another test set, promote by hand" in registration.reason
 
 
+@pytest.mark.item("F12")
 def test_registering_the_same_content_again_changes_nothing(store, tiny_encoders):
     first = register(store, tiny_encoders["first"], "sha256:1", 0.5)
     second = register(store, tiny_encoders["second"], "sha256:2", 0.6)
@@ -96,6 +97,7 @@ def test_registering_the_same_content_again_changes_nothing(store, tiny_encoders
     assert client.get_model_version("tiny", "2").tags[METRIC] == "0.6"
 
 
+@pytest.mark.item("F12")
 @pytest.mark.parametrize("call", ["create_model_version", "set_registered_model_alias", "set_model_version_tag"])
 def test_a_registration_that_died_half_way_is_completed_by_the_next(store, tiny_encoders, monkeypatch, call):
     from mlflow import MlflowClient
@@ -120,6 +122,7 @@ def test_a_registration_that_died_half_way_is_completed_by_the_next(store, tiny_
     assert versions(store) == [1]
 
 
+@pytest.mark.item("F12")
 def test_a_lost_answer_makes_no_second_version(store, tiny_encoders, monkeypatch):
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
@@ -248,6 +251,7 @@ def _register_at(uri: str, store: Path, encoder: Path) -> Registration:
     return register(store, encoder, "sha256:1", 0.5, "parallel")
 
 
+@pytest.mark.item("F12")
 @pytest.mark.slow
 def test_two_processes_that_register_the_same_content_share_a_run_and_make_one_version(
     on_server, tiny_encoders, tmp_path, monkeypatch

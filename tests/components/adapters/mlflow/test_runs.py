@@ -144,6 +144,7 @@ def test_the_commit_of_the_image_is_the_source_of_the_run_if_it_is_one(monkeypat
     assert mlflow_runs.source().get("mlflow.source.git.commit", "") == (commit if len(commit) == 40 else "")
 
 
+@pytest.mark.item("P9")
 def test_a_server_that_accepts_and_never_answers_is_told_in_bounded_time(store, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setattr(mlflow_runs, "_ANSWER_SECONDS", 0.2)

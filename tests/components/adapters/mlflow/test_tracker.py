@@ -31,6 +31,7 @@ def test_a_shipped_curve_arrives_whole_and_shipping_it_again_adds_nothing(store)
     assert [step for step, _ in history(run_id, "rate")] == list(range(1, 701))
 
 
+@pytest.mark.item("F11")
 def test_a_resumed_run_ships_what_its_predecessor_could_not_and_no_step_twice(store):
     run_id = open_run(store)
     crashed = FileTracker(store / "metrics.jsonl")
@@ -109,6 +110,7 @@ class _Answers(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_) -> None: ...
 
 
+@pytest.mark.item("F11")
 @pytest.mark.parametrize(("delay", "status"), [(0.0, 500), (60.0, 500), (0.0, 403)])
 def test_a_slow_or_broken_server_delays_no_point_and_the_end_says_what_is_missing(store, caplog, delay, status):
     handler = type("_Handler", (_Answers,), {"delay": delay, "status": status})
@@ -131,6 +133,7 @@ def test_a_slow_or_broken_server_delays_no_point_and_the_end_says_what_is_missin
     server.server_close()
 
 
+@pytest.mark.item("F11")
 @pytest.mark.slow
 def test_a_server_killed_during_training_costs_no_point_and_doubles_none(store, tmp_path, record_property):
     port = free_port()

@@ -47,6 +47,7 @@ def test_another_version_in_the_cache_is_not_taken(tmp_path, pip):
     assert package_index.download("pypi:my-app==1.0", SHA256, tmp_path).read_bytes() == WHEEL
 
 
+@pytest.mark.item("S08")
 def test_a_wheel_with_another_digest_is_refused_and_removed(tmp_path, pip):
     with pytest.raises(InputError, match=f"has sha256 {SHA256}, expected 000"):
         package_index.download("pypi:my-app==1.0", "0" * 64, tmp_path)
