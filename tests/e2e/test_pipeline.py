@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.item("F02")
 def test_the_killed_run_ends_with_the_losses_of_an_undisturbed_one(finished, tmp_path):
     values = yaml.safe_load((finished.parent / "toy.yaml").read_text())["pretraining"]
     pretrain(PretrainingConfig.parse(values), only(finished, "shards/*"), tmp_path / "out", tmp_path / "run")
@@ -46,6 +47,7 @@ def test_it_learned_to_put_translations_next_to_each_other(finished):
     assert metrics["perplexity/mean"] < metrics["untrained/perplexity/mean"] / 2
 
 
+@pytest.mark.item("P15")
 def test_the_corpus_accounts_for_every_line_and_leaks_nothing(finished):
     import pyarrow.parquet as pq
 
@@ -182,6 +184,7 @@ def test_a_stranger_with_plain_transformers_gets_our_embeddings(finished, tmp_pa
     )
 
 
+@pytest.mark.item("F14")
 def test_running_again_finds_everything_and_registers_nothing_new(finished):
     made = {path: path.stat().st_mtime for path in finished.glob("*/*/manifest.json")}
 
@@ -193,6 +196,7 @@ def test_running_again_finds_everything_and_registers_nothing_new(finished):
     assert again.stdout.count("made before from the same inputs") == 6  # all but register
 
 
+@pytest.mark.item("P21")
 def test_bad_input_ends_the_pipeline_with_its_line_and_exit_code(finished, tmp_path):
     values = yaml.safe_load((finished.parent / "toy.yaml").read_text())
     (tmp_path / "a.en").write_text("one line here\nanother line here\n")
@@ -216,6 +220,7 @@ def test_bad_input_ends_the_pipeline_with_its_line_and_exit_code(finished, tmp_p
     assert not list((tmp_path / "store").glob("corpus/*"))
 
 
+@pytest.mark.item("F15")
 def test_a_damaged_shard_stops_the_run_with_exit_code_3(finished, tmp_path):
     shutil.copytree(finished / "corpus", tmp_path / "store/corpus")
     shutil.copytree(finished / "shards", tmp_path / "store/shards")

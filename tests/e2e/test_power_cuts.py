@@ -25,6 +25,7 @@ def checkpoints(run: Path) -> saving.Checkpoints:
     return saving.Checkpoints(run, Fingerprint(), every=1, keep=2)
 
 
+@pytest.mark.item("F04")
 def test_checkpoints_and_their_curves(disk, tmp_path):
     curves = tracker.FileTracker(disk.root / "run/metrics.jsonl")
     for step in range(1, 13):
@@ -52,6 +53,7 @@ def build(output: Path) -> dict:
     return {}
 
 
+@pytest.mark.item("F04")
 def test_artifacts_of_a_store(disk, tmp_path):
     for key in ("1" * 16, "2" * 16):
         artifacts.get_or_build(str(disk.root), "corpus", key, build)

@@ -112,6 +112,7 @@ def test_a_stranger_loads_the_champion_with_an_account_and_plain_transformers(
     torch.testing.assert_close(torch.load(tmp_path / "states.pt", weights_only=True), expected.detach())
 
 
+@pytest.mark.item("S07")
 def test_no_secret_is_left_anywhere(by_url, database, locked_server, s3_server):
     assert CANARY in " ".join(environment(locked_server, s3_server).values()).encode()
     left = {f"s3://infoxlm/{key}": body for key, body in by_url.objects.items()}

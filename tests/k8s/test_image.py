@@ -50,6 +50,7 @@ def test_hadolint_would_find_something(tmp_path):
     assert {"DL3007", "DL3013", "DL3003"} <= set(re.findall(r"DL\d+", found.stdout))
 
 
+@pytest.mark.item("S08")
 @pytest.mark.parametrize("name", LOCKS)
 def test_every_entry_of_a_lock_is_a_version_with_a_hash_for_each_processor(name):
     for package, version, hashes in entries(name):
@@ -122,6 +123,7 @@ def unpinned(dockerfile: str) -> list[str]:
     return [base for base in bases if base not in stages | given and not re.search(r"@sha256:[0-9a-f]{64}$", base)]
 
 
+@pytest.mark.item("S08")
 def test_images_to_build_on_are_named_by_digest_or_by_an_argument_that_must_be_given():
     assert unpinned(DOCKERFILE) == []
     assert unpinned(DOCKERFILE.replace("ARG BASE\n", "ARG BASE=python:3.11-slim-bookworm\n")) == [
@@ -163,6 +165,7 @@ def test_the_table_of_variants_says_what_the_locks_hold():
         assert len(torch) == len(processors.split(", "))
 
 
+@pytest.mark.item("S08")
 @pytest.mark.parametrize("variant", ["cpu", "cuda"])
 def test_the_bill_of_materials_is_the_lock(variant):
     command = [sys.executable, "-I", str(ROOT / "docker/sbom.py"), variant]

@@ -66,6 +66,7 @@ def test_a_misspelt_field_is_found():
         kubernetes_validate.validate(deployment, KUBERNETES[0], strict=True)
 
 
+@pytest.mark.item("S04")
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_every_pod_is_admitted_by_a_restricted_namespace_and_keeps_our_rules(overlay):
     found = pods(overlay)
@@ -78,6 +79,7 @@ def test_every_pod_is_admitted_by_a_restricted_namespace_and_keeps_our_rules(ove
     )
 
 
+@pytest.mark.item("S04")
 def test_the_pods_of_a_training_keep_our_rules_too():
     task = dsl.TaskConfig(resources={"limits": {"cpu": "8", "memory": "64Gi", "nvidia.com/gpu": "1"}})
     config = ClusterConfig(image=f"registry.example/infoxlm@sha256:{'1' * 64}", priority_class="infoxlm-training")
@@ -99,6 +101,7 @@ def test_no_pod_of_ours_gets_a_sidecar_of_istio_which_a_profile_injects(overlay)
     assert injected == [] and len(found) >= 4
 
 
+@pytest.mark.item("S04")
 @pytest.mark.parametrize(
     ("change", "rule"),
     [
@@ -124,6 +127,7 @@ def test_a_pod_that_breaks_one_rule_is_named_for_it(change, rule):
     assert any(rule in line for line in restricted(bad) + confined(bad))
 
 
+@pytest.mark.item("S05")
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_no_role_gives_more_than_a_namespace_and_what_is_named(overlay):
     roles = [item for item in rendered(overlay) if item["apiVersion"].startswith("rbac.")]
@@ -137,6 +141,7 @@ def test_no_role_gives_more_than_a_namespace_and_what_is_named(overlay):
     assert subjects == {"infoxlm-runner"}  # Ray pods and MLflow may do nothing
 
 
+@pytest.mark.item("S05")
 @pytest.mark.parametrize(
     "rule",
     [
@@ -150,6 +155,7 @@ def test_a_role_that_gives_too_much_is_found(rule):
     assert too_much({"kind": "ClusterRole", "rules": []})
 
 
+@pytest.mark.item("S07")
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_manifests_hold_no_secret_and_no_value_that_should_be_one(overlay):
     assert static_keys(text(overlay)) == []
@@ -178,6 +184,7 @@ def test_a_key_in_a_manifest_is_found(line):
     assert static_keys(line)
 
 
+@pytest.mark.item("S05")
 def test_only_the_steps_get_a_token_of_kubernetes():
     accounts = [item for item in rendered("production") if item["kind"] == "ServiceAccount"]
 

@@ -82,6 +82,7 @@ def policies(overlay: str) -> list[dict]:
     return [item for item in rendered(overlay) if item["kind"] == "NetworkPolicy"]
 
 
+@pytest.mark.item("S06")
 @pytest.mark.parametrize(("overlay", "rows"), [("small", SAME + SMALL), ("production", SAME + PRODUCTION)])
 def test_connections_are_let_through_as_the_table_says(overlay, rows):
     known = policies(overlay)
@@ -91,6 +92,7 @@ def test_connections_are_let_through_as_the_table_says(overlay, rows):
     assert wrong == []
 
 
+@pytest.mark.item("S06")
 @pytest.mark.parametrize("overlay", OVERLAYS)
 @pytest.mark.parametrize(
     "pod", [STEP, RAY, SUBMITTER, MLFLOW, MAKE_USER, MAKE_BUCKET, STRAY], ids=lambda pod: str(pod.labels)
@@ -112,6 +114,7 @@ def test_all_is_denied_and_every_exception_has_a_name(overlay):
     assert len(set(names)) == len(names)
 
 
+@pytest.mark.item("S06")
 def test_without_the_denial_or_with_one_open_policy_the_table_does_not_hold():
     known = policies("small")
     without = [policy for policy in known if policy["metadata"]["name"] != "deny-all"]

@@ -49,6 +49,7 @@ def calls_of_a_launch(kubernetes: KubernetesServer) -> set[tuple[str, str, str]]
     return set(kubernetes.calls)
 
 
+@pytest.mark.item("S05")
 def test_the_role_of_the_steps_allows_exactly_what_the_launcher_calls(monkeypatch):
     monkeypatch.setenv("KFP_POD_NAME", "step-1")
     for module in (ray_job, ray_job_states, ray_job_log):

@@ -57,6 +57,7 @@ def test_a_run_without_an_image_is_refused_and_does_not_look_for_one_that_nobody
     assert set(image) == {"description", "parameterType"}
 
 
+@pytest.mark.item("S08", "S12")
 @pytest.mark.parametrize("name", DAGS)
 def test_no_step_installs_anything_or_branches_on_text(name):
     text = (COMPILED / f"{name}.yaml").read_text()
@@ -68,6 +69,7 @@ def test_no_step_installs_anything_or_branches_on_text(name):
     assert ":latest" not in text
 
 
+@pytest.mark.item("S04")
 @pytest.mark.parametrize("name", DAGS)
 def test_every_step_runs_as_nobody_and_knows_its_pipeline_run(name):
     executors = platform(name)["deploymentSpec"]["executors"]

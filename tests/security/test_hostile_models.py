@@ -28,6 +28,7 @@ class Evil:
         return open, (str(self.marker), "w")
 
 
+@pytest.mark.item("B17", "S01")
 @pytest.mark.parametrize(("allowed", "ran"), [("true", True), (None, False)])
 def test_a_pickled_model_runs_nothing_where_our_settings_are(clean_environment, tmp_path, monkeypatch, allowed, ran):
     (tmp_path / "model").mkdir()

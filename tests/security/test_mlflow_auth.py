@@ -24,6 +24,7 @@ ARTIFACTS = "/api/2.0/mlflow-artifacts/artifacts"
 OPEN = "/mlflow/server-info"  # versions and switches; beside it /health and the files of the pages
 
 
+@pytest.mark.item("S03")
 def test_every_route_refuses_who_does_not_say_who_he_is(locked_server):
     from mlflow.server.handlers import get_endpoints
 
@@ -40,6 +41,7 @@ def test_every_route_refuses_who_does_not_say_who_he_is(locked_server):
     }
 
 
+@pytest.mark.item("S03")
 @pytest.mark.parametrize(
     "who", [(USER[0], "wrong"), ("nobody", USER[1]), ("admin", "password1234"), ("admin", "password"), ("admin", "")]
 )
@@ -69,6 +71,7 @@ def test_what_one_user_makes_another_neither_sees_nor_changes_until_he_may_read_
     assert as_reader("POST", "/users/update-admin", {"username": READER[0], "is_admin": True}) == 403
 
 
+@pytest.mark.item("S03")
 @pytest.mark.parametrize("host", ["10.evil.example", "evil.example:5000", "192.168.evil.example", "localhost.evil"])
 def test_foreign_host_names_are_refused_even_with_the_right_password(locked_server, host):
     status, text = locked_server.call("GET", f"{API}/experiments/search?max_results=1", user=ADMIN, Host=host)
@@ -83,6 +86,7 @@ def test_the_names_of_the_service_pass(locked_server, host):
     assert locked_server.call("GET", f"{API}/experiments/search?max_results=1", user=ADMIN, Host=host)[0] == 200
 
 
+@pytest.mark.item("S03")
 @pytest.mark.parametrize(
     "path",
     [
@@ -139,6 +143,7 @@ def become(login: tuple[str, str], monkeypatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", login[1])
 
 
+@pytest.mark.item("S03")
 def test_a_training_logs_runs_and_reads_models_and_only_the_account_of_the_registry_moves_the_champion(
     accounts, on_locked_server, tiny_encoders, tmp_path, monkeypatch
 ):
@@ -178,6 +183,7 @@ def test_a_training_logs_runs_and_reads_models_and_only_the_account_of_the_regis
     mlflow_runs.connect(tmp_path).delete_run(run_id)  # of two stages that open a run at once one takes its own away
 
 
+@pytest.mark.item("S03")
 @pytest.mark.parametrize("location", ["s3://other/x", "file:///etc"])
 def test_an_experiment_or_model_that_points_elsewhere_is_refused_by_our_clients(on_locked_server, tmp_path, location):
     name = re.sub(r"\W+", "-", location)

@@ -35,6 +35,7 @@ def no_network(monkeypatch):
     monkeypatch.setattr(socket.socket, "connect_ex", refuse)
 
 
+@pytest.mark.item("B16", "S10")
 @pytest.mark.parametrize("place", PLACES)
 def test_other_places_than_files_buckets_and_the_hub_are_refused_without_a_call(place, tmp_path, no_network):
     with pytest.raises(InputError, match=r"no such file|holds no config.json"):

@@ -133,6 +133,7 @@ def home() -> Iterator[Path]:
         yield Path(name)
 
 
+@pytest.mark.item("S02")
 @pytest.mark.parametrize("start", [our_start, head_of_a_cluster])
 def test_without_the_token_nobody_reads_runs_or_joins(start, tmp_path, home):
     job = {"entrypoint": f"touch {tmp_path}/marker"}
@@ -153,6 +154,7 @@ def test_without_the_token_nobody_reads_runs_or_joins(start, tmp_path, home):
     assert not (tmp_path / "marker").exists()
 
 
+@pytest.mark.item("S02")
 def test_a_head_of_ours_without_a_token_does_not_start(tmp_path):
     known = environment(tmp_path, **of_our_pods() | {"HOME": str(tmp_path)})
 

@@ -50,6 +50,7 @@ def _is(node: ast.expr | None, value: bool) -> bool:
     return isinstance(node, ast.Constant) and node.value is value
 
 
+@pytest.mark.item("S01")
 @pytest.mark.parametrize(
     "line",
     [
@@ -75,6 +76,7 @@ def test_what_does_not_is_not(line):
     assert not dangers(line)
 
 
+@pytest.mark.item("S01")
 def test_our_source_makes_no_code_of_data():
     files = [path for package in OURS for path in (ROOT / package).rglob("*.py")]
 
@@ -84,6 +86,7 @@ def test_our_source_makes_no_code_of_data():
     assert not {path: all for path, all in found.items() if all}
 
 
+@pytest.mark.item("S11")
 def test_the_strict_loader_of_yaml_is_a_safe_one():
     from infoxlm_core.run_file import StrictLoader
 
@@ -134,6 +137,7 @@ def test_a_secret_is_seen(text):
     assert secrets_in(f"x = '{text}'")
 
 
+@pytest.mark.item("S07")
 def test_no_file_of_the_repository_holds_a_secret():
     texts = {
         str(path.relative_to(ROOT)): path.read_text(encoding="utf-8", errors="replace")
@@ -158,6 +162,7 @@ def test_no_manifest_makes_a_secret_with_a_value():
     assert len(kinds) > 10 and "Secret" not in kinds
 
 
+@pytest.mark.item("S12")
 def test_no_compiled_pipeline_decides_by_text_installs_or_holds_a_secret():
     compiled = list((ROOT / "pipelines/compiled").glob("*.yaml"))
 

@@ -35,6 +35,7 @@ def config(tmp_path) -> Path:
     return path
 
 
+@pytest.mark.item("F17", "B14", "B15")
 @pytest.mark.parametrize(
     ("added", "said"),
     [
@@ -137,6 +138,7 @@ def test_a_store_that_cannot_be_made_is_one_line(config):
     assert result.exit_code == 2 and result.stderr.count("\n") == 1 and "/proc/nothing" in result.stderr
 
 
+@pytest.mark.item("P8")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_a_command_with_one_line_and_the_code_that_says_run_it_again(number, capsys):
     before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
@@ -163,6 +165,7 @@ def test_under_nohup_a_closed_terminal_means_nothing():
             signal.signal(each, handler)
 
 
+@pytest.mark.item("P21")
 @pytest.mark.parametrize(
     ("error", "code", "said"),
     [
