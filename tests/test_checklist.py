@@ -1,4 +1,4 @@
-"""No item of the acceptance checklist is without a test that checks something, and docs/acceptance.md names them."""
+"""No item of the checklists is without a test that checks something, and the documents name them."""
 
 import ast
 import re
@@ -7,8 +7,24 @@ from pathlib import Path
 
 import pytest
 
+from tests import checklists
+from tests.checklists import Row, Run, kind
+
 TESTS = Path(__file__).parent
-ITEMS = [f"A{number}" for number in range(1, 33)]
+ITEMS = {
+    "acceptance": [f"A{number}" for number in range(1, 33)],
+    "promises": [
+        *(f"P{number}" for number in range(1, 22)),
+        *(
+            f"{letter}{number:02}"
+            for letter, last in (("F", 27), ("B", 18), ("S", 12))
+            for number in range(1, last + 1)
+        ),
+        *(f"RB{number:02}" for number in range(1, 14)),
+    ],
+}
+NOT_YET = {"F03", "F21", "F23"}
+"""Items that no test shows so far; the page says so."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -43,22 +59,23 @@ def marked() -> Iterator[tuple[str, str, bool]]:
 
 
 MARKED = list(marked())
-ROWS = {
-    row[1]: set(re.findall(r"`(test_\w+)`", row[3]))
-    for line in (TESTS.parent / "docs/acceptance.md").read_text(encoding="utf-8").splitlines()
-    if len(row := [cell.strip() for cell in line.split("|")]) == 5 and re.fullmatch(r"A\d+", row[1])
-}
+ROWS = {page: checklists.rows_of(page) for page in ITEMS}
+EVERY = [(page, item) for page, items in ITEMS.items() for item in items]
 
 
-def test_items_are_those_of_the_checklist_and_each_has_a_row():
-    assert list(ROWS) == ITEMS
-    assert {item for item, _, _ in MARKED} == set(ITEMS)
+@pytest.mark.parametrize("page", ITEMS)
+def test_a_page_has_a_row_for_every_item_and_no_test_another_item(page):
+    assert list(ROWS[page]) == ITEMS[page]
+    assert {item for item, _, _ in MARKED if kind(item) in checklists.PAGES[page]} <= set(ITEMS[page])
 
 
-@pytest.mark.parametrize("item", ITEMS)
-def test_what_a_row_names_is_a_test_of_this_item(item):
-    assert ROWS[item]
-    assert ROWS[item] <= {name for one, name, _ in MARKED if one == item}
+@pytest.mark.parametrize(("page", "item"), EVERY)
+def test_what_a_row_names_is_a_test_of_this_item_or_an_item(page, item):
+    row = ROWS[page][item]
+
+    assert bool(row.tests or row.items or kind(item) == "RB") == (item not in NOT_YET)
+    assert row.tests <= {name for one, name, _ in MARKED if one == item}
+    assert set(row.items) <= set(ITEMS[page]) - {item}
 
 
 def test_every_test_of_an_item_checks_something():
@@ -82,6 +99,23 @@ def test_a_test_that_checks_nothing_is_found(body, checked):
     helper, test = tree.body
 
     assert checks(test, {"compare": helper}) is checked
+
+
+def test_the_report_of_a_run_calls_not_shown_what_no_test_has_shown():
+    rows = {
+        "P1": Row("all of it", frozenset(), ("F01", "F02", "RB01")),
+        "F01": Row("goes on", frozenset({"test_a"}), ()),
+        "F02": Row("is found", frozenset({"test_b"}), ()),
+    }
+    one = [Run("F01", "x.py::test_a[1]", "3 kills", "passed"), Run("F01", "x.py::test_a[2]", "3 kills", "passed")]
+    both = [*one, Run("F02", "x.py::test_b", "", "passed")]
+
+    assert checklists.observed("F01", one, rows) == "x.py::test_a: 2 passed, 3 kills"
+    assert [checklists.outcome(item, one, rows) for item in rows] == ["not shown", "passed", "not shown"]
+    assert [checklists.outcome(item, both, rows) for item in rows] == ["passed"] * 3
+    assert checklists.observed("P1", both, rows) == "F01 passed · F02 passed · RB01 needs a cluster or a GPU"
+    broken = [*both, Run("F02", "x.py::test_c", "", "error")]
+    assert [checklists.outcome(item, broken, rows) for item in rows] == ["failed", "passed", "failed"]
 
 
 def test_the_tests_that_the_decisions_name_exist():
