@@ -57,10 +57,11 @@ class AddNorm(nn.LayerNorm):
     """LayerNorm of a sum, computed in fp32 whatever its terms are."""
 
     def forward(self, rows: Tensor, change: Tensor) -> Tensor:  # type: ignore[override]
-        if rows.dtype == self.weight.dtype:
+        if rows.dtype in (torch.float32, torch.float64):
             return super().forward(rows + change)
         summed = full_precision(rows) + full_precision(change)
-        return F.layer_norm(summed, self.normalized_shape, self.weight, self.bias, self.eps).to(rows.dtype)
+        weight, bias = full_precision(self.weight), full_precision(self.bias)  # shards are whole in half precision
+        return F.layer_norm(summed, self.normalized_shape, weight, bias, self.eps).to(rows.dtype)
 
 
 def refresh(modules: Iterable[nn.Module], kind: torch.dtype) -> None:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from infoxlm_core import outside
@@ -223,7 +223,7 @@ def tensors_on_first(tensors: Mapping[str, Tensor], own: bool = False) -> dict[s
     return gathered
 
 
-def shard(module: nn.Module, layers: Iterable[nn.Module]) -> None:
+def shard(module: nn.Module, layers: Iterable[nn.Module], half: torch.dtype | None = None) -> None:
     """Give each worker 1/W of every parameter, and so of its gradient and of Adam's moments; alone do nothing.
 
     Parameters are replaced by others of the same names: make the optimizer afterwards. Only `module(...)` makes them
@@ -231,7 +231,10 @@ def shard(module: nn.Module, layers: Iterable[nn.Module]) -> None:
 
     P parameters cost 16 P bytes (weight, gradient, two moments in fp32) on every worker, sharded 16 P / W and 8 bytes
     for each parameter that is whole at the time. XLM-R XL (3.5 billion, half of its layers in the key encoder) on 8
-    workers: 8 GB and 7 GB instead of 64 GB. What autocast keeps for the backward pass, 2 P bytes, comes to both.
+    workers: 8 GB and 7 GB instead of 64 GB. A step of several micro-batches adds 4 P bytes: see `sum_shards`.
+
+    `half`: what layers are gathered and computed in, their gradients summed in fp32 all the same; weights stay in fp32
+    where they are kept, and so does everything of no layer.
 
     Source: PyTorch's `fully_shard` (FSDP2).
     """
@@ -240,13 +243,29 @@ def shard(module: nn.Module, layers: Iterable[nn.Module]) -> None:
     trained = any(parameter.requires_grad for parameter in module.parameters())
     parts = [*layers, module]
     for part in parts:
-        # What has no backward pass must let go after the forward pass.
-        fully_shard(part, reshard_after_forward=None if trained else True)
+        kind = half if part is not module else None
+        fully_shard(
+            part,
+            # What has no backward pass must let go after the forward pass.
+            reshard_after_forward=None if trained else True,
+            mp_policy=MixedPrecisionPolicy(param_dtype=kind, reduce_dtype=kind and torch.float32),
+        )
     for part in parts:
         if not isinstance(part, FSDPModule):
             raise TypeError(f"fully_shard left {type(part).__name__} as it was")
         part.set_gradient_divide_factor(1.0)  # losses are divided by the targets of all workers already
         part.set_force_sum_reduction_for_comms(True)  # and gloo knows no other
+
+
+def sum_shards(module: nn.Module, last: bool) -> None:
+    """Before the backward pass of a micro-batch: gradients of a sharded module are summed over workers once a step.
+
+    Until its `last` micro-batch each worker adds up whole ones, 4 bytes for each of P parameters. Where these would
+    take more than a quarter of the device's memory they are summed, and cut, after each micro-batch instead.
+    """
+    if isinstance(module, FSDPModule):
+        whole = sum(4 * parameter.numel() for parameter in module.parameters())
+        module.set_requires_gradient_sync(last or whole > devices.memory(device()) / 4)
 
 
 def is_sharded(module: nn.Module) -> bool:

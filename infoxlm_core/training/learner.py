@@ -70,6 +70,12 @@ def seed_dropout(*key: object) -> None:
     torch.manual_seed(int.from_bytes(digest_key(*key)[:8], "little"))
 
 
+def half_precision(device: torch.device) -> torch.dtype | None:
+    """What products are made in: bf16 on GPUs; none on CPUs, where bf16 is slower without special instructions."""
+    return torch.bfloat16 if device.type == "cuda" else None
+
+
 def autocast(device: torch.device) -> torch.autocast:
-    """bf16 on GPUs; fp32 on CPUs, where bf16 is slower without special instructions."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
+    """Mixed precision where there is a half."""
+    kind = half_precision(device)
+    return torch.autocast(device.type, kind or torch.bfloat16, enabled=kind is not None)

@@ -37,7 +37,8 @@ def train_step(
 
     # Gradients add up over the micro-batches, sums for the curves beside them in fp64; all of it stays on the device.
     sums: dict[str, Tensor] = {}
-    for batch in batches:
+    for number, batch in enumerate(batches, start=1):
+        distributed.sum_shards(learner.module, last=number == len(batches))
         loss, parts = learner.losses(batch, scales)
         if loss.requires_grad:
             loss.backward()

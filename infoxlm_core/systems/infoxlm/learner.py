@@ -19,7 +19,7 @@ from infoxlm_core.model.heads import InfoXLM
 from infoxlm_core.model.momentum import KeyEncoder, Queue, momentum_at
 from infoxlm_core.model.objectives import xlco_hits, xlco_logits, xlco_losses
 from infoxlm_core.training import distributed
-from infoxlm_core.training.learner import Learner, LossWeights, autocast, seed_dropout
+from infoxlm_core.training.learner import Learner, LossWeights, autocast, half_precision, seed_dropout
 
 logger = logging.getLogger(__name__)
 ALIGNED = 128  # tokens of a micro-batch on a GPU are a multiple: a tile of its products
@@ -43,7 +43,7 @@ class InfoXLMLearner(Learner):
             self.queue = Queue(config.contrast.queue_size, model.encoder.size.hidden, self.device)
         self.new_keys: list[tuple[Tensor, Tensor]] = []
         if config.model.sharded:
-            distributed.shard(model, model.encoder.layers)
+            distributed.shard(model, model.encoder.layers, half_precision(self.device))
         if config.model.sharded and self.contrasting:
             distributed.shard(self.key_encoder, self.key_encoder.encoder.layers)
             self.key_encoder.pair_with(model)

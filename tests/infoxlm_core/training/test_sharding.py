@@ -17,8 +17,10 @@ from infoxlm_core.data import shards as tables
 from infoxlm_core.data.shards import open_shards
 from infoxlm_core.errors import ConfigError
 from infoxlm_core.stages.pretraining import pretrain
+from infoxlm_core.systems.infoxlm import learner as infoxlm
 from infoxlm_core.systems.infoxlm.learner import InfoXLMLearner
 from infoxlm_core.systems.infoxlm.system import build
+from infoxlm_core.training import learner as learners
 from infoxlm_core.training import optimizer, tracker
 from infoxlm_core.training.state import Progress
 from infoxlm_core.training.step import train_step
@@ -80,6 +82,7 @@ def _both(rank: int, size: int, port: int, shards: Path, base: Path) -> None:
         pretrain(config(sharded=True), shards, base / "out", base / "run")
         pretrain(config(sharded=True), shards, base / "other out", base / "other")
         torch.save(_good_step_then_bad(rank, shards), base / f"{rank}.pt")
+    torch.save(_gradient_in_half_precision(shards, sharded=True), base / f"half {rank}.pt")
     torch.distributed.destroy_process_group()
 
 
@@ -90,6 +93,7 @@ def _good_step_then_bad(rank: int, path: Path) -> dict:
     learner.after_step(0)
     adam, progress = optimizer.make_adamw(learner.module.parameters(), wanted.optimization), Progress()
     parameters, keys, held = list(learner.module.parameters()), list(learner.key_encoder.parameters()), []
+    summed, scatter = [], torch.distributed.reduce_scatter_single
 
     def weigh(*_) -> None:
         moments = [value for state in adam.state.values() for value in state.values() if value.dim()]
@@ -101,8 +105,15 @@ def _good_step_then_bad(rank: int, path: Path) -> dict:
         batches = learner.batches(progress.step)
         return train_step(learner, adam, wanted.optimization, progress, batches)[0]["skipped"]
 
+    def count(*given, **more):
+        summed.append(1)
+        return scatter(*given, **more)
+
     adam.register_step_post_hook(weigh)
+    assert len(learner.batches(0)) == 2
+    torch.distributed.reduce_scatter_single = count
     take()
+    torch.distributed.reduce_scatter_single = scatter
     before = [tensor.to_local().clone() for tensor in (*parameters, *keys)]
     plain = learner.losses
 
@@ -113,7 +124,25 @@ def _good_step_then_bad(rank: int, path: Path) -> dict:
     learner.losses = spoiled
     skipped = take()
     unchanged = all(torch.equal(a, b.to_local()) for a, b in zip(before, (*parameters, *keys), strict=True))
-    return {"held": held, "skipped": skipped, "unchanged": unchanged}
+    return {"held": held, "skipped": skipped, "unchanged": unchanged, "summed": len(summed)}
+
+
+def _gradient_in_half_precision(path: Path, sharded: bool, kind: torch.dtype | None = torch.bfloat16) -> torch.Tensor:
+    """The gradient of a first step on a device that computes in `kind`, as a GPU does; masters stay in fp32."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (learners, infoxlm):
+            patch.setattr(module, "half_precision", lambda _: kind)
+        wanted, shards = config(sharded), open_shards(path)
+        learner = InfoXLMLearner(wanted, build(wanted, shards), shards)
+        learner.after_step(0)
+        adam, found = optimizer.make_adamw(learner.module.parameters(), wanted.optimization), []
+        parameters = [*learner.module.parameters(), *learner.key_encoder.parameters()]
+        assert {p.dtype for p in parameters} == {torch.float32}
+        adam.register_step_pre_hook(lambda *_: found.extend(p.grad for p in learner.module.parameters()))
+        optimization = wanted.optimization.model_copy(update={"clip_norm": 1e9})
+        train_step(learner, adam, optimization, Progress(), learner.batches(0))
+        assert {gradient.dtype for gradient in found} == {torch.float32}
+        return torch.cat([(g.full_tensor() if sharded else g).flatten().double() for g in found])
 
 
 def _go_on(rank: int, size: int, port: int, shards: Path, base: Path) -> None:
@@ -202,6 +231,25 @@ def test_of_two_workers_each_holds_half_of_what_one_held(two):
 
     for rank in range(2):  # weight, gradient, two moments of the one; weight of the other; 8 bytes each
         assert torch.load(two / f"{rank}.pt", weights_only=True)["held"] == [8 * (4 * query + key) / 2]
+
+
+@pytest.mark.slow
+def test_gradients_of_shards_are_summed_once_a_step_and_not_in_each_of_its_micro_batches(two):
+    groups = 3 + 1  # layers, and what belongs to none
+    assert [torch.load(two / f"{rank}.pt", weights_only=True)["summed"] for rank in range(2)] == [groups] * 2
+
+
+@pytest.mark.slow
+def test_in_half_precision_gradients_of_shards_are_as_exact_as_those_of_one_worker(two, shards):
+    torch.set_default_dtype(torch.float32)
+    exact, alone = (_gradient_in_half_precision(shards, False, kind) for kind in (None, torch.bfloat16))
+    torch.set_default_dtype(torch.float64)
+    first, second = (torch.load(two / f"half {rank}.pt", weights_only=True) for rank in range(2))
+
+    def error(found: torch.Tensor) -> float:
+        return ((found - exact).norm() / exact.norm()).item()
+
+    assert torch.equal(first, second) and 0 < error(first) < 2 * error(alone) < 0.05
 
 
 def test_a_run_may_go_on_with_the_switch_turned_and_other_systems_refuse_it():
