@@ -68,19 +68,6 @@ def sum_numbers(values: Mapping[str, float]) -> dict[str, float]:
     return dict(zip(names, total.tolist(), strict=True))
 
 
-def sum_gradients(parameters: Sequence[nn.Parameter]) -> None:
-    """Add the gradients of all workers in one flat all-reduce: in the same order before and after a restart."""
-    parameters = [p for p in parameters if not isinstance(p, DTensor)]  # the gradients of shards are sums already
-    if world_size() == 1 or not parameters:
-        return
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    flat = torch.cat([gradient.flatten() for gradient in gradients])
-    dist.all_reduce(flat)
-    pieces = flat.split([gradient.numel() for gradient in gradients])
-    for parameter, piece in zip(parameters, pieces, strict=True):
-        parameter.grad = piece.view_as(parameter)
-
-
 def gather_rows(rows: Tensor) -> Tensor:
     """Rows of all workers, in the order of their ranks: (B, …) -> (world size * B, …)."""
     if world_size() == 1:

@@ -1,5 +1,6 @@
 """One optimizer step, the same for every learner, and the same on one worker as on many."""
 
+import contextlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from infoxlm_core.config import OptimizationConfig
-from infoxlm_core.training import distributed
+from infoxlm_core.training import distributed, gradients
 from infoxlm_core.training.learner import Learner, MicroBatch
 from infoxlm_core.training.optimizer import learning_rate
 from infoxlm_core.training.state import Progress
@@ -36,21 +37,23 @@ def train_step(
     scales = {name: weight / divisors[name] for name, weight in weights.items()}
 
     # Gradients add up over the micro-batches, sums for the curves beside them in fp64; all of it stays on the device.
+    # The last backward pass sums the gradients over all workers, in the order of the parameters: a resumed run adds as
+    # the undisturbed one.
+    parameters = [p for p in learner.module.parameters() if p.requires_grad]
     sums: dict[str, Tensor] = {}
     for number, batch in enumerate(batches, start=1):
-        distributed.sum_shards(learner.module, last=number == len(batches))
+        last = number == len(batches)
+        distributed.sum_shards(learner.module, last)
         loss, parts = learner.losses(batch, scales)
-        if loss.requires_grad:
-            loss.backward()
+        with gradients.summed(parameters) if last else contextlib.nullcontext():
+            if loss.requires_grad:
+                loss.backward()
         for name, value in parts.items():
             sums[name] = sums.get(name, 0.0) + value.double()
 
-    # One all-reduce of all gradients, in the order of the parameters: a resumed run adds as the undisturbed one.
-    parameters = [p for p in learner.module.parameters() if p.requires_grad]
     for parameter in parameters:
         if parameter.grad is None:  # of an objective that was off: with any number of workers it still decays
             parameter.grad = torch.zeros_like(parameter)
-    distributed.sum_gradients(parameters)
     norm = distributed.norm_of([p.grad for p in parameters if p.grad is not None])
 
     # The only place where a step waits for the device: all workers read the same sums and norm, and so agree whether

@@ -34,7 +34,7 @@ from infoxlm_core.stages.pretraining import pretrain
 from infoxlm_core.systems.infoxlm.learner import InfoXLMLearner
 from infoxlm_core.systems.infoxlm.system import build
 from infoxlm_core.training import checkpoints as saving
-from infoxlm_core.training import distributed, optimizer, tracker
+from infoxlm_core.training import distributed, gradients, optimizer, tracker
 from infoxlm_core.training.fingerprint import Fingerprint
 from infoxlm_core.training.run import run_directory
 from infoxlm_core.training.state import Progress, named_tensors
@@ -156,9 +156,10 @@ def test_the_micro_batch_does_not_change_the_step(tiny_shards, micro, weighting)
 
 def _share_queue(rank: int, size: int, port: int, shards: Path, base: Path) -> None:
     workers.join(rank, size, port)
-    for weighting in ("mean", "count"):
+    for name, weighting, bucket in (("mean", "mean", 2**10), ("count", "count", 2**10), ("at once", "mean", 2**30)):
+        gradients.BUCKET_BYTES = bucket
         with workers.fp64():
-            torch.save(_three_steps(shards, weighting), base / f"{size}.{rank}.{weighting}.pt")
+            torch.save(_three_steps(shards, weighting), base / f"{size}.{rank}.{name}.pt")
     torch.distributed.destroy_process_group()
 
 
@@ -201,6 +202,9 @@ def test_every_worker_has_the_gradient_and_the_queue_of_the_single_process_run(
         off = (found[0]["gradient"] - single["gradient"]).norm() / single["gradient"].norm()
         record_property("figure", f"{count} workers: gradient within {off:.1e}")
         assert off <= 1e-9
+    parts, whole = (torch.load(tmp_path / f"{count}.0.{name}.pt", weights_only=True) for name in ("mean", "at once"))
+    for name, found in parts.items():  # two workers have but one order to add in
+        torch.testing.assert_close(found, whole[name], rtol=(count - 2) * 1e-9, atol=(count - 2) * 1e-12)
 
 
 LATE = {"contrast": {"start_step": 2, "temperature": 0.5}, "model": {"dropout": 0.1}}
