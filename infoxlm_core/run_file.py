@@ -44,10 +44,10 @@ class RunConfig(StageConfig):
     """Ray workers of pre-training and fine-tuning, one a GPU or CPU core; 0: in the calling process."""
 
     @model_validator(mode="after")
-    def _workers_divide(self) -> Self:
-        if self.num_workers and self.pretraining.batches.virtual_shards % self.num_workers:
+    def _enough_for_all_workers(self) -> Self:
+        if self.num_workers > self.pretraining.batches.virtual_shards:
             raise ValueError(
-                f"num_workers ({self.num_workers}) must divide "
+                f"num_workers ({self.num_workers}) must not exceed "
                 f"pretraining.batches.virtual_shards ({self.pretraining.batches.virtual_shards})"
             )
         if self.num_workers > self.finetuning.batch_size:

@@ -56,9 +56,9 @@ class RayConfig(StageConfig):
     min_workers: NonNegativeInt = 0
     """With how few workers a pre-training goes on when a node is lost and no other comes within 5 minutes; 0: it waits.
 
-    For spot nodes: the most that divide `num_workers` and have a GPU, no fewer than these. Losses are the same but for
-    rounding. It is whole again after the next loss, or with the next job. Its worker pods do not save first when they
-    must go, with notice or without, nor when the job is deleted: steps since the last checkpoint are made again.
+    For spot nodes: as many as have a GPU, no fewer than these. Losses are the same but for rounding. It is whole again
+    after the next loss, or with the next job. Its worker pods do not save first when they must go, with notice or
+    without, nor when the job is deleted: steps since the last checkpoint are made again.
     """
 
     grace_seconds: PositiveInt = 120

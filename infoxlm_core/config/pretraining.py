@@ -181,7 +181,8 @@ class BatchesConfig(StageConfig):
     """Samples of each objective per optimizer step, over all workers."""
 
     virtual_shards: Annotated[Whole, Field(gt=0, le=2**20)] = 64
-    """Fixed slices of the global batch; the number of workers must divide it."""
+    """Fixed slices of the global batch: each worker takes some, one more or less, and there are no more workers than
+    slices. With dropout no micro-batch is larger than a slice."""
 
     micro_batch_size: Annotated[Whole, Field(gt=0, le=2**20)] = 32
     """Samples of each objective per forward pass; changes memory and speed and, without dropout, never the result."""

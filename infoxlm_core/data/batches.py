@@ -39,6 +39,7 @@ class PackedBatch:
     flops: float = 0.0  # what it must cost, for the network that it was made for
     answered: Tensor | None = None  # (N,) which rows have an answer, if not all do: see `aligned`
     padding: int = 0  # how many of the tokens are padding, which nobody counts
+    idle: bool = False  # computed because other workers have one more, and counted by nobody
 
     @property
     def tokens(self) -> int:
@@ -47,6 +48,8 @@ class PackedBatch:
     @property
     def counts(self) -> dict[str, float]:
         """Targets of each objective, tokens and FLOPs."""
+        if self.idle:
+            return {}
         return {
             "mlm": self.mlm_targets,
             "tlm": len(self.target_ids) - self.mlm_targets,

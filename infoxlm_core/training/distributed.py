@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -43,12 +44,19 @@ def describe() -> dict[str, object]:
     return {"threads": torch.get_num_threads(), "workers": world_size(), "device": device().type}
 
 
+def shares(virtual_shards: int) -> list[range]:
+    """The contiguous range of virtual shards that each worker draws; the first ones draw one more if it does not come
+    out even. Raises ConfigError if there are fewer shards than workers."""
+    if virtual_shards < world_size():
+        raise ConfigError(f"{world_size()} workers must not exceed batches.virtual_shards ({virtual_shards})")
+    each, more = divmod(virtual_shards, world_size())
+    edges = [worker * each + min(worker, more) for worker in range(world_size() + 1)]
+    return list(itertools.starmap(range, itertools.pairwise(edges)))
+
+
 def my_share(virtual_shards: int) -> range:
-    """The contiguous range of virtual shards that this worker draws; ConfigError if the workers do not divide them."""
-    if virtual_shards % world_size():
-        raise ConfigError(f"{world_size()} workers must divide batches.virtual_shards ({virtual_shards})")
-    share = virtual_shards // world_size()
-    return range(rank() * share, (rank() + 1) * share)
+    """This worker's of the `shares`."""
+    return shares(virtual_shards)[rank()]
 
 
 def sum_over_workers(values: Tensor) -> Tensor:
@@ -68,13 +76,15 @@ def sum_numbers(values: Mapping[str, float]) -> dict[str, float]:
     return dict(zip(names, total.tolist(), strict=True))
 
 
-def gather_rows(rows: Tensor) -> Tensor:
-    """Rows of all workers, in the order of their ranks: (B, …) -> (world size * B, …)."""
+def gather_rows(rows: Tensor, counts: Sequence[int] = ()) -> Tensor:
+    """Rows of all workers, in the order of their ranks: (B, …) -> (sum of B, …); `counts`: B of each, if not alike."""
     if world_size() == 1:
         return rows
+    missing = max(counts, default=len(rows)) - len(rows)  # all send as many as who has the most
+    rows = torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing else rows.contiguous()
     gathered = [torch.empty_like(rows) for _ in range(world_size())]
-    dist.all_gather(gathered, rows.contiguous())
-    return torch.cat(gathered)
+    dist.all_gather(gathered, rows)
+    return torch.cat([part[:count] for part, count in zip(gathered, counts, strict=True)] if counts else gathered)
 
 
 def from_first(value: T) -> T:

@@ -15,15 +15,13 @@ logger = logging.getLogger(__name__)
 
 
 def with_a_gpu_each(wanted: int, gpus: int) -> int:
-    """How many workers train if each needs a GPU: as many as wanted, or as many of the GPUs as divide that number.
+    """How many workers train if each needs a GPU: as many as wanted, or one a GPU if there are fewer.
 
-    Then they divide the virtual shards too, and the figures are those of the wanted workers but for rounding.
+    The figures of a pre-training are those of the wanted workers but for rounding.
     """
-    if gpus >= wanted:
-        return wanted
-    count = max(number for number in range(1, gpus + 1) if wanted % number == 0)
-    logger.warning("%d workers were asked for and there are %d GPUs: %d train, one a GPU", wanted, gpus, count)
-    return count
+    if gpus < wanted:
+        logger.warning("%d workers were asked for and there are %d GPUs: %d train, one a GPU", wanted, gpus, gpus)
+    return min(wanted, gpus)
 
 
 def attempt(train: Callable[..., dict[str, Any]], arguments: dict[str, Any]) -> dict[str, Any]:

@@ -115,7 +115,7 @@ def test_an_override_changes_its_field_and_no_other_and_one_that_says_the_same_c
         ({"num_workers": 2}, "'num_workers' is no field of a section"),
         ({"pretraining.optimization.steps.x": 1}, "pretraining.optimization.steps is no section"),
         ({"pretraining.optimization.steps": "many"}, "pretraining.optimization.steps: .* not 'many'"),
-        ({"pretraining.batches.virtual_shards": 1}, r"num_workers \(2\) must divide"),
+        ({"pretraining.batches.virtual_shards": 1}, r"num_workers \(2\) must not exceed"),
     ],
 )
 def test_a_wrong_override_is_named_with_what_there_is(overrides, said):

@@ -5,6 +5,7 @@ them again when one dies. A worker ends in three ways: with figures, with an err
 (returned, since trying again would not help), or dead.
 """
 
+import bisect
 import contextlib
 import logging
 import os
@@ -36,7 +37,7 @@ def run(
     """Call `train(run=run, **arguments)` on every worker; return what the first one returned.
 
     A machine with fewer GPUs than workers trains on those, with fewer workers. On a cluster a training waits for a node
-    that was lost; with `min_workers` it goes on without, on as many as divide `num_workers`, and no fewer than these.
+    that was lost; with `min_workers` it goes on without, on as many as there are places for, and no fewer than these.
 
     Raises:
         WorkerLost: a worker died more often than Ray was told to start it again.
@@ -94,8 +95,7 @@ def run(
 def _fit_with_what_is_there(fit: Callable[[int, int], Any], wanted: int, least: int, resource: str) -> Any:
     """`fit`, again after a failure, with as many workers as there are places for.
 
-    Ray Train's own elasticity takes any number between two, one that does not divide the virtual shards, too, and stops
-    a training that runs, without a checkpoint, to resize it.
+    Ray Train's own elasticity stops a training that runs, without a checkpoint, to resize it.
     """
     from ray.train.v2.api.exceptions import TrainingFailedError
 
@@ -113,21 +113,27 @@ def _fit_with_what_is_there(fit: Callable[[int, int], Any], wanted: int, least: 
 
 
 def _places(wanted: int, least: int, resource: str) -> int:
-    """How many workers can start now: all, if they can within minutes, else the most that divide that number.
+    """How many workers can start now: all, if they can within minutes, else as many as there are places for.
 
     Raises:
         WorkerLost: fewer than `least`.
     """
     from ray.util import placement_group, remove_placement_group
 
-    for count in (number for number in range(wanted, least - 1, -1) if wanted % number == 0):
+    def there_are(count: int) -> bool:
         # what a cluster says it has may be on a node that is gone: ask for it
         asked = placement_group([{resource: 1}] * count)
         there = asked.wait(_SECONDS_FOR_ALL if count == wanted else _SECONDS_FOR_SOME)
         remove_placement_group(asked)
-        if there:
-            return count
-    raise WorkerLost(f"no place for {least} workers (ray.min_workers), of {wanted}: run again when nodes are back")
+        return bool(there)
+
+    if there_are(wanted):
+        return wanted
+    counts = range(least, wanted)  # by halves: of 63 numbers six are tried
+    places = bisect.bisect_left(counts, True, key=lambda count: not there_are(count))
+    if not places:
+        raise WorkerLost(f"no place for {least} workers (ray.min_workers), of {wanted}: run again when nodes are back")
+    return counts[places - 1]
 
 
 def _keep_token_private() -> None:

@@ -1,6 +1,7 @@
 """InfoXLM's step: MLM + TLM + XLCO together, with key encoder and queue, as a learner of the training loop."""
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,7 @@ from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data.batches import PackedBatch, micro_batches
 from infoxlm_core.data.samples import Sampler
 from infoxlm_core.data.shards import Shards
+from infoxlm_core.errors import ConfigError
 from infoxlm_core.model.encoder import compiler_for
 from infoxlm_core.model.false_negatives import have_equal_sentences, share_a_sentence
 from infoxlm_core.model.flops import must_do_flops
@@ -33,7 +35,12 @@ class InfoXLMLearner(Learner):
 
     def __init__(self, config: PretrainingConfig, model: InfoXLM, shards: Shards) -> None:
         self.config, self.module, self.sampler = config, model, Sampler(shards, config)
-        self.device = distributed.device()
+        self.device, self.shares = distributed.device(), distributed.shares(config.batches.virtual_shards)
+        if config.contrast.enqueue == "micro_batch" and len({len(share) for share in self.shares}) > 1:
+            raise ConfigError(
+                f"with contrast.enqueue: micro_batch {len(self.shares)} workers must divide batches.virtual_shards "
+                f"({config.batches.virtual_shards}): take another number of workers, or enqueue: step"
+            )
         self.weights = LossWeights(config.objectives.weights(), config.objectives.weighting)
         self.contrasting = "xlco" in self.weights.by_name
         if config.model.compiled and not config.model.sharded:
@@ -51,7 +58,7 @@ class InfoXLMLearner(Learner):
     def _fill_queue(self) -> None:
         """Fill the queue with K real keys of a reserved random stream, so that training batches do not change."""
         size, each = self.config.contrast.queue_size, self.config.batches.global_batch_size
-        mine = distributed.my_share(self.config.batches.virtual_shards)
+        mine = self.shares[distributed.rank()]
         for number in range(-(-size // each)):
             draw = self.sampler.draw(f"prefill {number}", mine, only="xlco")
             for batch in micro_batches(draw, self.config.batches.micro_batch_size):
@@ -62,7 +69,7 @@ class InfoXLMLearner(Learner):
 
     def batches(self, step: int) -> Sequence[PackedBatch]:
         batches, contrast = self.config.batches, self.config.contrast
-        mine = distributed.my_share(batches.virtual_shards)
+        mine = self.shares[distributed.rank()]
         only = "lm" if step < contrast.start_step else ""
         # Dropout is drawn for each micro-batch, so these must not depend on which worker has which virtual shard.
         parts = [range(shard, shard + 1) for shard in mine] if self.config.model.dropout else [mine]
@@ -73,9 +80,19 @@ class InfoXLMLearner(Learner):
                 micro_batches(self.sampler.draw(step, part, only), batches.micro_batch_size, contrast.symmetric)
             )
         ]
+        if self.config.model.sharded:  # all workers gather each shard, or none: who has done its part repeats a batch
+            most = max(self._micro_batches(share) for share in self.shares)
+            found += [replace(found[0], idle=True)] * (most - len(found))
         if self.device.type == "cpu":
             return found
         return [batch.aligned(min(ALIGNED, self.module.encoder.size.longest)) for batch in found]
+
+    def _micro_batches(self, share: range) -> int:
+        """How many micro-batches a worker makes of some virtual shards."""
+        samples, most = self.sampler.per_shard, self.config.batches.micro_batch_size
+        if self.config.model.dropout:
+            return len(share) * math.ceil(samples / most)
+        return math.ceil(len(share) * samples / most)
 
     def _flops(self, batch: PackedBatch) -> float:
         contrast, count = self.config.contrast, batch.lm_sequences
@@ -84,6 +101,11 @@ class InfoXLMLearner(Learner):
         return must_do_flops(size, lm, targets, views, batch.key_lengths, contrast.layer, contrast.queue_size)
 
     def losses(self, batch: PackedBatch, scales: Mapping[str, float]) -> tuple[Tensor, dict[str, Tensor]]:
+        if batch.idle:
+            made = len(self.new_keys)
+            loss, _ = self.losses(replace(batch, idle=False), dict.fromkeys(scales, 0.0))
+            del self.new_keys[made:]
+            return loss, {}
         if self.config.contrast.enqueue == "micro_batch" and self.new_keys:
             self._enqueue(batch.rng_key[0])
         batch = batch.to(self.device)
@@ -190,7 +212,10 @@ class InfoXLMLearner(Learner):
 
     def _enqueue(self, step: int, limit: int | None = None) -> None:
         keys, sentence_ids = (torch.cat(parts) for parts in zip(*self.new_keys, strict=True))
-        keys, sentence_ids = distributed.gather_rows(keys), distributed.gather_rows(sentence_ids)
+        counts = [len(share) * self.sampler.per_shard for share in self.shares]
+        if len(set(counts)) == 1:  # alike, and of a micro-batch perhaps
+            counts = []
+        keys, sentence_ids = (distributed.gather_rows(rows, counts) for rows in (keys, sentence_ids))
         self.queue.push(keys[:limit], sentence_ids[:limit], step)
         self.new_keys.clear()
 

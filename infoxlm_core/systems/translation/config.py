@@ -59,7 +59,7 @@ class TranslationConfig(StageConfig):
     """Sentences of a back-translation batch, in each virtual shard."""
 
     virtual_shards: PositiveInt = 1
-    """Fixed slices of the global batch; the number of workers must divide it."""
+    """Fixed slices of the global batch: each worker takes some, and there are no more workers than slices."""
 
     optimization: OptimizationConfig = OptimizationConfig(
         steps=500_000, schedule="inverse_sqrt", learning_rate=1e-4, warmup_steps=4_000, weight_decay=0.0, clip_norm=5.0

@@ -187,7 +187,7 @@ def _three_steps(path: Path, weighting: str) -> dict[str, torch.Tensor]:
 
 @pytest.mark.item("A3", "A11")
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("count", [2, 3])  # of 4 virtual shards three workers have 2, 1 and 1
 def test_every_worker_has_the_gradient_and_the_queue_of_the_single_process_run(
     tiny_shards, tmp_path, count, record_property
 ):
@@ -205,6 +205,26 @@ def test_every_worker_has_the_gradient_and_the_queue_of_the_single_process_run(
     parts, whole = (torch.load(tmp_path / f"{count}.0.{name}.pt", weights_only=True) for name in ("mean", "at once"))
     for name, found in parts.items():  # two workers have but one order to add in
         torch.testing.assert_close(found, whole[name], rtol=(count - 2) * 1e-9, atol=(count - 2) * 1e-12)
+
+
+@pytest.mark.parametrize(("shards", "count", "expected"), [(4, 3, [2, 1, 1]), (256, 56, [5] * 32 + [4] * 24)])
+def test_virtual_shards_are_shared_in_their_order_and_almost_alike(monkeypatch, shards, count, expected):
+    monkeypatch.setattr(distributed, "world_size", lambda: count)
+
+    found = distributed.shares(shards)
+
+    assert [len(share) for share in found] == expected
+    assert [number for share in found for number in share] == list(range(shards))
+    with pytest.raises(ConfigError, match=rf"{count} workers must not exceed batches.virtual_shards \(1\)"):
+        distributed.shares(1)
+
+
+def test_keys_that_are_enqueued_by_the_micro_batch_need_even_shares(monkeypatch, tiny_shards):
+    monkeypatch.setattr(distributed, "world_size", lambda: 3)
+    config, shards = tiny_config(contrast={"enqueue": "micro_batch"}), open_shards(tiny_shards)
+
+    with pytest.raises(ConfigError, match=r"micro_batch 3 workers must divide batches.virtual_shards \(4\)"):
+        InfoXLMLearner(config, build(config, shards), shards)
 
 
 LATE = {"contrast": {"start_step": 2, "temperature": 0.5}, "model": {"dropout": 0.1}}

@@ -201,11 +201,11 @@ def test_checkpoints_and_exports_hold_whole_tensors_under_the_same_names(two, al
 
 @pytest.mark.item("A3", "A18", "F17")
 @pytest.mark.slow
-def test_a_sharded_run_goes_on_with_four_workers_and_then_unsharded_with_one(two, shards, alone, tmp_path):
+def test_a_sharded_run_goes_on_with_three_workers_and_then_unsharded_with_one(two, shards, alone, tmp_path):
     shutil.copytree(two / "run", tmp_path / "run")
     forget_after(2, tmp_path / "run")
 
-    start(_go_on, 4, shards, tmp_path)
+    start(_go_on, 3, shards, tmp_path)  # two of them have one micro-batch where the first has two
 
     assert numbers(tmp_path / "run") == pytest.approx(numbers(alone / "run"), rel=1e-9)
     forget_after(4, tmp_path / "run")

@@ -64,6 +64,6 @@ def test_figures_arrive_as_they_are():
     assert workers.figures(workers.attempt(lambda: {"loss": 0.5}, {})) == {"loss": 0.5}
 
 
-@pytest.mark.parametrize(("wanted", "gpus", "train"), [(2, 1, 1), (2, 2, 2), (1, 8, 1), (8, 5, 4), (7, 6, 1)])
-def test_where_gpus_are_few_as_many_workers_train_as_divide_the_wanted_number(wanted, gpus, train):
+@pytest.mark.parametrize(("wanted", "gpus", "train"), [(2, 1, 1), (2, 2, 2), (1, 8, 1), (8, 5, 5)])
+def test_where_gpus_are_few_one_worker_trains_on_each(wanted, gpus, train):
     assert workers.with_a_gpu_each(wanted, gpus) == train

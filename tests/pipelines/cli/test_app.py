@@ -57,7 +57,7 @@ def config(tmp_path) -> Path:
         ("pretraining: {contrast: {queue_size: 0}}", "pretraining.contrast.queue_size"),
         ("pretraining: {contrast: {layer: 13}}", "contrast.layer (13) is above model.layers (12)"),
         ("pretraining: {batches: {global_batch_size: 100}}", "must be a multiple of virtual_shards (64)"),
-        ("num_workers: 3", "num_workers (3) must divide pretraining.batches.virtual_shards (64)"),
+        ("num_workers: 65", "num_workers (65) must not exceed pretraining.batches.virtual_shards (64)"),
         ("num_workers: 1\nnum_workers: 2", "'num_workers' stands twice"),
         ("evaluation: *a", "anchors and aliases"),
         ("evaluation: !!python/object:os.system {}", "could not determine a constructor"),
