@@ -77,14 +77,17 @@ def attend(
 def _one_by_one(
     query: Tensor, key: Tensor, value: Tensor, queries: Packing, keys: Packing, dropout: float, causal: bool
 ) -> Tensor:
-    def one(*sequence: Tensor) -> Tensor:
-        # (rows, heads, size) -> (1, heads, rows, size), the layout the CPU kernel is fastest on
-        q, k, v = (rows.transpose(0, 1)[None] for rows in sequence)
-        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=causal)[0].transpose(0, 1)
-
+    # (rows, heads, size) -> (1, heads, rows, size), the layout the CPU kernel is fastest on; before they are split, as
+    # views of hundreds of short sequences cost more than attention among them
+    q, k, v = (rows.transpose(0, 1)[None] for rows in (query, key, value))
     asking, asked = (packing.starts.diff().tolist() for packing in (queries, keys))
-    sequences = zip(query.split(asking), key.split(asked), value.split(asked), strict=True)
-    return torch.cat([one(*sequence) for sequence in sequences if len(sequence[0])])
+    sequences = zip(asking, q.split(asking, 2), k.split(asked, 2), v.split(asked, 2), strict=True)
+    found = [
+        F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=causal).transpose(1, 2)
+        for count, q, k, v in sequences
+        if count
+    ]
+    return torch.cat(found, 1)[0]
 
 
 def attend_masked(

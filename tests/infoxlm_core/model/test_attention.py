@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from infoxlm_core.model.attention import attend, attend_masked, pack, starts
 
@@ -53,6 +54,28 @@ def test_dropout_of_attention_under_a_mask_keeps_the_expected_value():
     means = [attend_masked(value, value, value, packing, packing, dropout=0.5).mean() for _ in range(400)]
 
     assert torch.stack(means).mean().item() == pytest.approx(1.0, abs=0.1) and torch.stack(means).std() > 0.1
+
+
+class Operations(TorchDispatchMode):
+    """Counts operations."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += 1
+        return function(*args, **(kwargs or {}))
+
+
+def test_on_a_cpu_one_more_sequence_costs_few_operations():
+    counts = []
+    for sequences in (20, 120):
+        rows, packing = torch.randn(3 * sequences, 4, requires_grad=True), pack((3,) * sequences, CPU)
+        with Operations() as counted:
+            attend(rows, rows, rows, packing, packing, heads=2).sum().backward()
+        counts.append(counted.count)
+
+    # attention and its derivative, two views, a slice, what autograd puts aside: 21 with views of each sequence's own
+    assert (counts[1] - counts[0]) / 100 <= 9
 
 
 def test_attention_of_no_rows_is_empty():
