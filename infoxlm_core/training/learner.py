@@ -67,7 +67,10 @@ class Learner:
 
 def seed_dropout(*key: object) -> None:
     """Draw dropout from a key such as (seed, step, worker, micro-batch), not from what was drawn before."""
-    torch.manual_seed(int.from_bytes(digest_key(*key)[:8], "little"))
+    seed = int.from_bytes(digest_key(*key)[:8], "little")
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed would write down the stack for each kind of device
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
 
 
 def half_precision(device: torch.device) -> torch.dtype | None:
