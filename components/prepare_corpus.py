@@ -41,8 +41,8 @@ def prepare_corpus(
 
     with stage_run("prepare_corpus", store) as step:
         checked = PreparationConfig.parse(step.read(config), "preparation")
-        paths = [path for source in checked.corpora for path in source.paths]
-        key = keys.artifact_key("corpus", checked, *preparation.digest_sources(checked), *sources.states(paths))
+        inputs = [*preparation.digest_sources(checked), *sources.states(checked.paths)]
+        key = keys.artifact_key("corpus", checked, *inputs)
         made = step.make("corpus", key, checked, num_workers=num_workers, cluster=cluster, task=task_config)
         counts = step.publish(corpus, made, metrics)
         step.report(counts, preparation=checked.model_dump(mode="json", exclude={"corpora"}))

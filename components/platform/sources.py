@@ -106,16 +106,18 @@ def localise(settings: Any, store: Path) -> Any:
 
 
 def localise_corpora(config: "PreparationConfig", store: Path) -> "PreparationConfig":
-    """The same config with all its corpora on this machine; raises as `fetch_data` does."""
+    """The same config with all its corpora and test sets on this machine; raises as `fetch_data` does."""
 
-    def fetch(path: str, sha256: str | None) -> str:
+    def fetch(path: str, sha256: str | None = None) -> str:
         return str(fetch_data(path, store, sha256)) if storage.scheme(path, ":") else path
 
     corpora = [
         corpus.model_copy(update={"path": tuple(fetch(path, corpus.sha256) for path in corpus.paths)})
         for corpus in config.corpora
     ]
-    return config.model_copy(update={"corpora": tuple(corpora)})
+    return config.model_copy(
+        update={"corpora": tuple(corpora), "evaluation_sets": tuple(map(fetch, config.evaluation_sets))}
+    )
 
 
 def states(sources: Iterable[str]) -> list[str]:

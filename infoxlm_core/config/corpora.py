@@ -96,6 +96,15 @@ class PreparationConfig(StageConfig):
     held_out: tuple[Name, ...] = ()
     """Corpora kept for evaluation: no sentence of theirs stays in the training text."""
 
+    evaluation_sets: tuple[str, ...] = ()
+    """Test sets of which no sentence stays in the training text either: files, or folders, here or at
+    `s3://bucket/prefix`, as a suite names them (Tatoeba, XNLI, SQuAD's format, tables, a sentence a line). Scores on a
+    set that is not named here are marked."""
+
+    overlap: Annotated[Whole, Field(ge=0, le=100)] = 13
+    """Words in a row, or signs of a script without spaces, that training text may not share with text kept for
+    evaluation; 0: only equal and nearly equal sentences are taken out."""
+
     labelled_share: Share = 0.0
     """Share of the pivot messages that is set aside, in all languages, to test "which corpus is it from"."""
 
@@ -105,6 +114,11 @@ class PreparationConfig(StageConfig):
     cleaning: CleaningConfig = CleaningConfig()
     seed: NonNegativeInt = 1
     """Decides which messages `labelled_share` sets aside."""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """All places that are read."""
+        return (*(path for corpus in self.corpora for path in corpus.paths), *self.evaluation_sets)
 
     @model_validator(mode="after")
     def _names_are_known(self) -> Self:

@@ -4,7 +4,12 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+import regex
+
 from infoxlm_core.corpora import cleaning
+
+_WITHOUT_SPACES = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}"
+_UNIT = regex.compile(rf"[{_WITHOUT_SPACES}]|[[\p{{L}}\p{{M}}\p{{N}}]--[{_WITHOUT_SPACES}]]+", regex.V1)
 
 
 class Keys(NamedTuple):
@@ -31,3 +36,14 @@ def _keys(text: str) -> tuple[int, int, int]:
         cleaning.digest(cleaning.near_key(text)),
         cleaning.digest(text),
     )
+
+
+def runs(text: str, length: int) -> list[int]:
+    """Digests of every run of so many words, or of signs where a script has no spaces; none if `length` is 0.
+
+    Case, punctuation and spaces do not count: texts that share a run have copied, or quote the same source.
+    """
+    if not length:
+        return []
+    units = _UNIT.findall(cleaning.comparable(text))
+    return [cleaning.digest("run", *units[first : first + length]) for first in range(len(units) - length + 1)]

@@ -1,7 +1,7 @@
 """What is reserved for evaluation, noted while corpora are read; and the proof that training text holds none of it.
 
-Two kinds of text are reserved: the sentences of held-out corpora, and a drawn share of the messages of all others,
-the labelled test set.
+Three kinds of text are reserved: the sentences of held-out corpora, those of test sets that the config names, and a
+drawn share of the messages of all other corpora, the labelled test set.
 """
 
 import itertools
@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from infoxlm_core.config import PreparationConfig
-from infoxlm_core.corpora import cleaning, row_chunks
+from infoxlm_core.corpora import cleaning, fingerprints, row_chunks
 from infoxlm_core.corpora.fingerprints import Keys
 from infoxlm_core.corpora.parallel import CHUNK, ParallelMap, in_process
 from infoxlm_core.corpora.tables import HELD_OUT, LABELLED, read_rows, rows_of
@@ -26,6 +26,9 @@ class Reserved:
     """What training text must not contain, as 64-bit digests."""
 
     held_out: set[int] = field(default_factory=set)  # sentences of held-out corpora, equal or near
+    evaluation_sets: set[int] = field(default_factory=set)  # of test sets, likewise
+    runs: set[int] = field(default_factory=set)  # of `overlap` words of both
+    overlap: int = 0
     messages: dict[int, set[int]] = field(default_factory=dict)  # near key of a pivot message -> of its translations
     labelled: set[int] = field(default_factory=set)  # all near keys of `messages`
     owners: dict[int, str | None] = field(default_factory=dict)  # near key -> its corpus; None if it stands in several
@@ -34,6 +37,8 @@ class Reserved:
         """Note the texts of a clean row, if they are kept for evaluation or might be."""
         if corpus in config.held_out:
             self.held_out.update(keys.equal, keys.near)
+            for text in texts:
+                self.runs.update(fingerprints.runs(text, self.overlap))
         elif config.labelled_share:
             for key in keys.near:
                 if self.owners.setdefault(key, corpus) != corpus:
@@ -44,24 +49,37 @@ class Reserved:
                 if cleaning.digest(str(config.seed), str(source)) / 2**64 < config.labelled_share:
                     self.messages.setdefault(source, set()).add(target)
 
+    def note_test(self, text: str) -> None:
+        """Note a text of a test set, as it is in its file."""
+        clean = cleaning.normalise(text)
+        if clean:
+            found = fingerprints.keys([clean])
+            self.evaluation_sets.update(found.equal, found.near)
+            self.runs.update(fingerprints.runs(clean, self.overlap))
+
     def settle(self) -> "Reserved":
         """Return what stays reserved when all corpora are read: a message of several corpora has no label."""
         messages = {key: targets for key, targets in self.messages.items() if self.owners[key]}
         return replace(self, messages=messages, labelled=set(messages).union(*messages.values()))
 
-    def reason(self, keys: Keys) -> str | None:
-        """Return why a row with these keys is no training text, or None."""
-        if not (self.held_out.isdisjoint(keys.equal) and self.held_out.isdisjoint(keys.near)):
-            return "held_out"
-        return None if self.labelled.isdisjoint(keys.near) else "labelled"
+    def reason(self, texts: Sequence[str], keys: Keys) -> str | None:
+        """Return why a row of these texts, with these keys, is no training text, or None."""
+        for name, digests in (("held_out", self.held_out), ("evaluation_set", self.evaluation_sets)):
+            if not (digests.isdisjoint(keys.equal) and digests.isdisjoint(keys.near)):
+                return name
+        if not self.labelled.isdisjoint(keys.near):
+            return "labelled"
+        if self.runs and not all(self.runs.isdisjoint(fingerprints.runs(text, self.overlap)) for text in texts):
+            return "overlap"
+        return None
 
 
 def check_leaks(output: Path, reserved: Reserved, parallel_map: ParallelMap = in_process) -> None:
     """Read again what was written; raise EvaluationLeak if training text contains what is kept for evaluation."""
     for marked in parallel_map(row_chunks.mark, _written(output)):
         for path, number, texts, split, *keys in rows_of(marked):
-            reason = reserved.reason(Keys(*keys))
-            if reason == "held_out" or (reason and split == "train"):
+            reason = reserved.reason(texts, Keys(*keys))
+            if reason in ("held_out", "evaluation_set") or (reason and split == "train"):
                 raise EvaluationLeak(
                     f"{path} row {number} is kept for evaluation ({reason}): {texts[0]!r:.80}: report it"
                 )

@@ -41,7 +41,7 @@ def read_text(path: Path, columns: Sequence[str]) -> Iterator[tuple[str | None, 
     for column in columns:
         kind = schema.field(column).type
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-        if not (_is_text(kind) or pa.types.is_null(kind)):
+        if not (is_text(kind) or pa.types.is_null(kind)):
             raise InputError(f"{path}: column {column} is {kind!s:.80}, not text: write a string in each row")
     with pq.ParquetFile(path, read_dictionary=list(columns)) as file:
         for batch in file.iter_batches(ROW_GROUP, columns=list(columns)):
@@ -55,7 +55,8 @@ def read_text(path: Path, columns: Sequence[str]) -> Iterator[tuple[str | None, 
                 yield from zip(*(batch[c].slice(first, end - first).to_pylist() for c in columns), strict=True)
 
 
-def _is_text(kind: pa.DataType) -> bool:
+def is_text(kind: pa.DataType) -> bool:
+    """Whether values of a type are text."""
     return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
 
 

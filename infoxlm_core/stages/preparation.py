@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from infoxlm_core import manifests
 from infoxlm_core.config import CorpusSource, PreparationConfig
-from infoxlm_core.corpora import cleaning, formats, row_chunks, tables
+from infoxlm_core.corpora import cleaning, evaluation_sets, formats, row_chunks, tables
 from infoxlm_core.corpora.fingerprints import Keys
 from infoxlm_core.corpora.parallel import ParallelMap, in_process
 from infoxlm_core.corpora.reserved import LABELLED_CHARACTERS, Reserved, check_leaks
@@ -60,10 +60,13 @@ def prepare(config: PreparationConfig, output: Path, parallel_map: ParallelMap |
     _remove(output)
     outcomes: Outcomes = defaultdict(Counter)
     try:
-        reserved = _stage(config, output / "staging", outcomes, parallel_map or in_process)
+        reserved, known = _reserve(config)
+        reserved = _stage(config, output / "staging", reserved, outcomes, parallel_map or in_process)
         _write(config, output, reserved, outcomes)
         shutil.rmtree(output / "staging", ignore_errors=True)
         report = _report(outcomes, output, config.pivot)
+        if known:
+            report["evaluation_sets"] = known
         check_leaks(output, reserved, parallel_map or in_process)
     except BaseException:
         _remove(output)
@@ -74,7 +77,7 @@ def prepare(config: PreparationConfig, output: Path, parallel_map: ParallelMap |
 
 def digest_sources(config: PreparationConfig) -> list[str]:
     """Digests of the corpora's files on this machine: with the config (and its digests of wheels), all that is read."""
-    paths = [Path(path) for corpus in config.corpora for path in corpus.paths]
+    paths = [Path(path) for path in config.paths]
     return [
         manifests.digest({str(file.relative_to(path)): manifests.file_sha256(file) for file in files})
         for path in paths
@@ -83,14 +86,15 @@ def digest_sources(config: PreparationConfig) -> list[str]:
 
 
 def facts(report: dict[str, Any]) -> dict[str, Any]:
-    """Return the counts of a report that belong into the manifest."""
+    """Return what of a report belongs into the manifest: counts, and which files of test sets are in no text of it."""
     counts = report["languages"]
     totals = {
         "sentences": sum(counts["mono"].values()),
         "translation_pairs": sum(counts["pairs"].values()),
         "held_out_pairs": sum(counts["held_out"].values()),
     }
-    return totals | counts | {"totals": report["totals"]}
+    reserved = sorted({one["sha256"] for one in report.get("evaluation_sets", ())})
+    return totals | counts | {"totals": report["totals"]} | ({"reserved": reserved} if reserved else {})
 
 
 def _remove(output: Path) -> None:
@@ -101,11 +105,27 @@ def _remove(output: Path) -> None:
 # ---------------------------------------------------------------- first pass: read, clean, stage
 
 
-def _stage(config: PreparationConfig, staging: Path, outcomes: Outcomes, parallel_map: ParallelMap) -> Reserved:
+def _reserve(config: PreparationConfig) -> tuple[Reserved, list[dict[str, Any]]]:
+    """What training text must not contain of test sets, and their files: name, digest, number of texts."""
+    reserved = Reserved(overlap=config.overlap)
+    known = []
+    for path in map(Path, config.evaluation_sets):
+        for file in evaluation_sets.files(path):
+            texts = 0
+            for text in evaluation_sets.read(file):
+                reserved.note_test(text)
+                texts += 1
+            known.append({"file": file.name, "sha256": evaluation_sets.digest(file), "texts": texts})
+        logger.info("%s: its texts stay out of the training text", path)
+    return reserved, known
+
+
+def _stage(
+    config: PreparationConfig, staging: Path, reserved: Reserved, outcomes: Outcomes, parallel_map: ParallelMap
+) -> Reserved:
     """Read and clean all corpora into `staging`; return what training text must not contain."""
     paths = [[_verified(path, source.sha256) for path in source.paths] for source in config.corpora]
     clean = functools.partial(row_chunks.clean_rows, languages=config.languages, rules=config.cleaning)
-    reserved = Reserved()
     sources = list(zip(config.corpora, paths, strict=True))
     with Tables(staging, _STAGED) as staged, progress("reading", len(sources), "corpora") as advance:
         for source, local in sources:
@@ -185,7 +205,7 @@ def _write(config: PreparationConfig, output: Path, reserved: Reserved, outcomes
                     keys = Keys(*digests)
                     if kind in HELD_OUT:
                         writer.keep(kind, corpus, languages, texts, keys, file)
-                    elif reason := reserved.reason(keys):
+                    elif reason := reserved.reason(texts, keys):
                         outcomes[corpus, languages[-1], kind, file][reason] += 1
                         if reason == "labelled" and kind == "pairs" and keys.near[0] in reserved.messages:
                             writer.label("test", corpus, languages, texts, keys, reserved.owners)

@@ -1,6 +1,7 @@
 """The stage as a whole: what is written where, that every row is accounted for, and that nothing leaks."""
 
 import json
+import random
 import unicodedata
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from infoxlm_core import manifests
 from infoxlm_core.config import PreparationConfig
+from infoxlm_core.corpora import evaluation_sets
 from infoxlm_core.corpora.fingerprints import keys
 from infoxlm_core.corpora.reserved import Reserved, check_leaks
 from infoxlm_core.errors import CorpusTooSmall, EncodingError, EvaluationLeak, InputError, ParallelMismatch
@@ -117,6 +119,49 @@ def test_no_form_of_a_held_out_sentence_stays_in_the_training_text(tmp_path):
     assert entry(report, "test", "held_out")["dropped"] == {"duplicate": 1}
     assert rows(tmp_path, "held_out_mono/de/heldmono") == [("Dieser Satz bleibt nicht",)]
     assert not (tmp_path / "out/mono/de/test.parquet").exists()
+
+
+@pytest.mark.item("B05")
+def test_nothing_of_a_test_set_stays_in_the_training_text_and_the_corpus_says_of_which(tmp_path):
+    rng = random.Random(1)
+    tests = [" ".join(rng.choices(ZAHLEN, k=16)) + "." for _ in range(60)]
+    (tmp_path / "sets").mkdir()
+    (tmp_path / "sets/test.deu").write_text("\n".join(tests[:40]), encoding="utf-8")
+    paragraphs = [{"context": " ".join(tests[40:]), "qas": []}]
+    (tmp_path / "sets/test.de.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
+    planted = [
+        *tests[:10],
+        *(text.upper() for text in tests[10:15]),
+        *(unicodedata.normalize("NFD", text.replace(" ", "  ")) for text in tests[15:20]),
+        *(f"Er sagte {text.removesuffix('.')} und ging" for text in tests[20:40]),  # 16 words of it
+        *(f"Also {' '.join(text.split()[1:14])} oder nicht" for text in tests[40:]),  # 13 words
+    ]
+    free = [" ".join(rng.choices(ZAHLEN, k=16)) for _ in range(200)]
+    free += [" ".join(text.split()[:12]) for text in tests[:20]]  # 12 words: a phrase, no copy
+    sets = {"evaluation_sets": (str(tmp_path / "sets"),), "cleaning": {"min_identified_characters": 1000}}
+
+    report = prepare(tmp_path, text(tmp_path / "m.txt", planted + free), **sets)
+
+    assert [row[0] for row in rows(tmp_path, "mono/de/m")] == free
+    assert entry(report, "m", "mono")["dropped"] == {"evaluation_set": 20, "overlap": 40}
+    files = {name: evaluation_sets.digest(tmp_path / "sets" / name) for name in ("test.de.json", "test.deu")}
+    assert {one["file"]: one["sha256"] for one in report["evaluation_sets"]} == files
+    assert preparation.facts(report)["reserved"] == sorted(files.values())
+    assert "reserved" not in preparation.facts(prepare(tmp_path, tsv(tmp_path / "a.tsv", PAIRS)))
+    kept = prepare(tmp_path, text(tmp_path / "m.txt", planted + free), **sets, overlap=0)
+    assert entry(kept, "m", "mono")["dropped"] == {"evaluation_set": 20}
+
+
+@pytest.mark.item("B05")
+def test_training_text_that_shares_words_in_a_row_with_a_held_out_sentence_is_left_out(tmp_path):
+    long = " ".join(ZAHLEN), " ".join(NUMBERS)
+    held = tsv(tmp_path / "test.tsv", [(f"{long[1]} thirteen fourteen", f"{long[0]} dreizehn vierzehn")])
+    near = (f"Now {long[1]} thirteen", "Jetzt eins und zwei und drei und vier und fünf und so weiter bis zwölf")
+
+    report = prepare(tmp_path, tsv(tmp_path / "a.tsv", [*PAIRS, near]), held, held_out=("test",))
+
+    assert rows(tmp_path, "pairs/en-de/a") == PAIRS
+    assert entry(report, "a", "pairs")["dropped"] == {"overlap": 1}
 
 
 @pytest.mark.item("B05")
