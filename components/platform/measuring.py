@@ -43,12 +43,13 @@ def measure(point: Mapping[str, Any], store: str, num_workers: int) -> Measured:
         step.report(model=named["model"], source=source, task=named["task"], settings=settings)
         local = sources.localise(settings, step.here)
         task = task_of(local)
-        model, learned_from = trainings.tune(settings, local, source, num_workers, store, step.run)
+        encoder = sources.fetch_model(source, step.here)
+        model, learned_from = trainings.tune(settings, local, source, encoder, num_workers, store, step.run)
         inputs = [*keys.digest_inputs(str(model)), keys.digest_inputs_by_role(task.data(local))]
         key = keys.artifact_key("points", task.without_data(local), *inputs)
 
         def build(output: Path) -> None:
-            trials.measure(local, model, learned_from, output)
+            trials.measure(local, encoder, model, learned_from, output)
 
         made = artifacts.get_or_build(store, "points", key, build)
         figures = task.name_metrics(trials.read_scores(made / trials.SCORES), settings, named["task"])

@@ -96,7 +96,7 @@ def digest_data(settings: Any, store: Path) -> list[str]:
 
 
 def tune(
-    settings: Any, local: Any, source: str, num_workers: int, store: str, run: tracking.Run
+    settings: Any, local: Any, source: str, encoder: Path, num_workers: int, store: str, run: tracking.Run
 ) -> tuple[Path, dict[str, Any]]:
     """The model that a trial of a suite measures, fine-tuned if its task needs that, and what its training said.
 
@@ -106,16 +106,17 @@ def tune(
         settings: of the task.
         local: the same with all data on this machine.
         source: of the encoder.
+        encoder: the same on this machine.
         num_workers: of the training.
         store: directory, or s3://bucket/prefix.
         run: gets the curves.
     """
-    model, task = sources.fetch_model(source, artifacts.local(store)), task_of(local)
+    task = task_of(local)
     if not task.trained:
-        return model, {}
+        return encoder, {}
     part, data = task.training_part(local)
-    inputs = [*keys.digest_inputs(str(model)), keys.digest_inputs_by_role(data)]
-    if task.depends_on_workers(part, model):
+    inputs = [*keys.digest_inputs(str(encoder)), keys.digest_inputs_by_role(data)]
+    if task.depends_on_workers(part, encoder):
         inputs.append(f"workers={max(1, num_workers)}")
     name = keys.artifact_key("tuned", task.without_data(part), *inputs)
     wanted = work.Work(

@@ -13,6 +13,7 @@ class Evaluated:
 
     tasks: Mapping[str, Scores] = field(default_factory=dict)  # what it could be measured on
     curves: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict)  # metric -> (step, value) points
+    not_reserved: tuple[str, ...] = ()  # files of the test that were not taken out of its training text
 
     @property
     def encoder(self) -> Mapping[str, Any]:
@@ -44,6 +45,7 @@ class Evaluation:
                 "encoder": dict(one.encoder),
                 "tasks": {task: scores.to_dict() for task, scores in one.tasks.items()},
                 "curves": dict(one.curves),
+                **({"not_reserved": list(one.not_reserved)} if one.not_reserved else {}),
             }
             for name, one in self.models.items()
         }

@@ -82,11 +82,19 @@ def lay_out(evaluation: Evaluation, corpus: Mapping[str, Any] | None) -> Page:
         title=f"{model} · evaluation",
         heading=f"{model}: how well it carries meaning across languages",
         soft=[f"{encoder['type']}, {size}, {encoder['parameters']:,} parameters · {languages}"],
-        lead=_sum_up(model, retrieval[model], *tiles[:2]),
+        lead=_sum_up(model, retrieval[model], *tiles[:2]) + _warn(evaluation),
         sections=sections,
         tiles=tiles,
         end="All numbers, those of every layer too, are in scores.json; how to load the model is in model_card.md.",
     )
+
+
+def _warn(evaluation: Evaluation) -> str:
+    """One sentence on models that may have been trained on what they are asked; else nothing."""
+    names = [name for name, one in evaluation.models.items() if one.not_reserved]
+    if not names:
+        return ""
+    return f" These sentences were not taken out of the training text of {', '.join(names)}: compare with care."
 
 
 def _in_percent(share: float | None) -> str:

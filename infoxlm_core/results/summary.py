@@ -141,6 +141,12 @@ def _summarise_task(
         places = _group([one for one in planned if one.model == model], results)
         if (best := _choose(list(places), model, notes)) is not None:
             rows[model] = _summarise_row(best, places)
+    for model in rows:
+        if missing := rows[model].details.get("not_reserved"):
+            notes.append(
+                f"{model} may have been trained on this test: {len(missing)} of its files were not taken out of the "
+                f"training text ({missing[0]}, …), see preparation.evaluation_sets."
+            )
     if len({scores.test_set for scores in finished}) > 1:
         notes.append("Not all points were asked the same questions: their test sets differ. Do not compare them.")
     counts = {code: scores.counts[code] for scores in finished for code in scores.languages}

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Self
 from infoxlm_core import manifests, outside
 from infoxlm_core.errors import ConfigError, InputError
 from infoxlm_core.results.suite_config import Settings, SuiteConfig, SuiteTaskConfig
-from infoxlm_core.tasks import task_of
+from infoxlm_core.tasks import task_of, unreserved
 from infoxlm_core.tasks.task import Scores
 
 SCORES = "scores.json"
@@ -170,14 +170,22 @@ def check(task: str, measure: SuiteTaskConfig, settings: Settings) -> None:
         raise type(error)(f"tasks.{task}: {error}") from None
 
 
-def measure(settings: Settings, model: Path, training: Mapping[str, Any], output: Path) -> Scores:
-    """Measure an encoder, or a model that was fine-tuned from one; write scores.json beside the predictions.
+def measure(settings: Settings, encoder: Path, model: Path, training: Mapping[str, Any], output: Path) -> Scores:
+    """Measure an encoder, or the model that was fine-tuned from it; write scores.json beside the predictions.
 
     `training` is what fine-tuning said of itself: `steps`, `examples`, and `tuned`, where in the store the model is.
+    Files of the test that were not taken out of the encoder's training text are in the scores: `not_reserved`.
     """
     task = task_of(settings)
+    data = [Path(path) for paths in task.data(settings).values() for path in paths]
+    corpus = next((path for path in data if (path / "held_out").is_dir()), None)
+    missing = unreserved.find(encoder, task.tests(settings), corpus)
+    scores = task.measure(settings, model, output)
     scores = replace(
-        task.measure(settings, model, output), trained_on=task.training_languages(settings), training=training
+        scores,
+        trained_on=task.training_languages(settings),
+        training=training,
+        details={**scores.details, **({"not_reserved": missing} if missing else {})},
     )
     manifests.write_atomically(output / SCORES, json.dumps(scores.to_dict(), indent=1, ensure_ascii=False) + "\n")
     return scores

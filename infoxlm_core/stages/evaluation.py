@@ -14,7 +14,7 @@ from infoxlm_core.config import EvaluationConfig
 from infoxlm_core.errors import InputError
 from infoxlm_core.results import evaluation_page, evidence
 from infoxlm_core.results.evaluation import Evaluated, Evaluation
-from infoxlm_core.tasks import held_out
+from infoxlm_core.tasks import held_out, unreserved
 from infoxlm_core.tasks.fine_tuned import FineTuned
 from infoxlm_core.tasks.held_out import HeldOut, HeldOutConfig
 from infoxlm_core.tasks.perplexity import Perplexity
@@ -51,6 +51,8 @@ def evaluate(
         for name, directory in directories.items():
             own = scores.setdefault(name, {})
             own |= {one.name: one.measure(settings, directory, output) for one in tasks if one.suits(directory)}
+    tests = sorted((corpus / "held_out").glob("*/*.parquet"))
+    missing = {name: unreserved.find(directory, tests, corpus) for name, directory in encoders.items()}
 
     report = corpus / "report.json"
     unshared = held_out.find_unshared(settings, asked.pairs)
@@ -66,7 +68,10 @@ def evaluate(
             }
             for language, drawn in asked.pairs.items()
         },
-        models={name: Evaluated(own, read_curves(encoders.get(name))) for name, own in scores.items()},
+        models={
+            name: Evaluated(own, read_curves(encoders.get(name)), tuple(missing.get(name, ())))
+            for name, own in scores.items()
+        },
         corpus=outside.read_json(report, dict[str, Any], "prepare again") if report.is_file() else None,
         settings=config.model_dump(),
     )

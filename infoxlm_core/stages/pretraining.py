@@ -60,5 +60,15 @@ def _export(config: PretrainingConfig, weights: dict[str, Tensor], shards: Shard
     system.export(model, config, shards, output / "encoder")
     export_curves(run, output / "encoder")
     reference_vectors.write(output / "encoder")
-    manifests.write(output / "encoder", "encoder", {"steps": config.optimization.steps}, lineage)
+    facts = {"steps": config.optimization.steps}
+    manifests.write(output / "encoder", "encoder", facts | _reserved(config, shards), lineage)
     manifests.write(output / "start", "encoder", {"steps": 0}, lineage)
+
+
+def _reserved(config: PretrainingConfig, shards: Shards) -> dict[str, Any]:
+    """Files of test sets that were taken out of all text of this training, and of the one that it starts from."""
+    reserved = set(shards.manifest["facts"].get("reserved", ()))
+    begin = Path(config.model.start or "") / manifests.NAME
+    if reserved and config.model.start and begin.is_file():
+        reserved &= set(manifests.load(begin.parent)["facts"].get("reserved", ()))
+    return {"reserved": sorted(reserved)} if reserved else {}

@@ -67,7 +67,7 @@ def tokenize(
         "tokenizer": "sha256:" + hashlib.sha256(model).hexdigest(),
         "corpus": manifest["digest"],
         "tables": tables,
-    }
+    } | {name: manifest["facts"][name] for name in ("reserved",) if name in manifest["facts"]}
 
 
 def _files(corpus: Path, language: str) -> list[Path]:

@@ -101,6 +101,12 @@ class Classification(Task[ClassificationConfig]):
 
         classifying.check(settings, chosen)
 
+    def tests(self, settings: ClassificationConfig) -> list[Path]:
+        from infoxlm_core.tasks import labelled, labelled_files
+
+        places = [place for path in labelled.paths(settings, None) for place in labelled_files.find(path)]
+        return [place.path for place in places if place.split in (None, "test")]
+
     def training(self, settings: ClassificationConfig, encoder: Path, corpus: Path | None) -> "Training":
         from infoxlm_core.tasks import classifying
 

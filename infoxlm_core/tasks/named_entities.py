@@ -111,6 +111,10 @@ class NamedEntities(Task[NamedEntitiesConfig]):
                 raise InputError(f"{_where(settings)}: no {split} sentences: {_LAYOUT}")
         selection.check(settings.selection.rule, self.declared_languages(settings)[0], sorted(sets["dev"]))
 
+    def tests(self, settings: NamedEntitiesConfig) -> list[Path]:
+        paths = [settings.data] if isinstance(settings.data, str) else settings.data
+        return [file for path in paths for file, split, _ in _find(Path(path)) if split == "test"]
+
     def training(self, settings: NamedEntitiesConfig, encoder: Path, corpus: Path | None) -> "Training":  # noqa: ARG002 - of no prepared corpus
         import numpy as np
 

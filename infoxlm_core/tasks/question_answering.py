@@ -126,6 +126,11 @@ class QuestionAnswering(Task[AnsweringConfig]):
 
         reading.check(settings)
 
+    def tests(self, settings: AnsweringConfig) -> list[Path]:
+        from infoxlm_core.tasks import squad
+
+        return list(squad.cells(settings.test, "test", settings.mixed).values())
+
     def training(self, settings: AnsweringConfig, encoder: Path, corpus: Path | None) -> "Training":  # noqa: ARG002
         from infoxlm_core.tasks import reading
 

@@ -64,6 +64,12 @@ class Retrieval(Task[RetrievalConfig]):
 
         aligned_files.read(Path(settings.data), settings.pivot, settings.languages)
 
+    def tests(self, settings: RetrievalConfig) -> list[Path]:
+        from infoxlm_core.corpora import evaluation_sets
+
+        held_out = Path(settings.data) / "held_out"  # of a prepared corpus, which has training text beside it
+        return evaluation_sets.files(held_out if held_out.is_dir() else Path(settings.data))
+
     def measure(self, settings: RetrievalConfig, model: Path, output: Path) -> Scores:
         from infoxlm_core.tasks import aligned
 

@@ -113,6 +113,10 @@ class Task(Generic[Settings]):
         named = {role: getattr(settings, role) for role in self.roles}
         return {role: [found] if isinstance(found, str) else list(found or ()) for role, found in named.items()}
 
+    def tests(self, settings: Settings) -> list[Path]:
+        """The files that hold what is asked, on this machine; no training text."""
+        raise NotImplementedError
+
     def localise(self, settings: Settings, fetch: Fetch) -> Settings:
         """The same settings with every place of data on this machine."""
         named = {role: getattr(settings, role) for role in self.roles if getattr(settings, role) is not None}

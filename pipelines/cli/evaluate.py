@@ -122,7 +122,9 @@ def measure_task(config: SuiteConfig, task: str, output: Path, store: Path) -> N
     settings = config.tasks[task].settings
     settings = task_of(settings).localise(settings, lambda source: str(sources.fetch_data(source, store)))
     scores = {
-        trial.name: trials.measure(settings, directories[trial.model], {}, output / trial.model)
+        trial.name: trials.measure(
+            settings, directories[trial.model], directories[trial.model], {}, output / trial.model
+        )
         for trial, _, _ in trials.plan(config)
     }
     summary = summarise(config, scores)

@@ -152,3 +152,14 @@ def test_the_metrics_of_a_point_are_those_of_the_suite():
         task, read = name.split()[1], Scores.from_dict(scores)
         of_point = TASKS[read.task].name_metrics(read, planned.tasks[task].settings, task)
         assert of_point.items() <= flat.items()
+
+
+def test_a_model_that_may_have_been_trained_on_the_test_is_noted():
+    planned = config(models=("ours", "theirs"), pairs=RETRIEVAL)
+
+    summary = summed(
+        planned, {"ours pairs": retrieved(0.7) | {"not_reserved": ["a.en-de.en"]}, "theirs pairs": retrieved(0.7)}
+    )
+
+    (note,) = summary.tasks["pairs"].notes
+    assert note.startswith("ours may have been trained on this test: 1 of its files were not taken out")

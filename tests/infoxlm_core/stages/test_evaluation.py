@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 from transformers import XLMRobertaForSequenceClassification as Classifier
 
+from infoxlm_core import manifests
 from infoxlm_core.config import EvaluationConfig
 from infoxlm_core.errors import InputError
 from infoxlm_core.results import evidence
@@ -79,9 +80,14 @@ def test_an_encoder_finds_copies_and_is_scored_beside_its_floor(corpus, encoders
 
 
 def test_the_best_layer_is_the_highest_of_all_layers_and_poolings(corpus, encoders, tmp_path):
+    manifests.write(encoders["InfoXLM"], "encoder", {"steps": 9})  # ours, and of these sentences it says nothing
+
     evaluate(CONFIG, corpus, encoders, {}, tmp_path / "out")
 
     scores = json.loads((tmp_path / "out/scores.json").read_text())
+    marks = {name: one.get("not_reserved") for name, one in scores["models"].items()}
+    assert marks == {"InfoXLM": ["one.parquet", "two.parquet", "one.parquet"], "no training!": None}
+    assert "not taken out of the training text of InfoXLM" in (tmp_path / "out/report.html").read_text()
     for model in scores["models"].values():
         retrieval = model["tasks"]["retrieval"]
         mean, best = retrieval["mean"]["mean"], retrieval["best"]

@@ -739,12 +739,17 @@ def test_a_bad_step_touches_neither_weights_nor_key_encoder_nor_queue(tiny_shard
 
 @pytest.mark.item("F16")
 def test_a_run_continues_from_a_given_model_and_refuses_one_of_another_tokenizer(tiny_shards, tmp_path):
-    first = pretrain(tiny_config(), tiny_shards, tmp_path / "a", tmp_path / "run a")
-    start = tmp_path / "a/encoder"
+    shards, start = shutil.copytree(tiny_shards, tmp_path / "shards"), tmp_path / "a/encoder"
+    facts = manifests.load(shards)["facts"]
+    manifests.write(shards, "shards", facts | {"reserved": ["ab", "cd"]})  # files of test sets that are not in the text
+    first = pretrain(tiny_config(), shards, tmp_path / "a", tmp_path / "run a")
+    manifests.write(shards, "shards", facts | {"reserved": ["cd", "ef"]})
 
-    again = pretrain(tiny_config(model={"start": str(start)}), tiny_shards, tmp_path / "b", tmp_path / "run b")
+    again = pretrain(tiny_config(model={"start": str(start)}), shards, tmp_path / "b", tmp_path / "run b")
 
     assert again["loss/mlm"] < first["loss/mlm"]
+    assert manifests.load(start)["facts"] == {"steps": 6, "reserved": ["ab", "cd"]}
+    assert manifests.load(tmp_path / "b/encoder")["facts"]["reserved"] == ["cd"]  # in neither text
     (start / "sentencepiece.bpe.model").write_bytes(b"another")
     with pytest.raises(TokenizerMismatch, match=r"has tokenizer sha256:\w{8}…, .* sha256:t"):
         pretrain(tiny_config(model={"start": str(start)}), tiny_shards, tmp_path / "c", tmp_path / "run c")

@@ -1,5 +1,6 @@
 """Corpora -> tokenizer and shards: XLM-R's ids, equal in `transformers`, the same for any number of processes."""
 
+import shutil
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -103,6 +104,15 @@ def test_the_vocabulary_is_trained_on_the_same_sentences_however_many_are_read_a
 
 def test_meaning_ignores_case_and_width_and_space():
     assert sentence_id("Save  CHANGES") == sentence_id("save changes") != sentence_id("save change")
+
+
+def test_shards_say_of_which_test_sets_their_text_was_kept_free(shards, corpus, tmp_path):
+    assert "reserved" not in manifests.load(shards)["facts"]
+    known = shutil.copytree(corpus, tmp_path / "corpus")
+    manifests.write(known, "corpus", {"reserved": ["ab", "cd"]})
+    given = TokenizationConfig(vocabulary_size=100, processes=1, model=str(shards / "tokenizer" / MODEL))
+
+    assert tokenize(given, known, tmp_path / "out")["reserved"] == ["ab", "cd"]
 
 
 def test_bad_input_is_refused(corpus, tmp_path):

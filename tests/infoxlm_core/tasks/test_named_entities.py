@@ -296,7 +296,7 @@ def test_a_suite_plans_measures_and_sums_it_up_like_any_task(tuned, data, tmp_pa
     config = SuiteConfig.parse({"models": {"toy": str(tuned)}, "tasks": {"panx": task}})
     (planned,) = trials.plan(config)
 
-    scores = trials.measure(planned.settings, tuned, {}, tmp_path)
+    scores = trials.measure(planned.settings, tuned, tuned, {}, tmp_path)
     summary = summarise(config, {planned.trial.name: scores})
     suite_page.write(tmp_path / "page", summary)
 
