@@ -23,6 +23,7 @@ from infoxlm_core.training.task_learner import Training
 
 logger = logging.getLogger(__name__)
 TOKENS = 8192  # of one forward pass
+MOST_LEARNED = 0.5  # share of test rows that may be training rows; public sets have a few
 MOST_STRANGE = 0.05  # share of rows whose labels training never saw, that may be left out
 
 
@@ -69,6 +70,7 @@ def training(config: ClassificationConfig, encoder: Path, corpus: Path | None) -
         )
     numbers = {label: number for number, label in enumerate(labels)}
     dev, test = (known_rows(table[table["split"] == split], labels, split) for split in ("dev", "test"))
+    check_apart(train, test)
     return Training(
         HEAD,
         encode_rows(train, encoder, config.max_tokens),
@@ -80,6 +82,25 @@ def training(config: ClassificationConfig, encoder: Path, corpus: Path | None) -
         config.head_dropout,
         lambda directory: test.drop(columns="split").to_parquet(directory / "test.parquet", index=False),
     )
+
+
+def check_apart(train: pd.DataFrame, test: pd.DataFrame) -> None:
+    """Warn of test rows whose text stands among the training rows; InputError if they are more than half of all."""
+    known = _texts(test).isin(set(_texts(train)))
+    if not known.any():
+        return
+    said = (
+        f"{known.sum()} of {len(test)} test rows are training rows, too (such as {test['text'][known].iloc[0]!r:.80})"
+    )
+    if known.mean() > MOST_LEARNED:
+        raise InputError(f"{said}: give other rows to test on")
+    logger.warning("%s: what is measured on them is memory", said)
+
+
+def _texts(table: pd.DataFrame) -> pd.Series:
+    """What is compared of each row: its texts, whatever case and spaces are."""
+    both = table["text"] + "\t" + table["text_pair"] if "text_pair" in table else table["text"]
+    return both.str.casefold().str.split().str.join(" ")
 
 
 def _score_dev(dev: pd.DataFrame, asked: Examples) -> Callable[[TaskModel], dict[str, float]]:

@@ -152,3 +152,18 @@ def test_a_test_of_other_labels_or_none_is_refused(tuned, data, tmp_path):
     (tmp_path / "test-en.tsv").rename(tmp_path / "dev-en.tsv")
     with pytest.raises(InputError, match="no row is of split test"):
         classifying.measure(config(tmp_path), tuned, tmp_path / "o")
+
+
+def test_test_rows_that_are_training_rows_are_counted_and_refused_if_they_are_most(caplog):
+    train = pd.DataFrame({"text": ["Open it", "Close it", "Save it"], "text_pair": ["a", "b", "c"]})
+    apart = pd.DataFrame({"text": ["Open it", "Print it"], "text_pair": ["b", "a"]})
+    few = pd.concat([apart, pd.DataFrame({"text": ["open  IT"], "text_pair": ["A"]})], ignore_index=True)
+
+    classifying.check_apart(train, apart)
+    assert not caplog.messages
+    classifying.check_apart(train, few)
+    assert caplog.messages == [
+        "1 of 3 test rows are training rows, too (such as 'open  IT'): what is measured on them is memory"
+    ]
+    with pytest.raises(InputError, match="3 of 3 test rows are training rows, too .*: give other rows to test on"):
+        classifying.check_apart(train, train)
