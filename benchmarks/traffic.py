@@ -1,9 +1,10 @@
-"""Bytes that a layer and the loss move outside matrix products and attention; counted, so that any CPU will do.
+"""Bytes that a step moves outside matrix products and attention; counted, so that any CPU will do.
 
     PyTorch's operators   each reads its inputs and writes its outputs: what a network costs that is not compiled
     inductor's kernels    what is left of them when `torch.compile` has fused the operators between two products
 
 Attention and products with sums in fp32, which a CPU lacks, are operators here that have shapes and no content.
+`infoxlm plan` predicts with what is counted here.
 """
 
 import contextlib
@@ -23,7 +24,10 @@ from torch.utils._pytree import tree_leaves
 
 from benchmarks.harness import Sheet
 from infoxlm_core.model import attention, encoder, linear_cross_entropy, mixed
-from infoxlm_core.model.encoder import EncoderSize, Layer
+from infoxlm_core.model.encoder import Encoder, EncoderSize, Layer
+from infoxlm_core.model.false_negatives import share_a_sentence
+from infoxlm_core.model.heads import MaskedLMHead
+from infoxlm_core.model.objectives import xlco_hits, xlco_logits, xlco_losses
 
 BF16 = torch.bfloat16
 TOKENS, HIDDEN = 8_192, 192  # as many tokens for each d as 32,768 of base: what weights cost counts as there
@@ -58,6 +62,16 @@ def run(quick: bool) -> list[Sheet]:
     return [
         Sheet("traffic, a layer", {"unit": "bytes a token and d in bf16, outside products and attention"}, rows),
         Sheet("traffic, the loss", {"unit": f"GB for {ROWS:,} rows and {WORDS:,} words, outside products"}, loss),
+        Sheet(
+            "traffic, around the layers",
+            {"unit": "GB a micro-batch of base, 32 items: 36,864 tokens, 4,915 targets, 131,072 keys"},
+            [
+                {
+                    "embeddings, head, word table": around_layers(36_864, 4_915, WORDS, 768) / 1e9,
+                    "queue": against_queue(32, 131_072, 768) / 1e9,
+                }
+            ],
+        ),
     ]
 
 
@@ -115,6 +129,11 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
     return left.new_zeros(left.shape[0], right.shape[1], dtype=torch.float32)
 
 
+@torch.library.custom_op("traffic::product_into", mutates_args=("out",))
+def _product_into(left: Tensor, right: Tensor, out: Tensor) -> None: ...
+
+
+_product_into.register_fake(lambda left, right, out: None)
 _attend.register_fake(lambda query, key, value: torch.empty_like(query))
 _attend_backward.register_fake(
     lambda gradient, query, key, value, found: tuple(map(torch.empty_like, (query, key, value)))
@@ -176,6 +195,58 @@ def layer_by_operators(tokens: int, hidden: int, plain: bool) -> tuple[float, fl
         with Operators() as backward:
             found.backward(gradient)
     return forward.total / tokens / hidden, backward.total / tokens / hidden
+
+
+def around_layers(tokens: int, targets: int, words: int, hidden: int) -> float:
+    """Bytes of what comes before and after the layers of a micro-batch, both ways, without what `loss_by_operators`
+    counts; gradients are added to those of other micro-batches."""
+
+    def norm(rows: Tensor, shape: Any, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        return torch.layer_norm(rows.float(), shape, weight, bias, eps)  # as autocast has it on GPUs
+
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Any, ...]:
+        return *(value.mul_(gradient) for value in ctx.gradients), *[None] * 6
+
+    def between(function: object, _: str) -> Callable[..., Any]:
+        if function is linear_cross_entropy.totals:
+            return lambda logits, *_: (logits.new_empty(len(logits)),) * 2
+        return lambda logits, *rows: rows[-1].new_empty(logits.shape)
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        for where, name, value in (
+            (F, "layer_norm", norm),
+            (linear_cross_entropy, "_multiply", lambda left, right, out: _product_into(left, right, out) or out),
+            (linear_cross_entropy, "_add_product", lambda total, left, right, first: _product_into(left, right, total)),
+            (linear_cross_entropy, "_by_rows", between),
+            (linear_cross_entropy._LinearCrossEntropy, "backward", staticmethod(backward)),
+        ):
+            stack.enter_context(mock.patch.object(where, name, value))
+        size = EncoderSize(words, 1, hidden, 4 * hidden, hidden // 64)
+        network, head = Encoder(size), MaskedLMHead(size)
+        for parameter in (*network.parameters(), *head.parameters()):
+            parameter.grad = torch.empty_like(parameter)
+        ids, answers = (torch.empty(count, dtype=torch.long) for count in (tokens, targets))
+        read = torch.empty(targets, hidden, dtype=BF16).requires_grad_()
+        with Operators() as counted:
+            rows = network.embed(ids, ids).to(BF16)
+            with torch.autocast("cpu", BF16):
+                loss, _ = head.loss(read, network.token_embedding.weight, answers, torch.empty(targets))
+            torch.autograd.backward([loss, rows], [torch.ones(()), torch.empty_like(rows)])
+    return counted.total
+
+
+def against_queue(items: int, queue: int, hidden: int) -> float:
+    """Bytes of the contrast of a micro-batch against the queue, both ways."""
+    with FakeTensorMode():
+        ids = [torch.empty(count, 2, dtype=torch.long) for count in (items, queue)]
+        query, key, rows = (torch.empty(count, hidden) for count in (items, items, queue))
+        query.requires_grad_()
+        with Operators() as counted:
+            logits = xlco_logits(query, key, rows, 0.25, share_a_sentence(*ids))
+            xlco_hits(logits)
+            xlco_losses(logits).sum().backward()
+    return counted.total
 
 
 def kernels(work: Callable[[], object]) -> list[tuple[str, int]]:

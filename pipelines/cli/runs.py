@@ -184,7 +184,9 @@ def plan(
         Path,
         typer.Argument(help="YAML file of the run, or demo, base, large, base15.", parser=config_file, metavar="FILE"),
     ],
-    gpus: Annotated[int, typer.Option(min=1, max=2**20, help="Workers, one a GPU.")] = 8,
+    gpus: Annotated[
+        int | None, typer.Option(min=1, help="Workers, one a GPU: 8, or as many as there are virtual shards.")
+    ] = None,
     gpu: Annotated[str, typer.Option(help="h200, h100-pcie, a100, …; an unknown one lists all.")] = "h200",
     set_: Annotated[list[str] | None, typer.Option("--set", help="Override a value, as in `run`. Repeatable.")] = None,
 ) -> None:
@@ -194,7 +196,10 @@ def plan(
         from infoxlm_core.systems import SYSTEMS, planning
 
         tables = SYSTEMS[checked.pretraining.system].plan(
-            checked.pretraining, checked.tokenization.vocabulary_size, gpus, gpu
+            checked.pretraining,
+            checked.tokenization.vocabulary_size,
+            gpus or min(8, checked.pretraining.batches.virtual_shards),
+            gpu,
         )
         typer.echo("\n".join(planning.describe(tables)))
 

@@ -1,8 +1,8 @@
 """What a run of InfoXLM would take, without data, weights or GPUs: parameters, memory, FLOPs, time.
 
 The model is built on torch's meta device, so its parameters are counted, not guessed; a test compares the rest of the
-first table with a real training. FLOPs are the must-do ones (`flops.py`). Time needs a utilisation (MFU), which
-nobody knows before the first measurement: it is given as a range and called an assumption.
+first table with a real training. FLOPs are the must-do ones (`flops.py`). Time is predicted part by part
+(`step_time.py`): nobody has measured it.
 """
 
 from pathlib import Path
@@ -19,7 +19,8 @@ from infoxlm_core.model.heads import InfoXLM
 from infoxlm_core.model.linear_cross_entropy import ROWS
 from infoxlm_core.model.mixed import Linear
 from infoxlm_core.model.momentum import KeyEncoder
-from infoxlm_core.systems.planning import Plan, Row, times
+from infoxlm_core.systems.infoxlm import step_time
+from infoxlm_core.systems.planning import Plan, Row
 
 ACTIVATION_BYTES = 38
 """Kept for the backward pass, times d, of each token in each layer, in bf16 and not compiled (a test measures it)."""
@@ -145,11 +146,30 @@ def _bytes(count: float) -> str:
     raise AssertionError
 
 
+def _step(
+    config: PretrainingConfig, model: InfoXLM, keys: KeyEncoder, shape: Shape, must_do: float, saved: float
+) -> step_time.Step:
+    """What the time of a step follows from."""
+    lm = tuple(tokens for tokens in (shape.mlm, shape.tlm) if tokens)
+    on = bool(config.objectives.xlco)
+    return step_time.Step(
+        model.encoder.size, count(model), count(model.encoder.layers), on * count(keys.encoder.layers),
+        on * count(keys), lm, shape.view, must_do, saved,
+    )  # fmt: skip
+
+
 def plan(config: PretrainingConfig, vocabulary: int, gpus: int = 8, gpu: str = "h200") -> Plan:
-    """Plan a run on so many GPUs of a kind, one of `flops.PEAKS` or InputError; `vocabulary`: ids of the tokenizer."""
-    if (peak := flops.peak(gpu.upper())) is None:
+    """Plan a run on so many GPUs of a kind; `vocabulary`: ids of the tokenizer.
+
+    Raises:
+        InputError: the kind is none of `flops.PEAKS`, or a run cannot have as many workers.
+    """
+    if (peak := flops.PEAKS.get(gpu.upper())) is None:
         raise InputError(f"gpu {gpu!r} is not known: give one of {', '.join(flops.PEAKS)}")
-    model, _ = build(config, vocabulary)
+    most = config.batches.virtual_shards
+    if not 0 < gpus <= most:
+        raise InputError(f"gpus {gpus}: give 1 to {most:,} (pretraining.batches.virtual_shards), a worker each")
+    model, keys = build(config, vocabulary)
     size, samples, updates = model.encoder.size, config.batches.global_batch_size, config.optimization.steps
     bytes_of = memory(config, vocabulary, gpus)
     saved = sum(
@@ -159,6 +179,11 @@ def plan(config: PretrainingConfig, vocabulary: int, gpus: int = 8, gpu: str = "
     )
     exported = count(model.encoder) + count(model.head) + size.hidden
     by_shape = {shape: step_flops(config, size, shape) for shape in shapes(config)}
+    by_part = {
+        shape: step_time.parts(config, _step(config, model, keys, shape, amount, saved), gpus, gpu.upper())
+        for shape, amount in by_shape.items()
+    }
+    seconds = {shape: sum(part.seconds for part in found) for shape, found in by_part.items()}
     return Plan(
         parameters=[
             Row("encoder", count(model.encoder), "", "embeddings and layers"),
@@ -179,8 +204,20 @@ def plan(config: PretrainingConfig, vocabulary: int, gpus: int = 8, gpu: str = "
             Row("all-reduce", 4 * count(model) if gpus > 1 else 0, "B", "gradients in fp32, once a step"),
             Row("queue turnover", config.contrast.queue_size / samples, "steps", "K / samples a step"),
         ],
+        time=[
+            row
+            for shape, found in by_part.items()
+            for row in (
+                *(Row(f"{shape.name}: {part.name}", part.seconds * 1e3, "ms", part.formula) for part in found),
+                Row(f"{shape.name}: a step", seconds[shape] * 1e3, "ms",
+                    f"MFU {by_shape[shape] / (seconds[shape] * gpus * peak):.2f} of {peak / 1e12:.0f} TFLOP/s: "
+                    "predicted, never measured"),
+            )
+        ],
         run=[
-            *times({shape.name: amount for shape, amount in by_shape.items()}, updates, gpus, peak),
+            *(Row(f"{shape.name} sequences", updates * each / 3600, "h",
+                  f"{updates * each / 3600 * gpus:,.0f} GPU-hours, {gpus} GPUs: {updates:,} steps as above")
+              for shape, each in seconds.items()),
             Row("checkpoint", saved, "B", f"every {config.checkpoints.every:,} steps, {config.checkpoints.keep} kept"),
             Row("exported encoder", 4 * (exported + model.projection.numel()), "B", "fp32 safetensors"),
         ],
