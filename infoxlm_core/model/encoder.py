@@ -12,12 +12,13 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from infoxlm_core.config import ModelConfig
 from infoxlm_core.data.vocabulary import FIRST_POSITION
@@ -138,6 +139,7 @@ class Encoder(nn.Module):
 
     layer: type[Layer] = Layer
     compiler = ""  # what layers are compiled with (`inductor` on GPUs); nothing: they run as they are
+    recompute = False  # whether layers keep their input alone, and compute again for the backward pass
 
     def __init__(self, size: EncoderSize, dropout: float = 0.0, layers: int | None = None) -> None:
         super().__init__()
@@ -177,6 +179,9 @@ class Encoder(nn.Module):
         layer: Callable[..., Tensor] = (
             compiled(self.layer.forward, self.compiler) if self.compiler else self.layer.__call__
         )
+        if self.recompute and torch.is_grad_enabled():
+            draws = self.training and self.dropout > 0.0  # the same once more
+            layer = partial(checkpoint, layer, use_reentrant=False, preserve_rng_state=draws)
         with torch.autocast(device.type, enabled=False):  # layers know what to do with bf16
             for one in layers[:-1]:
                 hidden = layer(one, hidden, sequences, causal=causal)

@@ -37,6 +37,7 @@ class TextLearner(Learner):
         self.config, self.module, self.sampler, self.loss_of = config, model, sampler, losses
         self.weights = LossWeights(config.objectives.weights(), config.objectives.weighting)
         self.device = distributed.device()
+        model.encoder.recompute = config.model.recompute
         if config.model.compiled:
             model.encoder.compiler = compiler_for(self.device, config.model.dropout)
 

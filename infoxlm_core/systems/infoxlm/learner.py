@@ -45,6 +45,7 @@ class InfoXLMLearner(Learner):
         self.contrasting = "xlco" in self.weights.by_name
         if config.model.compiled and not config.model.sharded:
             model.encoder.compiler = model.head.compiler = compiler_for(self.device, config.model.dropout)
+        model.encoder.recompute = config.model.recompute
         if self.contrasting:
             self.key_encoder = KeyEncoder(model).to(self.device)
             self.queue = Queue(config.contrast.queue_size, model.encoder.size.hidden, self.device)

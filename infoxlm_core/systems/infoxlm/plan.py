@@ -95,7 +95,11 @@ def memory(config: PretrainingConfig, vocabulary: int, gpus: int) -> list[Row]:
     d, total, slow, tensors = size.hidden, count(model), count(keys), len(list(model.parameters()))
     shape, on = shapes(config)[0], bool(config.objectives.xlco)
     lm, views = micro * (shape.mlm + shape.tlm), micro * shape.view
+    kept, above = lm * size.layers + views * top, 0  # tokens x layers
     activations = f"{ACTIVATION_BYTES} B x d a token a layer: {lm:,} tokens x {size.layers} layers, {views:,} x {top}"
+    if config.model.recompute:  # one layer at a time is whole
+        kept, above = lm + views, kept
+        activations = f"{ACTIVATION_BYTES} B x d a token in one layer, 2 B in the others: {lm + views:,} tokens"
     rows = min(ROWS, round(config.objectives.mask_ratio * lm))
     share, of = (gpus, f", by {gpus} GPUs") if config.model.sharded else (1, "")
     copied = 0 if config.model.sharded else on * sum(count(part) for part in keys.modules() if isinstance(part, Linear))
@@ -108,7 +112,7 @@ def memory(config: PretrainingConfig, vocabulary: int, gpus: int) -> list[Row]:
         ("queue", on * queue * (4 * d + 24), f"K x (4 d + 24) B: K {queue:,} keys, ids"),
         ("all-reduce buffer", reduced, "4 B x parameters, with several workers that do not share them"),
         ("bf16 weights", 2 * (total + copied), f"2 B x parameters and {copied:,} of the key encoder, under autocast"),
-        ("activations", ACTIVATION_BYTES * d * (lm * size.layers + views * top), activations),
+        ("activations", d * (ACTIVATION_BYTES * kept + 2 * above), activations),
         ("one chunk of logits", 6 * rows * size.vocabulary, f"6 B x {rows:,} rows x {size.vocabulary:,} words"),
         ("gradient of the word table", 8 * d * size.vocabulary, "8 B x V x d, inside the loss"),
     ]

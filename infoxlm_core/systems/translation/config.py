@@ -82,7 +82,8 @@ class TranslationConfig(StageConfig):
 
     def result_fields(self) -> dict[str, Any]:
         values = super().result_fields()
-        del values["model"]["compiled"]  # `sharded` stays, which means nothing here: runs from before have it
+        for name in ("recompute", "compiled"):
+            del values["model"][name]  # `sharded` stays, which means nothing here: runs from before have it
         return values
 
     @model_validator(mode="after")

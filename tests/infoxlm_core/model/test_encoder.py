@@ -243,6 +243,25 @@ def test_a_batch_that_is_aligned_for_a_gpu_has_the_losses_vectors_and_gradients_
         torch.testing.assert_close(other, plain, atol=1e-12, rtol=0)
 
 
+def test_layers_that_compute_again_give_the_same_gradients_bit_by_bit_and_what_dropout_draws():
+    encoder = Encoder(replace(SIZE, layers=3), dropout=0.1).train()
+    initialise(encoder, 1)
+    torch.manual_seed(1)
+    ids, rows, runs, found = torch.randint(5, 40, (30,)), torch.tensor([0, 3, 14]), [], []
+    encoder.layers[1].register_forward_pre_hook(lambda *_: runs.append(1))
+
+    for encoder.recompute in (False, True):
+        torch.manual_seed(2)
+        encoder.zero_grad()
+        hidden = encoder.embed(ids, torch.cat([torch.arange(2, 14), torch.arange(2, 20)]))
+        hidden = encoder.run(hidden, (12, 18), 0, 3, rows, (2, 1))
+        hidden.pow(3).sum().backward()
+        found.append([hidden, torch.rand(3), *(p.grad for p in encoder.parameters())])
+
+    assert len(runs) == 1 + 2
+    assert all(torch.equal(plain, again) for plain, again in zip(*found, strict=True))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_layers_are_compiled_where_a_small_one_can_be_and_elsewhere_a_line_says_why_not(caplog, dropout):

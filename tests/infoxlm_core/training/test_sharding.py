@@ -29,10 +29,10 @@ from tests.curves import losses, numbers, state_of
 from tests.workers import fp64, join, start
 
 
-def config(sharded: bool) -> PretrainingConfig:
+def config(sharded: bool, **more: bool) -> PretrainingConfig:
     """Uneven micro-batches; the key encoder is moved twice, then copied; the probe looks at steps 3 and 6."""
     return tiny_config(
-        model={"sharded": sharded, "layers": 3},
+        model={"sharded": sharded, "layers": 3, **more},
         contrast={"momentum_schedule": "refresh", "refresh_every": 3, "layer": 2, "temperature": 0.5},
         batches={"micro_batch_size": 3},
         probe={"every": 3, "pairs": 10},
@@ -148,7 +148,7 @@ def _gradient_in_half_precision(path: Path, sharded: bool, kind: torch.dtype | N
 def _go_on(rank: int, size: int, port: int, shards: Path, base: Path) -> None:
     join(rank, size, port)
     with fp64():
-        pretrain(config(sharded=True), shards, base / "out", base / "run")
+        pretrain(config(sharded=True, recompute=True), shards, base / "out", base / "run")
     torch.distributed.destroy_process_group()
 
 
@@ -205,7 +205,7 @@ def test_a_sharded_run_goes_on_with_three_workers_and_then_unsharded_with_one(tw
     shutil.copytree(two / "run", tmp_path / "run")
     forget_after(2, tmp_path / "run")
 
-    start(_go_on, 3, shards, tmp_path)  # two of them have one micro-batch where the first has two
+    start(_go_on, 3, shards, tmp_path)  # layers compute again; two of them have one micro-batch where the first has two
 
     assert numbers(tmp_path / "run") == pytest.approx(numbers(alone / "run"), rel=1e-9)
     forget_after(4, tmp_path / "run")

@@ -87,9 +87,24 @@ def test_a_layer_keeps_the_bytes_of_the_plan_for_each_token():
     hidden = torch.randn(tokens, d, requires_grad=True)
     with torch.autocast("cpu", torch.bfloat16), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         encoder.run(hidden, lengths, 0, 2)
+        found = sum(storage.nbytes() for storage in kept.values()) / (tokens * 2 * d)
+        kept.clear()
+        encoder.recompute = True
+        encoder.run(hidden, lengths, 0, 2)
 
-    found = sum(storage.nbytes() for storage in kept.values()) / (tokens * 2 * d)
     assert found == pytest.approx(plan.ACTIVATION_BYTES, rel=0.02)
+    assert sum(storage.nbytes() for storage in kept.values()) / (tokens * 2 * d) == 2
+
+
+def test_layers_that_are_computed_again_keep_a_twentieth_of_it():
+    planned = [
+        values(plan.memory(named("base").model_copy(update={"model": model}), WORDS, gpus=1))["activations"]
+        for model in (named("base").model, named("base").model.model_copy(update={"recompute": True}))
+    ]
+    tokens, views = 32 * (512 + 512), 32 * 128
+
+    assert planned[0] == 768 * 38 * (12 * tokens + 8 * views)
+    assert planned[1] == 768 * (38 * (tokens + views) + 2 * (12 * tokens + 8 * views))
 
 
 @pytest.mark.parametrize(
