@@ -7,16 +7,20 @@ GPU, else              memory-efficient attention over packed rows: FlashAttenti
                        under dropout is a multiple of 1/256
 """
 
+import importlib.util
+import logging
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.attention
 import torch.nn.functional as F
 from torch import Tensor
 
 from infoxlm_core.model import devices
 
+logger = logging.getLogger(__name__)
 LONGEST = 512
 
 
@@ -40,6 +44,30 @@ def starts(lengths: tuple[int, ...], device: torch.device) -> Tensor:
     with torch.inference_mode(False):  # it is remembered: a tensor of inference mode cannot be saved for backward
         ends = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
         return devices.send(ends, device)
+
+
+@cache
+def choose_flash(device: torch.device) -> str:
+    """Let this process train with FlashAttention 3 where GPU and package allow it, else with 2, which PyTorch brings;
+    "" on CPUs. The choice stands in the log.
+
+    Version 3 never ends in the backward pass of a sequence without a query: see `give_each_a_row`.
+    """
+    if device.type != "cuda":
+        return ""
+    chosen, why = "2", ""
+    if torch.cuda.get_device_capability(device)[0] != 9:
+        why = ": version 3 is for GPUs of compute capability 9.x (H100, H200)"
+    elif importlib.util.find_spec("flash_attn_interface") is None:
+        why = ": version 3 (package flash_attn_3) is not installed"
+    else:
+        try:
+            torch.nn.attention.activate_flash_attention_impl("FA3")
+            chosen = "3"
+        except Exception as error:  # built for another version of PyTorch or CUDA, or there is no such choice yet
+            why = f": version 3 cannot be used: {' '.join(str(error).split())[:300]}"
+    logger.info("attention by FlashAttention %s%s", chosen, why)
+    return chosen
 
 
 def attend(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from infoxlm_core.config import PretrainingConfig
+from infoxlm_core.model.attention import choose_flash
 from infoxlm_core.model.encoder import Encoder, EncoderSize, compiler_for
 from infoxlm_core.model.flops import must_do_flops
 from infoxlm_core.systems.text_batches import TextBatch, TextSampler, micro_batches
@@ -37,6 +38,7 @@ class TextLearner(Learner):
         self.config, self.module, self.sampler, self.loss_of = config, model, sampler, losses
         self.weights = LossWeights(config.objectives.weights(), config.objectives.weighting)
         self.device = distributed.device()
+        choose_flash(self.device)
         model.encoder.recompute = config.model.recompute
         if config.model.compiled:
             model.encoder.compiler = compiler_for(self.device, config.model.dropout)

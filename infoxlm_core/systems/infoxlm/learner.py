@@ -14,6 +14,7 @@ from infoxlm_core.data.batches import PackedBatch, micro_batches
 from infoxlm_core.data.samples import Sampler
 from infoxlm_core.data.shards import Shards
 from infoxlm_core.errors import ConfigError
+from infoxlm_core.model.attention import choose_flash
 from infoxlm_core.model.encoder import compiler_for
 from infoxlm_core.model.false_negatives import have_equal_sentences, share_a_sentence
 from infoxlm_core.model.flops import must_do_flops
@@ -43,6 +44,7 @@ class InfoXLMLearner(Learner):
             )
         self.weights = LossWeights(config.objectives.weights(), config.objectives.weighting)
         self.contrasting = "xlco" in self.weights.by_name
+        choose_flash(self.device)
         if config.model.compiled and not config.model.sharded:
             model.encoder.compiler = model.head.compiler = compiler_for(self.device, config.model.dropout)
         model.encoder.recompute = config.model.recompute

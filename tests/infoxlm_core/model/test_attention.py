@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from infoxlm_core.model import attention
 from infoxlm_core.model.attention import attend, attend_masked, pack, starts
 
 LENGTHS = (5, 1, 9, 3)
@@ -82,3 +83,36 @@ def test_attention_of_no_rows_is_empty():
     nothing, some = torch.zeros(0, 4), torch.zeros(3, 4)
 
     assert attend(nothing, some, some, pack((0,), CPU), pack((3,), CPU), heads=2).shape == (0, 4)
+
+
+@pytest.mark.parametrize(
+    ("capability", "installed", "refusal", "expected"),
+    [
+        ((9, 0), True, "", "by FlashAttention 3"),
+        ((9, 0), True, "undefined symbol", "by FlashAttention 2: version 3 cannot be used: undefined symbol"),
+        ((9, 0), False, "", "by FlashAttention 2: version 3 (package flash_attn_3) is not installed"),
+        ((8, 0), True, "", "by FlashAttention 2: version 3 is for GPUs of compute capability 9.x"),
+    ],
+)
+def test_flash_attention_3_is_taken_where_it_can_be_and_the_log_says_so(
+    monkeypatch, caplog, capability, installed, refusal, expected
+):
+    chosen: list[str] = []
+
+    def activate(name: str) -> None:
+        if refusal:
+            raise RuntimeError(refusal)
+        chosen.append(name)
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(attention.importlib.util, "find_spec", lambda name: name if installed else None)
+    monkeypatch.setattr(torch.nn.attention, "activate_flash_attention_impl", activate)
+    caplog.set_level("INFO")
+    attention.choose_flash.cache_clear()
+
+    found = attention.choose_flash(torch.device("cuda", 0))
+
+    assert expected in caplog.text and f"by FlashAttention {found}" in expected
+    assert chosen == ["FA3"] * (found == "3")
+    assert attention.choose_flash(torch.device("cpu")) == ""
+    attention.choose_flash.cache_clear()
