@@ -10,6 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import TypedDict
@@ -33,7 +34,8 @@ DECISION = "decision"
 """Tag with the last decision on a version, as JSON: verdict, intervals, who, when, by which run."""
 PREVIOUS = "previous_champion"
 """Tag of a champion: the version that it replaced."""
-ROLLED_BACK_TO = "champion again"
+PROMOTED, ROLLED_BACK_TO = "promoted", "champion again"
+BY_HAND = "champion by hand"
 ATTEMPTS = 5  # when others promote at the same time
 
 
@@ -43,6 +45,8 @@ class Decision(TypedDict, total=False):
     what: str
     reason: str
     figures: dict[str, Any]
+    previous_champion: int | None
+    better: int
 
 
 def _decision(version: "ModelVersion") -> dict[str, Any]:
@@ -70,6 +74,10 @@ def promote(client: "MlflowClient", version: "ModelVersion", gate: Mapping[str, 
         DataCorrupt, SignatureInvalid: its files are not those that were registered; the alias stays.
         LeaseHeld: others change the champion all the time.
         StorageUnavailable: MLflow does not answer.
+
+    MLflow moves an alias without asking where it was, so two may replace the same champion at once. Each has written
+    its decision down before it looked whether the champion is still the one that it was compared with; who then moves
+    the alias therefore finds all others that may move it, too, and the best of them gets it, whoever is last.
     """
     name, number = version.name, version.version
     with mlflow_runs.translate_errors(f"champion of {name}"):
@@ -83,7 +91,7 @@ def promote(client: "MlflowClient", version: "ModelVersion", gate: Mapping[str, 
                 reason = f"candidate: made with local code {code}, commit it and train with an image that has it"
                 verdict = Verdict(False, reason)
             elif by_hand:
-                verdict = Verdict(True, f"champion by hand: {by_hand}")
+                verdict = Verdict(True, f"{BY_HAND}: {by_hand}")
             else:
                 verdict = compare_with_champion(client, version, gate)
             if not verdict.passed:
@@ -91,15 +99,55 @@ def promote(client: "MlflowClient", version: "ModelVersion", gate: Mapping[str, 
                 break
             with registered.fetched(client, version):
                 pass  # complete, unchanged, and signed if it must be
-            record(client, version, "promoted", verdict, champion)
+            record(client, version, PROMOTED, verdict, champion)
             if champion_of(client, name) == champion:  # else it was compared with one that is none any more
                 client.set_registered_model_alias(name, CHAMPION, number)
+                verdict = _settle(client, version, champion, gate, verdict)
                 break
         else:
             raise LeaseHeld(f"{name}: its champion changed {ATTEMPTS} times while it was compared: try again")
         client.set_model_version_tag(name, number, GATE, verdict.reason)
     logger.info("%s version %s: %s", name, number, verdict.reason)
     return verdict
+
+
+def _settle(
+    client: "MlflowClient", version: "ModelVersion", champion: str | None, gate: Mapping[str, float], verdict: Verdict
+) -> Verdict:
+    """After a version has got the alias: give it to the best of those that replace the same champion at this moment.
+
+    Each of them comes to the same one if their gates are the same. Returns what then holds of the version.
+    """
+    name, number = version.name, version.version
+    best, *others = _promoted_now(client, version, champion)
+    said = _decision(client.get_model_version(name, number))  # now: who is through, and not among them, wrote it before
+    if said.get("what") != PROMOTED:  # another one has found that it is better, perhaps before we had the alias
+        client.set_registered_model_alias(name, CHAMPION, str(said.get("better")))
+        return Verdict(False, said.get("reason", ""))
+    rivals = [best, *others]
+    for other in others:
+        by_hand = [_decision(one).get("reason", "").startswith(BY_HAND) for one in (best, other)]
+        if by_hand[1] or (not by_hand[0] and decide(_present(client, other), _present(client, best), gate).passed):
+            best = other
+    lost = Verdict(False, f"candidate: version {best.version} became champion at the same time, and is not worse")
+    for one in rivals:
+        if one.version != best.version:
+            record(client, one, "refused", lost, champion, better=best.version)
+    if others:
+        client.set_registered_model_alias(name, CHAMPION, best.version)
+    return verdict if best.version == number else lost
+
+
+def _promoted_now(client: "MlflowClient", version: "ModelVersion", champion: str | None) -> "list[ModelVersion]":
+    """This version and others that are to replace the same champion and are not through yet, the oldest first."""
+    found = []
+    for one in registered.all_versions(client, version.name):
+        with suppress(DataCorrupt):
+            said = _decision(one)
+            replaces = said.get("what") == PROMOTED and str(said.get("previous_champion") or "") == (champion or "")
+            if one.version == version.version or (replaces and one.tags.get(GATE) != said.get("reason")):
+                found.append(one)
+    return sorted(found, key=lambda one: int(one.version))
 
 
 def compare_with_champion(client: "MlflowClient", version: "ModelVersion", gate: Mapping[str, float]) -> Verdict:
@@ -146,18 +194,26 @@ def roll_back(client: "MlflowClient", name: str, reason: str) -> int:
     return int(before)
 
 
-def record(client: "MlflowClient", version: "ModelVersion", what: str, verdict: Verdict, previous: str | None) -> None:
-    """Write a decision down, as a tag of the version and as a file of its MLflow run."""
+def record(
+    client: "MlflowClient",
+    version: "ModelVersion",
+    what: str,
+    verdict: Verdict,
+    previous: str | None,
+    better: str | None = None,
+) -> None:
+    """Write a decision down, as a tag of the version and as a file of its MLflow run; `better`: the version that won."""
     decision: dict[str, Any] = {
         "what": what, "model": version.name, "version": int(version.version), "reason": verdict.reason,
         "figures": verdict.figures, "previous_champion": int(previous) if previous else None,
         "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "by": who(),
     }  # fmt: skip
+    decision |= {"better": int(better)} if better else {}
     if version.run_id:
         origin = {key: value for key, value in version.tags.items() if key not in (DECISION, GATE)}
         stem = f"{decision['at'].replace(':', '')}-{what.replace(' ', '-')}-version-{version.version}"
         client.log_dict(version.run_id, decision | {"registered": origin}, f"promotion/{stem}.json")
-    if what == "promoted" and previous:
+    if what == PROMOTED and previous:
         client.set_model_version_tag(version.name, version.version, PREVIOUS, previous)
     client.set_model_version_tag(version.name, version.version, DECISION, json.dumps(decision, ensure_ascii=False))
 

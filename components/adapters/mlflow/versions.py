@@ -61,6 +61,11 @@ def versions_of(client: "MlflowClient", name: str, digest: str) -> "list[ModelVe
     return sorted(found, key=lambda version: int(version.version))
 
 
+def all_versions(client: "MlflowClient", name: str) -> "Iterator[ModelVersion]":
+    """Of a registered model."""
+    return _pages(functools.partial(client.search_model_versions, f"name = {mlflow_runs.quoted(name)}"))
+
+
 def made_of(client: "MlflowClient", aliases: Collection[str] = ()) -> set[str]:
     """Digests, and keys of artifacts, that versions were made of: of all, or of those that one of `aliases` names.
 
@@ -71,7 +76,7 @@ def made_of(client: "MlflowClient", aliases: Collection[str] = ()) -> set[str]:
         for model in _pages(client.search_registered_models):
             unknown -= model.aliases.keys()
             named = {str(model.aliases[alias]) for alias in aliases if alias in model.aliases}
-            for version in _pages(functools.partial(client.search_model_versions, f"name = '{model.name}'")):
+            for version in all_versions(client, model.name):
                 if not aliases or str(version.version) in named:
                     found |= {str(value).rpartition("/")[2] for value in version.tags.values()}
     if unknown:
