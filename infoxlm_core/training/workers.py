@@ -30,9 +30,10 @@ def attempt(train: Callable[..., dict[str, Any]], arguments: dict[str, Any]) -> 
     Such an error is a result, since starting the workers again would not help. What the operating system says to one
     of several workers is none: the others would wait for a worker that has ended well.
     """
-    from infoxlm_core.training import distributed  # imports torch: who starts workers does without
+    from infoxlm_core.training import distributed, network  # import torch: who starts workers does without
 
     try:
+        network.tell()
         return {"figures": train(**arguments)}
     except InfoXLMError as error:
         failure = error
