@@ -17,6 +17,7 @@ from infoxlm_core.errors import ConfigError
 Cores = Annotated[str, Field(pattern=r"^\d+(\.\d+)?m?$", coerce_numbers_to_str=True)]
 Bytes = Annotated[str, Field(pattern=r"^[1-9]\d*(Mi|Gi|Ti)$")]
 KubernetesName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$", max_length=253)]
+DeviceName = Annotated[str, Field(pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$", max_length=253)]
 Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 _DIGEST = re.compile(r"[^\s@]+@sha256:([0-9a-f]{64})")
@@ -68,6 +69,12 @@ class RayConfig(StageConfig):
     """Of a Ray pod (`ephemeral-storage`): shards and checkpoints pass through it; twice their size.
 
     A pod that asks for none is evicted first when the disk of its node is full.
+    """
+
+    devices: dict[DeviceName, PositiveInt] = Field(default_factory=dict)
+    """What a pod with GPUs asks for beside them, as Kubernetes calls it: {rdma/hca: 8}, {vpc.amazonaws.com/efa: 32}.
+
+    Without a network of RDMA gradients go between nodes over TCP, which takes longer than a step.
     """
 
     shared_memory: Bytes = "16Gi"
@@ -184,11 +191,13 @@ class ClusterFile(StageConfig):
     _image = field_validator("image")(by_digest)
 
     @model_validator(mode="after")
-    def _memory_suffices(self) -> Self:
+    def _parts_fit(self) -> Self:
         if _bytes(self.ray.shared_memory) > _bytes(self.pool.memory):
             raise ValueError(
                 f"ray.shared_memory ({self.ray.shared_memory}) is part of pool.memory ({self.pool.memory}): lower it"
             )
+        if self.pool.accelerator in self.ray.devices:
+            raise ValueError(f"ray.devices: {self.pool.accelerator} is pool.accelerator: say how many in pool.gpus")
         return self
 
     def parameters(self) -> dict[str, Any]:

@@ -81,6 +81,9 @@ def render(
     head["spec"]["nodeSelector"] = cluster.head_node_selector
     # whoever deletes the RayJob makes KubeRay stop the job first, and Ray kills a driver that has not ended by then
     head["spec"]["containers"][0]["env"].append({"name": "RAY_JOB_STOP_WAIT_TIME_S", "value": _saving(cluster)})
+    if gpus:  # pods that prepare text are none of those that send gradients
+        devices = {name: str(count) for name, count in cluster.devices.items()}
+        resources = {kind: amounts | devices for kind, amounts in resources.items()}
     worker = _pod(cluster, "ray-worker", work, resources, variables, cluster.shared_memory)
     if 0 < cluster.min_workers < num_workers:  # the others go on without it: it must not ask them to save and end
         del worker["spec"]["containers"][0]["lifecycle"]
@@ -129,7 +132,7 @@ def render(
 
 
 def gpus_of(task: Any) -> int:
-    """GPUs, or other devices, that one worker pod asks for."""
+    """GPUs, or what `pool.accelerator` names in their place, of one worker pod; other devices are the config's."""
     limits = (getattr(task, "resources", None) or {}).get("limits") or {}
     return sum(int(float(value)) for name, value in limits.items() if name not in _ORDINARY)
 

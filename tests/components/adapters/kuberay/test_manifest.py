@@ -86,6 +86,7 @@ FULL = {
     "environment": {"HF_HUB_OFFLINE": "1"},
     "environment_from": ["infoxlm-store"],
     "head_node_selector": {"pool": "cpu"},
+    "devices": {"vpc.amazonaws.com/efa": 32, "rdma/hca": 1},
 }
 
 
@@ -182,6 +183,18 @@ def test_workers_fill_whole_pods_and_only_they_have_gpus_and_go_where_the_task_s
     assert rendered["spec"]["rayClusterSpec"]["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
 
 
+def test_devices_beside_gpus_are_asked_for_by_workers_and_are_no_gpus():
+    rendered = job(num_workers=32, **FULL)
+
+    [workers] = rendered["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    assert workers["replicas"] == 4
+    asked = {"nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "32", "rdma/hca": "1"}
+    found = {name: container(pod)["resources"] for name, pod in pods(rendered).items()}
+    for kind in ("limits", "requests"):
+        assert {name: n for name, n in found["worker"][kind].items() if "/" in name} == asked
+        assert not any("/" in name for other in ("head", "submitter") for name in found[other][kind])
+
+
 def test_the_head_goes_where_the_config_says():
     assert pods(job(**FULL))["head"]["spec"]["nodeSelector"] == {"pool": "cpu"}
 
@@ -189,7 +202,7 @@ def test_the_head_goes_where_the_config_says():
 def test_without_gpus_a_pod_holds_one_worker():
     task = dsl.TaskConfig(resources={"limits": {"cpu": "4", "memory": "8Gi", "nvidia.com/gpu": "0"}})
 
-    [workers] = job(num_workers=3, task=task)["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    [workers] = job(num_workers=3, task=task, **FULL)["spec"]["rayClusterSpec"]["workerGroupSpecs"]
 
     assert workers["replicas"] == 3
     assert container(workers["template"])["resources"]["limits"] == {"cpu": "4", "memory": "8Gi"}
