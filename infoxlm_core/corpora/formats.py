@@ -23,8 +23,13 @@ from infoxlm_core.corpora import catalogs, lines, tables
 from infoxlm_core.corpora.lines import Row
 from infoxlm_core.errors import CorpusTooSmall, InputError, ParallelMismatch
 
+Lengths = tuple[int, int, int]  # line, bytes of its two sides
 WINDOW = 1000  # pairs
 MIN_CORRELATION = 0.4
+FEWEST = 50  # pairs that tell anything
+UNRELATED = 0.15  # correlation of so few pairs, below which they are no translations
+MAX_SHIFT = 3  # lines
+SHIFTED = 0.15  # by which a correlation with lines further down or up is higher than by chance
 MAX_DEPTH = 100  # of elements in a TMX segment
 
 
@@ -111,32 +116,74 @@ def _read_moses(languages: Sequence[str], pivot: str, paths: Sequence[Path]) -> 
 def _check_alignment(rows: Iterable[Row], file: str) -> Iterator[Row]:
     """Pass rows on; raise ParallelMismatch where the lengths of the two sides have nothing to do with each other.
 
-    A shift by one line leaves every length ratio plausible, but the correlation over a window falls to about 0.
+    A shift by one line leaves every length ratio plausible, but the correlation over a window falls to about 0, or to
+    that of neighbours, and with the lines that belong together it is higher. A long window tells sides that hardly
+    belong together, a short one a block of the file that does not.
     """
-    lengths: list[tuple[int, int]] = []
+    pairs: list[Lengths] = []
+    short = WINDOW // 10  # of a small file, of which every pair counts
     for row in rows:
         yield row
         if row.dropped is None and all(row.texts):
-            lengths.append((len(row.texts[0].encode()), len(row.texts[1].encode())))
-        if len(lengths) == 2 * WINDOW:
-            _check_window(lengths[:WINDOW], row.line - WINDOW, file)
-            del lengths[:WINDOW]
-    if len(lengths) >= WINDOW // 2:  # fewer say little
-        for start in range(0, len(lengths), WINDOW):  # the last window reaches back, so that it is a full one
-            last = max(0, min(start, len(lengths) - WINDOW))
-            _check_window(lengths[last : last + WINDOW], row.line - len(lengths) + last + WINDOW, file)
+            pairs.append((row.line, len(row.texts[0].encode()), len(row.texts[1].encode())))
+        if len(pairs) == 2 * WINDOW:
+            short = WINDOW // 5
+            _check_window(pairs[:WINDOW], MIN_CORRELATION, file)
+            _check_blocks(pairs[: WINDOW + short], short, file)
+            del pairs[:WINDOW]
+    if len(pairs) >= WINDOW // 2:  # fewer say little of a correlation that is low
+        for start in range(0, len(pairs), WINDOW):  # the last window reaches back, so that it is a full one
+            last = max(0, min(start, len(pairs) - WINDOW))
+            _check_window(pairs[last : last + WINDOW], MIN_CORRELATION, file)
+    _check_blocks(pairs, WINDOW // 5 if len(pairs) >= WINDOW else short, file)
 
 
-def _check_window(lengths: list[tuple[int, int]], line: int, file: str) -> None:
-    sides = np.log(np.array(lengths, dtype=float)).T
-    if sides.std(axis=1).min() < 0.25:  # lines of nearly equal length say nothing
-        return
-    correlation = np.corrcoef(sides)[0, 1]
-    if correlation < MIN_CORRELATION:
+def _check_blocks(pairs: list[Lengths], size: int, file: str) -> None:
+    """Look at short windows that overlap by half, the last one a full one."""
+    last = max(0, len(pairs) - size)
+    for start in [*range(0, last, size // 2), last]:
+        block = pairs[start : start + size]
+        if len(block) >= FEWEST:
+            _check_window(block, UNRELATED, file)
+            _check_shift(block, file)
+
+
+def _check_window(pairs: list[Lengths], least: float, file: str) -> None:
+    correlation = _correlate(*_logarithms(pairs))
+    if correlation is not None and correlation < least:
         raise ParallelMismatch(
-            f"{file}: the sides do not belong together in the {len(lengths)} pairs up to about line {line}: "
-            f"correlation of lengths {correlation:.2f}, need {MIN_CORRELATION}: align the files again"
+            f"{file}: the sides do not belong together in the {len(pairs)} pairs from line {pairs[0][0]} to "
+            f"{pairs[-1][0]}: correlation of lengths {correlation:.2f}, need {least}: align the files again"
         )
+
+
+def _check_shift(pairs: list[Lengths], file: str) -> None:
+    """Refuse pairs whose sides agree better with those of a line that stands some lines further down or up."""
+    source, target = _logarithms(pairs)
+    source, end = source[MAX_SHIFT:-MAX_SHIFT], len(target) - MAX_SHIFT
+    found = {n: _correlate(source, target[MAX_SHIFT + n : end + n]) for n in range(-MAX_SHIFT, MAX_SHIFT + 1)}
+    known = {shift: value for shift, value in found.items() if value is not None}
+    best = max(known, key=lambda shift: known[shift], default=0)
+    if 0 in known and known[best] > known[0] + SHIFTED:
+        raise ParallelMismatch(
+            f"{file}: the sides do not belong together from line {pairs[0][0]} to {pairs[-1][0]}: correlation of "
+            f"lengths {known[0]:.2f}, and {known[best]:.2f} with lines that stand {abs(best)} "
+            f"{'further down' if best > 0 else 'further up'}: align the files again"
+        )
+
+
+def _logarithms(pairs: list[Lengths]) -> np.ndarray:
+    """(2, N) of lengths."""
+    return np.log(np.array(pairs, dtype=float)[:, 1:].T)
+
+
+def _correlate(source: np.ndarray, target: np.ndarray) -> float | None:
+    """Correlation of (N,) and (N,); None of lines of nearly equal length, which says nothing."""
+    deviations = source.std(), target.std()
+    if min(deviations) < 0.25:
+        return None
+    product = ((source - source.mean()) * (target - target.mean())).mean()
+    return float(product / (deviations[0] * deviations[1]))
 
 
 # ---------------------------------------------------------------- TMX and Parquet

@@ -4,6 +4,8 @@ import gzip
 import lzma
 import os
 import random
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -127,6 +129,39 @@ def test_sides_shifted_by_one_line_are_refused_and_aligned_ones_are_not(tmp_path
     assert len(rows_of((source, good), "moses", ("en", "fr"))) == 3000
     with pytest.raises(ParallelMismatch, match="do not belong together"):
         rows_of((source, bad), "moses", ("en", "fr"))
+
+
+@pytest.mark.parametrize(("size", "begin", "end"), [(1500, 610, 1010), (300, 150, 300), (80, 0, 80)])
+def test_a_block_of_shifted_lines_is_found_in_a_large_file_and_in_a_small_one(size, begin, end):
+    refused = []
+    for seed in range(20):
+        en, fr = sentences(seed, size)
+        bad = fr[:begin] + fr[begin + 1 : end] + fr[begin : begin + 1] + fr[end:]
+        assert len(list(formats._check_alignment(paired(en, fr), "x"))) == size  # 0 of 20 good ones
+        try:
+            list(formats._check_alignment(paired(en, bad), "x"))
+        except ParallelMismatch as error:
+            refused.append(str(error))
+
+    assert len(refused) == 20, "of 20 bad ones"
+    for said in refused:
+        first, last = map(int, re.search(r"from line (\d+) to (\d+)", said).groups())
+        assert first < end and last > begin
+
+
+def paired(en: list[str], fr: list[str]) -> Iterator[lines.Row]:
+    return (lines.Row(("en", "fr"), pair, "x", n) for n, pair in enumerate(zip(en, fr, strict=True), 1))
+
+
+def test_neighbours_of_like_length_do_not_hide_a_shift():
+    rng = random.Random(1)
+    base = [20 + 15 * (n % 100) for n in range(1000)]  # paragraphs: short lines beside short ones
+    en = ["x" * round(length * rng.uniform(0.6, 1.6)) for length in base]
+    fr = ["y" * round(len(text) * rng.uniform(0.8, 1.2)) for text in en]
+
+    assert len(list(formats._check_alignment(paired(en, fr), "x"))) == 1000
+    with pytest.raises(ParallelMismatch, match=r"lines that stand 1 further up: align"):
+        list(formats._check_alignment(paired(en, fr[1:] + fr[:1]), "x"))
 
 
 TMX = """<?xml version="1.0" encoding="UTF-8"?><!DOCTYPE tmx SYSTEM "tmx14.dtd"><tmx version="1.4"><body>

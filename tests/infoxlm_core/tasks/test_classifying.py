@@ -165,5 +165,5 @@ def test_test_rows_that_are_training_rows_are_counted_and_refused_if_they_are_mo
     assert caplog.messages == [
         "1 of 3 test rows are training rows, too (such as 'open  IT'): what is measured on them is memory"
     ]
-    with pytest.raises(InputError, match="3 of 3 test rows are training rows, too .*: give other rows to test on"):
+    with pytest.raises(InputError, match=r"3 of 3 test rows are training rows, too .*: give other rows to test on"):
         classifying.check_apart(train, train)
