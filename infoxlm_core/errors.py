@@ -5,11 +5,19 @@ The message of an error is one line: where (file, line, field), what was found, 
 
 import re
 
+LONGEST = 1500
+"""Characters of a message; it may quote what was found, which may be a megabyte."""
+
 
 class InfoXLMError(Exception):
     """Base of all errors that we raise on purpose."""
 
     exit_code = 70
+
+    def __str__(self) -> str:
+        """The message; of one that is too long, where it was is left at its begin and the remedy at its end."""
+        said = super().__str__()
+        return said if len(said) <= LONGEST else f"{said[: LONGEST - 500]} […] {said[-400:]}"
 
 
 def named(name: str, message: str) -> InfoXLMError:
