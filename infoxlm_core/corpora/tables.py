@@ -3,6 +3,7 @@
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pyarrow.parquet as pq
 
 from infoxlm_core import outside
 from infoxlm_core.corpora.lines import MAX_LINE, MAX_RATIO
-from infoxlm_core.errors import InputError
+from infoxlm_core.errors import DataCorrupt, InfoXLMError, InputError, one_line
 
 ROW_GROUP = 1 << 15  # rows
 MAX_BATCH = 64 << 20  # bytes of somebody's text that are held at a time
@@ -22,11 +23,28 @@ HELD_OUT = ("held_out_mono", "held_out")
 LABELLED = ("text", "label", "language", "split")  # columns of labelled text
 
 
+@contextmanager
+def reading(path: Path, remedy: str, error: type[InfoXLMError] = InputError) -> Iterator[None]:
+    """Turn whatever Arrow says of a damaged Parquet file into an `error` that names it and what to do."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, ValueError) as failure:  # ValueError: what is no UTF-8, a missing column
+        raise outside.translate(failure, path) or error(
+            f"{path} cannot be read ({one_line(failure)}): {remedy}"
+        ) from None
+
+
 def read_rows(path: Path) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of one file."""
-    with pq.ParquetFile(path) as file:
+    """Yield the rows of one file of ours; DataCorrupt if it cannot be read."""
+    with reading(path, "prepare the text again", DataCorrupt), pq.ParquetFile(path) as file:
         for batch in file.iter_batches(ROW_GROUP):
             yield from rows_of(batch)
+
+
+def count_rows(path: Path) -> int:
+    """How many rows a file of ours has; DataCorrupt if it cannot be read."""
+    with reading(path, "prepare the text again", DataCorrupt):
+        return pq.read_metadata(path).num_rows
 
 
 def read_text(path: Path, columns: Sequence[str]) -> Iterator[tuple[str | None, ...]]:

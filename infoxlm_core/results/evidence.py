@@ -25,6 +25,7 @@ import pandas as pd
 from typing_extensions import TypedDict
 
 from infoxlm_core import outside
+from infoxlm_core.corpora import tables
 from infoxlm_core.errors import InputError
 
 FILE = "items.parquet"
@@ -89,10 +90,8 @@ def read_scores(evaluation: Path) -> dict[str, Any]:
 
 def read(path: Path, model: str) -> pd.DataFrame:
     """The outcomes of one model; InputError if the file holds something else."""
-    try:
-        table = pd.read_parquet(path, columns=list(COLUMNS))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read ({' '.join(str(error).split())[:200]}): evaluate again") from None
+    with tables.reading(path, "evaluate again"):
+        table = pd.read_parquet(outside.look(path), columns=list(COLUMNS))
     return table[table["model"] == model]
 
 

@@ -20,14 +20,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import sentencepiece
 
-from infoxlm_core import manifests
+from infoxlm_core import manifests, outside
 from infoxlm_core.config import TokenizationConfig
 from infoxlm_core.corpora.parallel import CHUNK, ParallelMap, in_processes
+from infoxlm_core.corpora.tables import count_rows, reading
 from infoxlm_core.data import shards
 from infoxlm_core.data.encoding import SENTENCE_ID, SIDES, encode, encode_chunk, processor_of
 from infoxlm_core.data.sampling import generator, probabilities
 from infoxlm_core.data.vocabulary import SPECIAL_TOKENS
-from infoxlm_core.errors import CorpusTooSmall, InputError, TokenizerMismatch
+from infoxlm_core.errors import CorpusTooSmall, DataCorrupt, InputError, TokenizerMismatch
 from infoxlm_core.model import tokenizers
 from infoxlm_core.progress import progress
 
@@ -88,7 +89,7 @@ def _languages(corpus: Path) -> list[str]:
 def _given_model(config: TokenizationConfig) -> bytes:
     path = Path(config.model or "")
     try:
-        model = path.read_bytes()
+        model = outside.look(path).read_bytes()
         size = tokenizers.vocabulary_size(model)
     except (OSError, RuntimeError) as error:
         raise InputError(f"{path}: not a SentencePiece model ({error}): set tokenization.model to one") from None
@@ -102,7 +103,7 @@ def _given_model(config: TokenizationConfig) -> bytes:
 def _train_model(config: TokenizationConfig, corpus: Path) -> bytes:
     """Unigram model of sentences drawn by language with exponent alpha, English no more than its share."""
     languages = _languages(corpus)
-    sizes = np.array([sum(pq.read_metadata(path).num_rows for path in _files(corpus, name)) for name in languages])
+    sizes = np.array([sum(count_rows(path) for path in _files(corpus, name)) for name in languages])
     if not sizes.sum():
         raise CorpusTooSmall(f"{corpus}/mono: have=0 need=1 sentence to train a vocabulary: prepare more text")
     wanted = probabilities(sizes, config.alpha) * min(config.training_sentences, sizes.sum())
@@ -157,7 +158,7 @@ def _compare(folder: Path, model: bytes, corpus: Path, tolerated: float) -> None
 def _encode(corpus: Path, model: bytes, output: Path, parallel_map: ParallelMap) -> dict[str, dict[str, int]]:
     """Encode every corpus and write its shards, which do not depend on who does it."""
     files = sorted(path for kind in ("mono", "pairs", "held_out") for path in corpus.glob(f"{kind}/*/*.parquet"))
-    total = sum(pq.read_metadata(path).num_rows for path in files)
+    total = sum(count_rows(path) for path in files)
     here, sent = itertools.tee((path, chunk) for path in files for chunk in _chunks(path))
     encoded = parallel_map(functools.partial(encode_chunk, model=model), (chunk for _, chunk in sent))
     tables: dict[str, dict[str, int]] = {}
@@ -175,7 +176,7 @@ def _encode(corpus: Path, model: bytes, output: Path, parallel_map: ParallelMap)
 
 def _chunks(path: Path) -> Iterator[pa.Table]:
     """Yield the columns of text of a prepared corpus."""
-    with pq.ParquetFile(path) as file:
+    with reading(path, "prepare the text again", DataCorrupt), pq.ParquetFile(path) as file:
         columns = [name for name in SIDES if name in file.schema_arrow.names]
         for batch in file.iter_batches(CHUNK, columns=columns):
             yield pa.Table.from_batches([batch])

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import sentencepiece
 import torch
 from sacrebleu.metrics import BLEU as Metric
 
+from infoxlm_core.corpora import tables
 from infoxlm_core.data.encoding import encode
 from infoxlm_core.data.shards import Shards
 from infoxlm_core.data.vocabulary import FIRST_PIECE
@@ -82,8 +82,8 @@ class Validation:
         rows: list[tuple[str, str]] = []
         for name, columns in ((f"{first}-{second}", ("source", "target")), (f"{second}-{first}", ("target", "source"))):
             for path in sorted((corpus / "held_out" / name).glob("*.parquet")):
-                table = pq.read_table(path, columns=["source", "target"])
-                rows += zip(*(table[column].to_pylist() for column in columns), strict=True)
+                with tables.reading(path, "prepare the text again"):
+                    rows += ((first or "", second or "") for first, second in tables.read_text(path, columns))
         processor = sentencepiece.SentencePieceProcessor(str(shards.directory / "tokenizer" / tokenizers.MODEL))
         names = languages_of(shards)
         if not rows or not {first, second} <= set(names):
