@@ -13,7 +13,7 @@ from transformers import AutoModel, AutoModelForMaskedLM
 from transformers import PreTrainedModel as Model
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
-from infoxlm_core.errors import InputError
+from infoxlm_core.errors import InputError, one_line
 from infoxlm_core.model import devices, pretrained, tokenizers
 from infoxlm_core.model.pretrained import PROJECTION
 
@@ -49,8 +49,13 @@ def load_encoder(directory: Path | str, device: str | None = None) -> tuple[Mode
         raise InputError(f"{directory} is an encoder-decoder ({model.config.model_type}): give an encoder alone")
     if tokenizer.pad_token_id is None:
         raise InputError(f"{directory}: its tokenizer has no padding token: name one in tokenizer_config.json")
+    try:
+        with torch.no_grad():
+            model.eval()(torch.zeros(1, 1, dtype=torch.long))
+    except Exception as error:  # a config may describe what cannot be computed: a dropout of NaN
+        raise InputError(f"{directory} cannot be used as a model ({one_line(error)}): export it again") from None
     tokenizer.padding_side = "right"  # position 0 is the first token
-    return model.eval().to(device or devices.choose()), tokenizer
+    return model.to(device or devices.choose()), tokenizer
 
 
 @contextmanager

@@ -9,15 +9,16 @@ import json
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import nn
 
 from infoxlm_core import manifests, outside
 from infoxlm_core.config import SelectionConfig
 from infoxlm_core.errors import DataCorrupt
+from infoxlm_core.model import pretrained
 from infoxlm_core.training import tracker
 from infoxlm_core.training.checkpoints import list_of
-from infoxlm_core.training.selection import DevScores, choose
+from infoxlm_core.training.selection import DevScores, check_alike, choose
 
 PREFIX, MEAN = "dev/", "dev/mean"
 
@@ -36,12 +37,14 @@ class BestCheckpoints:
     def evaluations(self) -> list[DevScores]:
         """Development scores at every evaluation so far."""
         points = [point for point in tracker.read(self.run / tracker.METRICS) if MEAN in point[1]]
-        return [
+        found = [
             DevScores(
                 step, {n.removeprefix(PREFIX): v for n, v in values.items() if n.startswith(PREFIX) and n != MEAN}
             )
             for step, values in points
         ]
+        check_alike(found, self.run / tracker.METRICS)
+        return found
 
     def choose(self, evaluations: list[DevScores], last: int) -> dict[str, int]:
         return choose(evaluations, self.rule, self.source, last)
@@ -89,9 +92,11 @@ class BestCheckpoints:
         manifests.verify_file(
             path, outside.read_json(path.with_suffix(".json"), manifests.Entry, remedy, DataCorrupt), remedy
         )
-        weights = load_file(path)
+        weights = pretrained.read_tensors(path)
         with torch.no_grad():
             for name, parameter in module.named_parameters():
+                if name not in weights or weights[name].shape != parameter.shape:
+                    raise DataCorrupt(f"{path} has no {name} of this model's size: {remedy}")
                 parameter.copy_(weights[name])
 
     def _path(self, step: int) -> Path:

@@ -15,7 +15,7 @@ from typing import Any
 from typing_extensions import TypedDict
 
 from infoxlm_core import manifests, outside
-from infoxlm_core.errors import InputError
+from infoxlm_core.errors import DataCorrupt, InputError
 
 FILE = "selection.json"
 ALL = "*"  # every language that has no step of its own
@@ -69,6 +69,12 @@ def choose(evaluations: Sequence[DevScores], rule: str, source: str, last: int) 
     return chosen
 
 
+def check_alike(evaluations: Sequence[DevScores], where: object) -> None:
+    """Refuse curves that are not those of one run: DataCorrupt, if not every evaluation was of the same languages."""
+    if not _are_alike([one.languages for one in evaluations]):
+        raise DataCorrupt(f"{where}: development scores of other languages than before: restore it, or train again")
+
+
 def write(directory: Path, rule: str, evaluations: Sequence[DevScores], chosen: Mapping[str, int]) -> None:
     """Write selection.json."""
     rows = [{"step": one.step, "languages": dict(one.languages), "mean": one.mean} for one in evaluations]
@@ -85,7 +91,14 @@ def read(tuned: Path) -> dict[str, Any] | None:
     chosen, steps = found["chosen"], {look["step"] for look in found["looks"]}
     if ALL not in chosen or (steps and not steps.issuperset(chosen.values())):
         raise InputError(f"{path}: a chosen step is not among its looks: fine-tune again, or give the model alone")
+    if not _are_alike([look["languages"] for look in found["looks"]]):
+        raise InputError(f"{path}: its looks differ in their languages: fine-tune again, or give the model alone")
     return found
+
+
+def _are_alike(looks: Sequence[Mapping[str, float]]) -> bool:
+    """Whether all looks were at the same languages, at one at least."""
+    return all(looks) and len({frozenset(look) for look in looks}) <= 1
 
 
 def directory_of(tuned: Path, chosen: Mapping[str, int], step: int) -> Path:

@@ -5,11 +5,22 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from typing_extensions import TypedDict
 
+from infoxlm_core import outside
 from infoxlm_core.errors import NoValidCheckpoint
 from infoxlm_core.training import distributed
 from infoxlm_core.training.checkpoints import Checkpoint
 from infoxlm_core.training.learner import Learner
+
+
+@outside.with_more
+class _Meta(TypedDict):
+    """What a checkpoint says of a training."""
+
+    updates: int
+    bad_in_a_row: int
+    figures: dict[str, float]
 
 
 @dataclass
@@ -63,11 +74,17 @@ def restore(
     tensors, found = named_tensors(learner, optimizer), checkpoint.tensors if checkpoint else {}
 
     def check() -> None:
+        remedy = "restore another one, or remove the run's directory to start over"
+        outside.check(meta, _Meta, f"meta.json of step {step}", remedy, NoValidCheckpoint)
         if missing := sorted(tensors.keys() - found.keys()):
             raise NoValidCheckpoint(
                 f"the checkpoint of step {step} has no {missing[0]}: another version of this program wrote it; "
                 "go on with that one, or remove the run's directory to start over"
             )
+
+        for name, tensor in tensors.items():
+            if found[name].shape != tensor.shape:
+                raise NoValidCheckpoint(f"the checkpoint of step {step}: {name} has another size: {remedy}")
 
     distributed.on_first(check)
     distributed.copy_from_first(found, tensors)

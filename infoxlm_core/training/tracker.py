@@ -10,21 +10,12 @@ import sys
 from pathlib import Path
 from typing import Protocol
 
-from typing_extensions import TypedDict
-
 from infoxlm_core import manifests, outside
-from infoxlm_core.errors import DataCorrupt, InfoXLMError
+from infoxlm_core.errors import DataCorrupt, InputError
 
 METRICS = "metrics.jsonl"  # the curves, in a run's directory beside its checkpoints, and beside an exported model
 
 Point = tuple[int, dict[str, float]]
-
-
-@outside.with_more
-class _Line(TypedDict):
-    """A step, and what was measured then."""
-
-    step: int
 
 
 class Tracker(Protocol):
@@ -86,7 +77,9 @@ def read(path: Path | str) -> list[Point]:
 def parse(line: bytes, where: str) -> Point:
     """Read one line; `where` names it in the error."""
     try:
-        values = outside.parse_json(line, _Line, where, "")
-        return values.pop("step"), values
-    except InfoXLMError:
+        values = outside.parse_json(line, dict[str, int | float], where, "")
+        if isinstance(step := values.pop("step", None), int):
+            return step, values
+        raise InputError("no step")
+    except InputError:
         raise DataCorrupt(f"{where}: {line[:80]!r} is no point of a curve: remove this line") from None
