@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, NotRequired, Self, TypeVar
 
-from infoxlm_core import languages
+from typing_extensions import TypedDict
+
+from infoxlm_core import languages, outside
 from infoxlm_core.config.base import StageConfig
 from infoxlm_core.errors import InputError
 from infoxlm_core.model.task_head import Head
@@ -26,6 +28,28 @@ if TYPE_CHECKING:
 Settings = TypeVar("Settings", bound=StageConfig)
 Fetch = Callable[[str], str]  # a path or a URI -> a path on this machine
 ByLanguage = Mapping[str, Mapping[str, float]]  # language -> metric -> share
+
+
+class _Development(TypedDict):
+    languages: dict[str, float]
+    mean: float
+
+
+@outside.with_more
+class _Said(TypedDict):
+    """What scores.json says, of whatever task."""
+
+    task: str
+    languages: dict[str, dict[str, float]]
+    mean: dict[str, float]
+    counts: dict[str, int]
+    test_set: str
+    transfer_gap: NotRequired[dict[str, float] | None]
+    dev: NotRequired[_Development | None]
+    selection: NotRequired[dict[str, Any] | None]
+    mixed: NotRequired[dict[str, Any] | None]
+    trained_on: NotRequired[list[str]]
+    training: NotRequired[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -69,6 +93,7 @@ class Scores:
         needed = ("task", "languages", "mean", "counts", "test_set")
         if missing := [name for name in needed if not values.get(name)]:
             raise InputError(f"{where} has no {', '.join(missing)}: measure again")
+        outside.check(dict(values), _Said, where, "measure again")
         details = {name: value for name, value in values.items() if name not in known}
         return cls(**{name: value for name, value in values.items() if name in known}, details=details)
 
