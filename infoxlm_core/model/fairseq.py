@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from infoxlm_core import outside
 from infoxlm_core.data.vocabulary import FIRST_POSITION
 from infoxlm_core.errors import InputError, one_line
 from infoxlm_core.model import pretrained, tokenizers
@@ -114,7 +115,7 @@ def _read(checkpoint: Path) -> tuple[dict[str, Tensor], int | None]:
     """Tensors by name, and the contrast layer where the checkpoint's arguments tell it."""
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
-            loaded = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=False)
+            loaded = torch.load(outside.look(checkpoint), map_location="cpu", weights_only=True, mmap=False)
     except Exception as error:  # what is no pickle shows itself by almost any exception
         raise InputError(
             f"{checkpoint} is no checkpoint that can be read without running code ({one_line(error)})"
