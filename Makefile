@@ -9,7 +9,7 @@ STORE ?= runs
 export OMP_NUM_THREADS = 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: help demo servers ablation test quick processors check compile image sbom lock deploy bench gpu clean
+.PHONY: help demo servers ablation test quick fuzz processors check compile image sbom lock deploy bench gpu clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
@@ -32,6 +32,9 @@ test: $(VENV)/installed ## run all tests
 
 quick: $(VENV)/installed ## the tests that need no servers, no Ray and no patience: about two minutes
 	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder -m "not slow"
+
+fuzz: $(VENV)/installed ## read damaged files for MINUTES=10, by all readers or TARGETS="tmx po"; tests keep what fails
+	nice $(BIN)/python -m tests.fuzz $(or $(MINUTES),10) $(TARGETS)
 
 processors: $(VENV)/installed ## the tests that compute, as on processors with SSE4, AVX2 and AVX-512 (as far as this one has them)
 	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2 $(COMPUTE)
