@@ -100,6 +100,10 @@ class TextSampler(StepSampler):
     def draw(self, step: int, shard: int) -> Samples:
         raise NotImplementedError
 
+    def kind_of(self, step: int) -> str:  # noqa: ARG002
+        """What all samples of a step have in common and those of another may not; see `Learner.kind_of`."""
+        return ""
+
 
 def languages_of(shards: Shards) -> list[str]:
     """All languages in the shards, those of pairs too, in alphabetical order: a language's number is its place."""

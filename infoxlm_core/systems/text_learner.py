@@ -43,13 +43,17 @@ class TextLearner(Learner):
         if config.model.compiled:
             model.encoder.compiler = compiler_for(self.device, config.model.dropout)
 
-    def batches(self, step: int) -> Sequence[TextBatch]:
+    def batches(self, step: int, skipped: int = 0) -> Sequence[TextBatch]:
         """Virtual shard by virtual shard, so that dropout does not depend on which worker has which."""
         most = self.config.batches.micro_batch_size
         shards = distributed.my_share(self.config.batches.virtual_shards)
-        batches = [b for shard in shards for b in micro_batches(self.sampler.draw(step, shard), most, step, shard)]
+        drawn = [(shard, self.sampler.draw(step + skipped, shard)) for shard in shards]
+        batches = [b for shard, samples in drawn for b in micro_batches(samples, most, step, shard)]
         size = self.module.encoder.size
         return [replace(batch, flops=must_do_flops(size, batch.lengths, len(batch.rows))) for batch in batches]
+
+    def kind_of(self, step: int, skipped: int = 0) -> str:
+        return self.sampler.kind_of(step + skipped)
 
     def losses(self, batch: TextBatch, scales: Mapping[str, float]) -> tuple[Tensor, dict[str, Tensor]]:
         batch = batch.to(self.device)

@@ -112,14 +112,11 @@ class XLMSampler(TextSampler):
 
     def draw(self, step: int, shard: int) -> Samples:
         """The samples of a virtual shard at a step."""
-        objective, key = self.objectives[step % len(self.objectives)], (self.config.seed, step)
-        choice = generator(*key, "language").random(2)
-        sizes = self.sizes[objective]
-        wanted = probabilities(np.array(list(sizes.values())), self.config.batches.alpha)
-        name = list(sizes)[int(pick(wanted, choice[:1])[0])]
+        key = (self.config.seed, step)
+        objective, name, direction = self._choose(step)
         rng, mask_rng = generator(*key, shard, objective), generator(*key, shard, objective, "mask")
         if objective == "tlm":
-            sequences, places, types = self._pair(name, bool(choice[1] < 0.5), rng)
+            sequences, places, types = self._pair(name, direction < 0.5, rng)
         else:
             sequences = self._stream(name, rng)
             places, types = from_zero(sequences.lengths), np.full(len(sequences.flat), self.numbers[name])
@@ -130,6 +127,17 @@ class XLMSampler(TextSampler):
             seen, rows = self.mask(sequences, mask_rng)
             answers = sequences.flat[rows]
         return Samples(objective, Sequences(seen, sequences.lengths), places, types, rows, answers)
+
+    def kind_of(self, step: int) -> str:
+        return "/".join(self._choose(step)[:2])
+
+    def _choose(self, step: int) -> tuple[str, str, float]:
+        """Objective and language (pair) of a step, and a uniform number for the direction of a pair."""
+        objective = self.objectives[step % len(self.objectives)]
+        choice = generator(self.config.seed, step, "language").random(2)
+        sizes = self.sizes[objective]
+        wanted = probabilities(np.array(list(sizes.values())), self.config.batches.alpha)
+        return objective, list(sizes)[int(pick(wanted, choice[:1])[0])], float(choice[1])
 
     def _stream(self, language: str, rng: np.random.Generator) -> Sequences:
         tables, size = self.streams[language], self.config.batches.block_tokens

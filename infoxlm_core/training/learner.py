@@ -1,4 +1,4 @@
-"""What the training loop needs of whatever it trains: seven members, of which most learners need four.
+"""What the training loop needs of whatever it trains: eight members, of which most learners need four.
 
 And what learners need so that a step is a pure function: dropout by key, precision by device.
 """
@@ -41,9 +41,14 @@ class Learner:
     module: nn.Module  # the network whose parameters are trained
     weights: LossWeights
 
-    def batches(self, step: int) -> Sequence[MicroBatch]:
-        """This worker's micro-batches of a step: a pure function of the step, called ahead in another thread."""
+    def batches(self, step: int, skipped: int = 0) -> Sequence[MicroBatch]:
+        """This worker's micro-batches of a step: a pure function, called ahead in another thread. Of the data so many
+        steps' worth is left out: samples are drawn by `step + skipped`, all else goes by the step."""
         raise NotImplementedError
+
+    def kind_of(self, step: int, skipped: int = 0) -> str:  # noqa: ARG002
+        """Steps whose losses can be compared, for the guard: those of the same kind."""
+        return ""
 
     def losses(self, batch: Any, scales: Mapping[str, float]) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss to differentiate, each objective's sum times its scale; and sums without gradient.

@@ -69,12 +69,12 @@ class TaskLearner(Learner):
         # A step may begin in one epoch and end in the next; of millions of examples an order takes a second to draw.
         self.order = functools.lru_cache(2)(lambda epoch: generator(config.seed, "epoch", epoch).permutation(count))
 
-    def batches(self, step: int) -> Sequence[Batch]:
+    def batches(self, step: int, skipped: int = 0) -> Sequence[Batch]:
         size, count, workers = self.config.batch_size, len(self.task.examples), distributed.world_size()
         if workers > size:
             raise ConfigError(f"{workers} workers must not exceed finetuning.batch_size ({size})")
         mine = np.array_split(np.arange(size), workers)[distributed.rank()]
-        numbers = step * size + mine  # of the examples since the first step
+        numbers = (step + skipped) * size + mine  # of the examples since the first step
         order = {epoch: self.order(epoch) for epoch in sorted(set((numbers // count).tolist()))}
         rows = np.array([order[number // count][number % count] for number in numbers], np.int64)
         keep = self._draw_dropout(step, mine)

@@ -70,7 +70,7 @@ class InfoXLMLearner(Learner):
         self.queue.pointer.zero_()
         logger.info("filled the queue with %d keys", size)
 
-    def batches(self, step: int) -> Sequence[PackedBatch]:
+    def batches(self, step: int, skipped: int = 0) -> Sequence[PackedBatch]:
         batches, contrast = self.config.batches, self.config.contrast
         mine = self.shares[distributed.rank()]
         only = "lm" if step < contrast.start_step else ""
@@ -80,7 +80,9 @@ class InfoXLMLearner(Learner):
             replace(batch, rng_key=(step, part.start, number), flops=self._flops(batch))
             for part in parts
             for number, batch in enumerate(
-                micro_batches(self.sampler.draw(step, part, only), batches.micro_batch_size, contrast.symmetric)
+                micro_batches(
+                    self.sampler.draw(step + skipped, part, only), batches.micro_batch_size, contrast.symmetric
+                )
             )
         ]
         if self.config.model.sharded:  # all workers gather each shard, or none: who has done its part repeats a batch
@@ -96,6 +98,9 @@ class InfoXLMLearner(Learner):
         if self.config.model.dropout:
             return len(share) * math.ceil(samples / most)
         return math.ceil(len(share) * samples / most)
+
+    def kind_of(self, step: int, skipped: int = 0) -> str:  # noqa: ARG002
+        return "" if step >= self.config.contrast.start_step else "before contrast"
 
     def _flops(self, batch: PackedBatch) -> float:
         contrast, count = self.config.contrast, batch.lm_sequences

@@ -134,8 +134,8 @@ class Translating(Learner):
         self.config, self.module, self.sampler, self.validation = config, model, sampler, validation
         self.device = distributed.device()
 
-    def batches(self, step: int) -> Sequence[Task]:
-        return [self.sampler.draw(step, shard) for shard in distributed.my_share(self.config.virtual_shards)]
+    def batches(self, step: int, skipped: int = 0) -> Sequence[Task]:
+        return [self.sampler.draw(step + skipped, shard) for shard in distributed.my_share(self.config.virtual_shards)]
 
     def losses(self, batch: Task, scales: Mapping[str, float]) -> tuple[Tensor, dict[str, Tensor]]:
         target = batch.target.to(self.device)
