@@ -53,15 +53,18 @@ class RemoteRun:
     def fetch(self, name: str, directory: Path) -> None:
         artifact_transfer.pull(f"{self.url}/{name}", directory)
 
-    def send(self, directory: Path, keep: int, bad: Collection[str] = ()) -> None:
+    def send(self, directory: Path, keep: int, bad: Collection[str] = (), spacing: int = 0) -> None:
         """The lease is renewed between the files and the manifest: a checkpoint of a fenced worker never exists."""
         if self._lease is None:
             raise RuntimeError("held() comes first")
         artifact_transfer.push(directory, f"{self.url}/{directory.name}", before_commit=self._lease.renew, replace=True)
         self._store.put("saved.json", json.dumps({"step": directory.name}))
-        for old in superfluous(self.names(), keep, bad):
+        for old in superfluous(self.names(), keep, bad, spacing):
             with suppress(InfoXLMError):  # the next save tries again
-                artifact_transfer.drop(f"{self.url}/{old}")
+                self.drop(old)
+
+    def drop(self, name: str) -> None:
+        artifact_transfer.drop(f"{self.url}/{name}")
 
     def has_saved(self) -> bool:
         return self._store.get("saved.json") is not None

@@ -14,4 +14,4 @@ from infoxlm_core.config.pretraining import (
     ProbeConfig,
 )
 from infoxlm_core.config.tasks import EvaluationConfig, RecipeConfig, RegistrationConfig, SelectionConfig
-from infoxlm_core.config.training import CheckpointsConfig, OptimizationConfig
+from infoxlm_core.config.training import CheckpointsConfig, GuardConfig, OptimizationConfig

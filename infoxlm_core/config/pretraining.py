@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from infoxlm_core.config.base import NonNegativeInt, PositiveFloat, PositiveInt, Share, StageConfig, Weight, Whole
-from infoxlm_core.config.training import CheckpointsConfig, OptimizationConfig
+from infoxlm_core.config.training import CheckpointsConfig, GuardConfig, OptimizationConfig
 
 
 class ModelConfig(StageConfig):
@@ -232,6 +232,7 @@ class PretrainingConfig(StageConfig):
     contrast: ContrastConfig = ContrastConfig()
     batches: BatchesConfig = BatchesConfig()
     optimization: OptimizationConfig = OptimizationConfig()
+    guard: GuardConfig = GuardConfig()
     checkpoints: CheckpointsConfig = CheckpointsConfig()
     probe: ProbeConfig = ProbeConfig()
     log_every: PositiveInt = 10
@@ -244,7 +245,9 @@ class PretrainingConfig(StageConfig):
         values = super().result_fields()
         for name in ("sharded", "recompute", "compiled"):  # a run may go on with or without, as on other workers
             del values["model"][name]
-        return values
+        # it came later: what was made or begun before it keeps its name, and goes on
+        values["guard"] = self.guard.model_dump(mode="json", exclude_defaults=True)
+        return values if values["guard"] else {name: value for name, value in values.items() if name != "guard"}
 
     @property
     def longest(self) -> int:

@@ -42,13 +42,26 @@ class OptimizationConfig(StageConfig):
     """Of the gradients after division by the target count."""
 
     max_bad_steps: PositiveInt = 3
-    """Steps in a row with a loss or gradient that is not finite, before the run stops."""
+    """Bad steps in a row, before the run goes back to a checkpoint (see `guard`) or stops. Bad is a step whose loss or
+    gradient is not finite, or a spike: it changes nothing but its number."""
 
     @model_validator(mode="after")
     def _warmup_ends(self) -> Self:
         if self.warmup_steps >= self.steps:
             raise ValueError(f"warmup_steps ({self.warmup_steps}) must be below steps ({self.steps})")
         return self
+
+
+class GuardConfig(StageConfig):
+    """What is done about steps that would spoil a training."""
+
+    deviations: Weight = 6.0
+    """A step is bad, too, if its loss or gradient norm is so many standard deviations above the mean of the last 128
+    good steps; from the 64th on. 0: only if it is not finite."""
+
+    rewinds: NonNegativeInt = 2
+    """After `optimization.max_bad_steps` bad steps in a row, or more than 10 in 1,000, the run goes back to a
+    checkpoint at least 100 steps before and leaves out the data since: at most so often, then it stops."""
 
 
 class CheckpointsConfig(StageConfig):

@@ -42,8 +42,12 @@ def pretrain(
         inputs["model.start"] = pretrained.digest_of(Path(config.model.start))
     fingerprint = Fingerprint.of(config, manifests.VERSIONS["pretrained"], inputs)
     background = distributed.device().type == "cuda"  # a CPU would write at the cost of its steps
-    with run_directory(run, fingerprint, config.checkpoints, track, remote, background) as (checkpoints, tracker):
-        figures = loop.train(learner, config.optimization, checkpoints, tracker, config.log_every, observe)
+    rewinds = config.guard.rewinds > 0
+    directory = run_directory(run, fingerprint, config.checkpoints, track, remote, background, rewinds)
+    with directory as (checkpoints, tracker):
+        figures = loop.train(
+            learner, config.optimization, checkpoints, tracker, config.log_every, observe, config.guard
+        )
         weights = distributed.tensors_on_first(dict(learner.module.named_parameters()))
         distributed.on_first(lambda: _export(config, weights, shards, run, output))
     return figures

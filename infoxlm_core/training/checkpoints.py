@@ -31,6 +31,7 @@ from typing_extensions import TypedDict
 
 from infoxlm_core import locks, manifests, outside
 from infoxlm_core.errors import DataCorrupt, InfoXLMError, LeaseHeld, NoValidCheckpoint, StorageUnavailable, TryAgain
+from infoxlm_core.training import guard
 from infoxlm_core.training.fingerprint import Fingerprint
 from infoxlm_core.training.tracker import METRICS
 
@@ -47,11 +48,19 @@ def list_of(run: Path) -> list[tuple[int, Path]]:
     return sorted(((int(m[1]), path) for m, path in found), reverse=True)
 
 
-def superfluous(names: Iterable[str], keep: int, bad: Collection[str]) -> list[str]:
-    """Those checkpoints that may go: what is known to be bad, and of the others all but the newest `keep`."""
+def superfluous(names: Iterable[str], keep: int, bad: Collection[str], spacing: int = 0) -> list[str]:
+    """Those checkpoints that may go: what is known to be bad, and of the others all but the newest `keep`.
+
+    `spacing`: what a training may have to go back to stays, too. These are the checkpoints at multiples of it: the two
+    newest that lie far enough behind the newest of all, for it may happen twice, and those after them, which will.
+    """
     ordered = sorted(names, reverse=True)
     others = [name for name in ordered if name not in bad]
-    return [name for name in ordered if name in bad] + others[keep:]
+    steps = {name: int(m[1]) for name in others if (m := _NAME.fullmatch(name))}
+    regular = [name for name, step in steps.items() if spacing and step % spacing == 0]
+    behind = [name for name in regular if steps[name] <= max(steps.values()) - guard.DISTANCE]
+    needed = {*others[:keep], *regular[: len(regular) - len(behind) + 2]}
+    return [name for name in ordered if name in bad] + [name for name in others if name not in needed]
 
 
 @dataclass(frozen=True)
@@ -83,8 +92,11 @@ class RemoteCheckpoints(Protocol):
     def fetch(self, name: str, directory: Path) -> None:
         """Copy a checkpoint to this machine; raises DataCorrupt if it is damaged."""
 
-    def send(self, directory: Path, keep: int, bad: Collection[str]) -> None:
+    def send(self, directory: Path, keep: int, bad: Collection[str], spacing: int = 0) -> None:
         """Make a checkpoint exist there, then drop what is `superfluous`; raises Fenced if it is not ours to do."""
+
+    def drop(self, name: str) -> None:
+        """Let a checkpoint no longer exist there."""
 
     def has_saved(self) -> bool:
         """Whether a checkpoint ever existed there."""
@@ -100,7 +112,8 @@ class Checkpoints:
 
     One is saved every so many steps; the newest `keep` stay, not counting those that a resume has found to be bad. Each
     is compared with the fingerprint before it is used, unless changes are accepted. `remote` is where they are for
-    other machines; None if all share this directory. `background`: training goes on while one is written.
+    other machines; None if all share this directory. `background`: training goes on while one is written. `rewinds`:
+    the training may have to go back, and what it needs for that stays, too.
     """
 
     def __init__(
@@ -112,9 +125,11 @@ class Checkpoints:
         remote: RemoteCheckpoints | None = None,
         accept_changes: bool = False,
         background: bool = False,
+        rewinds: bool = False,
     ) -> None:
         self.directory, self.fingerprint, self.every, self.keep = directory, fingerprint, every, keep
         self.remote, self.accept_changes, self.background = remote, accept_changes, background
+        self.spacing = guard.spacing(every) if rewinds else 0
         self._writer, self._writing = ThreadPoolExecutor(1, "checkpoint"), Future[None]()
         self._writing.set_result(None)
         self._missed = 0
@@ -197,9 +212,12 @@ class Checkpoints:
             logger.info("saved checkpoint %s", final)
         found = [path for _, path in list_of(self.directory)]
         bad |= {path.name for path in found if not (path / manifests.NAME).is_file()}  # half-deleted
-        for old in superfluous([path.name for path in found], self.keep, bad):
-            (self.directory / old / manifests.NAME).unlink(missing_ok=True)  # first: half-deleted is not valid
-            shutil.rmtree(self.directory / old, ignore_errors=True)
+        for old in superfluous([path.name for path in found], self.keep, bad, self.spacing):
+            self._drop(self.directory / old)
+
+    def _drop(self, directory: Path) -> None:
+        (directory / manifests.NAME).unlink(missing_ok=True)  # first: half-deleted is not valid
+        shutil.rmtree(directory, ignore_errors=True)
 
     def _pack(self, directory: Path) -> None:
         """Put what lies beside the checkpoints into one: curves as they are now, weights as second names of files."""
@@ -224,7 +242,7 @@ class Checkpoints:
         if not self.remote:
             return True
         try:
-            self.remote.send(final, self.keep, bad)
+            self.remote.send(final, self.keep, bad, self.spacing)
             self._missed = 0
             return True
         except StorageUnavailable as error:
@@ -243,8 +261,39 @@ class Checkpoints:
             NoValidCheckpoint: there were checkpoints, and none can be trusted.
             ConfigMismatch: it was made with other data or settings.
         """
-        reasons = []
         candidates = self._candidates()
+        found, reasons = self._first_valid(candidates)
+        if found is not None:
+            # what is newer is damaged, or never arrived elsewhere; it goes when there is a new one
+            self._bad = {path.name for step, path in candidates + list_of(self.directory) if step > found.step}
+            if self.remote:
+                self._unpack(self.directory / f"step={found.step:010d}")
+            return found
+        if reasons or (self.remote.has_saved() if self.remote else (self.directory / "saved.json").exists()):
+            raise NoValidCheckpoint(
+                f"{self.directory}: this run has saved before, but no checkpoint is valid "
+                f"({'; '.join(reasons) or 'none is left'}): restore one, or remove the directory to start over"
+            )
+        return None
+
+    def go_back(self, step: int) -> Checkpoint | None:
+        """The newest valid checkpoint that lies far enough before a step, after all newer ones are gone; None if there
+        is none. Only those at multiples of `spacing` count: which one it is must not depend on where the run was
+        interrupted, and so has saved."""
+        regular = [(at, path) for at, path in self._candidates() if self.spacing and at % self.spacing == 0]
+        found, _ = self._first_valid([(at, path) for at, path in regular if at <= step - guard.DISTANCE])
+        if found is None:
+            return None
+        for at, path in sorted({*self._candidates(), *list_of(self.directory)}, reverse=True):
+            if at > found.step:  # else a restart would go on from there: with the data that is to be left out
+                if self.remote:
+                    self.remote.drop(path.name)
+                self._drop(path)
+        return found
+
+    def _first_valid(self, candidates: Iterable[tuple[int, Path]]) -> tuple[Checkpoint | None, list[str]]:
+        """The first checkpoint whose every byte is as written, and what is wrong with those before it."""
+        reasons: list[str] = []
         for step, path in candidates:
             try:
                 self._bring(path)
@@ -260,17 +309,8 @@ class Checkpoints:
                 continue
             self.fingerprint.check(meta, str(self.directory), self.accept_changes)
             logger.info("resuming after step %d from %s", step, path)
-            # what is newer is damaged, or never arrived elsewhere; it goes when there is a new one
-            self._bad = {newer.name for found, newer in candidates + list_of(self.directory) if found > step}
-            if self.remote:
-                self._unpack(path)
-            return Checkpoint(step, tensors, meta)
-        if reasons or (self.remote.has_saved() if self.remote else (self.directory / "saved.json").exists()):
-            raise NoValidCheckpoint(
-                f"{self.directory}: this run has saved before, but no checkpoint is valid "
-                f"({'; '.join(reasons) or 'none is left'}): restore one, or remove the directory to start over"
-            )
-        return None
+            return Checkpoint(step, tensors, meta), reasons
+        return None, reasons
 
     def _candidates(self) -> list[tuple[int, Path]]:
         """Steps of the checkpoints that exist, newest first, and where each is on this machine, or will be."""

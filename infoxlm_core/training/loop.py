@@ -3,22 +3,28 @@
 A step is a pure function of (seed, step) and of the state before it: there is nothing else to restore on resume.
 """
 
+import logging
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
-from infoxlm_core.config import OptimizationConfig
+from infoxlm_core.config import GuardConfig, OptimizationConfig
 from infoxlm_core.errors import Preempted, TrainingDiverged
 from infoxlm_core.training import distributed
 from infoxlm_core.training.checkpoints import Checkpoints
-from infoxlm_core.training.learner import Learner
+from infoxlm_core.training.guard import Guard
+from infoxlm_core.training.learner import Learner, MicroBatch
 from infoxlm_core.training.optimizer import make_adamw
 from infoxlm_core.training.pace import Pace
 from infoxlm_core.training.state import Progress, restore, snapshot
 from infoxlm_core.training.step import train_step
 from infoxlm_core.training.tracker import Tracker
+
+logger = logging.getLogger(__name__)
+NO_GUARD = GuardConfig(deviations=0.0, rewinds=0)
+"""For trainings whose healthy losses jump, as those of small batches do at the end of a fine-tuning."""
 
 
 def train(
@@ -28,6 +34,7 @@ def train(
     tracker: Tracker,
     log_every: int,
     observe: Callable[[int], dict[str, float]] | None = None,
+    guard: GuardConfig = NO_GUARD,
 ) -> dict[str, float]:
     """Train to the last step, from the newest valid checkpoint if there is one; return the last step's figures.
 
@@ -38,25 +45,22 @@ def train(
 
     Raises:
         Preempted: somebody asked to stop; a checkpoint was saved.
-        TrainingDiverged: too many steps in a row were not finite.
+        TrainingDiverged: too many steps were bad, and going back is not possible, or did not help.
         NoValidCheckpoint, ConfigMismatch: see `Checkpoints.load_newest`.
     """
-    # The first worker chooses the checkpoint, as only it may see the disk; its tensors go to all. Without one a run
-    # begins, and the learner prepares what it starts from.
     first = distributed.rank() == 0
     optimizer = make_adamw([p for p in learner.module.parameters() if p.requires_grad], config)
-    progress = Progress()
-    figures = restore(distributed.on_first(checkpoints.load_newest), learner, optimizer, progress)
-    if figures is None:
-        figures = {}
-        learner.after_step(0)
-    if first:
-        tracker.resume(progress.step)
+    progress = Progress(guard=Guard(guard.deviations))
+    figures = _begin(learner, optimizer, progress, checkpoints, tracker)
     pace = Pace(progress.step, config.steps)
     save_due = False
 
     with ThreadPoolExecutor(1, "batches") as ahead:
-        coming = ahead.submit(learner.batches, progress.step)
+
+        def prepare(step: int) -> Future[Sequence[MicroBatch]]:
+            return ahead.submit(learner.batches, step, progress.guard.skipped(step))
+
+        coming = prepare(progress.step)
         while progress.step < config.steps:
             # The next step's batches are made on the CPU while this step computes: they depend on its number alone.
             stop = first and (checkpoints.asked_to_stop() or checkpoints.has_failed())
@@ -64,7 +68,7 @@ def train(
             batches = coming.result()
             waited = time.monotonic() - began  # seconds in which nobody computed
             if progress.step + 1 < config.steps:
-                coming = ahead.submit(learner.batches, progress.step + 1)
+                coming = prepare(progress.step + 1)
             figures, stopping = train_step(learner, optimizer, config, progress, batches, stop)
 
             # Every so often a point of the curves: all workers evaluate, as each may hold a part of the network, and
@@ -72,17 +76,16 @@ def train(
             last = progress.step == config.steps
             observed = observe(progress.step) if observe else {}
             if first:
-                figures |= observed
+                figures |= observed | progress.guard.figures(progress.step)
                 speed = pace.tell(progress.step, figures, waited)
                 if progress.step % log_every == 0 or observed or last:
                     tracker.log(progress.step, figures | speed)
 
-            # A bad step or two may be chance and was skipped; several in a row will not heal by themselves.
-            if progress.bad_in_a_row >= config.max_bad_steps:
-                raise TrainingDiverged(
-                    f"{progress.bad_in_a_row} steps in a row up to step {progress.step} had a loss or gradient that is "
-                    "not finite: lower optimization.learning_rate or raise contrast.temperature"
-                )
+            # A bad step or two may be chance and was skipped; several will not heal by themselves.
+            if trouble := progress.guard.trouble(progress.step, progress.bad_in_a_row, config.max_bad_steps):
+                _go_back(learner, optimizer, progress, checkpoints, tracker, guard.rewinds, trouble)
+                coming, save_due = prepare(progress.step), False
+                continue
 
             # Every so often, and before the process goes, a checkpoint; but none among bad steps, which would push
             # out those from before the trouble. What is due then waits for a good step.
@@ -96,6 +99,50 @@ def train(
                 distributed.on_first(checkpoints.forget_request)
                 raise Preempted(f"asked to stop after step {progress.step}: a checkpoint is saved, run again to go on")
     return figures
+
+
+def _begin(
+    learner: Learner,
+    optimizer: torch.optim.Optimizer,
+    progress: Progress,
+    checkpoints: Checkpoints,
+    tracker: Tracker,
+) -> dict[str, float]:
+    """Restore the newest checkpoint, if there is one; return the figures of its step."""
+    # The first worker chooses the checkpoint, as only it may see the disk; its tensors go to all. Without one a run
+    # begins, and the learner prepares what it starts from.
+    figures = restore(distributed.on_first(checkpoints.load_newest), learner, optimizer, progress)
+    if figures is None:
+        learner.after_step(0)
+    if distributed.rank() == 0:
+        tracker.resume(progress.step)
+    return figures or {}
+
+
+def _go_back(
+    learner: Learner,
+    optimizer: torch.optim.Optimizer,
+    progress: Progress,
+    checkpoints: Checkpoints,
+    tracker: Tracker,
+    rewinds: int,
+    trouble: str,
+) -> None:
+    """Restore a checkpoint from before the trouble, and leave out the data since; TrainingDiverged if that was done
+    often enough, or there is none."""
+    step, now = progress.step, progress.guard
+    distributed.on_first(checkpoints.finish)
+    found = distributed.on_first(lambda: checkpoints.go_back(step)) if now.rewinds < rewinds else None
+    if restore(found, learner, optimizer, progress) is None:
+        raise TrainingDiverged(
+            f"{trouble} had a loss or gradient that is not finite, or far above those before, after {now.rewinds} "
+            "rewinds: lower optimization.learning_rate or raise contrast.temperature"
+        )
+    now.go_back(progress.guard, progress.step, step)
+    progress.guard = now
+    if distributed.rank() == 0:
+        logger.warning("%s were bad: back to step %d, on with the data after step %d", trouble, progress.step, step)
+        tracker.resume(progress.step)
 
 
 def _save(

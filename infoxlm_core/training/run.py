@@ -22,11 +22,12 @@ def run_directory(
     track: Callable[[Path], Tracker],
     remote: RemoteCheckpoints | None = None,
     background: bool = False,
+    rewinds: bool = False,
 ) -> Iterator[tuple[Checkpoints, Tracker]]:
     """Checkpoints and tracker of a run. The first worker holds the run's lock as long as it trains; LeaseHeld if
     another process trains this run."""
     accepted = config.resume == directory.name
-    checkpoints = Checkpoints(directory, fingerprint, config.every, config.keep, remote, accepted, background)
+    checkpoints = Checkpoints(directory, fingerprint, config.every, config.keep, remote, accepted, background, rewinds)
     with contextlib.ExitStack() as stack:
         distributed.on_first(lambda: stack.enter_context(checkpoints.locked()))
         tracker = track(directory / METRICS) if distributed.rank() == 0 else FileTracker(os.devnull)

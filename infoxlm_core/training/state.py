@@ -1,7 +1,7 @@
 """The state of a training: every tensor the next step depends on, named once, for saving and for restoring alike."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from infoxlm_core import outside
 from infoxlm_core.errors import NoValidCheckpoint
 from infoxlm_core.training import distributed
 from infoxlm_core.training.checkpoints import Checkpoint
+from infoxlm_core.training.guard import Guard
 from infoxlm_core.training.learner import Learner
 
 
@@ -25,11 +26,12 @@ class _Meta(TypedDict):
 
 @dataclass
 class Progress:
-    """Where a training is. `step` counts data positions, `updates` optimizer updates (fewer if steps were skipped)."""
+    """Where a training is. `updates` counts optimizer updates, fewer than `step` if steps were bad."""
 
     step: int = 0
     updates: int = 0
     bad_in_a_row: int = 0
+    guard: Guard = field(default_factory=Guard)
 
 
 def named_tensors(learner: Learner, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -56,6 +58,7 @@ def snapshot(
     """
     tensors = distributed.tensors_on_first(named_tensors(learner, optimizer), own)
     meta = {"updates": progress.updates, "bad_in_a_row": progress.bad_in_a_row, "figures": dict(figures)}
+    meta["guard"] = progress.guard.state()
     return Checkpoint(progress.step, tensors, meta)
 
 
@@ -89,4 +92,5 @@ def restore(
     distributed.on_first(check)
     distributed.copy_from_first(found, tensors)
     progress.step, progress.updates, progress.bad_in_a_row = step, meta["updates"], meta["bad_in_a_row"]
+    progress.guard = Guard.of(progress.guard.deviations, meta.get("guard", {}))
     return meta["figures"]

@@ -1,6 +1,7 @@
 """One optimizer step, the same for every learner, and the same on one worker as on many."""
 
 import contextlib
+import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -15,6 +16,8 @@ from infoxlm_core.training.learner import Learner, MicroBatch
 from infoxlm_core.training.optimizer import learning_rate
 from infoxlm_core.training.state import Progress
 
+logger = logging.getLogger(__name__)
+
 
 def train_step(
     learner: Learner,
@@ -27,7 +30,7 @@ def train_step(
     """Take one optimizer step on its micro-batches; return its figures and whether any worker wants to stop.
 
     Every loss is a sum over targets, divided once by the targets of all micro-batches on all workers: the step comes
-    out the same however the work is split. Losses that are not finite are found before the weights move.
+    out the same however the work is split. Bad losses and gradients (see `Guard`) are found before the weights move.
     """
     # What the whole global batch counts is known before the first forward pass: it goes from CPU to CPU, so that the
     # device need not be waited for.
@@ -59,7 +62,9 @@ def train_step(
     # The only place where a step waits for the device: all workers read the same sums and norm, and so agree whether
     # the step is good. A bad one is skipped: weights, moments and learning rate stay as they are.
     totals, size = _read(sums, norm)
-    good = math.isfinite(size) and all(bool(np.isfinite(value).all()) for value in totals.values())
+    finite = math.isfinite(size) and all(bool(np.isfinite(value).all()) for value in totals.values())
+    means = {name: totals[name] / divisors[name] for name in weights if counts[name]}
+    good = _is_good(learner, progress, sum(weights[name] * mean for name, mean in means.items()), size, finite)
     rate = learning_rate(config, progress.updates)
     if good:
         if size > config.clip_norm:
@@ -73,12 +78,21 @@ def train_step(
     progress.step += 1
     learner.after_step(progress.step, good)
 
-    figures = {f"loss/{name}": totals[name] / divisors[name] for name in weights if counts[name]}
+    figures = {f"loss/{name}": mean for name, mean in means.items()}
     figures |= learner.statistics(totals, counts)
     figures |= {"learning_rate": rate, "gradient_norm": size, "tokens": counts["tokens"], "skipped": float(not good)}
     if "flops" in counts:
         figures["flops"] = counts["flops"]
     return figures, counts["stop"] > 0
+
+
+def _is_good(learner: Learner, progress: Progress, loss: float, norm: float, finite: bool) -> bool:
+    """Let the guard see a step; the first worker says what is wrong with a bad one."""
+    step, guard = progress.step, progress.guard
+    wrong = guard.look(step + 1, learner.kind_of(step, guard.skipped(step)), loss, norm, finite)
+    if wrong and distributed.rank() == 0:
+        logger.warning("step %d changes nothing: %s", step + 1, wrong)
+    return not wrong
 
 
 def count_targets(batches: Sequence[MicroBatch], names: Iterable[str]) -> dict[str, float]:
