@@ -19,10 +19,11 @@ Point = tuple[int, dict[str, float]]
 
 
 class Tracker(Protocol):
-    """What training says about itself while it runs. `resume` comes first, once; `close` last, once."""
+    """What training says about itself while it runs: `resume` first, and when it goes back; `close` last, once."""
 
     def resume(self, step: int) -> None:
-        """Forget every point after `step`: the run continues there (0: from the start)."""
+        """Forget every point after `step`: the run continues there (0: from the start). Of points that repeat what was
+        told before, `repeated` is 1, and `rewinds` says which time it is."""
 
     def log(self, step: int, values: dict[str, float]) -> None:
         """Report named values of one optimizer step; return at once."""

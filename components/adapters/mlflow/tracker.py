@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +121,8 @@ class MlflowTracker:
     """A `FileTracker` whose file a daemon thread ships to MLflow in step order; it starts over after a restart.
 
     Training never waits for MLflow and never hears of its errors: what is not shipped stays in the file for `ship`.
+    Only a training that goes back waits for what it did until then, which the file is about to lose: MLflow keeps it,
+    and the steps that are taken again follow under names of their own, `rewind1/loss/mlm`.
     """
 
     def __init__(self, path: Path, run_id: str) -> None:
@@ -132,6 +134,9 @@ class MlflowTracker:
         self._environment: dict[str, str | None] = {}
 
     def resume(self, step: int) -> None:
+        if self._thread.is_alive():
+            self._outbox.shorten(lambda: self._file.resume(step))
+            return
         self._file.resume(step)
         self._environment = {name: os.environ.get(name) for name in _SHIPPING}
         os.environ.update(_SHIPPING)
@@ -188,6 +193,7 @@ class _Outbox:
         self._server = os.environ.get("MLFLOW_TRACKING_URI")  # a thread that is late must not go by what is there then
         self._position = 0  # bytes of the file that are shipped
         self._last_steps: dict[str, int] | None = None  # by metric, what MLflow had when we first asked
+        self._busy = threading.Lock()
 
     def left(self) -> int:
         """Lines that are not shipped yet."""
@@ -195,8 +201,22 @@ class _Outbox:
             file.seek(self._position)
             return sum(1 for _ in file)
 
+    def shorten(self, action: Callable[[], None]) -> None:
+        """Ship what can be shipped, then let `action` cut off the end of the file."""
+        with self._busy:
+            try:
+                self._ship()
+            except Exception as error:  # whatever it is, training goes on
+                logger.warning("MLflow takes no points (%s): %d are lost", one_line(error), self.left())
+            action()
+            self._position = min(self._position, self.path.stat().st_size)
+
     def ship(self) -> None:
         """Ship all complete lines of the file, batch by batch; an exception of MLflow leaves the rest for next time."""
+        with self._busy:
+            self._ship()
+
+    def _ship(self) -> None:
         from mlflow import MlflowClient
         from mlflow.utils.validation import MAX_METRICS_PER_BATCH
 
@@ -215,7 +235,8 @@ class _Outbox:
                 if not line.endswith(b"\n"):  # being written
                     break
                 step, values = parse(line, f"{self.path}, byte {reached}")
-                values = {self.prefix + name: value for name, value in values.items()}
+                again = f"rewind{values['rewinds']:.0f}/" if values.pop("repeated", None) else ""
+                values = {self.prefix + again + name: value for name, value in values.items()}
                 new = {name: value for name, value in values.items() if step > self._last_steps.get(name, -1)}
                 if len(batch) + len(new) > MAX_METRICS_PER_BATCH:
                     client.log_batch(self.run_id, batch)

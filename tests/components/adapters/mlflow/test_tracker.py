@@ -10,6 +10,7 @@ from components.adapters.mlflow import tracker as mlflow_tracker
 from components.adapters.mlflow.tracker import MlflowTracker
 from infoxlm_core.errors import InputError
 from infoxlm_core.training.tracker import FileTracker
+from infoxlm_core.training.tracker import read as points_of
 from tests.components.conftest import history, open_run
 from tests.servers.processes import free_port, kill
 from tests.servers.tracking import running_mlflow
@@ -49,6 +50,24 @@ def test_a_resumed_run_ships_what_its_predecessor_could_not_and_no_step_twice(st
     assert history(run_id, "loss") == [(step, float(step)) for step in (1, 2, 3, 4, 5)]
     assert history(run_id, "seconds") == [(1, 0.5), (2, 0.5), (3, 0.5), (4, 0.7), (5, 0.7)]
     assert "MLFLOW_HTTP_REQUEST_TIMEOUT" not in os.environ
+
+
+def test_steps_that_a_run_takes_again_stand_beside_those_that_it_went_back_from(store):
+    run_id = open_run(store)
+    tracker = MlflowTracker(store / "metrics.jsonl", run_id)
+    tracker.resume(0)
+    for step in (1, 2, 3, 4):
+        tracker.log(step, {"loss": 10.0 * step})
+    tracker.resume(2)  # while the thread ships
+    for step in (3, 4):
+        tracker.log(step, {"loss": float(step), "rewinds": 1.0, "repeated": 1.0})
+    tracker.log(5, {"loss": 5.0, "rewinds": 1.0})
+    tracker.close()
+    mlflow_tracker.ship(store / "metrics.jsonl", run_id)  # again, as the stage that registers does
+
+    assert history(run_id, "loss") == [(1, 10.0), (2, 20.0), (3, 30.0), (4, 40.0), (5, 5.0)]
+    assert history(run_id, "rewind1/loss") == [(3, 3.0), (4, 4.0)]
+    assert [step for step, _ in points_of(store / "metrics.jsonl")] == [1, 2, 3, 4, 5]
 
 
 def test_points_that_are_late_go_to_the_server_of_their_run_and_to_no_database_in_the_working_directory(
