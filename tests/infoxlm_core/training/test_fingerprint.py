@@ -1,10 +1,13 @@
 """What may change between two starts of a training, and what may not."""
 
 import logging
+from collections.abc import Iterator
+from typing import Any, get_args
 
 import pytest
 
-from infoxlm_core.errors import ConfigMismatch
+from infoxlm_core.config import PretrainingConfig, StageConfig
+from infoxlm_core.errors import ConfigError, ConfigMismatch
 from infoxlm_core.training.fingerprint import Fingerprint
 from tests.conftest import tiny_config
 
@@ -55,6 +58,57 @@ def test_other_data_tokenizer_and_settings_are_refused_with_both_values_and_the_
         f"store/runs/pretrained-3f was begun otherwise: {said}: set it back, go on all the same with "
         "checkpoints.resume: pretrained-3f, or remove store/runs/pretrained-3f to start over"
     )
+
+
+def candidates(value: Any, annotation: Any) -> list[Any]:
+    """Other values that a setting might take."""
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int | float):
+        return [value * 2, value + 1, value / 2, value // 2, 0.5, 0]
+    if isinstance(value, tuple):
+        return [tuple(part / 2 for part in value)]
+    return [other for other in get_args(annotation) if isinstance(other, str)]
+
+
+def changed(config: StageConfig, *place: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each setting below a config by its name, and a valid config where it alone is another."""
+    for name, field in type(config).model_fields.items():
+        value = getattr(config, name)
+        if isinstance(value, StageConfig):
+            yield from changed(value, *place, name)
+            continue
+        for other in candidates(value, field.annotation):
+            change: Any = {name: other}
+            for section in reversed(place):
+                change = {section: change}
+            try:
+                found = tiny_config(**change)
+            except ConfigError:
+                continue
+            if found != tiny_config():
+                yield ".".join((*place, name)), change
+                break
+
+
+FREE = ("checkpoints.", "probe.", "log_every", "model.sharded", "model.compiled")
+
+
+def test_every_setting_that_decides_the_result_is_refused_and_named_when_it_is_another(record_property):
+    before, refused = fingerprint().meta(), set()
+    all_of_them = dict(changed(tiny_config()))
+    for name, change in all_of_them.items():
+        try:
+            fingerprint(**change).check(before, "runs/x")
+        except ConfigMismatch as error:
+            assert f"begun otherwise: {name} was " in str(error) and "; " not in str(error)
+            refused.add(name)
+
+    record_property("figure", f"{len(refused)} settings refused")
+    assert refused == {name for name in all_of_them if not name.startswith(FREE)} and len(refused) >= 40
+    assert PretrainingConfig().result_fields().keys() | {"guard"} == {
+        "system", "seed", *(name.partition(".")[0] for name in refused)
+    }  # fmt: skip
 
 
 def test_a_change_that_is_accepted_is_only_told(caplog):
