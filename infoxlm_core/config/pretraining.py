@@ -45,10 +45,17 @@ class ModelConfig(StageConfig):
     """On GPUs: layers become a few fused kernels (PyTorch's inductor), which takes a minute at the start. Not where
     there is no C compiler, nor if `sharded`; never on CPUs."""
 
+    precision: Literal["auto", "bf16", "fp8"] = "auto"
+    """What products are computed in; weights, moments and sums are fp32. auto: bf16 on GPUs, fp32 on CPUs · bf16: on
+    CPUs, too, which is slower where they have no instructions for it · fp8: products of layers in FP8, by torchao, with
+    rougher gradients; on GPUs since Hopper and Ada, if `compiled`."""
+
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:
         if self.hidden % self.heads:
             raise ValueError(f"hidden ({self.hidden}) must be a multiple of heads ({self.heads})")
+        if self.precision == "fp8" and (self.sharded or not self.compiled):
+            raise ValueError("precision fp8 takes compiled layers: set compiled to true and sharded to false")
         return self
 
 
@@ -245,7 +252,8 @@ class PretrainingConfig(StageConfig):
         values = super().result_fields()
         for name in ("sharded", "recompute", "compiled"):  # a run may go on with or without, as on other workers
             del values["model"][name]
-        # it came later: what was made or begun before it keeps its name, and goes on
+        if self.model.precision == "auto":  # what came later: runs from before do not name it, and go on
+            del values["model"]["precision"]
         values["guard"] = self.guard.model_dump(mode="json", exclude_defaults=True)
         return values if values["guard"] else {name: value for name, value in values.items() if name != "guard"}
 

@@ -26,6 +26,11 @@ def count_gpus() -> int:
     return 0
 
 
+def cpu_multiplies_bf16() -> bool:
+    """Whether this CPU has instructions for products in bf16."""
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
 def memory(device: torch.device) -> float:
     """Bytes that a device has in all; of the CPU those of the machine."""
     if device.type == "cuda":

@@ -13,7 +13,7 @@ from infoxlm_core.model.encoder import Encoder, EncoderSize, compiler_for
 from infoxlm_core.model.flops import must_do_flops
 from infoxlm_core.systems.text_batches import TextBatch, TextSampler, micro_batches
 from infoxlm_core.training import distributed
-from infoxlm_core.training.learner import Learner, LossWeights, autocast, seed_dropout
+from infoxlm_core.training.learner import Learner, LossWeights, autocast, seed_dropout, set_precision
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # logits and answers -> their summed loss
 
@@ -42,6 +42,7 @@ class TextLearner(Learner):
         model.encoder.recompute = config.model.recompute
         if config.model.compiled:
             model.encoder.compiler = compiler_for(self.device, config.model.dropout)
+        set_precision(model.encoder, config.model, self.device)
 
     def batches(self, step: int, skipped: int = 0) -> Sequence[TextBatch]:
         """Virtual shard by virtual shard, so that dropout does not depend on which worker has which."""
@@ -58,7 +59,7 @@ class TextLearner(Learner):
     def losses(self, batch: TextBatch, scales: Mapping[str, float]) -> tuple[Tensor, dict[str, Tensor]]:
         batch = batch.to(self.device)
         seed_dropout(self.config.seed, *batch.rng_key)
-        with autocast(self.device):
+        with autocast(self.device, self.config.model.precision):
             logits, by_sequence = self.module(batch)
         questions = {batch.objective: (logits, batch.answers)}
         questions |= {name: (by_sequence[name], labels) for name, labels in batch.labels.items()}

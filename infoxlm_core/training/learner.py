@@ -3,6 +3,7 @@
 And what learners need so that a step is a pure function: dropout by key, precision by device.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -10,7 +11,12 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
+from infoxlm_core.config import ModelConfig
 from infoxlm_core.data.sampling import digest_key
+from infoxlm_core.model import devices, fp8
+from infoxlm_core.model.encoder import Encoder
+
+logger = logging.getLogger(__name__)
 
 
 class MicroBatch(Protocol):
@@ -78,12 +84,25 @@ def seed_dropout(*key: object) -> None:
         torch.cuda.manual_seed_all(seed)
 
 
-def half_precision(device: torch.device) -> torch.dtype | None:
-    """What products are made in: bf16 on GPUs; none on CPUs, where bf16 is slower without special instructions."""
-    return torch.bfloat16 if device.type == "cuda" else None
+def half_precision(device: torch.device, precision: str = "auto") -> torch.dtype | None:
+    """What products are made in: bf16 on GPUs; none on CPUs, where bf16 is slower without special instructions, unless
+    `model.precision` names another."""
+    return torch.bfloat16 if device.type == "cuda" or precision != "auto" else None
 
 
-def autocast(device: torch.device) -> torch.autocast:
+def autocast(device: torch.device, precision: str = "auto") -> torch.autocast:
     """Mixed precision where there is a half."""
-    kind = half_precision(device)
+    kind = half_precision(device, precision)
     return torch.autocast(device.type, kind or torch.bfloat16, enabled=kind is not None)
+
+
+def set_precision(encoder: Encoder, config: ModelConfig, device: torch.device) -> None:
+    """Make an encoder, whose compiler is chosen, ready for `model.precision`; ConfigError if it cannot be had here."""
+    if config.precision == "fp8":
+        fp8.check(device, encoder.compiler)
+        fp8.convert(encoder.layers)
+    elif config.precision == "bf16" and device.type == "cpu" and not devices.cpu_multiplies_bf16():
+        logger.warning(
+            "model.precision is bf16, for which this CPU has no instructions (AVX512-BF16, AMX): "
+            "steps take longer than with auto"
+        )

@@ -22,7 +22,14 @@ from infoxlm_core.model.heads import InfoXLM
 from infoxlm_core.model.momentum import KeyEncoder, Queue, momentum_at
 from infoxlm_core.model.objectives import xlco_hits, xlco_logits, xlco_losses
 from infoxlm_core.training import distributed
-from infoxlm_core.training.learner import Learner, LossWeights, autocast, half_precision, seed_dropout
+from infoxlm_core.training.learner import (
+    Learner,
+    LossWeights,
+    autocast,
+    half_precision,
+    seed_dropout,
+    set_precision,
+)
 
 logger = logging.getLogger(__name__)
 ALIGNED = 128  # tokens of a micro-batch on a GPU are a multiple: a tile of its products
@@ -48,12 +55,13 @@ class InfoXLMLearner(Learner):
         if config.model.compiled and not config.model.sharded:
             model.encoder.compiler = model.head.compiler = compiler_for(self.device, config.model.dropout)
         model.encoder.recompute = config.model.recompute
+        set_precision(model.encoder, config.model, self.device)
         if self.contrasting:
             self.key_encoder = KeyEncoder(model).to(self.device)
             self.queue = Queue(config.contrast.queue_size, model.encoder.size.hidden, self.device)
         self.new_keys: list[tuple[Tensor, Tensor]] = []
         if config.model.sharded:
-            distributed.shard(model, model.encoder.layers, half_precision(self.device))
+            distributed.shard(model, model.encoder.layers, half_precision(self.device, config.model.precision))
         if config.model.sharded and self.contrasting:
             distributed.shard(self.key_encoder, self.key_encoder.encoder.layers)
             self.key_encoder.pair_with(model)
@@ -120,7 +128,7 @@ class InfoXLMLearner(Learner):
         by_group = torch.zeros(2, len(self.sampler.groups), dtype=torch.double, device=self.device)
         loss, sums = torch.zeros((), device=self.device), {"by_group": by_group}
         seed_dropout(self.config.seed, *batch.rng_key)
-        with autocast(self.device):
+        with autocast(self.device, self.config.model.precision):
             outputs = self.module(batch, self._scale(batch, scales))
         if outputs.losses is not None:
             count = batch.mlm_targets
@@ -184,7 +192,7 @@ class InfoXLMLearner(Learner):
         return excluded
 
     def _make_keys(self, batch: PackedBatch) -> Tensor:
-        with autocast(self.device):
+        with autocast(self.device, self.config.model.precision):
             keys = self.key_encoder(batch.key_ids, batch.key_positions, batch.key_lengths)
         keys = keys[: len(batch.sentence_ids)]  # one of padding may come last
         self.new_keys.append((keys[: batch.items], batch.sentence_ids[: batch.items]))

@@ -82,7 +82,7 @@ class TranslationConfig(StageConfig):
 
     def result_fields(self) -> dict[str, Any]:
         values = super().result_fields()
-        for name in ("recompute", "compiled"):
+        for name in ("recompute", "compiled", "precision"):
             del values["model"][name]  # `sharded` stays, which means nothing here: runs from before have it
         return values
 
@@ -94,6 +94,8 @@ class TranslationConfig(StageConfig):
             raise ValueError("optimization.schedule must be inverse_sqrt: nobody knows the last step beforehand")
         if self.model.start is not None:
             raise ValueError("model.start is not used here: set encoder.model and decoder.model")
+        if self.model.precision != "auto":
+            raise ValueError("model.precision is auto here: bf16 on GPUs, fp32 on CPUs")
         if (most := generated_tokens(self.side_tokens + 2, 1.5, 10)) > self.model.max_tokens:
             raise ValueError(
                 f"translations of {most} tokens (1.5 side_tokens and 13) exceed model.max_tokens "
