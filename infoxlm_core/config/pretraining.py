@@ -43,7 +43,7 @@ class ModelConfig(StageConfig):
 
     compiled: bool = True
     """On GPUs: layers become a few fused kernels (PyTorch's inductor), which takes a minute at the start. Not where
-    there is no C compiler, nor if `sharded`; never on CPUs."""
+    there is no C compiler, and never on CPUs."""
 
     precision: Literal["auto", "bf16", "fp8"] = "auto"
     """What products are computed in; weights, moments and sums are fp32. auto: bf16 on GPUs, fp32 on CPUs · bf16: on

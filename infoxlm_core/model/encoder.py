@@ -151,6 +151,13 @@ class Encoder(nn.Module):
         self.embedding_norm = nn.LayerNorm(size.hidden, size.epsilon)
         self.layers = nn.ModuleList(self.layer(size, dropout) for _ in range(size.layers if layers is None else layers))
 
+    def compile_in_place(self) -> None:
+        """Compile layers that are called as modules: what stands around them, hooks of shards, runs as it is."""
+        if self.compiler:
+            for layer in self.layers:
+                layer.forward = partial(compiled(self.layer.forward, self.compiler), layer)
+        self.compiler = ""
+
     def embed(self, ids: Tensor, positions: Tensor, types: Tensor | None = None) -> Tensor:
         """(T,) ids, positions and, where there is a table of them, types -> (T, d): the output of layer 0."""
         hidden = self.token_embedding(ids) + self.position_embedding(positions)

@@ -52,7 +52,7 @@ class InfoXLMLearner(Learner):
         self.weights = LossWeights(config.objectives.weights(), config.objectives.weighting)
         self.contrasting = "xlco" in self.weights.by_name
         choose_flash(self.device)
-        if config.model.compiled and not config.model.sharded:
+        if config.model.compiled:
             model.encoder.compiler = model.head.compiler = compiler_for(self.device, config.model.dropout)
         model.encoder.recompute = config.model.recompute
         set_precision(model.encoder, config.model, self.device)
@@ -62,9 +62,11 @@ class InfoXLMLearner(Learner):
         self.new_keys: list[tuple[Tensor, Tensor]] = []
         if config.model.sharded:
             distributed.shard(model, model.encoder.layers, half_precision(self.device, config.model.precision))
+            model.encoder.compile_in_place()
         if config.model.sharded and self.contrasting:
             distributed.shard(self.key_encoder, self.key_encoder.encoder.layers)
             self.key_encoder.pair_with(model)
+            self.key_encoder.encoder.compile_in_place()
 
     def _fill_queue(self) -> None:
         """Fill the queue with K real keys of a reserved random stream, so that training batches do not change."""

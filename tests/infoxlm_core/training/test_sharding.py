@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch._dynamo.utils import counters
 
 from infoxlm_core import manifests
 from infoxlm_core.config import PretrainingConfig
@@ -83,6 +84,10 @@ def _both(rank: int, size: int, port: int, shards: Path, base: Path) -> None:
         pretrain(config(sharded=True), shards, base / "other out", base / "other")
         torch.save(_good_step_then_bad(rank, shards), base / f"{rank}.pt")
     torch.save(_gradient_in_half_precision(shards, sharded=True), base / f"half {rank}.pt")
+    counters.clear()
+    compiled = _gradient_in_half_precision(shards, sharded=True, compiler="aot_eager")
+    found = {"graphs": counters["stats"]["unique_graphs"], "breaks": counters["graph_break"], "gradient": compiled}
+    torch.save(found, base / f"compiled {rank}.pt")
     torch.distributed.destroy_process_group()
 
 
@@ -127,9 +132,12 @@ def _good_step_then_bad(rank: int, path: Path) -> dict:
     return {"held": held, "skipped": skipped, "unchanged": unchanged, "summed": len(summed)}
 
 
-def _gradient_in_half_precision(path: Path, sharded: bool, kind: torch.dtype | None = torch.bfloat16) -> torch.Tensor:
+def _gradient_in_half_precision(
+    path: Path, sharded: bool, kind: torch.dtype | None = torch.bfloat16, compiler: str = ""
+) -> torch.Tensor:
     """The gradient of a first step on a device that computes in `kind`, as a GPU does; masters stay in fp32."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(infoxlm, "compiler_for", lambda *_: compiler)
         for module in (learners, infoxlm):
             patch.setattr(module, "half_precision", lambda _: kind)
         wanted, shards = config(sharded), open_shards(path)
@@ -250,6 +258,16 @@ def test_in_half_precision_gradients_of_shards_are_as_exact_as_those_of_one_work
         return ((found - exact).norm() / exact.norm()).item()
 
     assert torch.equal(first, second) and 0 < error(first) < 2 * error(alone) < 0.05
+
+
+@pytest.mark.slow
+def test_compiled_layers_of_shards_share_their_graphs_and_give_the_gradients_of_plain_ones(two):
+    for rank in range(2):
+        plain = torch.load(two / f"half {rank}.pt", weights_only=True)
+        found = torch.load(two / f"compiled {rank}.pt", weights_only=True)
+        layers, head = 3, 2 * 2  # all rows, some rows, and keys; two functions, of one number of rows and of any
+        assert found["graphs"] == layers + head and not found["breaks"]
+        assert (found["gradient"] - plain).norm() < 0.01 * plain.norm()
 
 
 def test_a_run_may_go_on_with_the_switch_turned_and_other_systems_refuse_it():
