@@ -66,7 +66,7 @@ PAIRS = [
 ]
 
 
-ALIGNMENT = ("answered", "padding")  # of a batch for the kernels of a GPU: nothing that is computed from it
+ALIGNMENT = ("answered", "padding", "idle")  # of a batch for GPUs and for shards: nothing that is computed from it
 
 
 def leaves(value: Any) -> Iterator[bytes]:
