@@ -16,6 +16,7 @@ from infoxlm_core.data.examples import Examples
 from infoxlm_core.data.sampling import generator
 from infoxlm_core.errors import ConfigError
 from infoxlm_core.model import devices
+from infoxlm_core.model.encoder import compiler_for
 from infoxlm_core.model.padded import Padded
 from infoxlm_core.model.task_head import Head
 from infoxlm_core.model.task_models import TaskModel
@@ -25,6 +26,7 @@ from infoxlm_core.training.learner import Learner, LossWeights, autocast, seed_d
 from infoxlm_core.training.selection import DevScores
 
 logger = logging.getLogger(__name__)
+WORTH_COMPILING = 1000  # steps on a GPU: making the kernels takes a minute or two
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,8 @@ class TaskLearner(Learner):
     ) -> None:
         self.config, self.module, self.task, self.steps, self.best = config, module, task, steps, best
         self.weights = LossWeights({task.head.name: 1.0})
+        if steps >= WORTH_COMPILING and not isinstance(module, Padded):
+            module.encoder.compiler = compiler_for(distributed.device(), config.dropout)
         count = len(task.examples)
         # A step may begin in one epoch and end in the next; of millions of examples an order takes a second to draw.
         self.order = functools.lru_cache(2)(lambda epoch: generator(config.seed, "epoch", epoch).permutation(count))

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch._dynamo.utils import counters
 from transformers import (
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
@@ -268,3 +269,26 @@ def test_a_pair_that_is_too_long_loses_of_its_longer_side(tmp_path):
     assert found.take([0]).ids.tolist() == [0, 5, 6, 7, 2, 11, 12, 2]
     assert found.take([0]).types.tolist() == [0, 0, 0, 0, 0, 1, 1, 1]
     assert found.take([1, 0, 1]).ids.tolist() == [0, 5, 2, 13, 2, 0, 5, 6, 7, 2, 11, 12, 2, 0, 5, 2, 13, 2]
+
+
+@pytest.mark.slow
+def test_a_compiled_classifier_has_two_graphs_for_all_batches_and_gives_the_same_logits(tmp_path):
+    torch.manual_seed(5)
+    shake(KINDS["XLM-R"]()).save_pretrained(tmp_path)
+    head = TASKS["classification"].head
+    plain, compiled = (task_models.create(tmp_path, head, LABELS).eval() for _ in range(2))
+    compiled.encoder.compiler = "aot_eager"  # its graphs are those of inductor
+    rng, graphs = np.random.default_rng(2), []
+    torch._dynamo.reset()
+    counters.clear()
+
+    for _ in range(6):
+        lengths = tuple(rng.integers(3, 20, rng.integers(2, 9)).tolist())
+        ids = torch.from_numpy(rng.integers(5, 40, sum(lengths)))
+        found, expected = (module(ids, torch.zeros_like(ids), lengths) for module in (compiled, plain))
+        found.sum().backward()
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        graphs.append(counters["stats"]["unique_graphs"])
+
+    assert graphs[0] == graphs[-1] == 2  # all rows; the first of each sequence
+    assert not counters["graph_break"]

@@ -126,6 +126,20 @@ def test_the_order_of_an_epoch_is_drawn_once_and_batches_reach_into_the_next(enc
     assert drawn == [(1, "epoch", 0), (1, "epoch", 1)]
 
 
+@pytest.mark.parametrize(("steps", "compiler"), [(999, ""), (1000, "aot_eager")])
+def test_long_trainings_compile_the_encoder_where_layers_are_compiled(encoder, tmp_path, monkeypatch, steps, compiler):
+    monkeypatch.setattr(task_learner, "compiler_for", lambda *_: "aot_eager")
+    settings, head = config(tmp_path / "none"), TASKS["classification"].head
+    task = Training(head, from_lists([[0, 5, 2]] * 4), np.zeros(4), ("a", "b"))
+
+    learner = TaskLearner(
+        settings, task_models.create(encoder, head, task.labels), task, steps,
+        BestCheckpoints(tmp_path, settings.selection, "en"),
+    )  # fmt: skip
+
+    assert learner.module.encoder.compiler == compiler
+
+
 def test_the_digest_of_millions_of_tokens_copies_none_and_changes_with_any():
     ids = np.arange(1_000_000, dtype=np.int32)
     task = Training(
