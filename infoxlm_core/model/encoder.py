@@ -9,7 +9,7 @@ Every layer works on (T, d); only attention knows where a sequence ends. The res
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
@@ -165,6 +165,14 @@ class Encoder(nn.Module):
             hidden = hidden + self.type_embedding(types)
         return F.dropout(self.embedding_norm(hidden), self.dropout if self.training else 0.0)
 
+    def prepare(self, hidden: Tensor, layers: Iterable[nn.Module]) -> Tensor:
+        """Rows in the precision of autocast, where it is on, and copies of the layers' weights in it, which these then
+        read without autocast."""
+        if torch.is_autocast_enabled(hidden.device.type):
+            hidden = hidden.to(torch.get_autocast_dtype(hidden.device.type))
+            mixed.refresh(layers, hidden.dtype)
+        return hidden
+
     def run(
         self,
         hidden: Tensor,
@@ -180,9 +188,7 @@ class Encoder(nn.Module):
             return hidden if rows is None else hidden[rows]
         device, sequences = hidden.device, pack(lengths, hidden.device)
         layers = list(self.layers[first:last])
-        if torch.is_autocast_enabled(device.type):
-            hidden = hidden.to(torch.get_autocast_dtype(device.type))
-            mixed.refresh(layers, hidden.dtype)
+        hidden = self.prepare(hidden, layers)
         layer: Callable[..., Tensor] = (
             compiled(self.layer.forward, self.compiler) if self.compiler else self.layer.__call__
         )

@@ -93,8 +93,10 @@ class Translator(nn.Module):
         hidden = self.decoder.embed(target.ids, target.positions, target.types)
         layers: list[Any] = list(self.decoder.layers)
         targets, sources = pack(target.lengths, hidden.device), pack(source.lengths, hidden.device)
-        for layer in layers:
-            hidden = layer.decode(hidden, targets, memory, sources)
+        hidden = self.decoder.prepare(hidden, layers)
+        with torch.autocast(hidden.device.type, enabled=False):  # layers know what to do with bf16
+            for layer in layers:
+                hidden = layer.decode(hidden, targets, memory, sources)
         ends = torch.tensor(target.lengths, device=hidden.device).cumsum(0) - 1
         not_last = torch.ones(len(hidden), dtype=torch.bool, device=hidden.device).index_fill(0, ends, False)
         return self._logits(hidden[not_last])
@@ -108,15 +110,17 @@ class Translator(nn.Module):
         translation, without its `</s>`. `limits`: most tokens of each, both `</s>` counted."""
         read, count, device = self.read(source), len(source.lengths), source.ids.device
         layers: list[Any] = list(self.decoder.layers)
+        self.decoder.prepare(read, layers)
         memories = [layer.remember(read, source.lengths) for layer in layers]
         last, language_row = torch.full((count,), EOS, device=device), torch.full((count,), language, device=device)
         words: list[Tensor] = []
         open_ = torch.ones(count, dtype=torch.bool, device=device)
         most = torch.tensor(limits, device=device)
         for position in range(max(limits) - 2):
-            hidden = self.decoder.embed(last, torch.full_like(last, position), language_row)
-            for layer, memory in zip(layers, memories, strict=True):
-                hidden = layer.step(hidden, memory)
+            hidden = self.decoder.embed(last, torch.full_like(last, position), language_row).to(read.dtype)
+            with torch.autocast(device.type, enabled=False):  # layers know what to do with bf16
+                for layer, memory in zip(layers, memories, strict=True):
+                    hidden = layer.step(hidden, memory)
             best = self._logits(hidden).argmax(dim=1)  # (N,)
             open_ = open_ & (best != EOS) & (position + 2 < most)
             last = torch.where(open_, best, EOS)

@@ -17,6 +17,7 @@ from infoxlm_core.data.sampling import generator
 from infoxlm_core.data.shards import open_shards
 from infoxlm_core.errors import ConfigError, CorpusTooSmall, InputError
 from infoxlm_core.model.encoder import EncoderSize
+from infoxlm_core.model.mixed import Linear
 from infoxlm_core.stages.tokenization import tokenize
 from infoxlm_core.systems.translation import stage
 from infoxlm_core.systems.translation.config import NoiseConfig, TranslationConfig
@@ -177,6 +178,29 @@ def test_generation_says_at_each_step_what_the_network_finds_best():
             best = model(side([source], 0), side([np.array(words, np.int64)], 2)).argmax(dim=1).tolist()
         assert best[: len(words)] == words and len(words) + 2 <= limit
         assert best[len(words)] == 2 or len(words) + 2 == limit  # it ended by itself, or had to
+
+
+def test_in_bf16_the_decoder_reads_copies_of_its_weights_which_follow_them():
+    model = Translator(SIZE)
+    first_weights(model, 1)
+    source, target = side(sentences(4, 7), 0), side(sentences(5, 6), 2)
+    linears = [part for part in model.decoder.modules() if isinstance(part, Linear)]
+
+    def follow() -> bool:
+        return all(torch.equal(part.weight_copy, part.weight.bfloat16()) for part in linears)
+
+    expected = model(source, target)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = model(source, target)
+    found.float().pow(2).sum().backward()
+
+    assert (found - expected).norm() < 0.02 * expected.norm()
+    assert follow() and {part.weight.grad.dtype for part in linears} == {torch.float32}
+    with torch.no_grad():
+        torch._foreach_mul_([part.weight for part in linears], 2.0)
+        with torch.autocast("cpu", torch.bfloat16):
+            model.generate(source, 2, [9, 9])
+    assert follow()
 
 
 def test_an_empty_translation_is_a_sentence_too():
