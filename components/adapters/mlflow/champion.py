@@ -202,7 +202,7 @@ def record(
     previous: str | None,
     better: str | None = None,
 ) -> None:
-    """Write a decision down, as a tag of the version and as a file of its MLflow run; `better`: the version that won."""
+    """Write a decision down, as a tag of the version and as a file of its MLflow run. `better` is the one that won."""
     decision: dict[str, Any] = {
         "what": what, "model": version.name, "version": int(version.version), "reason": verdict.reason,
         "figures": verdict.figures, "previous_champion": int(previous) if previous else None,

@@ -4,6 +4,8 @@ import json
 import os
 import shutil
 import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -174,57 +176,50 @@ def test_a_champion_that_changes_meanwhile_is_judged_against_anew(better, store,
 
 
 @pytest.mark.item("P11")
-@pytest.mark.parametrize("last", ["the better", "the worse", "the slow"])
+@pytest.mark.parametrize(("first", "slow"), [("2", False), ("3", False), ("3", True)])
 def test_of_two_that_replace_a_champion_at_once_the_better_one_has_the_alias(
-    better, store, tiny_encoders, monkeypatch, last
+    better, store, tiny_encoders, monkeypatch, first, slow
 ):
-    """Both have seen that version 1 is champion before either of them moves the alias."""
+    """Both have seen that version 1 is champion before either moves the alias, or before one of them is done."""
     register(store, tiny_encoders["first"], "sha256:3", 0.8, gate={METRIC: 0.5})
-    order = {"the better": ["2", "3"], "the worse": ["3", "2"], "the slow": ["3", "2"]}[last]
-    looked, moved, settled = threading.Barrier(2), threading.Event(), threading.Event()
+    looked, both_moved, moved, through = (
+        threading.Barrier(2),
+        threading.Barrier(2),
+        threading.Event(),
+        threading.Event(),
+    )
     move, look, settle = type(better).set_registered_model_alias, promotion.champion_of, promotion._settle
-    asked: list[str] = []
+    looks: Counter[int] = Counter()
 
     def both_look(client, name):
         found = look(client, name)
-        asked.append(threading.current_thread().name)
-        if asked.count(threading.current_thread().name) == 2:  # the second time is just before it moves
+        looks[threading.get_ident()] += 1
+        if looks[threading.get_ident()] == 2:  # the second time is just before it moves
             looked.wait(60)
         return found
 
     def in_order(client, name, alias, number):
-        if threading.current_thread().name == order[1] and number == order[1]:
-            (settled if last == "the slow" else moved).wait(60)
+        if number != first:
+            (through if slow else moved).wait(60)
         move(client, name, alias, number)
         moved.set()
 
-    def settle_and_say(*given):
-        if last != "the slow":
+    def settled(*given):
+        if not slow:
             both_moved.wait(60)
         verdict = settle(*given)
-        settled.set()
+        through.set()
         return verdict
 
-    both_moved = threading.Barrier(2)
     monkeypatch.setattr(type(better), "set_registered_model_alias", in_order)
     monkeypatch.setattr(promotion, "champion_of", both_look)
-    monkeypatch.setattr(promotion, "_settle", settle_and_say)
-    said: dict[str, str] = {}
+    monkeypatch.setattr(promotion, "_settle", settled)
+    with ThreadPoolExecutor(2) as pool:
+        worse, best = (pool.submit(promoting.run, f"models:/tiny/{number}", GATE, store) for number in (2, 3))
 
-    def promote(number: str) -> None:
-        try:
-            said[number] = promoting.run(f"models:/tiny/{number}", GATE, store).verdict.reason
-        except NotPromoted as refused:
-            said[number] = str(refused)
-
-    threads = [threading.Thread(target=promote, args=(number,), name=number) for number in ("2", "3")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-
+    assert "version 3 became champion at the same time" in str(worse.exception())
+    assert "better than version 1" in best.result().verdict.reason
     assert champion(better) == 3
-    assert "version 3 became champion at the same time" in said["2"] and "better than version 1" in said["3"]
     assert (decision(better, 2)["what"], decision(better, 3)["what"]) == ("refused", "promoted")
 
 
