@@ -1,9 +1,10 @@
 """SeaweedFS: an S3 server in one process, from the package index."""
 
 import json
+import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,25 @@ def environment(url: str, access: str = "k") -> dict[str, str]:
 @contextmanager
 def serve(directory: Path) -> Iterator[str]:
     """Run a server on loopback with its data in a directory; yield its URL."""
-    (directory / "data").mkdir()
+    ports = free_ports()
+    with running(directory, ports):
+        yield f"http://127.0.0.1:{ports[-1]}"
+
+
+def free_ports() -> tuple[int, ...]:
+    """Of its four parts, S3 last; their gRPC ports are 10,000 above."""
+    return tuple(next(port for port in iter(free_port, None) if port < 55_000) for _ in range(4))
+
+
+@contextmanager
+def running(directory: Path, ports: Sequence[int]) -> Iterator[subprocess.Popen]:
+    """Run a server on loopback with its data in a directory, where an earlier one may have left some."""
+    (directory / "data").mkdir(exist_ok=True)
     keys = {access: {"accessKey": access, "secretKey": secret} for access, secret in KEYS.items()}
     reader = {"name": "reader", "credentials": [keys.pop("reader")], "actions": ["Read", "List"]}
     writer = {"name": "t", "credentials": [*keys.values()], "actions": ["Admin", "Read", "Write", "List", "Tagging"]}
     (directory / "config.json").write_text(json.dumps({"identities": [writer, reader]}))
-    # its gRPC ports are 10,000 above
-    master, volume, filer, s3 = (next(port for port in iter(free_port, None) if port < 55_000) for _ in range(4))
+    master, volume, filer, s3 = ports
     command = [
         str(WEED),
         "-logtostderr=true",
@@ -41,8 +54,8 @@ def serve(directory: Path) -> Iterator[str]:
     command += ["-master.telemetry=false", "-master.volumeSizeLimitMB=64", "-volume.max=40", f"-master.port={master}"]
     command += [f"-volume.port={volume}", "-filer", f"-filer.port={filer}", "-s3", f"-s3.port={s3}"]
     command += [f"-s3.config={directory}/config.json", "-s3.port.iceberg=0", "-s3.port.lance=0"]
-    with serving(command, f"http://127.0.0.1:{s3}/healthz", directory / "server.log"):
-        yield f"http://127.0.0.1:{s3}"
+    with serving(command, f"http://127.0.0.1:{s3}/healthz", directory / "server.log") as server:
+        yield server
 
 
 def bucket(url: str, name: str) -> Any:
