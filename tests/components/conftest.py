@@ -41,8 +41,11 @@ def _at_the_door(both) -> None:
     both.wait(timeout=60)
 
 
-def kill_first_worker(run: Path) -> list[str]:
-    """Kill the first worker of a training once it has saved at step 10; the list then holds its process id."""
+def kill_first_worker(run: Path, instead: bytes = b"") -> list[str]:
+    """Kill the first worker of a training once it has saved at step 10; the list then holds its process id.
+
+    `instead` of it, one of its siblings may be killed, whose command line begins with this.
+    """
     killed: list[str] = []
 
     def kill() -> None:
@@ -54,11 +57,25 @@ def kill_first_worker(run: Path) -> list[str]:
             with contextlib.suppress(OSError):
                 # whoever holds the lock of this very run is its first worker
                 if any(file.readlink() == run / "lock" for file in (process / "fd").iterdir()):
-                    os.kill(int(process.name), signal.SIGKILL)
-                    killed.append(process.name)
+                    victim = _sibling(process, instead) if instead else process
+                    os.kill(int(victim.name), signal.SIGKILL)
+                    killed.append(victim.name)
 
     threading.Thread(target=kill, daemon=True).start()
     return killed
+
+
+def _sibling(process: Path, begins: bytes) -> Path:
+    """A process, as a folder of /proc, that has the same parent; FileNotFoundError if none begins so."""
+
+    def parent(one: Path) -> str:
+        return (one / "stat").read_text().rpartition(")")[2].split()[1]
+
+    for other in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if parent(other) == parent(process) and (other / "cmdline").read_bytes().startswith(begins):
+                return other
+    raise FileNotFoundError(begins)
 
 
 def upload(bucket, directory: Path, prefix: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from components.adapters.ray import train as ray_train
-from infoxlm_core.errors import ConfigMismatch
+from infoxlm_core.errors import ConfigMismatch, WorkerLost
 from infoxlm_core.stages.pretraining import pretrain
 from infoxlm_core.training import tracker
 from tests.components.conftest import LONGER, kill_first_worker, losses
@@ -73,4 +73,18 @@ def test_a_killed_worker_is_replaced_and_the_run_ends_the_same(undisturbed, tiny
     found = train(2, tiny_shards, tmp_path, **LONGER)
 
     assert killed, "the fault never fired"
+    assert losses(found) == losses(tracker.read(undisturbed / tracker.METRICS))
+
+
+@pytest.mark.item("F03")
+def test_a_killed_controller_of_ray_ends_the_call_with_75_and_the_same_call_goes_on(undisturbed, tiny_shards, tmp_path):
+    killed = kill_first_worker(tmp_path / "run", instead=b"ray::TrainController")
+
+    with pytest.raises(WorkerLost, match="run again to go on") as lost:
+        train(2, tiny_shards, tmp_path, **LONGER)
+    saved = max(path.name for path in (tmp_path / "run").glob("step=*"))
+    found = train(2, tiny_shards, tmp_path, **LONGER)
+
+    assert killed and lost.value.exit_code == 75, "the fault never fired"
+    assert "step=0000000010" <= saved < "step=0000000060"
     assert losses(found) == losses(tracker.read(undisturbed / tracker.METRICS))
