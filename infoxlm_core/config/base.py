@@ -3,9 +3,17 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+)
 from pydantic_core import PydanticCustomError
 
+from infoxlm_core import languages
 from infoxlm_core.errors import ConfigError
 
 LARGEST_NUMBER = 2**53 - 1
@@ -28,14 +36,23 @@ def _whole(value: Any) -> Any:
     return value
 
 
+def _language(code: str) -> str:
+    """Refuse two letters that name no language; of three letters there are thousands of codes."""
+    if len(code) == 2 and not languages.is_known(code):
+        raise PydanticCustomError("language", "Input should be a language's code in ISO 639-1, such as de")
+    return code
+
+
 Whole = Annotated[int, BeforeValidator(_whole)]
 PositiveInt = Annotated[Whole, Field(gt=0)]
 NonNegativeInt = Annotated[Whole, Field(ge=0)]
 Number = Annotated[float, BeforeValidator(_number)]
 PositiveFloat = Annotated[Number, Field(gt=0)]
+Flag = Annotated[bool, Field(strict=True)]
+"""Neither "yes" nor 1 is one."""
 Share = Annotated[Number, Field(ge=0, le=1)]
 Weight = Annotated[Number, Field(ge=0, allow_inf_nan=False)]
-Language = Annotated[str, Field(pattern=r"^[a-z]{2,3}$")]
+Language = Annotated[str, Field(pattern=r"^[a-z]{2,3}$"), AfterValidator(_language)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$")]  # it becomes part of a file's
 
 

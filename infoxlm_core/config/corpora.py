@@ -4,7 +4,17 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from infoxlm_core.config.base import Language, Name, NonNegativeInt, Number, PositiveInt, Share, StageConfig, Whole
+from infoxlm_core.config.base import (
+    Flag,
+    Language,
+    Name,
+    NonNegativeInt,
+    Number,
+    PositiveInt,
+    Share,
+    StageConfig,
+    Whole,
+)
 
 
 class CorpusSource(StageConfig):
@@ -44,6 +54,8 @@ class CorpusSource(StageConfig):
             raise ValueError(
                 f"corpus {self.name}: format {self.format} needs {2 if self.format == 'moses' else 1} path"
             )
+        if not all(self.paths):
+            raise ValueError(f"corpus {self.name}: path is empty")
         if len(set(self.languages)) < len(self.languages):
             raise ValueError(f"corpus {self.name}: languages names one twice")
         if self.columns and len(self.columns) != len(self.languages):
@@ -108,7 +120,7 @@ class PreparationConfig(StageConfig):
     labelled_share: Share = 0.0
     """Share of the pivot messages that is set aside, in all languages, to test "which corpus is it from"."""
 
-    monolingual_from_pairs: bool = True
+    monolingual_from_pairs: Flag = True
     """Both sides of pairs also serve as monolingual text."""
 
     cleaning: CleaningConfig = CleaningConfig()
@@ -124,6 +136,17 @@ class PreparationConfig(StageConfig):
     def _names_are_known(self) -> Self:
         if len(set(self.languages)) < len(self.languages):
             raise ValueError("languages names one twice")
+        for number, corpus in enumerate(self.corpora):
+            if unknown := set(corpus.languages) - {*self.languages, self.pivot}:
+                raise ValueError(f"corpus {corpus.name}: {', '.join(sorted(unknown))} is not among the run's languages")
+            if corpus in self.corpora[:number]:
+                raise ValueError(f"corpora names {corpus.name} twice, with the same path and languages")
+            paired = corpus.format in ("moses", "tmx", "gettext") or self.pivot in corpus.languages
+            if paired and self.pivot not in self.languages:
+                raise ValueError(
+                    f"pivot ({self.pivot}) is not among languages ({', '.join(self.languages)}), and corpus "
+                    f"{corpus.name} has pairs with it: add it, or name another pivot"
+                )
         names = [corpus.name for corpus in self.corpora]
         if unknown := set(self.held_out) - set(names):
             raise ValueError(f"held_out names no corpus: {', '.join(sorted(unknown))}")

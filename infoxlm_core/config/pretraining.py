@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from infoxlm_core.config.base import NonNegativeInt, PositiveFloat, PositiveInt, Share, StageConfig, Weight, Whole
+from infoxlm_core.config.base import Flag, NonNegativeInt, PositiveFloat, PositiveInt, Share, StageConfig, Weight, Whole
 from infoxlm_core.config.training import CheckpointsConfig, GuardConfig, OptimizationConfig
 
 
@@ -33,15 +33,15 @@ class ModelConfig(StageConfig):
     dropout: Share = 0.0
     """Of embeddings, attention and layer outputs; 0 in the released command, and needed for exact comparisons."""
 
-    sharded: bool = False
+    sharded: Flag = False
     """For an encoder that does not fit: each of W workers keeps 1/W of weights, gradients, Adam's moments and key
     encoder (16 / W bytes a parameter instead of 16) and gathers a layer when it computes. Slower; the same result."""
 
-    recompute: bool = False
+    recompute: Flag = False
     """For micro-batches that do not fit: layers keep their input alone and compute the rest again for the backward
     pass. 2 bytes instead of 38 a token, layer and unit of width in bf16, a third more products; the same result."""
 
-    compiled: bool = True
+    compiled: Flag = True
     """On GPUs: layers become a few fused kernels (PyTorch's inductor), which takes a minute at the start. Not where
     there is no C compiler, and never on CPUs."""
 
@@ -101,7 +101,7 @@ class ObjectivesConfig(StageConfig):
     released: the same, but a random token may be `<mask>` · xlm: each position but the first with the ratio, random
     tokens from all ids · bert: max(1, round(ratio * length)) of the positions that are not special."""
 
-    whole_words: bool = False
+    whole_words: Flag = False
     """Mask all pieces of a word together."""
 
     @classmethod
@@ -152,16 +152,16 @@ class ContrastConfig(StageConfig):
     temperature: PositiveFloat = 0.25
     """Divides the products; lower is sharper. With `normalise`, take about 0.05."""
 
-    normalise: bool = False
+    normalise: Flag = False
     """Query and key to unit length before the product."""
 
     pooling: Literal["cls", "mean"] = "cls"
     """cls needs a start that knows language (XLM-R); from random weights take mean."""
 
-    symmetric: bool = False
+    symmetric: Flag = False
     """Half the loss from each side: the query's key finds its query too. Only the target's keys are enqueued."""
 
-    in_batch_negatives: bool = False
+    in_batch_negatives: Flag = False
     """The other keys of the micro-batch are negatives too; then the micro-batch size changes the result."""
 
     mixup: Share = 1.0

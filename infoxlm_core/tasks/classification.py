@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from infoxlm_core.config.base import Language, Share
+from infoxlm_core.config.base import Flag, Language, Share
 from infoxlm_core.config.tasks import Paths, RecipeConfig
 from infoxlm_core.errors import ConfigError
 from infoxlm_core.model.task_head import Head
@@ -47,7 +47,7 @@ class ClassificationConfig(RecipeConfig):
     train_languages: tuple[Language, ...] = ("en",)
     """Languages to train on; every language is tested."""
 
-    mixed: bool = False
+    mixed: Flag = False
     """Also test premises of one language with hypotheses of another, every two languages."""
 
     head_dropout: Share = 0.1

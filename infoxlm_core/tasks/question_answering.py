@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from infoxlm_core.config.base import PositiveInt
+from infoxlm_core.config.base import Flag, PositiveInt
 from infoxlm_core.config.tasks import Paths, RecipeConfig
 from infoxlm_core.errors import ConfigError
 from infoxlm_core.model.task_head import Head
@@ -39,7 +39,7 @@ class AnsweringConfig(RecipeConfig):
     normaliser: Literal["mlqa", "squad"] = "squad"
     """How answers are compared: as MLQA does in its seven languages, or as SQuAD does (XQuAD, TyDiQA)."""
 
-    mixed: bool = False
+    mixed: Flag = False
     """Also questions of one language about paragraphs of another, where there are such files."""
 
     max_tokens: PositiveInt = 384

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from infoxlm_core import languages
-from infoxlm_core.config.base import Language, PositiveInt, StageConfig
+from infoxlm_core.config.base import Flag, Language, PositiveInt, StageConfig
 from infoxlm_core.tasks.task import Fact, Preset, Scores, Task, finite
 
 Vector = Annotated[str, Field(pattern=r"^(mean|mean_no_special|cls|contrast)@([0-9]+|last|contrast|best)$")]
@@ -38,7 +38,7 @@ class RetrievalConfig(StageConfig):
     prefix: str = ""
     """Put before every sentence, for models that were trained with one, such as `query: `."""
 
-    margin: bool = False
+    margin: Flag = False
     """Compare by ratio margin over 4 neighbours (Artetxe & Schwenk 2019) instead of cosine."""
 
     batch_size: PositiveInt = 64

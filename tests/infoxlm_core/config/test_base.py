@@ -6,6 +6,7 @@ from infoxlm_core.config import (
     CleaningConfig,
     CorpusSource,
     EvaluationConfig,
+    PreparationConfig,
     PretrainingConfig,
     RegistrationConfig,
     TokenizationConfig,
@@ -54,6 +55,10 @@ def test_how_often_to_log_does_not_belong_to_what_decides_the_result():
     assert Outer.parse({"log_every": 3}).result_fields() == {"inner": {"rate": 0.5}, "steps": 1}
 
 
+TEXT = {"name": "a", "format": "text", "path": "a.txt", "languages": ["de"]}
+PAIRS = {"name": "a", "format": "gettext", "path": "a.zip"}
+
+
 @pytest.mark.item("B14")
 @pytest.mark.parametrize(
     ("section", "values", "said"),
@@ -69,6 +74,16 @@ def test_how_often_to_log_does_not_belong_to_what_decides_the_result():
         (PretrainingConfig, {"batches": {"global_batch_size": 2**40}}, "global_batch_size: Input should be less than"),
         (TokenizationConfig, {"vocabulary_size": 2**62}, "vocabulary_size: "),
         (TokenizationConfig, {"character_coverage": 0.5}, "character_coverage: Input should be greater than"),
+        (PreparationConfig, {"languages": ["de", "xx"]}, "languages.1: .* code in ISO 639-1, such as de, not 'xx'"),
+        (PreparationConfig, {"languages": ["de"], "corpora": [PAIRS]}, r"pivot \(en\) is not among languages \(de\)"),
+        (
+            PreparationConfig,
+            {"languages": ["de", "en"], "corpora": [PAIRS] * 2},
+            "corpora names a twice, with the same",
+        ),
+        (PreparationConfig, {"languages": ["de"], "corpora": [TEXT | {"languages": ["fr"]}]}, "a: fr is not among"),
+        (ClassificationConfig, {"mixed": 1}, "mixed: Input should be a valid boolean, not 1"),
+        (CorpusSource, TEXT | {"path": ""}, "corpus a: path is empty"),
         (CleaningConfig, {"max_length_ratio": 0.1}, "max_length_ratio: Input should be greater than or equal to 1"),
         (CleaningConfig, {"min_characters": 9, "max_characters": 3}, r"min_characters \(9\) exceeds max_characters"),
         (CorpusSource, {"name": "a" * 300, "format": "text", "path": "a", "languages": ["de"]}, "name: String should"),
