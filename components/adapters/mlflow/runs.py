@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from components.adapters.mlflow import moved
 from components.settings import environment
 from infoxlm_core import locks, outside
 from infoxlm_core.corpora.datasets import Dataset
@@ -143,7 +144,10 @@ def connect(default_store: Path) -> "MlflowClient":
         locks.acquire(directory / ".mlflow.lock"),  # two processes creating the tables at once: one would fail
         translate_errors(f"{directory}/mlflow.db"),
     ):
-        return mlflow.MlflowClient()
+        client = mlflow.MlflowClient()
+        if file := _sqlite_file(os.environ["MLFLOW_TRACKING_URI"]):
+            moved.settle(file)
+        return client
 
 
 @contextmanager
@@ -341,9 +345,7 @@ def check_location(location: str) -> None:
     root = _artifact_root()
     below = location == root or location.startswith(root.rstrip("/") + "/")
     if not below or ".." in location:
-        moved = re.fullmatch(r"file://(/.*)/mlartifacts(/.*)?", location) if root.startswith("file:") else None
-        remedy = f"if the store was moved, move it back to {moved[1]}; else " if moved else ""
-        raise InputError(f"MLflow keeps artifacts at {location}, not below {root}: {remedy}use another experiment")
+        raise InputError(f"MLflow keeps artifacts at {location}, not below {root}: use another experiment")
 
 
 def find_or_create(client: "MlflowClient", experiment: str, name: str, tags: dict[str, str]) -> str:
@@ -396,7 +398,7 @@ def _sqlite_directory() -> Path | None:
 def _artifact_root() -> str:
     """Where all artifacts belong: beside the SQLite file, or behind the server."""
     directory = _sqlite_directory()
-    return (directory / "mlartifacts").as_uri() if directory else "mlflow-artifacts:/"
+    return (directory / moved.FOLDER).as_uri() if directory else "mlflow-artifacts:/"
 
 
 def _flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -200,16 +200,6 @@ def test_a_run_whose_name_has_a_quotation_mark_is_found_again(store):
         mlflow_runs.open_run("tests", "x", {mlflow_runs.RUN_TAG: "a'b\"c"}, store)
 
 
-def test_a_store_that_was_moved_says_where_it_belongs(tmp_path, monkeypatch):
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
-    open_run(tmp_path / "old")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
-    (tmp_path / "old").rename(tmp_path / "new")
-
-    with pytest.raises(InputError, match=rf"if the store was moved, move it back to {tmp_path}/old; else"):
-        open_run(tmp_path / "new")
-
-
 def test_a_database_whose_folder_cannot_be_made_is_no_traceback(store, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:////proc/nothing/mlflow.db")
 
