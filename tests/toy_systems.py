@@ -6,7 +6,7 @@ import yaml
 
 from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data.shards import Shards
-from infoxlm_core.systems import SYSTEMS
+from infoxlm_core.systems.table import SYSTEMS
 from infoxlm_core.systems.text_learner import TextLearner
 from tests.conftest import tiny_config
 

@@ -10,7 +10,7 @@ from infoxlm_core import manifests
 from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data.shards import Shards
 from infoxlm_core.model import pretrained
-from infoxlm_core.systems import SYSTEMS
+from infoxlm_core.systems.table import SYSTEMS
 from infoxlm_core.tasks import reference_vectors
 from infoxlm_core.training import distributed, loop
 from infoxlm_core.training.checkpoints import RemoteCheckpoints

@@ -193,7 +193,8 @@ def plan(
     """Say what pre-training would take: parameters, memory, FLOPs, time. Needs no data, no weights and no GPU."""
     with ending_clearly():
         checked = run_file.load(config, tuple(set_ or ()))
-        from infoxlm_core.systems import SYSTEMS, planning
+        from infoxlm_core.systems import planning
+        from infoxlm_core.systems.table import SYSTEMS
 
         tables = SYSTEMS[checked.pretraining.system].plan(
             checked.pretraining,

@@ -33,7 +33,7 @@ from infoxlm_core.data import shards as token_shards
 from infoxlm_core.data.sampling import generator
 from infoxlm_core.model import task_models, tokenizers
 from infoxlm_core.stages import finetuning, preparation, tokenization
-from infoxlm_core.systems import SYSTEMS
+from infoxlm_core.systems.table import SYSTEMS
 from infoxlm_core.tasks import answers, classifying, held_out, nearest, perplexity, task
 from infoxlm_core.tasks.classification import ClassificationConfig
 from infoxlm_core.tasks.embedding import Place

@@ -13,7 +13,7 @@ from torch import nn
 
 from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.errors import ConfigError, InputError
-from infoxlm_core.model import flops, pretrained
+from infoxlm_core.model import flops
 from infoxlm_core.model.encoder import EncoderSize
 from infoxlm_core.model.heads import InfoXLM
 from infoxlm_core.model.linear_cross_entropy import ROWS
@@ -43,6 +43,8 @@ def size_of(config: PretrainingConfig, vocabulary: int) -> EncoderSize:
     """Sizes of the encoder: of the directory it starts from if that is here, else those of the config."""
     model = config.model
     if model.start and (Path(model.start) / "config.json").is_file():
+        from infoxlm_core.model import pretrained  # imports transformers: all else does without
+
         return pretrained.size_of(Path(model.start))
     return EncoderSize.of(model, vocabulary)
 

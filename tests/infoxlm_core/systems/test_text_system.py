@@ -19,8 +19,8 @@ from infoxlm_core.data.sampling import generator
 from infoxlm_core.data.shards import Table, open_shards
 from infoxlm_core.errors import ConfigError, CorpusTooSmall, InputError
 from infoxlm_core.stages.pretraining import pretrain
-from infoxlm_core.systems import SYSTEMS
 from infoxlm_core.systems.bert import DOCUMENT, BERTSampler, truncate
+from infoxlm_core.systems.table import SYSTEMS
 from infoxlm_core.systems.text_batches import languages_of, micro_batches
 from infoxlm_core.systems.text_learner import TextLearner
 from infoxlm_core.systems.xlm import XLMSampler, lay_out_pairs, read_windows, windows

@@ -1,0 +1,8 @@
+"""The systems that can be pre-trained, by the name that `pretraining.system` gives them."""
+
+from infoxlm_core.systems.bert import BERTSystem
+from infoxlm_core.systems.infoxlm.system import InfoXLMSystem
+from infoxlm_core.systems.system import System
+from infoxlm_core.systems.xlm import XLMSystem
+
+SYSTEMS: dict[str, System] = {"infoxlm": InfoXLMSystem(), "xlm": XLMSystem(), "bert": BERTSystem()}
