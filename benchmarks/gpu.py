@@ -19,10 +19,12 @@ import torch
 
 from benchmarks import inputs, ours
 from benchmarks.harness import Sheet
+from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data.batches import PackedBatch
 from infoxlm_core.data.shards import Pairs, Shards, Table, write_table
 from infoxlm_core.data.vocabulary import EOS, FIRST_PIECE
-from infoxlm_core.model.flops import peak
+from infoxlm_core.model.flops import kind, peak
+from infoxlm_core.systems.infoxlm import plan, step_time
 from infoxlm_core.systems.infoxlm.learner import InfoXLMLearner
 from infoxlm_core.training.learner import autocast
 from infoxlm_core.training.optimizer import make_adamw
@@ -77,6 +79,7 @@ def run(quick: bool, keep: Callable[[str, dict[str, Any]], None] = lambda what, 
     about = {
         "MFU": "flops.must_do_flops by the device's dense bf16 peak, and by the fastest product measured here",
         "parts": "key encoder, head, optimizer and EMA timed apart; encoder: what remains of the step",
+        "planned ms": "what `infoxlm plan` predicts of full blocks",
     }
     sheets = [
         Sheet("gpu, ceilings", {}, top),
@@ -168,12 +171,30 @@ def step(name: str, objective: str, shape: str, reached: float) -> dict[str, Any
         "shape": shape,
         "tokens": batch.tokens,
         "ms": seconds * 1e3,
+        "planned ms": planned(learner.config, batch, torch.cuda.get_device_name()).get("a step", 0.0),
         "ktok/s": batch.tokens / seconds / 1e3,
         "MFU": flops / device if device else 0.0,
         "of the product": flops / (reached * 1e12) if reached else 0.0,
         "peak GB": memory / 1e9,
         "encoder ms": (seconds - sum(parts.values())) * 1e3,
     } | {f"{part} ms": value * 1e3 for part, value in parts.items()}
+
+
+def as_a_run(config: PretrainingConfig, items: int) -> PretrainingConfig:
+    """The config of a run whose steps are one micro-batch of so many samples of each objective, on one GPU."""
+    batches = {"global_batch_size": items, "virtual_shards": 1, "micro_batch_size": items}
+    values = config.model_dump(mode="json")
+    return PretrainingConfig.parse(values | {"batches": values["batches"] | batches})
+
+
+def planned(config: PretrainingConfig, batch: PackedBatch, gpu: str) -> dict[str, float]:
+    """Milliseconds that `infoxlm plan` predicts for a step on this batch, part by part and `a step`; nothing if the GPU
+    is not known to it, or the batch is not one of full blocks."""
+    items = len(batch.lengths) if not batch.key_lengths else len(batch.key_lengths)
+    if kind(gpu) not in step_time.GPUS or set(batch.lengths[: batch.lm_sequences]) != {512}:
+        return {}
+    rows = plan.plan(as_a_run(config, items), WORDS, 1, kind(gpu)).time
+    return {row.name.removeprefix("long: "): row.value for row in rows if row.name.startswith("long: ")}
 
 
 def _parts(learner: ours.Given, batch: PackedBatch) -> dict[str, float]:

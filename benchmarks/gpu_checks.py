@@ -302,8 +302,28 @@ def profile(cpu: bool) -> Iterator[Row]:
         kinds[_kind(event.name)] += event.device_time
         longest[event.name[:100]] += event.device_time
     yield {"kernels": len(kernels), "ms": total / 1e3, **{k: v / total for k, v in kinds.most_common()}}
+    predicted = gpu.planned(learner.config, batch, torch.cuda.get_device_name())
+    yield from beside_the_plan({name: spent / 1e3 for name, spent in kinds.items()}, predicted)
     for name, spent in longest.most_common(10):
         yield {"kernel": name, "ms": spent / 1e3, "share": spent / total}
+
+
+_PLANNED = {"attention": "attention", "products": "products", "optimizer": "AdamW, key encoder"}
+
+
+def beside_the_plan(measured: dict[str, float], planned: dict[str, float]) -> Iterator[Row]:
+    """Milliseconds of a step by kind of kernel, beside those of `infoxlm plan`: the largest gap is next."""
+    if not planned:
+        return
+    rest = dict(planned)
+    for name in ("a step", "end of the step", "saving"):  # no kernels
+        del rest[name]
+    named = {kind: rest.pop(part) for kind, part in _PLANNED.items()}
+    named["all else, through memory"] = sum(rest.values())
+    found = {kind: measured.get(kind, 0.0) for kind in _PLANNED}
+    found["all else, through memory"] = sum(measured.values()) - sum(found.values())
+    for kind, predicted in named.items():
+        yield {"part": kind, "ms": found[kind], "planned ms": predicted}
 
 
 _KINDS = {
@@ -327,7 +347,6 @@ def memory(cpu: bool) -> Iterator[Row]:
     import torch
 
     from benchmarks import gpu
-    from infoxlm_core.config import PretrainingConfig
     from infoxlm_core.systems.infoxlm import plan
 
     gpu.free()
@@ -335,10 +354,16 @@ def memory(cpu: bool) -> Iterator[Row]:
     batch = gpu.make_batch("InfoXLM", "full").to("cuda")
     learner.take_step(batch)
     most = torch.cuda.max_memory_allocated()
-    values = learner.config.model_dump(mode="json")
-    values["batches"] |= {"global_batch_size": 48, "virtual_shards": 1, "micro_batch_size": 48}
-    planned = sum(row.value for row in plan.memory(PretrainingConfig.parse(values), gpu.WORDS, gpus=1))
+    config = gpu.as_a_run(learner.config, len(batch.key_lengths))
+    planned = sum(row.value for row in plan.memory(config, gpu.WORDS, gpus=1))
     yield {"GB": most / 1e9, "planned GB": planned / 1e9, "ok": most <= 1.1 * planned}
+
+
+def several_workers(cpu: bool) -> Iterator[Row]:
+    """One worker and two, whole and sharded, left alone and killed: on one GPU only what one can show."""
+    from benchmarks import gpu_trainings
+
+    yield from gpu_trainings.compare(cpu)
 
 
 CHECKS: dict[str, Callable[[bool], Iterator[Row]]] = {
@@ -349,6 +374,7 @@ CHECKS: dict[str, Callable[[bool], Iterator[Row]]] = {
     "repeatable": repeatable,
     "inference, then training": inference_then_training,
     "fewer GPUs than workers": fewer_gpus_than_workers,
+    "several workers": several_workers,
     "profile": profile,
     "memory": memory,
 }

@@ -61,6 +61,11 @@ def must_do_flops(
     return 3 * (encoder(lm, size.layers) + head) + contrast
 
 
+def kind(gpu: str) -> str:
+    """Our name of a GPU, by its driver's; one that is not known keeps its own."""
+    return _DEVICES.get(gpu, gpu)
+
+
 def peak(gpu: str) -> float | None:
     """FLOP/s of a GPU, by its driver's name for it or by ours; None if unknown."""
-    return PEAKS.get(_DEVICES.get(gpu, gpu))
+    return PEAKS.get(kind(gpu))

@@ -1,11 +1,13 @@
 """The checks of a GPU pass where all is right, notice what is not, and go on after a crash."""
 
 import argparse
+import subprocess
+import sys
 
 import pytest
 import torch
 
-from benchmarks import gpu_checks
+from benchmarks import gpu, gpu_checks
 from infoxlm_core.model import encoder
 
 
@@ -40,3 +42,31 @@ def test_a_check_that_crashes_is_told_and_the_next_one_runs(monkeypatch):
     assert failed == 1
     assert {"check": "one", "ok": False, "why": "RuntimeError: CUDA error: an illegal memory access"} in kept
     assert {"check": "two", "figure": 1} in kept
+
+
+def test_neither_checks_nor_figures_need_what_a_machine_with_torch_and_little_else_lacks():
+    absent = ("transformers", "tokenizers", "pandas", "matplotlib", "kfp", "ray", "mlflow", "typer", "rich", "boto3")
+    code = f"import sys; sys.modules.update(dict.fromkeys({absent})); from benchmarks import gpu, machine"
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_step_of_full_blocks_stands_beside_its_plan_part_by_part():
+    batch = gpu.make_batch("InfoXLM", "full")
+    config = gpu.inputs.config(gpu.SIZES["base"], contrast={"layer": 8, "queue_size": gpu.QUEUE})
+
+    predicted = gpu.planned(config, batch, "NVIDIA H200")
+    rows = {row.pop("part"): row for row in gpu_checks.beside_the_plan(
+        {"attention": 20.0, "products": 70.0, "elementwise": 30.0, "copies": 5.0}, predicted
+    )}  # fmt: skip
+
+    assert sum(row["ms"] for row in rows.values()) == 125.0 and rows["all else, through memory"]["ms"] == 35.0
+    kernels = predicted["a step"] - predicted["end of the step"] - predicted["saving"]
+    assert sum(row["planned ms"] for row in rows.values()) == pytest.approx(kernels)
+    assert 40 < rows["products"]["planned ms"] < 80  # 48 items: one and a half times the 39 ms of 32
+    assert gpu.planned(config, batch, "a GPU of next year") == {}
+    assert gpu.planned(config, gpu.make_batch("InfoXLM", "ragged"), "NVIDIA H200") == {}
+    mlm = gpu.inputs.config(gpu.SIZES["base"], objectives={"tlm": 0, "xlco": 0}, contrast={"layer": 8})
+    assert gpu.planned(mlm, gpu.make_batch("MLM", "full"), "NVIDIA H200")["queue"] == 0
