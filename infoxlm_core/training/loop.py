@@ -87,6 +87,9 @@ def train(
                 coming, save_due = prepare(progress.step), False
                 continue
 
+            # Workers that drift apart are found long before a checkpoint is due, at the cost of reading all weights.
+            _compare_workers(learner, progress.step, max(8, checkpoints.every // 10))
+
             # Every so often, and before the process goes, a checkpoint; but none among bad steps, which would push
             # out those from before the trouble. What is due then waits for a good step.
             save_due = save_due or progress.step % checkpoints.every == 0 or stopping
@@ -145,6 +148,12 @@ def _go_back(
         tracker.resume(progress.step)
 
 
+def _compare_workers(learner: Learner, step: int, every: int = 1) -> None:
+    """Raise RankDesync if weights, key encoder or queue are not the same on all workers, once in so many steps."""
+    if step % every == 0:
+        distributed.check_equal({**dict(learner.module.named_parameters()), **learner.state()}, step)
+
+
 def _save(
     learner: Learner,
     optimizer: torch.optim.Optimizer,
@@ -156,7 +165,7 @@ def _save(
 ) -> None:
     """Save what all workers agree on, else raise RankDesync; the first one writes, the last one before it returns."""
     distributed.on_first(checkpoints.finish)
-    distributed.check_equal({**dict(learner.module.named_parameters()), **learner.state()}, progress.step)
+    _compare_workers(learner, progress.step)
     later = checkpoints.background and not last
     checkpoint = snapshot(learner, optimizer, progress, figures, own=later)
     if distributed.rank() == 0:

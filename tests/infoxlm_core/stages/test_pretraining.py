@@ -256,6 +256,18 @@ def _desync(rank: int, size: int, port: int, shards: Path, base: Path) -> None:
         distributed.check_equal({"weights": values, "pointer": torch.tensor(3)}, 8)
     except RankDesync as error:
         (base / f"{rank}.txt").write_text(str(error))
+    after_step = InfoXLMLearner.after_step
+
+    def drift(self, step, good=True):
+        after_step(self, step, good)
+        if rank == 1 and step == 7:
+            self.queue.rows[20, 0] += 1e-6  # of the keys that came last
+
+    InfoXLMLearner.after_step = drift
+    try:
+        pretrain(tiny_config(optimization={"steps": 20}, checkpoints={"every": 80}), shards, base / "out", base / "run")
+    except RankDesync as error:
+        (base / f"{rank}.run.txt").write_text(str(error))
     torch.distributed.destroy_process_group()
 
 
@@ -264,8 +276,11 @@ def _desync(rank: int, size: int, port: int, shards: Path, base: Path) -> None:
 def test_workers_that_drift_apart_are_found_before_anything_is_saved(tiny_shards, tmp_path):
     workers.start(_desync, 2, tiny_shards, tmp_path)
 
-    said = {path.read_text() for path in tmp_path.glob("*.txt")}
+    said = {path.read_text() for path in tmp_path.glob("?.txt")}
     assert said == {"step 8: weights differs on worker 1: run again from the last checkpoint"}
+    said = {path.read_text() for path in tmp_path.glob("?.run.txt")}  # a training that saves every 80 steps
+    assert said == {"step 8: queue/rows differs on worker 1: run again from the last checkpoint"}
+    assert not saving.list_of(tmp_path / "run")
 
 
 @pytest.mark.item("A3")
