@@ -73,6 +73,9 @@ def test_xlm_takes_one_objective_in_turn_and_one_language_a_step(tiny_shards):
     assert languages_of(shards) == ["de", "en", "fr"]
     assert {name for name in languages if len(name) == 1} == {(0,), (2,)}  # mono de, fr
     assert {name for name in languages if len(name) == 2} == {(0, 1), (1, 0), (1, 2), (2, 1)}  # both directions
+    kinds = {(sampler.kind_of(step), samples[0].objective, *sorted(set(samples[0].types.tolist())))
+             for step, samples in enumerate(steps)}  # fmt: skip
+    assert kinds == {("mlm/de", "mlm", 0), ("mlm/fr", "mlm", 2), ("tlm/en-de", "tlm", 0, 1), ("tlm/en-fr", "tlm", 1, 2)}
 
 
 def test_a_clm_window_predicts_every_token_but_its_first(tiny_shards):
