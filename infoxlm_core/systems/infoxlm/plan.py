@@ -105,14 +105,14 @@ def memory(config: PretrainingConfig, vocabulary: int, gpus: int) -> list[Row]:
     rows = min(ROWS, round(config.objectives.mask_ratio * lm))
     share, of = (gpus, f", by {gpus} GPUs") if config.model.sharded else (1, "")
     copied = 0 if config.model.sharded else on * sum(count(part) for part in keys.modules() if isinstance(part, Linear))
-    reduced = 4 * total if gpus > 1 and share == 1 else 0
+    reduced = 4 * total if gpus > 1 else 0
     parts = [
         ("weights", 4 * total / share, f"4 B x {total:,} parameters, fp32{of}"),
         ("gradients", 4 * total / share, f"4 B x parameters, fp32{of}"),
         ("AdamW moments", (8 * total + 4 * tensors) / share, f"8 B x parameters, fp32; 4 B x {tensors} tensors{of}"),
         ("key encoder", on * 4 * slow / share, f"4 B x {slow:,}: fp32, up to layer {top}, and W{of}"),
         ("queue", on * queue * (4 * d + 24), f"K x (4 d + 24) B: K {queue:,} keys, ids"),
-        ("all-reduce buffer", reduced, "4 B x parameters, with several workers that do not share them"),
+        ("gradients to be summed", reduced, "4 B x parameters, with several workers; of shards until the step ends"),
         ("bf16 weights", 2 * (total + copied), f"2 B x parameters and {copied:,} of the key encoder, under autocast"),
         ("activations", d * (ACTIVATION_BYTES * kept + 2 * above), activations),
         ("one chunk of logits", 6 * rows * size.vocabulary, f"6 B x {rows:,} rows x {size.vocabulary:,} words"),

@@ -99,7 +99,7 @@ def parts(config: PretrainingConfig, step: Step, gpus: int, gpu: str) -> list[Pa
     peak, device, size, d = PEAKS[gpu], GPUS[gpu], step.size, step.size.hidden
     samples = config.batches.global_batch_size / gpus
     micro_batches = -(-samples // config.batches.micro_batch_size)
-    compiled = config.model.compiled and not config.model.sharded
+    compiled = config.model.compiled
     memory, layer, top = device.memory * MEMORY, LAYER_BYTES[compiled], config.contrast.layer
 
     lm, views = samples * sum(step.lm), samples * step.view
@@ -153,9 +153,10 @@ def parts(config: PretrainingConfig, step: Step, gpus: int, gpu: str) -> list[Pa
 
 
 def _all_reduce(config: PretrainingConfig, step: Step, micro_batches: float, gpus: int, device: Gpu) -> Part:
-    """Of gradients in fp32, inside a node and then between nodes; of shards what FSDP2 moves in their place."""
+    """Of gradients in fp32, inside a node and then between nodes. Shards: layers are gathered in bf16 for each forward
+    and each backward pass and what belongs to none in fp32 for both, gradients are summed once."""
     nodes, inside = -(-gpus // NODE), min(gpus, NODE)
-    moved = 4 * step.parameters * (2 if not config.model.sharded else 3 * micro_batches)
+    moved = 4 * step.parameters * (2 if not config.model.sharded else micro_batches + 1)
     own = moved * (inside - 1) / inside
     between = moved * (nodes - 1) / nodes
     seconds = max(own / (device.others * LINKS), between / (CARDS * LINKS))

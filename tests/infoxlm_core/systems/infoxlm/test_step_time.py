@@ -68,6 +68,8 @@ def test_eight_cards_of_a_node_carry_its_share_of_the_gradients():
     assert spread[1]["all-reduce"] == spread[1]["slowest worker"] == 0
     assert spread[8]["all-reduce"] == pytest.approx(2 * 7 / 8 * gradients / (450e9 * 0.8) * 1e3)
     assert spread[64]["all-reduce"] == pytest.approx(2 * 7 / 8 * gradients / (400e9 * 0.8) * 1e3)
+    shards = times(gpus=8, **model(sharded=True))["all-reduce"]  # gathered in 8 micro-batches, summed in the last
+    assert shards == pytest.approx((8 + 1) / 2 * spread[8]["all-reduce"])
     shares = [spread[gpus]["slowest worker"] / spread[gpus]["products"] for gpus in (8, 64)]
     assert shares[1] > 3 * shares[0]
 
