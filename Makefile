@@ -9,7 +9,7 @@ STORE ?= runs
 export OMP_NUM_THREADS = 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: help demo servers ablation test quick fuzz processors check compile image sbom lock deploy bench gpu clean
+.PHONY: help demo servers ablation test soak quick fuzz processors check compile image sbom lock deploy bench gpu clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
@@ -65,6 +65,9 @@ deploy: $(VENV)/installed ## apply k8s/: OVERLAY=small, single-user or productio
 
 bench: $(PEERS)/installed ## measure against other people's tools: half an hour; QUICK=1: two
 	$(PEERS)/bin/python -m benchmarks $(if $(QUICK),--quick)
+
+soak: $(VENV)/installed ## whole toy runs under random faults, each to end exactly as undisturbed: RUNS=200, SECONDS=3600
+	$(BIN)/python -m benchmarks.soak --runs $(or $(RUNS),200) $(if $(SECONDS),--seconds $(SECONDS))
 
 gpu: $(VENV)/installed ## the first ten minutes on a GPU: is it right, how fast; where nothing can be installed: python3 -m benchmarks.gpu_checks
 	$(BIN)/python -m benchmarks.gpu_checks
