@@ -359,7 +359,7 @@ def test_sides_are_cut_at_the_limit(tiny_shards):
 
 
 @pytest.mark.item("F15")
-@pytest.mark.parametrize("damage", ["flip", "cut", "longer", "missing", "id"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "longer", "empty", "type", "swapped", "missing", "id"])
 def test_damaged_shards_are_refused_before_a_step_is_taken(tmp_path, damage):
     write_shards(tmp_path, {"one": 5}, ("de",))
     path = tmp_path / "pairs/en-de/one.source.tokens"
@@ -370,6 +370,12 @@ def test_damaged_shards_are_refused_before_a_step_is_taken(tmp_path, damage):
         content = content[:-3]
     if damage == "longer":
         content += b"0000"
+    if damage == "empty":
+        content = bytearray()
+    if damage == "type":
+        content = bytearray(np.frombuffer(bytes(content), np.uint32).astype(np.float32).tobytes())  # as many bytes
+    if damage == "swapped":
+        content = bytearray((tmp_path / "pairs/en-de/one.target.tokens").read_bytes())  # as many, and all valid ids
     if damage == "id":
         manifest = tmp_path / "manifest.json"
         manifest.write_text(manifest.read_text().replace(f'"vocabulary_size": {VOCABULARY}', '"vocabulary_size": 9'))
