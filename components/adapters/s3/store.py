@@ -8,7 +8,8 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
@@ -103,10 +104,16 @@ class S3Store:
             client.download_file(self.bucket, self._key(name), str(path))  # compares the checksum that S3 has
 
     def sweep(self, older: timedelta = timedelta(0)) -> int:
-        """A process that is killed leaves its parts behind: they cost money, and no listing shows them."""
-        pending = self._pages("list_multipart_uploads", "Uploads")
-        old = [upload for upload in pending if upload["Initiated"] <= datetime.now(UTC) - older]
+        """A process that is killed leaves its parts behind: they cost money, and no listing shows them.
+
+        How old they are the server's clock says: by ours, a day ahead, we would abort what others are sending.
+        """
         with self._client() as client:
+            pages = list(client.get_paginator("list_multipart_uploads").paginate(**self._listed()))
+            said = pages[0]["ResponseMetadata"]["HTTPHeaders"].get("date")
+            begun_by = parsedate_to_datetime(said) - older if said else None
+            pending = [upload for page in pages for upload in page.get("Uploads", ())]
+            old = [one for one in pending if not older or (begun_by and one["Initiated"] <= begun_by)]
             for upload in old:
                 client.abort_multipart_upload(Bucket=self.bucket, Key=upload["Key"], UploadId=upload["UploadId"])
         if old:
@@ -124,9 +131,12 @@ class S3Store:
             "Bucket": self.bucket, "Key": self._key(name), "Body": _bytes(content), "ChecksumAlgorithm": "SHA256"
         }  # fmt: skip
 
+    def _listed(self) -> dict[str, str]:
+        return {"Bucket": self.bucket, "Prefix": self._under()}
+
     def _pages(self, request: str, part: str, **more: str) -> list[dict[str, Any]]:
         with self._client() as client:
-            pages = client.get_paginator(request).paginate(Bucket=self.bucket, Prefix=self._under(), **more)
+            pages = client.get_paginator(request).paginate(**self._listed(), **more)
             return [item for page in pages for item in page.get(part, ())]
 
     def _client(self, name: str = "", quick: bool = False) -> Any:

@@ -3,9 +3,11 @@
 import os
 import threading
 import uuid
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -196,6 +198,48 @@ def test_of_many_to_delete_the_first_that_s3_refuses_is_named(monkeypatch):
     try:
         with pytest.raises(InputError, match=r"refuses to delete 1, the first prefix/b \(AccessDenied no\)"):
             storage.open("s3://bucket/prefix").delete("a", "b")
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+class _Ahead(_Keeper):
+    """An S3 that holds an upload of two days ago and one of an hour ago, by a clock that is ten days before ours."""
+
+    aborted: ClassVar[list[str]] = []
+    now = datetime.now(UTC) - timedelta(days=10)
+
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        return format_datetime(self.now, usegmt=True)
+
+    def do_GET(self) -> None:
+        uploads = "".join(
+            f"<Upload><Key>prefix/{name}</Key><UploadId>{name}</UploadId><Initiated>"
+            f"{(self.now - age).isoformat(timespec='seconds').replace('+00:00', 'Z')}</Initiated></Upload>"
+            for name, age in (("old", timedelta(days=2)), ("new", timedelta(hours=1)))
+        )
+        said = f"<ListMultipartUploadsResult>{uploads}</ListMultipartUploadsResult>".encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(said)))
+        self.end_headers()
+        self.wfile.write(said)
+
+    def do_DELETE(self) -> None:
+        self.aborted.append(self.path.partition("uploadId=")[2])
+        self.send_response(204)
+        self.end_headers()
+
+
+def test_unfinished_uploads_are_as_old_as_the_server_says_whatever_our_clock_is(monkeypatch):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Ahead)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "x")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_address[1]}")
+    try:
+        assert storage.open("s3://bucket/prefix").sweep(timedelta(days=1)) == 1
+        assert _Ahead.aborted == ["old"]
+        assert storage.open("s3://bucket/prefix").sweep() == 2  # of a prefix that is ours alone
     finally:
         server.shutdown()
         server.server_close()
