@@ -43,8 +43,7 @@ def load_encoder(directory: Path | str, device: str | None = None) -> tuple[Mode
     # Transformers would fill weights that are not there with random numbers. Nothing of ours reads the pooler.
     if missing := sorted(name for name in report["missing_keys"] if "pooler" not in name):
         raise InputError(f"{directory} lacks {len(missing)} weights ({missing[0]}, …): give a complete {kind.__name__}")
-    if wrong := next((name for name, value in model.named_parameters() if not value.isfinite().all()), ""):
-        raise InputError(f"{directory}: {wrong} holds what is no number: its training has failed, take another model")
+    pretrained.check_numbers(model, directory)
     if model.config.is_encoder_decoder:
         raise InputError(f"{directory} is an encoder-decoder ({model.config.model_type}): give an encoder alone")
     if tokenizer.pad_token_id is None:

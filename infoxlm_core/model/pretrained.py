@@ -281,3 +281,9 @@ def load_into(
             parameter.copy_(value)
             if name == "encoder.position_embedding.weight" and types is not None and len(types) == 1:
                 parameter.add_(types[0])
+
+
+def check_numbers(model: nn.Module, directory: Path) -> None:
+    """Refuse weights of a directory that are no numbers: InputError names the first."""
+    if wrong := next((name for name, value in model.named_parameters() if not value.isfinite().all()), ""):
+        raise InputError(f"{directory}: {wrong} holds what is no number: its training has failed, take another model")

@@ -156,6 +156,19 @@ def test_the_head_is_random_by_the_seed_alone(encoder):
     assert any(not torch.equal(value, third) for (_, value), _, third in pairs)
 
 
+@pytest.mark.parametrize("kind", ["XLM-R", "XLM"])
+def test_a_fine_tuned_model_whose_weights_are_no_numbers_is_not_measured(tmp_path, kind):
+    KINDS[kind]().save_pretrained(tmp_path / "encoder")
+    write_tokenizer(tmp_path / "encoder", bert=False)
+    module = task_models.create(tmp_path / "encoder", TASKS["classification"].head, LABELS)
+    with torch.no_grad():
+        next(module.parameters()).fill_(torch.nan)
+    task_models.export(module, tmp_path / "encoder", tmp_path / "out")
+
+    with pytest.raises(InputError, match=r"out: .* holds what is no number: its training has failed"):
+        task_models.load(tmp_path / "out", TASKS["classification"].head)
+
+
 def test_a_bert_begins_with_its_pre_trained_pooler(tmp_path):
     bert = shake(KINDS["BERT"]())
     bert.save_pretrained(tmp_path)
