@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -39,6 +40,22 @@ def read_rows(path: Path) -> Iterator[tuple[Any, ...]]:
     with reading(path, "prepare the text again", DataCorrupt), pq.ParquetFile(path) as file:
         for batch in file.iter_batches(ROW_GROUP):
             yield from rows_of(batch)
+
+
+def read_frame(path: Path, columns: Sequence[str] | None, remedy: str) -> pd.DataFrame:
+    """A Parquet file as pandas reads it; InputError if it cannot.
+
+    What pandas has written about its columns beside the schema is read without any check: almost any exception is
+    possible. Text that is no UTF-8 would be found out only where it is used.
+    """
+    outside.look(path)
+    try:
+        pq.read_table(path, columns=columns and list(columns)).validate(full=True)
+        return pd.read_parquet(path, columns=columns and list(columns))
+    except Exception as failure:
+        raise outside.translate(failure, path) or InputError(
+            f"{path} cannot be read ({one_line(failure)}): {remedy}"
+        ) from None
 
 
 def count_rows(path: Path) -> int:

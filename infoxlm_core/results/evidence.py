@@ -90,8 +90,7 @@ def read_scores(evaluation: Path) -> dict[str, Any]:
 
 def read(path: Path, model: str) -> pd.DataFrame:
     """The outcomes of one model; InputError if the file holds something else."""
-    with tables.reading(path, "evaluate again"):
-        table = pd.read_parquet(outside.look(path), columns=list(COLUMNS))
+    table = tables.read_frame(path, COLUMNS, "evaluate again")
     return table[table["model"] == model]
 
 

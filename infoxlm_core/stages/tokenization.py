@@ -179,6 +179,7 @@ def _chunks(path: Path) -> Iterator[pa.Table]:
     with reading(path, "prepare the text again", DataCorrupt), pq.ParquetFile(path) as file:
         columns = [name for name in SIDES if name in file.schema_arrow.names]
         for batch in file.iter_batches(CHUNK, columns=columns):
+            batch.validate(full=True)  # text that is no UTF-8
             yield pa.Table.from_batches([batch])
 
 

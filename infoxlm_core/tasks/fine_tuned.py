@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import pandas as pd
 
-from infoxlm_core import manifests, outside
+from infoxlm_core import manifests
 from infoxlm_core.corpora import tables
 from infoxlm_core.errors import InputError
 from infoxlm_core.model import padded
@@ -50,8 +50,7 @@ def read(directory: Path) -> pd.DataFrame:
     path = directory / "test.parquet"
     if not path.is_file():
         raise InputError(f"{path} is missing: give the output of finetune")
-    with tables.reading(path, "give the output of finetune"):
-        table = pd.read_parquet(outside.look(path)).astype("string")
+    table = tables.read_frame(path, None, "give the output of finetune").astype("string")
     if missing := {"text", "label", "language"} - set(table.columns):
         raise InputError(f"{path} has no column {', '.join(sorted(missing))}: give the output of finetune")
     if table.empty:

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from infoxlm_core import outside
+from infoxlm_core.corpora import tables
 from infoxlm_core.errors import InputError, one_line
 from infoxlm_core.languages import is_known
 
@@ -106,7 +107,7 @@ def _read_parquet(path: Path) -> pd.DataFrame:
     if len(set(schema.names)) < len(schema.names):
         raise InputError(f"{path}: two columns have one name: name them apart")
     plain = [field.name for field in schema if not pa.types.is_nested(field.type) and not is_bytes(field.type)]
-    return pd.read_parquet(path, columns=plain).astype("string")
+    return tables.read_frame(path, plain, "save it as UTF-8").astype("string")
 
 
 def is_bytes(kind: pa.DataType) -> bool:
