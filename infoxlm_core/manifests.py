@@ -20,7 +20,7 @@ from typing import Any
 from typing_extensions import TypedDict
 
 from infoxlm_core import outside
-from infoxlm_core.errors import DataCorrupt, InputError
+from infoxlm_core.errors import DataCorrupt, InputError, TryAgain
 
 NAME = "manifest.json"
 FINETUNING = 1
@@ -217,7 +217,9 @@ def read(
     try:
         for name, entry in files.items():
             verify_file(inside(directory, name), entry, remedy, hashed=check(Path(name)))
-    except InputError as error:  # a name that leads elsewhere
+    except (InputError, OSError) as error:  # a name that leads elsewhere, or is too long to be one
+        if isinstance(said := outside.translate(error, path), TryAgain):
+            raise said from error
         raise DataCorrupt(f"{path} cannot be read ({error}): {remedy}") from error
     if more := unnamed(directory, files):
         raise DataCorrupt(f"{directory / more[0]} is not named in {path}: move it elsewhere")

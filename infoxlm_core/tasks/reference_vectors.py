@@ -15,10 +15,12 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from torch import Tensor
+from typing_extensions import TypedDict
 
 from infoxlm_core import manifests, outside
 from infoxlm_core.errors import DataCorrupt, InputError
@@ -40,6 +42,15 @@ SENTENCES = (  # the demo's languages; of different lengths, so that a batch of 
     "请选择一种语言。",
 )
 PRODUCTS = 6  # matrix products that follow each other in a layer: query or key, scores, context, output, up, down
+
+
+class _Said(TypedDict):
+    """What the file says."""
+
+    layer: Annotated[int, Field(ge=0, le=1000)]
+    pooling: str
+    sentences: list[str]
+    vectors: list[list[float]]
 
 
 @dataclass(frozen=True)
@@ -102,12 +113,12 @@ def read(directory: Path) -> Reference:
             "the store and run the pipeline again: it is exported anew from the last checkpoint, and registered"
         )
     try:
-        said = outside.read_json(path, dict[str, Any], "copy or export the model again", DataCorrupt)
+        said = outside.read_json(path, _Said, "copy or export the model again", DataCorrupt)
         vectors = torch.tensor(said["vectors"], dtype=torch.float32)
         if vectors.ndim != 2 or len(vectors) != len(said["sentences"]) or not vectors.norm(dim=1).min() > 0:
             raise ValueError(f"{tuple(vectors.shape)} numbers for {len(said['sentences'])} sentences")
-        return Reference(int(said["layer"]), str(said["pooling"]), tuple(said["sentences"]), vectors)
-    except (ValueError, KeyError, TypeError, RuntimeError) as error:
+        return Reference(said["layer"], said["pooling"], tuple(said["sentences"]), vectors)
+    except (ValueError, TypeError, RuntimeError) as error:  # rows of different lengths, numbers beyond fp32
         raise DataCorrupt(f"{path} cannot be read ({error}): copy or export the model again") from None
 
 

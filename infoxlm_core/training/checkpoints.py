@@ -22,7 +22,7 @@ from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NotRequired, Protocol
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -78,6 +78,7 @@ class Meta(TypedDict):
 
     step: int
     fingerprint: dict[str, Any]
+    made_by: NotRequired[dict[str, Any]]
 
 
 class RemoteCheckpoints(Protocol):

@@ -8,13 +8,16 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Protocol
+from typing import Annotated, Protocol
+
+from pydantic import Field
 
 from infoxlm_core import manifests, outside
 from infoxlm_core.errors import DataCorrupt, InputError
 
 METRICS = "metrics.jsonl"  # the curves, in a run's directory beside its checkpoints, and beside an exported model
 
+_Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]  # a larger one is a float, as numbers of curves are
 Point = tuple[int, dict[str, float]]
 
 
@@ -78,7 +81,7 @@ def read(path: Path | str) -> list[Point]:
 def parse(line: bytes, where: str) -> Point:
     """Read one line; `where` names it in the error."""
     try:
-        values = outside.parse_json(line, dict[str, int | float], where, "")
+        values = outside.parse_json(line, dict[str, _Int64 | float], where, "")
         if isinstance(step := values.pop("step", None), int):
             return step, values
         raise InputError("no step")
