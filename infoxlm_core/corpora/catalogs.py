@@ -8,6 +8,7 @@ reason:
 
 import os
 import re
+import struct
 import zipfile
 import zlib
 from collections import defaultdict
@@ -126,6 +127,7 @@ def _entries(name: str, members: Members) -> list[polib.POEntry]:
     try:
         binary = content + b"\0"  # polib takes the path of a file for that file, and no path holds a zero byte
         if name.endswith(".mo"):
+            _check_strings(content)
             catalog = polib.mofile(binary)
         else:
             text = content.decode(polib.detect_encoding(binary, binary_mode=True))
@@ -138,6 +140,16 @@ def _entries(name: str, members: Members) -> list[polib.POEntry]:
         if entry.msgid_plural:
             entry.msgstr = entry.msgstr_plural.get(singular, "")
     return list(catalog)
+
+
+def _check_strings(content: bytes) -> None:
+    """Refuse a .mo that ends within its strings: polib would take what is left of them. ValueError, struct.error."""
+    order = {b"\xde\x12\x04\x95": "<", b"\x95\x04\x12\xde": ">"}.get(content[:4], "<")
+    count, *starts = struct.unpack_from(f"{order}3I", content, 8)
+    for start in starts:
+        for length, at in struct.iter_unpack(f"{order}2I", content[start : start + 8 * count]):
+            if at + length > len(content):
+                raise ValueError(f"its string at byte {at} ends behind the file")
 
 
 def _content(name: str, members: Members) -> bytes:
