@@ -23,6 +23,7 @@ from infoxlm_core.errors import CorpusTooSmall, DataCorrupt
 
 _TABLE = re.compile(r"mono/[^/]+/[^/]+|(pairs|held_out)/[^/]+/[^/]+\.(source|target)")
 TOKENS, OFFSETS, SENTENCE_IDS = np.dtype("<u4"), np.dtype("<u8"), np.dtype("<u8")
+_PART = 1 << 20  # rows that are compared at a time
 
 
 @outside.with_more
@@ -88,10 +89,14 @@ class Table:
     offsets: np.ndarray
 
     @classmethod
-    def open(cls, path: Path) -> "Table":
+    def open(cls, path: Path, verified: bool = False) -> "Table":
+        """Map a table; compare what is in it with itself, unless somebody has `verified` it."""
         tokens, offsets = _map(Path(f"{path}.tokens"), TOKENS), _map(Path(f"{path}.offsets"), OFFSETS)
         if not len(offsets) or offsets[0] != 0 or int(offsets[-1]) != len(tokens):
             raise DataCorrupt(f"{path}.offsets does not fit {path}.tokens: run tokenize_corpus again")
+        parts = () if verified else (offsets[at : at + _PART + 1] for at in range(0, len(offsets) - 1, _PART))
+        if any((part[1:] < part[:-1]).any() for part in parts):
+            raise DataCorrupt(f"{path}.offsets has a row that ends before it begins: run tokenize_corpus again")
         return cls(tokens, offsets.view(np.int64))  # stays on disk: workers of a machine share its pages
 
     def __len__(self) -> int:
@@ -214,11 +219,11 @@ def open_shards(directory: Path, hashed: bool = True) -> Shards:
             )
         kind, language, corpus = name.split("/")
         if kind == "mono":
-            mono.setdefault(language, []).append(Table.open(directory / name))
+            mono.setdefault(language, []).append(Table.open(directory / name, not hashed))
         elif corpus.endswith(".source"):
             corpus = corpus.removesuffix(".source")
             stem = directory / kind / language / corpus
-            source, target = Table.open(Path(f"{stem}.source")), Table.open(Path(f"{stem}.target"))
+            source, target = (Table.open(Path(f"{stem}.{side}"), not hashed) for side in ("source", "target"))
             sentence_ids = _map(Path(f"{stem}.meanings"), SENTENCE_IDS)
             if not len(source) == len(target) == len(sentence_ids):
                 raise DataCorrupt(f"{stem}: source, target and meanings differ in length: run tokenize_corpus again")
