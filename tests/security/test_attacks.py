@@ -1,0 +1,85 @@
+"""What was tried by hand against every reader ends as it should: read, or refused in one line of the right class."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from infoxlm_core.config import CorpusSource
+from infoxlm_core.corpora import formats
+from infoxlm_core.errors import InputError
+from infoxlm_core.model import fairseq
+from infoxlm_core.run_file import load
+from infoxlm_core.tasks import squad
+from infoxlm_core.tasks.classification import ClassificationConfig
+from infoxlm_core.tasks.labelled import read_labelled
+from tests.fuzz.targets import TARGETS, attack
+from tests.security.attacks import ATTACKS, po
+
+
+@pytest.mark.parametrize("target", sorted({row.target for row in ATTACKS}))
+def test_an_attack_ends_in_one_line_of_the_right_class(target, tmp_path):
+    (valid, *_), wrong = TARGETS[target].examples(tmp_path), []
+    for row in (row for row in ATTACKS if row.target == target):
+        found = attack(target, tmp_path, row.content(valid) if callable(row.content) else row.content)
+        if type(found) is not (row.error or type(None)) or row.word not in str(found or ""):
+            wrong.append(f"{row.name}: {type(found).__name__}: {found}, not {row.error}: {row.word}")
+
+    assert not wrong
+    assert attack(target, tmp_path, valid) is None
+
+
+def _corpus(kind: str, path: Path) -> list:
+    source = CorpusSource.parse(
+        {"name": "x", "format": kind, "path": str(path), "languages": ["de"] * (kind == "text")}
+    )
+    return list(formats.read(source, ["en", "de"], "en", [path]))
+
+
+READERS = {
+    **{kind: lambda path, kind=kind: _corpus(kind, path) for kind in ("text", "tmx", "parquet", "gettext")},
+    "labelled": lambda path: read_labelled(ClassificationConfig(data=str(path)), None),
+    "questions": lambda path: squad.read_training([str(path)]),
+    "config": load,
+    "fairseq": lambda path: fairseq.convert(path, path.parent / "new"),
+}
+NAMES = {"labelled": "x-en.csv", "questions": "x.en.json", "config": "x.yaml", "fairseq": "x.pt", "gettext": "x.whl"}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_what_never_ends_or_is_no_file_is_refused_before_it_is_opened(reader, tmp_path):
+    path = tmp_path / NAMES.get(reader, "x.txt")
+    for kind in ("pipe", "device", "round", "nothing"):
+        path.unlink(missing_ok=True)
+        if kind == "pipe":
+            os.mkfifo(path)
+        elif kind != "nothing":
+            path.symlink_to({"device": "/dev/zero", "round": path.name}[kind])
+        with pytest.raises(InputError):
+            READERS[reader](path)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "round", "folder"])
+def test_what_never_ends_beside_a_good_catalog_is_refused(kind, tmp_path):
+    folder = tmp_path / "c/de/LC_MESSAGES"
+    folder.mkdir(parents=True)
+    (folder / "good.po").write_bytes(po())
+    bad = folder / "x.po"
+    if kind == "pipe":
+        os.mkfifo(bad)
+    elif kind == "folder":
+        bad.mkdir()
+    else:
+        bad.symlink_to({"device": "/dev/zero", "round": "x.po"}[kind])
+
+    with pytest.raises(InputError, match=r"x\.po"):
+        _corpus("gettext", tmp_path / "c")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_what_never_ends_in_a_folder_of_questions_is_refused(kind, tmp_path):
+    path = tmp_path / "x.en.json"
+    os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
+
+    with pytest.raises(InputError, match=r"x\.en\.json is a"):
+        squad.read_training([str(tmp_path)])
