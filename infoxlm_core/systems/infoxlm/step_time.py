@@ -92,12 +92,13 @@ class Step(NamedTuple):
 
 
 def parts(config: PretrainingConfig, step: Step, gpus: int, gpu: str) -> list[Part]:
-    """The parts of an optimizer step on each of so many GPUs of a kind, which all have the same share of the samples.
+    """The parts of an optimizer step on each of so many GPUs of a kind, as long as one that has most samples takes.
 
     Source of the shares: public figures of torch's own FlashAttention and cuBLAS on H100s, and of nccl-tests.
     """
     peak, device, size, d = PEAKS[gpu], GPUS[gpu], step.size, step.size.hidden
-    samples = config.batches.global_batch_size / gpus
+    share = -(-config.batches.virtual_shards // gpus) / config.batches.virtual_shards  # of who has most
+    samples = config.batches.global_batch_size * share
     micro_batches = -(-samples // config.batches.micro_batch_size)
     compiled = config.model.compiled
     memory, layer, top = device.memory * MEMORY, LAYER_BYTES[compiled], config.contrast.layer
@@ -111,12 +112,18 @@ def parts(config: PretrainingConfig, step: Step, gpus: int, gpu: str) -> list[Pa
     against_queue = 4 * samples * queue * d if step.view else 0
     unread = lm - targets  # rows of the last layer that nobody computes
     skipped = 3 * (4 * d * d + 4 * d * size.ffn) * unread if size.layers > top or not step.view else 0
-    products = step.must_do / gpus - attention - of_keys - against_queue - skipped
+    products = step.must_do * share - attention - of_keys - against_queue - skipped
+    again = int(config.model.recompute)  # layers' forward passes, a second time
+    products += again * (8 * d * d + 4 * d * size.ffn) * forward
+    attended = attention * (3.5 + again) / 3 + of_keys
 
     per_micro = targets / micro_batches
     chunks = max(1, -(-per_micro // ROWS))
     table_bytes = micro_batches * table * (TABLE_BYTES + (4 + 8 * chunks if chunks > 1 else 0))
-    layers = d * (sum(layer) * forward + layer[0] * views * top) + micro_batches * MOVED_BYTES * step.of_layers
+    layers = (
+        d * ((sum(layer) + again * layer[0]) * forward + layer[0] * views * top)
+        + micro_batches * MOVED_BYTES * step.of_layers
+    )
     embedded = d * (sum(EMBEDDING_BYTES) * (lm + views) + EMBEDDING_BYTES[0] * views) + HEAD_BYTES * d * targets
     states = 1 / gpus if config.model.sharded else 1
     updated = states * (OPTIMIZER_BYTES * step.parameters + MOVED_BYTES * step.followed) + COPY_BYTES * (
@@ -126,9 +133,9 @@ def parts(config: PretrainingConfig, step: Step, gpus: int, gpu: str) -> list[Pa
 
     found = [
         Part("products", products / (peak * PRODUCTS),
-             f"{products / 1e12:,.0f} TFLOP at {PRODUCTS:.2f} of {peak / 1e12:.0f} TFLOP/s"),
-        Part("attention", (attention * 3.5 / 3 + of_keys) / (peak * ATTENTION),
-             f"{(attention * 3.5 / 3 + of_keys) / 1e12:,.0f} TFLOP, 3.5 passes for 3, at {ATTENTION:.2f}"),
+             f"{products / 1e12:,.0f} TFLOP in bf16 at {PRODUCTS:.2f} of {peak / 1e12:.0f} TFLOP/s"),
+        Part("attention", attended / (peak * ATTENTION),
+             f"{attended / 1e12:,.0f} TFLOP, {3.5 + again} passes for 3, at {ATTENTION:.2f}"),
         Part("layers", layers / memory,
              f"{layers / 1e9:,.0f} GB, {sum(layer):.0f} B a token, d and layer, at {memory / 1e12:.1f} TB/s"),
         Part("loss", LOGIT_BYTES[compiled] * targets * size.vocabulary / memory,
@@ -154,9 +161,12 @@ def parts(config: PretrainingConfig, step: Step, gpus: int, gpu: str) -> list[Pa
 
 def _all_reduce(config: PretrainingConfig, step: Step, micro_batches: float, gpus: int, device: Gpu) -> Part:
     """Of gradients in fp32, inside a node and then between nodes. Shards: layers are gathered in bf16 for each forward
-    and each backward pass and what belongs to none in fp32 for both, gradients are summed once."""
+    and each backward pass and what belongs to none in fp32 for both, the key encoder's forward; gradients are summed
+    once."""
     nodes, inside = -(-gpus // NODE), min(gpus, NODE)
     moved = 4 * step.parameters * (2 if not config.model.sharded else micro_batches + 1)
+    if config.model.sharded:
+        moved += micro_batches * (2 * step.of_key_layers + 4 * (step.followed - step.of_key_layers))
     own = moved * (inside - 1) / inside
     between = moved * (nodes - 1) / nodes
     seconds = max(own / (device.others * LINKS), between / (CARDS * LINKS))

@@ -28,7 +28,7 @@ def test_an_override_reaches_the_plan_and_what_cannot_be_planned_is_one_line():
 
     assert "K 65,536 keys" in run("plan", base, "--set", "pretraining.contrast.queue_size=65536").stdout
     result = run("plan", base, "--gpus", "1" + 30 * "0")
-    assert (result.exit_code, result.stderr.count("\n")) == (2, 1) and "give 1 to 64" in result.stderr
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1) and "give 1 to 256" in result.stderr
     assert "4 GPUs" in run("plan", str(CONFIGS / "demo.yaml")).stdout  # of eight a run of 4 virtual shards has no use
     result = run("plan", base, "--gpu", "abacus")
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1) and "give one of A100, B200, H100," in result.stderr
