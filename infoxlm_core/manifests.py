@@ -1,9 +1,11 @@
 """A directory is an artifact when it holds a manifest: sizes and digests of its files, written last.
 
     {"kind": "corpus", "digest": "sha256:…", "files": {"mono/de/weblate.parquet": {"size": 1, "sha256": "…"}},
-     "facts": {"lines": 3000}, "inputs": {"…": "sha256:…"}, "made_by": {"code": "…", "torch": "2.13.0"}}
+     "facts": {"lines": 3000}, "inputs": {"…": "sha256:…"}, "made_by": {"code": "…", "torch": "2.13.0"},
+     "seal": "sha256:…"}
 
-`digest` covers kind, files and facts, so equal content has an equal digest wherever and whenever it was made.
+`digest` covers kind, files and facts, so equal content has an equal digest wherever and whenever it was made. `seal`
+covers all the rest as well, so that no bit of a manifest changes unseen.
 """
 
 import errno
@@ -48,6 +50,7 @@ _BESIDE = (
     ".gitignore",
     ".DS_Store",
 )  # nobody reads them; manifests are those of parts
+_UNSEALED = {"kind", "digest", "files", "facts", "inputs", "made_by"}  # names in older manifests, which have no seal
 _LIBRARIES = ("torch", "transformers", "sentencepiece", "pyarrow", "numpy")
 
 
@@ -179,6 +182,7 @@ def write(
     }
     content = {"kind": kind, "files": files, "facts": facts or {}}
     manifest = content | {"digest": digest(content), "inputs": inputs or {}, "made_by": made_by()}
+    manifest["seal"] = digest(manifest)
     write_atomically(directory / NAME, json.dumps(manifest, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
     return manifest
 
@@ -214,6 +218,10 @@ def read(
     described = digest({"kind": found, "files": files, "facts": facts})
     if described != manifest["digest"]:
         raise DataCorrupt(f"{path} has digest {manifest['digest']} but describes {described}: {remedy}")
+    sealed = {name: value for name, value in manifest.items() if name != "seal"}
+    seal = manifest.get("seal", digest(sealed) if sealed.keys() <= _UNSEALED else "")
+    if seal != digest(sealed):
+        raise DataCorrupt(f"{path} has seal {seal!s:.80} but describes {digest(sealed)}: {remedy}")
     try:
         for name, entry in files.items():
             verify_file(inside(directory, name), entry, remedy, hashed=check(Path(name)))
