@@ -94,6 +94,7 @@ def changed(config: StageConfig, *place: str) -> Iterator[tuple[str, dict[str, A
 FREE = ("checkpoints.", "probe.", "log_every", "model.sharded", "model.compiled")
 
 
+@pytest.mark.item("F18")
 def test_every_setting_that_decides_the_result_is_refused_and_named_when_it_is_another(record_property):
     before, refused = fingerprint().meta(), set()
     all_of_them = dict(changed(tiny_config()))

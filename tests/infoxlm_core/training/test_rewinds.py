@@ -72,7 +72,7 @@ def meta(run: Path, step: int) -> dict:
     return json.loads((run / f"step={step:010d}" / "meta.json").read_text())
 
 
-@pytest.mark.item("A14")
+@pytest.mark.item("F23")
 def test_three_spikes_take_a_run_back_once_and_their_data_is_left_out(troubled, tiny_shards, tmp_path, monkeypatch):
     points = tracker.read(troubled / tracker.METRICS)
 
@@ -94,6 +94,7 @@ def test_three_spikes_take_a_run_back_once_and_their_data_is_left_out(troubled, 
     assert [row[1] for row in losses(tmp_path / "run")][:21] == [row[1] for row in losses(troubled)][:21]
 
 
+@pytest.mark.item("F23")
 def test_two_such_runs_are_equal_and_so_are_those_that_are_stopped_anywhere(
     troubled, tiny_shards, tmp_path, monkeypatch
 ):
@@ -116,6 +117,7 @@ def test_two_such_runs_are_equal_and_so_are_those_that_are_stopped_anywhere(
     assert same(tmp_path / "run", troubled)
 
 
+@pytest.mark.item("F23")
 def test_a_run_that_dies_while_it_goes_back_does_so_again(troubled, tiny_shards, tmp_path, monkeypatch):
     drop = saving.Checkpoints._drop
 
@@ -132,6 +134,7 @@ def test_a_run_that_dies_while_it_goes_back_does_so_again(troubled, tiny_shards,
     assert same(tmp_path / "run", troubled) and meta(tmp_path / "run", STEPS)["guard"]["rewinds"] == 1
 
 
+@pytest.mark.item("F22")
 def test_after_two_rewinds_a_run_ends_and_so_does_one_with_nothing_to_go_back_to(tiny_shards, tmp_path, monkeypatch):
     for position in range(22, 99):
         monkeypatch.setitem(SPOILED, position, 100.0)

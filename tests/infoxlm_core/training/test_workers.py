@@ -9,19 +9,29 @@ import pytest
 
 from infoxlm_core.errors import InputError, Preempted
 from infoxlm_core.stages.pretraining import pretrain
-from infoxlm_core.training import distributed, tracker, workers
+from infoxlm_core.training import checkpoints, distributed, tracker, workers
 from tests.conftest import tiny_config
 
 
 @pytest.mark.item("F19")
-def test_sigterm_before_the_first_step_is_not_lost(tiny_shards, tmp_path):
+def test_sigterm_before_the_first_step_is_not_lost_and_a_second_one_during_the_save_changes_nothing(
+    tiny_shards, tmp_path, monkeypatch
+):
     places = {"shards_path": tiny_shards, "output": tmp_path / "out", "run": tmp_path / "run"}
     (tmp_path / "run").mkdir()
+    write, again = checkpoints.save_file, []
 
-    with workers.stopping_on_signals(tmp_path / "run"), pytest.raises(Preempted, match="after step 1"):
+    def interrupted(tensors, path):
+        again.append(path.parent.name)
+        os.kill(os.getpid(), signal.SIGTERM)
+        write(tensors, path)
+
+    with monkeypatch.context() as during, workers.stopping_on_signals(tmp_path / "run"):
+        during.setattr(checkpoints, "save_file", interrupted)
         os.kill(os.getpid(), signal.SIGTERM)  # while shards are read and the queue is filled
-        pretrain(config=tiny_config(), **places)
-    (tmp_path / "run/stop").unlink(missing_ok=True)
+        with pytest.raises(Preempted, match="after step 1"):
+            pretrain(config=tiny_config(), **places)
+    assert again == [".step=0000000001"] and not (tmp_path / "run/stop").exists()
     pretrain(config=tiny_config(), **places)
 
     assert len(tracker.read(tmp_path / "run" / tracker.METRICS)) == 6
