@@ -5,12 +5,19 @@ gradients need, rows in chunks: in place, or in half precision into one copy of 
 those of `F.cross_entropy(F.linear(hidden, weight, bias), targets)`.
 
 In half precision `totals` and `derivatives` stand between the products, and are compiled where layers are: logits are
-read twice and written once more, in bf16. Two packages do without stored logits at all. We keep PyTorch's own products:
+read twice and written once more, in bf16. Of two packages, as of November 2026, neither is taken:
 
-    cut-cross-entropy   multiplies again for the backward pass, 4 products for 3; skips small probabilities unless told
-    Liger               knows no factor of a row, so MLM and TLM need a call each; rounds logits before the softmax
+    cut-cross-entropy   25.1.1 knows no bias. Its kernels store no logits, multiply again for the backward pass (4
+                        products for 3) and skip small probabilities unless told. Its compiled variant rounds logits to
+                        bf16: gradients 0.45 % off fp64 where these are 0.06 %, losses by 0.05 where these are by
+                        3e-6 (256 rows, 4,096 words)
+    Liger               0.8.5 rounds logits to bf16 before the softmax, too, waits for the device once a call, and cuts
+                        4,915 rows of base into 308 chunks, each of which adds into the whole gradient of the weights
     this                10 bytes a logit beside the 4,600 FLOPs of three products in base, about three quarters of the
                         time at the speed of cuBLAS (calculated); exact, and a CPU tests what a GPU runs
+
+The bias's gradient is summed from the rounded derivatives, so it is as far off as the weights', 0.06 %. Summed in fp32
+in the same function it costs 12 bytes a logit more: inductor then writes the derivatives in fp32, too, and reads them.
 """
 
 from collections.abc import Callable
