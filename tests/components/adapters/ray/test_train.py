@@ -3,6 +3,7 @@
 import functools
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -38,6 +39,25 @@ def test_zero_one_two_and_four_workers_give_the_same_losses(ray_here, tiny_shard
     record_property("figure", f"losses on Ray workers within {off:.1e}")
     assert off <= 1e-9
     assert (tmp_path / "2/out/encoder/model.safetensors").exists()
+
+
+@pytest.mark.parametrize(("there", "expected"), [(64, 64), (63, 63), (56, 56), (8, 8), (7, None)])
+def test_of_64_workers_as_many_go_on_as_there_are_places_for_and_few_numbers_are_tried(monkeypatch, there, expected):
+    asked: list[int] = []
+
+    def group(bundles: list[dict[str, float]]) -> SimpleNamespace:
+        asked.append(len(bundles))
+        return SimpleNamespace(wait=lambda _: len(bundles) <= there)
+
+    monkeypatch.setattr("ray.util.placement_group", group)
+    monkeypatch.setattr("ray.util.remove_placement_group", lambda _: None)
+
+    if expected is None:
+        with pytest.raises(WorkerLost, match=r"no place for 8 workers \(ray.min_workers\), of 64"):
+            ray_train._places(64, 8, "GPU")
+    else:
+        assert ray_train._places(64, 8, "GPU") == expected
+    assert asked[0] == 64 and len(asked) <= 7
 
 
 @pytest.mark.item("S07")
