@@ -139,7 +139,7 @@ def _gradient_in_half_precision(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(infoxlm, "compiler_for", lambda *_: compiler)
         for module in (learners, infoxlm):
-            patch.setattr(module, "half_precision", lambda _: kind)
+            patch.setattr(module, "half_precision", lambda *_: kind)
         wanted, shards = config(sharded), open_shards(path)
         learner = InfoXLMLearner(wanted, build(wanted, shards), shards)
         learner.after_step(0)
