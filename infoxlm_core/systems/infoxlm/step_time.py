@@ -1,8 +1,9 @@
 """How long a GPU takes for an optimizer step, predicted part by part: what is counted, by how fast it may go.
 
 Bytes and FLOPs are counted (`benchmarks/traffic.py` counts them again, in a test). How fast a GPU moves and multiplies
-is its data sheet times the shares below, which are assumptions: nobody has measured them here. Parts follow each other,
-nothing is hidden behind anything. Not for models so small that launching kernels is what takes the time.
+is its data sheet times the shares below, which are assumptions: nobody has measured them here. Parts follow each other;
+of the gradients' sum what the backward pass hides does not count. Not for models so small that launching kernels is
+what takes the time.
 """
 
 from statistics import NormalDist
@@ -176,4 +177,7 @@ def _all_reduce(config: PretrainingConfig, step: Step, micro_batches: float, gpu
             f", {between / 1e9:,.2f} GB a node over 8 cards of {CARDS / 8e9:.0f} GB/s; "
             f"without RDMA {between / TCP * 1e3:,.0f} ms"
         )
+    if not config.model.sharded:  # the rest is sent while the backward pass runs; this table is ready when it ends
+        seconds *= step.size.vocabulary * step.size.hidden / step.parameters
+        said += "; waited for: the word table's"
     return Part("all-reduce", seconds, said)
