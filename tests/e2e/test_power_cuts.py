@@ -26,7 +26,7 @@ def checkpoints(run: Path) -> saving.Checkpoints:
 
 
 @pytest.mark.item("F04")
-def test_checkpoints_and_their_curves(disk, tmp_path):
+def test_checkpoints_and_their_curves(disk, tmp_path, record_property):
     curves = tracker.FileTracker(disk.root / "run/metrics.jsonl")
     for step in range(1, 13):
         curves.log(step, {"loss": 1 / step})
@@ -44,6 +44,7 @@ def test_checkpoints_and_their_curves(disk, tmp_path):
             assert len(tracker.read(left / "run/metrics.jsonl")) >= found.step
         cuts += 1
     assert cuts > 500
+    record_property("figure", f"{cuts} cut points")
 
 
 def build(output: Path) -> dict:
@@ -54,7 +55,7 @@ def build(output: Path) -> dict:
 
 
 @pytest.mark.item("F04")
-def test_artifacts_of_a_store(disk, tmp_path):
+def test_artifacts_of_a_store(disk, tmp_path, record_property):
     for key in ("1" * 16, "2" * 16):
         artifacts.get_or_build(str(disk.root), "corpus", key, build)
         disk.say(key)
@@ -66,6 +67,7 @@ def test_artifacts_of_a_store(disk, tmp_path):
             assert found or key not in said
         cuts += 1
     assert cuts > 30
+    record_property("figure", f"{cuts} cut points")
 
 
 def test_a_copy_of_an_artifact(disk, tmp_path):

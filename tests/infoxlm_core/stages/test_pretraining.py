@@ -345,7 +345,7 @@ def undisturbed_long_run(tiny_shards, tmp_path_factory) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("background", [False, True])
 def test_a_run_killed_at_any_moment_ends_like_an_undisturbed_one(
-    undisturbed_long_run, tiny_shards, tmp_path, background
+    undisturbed_long_run, tiny_shards, tmp_path, background, record_property
 ):
     run, killed = tmp_path / "b/run", 0
     for wait in (0.01, 0.1, 0.05, None):  # anywhere: seconds after the first checkpoint of this attempt
@@ -363,6 +363,7 @@ def test_a_run_killed_at_any_moment_ends_like_an_undisturbed_one(
     assert killed >= 1, "the fault never fired"
     assert losses(run) == losses(undisturbed_long_run)
     assert state_of(run, STEPS) == state_of(undisturbed_long_run, STEPS)
+    record_property("figure", f"{killed} kills, equal bit for bit")
 
 
 def _newest(run: Path) -> int:

@@ -172,8 +172,8 @@ def test_a_server_killed_during_training_costs_no_point_and_doubles_none(store, 
         tracker.close(timeout=120)  # a busy machine needs its time
 
         assert history(run_id, "loss") == [(step, 1 / step) for step in range(1, 501)]
-    record_property("log_p99_ms", 1000 * sorted(seconds)[int(0.99 * len(seconds))])
-    print(f"log(): p50 {1e3 * sorted(seconds)[250]:.3f} ms, p99 {1e3 * sorted(seconds)[495]:.3f} ms")
+    ordered = [1000 * value for value in sorted(seconds)]
+    record_property("figure", f"500 points once each; log() took {ordered[250]:.3f} ms (p50), {ordered[495]:.3f} (p99)")
     assert sum(seconds) < 60  # 200 requests to a dead server, one after the other, take minutes
 
 
