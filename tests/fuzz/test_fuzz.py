@@ -20,14 +20,17 @@ def target(request, tmp_path_factory):
     return request.param, folder, TARGETS[request.param].examples(folder)
 
 
+@pytest.mark.item("B18")
 def test_what_is_valid_is_read(target):
     name, folder, examples = target
 
     assert [attack(name, folder, content) for content in examples] == [None] * len(examples)
 
 
-def test_what_is_damaged_is_read_or_refused_in_one_line(target):
+@pytest.mark.item("B18")
+def test_what_is_damaged_is_read_or_refused_in_one_line(target, record_property):
     name, folder, examples = target
+    count = 0
 
     @settings(
         max_examples=8 if TARGETS[name].slow else 40, derandomize=True, database=None, deadline=None,
@@ -35,10 +38,14 @@ def test_what_is_damaged_is_read_or_refused_in_one_line(target):
     )  # fmt: skip
     @given(st.data())
     def look(data):
+        nonlocal count
+        count += 1
         choose = lambda n: data.draw(st.integers(0, n - 1))  # noqa: E731
         attack(name, folder, mutate(examples[choose(len(examples))], examples, choose))
 
     look()
+    assert count >= 8
+    record_property("figure", f"{count} inputs")
 
 
 def test_what_once_failed_does_not_fail_again(target):

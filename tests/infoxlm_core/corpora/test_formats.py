@@ -131,6 +131,7 @@ def test_sides_shifted_by_one_line_are_refused_and_aligned_ones_are_not(tmp_path
         rows_of((source, bad), "moses", ("en", "fr"))
 
 
+@pytest.mark.item("B04")
 @pytest.mark.parametrize(("size", "begin", "end"), [(1500, 610, 1010), (300, 150, 300), (80, 0, 80)])
 def test_a_block_of_shifted_lines_is_found_in_a_large_file_and_in_a_small_one(size, begin, end):
     refused = []
@@ -153,6 +154,7 @@ def paired(en: list[str], fr: list[str]) -> Iterator[lines.Row]:
     return (lines.Row(("en", "fr"), pair, "x", n) for n, pair in enumerate(zip(en, fr, strict=True), 1))
 
 
+@pytest.mark.item("B04")
 def test_neighbours_of_like_length_do_not_hide_a_shift():
     rng = random.Random(1)
     base = [20 + 15 * (n % 100) for n in range(1000)]  # paragraphs: short lines beside short ones

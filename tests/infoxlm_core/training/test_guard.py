@@ -20,6 +20,7 @@ def healthy(count: int) -> list[float]:
     return [5 + 0.1 * (number % 2) for number in range(count)]  # mean 5.05, deviation 0.05
 
 
+@pytest.mark.item("P14")
 def test_a_step_far_above_the_good_ones_before_it_is_bad_and_is_not_remembered_among_them():
     watch = Guard(6.0)
 
@@ -37,6 +38,7 @@ def test_what_falls_is_good_however_fast_and_so_is_everything_among_the_first_st
     assert seen(Guard(0.0), *healthy(LEAST), 1e9)[-1] == ""  # switched off
 
 
+@pytest.mark.item("F22")
 def test_the_gradient_alone_makes_a_step_bad_and_so_does_any_number_that_is_not_finite():
     watch = Guard(6.0)
     seen(watch, *healthy(LEAST))

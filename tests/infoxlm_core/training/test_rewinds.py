@@ -72,7 +72,7 @@ def meta(run: Path, step: int) -> dict:
     return json.loads((run / f"step={step:010d}" / "meta.json").read_text())
 
 
-@pytest.mark.item("F23")
+@pytest.mark.item("A14", "F23")
 def test_three_spikes_take_a_run_back_once_and_their_data_is_left_out(troubled, tiny_shards, tmp_path, monkeypatch):
     points = tracker.read(troubled / tracker.METRICS)
 
@@ -134,7 +134,7 @@ def test_a_run_that_dies_while_it_goes_back_does_so_again(troubled, tiny_shards,
     assert same(tmp_path / "run", troubled) and meta(tmp_path / "run", STEPS)["guard"]["rewinds"] == 1
 
 
-@pytest.mark.item("F22")
+@pytest.mark.item("F22", "F23")
 def test_after_two_rewinds_a_run_ends_and_so_does_one_with_nothing_to_go_back_to(tiny_shards, tmp_path, monkeypatch):
     for position in range(22, 99):
         monkeypatch.setitem(SPOILED, position, 100.0)
