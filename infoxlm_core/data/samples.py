@@ -1,5 +1,6 @@
 """The samples of a step, drawn from shards, laid out and masked: a pure function of (seed, step, virtual shard)."""
 
+import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,10 @@ from infoxlm_core.data.shards import Shards, end_to_end, make_blocks
 from infoxlm_core.data.vocabulary import BOS
 from infoxlm_core.errors import CorpusTooSmall
 
+logger = logging.getLogger(__name__)
 BEGIN = np.array([BOS], np.uint32)
+OFTEN = 100
+"""Draws of each pair of a corpus in one training, above which there is a warning."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,7 @@ class Sampler(StepSampler):
         self.blocks = [block for found in blocks for block in found]
         self.pairs = [pairs for name in language_pairs for pairs in shards.pairs[name]]
         self.corpora = [pairs.corpus for pairs in self.pairs]
+        self.pair_names = [f"{name}/{pairs.corpus}" for name in language_pairs for pairs in shards.pairs[name]]
         if objectives.mlm and not self.blocks:
             raise CorpusTooSmall(
                 "MLM has no monolingual text: have=0 need=1 block; set objectives.mlm to 0 or add text"
@@ -116,6 +121,34 @@ class Sampler(StepSampler):
         queries, keys, sentence_ids, groups = zip(*xlco or [empty], strict=True)
         views = join(list(queries)), join(list(keys)), np.concatenate(sentence_ids), np.concatenate(groups)
         return Draw(_merge(mlm), _merge(tlm), *views)
+
+    def draws_of_a_pair(self, steps: int) -> dict[str, float]:
+        """How often each pair of a corpus, `en-de/wiki`, is drawn in a training of so many steps, on average: for TLM,
+        for contrast, and as a partner in mixup."""
+        objectives, contrast, sampler = self.config.objectives, self.config.contrast, self.pair_sampler
+        of_tlm = steps if objectives.tlm else 0
+        of_xlco = max(0, steps - contrast.start_step) if objectives.xlco else 0
+        chances = sampler.chances()
+        partners = chances if contrast.partner == "next" else sampler.chances_elsewhere(self.corpora)
+        drawn = chances * (of_tlm + of_xlco) + partners * contrast.mixup * of_xlco
+        each = drawn * self.config.batches.global_batch_size / np.maximum(sampler.sizes, 1)
+        return dict(zip(self.pair_names, each.tolist(), strict=True))
+
+    def tell_draws(self, steps: int) -> None:
+        """Say which pairs are drawn most and least often; warn of corpora too small for what they have to give."""
+        draws = {name: count for name, count in self.draws_of_a_pair(steps).items() if count}
+        if not draws:
+            return
+        most, least = max(draws, key=draws.__getitem__), min(draws, key=draws.__getitem__)
+        logger.info(
+            "in %d steps a pair of %s is drawn %.3g times, one of %s %.3g times",
+            steps, most, draws[most], least, draws[least],
+        )  # fmt: skip
+        if often := [f"{name} ({count:.0f})" for name, count in draws.items() if count > OFTEN]:
+            logger.warning(
+                "each pair of these corpora is drawn more than %d times: %s: add text, lower batches.alpha or "
+                "contrast.mixup, or train for fewer steps", OFTEN, ", ".join(often[:20]),
+            )  # fmt: skip
 
     def _masked(self, sequences: Sequences, groups: np.ndarray, rng: np.random.Generator) -> Masked:
         seen, rows = self.mask(sequences, rng)

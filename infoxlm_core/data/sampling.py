@@ -57,6 +57,19 @@ class TableSampler:
             chosen[mine] = pick(others if others.any() else self.shares, uniform[mine])
         return self._rows(chosen, rng)
 
+    def chances(self) -> np.ndarray:
+        """(tables,) the probability with which a draw is from each."""
+        return self.shares / max(self.shares.sum(), np.finfo(float).tiny)
+
+    def chances_elsewhere(self, corpora: list[str]) -> np.ndarray:
+        """(tables,) that of `draw_elsewhere`, for tables that `draw` has drawn."""
+        names, found = np.array(corpora), np.zeros(len(corpora))
+        for name in set(corpora):
+            others = self.shares * (names != name)
+            others = others if others.any() else self.shares
+            found += self.chances()[names == name].sum() * others / others.sum()
+        return found
+
     def _rows(self, tables: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         return tables, (rng.random(len(tables)) * self.sizes[tables]).astype(np.int64)
 

@@ -25,7 +25,10 @@ class InfoXLMSystem(System):
         return build(config, shards)
 
     def learner(self, config: PretrainingConfig, model: InfoXLM, shards: Shards) -> InfoXLMLearner:
-        return InfoXLMLearner(config, model, shards)
+        learner = InfoXLMLearner(config, model, shards)
+        if distributed.rank() == 0:
+            learner.sampler.tell_draws(config.optimization.steps)
+        return learner
 
     def export(self, model: InfoXLM, config: PretrainingConfig, shards: Shards, directory: Path) -> None:  # noqa: ARG002
         pretrained.export(model, shards.directory / "tokenizer", directory)

@@ -205,6 +205,25 @@ def test_with_one_corpus_the_partner_is_another_pair_of_it(tmp_path):
     assert set(sentence_ids.flat) == set(shards.pairs["en-de"][0].sentence_ids)
 
 
+def test_how_often_a_pair_is_drawn_is_known_before_a_training_and_warned_of_where_it_is_too_often(tmp_path, caplog):
+    shards = open_shards(write_shards(tmp_path, {"large": 400, "small": 20}, ("de",)))
+    config = tiny_config(batches={"global_batch_size": 400, "virtual_shards": 1}, contrast={"mixup": 0.5})
+    sampler, drawn = Sampler(shards, config), Counter()
+    owner = {int(sentence): pairs.corpus for pairs in sampler.pairs for sentence in pairs.sentence_ids}
+    draw = sampler.pair_sampler.draw
+    sampler.pair_sampler.draw = lambda count, rng: (found := draw(count, rng), drawn.update(found[0].tolist()))[0]
+    for step in range(25):
+        first, second = sampler.draw(step, range(1)).sentence_ids.T.tolist()
+        drawn.update(sampler.corpora.index(owner[two]) for one, two in zip(first, second, strict=True) if one != two)
+
+    expected = sampler.draws_of_a_pair(25)
+    sampler.tell_draws(25)
+
+    assert {"en-de/large": drawn[0] / 400, "en-de/small": drawn[1] / 20} == pytest.approx(expected, rel=0.03)
+    assert expected["en-de/small"] > 4 * expected["en-de/large"]  # it gives nearly all partners
+    assert ["en-de/small (286)" in message and "en-de/large" not in message for message in caplog.messages] == [True]
+
+
 def test_one_pair_alone_cannot_be_mixed(tmp_path):
     shards = open_shards(write_shards(tmp_path, {"only": 1}, ("de",)))
 
