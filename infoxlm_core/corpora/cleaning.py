@@ -30,6 +30,7 @@ _MARKUP = regex.compile(
 )
 _RUN = re.compile(r"(\S)\1{19}")
 _MAX_ONE_SIGN = 0.9  # share of a text that may be one and the same sign, if it has a long run of it
+_FEWEST_SIGNS = 5  # letters that are all the same say nothing: "aaaaa", "AA, AAA, …"
 _INSIGNIFICANT = regex.compile(r"[\p{P}\p{N}\s]+")
 _MIN_OWN_SCRIPT = 0.15  # share of letters; Latin names and commands are guests in every script …
 _MAX_FOREIGN_SCRIPT = 0.2  # … a third script is not
@@ -82,6 +83,9 @@ def reason_to_drop(text: str, language: str, languages: tuple[str, ...], rules: 
     guests = len(_LATIN.findall(words)) if "Latin" not in _scripts(language) else 0
     if own < _MIN_OWN_SCRIPT * letters or letters - own - guests > _MAX_FOREIGN_SCRIPT * letters:
         return "wrong_script"
+    signs = _LETTER.findall(words.casefold())
+    if letters >= _FEWEST_SIGNS and max(map(signs.count, set(signs))) > _MAX_ONE_SIGN * letters:
+        return "one_sign"
     if letters >= rules.min_identified_characters and is_other_language(words, language, languages):
         return "wrong_language"
     return None

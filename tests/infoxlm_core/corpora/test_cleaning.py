@@ -66,6 +66,9 @@ def test_texts_that_differ_in_form_only_are_comparable(text):
         ("Bitte geben Sie eine gültige Adresse für Ihren Server ein.", "fr", "wrong_language"),
         ("Kurz und gut", "fr", None),  # too short to tell
         ("a" * 50 + " a", "de", "one_sign"),
+        ("aaaaa aaaaa", "de", "one_sign"),
+        ("A, AA, AAA …", "de", "one_sign"),
+        ("Aal Aas", "de", None),
         ("<" * 50 + " ab", "de", "one_sign"),
         ("So" + "o" * 30 + ", das ist ein recht langes Wort", "de", None),
         ("-" * 30 + " Seite 12", "de", None),
