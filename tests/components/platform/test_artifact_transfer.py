@@ -345,7 +345,7 @@ def test_of_many_who_ask_at_once_one_gets_it(bucket, quick):
     assert len(got) == 1 and len(refused) == 7
 
 
-@pytest.mark.item("F13")
+@pytest.mark.item("F13", "F21")
 @pytest.mark.slow
 def test_a_killed_holder_is_replaced_and_one_that_wakes_up_is_fenced(bucket, quick, tmp_path):
     script = textwrap.dedent("""
