@@ -336,7 +336,8 @@ class Soak:
                 reached = passed + jitter
             due = fault is not None and reached is not None and passed >= reached
             if due and (after := self.fire(fault)) is not None:
-                self.run.fired.append(f"{fault} at {passed:.1f}")
+                name = "kill the command" if fault == "damage" else fault  # what is damaged, is between two attempts
+                self.run.fired.append(f"{name} at {passed:.1f}")
                 undo, fault = [(passed + delay, act) for delay, act in after], None
             for one in [one for one in undo if passed >= one[0]]:
                 undo.remove(one)
