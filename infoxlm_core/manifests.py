@@ -212,7 +212,7 @@ def read(
     path = directory / NAME
     if not path.is_file():
         raise InputError(f"no {NAME} in {directory}: run {made_with} first")
-    remedy = f"run {made_with} again"
+    remedy = f"remove the directory and run {made_with} again"
     manifest: dict[str, Any] = outside.read_json(path, Manifest, remedy, DataCorrupt)
     found, files, facts = manifest["kind"], manifest["files"], manifest["facts"]
     described = digest({"kind": found, "files": files, "facts": facts})

@@ -13,8 +13,7 @@ def verify(directory: Path, kind: str) -> dict[str, Any]:
     state = state_of(directory)
     marker = marker_of(directory)
     known = marker.is_file() and marker.read_text() == state
-    remedy = f"the stage that makes {kind} (remove the directory to make it again)"
-    found = manifests.read(directory, kind, made_with=remedy, check=lambda _: not known)
+    found = manifests.read(directory, kind, made_with=f"the stage that makes {kind}", check=lambda _: not known)
     if not known:
         note(directory, state)
     return found

@@ -23,6 +23,7 @@ from infoxlm_core.errors import CorpusTooSmall, DataCorrupt
 
 _TABLE = re.compile(r"mono/[^/]+/[^/]+|(pairs|held_out)/[^/]+/[^/]+\.(source|target)")
 TOKENS, OFFSETS, SENTENCE_IDS = np.dtype("<u4"), np.dtype("<u8"), np.dtype("<u8")
+REMEDY = "remove the directory and run tokenize_corpus again"
 _PART = 1 << 20  # rows that are compared at a time
 
 
@@ -93,10 +94,10 @@ class Table:
         """Map a table; compare what is in it with itself, unless somebody has `verified` it."""
         tokens, offsets = _map(Path(f"{path}.tokens"), TOKENS), _map(Path(f"{path}.offsets"), OFFSETS)
         if not len(offsets) or offsets[0] != 0 or int(offsets[-1]) != len(tokens):
-            raise DataCorrupt(f"{path}.offsets does not fit {path}.tokens: run tokenize_corpus again")
+            raise DataCorrupt(f"{path}.offsets does not fit {path}.tokens: {REMEDY}")
         parts = () if verified else (offsets[at : at + _PART + 1] for at in range(0, len(offsets) - 1, _PART))
         if any((part[1:] < part[:-1]).any() for part in parts):
-            raise DataCorrupt(f"{path}.offsets has a row that ends before it begins: run tokenize_corpus again")
+            raise DataCorrupt(f"{path}.offsets has a row that ends before it begins: {REMEDY}")
         return cls(tokens, offsets.view(np.int64))  # stays on disk: workers of a machine share its pages
 
     def __len__(self) -> int:
@@ -105,9 +106,9 @@ class Table:
 
 def _map(path: Path, dtype: np.dtype) -> np.ndarray:
     if not path.is_file():
-        raise DataCorrupt(f"{path} is missing: run tokenize_corpus again")
+        raise DataCorrupt(f"{path} is missing: {REMEDY}")
     if path.stat().st_size % dtype.itemsize:
-        raise DataCorrupt(f"{path} ends inside a value: run tokenize_corpus again")
+        raise DataCorrupt(f"{path} ends inside a value: {REMEDY}")
     return np.asarray(np.memmap(path, dtype, "r")) if path.stat().st_size else np.empty(0, dtype)
 
 
@@ -204,18 +205,17 @@ def open_shards(directory: Path, hashed: bool = True) -> Shards:
         CorpusTooSmall: there is neither monolingual text nor a pair.
     """
     manifest = read_manifest(directory, hashed)
-    remedy = "run tokenize_corpus again"
-    facts = outside.check(manifest["facts"], Facts, directory / manifests.NAME, remedy, DataCorrupt)
+    facts = outside.check(manifest["facts"], Facts, directory / manifests.NAME, REMEDY, DataCorrupt)
     mono: dict[str, list[Table]] = {}
     pairs: dict[str, list[Pairs]] = {}
     held_out: dict[str, list[Pairs]] = {}
     for name, table in sorted(facts["tables"].items()):
         if not _TABLE.fullmatch(name) or f"{name}.offsets" not in manifest["files"]:
-            raise DataCorrupt(f"{directory / manifests.NAME}: there is no table {name!r:.120}: {remedy}")
+            raise DataCorrupt(f"{directory / manifests.NAME}: there is no table {name!r:.120}: {REMEDY}")
         if table["largest_id"] >= facts["vocabulary_size"]:
             raise DataCorrupt(
                 f"{directory / name} holds id {table['largest_id']}, the vocabulary has {facts['vocabulary_size']}: "
-                f"{remedy}"
+                f"{REMEDY}"
             )
         kind, language, corpus = name.split("/")
         if kind == "mono":
@@ -226,7 +226,7 @@ def open_shards(directory: Path, hashed: bool = True) -> Shards:
             source, target = (Table.open(Path(f"{stem}.{side}"), not hashed) for side in ("source", "target"))
             sentence_ids = _map(Path(f"{stem}.meanings"), SENTENCE_IDS)
             if not len(source) == len(target) == len(sentence_ids):
-                raise DataCorrupt(f"{stem}: source, target and meanings differ in length: run tokenize_corpus again")
+                raise DataCorrupt(f"{stem}: source, target and meanings differ in length: {REMEDY}")
             where = pairs if kind == "pairs" else held_out
             where.setdefault(language, []).append(Pairs(corpus, source, target, sentence_ids.view(np.int64)))
     if not mono and not pairs:
