@@ -74,8 +74,10 @@ class InfoXLMLearner(Learner):
         mine = self.shares[distributed.rank()]
         for number in range(-(-size // each)):
             draw = self.sampler.draw(f"prefill {number}", mine, only="xlco")
-            for batch in micro_batches(draw, self.config.batches.micro_batch_size):
+            for batch in self._as_often(micro_batches(draw, self.config.batches.micro_batch_size), by_shard=False):
                 self._make_keys(batch.to(self.device))
+                if batch.idle:
+                    self.new_keys.pop()
             self._enqueue(self.config.contrast.start_step, limit=size - number * each)
         self.queue.pointer.zero_()
         logger.info("filled the queue with %d keys", size)
@@ -95,19 +97,22 @@ class InfoXLMLearner(Learner):
                 )
             )
         ]
-        if self.config.model.sharded:  # all workers gather each shard, or none: who has done its part repeats a batch
-            most = max(self._micro_batches(share) for share in self.shares)
-            found += [replace(found[0], idle=True)] * (most - len(found))
+        found = self._as_often(found, by_shard=self.config.model.dropout > 0)
         if self.device.type == "cpu":
             return found
         return [batch.aligned(min(ALIGNED, self.module.encoder.size.longest)) for batch in found]
 
-    def _micro_batches(self, share: range) -> int:
-        """How many micro-batches a worker makes of some virtual shards."""
-        samples, most = self.sampler.per_shard, self.config.batches.micro_batch_size
-        if self.config.model.dropout:
-            return len(share) * math.ceil(samples / most)
-        return math.ceil(len(share) * samples / most)
+    def _as_often(self, found: list[PackedBatch], by_shard: bool) -> list[PackedBatch]:
+        """Micro-batches of this worker's virtual shards, cut `by_shard` or together; where the network is sharded as
+        many as the worker with most has: all gather each part, or none, so who has done its part repeats a batch."""
+        if not self.config.model.sharded:
+            return found
+        samples, size = self.sampler.per_shard, self.config.batches.micro_batch_size
+        counts = [
+            len(share) * math.ceil(samples / size) if by_shard else math.ceil(len(share) * samples / size)
+            for share in self.shares
+        ]
+        return found + [replace(found[0], idle=True)] * (max(counts) - len(found))
 
     def kind_of(self, step: int, skipped: int = 0) -> str:  # noqa: ARG002
         return "" if step >= self.config.contrast.start_step else "before contrast"

@@ -157,7 +157,16 @@ def _go_on(rank: int, size: int, port: int, shards: Path, base: Path) -> None:
     join(rank, size, port)
     with fp64():
         pretrain(config(sharded=True, recompute=True), shards, base / "out", base / "run")
+        torch.save(_filled_queue(shards), base / f"queue {rank}.pt")
     torch.distributed.destroy_process_group()
+
+
+def _filled_queue(path: Path) -> torch.Tensor:
+    """The keys that a run begins with."""
+    wanted, shards = config(sharded=True), open_shards(path)
+    learner = InfoXLMLearner(wanted, build(wanted, shards), shards)
+    learner.after_step(0)
+    return learner.queue.rows
 
 
 def forget_after(step: int, run: Path) -> None:
@@ -216,6 +225,9 @@ def test_a_sharded_run_goes_on_with_three_workers_and_then_unsharded_with_one(tw
     start(_go_on, 3, shards, tmp_path)  # layers compute again; two of them have one micro-batch where the first has two
 
     assert numbers(tmp_path / "run") == pytest.approx(numbers(alone / "run"), rel=1e-9)
+    expected = _filled_queue(shards)
+    for rank in range(3):
+        torch.testing.assert_close(torch.load(tmp_path / f"queue {rank}.pt", weights_only=True), expected)
     forget_after(4, tmp_path / "run")
     pretrain(config(sharded=False), shards, tmp_path / "out", tmp_path / "run")
     assert numbers(tmp_path / "run") == pytest.approx(numbers(alone / "run"), rel=1e-9)
