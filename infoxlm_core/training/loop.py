@@ -52,7 +52,7 @@ def train(
     optimizer = make_adamw([p for p in learner.module.parameters() if p.requires_grad], config)
     progress = Progress(guard=Guard(guard.deviations))
     figures = _begin(learner, optimizer, progress, checkpoints, tracker)
-    pace = Pace(progress.step, config.steps)
+    pace = Pace(config.steps)
     save_due = False
 
     with ThreadPoolExecutor(1, "batches") as ahead:

@@ -19,8 +19,8 @@ CLOCKED = ("tokens_per_second", "data_wait", "gpu_memory_gib", "mfu")
 class Pace:
     """The clock of one training."""
 
-    def __init__(self, start: int, steps: int) -> None:
-        self.start, self.steps = start, steps
+    def __init__(self, steps: int) -> None:
+        self.steps, self.taken = steps, 0  # of the whole run; by this process, which may go back
         self.began = self.spoke = time.monotonic()
         self.tokens = self.waited = 0.0  # since the last line
         self.probed: dict[str, float] = {}  # what was seen last
@@ -29,7 +29,7 @@ class Pace:
         """Count a step, log a line if it is time; return tokens per second and the share of time that the step waited
         for data, since the last line, and on a GPU the most memory used and, if we know it, model FLOPs utilisation."""
         now = time.monotonic()
-        self.tokens, self.waited = self.tokens + figures["tokens"], self.waited + waited
+        self.taken, self.tokens, self.waited = self.taken + 1, self.tokens + figures["tokens"], self.waited + waited
         seconds = max(now - self.spoke, 1e-9)
         self.probed |= {name: value for name, value in figures.items() if name.startswith("probe/")}
         rate = self.tokens / seconds
@@ -44,7 +44,7 @@ class Pace:
             shown = {name: value for name, value in figures.items() if name.startswith("loss/")}
             shown |= {name: value for name, value in figures.items() if name.endswith("accuracy")} | self.probed
             words = " ".join(f"{name} {value:.3f}" for name, value in shown.items() if name.count("/") == 1)
-            left = time_left(now - self.began, step - self.start, self.steps - self.start)
+            left = time_left(now - self.began, self.taken, self.taken + self.steps - step)
             logger.info("step %d/%d %s, %.0f tokens/s, %s", step, self.steps, words, rate, left)
             self.spoke, self.tokens, self.waited = now, 0.0, 0.0
         return speed
