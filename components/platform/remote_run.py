@@ -61,9 +61,13 @@ class RemoteRun:
         self._store.put("saved.json", json.dumps({"step": directory.name}))
         for old in superfluous(self.names(), keep, bad, spacing):
             with suppress(InfoXLMError):  # the next save tries again
-                self.drop(old)
+                artifact_transfer.drop(f"{self.url}/{old}")
 
     def drop(self, name: str) -> None:
+        """Fenced if the run is another's by now: what stands there may be its."""
+        if self._lease is None:
+            raise RuntimeError("held() comes first")
+        self._lease.renew()
         artifact_transfer.drop(f"{self.url}/{name}")
 
     def has_saved(self) -> bool:

@@ -97,7 +97,7 @@ class RemoteCheckpoints(Protocol):
         """Make a checkpoint exist there, then drop what is `superfluous`; raises Fenced if it is not ours to do."""
 
     def drop(self, name: str) -> None:
-        """Let a checkpoint no longer exist there."""
+        """Let a checkpoint no longer exist there; raises Fenced if it is not ours to do."""
 
     def has_saved(self) -> bool:
         """Whether a checkpoint ever existed there."""

@@ -498,6 +498,8 @@ def test_a_checkpoint_of_a_fenced_worker_never_exists(bucket, quick, tmp_path):
 
         with pytest.raises(Fenced):
             old.send(checkpoint(tmp_path / "old", 3), keep=3)
+        with pytest.raises(Fenced):  # nor does it take away what is another's now, if it goes back
+            old.drop("step=0000000002")
 
         assert new.names() == ["step=0000000002"]
 
