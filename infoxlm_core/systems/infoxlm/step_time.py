@@ -162,12 +162,12 @@ def parts(config: PretrainingConfig, step: Step, gpus: int, gpu: str) -> list[Pa
 
 def _all_reduce(config: PretrainingConfig, step: Step, micro_batches: float, gpus: int, device: Gpu) -> Part:
     """Of gradients in fp32, inside a node and then between nodes. Shards: layers are gathered in bf16 for each forward
-    and each backward pass and what belongs to none in fp32 for both, the key encoder's forward; gradients are summed
-    once."""
+    and each backward pass and what belongs to none in fp32 for both, the key encoder in fp32 for its forward pass;
+    gradients are summed once."""
     nodes, inside = -(-gpus // NODE), min(gpus, NODE)
     moved = 4 * step.parameters * (2 if not config.model.sharded else micro_batches + 1)
     if config.model.sharded:
-        moved += micro_batches * (2 * step.of_key_layers + 4 * (step.followed - step.of_key_layers))
+        moved += micro_batches * 4 * step.followed
     own = moved * (inside - 1) / inside
     between = moved * (nodes - 1) / nodes
     seconds = max(own / (device.others * LINKS), between / (CARDS * LINKS))

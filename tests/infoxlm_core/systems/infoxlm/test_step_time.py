@@ -65,10 +65,10 @@ def test_what_is_computed_again_costs_a_third_of_products_and_a_forward_pass_of_
 
 def test_shards_are_gathered_in_each_micro_batch_and_their_gradients_summed_once():
     whole, parts = times(), times(**model(sharded=True))
-    table, layers, slow = 4 * 250_002 * 768, 2 * 85e6, 2 * 57e6  # about: bytes of what is gathered
+    table, layers, slow = 4 * 250_002 * 768, 2 * 85e6, 4 * 57e6  # about: bytes of what is gathered
 
     by_micro = 8 * (2 * layers + table + slow + table)
-    assert parts["all-reduce"] / whole["all-reduce"] == pytest.approx((by_micro + 1.116e9) / (2 * table), rel=0.02)
+    assert parts["all-reduce"] / whole["all-reduce"] == pytest.approx((by_micro + 1.116e9) / (2 * table), rel=0.005)
 
 
 def test_larger_micro_batches_touch_the_word_table_less_often():
