@@ -14,6 +14,7 @@ from infoxlm_core.errors import InputError
 MAX_LINE = 1 << 20  # bytes; longer lines are skipped without holding them in memory
 LOOK_AHEAD = 32 << 20  # bytes
 _CODECS = {".bz2": "bz2", ".gz": "gzip", ".lz4": "lz4", ".zst": "zstd"}
+COMPRESSED = (".xz", *_CODECS)
 MAX_RATIO = 100  # of unpacked to packed size, above which a file is a bomb
 
 
@@ -59,7 +60,7 @@ def _decompressed(packed: Any, path: Path) -> Any:
 def unpack(path: Path) -> IO[bytes]:
     """Open a file; how it is compressed, if at all, its suffix tells. A bomb is refused before a line of it is used."""
     try:
-        if path.suffix in (".xz", *_CODECS):
+        if path.suffix in COMPRESSED:
             with io.BufferedReader(_Unpacked(path), MAX_LINE) as ahead:
                 for _ in range(LOOK_AHEAD // MAX_LINE):
                     ahead.read(MAX_LINE)

@@ -1,5 +1,6 @@
 """Test sets are read whatever their layout is: each sentence of theirs is among the texts."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -32,6 +33,19 @@ LAYOUTS = {
         "".join("".join(f"de:{word}\tO\n" for word in text.split()) + "\n" for text in (SENTENCE, OTHER)),
         encoding="utf-8",
     ),
+    "test.jsonl": lambda path: path.write_text("".join(f"{json.dumps({'a': [x]})}\n" for x in (SENTENCE, OTHER))),
+    "TEST.JSON": as_squad,
+    "squad.json.gz": lambda path: path.write_bytes(gzip.compress(json.dumps([SENTENCE, OTHER]).encode())),
+    "test.csv.gz": lambda path: path.write_bytes(gzip.compress(f'"{SENTENCE}","{OTHER}"\n'.encode())),
+    "nested.parquet": lambda path: pq.write_table(
+        pa.table({"premise": [{"de": SENTENCE}], "hypothesis": [[{"translation": OTHER}]], "label": [0]}), path
+    ),
+    "categories.parquet": lambda path: pq.write_table(
+        pa.table({"text": pa.array([SENTENCE, OTHER]).dictionary_encode()}), path
+    ),
+    "paragraphs.parquet": lambda path: pq.write_table(pa.table({"context": [f"{SENTENCE} {OTHER}"]}), path),
+    "paragraphs.txt": lambda path: path.write_text(f"{SENTENCE} {OTHER}\n", encoding="utf-8"),
+    "newstest.sgm": lambda path: path.write_text(f'<seg id="1">{SENTENCE}</seg>\n<seg id="2">{OTHER}</seg>\n'),
 }
 
 
@@ -39,7 +53,7 @@ LAYOUTS = {
 def test_every_sentence_of_a_set_is_read(tmp_path, name):
     LAYOUTS[name](tmp_path / name)
 
-    assert {SENTENCE, OTHER} <= set(evaluation_sets.read(tmp_path / name))
+    assert {SENTENCE, OTHER} <= {text.strip() for text in evaluation_sets.read(tmp_path / name)}
 
 
 def test_the_files_of_a_set_are_those_that_are_not_hidden_and_known_by_their_content(tmp_path):
@@ -58,12 +72,19 @@ def test_what_is_no_set_is_refused_in_one_line(tmp_path):
     (tmp_path / "bad.tsv").write_bytes(b"gut\n\xff\n")
     (tmp_path / "bad.json").write_text("{")
     (tmp_path / "bad.parquet").write_text("PAR1")
+    pq.write_table(pa.table({"audio": [b"1"], "label": [1]}), tmp_path / "mute.parquet")
+    for name in ("sets.zip", "a.parquet.gz", "sets.tar.gz"):
+        (tmp_path / name).write_bytes(b"")
     (tmp_path / "empty").mkdir()
 
     for name, error, said in (
         ("bad.tsv", EncodingError, r"bad\.tsv:2:1: not UTF-8"),
         ("bad.json", InputError, r"bad\.json cannot be read .*: give a test set as JSON"),
         ("bad.parquet", InputError, r"bad\.parquet cannot be read .*: give a test set as JSON"),
+        ("mute.parquet", InputError, r"mute\.parquet has no column of text: give"),
+        ("sets.zip", InputError, r"sets\.zip is packed, .*: unpack it"),
+        ("a.parquet.gz", InputError, r"a\.parquet\.gz is packed, .*: unpack it"),
+        ("sets.tar.gz", InputError, r"sets\.tar\.gz is packed, .*: unpack it"),
     ):
         with pytest.raises(error, match=said):
             list(evaluation_sets.read(tmp_path / name))
