@@ -397,6 +397,9 @@ class Soak:
                 break
             if fault == "damage" and code == -signal.SIGKILL and (what := damage(self.disk, self.chance)):
                 self.run.fired.append(f"wrong bit in {what}")
+            elif code == 3 and not any(one.startswith("wrong bit") for one in self.run.fired):
+                self.run.wrong = f"damaged, and not by us: {self.run.said[-1]}"
+                break
             elif code == 3 and (found := re.search(rf"{re.escape(self.store)}/\w+/\w{{16}}", self.run.said[-1])):
                 shutil.rmtree(found[0], ignore_errors=True)  # the remedy of an artifact that is damaged
                 repaired += 1

@@ -50,6 +50,20 @@ def test_a_wrong_bit_is_put_into_what_has_a_digest_and_nowhere_else(tmp_path):
     assert (tmp_path / "store/runs/r/metrics.jsonl").read_bytes() == bytes(9)
 
 
+@pytest.mark.parametrize(("fault", "wrong"), [("SIGTERM", "damaged, and not by us: oh"), ("damage", "")])
+def test_what_is_damaged_is_made_again_only_if_the_soak_has_damaged_it(tmp_path, monkeypatch, fault, wrong):
+    one = soak.Soak(None, soak.Run(1, "directory", 0, [fault]), tmp_path, tmp_path)
+    codes = iter([-9 if fault == "damage" else 75, 3, 0])
+    one.run.said = [f"oh {one.store}/corpus/0123456789abcdef"]
+    monkeypatch.setattr(one, "attempt", lambda _: next(codes))
+    monkeypatch.setattr(one, "wrong", lambda: "")
+    monkeypatch.setattr(soak, "damage", lambda *_: "store/a")
+
+    one.until_it_ends()
+
+    assert one.run.wrong.startswith(wrong) and bool(one.run.wrong) == bool(wrong)
+
+
 def test_the_page_counts_what_happened_and_names_what_was_not_exact(tmp_path, monkeypatch):
     monkeypatch.setattr(soak, "RESULTS", tmp_path / "soak.json")
     runs = [soak.Run(1, "S3", 0, ["SIGTERM"], ["SIGTERM at 3.1"], [75, 0], ["asked to stop"], 9.0),
