@@ -21,7 +21,10 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
+from typing_extensions import TypedDict
 
 WINDOW = 128  # good steps that a step is compared with
 LEAST = 64  # fewer than so many say nothing
@@ -29,6 +32,16 @@ RECENT, MOST_BAD = 1_000, 10  # of so many steps more than so many are bad: 1 %
 DISTANCE = 100  # steps that a checkpoint must lie back to be from before the trouble
 
 Skips = list[tuple[int, int]]
+
+
+class Said(TypedDict):
+    """What a checkpoint says of a guard."""
+
+    good: dict[str, list[Annotated[list[float], Field(min_length=2, max_length=2)]]]
+    bad: list[int]
+    skips: list[Annotated[list[int], Field(min_length=2, max_length=2)]]
+    rewinds: int
+    furthest: int
 
 
 @dataclass
@@ -91,12 +104,13 @@ class Guard:
         return {name: copy.deepcopy(value) for name, value in vars(self).items() if name != "deviations"}
 
     @classmethod
-    def of(cls, deviations: float, state: dict[str, Any]) -> "Guard":
+    def of(cls, deviations: float, state: Said | None) -> "Guard":
         """The guard that a checkpoint tells of; a new one, if it is older than guards."""
-        found = cls(deviations, **state)
-        found.good = {kind: [(loss, norm) for loss, norm in values] for kind, values in found.good.items()}
-        found.skips = [(at, count) for at, count in found.skips]
-        return found
+        if not state:
+            return cls(deviations)
+        good = {kind: [(loss, norm) for loss, norm in values] for kind, values in state["good"].items()}
+        skips = [(at, count) for at, count in state["skips"]]
+        return cls(deviations, good, state["bad"], skips, state["rewinds"], state["furthest"])
 
 
 def highest(values: Sequence[float], deviations: float) -> float:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NotRequired
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from infoxlm_core import outside
 from infoxlm_core.errors import NoValidCheckpoint
 from infoxlm_core.training import distributed
 from infoxlm_core.training.checkpoints import Checkpoint
-from infoxlm_core.training.guard import Guard
+from infoxlm_core.training.guard import Guard, Said
 from infoxlm_core.training.learner import Learner
 
 
@@ -22,6 +23,7 @@ class _Meta(TypedDict):
     updates: int
     bad_in_a_row: int
     figures: dict[str, float]
+    guard: NotRequired[Said]
 
 
 @dataclass
@@ -92,5 +94,5 @@ def restore(
     distributed.on_first(check)
     distributed.copy_from_first(found, tensors)
     progress.step, progress.updates, progress.bad_in_a_row = step, meta["updates"], meta["bad_in_a_row"]
-    progress.guard = Guard.of(progress.guard.deviations, meta.get("guard", {}))
+    progress.guard = Guard.of(progress.guard.deviations, meta.get("guard"))
     return meta["figures"]

@@ -86,7 +86,7 @@ def test_a_guard_comes_back_from_a_checkpoint_with_every_bit():
     seen(watch, 7.0)
 
     assert again.state() == saved != watch.state()  # which goes on, while what was saved is written
-    assert Guard.of(6.0, {}) == Guard(6.0)
+    assert Guard.of(6.0, None) == Guard(6.0)
 
 
 @pytest.mark.parametrize("every", [1, 7, 60, 100, 150])
