@@ -79,7 +79,8 @@ def _texts(file: Path) -> Iterator[str]:
             for number, text in _lines(file):
                 yield from _strings(outside.parse_json(text, Any, f"{file}:{number}", _REMEDY) if text.strip() else "")
         case ".parquet":
-            yield from _columns(file)
+            with tables.reading(file, _REMEDY):
+                yield from _columns(file)
         case ".csv":
             with lines.unpack(file) as opened:
                 for row in csv.reader(io.TextIOWrapper(opened, encoding="utf-8-sig", newline="")):

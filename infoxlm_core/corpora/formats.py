@@ -21,7 +21,7 @@ from infoxlm_core import outside
 from infoxlm_core.config import CorpusSource
 from infoxlm_core.corpora import catalogs, lines, tables
 from infoxlm_core.corpora.lines import Row
-from infoxlm_core.errors import CorpusTooSmall, InputError, ParallelMismatch
+from infoxlm_core.errors import CorpusTooSmall, InputError, ParallelMismatch, one_line
 
 Lengths = tuple[int, int, int]  # line, bytes of its two sides
 WINDOW = 1000  # pairs
@@ -240,4 +240,4 @@ def _read_parquet(languages: Sequence[str], pivot: str, path: Path) -> Iterator[
             for group in groups:
                 yield Row(group, tuple(values[name] or "" for name in group), path.name, number)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is no readable Parquet file ({error}): write it again") from None
+        raise InputError(f"{path} is no readable Parquet file ({one_line(error)}): write it again") from None
