@@ -11,7 +11,7 @@ from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data.shards import Shards
 from infoxlm_core.model import pretrained
 from infoxlm_core.systems.table import SYSTEMS
-from infoxlm_core.tasks import reference_vectors
+from infoxlm_core.tasks import reference_vectors, unreserved
 from infoxlm_core.training import distributed, loop
 from infoxlm_core.training.checkpoints import RemoteCheckpoints
 from infoxlm_core.training.fingerprint import Fingerprint
@@ -70,9 +70,12 @@ def _export(config: PretrainingConfig, weights: dict[str, Tensor], shards: Shard
 
 
 def _reserved(config: PretrainingConfig, shards: Shards) -> dict[str, Any]:
-    """Files of test sets that were taken out of all text of this training, and of the one that it starts from."""
-    reserved = set(shards.manifest["facts"].get("reserved", ()))
-    begin = Path(config.model.start or "") / manifests.NAME
-    if reserved and config.model.start and begin.is_file():
-        reserved &= set(manifests.load(begin.parent)["facts"].get("reserved", ()))
-    return {"reserved": sorted(reserved)} if reserved else {}
+    """Files of test sets that were taken out of all text of this training, and of the one that it starts from; and of
+    which corpora that one's text was, if of others: what this corpus holds out may stand in them."""
+    reserved, others = set(shards.manifest["facts"].get("reserved", ())), set()
+    if config.model.start and (start := unreserved.trained_by_us(Path(config.model.start))):
+        reserved &= set(start["facts"].get("reserved", ()))
+        others = {start["inputs"].get("corpus"), *start["facts"].get("other_corpora", ())}
+        others -= {None, shards.manifest["facts"]["corpus"]}
+    said = {"reserved": sorted(reserved), "other_corpora": sorted(others)}
+    return {name: values for name, values in said.items() if values}

@@ -727,20 +727,24 @@ def test_a_run_continues_from_a_given_model_and_refuses_one_of_another_tokenizer
     facts = manifests.load(shards)["facts"]
     manifests.write(shards, "shards", facts | {"reserved": ["ab", "cd"]})  # files of test sets that are not in the text
     first = pretrain(tiny_config(), shards, tmp_path / "a", tmp_path / "run a")
-    manifests.write(shards, "shards", facts | {"reserved": ["cd", "ef"]})
+    manifests.write(shards, "shards", facts | {"reserved": ["cd", "ef"], "corpus": "sha256:d"})
 
     again = pretrain(tiny_config(model={"start": str(start)}), shards, tmp_path / "b", tmp_path / "run b")
 
     assert again["loss/mlm"] < first["loss/mlm"]
     assert manifests.load(start)["facts"] == {"steps": 6, "reserved": ["ab", "cd"]}
-    assert manifests.load(tmp_path / "b/encoder")["facts"]["reserved"] == ["cd"]  # in neither text
+    in_neither = {"steps": 6, "reserved": ["cd"], "other_corpora": [facts["corpus"]]}
+    assert manifests.load(tmp_path / "b/encoder")["facts"] == in_neither
+    manifests.write(start, "encoder", {"steps": 0})  # as one that nobody has trained
+    pretrain(tiny_config(model={"start": str(start)}), shards, tmp_path / "c", tmp_path / "run c")
+    assert manifests.load(tmp_path / "c/encoder")["facts"] == {"steps": 6, "reserved": ["cd", "ef"]}
     (start / "sentencepiece.bpe.model").write_bytes(b"another")
     with pytest.raises(TokenizerMismatch, match=r"has tokenizer sha256:\w{8}…, .* sha256:t"):
-        pretrain(tiny_config(model={"start": str(start)}), tiny_shards, tmp_path / "c", tmp_path / "run c")
+        pretrain(tiny_config(model={"start": str(start)}), tiny_shards, tmp_path / "d", tmp_path / "run d")
     size = json.loads((start / "config.json").read_text()) | {"vocab_size": 65}
     (start / "config.json").write_text(json.dumps(size))
     with pytest.raises(TokenizerMismatch, match=r"has 65 embeddings, .* 64 ids"):
-        pretrain(tiny_config(model={"start": str(start)}), tiny_shards, tmp_path / "c", tmp_path / "run c")
+        pretrain(tiny_config(model={"start": str(start)}), tiny_shards, tmp_path / "d", tmp_path / "run d")
 
 
 @pytest.mark.item("F22")

@@ -49,6 +49,9 @@ def test_held_out_text_is_in_no_training_text_of_its_own_corpus(tests, tmp_path)
 
     assert unreserved.find(trained, tests, own) == []
     assert len(unreserved.find(trained, tests, other)) == 2
+    inputs = {"corpus": manifests.load(own)["digest"]}
+    begun_on_another = encoder(tmp_path / "b", inputs=inputs, steps=9, other_corpora=[manifests.load(other)["digest"]])
+    assert len(unreserved.find(begun_on_another, tests, own)) == 2
 
 
 def test_scores_on_a_test_that_was_not_taken_out_say_so(tests, tmp_path):
