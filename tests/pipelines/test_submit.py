@@ -372,7 +372,8 @@ def test_ctrl_c_leaves_the_run_alone_and_says_how_to_end_it(kubeflow, config, cl
     ("changes", "said"),
     [
         (["pretraining.optimization.stepz=1"], "stepz: unknown name"),
-        (["num_workers=3"], "num_workers (3) must divide"),
+        (["num_workers=3"], "num_workers (3) must be a multiple of pool.gpus"),
+        (["num_workers=300"], "num_workers (300) must not exceed"),
         (["num_workers=0"], "a cluster trains on Ray workers"),
     ],
 )

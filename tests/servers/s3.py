@@ -1,11 +1,12 @@
 """SeaweedFS: an S3 server in one process, from the package index."""
 
+import contextlib
 import json
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ def environment(url: str, access: str = "k") -> dict[str, str]:
     return {"AWS_ENDPOINT_URL": url, "AWS_ACCESS_KEY_ID": access, "AWS_SECRET_ACCESS_KEY": KEYS[access]}
 
 
-@contextmanager
+@contextlib.contextmanager
 def serve(directory: Path) -> Iterator[str]:
     """Run a server on loopback with its data in a directory; yield its URL."""
     ports = free_ports()
@@ -31,10 +32,19 @@ def serve(directory: Path) -> Iterator[str]:
 
 def free_ports() -> tuple[int, ...]:
     """Of its four parts, S3 last; their gRPC ports are 10,000 above."""
-    return tuple(next(port for port in iter(free_port, None) if port < 55_000) for _ in range(4))
+    return tuple(
+        next(port for port in iter(free_port, None) if port < 55_000 and _is_free(port + 10_000)) for _ in range(4)
+    )
 
 
-@contextmanager
+def _is_free(port: int) -> bool:
+    with socket.socket() as listener, contextlib.suppress(OSError):
+        listener.bind(("127.0.0.1", port))
+        return True
+    return False
+
+
+@contextlib.contextmanager
 def running(directory: Path, ports: Sequence[int]) -> Iterator[subprocess.Popen]:
     """Run a server on loopback with its data in a directory, where an earlier one may have left some."""
     (directory / "data").mkdir(exist_ok=True)
@@ -65,11 +75,14 @@ def bucket(url: str, name: str) -> Any:
 
     key = {"aws_access_key_id": "k", "aws_secret_access_key": KEYS["k"]}
     bucket = boto3.resource("s3", endpoint_url=url, region_name="us-east-1", **key).Bucket(name)
-    if bucket.creation_date:
-        return bucket
-    bucket.create()
-    for attempt in range(60):  # a server that answers may still have no volume to write to
+    made = False
+    for attempt in range(60):  # a server that answers may still have no list of buckets, and no volume to write to
         try:
+            if not made and bucket.creation_date:
+                break
+            if not made:
+                bucket.create()
+                made = True
             bucket.put_object(Key="ready", Body=b"?")
             bucket.Object("ready").delete()
             break

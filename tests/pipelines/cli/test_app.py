@@ -141,7 +141,8 @@ def test_a_store_that_cannot_be_made_is_one_line(config):
 @pytest.mark.item("P8")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_a_command_with_one_line_and_the_code_that_says_run_it_again(number, capsys):
-    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    # under nohup, and in the background of a shell, tests begin with signals that are ignored
+    before = {each: signal.signal(each, signal.SIG_DFL) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         interrupt_on_signals()
         with pytest.raises(typer.Exit) as ended, ending_clearly():
