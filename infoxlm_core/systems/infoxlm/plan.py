@@ -93,6 +93,8 @@ def memory(config: PretrainingConfig, vocabulary: int, gpus: int) -> list[Row]:
     """Bytes on each device, part by part; the first five are exact, the others estimates for full sequences."""
     model, keys = build(config, vocabulary)
     size, micro = model.encoder.size, config.batches.micro_batch_size
+    if config.model.dropout:  # no micro-batch reaches beyond a virtual shard
+        micro = min(micro, config.batches.global_batch_size // config.batches.virtual_shards)
     queue, top = config.contrast.queue_size, config.contrast.layer
     d, total, slow, tensors = size.hidden, count(model), count(keys), len(list(model.parameters()))
     shape, on = shapes(config)[0], bool(config.objectives.xlco)

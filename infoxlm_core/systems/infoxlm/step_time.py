@@ -98,9 +98,12 @@ def parts(config: PretrainingConfig, step: Step, gpus: int, gpu: str) -> list[Pa
     Source of the shares: public figures of torch's own FlashAttention and cuBLAS on H100s, and of nccl-tests.
     """
     peak, device, size, d = PEAKS[gpu], GPUS[gpu], step.size, step.size.hidden
-    share = -(-config.batches.virtual_shards // gpus) / config.batches.virtual_shards  # of who has most
+    most = -(-config.batches.virtual_shards // gpus)  # virtual shards of who has most
+    share = most / config.batches.virtual_shards
     samples = config.batches.global_batch_size * share
     micro_batches = -(-samples // config.batches.micro_batch_size)
+    if config.model.dropout:  # no micro-batch reaches beyond a virtual shard
+        micro_batches = most * -(-samples // most // config.batches.micro_batch_size)
     compiled = config.model.compiled
     memory, layer, top = device.memory * MEMORY, LAYER_BYTES[compiled], config.contrast.layer
 

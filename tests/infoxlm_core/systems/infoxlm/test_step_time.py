@@ -78,6 +78,13 @@ def test_larger_micro_batches_touch_the_word_table_less_often():
     assert large < 0.5 * small
 
 
+def test_with_dropout_a_micro_batch_is_no_larger_than_a_virtual_shard():
+    batches = {"global_batch_size": 2048, "virtual_shards": 256}
+
+    dropped = times(**model(dropout=0.1), batches=batches | {"micro_batch_size": 32})
+    assert dropped == times(batches=batches | {"micro_batch_size": 8})
+
+
 def test_eight_cards_of_a_node_carry_its_share_of_the_gradients():
     gradients, spread = 4 * (278_295_186 - 768 + 768**2), {gpus: times(gpus=gpus) for gpus in (1, 8, 64)}
 
