@@ -7,6 +7,7 @@ reason_to_drop("Datei öffnen…", "ru", ("en", "ru"), CleaningConfig())  ->  "w
 import hashlib
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -84,7 +85,7 @@ def reason_to_drop(text: str, language: str, languages: tuple[str, ...], rules: 
     if own < _MIN_OWN_SCRIPT * letters or letters - own - guests > _MAX_FOREIGN_SCRIPT * letters:
         return "wrong_script"
     signs = _LETTER.findall(words.casefold())
-    if letters >= _FEWEST_SIGNS and max(map(signs.count, set(signs))) > _MAX_ONE_SIGN * letters:
+    if letters >= _FEWEST_SIGNS and max(Counter(signs).values()) > _MAX_ONE_SIGN * letters:
         return "one_sign"
     if letters >= rules.min_identified_characters and is_other_language(words, language, languages):
         return "wrong_language"
