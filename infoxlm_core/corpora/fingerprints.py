@@ -13,20 +13,22 @@ _UNIT = regex.compile(rf"[{_WITHOUT_SPACES}]|[[\p{{L}}\p{{M}}\p{{N}}]--[{_WITHOU
 
 
 class Keys(NamedTuple):
-    """Three digests, 64 bits each, of every text of a row."""
+    """Digests, 64 bits each: three of every text of a row, and those of all runs of words in them."""
 
     equal: Sequence[int]  # of the form in which training text is compared with text kept for evaluation
     near: Sequence[int]  # of what near duplicates have in common
     exact: Sequence[int]  # of the very text
+    runs: Sequence[int] = ()
 
     def of(self, side: int) -> "Keys":
         """Those of one side of a pair."""
-        return Keys(*(digests[side : side + 1] for digests in self))
+        return Keys(*(digests[side : side + 1] for digests in self[:3]))
 
 
-def keys(texts: Sequence[str]) -> Keys:
-    """Return the keys of a row."""
-    return Keys(*zip(*map(_keys, texts), strict=True))
+def keys(texts: Sequence[str], overlap: int = 0) -> Keys:
+    """Return the keys of a row; its runs are of `overlap` words, none if that is 0."""
+    equal, near, exact = zip(*map(_keys, texts), strict=True)
+    return Keys(equal, near, exact, [digest for text in texts for digest in runs(text, overlap)])
 
 
 @lru_cache(maxsize=1 << 16)  # the pivot's side of a message returns in every language

@@ -4,6 +4,7 @@ Three kinds of text are reserved: the sentences of held-out corpora, those of te
 drawn share of the messages of all other corpora, the labelled test set.
 """
 
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,8 +38,7 @@ class Reserved:
         """Note the texts of a clean row, if they are kept for evaluation or might be."""
         if corpus in config.held_out:
             self.held_out.update(keys.equal, keys.near)
-            for text in texts:
-                self.runs.update(fingerprints.runs(text, self.overlap))
+            self.runs.update(keys.runs)
         elif config.labelled_share:
             for key in keys.near:
                 if self.owners.setdefault(key, corpus) != corpus:
@@ -53,32 +53,31 @@ class Reserved:
         """Note a text of a test set, as it is in its file."""
         clean = cleaning.normalise(text)
         if clean:
-            found = fingerprints.keys([clean])
+            found = fingerprints.keys([clean], self.overlap)
             self.evaluation_sets.update(found.equal, found.near)
-            self.runs.update(fingerprints.runs(clean, self.overlap))
+            self.runs.update(found.runs)
 
     def settle(self) -> "Reserved":
         """Return what stays reserved when all corpora are read: a message of several corpora has no label."""
         messages = {key: targets for key, targets in self.messages.items() if self.owners[key]}
         return replace(self, messages=messages, labelled=set(messages).union(*messages.values()))
 
-    def reason(self, texts: Sequence[str], keys: Keys) -> str | None:
-        """Return why a row of these texts, with these keys, is no training text, or None."""
+    def reason(self, keys: Keys) -> str | None:
+        """Return why a row with these keys is no training text, or None."""
         for name, digests in (("held_out", self.held_out), ("evaluation_set", self.evaluation_sets)):
             if not (digests.isdisjoint(keys.equal) and digests.isdisjoint(keys.near)):
                 return name
         if not self.labelled.isdisjoint(keys.near):
             return "labelled"
-        if self.runs and not all(self.runs.isdisjoint(fingerprints.runs(text, self.overlap)) for text in texts):
-            return "overlap"
-        return None
+        return None if self.runs.isdisjoint(keys.runs) else "overlap"
 
 
 def check_leaks(output: Path, reserved: Reserved, parallel_map: ParallelMap = in_process) -> None:
     """Read again what was written; raise EvaluationLeak if training text contains what is kept for evaluation."""
-    for marked in parallel_map(row_chunks.mark, _written(output)):
+    mark = functools.partial(row_chunks.mark, overlap=reserved.overlap if reserved.runs else 0)
+    for marked in parallel_map(mark, _written(output)):
         for path, number, texts, split, *keys in rows_of(marked):
-            reason = reserved.reason(texts, Keys(*keys))
+            reason = reserved.reason(Keys(*keys))
             if reason in ("held_out", "evaluation_set") or (reason and split == "train"):
                 raise EvaluationLeak(
                     f"{path} row {number} is kept for evaluation ({reason}): {texts[0]!r:.80}: report it"

@@ -41,20 +41,23 @@ def _table(rows: list[Row]) -> pa.Table:
     return of_rows(_READ, [("-".join(row.languages), row.texts, row.file, row.dropped) for row in rows])
 
 
-def clean_rows(chunk: pa.Table, languages: tuple[str, ...], rules: CleaningConfig) -> pa.Table:
-    """Normalise texts of `chunks`, say why a row is dropped, if it is, and give the others their keys."""
+def clean_rows(chunk: pa.Table, languages: tuple[str, ...], rules: CleaningConfig, overlap: int = 0) -> pa.Table:
+    """Normalise texts of `chunks`, say why a row is dropped, if it is, and give the others their keys.
+
+    `overlap`: words of the runs among the keys, which take longest: none unless text is kept for evaluation.
+    """
     cleaned = []
     for own, texts, file, dropped in rows_of(chunk):
         if not dropped:
             texts = [cleaning.normalise(text) for text in texts]
             dropped = cleaning.reason_to_drop_row(texts, own.split("-"), languages, rules)
-        cleaned.append((own, texts, file, dropped, *(Keys((), (), ()) if dropped else keys(texts))))
+        cleaned.append((own, texts, file, dropped, *(Keys((), (), ()) if dropped else keys(texts, overlap))))
     return of_rows(_CLEANED, cleaned)
 
 
-def mark(chunk: pa.Table) -> pa.Table:
+def mark(chunk: pa.Table, overlap: int = 0) -> pa.Table:
     """Add the keys of each row's `texts` to a table."""
-    found = [keys(texts) for texts in chunk["texts"].to_pylist()]
+    found = [keys(texts, overlap) for texts in chunk["texts"].to_pylist()]
     for (name, kind), column in zip(KEYS, zip(*found, strict=True), strict=True):
         chunk = chunk.append_column(name, pa.array(column, kind))
     return chunk

@@ -125,7 +125,8 @@ def _stage(
 ) -> Reserved:
     """Read and clean all corpora into `staging`; return what training text must not contain."""
     paths = [[_verified(path, source.sha256) for path in source.paths] for source in config.corpora]
-    clean = functools.partial(row_chunks.clean_rows, languages=config.languages, rules=config.cleaning)
+    overlap = config.overlap if config.held_out or config.evaluation_sets else 0
+    clean = functools.partial(row_chunks.clean_rows, languages=config.languages, rules=config.cleaning, overlap=overlap)
     sources = list(zip(config.corpora, paths, strict=True))
     with Tables(staging, _STAGED) as staged, progress("reading", len(sources), "corpora") as advance:
         for source, local in sources:
@@ -205,7 +206,7 @@ def _write(config: PreparationConfig, output: Path, reserved: Reserved, outcomes
                     keys = Keys(*digests)
                     if kind in HELD_OUT:
                         writer.keep(kind, corpus, languages, texts, keys, file)
-                    elif reason := reserved.reason(texts, keys):
+                    elif reason := reserved.reason(keys):
                         outcomes[corpus, languages[-1], kind, file][reason] += 1
                         if reason == "labelled" and kind == "pairs" and keys.near[0] in reserved.messages:
                             writer.label("test", corpus, languages, texts, keys, reserved.owners)

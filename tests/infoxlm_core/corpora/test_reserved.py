@@ -23,7 +23,7 @@ def noted(*rows: tuple[str, list[str]]) -> Reserved:
 
 
 def reason(reserved: Reserved, *texts: str) -> str | None:
-    return reserved.reason(texts, keys(texts))
+    return reserved.reason(keys(texts))
 
 
 def test_a_held_out_sentence_is_recognised_in_any_case_and_on_either_side():

@@ -17,12 +17,13 @@ ROWS = [
 def test_a_clean_row_is_normalised_and_keyed_and_another_says_why_it_goes():
     (chunk,) = row_chunks.chunks(ROWS)
 
-    clean, untranslated, damaged = tables.rows_of(row_chunks.clean_rows(chunk, ("en", "de"), CleaningConfig()))
+    clean, untranslated, damaged = tables.rows_of(row_chunks.clean_rows(chunk, ("en", "de"), CleaningConfig(), 3))
 
     texts = ["Open the file now", "Öffne die Datei jetzt"]
-    assert clean == ("en-de", texts, "a.tsv", None, *map(list, fingerprints.keys(texts)))
-    assert untranslated[3:] == ("untranslated", [], [], [])
-    assert damaged[3:] == ("damaged", [], [], [])
+    assert clean == ("en-de", texts, "a.tsv", None, *map(list, fingerprints.keys(texts, 3)))
+    assert len(clean[-1]) == 4  # two runs of three words on each side
+    assert untranslated[3:] == ("untranslated", [], [], [], [])
+    assert damaged[3:] == ("damaged", [], [], [], [])
 
 
 @pytest.mark.item("B08")
