@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from infoxlm_core.config.base import NonNegativeInt, Number, PositiveFloat, PositiveInt, StageConfig, Weight
+from infoxlm_core.config.base import NonNegativeInt, Number, PositiveFloat, PositiveInt, StageConfig, Weight, Whole
 
 Beta = Annotated[Number, Field(ge=0, lt=1)]
 RunName = Annotated[str, Field(pattern=r"^([A-Za-z0-9][\w.-]*)?$")]
@@ -57,9 +57,9 @@ class GuardConfig(StageConfig):
 
     deviations: Weight = 6.0
     """A step is bad, too, if its loss or gradient norm is so many standard deviations above the mean of the last 128
-    good steps; from the 64th on. 0: only if it is not finite."""
+    good steps; from the 64th on. 0: only if it is not finite, and only steps in a row count."""
 
-    rewinds: NonNegativeInt = 2
+    rewinds: Annotated[Whole, Field(ge=0, le=2)] = 2
     """After `optimization.max_bad_steps` bad steps in a row, or more than 10 in 1,000, the run goes back to a
     checkpoint at least 100 steps before and leaves out the data since: at most so often, then it stops."""
 

@@ -77,7 +77,7 @@ class Guard:
         """Why a training cannot go on after a step, in words; nothing if it can."""
         if bad_in_a_row >= max_bad_steps:
             return f"{bad_in_a_row} steps in a row up to step {step}"
-        if (count := sum(one > step - RECENT for one in self.bad)) > MOST_BAD:
+        if self.deviations and (count := sum(one > step - RECENT for one in self.bad)) > MOST_BAD:
             return f"{count} of the last {RECENT:,} steps up to step {step}"
         return ""
 

@@ -105,10 +105,14 @@ def count_targets(batches: Sequence[MicroBatch], names: Iterable[str]) -> dict[s
 
 
 def _read(sums: Mapping[str, Tensor], norm: Tensor) -> tuple[dict[str, Any], float]:
-    """Sums over all workers, and the gradient's norm, in one copy from the device. All bring the same names."""
+    """Sums over all workers, and the gradient's norm, in one copy from the device. All bring the same names.
+
+    The norm is the first worker's: unlike devices may round it otherwise, and a verdict must not differ.
+    """
     names = sorted(sums)
-    total = distributed.sum_over_workers(torch.cat([sums[name].flatten() for name in names]))
-    values = torch.cat([total, norm.double().reshape(1)]).cpu().numpy()
+    size = norm.double().reshape(1)
+    size = size if distributed.rank() == 0 else torch.zeros_like(size)
+    values = distributed.sum_over_workers(torch.cat([*(sums[name].flatten() for name in names), size])).cpu().numpy()
     edges = np.cumsum([sums[name].numel() for name in names])
     parts = zip(names, np.split(values[:-1], edges[:-1]), strict=True)
     shaped = {name: part.reshape(sums[name].shape) for name, part in parts}

@@ -61,6 +61,7 @@ def test_bad_steps_in_a_row_are_trouble_and_so_are_more_than_one_in_a_hundred():
     assert watch.trouble(1_099, 0, 3) == "11 of the last 1,000 steps up to step 1099"
     assert watch.trouble(1_100, 0, 3) == ""
     assert watch.trouble(1_100, 3, 3) == "3 steps in a row up to step 1100"
+    assert Guard(0.0, bad=watch.bad).trouble(1_099, 0, 3) == ""  # without a guard, as in fine-tuning
 
 
 def test_after_any_number_of_rewinds_no_position_is_seen_twice_but_those_before_the_checkpoint():
