@@ -14,6 +14,7 @@ import string
 from collections import Counter
 from pathlib import Path
 
+import hypothesis
 import numpy as np
 import pytest
 import torch
@@ -27,6 +28,8 @@ from tests.workers import fp64
 
 pytest_plugins = ["tests.servers.fixtures"]
 VOCABULARY = 64
+hypothesis.settings.register_profile("ours", deadline=None)  # other work on this machine is no failure
+hypothesis.settings.load_profile("ours")
 
 
 @pytest.fixture(scope="session", autouse=True)
