@@ -659,6 +659,7 @@ def test_with_dropout_too_the_samples_and_losses_do_not_depend_on_the_workers(ti
 
     def total(count: int) -> float:
         monkeypatch.setattr(distributed, "world_size", lambda: count)
+        learner.shares = distributed.shares(config.batches.virtual_shards)  # as a learner of so many workers has
         loss = 0.0
         for rank in range(count):
             monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
