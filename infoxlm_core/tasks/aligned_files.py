@@ -55,6 +55,11 @@ def read(folder: Path, pivot: str, wanted: str | Iterable[str] = "all") -> dict[
     return {code: found[code]() for code in languages.choose(found, wanted, str(folder))}
 
 
+def is_named(path: Path) -> bool:
+    """Whether a file's name is that of a part of a set; others may lie beside, such as a licence."""
+    return bool(_ONE.fullmatch(path.name) or _TWO.fullmatch(path.name))
+
+
 def _is(code: str, language: str) -> bool:
     return languages.two_letters(code) == languages.two_letters(language)
 

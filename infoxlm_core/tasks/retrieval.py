@@ -66,9 +66,12 @@ class Retrieval(Task[RetrievalConfig]):
 
     def tests(self, settings: RetrievalConfig) -> list[Path]:
         from infoxlm_core.corpora import evaluation_sets
+        from infoxlm_core.tasks import aligned_files
 
         held_out = Path(settings.data) / "held_out"  # of a prepared corpus, which has training text beside it
-        return evaluation_sets.files(held_out if held_out.is_dir() else Path(settings.data))
+        if held_out.is_dir():
+            return evaluation_sets.files(held_out)
+        return [file for file in evaluation_sets.files(Path(settings.data)) if aligned_files.is_named(file)]
 
     def measure(self, settings: RetrievalConfig, model: Path, output: Path) -> Scores:
         from infoxlm_core.tasks import aligned

@@ -73,6 +73,8 @@ def test_scores_on_a_test_that_was_not_taken_out_say_so(tests, tmp_path):
         ("named_entities", ["test-de.tsv", "train-en.tsv"], {"data": "."}, ["test-de.tsv"]),
         ("question_answering", ["test.de.json", "train.en.json", "dev.de.json"],
          {"train": ["train.en.json"], "test": ["."]}, ["test.de.json"]),
+        ("retrieval", ["README.md", "a.en-de.de", "a.en-de.en"], {"data": "."}, ["a.en-de.de", "a.en-de.en"]),
+        ("retrieval", ["en-de.tsv", "de.txt", "script.py"], {"data": "."}, ["de.txt", "en-de.tsv"]),
         ("retrieval", ["held_out/en-de/a.parquet", "mono/de/a.parquet"], {"data": "."}, ["a.parquet"]),
     ],
 )  # fmt: skip
