@@ -39,10 +39,11 @@ def one_thread():
 
 @pytest.fixture(autouse=True)
 def no_log_of_others():
-    """What a command of ours logs to goes with its test: it wrote to an output that pytest closes."""
+    """What a command of ours logs to, and from which level on, goes with its test: pytest closes the output."""
     root = logging.getLogger()
-    before = root.handlers[:]
+    before, level = root.handlers[:], root.level
     yield
+    root.setLevel(level)
     for handler in root.handlers[:]:
         if type(handler) is logging.StreamHandler and handler not in before:
             root.removeHandler(handler)

@@ -91,7 +91,7 @@ def changed(config: StageConfig, *place: str) -> Iterator[tuple[str, dict[str, A
                 break
 
 
-FREE = ("checkpoints.", "probe.", "log_every", "model.sharded", "model.compiled")
+FREE = ("checkpoints.", "probe.", "log_every", "model.sharded", "model.recompute", "model.compiled")
 
 
 @pytest.mark.item("F18")
