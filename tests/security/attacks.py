@@ -260,7 +260,7 @@ CONFIGS = [
             ("pretraining", "write section.name=value"), ("preparation.corpora.0.name=x", "no section"),
             ("num_workers.x=1", "no section"), ("=1", ""), ("pretraining..a=1", "unknown name"), ("a=[1", ""),
             ("a=!!python/object/apply:os.getcwd []", "tag"), ("a=" + "[" * 1500, ""), ("a=&x 1", "anchors"),
-            ("num_workers=1000000", "must divide"), ("num_workers=true", "valid integer"),
+            ("num_workers=1000000", "must not exceed"), ("num_workers=true", "valid integer"),
             ("pretraining.optimization.steps=true", "valid integer"), ("pretraining.optimization.steps='300'", "valid integer"),
             ("pretraining.optimization.steps=1:30", "valid integer"), ("pretraining.optimization.steps=-1", "greater than 0"),
             ("pretraining.optimization.steps=.nan", ""), ("pretraining.optimization.steps=1" + "0" * 40, "2^53"),
