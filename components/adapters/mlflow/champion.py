@@ -100,8 +100,11 @@ def promote(client: "MlflowClient", version: "ModelVersion", gate: Mapping[str, 
             with registered.fetched(client, version):
                 pass  # complete, unchanged, and signed if it must be
             record(client, version, PROMOTED, verdict, champion)
-            if champion_of(client, name) == champion:  # else it was compared with one that is none any more
+            present = champion_of(client, name)
+            if present == champion:
                 client.set_registered_model_alias(name, CHAMPION, number)
+            # Else it was compared with one that is none any more: compare again, unless who took its place may find us.
+            if present == champion or present in {str(one.version) for one in _promoted_now(client, version, champion)}:
                 verdict = _settle(client, version, champion, gate, verdict)
                 break
         else:
@@ -114,7 +117,7 @@ def promote(client: "MlflowClient", version: "ModelVersion", gate: Mapping[str, 
 def _settle(
     client: "MlflowClient", version: "ModelVersion", champion: str | None, gate: Mapping[str, float], verdict: Verdict
 ) -> Verdict:
-    """After a version has got the alias: give it to the best of those that replace the same champion at this moment.
+    """After a version or a rival of it has got the alias: give it to the best of those that replace the same champion.
 
     Each of them comes to the same one if their gates are the same. Returns what then holds of the version.
     """
@@ -130,11 +133,11 @@ def _settle(
         if by_hand[1] or (not by_hand[0] and decide(_present(client, other), _present(client, best), gate).passed):
             best = other
     lost = Verdict(False, f"candidate: version {best.version} became champion at the same time, and is not worse")
+    if others:  # the alias first: a crash in between then leaves nobody champion who is called refused
+        client.set_registered_model_alias(name, CHAMPION, best.version)
     for one in rivals:
         if one.version != best.version:
             record(client, one, "refused", lost, champion, better=best.version)
-    if others:
-        client.set_registered_model_alias(name, CHAMPION, best.version)
     return verdict if best.version == number else lost
 
 

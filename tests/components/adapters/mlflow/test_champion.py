@@ -194,12 +194,12 @@ def test_of_two_that_replace_a_champion_at_once_the_better_one_has_the_alias(
     def both_look(client, name):
         found = look(client, name)
         looks[threading.get_ident()] += 1
-        if looks[threading.get_ident()] == 2:  # the second time is just before it moves
+        if looks[threading.get_ident()] == 3:  # it looks first, then to compare, then just before it moves
             looked.wait(60)
         return found
 
     def in_order(client, name, alias, number):
-        if number != first:
+        if str(number) != first:
             (through if slow else moved).wait(60)
         move(client, name, alias, number)
         moved.set()
@@ -221,6 +221,38 @@ def test_of_two_that_replace_a_champion_at_once_the_better_one_has_the_alias(
     assert "better than version 1" in best.result().verdict.reason
     assert champion(better) == 3
     assert (decision(better, 2)["what"], decision(better, 3)["what"]) == ("refused", "promoted")
+
+
+@pytest.mark.item("P11")
+def test_who_is_overtaken_by_a_rival_settles_with_it_instead_of_judging_alone(
+    better, store, tiny_encoders, monkeypatch
+):
+    """Version 3, as good as 2, takes the place of 1 just before 2 would move the alias, and settles a moment later."""
+    register(store, tiny_encoders["first"], "sha256:3", 0.6, gate={METRIC: 0.5})
+    rival, look, compare = better.get_model_version("tiny", "3"), promotion.champion_of, promotion.compare_with_champion
+    judged = compare(better, rival, GATE)
+    looks: list[str | None] = []
+
+    def overtaken(client, name):
+        looks.append(look(client, name))
+        if len(looks) == 3:  # it looks first, then to compare, then just before it moves
+            promotion.record(client, rival, promotion.PROMOTED, judged, "1")
+            client.set_registered_model_alias(name, promotion.CHAMPION, "3")
+            looks[-1] = "3"
+        return looks[-1]
+
+    def settles_meanwhile(client, version, gate):
+        if len(looks) > 3:
+            promotion._settle(client, rival, "1", gate, judged)
+        return compare(client, version, gate)
+
+    monkeypatch.setattr(promotion, "champion_of", overtaken)
+    monkeypatch.setattr(promotion, "compare_with_champion", settles_meanwhile)
+
+    assert promoting.run("models:/tiny/2", GATE, store).verdict.passed
+    assert not promotion._settle(better, rival, "1", GATE, judged).passed
+    assert champion(better) == 2
+    assert (decision(better, 2)["what"], decision(better, 3)["what"]) == ("promoted", "refused")
 
 
 def test_a_rollback_brings_the_previous_champion_back_once(better, store):
