@@ -4,18 +4,19 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
 from torch import Tensor
-from transformers import AutoModel, AutoModelForMaskedLM
-from transformers import PreTrainedModel as Model
-from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from infoxlm_core.errors import InputError, one_line
 from infoxlm_core.model import devices, pretrained, tokenizers
 from infoxlm_core.model.pretrained import PROJECTION
+
+if TYPE_CHECKING:  # its models take three seconds to import, which only a process that loads one has to pay
+    from transformers import PreTrainedModel as Model
+    from transformers import PreTrainedTokenizerBase as Tokenizer
 
 
 def has_language_model_head(directory: Path) -> bool:
@@ -23,7 +24,7 @@ def has_language_model_head(directory: Path) -> bool:
     return "ForMaskedLM" in json.dumps(pretrained.read_config(directory))  # among its "architectures"
 
 
-def load_encoder(directory: Path | str, device: str | None = None) -> tuple[Model, Tokenizer]:
+def load_encoder(directory: Path | str, device: str | None = None) -> "tuple[Model, Tokenizer]":
     """Load an encoder, with its language-model head if it has one, ready to predict in fp32, on the GPU if any.
 
     Raises InputError if the directory or a weight is missing or cannot be read, or it is an encoder-decoder.
@@ -31,7 +32,8 @@ def load_encoder(directory: Path | str, device: str | None = None) -> tuple[Mode
     directory = Path(directory)
     if not (directory / "config.json").is_file():
         raise InputError(f"{directory} is no model: it has no config.json; give a Hugging Face model directory")
-    kind: Any = AutoModelForMaskedLM if has_language_model_head(directory) else AutoModel
+    with_head = has_language_model_head(directory)
+    kind: Any = transformers.AutoModelForMaskedLM if with_head else transformers.AutoModel
     safe: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     loading = safe | {"use_safetensors": True, "output_loading_info": True, "dtype": torch.float32}
     tokenizer = tokenizers.load(directory)
@@ -71,13 +73,13 @@ def _quietly() -> Iterator[None]:
             transformers.logging.enable_progress_bar()
 
 
-def contrast_space(model: Model) -> tuple[int, str] | None:
+def contrast_space(model: "Model") -> tuple[int, str] | None:
     """Layer and pooling that the model was trained to compare sentences with; None if it does not say."""
     space = getattr(model.config, "infoxlm", None)
     return (space["layer"], space["pooling"]) if space else None
 
 
-def describe(model: Model) -> dict[str, Any]:
+def describe(model: "Model") -> dict[str, Any]:
     """Sizes of an encoder."""
     return {
         "type": model.config.model_type,
@@ -89,7 +91,7 @@ def describe(model: Model) -> dict[str, Any]:
     }
 
 
-def load_projection(directory: Path | str, model: Model) -> Tensor:
+def load_projection(directory: Path | str, model: "Model") -> Tensor:
     """The contrast projection (d, d) that stands beside a model: z = h @ projection. InputError if the model was not
     contrasted, or the file is missing or damaged."""
     path = Path(directory) / PROJECTION
@@ -103,7 +105,7 @@ def load_projection(directory: Path | str, model: Model) -> Tensor:
     return found.to(model.device)
 
 
-def drop_layers(model: Model, top: int) -> None:
+def drop_layers(model: "Model", top: int) -> None:
     """Take the Transformer layers above `top` off a model, where they are found as in BERT: nobody will read them."""
     encoder = getattr(model.base_model, "encoder", None)
     if isinstance(getattr(encoder, "layer", None), torch.nn.ModuleList):

@@ -6,14 +6,25 @@ which computes in fp32 and reads and writes bf16.
 """
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from typing_extensions import TypeIs
 
 from infoxlm_core.model.objectives import full_precision
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+
+def is_shard(tensor: Tensor) -> TypeIs["DTensor"]:
+    """Whether a worker holds a part of it alone.
+
+    Told by a method: to import the class takes a second, which every process would pay that shards nothing.
+    """
+    return hasattr(tensor, "full_tensor")
 
 
 class Linear(nn.Linear):
@@ -39,7 +50,7 @@ class Linear(nn.Linear):
 
     def refresh(self, kind: torch.dtype) -> list[tuple[Tensor, Tensor]]:
         """Copies in precision `kind`, with what has to be copied into them: nothing if they are of these weights."""
-        if isinstance(self.weight, DTensor):
+        if is_shard(self.weight):
             self.weight_copy = self.bias_copy = None
             return []
         state = (kind, *((part.data_ptr(), part._version) for part in (self.weight, self.bias)))

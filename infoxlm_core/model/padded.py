@@ -6,17 +6,20 @@ They are called like our packed models, so that training and prediction know one
 import inspect
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PretrainedConfig
 
 from infoxlm_core.errors import InputError, one_line
 from infoxlm_core.model import pretrained
 from infoxlm_core.model.task_head import Head
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _DROPOUT = ("dropout", "attention_dropout", "hidden_dropout_prob", "attention_probs_dropout_prob")
 _HEAD_DROPOUT = ("classifier_dropout", "classifier_dropout_prob", "seq_classif_dropout", "summary_first_dropout",
@@ -28,7 +31,7 @@ class Padded(nn.Module):
 
     drawn_outside = 0
 
-    def __init__(self, model: PreTrainedModel, head: Head) -> None:
+    def __init__(self, model: "PreTrainedModel", head: Head) -> None:
         super().__init__()
         self.model = model.train()  # as any new module; Hugging Face's come in eval mode
         self.head = head

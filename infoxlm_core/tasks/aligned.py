@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,13 +13,16 @@ from torch import Tensor
 
 from infoxlm_core import manifests
 from infoxlm_core.errors import InputError
-from infoxlm_core.model.any_encoder import Model, contrast_space, describe, load_encoder, load_projection
+from infoxlm_core.model.any_encoder import contrast_space, describe, load_encoder, load_projection
 from infoxlm_core.progress import progress
 from infoxlm_core.tasks import aligned_files, nearest
 from infoxlm_core.tasks.aligned_files import Sides
 from infoxlm_core.tasks.embedding import ALL_POOLINGS, POOLINGS, Place, embed
 from infoxlm_core.tasks.retrieval import RetrievalConfig
 from infoxlm_core.tasks.task import Scores, mean_over
+
+if TYPE_CHECKING:
+    from infoxlm_core.model.any_encoder import Model
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +80,7 @@ def measure(config: RetrievalConfig, encoder: Path, output: Path) -> Scores:
     )
 
 
-def find_places(vector: str, model: Model, encoder: Path) -> list[Place]:
+def find_places(vector: str, model: "Model", encoder: Path) -> list[Place]:
     """`POOLING@LAYER` -> the place it names, of `best` all; InputError if the model has none, or was not contrasted."""
     pooling, _, name = vector.partition("@")
     last, space = model.config.num_hidden_layers, contrast_space(model)

@@ -12,15 +12,19 @@ embeddings, T that of the last Transformer layer. Poolings:
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import transformers
 from torch import Tensor
-from transformers import DataCollatorWithPadding
+from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from infoxlm_core.errors import InputError
-from infoxlm_core.model.any_encoder import Model, Tokenizer, contrast_space, drop_layers, load_encoder, load_projection
+from infoxlm_core.model.any_encoder import contrast_space, drop_layers, load_encoder, load_projection
 from infoxlm_core.model.heads import project
+
+if TYPE_CHECKING:
+    from infoxlm_core.model.any_encoder import Model
 
 Features = list[dict[str, list[int]]]
 POOLINGS = ("mean", "cls")  # those of the paper, which every evaluation shows at every layer
@@ -36,7 +40,7 @@ class Place(NamedTuple):
     layer: int
 
 
-def encode(model: Model, tokenizer: Tokenizer, texts: Sequence[str], max_tokens: int) -> Features:
+def encode(model: "Model", tokenizer: Tokenizer, texts: Sequence[str], max_tokens: int) -> Features:
     """Tokenize texts into the model's inputs; cut at what it can read."""
     # RoBERTa counts positions from 2; to leave two positions unused harms no other model.
     limit = min(max_tokens, getattr(model.config, "max_position_embeddings", max_tokens + 2) - 2)
@@ -47,7 +51,7 @@ def encode(model: Model, tokenizer: Tokenizer, texts: Sequence[str], max_tokens:
 
 def batches(tokenizer: Tokenizer, features: Features, batch_size: int) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
     """Yield indices of `features` and their padded batch, the longest first, similar lengths together."""
-    collate = DataCollatorWithPadding(tokenizer)
+    collate = transformers.DataCollatorWithPadding(tokenizer)
     lengths = [len(feature["input_ids"]) for feature in features]
     chosen: list[int] = []
     for i in sorted(range(len(features)), key=lambda i: (-lengths[i], i)):
@@ -75,7 +79,7 @@ def find_words(tokenizer: Tokenizer, ids: Tensor, mask: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def embed(
-    model: Model,
+    model: "Model",
     tokenizer: Tokenizer,
     texts: Sequence[str],
     places: Sequence[Place],

@@ -5,19 +5,23 @@ import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import fmean
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from infoxlm_core import manifests
 from infoxlm_core.config import EvaluationConfig
 from infoxlm_core.model import tokenizers
-from infoxlm_core.model.any_encoder import Model, Tokenizer, contrast_space, describe, load_encoder
+from infoxlm_core.model.any_encoder import contrast_space, describe, load_encoder
 from infoxlm_core.tasks import nearest, outcomes
 from infoxlm_core.tasks.aligned_files import read_held_out
 from infoxlm_core.tasks.embedding import POOLINGS, Place, embed
 from infoxlm_core.tasks.task import Scores, Task, finite, mean_over
+
+if TYPE_CHECKING:
+    from infoxlm_core.model.any_encoder import Model
 
 logger = logging.getLogger(__name__)
 
@@ -162,7 +166,7 @@ class HeldOut(Task[HeldOutConfig]):
 
 
 def _embed(
-    model: Model, tokenizer: Tokenizer, pairs: Mapping[str, Pairs], places: list[Place], settings: HeldOutConfig
+    model: "Model", tokenizer: Tokenizer, pairs: Mapping[str, Pairs], places: list[Place], settings: HeldOutConfig
 ) -> Iterator[tuple[str, nearest.Vectors, nearest.Vectors]]:
     def vectors(texts: list[str]) -> dict[Place, Tensor]:
         return embed(model, tokenizer, texts, places, settings.batch_size, settings.max_tokens)

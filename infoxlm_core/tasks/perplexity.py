@@ -8,21 +8,25 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from infoxlm_core.data.sampling import generator
 from infoxlm_core.model import tokenizers
-from infoxlm_core.model.any_encoder import Model, Tokenizer, has_language_model_head, load_encoder
+from infoxlm_core.model.any_encoder import has_language_model_head, load_encoder
 from infoxlm_core.tasks import held_out
 from infoxlm_core.tasks.embedding import batches, encode
 from infoxlm_core.tasks.held_out import HeldOutConfig
 from infoxlm_core.tasks.task import Scores, Task
 from infoxlm_core.training.learner import autocast
+
+if TYPE_CHECKING:
+    from infoxlm_core.model.any_encoder import Model
 
 MASK_RATIO = 0.15
 
@@ -58,7 +62,7 @@ def choose_gaps(tokens: int, rng: np.random.Generator) -> np.ndarray:
 
 @torch.inference_mode()
 def measure(
-    model: Model, tokenizer: Tokenizer, sentences: Sequence[str], batch_size: int, max_tokens: int, seed: int
+    model: "Model", tokenizer: Tokenizer, sentences: Sequence[str], batch_size: int, max_tokens: int, seed: int
 ) -> float:
     """Perplexity of a masked language model on sentences; each is masked once. NaN if no sentence has a token."""
     features, gaps, answers = [], [], []
@@ -84,7 +88,7 @@ def measure(
     return _exp(total / targets) if targets else math.nan
 
 
-def _predict_at(model: Model, batch: dict[str, Tensor], rows: Tensor, columns: Tensor) -> Tensor:
+def _predict_at(model: "Model", batch: dict[str, Tensor], rows: Tensor, columns: Tensor) -> Tensor:
     """Logits at some positions only. V is large: at all positions they would take most of the time and memory."""
     output = model.get_output_embeddings()
     hook = output.register_forward_pre_hook(lambda _, inputs: (inputs[0][rows, columns],))  # (B, L, d) -> (gaps, d)

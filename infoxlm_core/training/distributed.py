@@ -7,20 +7,18 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from infoxlm_core import outside
 from infoxlm_core.data import shards
 from infoxlm_core.data.shards import Shards
 from infoxlm_core.errors import ConfigError, InfoXLMError, RankDesync
-from infoxlm_core.model import devices
+from infoxlm_core.model import devices, mixed
 
 T = TypeVar("T")
 LONGEST = timedelta(days=1)  # how long the others wait for what the first worker does alone: writing may take hours
@@ -110,7 +108,7 @@ def _patient(workers: dist.ProcessGroup) -> dist.ProcessGroup:  # noqa: ARG001 -
 
 def check_equal(tensors: Mapping[str, Tensor], step: int) -> None:
     """Raise RankDesync if tensors are not the same on all workers, by a checksum of their bits; shards never are."""
-    names = sorted(name for name, tensor in tensors.items() if not isinstance(tensor, DTensor))
+    names = sorted(name for name, tensor in tensors.items() if not mixed.is_shard(tensor))
     if world_size() == 1 or not names:
         return
     mine = torch.stack([checksum(tensors[name].to(device())) for name in names])
@@ -191,7 +189,9 @@ def copy_from_first(source: Mapping[str, Tensor], targets: Mapping[str, Tensor])
         if rank() == 0:
             whole.copy_(source[name])
         dist.broadcast(whole, src=0)
-        if isinstance(target, DTensor):
+        if mixed.is_shard(target):
+            from torch.distributed.tensor import distribute_tensor
+
             target.copy_(distribute_tensor(whole, target.device_mesh, target.placements, src_data_rank=None))
         else:
             target.copy_(whole)
@@ -205,7 +205,7 @@ def tensors_on_first(tensors: Mapping[str, Tensor], own: bool = False) -> dict[s
     gathered = {}
     for name, tensor in tensors.items():
         tensor = tensor.detach()
-        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        whole = tensor.full_tensor() if mixed.is_shard(tensor) else tensor
         if rank() == 0 and whole.is_cuda:  # into pinned memory, which torch keeps for the next time: no copy waits
             try:
                 pinned = torch.empty(whole.shape, dtype=whole.dtype, pin_memory=True)
@@ -237,6 +237,8 @@ def shard(module: nn.Module, layers: Iterable[nn.Module], half: torch.dtype | No
     """
     if world_size() == 1:
         return
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
     trained = any(parameter.requires_grad for parameter in module.parameters())
     parts = [*layers, module]
     for part in parts:
@@ -260,29 +262,32 @@ def sum_shards(module: nn.Module, last: bool) -> None:
     Until its `last` micro-batch each worker adds up whole ones, 4 bytes for each of P parameters. Where these would
     take more than a quarter of the device's memory they are summed, and cut, after each micro-batch instead.
     """
-    if isinstance(module, FSDPModule):
+    if is_sharded(module):
         whole = sum(4 * parameter.numel() for parameter in module.parameters())
         module.set_requires_gradient_sync(last or whole > devices.memory(device()) / 4)
 
 
-def is_sharded(module: nn.Module) -> bool:
-    """Whether the workers hold parts of this module: then all of them must call it."""
-    return isinstance(module, FSDPModule)
+def is_sharded(module: nn.Module) -> TypeGuard[Any]:
+    """Whether the workers hold parts of this module: then all of them must call it.
+
+    Told by a method, as in `mixed.is_shard`.
+    """
+    return hasattr(module, "set_requires_gradient_sync")
 
 
 @contextlib.contextmanager
 def gathered(module: nn.Module) -> Iterator[None]:
     """What belongs to no layer is whole on every worker, so that a part of a sharded module can be called alone."""
-    if isinstance(module, FSDPModule):
+    if is_sharded(module):
         module.unshard()
     yield
-    if isinstance(module, FSDPModule):
+    if is_sharded(module):
         module.reshard()
 
 
 def norm_of(gradients: Sequence[Tensor]) -> Tensor:
     """Euclidean norm of all gradients together; of shards, over all workers."""
-    if not any(isinstance(gradient, DTensor) for gradient in gradients):
+    if not any(mixed.is_shard(gradient) for gradient in gradients):
         return nn.utils.get_total_norm(gradients)
-    mine = nn.utils.get_total_norm([g.to_local() if isinstance(g, DTensor) else g for g in gradients])
+    mine = nn.utils.get_total_norm([g.to_local() if mixed.is_shard(g) else g for g in gradients])
     return sum_over_workers(mine.square()).sqrt()

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
+from infoxlm_core.model import mixed
 from infoxlm_core.training import distributed
 
 BUCKET_BYTES = 2**25
@@ -25,7 +25,7 @@ def summed(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
     A bucket is sent as soon as it and all before it are complete: all workers send the same in the same order, before
     and after a restart. Who has no gradient brings zeros. Gradients of shards are left alone: they are sums already.
     """
-    waiting = buckets([p for p in parameters if not isinstance(p, DTensor)])
+    waiting = buckets([p for p in parameters if not mixed.is_shard(p)])
     if distributed.world_size() == 1 or not waiting:
         yield
         return

@@ -125,8 +125,8 @@ def test_our_clients_work_as_an_ordinary_user_and_artifacts_go_through_the_serve
 
 @pytest.fixture
 def accounts(locked_server) -> dict[str, tuple[str, str]]:
-    """Name -> login of the users that the Job of the manifests makes, with the passwords of the script; no model yet."""
-    locked_server.call("DELETE", f"{API}/registered-models/delete", {"name": "infoxlm"}, ADMIN)  # that of another file
+    """Name -> login of the users that the manifests' Job makes, with the passwords of the script; no model yet."""
+    locked_server.call("DELETE", f"{API}/registered-models/delete", {"name": "infoxlm"}, ADMIN)
     secrets = made("small")
     secrets["mlflow-server"]["admin-password"] = ADMIN[1]
     spec = pods("small")["Job/make-user"]["spec"]
