@@ -102,14 +102,14 @@ def promote(client: "MlflowClient", version: "ModelVersion", gate: Mapping[str, 
             record(client, version, PROMOTED, verdict, champion)
             present = champion_of(client, name)
             if present == champion:
-                client.set_registered_model_alias(name, CHAMPION, number)
+                mlflow_runs.put(client.set_registered_model_alias, name, CHAMPION, number)
             # Else it was compared with one that is none any more: compare again, unless who took its place may find us.
             if present == champion or present in {str(one.version) for one in _promoted_now(client, version, champion)}:
                 verdict = _settle(client, version, champion, gate, verdict)
                 break
         else:
             raise LeaseHeld(f"{name}: its champion changed {ATTEMPTS} times while it was compared: try again")
-        client.set_model_version_tag(name, number, GATE, verdict.reason)
+        mlflow_runs.put(client.set_model_version_tag, name, number, GATE, verdict.reason)
     logger.info("%s version %s: %s", name, number, verdict.reason)
     return verdict
 
@@ -125,7 +125,7 @@ def _settle(
     best, *others = _promoted_now(client, version, champion)
     said = _decision(client.get_model_version(name, number))  # now: who is through, and not among them, wrote it before
     if said.get("what") != PROMOTED:  # another one has found that it is better, perhaps before we had the alias
-        client.set_registered_model_alias(name, CHAMPION, str(said.get("better")))
+        mlflow_runs.put(client.set_registered_model_alias, name, CHAMPION, str(said.get("better")))
         return Verdict(False, said.get("reason", ""))
     rivals = [best, *others]
     for other in others:
@@ -134,7 +134,7 @@ def _settle(
             best = other
     lost = Verdict(False, f"candidate: version {best.version} became champion at the same time, and is not worse")
     if others:  # the alias first: a crash in between then leaves nobody champion who is called refused
-        client.set_registered_model_alias(name, CHAMPION, best.version)
+        mlflow_runs.put(client.set_registered_model_alias, name, CHAMPION, best.version)
     for one in rivals:
         if one.version != best.version:
             record(client, one, "refused", lost, champion, better=best.version)
@@ -191,8 +191,8 @@ def roll_back(client: "MlflowClient", name: str, reason: str) -> int:
             (version, ROLLED_BACK_TO, f"champion again after version {champion}: {reason}"),
         ):
             record(client, one, what, Verdict(one is version, said), None)
-            client.set_model_version_tag(name, one.version, GATE, said)
-        client.set_registered_model_alias(name, CHAMPION, before)
+            mlflow_runs.put(client.set_model_version_tag, name, one.version, GATE, said)
+        mlflow_runs.put(client.set_registered_model_alias, name, CHAMPION, before)
     logger.info("%s: champion is version %s again", name, before)
     return int(before)
 
@@ -217,8 +217,10 @@ def record(
         stem = f"{decision['at'].replace(':', '')}-{what.replace(' ', '-')}-version-{version.version}"
         client.log_dict(version.run_id, decision | {"registered": origin}, f"promotion/{stem}.json")
     if what == PROMOTED and previous:
-        client.set_model_version_tag(version.name, version.version, PREVIOUS, previous)
-    client.set_model_version_tag(version.name, version.version, DECISION, json.dumps(decision, ensure_ascii=False))
+        mlflow_runs.put(client.set_model_version_tag, version.name, version.version, PREVIOUS, previous)
+    mlflow_runs.put(
+        client.set_model_version_tag, version.name, version.version, DECISION, json.dumps(decision, ensure_ascii=False)
+    )
 
 
 def who() -> dict[str, str]:

@@ -116,8 +116,8 @@ def _finish(client: "MlflowClient", name: str, version: "ModelVersion", origin: 
         for tag in _STAYS:
             if tag in copied.tags:
                 client.delete_model_version_tag(name, copied.version, tag)
-        client.set_model_version_tag(name, copied.version, ORIGIN, origin)
-    client.set_registered_model_alias(name, promotion.CANDIDATE, copied.version)
+        mlflow_runs.put(client.set_model_version_tag, name, copied.version, ORIGIN, origin)
+    mlflow_runs.put(client.set_registered_model_alias, name, promotion.CANDIDATE, copied.version)
     logger.info("copied %s to %s version %s", origin, name, copied.version)
     return client.get_model_version(name, copied.version)
 

@@ -89,7 +89,7 @@ def register(
         for double in doubles:  # of another process, or of a request that was sent twice
             _delete(client, double)
         if GATE not in version.tags:
-            client.set_registered_model_alias(name, CANDIDATE, version.version)
+            mlflow_runs.put(client.set_registered_model_alias, name, CANDIDATE, version.version)
             promotion.promote(client, version, gate)
         return _describe(client, name, version.version)
 

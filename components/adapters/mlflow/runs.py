@@ -13,7 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -365,6 +365,21 @@ def find_or_create(client: "MlflowClient", experiment: str, name: str, tags: dic
     if (first := found[0].info.run_id) != created:  # another stage was as fast: the older run stands
         client.delete_run(created)
     return first
+
+
+def put(call: Callable[..., None], *row: str) -> None:
+    """Set an alias or a tag, once more if another process made the same row at the same moment.
+
+    MLflow looks whether there is one, then inserts or updates: of two processes that found none, one is refused.
+    """
+    from mlflow.exceptions import MlflowException
+
+    try:
+        call(*row)
+    except MlflowException as error:
+        if not re.search("unique|duplicate", str(error), re.IGNORECASE):
+            raise
+        call(*row)
 
 
 def quoted(value: str) -> str:

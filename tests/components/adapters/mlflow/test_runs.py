@@ -205,3 +205,31 @@ def test_a_database_whose_folder_cannot_be_made_is_no_traceback(store, monkeypat
 
     with pytest.raises(InputError, match="/proc/nothing cannot be made"):
         open_run(store)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "(sqlite3.IntegrityError) UNIQUE constraint failed: registered_model_aliases.alias",
+        "(psycopg2.errors.UniqueViolation) duplicate key value violates a constraint",
+        "(pymysql.err.IntegrityError) (1062, \"Duplicate entry 'toy-champion'\")",
+    ],
+)
+def test_a_row_that_another_process_makes_at_the_same_moment_is_set_again_and_other_refusals_are_not(said):
+    from mlflow.exceptions import MlflowException
+
+    answers: list[str] = [said]
+    seen: list[tuple[str, ...]] = []
+
+    def call(*row: str) -> None:
+        seen.append(row)
+        if answers:
+            raise MlflowException(answers.pop())
+
+    mlflow_runs.put(call, "toy", "champion", "1")
+    assert seen == [("toy", "champion", "1")] * 2
+
+    answers.append("no such model")
+    with pytest.raises(MlflowException, match="no such model"):
+        mlflow_runs.put(call, "toy", "champion", "1")
+    assert len(seen) == 3
