@@ -8,6 +8,8 @@ STORE ?= runs
 # One thread a process: two cores are shared by workers, servers and the runner itself.
 export OMP_NUM_THREADS = 1
 export TOKENIZERS_PARALLELISM = false
+# Else each of a hundred processes would compile our modules anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo servers ablation test soak quick fuzz processors check compile image sbom lock deploy bench gpu clean
 

@@ -10,7 +10,13 @@ from pathlib import Path
 
 import torch
 
-IMPORTED_ONCE = ["infoxlm_core.stages.finetuning", "infoxlm_core.stages.pretraining"]
+IMPORTED_ONCE = [
+    "infoxlm_core.stages.finetuning",
+    "infoxlm_core.stages.pretraining",
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+]
+"""The last two are what an optimizer, and sharding, import when they are first used."""
 
 
 def start(work: Callable[..., None], workers: int, given: Path, base: Path) -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import workers
+
 
 def open_run(store: Path, run: str = "r1") -> str:
     """Open the MLflow run of a pipeline run."""
@@ -41,15 +43,15 @@ def _at_the_door(both) -> None:
     both.wait(timeout=60)
 
 
-def kill_first_worker(run: Path, instead: bytes = b"") -> list[str]:
-    """Kill the first worker of a training once it has saved at step 10; the list then holds its process id.
+def kill_first_worker(run: Path, instead: bytes = b"", after: int = 10) -> list[str]:
+    """Kill the first worker of a training once it has saved `after` a step; the list then holds its process id.
 
     `instead` of it, one of its siblings may be killed, whose command line begins with this.
     """
     killed: list[str] = []
 
     def kill() -> None:
-        while not (run / "step=0000000010/manifest.json").exists():
+        while not (run / f"step={after:010}/manifest.json").exists():
             time.sleep(0.01)
         for process in Path("/proc").iterdir():
             if not process.name.isdigit() or int(process.name) == os.getpid() or killed:
@@ -96,16 +98,20 @@ def losses(points: list[tuple[int, dict]]) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(ray_here, tiny_shards, tmp_path_factory) -> Path:
-    """The run of a training on two Ray workers that nothing disturbs: what all disturbed ones must equal."""
-    from components.adapters.ray import train as ray_train
+def undisturbed(tiny_shards, tmp_path_factory) -> Path:
+    """The run of a training by two workers that nothing disturbs: what disturbed ones, on Ray or not, must equal."""
+    base = tmp_path_factory.mktemp("undisturbed")
+    workers.start(_pretrain, 2, tiny_shards, base)
+    return base / "run"
+
+
+def _pretrain(rank: int, size: int, port: int, shards: Path, base: Path) -> None:
+    """The body of a worker that nobody watches over."""
     from infoxlm_core.stages.pretraining import pretrain
     from tests.conftest import tiny_config
 
-    base = tmp_path_factory.mktemp("undisturbed")
-    config = tiny_config(**LONGER)
-    ray_train.run(pretrain, 2, config=config, shards_path=tiny_shards, output=base / "out", run=base / "run")
-    return base / "run"
+    workers.join(rank, size, port)
+    pretrain(tiny_config(**LONGER), shards, base / "out", base / "run")
 
 
 @pytest.fixture(scope="session")

@@ -44,6 +44,13 @@ def drive(run: Path) -> None:
         ray_train.run(save_slowly, 1, run=run)
 
 
+def drive_here(run: Path) -> None:
+    """One that trains without workers: to show what Ray does to a job that says nothing, one is enough."""
+    run.mkdir(parents=True)
+    with workers.stopping_on_signals(run):
+        save_slowly(run)
+
+
 def wait_for(happens: Callable[[], object], seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
     while not happens():
@@ -73,15 +80,18 @@ def stop_two_jobs(base: Path, head: dict[str, str]) -> None:
         "RAY_USAGE_STATS_ENABLED": "0",
         **head,
     }
-    import ray
+    from ray.cluster_utils import Cluster
     from ray.job_submission import JobStatus, JobSubmissionClient
 
-    here = ray.init(address="local", num_cpus=3, include_dashboard=True, dashboard_port=free_port())
+    # The agent that takes jobs has the same port on every Ray, unless it is told another: a second one would wait.
+    ports = {"dashboard_port": free_port(), "dashboard_agent_listen_port": free_port()}
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 3, "include_dashboard": True, **ports})
     try:
-        client = JobSubmissionClient(f"http://{here.dashboard_url}")
+        client = JobSubmissionClient(f"http://127.0.0.1:{ports['dashboard_port']}")
         submitted = {}
-        for name, variables in (("ours", {}), ("as-usual", {"RAY_JOB_STOP_WAIT_TIME_S": "3"})):
-            script = f"from tests.components.adapters.kuberay.test_stop import *; drive(Path({str(base / name)!r}))"
+        usual = {"RAY_JOB_STOP_WAIT_TIME_S": "3"}
+        for name, main, variables in (("ours", "drive", {}), ("as-usual", "drive_here", usual)):
+            script = f"from tests.components.adapters.kuberay.test_stop import *; {main}(Path({str(base / name)!r}))"
             entrypoint = f'{sys.executable} -c "{script}"'
             submitted[name] = submit(client, entrypoint, {"env_vars": variables})
         wait_for(lambda: all((base / name / "training").exists() for name in submitted))
@@ -91,7 +101,7 @@ def stop_two_jobs(base: Path, head: dict[str, str]) -> None:
 
         wait_for(lambda: all(client.get_job_status(job) == JobStatus.STOPPED for job in submitted.values()))
     finally:
-        ray.shutdown()
+        cluster.shutdown()
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -1,4 +1,4 @@
-"""Training on two Ray nodes, joined by RAY_ADDRESS, outlives one of them: with one node less, and with a new one.
+"""Training on two Ray nodes, joined by RAY_ADDRESS, outlives one of them: with a new one, and with one node less.
 
 The cluster and its driver live in a process of their own, so that no other Ray of this machine meets them.
 """
@@ -8,7 +8,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context
@@ -25,8 +25,8 @@ from tests.components.conftest import LONGER, losses
 from tests.conftest import tiny_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-LOST_AFTER = 10
-FEWER, REPLACED = "with one node less", "with a new node"
+LOST_AFTER = 10, 20
+"""Checkpoints: after the first a node is replaced, after the second one is lost for good."""
 
 
 @contextmanager
@@ -70,18 +70,17 @@ def in_double(**arguments: Any) -> dict:
     return pretrain_where(**arguments)
 
 
-def train(work: Callable[..., dict], shards: Path, base: Path, **workers: int) -> None:
-    (base / "run").mkdir(parents=True)  # as the launcher does
-    config = tiny_config(**LONGER)
-    given = {"config": config, "shards_path": shards, "output": base / "out", "run": base / "run"}
-    ray_train.run(work, 2, **given, **workers)
+def train(shards: Path, base: Path) -> None:
+    (base / "run").mkdir()  # as the launcher does
+    given = {"config": tiny_config(**LONGER), "shards_path": shards, "output": base / "out", "run": base / "run"}
+    ray_train.run(in_double, 2, min_workers=1, **given)
 
 
-def lose_a_node(cluster: Any, run: Path, training: Future[None]) -> str:
+def lose_a_node(cluster: Any, run: Path, after: int, training: Future[None]) -> str:
     """When the training is on its way, kill all processes of one node; return which."""
     import ray
 
-    while not (run / f"step={LOST_AFTER:010}" / "manifest.json").exists():
+    while not (run / f"step={after:010}" / "manifest.json").exists():
         assert not training.done(), training.result()
         time.sleep(0.01)
     drivers = ray.get_runtime_context().get_node_id()  # any node of this host; it stays, as a head does
@@ -90,29 +89,20 @@ def lose_a_node(cluster: Any, run: Path, training: Future[None]) -> str:
     return node.node_id
 
 
-def both(shards: Path, base: Path) -> dict[str, str]:
-    """Train twice, each time with the loss of a node; return the nodes lost. Runs in a process of its own."""
-    ray_train._SECONDS_FOR_ALL, ray_train._SECONDS_FOR_SOME = 5.0, 300.0
-    lost = {}
+def lose_two_nodes(shards: Path, base: Path) -> list[str]:
+    """Train, and lose a node twice; return which. Runs in a process of its own."""
+    ray_train._SECONDS_FOR_ALL = ray_train._SECONDS_FOR_SOME = 300.0
     with cluster_of_two() as cluster, ThreadPoolExecutor(1) as driver:  # nodes are added in the main thread only
-        training = driver.submit(train, in_double, shards, base / FEWER, min_workers=1)
-        lost[FEWER] = lose_a_node(cluster, base / FEWER / "run", training)
-        training.result()
-
+        training = driver.submit(train, shards, base)
+        replaced = lose_a_node(cluster, base / "run", LOST_AFTER[0], training)
         cluster.add_node(num_cpus=1)
-        training = driver.submit(train, pretrain_where, shards, base / REPLACED)
-        lost[REPLACED] = lose_a_node(cluster, base / REPLACED / "run", training)
-        cluster.add_node(num_cpus=1)
+        while len(nodes(base / "run")) < 4:
+            assert not training.done(), training.result()
+            time.sleep(0.01)
+        ray_train._SECONDS_FOR_ALL = 5.0
+        lost = lose_a_node(cluster, base / "run", LOST_AFTER[1], training)
         training.result()
-    return lost
-
-
-@pytest.fixture(scope="module")
-def disturbed(tiny_shards, tmp_path_factory) -> tuple[Path, dict[str, str]]:
-    """Where the two runs are, and which nodes they lost."""
-    base = tmp_path_factory.mktemp("nodes")
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        return base, pool.submit(both, tiny_shards, base).result()
+    return [replaced, lost]
 
 
 def nodes(run: Path) -> list[str]:
@@ -121,22 +111,15 @@ def nodes(run: Path) -> list[str]:
 
 
 @pytest.mark.item("F01")
-def test_a_run_on_two_nodes_goes_on_with_one_when_the_other_is_lost(disturbed, tiny_shards, tmp_path, in_fp64):
-    base, lost = disturbed
-    pretrain(tiny_config(**LONGER), tiny_shards, tmp_path / "out", tmp_path / "run")
+def test_a_run_on_two_nodes_goes_on_with_a_new_one_and_then_with_one_alone(tiny_shards, tmp_path, in_fp64):
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        replaced, lost = pool.submit(lose_two_nodes, tiny_shards, tmp_path).result()
+    pretrain(tiny_config(**LONGER), tiny_shards, tmp_path / "alone/out", tmp_path / "alone/run")
 
-    began = nodes(base / FEWER / "run")
-    assert len(set(began[:2])) == 2 and began[2:] == [node for node in began[:2] if node != lost[FEWER]]
-    expected, found = (tracker.read(run / tracker.METRICS) for run in (tmp_path / "run", base / FEWER / "run"))
+    began = nodes(tmp_path / "run")
+    first, second, last = set(began[:2]), set(began[2:4]), set(began[4:])
+    assert len(first) == len(second) == 2 and replaced in first - second and lost in second, "the fault never fired"
+    assert last == second - {lost}
+    expected, found = (tracker.read(run / tracker.METRICS) for run in (tmp_path / "alone/run", tmp_path / "run"))
     values = [[float.fromhex(value) for value in losses(points)] for points in (found, expected)]
     assert len(found) == 60 and values[0] == pytest.approx(values[1], rel=1e-9)
-
-
-@pytest.mark.item("F01")
-def test_a_run_on_two_nodes_loses_one_and_with_a_new_one_ends_with_the_same_losses(disturbed, undisturbed):
-    base, lost = disturbed
-
-    began = nodes(base / REPLACED / "run")
-    assert lost[REPLACED] in began[:2] and len(set(began)) == 3, "the fault never fired"
-    expected, found = (tracker.read(run / tracker.METRICS) for run in (undisturbed, base / REPLACED / "run"))
-    assert losses(found) == losses(expected) and len(found) == 60

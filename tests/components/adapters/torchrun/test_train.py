@@ -28,11 +28,21 @@ def train(shards: Path, base: Path, **changes) -> list[tuple[int, dict]]:
     return tracker.read(base / "run" / tracker.METRICS)
 
 
-@pytest.mark.item("F01")
-def test_a_killed_worker_is_replaced_and_the_run_ends_as_one_on_ray_workers_to_the_last_bit(
+@pytest.mark.item("F01", "F19")
+def test_a_killed_worker_is_replaced_sigterm_lets_the_workers_save_and_the_same_call_ends_as_if_nothing_had_happened(
     undisturbed, tiny_shards, tmp_path
 ):
+    def stop() -> None:
+        while not (tmp_path / "run/step=0000000020/manifest.json").exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
     killed = kill_first_worker(tmp_path / "run")
+    threading.Thread(target=stop, daemon=True).start()
+    (tmp_path / "run").mkdir()
+    with workers.stopping_on_signals(tmp_path / "run"), pytest.raises(Preempted):
+        train(tiny_shards, tmp_path, **LONGER)
+    (tmp_path / "run/stop").unlink(missing_ok=True)
 
     found = train(tiny_shards, tmp_path, **LONGER)
 
@@ -46,22 +56,6 @@ def test_an_error_of_ours_comes_back_as_itself_without_restarts(undisturbed, tin
 
     with pytest.raises(ConfigMismatch, match="seed was 1, is 5"):
         train(tiny_shards, tmp_path, seed=5, **LONGER)
-
-
-@pytest.mark.item("F19")
-def test_sigterm_lets_the_workers_save_and_the_next_run_goes_on(tiny_shards, tmp_path):
-    def stop() -> None:
-        while not (tmp_path / "run/step=0000000010/manifest.json").exists():
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=stop, daemon=True).start()
-    (tmp_path / "run").mkdir()
-    with workers.stopping_on_signals(tmp_path / "run"), pytest.raises(Preempted):
-        train(tiny_shards, tmp_path, **LONGER)
-    (tmp_path / "run/stop").unlink(missing_ok=True)
-
-    assert len(train(tiny_shards, tmp_path, **LONGER)) == 60
 
 
 def train_until_stopped(shards: Path, base: Path) -> None:
