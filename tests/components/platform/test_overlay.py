@@ -241,14 +241,15 @@ overlay.use({store!r}, {digest!r})
 from components.adapters.ray import train as ray_train
 from infoxlm_core import marked
 
-print(ray_train.run(marked.train, 1, run=Path({str(tmp_path)!r})))
+print(ray_train.run(marked.train, 2, run=Path({str(tmp_path)!r})))
 """
 
     done = python("-c", program, RAY_ADDRESS=ray.get_runtime_context().gcs_address)
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "{'mark': 42.0}"
-    assert not Path(tmp_path, "worker-0").read_text().startswith(str(CORE))
+    places = {Path(tmp_path, f"worker-{rank}").read_text() for rank in range(2)}
+    assert len(places) == 2 and not any(place.startswith(str(CORE)) for place in places)  # each has its own
 
 
 # ---------------------------------------------------------------- lineage

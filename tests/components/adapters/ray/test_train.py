@@ -26,13 +26,14 @@ def train(workers: int, shards: Path, base: Path, work=pretrain, **changes) -> l
 
 
 @pytest.mark.item("A3", "A11")
-def test_zero_and_four_workers_give_the_same_losses(ray_here, tiny_shards, tmp_path, in_fp64, record_property):
+def test_zero_one_and_four_workers_give_the_same_losses(ray_here, tiny_shards, tmp_path, in_fp64, record_property):
     def in_fp64_too(**arguments) -> dict:
         torch.set_default_dtype(torch.float64)
         return pretrain(**arguments)
 
-    none, four = (train(n, tiny_shards, tmp_path / str(n), in_fp64_too) for n in (0, 4))
+    none, one, four = (train(n, tiny_shards, tmp_path / str(n), in_fp64_too) for n in (0, 1, 4))
 
+    assert losses(one) == losses(none)
     found, expected = ([float.fromhex(value) for value in losses(points)] for points in (four, none))
     off = max(abs(a / b - 1) for a, b in zip(found, expected, strict=True))
     record_property("figure", f"losses on Ray workers within {off:.1e}")
