@@ -231,12 +231,13 @@ def fill(disk: Path) -> None:
                     file.write(bytes(size))
 
 
-def children(pid: int) -> list[int]:
-    """Processes that another one has started."""
+def workers(pid: int) -> list[int]:
+    """The training's processes, which a command has spawned."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            if int(path.read_text().rpartition(")")[2].split()[1]) == pid:
+            parent = int(path.read_text().rpartition(")")[2].split()[1])
+            if parent == pid and b"spawn_main" in (path.parent / "cmdline").read_bytes():
                 found.append(int(path.parent.name))
     return found
 
@@ -324,6 +325,8 @@ class Soak:
         log = self.directory / "log"
         began, size = time.monotonic(), log.stat().st_size if log.exists() else 0
         moment, jitter = self.chance.uniform(0, self.world.lines.get(self.run.workers, 0)), self.chance.uniform(0, 2)
+        if of_workers := fault == "kill a worker":  # they are there for a part of a run only: within seconds of that
+            moment, jitter = 0, 6 * jitter
         reached = None
         self.pid = start(self._body, log)
         undo: list[tuple[float, Callable[[], None]]] = []
@@ -333,7 +336,7 @@ class Soak:
             if pid or passed > LONGEST:
                 break
             if reached is None and fault and log.exists() and log.read_bytes().count(b"\n", size) >= moment:
-                reached = passed + jitter
+                reached = passed + jitter if not of_workers or len(workers(self.pid)) > 1 else None
             due = fault is not None and reached is not None and passed >= reached
             if due and (after := self.fire(fault)) is not None:
                 name = "kill the command" if fault == "damage" else fault  # what is damaged, is between two attempts
@@ -369,7 +372,7 @@ class Soak:
         if fault == "SIGTERM":
             os.kill(self.pid, signal.SIGTERM)
         if fault == "kill a worker":
-            found = [pid for pid in children(self.pid) if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+            found = workers(self.pid)
             if len(found) < 2:
                 return None
             os.kill(self.chance.choice(found), signal.SIGKILL)
