@@ -4,8 +4,11 @@ Tests marked `item("A13")` show an item of a checklist: A of docs/acceptance.md,
 ends with a table of each page.
 """
 
+import contextlib
 import logging
 import os
+import sqlite3
+import sys
 
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -47,6 +50,36 @@ def no_log_of_others():
     for handler in root.handlers[:]:
         if type(handler) is logging.StreamHandler and handler not in before:
             root.removeHandler(handler)
+
+
+@pytest.fixture(autouse=True)
+def databases_are_migrated_once(tmp_path_factory):
+    """MLflow's new SQLite file goes through dozens of migrations: one does, and is copied for all other tests."""
+    yield
+    utils = sys.modules.get("mlflow.store.db.utils")  # many tests never import it, and it takes seconds
+    if utils is None or hasattr(utils, "migrate"):
+        return
+    from sqlalchemy import inspect
+
+    utils.migrate = utils._upgrade_db
+    template = tmp_path_factory.mktemp("mlflow") / "migrated.db"
+
+    def upgrade(engine):
+        if engine.dialect.name != "sqlite" or "alembic_version" in inspect(engine).get_table_names():
+            utils.migrate(engine)
+        elif template.exists():
+            engine.dispose()
+            copy(template, engine.url.database)
+        else:
+            utils.migrate(engine)
+            copy(engine.url.database, template.with_suffix(".part"))
+            template.with_suffix(".part").rename(template)
+
+    def copy(source, target):
+        with contextlib.closing(sqlite3.connect(source)) as whole, contextlib.closing(sqlite3.connect(target)) as new:
+            whole.backup(new)
+
+    utils._upgrade_db = upgrade
 
 
 @pytest.fixture
