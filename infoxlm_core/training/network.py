@@ -21,18 +21,19 @@ _CARDS = re.compile(r"NCCL INFO (NET/\w+ ?:? ?(?:Using \[|Selected [Pp]rovider|N
 
 
 def tell() -> None:
-    """Join the workers by NCCL, if it is that which joins them, and say over what; a setting of NCCL_DEBUG is left
-    alone, and then NCCL says all of it itself."""
+    """Join the workers by NCCL, if it is that which joins them, and say over what; a setting of NCCL_DEBUG or of
+    its file is left alone, and then NCCL says all of it there itself."""
     if not dist.is_initialized() or dist.get_backend() != "nccl":
         return
-    file = Path(tempfile.gettempdir()) / f"infoxlm-nccl-{os.getpid()}.log"
-    if "NCCL_DEBUG" not in os.environ:  # it is read once, when workers speak to each other first: now
-        os.environ |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET", "NCCL_DEBUG_FILE": str(file)}
-    distributed.sum_over_workers(torch.zeros((), device=distributed.device())).item()
-    if not file.is_file():
-        return
-    said = file.read_text(encoding="utf-8", errors="replace")
-    file.unlink()
+    with tempfile.TemporaryDirectory(prefix="infoxlm-nccl-") as scratch:  # a name that nobody else can have taken
+        file = Path(scratch) / "log"
+        # it is read once, when workers speak to each other first: now
+        if not {"NCCL_DEBUG", "NCCL_DEBUG_FILE"} & os.environ.keys():
+            os.environ |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET", "NCCL_DEBUG_FILE": str(file)}
+        distributed.sum_over_workers(torch.zeros((), device=distributed.device())).item()
+        if not file.is_file():
+            return
+        said = file.read_text(encoding="utf-8", errors="replace")
     if distributed.rank():  # one is enough
         return
     name, cards = chosen(said)

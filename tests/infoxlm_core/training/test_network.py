@@ -79,10 +79,11 @@ def test_one_line_says_the_network_and_another_warns_of_tcp_between_nodes(
     assert ("go over TCP" in caplog.text) == warned and not list(tmp_path.iterdir())
 
 
-def test_who_has_set_nccl_s_log_keeps_it(joined_by_nccl, monkeypatch, caplog):
+@pytest.mark.parametrize(("name", "value"), [("NCCL_DEBUG", "WARN"), ("NCCL_DEBUG_FILE", "/var/log/nccl.%h")])
+def test_who_has_set_nccl_s_log_keeps_it(joined_by_nccl, monkeypatch, caplog, name, value):
     joined_by_nccl(TCP)
-    monkeypatch.setenv("NCCL_DEBUG", "WARN")
+    monkeypatch.setenv(name, value)
 
     network.tell()
 
-    assert "network" not in caplog.text and "NCCL_DEBUG_FILE" not in os.environ
+    assert "network" not in caplog.text and "NCCL_DEBUG_SUBSYS" not in os.environ and os.environ[name] == value
