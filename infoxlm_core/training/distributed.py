@@ -254,17 +254,29 @@ def shard(module: nn.Module, layers: Iterable[nn.Module], half: torch.dtype | No
             raise TypeError(f"fully_shard left {type(part).__name__} as it was")
         part.set_gradient_divide_factor(1.0)  # losses are divided by the targets of all workers already
         part.set_force_sum_reduction_for_comms(True)  # and gloo knows no other
+    least_memory()  # all workers are here: a later first call need not be one of all of them
 
 
 def sum_shards(module: nn.Module, last: bool) -> None:
     """Before the backward pass of a micro-batch: gradients of a sharded module are summed over workers once a step.
 
     Until its `last` micro-batch each worker adds up whole ones, 4 bytes for each of P parameters. Where these would
-    take more than a quarter of the device's memory they are summed, and cut, after each micro-batch instead.
+    take more than a quarter of a device's memory they are summed, and cut, after each micro-batch instead.
     """
     if is_sharded(module):
         whole = sum(4 * parameter.numel() for parameter in module.parameters())
-        module.set_requires_gradient_sync(last or whole > devices.memory(device()) / 4)
+        module.set_requires_gradient_sync(last or whole > least_memory() / 4)
+
+
+@functools.cache
+def least_memory() -> int:
+    """Bytes of the smallest of all workers' devices, which may differ: what follows from it, all decide alike.
+
+    The first call must be one of all workers.
+    """
+    found = torch.tensor(devices.memory(device()), device=device())
+    dist.all_reduce(found, dist.ReduceOp.MIN)
+    return int(found)
 
 
 def is_sharded(module: nn.Module) -> TypeGuard[Any]:
