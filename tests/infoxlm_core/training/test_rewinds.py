@@ -4,6 +4,7 @@ import json
 import random
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,8 @@ from infoxlm_core.systems.infoxlm.learner import InfoXLMLearner
 from infoxlm_core.training import checkpoints as saving
 from infoxlm_core.training import guard, tracker
 from tests.conftest import tiny_config
-from tests.curves import losses, state_of
+from tests.curves import losses, numbers, state_of
+from tests.workers import fp64, join, start
 
 STEPS, CUT = 24, 18
 SPOILED = {3: float("nan"), 13: 100.0, 14: 100.0, 15: 100.0, 31: 100.0}
@@ -29,10 +31,10 @@ out the data of ten steps. The 22nd, which sees position 31, is a single spike.
 """
 
 
-@pytest.fixture(scope="module", autouse=True)
-def spoiled() -> Iterator[list[int]]:
-    """Spoil the data of all trainings here, and let the guard work on short ones. Gives the positions of their steps,
-    as they are prepared."""
+@contextmanager
+def spoil() -> Iterator[list[int]]:
+    """Spoil the data of all trainings of this process, and let the guard work on short ones. Gives the positions of
+    their steps, as they are prepared."""
     plain, prepare, positions = InfoXLMLearner.losses, InfoXLMLearner.batches, []
 
     def batches(self, step, skipped=0):
@@ -50,6 +52,12 @@ def spoiled() -> Iterator[list[int]]:
         patch.setattr(InfoXLMLearner, "losses", multiplied)
         patch.setattr(guard, "LEAST", 5)
         patch.setattr(guard, "DISTANCE", 6)
+        yield positions
+
+
+@pytest.fixture(scope="module", autouse=True)
+def spoiled() -> Iterator[list[int]]:
+    with spoil() as positions:
         yield positions
 
 
@@ -115,6 +123,29 @@ def test_two_such_runs_are_equal_and_so_are_those_that_are_stopped_anywhere(
 
     assert stopped == [f"asked to stop after step {step}" for step in (5, 13, 16, 18)]
     assert same(tmp_path / "run", troubled)
+
+
+def _with_half_a_model(rank: int, size: int, port: int, shards: Path, base: Path) -> None:
+    join(rank, size, port)
+    with fp64(), spoil() as positions:
+        pretrain(config(model={"sharded": True}), shards, base / "out", base / "run")
+    (base / f"{rank}.json").write_text(json.dumps(sorted(set(positions))))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.item("F23")
+@pytest.mark.slow
+def test_two_workers_that_hold_half_a_model_each_go_back_together(tiny_shards, tmp_path, spoiled, in_fp64):
+    spoiled.clear()
+    pretrain(config(), tiny_shards, tmp_path / "alone out", tmp_path / "alone")
+
+    start(_with_half_a_model, 2, tiny_shards, tmp_path)
+
+    assert numbers(tmp_path / "run") == pytest.approx(numbers(tmp_path / "alone"), rel=1e-9, nan_ok=True)
+    for run in ("alone", "run"):
+        assert meta(tmp_path / run, STEPS)["guard"]["skips"] == [[6, 10]]
+    for rank in range(2):
+        assert json.loads((tmp_path / f"{rank}.json").read_text()) == sorted(set(spoiled))
 
 
 @pytest.mark.item("F23")
