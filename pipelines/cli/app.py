@@ -42,7 +42,10 @@ def config_file(given: str | Path) -> Path:
     """
     path = Path(given)
     packaged = CONFIGS / f"{path}.yaml"
-    return packaged if len(path.parts) == 1 and not path.exists() and packaged.is_file() else path
+    try:
+        return packaged if len(path.parts) == 1 and not path.exists() and packaged.is_file() else path
+    except OSError:  # no name that a file may have, which whoever reads it says
+        return path
 
 
 def interrupt_on_signals() -> None:

@@ -87,6 +87,9 @@ def test_a_missing_config_and_a_missing_model_are_one_line(tmp_path):
     result = run("run", str(tmp_path / "no.yaml"))
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1) and "no such config file" in result.stderr
 
+    result = run("plan", "x" * 5_000)
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1) and "give a shorter name" in result.stderr
+
     result = run("embed", str(tmp_path / "nothing"), "a sentence")
     assert result.exit_code == 2 and str(tmp_path / "nothing") in result.stderr
 
