@@ -1,5 +1,6 @@
 """What all configs share: frozen, strict about names, wrong values named in one line."""
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
@@ -18,12 +19,16 @@ from infoxlm_core.errors import ConfigError
 
 LARGEST_NUMBER = 2**53 - 1
 """Kubeflow Pipelines hands numbers on as doubles: a larger whole one would arrive as another."""
+LARGEST_FLOAT = 3.4028234663852886e38
+"""Of fp32, in which a training computes: PyTorch does not take a larger one."""
 
 
 def _number(value: Any) -> Any:
-    """Refuse what would be bent into a number: `true` and "300"."""
+    """Refuse what would be bent into a number: `true` and "300"; and what fp32 cannot hold."""
     if isinstance(value, str | bool):
         raise PydanticCustomError("number", "Input should be a valid number")
+    if isinstance(value, int | float) and LARGEST_FLOAT < abs(value) < math.inf:
+        raise PydanticCustomError("number", "Input should be at most 3.4e38, the largest number of fp32")
     return value
 
 
