@@ -57,6 +57,8 @@ Flag = Annotated[bool, Field(strict=True)]
 """Neither "yes" nor 1 is one."""
 Share = Annotated[Number, Field(ge=0, le=1)]
 Weight = Annotated[Number, Field(ge=0, allow_inf_nan=False)]
+Source = Annotated[str, Field(min_length=1)]
+"""Where a model or data are. An empty one, of a variable that is not set, would be none, or the folder one is in."""
 Language = Annotated[str, Field(pattern=r"^[a-z]{2,3}$"), AfterValidator(_language)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$")]  # it becomes part of a file's
 

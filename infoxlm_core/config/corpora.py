@@ -12,6 +12,7 @@ from infoxlm_core.config.base import (
     Number,
     PositiveInt,
     Share,
+    Source,
     StageConfig,
     Whole,
 )
@@ -161,7 +162,7 @@ class TokenizationConfig(StageConfig):
     vocabulary_size: Annotated[Whole, Field(gt=0, le=2**24)] = 250_002
     """Ids in all: `<s>` 0, `<pad>` 1, `</s>` 2, `<unk>` 3, pieces, `<mask>` last."""
 
-    model: str | None = None
+    model: Source | None = None
     """A SentencePiece model to use as it is (XLM-R's `sentencepiece.bpe.model`): a file, or a source of
     `pretraining.model.start` that holds one; none: train one."""
 

@@ -4,14 +4,24 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from infoxlm_core.config.base import Flag, NonNegativeInt, PositiveFloat, PositiveInt, Share, StageConfig, Weight, Whole
+from infoxlm_core.config.base import (
+    Flag,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Share,
+    Source,
+    StageConfig,
+    Weight,
+    Whole,
+)
 from infoxlm_core.config.training import CheckpointsConfig, GuardConfig, OptimizationConfig
 
 
 class ModelConfig(StageConfig):
     """Size of the encoder, or the checkpoint it starts from."""
 
-    start: str | None = None
+    start: Source | None = None
     """What to continue from: a Hugging Face XLM-R directory, `s3://bucket/prefix`, a hub name such as
     `FacebookAI/xlm-roberta-base` or `models:/NAME@ALIAS`; its sizes then replace those below. None: random weights."""
 

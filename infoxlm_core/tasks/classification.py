@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from infoxlm_core.config.base import Flag, Language, Share
+from infoxlm_core.config.base import Flag, Language, Share, Source
 from infoxlm_core.config.tasks import Paths, RecipeConfig
 from infoxlm_core.errors import ConfigError
 from infoxlm_core.model.task_head import Head
@@ -24,7 +24,7 @@ class ClassificationConfig(RecipeConfig):
     task: Literal["classification"] = "classification"
     """The kind of task."""
 
-    data: str | Paths | None = None
+    data: Source | Paths | None = None
     """CSV, TSV or Parquet files, or folders in the layout of XNLI, XNLI-MT, XTREME, PAWS-X or SIB-200; none: the
     labelled set of the prepared corpus."""
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 from infoxlm_core import manifests
-from infoxlm_core.config.base import Language, Share
+from infoxlm_core.config.base import Language, Share, Source
 from infoxlm_core.config.tasks import Paths, RecipeConfig
 from infoxlm_core.errors import CorpusTooSmall, EncodingError, InputError
 from infoxlm_core.languages import is_known, two_letters
@@ -44,7 +44,7 @@ class NamedEntitiesConfig(RecipeConfig):
     task: Literal["named_entities"] = "named_entities"
     """The kind of task."""
 
-    data: str | Paths
+    data: Source | Paths
     """Files, or folders in the layout of XTREME's panx or of WikiANN: one word and its tag (`O`, `B-PER`, `I-PER`, …)
     a line, parted by a tab, and blank lines between sentences."""
 

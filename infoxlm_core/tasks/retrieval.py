@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from infoxlm_core import languages
-from infoxlm_core.config.base import Flag, Language, PositiveInt, StageConfig
+from infoxlm_core.config.base import Flag, Language, PositiveInt, Source, StageConfig, Whole
 from infoxlm_core.tasks.task import Fact, Preset, Scores, Task, finite
 
 Vector = Annotated[str, Field(pattern=r"^(mean|mean_no_special|cls|contrast)@([0-9]+|last|contrast|best)$")]
@@ -19,7 +19,7 @@ class RetrievalConfig(StageConfig):
     task: Literal["retrieval"] = "retrieval"
     """The kind of task."""
 
-    data: str
+    data: Source
     """Folder of aligned files: LASER's `tatoeba.deu-eng.deu` and `.eng`, or NAME.en-de.en and NAME.en-de.de, or one
     file a language, line by line translations of each other, or en-de.tsv; or a prepared corpus, for its held-out
     pairs."""
@@ -44,7 +44,7 @@ class RetrievalConfig(StageConfig):
     batch_size: PositiveInt = 64
     """Sentences of one forward pass; changes memory and speed, not the result."""
 
-    max_tokens: PositiveInt = 512
+    max_tokens: Annotated[Whole, Field(gt=2, le=2**20)] = 512
     """Of one sentence, special tokens included; longer ones are cut."""
 
 

@@ -4,7 +4,7 @@ from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
-from infoxlm_core.config.base import Language, NonNegativeInt, PositiveInt, Share, StageConfig, Weight
+from infoxlm_core.config.base import Language, NonNegativeInt, PositiveInt, Share, Source, StageConfig, Weight
 from infoxlm_core.config.pretraining import ModelConfig
 from infoxlm_core.config.training import CheckpointsConfig, OptimizationConfig
 
@@ -12,7 +12,7 @@ from infoxlm_core.config.training import CheckpointsConfig, OptimizationConfig
 class StartConfig(StageConfig):
     """Where the weights of one half of the translator come from."""
 
-    model: str | None = None
+    model: Source | None = None
     """An exported model of system xlm, trained with CLM or MLM. None: random weights."""
 
     take: Literal["all", "embeddings"] = "all"
