@@ -37,6 +37,7 @@ def load_encoder(directory: Path | str, device: str | None = None) -> "tuple[Mod
     safe: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     loading = safe | {"use_safetensors": True, "output_loading_info": True, "dtype": torch.float32}
     tokenizer = tokenizers.load(directory)
+    pretrained.check_kinds(directory)
     try:
         with _quietly():
             model, report = kind.from_pretrained(directory, **loading)

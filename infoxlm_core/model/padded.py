@@ -80,6 +80,7 @@ def read_config(directory: Path) -> PretrainedConfig:
 def load(directory: Path, head: Head, config: PretrainedConfig, fresh: bool) -> Padded:
     """Load a task model, or InputError; of an encoder (`fresh`) what stands on it may be missing and is random."""
     auto: Any = getattr(transformers, f"AutoModelFor{head.architecture}")
+    pretrained.check_kinds(directory)
     try:
         model, report = auto.from_pretrained(
             directory, config=config, use_safetensors=True, output_loading_info=True, local_files_only=True,
@@ -92,6 +93,7 @@ def load(directory: Path, head: Head, config: PretrainedConfig, fresh: bool) -> 
     missing = sorted(name for name in report["missing_keys"] if name.startswith(needed) and "pooler" not in name)
     if missing:
         raise InputError(f"{directory} lacks {len(missing)} weights ({missing[0]}, …): give a complete model")
+    pretrained.check_numbers(model, directory)
     return Padded(model, head)
 
 

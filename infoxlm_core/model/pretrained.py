@@ -7,7 +7,7 @@ from typing import Annotated, Any, NotRequired
 
 import torch
 from pydantic import Field
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PretrainedConfig, XLMRobertaConfig
@@ -224,9 +224,11 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_projection(path: Path) -> Tensor:
-    """The contrast projection of a file; InputError if it holds none."""
+    """The contrast projection of a file; InputError if it holds none, or what is no number."""
     if (found := read_tensors(path).get("projection")) is None:
         raise InputError(f"{path} holds no tensor projection: copy it again")
+    if not found.isfinite().all():
+        raise InputError(f"{path} holds what is no number: copy it again, or take another model")
     return found
 
 
@@ -262,15 +264,17 @@ def load_into(
 
     A single token-type row, zeros in every published XLM-R, is added to the positions: equal by construction.
     Parameters whose names begin like an `optional` one may be missing there and then keep their values; `names` are
-    rules as in `hugging_face_name`. Raises InputError if a weight is missing or has another shape.
+    rules as in `hugging_face_name`. Raises InputError if a weight is missing, has another shape, or is no number.
     """
-    path, found = directory / WEIGHTS, read_weights(directory)
+    check_kinds(directory)
+    found = read_weights(directory)
     if (directory / PROJECTION).is_file():
         found["projection"] = read_projection(directory / PROJECTION)
     types = found.get(TYPE_ROW)
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             theirs = name if name == "projection" else hugging_face_name(name, names)
+            path = directory / (PROJECTION if name == "projection" else WEIGHTS)
             if theirs not in found:
                 if name.startswith(optional):
                     continue
@@ -281,6 +285,23 @@ def load_into(
             parameter.copy_(value)
             if name == "encoder.position_embedding.weight" and types is not None and len(types) == 1:
                 parameter.add_(types[0])
+    check_numbers(module, directory)
+
+
+def check_kinds(directory: Path) -> None:
+    """Refuse weights that are stored as whole numbers or in 8 bits, as those of a quantised model: taken as they are
+    they mean something else. InputError names the first, or the file that is damaged."""
+    for path in sorted(directory.glob("*.safetensors")):
+        try:
+            with safe_open(outside.look(path), "pt") as file:
+                kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118 - no mapping
+        except (SafetensorError, OSError) as error:
+            raise InputError(f"{path} is damaged ({one_line(error)}): copy it again") from None
+        for name, kind in kinds.items():
+            if kind.startswith(("I", "U", "F8")) and not name.endswith("_ids"):  # old exports hold numbers of positions
+                raise InputError(
+                    f"{path}: {name} is stored as {kind}: give the model as it was before its quantisation"
+                )
 
 
 def check_numbers(model: nn.Module, directory: Path) -> None:

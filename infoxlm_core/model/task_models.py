@@ -144,7 +144,6 @@ def load(directory: Path, head: Head) -> TaskModel:
         pretrained.load_into(module, directory, names=module.names)
     else:
         module = padded.load(directory, head, config, fresh=False)
-    pretrained.check_numbers(module, directory)
     return module.eval().to(devices.choose())
 
 

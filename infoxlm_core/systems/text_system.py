@@ -159,6 +159,7 @@ class TextSystem(System):
         path = directory / WEIGHTS
         if not path.is_file():
             raise InputError(f"{path} is missing: give the directory of a trained model")
+        pretrained.check_kinds(directory)
         found = pretrained.read_tensors(path)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
@@ -169,3 +170,4 @@ class TextSystem(System):
                         f"{path}: {theirs} is {shape}, not {tuple(parameter.shape)}: give a model of this size"
                     )
                 parameter.copy_(found[theirs])
+        pretrained.check_numbers(model, directory)

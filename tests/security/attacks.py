@@ -17,6 +17,9 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
 
 from infoxlm_core.errors import (
     ConfigError,
@@ -70,6 +73,11 @@ def text(old: str, new: str) -> Callable[[bytes], bytes]:
 def flipped(at: int) -> Callable[[bytes], bytes]:
     """One bit of the byte so far from the begin, or from the end, is another."""
     return lambda content: content[:at] + bytes([content[at] ^ 4]) + content[at:][1:]
+
+
+def stored(change: Callable[[Tensor], Tensor]) -> Callable[[bytes], bytes]:
+    """Safetensors whose tensors are others."""
+    return lambda content: save({name: change(tensor) for name, tensor in load(content).items()}, {"format": "pt"})
 
 
 def cut(content: bytes) -> bytes:
@@ -350,6 +358,15 @@ MODELS = [
     ("model-config", "a dropout of NaN", put(hidden_dropout_prob=float("nan")), InputError, ""),
     ("model-config", "an unknown activation", put(hidden_act="evil"), InputError, ""),
     ("model-config", "architectures os.system", put(architectures=["os.system"]), None),
+    *(
+        (target, name, stored(change), InputError, word)
+        for target in ("model-weights", "start-weights", "projection", "start-projection")
+        for name, change, word in (
+            ("whole numbers", lambda tensor: tensor.to(torch.int64), "stored as I64"),
+            ("8 bits", lambda tensor: tensor.to(torch.float8_e4m3fn), "stored as F8_E4M3"),
+            ("NaN", lambda tensor: tensor * torch.nan, "is no number" ),
+        )
+    ),
     *(
         (target, name, content, InputError, "")
         for target in ("model-weights", "start-weights", "projection", "start-projection")
