@@ -54,7 +54,7 @@ def rollback(
         from components.adapters.mlflow import runs as mlflow_runs
         from components.platform import artifacts
 
-        number = promotion.roll_back(mlflow_runs.connect(artifacts.local(store)), name, reason)
+        number = promotion.roll_back(mlflow_runs.connect_existing(artifacts.local(store)), name, reason)
         typer.echo(f"models:/{name}@champion is version {number}")
 
 

@@ -40,10 +40,8 @@ def gc(
 
         store = store.rstrip("/")
         here = artifacts.local(store)
-        if mlflow_runs.is_missing(here):
-            raise InputError(f"{here} has no database of MLflow: set MLFLOW_TRACKING_URI to where the models are")
         aliases = [alias.strip() for alias in keep.split(",") if alias.strip()]
-        needed = registered.made_of(mlflow_runs.connect(here), aliases)
+        needed = registered.made_of(mlflow_runs.connect_existing(here), aliases)
         things = garbage.survey(store)
         found = garbage.superfluous(things, needed, age)
         for thing in sorted(found, key=lambda thing: thing.size, reverse=True):

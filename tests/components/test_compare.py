@@ -168,5 +168,6 @@ def test_trials_of_an_older_version_are_found(store):
 def test_a_place_without_ablations_is_one_line_and_stays_empty(store, tmp_path):
     result = CliRunner().invoke(app, ["compare", "--store", str(tmp_path / "nowhere")])
 
-    assert result.exit_code == 2 and result.stderr.count("\n") == 1 and "nowhere has no mlflow.db" in result.stderr
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert "nowhere has no database of MLflow" in result.stderr
     assert not (tmp_path / "nowhere").exists()

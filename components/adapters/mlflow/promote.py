@@ -39,7 +39,7 @@ def run(model: str, gate: Mapping[str, float], store: Path, to: str = "", by_han
         NotPromoted: with the figures; the alias stays.
         and what `promotion.promote` raises.
     """
-    client = mlflow_runs.connect(store)
+    client = mlflow_runs.connect_existing(store)
     version = registered.find(client, model)
     to = "" if mlflow_runs.LOCAL_CODE in version.tags else to  # it will be refused: it goes nowhere
     with registry_copy.coming_back(store):

@@ -150,11 +150,7 @@ def load_encoder(source: str | Path, default_store: Path) -> Path:
     if not registered.is_uri(str(source)):
         directories.check(Path(source))
         return Path(source)
-    if mlflow_runs.is_missing(default_store):
-        raise InputError(
-            f"{source}: there is no registry in {default_store}: give the run's --store, or set MLFLOW_TRACKING_URI"
-        )
-    client = mlflow_runs.connect(default_store)
+    client = mlflow_runs.connect_existing(default_store)
     version = registered.find(client, str(source))
     with mlflow_runs.translate_errors(str(source)):
         target = None  # files on this machine are read where they are

@@ -186,6 +186,19 @@ def translate_errors(what: str) -> Iterator[None]:
         raise InputError(f"{what}: MLflow refuses ({reason})") from error
 
 
+def connect_existing(default_store: Path) -> "MlflowClient":
+    """`connect` for who reads, or changes, what others have written: a mistyped store is refused, not made.
+
+    Raises:
+        InputError: there is no database; and what `connect` raises.
+    """
+    if is_missing(default_store):
+        raise InputError(
+            f"{default_store} has no database of MLflow: give the --store of the run, or set MLFLOW_TRACKING_URI"
+        )
+    return connect(default_store)
+
+
 def open_run(experiment: str, name: str, tags: dict[str, str], default_store: Path) -> str:
     """Find or create the MLflow run of this pipeline run; return its id.
 

@@ -110,9 +110,7 @@ def find_ablation(which: str, store: Path) -> tuple[str, str]:
     Raises:
         InputError: there is no such run, or it has no trials.
     """
-    if mlflow_runs.is_missing(store):
-        raise InputError(f"{store} has no mlflow.db: give the --store of an ablation, or set MLFLOW_TRACKING_URI")
-    client = mlflow_runs.connect(store)
+    client = mlflow_runs.connect_existing(store)
     with translate_errors("runs of ablations"):
         experiments = [experiment.experiment_id for experiment in client.search_experiments()]
         trials = client.search_runs(

@@ -92,10 +92,14 @@ def test_lines_to_embed_are_utf_8_whatever_the_locale_says(tiny_encoders, given,
     assert bool(said) or [line.split(maxsplit=1)[1] for line in result.stdout.splitlines()] == ["a b", "c"]
 
 
-def test_a_registry_that_is_not_there_is_not_made(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "command",
+    [("embed", "models:/x@champion", "a"), ("promote", "models:/x@candidate"), ("rollback", "x", "--reason", "y")],
+)
+def test_a_registry_that_is_not_there_is_not_made(tmp_path, monkeypatch, command):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
 
-    result = run("embed", "models:/infoxlm@champion", "a", "--store", str(tmp_path / "typo"))
+    result = run(*command, "--store", str(tmp_path / "typo"))
 
-    assert result.exit_code == 2 and "there is no registry in" in result.stderr
+    assert result.exit_code == 2 and "has no database of MLflow" in result.stderr
     assert not (tmp_path / "typo/mlflow.db").exists()
