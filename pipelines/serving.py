@@ -111,8 +111,10 @@ def serve(embed: Embed, name: str, host: str, port: int) -> None:
     """Serve until SIGTERM or Ctrl-C; answers that are under way are still given.
 
     Raises:
-        InputError: the port is not free, or not ours to take.
+        InputError: the port is not free, or not ours to take; or no address is given, which to a socket means all.
     """
+    if not host:
+        raise InputError("--host is empty: give the address to listen at; 0.0.0.0 is all of this machine's")
     try:
         server = Server((host, port), name, embed)
     except OSError as error:

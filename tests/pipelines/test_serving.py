@@ -84,3 +84,8 @@ def test_a_request_without_a_length_or_that_is_too_long_is_refused_before_it_is_
 def test_a_port_that_is_taken_is_an_error_with_a_way_out(port):
     with pytest.raises(InputError, match=rf"127.0.0.1:{port} cannot be listened to .* give another --port"):
         serving.serve(lengths, "infoxlm", "127.0.0.1", port)
+
+
+def test_an_address_that_is_empty_does_not_open_the_door_to_all():
+    with pytest.raises(InputError, match=r"--host is empty: give the address to listen at; 0\.0\.0\.0 is all"):
+        serving.serve(lengths, "infoxlm", "", 70_000)
