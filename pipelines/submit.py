@@ -40,6 +40,7 @@ _BETWEEN = 60.0
 _STILL = 5
 """Minutes after which a state that does not change is said again."""
 _PODS = "image, quota or Pod Security? kubectl get events --field-selector type=Warning"
+_HOST = re.compile(r"(https?://)?(\[[0-9A-Fa-f:]+\]|[\w.-]+)(:[0-9]+)?(/\S*)?")
 _ENDED = ("SUCCEEDED", "SKIPPED", "FAILED", "CANCELED")
 
 
@@ -118,8 +119,10 @@ def connect(host: str, namespace: str = "") -> Any:
 
     Raises:
         StorageUnavailable: nobody answers there.
-        InputError: the server refuses, wants a login, or is too old.
+        InputError: the host is no address, or the server refuses, wants a login, or is too old.
     """
+    if not _HOST.fullmatch(host):  # of an empty one the client looks for a server of its own
+        raise InputError(f"--host {host!r:.200}: give the address of Kubeflow Pipelines, https://…")
     from kfp import client as kfp
 
     class Client(kfp.Client):

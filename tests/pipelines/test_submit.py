@@ -296,6 +296,14 @@ def test_a_login_page_another_server_and_an_old_kubeflow_are_one_clear_line(kube
     assert not kubeflow.sent("POST", "/runs")
 
 
+@pytest.mark.parametrize("host", ["", "/etc", "a\nb", "ftp://x", "https://"])
+def test_a_host_that_is_no_address_is_refused_not_looked_for(host):
+    result = run("cancel", "r-1", "--host", host)
+
+    assert result.exit_code == 2 and result.stderr.count("\n") == 1
+    assert f"--host {host!r}: give the address of Kubeflow Pipelines" in result.stderr
+
+
 @pytest.mark.parametrize("version", ["2.17.0", "2.18.1", "unknown", "10.0.0"])
 def test_a_kubeflow_that_is_new_enough_or_does_not_say_is_taken(kubeflow, version):
     kubeflow.health = {"multi_user": False, "tag_name": version}
