@@ -91,8 +91,10 @@ def open(uri: str | Path) -> Store:
     """The storage at a URI: the one place that decides by scheme.
 
     Raises:
-        InputError: there is no such storage.
+        InputError: there is no such storage, or no name at all, which would be the folder that one happens to be in.
     """
+    if not str(uri):
+        raise InputError("the store has no name: give a directory, or a URI such as s3://bucket/prefix")
     if scheme(uri) not in SCHEMES:
         known = ", ".join(f"{name}://" for name in SCHEMES if name)
         raise InputError(f"{uri}: no storage that is known: give a directory, or a URI that begins with {known}")

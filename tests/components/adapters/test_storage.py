@@ -110,6 +110,8 @@ def test_directories_travel_and_leases_fence_in_any_storage(uri, tmp_path, monke
 def test_a_storage_that_nobody_has_written_is_refused_in_one_line(uri):
     with pytest.raises(InputError, match=f"{uri}: no storage that is known: give a directory, or .* s3://"):
         storage.open(uri)
+    with pytest.raises(InputError, match="the store has no name: give a directory, or a URI"):  # a variable is not set
+        storage.open("")
 
 
 class Shelf:
