@@ -133,12 +133,12 @@ def embedder(
     """
     model, tokenizer = load_encoder(directory)
     known_layer, known_pooling = contrast_space(model) or (None, None)
-    layer, pooling = known_layer if layer is None else layer, pooling or known_pooling
+    layer, pooling = known_layer if layer is None else layer, known_pooling if pooling is None else pooling
     last = model.config.num_hidden_layers
     if layer is None or not 0 <= layer <= last:
         raise InputError(f"{directory}: layer {layer} is not one of its layers: give 0 to {last}")
     if pooling not in ALL_POOLINGS:
-        raise InputError(f"{directory}: pooling {pooling} is not known: give {', '.join(ALL_POOLINGS)}")
+        raise InputError(f"{directory}: pooling {pooling!r:.100} is not known: give {', '.join(ALL_POOLINGS)}")
     projection = load_projection(directory, model) if pooling == "contrast" else None
     if projection is not None and layer != known_layer:
         raise InputError(f"{directory}: its contrast vectors are of layer {known_layer}, not {layer}: leave layer out")

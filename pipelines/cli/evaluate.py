@@ -84,7 +84,7 @@ def name_of(source: str) -> str:
 def name_models(model: str, floor: str | None) -> dict[str, str]:
     """Where the models are, by names of which none could be taken for another's."""
     models = {name_of(model): model}
-    if floor:
+    if floor is not None:
         name = name_of(floor)
         models[f"{name}-floor" if name.lower() == name_of(model).lower() else name] = floor
     return models

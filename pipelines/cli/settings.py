@@ -46,7 +46,7 @@ def config_(
         if markdown:
             typer.echo(PAGE + describe.as_markdown(KINDS), nl=False)
             return
-        section = section or "run"
+        section = "run" if section is None else section
         found = list(describe.settings(KINDS.get(section, RunConfig)))
         if section not in KINDS:
             found = [one for one in found if f"{one.name}.".startswith((f"{section}.", f"{section}[]."))]

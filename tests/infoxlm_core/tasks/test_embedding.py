@@ -179,7 +179,11 @@ def test_a_text_longer_than_the_model_reads_is_cut(directory):
 
 @pytest.mark.parametrize(
     ("layer", "pooling", "reason"),
-    [(3, "mean", "layer 3 .* give 0 to 2"), (1, "max", "pooling max .* give mean, cls, mean_no_special, contrast")],
+    [
+        (3, "mean", "layer 3 .* give 0 to 2"),
+        (1, "max", "pooling 'max' .* give mean, cls, mean_no_special, contrast"),
+        (1, "", "pooling '' is not known"),
+    ],
 )
 def test_a_layer_or_pooling_that_is_not_there_is_refused(directory, layer, pooling, reason):
     with pytest.raises(InputError, match=reason):

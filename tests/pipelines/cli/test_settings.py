@@ -35,11 +35,12 @@ def test_help_explains_the_command_and_with_a_section_the_section():
     assert "registration.gate: {}  (mapping of text to number, > -1, < 1)" in explained
 
 
-def test_a_section_that_does_not_exist_is_refused():
-    printed = CliRunner().invoke(app, ["config", "pretrain"])
+@pytest.mark.parametrize("section", ["pretrain", ""])
+def test_a_section_that_does_not_exist_is_refused(section):
+    printed = CliRunner().invoke(app, ["config", section])
 
     assert printed.exit_code == 2
-    assert "no section 'pretrain'" in printed.output
+    assert f"no section '{section}'" in printed.output
 
 
 @pytest.mark.parametrize("kind", settings.KINDS.values(), ids=lambda kind: kind.__name__)
