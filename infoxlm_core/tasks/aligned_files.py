@@ -176,7 +176,7 @@ def read_held_out(corpus: Path) -> tuple[str, dict[str, list[tuple[str, str]]]]:
             pairs = list(tables.read_text(path, ("source", "target")))
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise InputError(f"{path} cannot be read ({one_line(error)}): {remedy}") from error
-        if empty := next((number for number, pair in enumerate(pairs, 1) if None in pair), 0):
+        if empty := next((n for n, pair in enumerate(pairs, 1) if not all(side and side.strip() for side in pair)), 0):
             raise InputError(f"{path}: row {empty} lacks a side: {remedy}")
         pivots.add(pivot)
         rows.setdefault(language, []).extend((str(source), str(target)) for source, target in pairs)

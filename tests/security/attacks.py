@@ -238,6 +238,7 @@ TASKS = [
     ("aligned", "UTF-16", "a\tb\n".encode("utf-16"), EncodingError, "not UTF-8"),
     ("aligned-lines", "a line less", lambda content: content[: content.rindex(b"\n", 0, -1) + 1], ParallelMismatch, "lines"),
     ("held-out", "nulls", parquet(source=["a", None], target=["b", "c"]), InputError, "lacks a side"),
+    ("held-out", "blanks", parquet(source=["a", " "], target=["b", "c"]), InputError, "lacks a side"),
     ("held-out", "integers", parquet(source=[1], target=[2]), InputError, "not text"),
     ("held-out", "invalid UTF-8", parquet(source=pa.array([b"\xff"]).view(pa.string()), target=["a"]), InputError, "cannot be read"),
     ("held-out", "another column", parquet(x=["a"], target=["b"]), InputError, "columns source and target"),
