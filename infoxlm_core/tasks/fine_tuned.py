@@ -54,7 +54,7 @@ def read(directory: Path) -> pd.DataFrame:
     if missing := {"text", "label", "language"} - set(table.columns):
         raise InputError(f"{path} has no column {', '.join(sorted(missing))}: give the output of finetune")
     if table.empty:
-        raise InputError(f"{path} has no rows: give the output of finetune")
+        raise InputError(f"{path} has no rows: add some of split test to the data of the fine-tuning")
     labels = padded.labels_of(padded.read_config(directory))
     if unknown := sorted(set(table["label"]) - set(labels)):
         raise InputError(f"{path}: label {unknown[0]!r} is not one of the classifier's ({', '.join(labels)})")
