@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.adapters.mlflow import moved
+from components.adapters.mlflow import moved, tables
 from components.settings import environment
 from infoxlm_core import locks, outside
 from infoxlm_core.corpora.datasets import Dataset
@@ -142,10 +142,12 @@ def connect(default_store: Path) -> "MlflowClient":
         raise outside.translate(error) or InputError(f"{directory} cannot be made ({error}): give another") from None
     with (
         locks.acquire(directory / ".mlflow.lock"),  # two processes creating the tables at once: one would fail
-        translate_errors(f"{directory}/mlflow.db"),
+        translate_errors(str(file := _sqlite_file(os.environ["MLFLOW_TRACKING_URI"]))),
     ):
+        if file and not (file.exists() and file.stat().st_size):
+            tables.create_file(file.resolve())
         client = mlflow.MlflowClient()
-        if file := _sqlite_file(os.environ["MLFLOW_TRACKING_URI"]):
+        if file:
             moved.settle(file)
         return client
 

@@ -6,7 +6,11 @@ Replicas of the server that start at once take turns by a lock of PostgreSQL: ML
 that make the same tables one fails. Done before, it does nothing.
 """
 
+import shutil
 import sys
+from pathlib import Path
+
+from infoxlm_core import manifests
 
 LOCK = 0x696E666F786C6D
 """The key of the lock, any number that nobody else takes."""
@@ -25,6 +29,26 @@ def upgrade(url: str) -> None:
         upgrade_runs.main([url], standalone_mode=False)
         upgrade_accounts.main(["--url", url], standalone_mode=False)
     engine.dispose()
+
+
+def create_file(file: Path) -> None:
+    """Create the tables of runs and models in a SQLite file that is not there yet: all of them, or no file.
+
+    SQLite takes no part of a migration back. Of a process that is killed, or finds the disk full, some of the tables
+    would stay, and MLflow could never add the others. The caller sees to it that nobody else does the same at once.
+    """
+    from mlflow.db import upgrade as upgrade_runs
+
+    partial = file.with_name(f".{file.name}.making")
+    shutil.rmtree(partial, ignore_errors=True)  # with the journal, too, of one that was killed
+    partial.mkdir()
+    try:
+        upgrade_runs.callback(f"sqlite:///{partial / file.name}")  # no command, which makes Ctrl-C an Abort
+        manifests.sync_file(partial / file.name)
+        (partial / file.name).replace(file)
+        manifests.sync_file(file.parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 if __name__ == "__main__":
