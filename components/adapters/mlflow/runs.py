@@ -86,6 +86,11 @@ def check_uri(uri: str) -> None:
     shown, kind = without_password(uri), uri.partition("://")[0] if "://" in uri else ""
     if kind in ("http", "https"):
         _wait_for_answer(uri)
+    elif kind.startswith("sqlite") and not re.fullmatch(r"sqlite:///(?!:memory:)[^?]+(\?.*)?", uri):
+        raise InputError(
+            f"MLFLOW_TRACKING_URI={shown}: names no file that the next stage would find: set it to "
+            "sqlite:///…/mlflow.db, or not at all"
+        )
     elif path := _sqlite_file(uri):
         if path.exists() and outside.look(path).stat().st_size:
             with path.open("rb") as file:
@@ -132,6 +137,7 @@ def connect(default_store: Path) -> "MlflowClient":
 
     for noisy in ("mlflow", "alembic"):  # a new SQLite file means dozens of lines about migrations
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # of errors, which we translate, whole stacks
     mlflow.set_tracking_uri(tracking_uri(default_store))  # also sets MLFLOW_TRACKING_URI
     if not (directory := _sqlite_directory()):
         with translate_errors(without_password(os.environ["MLFLOW_TRACKING_URI"])):
@@ -168,24 +174,40 @@ def translate_errors(what: str) -> Iterator[None]:
     except InfoXLMError:
         raise
     except Exception as error:
-        if said := outside.translate(error, what):
-            raise said from error
-        if isinstance(error, ImportError):  # of a database whose driver is not here
-            raise InputError(f"{what}: {error}: install it, or give the address of a server, https://…") from error
-        if type(error).__module__.startswith("sqlalchemy"):  # only of a database on this machine, or one named by URI
-            if "locked" in str(error):
-                raise StorageUnavailable(f"{what}: MLflow's database is locked: run the same again") from error
-            raise InputError(f"{what}: MLflow's database cannot be used ({one_line(error)}): restore it") from error
-        if not isinstance(error, MlflowException):
+        status = error.get_http_status_code() if isinstance(error, MlflowException) else 0
+        said = outside.translate(error, what) or _of_database(error, what, status) or _of_server(error, what, status)
+        if not said:
             raise
-        reason = one_line(error)
-        status = error.get_http_status_code()
-        if status >= 500:
-            raise StorageUnavailable(f"{what}: MLflow does not answer ({reason}): run the same again") from error
-        if status in (401, 403):
-            account = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
-            raise InputError(f"{what}: MLflow refuses this account ({status}): check {account}") from error
-        raise InputError(f"{what}: MLflow refuses ({reason})") from error
+        raise said from error
+
+
+def _of_database(error: Exception, what: str, status: int) -> InfoXLMError | None:
+    """An error of a database that this process itself opens, a file mostly: another try helps only if it is busy."""
+    reason = one_line(error)
+    if isinstance(error, ImportError):
+        return InputError(f"{what}: {error}: install it, or give the address of a server, https://…")
+    if "out-of-date database schema" in reason:
+        remedy = "use that one, or back the database up and call `mlflow db upgrade`"
+        return InputError(f"{what}: the tables are those of another version of MLflow ({reason}): {remedy}")
+    is_file = os.environ.get("MLFLOW_TRACKING_URI", "").startswith("sqlite")
+    if not type(error).__module__.startswith("sqlalchemy") and not (is_file and status >= 500):
+        return None
+    if "locked" in str(error):
+        return StorageUnavailable(f"{what}: MLflow's database is locked: run the same again")
+    if "disk I/O error" in str(error):
+        return StorageUnavailable(f"{what}: the disk of MLflow's database fails: run again when it is well")
+    return InputError(f"{what}: MLflow's database cannot be used ({reason}): restore it")
+
+
+def _of_server(error: Exception, what: str, status: int) -> InfoXLMError | None:
+    """What an answer of MLflow's means, or that there is none; no status: it is no error of MLflow."""
+    reason = one_line(error)
+    if status >= 500:
+        return StorageUnavailable(f"{what}: MLflow does not answer ({reason}): run the same again")
+    if status in (401, 403):
+        account = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+        return InputError(f"{what}: MLflow refuses this account ({status}): check {account}")
+    return InputError(f"{what}: MLflow refuses ({reason})") if status else None
 
 
 def connect_existing(default_store: Path) -> "MlflowClient":

@@ -1,7 +1,10 @@
+import contextlib
 import os
 import socket
+import sqlite3
 
 import pytest
+from mlflow.store.db import utils
 
 from components.adapters.mlflow import runs as mlflow_runs
 from components.settings import environment
@@ -180,6 +183,56 @@ def test_a_database_that_cannot_be_one_is_refused_at_once(store, tmp_path, monke
 
     with pytest.raises(InputError, match=said):
         open_run(store)
+
+
+@pytest.mark.parametrize("uri", ["sqlite://", "sqlite:///:memory:", "sqlite+pysqlite:///x.db"])
+def test_a_database_that_no_other_stage_would_find_is_refused(store, monkeypatch, uri):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+
+    with pytest.raises(InputError, match="names no file that the next stage would find: set it to sqlite"):
+        open_run(store)
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("UPDATE alembic_version SET version_num = 'later'", "the tables are those of another version of MLflow"),
+        ("ALTER TABLE experiments RENAME COLUMN workspace TO x", "MLflow's database cannot be used .*: restore it"),
+    ],
+    ids=["later", "other"],
+)
+def test_a_database_that_stays_as_it_is_is_not_tried_again(store, statement, said, caplog):
+    with contextlib.closing(sqlite3.connect(store / "mlflow.db")) as database, database:
+        database.execute(statement)
+
+    with pytest.raises(InputError, match=f"mlflow.db: {said}"):
+        open_run(store)
+
+    assert "Traceback" not in caplog.text
+
+
+def test_tables_that_were_half_made_when_a_process_died_are_made_again(store, empty_database, monkeypatch):
+    def make(engine, whole: bool) -> None:
+        with contextlib.closing(sqlite3.connect(engine.url.database)) as made:
+            if whole:
+                with contextlib.closing(sqlite3.connect(empty_database)) as known:
+                    known.backup(made)
+                return
+            made.execute("CREATE TABLE spans (trace_id VARCHAR(50))")
+            made.commit()
+        raise KeyboardInterrupt  # or killed: then the next one finds the folder in which it was made
+
+    making = store / ".mlflow.db.making"
+    (store / "mlflow.db").unlink()
+    monkeypatch.setattr(utils, "_initialize_tables", lambda engine: make(engine, whole=False))
+    with pytest.raises(KeyboardInterrupt):
+        mlflow_runs.connect(store)
+    assert not (store / "mlflow.db").exists() and not making.exists()
+    making.mkdir()
+    (making / "mlflow.db").write_text("half")
+    monkeypatch.setattr(utils, "_initialize_tables", lambda engine: make(engine, whole=True))
+
+    assert mlflow_runs.connect(store).search_experiments() and not making.exists()
 
 
 @pytest.mark.parametrize("name", ["a?b", "a%20b", "a#b"])
