@@ -33,6 +33,7 @@ def register(
     import os
 
     from components.adapters.mlflow import registry as model_registry
+    from components.adapters.mlflow import versions as registered
     from components.platform import artifacts, overlay, runtime
     from components.platform.stage_run import stage_run
     from infoxlm_core import manifests
@@ -50,7 +51,7 @@ def register(
         origin |= {name: str(value) for name, value in made["made_by"].items()}
         origin |= {
             "test_set": evidence.read_scores(judged)["test_set"],
-            "made_as": f"{model.parent.parent.name}/{model.parent.name}",  # a digest of version, config and inputs
+            registered.MADE_AS: f"{model.parent.parent.name}/{model.parent.name}",  # its key
             "pipeline_run": runtime.pipeline_run(),
         } | ({"image": image} if image else {})
         if overlay.is_edited(local_code):

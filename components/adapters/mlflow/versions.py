@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 MODEL, EVALUATION, CARD = "model", "evaluation", "model_card.md"
-_URI = re.compile(r"models:/(?P<name>[^/@]+)(@(?P<alias>[^/@]+)|/(?P<version>[0-9]+))")
+MADE_AS = "made_as"
+"""Tag of a version: kind and key of the artifact that it was made of, which has a manifest of ours."""
+_URI = re.compile(r"models:/(?P<name>[^/@]+)(@(?P<alias>[^/@]+)|/(?P<version>[0-9]{1,18}))")
 
 
 def is_uri(source: str) -> bool:
@@ -146,7 +148,7 @@ def check(files: Path, version: "ModelVersion") -> None:
     """
     model, name = files / MODEL, f"{version.name} version {version.version}"
     signing.verify(model, files / signing.FILE, name)
-    if (model / manifests.NAME).is_file():  # else it was made elsewhere
+    if (model / manifests.NAME).is_file() or MADE_AS in version.tags:  # else it was made elsewhere
         digest = manifests.read(model, "encoder", made_with="the registration of another version")["digest"]
         if digest != version.tags.get("digest"):
             raise DataCorrupt(

@@ -381,6 +381,10 @@ def test_a_registered_model_that_is_not_the_one_of_its_digest_is_not_used(store,
     manifests.write(model, "encoder")  # another model, in itself complete
     with pytest.raises(DataCorrupt, match=r"tiny version 1 holds sha256:\w+…, it was registered as"):
         use(way, "models:/tiny@champion", store)
+    (model / manifests.NAME).unlink()  # which every model of the step `register` has
+    client.set_model_version_tag("tiny", "1", registered.MADE_AS, "pretrained/abc")
+    with pytest.raises(InputError, match=r"no manifest\.json in"):
+        use(way, "models:/tiny@champion", store)
 
 
 @pytest.mark.item("S09")

@@ -185,6 +185,8 @@ def test_a_directory_that_is_no_plain_encoder_is_refused(store, tiny_encoders, t
 def test_an_unknown_model_is_one_clear_line(store):
     with pytest.raises(InputError, match=r"models:/tiny@champion: MLflow refuses \(.*not found"):
         model_registry.load_encoder("models:/tiny@champion", store)
+    with pytest.raises(InputError, match=r"holds no config\.json"):
+        model_registry.load_encoder(f"models:/tiny/{10**22}", store)  # no database has such numbers
 
 
 _EMBED = """
