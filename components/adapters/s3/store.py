@@ -147,7 +147,13 @@ class S3Store:
 def translate_errors(uri: str, quick: bool = False) -> Iterator[Any]:
     """A client of S3 whose errors become ours, one line each that begins with the URI."""
     from boto3.exceptions import Boto3Error
-    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, ParamValidationError
+    from botocore.exceptions import (
+        BotoCoreError,
+        ClientError,
+        EndpointProviderError,
+        NoCredentialsError,
+        ParamValidationError,
+    )
 
     try:
         client = _client(tuple(sorted(item for item in os.environ.items() if item[0].startswith("AWS_"))), quick)
@@ -159,10 +165,13 @@ def translate_errors(uri: str, quick: bool = False) -> Iterator[Any]:
         raise InputError(f"{uri}: {one_line(error)}: set AWS_ACCESS_KEY_ID and its secret") from error
     except ParamValidationError as error:
         raise InputError(f"{uri}: {one_line(error)}: check the name of the bucket") from error
-    except (KeyError, TypeError, AttributeError) as error:  # an answer without what every answer of S3 has
+    except EndpointProviderError as error:
+        raise InputError(f"{uri}: {one_line(error)}: check AWS_ENDPOINT_URL and AWS_REGION") from error
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        # an answer without what every answer of S3 has; one that leads to itself is followed until the stack is full
         raise InputError(
             f"{uri}: what answers is no S3 ({type(error).__name__}: {error}): check AWS_ENDPOINT_URL and proxies"
-        ) from error
+        ) from (None if isinstance(error, RecursionError) else error)
     except (BotoCoreError, Boto3Error, ClientError) as error:
         inner = error if isinstance(error, ClientError) else error.__cause__ or error.__context__
         if isinstance(inner, ClientError) and _status(inner) < 500:

@@ -145,11 +145,12 @@ def test_another_storage_is_a_class_and_a_line(tmp_path, monkeypatch):
 
 
 class _Page(BaseHTTPRequestHandler):
-    """A proxy that answers everything with a page to log in."""
+    """A proxy that answers everything with a page to log in, or sends whoever asks to itself."""
 
     def do_GET(self) -> None:
-        self.send_response(200)
+        self.send_response(302 if self.path.startswith("/round") else 200)
         self.send_header("Content-Type", "text/html")
+        self.send_header("Location", self.path)
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(b"<html>log in</html>")
@@ -170,6 +171,8 @@ def test_what_answers_and_is_no_s3_is_refused_in_one_line(monkeypatch):
         for ask in (lambda store: store.get("manifest.json"), lambda store: store.head("manifest.json")):
             with pytest.raises(InputError, match="what answers is no S3"):
                 ask(storage.open("s3://bucket/prefix"))
+        with pytest.raises(InputError, match=r"what answers is no S3 \(RecursionError"):
+            storage.open("s3://round/prefix").get("manifest.json")
     finally:
         server.shutdown()
         server.server_close()
@@ -252,11 +255,14 @@ def test_unfinished_uploads_are_as_old_as_the_server_says_whatever_our_clock_is(
     [
         ("AWS_ENDPOINT_URL", "not a url", "check AWS_ENDPOINT_URL"),
         ("AWS_ENDPOINT_URL", "http://", "check AWS_ENDPOINT_URL"),
+        ("AWS_ENDPOINT_URL", "ftp://127.0.0.1", "not a valid URI: check AWS_ENDPOINT_URL"),
         ("AWS_REGION", "not a region!", "check AWS_ENDPOINT_URL, AWS_REGION"),
         ("AWS_PROFILE", "nobody", "and AWS_PROFILE"),
     ],
 )
 def test_settings_of_s3_that_cannot_be_are_refused_naming_them(monkeypatch, variable, value, said):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "x")
     monkeypatch.setenv(variable, value)
 
     with pytest.raises(InputError, match=said):
