@@ -63,7 +63,7 @@ def local(store: str) -> Path:
     named = re.sub(r"[^\w.-]+", "-", store.partition("://")[2])
     root = cache() / "stores" / f"{named}-{manifests.digest(store).removeprefix('sha256:')[:8]}"
     root.mkdir(parents=True, exist_ok=True)
-    if not (root / _COPY_OF).is_file():
+    if not (root / _COPY_OF).is_file() or (root / _COPY_OF).read_bytes() != store.encode():
         manifests.write_atomically(root / _COPY_OF, store)
     return root
 

@@ -12,7 +12,9 @@ def verify(directory: Path, kind: str) -> dict[str, Any]:
     """Compare an artifact with its manifest; hash it only if a file was touched since that was done last."""
     state = state_of(directory)
     marker = marker_of(directory)
-    known = marker.is_file() and marker.read_text() == state
+    known = False
+    with contextlib.suppress(OSError):  # one that may not be read says nothing
+        known = marker.is_file() and marker.read_bytes() == state.encode()
     found = manifests.read(directory, kind, made_with=f"the stage that makes {kind}", check=lambda _: not known)
     if not known:
         note(directory, state)

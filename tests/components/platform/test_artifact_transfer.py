@@ -226,6 +226,12 @@ def test_each_store_has_a_copy_of_its_own():
     assert len({artifacts.local(f"s3://models/{name}") for name in ("x/a", "x-a", "x_a")}) == 3
 
 
+def test_a_copy_that_does_not_say_of_which_store_is_told_again():
+    (artifacts.local("s3://models/x") / "COPY_OF").write_bytes(b"\xff")
+
+    assert artifacts.url_of(artifacts.local("s3://models/x") / "corpus/abc") == "s3://models/x/corpus/abc"
+
+
 def test_a_slash_at_the_end_of_a_store_is_refused(capsys):
     with pytest.raises(SystemExit), runtime.ending_clearly(f"{URL}/", "pretrain"):
         pytest.fail("it went on")

@@ -105,6 +105,14 @@ def test_a_found_artifact_is_hashed_again_only_if_a_file_was_touched(tmp_path, m
     assert hashed == [made / "part/file"]
 
 
+def test_a_mark_of_what_was_compared_that_cannot_be_read_says_nothing(tmp_path):
+    made = artifacts.get_or_build(str(tmp_path), "pretrained", "abc", build)
+    verification.marker_of(made).write_bytes(b"\xff\xfe")
+
+    assert artifacts.lookup(str(tmp_path), "pretrained", "abc") == made
+    assert verification.marker_of(made).read_text() == verification.state_of(made)
+
+
 def test_what_is_damaged_without_a_trace_is_found_when_it_is_read(tmp_path):
     made = artifacts.get_or_build(str(tmp_path), "pretrained", "abc", build)
     (made / "part/file").write_text("cOntent")
