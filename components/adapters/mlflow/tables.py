@@ -43,7 +43,7 @@ def create_file(file: Path) -> None:
     shutil.rmtree(partial, ignore_errors=True)  # with the journal, too, of one that was killed
     partial.mkdir()
     try:
-        upgrade_runs.callback(f"sqlite:///{partial / file.name}")  # no command, which makes Ctrl-C an Abort
+        upgrade_runs.callback(f"sqlite:///{partial / file.name}")  # type: ignore[misc]  # as a command it has no Ctrl-C
         manifests.sync_file(partial / file.name)
         (partial / file.name).replace(file)
         manifests.sync_file(file.parent)
