@@ -122,6 +122,9 @@ def write_atomically(path: Path, content: str | bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # a write names none: of several disks it may be any that is full
+        raise
     finally:
         temporary.unlink(missing_ok=True)
     sync_file(path.parent)
@@ -129,11 +132,13 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 def move_into_place(partial: Path, final: Path, sign: str = "") -> None:
     """Rename a finished directory, so that it is whole or not there, also after a power cut; somebody may have been
-    faster, and then has made the same, if the file `sign` is there."""
+    faster, and then has made the same, if the file `sign` is there. InputError: a file or a link has the name."""
     sync_tree(partial)  # else the name may outlive what is in it
     try:
         partial.replace(final)
-    except OSError:
+    except OSError as error:
+        if isinstance(error, NotADirectoryError) and final.is_symlink() | final.is_file():  # the error names `partial`
+            raise InputError(f"{final} is in the way: it is no folder of ours; remove it") from None
         if not (final / sign).exists():
             raise
     sync_file(final.parent)
@@ -226,8 +231,9 @@ def read(
         for name, entry in files.items():
             verify_file(inside(directory, name), entry, remedy, hashed=check(Path(name)))
     except (InputError, OSError) as error:  # a name that leads elsewhere, or is too long to be one
-        if isinstance(said := outside.translate(error, path), TryAgain):
-            raise said from error
+        said = outside.translate(error, path)
+        if isinstance(said, TryAgain) or isinstance(error, PermissionError):  # which damages nothing
+            raise said or error from error
         raise DataCorrupt(f"{path} cannot be read ({error}): {remedy}") from error
     if more := unnamed(directory, files):
         raise DataCorrupt(f"{directory / more[0]} is not named in {path}: move it elsewhere")

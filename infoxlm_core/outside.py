@@ -6,6 +6,8 @@ deep is no manifest, however valid it is. Either way the error is one of ours, a
 
 import errno
 import functools
+import itertools
+import os
 import stat
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ _KINDS = (
 )
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _PASSES = (errno.EIO, errno.ESTALE, errno.EREMOTEIO, errno.ENOTCONN, errno.ETIMEDOUT)
+_DENIED = (errno.EACCES, errno.EPERM)
 _REMEDIES = {
     errno.EACCES: "change its permissions, or give another path",
     errno.EPERM: "change its permissions, or give another path",
@@ -66,7 +69,8 @@ def translate(error: BaseException, where: object = "") -> InfoXLMError | None:
     """
     said = " ".join(str(error).split())[:300]
     if is_full(error):
-        return StorageFull(f"{where or 'the disk'}: no space left ({said}): free some, then run again")
+        place = getattr(error, "filename", None) or where or "the disk"
+        return StorageFull(f"{place}: no space left ({said}): free some, then run again")
     if is_panic(error):
         return InputError(f"{where or 'the input'}: a tokenizer gives up on it ({said}): copy the tokenizer again")
     if not isinstance(error, OSError) or error.errno is None:
@@ -95,6 +99,27 @@ def look(path: Path) -> Path:
         if is_kind(mode):
             raise InputError(f"{path} is {name}, not a file: give a file")
     return path
+
+
+def below(folder: Path) -> list[Path]:
+    """All that lies below a folder, files and folders, sorted; links to folders are not followed.
+
+    Unlike `rglob`, which takes a folder that may not be listed for an empty one: what is in it would be missing, in
+    training text or among the tests that are kept out of it, and nobody would know.
+
+    Raises:
+        InputError: a folder may not be listed.
+    """
+
+    def refuse(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):  # removed meanwhile
+            raise translate(error, folder) or error
+
+    if not folder.is_dir():  # nor if it has a zero byte in its name
+        return []
+    return sorted(
+        Path(place, name) for place, *names in os.walk(folder, onerror=refuse) for name in itertools.chain(*names)
+    )
 
 
 def read_bytes(path: Path, limit: int) -> bytes:
@@ -168,7 +193,8 @@ def read_json(path: Path, kind: Any, remedy: str, error: type[InfoXLMError] = In
     except (InputError, OSError) as failure:
         if isinstance(failure, error):
             raise
-        if isinstance(failure, OSError) and isinstance(said := translate(failure, path), StorageUnavailable):
-            raise said from None
+        cause = failure if isinstance(failure, OSError) else failure.__context__
+        if isinstance(cause, OSError) and cause.errno in (*_PASSES, *_DENIED):  # nothing is wrong with the file
+            raise translate(cause, path) or failure from None
         raise error(f"{failure}: {remedy}") from None
     return parse_json(content.removeprefix(b"\xef\xbb\xbf"), kind, path, remedy, error)

@@ -15,7 +15,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from gettext import c2py
-from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
@@ -75,7 +74,7 @@ def _choose(variants: dict[str, str], language: str, members: Members) -> tuple[
 def _catalogs(path: Path) -> Members:
     """Name and reader of every catalog `…/<locale>/LC_MESSAGES/<domain>.po` in a folder, wheel or zip."""
     if path.is_dir():
-        files = (p for p in sorted(chain(path.rglob("*.po"), path.rglob("*.mo"))) if _IS_CATALOG.search(f"/{p}"))
+        files = (p for p in outside.below(path) if p.suffix in (".po", ".mo") and _IS_CATALOG.search(f"/{p}"))
         found: Members = {str(p.relative_to(path)): partial(outside.read_bytes, p, MAX_CATALOG) for p in files}
     else:
         try:

@@ -40,7 +40,7 @@ def files(path: Path) -> list[Path]:
     """The file itself, or those below a folder that are not hidden; InputError if there is none."""
     if not path.exists():
         raise InputError(f"{path}: no such file or folder: check preparation.evaluation_sets")
-    found = [path] if not path.is_dir() else [one for one in sorted(path.rglob("*")) if not one.is_dir()]
+    found = [path] if not path.is_dir() else [one for one in outside.below(path) if not one.is_dir()]
     shown = [one for one in found if one == path or not any(part[0] == "." for part in one.relative_to(path).parts)]
     if not shown:
         raise InputError(f"{path}: an empty folder: check preparation.evaluation_sets")

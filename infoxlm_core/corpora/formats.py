@@ -63,7 +63,8 @@ def _check(source: CorpusSource, languages: Sequence[str], pivot: str, paths: Se
     """Refuse a corpus that cannot be read; return the languages that are read from it."""
     for path in paths:
         if source.format != "gettext" and not path.is_file():
-            raise InputError(f"{path}: no such file (corpus {source.name}): check its path")
+            found = "is no file" if path.exists() else "no such file"
+            raise InputError(f"{path}: {found} (corpus {source.name}): check its path")
         if path.is_file() and not path.stat().st_size:
             raise CorpusTooSmall(f"{path} (corpus {source.name}) is empty: have=0 need=1 bytes")
     wanted = [language for language in (source.languages or languages) if language in {*languages, pivot}]

@@ -24,7 +24,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from infoxlm_core import manifests
+from infoxlm_core import manifests, outside
 from infoxlm_core.config import CorpusSource, PreparationConfig
 from infoxlm_core.corpora import cleaning, evaluation_sets, formats, row_chunks, tables
 from infoxlm_core.corpora.fingerprints import Keys
@@ -81,7 +81,7 @@ def digest_sources(config: PreparationConfig) -> list[str]:
     return [
         manifests.digest({str(file.relative_to(path)): manifests.file_sha256(file) for file in files})
         for path in paths
-        if (files := sorted(f for f in ([path] if path.is_file() else path.rglob("*")) if f.is_file()))
+        if (files := sorted(f for f in ([path] if path.is_file() else outside.below(path)) if f.is_file()))
     ]
 
 

@@ -54,7 +54,7 @@ def find(path: Path) -> list[Place]:
         raise InputError(f"{path}: no such file or folder: give data that are there")
     if path.is_dir():
         # what is hidden is not part of the data: .git, .ipynb_checkpoints, ._train-en.tsv
-        inside = [p for p in sorted(path.rglob("*")) if not any(x.startswith(".") for x in p.relative_to(path).parts)]
+        inside = [p for p in outside.below(path) if not any(x.startswith(".") for x in p.relative_to(path).parts)]
         places = [_place(p) for p in inside if p.suffix in SUFFIXES and p.is_file()]
         for stranger in [place.path for place in places if not place.split]:
             logger.warning("%s: its name says no split (train, dev, test): left out", stranger)

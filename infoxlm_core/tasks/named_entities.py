@@ -14,7 +14,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
-from infoxlm_core import manifests
+from infoxlm_core import manifests, outside
 from infoxlm_core.config.base import Language, Share, Source
 from infoxlm_core.config.tasks import Paths, RecipeConfig
 from infoxlm_core.errors import CorpusTooSmall, EncodingError, InputError
@@ -181,7 +181,7 @@ def _find(path: Path) -> Iterator[tuple[Path, str, str]]:
     """Files, and what their names say: split and language."""
     if not path.exists():
         raise InputError(f"{path}: no such file or folder: {_LAYOUT}")
-    inside = [path] if path.is_file() else [p for p in sorted(path.rglob("*")) if p.is_file()]
+    inside = [path] if path.is_file() else [p for p in outside.below(path) if p.is_file()]
     found = []
     for file in inside:
         if match := _NAME.fullmatch(file.name):

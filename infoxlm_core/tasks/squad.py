@@ -146,7 +146,7 @@ def files(paths: Sequence[str], split: Split) -> list[Path]:
     chosen = []
     for path in map(Path, paths):
         if path.is_dir():
-            inside = sorted(path.glob("*.json"))
+            inside = sorted(file for file in path.iterdir() if file.suffix == ".json")
             if not inside:
                 raise InputError(f"{path}: no .json file here: give the folder that holds them ({split})")
             said = {file: set(re.split(r"[._-]", file.stem)) & SPLITS for file in inside}

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from infoxlm_core import manifests
+from infoxlm_core import manifests, outside
 from infoxlm_core.languages import is_known
 from infoxlm_core.training.selection import FILE as SELECTION
 
@@ -30,7 +30,7 @@ def _digest_file(path: Path) -> str:
 
 def _digest_folder(folder: Path) -> str:
     """Names and contents of the files below a folder; of a model only what is loaded, since more may lie beside it."""
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    files = [path for path in outside.below(folder) if path.is_file()]
     if is_model := any(path.parent == folder and path.suffix == ".safetensors" for path in files):
         loaded, places = (".safetensors", ".json", ".model", ".txt"), [folder]
         if (folder / SELECTION).is_file():  # it may have models of single languages below it

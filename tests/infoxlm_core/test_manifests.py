@@ -1,6 +1,7 @@
 """Manifests: names that stay inside, and files that appear whole."""
 
 import errno
+import io
 import json
 import multiprocessing
 import os
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from infoxlm_core import manifests
+from infoxlm_core import manifests, outside
 from infoxlm_core.errors import DataCorrupt, InputError
 
 LEADING_OUT = ["/etc/passwd", "../a", "a/../../b", "..", "a//b", "a/", "", ".", "./a", "a\0b", "//a"]
@@ -128,3 +129,43 @@ def test_a_file_written_atomically_may_be_read_by_whom_the_umask_lets(tmp_path):
         os.umask(before)
 
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "round"])
+def test_a_name_that_is_taken_by_no_folder_of_ours_is_said_to_be_in_the_way(tmp_path, kind):
+    (tmp_path / "new").mkdir()
+    final = tmp_path / "final"
+    final.write_text("x") if kind == "file" else final.symlink_to({"link": "nowhere", "round": "final"}[kind])
+
+    with pytest.raises(InputError, match=r"final is in the way: .* remove it"):
+        manifests.move_into_place(tmp_path / "new", final, manifests.NAME)
+
+
+@pytest.mark.item("B12")
+@pytest.mark.parametrize("file", ["a", manifests.NAME])
+def test_a_file_that_may_not_be_read_is_not_called_damaged(tmp_path, monkeypatch, file):
+    (tmp_path / "a").write_text("x")
+    manifests.write(tmp_path, "corpus")
+    opened = io.open
+
+    def refusing(path, *more, **named):
+        if path == tmp_path / file:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return opened(path, *more, **named)
+
+    monkeypatch.setattr(io, "open", refusing)
+
+    with pytest.raises(InputError, match=f"{file}: Permission denied: change its permissions"):
+        manifests.read(tmp_path, "corpus", "x")
+
+
+def test_a_full_disk_is_named_by_the_file_that_was_written(tmp_path, monkeypatch):
+    def full(*_) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+
+    with pytest.raises(OSError, match="No space") as said:
+        manifests.write_atomically(tmp_path / "file", "content")
+
+    assert str(outside.translate(said.value, "s3://elsewhere")).startswith(f"{tmp_path}/file: no space left")

@@ -1,18 +1,23 @@
 """What was tried by hand against every reader ends as it should: read, or refused in one line of the right class."""
 
+import errno
+import functools
 import os
 from pathlib import Path
 
 import pytest
 
-from infoxlm_core.config import CorpusSource
-from infoxlm_core.corpora import formats
+from infoxlm_core import outside
+from infoxlm_core.config import CorpusSource, PreparationConfig
+from infoxlm_core.corpora import evaluation_sets, formats
 from infoxlm_core.errors import InputError
 from infoxlm_core.model import fairseq
 from infoxlm_core.run_file import load
-from infoxlm_core.tasks import squad
+from infoxlm_core.stages import preparation
+from infoxlm_core.tasks import labelled_files, named_entities, squad
 from infoxlm_core.tasks.classification import ClassificationConfig
 from infoxlm_core.tasks.labelled import read_labelled
+from infoxlm_core.training.input_digests import digest_inputs
 from tests.fuzz.targets import TARGETS, attack
 from tests.security.attacks import ATTACKS, po
 
@@ -74,6 +79,41 @@ def test_what_never_ends_beside_a_good_catalog_is_refused(kind, tmp_path):
 
     with pytest.raises(InputError, match=r"x\.po"):
         _corpus("gettext", tmp_path / "c")
+
+
+FOLDERS = {
+    "gettext": lambda path: _corpus("gettext", path),
+    "digest of a corpus": lambda path: preparation.digest_sources(
+        PreparationConfig.parse(
+            {"languages": ["en"], "corpora": [{"name": "x", "format": "gettext", "path": str(path)}]}
+        )
+    ),
+    "test sets": evaluation_sets.files,
+    "labelled": labelled_files.find,
+    "questions": lambda path: squad.read_training([str(path / "locked")]),
+    "named entities": lambda path: [*named_entities._find(path)],
+    "digest of data": lambda path: digest_inputs([str(path)]),
+}
+
+
+@pytest.mark.item("B12")
+@pytest.mark.parametrize("reader", FOLDERS)
+def test_a_folder_that_may_not_be_listed_is_not_taken_for_an_empty_one(reader, tmp_path, monkeypatch):
+    for name in ("de/LC_MESSAGES/x.po", "train-en.tsv", "locked/x.json"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(po())
+    for name in ("scandir", "listdir"):  # root, as whom tests may run, may list any
+        monkeypatch.setattr(os, name, functools.partial(_unless_locked, getattr(os, name)))
+
+    with pytest.raises((InputError, PermissionError), match=r"locked.*Permission denied|Permission denied.*locked"):
+        FOLDERS[reader](tmp_path)
+    assert outside.below(tmp_path / "x.txt") == outside.below(Path("a\0b")) == []
+
+
+def _unless_locked(list_it, path="."):
+    if Path(path).name == "locked":
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    return list_it(path)
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device"])
