@@ -27,6 +27,7 @@ Names = Sequence[tuple[str, str]]
 _Rows = Annotated[int, Field(gt=0, lt=2**31)]
 _Width = Annotated[int, Field(gt=0, le=2**17)]
 _Layers = Annotated[int, Field(ge=0, le=1000)]
+_Epsilon = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
 class _Space(TypedDict):
@@ -45,6 +46,7 @@ class Described(TypedDict):
     architectures: NotRequired[list[str] | None]
     infoxlm: NotRequired[_Space | None]
     num_hidden_layers: NotRequired[_Layers]
+    layer_norm_eps: NotRequired[_Epsilon | None]
     max_position_embeddings: NotRequired[int | None]
     pad_token_id: NotRequired[int | None]
 
@@ -59,7 +61,7 @@ class Sizes(TypedDict):
     intermediate_size: Annotated[int, Field(gt=0, le=2**20)]
     num_attention_heads: _Width
     max_position_embeddings: _Rows
-    layer_norm_eps: NotRequired[float]
+    layer_norm_eps: NotRequired[_Epsilon]
     type_vocab_size: NotRequired[Annotated[int, Field(ge=0, lt=2**20)]]
     pad_token_id: NotRequired[Annotated[int, Field(ge=0, lt=2**20)] | None]
 

@@ -353,7 +353,8 @@ MODELS = [
             ("num_attention_heads", 7), ("num_hidden_layers", 10**9), ("num_hidden_layers", -1), ("vocab_size", 10**12),
             ("vocab_size", None), ("max_position_embeddings", "x"), ("type_vocab_size", [1]), ("pad_token_id", "x"),
             ("model_type", "evil"), ("model_type", 5), ("auto_map", {"AutoModel": "x.Evil"}), ("infoxlm", 5),
-            ("infoxlm", {"layer": 1}), ("infoxlm", []),
+            ("infoxlm", {"layer": 1}), ("infoxlm", []), ("layer_norm_eps", float("nan")), ("layer_norm_eps", -1.0),
+            ("layer_norm_eps", 1e300),
         )
     ),
     ("model-config", "a dropout of NaN", put(hidden_dropout_prob=float("nan")), InputError, ""),
