@@ -3,8 +3,17 @@
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import TypedDict
+
 from infoxlm_core import manifests, outside
 from infoxlm_core.errors import DataCorrupt, InputError
+
+
+@outside.with_more
+class Index(TypedDict):
+    """What says which file of a large model holds which weight."""
+
+    weight_map: dict[str, str]
 
 
 def check(directory: Path) -> None:
@@ -23,6 +32,10 @@ def check_encoder(directory: Path) -> None:
         raise InputError(f"{directory} holds no config.json with *.safetensors: give the output of pretrain")
     if pickles := [path.name for path in directory.rglob("*") if path.suffix in (".bin", ".pt", ".pth", ".pkl", ".py")]:
         raise InputError(f"{directory} holds {pickles[0]}, which could run code: keep only safetensors and JSON")
+    for path in directory.glob("*.index.json"):
+        named = outside.read_json(path, Index, "export the model again")["weight_map"].values()
+        if out := next((name for name in named if Path(name).name != name), None):
+            raise InputError(f"{path}: {out!r:.200} is not in this folder: export the model again")
     for path in directory.glob("*config.json"):
         if "auto_map" in outside.read_json(path, dict[str, Any], "export the model again"):
             raise InputError(f"{path} asks for code of its own (auto_map): export the model with a built-in class")

@@ -24,6 +24,8 @@ def model(tmp_path):
         ("pytorch_model.bin", "", r"holds pytorch_model\.bin, which could run code"),
         ("tokenizer_config.json", json.dumps({"auto_map": {}}), "asks for code of its own"),
         ("config.json", "{", "cannot be read"),
+        ("model.safetensors.index.json", "{}", "weight_map: Field required"),
+        ("model.safetensors.index.json", '{"weight_map": {"a": "../other.safetensors"}}', "is not in this folder"),
     ],
 )
 def test_what_could_run_code_or_cannot_be_read_is_refused(model, name, content, said):
