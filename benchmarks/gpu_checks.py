@@ -1,6 +1,7 @@
 """The first ten minutes on a GPU: is it right, and how fast. `make gpu`, or `python3 -m benchmarks.gpu_checks`.
 
-Each check compares the GPU with the CPU in a higher precision, or counts. A line of JSON is printed and saved as soon
+Each check compares the GPU with the CPU in a higher precision, or counts. It has a process of its own, since after one
+illegal memory access nothing works any more in a process, and some minutes. A line of JSON is printed and saved as soon
 as it is known, so that a crash or a time limit loses nothing. It needs torch, numpy, pyarrow, pydantic, safetensors,
 sentencepiece and PyYAML; what else is missing costs its own check. Without a GPU: `--cpu` tries the checks themselves.
 """
@@ -15,6 +16,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections import Counter
@@ -24,6 +26,11 @@ from typing import Any
 
 NEEDED = ("torch", "numpy", "pyarrow", "pydantic", "safetensors", "sentencepiece", "yaml")
 RESULTS = Path(__file__).parent / "results"
+COMMAND = [sys.executable, "-m", "benchmarks.gpu_checks"]
+FIGURES = "figures"
+"""What is measured when all is checked: `benchmarks.gpu`."""
+LONGEST = 300.0
+"""Seconds that a check may take; figures may take four times as many."""
 Row = dict[str, Any]
 
 
@@ -31,6 +38,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python3 -m benchmarks.gpu_checks", description=__doc__)
     parser.add_argument("--cpu", action="store_true", help="the checks on a small model on the CPU, nothing is saved")
     parser.add_argument("--full", action="store_true", help="measure base and large, not base alone: twice as long")
+    parser.add_argument("--only", choices=[*CHECKS, FIGURES], help="one of them, in this process; nothing is saved")
     parser.add_argument("--reference", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
@@ -47,6 +55,10 @@ def main() -> int:
     if not options.cpu and not torch.cuda.is_available():
         print("there is no CUDA device here; --cpu tries the checks themselves")
         return 0
+    if options.only:
+        for row in _rows(options):
+            _keep(None, row)
+        return 0
     kept = RESULTS / f"{time.strftime('%Y-%m-%d-%H%M', time.gmtime())}-gpu-checks.jsonl"
     failed = _run(options, lambda row: _keep(None if options.cpu else kept, row))
     print(f"{failed} checks failed" + ("" if options.cpu else f"; {kept}"))
@@ -62,25 +74,54 @@ def _keep(path: Path | None, row: Row) -> None:
 
 
 def _run(options: argparse.Namespace, keep: Callable[[Row], None]) -> int:
-    """All checks, then the figures of `benchmarks.gpu`; how many checks failed."""
-    from benchmarks import gpu, machine
+    """All checks, then the figures of `benchmarks.gpu`; how many of them failed."""
+    from benchmarks import machine
 
     keep({"check": "machine", **machine.facts()})
     failed = 0
-    for name, check in CHECKS.items():
+    for name in [*CHECKS, *[FIGURES] * (not options.cpu)]:
         began = time.monotonic()
-        try:
-            for row in check(options.cpu):
-                keep({"check": name} | row)
-                failed += not row.get("ok", True)
-        except Exception as error:  # the others still have something to say
-            keep({"check": name, "ok": False, "why": f"{type(error).__name__}: {error}"[:500]})
-            failed += 1
+        for row in _apart(name, options):
+            keep(({} if "figure" in row else {"check": name}) | row)
+            failed += not row.get("ok", True)
         keep({"check": name, "seconds": round(time.monotonic() - began, 1)})
-    if not options.cpu:
-        logging.getLogger("benchmarks").setLevel(logging.INFO)
-        gpu.run(quick=not options.full, keep=lambda what, row: keep({"figure": what} | row))
     return failed
+
+
+def _apart(name: str, options: argparse.Namespace) -> Iterator[Row]:
+    """The rows of one check as a process of its own prints them, and one more if it crashes or does not end."""
+    seconds = LONGEST * (4 if name == FIGURES else 1)
+    command = [*COMMAND, "--only", name, *["--cpu"] * options.cpu, *["--full"] * options.full]
+    allocating = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}  # as trainings do
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=allocating | os.environ) as process:
+        assert process.stdout
+        alarm = threading.Timer(seconds, process.kill)
+        alarm.start()
+        try:
+            for line in process.stdout:
+                if line.startswith("{"):
+                    yield json.loads(line)
+        finally:
+            process.kill()
+            code = process.wait()
+            late = not alarm.is_alive()
+            alarm.cancel()
+    if code:
+        yield {"ok": False, "why": f"it did not end within {seconds:.0f} s" if late else f"it ended with {code}"}
+
+
+def _rows(options: argparse.Namespace) -> Iterator[Row]:
+    """The rows of the one check that is asked for; an error is the last."""
+    if options.only == FIGURES:
+        from benchmarks import gpu
+
+        logging.getLogger("benchmarks").setLevel(logging.INFO)
+        gpu.run(quick=not options.full, keep=lambda what, row: _keep(None, {"figure": what} | row))
+        return
+    try:
+        yield from CHECKS[options.only](options.cpu)
+    except Exception as error:
+        yield {"ok": False, "why": f"{type(error).__name__}: {error}"[:500]}
 
 
 def _device(cpu: bool) -> Any:
@@ -103,16 +144,18 @@ def attention(cpu: bool) -> Iterator[Row]:
     import torch
 
     from benchmarks import inputs
+    from infoxlm_core.model.attention import choose_flash
     from infoxlm_core.model.encoder import Encoder, EncoderSize, initialise
 
     device, drawn = _device(cpu), torch.Generator().manual_seed(1)
+    flash = choose_flash(device)
     start = Encoder(EncoderSize(vocabulary=100, layers=2, hidden=128, ffn=256, heads=2))
     initialise(start, 1)
     inputs.perturb(start, 1)
     shapes = {"ragged": [1, 37, 128, 2, 90], "of one token": [1] * 32, "one sequence": [512]}
     for name, lengths in shapes.items():
         hidden = torch.randn(sum(lengths), 128, generator=drawn)
-        counts = [length // 2 for length in lengths]
+        counts = [max(length // 2, int(flash == "3")) for length in lengths]  # which needs a row of each
         edges = torch.tensor([0, *lengths]).cumsum(0)
         read = torch.cat([edges[i] + torch.arange(count) for i, count in enumerate(counts)]).long()
         for rows, causal in ((None, False), (None, True), (read, False)):
@@ -131,7 +174,32 @@ def attention(cpu: bool) -> Iterator[Row]:
             about = {"lengths": name, "causal": causal, "rows": "all" if rows is None else "half of each"}
             # roundings to 24 and to 8 bits, of what goes from layer to layer too, add up like noise
             yield _row(found[torch.float32], found[torch.float64], 1e-5, kind="fp32", **about)
-            yield _row(found[None], found[torch.float64], 4e-2, kind="bf16", **about)
+            yield _row(found[None], found[torch.float64], 4e-2, kind="bf16", flash=flash, **about)
+
+
+def dropout(cpu: bool) -> Iterator[Row]:
+    """Attention that drops weights: what it keeps is scaled, stays in its sequence, and has a gradient."""
+    import torch
+
+    from infoxlm_core.model.attention import attend, pack
+
+    device, lengths = _device(cpu), [1, 37, 128, 2, 90]
+    packing = pack(lengths, device)
+    for kind in (torch.float32, torch.bfloat16):
+        rows = torch.zeros(sum(lengths), 128, device=device, dtype=kind)  # so each weight is one over the length
+        value = torch.ones_like(rows, requires_grad=True)
+        found = torch.stack([attend(rows, rows, value, packing, packing, 2, dropout=0.1) for _ in range(200)]).double()
+        longer = found[:, 1:38].mean().item()  # of 200 x 37 rows x 2 heads, each a mean of 37: 5 deviations are 0.3 %
+        one = found[:, 0].mean().item()  # of 400: 5 are 8 %
+        found.sum().backward()
+        gradient = value.grad.double().mean().item() / 200
+        off = {"mean": abs(longer - 1), "of one token": abs(one - 1), "gradient": abs(gradient - 1)}
+        fine = off["mean"] < 0.01 and off["of one token"] < 0.1 and off["gradient"] < 0.02
+        yield {"kind": str(kind), **off, "dropped": found.std().item(), "ok": fine and found.std().item() > 0.01}
+        numbers = torch.repeat_interleave(torch.arange(1.0, 6.0), torch.tensor(lengths))[:, None].expand(-1, 128)
+        owned = attend(rows, rows, numbers.to(device, kind).contiguous(), packing, packing, 2, dropout=0.1).double()
+        means = torch.stack([part.mean() for part in owned.cpu().split(lengths)[1:3]]) / torch.tensor([2.0, 3.0])
+        yield {"kind": str(kind), "leaks": (means - 1).abs().max().item(), "ok": bool(((means - 1).abs() < 0.1).all())}
 
 
 def loss(cpu: bool) -> Iterator[Row]:
@@ -229,7 +297,8 @@ def waiting(cpu: bool) -> Iterator[Row]:
     places = Counter(
         f"{'/'.join(Path(w.filename).parts[-3:])}:{w.lineno}" for w in seen if "synchroniz" in str(w.message)
     )
-    yield {"a step": sum(places.values()) / 3, "places": dict(places)}
+    waits = sum(places.values()) / 3
+    yield {"a step": waits, "places": dict(places), "ok": waits <= 1}  # for the verdict on its numbers
 
 
 def repeatable(cpu: bool) -> Iterator[Row]:
@@ -272,13 +341,24 @@ def inference_then_training(cpu: bool) -> Iterator[Row]:
 
 
 def fewer_gpus_than_workers(cpu: bool) -> Iterator[Row]:
-    """A training with more Ray workers than GPUs, where Ray is installed: the test of it, here."""
-    if cpu or not all(importlib.util.find_spec(name) for name in ("ray", "pytest", "kfp")):
-        yield {"skipped": "needs a GPU, ray, kfp and pytest"}
-        return
-    command = [sys.executable, "-m", "pytest", "-q", "tests/components/adapters/ray/test_train.py"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=RESULTS.parent.parent)
-    yield {"ok": done.returncode == 0, "said": done.stdout.strip().splitlines()[-1:]}
+    """One process more than there are GPUs is asked for: as many train as have a GPU each."""
+    import torch
+
+    from components.adapters.torchrun import train
+
+    there = 0 if cpu else torch.cuda.device_count()
+    with tempfile.TemporaryDirectory() as folder:
+        found = train.run(_count_workers, there + 1, run=Path(folder))["workers"]
+    yield {"GPUs": there, "workers": found, "ok": found == max(1, there)}
+
+
+def _count_workers(run: Path) -> dict[str, Any]:
+    """The body of such a process: they add up a number by the network that gradients take."""
+    import torch
+
+    from infoxlm_core.training import distributed
+
+    return {"workers": int(distributed.sum_over_workers(torch.ones((), device=distributed.device())))}
 
 
 def profile(cpu: bool) -> Iterator[Row]:
@@ -368,6 +448,7 @@ def several_workers(cpu: bool) -> Iterator[Row]:
 
 CHECKS: dict[str, Callable[[bool], Iterator[Row]]] = {
     "attention": attention,
+    "dropout": dropout,
     "loss": loss,
     "step": step,
     "waiting": waiting,

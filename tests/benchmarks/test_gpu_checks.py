@@ -3,6 +3,7 @@
 import argparse
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from benchmarks import gpu, gpu_checks
 from infoxlm_core.model import encoder
 
 
-@pytest.mark.parametrize("check", [gpu_checks.attention, gpu_checks.loss, gpu_checks.inference_then_training])
+@pytest.mark.parametrize("check", [gpu_checks.attention, gpu_checks.dropout, gpu_checks.loss,
+                                   gpu_checks.inference_then_training, gpu_checks.fewer_gpus_than_workers])  # fmt: skip
 def test_on_a_cpu_a_check_of_numbers_passes(check):
     rows = list(check(True))
 
@@ -29,19 +31,39 @@ def test_attention_that_looks_into_the_next_sequence_is_noticed(monkeypatch):
     assert not any(row["ok"] for row in gpu_checks.attention(True) if row["lengths"] == "ragged")
 
 
-def test_a_check_that_crashes_is_told_and_the_next_one_runs(monkeypatch):
-    def crashes(cpu):
-        yield {"ok": True}
-        raise RuntimeError("CUDA error: an illegal memory access")
+CHECKS = """
+import os, sys, time
+from benchmarks import gpu_checks
 
-    monkeypatch.setattr(gpu_checks, "CHECKS", {"one": crashes, "two": lambda cpu: iter([{"figure": 1}])})
-    kept = []
+def raises(cpu):
+    yield {"ok": True}
+    raise RuntimeError("CUDA error: an illegal memory access")
 
-    failed = gpu_checks._run(argparse.Namespace(cpu=True, full=False), kept.append)
+def dies(cpu):
+    yield {"seen": 1}
+    os.abort()
 
-    assert failed == 1
-    assert {"check": "one", "ok": False, "why": "RuntimeError: CUDA error: an illegal memory access"} in kept
-    assert {"check": "two", "figure": 1} in kept
+gpu_checks.CHECKS = {"raises": raises, "dies": dies, "hangs": lambda cpu: time.sleep(600), "last": lambda cpu: [{"figure": 1}]}
+sys.exit(gpu_checks.main())
+"""  # noqa: E501
+
+
+def test_a_check_that_raises_dies_or_hangs_is_told_and_the_next_one_runs(monkeypatch, tmp_path):
+    script = tmp_path / "checks.py"
+    script.write_text(CHECKS)
+    monkeypatch.setattr(gpu_checks, "COMMAND", [sys.executable, str(script)])
+    monkeypatch.setattr(gpu_checks, "CHECKS", dict.fromkeys(("raises", "dies", "last")))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    options, kept = argparse.Namespace(cpu=True, full=False), []
+
+    failed = gpu_checks._run(options, kept.append)
+
+    assert failed == 2
+    assert {"check": "raises", "ok": False, "why": "RuntimeError: CUDA error: an illegal memory access"} in kept
+    assert {"check": "dies", "seen": 1} in kept and {"check": "dies", "ok": False, "why": "it ended with -6"} in kept
+    assert {"figure": 1} in kept
+    monkeypatch.setattr(gpu_checks, "LONGEST", 1.0)
+    assert list(gpu_checks._apart("hangs", options)) == [{"ok": False, "why": "it did not end within 1 s"}]
 
 
 def test_neither_checks_nor_figures_need_what_a_machine_with_torch_and_little_else_lacks():
