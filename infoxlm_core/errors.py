@@ -15,8 +15,9 @@ class InfoXLMError(Exception):
     exit_code = 70
 
     def __str__(self) -> str:
-        """The message; of one that is too long, where it was is left at its begin and the remedy at its end."""
-        said = super().__str__()
+        """The message, in one line whatever it quotes; of one that is too long, where it was is left at its begin, and
+        the remedy at its end."""
+        said = "\\n".join(super().__str__().splitlines())
         return said if len(said) <= LONGEST else f"{said[: LONGEST - 500]} […] {said[-400:]}"
 
 

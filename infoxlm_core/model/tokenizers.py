@@ -100,9 +100,9 @@ def load(directory: Path) -> PreTrainedTokenizerBase:
         outside.look(path)
     with reading(f"{directory}: its tokenizer"):
         found = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-        for texts in (("a",), ("a", "b")):  # what its template names may not be there
-            found(*texts)
-        ids = max(len(found), *(number + 1 for number in found.get_added_vocab().values()), 0)
+        # what its template names may not be there, and has ids of its own
+        used = [number for texts in (("a",), ("a", "b")) for number in found(*texts)["input_ids"]]
+        ids = max(len(found), *(number + 1 for number in (*used, *found.get_added_vocab().values())))
     if (config := directory / "config.json").is_file():
         rows = outside.read_json(config, dict[str, Any], "copy it again").get("vocab_size")
         if isinstance(rows, int) and ids > rows:
