@@ -247,7 +247,7 @@ def locate(location: str, hashed: bool = True) -> Path:
         hashed: compare every byte with the manifest, since it will be read. A copy that is damaged is fetched again.
 
     Raises:
-        InputError: there is no such artifact, or the location leads out of the store.
+        InputError: there is no such artifact, or the location is none, or leads out of the store.
         DataCorrupt: a file is not what the manifest says.
     """
     whole, found = _place(location)
@@ -267,8 +267,11 @@ def _place(location: str) -> tuple[Path, Path]:
     """Where the artifact is on this machine, and where in it what is meant."""
     if directory := storage.open(location).directory:
         return directory, directory
-    store, kind, rest = re.fullmatch(rf"(.+?://.+?)/({'|'.join(KINDS)})/(.+)", location).groups()  # type: ignore[union-attr]
-    name, _, inner = rest.partition("/")
+    # the last kind with a key: a folder above the store may be called like a kind, too
+    said = re.fullmatch(rf"(.+?://.+)/({'|'.join(KINDS)})/([0-9a-f]{{16}})(?:/(.*))?", location)
+    if not said:
+        raise InputError(f"{location} is no artifact, which is STORE/KIND/KEY: run the step that makes it again")
+    store, kind, name, inner = said.groups()
     found = lookup(store, kind, name)
     if found is None:
         raise InputError(f"{location} is not in the store any more: run again without Kubeflow's cache (--no-cache)")

@@ -18,6 +18,7 @@ from components.platform.lease import Lease
 from infoxlm_core import manifests
 from infoxlm_core.errors import Fenced, InputError, LeaseHeld
 
+KEY = "0123456789abcdef"
 GIVEN = os.environ.get("INFOXLM_TEST_STORE")
 """A place on an S3 of one's own that keeps the promises, too? The runbook asks, page RB05."""
 
@@ -128,20 +129,24 @@ class Shelf:
         return getattr(self._inner, name)
 
 
-def test_another_storage_is_a_class_and_a_line(tmp_path, monkeypatch):
+@pytest.mark.parametrize("store", ["shelf://a", "shelf://team/suite", "shelf://team/points/x", "shelf://suite"])
+def test_another_storage_is_a_class_and_a_line(tmp_path, monkeypatch, store):
     monkeypatch.setattr(Shelf, "root", tmp_path / "shelf", raising=False)
     monkeypatch.setitem(storage.SCHEMES, "shelf", f"{__name__}:Shelf")
     monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "here"))
+    place = f"{store}/corpus/{KEY}"
 
-    made = artifacts.get_or_build("shelf://a", "corpus", "abc", lambda output: (output / "file").write_text("x") and {})
+    made = artifacts.get_or_build(store, "corpus", KEY, lambda output: (output / "file").write_text("x") and {})
     monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "another machine"))
-    found = artifacts.get_or_build("shelf://a", "corpus", "abc", lambda output: pytest.fail("made twice"))
-    data = sources.fetch_data("shelf://a/corpus/abc/file", tmp_path / "store")
+    found = artifacts.get_or_build(store, "corpus", KEY, lambda output: pytest.fail("made twice"))
+    data = sources.fetch_data(f"{place}/file", tmp_path / "store")
 
-    assert (
-        artifacts.url_of(made) == "shelf://a/corpus/abc" and artifacts.locate("shelf://a/corpus/abc") == found != made
-    )
+    assert artifacts.url_of(made) == place and artifacts.locate(place) == found != made
+    assert artifacts.locate(f"{place}/file").read_text() == "x"
     assert data.read_text() == (found / "file").read_text() == "x" and data.is_relative_to(tmp_path / "store")
+    for wrong in (f"{store}/x", f"{store}/corpus/abc", store):
+        with pytest.raises(InputError, match=f"{wrong} is no artifact, which is STORE/KIND/KEY"):
+            artifacts.locate(wrong)
 
 
 class _Page(BaseHTTPRequestHandler):

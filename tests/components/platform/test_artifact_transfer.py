@@ -24,6 +24,7 @@ from infoxlm_core.errors import DataCorrupt, Fenced, InputError, LeaseHeld, Stor
 from tests.servers import literal_s3, s3
 
 URL = "s3://models/store"
+KEY = "0123456789abcdef"
 
 
 @pytest.fixture(autouse=True)
@@ -184,12 +185,12 @@ def test_a_manifest_that_names_a_place_outside_is_refused_before_anything_is_wri
     assert {path.name for path in tmp_path.iterdir()} == {"made"}
 
 
-@pytest.mark.parametrize("place", ["corpus/..", "corpus/abc/../../outside", "corpus/abc//outside"])
+@pytest.mark.parametrize("place", ["../../outside", "/outside"])
 def test_a_location_that_leads_out_of_its_artifact_is_refused(bucket, place):
-    artifacts.get_or_build(URL, "corpus", "abc", lambda output: (output / "file").write_text("content") and {})
+    artifacts.get_or_build(URL, "corpus", KEY, lambda output: (output / "file").write_text("content") and {})
 
     with pytest.raises(InputError, match="a name that leads out of its folder"):
-        artifacts.locate(f"{URL}/{place}")
+        artifacts.locate(f"{URL}/corpus/{KEY}/{place}")
 
 
 def test_a_dropped_directory_is_gone_with_its_manifest(bucket, directory):
@@ -241,14 +242,14 @@ def test_a_slash_at_the_end_of_a_store_is_refused(capsys):
 
 def test_an_artifact_made_on_one_machine_is_found_on_another(bucket, tmp_path, monkeypatch):
     made = artifacts.get_or_build(
-        URL, "corpus", "abc", lambda output: (output / "file").write_text("content") and {"lines": 1}
+        URL, "corpus", KEY, lambda output: (output / "file").write_text("content") and {"lines": 1}
     )
     place = artifacts.url_of(made)
     monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "other machine"))
 
-    again = artifacts.get_or_build(URL, "corpus", "abc", lambda output: pytest.fail("made twice"))
+    again = artifacts.get_or_build(URL, "corpus", KEY, lambda output: pytest.fail("made twice"))
 
-    assert place == f"{URL}/corpus/abc" and again != made and tree(again) == tree(made)
+    assert place == f"{URL}/corpus/{KEY}" and again != made and tree(again) == tree(made)
     assert artifacts.locate(place) == again and artifacts.locate(f"{place}/file").read_text() == "content"
 
 
@@ -256,15 +257,13 @@ def test_an_artifact_made_on_one_machine_is_found_on_another(bucket, tmp_path, m
 @pytest.mark.parametrize("unnoticed", [False, True])
 @pytest.mark.parametrize("file", ["file", manifests.NAME])
 def test_a_damaged_copy_of_an_artifact_is_fetched_again(bucket, file, unnoticed):
-    made = artifacts.get_or_build(
-        URL, "pretrained", "abc", lambda output: (output / "file").write_text("content") and {}
-    )
+    made = artifacts.get_or_build(URL, "pretrained", KEY, lambda output: (output / "file").write_text("content") and {})
     whole = tree(made)
     (made / file).write_bytes(b"x" * len(whole[file]))
     if unnoticed:
         verification.note(made, verification.state_of(made))
 
-    assert tree(artifacts.locate(f"{URL}/pretrained/abc")) == whole
+    assert tree(artifacts.locate(f"{URL}/pretrained/{KEY}")) == whole
 
 
 def test_what_was_made_but_did_not_arrive_is_sent_and_not_made_again(bucket, faults):

@@ -31,6 +31,7 @@ from infoxlm_core.training import tracker
 from tests.conftest import tiny_config
 
 URL = "s3://models/store"
+KEY = "0123456789abcdef"
 STEPS = 30
 
 
@@ -44,7 +45,7 @@ def own_cache(tmp_path, monkeypatch):
 def work(tiny_shards) -> Work:
     config = tiny_config(optimization={"steps": STEPS}, checkpoints={"every": 4})
     return Work(
-        "pretrain", URL, "pretrained", "abc", config.model_dump(mode="json"), 0, {"shards_path": str(tiny_shards)},
+        "pretrain", URL, "pretrained", KEY, config.model_dump(mode="json"), 0, {"shards_path": str(tiny_shards)},
         "pretrained-abc",
     )  # fmt: skip
 
@@ -98,9 +99,9 @@ def test_a_run_stopped_on_one_machine_ends_on_another_as_if_nothing_had_happened
 
     assert "resuming after step 13" in caplog.text and str(tmp_path / "second machine") in str(made)
     assert curve(made) == undisturbed and len(undisturbed) == STEPS
-    assert artifact_transfer.manifest(f"{URL}/pretrained/abc")["kind"] == "pretrained"
+    assert artifact_transfer.manifest(f"{URL}/pretrained/{KEY}")["kind"] == "pretrained"
     assert artifacts.read(URL, "runs/pretrained-abc/stop") is None
-    manifests.read(artifacts.locate(f"{URL}/pretrained/abc/encoder"), "encoder", "pretrain")
+    manifests.read(artifacts.locate(f"{URL}/pretrained/{KEY}/encoder"), "encoder", "pretrain")
 
 
 @pytest.mark.item("F05", "F06")
@@ -270,7 +271,7 @@ def test_a_job_that_fails_leaves_its_reason_for_the_step_that_waits(bucket, work
     monkeypatch.setattr(ray_job, "run", run)
     monkeypatch.setenv("RUN_ID", "run-7")
 
-    with pytest.raises(InputError, match=r"5 .*'class': 'TrainingDiverged', 'message': 'abc: 3 steps in a row'"):
+    with pytest.raises(InputError, match=rf"5 .*'class': 'TrainingDiverged', 'message': '{KEY}: 3 steps in a row'"):
         launchers.run(replace(work, num_workers=2), CLUSTER)
 
     assert artifacts.read(URL, "runs/pretrained-abc/stop").startswith(b"j-pretrain-")
