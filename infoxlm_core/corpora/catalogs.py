@@ -94,14 +94,24 @@ def _catalogs(path: Path) -> Members:
 
 
 def _check_directory(file: BinaryIO, path: Path) -> None:
-    """Refuse an archive whose table of contents, which is read before anything else, is longer than any wheel's."""
-    file.seek(0, os.SEEK_END)
-    file.seek(max(0, file.tell() - (1 << 16) - 22))  # the end record, and the longest comment after it
+    """Refuse an archive whose table of contents, which is read before anything else, is longer than any wheel's.
+
+    Its end record is looked for as zipfile does: the last 22 bytes, or, before a comment, the last that looks like one.
+    """
+    size = file.seek(0, os.SEEK_END)
+    start = max(0, size - (1 << 16) - 22)  # of the end record and the longest comment after it
+    file.seek(max(0, start - 20))
+    before = file.read(start - file.tell())  # a record that stands first there has a locator still before it
     end = file.read()
-    at = end.rfind(b"PK\x05\x06")
-    size = int.from_bytes(end[at + 12 : at + 16], "little") if at >= 0 else 0
-    if size > MAX_CONTENTS:  # so is one in zip64, where it says 2^32 - 1
-        raise InputError(f"{path}: DecompressionLimit: its table of contents has {size:,} bytes: refused")
+    plain = end[-22:].startswith(b"PK\x05\x06") and end.endswith(b"\0\0")
+    at = len(end) - 22 if plain else end.rfind(b"PK\x05\x06")
+    if at < 0:
+        return
+    if (before + end)[: len(before) + at][-20:].startswith(b"PK\x06\x07"):  # then another record says its length
+        raise InputError(f"{path}: DecompressionLimit: its table of contents is one of zip64: pack fewer files into it")
+    length = int.from_bytes(end[at + 12 : at + 16], "little")
+    if length > MAX_CONTENTS:
+        raise InputError(f"{path}: DecompressionLimit: its table of contents has {length:,} bytes: refused")
 
 
 def _place(name: str) -> tuple[str, str, str]:
