@@ -124,12 +124,16 @@ def _train_model(config: TokenizationConfig, corpus: Path) -> bytes:
             minloglevel=2,
         )
     except RuntimeError as error:
-        most = re.search(r"value <= (\d+)", str(error))
-        remedy = f"at most {int(most[1]) + 2} are possible" if most else " ".join(str(error).split())[-160:]
-        raise CorpusTooSmall(
-            f"{corpus}: {len(sentences)} sentences do not give a vocabulary of {config.vocabulary_size} ({remedy}): "
-            "lower tokenization.vocabulary_size or prepare more text"
-        ) from None
+        most, least = (re.search(said, str(error)) for said in (r"value <= (\d+)", r"required_chars\. \d+ vs (\d+)"))
+        given = f"{corpus}: {len(sentences)} sentences do not give a vocabulary of {config.vocabulary_size}"
+        if least:
+            need = int(least[1]) + 2
+            raise CorpusTooSmall(
+                f"{given} (their characters alone need {need}): raise tokenization.vocabulary_size to {need} or more, "
+                f"or lower tokenization.character_coverage ({config.character_coverage}; at least 0.98)"
+            ) from None
+        why = f"at most {int(most[1]) + 2} are possible" if most else " ".join(str(error).split())[-160:]
+        raise CorpusTooSmall(f"{given} ({why}): lower tokenization.vocabulary_size or prepare more text") from None
     logger.info("trained a vocabulary of %d ids on %d sentences", config.vocabulary_size, len(sentences))
     return tokenizers.round_scores(written.getvalue())
 

@@ -120,5 +120,10 @@ def test_bad_input_is_refused(corpus, tmp_path):
         tokenize(TokenizationConfig(), tmp_path, tmp_path / "out")
     with pytest.raises(CorpusTooSmall, match=r"at most \d+ are possible"):
         tokenize(TokenizationConfig(vocabulary_size=5000), corpus, tmp_path / "out")
+    with pytest.raises(
+        CorpusTooSmall, match=r"alone need (\d+)\): raise tokenization.vocabulary_size to \1 or more"
+    ) as said:
+        tokenize(TokenizationConfig(vocabulary_size=10), corpus, tmp_path / "out")
+    assert "Increase" not in str(said.value) and "lower tokenization.vocabulary_size" not in str(said.value)
     with pytest.raises(InputError, match="not a SentencePiece model"):
         tokenize(TokenizationConfig(model=str(corpus / "manifest.json")), corpus, tmp_path / "out2")
