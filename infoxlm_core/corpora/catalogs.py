@@ -47,12 +47,12 @@ def read(languages: Sequence[str], pivot: str, path: Path) -> Iterator[Row]:
         if language in {*languages, pivot} and _rank(locale, language) < NEVER:
             domains[folder, domain][language][locale] = name
     for key in sorted(domains):
-        own, rank, _ = _choose(domains[key].get(pivot, {}), pivot, members)
+        own, rank, _ = _choose(domains[key].get(pivot, {}), pivot, members, path)
         english = {(e.msgctxt, e.msgid): e.msgstr for e in own if _problem(e) is None} if rank <= 1 else {}
         for language in languages:
             if language == pivot:
                 continue
-            entries, _, name = _choose(domains[key].get(language, {}), language, members)
+            entries, _, name = _choose(domains[key].get(language, {}), language, members, path)
             for number, entry in enumerate(entries, start=1):
                 source = _default(entry.comment) or english.get((entry.msgctxt, entry.msgid)) or entry.msgid
                 reason = _problem(entry)
@@ -61,10 +61,13 @@ def read(languages: Sequence[str], pivot: str, path: Path) -> Iterator[Row]:
                 yield Row((pivot, language), (source, entry.msgstr), name, number, reason)
 
 
-def _choose(variants: dict[str, str], language: str, members: Members) -> tuple[list[polib.POEntry], int, str]:
+def _choose(
+    variants: dict[str, str], language: str, members: Members, path: Path
+) -> tuple[list[polib.POEntry], int, str]:
     """Messages, rank and name of the one locale that is read of a language; of equal ones that with most messages."""
     best = min((_rank(locale, language) for locale in variants), default=NEVER)
-    found = [(_entries(variants[name], members), variants[name]) for name in variants if _rank(name, language) == best]
+    chosen = [name for locale, name in variants.items() if _rank(locale, language) == best]
+    found = [(_entries(name, members, path), name) for name in chosen]
     if not found:
         return [], best, ""
     entries, name = max(found, key=lambda item: sum(_problem(entry) is None for entry in item[0]))
@@ -130,9 +133,9 @@ def _rank(locale: str, language: str) -> int:
     return {"": 0, language: 1, "us": 1}.get(variant, 2)  # de, then de_DE, en_US, then de_Formal, de_AT …
 
 
-def _entries(name: str, members: Members) -> list[polib.POEntry]:
+def _entries(name: str, members: Members, path: Path) -> list[polib.POEntry]:
     """Messages of one catalog; of plural forms, `msgstr` becomes the one for n = 1, which goes with the message id."""
-    content = _content(name, members)
+    content = _content(name, members, path)
     try:
         binary = content + b"\0"  # polib takes the path of a file for that file, and no path holds a zero byte
         if name.endswith(".mo"):
@@ -144,7 +147,7 @@ def _entries(name: str, members: Members) -> list[polib.POEntry]:
         rule = re.search(r"plural\s*=([^;]+)", catalog.metadata.get("Plural-Forms", ""))
         singular = c2py(rule[1].strip())(1) if rule else 0
     except Exception as error:  # polib raises whatever its parser trips over
-        raise InputError(f"{name} is no readable gettext catalog ({error}): check it with msgfmt -c") from None
+        raise InputError(f"{path}: {name} is no readable gettext catalog ({error}): check it with msgfmt -c") from None
     for entry in catalog:
         if entry.msgid_plural:
             entry.msgstr = entry.msgstr_plural.get(singular, "")
@@ -161,11 +164,11 @@ def _check_strings(content: bytes) -> None:
                 raise ValueError(f"its string at byte {at} ends behind the file")
 
 
-def _content(name: str, members: Members) -> bytes:
+def _content(name: str, members: Members, path: Path) -> bytes:
     try:
         return members[name]()
     except (zipfile.BadZipFile, zlib.error, OSError, NotImplementedError, RuntimeError, EOFError) as error:
-        raise InputError(f"{name} cannot be unpacked ({one_line(error)}): fetch the archive again") from None
+        raise InputError(f"{path}: {name} cannot be unpacked ({one_line(error)}): fetch the archive again") from None
 
 
 def _problem(entry: polib.POEntry) -> str | None:
