@@ -70,8 +70,9 @@ class RecipeConfig(StageConfig):
     """Sequences of one forward pass; changes memory and speed and, without dropout, never the result."""
 
     dropout: Share = 0.0
-    """In the encoder; the paper's group used 0.1. Above 0 attention on a GPU is slower, sequence by sequence, and what
-    is dropped depends on how a batch is split: on `micro_batch_size` and the number of workers."""
+    """In the encoder; the paper's group used 0.1. Above 0 attention on a GPU takes PyTorch's memory-efficient kernel,
+    packed as well, and what is dropped depends on how a batch is split: on `micro_batch_size` and the number of
+    workers."""
 
     epochs: PositiveInt | None = None
     """Passes over the training text; then they decide `optimization.steps`, and `warmup_share` the warm-up."""
