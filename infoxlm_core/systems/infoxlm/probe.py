@@ -28,12 +28,15 @@ class Probe:
         }
 
     @torch.no_grad()
-    def score(self, encoder: Encoder, layer: int, pooling: str, device: torch.device) -> dict[str, float]:
-        """Share of sentences whose translation is their nearest neighbour by cosine, both directions, and its mean."""
+    def score(
+        self, encoder: Encoder, layer: int, pooling: str, device: torch.device, precision: str = "auto"
+    ) -> dict[str, float]:
+        """Share of sentences whose translation is their nearest neighbour by cosine, both directions, and its mean;
+        encoded in `model.precision`."""
         found = {}
         for name, sides in self.pairs.items():
             with evaluating(encoder):
-                source, target = (_encode(encoder, side, layer, pooling, device) for side in sides)
+                source, target = (_encode(encoder, side, layer, pooling, device, precision) for side in sides)
             right = torch.arange(len(source), device=device)
             hits = [
                 (find_nearest(a, b) == right).double().mean().item() for a, b in ((source, target), (target, source))
@@ -50,7 +53,9 @@ def _first(tables: Sequence[Pairs], count: int, longest: int) -> tuple[Sequences
     return first, second
 
 
-def _encode(encoder: Encoder, side: Sequences, layer: int, pooling: str, device: torch.device) -> Tensor:
+def _encode(
+    encoder: Encoder, side: Sequences, layer: int, pooling: str, device: torch.device, precision: str
+) -> Tensor:
     vectors = []
     for start in range(0, len(side.lengths), SEQUENCES):
         part = side[start : start + SEQUENCES]
@@ -58,7 +63,7 @@ def _encode(encoder: Encoder, side: Sequences, layer: int, pooling: str, device:
         ids, places = (
             devices.send(torch.from_numpy(values), device) for values in (part.flat, positions(part.lengths))
         )
-        with autocast(device):  # as in training: other workers wait for this one
+        with autocast(device, precision):  # as in training: other workers wait for this one
             hidden = encoder(ids, places, lengths, last=layer)
         vectors.append(pool(hidden, lengths, pooling).float())
     return F.normalize(torch.cat(vectors), dim=1)

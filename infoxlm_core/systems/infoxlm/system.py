@@ -35,14 +35,14 @@ class InfoXLMSystem(System):
 
     def observer(self, config: PretrainingConfig, learner: InfoXLMLearner, shards: Shards) -> Observe | None:
         probe = Probe(shards, config.probe.pairs, config.batches.side_tokens)
-        model, contrast = learner.module, config.contrast
+        model, contrast, precision = learner.module, config.contrast, config.model.precision
         if not config.probe.every or not probe.pairs:
             return None
 
         def score() -> dict[str, float]:
             layer = min(contrast.layer, model.encoder.size.layers)
             with distributed.gathered(model):
-                return probe.score(model.encoder, layer, contrast.pooling, distributed.device())
+                return probe.score(model.encoder, layer, contrast.pooling, distributed.device(), precision)
 
         def observe(step: int) -> dict[str, float]:
             if step % config.probe.every:

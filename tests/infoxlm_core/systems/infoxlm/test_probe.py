@@ -48,16 +48,18 @@ def test_it_computes_in_the_precision_of_the_training_and_searches_in_fp32(with_
     initialise(encoder, seed=1)
     kinds = []
     encoder.layers[0].query.register_forward_hook(lambda *hooked: kinds.append(hooked[2].dtype))
-    monkeypatch.setattr(probe, "autocast", lambda device: torch.autocast(device.type, torch.bfloat16))  # as on GPUs
     monkeypatch.setattr(probe, "find_nearest", lambda a, b: kinds.extend([a.dtype, b.dtype]) or find_nearest(a, b))
 
-    found = Probe(open_shards(with_held_out), 10, 12).score(encoder, 1, "mean", torch.device("cpu"))
+    found = Probe(open_shards(with_held_out), 10, 12).score(encoder, 1, "mean", torch.device("cpu"), "bf16")
 
     assert kinds == [torch.bfloat16] * 2 + [torch.float32] * 4
     assert found["probe/retrieval"] == 0.5
 
 
-def test_it_is_a_curve_of_the_run_and_changes_no_step(with_held_out, tmp_path):
+def test_it_is_a_curve_of_the_run_and_changes_no_step(with_held_out, tmp_path, monkeypatch):
+    precisions, score = [], Probe.score
+    monkeypatch.setattr(Probe, "score", lambda *given: precisions.append(given[-1]) or score(*given))
+
     def losses(every: int) -> list[dict]:
         config = tiny_config(probe={"every": every, "pairs": 10})
         pretrain(config, with_held_out, tmp_path / f"out {every}", tmp_path / f"run {every}")
@@ -67,6 +69,7 @@ def test_it_is_a_curve_of_the_run_and_changes_no_step(with_held_out, tmp_path):
 
     assert ["probe/retrieval" in values for values in probed] == [False, False, True, False, False, True]
     assert not any("probe/retrieval" in values for values in plain)
+    assert precisions == ["auto"] * 2  # of the config
     assert [v["loss/mlm"].hex() for v in probed] == [v["loss/mlm"].hex() for v in plain]
 
 
