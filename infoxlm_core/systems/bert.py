@@ -39,13 +39,13 @@ class BERT(TextNetwork):
         self.pooler = nn.Linear(size.hidden, size.hidden)
         self.follows = nn.Linear(size.hidden, 2)
 
-    def forward(self, batch: TextBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """(N, V) logits at the batch's rows, and (sequences, 2) whether the second part follows (0) or not (1)."""
+    def states(self, batch: TextBatch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """The head's states at the batch's rows, and (sequences, 2) whether the second part follows (0) or not (1)."""
         hidden = self.encoder.embed(batch.ids, batch.positions, batch.types)
         hidden = self.encoder.run(hidden, batch.lengths, 0, self.encoder.size.layers)  # (T, d)
         pooled = torch.tanh(self.pooler(pool(hidden, batch.lengths, "cls")))
         rows = batch.rows if batch.answered is None else batch.rows[batch.answered]
-        return self.head(hidden[rows], self.encoder.token_embedding.weight), {"nsp": self.follows(pooled)}
+        return self.head.states(hidden[rows]), self.head.bias, {"nsp": self.follows(pooled)}
 
 
 class BERTSampler(TextSampler):
@@ -156,7 +156,7 @@ class BERTSystem(TextSystem):
     """What BERT declares: its network, samples and losses, and its names in Hugging Face's class."""
 
     network, sampler = BERT, BERTSampler
-    losses: ClassVar[Mapping[str, Loss]] = {"mlm": cross_entropy, "nsp": cross_entropy}
+    losses: ClassVar[Mapping[str, Loss]] = {"nsp": cross_entropy}
     config_class, first_token, second_segment = BertConfig, "<s>", 1
     parameter_names: ClassVar[list[tuple[str, str]]] = [  # the others are XLM-R's with another prefix
         (r"^head\.dense\.", "cls.predictions.transform.dense."),

@@ -32,7 +32,7 @@ class TextSystem(System):
 
     network: ClassVar[type[TextNetwork]]
     sampler: ClassVar[type[TextSampler]]
-    losses: ClassVar[Mapping[str, Loss]]  # of each objective, by the name of its weight in the config
+    losses: ClassVar[Mapping[str, Loss]]  # of each question about a sequence, by the name of its weight in the config
     config_class: ClassVar[type[PretrainedConfig]]
     parameter_names: ClassVar[list[tuple[str, str]]]  # patterns of ours -> theirs, the first that fits, else XLM-R's
     first_token: ClassVar[str]  # how its tokenizer begins a sequence

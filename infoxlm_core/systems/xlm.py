@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PretrainedConfig, XLMConfig
 
@@ -26,7 +25,6 @@ from infoxlm_core.data.shards import Pairs, Shards, Table, end_to_end
 from infoxlm_core.data.vocabulary import BOS, EOS, PAD, UNK
 from infoxlm_core.errors import ConfigError, CorpusTooSmall
 from infoxlm_core.model.encoder import EncoderSize, initialise
-from infoxlm_core.model.objectives import cross_entropy
 from infoxlm_core.systems.text_batches import Samples, TextBatch, TextSampler, from_zero, languages_of, wrap
 from infoxlm_core.systems.text_learner import Loss, TextNetwork
 from infoxlm_core.systems.text_system import TextSystem
@@ -39,14 +37,14 @@ class XLM(TextNetwork):
         super().__init__(size, dropout)
         self.bias = nn.Parameter(torch.zeros(size.vocabulary))
 
-    def forward(self, batch: TextBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """(N, V) logits at the batch's rows; each row of a CLM batch sees only what stands before it, and itself."""
+    def states(self, batch: TextBatch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """The encoder's top layer; each row of a CLM batch sees only what stands before it, and itself."""
         hidden = self.encoder.embed(batch.ids, batch.positions, batch.types)
         top, causal = self.encoder.size.layers, batch.objective == "clm"
         hidden = self.encoder.run(hidden, batch.lengths, 0, top, batch.rows, batch.row_counts, causal)  # (N, d)
         if batch.answered is not None:
             hidden = hidden[batch.answered]
-        return F.linear(hidden, self.encoder.token_embedding.weight, self.bias), {}
+        return hidden, self.bias, {}
 
 
 def first_weights(model: nn.Module, seed: int) -> None:
@@ -161,7 +159,7 @@ class XLMSystem(TextSystem):
     """What XLM declares: its networks, samples and losses, and its names in Hugging Face's class."""
 
     network, sampler = XLM, XLMSampler
-    losses: ClassVar[Mapping[str, Loss]] = {"mlm": cross_entropy, "tlm": cross_entropy, "clm": cross_entropy}
+    losses: ClassVar[Mapping[str, Loss]] = {}
     config_class, first_token, second_segment = XLMConfig, "</s>", 0
     parameter_names: ClassVar[list[tuple[str, str]]] = [
         (r"^encoder\.token_embedding\.", "transformer.embeddings."),

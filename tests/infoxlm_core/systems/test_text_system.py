@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import Unigram
 from tokenizers.pre_tokenizers import Metaspace
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoTokenizer, BertForPreTraining, XLMWithLMHeadModel
 
 from infoxlm_core.config import PretrainingConfig
@@ -18,7 +20,9 @@ from infoxlm_core.data.layouts import Sequences
 from infoxlm_core.data.sampling import generator
 from infoxlm_core.data.shards import Table, open_shards
 from infoxlm_core.errors import ConfigError, CorpusTooSmall, InputError
+from infoxlm_core.model.objectives import cross_entropy
 from infoxlm_core.stages.pretraining import pretrain
+from infoxlm_core.systems import text_learner
 from infoxlm_core.systems.bert import DOCUMENT, BERTSampler, truncate
 from infoxlm_core.systems.table import SYSTEMS
 from infoxlm_core.systems.text_batches import languages_of, micro_batches
@@ -26,7 +30,7 @@ from infoxlm_core.systems.text_learner import TextLearner
 from infoxlm_core.systems.xlm import XLMSampler, lay_out_pairs, read_windows, windows
 from infoxlm_core.training import tracker
 from infoxlm_core.training.optimizer import learning_rate
-from tests.conftest import write_shards
+from tests.conftest import VOCABULARY, write_shards
 from tests.toy_systems import ROWS, config_of, export, learner_of
 from tests.workers import fp64, join, start
 
@@ -106,12 +110,12 @@ def test_in_a_causal_model_the_next_token_changes_no_output_before_it(tiny_shard
     changed[10] = 63 if changed[10] != 63 else 62
     other = type(batch)(**{**vars(batch), "ids": changed})
 
-    before, after = (learner.module(b)[0] for b in (batch, other))
+    before, after = (learner.module.logits(b)[0] for b in (batch, other))
 
     assert torch.equal(before[:10], after[:10]) and not torch.allclose(before[10:23], after[10:23])
     assert torch.equal(before[23:], after[23:])  # another window
     masked = type(batch)(**{**vars(batch), "objective": "mlm"}), type(other)(**{**vars(other), "objective": "mlm"})
-    assert not torch.allclose(*(learner.module(b)[0][:10] for b in masked))
+    assert not torch.allclose(*(learner.module.logits(b)[0][:10] for b in masked))
 
 
 # BERT
@@ -212,7 +216,7 @@ def test_hugging_faces_xlm_gives_our_logits(tiny_shards, tmp_path, row):
         batch = learner.batches(step)[0]
         inputs, real = padded(batch)
         with torch.inference_mode():
-            expected, (logits, _) = theirs(**inputs).logits[real], learner.module(batch)
+            expected, (logits, _) = theirs(**inputs).logits[real], learner.module.logits(batch)
         # transformers computes XLM's softmax in fp32 even so: 2**-24 of a logit of size 1 and more, layer by layer
         torch.testing.assert_close(logits, expected[batch.rows], rtol=1e-5, atol=1e-5)
     assert theirs.config.lang2id == {"de": 0, "en": 1, "fr": 2}
@@ -231,7 +235,7 @@ def test_hugging_faces_bert_gives_our_logits(tiny_shards, tmp_path):
     inputs["token_type_ids"] = inputs.pop("langs") * real  # padding is segment 0
     inputs["position_ids"] = inputs["position_ids"] * real
     with torch.inference_mode():
-        expected, (logits, by_sequence) = theirs(**inputs), learner.module(batch)
+        expected, (logits, by_sequence) = theirs(**inputs), learner.module.logits(batch)
 
     torch.testing.assert_close(logits, expected.prediction_logits[real][batch.rows], rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(by_sequence["nsp"], expected.seq_relationship_logits, rtol=1e-9, atol=1e-9)
@@ -287,6 +291,44 @@ def test_the_tokenizer_that_travels_along_has_the_systems_special_tokens(tiny_sh
 
 
 # training
+
+
+class MostLogits(TorchDispatchMode):
+    """Rows of the largest matrix as wide as the vocabulary that an operation has made."""
+
+    rows = 0
+
+    def __torch_dispatch__(self, func, _types, args=(), kwargs=None):
+        made = func(*args, **kwargs or {})
+        matrix = isinstance(made, torch.Tensor) and made.dim() == 2 and made.is_contiguous()  # no table on its side
+        if matrix and made.shape[1] == VOCABULARY:
+            self.rows = max(self.rows, len(made))
+        return made
+
+
+@pytest.mark.parametrize("row", ["XLM-CLM", "mBERT"])
+def test_losses_and_gradients_are_those_of_all_logits_which_are_never_made(tiny_shards, monkeypatch, row):
+    learner = with_uneven_weights(
+        learner_of(config_of(row, model={"hidden": 32, "ffn": 128}), open_shards(tiny_shards))
+    )
+    batch, scales = learner.batches(0)[0], {"clm": 0.5, "mlm": 0.5, "nsp": 0.25}
+    logits, by_sequence = learner.module.logits(batch)
+    words = cross_entropy(logits, batch.answers)
+    expected = 0.5 * words + sum(0.25 * cross_entropy(by_sequence[name], batch.labels[name]) for name in batch.labels)
+    expected.backward(inputs=list(learner.module.parameters()))
+    gradient = torch.cat([p.grad.flatten() for p in learner.module.parameters() if p.grad is not None])
+    learner.module.zero_grad()
+
+    monkeypatch.setattr(text_learner, "linear_cross_entropy", partial(text_learner.linear_cross_entropy, rows=5))
+    with MostLogits() as seen:
+        loss, sums = learner.losses(batch, scales)
+        loss.backward()
+
+    assert len(batch.answers) > seen.rows == 5
+    torch.testing.assert_close(loss, expected, rtol=1e-6, atol=0)
+    torch.testing.assert_close(sums[batch.objective], words, rtol=1e-6, atol=0)
+    found = torch.cat([p.grad.flatten() for p in learner.module.parameters() if p.grad is not None])
+    assert (found - gradient).norm() < 1e-6 * gradient.norm()
 
 
 def test_xlms_first_weights_have_its_spread(tiny_shards):
