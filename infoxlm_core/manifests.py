@@ -84,6 +84,12 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def digest_files(directory: Path) -> str:
+    """SHA-256 of names and bytes of all files below a directory."""
+    files = [path for path in directory.rglob("*") if path.is_file()]
+    return digest({str(path.relative_to(directory)): file_sha256(path) for path in files})
+
+
 @cache
 def made_by() -> dict[str, str]:
     """What computed an artifact, for the record: a digest of this package's source, and versions of libraries."""

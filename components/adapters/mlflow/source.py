@@ -12,8 +12,8 @@ from infoxlm_core import manifests
 def fetch(wanted: Wanted) -> Path:
     """A copy in the store: what the registry hands out may lie in a folder of this process alone."""
     found = registry.load_encoder(wanted.source, wanted.store)
-    (weights, *_) = sorted(found.glob("*.safetensors"))
-    final = wanted.store.resolve() / "models" / f"registry-{manifests.file_sha256(weights)[:16]}"
+    named = manifests.digest_files(found).removeprefix("sha256:")[:16]  # weights may have more than one tokenizer
+    final = wanted.store.resolve() / "models" / f"registry-{named}"
     final.parent.mkdir(parents=True, exist_ok=True)
     if not final.is_dir():
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=final.parent) as folder:

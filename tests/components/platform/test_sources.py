@@ -128,7 +128,7 @@ def test_a_wrong_bucket_key_or_server_is_one_line(bucket, tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
-def test_a_model_of_the_registry_is_copied_to_where_all_workers_see_it(store, tiny_encoders):
+def test_a_model_of_the_registry_is_copied_to_where_all_workers_see_it(store, tiny_encoders, tmp_path):
     run_id = open_run(store)
     model_registry.register("base", tiny_encoders["first"], "sha256:1", {"s": 0.5}, {"s": 0.0}, run_id, {}, store)
 
@@ -137,6 +137,12 @@ def test_a_model_of_the_registry_is_copied_to_where_all_workers_see_it(store, ti
     assert found.parent == store / "models"
     assert contents(found) == contents(tiny_encoders["first"])
     assert sources.fetch_model("models:/base/1", store) == found
+
+    other = shutil.copytree(tiny_encoders["first"], tmp_path / "other")  # the same weights
+    (other / "tokenizer.json").write_text((other / "tokenizer.json").read_text() + "\n")
+    model_registry.register("base", other, "sha256:2", {"s": 0.5}, {"s": 0.0}, run_id, {}, store)
+
+    assert contents(sources.fetch_model("models:/base/2", store)) == contents(other) != contents(found)
 
 
 def test_without_a_network_a_name_of_the_hub_is_one_clear_line(tmp_path, monkeypatch):
