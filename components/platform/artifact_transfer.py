@@ -16,7 +16,8 @@ from typing import Any
 
 from components.adapters import storage
 from components.adapters.storage import Entry, Store
-from infoxlm_core import manifests, outside
+from components.platform import verification
+from infoxlm_core import locks, manifests, outside
 from infoxlm_core.errors import DataCorrupt, InputError, StorageUnavailable
 
 logger = logging.getLogger(__name__)
@@ -138,6 +139,8 @@ def mirror(
 ) -> Path:
     """Copy files into a folder of `cache` that is named by a digest of their names, sizes and versions, once.
 
+    A copy that is damaged is fetched once more.
+
     Args:
         source: URI of a folder; without anything below it, of a file.
         cache: folder of all such copies.
@@ -164,13 +167,28 @@ def mirror(
     below = PurePosixPath(source).name if deep and not alone else ""
     name = f"{storage.scheme(source)}-" + _digest(source, wanted).removeprefix("sha256:")[:16]
     manifests.make_folder(cache)
-    if not (cache / name).is_dir():
+    final = cache / name
+
+    def fetch() -> None:
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=cache) as folder:
             whole = Path(folder) / "it"
             _download(source, wanted, alone, manifests.inside(whole, below, source) if below else whole)
-            manifests.move_into_place(whole, cache / name)
-        logger.info("fetched %s", cache / name)
-    return cache / name / below / next(iter(wanted)) if alone else cache / name / below
+            verification.note_copy(whole, final)
+            if replaced := final.is_dir() and not verification.is_as_noted(final):
+                final.rename(Path(folder) / "damaged")
+            manifests.move_into_place(whole, final)
+        logger.info("fetched %s%s", final, " once more" if replaced else "")
+
+    if not final.is_dir():
+        fetch()
+    elif not verification.is_as_noted(final):
+        lock = verification.marker_of(final).with_suffix(".lock")
+        lock.parent.mkdir(exist_ok=True)
+        with locks.acquire(lock):
+            if not verification.is_as_noted(final):  # nobody was faster
+                logger.warning("%s is not what was fetched, or nobody noted what was: fetching it once more", final)
+                fetch()
+    return final / below / next(iter(wanted)) if alone else final / below
 
 
 def state(source: str) -> str:

@@ -44,7 +44,7 @@ def fetch_model(source: str, store: Path, only: str | None = None) -> Path:
     if Path(source).exists():
         found = Path(source)
     elif _is_stored(source):  # of a fine-tuned model also its models of single languages
-        compare = directories.check_encoder  # its files have just been compared, or when the copy was made
+        compare = directories.check_encoder  # `mirror` compares the files
         found = artifact_transfer.mirror(
             source,
             store.resolve() / "models",

@@ -1,6 +1,7 @@
 """Whether an artifact is what its manifest says: hashed when it is read, and when it is found after it was touched."""
 
 import contextlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,36 @@ def verify(directory: Path, kind: str) -> dict[str, Any]:
     return found
 
 
-def state_of(directory: Path) -> str:
+def note_copy(partial: Path, final: Path) -> None:
+    """Remember what is in a copy without a manifest of ours, before it moves to its place: no copy lacks this."""
+    marker_of(final).parent.mkdir(exist_ok=True)
+    noted = {"content": manifests.digest_files(partial), "state": state_of(partial, but="")}
+    manifests.write_atomically(marker_of(final), json.dumps(noted))
+
+
+def is_as_noted(directory: Path) -> bool:
+    """Whether a copy is what `note_copy` saw; hash it only if a file was touched since that was done last."""
+    try:
+        noted = json.loads(marker_of(directory).read_bytes())
+        state = state_of(directory, but="")
+        if noted["state"] == state:
+            return True
+        if noted["content"] != manifests.digest_files(directory):
+            return False
+    except (FileNotFoundError, ValueError, LookupError, TypeError):  # made by older code, or the note is damaged
+        return False
+    note(directory, json.dumps(noted | {"state": state}))
+    return True
+
+
+def state_of(directory: Path, but: str = manifests.NAME) -> str:
     """A digest of what the file system says of all files but the manifest, which has a digest of its own."""
     found = [(path.relative_to(directory), path.stat()) for path in sorted(directory.rglob("*")) if path.is_file()]
     return manifests.digest(
         [
             (str(path), said.st_size, said.st_mtime_ns, said.st_ctime_ns, said.st_ino)
             for path, said in found
-            if path.name != manifests.NAME
+            if path.name != but
         ]
     )
 
