@@ -5,6 +5,8 @@ So nothing that a stage writes depends on who worked for it.
 """
 
 import multiprocessing
+import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -53,6 +55,14 @@ _taken: list[Work] = []  # by this process: work may hold a model, which is not 
 
 def _take(work: Work) -> None:
     _taken[:] = [work]
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A parent that is killed cannot end its pool, whose processes would wait for work for ever."""
+    if parent := multiprocessing.parent_process():
+        parent.join()
+        os._exit(1)
 
 
 def _do(chunk: pa.Table) -> pa.Table:

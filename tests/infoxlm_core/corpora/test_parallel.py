@@ -3,6 +3,10 @@
 import itertools
 import os
 import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -58,3 +62,38 @@ def dying(chunk: pa.Table) -> pa.Table:
 def test_a_process_that_is_killed_ends_the_work_in_one_line():
     with pytest.raises(WorkerLost, match="run again"):
         list(parallel.in_processes(1)(dying, numbers(2)))
+
+
+ENDLESS = """
+import os, time
+import pyarrow as pa
+from infoxlm_core.corpora import parallel
+
+def work(chunk):
+    print(os.getpid(), flush=True)
+    time.sleep(600 * chunk["busy"][0].as_py())
+    return chunk
+
+def chunks():
+    yield pa.table({"busy": [BUSY]})
+    time.sleep(600)
+
+if __name__ == "__main__":
+    list(parallel.in_processes(1)(work, chunks()))
+"""
+
+
+@pytest.mark.item("F02")
+@pytest.mark.slow
+@pytest.mark.parametrize("busy", [0, 1])
+def test_a_process_ends_with_the_command_that_is_killed_at_work_or_waiting_for_more(tmp_path, busy):
+    script = tmp_path / "endless.py"
+    script.write_text(ENDLESS.replace("BUSY", str(busy)))
+    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) as command:
+        worker = Path("/proc", command.stdout.readline().strip())
+        command.kill()
+        # it ends within milliseconds; without its own doing it never does
+        deadline = time.monotonic() + 120
+        while worker.exists() and "Z" not in (worker / "stat").read_text().rpartition(")")[2][:3]:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
