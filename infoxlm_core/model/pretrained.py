@@ -84,6 +84,7 @@ _RENAMED = [  # ours -> Hugging Face, the first that fits
 _HEADS = ("lm_head.", "cls.", "classifier.", "qa_outputs.")  # what is no part of the encoder in Hugging Face's classes
 
 TYPE_ROW = "roberta.embeddings.token_type_embeddings.weight"
+_FAILED = "its training has failed, take another model"
 
 
 def hugging_face_name(name: str, first: Names = ()) -> str:
@@ -284,10 +285,11 @@ def load_into(
             value: Tensor = found[theirs]
             if value.shape != parameter.shape:
                 raise InputError(f"{path}: {theirs} is {tuple(value.shape)}, not {tuple(parameter.shape)}")
+            if not value.isfinite().all():  # looked at here: an optional one that is missing may hold anything yet
+                raise InputError(f"{path}: {theirs} holds what is no number: {_FAILED}")
             parameter.copy_(value)
             if name == "encoder.position_embedding.weight" and types is not None and len(types) == 1:
                 parameter.add_(types[0])
-    check_numbers(module, directory)
 
 
 def check_kinds(directory: Path) -> None:
@@ -309,4 +311,4 @@ def check_kinds(directory: Path) -> None:
 def check_numbers(model: nn.Module, directory: Path) -> None:
     """Refuse weights of a directory that are no numbers: InputError names the first."""
     if wrong := next((name for name, value in model.named_parameters() if not value.isfinite().all()), ""):
-        raise InputError(f"{directory}: {wrong} holds what is no number: its training has failed, take another model")
+        raise InputError(f"{directory}: {wrong} holds what is no number: {_FAILED}")

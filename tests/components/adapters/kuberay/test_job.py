@@ -247,7 +247,7 @@ def test_a_job_that_is_being_deleted_is_waited_for_and_not_adopted(kubernetes, l
 def test_pods_that_stay_on_a_dead_node_do_not_keep_their_job_from_being_started_anew(
     kubernetes, launch, monkeypatch, caplog
 ):
-    monkeypatch.setattr(ray_job, "_PODS_GO", 0.5)
+    monkeypatch.setattr(ray_job, "_PODS_GO", 5)  # long enough for four looks on a busy machine
     kubernetes.put_job(NAME, metadata={"finalizers": ["foregroundDeletion"]}, status=FAILED)
     kubernetes.delete(NAME)
 
