@@ -139,22 +139,22 @@ def connect(default_store: Path) -> "MlflowClient":
         logging.getLogger(noisy).setLevel(logging.WARNING)
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # of errors, which we translate, whole stacks
     mlflow.set_tracking_uri(tracking_uri(default_store))  # also sets MLFLOW_TRACKING_URI
-    if not (directory := _sqlite_directory()):
+    if not (file := _sqlite_file(os.environ["MLFLOW_TRACKING_URI"])):
         with translate_errors(without_password(os.environ["MLFLOW_TRACKING_URI"])):
             return mlflow.MlflowClient()
+    directory = file.resolve().parent
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise outside.translate(error) or InputError(f"{directory} cannot be made ({error}): give another") from None
     with (
         locks.acquire(directory / ".mlflow.lock"),  # two processes creating the tables at once: one would fail
-        translate_errors(str(file := _sqlite_file(os.environ["MLFLOW_TRACKING_URI"]))),
+        translate_errors(str(file)),
     ):
-        if file and not (file.exists() and file.stat().st_size):
+        if not (file.exists() and file.stat().st_size):
             tables.create_file(file.resolve())
         client = mlflow.MlflowClient()
-        if file:
-            moved.settle(file)
+        moved.settle(file)
         return client
 
 
@@ -443,8 +443,8 @@ def _experiment(client: "MlflowClient", name: str) -> str:
 
 def _sqlite_directory() -> Path | None:
     """Where the SQLite file is; none if MLflow is a server."""
-    kind, _, path = os.environ["MLFLOW_TRACKING_URI"].partition(":///")
-    return Path(path).resolve().parent if kind == "sqlite" else None
+    file = _sqlite_file(os.environ["MLFLOW_TRACKING_URI"])
+    return file.resolve().parent if file else None
 
 
 def _artifact_root() -> str:
