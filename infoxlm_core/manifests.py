@@ -84,10 +84,10 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def digest_files(directory: Path) -> str:
-    """SHA-256 of names and bytes of all files below a directory."""
-    files = [path for path in directory.rglob("*") if path.is_file()]
-    return digest({str(path.relative_to(directory)): file_sha256(path) for path in files})
+def digest_files(place: Path) -> str:
+    """SHA-256 of names and bytes of all files below a folder, or of a file; InputError if one may not be listed."""
+    files = [place] if place.is_file() else [path for path in outside.below(place) if path.is_file()]
+    return digest({str(path.relative_to(place)): file_sha256(path) for path in files})
 
 
 @cache

@@ -78,11 +78,8 @@ def prepare(config: PreparationConfig, output: Path, parallel_map: ParallelMap |
 def digest_sources(config: PreparationConfig) -> list[str]:
     """Digests of the corpora's files on this machine: with the config (and its digests of wheels), all that is read."""
     paths = [Path(path) for path in config.paths]
-    return [
-        manifests.digest({str(file.relative_to(path)): manifests.file_sha256(file) for file in files})
-        for path in paths
-        if (files := sorted(f for f in ([path] if path.is_file() else outside.below(path)) if f.is_file()))
-    ]
+    there = [path for path in paths if path.is_file() or any(file.is_file() for file in outside.below(path))]
+    return [manifests.digest_files(path) for path in there]
 
 
 def facts(report: dict[str, Any]) -> dict[str, Any]:
