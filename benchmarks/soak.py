@@ -90,7 +90,7 @@ def settings(text: Path) -> dict[str, Any]:
     """The toy config, smaller."""
     import yaml
 
-    from tests.toy_run import write_config
+    from tests.toys.run import write_config
 
     values = yaml.safe_load(write_config(text).read_text())
     pretraining = values["pretraining"]

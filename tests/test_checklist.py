@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import checklists
-from tests.checklists import Row, Run, kind
+from tests.helpers import checklists
+from tests.helpers.checklists import Row, Run, kind
 
 TESTS = Path(__file__).parent
 ITEMS = {

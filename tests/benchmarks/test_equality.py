@@ -7,7 +7,7 @@ import torch
 from benchmarks import finetune_step, infoxlm_step, inputs, mlm_step, optimizer_ema, ours, peers
 from benchmarks.harness import OURS, Case, Unequal, differences, measure, require_equal
 from benchmarks.targets import Target
-from tests.toy_models import write_tokenizer
+from tests.toys.models import write_tokenizer
 
 TOY = {"layers": 3, "hidden": 32, "ffn": 64, "heads": 2}
 needs_fairseq = pytest.mark.skipif(peers.fairseq_reason() is not None, reason=str(peers.fairseq_reason()))

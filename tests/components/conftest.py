@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import workers
+from tests.helpers import workers
 
 
 def open_run(store: Path, run: str = "r1") -> str:
@@ -108,7 +108,7 @@ def undisturbed(tiny_shards, tmp_path_factory) -> Path:
 def _pretrain(rank: int, size: int, port: int, shards: Path, base: Path) -> None:
     """The body of a worker that nobody watches over."""
     from infoxlm_core.stages.pretraining import pretrain
-    from tests.conftest import tiny_config
+    from tests.toys.pretraining import tiny_config
 
     workers.join(rank, size, port)
     pretrain(tiny_config(**LONGER), shards, base / "out", base / "run")

@@ -15,7 +15,7 @@ from infoxlm_core import manifests, run_file
 from infoxlm_core.model import task_models
 from infoxlm_core.results.suite_config import SuiteConfig
 from infoxlm_core.tasks import TASKS
-from tests.toy_suite import write_suite
+from tests.toys.suite import write_suite
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from infoxlm_core import run_file
 from infoxlm_core.results.suite_config import SuiteConfig
 from infoxlm_core.tasks.task import Scores
 from tests.components.conftest import history, upload
-from tests.toy_suite import write_suite
+from tests.toys.suite import write_suite
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import infoxlm, kill_in_pretraining
-from tests.toy_run import STEPS, write_config
+from tests.helpers.commands import infoxlm, kill_in_pretraining
+from tests.toys.run import STEPS, write_config
 
 ROOT = Path(__file__).parents[2]
 

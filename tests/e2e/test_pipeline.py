@@ -13,8 +13,8 @@ import yaml
 from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.stages.pretraining import pretrain
 from infoxlm_core.training import tracker
-from tests.commands import infoxlm, only, runs_of
-from tests.toy_run import STEPS
+from tests.helpers.commands import infoxlm, only, runs_of
+from tests.toys.run import STEPS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]

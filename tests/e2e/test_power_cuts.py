@@ -11,7 +11,7 @@ from infoxlm_core import manifests
 from infoxlm_core.training import checkpoints as saving
 from infoxlm_core.training import tracker
 from infoxlm_core.training.fingerprint import Fingerprint
-from tests import power
+from tests.helpers import power
 
 
 @pytest.fixture

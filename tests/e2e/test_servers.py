@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import only
+from tests.helpers.commands import only
 from tests.servers import postgres, s3
 from tests.servers.tracking import USER, LockedMlflow
 

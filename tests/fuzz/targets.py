@@ -49,13 +49,13 @@ from infoxlm_core.training.checkpoints import Checkpoint, Checkpoints
 from infoxlm_core.training.fingerprint import Fingerprint
 from pipelines import local
 from pipelines import trials as variants
-from tests.conftest import write_shards
-from tests.toy_corpus import write_corpus
-from tests.toy_fairseq import infoxlm_checkpoint, model_tensors
-from tests.toy_models import save_model
-from tests.toy_questions import riddles, write_squad
-from tests.toy_run import write_config
-from tests.toy_text import messages
+from tests.toys.corpus import write_corpus
+from tests.toys.fairseq import infoxlm_checkpoint, model_tensors
+from tests.toys.models import save_model
+from tests.toys.pretraining import write_shards
+from tests.toys.questions import riddles, write_squad
+from tests.toys.run import write_config
+from tests.toys.text import messages
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,9 +9,9 @@ from infoxlm_core.config import TokenizationConfig
 from infoxlm_core.data.shards import open_shards
 from infoxlm_core.model import pretrained
 from infoxlm_core.systems.infoxlm.system import build
-from tests.conftest import tiny_config
-from tests.toy_corpus import tokenized, write_corpus
-from tests.toy_text import messages
+from tests.toys.corpus import tokenized, write_corpus
+from tests.toys.pretraining import tiny_config
+from tests.toys.text import messages
 
 
 @pytest.fixture(scope="module")

@@ -42,8 +42,8 @@ from infoxlm_core.training.best_checkpoints import BestCheckpoints
 from infoxlm_core.training.learner import Learner
 from infoxlm_core.training.optimizer import learning_rate
 from infoxlm_core.training.task_learner import TaskLearner
-from tests.conftest import tiny_config
-from tests.toy_questions import write_squad
+from tests.toys.pretraining import tiny_config
+from tests.toys.questions import write_squad
 
 GOLDEN = {  # kind of artifact -> its version, and the digest of what is made on the inputs below
     "corpus": (2, "sha256:0d53cbf852823b2e4650ee39362a3c1814a526115e7299f57bec0deb0d0bf7a5"),

@@ -15,7 +15,7 @@ from tests.components.conftest import history, open_run
 from tests.k8s.manifests import OVERLAYS, ROOT, environment_of, made, named, pods
 from tests.servers.processes import balanced, kill
 from tests.servers.tracking import ADMIN, USER, replica
-from tests.toy_evaluation import evaluated
+from tests.toys.evaluation import evaluated
 
 ANY = {
     "mlflow-database": {"username": "u", "password": "p"},

@@ -20,8 +20,8 @@ from tests.k8s.manifests import environment_of, with_components
 from tests.k8s.rules import confined, restricted
 from tests.servers.processes import free_port, serving
 from tests.servers.tracking import ADMIN
-from tests.toy_evaluation import evaluated
-from tests.toy_models import save_model
+from tests.toys.evaluation import evaluated
+from tests.toys.models import save_model
 
 PODS_FIELDS = {"automountServiceAccountToken", "containers", "enableServiceLinks", "securityContext", "volumes"}
 KSERVE = {"minReplicas", "maxReplicas", "labels"} | PODS_FIELDS

@@ -16,8 +16,8 @@ from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.errors import ConfigError
 from pipelines import local, trials
 from pipelines.cli import app
-from tests.commands import infoxlm, kill_in_pretraining, only, runs_of
-from tests.toy_run import write_config
+from tests.helpers.commands import infoxlm, kill_in_pretraining, only, runs_of
+from tests.toys.run import write_config
 
 ROOT = Path(__file__).parents[2]
 VARIANTS = ROOT / "configs/ablations.yaml"

@@ -11,8 +11,8 @@ from infoxlm_core import run_file
 from infoxlm_core.results import trials
 from infoxlm_core.results.suite_config import SuiteConfig
 from pipelines.cli import app
-from tests.commands import infoxlm, only, runs_of
-from tests.toy_suite import write_suite
+from tests.helpers.commands import infoxlm, only, runs_of
+from tests.toys.suite import write_suite
 
 PAPER = Path(__file__).parents[2] / "configs/suite.yaml"
 

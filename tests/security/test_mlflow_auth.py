@@ -16,7 +16,7 @@ from tests.components.conftest import history, open_run
 from tests.k8s.manifests import environment_of, made, pods
 from tests.servers import s3
 from tests.servers.tracking import ADMIN, READER, USER
-from tests.toy_evaluation import evaluated
+from tests.toys.evaluation import evaluated
 
 pytestmark = pytest.mark.slow
 API = "/api/2.0/mlflow"

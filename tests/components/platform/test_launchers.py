@@ -16,7 +16,7 @@ from components.platform import work as works
 from components.platform.work import Work
 from infoxlm_core.errors import ConfigError
 from infoxlm_core.training import tracker
-from tests.conftest import tiny_config
+from tests.toys.pretraining import tiny_config
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from components.settings import environment
 from infoxlm_core import manifests
 from infoxlm_core.config import PreparationConfig, TokenizationConfig
 from infoxlm_core.errors import DataCorrupt, InputError
-from tests.toy_text import write_catalogs
+from tests.toys.text import write_catalogs
 
 CORE = Path(infoxlm_core.__file__).parent
 EDIT = """

@@ -23,8 +23,8 @@ from infoxlm_core.model import pretrained
 from infoxlm_core.model.encoder import EncoderSize, initialise
 from infoxlm_core.model.heads import InfoXLM
 from tests.components.conftest import open_run, upload
-from tests.conftest import VOCABULARY, tiny_config
 from tests.servers.processes import free_port
+from tests.toys.pretraining import VOCABULARY, tiny_config
 
 
 def contents(folder: Path) -> dict[str, bytes]:

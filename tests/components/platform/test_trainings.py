@@ -8,7 +8,7 @@ import pytest
 from components.platform import artifacts, keys, trainings
 from infoxlm_core import manifests
 from infoxlm_core.errors import ConfigError, ConfigMismatch, InputError
-from tests.conftest import tiny_config
+from tests.toys.pretraining import tiny_config
 
 
 @pytest.fixture(autouse=True)

@@ -28,7 +28,7 @@ from infoxlm_core.errors import (
     TrainingDiverged,
 )
 from infoxlm_core.training import tracker
-from tests.conftest import tiny_config
+from tests.toys.pretraining import tiny_config
 
 URL = "s3://models/store"
 KEY = "0123456789abcdef"

@@ -15,7 +15,7 @@ from infoxlm_core.data.samples import Sampler
 from infoxlm_core.data.sampling import TableSampler, generator, probabilities
 from infoxlm_core.data.shards import Table, make_blocks, open_shards, write_table
 from infoxlm_core.errors import CorpusTooSmall, DataCorrupt
-from tests.conftest import VOCABULARY, tiny_config, write_shards
+from tests.toys.pretraining import VOCABULARY, tiny_config, write_shards
 
 # GB of parallel text and the probabilities of InfoXLM's Table 9, alpha 0.7
 PAIRS = {"ar": (5.88, 0.1288), "bg": (0.49, 0.0226), "de": (4.21, 0.1020), "el": (2.28, 0.0664), "es": (7.09, 0.1469),

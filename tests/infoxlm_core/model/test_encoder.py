@@ -20,7 +20,7 @@ from infoxlm_core.model.encoder import Encoder, EncoderSize, can_compile, compil
 from infoxlm_core.model.heads import InfoXLM
 from infoxlm_core.model.momentum import KeyEncoder
 from infoxlm_core.model.objectives import cross_entropy
-from tests.conftest import VOCABULARY, tiny_config
+from tests.toys.pretraining import VOCABULARY, tiny_config
 
 SIZE = EncoderSize(vocabulary=VOCABULARY, layers=3, hidden=16, ffn=32, heads=2, positions=34)
 LENGTHS = (5, 1, 9, 3)

@@ -14,7 +14,7 @@ from infoxlm_core.errors import InputError
 from infoxlm_core.model import fairseq, pretrained, task_models
 from infoxlm_core.model.heads import InfoXLM
 from infoxlm_core.tasks import TASKS
-from tests.toy_fairseq import (
+from tests.toys.fairseq import (
     LAYERS,
     POSITIONS,
     D,

@@ -31,7 +31,7 @@ from infoxlm_core.errors import InputError
 from infoxlm_core.model import pretrained, task_models, tokenizers
 from infoxlm_core.model.padded import Padded
 from infoxlm_core.tasks import TASKS
-from tests.toy_models import NUMBERED, write_tokenizer
+from tests.toys.models import NUMBERED, write_tokenizer
 
 LABELS = ["contradiction", "entailment", "neutral"]
 SIZES = {"vocab_size": 48, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from infoxlm_core.results import suite_page
-from tests.toy_scores import ANSWERING, CLASSIFICATION, RETRIEVAL, answered, config, labelled, retrieved, summed
+from tests.toys.scores import ANSWERING, CLASSIFICATION, RETRIEVAL, answered, config, labelled, retrieved, summed
 
 
 @pytest.fixture(scope="module")

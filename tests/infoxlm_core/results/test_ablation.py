@@ -5,7 +5,7 @@ import pytest
 from infoxlm_core.errors import InputError
 from infoxlm_core.results import ablation_page, tables
 from infoxlm_core.results.ablation import compare
-from tests.toy_scores import trial
+from tests.toys.scores import trial
 
 
 def test_neighbours_are_said_to_overlap_or_not_in_the_order_of_their_means():

@@ -7,7 +7,7 @@ import pytest
 
 from infoxlm_core.results import ablation_page, tables
 from infoxlm_core.results.ablation import compare
-from tests.toy_scores import trial
+from tests.toys.scores import trial
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

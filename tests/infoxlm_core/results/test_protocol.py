@@ -5,7 +5,7 @@ import pytest
 from infoxlm_core import languages
 from infoxlm_core.results import protocol, published, suite_tables
 from infoxlm_core.tasks.task import Scores
-from tests.toy_scores import ANSWERING, CLASSIFICATION, RETRIEVAL, answered, config, labelled, summed
+from tests.toys.scores import ANSWERING, CLASSIFICATION, RETRIEVAL, answered, config, labelled, summed
 
 PAPER = {
     "settings": CLASSIFICATION["settings"] | {

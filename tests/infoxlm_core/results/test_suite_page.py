@@ -5,7 +5,7 @@ import json
 import pytest
 
 from infoxlm_core.results import suite_page
-from tests.toy_scores import CLASSIFICATION, RETRIEVAL, config, summed
+from tests.toys.scores import CLASSIFICATION, RETRIEVAL, config, summed
 
 
 def test_everything_is_written_and_the_page_needs_nothing_else(written):

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from infoxlm_core.results import published, suite_tables
-from tests.toy_scores import CLASSIFICATION, config, labelled, summed
+from tests.toys.scores import CLASSIFICATION, config, labelled, summed
 
 
 def test_published_rows_stand_below_ours_with_rule_and_source(written):

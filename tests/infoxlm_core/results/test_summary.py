@@ -7,7 +7,7 @@ import pytest
 
 from infoxlm_core.tasks import TASKS
 from infoxlm_core.tasks.task import Scores
-from tests.toy_scores import (
+from tests.toys.scores import (
     ANSWERING,
     CLASSIFICATION,
     RATES,

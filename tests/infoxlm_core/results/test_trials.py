@@ -10,8 +10,8 @@ from infoxlm_core.results import trials
 from infoxlm_core.results.suite_config import SuiteConfig
 from infoxlm_core.results.trials import Trial
 from infoxlm_core.tasks import TASKS
-from tests.toy_questions import riddles, write_squad
-from tests.toy_scores import ANSWERING, CLASSIFICATION, RATES, RETRIEVAL, config
+from tests.toys.questions import riddles, write_squad
+from tests.toys.scores import ANSWERING, CLASSIFICATION, RATES, RETRIEVAL, config
 
 
 def test_a_point_is_a_model_a_task_a_place_in_the_grid_and_a_seed():

@@ -18,7 +18,7 @@ from infoxlm_core.errors import InputError
 from infoxlm_core.results import evidence
 from infoxlm_core.stages.evaluation import evaluate
 from infoxlm_core.tasks.embedding import embed_sentences
-from tests.toy_models import save_model
+from tests.toys.models import save_model
 
 CONFIG = EvaluationConfig(retrieval_pairs=20, perplexity_sentences=10, batch_size=8, max_tokens=32)
 WORDS = [f"{letter}{number}" for letter in "abc" for number in range(10)]

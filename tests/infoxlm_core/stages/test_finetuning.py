@@ -24,7 +24,7 @@ from infoxlm_core.training.optimizer import make_adamw
 from infoxlm_core.training.state import Progress
 from infoxlm_core.training.step import train_step
 from infoxlm_core.training.task_learner import TaskLearner, Training
-from tests.toy_finetuning import config
+from tests.toys.finetuning import config
 
 
 def test_it_learns_the_labels_and_exports_for_transformers(encoder, data, tmp_path):

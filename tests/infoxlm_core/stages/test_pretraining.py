@@ -39,9 +39,9 @@ from infoxlm_core.training.fingerprint import Fingerprint
 from infoxlm_core.training.run import run_directory
 from infoxlm_core.training.state import Progress, named_tensors
 from infoxlm_core.training.step import count_targets, train_step
-from tests import workers
-from tests.conftest import tiny_config
-from tests.curves import losses, numbers, state_of
+from tests.helpers import workers
+from tests.helpers.curves import losses, numbers, state_of
+from tests.toys.pretraining import tiny_config
 
 
 @pytest.fixture(scope="module")

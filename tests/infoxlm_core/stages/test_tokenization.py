@@ -15,8 +15,8 @@ from infoxlm_core.errors import CorpusTooSmall, InputError, TokenizerMismatch
 from infoxlm_core.model.tokenizers import MODEL
 from infoxlm_core.stages import tokenization
 from infoxlm_core.stages.tokenization import tokenize
-from tests.toy_corpus import tokenized, write_corpus
-from tests.toy_text import messages
+from tests.toys.corpus import tokenized, write_corpus
+from tests.toys.text import messages
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from infoxlm_core.systems.infoxlm.system import build
 from infoxlm_core.training import optimizer
 from infoxlm_core.training.state import Progress
 from infoxlm_core.training.step import train_step
-from tests.conftest import tiny_config
+from tests.toys.pretraining import tiny_config
 
 TOPICS, WORDS, TRAINING, HELD_OUT, STEPS = 24, 4, 2800, 200, 200
 

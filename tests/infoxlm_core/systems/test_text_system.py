@@ -30,9 +30,9 @@ from infoxlm_core.systems.text_learner import TextLearner
 from infoxlm_core.systems.xlm import XLMSampler, lay_out_pairs, read_windows, windows
 from infoxlm_core.training import tracker
 from infoxlm_core.training.optimizer import learning_rate
-from tests.conftest import VOCABULARY, write_shards
-from tests.toy_systems import ROWS, config_of, export, learner_of
-from tests.workers import fp64, join, start
+from tests.helpers.workers import fp64, join, start
+from tests.toys.pretraining import VOCABULARY, write_shards
+from tests.toys.systems import ROWS, config_of, export, learner_of
 
 
 def of(*rows: list[int]) -> Sequences:

@@ -18,7 +18,7 @@ from infoxlm_core.tasks import aligned
 from infoxlm_core.tasks.aligned_files import SORTED_LINES, read
 from infoxlm_core.tasks.embedding import Place
 from infoxlm_core.tasks.retrieval import RetrievalConfig
-from tests.toy_models import save_model
+from tests.toys.models import save_model
 
 ENGLISH = ["a dog", "a cat", "the house"]
 GERMAN = ["ein Hund", "eine Katze", "das Haus"]

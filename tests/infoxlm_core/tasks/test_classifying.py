@@ -13,7 +13,7 @@ from infoxlm_core.stages.finetuning import finetune
 from infoxlm_core.tasks import classifying
 from infoxlm_core.tasks.classification import HEAD, ClassificationConfig
 from infoxlm_core.training import selection
-from tests.toy_text import messages
+from tests.toys.text import messages
 
 
 @pytest.fixture(scope="module")

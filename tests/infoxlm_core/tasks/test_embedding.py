@@ -27,7 +27,7 @@ from infoxlm_core.model.heads import InfoXLM, project
 from infoxlm_core.tasks import classifying, embedding, perplexity
 from infoxlm_core.tasks.classification import HEAD
 from infoxlm_core.tasks.embedding import Place, embed, embed_sentences, mean_pool
-from tests.toy_models import TEXTS, save_model, save_tokenizer
+from tests.toys.models import TEXTS, save_model, save_tokenizer
 
 EVERYWHERE = [Place(pooling, layer) for pooling in ("mean", "cls") for layer in range(3)]
 

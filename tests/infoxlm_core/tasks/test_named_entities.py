@@ -27,7 +27,7 @@ from infoxlm_core.stages.finetuning import finetune
 from infoxlm_core.tasks import TASKS, named_entities
 from infoxlm_core.tasks.named_entities import HEAD, NO_TARGET, NamedEntitiesConfig, Sentence, read, span_f1
 from infoxlm_core.training import selection
-from tests.toy_questions import write_bert_tokenizer, write_xlmr_tokenizer
+from tests.toys.questions import write_bert_tokenizer, write_xlmr_tokenizer
 
 FIRST, LAST, PLACES = ("anna", "bob", "cleo"), ("stone", "river", "field"), ("york", "lima", "oslo")
 PLAIN = ("we", "saw", "then", "once", "river", "stone", "field", "york")  # of a name only where one stands

@@ -19,7 +19,7 @@ from infoxlm_core.tasks.spans import best_spans
 from infoxlm_core.tasks.task import within_and_across
 from infoxlm_core.tasks.windows import Windows, lay_out
 from infoxlm_core.training import selection
-from tests.toy_questions import CLASSES, WORDS, riddles, write_bert_tokenizer, write_squad, write_xlmr_tokenizer
+from tests.toys.questions import CLASSES, WORDS, riddles, write_bert_tokenizer, write_squad, write_xlmr_tokenizer
 
 LETTERS = "a b c d e f g h"
 BERLIN = "Berlin liegt an der Spree"

@@ -18,9 +18,9 @@ from infoxlm_core.model import plain_transformers
 from infoxlm_core.stages.pretraining import pretrain
 from infoxlm_core.tasks import reference_vectors
 from infoxlm_core.tasks.embedding import embed_sentences
-from tests.toy_corpus import tokenized, write_corpus
-from tests.toy_systems import config_of, export, learner_of
-from tests.toy_text import messages
+from tests.toys.corpus import tokenized, write_corpus
+from tests.toys.systems import config_of, export, learner_of
+from tests.toys.text import messages
 
 ROOT = Path(__file__).parents[3]
 

@@ -8,7 +8,7 @@ import pytest
 
 from infoxlm_core.errors import InputError
 from infoxlm_core.tasks import squad
-from tests.toy_questions import write_squad
+from tests.toys.questions import write_squad
 
 pytestmark = pytest.mark.item("A21")
 BERLIN = "Berlin liegt an der Spree."

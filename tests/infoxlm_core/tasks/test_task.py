@@ -9,7 +9,7 @@ from transformers import XLMRobertaConfig
 from infoxlm_core.errors import InputError
 from infoxlm_core.tasks import TASKS, task_of
 from infoxlm_core.tasks.task import Scores
-from tests.toy_scores import answered, labelled, retrieved
+from tests.toys.scores import answered, labelled, retrieved
 
 STORED = {"classification": labelled(0.8, 0.6), "question_answering": answered(0.5), "retrieval": retrieved(0.7)}
 NAMES = {

@@ -8,7 +8,7 @@ from infoxlm_core import manifests
 from infoxlm_core.corpora import evaluation_sets
 from infoxlm_core.results import trials
 from infoxlm_core.tasks import TASKS, unreserved
-from tests.toy_models import save_model
+from tests.toys.models import save_model
 
 
 @pytest.fixture

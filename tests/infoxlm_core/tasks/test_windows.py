@@ -11,7 +11,7 @@ from infoxlm_core.errors import InputError
 from infoxlm_core.model import tokenizers
 from infoxlm_core.tasks.answers import normalise_squad
 from infoxlm_core.tasks.windows import Windows, lay_out, targets, tokenise
-from tests.toy_questions import SCRIPTS, write_bert_tokenizer, write_xlmr_tokenizer
+from tests.toys.questions import SCRIPTS, write_bert_tokenizer, write_xlmr_tokenizer
 
 pytestmark = pytest.mark.item("A21")
 TEXTS = list(SCRIPTS.values())

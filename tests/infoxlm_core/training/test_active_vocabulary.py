@@ -15,7 +15,7 @@ from infoxlm_core.stages.finetuning import finetune, read_training
 from infoxlm_core.tasks import TASKS
 from infoxlm_core.training import active_vocabulary
 from infoxlm_core.training.checkpoints import list_of
-from tests.toy_finetuning import config
+from tests.toys.finetuning import config
 
 WORDS = "roberta.embeddings.word_embeddings.weight"
 

@@ -11,8 +11,8 @@ from infoxlm_core import manifests
 from infoxlm_core.errors import DataCorrupt
 from infoxlm_core.training import distributed
 from infoxlm_core.training.distributed import checksum
-from tests import workers
-from tests.conftest import write_shards
+from tests.helpers import workers
+from tests.toys.pretraining import write_shards
 
 
 @pytest.mark.parametrize("at_once", [1, 7, 100, 1000])

@@ -9,7 +9,7 @@ import pytest
 from infoxlm_core.config import PretrainingConfig, StageConfig
 from infoxlm_core.errors import ConfigError, ConfigMismatch
 from infoxlm_core.training.fingerprint import Fingerprint
-from tests.conftest import tiny_config
+from tests.toys.pretraining import tiny_config
 
 INPUTS = {"shards": "sha256:a", "tokenizer": "sha256:t"}
 

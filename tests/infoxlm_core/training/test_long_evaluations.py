@@ -18,8 +18,8 @@ from torch import nn
 from infoxlm_core.errors import InfoXLMError, InputError
 from infoxlm_core.stages import finetuning
 from infoxlm_core.training import best_checkpoints, distributed, selection, tracker
-from tests.toy_finetuning import config
-from tests.workers import start
+from tests.helpers.workers import start
+from tests.toys.finetuning import config
 
 pytestmark = pytest.mark.slow
 PATIENCE, LONG = 5, 7  # seconds

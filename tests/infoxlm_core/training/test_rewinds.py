@@ -18,9 +18,9 @@ from infoxlm_core.stages.pretraining import pretrain
 from infoxlm_core.systems.infoxlm.learner import InfoXLMLearner
 from infoxlm_core.training import checkpoints as saving
 from infoxlm_core.training import guard, tracker
-from tests.conftest import tiny_config
-from tests.curves import losses, numbers, state_of
-from tests.workers import fp64, join, start
+from tests.helpers.curves import losses, numbers, state_of
+from tests.helpers.workers import fp64, join, start
+from tests.toys.pretraining import tiny_config
 
 STEPS, CUT = 24, 18
 SPOILED = {3: float("nan"), 13: 100.0, 14: 100.0, 15: 100.0, 31: 100.0}

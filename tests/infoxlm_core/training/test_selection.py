@@ -21,8 +21,8 @@ from infoxlm_core.tasks import TASKS
 from infoxlm_core.training import selection, tracker
 from infoxlm_core.training.best_checkpoints import BestCheckpoints
 from infoxlm_core.training.selection import DevScores
-from tests.toy_finetuning import config
-from tests.workers import fp64, join, start
+from tests.helpers.workers import fp64, join, start
+from tests.toys.finetuning import config
 
 EVERY, STEPS = 5, 30
 SCORES = {  # after 5, 10, … 30 steps

@@ -1,6 +1,6 @@
 """Sharding: each worker holds a part of the model, and nothing that can be observed changes (items A3, A18).
 
-All of it in fp64: see `tests.workers.fp64`.
+All of it in fp64: see `tests.helpers.workers.fp64`.
 """
 
 import shutil
@@ -26,9 +26,9 @@ from infoxlm_core.training import distributed, optimizer, tracker
 from infoxlm_core.training import learner as learners
 from infoxlm_core.training.state import Progress
 from infoxlm_core.training.step import train_step
-from tests.conftest import tiny_config, write_shards
-from tests.curves import losses, numbers, state_of
-from tests.workers import fp64, join, start
+from tests.helpers.curves import losses, numbers, state_of
+from tests.helpers.workers import fp64, join, start
+from tests.toys.pretraining import tiny_config, write_shards
 
 
 def config(sharded: bool, **more: bool) -> PretrainingConfig:

@@ -10,7 +10,7 @@ import pytest
 from infoxlm_core.errors import InputError, Preempted
 from infoxlm_core.stages.pretraining import pretrain
 from infoxlm_core.training import checkpoints, distributed, tracker, workers
-from tests.conftest import tiny_config
+from tests.toys.pretraining import tiny_config
 
 
 @pytest.mark.item("F19")

@@ -14,7 +14,7 @@ from components.platform import artifact_transfer
 from infoxlm_core.errors import InputError
 from pipelines.cli import app
 from pipelines.cli.evaluate import name_models, name_of
-from tests.toy_models import save_model
+from tests.toys.models import save_model
 
 WORDS = [f"{letter}{number}" for letter in "abc" for number in range(10)]
 ENGLISH = [f"a{i} b{j}" for i in range(5) for j in range(4)]

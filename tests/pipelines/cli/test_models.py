@@ -11,9 +11,9 @@ from components.adapters.mlflow import registry
 from components.adapters.mlflow import runs as mlflow_runs
 from infoxlm_core.tasks import reference_vectors
 from pipelines.cli import app
-from tests.toy_evaluation import evaluated
-from tests.toy_fairseq import infoxlm_checkpoint, model_tensors
-from tests.toy_models import save_model
+from tests.toys.evaluation import evaluated
+from tests.toys.fairseq import infoxlm_checkpoint, model_tensors
+from tests.toys.models import save_model
 
 
 def run(*arguments: str):

@@ -12,7 +12,7 @@ from infoxlm_core.errors import NotPromoted
 from pipelines import local
 from pipelines.cli import app
 from pipelines.promotion import promotion
-from tests.toy_evaluation import evaluated
+from tests.toys.evaluation import evaluated
 
 METRIC = "retrieval/best"
 

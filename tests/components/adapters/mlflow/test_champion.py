@@ -21,7 +21,7 @@ from components.adapters.mlflow import versions as registered
 from components.platform import sources
 from infoxlm_core import manifests
 from infoxlm_core.errors import DataCorrupt, InputError, NotPromoted, SignatureInvalid
-from tests.toy_evaluation import evaluated
+from tests.toys.evaluation import evaluated
 
 METRIC = "retrieval/best"
 GATE = {METRIC: 0.0}

@@ -11,7 +11,7 @@ from components.adapters.mlflow import runs as mlflow_runs
 from components.adapters.mlflow.registry import Registration
 from infoxlm_core.errors import InputError
 from tests.components.conftest import two_processes
-from tests.toy_evaluation import evaluated
+from tests.toys.evaluation import evaluated
 
 METRIC = "retrieval/best"
 

@@ -21,7 +21,7 @@ from infoxlm_core.corpora.parallel import Work
 from infoxlm_core.errors import InputError, WorkerLost
 from infoxlm_core.stages import preparation, tokenization
 from tests.components.conftest import upload
-from tests.toy_text import messages, write_catalogs
+from tests.toys.text import messages, write_catalogs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 RUSSIAN = [f"Откройте {a} страницу в {b}" for a in ("новую", "старую", "большую") for b in ("архиве", "окне", "сети")]

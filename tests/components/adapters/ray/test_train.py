@@ -13,7 +13,7 @@ from infoxlm_core.errors import ConfigMismatch, WorkerLost
 from infoxlm_core.stages.pretraining import pretrain
 from infoxlm_core.training import tracker
 from tests.components.conftest import LONGER, kill_first_worker, losses
-from tests.conftest import tiny_config
+from tests.toys.pretraining import tiny_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -22,7 +22,7 @@ from components.adapters.ray import train as ray_train
 from infoxlm_core.stages.pretraining import pretrain
 from infoxlm_core.training import tracker
 from tests.components.conftest import LONGER, losses
-from tests.conftest import tiny_config
+from tests.toys.pretraining import tiny_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 LOST_AFTER = 10, 20

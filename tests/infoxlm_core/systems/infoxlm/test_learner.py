@@ -16,7 +16,7 @@ from infoxlm_core.systems.infoxlm.system import build
 from infoxlm_core.training import optimizer, tracker
 from infoxlm_core.training.state import Progress
 from infoxlm_core.training.step import train_step
-from tests.conftest import VOCABULARY, tiny_config
+from tests.toys.pretraining import VOCABULARY, tiny_config
 
 
 @pytest.fixture

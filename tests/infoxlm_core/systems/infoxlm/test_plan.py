@@ -16,7 +16,7 @@ from infoxlm_core.systems.infoxlm.learner import InfoXLMLearner
 from infoxlm_core.systems.infoxlm.system import build
 from infoxlm_core.training.optimizer import make_adamw
 from infoxlm_core.training.state import named_tensors
-from tests.conftest import VOCABULARY, tiny_config
+from tests.toys.pretraining import VOCABULARY, tiny_config
 
 ROOT = Path(__file__).parents[4]
 WORDS = 250_002

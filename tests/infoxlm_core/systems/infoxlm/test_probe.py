@@ -13,7 +13,7 @@ from infoxlm_core.systems.infoxlm import probe
 from infoxlm_core.systems.infoxlm.probe import Probe
 from infoxlm_core.tasks.nearest import find_nearest
 from infoxlm_core.training import tracker
-from tests.conftest import VOCABULARY, tiny_config, write_shards
+from tests.toys.pretraining import VOCABULARY, tiny_config, write_shards
 
 
 @pytest.fixture

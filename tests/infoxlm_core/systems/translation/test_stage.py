@@ -28,10 +28,10 @@ from infoxlm_core.systems.xlm import XLM, first_weights
 from infoxlm_core.training import optimizer, tracker
 from infoxlm_core.training.state import Progress
 from infoxlm_core.training.step import train_step
-from tests.conftest import VOCABULARY
-from tests.toy_systems import config_of, export
-from tests.toy_systems import learner_of as xlm_of
-from tests.toy_text import messages
+from tests.toys.pretraining import VOCABULARY
+from tests.toys.systems import config_of, export
+from tests.toys.systems import learner_of as xlm_of
+from tests.toys.text import messages
 
 SIZE = EncoderSize(vocabulary=VOCABULARY, layers=2, hidden=16, ffn=64, heads=2, positions=40, epsilon=1e-12, types=3)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import yaml
 
-from tests.toy_text import write_catalogs
+from tests.toys.text import write_catalogs
 
 STEPS = 300
 

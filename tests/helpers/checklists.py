@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGES = {"acceptance": ("A",), "promises": ("P", "F", "B", "S", "RB")}
 """Page of docs/ -> what its items begin with, in their order."""
 NEEDS_MORE = "needs a cluster or a GPU"

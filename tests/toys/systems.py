@@ -8,9 +8,9 @@ from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data.shards import Shards
 from infoxlm_core.systems.table import SYSTEMS
 from infoxlm_core.systems.text_learner import TextLearner
-from tests.conftest import tiny_config
+from tests.toys.pretraining import tiny_config
 
-ROWS = yaml.safe_load((Path(__file__).parents[1] / "configs/systems.yaml").read_text())
+ROWS = yaml.safe_load((Path(__file__).parents[2] / "configs/systems.yaml").read_text())
 TINY = tiny_config(model={"ffn": 64}).model_dump()  # 4 * hidden, as XLM has it
 PUBLISHED = [name for name in ROWS if ":" in name]
 SIZES = {

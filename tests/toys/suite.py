@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import XLMRobertaConfig, XLMRobertaForMaskedLM
 
-from tests.toy_questions import CLASSES, WORDS, riddles, write_squad, write_xlmr_tokenizer
+from tests.toys.questions import CLASSES, WORDS, riddles, write_squad, write_xlmr_tokenizer
 
 STEPS = {"learning_rate": 0.003, "steps": 12, "warmup_steps": 2}
 
