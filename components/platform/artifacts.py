@@ -30,8 +30,8 @@ from typing import Any
 from typing_extensions import TypedDict
 
 from components.adapters import storage
+from components.adapters.lease import Lease
 from components.platform import artifact_transfer, verification
-from components.platform.lease import Lease
 from components.settings.environment import cache
 from infoxlm_core import locks, manifests, outside
 from infoxlm_core.errors import DataCorrupt, InputError

@@ -12,8 +12,8 @@ import sys
 import threading
 import time
 
-from components.adapters import storage
-from components.platform import artifacts, launchers, lease, runtime
+from components.adapters import lease, storage
+from components.platform import artifacts, launchers, runtime
 from components.platform.work import Work
 from infoxlm_core import outside
 from infoxlm_core.errors import InfoXLMError, InputError, Preempted

@@ -21,8 +21,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from components.adapters import storage
-from components.platform import artifacts, costs, lease, outcomes, runtime
+from components.adapters import lease, storage
+from components.platform import artifacts, costs, outcomes, runtime
 from components.platform import work as works
 from components.platform.work import Work
 from infoxlm_core import manifests

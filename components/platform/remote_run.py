@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from components.adapters import storage
+from components.adapters.lease import Lease
 from components.platform import artifact_transfer
-from components.platform.lease import Lease
 from infoxlm_core.errors import InfoXLMError
 from infoxlm_core.training.checkpoints import superfluous
 

@@ -27,8 +27,9 @@ import zstandard
 from safetensors.torch import save_file
 from transformers import XLMRobertaConfig, XLMRobertaForSequenceClassification
 
+from components.adapters import lease
 from components.adapters.mlflow import champion
-from components.platform import artifacts, costs, job, lease, outcomes, trainings
+from components.platform import artifacts, costs, job, outcomes, trainings
 from components.platform.remote_run import RemoteRun
 from components.settings.cluster import ClusterFile
 from infoxlm_core import errors, manifests, outside, run_file

@@ -11,10 +11,10 @@ from typing import ClassVar
 
 import pytest
 
-from components.adapters import storage
+from components.adapters import lease, storage
 from components.adapters.directory import Directory
-from components.platform import artifact_transfer, artifacts, lease, sources
-from components.platform.lease import Lease
+from components.adapters.lease import Lease
+from components.platform import artifact_transfer, artifacts, sources
 from infoxlm_core import manifests
 from infoxlm_core.errors import Fenced, InputError, LeaseHeld
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from components.adapters import storage
-from components.platform import artifact_transfer, artifacts, lease, runtime, verification
-from components.platform.lease import Lease
+from components.adapters import lease, storage
+from components.adapters.lease import Lease
+from components.platform import artifact_transfer, artifacts, runtime, verification
 from components.platform.remote_run import RemoteRun
 from infoxlm_core import manifests
 from infoxlm_core.errors import DataCorrupt, Fenced, InputError, LeaseHeld, StorageUnavailable
@@ -355,7 +355,7 @@ def test_of_many_who_ask_at_once_one_gets_it(bucket, quick):
 def test_a_killed_holder_is_replaced_and_one_that_wakes_up_is_fenced(bucket, quick, tmp_path):
     script = textwrap.dedent("""
         import sys, time
-        from components.platform import lease
+        from components.adapters import lease
         lease.BEAT, lease._POLL = 0.1, 0.05
         from infoxlm_core.errors import Fenced
         with lease.Lease(sys.argv[1], "first") as held:

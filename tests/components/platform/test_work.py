@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from components.adapters import lease
 from components.adapters.kuberay import job as ray_job
-from components.platform import artifact_transfer, artifacts, job, launchers, lease
+from components.platform import artifact_transfer, artifacts, job, launchers
 from components.platform import work as works
 from components.platform.remote_run import RemoteRun
 from components.platform.work import Work
@@ -205,7 +206,7 @@ def test_a_job_that_nobody_follows_saves_and_ends_itself(bucket, work, tmp_path)
     )
     artifacts.write(URL, "work/j-pretrain-2.json", json.dumps(asdict(named)))
     artifacts.write(URL, launchers.heartbeat_path("j-pretrain-2"), "the step 1")
-    script = "import sys; from components.platform import job, lease; "
+    script = "import sys; from components.adapters import lease; from components.platform import job; "
     script += "lease._POLL = 0.2; job.UNFOLLOWED = 5.0; job.main(sys.argv[1])"
 
     done = subprocess.run([sys.executable, "-c", script, f"{URL}/work/j-pretrain-2.json"], timeout=120,
