@@ -17,7 +17,6 @@ def check_settings(
     trials: list = [],  # type: ignore[type-arg]  # noqa: B006
     overrides: dict[str, Any] = {},  # noqa: B006
     num_workers: int = 0,
-    local_code: str = "",
 ) -> NamedTuple(  # type: ignore[valid-type]  # KFP reads the outputs from the call
     "Settings",
     [
@@ -45,15 +44,10 @@ def check_settings(
         trials: of an ablation: {"trial", "pretraining"} each.
         overrides: single fields by their names, such as {"pretraining.optimization.steps": 2000}.
         num_workers: of the trainings; must fit their settings.
-        local_code: digest of an `infoxlm_core` in the store that is used instead of the image's; empty: the image's.
 
     Returns:
         the sections, defaults filled in, and the trials; what is too large to travel as a reference to the store.
     """
-    from components.platform import overlay
-
-    overlay.use(store, local_code)
-
     from components.platform import parameters, tracking
     from components.platform.stage_run import stage_run
     from infoxlm_core import run_file

@@ -14,7 +14,6 @@ def compare(
     comparison: dsl.Output[dsl.Artifact],
     report: dsl.Output[dsl.HTML],
     metrics: dsl.Output[dsl.Metrics],
-    local_code: str = "",
 ) -> None:
     """Compare what all trials of this pipeline run have logged, also when some of them failed.
 
@@ -24,12 +23,7 @@ def compare(
         comparison: where table, figure and JSON are.
         report: the table and the figure as HTML.
         metrics: mean and deviation of every metric of every variant.
-        local_code: digest of an `infoxlm_core` in the store that is used instead of the image's; empty: the image's.
     """
-    from components.platform import overlay
-
-    overlay.use(store, local_code)
-
     from components.platform import sweeps
     from components.platform.stage_run import stage_run
     from infoxlm_core.results import ablation, ablation_page

@@ -21,7 +21,6 @@ def evaluate(
     start: dsl.Input[dsl.Model] = None,
     classifier_of_start: dsl.Input[dsl.Model] = None,
     trial: dict[str, Any] = {},  # noqa: B006
-    local_code: str = "",
 ) -> None:
     """Evaluate an encoder, against the same model before its first step if that is given.
 
@@ -38,12 +37,7 @@ def evaluate(
         start: the untrained model, a floor to compare with.
         classifier_of_start: fine-tuned from `start`; both or neither.
         trial: of an ablation: its variant and seed, whose run ends here.
-        local_code: digest of an `infoxlm_core` in the store that is used instead of the image's; empty: the image's.
     """
-    from components.platform import overlay
-
-    overlay.use(store, local_code)
-
     import re
     import shutil
     import tempfile
@@ -71,9 +65,7 @@ def evaluate(
                 {name: artifacts.locate(pair[part][0]) for name, pair in found.items()} for part in (0, 1)
             )
             with costs.measured(store, "scores", key, 1, costs.GPU if devices.count_gpus() else costs.CPU):
-                figures = evaluation.evaluate(checked, artifacts.locate(text), encoders, classifiers, output)
-            overlay.add_to_card(output / "model_card.md")
-            return figures
+                return evaluation.evaluate(checked, artifacts.locate(text), encoders, classifiers, output)
 
         made = artifacts.get_or_build(store, "scores", key, build)
         step.report_cost(made)

@@ -18,7 +18,6 @@ def finetune(
     metrics: dsl.Output[dsl.Metrics],
     cluster: dict[str, Any] = {},  # noqa: B006
     trial: dict[str, Any] = {},  # noqa: B006
-    local_code: str = "",
     task_config: dsl.TaskConfig = None,
 ) -> None:
     """Fine-tune an encoder on a task in some languages.
@@ -33,13 +32,8 @@ def finetune(
         metrics: loss and accuracy of the last step.
         cluster: a `ClusterConfig` as a mapping: train in a RayJob of its own; empty: in this step.
         trial: of an ablation: its variant, and its seed instead of the config's.
-        local_code: digest of an `infoxlm_core` in the store that is used instead of the image's; empty: the image's.
         task_config: the step's GPUs, node selector and tolerations, which are those of the RayJob's workers.
     """
-    from components.platform import overlay
-
-    overlay.use(store, local_code)
-
     from components.platform import artifacts, keys, trainings
     from components.platform.stage_run import stage_run
     from infoxlm_core import manifests, tasks

@@ -14,7 +14,6 @@ def measure(
     num_workers: int,
     scores: dsl.Output[dsl.Artifact],
     metrics: dsl.Output[dsl.Metrics],
-    local_code: str = "",
 ) -> None:
     """Fine-tune an encoder on a task, if it needs that, and measure it; likewise the other points of the batch.
 
@@ -24,12 +23,7 @@ def measure(
         num_workers: Ray workers of a fine-tuning, one per GPU; 0 trains inside this process.
         scores: where scores.json and the predictions of every point are.
         metrics: the main scores of a point that is alone; else how many points there are.
-        local_code: digest of an `infoxlm_core` in the store that is used instead of the image's; empty: the image's.
     """
-    from components.platform import overlay
-
-    overlay.use(store, local_code)
-
     import json
     from pathlib import Path
 

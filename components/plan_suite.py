@@ -11,7 +11,6 @@ def plan_suite(
     store: str,
     overrides: dict[str, Any] = {},  # noqa: B006
     points_per_task: int = 0,
-    local_code: str = "",
 ) -> list:  # type: ignore[type-arg]  # with an item's type KFP compiles another loop
     """Plan a suite; fetch models and data into the store, so that a wrong name fails before a GPU is used.
 
@@ -20,15 +19,10 @@ def plan_suite(
         store: directory where copies of models and data are kept.
         overrides: single fields of the suite by their names, such as {"tasks.xnli.seeds": [1, 2]}.
         points_per_task: how many one step measures; 0: one, or as many as it takes that Argo holds the run.
-        local_code: digest of an `infoxlm_core` in the store that is used instead of the image's; empty: the image's.
 
     Returns:
         batches of points: {"point": model, task, seed, grid, name; "source", "settings"} each.
     """
-    from components.platform import overlay
-
-    overlay.use(store, local_code)
-
     import logging
 
     from components.platform import parameters, sources, tracking, workflow

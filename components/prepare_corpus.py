@@ -15,7 +15,6 @@ def prepare_corpus(
     metrics: dsl.Output[dsl.Metrics],
     num_workers: int = 0,
     cluster: dict[str, Any] = {},  # noqa: B006
-    local_code: str = "",
     task_config: dsl.TaskConfig = None,
 ) -> None:
     """Prepare corpora from text files, catalogs and tables, here or on S3.
@@ -27,13 +26,8 @@ def prepare_corpus(
         metrics: sentences and pairs kept.
         num_workers: Ray Data workers, of a cluster pods; 0 prepares inside this process.
         cluster: a `ClusterConfig` as a mapping: the workers are those of a RayJob; empty: of this step.
-        local_code: digest of an `infoxlm_core` in the store that is used instead of the image's; empty: the image's.
         task_config: the step's cores and memory, which are those of a RayJob's workers too.
     """
-    from components.platform import overlay
-
-    overlay.use(store, local_code)
-
     from components.platform import artifacts, keys, sources
     from components.platform.stage_run import stage_run
     from infoxlm_core.config import PreparationConfig

@@ -15,7 +15,6 @@ def register(
     scores: dsl.Input[dsl.Artifact],
     metrics: dsl.Output[dsl.Metrics],
     image: str = "",
-    local_code: str = "",
 ) -> None:
     """Register an encoder once per content; make it champion if it is shown to be better than the present one.
 
@@ -26,15 +25,13 @@ def register(
         scores: output of evaluate.
         image: of this step, for the record.
         metrics: version, and whether it is champion (1) or not (0).
-        local_code: digest of the `infoxlm_core` that the other steps use instead of the image's; not this one, which
-            has the account and the keys of the registry.
     """
     import logging
     import os
 
     from components.adapters.mlflow import registry as model_registry
     from components.adapters.mlflow import versions as registered
-    from components.platform import artifacts, overlay, runtime
+    from components.platform import artifacts, runtime
     from components.platform.stage_run import stage_run
     from infoxlm_core import manifests
     from infoxlm_core.config import RegistrationConfig
@@ -54,8 +51,6 @@ def register(
             registered.MADE_AS: f"{model.parent.parent.name}/{model.parent.name}",  # its key
             "pipeline_run": runtime.pipeline_run(),
         } | ({"image": image} if image else {})
-        if overlay.is_edited(local_code):
-            origin |= {model_registry.LOCAL_CODE: local_code}
         headlines = {name: figures[name] for name in {*checked.gates, *HEADLINES} if name in figures}
         done = model_registry.register(
             checked.name, model, digest, headlines, checked.gates, step.run.id, origin, judged

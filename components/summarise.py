@@ -15,7 +15,6 @@ def summarise(
     report: dsl.Output[dsl.HTML],
     metrics: dsl.Output[dsl.Metrics],
     overrides: dict[str, Any] = {},  # noqa: B006
-    local_code: str = "",
 ) -> None:
     """Sum up all points of this pipeline run that are finished, also when some of them failed.
 
@@ -26,12 +25,7 @@ def summarise(
         report: the report as HTML.
         metrics: the main scores of every model and task.
         overrides: as of `plan_suite`.
-        local_code: digest of an `infoxlm_core` in the store that is used instead of the image's; empty: the image's.
     """
-    from components.platform import overlay
-
-    overlay.use(store, local_code)
-
     from components.platform import sweeps
     from components.platform.stage_run import stage_run
     from infoxlm_core import run_file

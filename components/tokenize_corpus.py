@@ -16,7 +16,6 @@ def tokenize_corpus(
     metrics: dsl.Output[dsl.Metrics],
     num_workers: int = 0,
     cluster: dict[str, Any] = {},  # noqa: B006
-    local_code: str = "",
     task_config: dsl.TaskConfig = None,
 ) -> None:
     """Train (or take) a SentencePiece model and encode the corpora.
@@ -29,13 +28,8 @@ def tokenize_corpus(
         metrics: sequences, tokens, vocabulary size.
         num_workers: Ray Data workers, of a cluster pods; 0 tokenizes inside this process.
         cluster: a `ClusterConfig` as a mapping: the workers are those of a RayJob; empty: of this step.
-        local_code: digest of an `infoxlm_core` in the store that is used instead of the image's; empty: the image's.
         task_config: the step's cores and memory, which are those of a RayJob's workers too.
     """
-    from components.platform import overlay
-
-    overlay.use(store, local_code)
-
     from components.platform import artifacts, keys, sources
     from components.platform.stage_run import stage_run
     from infoxlm_core.config import TokenizationConfig

@@ -42,7 +42,6 @@ def ablations(
     tolerations: list[Any] = [],  # noqa: B006
     step_cpu: str = "4",
     step_memory: str = "16Gi",
-    local_code: str = "",
 ) -> None:
     """Prepare and tokenize; for each trial pre-train, fine-tune, evaluate; compare, also what is left if one failed.
 
@@ -67,13 +66,11 @@ def ablations(
         tolerations: taints of these nodes that are tolerated.
         step_cpu: cores of a step that does not train, and of a pod of Ray Data.
         step_memory: of a step that does not train, and of a pod of Ray Data.
-        local_code: digest of an `infoxlm_core` in the store that the steps use instead of the image's.
     """
-    compared = compare(trials=trials, store=store, local_code=local_code).set_caching_options(False)
+    compared = compare(trials=trials, store=store).set_caching_options(False)
     with dsl.ExitHandler(compared):
         settings = check_settings(
             store=store,
-            local_code=local_code,
             preparation=preparation,
             tokenization=tokenization,
             finetuning=finetuning,
@@ -85,14 +82,12 @@ def ablations(
         corpus = prepare_corpus(
             config=settings.outputs["preparation"],
             store=store,
-            local_code=local_code,
             num_workers=data_workers,
             cluster=cluster,
         )
         shards = tokenize_corpus(
             config=settings.outputs["tokenization"],
             store=store,
-            local_code=local_code,
             num_workers=data_workers,
             corpus=corpus.outputs["corpus"],
             cluster=cluster,
@@ -103,7 +98,6 @@ def ablations(
                 config=item.pretraining,
                 num_workers=num_workers,
                 store=store,
-                local_code=local_code,
                 shards=shards.outputs["shards"],
                 cluster=cluster,
                 trial=item.trial,
@@ -112,7 +106,6 @@ def ablations(
                 config=item.finetuning,
                 num_workers=num_workers,
                 store=store,
-                local_code=local_code,
                 encoder=pretrained.outputs["encoder"],
                 corpus=corpus.outputs["corpus"],
                 cluster=cluster,
@@ -121,7 +114,6 @@ def ablations(
             scores = evaluate(
                 config=item.evaluation,
                 store=store,
-                local_code=local_code,
                 corpus=corpus.outputs["corpus"],
                 encoder=pretrained.outputs["encoder"],
                 classifier=tuned.outputs["classifier"],

@@ -43,7 +43,6 @@ def infoxlm(
     tolerations: list[Any] = [],  # noqa: B006
     step_cpu: str = "4",
     step_memory: str = "16Gi",
-    local_code: str = "",
 ) -> None:
     """Check the settings; prepare, tokenize, pre-train, fine-tune, evaluate, register.
 
@@ -68,11 +67,9 @@ def infoxlm(
         tolerations: taints of these nodes that are tolerated.
         step_cpu: cores of a step that does not train, and of a pod of Ray Data.
         step_memory: of a step that does not train, and of a pod of Ray Data.
-        local_code: digest of an `infoxlm_core` in the store that the steps use instead of the image's.
     """
     settings = check_settings(
         store=store,
-        local_code=local_code,
         preparation=preparation,
         tokenization=tokenization,
         pretraining=pretraining,
@@ -85,14 +82,12 @@ def infoxlm(
     corpus = prepare_corpus(
         config=settings.outputs["preparation"],
         store=store,
-        local_code=local_code,
         num_workers=data_workers,
         cluster=cluster,
     )
     shards = tokenize_corpus(
         config=settings.outputs["tokenization"],
         store=store,
-        local_code=local_code,
         num_workers=data_workers,
         corpus=corpus.outputs["corpus"],
         cluster=cluster,
@@ -101,7 +96,6 @@ def infoxlm(
         config=settings.outputs["pretraining"],
         num_workers=num_workers,
         store=store,
-        local_code=local_code,
         shards=shards.outputs["shards"],
         cluster=cluster,
     )
@@ -109,7 +103,6 @@ def infoxlm(
         config=settings.outputs["finetuning"],
         num_workers=num_workers,
         store=store,
-        local_code=local_code,
         encoder=pretrained.outputs["encoder"],
         corpus=corpus.outputs["corpus"],
         cluster=cluster,
@@ -118,7 +111,6 @@ def infoxlm(
         config=settings.outputs["finetuning"],
         num_workers=num_workers,
         store=store,
-        local_code=local_code,
         encoder=pretrained.outputs["start"],
         corpus=corpus.outputs["corpus"],
         cluster=cluster,
@@ -126,7 +118,6 @@ def infoxlm(
     scores = evaluate(
         config=settings.outputs["evaluation"],
         store=store,
-        local_code=local_code,
         corpus=corpus.outputs["corpus"],
         encoder=pretrained.outputs["encoder"],
         start=pretrained.outputs["start"],
@@ -136,7 +127,6 @@ def infoxlm(
     registered = register(
         config=settings.outputs["registration"],
         store=store,
-        local_code=local_code,
         encoder=pretrained.outputs["encoder"],
         scores=scores.outputs["scores"],
         image=image,

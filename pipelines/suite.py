@@ -36,7 +36,6 @@ def suite(
     tolerations: list[Any] = [],  # noqa: B006
     step_cpu: str = "4",
     step_memory: str = "16Gi",
-    local_code: str = "",
 ) -> None:
     """Plan; fine-tune and measure each point; sum up, also what is left if one failed.
 
@@ -56,15 +55,13 @@ def suite(
         tolerations: taints of these nodes that are tolerated.
         step_cpu: cores of a step that does not train, and of a pod of Ray Data.
         step_memory: of a step that does not train, and of a pod of Ray Data.
-        local_code: digest of an `infoxlm_core` in the store that the steps use instead of the image's.
     """
-    common = {"store": store, "local_code": local_code}
-    summed = summarise(suite=suite, overrides=overrides, **common).set_caching_options(False)
+    summed = summarise(suite=suite, overrides=overrides, store=store).set_caching_options(False)
     with dsl.ExitHandler(summed):
-        planned = plan_suite(suite=suite, overrides=overrides, points_per_task=points_per_task, **common)
+        planned = plan_suite(suite=suite, overrides=overrides, points_per_task=points_per_task, store=store)
         planned.set_caching_options(False)
         with dsl.ParallelFor(items=planned.output, parallelism=AT_A_TIME) as batch:
-            measured = measure(batch=batch, num_workers=num_workers, **common)
+            measured = measure(batch=batch, num_workers=num_workers, store=store)
         measured.set_caching_options(False)  # it finds its artifacts in the store, and tells the new MLflow run
     for task, story in {planned: "look at all data", measured: "tune and measure", summed: "sum up"}.items():
         task.set_display_name(story)

@@ -121,8 +121,7 @@ def tiny_encoders(tmp_path_factory) -> dict[str, Path]:
 LONGEST_FIRST = ("tests/e2e/", "tests/infoxlm_core/systems/test_ranking", "tests/pipelines/", "tests/components/",
                  "tests/infoxlm_core/stages/", "tests/infoxlm_core/systems/translation/")  # fmt: skip
 TOGETHER = {"tests/e2e/": "e2e"} | {
-    f"tests/components/{name}": "Ray"
-    for name in ("adapters/ray/", "adapters/kuberay/", "adapters/torchrun/", "platform/test_overlay")
+    f"tests/components/{name}": "Ray" for name in ("adapters/ray/", "adapters/kuberay/", "adapters/torchrun/")
 }
 """Files, by how their names begin, that share what takes long to start: one worker runs them all."""
 

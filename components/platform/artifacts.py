@@ -8,7 +8,6 @@ The store holds each artifact once, under a key of everything that decides its c
     STORE/cost/                          hours of GPUs and processes that artifacts and runs have cost (`costs`)
     STORE/outcome/demo-2026…/…json       why a stage of a pipeline run failed, if it did: KFP keeps no exit codes
     STORE/verified/                      when every byte of an artifact was compared last: hashing takes long
-    STORE/code/6b1f….zip                 local code that a run uses (`overlay`)
     STORE/parameters/                    what is too large to be a parameter, by its digest
     STORE/work/j-pretrain-….json         what a RayJob is to do; STORE/leases/ who is sending what
 

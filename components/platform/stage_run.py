@@ -10,9 +10,8 @@ from typing import Any, NotRequired
 
 from typing_extensions import TypedDict
 
-from components.platform import artifacts, costs, launchers, overlay, parameters, runtime, tracking
+from components.platform import artifacts, costs, launchers, parameters, runtime, tracking
 from components.platform.work import Work
-from components.settings import environment
 from infoxlm_core import manifests, outside
 from infoxlm_core.config import StageConfig
 from infoxlm_core.corpora.datasets import Dataset, list_datasets
@@ -149,8 +148,6 @@ def stage_run(
             try:
                 if page := step.run.page:
                     logger.info("its run: %s", page)
-                if environment.local_code():
-                    overlay.record(step.run)
             except TryAgain as error:  # what is to be done may take hours: the tracker may be back by then
                 logger.warning("its run cannot be shown: %s", error)
         try:

@@ -42,9 +42,6 @@ OF_REGISTRY = {
 }
 """The account that may register and promote, in the two steps that do; there it goes before any other."""
 
-OVERLAY = "INFOXLM_OVERLAY"
-"""Set by a step that runs with local code (`platform/overlay.py`): STORE/code/SHA256.zip. Its Ray pods get it, too."""
-
 _SECRET = re.compile(r"SECRET|TOKEN|PASSWORD|ACCESS_KEY|CREDENTIAL", re.IGNORECASE)
 
 
@@ -52,12 +49,6 @@ def cache() -> Path:
     """Where this machine keeps copies of what is elsewhere."""
     own = os.environ.get("INFOXLM_CACHE")
     return Path(own or Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "infoxlm").absolute()
-
-
-def local_code() -> str:
-    """Digest of the local code that this process runs with; empty: it is the image's, or the checkout's."""
-    address = os.environ.get(OVERLAY, "")
-    return f"sha256:{Path(address).stem}" if address else ""
 
 
 def is_secret(variable: str) -> bool:

@@ -5,7 +5,6 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-import infoxlm_core
 from components.platform import parameters, workflow
 from components.settings.cluster import ClusterFile
 from infoxlm_core import run_file
@@ -50,14 +49,6 @@ def submit(
         str, typer.Option(help="Of the run, where Kubeflow has many users. Default: that of the cluster's file.")
     ] = "",
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Run every step, whatever Kubeflow remembers.")] = False,
-    with_local_code: Annotated[
-        bool,
-        typer.Option(
-            "--with-local-code",
-            help="All steps use the infoxlm_core that this command runs with, not the image's: to try an edit. What it "
-            "makes never becomes champion.",
-        ),
-    ] = False,
     wait: Annotated[bool, typer.Option(help="Follow the run to its end, and end as it does.")] = True,
 ) -> None:
     """Start a pipeline on a Kubernetes cluster with Kubeflow Pipelines; follow it to its end.
@@ -72,14 +63,8 @@ def submit(
         arguments = prepare(pipeline, config, place, set_ or [], variants, chosen, seeds)
         if pipeline in ("ablations", "suite"):
             _tell_size(arguments)
-        from components.platform import overlay
         from pipelines import submit as kubeflow
 
-        code = overlay.pack(Path(infoxlm_core.__file__).parent) if with_local_code else b""
-        if code:
-            arguments["local_code"] = overlay.digest_of(code)
-        if save and code:
-            raise ConfigError("--save sends nothing, and --with-local-code must: choose one")
         spec, _ = kubeflow.read_compiled(pipeline)
         declared = kubeflow.declared(spec)
         arguments |= {key: value for key, value in place.parameters().items() if key in declared}
@@ -101,9 +86,6 @@ def submit(
         if not host:
             raise ConfigError("--host: give the address of Kubeflow Pipelines, or set KF_PIPELINES_ENDPOINT")
         client = kubeflow.connect(host, namespace or place.namespace or "")
-        if code:
-            sent = overlay.send(place.store, code)
-            typer.echo(f"local code  {sent} of {Path(infoxlm_core.__file__).parent}")
         if wait:
             kubeflow.see_through(client, host, submission, place.store, place.submit_again, typer.echo)
         else:

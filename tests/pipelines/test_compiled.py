@@ -1,7 +1,6 @@
 """The compiled pipelines that a cluster gets: current, small, and without surprises."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from pipelines.suite import suite
 COMPILED = Path(__file__).parents[2] / "pipelines/compiled"
 DAGS = {"infoxlm": infoxlm, "ablations": ablations, "suite": suite, "promotion": promotion}
 POOL = {"accelerator", "gpus", "cpu", "memory", "node_selector", "tolerations", "step_cpu", "step_memory"}
-PLACE = {"store", "image", "cluster", "local_code"} | POOL
+PLACE = {"store", "image", "cluster"} | POOL
 
 
 def read(name: str) -> dict:
@@ -119,16 +118,6 @@ def test_a_step_that_trains_passes_its_gpus_on_and_asks_for_none_itself():
     for name in ("prepare-corpus", "tokenize-corpus", "evaluate", "register"):
         resources = spec["deploymentSpec"]["executors"][f"exec-{name}"]["container"]["resources"]
         assert "accelerator" not in resources and "step_memory" in resources["resourceMemoryLimit"]
-
-
-@pytest.mark.parametrize("name", DAGS)
-def test_each_step_takes_local_code_before_it_imports_the_core_but_those_that_may_change_the_registry(name):
-    for executor, described in read(name)["deploymentSpec"]["executors"].items():
-        source = described["container"]["command"][-1]
-        before, taken, after = source.partition("overlay.use(store, local_code)")
-        assert bool(taken) == (executor not in ("exec-register", "exec-promote"))
-        if taken:
-            assert not re.search(r"(from|import) infoxlm_core|stage_run", before) and "infoxlm_core" in after
 
 
 @pytest.mark.parametrize("name", DAGS)

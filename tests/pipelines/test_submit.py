@@ -11,8 +11,7 @@ import yaml
 from kfp import compiler, components
 from typer.testing import CliRunner
 
-import infoxlm_core
-from components.platform import outcomes, overlay, parameters
+from components.platform import outcomes, parameters
 from infoxlm_core.errors import Preempted, WorkerLost
 from pipelines import submit
 from pipelines.ablations import ablations
@@ -113,38 +112,6 @@ tasks: {tatoeba: {settings: {task: retrieval, data: "s3://data/tatoeba"}}}
         "store": "s3://infoxlm/store",
         "image": IMAGE,
     }
-
-
-def test_local_code_is_sent_to_the_store_and_its_digest_with_the_run(kubeflow, config, cluster, bucket, tmp_path):
-    cluster.write_text(cluster.read_text().replace("s3://infoxlm/store", "s3://models/store"))
-    common = ("submit", config, "--cluster", cluster, "--host", kubeflow.host, "--no-wait")
-
-    with_code, without = run(*common, "--with-local-code"), run(*common)
-
-    assert with_code.exit_code == without.exit_code == 0, with_code.stderr
-    first, second = (body["runtime_config"]["parameters"] for body in kubeflow.sent("POST", "/runs"))
-    sent = overlay.pack(Path(infoxlm_core.__file__).parent)
-    assert first == second | {"local_code": overlay.digest_of(sent)}
-    [file] = bucket.objects.all()
-    assert file.key == f"store/{overlay.place_of(overlay.digest_of(sent))}" and file.get()["Body"].read() == sent
-    assert f"local code  {overlay.digest_of(sent)} of " in with_code.stdout
-    spec, _ = submit.read_compiled("infoxlm")
-    tasks = spec["root"]["dag"]["tasks"].values()
-    assert all("local_code" in task["inputs"]["parameters"] for task in tasks)
-
-
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        (("--save", "run.yaml"), "--save sends nothing, and --with-local-code must: choose one"),
-        (("--pipeline", "promotion"), "promotion has no parameter local_code"),
-    ],
-)
-def test_local_code_goes_with_a_run_that_is_sent_and_uses_it(kubeflow, config, cluster, more, said):
-    result = run("submit", config, "--cluster", cluster, "--host", kubeflow.host, "--with-local-code", *more)
-
-    assert result.exit_code == 2 and said in result.stderr and result.stderr.count("\n") == 1
-    assert not kubeflow.requests
 
 
 def test_the_cache_can_be_switched_off_inside_loops_too(kubeflow, config, cluster):

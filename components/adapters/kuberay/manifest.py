@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from components.settings.cluster import ClusterConfig
-from components.settings.environment import MLFLOW_SAFETY, OVERLAY, RAY, is_for_another, is_secret, usual_name
+from components.settings.environment import MLFLOW_SAFETY, RAY, is_for_another, is_secret, usual_name
 from infoxlm_core.errors import InputError
 
 Manifest = dict[str, Any]
@@ -27,7 +27,7 @@ _CONSTANT = {
     **MLFLOW_SAFETY,
 }
 _JOB = "components.platform.job"
-_PASSED_ON = (OVERLAY, "INFOXLM_TRACKER", "MLFLOW_", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION")
+_PASSED_ON = ("INFOXLM_TRACKER", "MLFLOW_", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION")
 _OF_THE_STEP = ("KFP_", "KUBERNETES_", "ARGO_")
 _AFTER_SAVING = 15  # of the grace, for Ray to end
 _OF_SUBMITTER = ("HOME", "RAY_AUTH_MODE", "RAY_USAGE_STATS_ENABLED")
@@ -90,14 +90,13 @@ def render(
     for field, ours in (("nodeSelector", "node_selector"), ("tolerations", "tolerations"), ("affinity", "affinity")):
         if placement := getattr(task, ours, None):
             worker["spec"][field] = placement
-    program = f"components.platform.overlay run {_JOB}" if environment.get(OVERLAY) else _JOB
     labels = {"app.kubernetes.io/name": "infoxlm", **({QUEUE_LABEL: cluster.queue} if cluster.queue else {})}
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayJob",
         "metadata": {"name": name, "labels": labels},
         "spec": {
-            "entrypoint": f"python -m {program} {work}",
+            "entrypoint": f"python -m {_JOB} {work}",
             "submissionMode": "K8sJobMode",
             # a retried submitter finds the job again; a head that was lost knows of none, and is given it anew, which
             # the lease makes harmless: the training is one, and goes on from its checkpoint

@@ -87,10 +87,7 @@ def promote(client: "MlflowClient", version: "ModelVersion", gate: Mapping[str, 
                 said = _decision(client.get_model_version(name, number))
                 verdict = Verdict(True, said.get("reason", "champion already"), said.get("figures", {}))
                 break
-            if code := version.tags.get(mlflow_runs.LOCAL_CODE):  # by hand neither: nobody can build it from a commit
-                reason = f"candidate: made with local code {code}, commit it and train with an image that has it"
-                verdict = Verdict(False, reason)
-            elif by_hand:
+            if by_hand:
                 verdict = Verdict(True, f"{BY_HAND}: {by_hand}")
             else:
                 verdict = compare_with_champion(client, version, gate)

@@ -41,7 +41,6 @@ def run(model: str, gate: Mapping[str, float], store: Path, to: str = "", by_han
     """
     client = mlflow_runs.connect_existing(store)
     version = registered.find(client, model)
-    to = "" if mlflow_runs.LOCAL_CODE in version.tags else to  # it will be refused: it goes nowhere
     with registry_copy.coming_back(store):
         if server := _SERVER.fullmatch(to):
             version = registry_copy.copy_to_server(client, version, server["uri"], server["name"], store)

@@ -20,7 +20,6 @@ from components.adapters.mlflow import runs as mlflow_runs
 from components.adapters.mlflow import signing
 from components.adapters.mlflow import versions as registered
 from components.adapters.mlflow.champion import CANDIDATE, CHAMPION, GATE
-from components.adapters.mlflow.runs import LOCAL_CODE
 from infoxlm_core.errors import InputError
 from infoxlm_core.model import directories
 from infoxlm_core.results import evidence
@@ -79,9 +78,6 @@ def register(
     directories.check_encoder(encoder_dir)
     client = MlflowClient()
     with mlflow_runs.translate_errors(f"registered model {name}"):
-        for known in registered.versions_of(client, name, digest):
-            if LOCAL_CODE in known.tags and LOCAL_CODE not in tags:  # the image's code has made the very same
-                _delete(client, known)
         if not registered.versions_of(client, name, digest):
             described = {**tags, **{key: repr(float(value)) for key, value in metrics.items()}, "digest": digest}
             create(client, name, log_model(run_id, encoder_dir, evaluation), run_id, described)

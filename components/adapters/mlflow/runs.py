@@ -32,8 +32,6 @@ RUN_TAG = "infoxlm.run"
 """Tag whose value all stages of one pipeline run share."""
 COMMIT = "INFOXLM_COMMIT"
 """Environment variable of the image: the commit that it was built from."""
-LOCAL_CODE = "local_code"
-"""Tag of a run and of a version: digest of the local code that made it, if it was not the image's."""
 _ANSWER_SECONDS = 30.0
 PARENT = "mlflow.parentRunId"
 """MLflow's own tag of a nested run."""
@@ -361,10 +359,7 @@ def source() -> dict[str, str]:
         asked = subprocess.run([git, "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True)  # noqa: S603
         commit = asked.stdout.strip()
     known = re.fullmatch("[0-9a-f]{40}", commit)
-    code = environment.local_code()
-    return ({"mlflow.source.name": "infoxlm", "mlflow.source.git.commit": commit} if known else {}) | (
-        {LOCAL_CODE: code} if code else {}
-    )
+    return {"mlflow.source.name": "infoxlm", "mlflow.source.git.commit": commit} if known else {}
 
 
 def points(values: Mapping[str, float], step: int, start_ms: int) -> list[Any]:

@@ -163,7 +163,7 @@ def start(num_workers: int) -> None:
             ray.init(
                 logging_level=logging.WARNING,
                 include_dashboard=True,  # without it Ray Train complains every second
-                runtime_env={"env_vars": _variables(), **_setup()},
+                runtime_env={"env_vars": _variables()},
                 **here,
             )
             return
@@ -176,16 +176,10 @@ def start(num_workers: int) -> None:
 
 def _variables() -> dict[str, str]:
     """What workers must know of this process's environment; no secret, for Ray shows them to all its users."""
-    passed_on = (environment.OVERLAY, "INFOXLM_TRACKER", "MLFLOW_", "HF_", "RUN_ID")
+    passed_on = ("INFOXLM_TRACKER", "MLFLOW_", "HF_", "RUN_ID")
     known = {name: value for name, value in os.environ.items() if name.startswith(passed_on)}
     ours = {name: os.environ.get(name, value) for name, value in environment.RAY.items()}
     return ours | {name: value for name, value in known.items() if not environment.is_secret(name)}
-
-
-def _setup() -> dict[str, str]:
-    """Local code, if this process runs with such: each worker takes it from the store before it imports the image's."""
-    hook = "components.platform.overlay.use_as_told"
-    return {"worker_process_setup_hook": hook} if environment.local_code() else {}
 
 
 def _look_at_one_gpu() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from components.platform import artifacts, keys, runtime, verification
 from infoxlm_core import manifests
-from infoxlm_core.config import EvaluationConfig, PretrainingConfig
+from infoxlm_core.config import EvaluationConfig, PretrainingConfig, TokenizationConfig
 from infoxlm_core.errors import CorpusTooSmall, DataCorrupt, InputError
 
 
@@ -121,6 +121,12 @@ def test_what_is_damaged_without_a_trace_is_found_when_it_is_read(tmp_path):
     assert artifacts.lookup(str(tmp_path), "pretrained", "abc") == artifacts.locate(str(made), hashed=False) == made
     with pytest.raises(DataCorrupt, match="sha256"):
         artifacts.locate(str(made))
+
+
+def test_the_key_of_an_artifact_stays_the_same_from_release_to_release():
+    config = TokenizationConfig(vocabulary_size=160)
+
+    assert keys.artifact_key("shards", config, "sha256:a") == "7e47a28ef95f6bdd"
 
 
 def test_the_key_changes_with_config_and_inputs_but_not_with_how_often_to_save():

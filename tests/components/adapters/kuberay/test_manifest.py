@@ -240,19 +240,6 @@ def test_ray_pods_know_the_run_its_tracking_server_and_its_store_but_no_secret_s
     assert set(environment(pods(rendered)["submitter"])) == {"HOME", "RAY_AUTH_MODE", "RAY_USAGE_STATS_ENABLED"}
 
 
-def test_ray_pods_are_told_the_local_code_of_the_step_and_their_driver_takes_it_first():
-    code = f"s3://infoxlm/store/code/{'c' * 64}.zip"
-    cluster = ClusterConfig.parse({"image": IMAGE}, "cluster")
-
-    made = render("j-1", WORK, cluster, 32, TASK, "2.60.0", HERE | {"INFOXLM_OVERLAY": code})
-
-    assert made["spec"]["entrypoint"] == (f"python -m components.platform.overlay run components.platform.job {WORK}")
-    groups = made["spec"]["rayClusterSpec"]
-    for group in (groups["headGroupSpec"], *groups["workerGroupSpecs"]):
-        assert {"name": "INFOXLM_OVERLAY", "value": code} in group["template"]["spec"]["containers"][0]["env"]
-    assert job()["spec"]["entrypoint"] == f"python -m components.platform.job {WORK}"
-
-
 @pytest.mark.item("S02")
 def test_no_setting_turns_the_token_off():
     assert environment(pods(job(environment={"RAY_AUTH_MODE": "disabled"}))["head"])["RAY_AUTH_MODE"] == "token"

@@ -127,17 +127,6 @@ def test_a_person_can_decide_and_has_to_say_why(two, store, monkeypatch):
     assert (decision(two, 2)["reason"], decision(two, 2)["by"]["user"]) == ("champion by hand: agreed on 3 May", "ada")
 
 
-def test_what_local_code_has_made_stays_candidate_and_is_not_copied_to_where_it_would_be_refused(better, store):
-    better.set_model_version_tag("tiny", "2", "local_code", "sha256:cafe")
-
-    for to, by_hand in (("", ""), ("", "I know better"), ("production", "")):
-        with pytest.raises(NotPromoted, match="stays candidate: made with local code sha256:cafe, commit it"):
-            promoting.run("models:/tiny@candidate", GATE, store, to, by_hand)
-
-    assert champion(better) == 1 and decision(better, 2)["what"] == "refused"
-    assert [model.name for model in better.search_registered_models()] == ["tiny"]
-
-
 def test_promoting_twice_and_after_a_crash_is_promoting_once(better, store, monkeypatch):
     from mlflow import MlflowClient
 

@@ -47,20 +47,6 @@ def test_the_first_model_becomes_candidate_and_champion(store, tiny_encoders):
     }
 
 
-def test_local_code_makes_a_candidate_at_most_until_an_image_makes_the_very_same(store, tiny_encoders):
-    first = register(store, tiny_encoders["first"], "sha256:1", 0.5, local_code="sha256:cafe")
-    assert (first.version, first.aliases, first.champion) == (1, ("candidate",), False)
-    assert first.reason.startswith("candidate: made with local code sha256:cafe")
-
-    again = register(store, tiny_encoders["first"], "sha256:1", 0.5, local_code="sha256:cafe")
-    assert again == first
-    of_the_image = register(store, tiny_encoders["first"], "sha256:1", 0.5)
-
-    assert (of_the_image.aliases, of_the_image.champion) == (("candidate", "champion"), True)
-    assert versions(store) == [2] and champion(store) == 2
-    assert "local_code" not in mlflow_runs.connect(store).get_model_version("tiny", "2").tags
-
-
 @pytest.mark.parametrize(
     ("score", "expected"), [(0.6, 2), (0.4, 1), (0.5, 1), (0.5025, 1)], ids=["better", "worse", "as good", "by chance"]
 )
