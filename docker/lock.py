@@ -87,7 +87,7 @@ def main() -> None:
     wanted = [*project["dependencies"], *(line for extra in EXTRAS for line in project["optional-dependencies"][extra])]
     [torch] = re.findall(r"^torch==(.*)$", CONSTRAINTS.read_text(), re.MULTILINE)
 
-    write("build.lock", choose("setuptools>=77", "setuptools-scm"))  # seqeval's version is made by the second
+    write("build.lock", choose("setuptools>=77"))
     everything = choose(*wanted)
     write("requirements.lock", {name: found for name, found in everything.items() if not TORCH.fullmatch(name)})
     write(

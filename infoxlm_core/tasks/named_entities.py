@@ -278,12 +278,25 @@ def tag(
     return answers
 
 
-def span_f1(sentences: Sequence[Sentence], given: Sequence[Sequence[str]]) -> float:
-    """F1 of whole entities over all sentences, as CoNLL's script counts them; 0 if there is none to find."""
-    from seqeval.metrics import f1_score
+def span_f1(sentences: Sequence[Sentence], predicted_tags: Sequence[Sequence[str]]) -> float:
+    """Return the F1 of whole entities over all sentences, as the CoNLL script counts them.
 
-    gold, answered = [list(sentence.tags) for sentence in sentences], [list(tags) for tags in given]
-    return float(f1_score(gold, answered, zero_division=0))
+    Args:
+        sentences: sentences with their correct tags.
+        predicted_tags: one tag for each word of each sentence, in the same order.
+
+    Returns:
+        A value from 0 to 1; 0 if neither the sentences nor the predictions have an entity.
+    """
+    from nervaluate import Evaluator
+
+    if not sentences:
+        return 0.0
+    correct = [list(sentence.tags) for sentence in sentences]
+    predicted = [list(tags) for tags in predicted_tags]
+    entity_types = sorted({tag[2:] for tags in (*correct, *predicted) for tag in tags if tag != "O"})
+    scores = Evaluator(correct, predicted, tags=entity_types, loader="list").evaluate()
+    return float(scores["overall"]["strict"].f1)
 
 
 def _score_dev(
