@@ -34,7 +34,7 @@ RUN pip install --require-hashes --no-deps --no-build-isolation --use-pep517 -r 
 # What we wrote, in a layer of its own: the layers before stay cached, here and on the nodes.
 FROM dependencies AS code
 ARG VARIANT
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml setup.py README.md LICENSE ./
 COPY infoxlm_core infoxlm_core
 COPY components components
 COPY pipelines pipelines

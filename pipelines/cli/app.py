@@ -31,8 +31,9 @@ Store = Annotated[
         "s3://bucket/prefix."
     ),
 ]
-CONFIGS = Path(__file__).parents[1] / "configs"
-"""The files that come with the package: a link to configs/ in a checkout, a folder of its own in an installed wheel."""
+_PACKAGED, _CHECKOUT = (Path(__file__).parents[level] / "configs" for level in (1, 2))
+CONFIGS = _PACKAGED if _PACKAGED.is_dir() else _CHECKOUT
+"""The YAML files that come with the package: `pipelines/configs` of a wheel, `configs` of a checkout."""
 
 
 def config_file(given: str | Path) -> Path:
