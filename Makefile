@@ -1,5 +1,7 @@
-# Each target sets up what it needs: a virtual environment with exactly the versions of constraints.txt.
+# Each target first creates the virtual environment that it needs, with the exact versions of constraints.txt.
 PYTHON ?= python3
+# An additional package index for torch. Example: TORCH_INDEX=https://download.pytorch.org/whl/cpu installs the CPU build.
+TORCH_INDEX ?=
 VENV ?= .venv
 PEERS ?= .venv-peers
 BIN = $(VENV)/bin
@@ -77,19 +79,26 @@ gpu: $(VENV)/installed ## the first ten minutes on a GPU: is it right, how fast 
 clean: ## remove the virtual environment and what runs left behind
 	rm -rf $(VENV) $(PEERS) $(STORE)
 
-# torch first and pinned: pulled in by another package it would be the newest, with gigabytes of CUDA.
-$(VENV)/installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 -c constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
+# Usage: $(call create_environment,FOLDER). The pip of Debian 12 (23.0) builds source packages in a way that fails for
+# some of them, so upgrade pip first. Install torch next: as a dependency of another package, pip would take its newest
+# version. A CPU build has the version 2.13.0+cpu, which pip prefers to the 2.13.0 of the package index.
+PIP_INSTALL = -m pip install --quiet --disable-pip-version-check
+define create_environment
+$(PYTHON) -m venv $(1)
+$(1)/bin/python $(PIP_INSTALL) pip==26.3
+$(1)/bin/python $(PIP_INSTALL) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch==2.13.0 -c constraints.txt
+endef
+
+$(VENV)/installed: pyproject.toml setup.py constraints.txt
+	$(call create_environment,$(VENV))
+	$(BIN)/python $(PIP_INSTALL) -e '.[dev]' -c constraints.txt
 	touch $@
 
-# The peers of the benchmarks, apart from all else; fairseq only where its pinned wheel fits (Python 3.11, x86-64).
-PIP = $(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check
+# The peers of the benchmarks have their own environment. The pinned wheel of fairseq fits Python 3.11 on x86-64 only.
 $(PEERS)/installed: benchmarks/peers.txt benchmarks/fairseq.txt constraints.txt
-	$(PYTHON) -m venv $(PEERS)
-	$(PIP) torch==2.13.0 -c constraints.txt
-	$(PIP) -r benchmarks/peers.txt -c constraints.txt
-	$(PIP) --no-deps --require-hashes -r benchmarks/fairseq.txt || echo "no fairseq here: what compares with it is skipped"
-	$(PIP) --no-deps -e .
+	$(call create_environment,$(PEERS))
+	$(PEERS)/bin/python $(PIP_INSTALL) -r benchmarks/peers.txt -c constraints.txt
+	$(PEERS)/bin/python $(PIP_INSTALL) --no-deps --require-hashes -r benchmarks/fairseq.txt \
+		|| echo "fairseq cannot be installed here. The benchmarks that compare with fairseq are skipped."
+	$(PEERS)/bin/python $(PIP_INSTALL) --no-deps -e .
 	touch $@
