@@ -19,7 +19,7 @@ from infoxlm_core.data.samples import Sampler
 from infoxlm_core.data.sampling import TableSampler, generator
 from infoxlm_core.data.shards import Table, open_shards
 from infoxlm_core.data.vocabulary import SPECIAL_TOKENS
-from infoxlm_core.model import tokenizers
+from infoxlm_core.model.huggingface import tokenizers
 
 GIGABYTES = (
     "731.6 253.3 99.0 96.8 89.9 86.8 85.6 74.5 60.4 56.4 47.2 40.0 39.4 33.0 28.6 25.9 19.0 17.2 16.1 14.9 13.6 13.4 "

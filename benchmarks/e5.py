@@ -33,8 +33,8 @@ from transformers.utils import sentencepiece_model_pb2_new as sentencepiece_pb2
 
 from benchmarks.corpus import wheels
 from components.adapters.sources import package_index
-from infoxlm_core.model import tokenizers
-from infoxlm_core.model.pretrained import write_model
+from infoxlm_core.model.huggingface import tokenizers
+from infoxlm_core.model.huggingface.pretrained import write_model
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from benchmarks.harness import OURS, Case, measure
 from infoxlm_core.data.layouts import gather, lay_out
 from infoxlm_core.data.samples import Sampler
 from infoxlm_core.data.shards import open_shards
-from infoxlm_core.model import tokenizers
+from infoxlm_core.model.huggingface import tokenizers
 from infoxlm_core.systems.infoxlm.learner import InfoXLMLearner
 
 BATCH, SIDE = 16, 62  # sides of more tokens are cut, as in the demo

@@ -18,13 +18,14 @@ from benchmarks.harness import OURS, Case, differences, measure, require_equal
 from infoxlm_core.data.examples import from_lists
 from infoxlm_core.data.shards import open_shards
 from infoxlm_core.data.vocabulary import BOS, EOS
-from infoxlm_core.model import pretrained, task_models, tokenizers
+from infoxlm_core.model import task_models
 from infoxlm_core.model.encoder import Encoder, EncoderSize, initialise
+from infoxlm_core.model.huggingface import pretrained, tokenizers
 from infoxlm_core.tasks import TASKS
 from infoxlm_core.tasks.classification import ClassificationConfig
-from infoxlm_core.training import active_vocabulary
-from infoxlm_core.training.best_checkpoints import BestCheckpoints
-from infoxlm_core.training.task_learner import TaskLearner, Training
+from infoxlm_core.training.finetuning import active_vocabulary
+from infoxlm_core.training.finetuning.best_checkpoints import BestCheckpoints
+from infoxlm_core.training.finetuning.task_learner import TaskLearner, Training
 
 BATCH, PAIRS, LABELS = 32, 6_400, ("contradiction", "entailment", "neutral")
 PERCENTS = (0, 1, 5, 25, 50, 75, 95, 99, 100)

@@ -20,7 +20,7 @@ from infoxlm_core.data.batches import PackedBatch
 from infoxlm_core.data.vocabulary import BOS, EOS, PAD, UNK
 from infoxlm_core.model.encoder import EncoderSize
 from infoxlm_core.model.heads import InfoXLM
-from infoxlm_core.model.pretrained import TYPE_ROW, hugging_face_name
+from infoxlm_core.model.huggingface.pretrained import TYPE_ROW, hugging_face_name
 
 ZERO_GRADIENT = ("attention.self.key.bias",)
 """A key's bias moves all scores of a query alike: its gradient is rounding, and no error of it says anything."""

@@ -14,8 +14,8 @@ from benchmarks.peers import fairseq_mlm, gradients_of_fairseq, load_fairseq, ma
 from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data.batches import PackedBatch
 from infoxlm_core.model.heads import InfoXLM
+from infoxlm_core.model.huggingface.pretrained import hugging_face_name
 from infoxlm_core.model.momentum import KeyEncoder, Queue
-from infoxlm_core.model.pretrained import hugging_face_name
 
 
 class Reference:

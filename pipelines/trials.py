@@ -109,7 +109,7 @@ def resolve(pretraining: dict[str, Any]) -> dict[str, Any]:
         return pretraining
     layers = model.get("layers")
     if model.get("start") and Path(model["start"]).is_dir():
-        from infoxlm_core.model import pretrained
+        from infoxlm_core.model.huggingface import pretrained
 
         layers = pretrained.size_of(Path(model["start"])).layers
     return pretraining | {"contrast": {**contrast, "layer": layers}}

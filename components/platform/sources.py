@@ -19,8 +19,8 @@ from components.adapters import storage
 from components.adapters.source import Wanted
 from components.platform import artifact_transfer, artifacts
 from infoxlm_core.errors import InputError
-from infoxlm_core.model import directories
-from infoxlm_core.training import selection
+from infoxlm_core.model.huggingface import directories
+from infoxlm_core.training.finetuning import selection
 
 if TYPE_CHECKING:
     from infoxlm_core.config import PreparationConfig
@@ -69,7 +69,7 @@ def fetch_model(source: str, store: Path, only: str | None = None) -> Path:
 
 def fetch_tokenizer(source: str, store: Path) -> str:
     """Return the local SentencePiece model of a model, or the file itself; raises as `fetch_model` does."""
-    from infoxlm_core.model import tokenizers  # takes seconds
+    from infoxlm_core.model.huggingface import tokenizers  # takes seconds
 
     return str(fetch_model(source, store, only=tokenizers.MODEL))
 

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, PretrainedConfig
 
 from infoxlm_core.errors import InputError, one_line
-from infoxlm_core.model import pretrained
+from infoxlm_core.model.huggingface import pretrained
 from infoxlm_core.model.task_head import Head
 
 if TYPE_CHECKING:

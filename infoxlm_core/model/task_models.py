@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from infoxlm_core.data.examples import Examples
-from infoxlm_core.model import devices, padded, pretrained, tokenizers
+from infoxlm_core.model import devices, padded
 from infoxlm_core.model.attention import starts
 from infoxlm_core.model.encoder import Encoder, evaluating, initialise
+from infoxlm_core.model.huggingface import pretrained, tokenizers
 from infoxlm_core.model.objectives import full_precision
 from infoxlm_core.model.task_head import Head
 

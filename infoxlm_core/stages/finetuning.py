@@ -16,15 +16,17 @@ import numpy as np
 
 from infoxlm_core import manifests
 from infoxlm_core.config import OptimizationConfig, RecipeConfig
-from infoxlm_core.model import pretrained, task_models
+from infoxlm_core.model import task_models
+from infoxlm_core.model.huggingface import pretrained
 from infoxlm_core.tasks import task_of
-from infoxlm_core.training import active_vocabulary, distributed, loop, selection
-from infoxlm_core.training.best_checkpoints import BestCheckpoints
+from infoxlm_core.training import distributed, loop
 from infoxlm_core.training.checkpoints import RemoteCheckpoints
+from infoxlm_core.training.finetuning import active_vocabulary, selection
+from infoxlm_core.training.finetuning.best_checkpoints import BestCheckpoints
+from infoxlm_core.training.finetuning.task_learner import TaskLearner, Training
 from infoxlm_core.training.fingerprint import Fingerprint
 from infoxlm_core.training.input_digests import digest_inputs
 from infoxlm_core.training.run import export_curves, run_directory
-from infoxlm_core.training.task_learner import TaskLearner, Training
 from infoxlm_core.training.tracker import FileTracker, Tracker
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from torch import Tensor
 from infoxlm_core import manifests
 from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data.shards import Shards
-from infoxlm_core.model import pretrained
+from infoxlm_core.model.huggingface import pretrained
 from infoxlm_core.systems.table import SYSTEMS
 from infoxlm_core.tasks import reference_vectors, unreserved
 from infoxlm_core.training import distributed, loop

@@ -29,7 +29,7 @@ from infoxlm_core.data.encoding import SENTENCE_ID, SIDES, encode, encode_chunk,
 from infoxlm_core.data.sampling import generator, probabilities
 from infoxlm_core.data.vocabulary import SPECIAL_TOKENS
 from infoxlm_core.errors import CorpusTooSmall, DataCorrupt, InputError, TokenizerMismatch
-from infoxlm_core.model import tokenizers
+from infoxlm_core.model.huggingface import tokenizers
 from infoxlm_core.progress import progress
 
 logger = logging.getLogger(__name__)

@@ -18,9 +18,9 @@ from infoxlm_core.data.sampling import TableSampler, generator
 from infoxlm_core.data.shards import Shards, Table
 from infoxlm_core.data.vocabulary import EOS
 from infoxlm_core.errors import CorpusTooSmall
-from infoxlm_core.model import pretrained
 from infoxlm_core.model.encoder import EncoderSize, pool
 from infoxlm_core.model.heads import MaskedLMHead
+from infoxlm_core.model.huggingface import pretrained
 from infoxlm_core.model.objectives import cross_entropy
 from infoxlm_core.systems.text_batches import Samples, TextBatch, TextSampler, from_zero
 from infoxlm_core.systems.text_learner import Loss, TextNetwork

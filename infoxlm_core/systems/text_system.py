@@ -16,9 +16,9 @@ from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data.shards import Shards
 from infoxlm_core.data.vocabulary import BOS, EOS
 from infoxlm_core.errors import ConfigError, InputError, TokenizerMismatch
-from infoxlm_core.model import pretrained, tokenizers
 from infoxlm_core.model.encoder import EncoderSize, initialise
-from infoxlm_core.model.pretrained import WEIGHTS
+from infoxlm_core.model.huggingface import pretrained, tokenizers
+from infoxlm_core.model.huggingface.pretrained import WEIGHTS
 from infoxlm_core.systems.system import System
 from infoxlm_core.systems.text_batches import TextSampler, languages_of
 from infoxlm_core.systems.text_learner import Loss, TextLearner, TextNetwork

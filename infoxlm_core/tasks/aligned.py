@@ -13,7 +13,7 @@ from torch import Tensor
 
 from infoxlm_core import manifests
 from infoxlm_core.errors import InputError
-from infoxlm_core.model.any_encoder import contrast_space, describe, load_encoder, load_projection
+from infoxlm_core.model.huggingface.any_encoder import contrast_space, describe, load_encoder, load_projection
 from infoxlm_core.progress import progress
 from infoxlm_core.tasks import aligned_files, nearest
 from infoxlm_core.tasks.aligned_files import Sides
@@ -22,7 +22,7 @@ from infoxlm_core.tasks.retrieval import RetrievalConfig
 from infoxlm_core.tasks.task import Scores, mean_over
 
 if TYPE_CHECKING:
-    from infoxlm_core.model.any_encoder import Model
+    from infoxlm_core.model.huggingface.any_encoder import Model
 
 logger = logging.getLogger(__name__)
 

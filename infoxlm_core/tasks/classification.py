@@ -15,7 +15,7 @@ from infoxlm_core.tasks.task import Preset, Scores, Task
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from infoxlm_core.training.task_learner import Training
+    from infoxlm_core.training.finetuning.task_learner import Training
 
 
 class ClassificationConfig(RecipeConfig):

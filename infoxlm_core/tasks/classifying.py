@@ -12,14 +12,15 @@ from infoxlm_core import manifests
 from infoxlm_core.data.examples import Examples, encode
 from infoxlm_core.errors import CorpusTooSmall, InputError
 from infoxlm_core.languages import two_letters
-from infoxlm_core.model import padded, pretrained, task_models, tokenizers
+from infoxlm_core.model import padded, task_models
+from infoxlm_core.model.huggingface import pretrained, tokenizers
 from infoxlm_core.model.task_models import TaskModel
 from infoxlm_core.tasks import labelled_files
 from infoxlm_core.tasks.classification import HEAD, ClassificationConfig
 from infoxlm_core.tasks.labelled import by_name, paths, read_labelled
 from infoxlm_core.tasks.task import Scores, load_chosen, mix
-from infoxlm_core.training import selection
-from infoxlm_core.training.task_learner import Training
+from infoxlm_core.training.finetuning import selection
+from infoxlm_core.training.finetuning.task_learner import Training
 
 logger = logging.getLogger(__name__)
 TOKENS = 8192  # of one forward pass

@@ -20,11 +20,11 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from infoxlm_core.errors import InputError
-from infoxlm_core.model.any_encoder import contrast_space, drop_layers, load_encoder, load_projection
 from infoxlm_core.model.heads import project
+from infoxlm_core.model.huggingface.any_encoder import contrast_space, drop_layers, load_encoder, load_projection
 
 if TYPE_CHECKING:
-    from infoxlm_core.model.any_encoder import Model
+    from infoxlm_core.model.huggingface.any_encoder import Model
 
 Features = list[dict[str, list[int]]]
 POOLINGS = ("mean", "cls")  # those of the paper, which every evaluation shows at every layer

@@ -13,15 +13,15 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from infoxlm_core import manifests
 from infoxlm_core.config import EvaluationConfig
-from infoxlm_core.model import tokenizers
-from infoxlm_core.model.any_encoder import contrast_space, describe, load_encoder
+from infoxlm_core.model.huggingface import tokenizers
+from infoxlm_core.model.huggingface.any_encoder import contrast_space, describe, load_encoder
 from infoxlm_core.tasks import nearest, outcomes
 from infoxlm_core.tasks.aligned_files import read_held_out
 from infoxlm_core.tasks.embedding import POOLINGS, Place, embed
 from infoxlm_core.tasks.task import Scores, Task, finite, mean_over
 
 if TYPE_CHECKING:
-    from infoxlm_core.model.any_encoder import Model
+    from infoxlm_core.model.huggingface.any_encoder import Model
 
 logger = logging.getLogger(__name__)
 

@@ -21,14 +21,14 @@ from infoxlm_core.errors import CorpusTooSmall, EncodingError, InputError
 from infoxlm_core.languages import is_known, two_letters
 from infoxlm_core.model.task_head import Head
 from infoxlm_core.tasks.task import Preset, Scores, Task, load_chosen
-from infoxlm_core.training import selection
+from infoxlm_core.training.finetuning import selection
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from infoxlm_core.data.examples import Examples
     from infoxlm_core.model.task_models import TaskModel
-    from infoxlm_core.training.task_learner import Training
+    from infoxlm_core.training.finetuning.task_learner import Training
 
 logger = logging.getLogger(__name__)
 NO_TARGET = -100  # of pieces that are not the first of a word
@@ -118,7 +118,7 @@ class NamedEntities(Task[NamedEntitiesConfig]):
     def training(self, settings: NamedEntitiesConfig, encoder: Path, corpus: Path | None) -> "Training":  # noqa: ARG002 - of no prepared corpus
         import numpy as np
 
-        from infoxlm_core.training.task_learner import Training
+        from infoxlm_core.training.finetuning.task_learner import Training
 
         sets = read(settings, ("train", "dev"))
         labels = list_labels(settings, sets)
@@ -237,7 +237,7 @@ def encode(
 ) -> tuple["Examples", list[Mapping[int, int]]]:
     """Sentences as a model reads them, and the first piece of each word; InputError if its tokenizer tells no words."""
     from infoxlm_core.data.examples import from_lists
-    from infoxlm_core.model import pretrained, tokenizers
+    from infoxlm_core.model.huggingface import pretrained, tokenizers
 
     tokenizer = tokenizers.load(directory)
     if not tokenizer.is_fast:

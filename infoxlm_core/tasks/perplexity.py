@@ -17,8 +17,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from infoxlm_core.data.sampling import generator
-from infoxlm_core.model import tokenizers
-from infoxlm_core.model.any_encoder import has_language_model_head, load_encoder
+from infoxlm_core.model.huggingface import tokenizers
+from infoxlm_core.model.huggingface.any_encoder import has_language_model_head, load_encoder
 from infoxlm_core.tasks import held_out
 from infoxlm_core.tasks.embedding import batches, encode
 from infoxlm_core.tasks.held_out import HeldOutConfig
@@ -26,7 +26,7 @@ from infoxlm_core.tasks.task import Scores, Task
 from infoxlm_core.training.learner import autocast
 
 if TYPE_CHECKING:
-    from infoxlm_core.model.any_encoder import Model
+    from infoxlm_core.model.huggingface.any_encoder import Model
 
 MASK_RATIO = 0.15
 

@@ -15,7 +15,7 @@ from infoxlm_core.tasks.task import Fact, Fetch, Preset, Scores, Task
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from infoxlm_core.training.task_learner import Training
+    from infoxlm_core.training.finetuning.task_learner import Training
 
 
 TRAINED = "train.en.json"  # for the training text of a reader that is trained: its language counts for the gap

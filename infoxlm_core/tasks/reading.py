@@ -11,7 +11,8 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 from infoxlm_core import manifests
 from infoxlm_core.data.examples import join
 from infoxlm_core.errors import InputError
-from infoxlm_core.model import pretrained, task_models, tokenizers
+from infoxlm_core.model import task_models
+from infoxlm_core.model.huggingface import pretrained, tokenizers
 from infoxlm_core.model.task_models import TaskModel
 from infoxlm_core.tasks import squad
 from infoxlm_core.tasks.answers import cleaner, score
@@ -20,8 +21,8 @@ from infoxlm_core.tasks.spans import best_spans
 from infoxlm_core.tasks.squad import Cell, QuestionSet
 from infoxlm_core.tasks.task import Scores, load_chosen, mix
 from infoxlm_core.tasks.windows import Windows, lay_out, targets
-from infoxlm_core.training import selection
-from infoxlm_core.training.task_learner import Training
+from infoxlm_core.training.finetuning import selection
+from infoxlm_core.training.finetuning.task_learner import Training
 
 logger = logging.getLogger(__name__)
 

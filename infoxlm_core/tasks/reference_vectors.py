@@ -24,8 +24,8 @@ from typing_extensions import TypedDict
 
 from infoxlm_core import manifests, outside
 from infoxlm_core.errors import DataCorrupt, InputError
-from infoxlm_core.model import plain_transformers
-from infoxlm_core.model.any_encoder import contrast_space, load_encoder
+from infoxlm_core.model.huggingface import plain_transformers
+from infoxlm_core.model.huggingface.any_encoder import contrast_space, load_encoder
 from infoxlm_core.tasks.embedding import Place, embed
 
 FILE = "reference_vectors.json"

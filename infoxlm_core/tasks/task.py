@@ -19,11 +19,11 @@ from infoxlm_core import languages, outside
 from infoxlm_core.config.base import StageConfig
 from infoxlm_core.errors import InputError
 from infoxlm_core.model.task_head import Head
-from infoxlm_core.training import selection
+from infoxlm_core.training.finetuning import selection
 
 if TYPE_CHECKING:
     from infoxlm_core.model.task_models import TaskModel
-    from infoxlm_core.training.task_learner import Training
+    from infoxlm_core.training.finetuning.task_learner import Training
 
 Settings = TypeVar("Settings", bound=StageConfig)
 Fetch = Callable[[str], str]  # a path or a URI -> a path on this machine
@@ -174,7 +174,7 @@ class Task(Generic[Settings]):
 
     def depends_on_workers(self, settings: Settings, encoder: Path) -> bool:
         """Whether training draws dropout by worker: in the encoder, on tokens, and in models of Hugging Face."""
-        from infoxlm_core.model import pretrained
+        from infoxlm_core.model.huggingface import pretrained
 
         if self.head is None:
             return False

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from infoxlm_core import manifests, outside
 from infoxlm_core.languages import is_known
-from infoxlm_core.training.selection import FILE as SELECTION
+from infoxlm_core.training.finetuning.selection import FILE as SELECTION
 
 
 def digest_inputs(paths: str | Sequence[str] | None) -> list[str]:

@@ -139,7 +139,7 @@ def measure_task(config: SuiteConfig, task: str, output: Path, store: Path) -> N
 
 def check_tuned(directory: Path, task: Task[Any]) -> None:
     """Refuse a model that says of itself that it was made for something else than a task, before anything is read."""
-    from infoxlm_core.model import pretrained
+    from infoxlm_core.model.huggingface import pretrained
 
     said = pretrained.read_config(directory).get("architectures")
     if task.head and said and not any(f"For{task.head.architecture}" in name for name in said):

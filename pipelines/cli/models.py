@@ -27,7 +27,7 @@ def import_(
 ) -> None:
     """Convert pickled weights, fairseq's or Hugging Face's, to a directory of safetensors; run none of their code."""
     with ending_clearly():
-        from infoxlm_core.model import fairseq
+        from infoxlm_core.model.huggingface import fairseq
 
         found = fairseq.convert(checkpoint, directory, tokenizer, heads)
         typer.echo(f"wrote {directory}: {found.size}, {'with' if found.projection else 'without'} projection")

@@ -168,7 +168,7 @@ def test_a_stranger_with_plain_transformers_gets_our_embeddings(finished, tmp_pa
     from infoxlm_core.data.layouts import positions
     from infoxlm_core.model import task_models
     from infoxlm_core.model.encoder import pool
-    from infoxlm_core.model.tokenizers import load_fast
+    from infoxlm_core.model.huggingface.tokenizers import load_fast
     from infoxlm_core.tasks import TASKS
 
     encoder = only(finished, "pretrained/*/encoder")

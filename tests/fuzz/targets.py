@@ -36,17 +36,18 @@ from infoxlm_core import errors, manifests, outside, run_file
 from infoxlm_core.config import CorpusSource, SelectionConfig, TokenizationConfig
 from infoxlm_core.corpora import evaluation_sets, formats
 from infoxlm_core.data import masking, shards
-from infoxlm_core.model import any_encoder, directories, fairseq, pretrained, tokenizers
 from infoxlm_core.model.heads import InfoXLM
+from infoxlm_core.model.huggingface import any_encoder, directories, fairseq, pretrained, tokenizers
 from infoxlm_core.results import evidence, trials
 from infoxlm_core.results.suite_config import SuiteConfig
 from infoxlm_core.stages import tokenization
 from infoxlm_core.tasks import aligned_files, fine_tuned, labelled, named_entities, reference_vectors, squad
 from infoxlm_core.tasks.classification import ClassificationConfig
 from infoxlm_core.tasks.named_entities import NamedEntitiesConfig
-from infoxlm_core.training import selection, state, tracker
-from infoxlm_core.training.best_checkpoints import BestCheckpoints
+from infoxlm_core.training import state, tracker
 from infoxlm_core.training.checkpoints import Checkpoint, Checkpoints
+from infoxlm_core.training.finetuning import selection
+from infoxlm_core.training.finetuning.best_checkpoints import BestCheckpoints
 from infoxlm_core.training.fingerprint import Fingerprint
 from pipelines import local
 from pipelines import trials as variants

@@ -7,7 +7,7 @@ import pytest
 
 from infoxlm_core.config import TokenizationConfig
 from infoxlm_core.data.shards import open_shards
-from infoxlm_core.model import pretrained
+from infoxlm_core.model.huggingface import pretrained
 from infoxlm_core.systems.infoxlm.system import build
 from tests.toys.corpus import tokenized, write_corpus
 from tests.toys.pretraining import tiny_config

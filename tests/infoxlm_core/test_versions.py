@@ -31,17 +31,18 @@ from infoxlm_core.config import (
 from infoxlm_core.corpora.parallel import in_process
 from infoxlm_core.data import shards as token_shards
 from infoxlm_core.data.sampling import generator
-from infoxlm_core.model import task_models, tokenizers
+from infoxlm_core.model import task_models
+from infoxlm_core.model.huggingface import tokenizers
 from infoxlm_core.stages import finetuning, preparation, tokenization
 from infoxlm_core.systems.table import SYSTEMS
 from infoxlm_core.tasks import answers, classifying, held_out, nearest, perplexity, task
 from infoxlm_core.tasks.classification import ClassificationConfig
 from infoxlm_core.tasks.embedding import Place
 from infoxlm_core.tasks.question_answering import AnsweringConfig
-from infoxlm_core.training.best_checkpoints import BestCheckpoints
+from infoxlm_core.training.finetuning.best_checkpoints import BestCheckpoints
+from infoxlm_core.training.finetuning.task_learner import TaskLearner
 from infoxlm_core.training.learner import Learner
 from infoxlm_core.training.optimizer import learning_rate
-from infoxlm_core.training.task_learner import TaskLearner
 from tests.toys.pretraining import tiny_config
 from tests.toys.questions import write_squad
 

@@ -11,7 +11,7 @@ from infoxlm_core import outside
 from infoxlm_core.config import CorpusSource, PreparationConfig
 from infoxlm_core.corpora import evaluation_sets, formats
 from infoxlm_core.errors import InputError
-from infoxlm_core.model import fairseq
+from infoxlm_core.model.huggingface import fairseq
 from infoxlm_core.run_file import load
 from infoxlm_core.stages import preparation
 from infoxlm_core.tasks import labelled_files, named_entities, squad

@@ -10,7 +10,7 @@ import sentencepiece
 from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import WordPiece
 
-from infoxlm_core.model import tokenizers
+from infoxlm_core.model.huggingface import tokenizers
 
 SCRIPTS = {
     "en": "The old bridge was built in 1887, near St. Mary's (Hill).",

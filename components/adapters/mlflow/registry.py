@@ -21,7 +21,7 @@ from components.adapters.mlflow import signing
 from components.adapters.mlflow import versions as registered
 from components.adapters.mlflow.champion import CANDIDATE, CHAMPION, GATE
 from infoxlm_core.errors import InputError
-from infoxlm_core.model import directories
+from infoxlm_core.model.huggingface import directories
 from infoxlm_core.results import evidence
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from components.adapters.mlflow import runs as mlflow_runs
 from components.adapters.mlflow import signing
 from infoxlm_core import manifests
 from infoxlm_core.errors import DataCorrupt, InputError
-from infoxlm_core.model import directories
+from infoxlm_core.model.huggingface import directories
 from infoxlm_core.results import evidence
 
 if TYPE_CHECKING:

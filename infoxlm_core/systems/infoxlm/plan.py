@@ -43,7 +43,7 @@ def size_of(config: PretrainingConfig, vocabulary: int) -> EncoderSize:
     """Sizes of the encoder: of the directory it starts from if that is here, else those of the config."""
     model = config.model
     if model.start and (Path(model.start) / "config.json").is_file():
-        from infoxlm_core.model import pretrained  # imports transformers: all else does without
+        from infoxlm_core.model.huggingface import pretrained  # imports transformers: all else does without
 
         return pretrained.size_of(Path(model.start))
     return EncoderSize.of(model, vocabulary)

@@ -7,9 +7,10 @@ from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data.shards import Shards
 from infoxlm_core.data.vocabulary import FIRST_POSITION
 from infoxlm_core.errors import ConfigError, TokenizerMismatch
-from infoxlm_core.model import devices, pretrained, tokenizers
+from infoxlm_core.model import devices
 from infoxlm_core.model.encoder import EncoderSize, initialise
 from infoxlm_core.model.heads import InfoXLM
+from infoxlm_core.model.huggingface import pretrained, tokenizers
 from infoxlm_core.systems.infoxlm.learner import InfoXLMLearner
 from infoxlm_core.systems.infoxlm.plan import check_memory, plan
 from infoxlm_core.systems.infoxlm.probe import Probe

@@ -15,8 +15,8 @@ from infoxlm_core.data.encoding import encode
 from infoxlm_core.data.shards import Shards
 from infoxlm_core.data.vocabulary import FIRST_PIECE
 from infoxlm_core.errors import InputError
-from infoxlm_core.model import tokenizers
 from infoxlm_core.model.encoder import evaluating
+from infoxlm_core.model.huggingface import tokenizers
 from infoxlm_core.systems.text_batches import languages_of
 from infoxlm_core.systems.translation.config import TranslationConfig, generated_tokens
 from infoxlm_core.systems.translation.model import Translator

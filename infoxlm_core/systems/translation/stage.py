@@ -21,8 +21,8 @@ from typing_extensions import TypedDict
 from infoxlm_core import manifests, outside
 from infoxlm_core.data.shards import Shards
 from infoxlm_core.errors import ConfigError
-from infoxlm_core.model import pretrained
 from infoxlm_core.model.encoder import EncoderSize, evaluating
+from infoxlm_core.model.huggingface import pretrained
 from infoxlm_core.model.objectives import cross_entropy
 from infoxlm_core.systems.text_batches import languages_of
 from infoxlm_core.systems.text_system import EPSILON

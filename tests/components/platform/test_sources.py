@@ -19,9 +19,9 @@ from components.pretrain import pretrain
 from infoxlm_core import manifests
 from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.errors import DataCorrupt, InputError, StorageUnavailable
-from infoxlm_core.model import pretrained
 from infoxlm_core.model.encoder import EncoderSize, initialise
 from infoxlm_core.model.heads import InfoXLM
+from infoxlm_core.model.huggingface import pretrained
 from tests.components.conftest import open_run, upload
 from tests.servers.processes import free_port
 from tests.toys.pretraining import VOCABULARY, tiny_config

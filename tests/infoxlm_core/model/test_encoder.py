@@ -15,9 +15,9 @@ from infoxlm_core.data.layouts import positions
 from infoxlm_core.data.samples import Sampler
 from infoxlm_core.data.shards import open_shards
 from infoxlm_core.errors import InputError
-from infoxlm_core.model import pretrained
 from infoxlm_core.model.encoder import Encoder, EncoderSize, can_compile, compiler_for, initialise, pool
 from infoxlm_core.model.heads import InfoXLM
+from infoxlm_core.model.huggingface import pretrained
 from infoxlm_core.model.momentum import KeyEncoder
 from infoxlm_core.model.objectives import cross_entropy
 from tests.toys.pretraining import VOCABULARY, tiny_config

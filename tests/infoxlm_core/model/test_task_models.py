@@ -28,7 +28,8 @@ from transformers import (
 
 from infoxlm_core.data.examples import Examples, encode
 from infoxlm_core.errors import InputError
-from infoxlm_core.model import pretrained, task_models, tokenizers
+from infoxlm_core.model import task_models
+from infoxlm_core.model.huggingface import pretrained, tokenizers
 from infoxlm_core.model.padded import Padded
 from infoxlm_core.tasks import TASKS
 from tests.toys.models import NUMBERED, write_tokenizer

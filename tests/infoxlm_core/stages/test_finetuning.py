@@ -13,17 +13,19 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Dist
 from infoxlm_core.data.examples import Examples, from_lists
 from infoxlm_core.data.sampling import generator
 from infoxlm_core.errors import ConfigError, ConfigMismatch, InputError
-from infoxlm_core.model import task_models, tokenizers
+from infoxlm_core.model import task_models
+from infoxlm_core.model.huggingface import tokenizers
 from infoxlm_core.stages.finetuning import digest_of, finetune, read_training, schedule
 from infoxlm_core.tasks import TASKS
 from infoxlm_core.tasks.classification import ClassificationConfig
 from infoxlm_core.tasks.question_answering import AnsweringConfig
-from infoxlm_core.training import distributed, task_learner, tracker
-from infoxlm_core.training.best_checkpoints import BestCheckpoints
+from infoxlm_core.training import distributed, tracker
+from infoxlm_core.training.finetuning import task_learner
+from infoxlm_core.training.finetuning.best_checkpoints import BestCheckpoints
+from infoxlm_core.training.finetuning.task_learner import TaskLearner, Training
 from infoxlm_core.training.optimizer import make_adamw
 from infoxlm_core.training.state import Progress
 from infoxlm_core.training.step import train_step
-from infoxlm_core.training.task_learner import TaskLearner, Training
 from tests.toys.finetuning import config
 
 

@@ -12,7 +12,7 @@ from infoxlm_core.config import TokenizationConfig
 from infoxlm_core.data.encoding import sentence_id
 from infoxlm_core.data.shards import open_shards
 from infoxlm_core.errors import CorpusTooSmall, InputError, TokenizerMismatch
-from infoxlm_core.model.tokenizers import MODEL
+from infoxlm_core.model.huggingface.tokenizers import MODEL
 from infoxlm_core.stages import tokenization
 from infoxlm_core.stages.tokenization import tokenize
 from tests.toys.corpus import tokenized, write_corpus

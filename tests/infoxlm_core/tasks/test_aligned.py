@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 
 from infoxlm_core import languages
 from infoxlm_core.errors import ConfigError, EncodingError, InputError, ParallelMismatch
-from infoxlm_core.model import pretrained
-from infoxlm_core.model.any_encoder import load_encoder
+from infoxlm_core.model.huggingface import pretrained
+from infoxlm_core.model.huggingface.any_encoder import load_encoder
 from infoxlm_core.tasks import aligned
 from infoxlm_core.tasks.aligned_files import SORTED_LINES, read
 from infoxlm_core.tasks.embedding import Place

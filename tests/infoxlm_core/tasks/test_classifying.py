@@ -12,7 +12,7 @@ from infoxlm_core.model import task_models
 from infoxlm_core.stages.finetuning import finetune
 from infoxlm_core.tasks import classifying
 from infoxlm_core.tasks.classification import HEAD, ClassificationConfig
-from infoxlm_core.training import selection
+from infoxlm_core.training.finetuning import selection
 from tests.toys.text import messages
 
 

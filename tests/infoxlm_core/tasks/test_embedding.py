@@ -20,10 +20,11 @@ from transformers import (
 from transformers import XLMRobertaForSequenceClassification as Classifier
 
 from infoxlm_core.errors import InputError
-from infoxlm_core.model import any_encoder, pretrained, task_models
-from infoxlm_core.model.any_encoder import load_encoder, load_projection
+from infoxlm_core.model import task_models
 from infoxlm_core.model.encoder import EncoderSize, initialise, pool
 from infoxlm_core.model.heads import InfoXLM, project
+from infoxlm_core.model.huggingface import any_encoder, pretrained
+from infoxlm_core.model.huggingface.any_encoder import load_encoder, load_projection
 from infoxlm_core.tasks import classifying, embedding, perplexity
 from infoxlm_core.tasks.classification import HEAD
 from infoxlm_core.tasks.embedding import Place, embed, embed_sentences, mean_pool

@@ -19,14 +19,15 @@ from transformers import (
 )
 
 from infoxlm_core.errors import CorpusTooSmall, EncodingError, InputError
-from infoxlm_core.model import task_models, tokenizers
+from infoxlm_core.model import task_models
+from infoxlm_core.model.huggingface import tokenizers
 from infoxlm_core.results import suite_page, trials
 from infoxlm_core.results.suite_config import SuiteConfig
 from infoxlm_core.results.summary import summarise
 from infoxlm_core.stages.finetuning import finetune
 from infoxlm_core.tasks import TASKS, named_entities
 from infoxlm_core.tasks.named_entities import HEAD, NO_TARGET, NamedEntitiesConfig, Sentence, read, span_f1
-from infoxlm_core.training import selection
+from infoxlm_core.training.finetuning import selection
 from tests.toys.questions import write_bert_tokenizer, write_xlmr_tokenizer
 
 FIRST, LAST, PLACES = ("anna", "bob", "cleo"), ("stone", "river", "field"), ("york", "lima", "oslo")

@@ -11,14 +11,15 @@ from torch import nn
 from transformers import BertConfig, BertModel, XLMRobertaConfig, XLMRobertaModel
 
 from infoxlm_core.errors import InputError
-from infoxlm_core.model import task_models, tokenizers
+from infoxlm_core.model import task_models
+from infoxlm_core.model.huggingface import tokenizers
 from infoxlm_core.stages.finetuning import finetune
 from infoxlm_core.tasks import TASKS, reading
 from infoxlm_core.tasks.question_answering import AnsweringConfig
 from infoxlm_core.tasks.spans import best_spans
 from infoxlm_core.tasks.task import within_and_across
 from infoxlm_core.tasks.windows import Windows, lay_out
-from infoxlm_core.training import selection
+from infoxlm_core.training.finetuning import selection
 from tests.toys.questions import CLASSES, WORDS, riddles, write_bert_tokenizer, write_squad, write_xlmr_tokenizer
 
 LETTERS = "a b c d e f g h"

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from infoxlm_core.config import TokenizationConfig
 from infoxlm_core.data.shards import open_shards
 from infoxlm_core.errors import DataCorrupt, InputError
-from infoxlm_core.model import plain_transformers
+from infoxlm_core.model.huggingface import plain_transformers
 from infoxlm_core.stages.pretraining import pretrain
 from infoxlm_core.tasks import reference_vectors
 from infoxlm_core.tasks.embedding import embed_sentences

@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from infoxlm_core.errors import InputError
-from infoxlm_core.model import tokenizers
+from infoxlm_core.model.huggingface import tokenizers
 from infoxlm_core.tasks.answers import normalise_squad
 from infoxlm_core.tasks.windows import Windows, lay_out, targets, tokenise
 from tests.toys.questions import SCRIPTS, write_bert_tokenizer, write_xlmr_tokenizer

@@ -17,7 +17,8 @@ from torch import nn
 
 from infoxlm_core.errors import InfoXLMError, InputError
 from infoxlm_core.stages import finetuning
-from infoxlm_core.training import best_checkpoints, distributed, selection, tracker
+from infoxlm_core.training import distributed, tracker
+from infoxlm_core.training.finetuning import best_checkpoints, selection
 from tests.helpers.workers import start
 from tests.toys.finetuning import config
 

@@ -11,8 +11,9 @@ import transformers
 from torch import Tensor
 
 from infoxlm_core.errors import InputError, one_line
-from infoxlm_core.model import devices, pretrained, tokenizers
-from infoxlm_core.model.pretrained import PROJECTION
+from infoxlm_core.model import devices
+from infoxlm_core.model.huggingface import pretrained, tokenizers
+from infoxlm_core.model.huggingface.pretrained import PROJECTION
 
 if TYPE_CHECKING:  # its models take three seconds to import, which only a process that loads one has to pay
     from transformers import PreTrainedModel as Model

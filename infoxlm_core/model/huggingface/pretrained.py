@@ -16,9 +16,9 @@ from typing_extensions import TypedDict
 from infoxlm_core import manifests, outside
 from infoxlm_core.data.vocabulary import BOS, EOS, PAD
 from infoxlm_core.errors import InputError, one_line
-from infoxlm_core.model import tokenizers
 from infoxlm_core.model.encoder import EncoderSize
 from infoxlm_core.model.heads import InfoXLM
+from infoxlm_core.model.huggingface import tokenizers
 
 WEIGHTS, PROJECTION = "model.safetensors", "projection.safetensors"
 KINDS = ("xlm-roberta", "roberta", "bert")  # model types whose encoder is ours, whatever its parameters are called

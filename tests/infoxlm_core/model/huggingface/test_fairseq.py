@@ -11,8 +11,9 @@ from transformers import XLMRobertaForMaskedLM
 
 from infoxlm_core.data.layouts import positions
 from infoxlm_core.errors import InputError
-from infoxlm_core.model import fairseq, pretrained, task_models
+from infoxlm_core.model import task_models
 from infoxlm_core.model.heads import InfoXLM
+from infoxlm_core.model.huggingface import fairseq, pretrained
 from infoxlm_core.tasks import TASKS
 from tests.toys.fairseq import (
     LAYERS,

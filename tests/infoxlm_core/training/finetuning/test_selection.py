@@ -18,9 +18,10 @@ from infoxlm_core.errors import DataCorrupt, InputError, Preempted
 from infoxlm_core.model import task_models
 from infoxlm_core.stages import finetuning
 from infoxlm_core.tasks import TASKS
-from infoxlm_core.training import selection, tracker
-from infoxlm_core.training.best_checkpoints import BestCheckpoints
-from infoxlm_core.training.selection import DevScores
+from infoxlm_core.training import tracker
+from infoxlm_core.training.finetuning import selection
+from infoxlm_core.training.finetuning.best_checkpoints import BestCheckpoints
+from infoxlm_core.training.finetuning.selection import DevScores
 from tests.helpers.workers import fp64, join, start
 from tests.toys.finetuning import config
 

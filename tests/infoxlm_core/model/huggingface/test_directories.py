@@ -6,7 +6,7 @@ import pytest
 
 from infoxlm_core import manifests
 from infoxlm_core.errors import DataCorrupt, InputError
-from infoxlm_core.model import directories
+from infoxlm_core.model.huggingface import directories
 
 
 @pytest.fixture

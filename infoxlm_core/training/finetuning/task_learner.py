@@ -21,9 +21,9 @@ from infoxlm_core.model.padded import Padded
 from infoxlm_core.model.task_head import Head
 from infoxlm_core.model.task_models import TaskModel
 from infoxlm_core.training import distributed
-from infoxlm_core.training.best_checkpoints import BestCheckpoints, figures
+from infoxlm_core.training.finetuning.best_checkpoints import BestCheckpoints, figures
+from infoxlm_core.training.finetuning.selection import DevScores
 from infoxlm_core.training.learner import Learner, LossWeights, autocast, seed_dropout
-from infoxlm_core.training.selection import DevScores
 
 logger = logging.getLogger(__name__)
 WORTH_COMPILING = 1000  # steps on a GPU: making the kernels takes a minute or two

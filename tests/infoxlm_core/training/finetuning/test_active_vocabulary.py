@@ -13,8 +13,8 @@ from infoxlm_core.data.examples import Examples
 from infoxlm_core.model import task_models
 from infoxlm_core.stages.finetuning import finetune, read_training
 from infoxlm_core.tasks import TASKS
-from infoxlm_core.training import active_vocabulary
 from infoxlm_core.training.checkpoints import list_of
+from infoxlm_core.training.finetuning import active_vocabulary
 from tests.toys.finetuning import config
 
 WORDS = "roberta.embeddings.word_embeddings.weight"

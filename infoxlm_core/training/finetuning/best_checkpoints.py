@@ -15,10 +15,10 @@ from torch import nn
 from infoxlm_core import manifests, outside
 from infoxlm_core.config import SelectionConfig
 from infoxlm_core.errors import DataCorrupt
-from infoxlm_core.model import pretrained
+from infoxlm_core.model.huggingface import pretrained
 from infoxlm_core.training import tracker
 from infoxlm_core.training.checkpoints import list_of
-from infoxlm_core.training.selection import DevScores, check_alike, choose
+from infoxlm_core.training.finetuning.selection import DevScores, check_alike, choose
 
 PREFIX, MEAN = "dev/", "dev/mean"
 

@@ -1,6 +1,6 @@
 """Sentences -> vectors by torch and transformers alone, as the model card shows it: this project stays outside.
 
-    python -I infoxlm_core/model/plain_transformers.py < request.json
+    python -I infoxlm_core/model/huggingface/plain_transformers.py < request.json
 
 Run as a file, in a process of its own (`tasks.reference_vectors.check`). It imports nothing of ours and makes sure that
 nothing else does: our packages are blocked, and tried, before anything is loaded.

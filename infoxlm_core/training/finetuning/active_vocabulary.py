@@ -16,7 +16,7 @@ from torch import nn
 from infoxlm_core.data.examples import Examples
 from infoxlm_core.model.encoder import Encoder
 from infoxlm_core.model.task_models import Packed, TaskModel
-from infoxlm_core.training.task_learner import Training
+from infoxlm_core.training.finetuning.task_learner import Training
 
 AT_ONCE = 1 << 18  # tokens: NumPy makes 8 bytes of each number that it looks up by
 

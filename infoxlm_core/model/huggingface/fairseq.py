@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from infoxlm_core import outside
 from infoxlm_core.data.vocabulary import FIRST_POSITION
 from infoxlm_core.errors import InputError, one_line
-from infoxlm_core.model import pretrained, tokenizers
 from infoxlm_core.model.encoder import Encoder, EncoderSize
 from infoxlm_core.model.heads import MaskedLMHead
+from infoxlm_core.model.huggingface import pretrained, tokenizers
 
 HEAD_SIZE = 64  # of all of XLM-R's sizes; weights do not tell how many heads share them
 

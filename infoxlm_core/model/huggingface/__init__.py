@@ -1,0 +1,1 @@
+"""Models on disk: Hugging Face directories in and out, their tokenizers, and checkpoints of fairseq."""
