@@ -12,8 +12,7 @@ from benchmarks.harness import OURS, Case, measure
 from benchmarks.infoxlm_step import QUEUE
 from infoxlm_core.data.batches import PackedBatch
 from infoxlm_core.data.vocabulary import PAD
-from infoxlm_core.model.false_negatives import share_a_sentence
-from infoxlm_core.model.objectives import xlco_logits, xlco_losses
+from infoxlm_core.model.objectives import share_a_sentence, xlco_logits, xlco_losses
 
 QUERIES, HIDDEN = 32, 768
 

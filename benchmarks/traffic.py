@@ -31,10 +31,9 @@ from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data.batches import PackedBatch
 from infoxlm_core.model import attention, encoder, linear_cross_entropy, mixed
 from infoxlm_core.model.encoder import Encoder, EncoderSize, Layer
-from infoxlm_core.model.false_negatives import share_a_sentence
 from infoxlm_core.model.heads import InfoXLM, MaskedLMHead
 from infoxlm_core.model.momentum import KeyEncoder, Queue
-from infoxlm_core.model.objectives import xlco_hits, xlco_logits, xlco_losses
+from infoxlm_core.model.objectives import share_a_sentence, xlco_hits, xlco_logits, xlco_losses
 from infoxlm_core.systems.infoxlm.learner import InfoXLMLearner
 from infoxlm_core.training.learner import LossWeights
 

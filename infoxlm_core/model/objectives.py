@@ -59,3 +59,17 @@ def xlco_losses(logits: Tensor) -> Tensor:
 def xlco_hits(logits: Tensor) -> Tensor:
     """How many queries have their translation on top of all 1 + K candidates; chance is B / (1 + K)."""
     return (logits[:, 0] > logits[:, 1:].amax(dim=1)).sum()
+
+
+def share_a_sentence(mine: Tensor, theirs: Tensor) -> Tensor:
+    """(B, 2) sentence ids of queries, (K, 2) of keys -> (B, K), true where they have one in common: no negative."""
+    shared = mine[:, :1] == theirs[None, :, 0]
+    for left, right in ((0, 1), (1, 0), (1, 1)):
+        shared |= mine[:, left, None] == theirs[None, :, right]
+    return shared
+
+
+def have_equal_sentences(mine: Tensor, theirs: Tensor) -> Tensor:
+    """(B, 2) sentence ids of queries, (K, 2) of keys -> (B, K), true where both are the same set."""
+    mine, theirs = mine.sort(dim=1).values, theirs.sort(dim=1).values
+    return (mine[:, :1] == theirs[None, :, 0]) & (mine[:, 1:] == theirs[None, :, 1])

@@ -9,7 +9,7 @@ from torch import nn
 from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data.shards import Shards
 from infoxlm_core.errors import InputError
-from infoxlm_core.systems.planning import Plan
+from infoxlm_core.systems.infoxlm.plan import Plan
 from infoxlm_core.training.learner import Learner
 
 Observe = Callable[[int], dict[str, float]]  # what is looked at after so many steps; see `loop.train`

@@ -193,7 +193,7 @@ def plan(
     """Say what pre-training would take: parameters, memory, FLOPs, time. Needs no data, no weights and no GPU."""
     with ending_clearly():
         checked = run_file.load(config, tuple(set_ or ()))
-        from infoxlm_core.systems import planning
+        from infoxlm_core.systems.infoxlm import plan
         from infoxlm_core.systems.table import SYSTEMS
 
         tables = SYSTEMS[checked.pretraining.system].plan(
@@ -202,7 +202,7 @@ def plan(
             gpus or min(8, checked.pretraining.batches.virtual_shards),
             gpu,
         )
-        typer.echo("\n".join(planning.describe(tables)))
+        typer.echo("\n".join(plan.describe(tables)))
 
 
 @app.command()

@@ -16,11 +16,16 @@ from infoxlm_core.data.shards import Shards
 from infoxlm_core.errors import ConfigError
 from infoxlm_core.model.attention import choose_flash
 from infoxlm_core.model.encoder import compiler_for
-from infoxlm_core.model.false_negatives import have_equal_sentences, share_a_sentence
 from infoxlm_core.model.flops import must_do_flops
 from infoxlm_core.model.heads import InfoXLM
 from infoxlm_core.model.momentum import KeyEncoder, Queue, momentum_at
-from infoxlm_core.model.objectives import xlco_hits, xlco_logits, xlco_losses
+from infoxlm_core.model.objectives import (
+    have_equal_sentences,
+    share_a_sentence,
+    xlco_hits,
+    xlco_logits,
+    xlco_losses,
+)
 from infoxlm_core.training import distributed
 from infoxlm_core.training.learner import (
     Learner,

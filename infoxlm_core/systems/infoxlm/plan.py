@@ -5,6 +5,8 @@ first table with a real training. FLOPs are the must-do ones (`flops.py`). Time 
 (`step_time.py`): nobody has measured it.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,10 +22,29 @@ from infoxlm_core.model.linear_cross_entropy import ROWS
 from infoxlm_core.model.mixed import Linear
 from infoxlm_core.model.momentum import KeyEncoder
 from infoxlm_core.systems.infoxlm import step_time
-from infoxlm_core.systems.planning import Plan, Row
 
 ACTIVATION_BYTES = 38
 """Kept for the backward pass, times d, of each token in each layer, in bf16 and not compiled (a test measures it)."""
+
+
+class PlanRow(NamedTuple):
+    """A line of the plan: what, how much, and how that follows."""
+
+    name: str
+    value: float
+    unit: str
+    formula: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A plan, table by table."""
+
+    parameters: list[PlanRow]
+    memory: list[PlanRow]
+    steps: list[PlanRow]
+    time: list[PlanRow]
+    run: list[PlanRow]
 
 
 class Shape(NamedTuple):
@@ -89,7 +110,7 @@ def step_tokens(config: PretrainingConfig, shape: Shape) -> int:
     return config.batches.global_batch_size * (shape.mlm + shape.tlm + 2 * shape.view)
 
 
-def memory(config: PretrainingConfig, vocabulary: int, gpus: int) -> list[Row]:
+def memory(config: PretrainingConfig, vocabulary: int, gpus: int) -> list[PlanRow]:
     """Bytes on each device, part by part; the first five are exact, the others estimates for full sequences."""
     model, keys = build(config, vocabulary)
     size, micro = model.encoder.size, config.batches.micro_batch_size
@@ -120,7 +141,7 @@ def memory(config: PretrainingConfig, vocabulary: int, gpus: int) -> list[Row]:
         ("one chunk of logits", 6 * rows * size.vocabulary, f"6 B x {rows:,} rows x {size.vocabulary:,} words"),
         ("gradient of the word table", 8 * d * size.vocabulary, "8 B x V x d, inside the loss"),
     ]
-    return [Row(name, value, "B", formula) for name, value, formula in parts]
+    return [PlanRow(name, value, "B", formula) for name, value, formula in parts]
 
 
 def check_memory(config: PretrainingConfig, size: EncoderSize, available: float) -> None:
@@ -194,39 +215,57 @@ def plan(config: PretrainingConfig, vocabulary: int, gpus: int = 8, gpu: str = "
     seconds = {shape: sum(part.seconds for part in found) for shape, found in by_part.items()}
     return Plan(
         parameters=[
-            Row("encoder", count(model.encoder), "", "embeddings and layers"),
-            Row("masked-LM head", count(model.head), "", "its output matrix is the word table"),
-            Row("contrast projection", model.projection.numel(), "", "d x d"),
-            Row("exported", exported, "", "encoder and head, with Hugging Face's row of token types"),
+            PlanRow("encoder", count(model.encoder), "", "embeddings and layers"),
+            PlanRow("masked-LM head", count(model.head), "", "its output matrix is the word table"),
+            PlanRow("contrast projection", model.projection.numel(), "", "d x d"),
+            PlanRow("exported", exported, "", "encoder and head, with Hugging Face's row of token types"),
         ],
-        memory=[*bytes_of, Row("sum", sum(row.value for row in bytes_of), "B", f"on each {gpu.upper()}")],
+        memory=[*bytes_of, PlanRow("sum", sum(row.value for row in bytes_of), "B", f"on each {gpu.upper()}")],
         steps=[
             row
             for shape, amount in by_shape.items()
             for row in (
-                Row(f"{shape.name} sequences", step_tokens(config, shape), "tokens",
+                PlanRow(f"{shape.name} sequences", step_tokens(config, shape), "tokens",
                     f"{samples:,} x (MLM {shape.mlm} + TLM {shape.tlm} + 2 x XLCO {shape.view})"),
-                Row("", amount, "FLOP", "must-do: no padding, masked rows only"),
+                PlanRow("", amount, "FLOP", "must-do: no padding, masked rows only"),
             )
         ] + [
-            Row("all-reduce", 4 * count(model) if gpus > 1 else 0, "B", "gradients in fp32, once a step"),
-            Row("queue turnover", config.contrast.queue_size / samples, "steps", "K / samples a step"),
+            PlanRow("all-reduce", 4 * count(model) if gpus > 1 else 0, "B", "gradients in fp32, once a step"),
+            PlanRow("queue turnover", config.contrast.queue_size / samples, "steps", "K / samples a step"),
         ],
         time=[
             row
             for shape, found in by_part.items()
             for row in (
-                *(Row(f"{shape.name}: {part.name}", part.seconds * 1e3, "ms", part.formula) for part in found),
-                Row(f"{shape.name}: a step", seconds[shape] * 1e3, "ms",
+                *(PlanRow(f"{shape.name}: {part.name}", part.seconds * 1e3, "ms", part.formula) for part in found),
+                PlanRow(f"{shape.name}: a step", seconds[shape] * 1e3, "ms",
                     f"MFU {by_shape[shape] / (seconds[shape] * gpus * peak):.2f} of {peak / 1e12:.0f} TFLOP/s: "
                     "predicted, never measured"),
             )
         ],
         run=[
-            *(Row(f"{shape.name} sequences", updates * each / 3600, "h",
+            *(PlanRow(f"{shape.name} sequences", updates * each / 3600, "h",
                   f"{updates * each / 3600 * gpus:,.0f} GPU-hours, {gpus} GPUs: {updates:,} steps as above")
               for shape, each in seconds.items()),
-            Row("checkpoint", saved, "B", f"every {config.checkpoints.every:,} steps, {config.checkpoints.keep} kept"),
-            Row("exported encoder", 4 * (exported + model.projection.numel()), "B", "fp32 safetensors"),
+            PlanRow("checkpoint", saved, "B",
+                    f"every {config.checkpoints.every:,} steps, {config.checkpoints.keep} kept"),
+            PlanRow("exported encoder", 4 * (exported + model.projection.numel()), "B", "fp32 safetensors"),
         ],
     )  # fmt: skip
+
+
+def describe(tables: Plan) -> Sequence[str]:
+    """The plan as lines of text, columns aligned."""
+    lines: list[str] = []
+    for title, rows in vars(tables).items():
+        lines += [title, *(f"  {row.name:28}{_say(row):>16}   {row.formula}" for row in rows)]
+    return lines
+
+
+def _say(row: PlanRow) -> str:
+    if row.unit == "B":
+        return f"{row.value / 1e9:,.3f} GB"
+    if row.unit == "FLOP":
+        return f"{row.value / 1e15:,.4g} PFLOP"
+    digits = 1 if row.unit in ("h", "ms", "steps") else 0
+    return f"{row.value:,.{digits}f} {row.unit}".strip()

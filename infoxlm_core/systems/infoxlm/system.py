@@ -12,9 +12,8 @@ from infoxlm_core.model.encoder import EncoderSize, initialise
 from infoxlm_core.model.heads import InfoXLM
 from infoxlm_core.model.huggingface import pretrained, tokenizers
 from infoxlm_core.systems.infoxlm.learner import InfoXLMLearner
-from infoxlm_core.systems.infoxlm.plan import check_memory, plan
+from infoxlm_core.systems.infoxlm.plan import Plan, check_memory, plan
 from infoxlm_core.systems.infoxlm.probe import Probe
-from infoxlm_core.systems.planning import Plan
 from infoxlm_core.systems.system import Observe, System
 from infoxlm_core.training import distributed
 

@@ -1,11 +1,18 @@
-"""The losses against their formulas (acceptance items A1, A2, A4)."""
+"""The losses against their formulas (acceptance items A1, A2, A4, A12)."""
 
 import math
 
 import pytest
 import torch
 
-from infoxlm_core.model.objectives import cross_entropy, xlco_hits, xlco_logits, xlco_losses
+from infoxlm_core.model.objectives import (
+    cross_entropy,
+    have_equal_sentences,
+    share_a_sentence,
+    xlco_hits,
+    xlco_logits,
+    xlco_losses,
+)
 
 pytestmark = pytest.mark.usefixtures("in_fp64")
 
@@ -71,3 +78,14 @@ def test_mlm_loss_of_equal_logits_is_log_of_the_vocabulary_and_of_no_targets_is_
 
     assert cross_entropy(logits, torch.arange(5)).item() / 5 == pytest.approx(math.log(250_002), rel=1e-9)
     assert cross_entropy(logits[:0], torch.arange(0)).item() == 0.0
+
+
+@pytest.mark.item("A12")
+def test_overlap_finds_every_shared_meaning_and_equality_only_the_same_two():
+    mine = torch.tensor([[2, 9], [9, 3], [8, 9], [2, 1]])
+    theirs = torch.tensor([[1, 2], [3, 4], [5, 5]])
+
+    overlaps, equal = share_a_sentence(mine, theirs), have_equal_sentences(mine, theirs)
+
+    assert overlaps.tolist() == [[True, False, False], [False, True, False], [False] * 3, [True, False, False]]
+    assert equal.tolist() == [[False] * 3, [False] * 3, [False] * 3, [True, False, False]]

@@ -10,7 +10,6 @@ from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data.shards import open_shards
 from infoxlm_core.errors import ConfigError, InputError
 from infoxlm_core.model.encoder import Encoder, EncoderSize
-from infoxlm_core.systems import planning
 from infoxlm_core.systems.infoxlm import plan
 from infoxlm_core.systems.infoxlm.learner import InfoXLMLearner
 from infoxlm_core.systems.infoxlm.system import build
@@ -26,7 +25,7 @@ def named(name: str):
     return run_file.load(ROOT / f"configs/{name}.yaml").pretraining
 
 
-def values(rows: list[planning.Row]) -> dict[str, float]:
+def values(rows: list[plan.PlanRow]) -> dict[str, float]:
     return {row.name: row.value for row in rows}
 
 
@@ -147,7 +146,7 @@ def test_what_is_off_costs_nothing():
 
 
 def test_the_plan_reads_as_lines_and_an_unknown_gpu_or_number_is_refused():
-    lines = "\n".join(planning.describe(plan.plan(named("base15"), WORDS, 8, "h100")))
+    lines = "\n".join(plan.describe(plan.plan(named("base15"), WORDS, 8, "h100")))
 
     assert "278,295,186" in lines and "1.674 PFLOP" in lines and "64.0 steps" in lines
     with pytest.raises(InputError, match="gpu 'abacus' is not known: give one of A100, B200, H100"):
