@@ -494,7 +494,7 @@ def prepare(directory: Path) -> World:
 
     for name in (
         "mlflow.transformers", "transformers", "matplotlib.pyplot", "components.evaluate", "components.pretrain",
-        "components.adapters.mlflow.registry", "components.adapters.s3.store", "infoxlm_core.stages.pretraining",
+        "components.adapters.mlflow.model_registry", "components.adapters.s3.store", "infoxlm_core.stages.pretraining",
         "infoxlm_core.stages.finetuning", "infoxlm_core.stages.evaluation", "infoxlm_core.stages.preparation",
         "infoxlm_core.stages.tokenization", "components.platform.trainings", "tests.servers.s3",
     ):  # fmt: skip
@@ -505,9 +505,9 @@ def prepare(directory: Path) -> World:
     (directory / "empty").mkdir()
 
     def make() -> None:
-        from components.adapters.mlflow import runs
+        from components.adapters.mlflow import connection
 
-        runs.connect(directory / "empty")
+        connection.connect(directory / "empty")
 
     os.waitpid(start(make, directory / "log"), 0)
     return World(directory, settings(directory / "text"), Servers(directory))

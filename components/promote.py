@@ -32,14 +32,14 @@ def promote(
     """
     import os
 
-    from components.adapters.mlflow import promote as promoting
+    from components.adapters.mlflow import promotion
     from components.platform import artifacts
     from components.platform.stage_run import stage_run
 
     with stage_run("promote", store, tracker="mlflow", last=True) as step:  # which has the registry, whatever tracks
         os.environ["INFOXLM_IMAGE"] = image
         step.report(promotion={"model": model, "gate": gate, "to": to, "by_hand": by_hand})
-        done = promoting.run(model, gate, step.here, to, by_hand)
+        done = promotion.promote_model(model, gate, step.here, to, by_hand)
         said = ("gain", "lower", "upper")
         figures = {f"{metric}/{name}": one[name] for metric, one in done.verdict.figures.items() for name in said}
         artifacts.show({"version": done.version} | figures, metrics)

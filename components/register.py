@@ -29,8 +29,7 @@ def register(
     import logging
     import os
 
-    from components.adapters.mlflow import registry as model_registry
-    from components.adapters.mlflow import versions as registered
+    from components.adapters.mlflow import model_registry, model_versions
     from components.platform import artifacts, runtime
     from components.platform.stage_run import stage_run
     from infoxlm_core import manifests
@@ -48,7 +47,7 @@ def register(
         origin |= {name: str(value) for name, value in made["made_by"].items()}
         origin |= {
             "test_set": evidence.read_scores(judged)["test_set"],
-            registered.MADE_AS: f"{model.parent.parent.name}/{model.parent.name}",  # its key
+            model_versions.MADE_AS: f"{model.parent.parent.name}/{model.parent.name}",  # its key
             "pipeline_run": runtime.pipeline_run(),
         } | ({"image": image} if image else {})
         headlines = {name: figures[name] for name in {*checked.gates, *HEADLINES} if name in figures}

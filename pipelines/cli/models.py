@@ -58,7 +58,7 @@ def embed(
 ) -> None:
     """Embed sentences; print how similar each is to the first, or the vectors themselves."""
     with ending_clearly():
-        from components.adapters.mlflow import registry as model_registry
+        from components.adapters.mlflow import model_registry
         from components.platform import artifacts
         from infoxlm_core.tasks import embedding
 
@@ -104,7 +104,7 @@ def serve_check(
     model has none, as before they were kept, or the other Python cannot load it.
     """
     with ending_clearly():
-        from components.adapters.mlflow import registry as model_registry
+        from components.adapters.mlflow import model_registry
         from components.platform import artifacts
         from infoxlm_core.tasks import reference_vectors
 
@@ -127,7 +127,7 @@ def serve(
     the components `serving` and `serving-kserve` of k8s/ run. No TLS, no login: put something before it that has them.
     """
     with ending_clearly():
-        from components.adapters.mlflow import registry as model_registry
+        from components.adapters.mlflow import model_registry
         from components.platform import artifacts
         from infoxlm_core.tasks import embedding, reference_vectors
         from pipelines import serving

@@ -35,10 +35,10 @@ def promote(
     """
     with ending_clearly():
         gate = read_gate(metric) if metric else RegistrationConfig().gates
-        from components.adapters.mlflow import promote as promoting
+        from components.adapters.mlflow import promotion
         from components.platform import artifacts
 
-        done = promoting.run(model, gate, artifacts.local(store), to, by_hand)
+        done = promotion.promote_model(model, gate, artifacts.local(store), to, by_hand)
         typer.echo(f"models:/{done.name}@champion is version {done.version}: {done.verdict.reason}")
 
 
@@ -50,11 +50,10 @@ def rollback(
 ) -> None:
     """Make the version champion again that the present one replaced. Called again it changes nothing."""
     with ending_clearly():
-        from components.adapters.mlflow import champion as promotion
-        from components.adapters.mlflow import runs as mlflow_runs
+        from components.adapters.mlflow import connection, promotion
         from components.platform import artifacts
 
-        number = promotion.roll_back(mlflow_runs.connect_existing(artifacts.local(store)), name, reason)
+        number = promotion.roll_back(connection.connect_existing(artifacts.local(store)), name, reason)
         typer.echo(f"models:/{name}@champion is version {number}")
 
 

@@ -34,20 +34,19 @@ def gc(
     """
     with ending_clearly():
         age = _age(older_than)
-        from components.adapters.mlflow import runs as mlflow_runs
-        from components.adapters.mlflow import versions as registered
+        from components.adapters.mlflow import connection, model_versions
         from components.platform import artifacts, garbage
 
         store = store.rstrip("/")
         here = artifacts.local(store)
         aliases = [alias.strip() for alias in keep.split(",") if alias.strip()]
-        needed = registered.made_of(mlflow_runs.connect_existing(here), aliases)
+        needed = model_versions.made_of(connection.connect_existing(here), aliases)
         things = garbage.survey(store)
         found = garbage.superfluous(things, needed, age)
         for thing in sorted(found, key=lambda thing: thing.size, reverse=True):
             days = (datetime.now(UTC) - thing.modified).days
             typer.echo(f"{thing.size / 1e6:12,.1f} MB  {days:5} days  {thing.name}")
-        typer.echo(f"models: {without_password(mlflow_runs.tracking_uri(here))}")
+        typer.echo(f"models: {without_password(connection.tracking_uri(here))}")
         total = f"{len(found)} of {len(things)} things in {store}, {sum(thing.size for thing in found) / 1e6:,.1f} MB"
         if not delete:
             typer.echo(f"{total}, may go: --delete deletes them")

@@ -17,9 +17,9 @@ from tests.helpers import workers
 
 def open_run(store: Path, run: str = "r1") -> str:
     """Open the MLflow run of a pipeline run."""
-    from components.adapters.mlflow import runs as mlflow_runs
+    from components.adapters.mlflow import runs
 
-    return mlflow_runs.open_run("tests", "demo", {"infoxlm.run": run, "stage": "pretrain"}, store)
+    return runs.open_run("tests", "demo", {"infoxlm.run": run, "stage": "pretrain"}, store)
 
 
 def history(run_id: str, key: str) -> list[tuple[int, float]]:

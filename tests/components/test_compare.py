@@ -7,8 +7,7 @@ import pytest
 from kfp import dsl
 from typer.testing import CliRunner
 
-from components.adapters.mlflow import runs as mlflow_runs
-from components.adapters.mlflow import trials as mlflow_trials
+from components.adapters.mlflow import connection, runs, trial_runs
 from components.compare import compare
 from components.platform import artifacts, tracking
 from infoxlm_core.errors import InputError
@@ -29,12 +28,12 @@ def ablation(store, monkeypatch) -> Path:
     monkeypatch.setenv("RUN_NAME", "toy")
     for trial in TRIALS[:-1]:
         run = tracking.open_run(str(store), trial).id
-        mlflow_runs.log_params(run, {"pretraining": {"seed": trial["seed"]}})
-        mlflow_runs.log_metrics(run, {"loss/mlm": 5.0}, step=10)
+        runs.log_params(run, {"pretraining": {"seed": trial["seed"]}})
+        runs.log_metrics(run, {"loss/mlm": 5.0}, step=10)
         if trial["variant"] != "-TLM":
             base = 0.4 if trial["variant"] == "full" else 0.3
-            mlflow_runs.log_metrics(run, {"retrieval/best": base + trial["seed"] / 1000, "loss/mlm": 4.0}, step=20)
-            mlflow_runs.end_run(run)
+            runs.log_metrics(run, {"retrieval/best": base + trial["seed"] / 1000, "loss/mlm": 4.0}, step=20)
+            runs.end_run(run)
     return store
 
 
@@ -47,7 +46,7 @@ def run_component(store: Path, out: Path) -> tuple[Path, dict]:
 
 
 def test_every_trial_has_a_run_nested_in_the_ablations_own(ablation):
-    client = mlflow_runs.connect(ablation)
+    client = connection.connect(ablation)
     parent = tracking.open_run(str(ablation)).id
     runs = client.search_runs([client.get_run(parent).info.experiment_id])
 
@@ -61,20 +60,20 @@ def test_a_retried_stage_finds_the_run_of_its_trial_and_opens_it_again(ablation)
     first = tracking.open_run(str(ablation), TRIALS[0]).id
 
     assert tracking.open_run(str(ablation), TRIALS[0]).id == first != tracking.open_run(str(ablation), TRIALS[1]).id
-    assert mlflow_runs.connect(ablation).get_run(first).info.status == "RUNNING"
+    assert connection.connect(ablation).get_run(first).info.status == "RUNNING"
 
 
 def test_a_trial_of_a_platforms_task_is_nested_in_the_platforms_pipeline_run(store, monkeypatch):
-    client = mlflow_runs.connect(store)
+    client = connection.connect(store)
     experiment = client.create_experiment("platform", (store / "mlartifacts").as_uri())
     pipeline = client.create_run(experiment).info.run_id
     task = client.create_run(experiment, tags={"mlflow.parentRunId": pipeline}).info.run_id
     monkeypatch.setenv("MLFLOW_RUN_ID", task)
 
-    mlflow_runs.end_run(tracking.open_run(str(store), TRIALS[0]).id)
+    runs.end_run(tracking.open_run(str(store), TRIALS[0]).id)
 
-    (found,) = mlflow_trials.read(task)
-    assert (found.trial.model, found.trial.seed) == ("full", 1) and mlflow_trials.root(found.run_id) == pipeline
+    (found,) = trial_runs.read(task)
+    assert (found.trial.model, found.trial.seed) == ("full", 1) and trial_runs.root(found.run_id) == pipeline
 
 
 def test_the_component_compares_what_finished_and_names_what_did_not(ablation, tmp_path):
@@ -92,13 +91,13 @@ def test_the_component_compares_what_finished_and_names_what_did_not(ablation, t
 def test_the_comparison_goes_to_the_ablations_run_and_trials_that_failed_are_closed(ablation, tmp_path):
     run_component(ablation, tmp_path / "kfp")
 
-    client, parent = mlflow_runs.connect(ablation), tracking.open_run(str(ablation)).id
+    client, parent = connection.connect(ablation), tracking.open_run(str(ablation)).id
     assert client.get_run(parent).data.metrics["full/retrieval/best/n"] == 2
     names = {artifact.path for artifact in client.list_artifacts(parent, "comparison")}
     assert {f"comparison/comparison.{kind}" for kind in ("html", "json", "md", "png")} <= names
     said = client.get_run(parent).data.tags["mlflow.note.content"]
     assert f"/runs/{parent}/artifacts/comparison/comparison.html" in said and "Not finished: -TLM seed 1" in said
-    failed = [one for one in mlflow_trials.read(parent) if one.trial.model == "-TLM"]
+    failed = [one for one in trial_runs.read(parent) if one.trial.model == "-TLM"]
     assert [one.status for one in failed] == ["FAILED", "FAILED"]
 
 
@@ -111,7 +110,7 @@ def test_the_comparison_ends_the_ablations_run_as_its_trials_have_ended(
 
     run_component(ablation, tmp_path / "kfp")
 
-    assert mlflow_runs.connect(ablation).get_run(parent).info.status == status
+    assert connection.connect(ablation).get_run(parent).info.status == status
 
 
 def test_the_command_prints_the_same_table_later_and_writes_it(ablation, tmp_path):
@@ -140,29 +139,25 @@ def test_the_newest_ablation_of_a_name_is_meant_and_an_unknown_one_refused(ablat
     tracking.open_run(str(ablation), TRIALS[0])
     second = tracking.open_run(str(ablation)).id
 
-    assert (
-        mlflow_trials.find_ablation("toy", ablation)
-        == mlflow_trials.find_ablation("latest", ablation)
-        == (second, "toy")
-    )
-    assert mlflow_trials.find_ablation(first, ablation)[0] == first
+    assert trial_runs.find_ablation("toy", ablation) == trial_runs.find_ablation("latest", ablation) == (second, "toy")
+    assert trial_runs.find_ablation(first, ablation)[0] == first
     with pytest.raises(InputError, match=rf"no ablation 'other'; known are toy \({second}\), toy \({first}\)"):
-        mlflow_trials.find_ablation("other", ablation)
+        trial_runs.find_ablation("other", ablation)
 
 
 def test_trials_of_an_older_version_are_found(store):
     """Their runs have the same tags and another key."""
     parent = tracking.open_run(str(store)).id
-    client = mlflow_runs.connect(store)
-    tags = {"variant": "full", "seed": "1", "what": "all", "infoxlm.run": "toy-0/full/1", mlflow_runs.PARENT: parent}
+    client = connection.connect(store)
+    tags = {"variant": "full", "seed": "1", "what": "all", "infoxlm.run": "toy-0/full/1", runs.PARENT: parent}
     old = client.create_run(client.get_run(parent).info.experiment_id, tags=tags, run_name="full seed 1").info.run_id
-    mlflow_runs.log_metrics(old, {"retrieval/best": 0.4})
-    mlflow_runs.end_run(old)
+    runs.log_metrics(old, {"retrieval/best": 0.4})
+    runs.end_run(old)
 
-    (found,) = mlflow_trials.read(parent)
+    (found,) = trial_runs.read(parent)
 
     assert (found.run_id, found.trial) == (old, Trial("full seed 1", "full", 1, what="all"))
-    assert found.metrics == {"retrieval/best": 0.4} and mlflow_trials.find_ablation("latest", store)[0] == parent
+    assert found.metrics == {"retrieval/best": 0.4} and trial_runs.find_ablation("latest", store)[0] == parent
 
 
 def test_a_place_without_ablations_is_one_line_and_stays_empty(store, tmp_path):

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from kfp import dsl
 
-from components.adapters.mlflow import runs as mlflow_runs
-from components.adapters.mlflow import trials as mlflow_trials
+from components.adapters.mlflow import connection, runs, trial_runs
 from components.measure import measure
 from components.plan_suite import plan_suite
 from components.platform import artifacts, launchers, parameters, tracking, verification
@@ -149,8 +148,8 @@ def test_a_tuned_model_that_is_damaged_without_a_trace_is_not_measured(planned, 
 def test_a_point_has_a_run_of_its_own_with_tags_parameters_curve_metrics_and_scores(planned, store, tmp_path):
     made = run_point(planned["toy words learning_rate=0.003 seed 1"], store, tmp_path)
 
-    client, parent = mlflow_runs.connect(store), tracking.open_run(str(store)).id
-    (trial,) = mlflow_trials.read(parent)
+    client, parent = connection.connect(store), tracking.open_run(str(store)).id
+    (trial,) = trial_runs.read(parent)
     run = client.get_run(trial.run_id)
     tags = {name: run.data.tags[name] for name in ("model", "task", "seed", "grid")}
     assert tags == {"model": "toy", "task": "words", "seed": "1", "grid": "optimization.learning_rate=0.003"}
@@ -158,7 +157,7 @@ def test_a_point_has_a_run_of_its_own_with_tags_parameters_curve_metrics_and_sco
     assert run.data.params["settings.optimization.learning_rate"] == "0.003" and run.data.params["model"] == "toy"
     assert run.info.status == "FINISHED" and run.data.tags["mlflow.parentRunId"] == parent
     scores = json.loads((made / "scores.json").read_text())
-    assert {one.trial.name: one.read_scores() for one in mlflow_trials.read(parent)} == {
+    assert {one.trial.name: one.read_scores() for one in trial_runs.read(parent)} == {
         run.info.run_name: Scores.from_dict(scores)
     }
     assert run.data.metrics["words/mean"] == scores["mean"]["accuracy"] and "words/de" in run.data.metrics
@@ -210,7 +209,7 @@ def test_a_task_by_another_name_is_the_same_measurement_under_its_own_name(plann
 
     assert run_point(item, store, tmp_path / "1") == run_point(other, store, tmp_path / "2")
 
-    named = {one.trial.task: set(one.metrics) for one in mlflow_trials.read(tracking.open_run(str(store)).id)}
+    named = {one.trial.task: set(one.metrics) for one in trial_runs.read(tracking.open_run(str(store)).id)}
     assert "pairs/xx_en" in named["pairs"] and "tatoeba/xx_en" in named["tatoeba"] - named["pairs"]
 
 
@@ -229,7 +228,7 @@ def test_a_point_of_a_batch_that_fails_fails_its_step_but_not_the_points_behind_
 
     said = json.loads((store / "outcome/toy-1/measure-toy-gone.json").read_text())
     assert ended.value.code == 2 and (said["stage"], said["code"]) == ("measure toy gone", 2)
-    found = mlflow_trials.read(tracking.open_run(str(store)).id)
+    found = trial_runs.read(tracking.open_run(str(store)).id)
     assert {one.trial.name: one.status for one in found} == {
         "toy gone": "RUNNING",
         "toy pairs": "FINISHED",
@@ -265,7 +264,7 @@ def test_a_point_that_is_killed_is_one_point_lost_and_a_step_that_must_go_begins
 
     said = json.loads((store / "outcome/toy-1/measure-toy-gone.json").read_text())
     assert ended.value.code == 75 and said["class"] == outcome
-    found = mlflow_trials.read(tracking.open_run(str(store)).id)
+    found = trial_runs.read(tracking.open_run(str(store)).id)
     assert [one.trial.name for one in found if one.status == "FINISHED"] == finished
 
 
@@ -290,7 +289,7 @@ def test_the_summary_goes_to_the_pipelines_run_and_what_nobody_works_on_is_close
 
     summarise.python_func(suite=config.listed(), store=str(store), **outputs)
 
-    client = mlflow_runs.connect(store)
+    client = connection.connect(store)
     assert client.get_run(parent).info.status == "FAILED"  # not all of its points are finished
     made = artifacts.resolve(outputs["comparison"])[0]
     summary = json.loads((made / "suite.json").read_text())
@@ -305,11 +304,11 @@ def test_the_summary_goes_to_the_pipelines_run_and_what_nobody_works_on_is_close
 def test_the_page_of_a_run_is_not_shown_as_that_of_a_chat(store):
     run = tracking.open_run(str(store)).id
 
-    assert mlflow_runs.page(run).endswith(f"/runs/{run}?workflowType=machine_learning")
+    assert runs.page(run).endswith(f"/runs/{run}?workflowType=machine_learning")
 
 
 def test_more_metrics_than_one_request_takes_are_logged(store):
     run = tracking.open_run(str(store)).id
-    mlflow_runs.log_metrics(run, {f"pairs/x{number}": number / 2000 for number in range(1500)})
+    runs.log_metrics(run, {f"pairs/x{number}": number / 2000 for number in range(1500)})
 
-    assert len(mlflow_runs.connect(store).get_run(run).data.metrics) == 1500
+    assert len(connection.connect(store).get_run(run).data.metrics) == 1500

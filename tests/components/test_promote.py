@@ -3,7 +3,7 @@
 import pytest
 from kfp import dsl
 
-from components.adapters.mlflow import runs as mlflow_runs
+from components.adapters.mlflow import connection
 from components.platform import tracking
 from components.promote import promote
 
@@ -20,4 +20,4 @@ def test_a_promotion_that_fails_leaves_no_run_that_seems_to_go_on(store, tmp_pat
             metrics=dsl.Metrics(name="metrics", uri=str(tmp_path / "metrics")),
         )
 
-    assert mlflow_runs.connect(store).get_run(run).info.status == "FAILED"
+    assert connection.connect(store).get_run(run).info.status == "FAILED"

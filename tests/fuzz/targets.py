@@ -28,7 +28,7 @@ from safetensors.torch import save_file
 from transformers import XLMRobertaConfig, XLMRobertaForSequenceClassification
 
 from components.adapters import lease
-from components.adapters.mlflow import champion
+from components.adapters.mlflow import promotion
 from components.platform import artifacts, costs, job, outcomes, trainings
 from components.platform.remote_run import RemoteRun
 from components.settings.cluster import ClusterFile
@@ -610,9 +610,9 @@ def _pointer(path: Path) -> Any:
 
 
 def _decision(path: Path) -> Any:
-    version = type("Version", (), {"tags": {champion.DECISION: path.read_bytes().decode(errors="replace")}})
+    version = type("Version", (), {"tags": {promotion.DECISION: path.read_bytes().decode(errors="replace")}})
     version.name, version.version = "x", 1
-    return champion._decision(version)
+    return promotion._decision(version)
 
 
 def _scores(path: Path) -> Any:

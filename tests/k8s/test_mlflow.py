@@ -7,8 +7,7 @@ import urllib.request
 import pytest
 import yaml
 
-from components.adapters.mlflow import registry as model_registry
-from components.adapters.mlflow import user as mlflow_user
+from components.adapters.mlflow import model_registry, user
 from components.adapters.mlflow.tracker import MlflowTracker
 from infoxlm_core.errors import InputError, StorageUnavailable
 from tests.components.conftest import history, open_run
@@ -121,15 +120,15 @@ def test_the_user_of_the_steps_is_made_once_and_gets_the_password_of_its_secret(
             "POST", "/api/2.0/mlflow/experiments/create", {"name": password}, ("steps", password)
         )[0]
 
-    mlflow_user.ensure(locked_server.url, ADMIN[1], "steps", "first-password")
+    user.ensure(locked_server.url, ADMIN[1], "steps", "first-password")
     assert experiment("first-password") == 200
 
-    mlflow_user.ensure(locked_server.url, ADMIN[1], "steps", "second-password")
+    user.ensure(locked_server.url, ADMIN[1], "steps", "second-password")
 
     assert experiment("first-password") == 401
     assert experiment("second-password") == 200
     with pytest.raises(InputError, match="MLFLOW_AUTH_ADMIN_PASSWORD"):
-        mlflow_user.ensure(locked_server.url, "not-the-password", "steps", "third-password")
+        user.ensure(locked_server.url, "not-the-password", "steps", "third-password")
 
 
 @pytest.mark.slow
@@ -146,9 +145,9 @@ def test_a_person_reads_and_one_who_promotes_moves_the_champion(locked_server):
     assert call(USER, "POST", "model-versions/create", version)[0] == 200
     ada, grace = ("ada", "password-of-ada"), ("grace", "password-of-grace")
     for who, may in ((ada, "read"), (grace, "promote")):
-        mlflow_user.ensure(locked_server.url, ADMIN[1], *who)
+        user.ensure(locked_server.url, ADMIN[1], *who)
         assert call(who, "GET", f"runs/get?run_id={run_id}")[0] == 403
-        mlflow_user.allow(locked_server.url, ADMIN[1], who[0], "of-people", "people", may)
+        user.allow(locked_server.url, ADMIN[1], who[0], "of-people", "people", may)
 
     alias = {"name": "people", "alias": "champion", "version": "1"}
     tag = {"run_id": run_id, "key": "decision", "value": "yes"}
@@ -159,7 +158,7 @@ def test_a_person_reads_and_one_who_promotes_moves_the_champion(locked_server):
         assert call(who, "POST", "runs/set-tag", tag)[0] == code
     assert call(grace, "DELETE", "registered-models/delete", {"name": "people"})[0] == 403
     with pytest.raises(InputError, match="experiment nowhere: the first run makes it"):
-        mlflow_user.allow(locked_server.url, ADMIN[1], "ada", "nowhere", "people", "read")
+        user.allow(locked_server.url, ADMIN[1], "ada", "nowhere", "people", "read")
 
 
 @pytest.mark.slow
@@ -195,4 +194,4 @@ def test_a_run_that_reports_to_two_servers_misses_and_doubles_nothing_when_one_o
 
 def test_a_server_that_is_not_there_yet_is_worth_another_try():
     with pytest.raises(StorageUnavailable, match="does not answer"):
-        mlflow_user.ensure("http://127.0.0.1:9", "admin-password", "steps", "password")
+        user.ensure("http://127.0.0.1:9", "admin-password", "steps", "password")

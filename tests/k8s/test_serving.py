@@ -12,9 +12,7 @@ import kubernetes_validate
 import pytest
 import torch
 
-from components.adapters.mlflow import registry
-from components.adapters.mlflow import runs as mlflow_runs
-from components.adapters.mlflow import user as mlflow_user
+from components.adapters.mlflow import connection, model_registry, runs, user
 from infoxlm_core.tasks import reference_vectors
 from tests.k8s.manifests import environment_of, with_components
 from tests.k8s.rules import confined, restricted
@@ -95,14 +93,16 @@ def post(url: str, body: object) -> tuple[int, dict]:
 def test_the_deployments_command_serves_the_registered_vectors_to_whoever_may_only_read(on_locked_server, tmp_path):
     model = save_model(tmp_path / "model")
     reference_vectors.write(model)
-    run_id = mlflow_runs.open_run("infoxlm", "serving", {mlflow_runs.RUN_TAG: "serving"}, tmp_path)
+    run_id = runs.open_run("infoxlm", "serving", {runs.RUN_TAG: "serving"}, tmp_path)
     scores, evaluation = {"retrieval/best": 0.5}, evaluated(tmp_path / "evaluation", 0.5)
-    version = registry.register("infoxlm", model, "sha256:s", scores, {"retrieval/best": 0.0}, run_id, {}, evaluation)
-    client = mlflow_runs.connect(tmp_path)
+    version = model_registry.register(
+        "infoxlm", model, "sha256:s", scores, {"retrieval/best": 0.0}, run_id, {}, evaluation
+    )
+    client = connection.connect(tmp_path)
     client.set_registered_model_alias("infoxlm", "champion", str(version.version))  # others share the server
     login = {"MLFLOW_TRACKING_USERNAME": "serving", "MLFLOW_TRACKING_PASSWORD": "password-of-serving"}
-    mlflow_user.ensure(on_locked_server.url, ADMIN[1], *login.values())
-    mlflow_user.allow(on_locked_server.url, ADMIN[1], "serving", "infoxlm", "infoxlm", "read")
+    user.ensure(on_locked_server.url, ADMIN[1], *login.values())
+    user.allow(on_locked_server.url, ADMIN[1], "serving", "infoxlm", "infoxlm", "read")
 
     [container] = deployment()["spec"]["template"]["spec"]["containers"]
     plain = [entry for entry in container["env"] if "configMapKeyRef" not in entry.get("valueFrom", {})]

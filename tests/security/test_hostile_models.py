@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from components.adapters.mlflow import runs as mlflow_runs
+from components.adapters.mlflow import connection
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +34,7 @@ def test_a_pickled_model_runs_nothing_where_our_settings_are(clean_environment, 
     (tmp_path / "model").mkdir()
     (tmp_path / "model/model.pkl").write_bytes(pickle.dumps(Evil(tmp_path / "marker")))
     (tmp_path / "model/MLmodel").write_text(json.dumps(MLMODEL))
-    mlflow_runs.connect(tmp_path)
+    connection.connect(tmp_path)
     if allowed:  # as MLflow comes: this shows that the model is as bad as it should be
         monkeypatch.setenv("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", allowed)
     import mlflow

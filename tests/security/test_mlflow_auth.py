@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from components.adapters.mlflow import registry as model_registry
-from components.adapters.mlflow import runs as mlflow_runs
+from components.adapters.mlflow import connection, model_registry, runs
+from components.adapters.mlflow.errors import translate_errors
 from components.adapters.mlflow.tracker import MlflowTracker
 from infoxlm_core.errors import InputError
 from tests.components.conftest import history, open_run
@@ -109,14 +109,14 @@ def test_our_clients_work_as_an_ordinary_user_and_artifacts_go_through_the_serve
     on_locked_server, tmp_path, s3_server
 ):
     run_id = open_run(tmp_path, "auth")
-    mlflow_runs.log_params(run_id, {"pretraining": {"seed": 1}})
+    runs.log_params(run_id, {"pretraining": {"seed": 1}})
     tracker = MlflowTracker(tmp_path / "metrics.jsonl", run_id)
     tracker.resume(0)
     tracker.log(1, {"loss": 0.5})
     tracker.close()
     (tmp_path / "report.html").write_text("<p>good</p>")
-    mlflow_runs.log_artifacts(run_id, tmp_path / "report.html", "evaluation")
-    mlflow_runs.end_run(run_id)
+    runs.log_artifacts(run_id, tmp_path / "report.html", "evaluation")
+    runs.end_run(run_id)
 
     assert history(run_id, "loss") == [(1, 0.5)]
     stored = [item.key for item in s3.bucket(s3_server, "infoxlm").objects.filter(Prefix="mlflow/")]
@@ -156,20 +156,20 @@ def test_a_training_logs_runs_and_reads_models_and_only_the_account_of_the_regis
 
     become(accounts["trainings"], monkeypatch)
     run_id = open_run(tmp_path, "trained")
-    mlflow_runs.log_params(run_id, {"pretraining": {"seed": 1}})
+    runs.log_params(run_id, {"pretraining": {"seed": 1}})
     (tmp_path / "report.html").write_text("<p>good</p>")
-    mlflow_runs.log_artifacts(run_id, tmp_path / "report.html", "evaluation")
+    runs.log_artifacts(run_id, tmp_path / "report.html", "evaluation")
     with pytest.raises(InputError, match=r"registered model infoxlm: MLflow refuses this account \(403\)") as refused:
         register("first", 0.5)
     assert "\n" not in str(refused.value)
 
     become(accounts["pipelines"], monkeypatch)
     assert register("first", 0.5).champion
-    mlflow_runs.end_run(run_id)
+    runs.end_run(run_id)
 
     become(accounts["trainings"], monkeypatch)
     assert model_registry.load_encoder("models:/infoxlm@champion", tmp_path / "cache")
-    client = mlflow_runs.connect(tmp_path)
+    client = connection.connect(tmp_path)
     for refuses in (
         lambda: client.set_registered_model_alias("infoxlm", "champion", "1"),
         lambda: client.delete_registered_model_alias("infoxlm", "champion"),
@@ -178,10 +178,10 @@ def test_a_training_logs_runs_and_reads_models_and_only_the_account_of_the_regis
         lambda: client.delete_registered_model("infoxlm"),
         lambda: client.rename_registered_model("infoxlm", "mine"),
     ):
-        with pytest.raises(InputError, match=r"\(403\)"), mlflow_runs.translate_errors("registered model infoxlm"):
+        with pytest.raises(InputError, match=r"\(403\)"), translate_errors("registered model infoxlm"):
             refuses()
     become(accounts["pipelines"], monkeypatch)
-    mlflow_runs.connect(tmp_path).delete_run(run_id)  # of two stages that open a run at once one takes its own away
+    connection.connect(tmp_path).delete_run(run_id)  # of two stages that open a run at once one takes its own away
 
 
 @pytest.mark.item("S03")
@@ -192,7 +192,7 @@ def test_an_experiment_or_model_that_points_elsewhere_is_refused_by_our_clients(
     status, text = on_locked_server.call("POST", f"{API}/experiments/create", body, USER)
     if status == 200:  # MLflow lets any user do so
         with pytest.raises(InputError, match="not below mlflow-artifacts:/"):
-            mlflow_runs.open_run(name, "demo", {"infoxlm.run": "x"}, tmp_path)
+            runs.open_run(name, "demo", {"infoxlm.run": "x"}, tmp_path)
     else:
         assert status == 400, text
 

@@ -96,7 +96,7 @@ def mlflow_server(tmp_path_factory) -> Iterator[str]:
 def empty_database(tmp_path_factory) -> Path:
     """MLflow's tables in a SQLite file, made once: that takes seconds."""
     directory = tmp_path_factory.mktemp("empty")
-    make = "import sys, pathlib, components.adapters.mlflow.runs as m; m.connect(pathlib.Path(sys.argv[1]))"
+    make = "import sys, pathlib, components.adapters.mlflow.connection as m; m.connect(pathlib.Path(sys.argv[1]))"
     environment = {name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"}
     subprocess.run([sys.executable, "-c", make, directory], check=True, env=environment)
     return directory / "mlflow.db"

@@ -11,11 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from components.adapters.mlflow import champion as promotion
-from components.adapters.mlflow import registry as model_registry
-from components.adapters.mlflow import runs as mlflow_runs
-from components.adapters.mlflow import signing
-from components.adapters.mlflow import versions as registered
+from components.adapters.mlflow import connection, model_versions, runs, signing
+from components.adapters.mlflow.errors import translate_errors
 from infoxlm_core import manifests
 from infoxlm_core.errors import DataCorrupt, without_password
 
@@ -27,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 ORIGIN = "copied_from"
 _TARGET = "TARGET_"
-_STAYS = (promotion.GATE, promotion.DECISION, promotion.PREVIOUS)
+_STAYS = (model_versions.GATE, model_versions.DECISION, model_versions.PREVIOUS)
 """Tags that speak of the registry they are in."""
 
 
@@ -36,8 +33,8 @@ def copy(client: "MlflowClient", version: "ModelVersion", name: str) -> "ModelVe
 
     Both point to the same files.
     """
-    with mlflow_runs.translate_errors(f"registered model {name}"):
-        if not registered.versions_of(client, name, registered.digest_of(version)):
+    with translate_errors(f"registered model {name}"):
+        if not model_versions.versions_of(client, name, model_versions.digest_of(version)):
             client.copy_model_version(f"models:/{version.name}/{version.version}", name)
         return _finish(client, name, version, f"models:/{version.name}/{version.version}")
 
@@ -53,24 +50,24 @@ def copy_to_server(client: "MlflowClient", version: "ModelVersion", uri: str, na
         InputError, StorageUnavailable: one of the servers refuses, or does not answer.
     """
     model = f"models:/{version.name}/{version.version}"
-    origin = f"{without_password(mlflow_runs.tracking_uri(store))} {model}"
-    with mlflow_runs.translate_errors(model), registered.fetched(client, version) as files:
+    origin = f"{without_password(connection.tracking_uri(store))} {model}"
+    with translate_errors(model), model_versions.fetched(client, version) as files:
         sent = _contents(files)
         _go_to(uri)
-        target = mlflow_runs.connect(store)
-        tags = {mlflow_runs.RUN_TAG: f"copy of {origin}"}
-        run_id = mlflow_runs.open_run("infoxlm", f"copy of {version.name}", tags, store)
-        with mlflow_runs.translate_errors(f"registered model {name} of the target"):
-            if not registered.versions_of(target, name, registered.digest_of(version)):
+        target = connection.connect(store)
+        tags = {runs.RUN_TAG: f"copy of {origin}"}
+        run_id = runs.open_run("infoxlm", f"copy of {version.name}", tags, store)
+        with translate_errors(f"registered model {name} of the target"):
+            if not model_versions.versions_of(target, name, model_versions.digest_of(version)):
                 source = _send(target, run_id, files)
                 kept = {key: value for key, value in version.tags.items() if key not in _STAYS}
-                model_registry.create(target, name, source, run_id, kept)
-            made = registered.versions_of(target, name, registered.digest_of(version))[0]
-            with registered.fetched(target, made) as arrived:
+                model_versions.create(target, name, source, run_id, kept)
+            made = model_versions.versions_of(target, name, model_versions.digest_of(version))[0]
+            with model_versions.fetched(target, made) as arrived:
                 if differ := sorted(path for path, digest in sent.items() if _contents(arrived).get(path) != digest):
                     raise DataCorrupt(f"{name} version {made.version} at the target differs in {differ[0]}: delete it")
             copied = _finish(target, name, version, origin)
-        mlflow_runs.end_run(run_id)
+        runs.end_run(run_id)
     return copied
 
 
@@ -84,7 +81,7 @@ def coming_back(store: Path) -> Iterator[None]:
         for name in [name for name in os.environ if name.startswith("MLFLOW_")]:
             del os.environ[name]
         os.environ.update(before)
-        mlflow_runs.connect(store)
+        connection.connect(store)
 
 
 def _send(target: "MlflowClient", run_id: str, files: Path) -> str:
@@ -101,7 +98,7 @@ def _send(target: "MlflowClient", run_id: str, files: Path) -> str:
 
 def _contents(folder: Path) -> dict[str, str]:
     """Digests of what makes a version: the encoder, its evaluation, its signature, its card."""
-    parts = (registered.MODEL, registered.EVALUATION, signing.FILE, registered.CARD)
+    parts = (model_versions.MODEL, model_versions.EVALUATION, signing.FILE, model_versions.CARD)
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())
     named = {str(path.relative_to(folder)): path for path in files}
     return {name: manifests.file_sha256(path) for name, path in named.items() if name.partition("/")[0] in parts}
@@ -109,15 +106,15 @@ def _contents(folder: Path) -> dict[str, str]:
 
 def _finish(client: "MlflowClient", name: str, version: "ModelVersion", origin: str) -> "ModelVersion":
     """Leave one version of the digest, that says where it comes from; `candidate` last."""
-    copied, *doubles = registered.versions_of(client, name, registered.digest_of(version))
+    copied, *doubles = model_versions.versions_of(client, name, model_versions.digest_of(version))
     for double in doubles:
         client.delete_model_version(name, double.version)
     if ORIGIN not in copied.tags:
         for tag in _STAYS:
             if tag in copied.tags:
                 client.delete_model_version_tag(name, copied.version, tag)
-        mlflow_runs.put(client.set_model_version_tag, name, copied.version, ORIGIN, origin)
-    mlflow_runs.put(client.set_registered_model_alias, name, promotion.CANDIDATE, copied.version)
+        model_versions.put(client.set_model_version_tag, name, copied.version, ORIGIN, origin)
+    model_versions.put(client.set_registered_model_alias, name, model_versions.CANDIDATE, copied.version)
     logger.info("copied %s to %s version %s", origin, name, copied.version)
     return client.get_model_version(name, copied.version)
 

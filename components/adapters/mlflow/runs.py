@@ -1,28 +1,18 @@
-"""MLflow: where it is, and the one run that all stages of a pipeline run share.
+"""Runs of MLflow: all stages of a pipeline run find or open the same one, and log to it."""
 
-Where MLflow is comes from the platform (MLFLOW_TRACKING_URI), never from a pipeline parameter; without it everything
-goes to a SQLite file in the local store. MLflow takes seconds to import, so it is imported where it is used.
-"""
-
-import functools
-import gc
 import json
-import logging
 import os
 import re
 import shutil
 import subprocess
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.adapters.mlflow import moved, tables
-from components.settings import environment
-from infoxlm_core import locks, outside
+from components.adapters.mlflow.connection import artifact_root, check_location, connect, quoted
+from components.adapters.mlflow.errors import translate_errors
 from infoxlm_core.corpora.datasets import Dataset
-from infoxlm_core.errors import ConfigMismatch, InfoXLMError, InputError, StorageUnavailable, one_line, without_password
+from infoxlm_core.errors import ConfigMismatch, StorageUnavailable
 from infoxlm_core.results import note
 
 if TYPE_CHECKING:
@@ -32,193 +22,8 @@ RUN_TAG = "infoxlm.run"
 """Tag whose value all stages of one pipeline run share."""
 COMMIT = "INFOXLM_COMMIT"
 """Environment variable of the image: the commit that it was built from."""
-_ANSWER_SECONDS = 30.0
 PARENT = "mlflow.parentRunId"
 """MLflow's own tag of a nested run."""
-
-
-def tracking_uri(default: Path) -> str:
-    """Say where MLflow is: MLFLOW_TRACKING_URI, else a SQLite file in the directory `default`; InputError if that has a
-    name which cannot stand in an address."""
-    if given := os.environ.get("MLFLOW_TRACKING_URI"):
-        return given
-    if any(sign in str(default.resolve()) for sign in "%?#"):
-        raise InputError(f"{default}: MLflow's database cannot lie below a name with %, ? or #: rename the store")
-    return f"sqlite:///{default.resolve() / 'mlflow.db'}"
-
-
-def is_missing(default: Path) -> bool:
-    """Whether MLflow's database would be made now, empty: for who wants to read what others have written."""
-    file = _sqlite_file(tracking_uri(default))
-    return file is not None and not file.exists()
-
-
-def _sqlite_file(uri: str) -> Path | None:
-    return Path(uri.removeprefix("sqlite:///").partition("?")[0]) if uri.startswith("sqlite://") else None
-
-
-@contextmanager
-def _importing() -> Iterator[None]:
-    """Import MLflow in half the time: its 400,000 objects stay, and garbage collection goes over them for nothing.
-
-    Nor does it later (`freeze`): at its end a process would go over them several times.
-    """
-    if "mlflow" in sys.modules or not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
-
-
-def check_uri(uri: str) -> None:
-    """Refuse a place where MLflow would fail, or wait, for minutes before it says something else.
-
-    Raises:
-        InputError: it is no server and no file that holds, or may become, MLflow's database.
-        StorageUnavailable: a server accepts the connection and says nothing.
-    """
-    shown, kind = without_password(uri), uri.partition("://")[0] if "://" in uri else ""
-    if kind in ("http", "https"):
-        _wait_for_answer(uri)
-    elif kind.startswith("sqlite") and not re.fullmatch(r"sqlite:///(?!:memory:)[^?]+(\?.*)?", uri):
-        raise InputError(
-            f"MLFLOW_TRACKING_URI={shown}: names no file that the next stage would find: set it to "
-            "sqlite:///…/mlflow.db, or not at all"
-        )
-    elif path := _sqlite_file(uri):
-        if path.exists() and outside.look(path).stat().st_size:
-            with path.open("rb") as file:
-                if not file.read(16).startswith(b"SQLite format 3"):
-                    raise InputError(f"{path} is no database of MLflow: move it elsewhere, or restore it")
-    elif not kind or kind == "file":
-        raise InputError(
-            f"MLFLOW_TRACKING_URI={shown}: MLflow keeps no folders of files any more: set it to a server "
-            "(https://…), to sqlite:///…/mlflow.db, or not at all"
-        )
-
-
-@functools.cache
-def _wait_for_answer(uri: str) -> None:
-    """See whether a server answers at all, which MLflow itself would wait for eight minutes: four times two.
-
-    One that refuses the connection is left to MLflow's own tries: it may just be starting.
-    """
-    import requests
-
-    for last in (False, True):
-        try:
-            requests.get(
-                f"{uri.rstrip('/')}/health", timeout=_ANSWER_SECONDS, allow_redirects=False, stream=True
-            ).close()
-            return
-        except requests.Timeout:
-            if last:
-                said = f"{without_password(uri)}: MLflow accepts connections and does not answer"
-                raise StorageUnavailable(
-                    f"{said} (2 x {_ANSWER_SECONDS:.0f} s): see whether it is well, run again"
-                ) from None
-        except requests.RequestException:
-            return
-
-
-@_importing()
-def connect(default_store: Path) -> "MlflowClient":
-    """Point this process, and those it starts, to `tracking_uri(default_store)`; raises as `check_uri` and
-    `translate_errors` do."""
-    os.environ.update(environment.MLFLOW)
-    check_uri(tracking_uri(default_store))
-    import mlflow
-
-    for noisy in ("mlflow", "alembic"):  # a new SQLite file means dozens of lines about migrations
-        logging.getLogger(noisy).setLevel(logging.WARNING)
-    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # of errors, which we translate, whole stacks
-    mlflow.set_tracking_uri(tracking_uri(default_store))  # also sets MLFLOW_TRACKING_URI
-    if not (file := _sqlite_file(os.environ["MLFLOW_TRACKING_URI"])):
-        with translate_errors(without_password(os.environ["MLFLOW_TRACKING_URI"])):
-            return mlflow.MlflowClient()
-    directory = file.resolve().parent
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise outside.translate(error) or InputError(f"{directory} cannot be made ({error}): give another") from None
-    with (
-        locks.acquire(directory / ".mlflow.lock"),  # two processes creating the tables at once: one would fail
-        translate_errors(str(file)),
-    ):
-        if not (file.exists() and file.stat().st_size):
-            tables.create_file(file.resolve())
-        client = mlflow.MlflowClient()
-        moved.settle(file)
-        return client
-
-
-@contextmanager
-def translate_errors(what: str) -> Iterator[None]:
-    """Turn errors of MLflow into ours, one line each.
-
-    Raises:
-        StorageUnavailable: MLflow does not answer, or with a 5xx.
-        StorageFull: there is no space for it.
-        InputError: it answers, and refuses; or its database is damaged.
-    """
-    from mlflow.exceptions import MlflowException
-
-    try:
-        yield
-    except InfoXLMError:
-        raise
-    except Exception as error:
-        status = error.get_http_status_code() if isinstance(error, MlflowException) else 0
-        said = outside.translate(error, what) or _of_database(error, what, status) or _of_server(error, what, status)
-        if not said:
-            raise
-        raise said from error
-
-
-def _of_database(error: Exception, what: str, status: int) -> InfoXLMError | None:
-    """An error of a database that this process itself opens, a file mostly: another try helps only if it is busy."""
-    reason = one_line(error)
-    if isinstance(error, ImportError):
-        return InputError(f"{what}: {error}: install it, or give the address of a server, https://…")
-    if "out-of-date database schema" in reason:
-        remedy = "use that one, or back the database up and call `mlflow db upgrade`"
-        return InputError(f"{what}: the tables are those of another version of MLflow ({reason}): {remedy}")
-    is_file = os.environ.get("MLFLOW_TRACKING_URI", "").startswith("sqlite")
-    if not type(error).__module__.startswith("sqlalchemy") and not (is_file and status >= 500):
-        return None
-    if "locked" in str(error):
-        return StorageUnavailable(f"{what}: MLflow's database is locked: run the same again")
-    if "disk I/O error" in str(error):
-        return StorageUnavailable(f"{what}: the disk of MLflow's database fails: run again when it is well")
-    return InputError(f"{what}: MLflow's database cannot be used ({reason}): restore it")
-
-
-def _of_server(error: Exception, what: str, status: int) -> InfoXLMError | None:
-    """What an answer of MLflow's means, or that there is none; no status: it is no error of MLflow."""
-    reason = one_line(error)
-    if status >= 500:
-        return StorageUnavailable(f"{what}: MLflow does not answer ({reason}): run the same again")
-    if status in (401, 403):
-        account = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
-        return InputError(f"{what}: MLflow refuses this account ({status}): check {account}")
-    return InputError(f"{what}: MLflow refuses ({reason})") if status else None
-
-
-def connect_existing(default_store: Path) -> "MlflowClient":
-    """`connect` for who reads, or changes, what others have written: a mistyped store is refused, not made.
-
-    Raises:
-        InputError: there is no database; and what `connect` raises.
-    """
-    if is_missing(default_store):
-        raise InputError(
-            f"{default_store} has no database of MLflow: give the --store of the run, or set MLFLOW_TRACKING_URI"
-        )
-    return connect(default_store)
 
 
 def open_run(experiment: str, name: str, tags: dict[str, str], default_store: Path) -> str:
@@ -372,14 +177,6 @@ def points(values: Mapping[str, float], step: int, start_ms: int) -> list[Any]:
     return [Metric(name, float(value), start_ms + 1000 * step, step) for name, value in values.items()]
 
 
-def check_location(location: str) -> None:
-    """Refuse artifacts outside `_artifact_root`: MLflow lets any user point an experiment or a model anywhere."""
-    root = _artifact_root()
-    below = location == root or location.startswith(root.rstrip("/") + "/")
-    if not below or ".." in location:
-        raise InputError(f"MLflow keeps artifacts at {location}, not below {root}: use another experiment")
-
-
 def find_or_create(client: "MlflowClient", experiment: str, name: str, tags: dict[str, str]) -> str:
     """The oldest run of an experiment with the same `RUN_TAG`, made if there is none."""
     experiment_id = _experiment(client, experiment)
@@ -399,53 +196,18 @@ def find_or_create(client: "MlflowClient", experiment: str, name: str, tags: dic
     return first
 
 
-def put(call: Callable[..., None], *row: str) -> None:
-    """Set an alias or a tag, once more if another process made the same row at the same moment.
-
-    MLflow looks whether there is one, then inserts or updates: of two processes that found none, one is refused.
-    """
-    from mlflow.exceptions import MlflowException
-
-    try:
-        call(*row)
-    except MlflowException as error:
-        if not re.search("unique|duplicate", str(error), re.IGNORECASE):
-            raise
-        call(*row)
-
-
-def quoted(value: str) -> str:
-    """A text for MLflow's filters, which know no way to write a quotation mark; InputError if it has both kinds."""
-    for mark in "'\"":
-        if mark not in value and "`" not in value:
-            return f"{mark}{value}{mark}"
-    raise InputError(f"{value!r:.120}: MLflow cannot search for a name with such quotation marks: rename it")
-
-
 def _experiment(client: "MlflowClient", name: str) -> str:
     from mlflow.exceptions import MlflowException
 
     if found := client.get_experiment_by_name(name):
         return found.experiment_id
-    location = _artifact_root()
+    location = artifact_root()
     try:
         return client.create_experiment(name, location if location.startswith("file:") else None)
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
         return _experiment(client, name)  # another stage was faster
-
-
-def _sqlite_directory() -> Path | None:
-    """Where the SQLite file is; none if MLflow is a server."""
-    file = _sqlite_file(os.environ["MLFLOW_TRACKING_URI"])
-    return file.resolve().parent if file else None
-
-
-def _artifact_root() -> str:
-    """Where all artifacts belong: beside the SQLite file, or behind the server."""
-    directory = _sqlite_directory()
-    return (directory / moved.FOLDER).as_uri() if directory else "mlflow-artifacts:/"
 
 
 def _flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -4,14 +4,14 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from components.adapters.mlflow import registry
+from components.adapters.mlflow import model_registry
 from components.adapters.source import Wanted
 from infoxlm_core import manifests
 
 
 def fetch(wanted: Wanted) -> Path:
     """A copy in the store: what the registry hands out may lie in a folder of this process alone."""
-    found = registry.load_encoder(wanted.source, wanted.store)
+    found = model_registry.load_encoder(wanted.source, wanted.store)
     named = manifests.digest_files(found).removeprefix("sha256:")[:16]  # weights may have more than one tokenizer
     final = wanted.store.resolve() / "models" / f"registry-{named}"
     final.parent.mkdir(parents=True, exist_ok=True)

@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from components.adapters.mlflow import runs
-from components.adapters.mlflow import trials as mlflow_trials
+from components.adapters.mlflow import runs, trial_runs
 from components.adapters.mlflow.runs import points, translate_errors
 from infoxlm_core.corpora.datasets import Dataset
 from infoxlm_core.errors import InputError, one_line, without_password
@@ -44,7 +43,7 @@ def open_run(key: str, name: str, store: str, here: Path, trial: Trial | None) -
     run = runs.open_run(
         os.environ.get("MLFLOW_EXPERIMENT_NAME", "infoxlm"), name, {runs.RUN_TAG: key, **runs.source()}, here
     )
-    return MlflowRun(mlflow_trials.open_trial(run, key, trial) if trial else run)
+    return MlflowRun(trial_runs.open_trial(run, key, trial) if trial else run)
 
 
 def find_run(run_id: str) -> "MlflowRun":
@@ -58,7 +57,7 @@ def check_sweeps() -> None:
 
 def find_ablation(which: str, here: Path) -> "MlflowRun":
     """See `trials.find_ablation`."""
-    return MlflowRun(mlflow_trials.find_ablation(which, here)[0])
+    return MlflowRun(trial_runs.find_ablation(which, here)[0])
 
 
 class MlflowRun:
@@ -69,7 +68,7 @@ class MlflowRun:
 
     @property
     def name(self) -> str:
-        return mlflow_trials.name_of(self.id)
+        return trial_runs.name_of(self.id)
 
     def log_params(self, config: Mapping[str, Any]) -> None:
         runs.log_params(self.id, config)
@@ -92,8 +91,8 @@ class MlflowRun:
     def follow(self, path: Path) -> "MlflowTracker":
         return MlflowTracker(path, self.id)
 
-    def trials(self) -> list[mlflow_trials.TrialRun]:
-        return mlflow_trials.read(self.id)
+    def trials(self) -> list[trial_runs.TrialRun]:
+        return trial_runs.read(self.id)
 
     def end(self, status: str = "FINISHED") -> None:
         runs.end_run(self.id, status)

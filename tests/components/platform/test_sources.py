@@ -11,7 +11,7 @@ import pytest
 from botocore.stub import Stubber
 from huggingface_hub.utils import filter_repo_objects
 
-from components.adapters.mlflow import registry as model_registry
+from components.adapters.mlflow import model_registry
 from components.adapters.s3 import store as s3
 from components.adapters.sources import hub
 from components.platform import artifacts, keys, sources

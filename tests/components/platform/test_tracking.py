@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from kfp import dsl
 
-from components.adapters.mlflow import runs as mlflow_runs
+from components.adapters.mlflow import connection
 from components.platform import artifacts, tracking
 from components.platform import work as works
 from components.prepare_corpus import prepare_corpus
@@ -105,7 +105,7 @@ def test_a_trial_is_a_run_of_its_own_to_a_tracker_of_the_table(pages, tmp_path, 
 def test_the_registry_has_mlflows_run_whatever_tracks(store, pages):
     run = tracking.open_run(str(store), by="mlflow")
 
-    assert mlflow_runs.connect(store).get_run(run.id).info.status == "RUNNING" and "MLflow" in run.describe()
+    assert connection.connect(store).get_run(run.id).info.status == "RUNNING" and "MLflow" in run.describe()
 
 
 def test_without_a_tracker_mlflow_is_never_imported(prepared, monkeypatch):

@@ -7,8 +7,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from components.adapters.mlflow import registry
-from components.adapters.mlflow import runs as mlflow_runs
+from components.adapters.mlflow import model_registry, runs
 from infoxlm_core.tasks import reference_vectors
 from pipelines.cli import app
 from tests.toys.evaluation import evaluated
@@ -46,9 +45,9 @@ def store(tmp_path, monkeypatch) -> Path:
 
 def register(store: Path, model: Path) -> None:
     """As the first version, and champion, of `tiny`."""
-    run_id = mlflow_runs.open_run("tests", "demo", {mlflow_runs.RUN_TAG: "r1"}, store)
+    run_id = runs.open_run("tests", "demo", {runs.RUN_TAG: "r1"}, store)
     scores, evaluation = {"retrieval/best": 0.5}, evaluated(store / "evaluation", 0.5)
-    registry.register("tiny", model, "sha256:1", scores, {"retrieval/best": 0.0}, run_id, {}, evaluation)
+    model_registry.register("tiny", model, "sha256:1", scores, {"retrieval/best": 0.0}, run_id, {}, evaluation)
 
 
 @pytest.mark.slow

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from components.adapters.mlflow import registry as model_registry
-from components.adapters.mlflow import runs as mlflow_runs
+from components.adapters.mlflow import connection, model_registry, runs
 from infoxlm_core.errors import NotPromoted
 from pipelines import local
 from pipelines.cli import app
@@ -21,7 +20,7 @@ METRIC = "retrieval/best"
 def registry(store, tiny_encoders) -> Path:
     """The store of a model whose champion is version 1; version 2 is better."""
     for score, name, gate in ((0.5, "first", 0.0), (0.6, "second", 0.5)):
-        run_id = mlflow_runs.open_run("tests", "demo", {"infoxlm.run": name}, store)
+        run_id = runs.open_run("tests", "demo", {"infoxlm.run": name}, store)
         evaluation = evaluated(store / "evaluation", score)
         model_registry.register(
             "tiny", tiny_encoders[name], f"sha256:{name}", {METRIC: score}, {METRIC: gate}, run_id, {}, evaluation
@@ -34,7 +33,7 @@ def run(registry: Path, *arguments: str):
 
 
 def champion(registry: Path) -> int:
-    return int(mlflow_runs.connect(registry).get_registered_model("tiny").aliases["champion"])
+    return int(connection.connect(registry).get_registered_model("tiny").aliases["champion"])
 
 
 def test_a_candidate_is_promoted_and_rolled_back_from_the_shell(registry):
@@ -71,7 +70,7 @@ def test_the_pipeline_promotes_or_fails_with_the_figures_in_its_own_run(registry
 
     done = local.run(promotion, arguments | {"gate": {METRIC: 0.0}}, registry, "promotion")
 
-    client = mlflow_runs.connect(registry)
+    client = connection.connect(registry)
     figures = client.get_run(done.id).data.metrics
     assert champion(registry) == 2
     assert 0 < figures["retrieval/best/lower"] < figures["retrieval/best/gain"] == pytest.approx(0.1)
@@ -85,7 +84,7 @@ def test_the_pipeline_promotes_on_another_server_and_reports_on_its_own(registry
 
     done = local.run(promotion, arguments, registry, "promotion")
 
-    assert mlflow_runs.connect(registry).get_run(done.id).info.status == "FINISHED"
+    assert connection.connect(registry).get_run(done.id).info.status == "FINISHED"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_server)
-    client = mlflow_runs.connect(registry)
+    client = connection.connect(registry)
     assert client.get_model_version_by_alias("served", "champion").tags["copied_from"].endswith("models:/tiny/2")

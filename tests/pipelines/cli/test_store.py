@@ -10,7 +10,7 @@ import mlflow
 import pytest
 from typer.testing import CliRunner
 
-from components.adapters.mlflow import runs as mlflow_runs
+from components.adapters.mlflow import connection
 from components.platform import artifacts
 from infoxlm_core import manifests
 from pipelines.cli import app
@@ -23,7 +23,7 @@ def models(tmp_path_factory) -> Iterator[Path]:
     """Two models: one is champion, the other is registered, too; and a corpus that neither was made of."""
     os.environ.pop("MLFLOW_TRACKING_URI", None)
     store = tmp_path_factory.mktemp("runs")
-    client = mlflow_runs.connect(store)
+    client = connection.connect(store)
     client.create_registered_model("infoxlm")
     for number, (key, alias) in enumerate((("a" * 16, "old"), ("b" * 16, "champion")), 1):
         made = make(store, "pretrained", key)

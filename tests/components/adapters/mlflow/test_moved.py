@@ -6,8 +6,7 @@ import sqlite3
 import pytest
 from mlflow import MlflowClient
 
-from components.adapters.mlflow import moved
-from components.adapters.mlflow import runs as mlflow_runs
+from components.adapters.mlflow import connection, moved, runs
 from infoxlm_core.errors import InputError
 from tests.components.conftest import open_run
 
@@ -27,7 +26,7 @@ def used(tmp_path, monkeypatch):
 def test_a_store_that_was_copied_or_moved_goes_on_with_its_runs(tmp_path, used, caplog):
     run_id, _ = used("old")
     (tmp_path / "report.html").write_text("<p>")
-    mlflow_runs.log_artifacts(run_id, tmp_path / "report.html")
+    runs.log_artifacts(run_id, tmp_path / "report.html")
     shutil.copytree(tmp_path / "old", tmp_path / "a copy")
     (tmp_path / "a copy/mlartifacts" / run_id / "artifacts/report.html").rename(
         tmp_path / "a copy/mlartifacts" / run_id / "artifacts/report2.html"
@@ -61,7 +60,7 @@ def test_places_that_are_none_of_a_store_stay_as_they_are(tmp_path):
 
 
 def test_an_experiment_that_points_elsewhere_is_refused(store):
-    client = mlflow_runs.connect(store)
+    client = connection.connect(store)
     client.create_experiment("tests", "file:///etc")
 
     with pytest.raises(InputError, match=r"MLflow keeps artifacts at file:///etc/.*: use another experiment"):

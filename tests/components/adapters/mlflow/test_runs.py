@@ -6,7 +6,7 @@ import sqlite3
 import pytest
 from mlflow.store.db import utils
 
-from components.adapters.mlflow import runs as mlflow_runs
+from components.adapters.mlflow import connection, model_versions, runs
 from components.settings import environment
 from infoxlm_core.corpora.datasets import Dataset
 from infoxlm_core.errors import ConfigMismatch, InputError, StorageUnavailable
@@ -16,10 +16,10 @@ from tests.servers.processes import free_port
 
 def test_without_a_tracking_server_everything_lies_in_the_store(store):
     run_id = open_run(store)
-    mlflow_runs.log_metrics(run_id, {"retrieval/best": 0.5})
+    runs.log_metrics(run_id, {"retrieval/best": 0.5})
     report = store / "report.html"
     report.write_text("<p>")
-    mlflow_runs.log_artifacts(run_id, report, "reports")
+    runs.log_artifacts(run_id, report, "reports")
 
     assert sorted(path.name for path in store.iterdir()) == [".mlflow.lock", "mlartifacts", "mlflow.db", "report.html"]
     assert [path.parent.name for path in (store / "mlartifacts").rglob("report.html")] == ["reports"]
@@ -31,21 +31,21 @@ def test_all_stages_of_one_pipeline_run_share_one_mlflow_run(store):
 
 
 def test_a_run_of_the_platform_is_adopted_reopened_and_never_ended(store, monkeypatch):
-    client = mlflow_runs.connect(store)
+    client = connection.connect(store)
     experiment = client.create_experiment("platform", (store / "mlartifacts").as_uri())
     theirs = client.create_run(experiment).info.run_id
     client.set_terminated(theirs, "FINISHED")
     monkeypatch.setenv("MLFLOW_RUN_ID", theirs)
 
     run_id = open_run(store)
-    mlflow_runs.end_run(run_id)
+    runs.end_run(run_id)
 
     run = client.get_run(run_id)
     assert (run_id, run.info.status, run.data.tags["infoxlm.run"]) == (theirs, "RUNNING", "r1")
 
 
 def test_tasks_for_which_the_platform_opens_nested_runs_share_the_outermost(store, monkeypatch):
-    client = mlflow_runs.connect(store)
+    client = connection.connect(store)
     experiment = client.create_experiment("platform", (store / "mlartifacts").as_uri())
 
     def nested(parent: str) -> str:
@@ -55,18 +55,18 @@ def test_tasks_for_which_the_platform_opens_nested_runs_share_the_outermost(stor
     for task in (nested(whole), nested(nested(whole))):  # a task, and one of a loop
         monkeypatch.setenv("MLFLOW_RUN_ID", task)
         assert open_run(store) == whole
-        mlflow_runs.end_run(whole)
-        mlflow_runs.end_run(task)
+        runs.end_run(whole)
+        runs.end_run(task)
         assert client.get_run(whole).info.status == client.get_run(task).info.status == "RUNNING"
 
     monkeypatch.delenv("MLFLOW_RUN_ID")
-    assert mlflow_runs.find_or_create(client, "platform", "demo", {"infoxlm.run": "r1"}) == whole
+    assert runs.find_or_create(client, "platform", "demo", {"infoxlm.run": "r1"}) == whole
 
 
 def test_a_run_of_ours_ends_and_a_retried_stage_opens_it_again(store):
     run_id = open_run(store)
-    mlflow_runs.end_run(run_id, "FAILED")
-    client = mlflow_runs.connect(store)
+    runs.end_run(run_id, "FAILED")
+    client = connection.connect(store)
     assert client.get_run(run_id).info.status == "FAILED"
 
     open_run(store)
@@ -78,10 +78,10 @@ def test_nested_settings_become_parameters_and_may_be_logged_twice(store):
     run_id = open_run(store)
     config = {"pretraining": {"seed": 1, "model": {"start": None}, "betas": (0.9, 0.98)}, "corpora": [{"name": "a"}]}
 
-    mlflow_runs.log_params(run_id, config)
-    mlflow_runs.log_params(run_id, config | {"long": "x" * 7000, "many": {str(i): i for i in range(150)}})
+    runs.log_params(run_id, config)
+    runs.log_params(run_id, config | {"long": "x" * 7000, "many": {str(i): i for i in range(150)}})
 
-    params = mlflow_runs.connect(store).get_run(run_id).data.params
+    params = connection.connect(store).get_run(run_id).data.params
     assert params["pretraining.model.start"] == "None"
     assert params["pretraining.betas"] == "[0.9, 0.98]"
     assert params["corpora.0.name"] == "a"
@@ -91,14 +91,14 @@ def test_nested_settings_become_parameters_and_may_be_logged_twice(store):
 
 def test_a_changed_setting_is_refused_with_both_values(store):
     run_id = open_run(store)
-    mlflow_runs.log_params(run_id, {"pretraining": {"seed": 1}})
+    runs.log_params(run_id, {"pretraining": {"seed": 1}})
 
     with pytest.raises(ConfigMismatch, match=r"pretraining\.seed = 1, not 2: set it back"):
-        mlflow_runs.log_params(run_id, {"pretraining": {"seed": 2}})
+        runs.log_params(run_id, {"pretraining": {"seed": 2}})
 
 
 def test_an_experiment_that_points_elsewhere_is_refused(store, tmp_path):
-    mlflow_runs.connect(store).create_experiment("tests", (tmp_path / "elsewhere").as_uri())
+    connection.connect(store).create_experiment("tests", (tmp_path / "elsewhere").as_uri())
 
     with pytest.raises(InputError, match=r"elsewhere.* use another experiment"):
         open_run(store)
@@ -123,7 +123,7 @@ def test_corpora_are_inputs_of_a_run_by_digest_once_however_often_they_are_told(
         Dataset("exam", "b" * 64, held_out=True, languages=("en",)),
     ]
     for place in ("s3://b/store/corpus/1", "s3://b/store/corpus/1"):
-        mlflow_runs.log_datasets(run_id, corpora, place)
+        runs.log_datasets(run_id, corpora, place)
 
     found = {one.dataset.name: one for one in MlflowClient().get_run(run_id).inputs.dataset_inputs}
     assert {name: one.tags[0].value for name, one in found.items()} == {"mail": "training", "exam": "evaluation"}
@@ -133,24 +133,24 @@ def test_corpora_are_inputs_of_a_run_by_digest_once_however_often_they_are_told(
 
 def test_a_description_leads_to_files_of_its_run(store):
     run_id = open_run(store)
-    mlflow_runs.annotate(run_id, "good: [Report](artifact:evaluation/report.html)")
+    runs.annotate(run_id, "good: [Report](artifact:evaluation/report.html)")
 
-    said = mlflow_runs.connect(store).get_run(run_id).data.tags["mlflow.note.content"]
+    said = connection.connect(store).get_run(run_id).data.tags["mlflow.note.content"]
     assert said.startswith("good: [Report](#/experiments/1/runs/")
     assert f"/runs/{run_id}/artifacts/evaluation/report.html?workflowType=machine_learning)" in said
 
 
 @pytest.mark.parametrize("commit", ["c0ffee" + "0" * 34, "unknown", "c0ffee"])
 def test_the_commit_of_the_image_is_the_source_of_the_run_if_it_is_one(monkeypatch, commit):
-    monkeypatch.setenv(mlflow_runs.COMMIT, commit)
+    monkeypatch.setenv(runs.COMMIT, commit)
 
-    assert mlflow_runs.source().get("mlflow.source.git.commit", "") == (commit if len(commit) == 40 else "")
+    assert runs.source().get("mlflow.source.git.commit", "") == (commit if len(commit) == 40 else "")
 
 
 @pytest.mark.item("P9")
 def test_a_server_that_accepts_and_never_answers_is_told_in_bounded_time(store, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        monkeypatch.setattr(mlflow_runs, "_ANSWER_SECONDS", 0.2)
+        monkeypatch.setattr(connection, "_ANSWER_SECONDS", 0.2)
         monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://user:abc@127.0.0.1:{silent.getsockname()[1]}")
 
         with pytest.raises(
@@ -226,13 +226,13 @@ def test_tables_that_were_half_made_when_a_process_died_are_made_again(store, em
     (store / "mlflow.db").unlink()
     monkeypatch.setattr(utils, "_initialize_tables", lambda engine: make(engine, whole=False))
     with pytest.raises(KeyboardInterrupt):
-        mlflow_runs.connect(store)
+        connection.connect(store)
     assert not (store / "mlflow.db").exists() and not making.exists()
     making.mkdir()
     (making / "mlflow.db").write_text("half")
     monkeypatch.setattr(utils, "_initialize_tables", lambda engine: make(engine, whole=True))
 
-    assert mlflow_runs.connect(store).search_experiments() and not making.exists()
+    assert connection.connect(store).search_experiments() and not making.exists()
 
 
 @pytest.mark.parametrize("name", ["a?b", "a%20b", "a#b"])
@@ -240,17 +240,17 @@ def test_a_store_whose_name_cannot_stand_in_an_address_is_refused(tmp_path, monk
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
 
     with pytest.raises(InputError, match="rename the store"):
-        mlflow_runs.connect(tmp_path / name)
+        connection.connect(tmp_path / name)
 
 
 def test_a_run_whose_name_has_a_quotation_mark_is_found_again(store):
-    tags = {mlflow_runs.RUN_TAG: "o'brien-20260101"}
+    tags = {runs.RUN_TAG: "o'brien-20260101"}
 
-    first = mlflow_runs.open_run("tests", "o'brien", tags, store)
+    first = runs.open_run("tests", "o'brien", tags, store)
 
-    assert mlflow_runs.open_run("tests", "o'brien", tags, store) == first
+    assert runs.open_run("tests", "o'brien", tags, store) == first
     with pytest.raises(InputError, match="cannot search for a name with such quotation marks"):
-        mlflow_runs.open_run("tests", "x", {mlflow_runs.RUN_TAG: "a'b\"c"}, store)
+        runs.open_run("tests", "x", {runs.RUN_TAG: "a'b\"c"}, store)
 
 
 def test_a_database_whose_folder_cannot_be_made_is_no_traceback(store, monkeypatch):
@@ -279,10 +279,10 @@ def test_a_row_that_another_process_makes_at_the_same_moment_is_set_again_and_ot
         if answers:
             raise MlflowException(answers.pop())
 
-    mlflow_runs.put(call, "toy", "champion", "1")
+    model_versions.put(call, "toy", "champion", "1")
     assert seen == [("toy", "champion", "1")] * 2
 
     answers.append("no such model")
     with pytest.raises(MlflowException, match="no such model"):
-        mlflow_runs.put(call, "toy", "champion", "1")
+        model_versions.put(call, "toy", "champion", "1")
     assert len(seen) == 3

@@ -5,9 +5,8 @@ import time
 
 import pytest
 
-from components.adapters.mlflow import runs as mlflow_runs
-from components.adapters.mlflow import tracker as mlflow_tracker
-from components.adapters.mlflow.tracker import MlflowTracker
+from components.adapters.mlflow import connection, runs, tracker
+from components.adapters.mlflow.tracker import PAGES, MlflowRun, MlflowTracker, ship
 from infoxlm_core.errors import InputError
 from infoxlm_core.training.tracker import FileTracker
 from infoxlm_core.training.tracker import read as points_of
@@ -25,8 +24,8 @@ def test_a_shipped_curve_arrives_whole_and_shipping_it_again_adds_nothing(store)
     with (store / "metrics.jsonl").open("a") as file:
         file.write('{"step": 701, "lo')  # the crash
 
-    mlflow_tracker.ship(store / "metrics.jsonl", run_id)
-    mlflow_tracker.ship(store / "metrics.jsonl", run_id)
+    ship(store / "metrics.jsonl", run_id)
+    ship(store / "metrics.jsonl", run_id)
 
     assert history(run_id, "loss/mlm") == [(step, 1 / step) for step in range(1, 701)]
     assert [step for step, _ in history(run_id, "rate")] == list(range(1, 701))
@@ -38,7 +37,7 @@ def test_a_resumed_run_ships_what_its_predecessor_could_not_and_no_step_twice(st
     crashed = FileTracker(store / "metrics.jsonl")
     for step in (1, 2, 3):
         crashed.log(step, {"loss": float(step), "seconds": 0.5})
-    mlflow_tracker.ship(store / "metrics.jsonl", run_id)
+    ship(store / "metrics.jsonl", run_id)
     crashed.log(4, {"loss": 4.0, "seconds": 0.5})  # the last checkpoint was at step 2
 
     tracker = MlflowTracker(store / "metrics.jsonl", run_id)
@@ -63,7 +62,7 @@ def test_steps_that_a_run_takes_again_stand_beside_those_that_it_went_back_from(
         tracker.log(step, {"loss": float(step), "rewinds": 1.0, "repeated": 1.0})
     tracker.log(5, {"loss": 5.0, "rewinds": 1.0})
     tracker.close()
-    mlflow_tracker.ship(store / "metrics.jsonl", run_id)  # again, as the stage that registers does
+    ship(store / "metrics.jsonl", run_id)  # again, as the stage that registers does
 
     assert history(run_id, "loss") == [(1, 10.0), (2, 20.0), (3, 30.0), (4, 40.0), (5, 5.0)]
     assert history(run_id, "rewind1/loss") == [(3, 3.0), (4, 4.0)]
@@ -93,14 +92,14 @@ def test_points_that_are_late_go_to_the_server_of_their_run_and_to_no_database_i
 
 
 def test_a_run_has_a_page_only_if_a_server_shows_it_and_no_password_is_in_its_address(store, monkeypatch):
-    run = mlflow_tracker.MlflowRun(open_run(store))
+    run = MlflowRun(open_run(store))
     shown = f"#/experiments/1/runs/{run.id}?workflowType=machine_learning"
-    monkeypatch.setattr(mlflow_runs, "page", lambda run_id: shown.removeprefix("#/"))
+    monkeypatch.setattr(runs, "page", lambda run_id: shown.removeprefix("#/"))
 
     assert run.page == "" and "mlflow ui" in run.describe()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://ada:word@mlflow.infoxlm.svc:5000/")
     assert run.page == f"http://mlflow.infoxlm.svc:5000/{shown}" and run.page in run.describe()
-    monkeypatch.setenv(mlflow_tracker.PAGES, "https://mlflow.example")
+    monkeypatch.setenv(PAGES, "https://mlflow.example")
     assert run.page == f"https://mlflow.example/{shown}"
 
 
@@ -108,7 +107,7 @@ def test_a_store_for_many_machines_needs_a_server(monkeypatch, tmp_path):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
 
     with pytest.raises(InputError, match=r"s3://b/store is for many machines.* set MLFLOW_TRACKING_URI"):
-        mlflow_tracker.open_run("toy-1", "toy", "s3://b/store", tmp_path, None)
+        tracker.open_run("toy-1", "toy", "s3://b/store", tmp_path, None)
 
     assert not (tmp_path / "mlflow.db").exists()
 
@@ -137,7 +136,7 @@ def test_a_slow_or_broken_server_delays_no_point_and_the_end_says_what_is_missin
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
     os.environ["MLFLOW_TRACKING_URI"] = f"http://127.0.0.1:{server.server_port}"
-    mlflow_runs.connect(store)
+    connection.connect(store)
 
     tracker = MlflowTracker(store / "metrics.jsonl", "0" * 32)
     tracker.resume(0)

@@ -1,7 +1,7 @@
 """The registry: one version per content digest, with its evaluation, as `candidate` and perhaps `champion`.
 
 A version holds the encoder's Hugging Face directory file by file, in MLflow's transformers flavour: what is loaded
-from the registry is what was trained, byte for byte. What lies beside it stands in registered.py.
+from the registry is what was trained, byte for byte. `model_versions` lists the files beside it.
 """
 
 import atexit
@@ -15,11 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.adapters.mlflow import champion as promotion
-from components.adapters.mlflow import runs as mlflow_runs
-from components.adapters.mlflow import signing
-from components.adapters.mlflow import versions as registered
-from components.adapters.mlflow.champion import CANDIDATE, CHAMPION, GATE
+from components.adapters.mlflow import connection, model_versions, promotion, signing
+from components.adapters.mlflow.errors import translate_errors
+from components.adapters.mlflow.model_versions import CANDIDATE, CHAMPION, GATE
 from infoxlm_core.errors import InputError
 from infoxlm_core.model.huggingface import directories
 from infoxlm_core.results import evidence
@@ -60,7 +58,7 @@ def register(
         digest: of the encoder's content.
         metrics: scores by name; all become tags of the version.
         gate: the scores on which the gate decides, with the least gain of each; higher is better.
-        run_id: the MLflow run that made the encoder (`mlflow_runs.open_run`).
+        run_id: the MLflow run that made the encoder (`runs.open_run`).
         tags: further tags, such as the digests of corpus and tokenizer.
         evaluation: output of evaluate: model_card.md, scores.json, items.parquet. What is missing is left out.
 
@@ -77,15 +75,15 @@ def register(
             )
     directories.check_encoder(encoder_dir)
     client = MlflowClient()
-    with mlflow_runs.translate_errors(f"registered model {name}"):
-        if not registered.versions_of(client, name, digest):
+    with translate_errors(f"registered model {name}"):
+        if not model_versions.versions_of(client, name, digest):
             described = {**tags, **{key: repr(float(value)) for key, value in metrics.items()}, "digest": digest}
-            create(client, name, log_model(run_id, encoder_dir, evaluation), run_id, described)
-        version, *doubles = registered.versions_of(client, name, digest)
+            model_versions.create(client, name, log_model(run_id, encoder_dir, evaluation), run_id, described)
+        version, *doubles = model_versions.versions_of(client, name, digest)
         for double in doubles:  # of another process, or of a request that was sent twice
             _delete(client, double)
         if GATE not in version.tags:
-            mlflow_runs.put(client.set_registered_model_alias, name, CANDIDATE, version.version)
+            model_versions.put(client.set_registered_model_alias, name, CANDIDATE, version.version)
             promotion.promote(client, version, gate)
         return _describe(client, name, version.version)
 
@@ -108,7 +106,7 @@ def log_model(run_id: str, encoder_dir: Path, evaluation: Path) -> str:
     installed = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "safetensors")}
     client = mlflow.MlflowClient()
     logged = client.create_logged_model(client.get_run(run_id).info.experiment_id, "encoder", source_run_id=run_id)
-    card = evaluation / registered.CARD
+    card = evaluation / model_versions.CARD
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "encoder")
         mlflow.transformers.save_model(
@@ -121,13 +119,13 @@ def log_model(run_id: str, encoder_dir: Path, evaluation: Path) -> str:
             signature=signature,
             pip_requirements=[f"{name}=={version.partition('+')[0]}" for name, version in installed.items()],
         )
-        shutil.rmtree(path / registered.MODEL)
-        shutil.copytree(encoder_dir, path / registered.MODEL)
-        signing.sign(path / registered.MODEL, path / signing.FILE)
-        (path / registered.EVALUATION).mkdir()
+        shutil.rmtree(path / model_versions.MODEL)
+        shutil.copytree(encoder_dir, path / model_versions.MODEL)
+        signing.sign(path / model_versions.MODEL, path / signing.FILE)
+        (path / model_versions.EVALUATION).mkdir()
         for file in ("scores.json", evidence.FILE):
             if (evaluation / file).exists():
-                shutil.copy(evaluation / file, path / registered.EVALUATION)
+                shutil.copy(evaluation / file, path / model_versions.EVALUATION)
         client.log_model_artifacts(logged.model_id, str(path))
     client.finalize_logged_model(logged.model_id, "READY")
     client.log_outputs(run_id, [mlflow.entities.LoggedModelOutput(logged.model_id, step=0)])
@@ -143,35 +141,19 @@ def load_encoder(source: str | Path, default_store: Path) -> Path:
         SignatureInvalid: it comes from the registry, a key to verify it is set, and its signature does not fit.
         StorageUnavailable: MLflow does not answer.
     """
-    if not registered.is_uri(str(source)):
+    if not model_versions.is_uri(str(source)):
         directories.check(Path(source))
         return Path(source)
-    client = mlflow_runs.connect_existing(default_store)
-    version = registered.find(client, str(source))
-    with mlflow_runs.translate_errors(str(source)):
+    client = connection.connect_existing(default_store)
+    version = model_versions.find(client, str(source))
+    with translate_errors(str(source)):
         target = None  # files on this machine are read where they are
         if not client.get_model_version_download_uri(version.name, version.version).startswith("file:"):
             target = Path(tempfile.mkdtemp(prefix="infoxlm-"))
             atexit.register(shutil.rmtree, target, ignore_errors=True)
-        files = registered.download(client, version, "", target)
-    registered.check(files, version)
-    return files / registered.MODEL
-
-
-def create(client: "MlflowClient", name: str, source: str, run_id: str, tags: Mapping[str, str]) -> None:
-    """Make a version, of a registered model that is made with the first one."""
-    from mlflow.exceptions import MlflowException
-
-    try:
-        client.create_registered_model(name)
-    except MlflowException as error:
-        if error.error_code != "RESOURCE_ALREADY_EXISTS":
-            raise
-    try:
-        client.create_model_version(name, source, run_id, tags=dict(tags), model_id=source.removeprefix("models:/"))
-    except MlflowException:  # the answer may be lost: what counts is what the registry holds
-        if not registered.versions_of(client, name, tags["digest"]):
-            raise
+        files = model_versions.download(client, version, "", target)
+    model_versions.check(files, version)
+    return files / model_versions.MODEL
 
 
 def _is_finite(score: Any) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from components.adapters.mlflow import runs as mlflow_runs
+from components.adapters.mlflow import connection, runs
 from components.adapters.mlflow.runs import PARENT, RUN_TAG, translate_errors
 from infoxlm_core.errors import InputError
 from infoxlm_core.results.trials import SCORES, Trial, read_scores
@@ -56,7 +56,7 @@ def open_trial(parent: str, pipeline_run: str, trial: Trial) -> str:
         nested = {RUN_TAG: f"{pipeline_run}/{trial.name}", PARENT: root(parent)}
         tags = {**own, "seed": str(trial.seed), **nested}
         experiment = client.get_experiment(client.get_run(parent).info.experiment_id).name
-        run_id = mlflow_runs.find_or_create(client, experiment, trial.name, tags)
+        run_id = runs.find_or_create(client, experiment, trial.name, tags)
         client.update_run(run_id, status="RUNNING")
         client.log_batch(run_id, tags=[RunTag(key, value) for key, value in tags.items()])
     return run_id
@@ -66,7 +66,7 @@ def root(run_id: str) -> str:
     """The run that a run is nested in (as one that KFP opens for a task is), else itself."""
     from mlflow import MlflowClient
 
-    return mlflow_runs.outermost(MlflowClient(), run_id)
+    return runs.outermost(MlflowClient(), run_id)
 
 
 def name_of(run_id: str) -> str:
@@ -110,7 +110,7 @@ def find_ablation(which: str, store: Path) -> tuple[str, str]:
     Raises:
         InputError: there is no such run, or it has no trials.
     """
-    client = mlflow_runs.connect_existing(store)
+    client = connection.connect_existing(store)
     with translate_errors("runs of ablations"):
         experiments = [experiment.experiment_id for experiment in client.search_experiments()]
         trials = client.search_runs(
@@ -118,7 +118,7 @@ def find_ablation(which: str, store: Path) -> tuple[str, str]:
         )
         ids = list(dict.fromkeys(run.data.tags[PARENT] for run in trials if PARENT in run.data.tags))
         if not ids:
-            raise InputError(f"{mlflow_runs.tracking_uri(store)} has no ablation: run `infoxlm ablate` first")
+            raise InputError(f"{connection.tracking_uri(store)} has no ablation: run `infoxlm ablate` first")
         named = {run_id: name_of(run_id) for run_id in ids}
     for run_id, name in named.items():
         if which in ("latest", run_id, name):

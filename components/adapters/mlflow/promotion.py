@@ -8,17 +8,21 @@ import getpass
 import json
 import logging
 import os
+import re
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import TypedDict
 
-from components.adapters.mlflow import runs as mlflow_runs
-from components.adapters.mlflow import versions as registered
+from components.adapters.mlflow import connection, copies, model_versions
+from components.adapters.mlflow.errors import translate_errors
+from components.adapters.mlflow.model_versions import CHAMPION, DECISION, GATE, PREVIOUS
 from infoxlm_core import outside
-from infoxlm_core.errors import DataCorrupt, InputError, LeaseHeld
+from infoxlm_core.errors import DataCorrupt, InputError, LeaseHeld, NotPromoted
 from infoxlm_core.results.gate import Contender, Verdict, decide
 
 if TYPE_CHECKING:
@@ -27,16 +31,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-CHAMPION, CANDIDATE = "champion", "candidate"
-GATE = "gate"
-"""Tag with the verdict in words; written after the alias, so a version that has it is through."""
-DECISION = "decision"
-"""Tag with the last decision on a version, as JSON: verdict, intervals, who, when, by which run."""
-PREVIOUS = "previous_champion"
-"""Tag of a champion: the version that it replaced."""
 PROMOTED, ROLLED_BACK_TO = "promoted", "champion again"
 BY_HAND = "champion by hand"
 ATTEMPTS = 5  # when others promote at the same time
+
+_SERVER = re.compile(r"(?P<uri>\w+://.*[^/])/(?P<name>[^/:]+)")
 
 
 class Decision(TypedDict, total=False):
@@ -60,6 +59,46 @@ def champion_of(client: "MlflowClient", name: str) -> str | None:
     return None if number is None else str(number)  # a database gives an int, a server a text
 
 
+@dataclass(frozen=True)
+class Promoted:
+    """A new champion."""
+
+    name: str
+    version: int
+    verdict: Verdict
+
+
+def promote_model(model: str, gate: Mapping[str, float], store: Path, to: str = "", by_hand: str = "") -> Promoted:
+    """Make a registered model champion if the gate, or a person, says so. Called again, it changes nothing.
+
+    Args:
+        model: models:/NAME@ALIAS or models:/NAME/VERSION.
+        gate: metric -> least gain.
+        store: where MLflow's database is if MLFLOW_TRACKING_URI names no server.
+        to: NAME, another registered model of the same server, or URI/NAME of another server: the model is copied
+            there, and compared with the champion that is there.
+        by_hand: why the gate is not asked.
+
+    Raises:
+        NotPromoted: with the figures; the alias stays.
+        and what `promote` raises.
+    """
+    client = connection.connect_existing(store)
+    version = model_versions.find(client, model)
+    with copies.coming_back(store):
+        if server := _SERVER.fullmatch(to):
+            version = copies.copy_to_server(client, version, server["uri"], server["name"], store)
+            client = connection.connect(store)
+        elif ":" in to or "/" in to:
+            raise InputError(f"{to!r}: give the NAME of a registered model, or a server with it, https://HOST/NAME")
+        elif to:
+            version = copies.copy(client, version, to)
+        verdict = promote(client, version, gate, by_hand)
+    if not verdict.passed:
+        raise NotPromoted(f"models:/{version.name}/{version.version} stays {verdict.reason}")
+    return Promoted(version.name, int(version.version), verdict)
+
+
 def promote(client: "MlflowClient", version: "ModelVersion", gate: Mapping[str, float], by_hand: str = "") -> Verdict:
     """Make a version champion if the gate says so; write the decision down in any case.
 
@@ -80,7 +119,7 @@ def promote(client: "MlflowClient", version: "ModelVersion", gate: Mapping[str, 
     the alias therefore finds all others that may move it, too, and the best of them gets it, whoever is last.
     """
     name, number = version.name, version.version
-    with mlflow_runs.translate_errors(f"champion of {name}"):
+    with translate_errors(f"champion of {name}"):
         for _ in range(ATTEMPTS):
             champion = champion_of(client, name)
             if champion and int(champion) == int(number):  # by a call that died before its end, or by another one
@@ -94,19 +133,19 @@ def promote(client: "MlflowClient", version: "ModelVersion", gate: Mapping[str, 
             if not verdict.passed:
                 record(client, version, "refused", verdict, champion)
                 break
-            with registered.fetched(client, version):
+            with model_versions.fetched(client, version):
                 pass  # complete, unchanged, and signed if it must be
             record(client, version, PROMOTED, verdict, champion)
             present = champion_of(client, name)
             if present == champion:
-                mlflow_runs.put(client.set_registered_model_alias, name, CHAMPION, number)
+                model_versions.put(client.set_registered_model_alias, name, CHAMPION, number)
             # Else it was compared with one that is none any more: compare again, unless who took its place may find us.
             if present == champion or present in {str(one.version) for one in _promoted_now(client, version, champion)}:
                 verdict = _settle(client, version, champion, gate, verdict)
                 break
         else:
             raise LeaseHeld(f"{name}: its champion changed {ATTEMPTS} times while it was compared: try again")
-        mlflow_runs.put(client.set_model_version_tag, name, number, GATE, verdict.reason)
+        model_versions.put(client.set_model_version_tag, name, number, GATE, verdict.reason)
     logger.info("%s version %s: %s", name, number, verdict.reason)
     return verdict
 
@@ -122,7 +161,7 @@ def _settle(
     best, *others = _promoted_now(client, version, champion)
     said = _decision(client.get_model_version(name, number))  # now: who is through, and not among them, wrote it before
     if said.get("what") != PROMOTED:  # another one has found that it is better, perhaps before we had the alias
-        mlflow_runs.put(client.set_registered_model_alias, name, CHAMPION, str(said.get("better")))
+        model_versions.put(client.set_registered_model_alias, name, CHAMPION, str(said.get("better")))
         return Verdict(False, said.get("reason", ""))
     rivals = [best, *others]
     for other in others:
@@ -131,7 +170,7 @@ def _settle(
             best = other
     lost = Verdict(False, f"candidate: version {best.version} became champion at the same time, and is not worse")
     if others:  # the alias first: a crash in between then leaves nobody champion who is called refused
-        mlflow_runs.put(client.set_registered_model_alias, name, CHAMPION, best.version)
+        model_versions.put(client.set_registered_model_alias, name, CHAMPION, best.version)
     for one in rivals:
         if one.version != best.version:
             record(client, one, "refused", lost, champion, better=best.version)
@@ -141,7 +180,7 @@ def _settle(
 def _promoted_now(client: "MlflowClient", version: "ModelVersion", champion: str | None) -> "list[ModelVersion]":
     """This version and others that are to replace the same champion and are not through yet, the oldest first."""
     found = []
-    for one in registered.all_versions(client, version.name):
+    for one in model_versions.all_versions(client, version.name):
         with suppress(DataCorrupt):
             said = _decision(one)
             replaces = said.get("what") == PROMOTED and str(said.get("previous_champion") or "") == (champion or "")
@@ -158,7 +197,7 @@ def compare_with_champion(client: "MlflowClient", version: "ModelVersion", gate:
 
 
 def _present(client: "MlflowClient", version: "ModelVersion") -> Contender:
-    return Contender(str(version.version), version.tags, lambda: registered.read_outcomes(client, version))
+    return Contender(str(version.version), version.tags, lambda: model_versions.read_outcomes(client, version))
 
 
 def roll_back(client: "MlflowClient", name: str, reason: str) -> int:
@@ -170,7 +209,7 @@ def roll_back(client: "MlflowClient", name: str, reason: str) -> int:
         InputError: no champion, or none before it.
         DataCorrupt, SignatureInvalid: its files are not those that were registered; the alias stays.
     """
-    with mlflow_runs.translate_errors(f"champion of {name}"):
+    with translate_errors(f"champion of {name}"):
         champion = champion_of(client, name)
         if champion is None:
             raise InputError(f"{name} has no champion: promote a version instead")
@@ -181,15 +220,15 @@ def roll_back(client: "MlflowClient", name: str, reason: str) -> int:
         if not (before := present.tags.get(PREVIOUS)):
             raise InputError(f"{name} version {champion} replaced no other: promote a version instead")
         version = client.get_model_version(name, before)
-        with registered.fetched(client, version):
+        with model_versions.fetched(client, version):
             pass
         for one, what, said in (
             (present, "rolled back", f"rolled back to version {before}: {reason}"),
             (version, ROLLED_BACK_TO, f"champion again after version {champion}: {reason}"),
         ):
             record(client, one, what, Verdict(one is version, said), None)
-            mlflow_runs.put(client.set_model_version_tag, name, one.version, GATE, said)
-        mlflow_runs.put(client.set_registered_model_alias, name, CHAMPION, before)
+            model_versions.put(client.set_model_version_tag, name, one.version, GATE, said)
+        model_versions.put(client.set_registered_model_alias, name, CHAMPION, before)
     logger.info("%s: champion is version %s again", name, before)
     return int(before)
 
@@ -214,8 +253,8 @@ def record(
         stem = f"{decision['at'].replace(':', '')}-{what.replace(' ', '-')}-version-{version.version}"
         client.log_dict(version.run_id, decision | {"registered": origin}, f"promotion/{stem}.json")
     if what == PROMOTED and previous:
-        mlflow_runs.put(client.set_model_version_tag, version.name, version.version, PREVIOUS, previous)
-    mlflow_runs.put(
+        model_versions.put(client.set_model_version_tag, version.name, version.version, PREVIOUS, previous)
+    model_versions.put(
         client.set_model_version_tag, version.name, version.version, DECISION, json.dumps(decision, ensure_ascii=False)
     )
 

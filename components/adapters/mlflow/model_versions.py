@@ -9,13 +9,13 @@ model_card.md, MLmodel    for people, and for MLflow
 import functools
 import re
 import tempfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.adapters.mlflow import runs as mlflow_runs
-from components.adapters.mlflow import signing
+from components.adapters.mlflow import connection, signing
+from components.adapters.mlflow.errors import translate_errors
 from infoxlm_core import manifests
 from infoxlm_core.errors import DataCorrupt, InputError
 from infoxlm_core.model.huggingface import directories
@@ -28,6 +28,13 @@ if TYPE_CHECKING:
 MODEL, EVALUATION, CARD = "model", "evaluation", "model_card.md"
 MADE_AS = "made_as"
 """Tag of a version: kind and key of the artifact that it was made of, which has a manifest of ours."""
+CHAMPION, CANDIDATE = "champion", "candidate"
+GATE = "gate"
+"""Tag with the verdict in words; written after the alias, so a version that has it is through."""
+DECISION = "decision"
+"""Tag with the last decision on a version, as JSON: verdict, intervals, who, when, by which run."""
+PREVIOUS = "previous_champion"
+"""Tag of a champion: the version that it replaced."""
 _URI = re.compile(r"models:/(?P<name>[^/@]+)(@(?P<alias>[^/@]+)|/(?P<version>[0-9]{1,18}))")
 
 
@@ -44,7 +51,7 @@ def find(client: "MlflowClient", uri: str) -> "ModelVersion":
     """
     if not (match := _URI.fullmatch(uri)):
         raise InputError(f"{uri!r}: give models:/NAME@ALIAS or models:/NAME/VERSION")
-    with mlflow_runs.translate_errors(uri):
+    with translate_errors(uri):
         number = match["version"] or client.get_model_version_by_alias(match["name"], match["alias"]).version
         return client.get_model_version(match["name"], number)
 
@@ -58,14 +65,14 @@ def digest_of(version: "ModelVersion") -> str:
 
 def versions_of(client: "MlflowClient", name: str, digest: str) -> "list[ModelVersion]":
     """All versions with a digest, the oldest first."""
-    named, made = mlflow_runs.quoted(name), mlflow_runs.quoted(digest)
+    named, made = connection.quoted(name), connection.quoted(digest)
     found = client.search_model_versions(f"name = {named} and tags.digest = {made}")
     return sorted(found, key=lambda version: int(version.version))
 
 
 def all_versions(client: "MlflowClient", name: str) -> "Iterator[ModelVersion]":
     """Of a registered model."""
-    return _pages(functools.partial(client.search_model_versions, f"name = {mlflow_runs.quoted(name)}"))
+    return _pages(functools.partial(client.search_model_versions, f"name = {connection.quoted(name)}"))
 
 
 def made_of(client: "MlflowClient", aliases: Collection[str] = ()) -> set[str]:
@@ -74,7 +81,7 @@ def made_of(client: "MlflowClient", aliases: Collection[str] = ()) -> set[str]:
     Raises InputError: no model has such an alias.
     """
     found, unknown = set(), set(aliases)
-    with mlflow_runs.translate_errors("the registry"):
+    with translate_errors("the registry"):
         for model in _pages(client.search_registered_models):
             unknown -= model.aliases.keys()
             named = {str(model.aliases[alias]) for alias in aliases if alias in model.aliases}
@@ -100,7 +107,7 @@ def download(client: "MlflowClient", version: "ModelVersion", path: str, target:
     import mlflow
 
     location = client.get_model_version_download_uri(version.name, version.version)
-    mlflow_runs.check_location(location)
+    connection.check_location(location)
     where = str(target) if target else None
     return Path(mlflow.artifacts.download_artifacts(artifact_uri=f"{location}/{path}".rstrip("/"), dst_path=where))
 
@@ -156,3 +163,34 @@ def check(files: Path, version: "ModelVersion") -> None:
                 "take another version"
             )
     directories.check_encoder(model)
+
+
+def put(call: Callable[..., None], *row: str) -> None:
+    """Set an alias or a tag, once more if another process made the same row at the same moment.
+
+    MLflow looks whether there is one, then inserts or updates: of two processes that found none, one is refused.
+    """
+    from mlflow.exceptions import MlflowException
+
+    try:
+        call(*row)
+    except MlflowException as error:
+        if not re.search("unique|duplicate", str(error), re.IGNORECASE):
+            raise
+        call(*row)
+
+
+def create(client: "MlflowClient", name: str, source: str, run_id: str, tags: Mapping[str, str]) -> None:
+    """Make a version, of a registered model that is made with the first one."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.create_registered_model(name)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+    try:
+        client.create_model_version(name, source, run_id, tags=dict(tags), model_id=source.removeprefix("models:/"))
+    except MlflowException:  # the answer may be lost: what counts is what the registry holds
+        if not versions_of(client, name, tags["digest"]):
+            raise

@@ -12,12 +12,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from components.adapters.mlflow import champion as promotion
-from components.adapters.mlflow import promote as promoting
-from components.adapters.mlflow import registry as model_registry
-from components.adapters.mlflow import runs as mlflow_runs
-from components.adapters.mlflow import signing
-from components.adapters.mlflow import versions as registered
+from components.adapters.mlflow import connection, model_registry, model_versions, promotion, runs, signing
 from components.platform import sources
 from infoxlm_core import manifests
 from infoxlm_core.errors import DataCorrupt, InputError, NotPromoted, SignatureInvalid
@@ -28,7 +23,7 @@ GATE = {METRIC: 0.0}
 
 
 def register(store: Path, encoder: Path, digest: str, score: float, name: str = "tiny", test: str = "one", **more):
-    run_id = mlflow_runs.open_run("tests", "demo", {"infoxlm.run": name}, store)
+    run_id = runs.open_run("tests", "demo", {"infoxlm.run": name}, store)
     evaluation = evaluated(store / "evaluation", score, test=test)
     tags = {"test_set": "sha256:t", "corpus_digest": "sha256:c", "code": "sha256:k"}
     return model_registry.register(
@@ -41,7 +36,7 @@ def two(store, tiny_encoders):
     """Version 1 is champion; version 2 is as good, so that it is not."""
     register(store, tiny_encoders["first"], "sha256:1", 0.5)
     register(store, tiny_encoders["second"], "sha256:2", 0.5)
-    return mlflow_runs.connect(store)
+    return connection.connect(store)
 
 
 @pytest.fixture
@@ -49,7 +44,7 @@ def better(store, tiny_encoders):
     """Version 1 is champion; version 2 is better, and was registered with a gate it did not pass."""
     register(store, tiny_encoders["first"], "sha256:1", 0.5)
     register(store, tiny_encoders["second"], "sha256:2", 0.6, gate={METRIC: 0.5})
-    return mlflow_runs.connect(store)
+    return connection.connect(store)
 
 
 def champion(client, name: str = "tiny") -> int:
@@ -66,7 +61,7 @@ def test_a_better_candidate_becomes_champion_and_everything_is_written_down(bett
     monkeypatch.setenv("SERVICE_ACCOUNT", "infoxlm-runner")
     monkeypatch.setenv("INFOXLM_IMAGE", "registry.example/infoxlm@sha256:ab")
 
-    done = promoting.run("models:/tiny@candidate", GATE, store)
+    done = promotion.promote_model("models:/tiny@candidate", GATE, store)
 
     assert (done.version, champion(better)) == (2, 2)
     said = decision(better, 2)
@@ -98,14 +93,14 @@ def test_a_better_candidate_becomes_champion_and_everything_is_written_down(bett
 )
 def test_a_candidate_that_is_not_better_is_refused_with_the_figures(two, store, gate, said):
     with pytest.raises(NotPromoted, match=said):
-        promoting.run("models:/tiny@candidate", gate, store)
+        promotion.promote_model("models:/tiny@candidate", gate, store)
 
     assert champion(two) == 1
     assert decision(two, 2)["what"] == "refused"
 
 
 def test_a_margin_below_zero_tolerates_a_loss_that_is_small_for_sure(two, store):
-    promoting.run("models:/tiny/2", {METRIC: -0.01}, store)
+    promotion.promote_model("models:/tiny/2", {METRIC: -0.01}, store)
 
     assert champion(two) == 2
 
@@ -115,13 +110,13 @@ def test_other_questions_are_refused_whatever_the_test_set_is_called(store, tiny
     register(store, tiny_encoders["second"], "sha256:2", 0.9, test="other")
 
     with pytest.raises(NotPromoted, match=r"on other questions of retrieval/best, promote by hand"):
-        promoting.run("models:/tiny@candidate", GATE, store)
+        promotion.promote_model("models:/tiny@candidate", GATE, store)
 
 
 def test_a_person_can_decide_and_has_to_say_why(two, store, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "ada")
 
-    promoting.run("models:/tiny@candidate", GATE, store, by_hand="agreed on 3 May")
+    promotion.promote_model("models:/tiny@candidate", GATE, store, by_hand="agreed on 3 May")
 
     assert champion(two) == 2
     assert (decision(two, 2)["reason"], decision(two, 2)["by"]["user"]) == ("champion by hand: agreed on 3 May", "ada")
@@ -136,10 +131,10 @@ def test_promoting_twice_and_after_a_crash_is_promoting_once(better, store, monk
     with monkeypatch.context() as patch:
         patch.setattr(MlflowClient, "set_registered_model_alias", power_cut)
         with pytest.raises(SystemExit):
-            promoting.run("models:/tiny/2", GATE, store)
+            promotion.promote_model("models:/tiny/2", GATE, store)
     assert champion(better) == 1
 
-    first, second = (promoting.run("models:/tiny/2", GATE, store) for _ in range(2))
+    first, second = (promotion.promote_model("models:/tiny/2", GATE, store) for _ in range(2))
 
     assert champion(better) == 2 and first.verdict == second.verdict
     assert better.get_model_version("tiny", "2").tags["previous_champion"] == "1"
@@ -159,7 +154,7 @@ def test_a_champion_that_changes_meanwhile_is_judged_against_anew(better, store,
     monkeypatch.setattr(promotion, "compare_with_champion", meanwhile)
 
     with pytest.raises(NotPromoted, match="not shown to be better than version 3"):
-        promoting.run("models:/tiny/2", GATE, store)
+        promotion.promote_model("models:/tiny/2", GATE, store)
 
     assert asked == ["1", "3"] and champion(better) == 3
 
@@ -204,7 +199,7 @@ def test_of_two_that_replace_a_champion_at_once_the_better_one_has_the_alias(
     monkeypatch.setattr(promotion, "champion_of", both_look)
     monkeypatch.setattr(promotion, "_settle", settled)
     with ThreadPoolExecutor(2) as pool:
-        worse, best = (pool.submit(promoting.run, f"models:/tiny/{number}", GATE, store) for number in (2, 3))
+        worse, best = (pool.submit(promotion.promote_model, f"models:/tiny/{number}", GATE, store) for number in (2, 3))
 
     assert "version 3 became champion at the same time" in str(worse.exception())
     assert "better than version 1" in best.result().verdict.reason
@@ -238,14 +233,14 @@ def test_who_is_overtaken_by_a_rival_settles_with_it_instead_of_judging_alone(
     monkeypatch.setattr(promotion, "champion_of", overtaken)
     monkeypatch.setattr(promotion, "compare_with_champion", settles_meanwhile)
 
-    assert promoting.run("models:/tiny/2", GATE, store).verdict.passed
+    assert promotion.promote_model("models:/tiny/2", GATE, store).verdict.passed
     assert not promotion._settle(better, rival, "1", GATE, judged).passed
     assert champion(better) == 2
     assert (decision(better, 2)["what"], decision(better, 3)["what"]) == ("promoted", "refused")
 
 
 def test_a_rollback_brings_the_previous_champion_back_once(better, store):
-    promoting.run("models:/tiny/2", GATE, store)
+    promotion.promote_model("models:/tiny/2", GATE, store)
 
     assert promotion.roll_back(better, "tiny", "German got worse") == 1
     assert promotion.roll_back(better, "tiny", "German got worse") == 1
@@ -253,7 +248,7 @@ def test_a_rollback_brings_the_previous_champion_back_once(better, store):
     assert champion(better) == 1
     assert decision(better, 2)["reason"] == "rolled back to version 1: German got worse"
     assert decision(better, 1)["reason"] == "champion again after version 2: German got worse"
-    assert promoting.run("models:/tiny/2", GATE, store).version == champion(better) == 2
+    assert promotion.promote_model("models:/tiny/2", GATE, store).version == champion(better) == 2
 
 
 def test_a_first_champion_cannot_be_rolled_back(two):
@@ -300,19 +295,19 @@ def flip(model: Path) -> None:
     ids=["flipped bit", "extra file", "missing file", "no signature"],
 )
 def test_what_is_not_what_was_signed_does_not_become_champion(keys, better, store, spoil, said):
-    promoting.run("models:/tiny/2", GATE, store)  # what was signed does
+    promotion.promote_model("models:/tiny/2", GATE, store)  # what was signed does
     promotion.roll_back(better, "tiny", "to try again")
     [model] = (path.parent for path in (store / "mlartifacts").rglob("items.parquet") if same(path, better, store))
     spoil(model.parent / "model")
 
     with pytest.raises(SignatureInvalid, match=said):
-        promoting.run("models:/tiny/2", GATE, store, by_hand="even so")
+        promotion.promote_model("models:/tiny/2", GATE, store, by_hand="even so")
 
     assert champion(better) == 1
 
 
 def same(path: Path, client, store: Path) -> bool:
-    location = registered.download(client, client.get_model_version("tiny", "2"), "evaluation", None)
+    location = model_versions.download(client, client.get_model_version("tiny", "2"), "evaluation", None)
     return path.parent == location
 
 
@@ -321,7 +316,7 @@ def test_a_model_signed_with_another_key_does_not_become_champion(keys, better, 
     monkeypatch.setenv(signing.VERIFYING, str(keys["theirs public"]))
 
     with pytest.raises(SignatureInvalid, match="Key mismatch"):
-        promoting.run("models:/tiny/2", GATE, store)
+        promotion.promote_model("models:/tiny/2", GATE, store)
 
     assert champion(better) == 1
 
@@ -335,11 +330,11 @@ def test_a_model_that_is_not_the_one_of_its_digest_does_not_become_champion(stor
     digest = manifests.write(encoder, "encoder")["digest"]
     register(store, tiny_encoders["first"], "sha256:1", 0.5)
     register(store, encoder, digest, 0.6, gate={METRIC: 0.5})
-    client = mlflow_runs.connect(store)
-    flip(registered.download(client, client.get_model_version("tiny", "2"), "model", None))
+    client = connection.connect(store)
+    flip(model_versions.download(client, client.get_model_version("tiny", "2"), "model", None))
 
     with pytest.raises(DataCorrupt, match=r"model\.safetensors has sha256"):
-        promoting.run("models:/tiny/2", GATE, store)
+        promotion.promote_model("models:/tiny/2", GATE, store)
 
     assert champion(client) == 1
 
@@ -359,9 +354,9 @@ def use(way: str, source: str, store: Path) -> Path:
 def test_a_registered_model_that_is_not_the_one_of_its_digest_is_not_used(store, tiny_encoders, tmp_path, way):
     digest = copied_with_manifest(tiny_encoders["first"], tmp_path / "encoder")
     register(store, tmp_path / "encoder", digest, 0.5)
-    client = mlflow_runs.connect(store)
+    client = connection.connect(store)
     assert (use(way, "models:/tiny@champion", store) / "model.safetensors").is_file()
-    model = registered.download(client, client.get_model_version("tiny", "1"), "model", None)
+    model = model_versions.download(client, client.get_model_version("tiny", "1"), "model", None)
     flip(model)
 
     with pytest.raises(DataCorrupt, match=r"model\.safetensors has sha256"):
@@ -371,7 +366,7 @@ def test_a_registered_model_that_is_not_the_one_of_its_digest_is_not_used(store,
     with pytest.raises(DataCorrupt, match=r"tiny version 1 holds sha256:\w+…, it was registered as"):
         use(way, "models:/tiny@champion", store)
     (model / manifests.NAME).unlink()  # which every model of the step `register` has
-    client.set_model_version_tag("tiny", "1", registered.MADE_AS, "pretrained/abc")
+    client.set_model_version_tag("tiny", "1", model_versions.MADE_AS, "pretrained/abc")
     with pytest.raises(InputError, match=r"no manifest\.json in"):
         use(way, "models:/tiny@champion", store)
 
@@ -379,7 +374,7 @@ def test_a_registered_model_that_is_not_the_one_of_its_digest_is_not_used(store,
 @pytest.mark.item("S09")
 def test_a_registered_model_that_is_not_signed_with_our_key_is_not_used(keys, two, store, monkeypatch):
     model_registry.load_encoder("models:/tiny/1", store)  # what is signed is
-    (registered.download(two, two.get_model_version("tiny", "2"), "", None) / signing.FILE).unlink()
+    (model_versions.download(two, two.get_model_version("tiny", "2"), "", None) / signing.FILE).unlink()
 
     with pytest.raises(SignatureInvalid, match="tiny version 2 is not signed"):
         model_registry.load_encoder("models:/tiny/2", store)
@@ -406,44 +401,44 @@ def test_a_directory_is_compared_with_our_manifest_and_with_no_other(store, tiny
 
 
 def test_a_copy_within_a_server_is_made_once_and_judged_where_it_goes(two, store):
-    first, again = (promoting.run("models:/tiny/2", GATE, store, to="production.tiny") for _ in range(2))
+    first, again = (promotion.promote_model("models:/tiny/2", GATE, store, to="production.tiny") for _ in range(2))
 
     assert (first.name, first.version, again.version) == ("production.tiny", 1, 1)
     version = two.get_model_version("production.tiny", "1")
     assert (version.tags["digest"], version.tags["copied_from"]) == ("sha256:2", "models:/tiny/2")
     assert "previous_champion" not in version.tags and champion(two) == 1
     with pytest.raises(NotPromoted, match="not shown to be better than version 1"):
-        promoting.run("models:/tiny/1", GATE, store, to="production.tiny")
+        promotion.promote_model("models:/tiny/1", GATE, store, to="production.tiny")
 
 
 @pytest.mark.slow
 def test_a_copy_to_another_server_brings_all_files_tags_and_the_gate(keys, better, store, mlflow_server, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "staging")
     monkeypatch.setenv("TARGET_MLFLOW_TRACKING_USERNAME", "production")
-    with registered.fetched(better, better.get_model_version("tiny", "2")) as files:
+    with model_versions.fetched(better, better.get_model_version("tiny", "2")) as files:
         sent = {path.relative_to(files): path.read_bytes() for path in files.rglob("*") if path.is_file()}
 
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{store}/mlflow.db")
     for number in (1, 2, 2):
-        done = promoting.run(f"models:/tiny/{number}", GATE, store, to=f"{mlflow_server}/production")
+        done = promotion.promote_model(f"models:/tiny/{number}", GATE, store, to=f"{mlflow_server}/production")
 
     assert os.environ["MLFLOW_TRACKING_URI"] == f"sqlite:///{store}/mlflow.db"
     assert os.environ["MLFLOW_TRACKING_USERNAME"] == "staging"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_server)
-    client = mlflow_runs.connect(store)
+    client = connection.connect(store)
     assert (done.version, champion(client, "production")) == (2, 2)
     assert len(client.search_model_versions("name = 'production'")) == 2
     version = client.get_model_version("production", "2")
     assert version.tags["copied_from"] == f"sqlite:///{store}/mlflow.db models:/tiny/2"
     assert (version.tags["corpus_digest"], version.tags["previous_champion"]) == ("sha256:c", "1")
-    with registered.fetched(client, version) as files:
+    with model_versions.fetched(client, version) as files:
         assert {path.relative_to(files): path.read_bytes() for path in files.rglob("*") if path.is_file()} == sent
 
 
 @pytest.mark.slow
 def test_a_version_of_the_server_without_outcomes_is_no_reason_to_try_again(on_server, tiny_encoders, tmp_path):
     register(tmp_path, tiny_encoders["first"], "sha256:1", 0.5, name="served")
-    run_id = mlflow_runs.open_run("tests", "demo", {"infoxlm.run": "old"}, tmp_path)
+    run_id = runs.open_run("tests", "demo", {"infoxlm.run": "old"}, tmp_path)
     (tmp_path / "nothing").mkdir()
     model_registry.register(
         "served", tiny_encoders["second"], "sha256:2", {METRIC: 0.9}, GATE, run_id, {"test_set": "sha256:t"},
@@ -451,15 +446,15 @@ def test_a_version_of_the_server_without_outcomes_is_no_reason_to_try_again(on_s
     )  # fmt: skip
 
     with pytest.raises(NotPromoted, match="version 2 has no outcomes by question"):
-        promoting.run("models:/served/2", GATE, tmp_path)
+        promotion.promote_model("models:/served/2", GATE, tmp_path)
 
 
 def test_where_a_copy_goes_is_read_strictly(two, store):
     for to in ("https://", "https://host", "a/b", "models:/x"):
         with pytest.raises(InputError, match="give the NAME of a registered model"):
-            promoting.run("models:/tiny/2", GATE, store, to=to)
+            promotion.promote_model("models:/tiny/2", GATE, store, to=to)
     with pytest.raises(InputError, match="give models:/NAME@ALIAS"):
-        promoting.run("tiny", GATE, store)
+        promotion.promote_model("tiny", GATE, store)
 
 
 @pytest.mark.parametrize("said", ["{", "5", "[]", '{"what": 5}', "[" * 9999])
@@ -476,4 +471,4 @@ def test_a_version_made_elsewhere_has_no_digest_to_be_copied_by():
     from mlflow.entities.model_registry import ModelVersion
 
     with pytest.raises(InputError, match="toy version 3 has no tag digest"):
-        registered.digest_of(ModelVersion("toy", "3", 0))
+        model_versions.digest_of(ModelVersion("toy", "3", 0))

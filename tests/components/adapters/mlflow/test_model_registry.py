@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from components.adapters.mlflow import registry as model_registry
-from components.adapters.mlflow import runs as mlflow_runs
-from components.adapters.mlflow.registry import Registration
+from components.adapters.mlflow import connection, model_registry, runs
+from components.adapters.mlflow.model_registry import Registration
 from infoxlm_core.errors import InputError
 from tests.components.conftest import two_processes
 from tests.toys.evaluation import evaluated
@@ -19,7 +18,7 @@ METRIC = "retrieval/best"
 def register(
     store: Path, encoder: Path, digest: str, score: float, name: str = "tiny", test_set: str = "sha256:t", **more: str
 ) -> Registration:
-    run_id = mlflow_runs.open_run("tests", "demo", {"infoxlm.run": name}, store)
+    run_id = runs.open_run("tests", "demo", {"infoxlm.run": name}, store)
     scores = {METRIC: score, "perplexity/de": float("inf")}
     tags = {"corpus": "sha256:c", "test_set": test_set, **more}
     evaluation = evaluated(store / "evaluation", score)
@@ -27,18 +26,18 @@ def register(
 
 
 def champion(store: Path, name: str = "tiny") -> int:
-    return int(mlflow_runs.connect(store).get_registered_model(name).aliases["champion"])
+    return int(connection.connect(store).get_registered_model(name).aliases["champion"])
 
 
 def versions(store: Path, name: str = "tiny") -> list[int]:
-    found = mlflow_runs.connect(store).search_model_versions(f"name = '{name}'")
+    found = connection.connect(store).search_model_versions(f"name = '{name}'")
     return sorted(int(version.version) for version in found)
 
 
 def test_the_first_model_becomes_candidate_and_champion(store, tiny_encoders):
     registration = register(store, tiny_encoders["first"], "sha256:1", 0.5)
 
-    version = mlflow_runs.connect(store).get_model_version_by_alias("tiny", "champion")
+    version = connection.connect(store).get_model_version_by_alias("tiny", "champion")
     assert registration == Registration(1, ("candidate", "champion"), True, version.tags["gate"])
     assert {key: version.tags[key] for key in ("digest", "corpus", METRIC)} == {
         "digest": "sha256:1",
@@ -73,7 +72,7 @@ def test_a_score_on_another_test_set_does_not_move_the_champion(store, tiny_enco
 def test_registering_the_same_content_again_changes_nothing(store, tiny_encoders):
     first = register(store, tiny_encoders["first"], "sha256:1", 0.5)
     second = register(store, tiny_encoders["second"], "sha256:2", 0.6)
-    client = mlflow_runs.connect(store)
+    client = connection.connect(store)
     client.set_registered_model_alias("tiny", "champion", "1")  # somebody went back by hand
 
     again = register(store, tiny_encoders["second"], "sha256:2", 0.9)
@@ -139,12 +138,12 @@ def test_a_champion_without_outcomes_stays_until_somebody_decides(store, tiny_en
 
 @pytest.mark.parametrize("metrics", [{}, {METRIC: float("nan")}, {METRIC: float("inf")}, {METRIC: None}])
 def test_without_a_finite_score_nothing_is_registered(store, tiny_encoders, metrics):
-    run_id = mlflow_runs.open_run("tests", "demo", {"infoxlm.run": "r1"}, store)
+    run_id = runs.open_run("tests", "demo", {"infoxlm.run": "r1"}, store)
 
     with pytest.raises(InputError, match=r"metric retrieval/best is .* evaluate again"):
         model_registry.register("tiny", tiny_encoders["first"], "sha256:1", metrics, {METRIC: 0.0}, run_id, {}, store)
 
-    assert mlflow_runs.connect(store).search_registered_models() == []
+    assert connection.connect(store).search_registered_models() == []
 
 
 @pytest.mark.parametrize(
@@ -180,7 +179,8 @@ import sys
 from pathlib import Path
 import numpy
 from transformers import AutoModel, AutoTokenizer
-from components.adapters.mlflow.registry import load_encoder
+from components.adapters.mlflow.model_registry import load_encoder
+from components.adapters.mlflow import connection
 
 directory = load_encoder(sys.argv[1], Path(sys.argv[2]))
 model, tokenizer = AutoModel.from_pretrained(directory), AutoTokenizer.from_pretrained(directory)
@@ -250,7 +250,7 @@ def test_two_processes_that_register_the_same_content_share_a_run_and_make_one_v
             first, second = (future.result() for future in both)
 
             monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-            client = mlflow_runs.connect(tmp_path)
+            client = connection.connect(tmp_path)
             experiment = client.get_experiment_by_name("tests").experiment_id
             assert len(client.search_runs([experiment], "tags.`infoxlm.run` = 'parallel'")) == 1
             assert first.version == second.version == champion(tmp_path, "parallel")
