@@ -17,6 +17,7 @@ ELSEWHERE = {
     "infoxlm_core/data/vocabulary.py": "infoxlm_core/stages/test_tokenization.py",
     "infoxlm_core/model/huggingface/any_encoder.py": "infoxlm_core/tasks/test_embedding.py",
     "infoxlm_core/model/huggingface/plain_transformers.py": "infoxlm_core/tasks/test_reference_vectors.py",
+    "infoxlm_core/model/huggingface/tokenizers.py": "infoxlm_core/stages/test_tokenization.py",
     "infoxlm_core/model/task_head.py": "infoxlm_core/model/test_task_models.py",
     "infoxlm_core/systems/system.py": "infoxlm_core/systems/test_text_system.py",
     "infoxlm_core/training/loop.py": "infoxlm_core/stages/test_pretraining.py",
