@@ -496,7 +496,7 @@ def prepare(directory: Path) -> World:
         "mlflow.transformers", "transformers", "matplotlib.pyplot", "components.evaluate", "components.pretrain",
         "components.adapters.mlflow.model_registry", "components.adapters.s3.store", "infoxlm_core.stages.pretraining",
         "infoxlm_core.stages.finetuning", "infoxlm_core.stages.evaluation", "infoxlm_core.stages.preparation",
-        "infoxlm_core.stages.tokenization", "components.platform.trainings", "tests.servers.s3",
+        "infoxlm_core.stages.tokenization", "components.platform.training_runs", "tests.servers.s3",
     ):  # fmt: skip
         importlib.import_module(name)
     import torch

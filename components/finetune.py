@@ -34,7 +34,7 @@ def finetune(
         trial: of an ablation: its variant, and its seed instead of the config's.
         task_config: the step's GPUs, node selector and tolerations, which are those of the RayJob's workers.
     """
-    from components.platform import artifacts, keys, trainings
+    from components.platform import artifacts, keys, sources
     from components.platform.stage_run import stage_run
     from infoxlm_core import manifests, tasks
 
@@ -42,7 +42,7 @@ def finetune(
         checked = tasks.parse(step.read(config) | ({"seed": trial["seed"]} if trial else {}), "finetuning")
         base, base_digest = artifacts.read_pointer(encoder)
         text, text_digest = artifacts.read_pointer(corpus)
-        learned = trainings.digest_data(checked, step.here)
+        learned = sources.digest_training_data(checked, step.here)
         key = keys.artifact_key("classifier", checked, base_digest, text_digest, *learned)
         given = {"encoder": base, "corpus": text}
         made = step.make(

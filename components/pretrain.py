@@ -34,7 +34,7 @@ def pretrain(
         trial: of an ablation: its variant and seed; the curves then go into a run of their own.
         task_config: the step's GPUs, node selector and tolerations, which are those of the RayJob's workers.
     """
-    from components.platform import artifacts, keys, sources, trainings
+    from components.platform import artifacts, keys, sources, training_runs
     from components.platform.stage_run import stage_run
     from infoxlm_core.config import PretrainingConfig
 
@@ -46,7 +46,7 @@ def pretrain(
         begun = keys.digest_inputs(begin)  # of no model or of one
         inputs = {"shards": digest} | ({"model.start": begun[0]} if begun else {})
         key = keys.artifact_key("pretrained", checked, *inputs.values())
-        run = trainings.choose_run(store, "pretrained", key, checked, inputs, trial)
+        run = training_runs.choose_run(store, "pretrained", key, checked, inputs, trial)
         made = step.make(
             "pretrained",
             key,

@@ -1,19 +1,20 @@
 """The store: artifacts by content, and checkpoints, in a directory or on S3.
 
-A KFP artifact of ours is a small JSON file that says where in the store the bulk data is: `{"location", "digest"}`.
-The store holds each artifact once, under a key of everything that decides its content (`keys.artifact_key`):
+A KFP artifact of ours is a small JSON file that points into the store: `{"location", "digest"}`. The store holds each
+artifact once, under a key of everything that decides its content (`artifact_key`):
 
-    STORE/corpus/3f2a…/manifest.json     finished: found again by every later run with the same inputs
-    STORE/runs/pretrained-77b0…/         checkpoints of a training; an interrupted one continues here
+    STORE/corpus/3f2a…/manifest.json     a finished artifact, found again by every later run with the same inputs
+    STORE/runs/pretrained-77b0…/         checkpoints of a training; `training_runs` has the rest
+    STORE/begun/PIPELINE.json            the training that a pipeline began last
     STORE/cost/                          hours of GPUs and processes that artifacts and runs have cost (`costs`)
-    STORE/outcome/demo-2026…/…json       why a stage of a pipeline run failed, if it did: KFP keeps no exit codes
-    STORE/verified/                      when every byte of an artifact was compared last: hashing takes long
-    STORE/parameters/                    what is too large to be a parameter, by its digest
-    STORE/work/j-pretrain-….json         what a RayJob is to do; STORE/leases/ who is sending what
+    STORE/outcome/demo-2026…/…json       why a stage of a pipeline run failed; KFP keeps no exit codes
+    STORE/verified/                      when every byte of an artifact was last compared, since hashing takes long
+    STORE/parameters/                    values that are too large to be a parameter, by their digest
+    STORE/work/j-pretrain-….json         the work of a RayJob; STORE/leases/ has a lock for each upload
 
-STORE is a directory, or `s3://bucket/prefix`; `adapters/storage.py` has the table. Of a store that is elsewhere each
-machine has a copy in its cache, laid out alike: artifacts are made there and sent, or fetched when they are needed
-(INFOXLM_CACHE says where; default ~/.cache/infoxlm).
+STORE is a directory, or `s3://bucket/prefix`; `adapters/storage.py` has the table. Each machine has a local copy of a
+remote store in its cache with the same layout. Artifacts are built there and uploaded, or downloaded when needed.
+INFOXLM_CACHE names the cache; the default is ~/.cache/infoxlm.
 """
 
 import contextlib
@@ -30,7 +31,7 @@ from typing_extensions import TypedDict
 
 from components.adapters import storage
 from components.adapters.lease import Lease
-from components.platform import artifact_transfer, verification
+from components.platform import artifact_files
 from components.settings.environment import cache
 from infoxlm_core import locks, manifests, outside
 from infoxlm_core.errors import DataCorrupt, InputError
@@ -49,18 +50,21 @@ KINDS = (
     "suite",
     "promotion",
 )
-"""Of artifacts: the folders of a store."""
+"""Kinds of artifacts: the folders of a store."""
 LONGEST_PUSH, LONGEST_TRAINING = 6 * 3600.0, 14 * 86_400.0
-"""Seconds to wait for another machine that sends, or makes, the same artifact."""
-_COPY_OF = "COPY_OF"  # a file in a machine's copy of a store on S3 that says of which
+"""Seconds to wait for another machine that uploads, or builds, the same artifact."""
+_COPY_OF = "COPY_OF"  # a file in the local copy of a remote store, with the URI of the store
+
+
+# ---------------------------------------------------------------- the store
 
 
 def local(store: str) -> Path:
-    """The store on this machine: the directory itself, or the copy of what is elsewhere."""
+    """Return the directory of a store on this machine: the store itself, or the local copy of a remote store."""
     if directory := storage.open(store).directory:
         return directory
-    named = re.sub(r"[^\w.-]+", "-", store.partition("://")[2])
-    root = cache() / "stores" / f"{named}-{manifests.digest(store).removeprefix('sha256:')[:8]}"
+    readable = re.sub(r"[^\w.-]+", "-", store.partition("://")[2])
+    root = cache() / "stores" / f"{readable}-{manifests.digest(store).removeprefix('sha256:')[:8]}"
     root.mkdir(parents=True, exist_ok=True)
     if not (root / _COPY_OF).is_file() or (root / _COPY_OF).read_bytes() != store.encode():
         manifests.write_atomically(root / _COPY_OF, store)
@@ -68,7 +72,7 @@ def local(store: str) -> Path:
 
 
 def url_of(location: Path) -> str:
-    """What the rest of the world calls a place in the store: its URI, or the path itself."""
+    """Return the URI of a path in the local copy of a remote store; for any other path, the path itself."""
     for root in location.parents:
         if (root / _COPY_OF).is_file():
             return f"{(root / _COPY_OF).read_text()}/{location.relative_to(root)}"
@@ -81,96 +85,101 @@ def write(store: str, name: str, content: str) -> None:
 
 
 def read(store: str, name: str) -> bytes | None:
-    """Read a small file of the store; None if there is none."""
-    found = storage.open(store).get(name)
-    return found[0] if found else None
+    """Read a small file of the store; return None if there is none."""
+    file = storage.open(store).get(name)
+    return file[0] if file else None
+
+
+# ---------------------------------------------------------------- making and finding artifacts
 
 
 def lookup(store: str, kind: str, name: str) -> Path | None:
-    """The artifact `kind/name` of the store on this machine; None if nobody has made it yet.
+    """Return the artifact `kind/name` on this machine, or None if nobody has made it yet.
 
-    What was written to since its bytes were last compared is compared again; who reads it asks `locate`, which always
-    does. A copy that is damaged is fetched once more.
+    Files that were touched since their bytes were last compared are compared again; `locate` compares all of them. A
+    damaged local copy of a remote artifact is downloaded again.
 
     Raises:
-        DataCorrupt: a file is not what the manifest says.
+        DataCorrupt: a file differs from the manifest.
     """
-    final, remote = manifests.inside(local(store), f"{kind}/{name}"), storage.is_remote(store)
-    uri = f"{store}/{kind}/{name}"
-    if remote:
-        described = artifact_transfer.manifest(uri)
-        if described is None:
+    path, uri = manifests.inside(local(store), f"{kind}/{name}"), f"{store}/{kind}/{name}"
+    if not storage.is_remote(store):
+        if not (path / manifests.NAME).is_file():
             return None
-        with _one_at_a_time(final.parent / f".{name}.fetching"):
-            if not _is_whole(final, kind, described["digest"]):
-                artifact_transfer.pull(uri, final)  # and every byte compared
-                verification.note(final, verification.state_of(final))
-    elif not (final / manifests.NAME).is_file():
+        artifact_files.verify(path, kind)
+        logger.info("found %s, made before from the same inputs", path)
+        return path
+    manifest = artifact_files.manifest(uri)
+    if manifest is None:
         return None
-    else:
-        verification.verify(final, kind)
-    logger.info("found %s, made before from the same inputs", uri if remote else final)
-    return final
+    with _locked(path.parent / f".{name}.fetching"):
+        if not _is_intact(path, kind, manifest["digest"]):
+            artifact_files.pull(uri, path)  # compares every byte
+            artifact_files.record_verified(path, artifact_files.file_state(path))
+    logger.info("found %s, made before from the same inputs", uri)
+    return path
 
 
-def _is_whole(directory: Path, kind: str, digest: str) -> bool:
-    """Whether this machine's copy of an artifact is there, the same as elsewhere, and not damaged."""
+def _is_intact(directory: Path, kind: str, expected_digest: str) -> bool:
+    """Whether the local copy of an artifact exists, equals the remote one, and is not damaged."""
     if not (directory / manifests.NAME).is_file():
         return False
     try:
-        return verification.verify(directory, kind)["digest"] == digest
+        return artifact_files.verify(directory, kind)["digest"] == expected_digest
     except DataCorrupt as error:
-        logger.warning("%s: fetching it once more", error)
+        logger.warning("%s: downloading it again", error)
         return False
 
 
 def is_made(store: str, kind: str, name: str) -> bool:
-    """Whether there is such an artifact, in the store or, not sent yet, on this machine."""
-    here = (local(store) / kind / name / manifests.NAME).is_file()
-    return here or (storage.is_remote(store) and artifact_transfer.manifest_exists(f"{store}/{kind}/{name}"))
+    """Whether there is such an artifact, in the store or, not uploaded yet, on this machine."""
+    if (local(store) / kind / name / manifests.NAME).is_file():
+        return True
+    return storage.is_remote(store) and artifact_files.manifest_exists(f"{store}/{kind}/{name}")
 
 
 def get_or_build(store: str, kind: str, name: str, build: Callable[[Path], dict[str, Any] | None]) -> Path:
-    """Return the artifact `kind/name` of the store; build it first if it is not there, whole or not at all.
+    """Return the artifact `kind/name` of the store; build it first if it does not exist, completely or not at all.
 
     Args:
         store: directory, or s3://bucket/prefix.
-        kind: of the artifact.
-        name: of the artifact, from all that decides its content.
+        kind: kind of the artifact.
+        name: name of the artifact, a digest of everything that decides its content.
         build: fills an empty directory and returns the facts of the manifest.
 
     Returns:
-        where it is on this machine.
+        the directory of the artifact on this machine.
     """
-    if found := lookup(store, kind, name):
-        return found
-    final = local(store) / kind / name
-    if not (storage.is_remote(store) and (final / manifests.NAME).is_file()):  # made before, and never arrived
-        _build(final, kind, build)
-    if not storage.is_remote(store):
-        return final
+    if existing := lookup(store, kind, name):
+        return existing
+    path, is_remote = local(store) / kind / name, storage.is_remote(store)
+    if not (is_remote and (path / manifests.NAME).is_file()):  # an earlier attempt may have built but not uploaded it
+        _build(path, kind, build)
+    if not is_remote:
+        return path
     uri = f"{store}/{kind}/{name}"
     with Lease(f"{store}/leases/{kind}-{name}.json", wait=LONGEST_PUSH):
-        if not artifact_transfer.manifest_exists(uri):  # else somebody made the same meanwhile: theirs counts
-            artifact_transfer.push(final, uri)
-            return final
-    return lookup(store, kind, name) or final
+        if not artifact_files.manifest_exists(uri):
+            artifact_files.push(path, uri)
+            return path
+    return lookup(store, kind, name) or path  # another machine was faster: use its artifact
 
 
-def _build(final: Path, kind: str, build: Callable[[Path], dict[str, Any] | None]) -> None:
-    if final.exists():
-        raise InputError(f"{final} is in the way: it holds no manifest; remove it")
-    manifests.make_folder(final.parent)
-    _sweep(final.parent)
-    partial = Path(tempfile.mkdtemp(prefix=".making-", dir=final.parent))
+def _build(path: Path, kind: str, build: Callable[[Path], dict[str, Any] | None]) -> None:
+    if path.exists():
+        raise InputError(f"{path} exists but has no {manifests.NAME}: remove it")
+    manifests.make_folder(path.parent)
+    _remove_abandoned(path.parent)
+    partial = Path(tempfile.mkdtemp(prefix=".making-", dir=path.parent))
     try:
-        with locks.acquire(f"{partial}.lock"):  # held while this process lives: nobody sweeps it away
-            (partial / "it").mkdir()
-            facts = build(partial / "it")
-            state = verification.state_of(partial / "it")
-            manifests.write(partial / "it", kind, facts)
-            manifests.move_into_place(partial / "it", final, manifests.NAME)
-            verification.note(final, state)
+        with locks.acquire(f"{partial}.lock"):  # `_remove_abandoned` skips it while this process lives
+            output = partial / "it"
+            output.mkdir()
+            facts = build(output)
+            state = artifact_files.file_state(output)
+            manifests.write(output, kind, facts)
+            manifests.move_into_place(output, path, manifests.NAME)
+            artifact_files.record_verified(path, state)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
         Path(f"{partial}.lock").unlink(missing_ok=True)
@@ -178,8 +187,8 @@ def _build(final: Path, kind: str, build: Callable[[Path], dict[str, Any] | None
 
 @contextlib.contextmanager
 def exclusive(store: str, kind: str, name: str) -> Iterator[None]:
-    """Wait until nobody else makes an artifact that takes long, and keep others waiting: its second maker finds it."""
-    with _one_at_a_time(local(store) / kind / f".{name}.lock"):
+    """Let one process at a time build an artifact that takes long; the others wait and then find it."""
+    with _locked(local(store) / kind / f".{name}.lock"):
         if not storage.is_remote(store):
             yield
             return
@@ -188,105 +197,104 @@ def exclusive(store: str, kind: str, name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _one_at_a_time(path: Path) -> Iterator[None]:
-    """One process of this machine at a time, by a lock on a file."""
+def _locked(path: Path) -> Iterator[None]:
+    """Hold a lock file against other processes of this machine; log a line if that means waiting."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        held = locks.acquire(path, timeout=0)
+        lock = locks.acquire(path, timeout=0)
     except locks.Timeout:
-        logger.info("somebody else holds %s: waiting", path)
-        held = locks.acquire(path)
-    with held:
+        logger.info("waiting for another process that holds %s", path)
+        lock = locks.acquire(path)
+    with lock:
         yield
 
 
-def _sweep(directory: Path) -> None:
-    """Remove what processes that are gone have left half-made."""
+def _remove_abandoned(directory: Path) -> None:
+    """Remove the partial artifacts of processes that have died."""
     for path in directory.glob(".making-*.lock"):
-        with (
-            contextlib.suppress(locks.Timeout, OSError),
-            locks.acquire(path, timeout=0),
-        ):  # OSError: somebody else's file
+        with contextlib.suppress(locks.Timeout, OSError), locks.acquire(path, timeout=0):  # OSError: another user's
             shutil.rmtree(path.with_suffix(""), ignore_errors=True)
             path.unlink(missing_ok=True)
 
 
+# ---------------------------------------------------------------- KFP artifacts
+
+
 class Pointer(TypedDict):
-    """What a KFP artifact of ours says."""
+    """Content of a KFP artifact of ours."""
 
     location: str
     digest: str
 
 
 def publish(artifact: Any, location: Path) -> None:
-    """Let a KFP output artifact point to a directory of the store."""
-    digest, place = manifests.load(location)["digest"], url_of(location)
+    """Make a KFP output artifact point to a directory of the store."""
+    pointer = {"location": url_of(location), "digest": manifests.load(location)["digest"]}
     Path(artifact.path).parent.mkdir(parents=True, exist_ok=True)
-    manifests.write_atomically(Path(artifact.path), json.dumps({"location": place, "digest": digest}))
-    artifact.metadata["digest"], artifact.metadata["location"] = digest, place
+    manifests.write_atomically(Path(artifact.path), json.dumps(pointer))
+    artifact.metadata.update(pointer)
 
 
 def read_pointer(artifact: Any) -> tuple[str, str]:
-    """Where in the store what a KFP input artifact points to is, and its digest."""
-    said = outside.read_json(Path(artifact.path), Pointer, "run the step that makes it again", DataCorrupt)
-    return said["location"], said["digest"]
+    """Return the location and the digest that a KFP input artifact points to."""
+    pointer = outside.read_json(Path(artifact.path), Pointer, "run the step that makes it again", DataCorrupt)
+    return pointer["location"], pointer["digest"]
 
 
 def resolve(artifact: Any) -> tuple[Path, str]:
-    """Where on this machine it is, fetched if it is on S3, and its digest."""
+    """Return the local directory that a KFP input artifact points to, downloaded if needed, and its digest."""
     location, digest = read_pointer(artifact)
     return locate(location), digest
 
 
 def locate(location: str, hashed: bool = True) -> Path:
-    """Where on this machine an artifact of the store is, or what lies in one: `s3://bucket/prefix/pretrained/7b/encoder`.
+    """Return the path on this machine of an artifact, or of a folder in one: `s3://bucket/prefix/pretrained/7b/encoder`.
 
     Args:
         location: as `publish` has written it.
-        hashed: compare every byte with the manifest, since it will be read. A copy that is damaged is fetched again.
+        hashed: compare every byte with the manifest, because it will be read. A damaged local copy is downloaded again.
 
     Raises:
-        InputError: there is no such artifact, or the location is none, or leads out of the store.
-        DataCorrupt: a file is not what the manifest says.
+        InputError: there is no such artifact, or the location is malformed or leads out of the store.
+        DataCorrupt: a file differs from the manifest.
     """
-    whole, found = _place(location)
-    if not hashed or not (found / manifests.NAME).is_file():
-        return found
+    artifact, path = _download(location)
+    if not hashed or not (path / manifests.NAME).is_file():
+        return path
     try:
-        verification.hash_what_is_read(found)
+        artifact_files.compare_bytes(path)
     except DataCorrupt:
         if not storage.is_remote(location):
             raise
-        verification.marker_of(whole).unlink(missing_ok=True)  # `lookup` compares every byte now, and fetches
-        _place(location)
-    return found
+        artifact_files.marker_of(artifact).unlink(missing_ok=True)  # so `lookup` compares every byte
+        _download(location)
+    return path
 
 
-def _place(location: str) -> tuple[Path, Path]:
-    """Where the artifact is on this machine, and where in it what is meant."""
+def _download(location: str) -> tuple[Path, Path]:
+    """Return the directory of an artifact on this machine, and the path within it that the location names."""
     if directory := storage.open(location).directory:
         return directory, directory
-    # the last kind with a key: a folder above the store may be called like a kind, too
-    said = re.fullmatch(rf"(.+?://.+)/({'|'.join(KINDS)})/([0-9a-f]{{16}})(?:/(.*))?", location)
-    if not said:
-        raise InputError(f"{location} is no artifact, which is STORE/KIND/KEY: run the step that makes it again")
-    store, kind, name, inner = said.groups()
-    found = lookup(store, kind, name)
-    if found is None:
-        raise InputError(f"{location} is not in the store any more: run again without Kubeflow's cache (--no-cache)")
-    return found, manifests.inside(found, inner) if inner else found
+    # greedy: a folder above the store may be named like a kind
+    match = re.fullmatch(rf"(.+?://.+)/({'|'.join(KINDS)})/([0-9a-f]{{16}})(?:/(.*))?", location)
+    if not match:
+        raise InputError(f"{location} is not an artifact (STORE/KIND/KEY): run the step that makes it again")
+    store, kind, name, inner = match.groups()
+    artifact = lookup(store, kind, name)
+    if artifact is None:
+        raise InputError(f"{location} is no longer in the store: run again without Kubeflow's cache (--no-cache)")
+    return artifact, manifests.inside(artifact, inner) if inner else artifact
 
 
 def log_facts(location: Path, metrics: Any) -> dict[str, float]:
-    """The numbers in an artifact's manifest; they also become KFP metrics."""
-    numbers = {
-        name: value for name, value in manifests.load(location)["facts"].items() if isinstance(value, int | float)
-    }
+    """Log the numbers in an artifact's manifest as KFP metrics, and return them."""
+    facts = manifests.load(location)["facts"]
+    numbers = {name: value for name, value in facts.items() if isinstance(value, int | float)}
     show(numbers, metrics)
     return numbers
 
 
 def show(figures: Mapping[str, float], metrics: Any) -> None:
-    """Let KFP's page show figures, under names that it takes."""
+    """Log figures as KFP metrics, whose names may contain no slash."""
     for name, value in figures.items():
         metrics.log_metric(name.replace("/", "_"), value)

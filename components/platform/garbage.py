@@ -14,7 +14,7 @@ from pathlib import Path
 
 from components.adapters import storage
 from components.adapters.storage import Entry
-from components.platform import artifacts, verification
+from components.platform import artifact_files, artifacts
 from infoxlm_core import manifests
 from infoxlm_core.training import checkpoints
 
@@ -105,4 +105,4 @@ def delete(store: str, thing: Thing) -> None:
         there.delete(*rest)
     path = (there.directory or artifacts.local(store)) / thing.name  # of a store elsewhere, this machine's copy
     shutil.rmtree(path, ignore_errors=True)
-    verification.marker_of(path).unlink(missing_ok=True)
+    artifact_files.marker_of(path).unlink(missing_ok=True)

@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from components.platform import artifacts, keys, runtime, sources, trainings
+from components.platform import artifacts, keys, launchers, runtime, sources, tracking, work
 from components.platform.stage_run import stage_run
 from infoxlm_core import manifests
 from infoxlm_core.errors import Preempted, WorkerLost
@@ -44,7 +44,7 @@ def measure(point: Mapping[str, Any], store: str, num_workers: int) -> Measured:
         local = sources.localise(settings, step.here)
         task = task_of(local)
         encoder = sources.fetch_model(source, step.here)
-        model, learned_from = trainings.tune(settings, local, source, encoder, num_workers, store, step.run)
+        model, learned_from = _fine_tune(settings, local, source, encoder, num_workers, store, step.run)
         inputs = [*keys.digest_inputs(str(model)), keys.digest_inputs_by_role(task.data(local))]
         key = keys.artifact_key("points", task.without_data(local), *inputs)
 
@@ -57,6 +57,49 @@ def measure(point: Mapping[str, Any], store: str, num_workers: int) -> Measured:
         step.run.log_artifacts(made / trials.SCORES)
         step.run.end()
     return Measured(artifacts.url_of(made), manifests.load(made)["digest"], figures)
+
+
+def _fine_tune(
+    settings: Any, local: Any, source: str, encoder: Path, num_workers: int, store: str, run: tracking.Run
+) -> tuple[Path, dict[str, Any]]:
+    """Return the model that a point measures, fine-tuned if its task needs that, and the facts of its training.
+
+    Its name is a digest of what decides its weights alone, so points that differ only in how they test share it.
+
+    Args:
+        settings: settings of the task.
+        local: the same settings with all data on this machine.
+        source: source of the encoder.
+        encoder: the encoder on this machine.
+        num_workers: workers of the training.
+        store: directory, or s3://bucket/prefix.
+        run: the tracker's run, which gets the curves.
+    """
+    task = task_of(local)
+    if not task.trained:
+        return encoder, {}
+    part, data = task.training_part(local)
+    inputs = [*keys.digest_inputs(str(encoder)), keys.digest_inputs_by_role(data)]
+    if task.depends_on_workers(part, encoder):
+        inputs.append(f"workers={max(1, num_workers)}")
+    name = keys.artifact_key("tuned", task.without_data(part), *inputs)
+    training = work.Work(
+        stage="finetune",
+        store=store,
+        kind="tuned",
+        name=name,
+        run=f"tuned-{name}",
+        config=settings.model_dump(mode="json"),
+        artifacts={},
+        sources={"encoder": source},
+        num_workers=num_workers,
+        tracker_run=run.id,
+    )
+    with artifacts.exclusive(store, "tuned", name):  # another point may need the same model
+        model = artifacts.locate(artifacts.url_of(launchers.run(training)))  # compares every byte before it is read
+        work.delete_checkpoints(training)
+    run.log_curves(model / "metrics.jsonl")
+    return model, manifests.load(model)["facts"] | {"tuned": f"tuned/{name}"}
 
 
 def measure_all(points: Sequence[Mapping[str, Any]], store: str, num_workers: int) -> dict[str, Measured]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.adapters import storage
-from components.platform import artifact_transfer, artifacts, costs, tracking
+from components.platform import artifact_files, artifacts, costs, tracking
 from infoxlm_core import manifests
 
 if TYPE_CHECKING:
@@ -51,12 +51,12 @@ def delete_checkpoints(work: Work) -> None:
     """Remove the checkpoints of a training that is done."""
     shutil.rmtree(artifacts.local(work.store) / "runs" / work.run, ignore_errors=True)
     if storage.is_remote(work.store):
-        artifact_transfer.drop(f"{work.store}/runs/{work.run}")
+        artifact_files.drop(f"{work.store}/runs/{work.run}")
 
 
 def train(work: Work, run: Path) -> dict[str, Any]:
     """The body of every worker: fetch, train together; the first one makes the artifact and returns its facts."""
-    from components.platform.remote_run import RemoteRun
+    from components.platform.training_runs import RemoteRun
     from infoxlm_core.training import distributed
 
     more: dict[str, Any] = {"run": run}

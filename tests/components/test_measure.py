@@ -14,7 +14,7 @@ from kfp import dsl
 from components.adapters.mlflow import connection, runs, trial_runs
 from components.measure import measure
 from components.plan_suite import plan_suite
-from components.platform import artifacts, launchers, parameters, tracking, verification
+from components.platform import artifact_files, artifacts, launchers, parameters, tracking
 from components.summarise import summarise
 from infoxlm_core import run_file
 from infoxlm_core.results.suite_config import SuiteConfig
@@ -137,7 +137,8 @@ def test_a_tuned_model_that_is_damaged_without_a_trace_is_not_measured(planned, 
     weights = tuned / "model.safetensors"
     content = weights.read_bytes()
     weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    verification.note(tuned, verification.state_of(tuned))  # as if a disk had flipped a bit: no time changes
+    # as if a disk had flipped a bit: no time changes
+    artifact_files.record_verified(tuned, artifact_files.file_state(tuned))
 
     with pytest.raises(SystemExit) as ended:
         run_point(item, store, tmp_path, run="toy-2")

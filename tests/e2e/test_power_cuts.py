@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from components.platform import artifact_transfer, artifacts
+from components.platform import artifact_files, artifacts
 from infoxlm_core import manifests
 from infoxlm_core.training import checkpoints as saving
 from infoxlm_core.training import tracker
@@ -72,7 +72,7 @@ def test_artifacts_of_a_store(disk, tmp_path, record_property):
 
 def test_a_copy_of_an_artifact(disk, tmp_path):
     made = artifacts.get_or_build(str(tmp_path / "store"), "corpus", "1" * 16, build)
-    artifact_transfer.pull(str(made), disk.root / "copy")
+    artifact_files.pull(str(made), disk.root / "copy")
     disk.say("copy")
 
     for said, left in disk.remains(tmp_path):

@@ -29,8 +29,8 @@ from transformers import XLMRobertaConfig, XLMRobertaForSequenceClassification
 
 from components.adapters import lease
 from components.adapters.mlflow import promotion
-from components.platform import artifacts, costs, job, outcomes, trainings
-from components.platform.remote_run import RemoteRun
+from components.platform import artifacts, costs, job, outcomes, training_runs
+from components.platform.training_runs import RemoteRun
 from components.settings.cluster import ClusterFile
 from infoxlm_core import errors, manifests, outside, run_file
 from infoxlm_core.config import CorpusSource, SelectionConfig, TokenizationConfig
@@ -640,7 +640,7 @@ TARGETS |= {
     ),
     "begun": a_note(
         "begun.json", {"pipeline_run": "x", "run": "pretrained-1", "artifact": "1", "fingerprint": {"seed": 1}},
-        lambda path: outside.parse_json(path.read_bytes(), trainings.Begun, path, "delete it"),
+        lambda path: outside.parse_json(path.read_bytes(), training_runs.Begun, path, "delete it"),
     ),
     "work": a_note(
         "work.json",

@@ -14,7 +14,7 @@ import pytest
 from components.adapters import lease, storage
 from components.adapters.directory import Directory
 from components.adapters.lease import Lease
-from components.platform import artifact_transfer, artifacts, sources
+from components.platform import artifact_files, artifacts, sources
 from infoxlm_core import manifests
 from infoxlm_core.errors import Fenced, InputError, LeaseHeld
 
@@ -97,14 +97,14 @@ def test_directories_travel_and_leases_fence_in_any_storage(uri, tmp_path, monke
     with Lease(f"{uri}/lease.json", "first") as held:
         with pytest.raises(LeaseHeld, match="first is at work"), Lease(held.url, "second"):
             pytest.fail("it was taken")
-        artifact_transfer.push(tmp_path / "made", f"{uri}/a", before_commit=held.renew)
+        artifact_files.push(tmp_path / "made", f"{uri}/a", before_commit=held.renew)
         with Lease(held.url, "first"), pytest.raises(Fenced):
-            artifact_transfer.push(tmp_path / "made", f"{uri}/b", before_commit=held.renew)
-    artifact_transfer.pull(f"{uri}/a", tmp_path / "back")
+            artifact_files.push(tmp_path / "made", f"{uri}/b", before_commit=held.renew)
+    artifact_files.pull(f"{uri}/a", tmp_path / "back")
 
-    assert (tmp_path / "back/inner/file").read_text() == "content" and not artifact_transfer.manifest_exists(f"{uri}/b")
-    artifact_transfer.drop(f"{uri}/a")
-    assert artifact_transfer.manifest(f"{uri}/a") is None
+    assert (tmp_path / "back/inner/file").read_text() == "content" and not artifact_files.manifest_exists(f"{uri}/b")
+    artifact_files.drop(f"{uri}/a")
+    assert artifact_files.manifest(f"{uri}/a") is None
 
 
 @pytest.mark.parametrize("uri", ["gs://bucket/prefix", "http://169.254.169.254/latest"])
@@ -145,7 +145,7 @@ def test_another_storage_is_a_class_and_a_line(tmp_path, monkeypatch, store):
     assert artifacts.locate(f"{place}/file").read_text() == "x"
     assert data.read_text() == (found / "file").read_text() == "x" and data.is_relative_to(tmp_path / "store")
     for wrong in (f"{store}/x", f"{store}/corpus/abc", store):
-        with pytest.raises(InputError, match=f"{wrong} is no artifact, which is STORE/KIND/KEY"):
+        with pytest.raises(InputError, match=rf"{wrong} is not an artifact \(STORE/KIND/KEY\)"):
             artifacts.locate(wrong)
 
 

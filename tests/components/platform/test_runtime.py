@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from components.platform import artifacts, keys, runtime, verification
+from components.platform import artifact_files, artifacts, keys, runtime
 from infoxlm_core import manifests
 from infoxlm_core.config import EvaluationConfig, PretrainingConfig, TokenizationConfig
 from infoxlm_core.errors import CorpusTooSmall, DataCorrupt, InputError
@@ -107,16 +107,17 @@ def test_a_found_artifact_is_hashed_again_only_if_a_file_was_touched(tmp_path, m
 
 def test_a_mark_of_what_was_compared_that_cannot_be_read_says_nothing(tmp_path):
     made = artifacts.get_or_build(str(tmp_path), "pretrained", "abc", build)
-    verification.marker_of(made).write_bytes(b"\xff\xfe")
+    artifact_files.marker_of(made).write_bytes(b"\xff\xfe")
 
     assert artifacts.lookup(str(tmp_path), "pretrained", "abc") == made
-    assert verification.marker_of(made).read_text() == verification.state_of(made)
+    assert artifact_files.marker_of(made).read_text() == artifact_files.file_state(made)
 
 
 def test_what_is_damaged_without_a_trace_is_found_when_it_is_read(tmp_path):
     made = artifacts.get_or_build(str(tmp_path), "pretrained", "abc", build)
     (made / "part/file").write_text("cOntent")
-    verification.note(made, verification.state_of(made))  # as if a disk had flipped a bit: no time changes
+    # as if a disk had flipped a bit: no time changes
+    artifact_files.record_verified(made, artifact_files.file_state(made))
 
     assert artifacts.lookup(str(tmp_path), "pretrained", "abc") == artifacts.locate(str(made), hashed=False) == made
     with pytest.raises(DataCorrupt, match="sha256"):

@@ -14,9 +14,9 @@ import pytest
 
 from components.adapters import lease
 from components.adapters.kuberay import job as ray_job
-from components.platform import artifact_transfer, artifacts, job, launchers
+from components.platform import artifact_files, artifacts, job, launchers
 from components.platform import work as works
-from components.platform.remote_run import RemoteRun
+from components.platform.training_runs import RemoteRun
 from components.platform.work import Work
 from infoxlm_core import manifests
 from infoxlm_core.errors import (
@@ -100,7 +100,7 @@ def test_a_run_stopped_on_one_machine_ends_on_another_as_if_nothing_had_happened
 
     assert "resuming after step 13" in caplog.text and str(tmp_path / "second machine") in str(made)
     assert curve(made) == undisturbed and len(undisturbed) == STEPS
-    assert artifact_transfer.manifest(f"{URL}/pretrained/{KEY}")["kind"] == "pretrained"
+    assert artifact_files.manifest(f"{URL}/pretrained/{KEY}")["kind"] == "pretrained"
     assert artifacts.read(URL, "runs/pretrained-abc/stop") is None
     manifests.read(artifacts.locate(f"{URL}/pretrained/{KEY}/encoder"), "encoder", "pretrain")
 
@@ -333,4 +333,4 @@ def test_text_is_prepared_in_the_step_or_when_asked_to_in_a_job_of_its_own(bucke
 
     made = launchers.run(Work("prepare_corpus", URL, "corpus", "abc", {}, num_workers, {}), CLUSTER)
 
-    assert done == [where] and artifact_transfer.manifest(f"{URL}/corpus/abc")["kind"] == "corpus" and made.is_dir()
+    assert done == [where] and artifact_files.manifest(f"{URL}/corpus/abc")["kind"] == "corpus" and made.is_dir()

@@ -17,8 +17,8 @@ import pytest
 
 from components.adapters import lease, storage
 from components.adapters.lease import Lease
-from components.platform import artifact_transfer, artifacts, runtime, verification
-from components.platform.remote_run import RemoteRun
+from components.platform import artifact_files, artifacts, runtime
+from components.platform.training_runs import RemoteRun
 from infoxlm_core import manifests
 from infoxlm_core.errors import DataCorrupt, Fenced, InputError, LeaseHeld, StorageUnavailable
 from tests.servers import literal_s3, s3
@@ -59,19 +59,19 @@ def manifest_puts(faults) -> int:
 
 
 def test_a_directory_comes_back_as_it_was_sent(bucket, directory, tmp_path):
-    artifact_transfer.push(directory, f"{URL}/a")
-    artifact_transfer.pull(f"{URL}/a", tmp_path / "back")
+    artifact_files.push(directory, f"{URL}/a")
+    artifact_files.pull(f"{URL}/a", tmp_path / "back")
 
     assert tree(tmp_path / "back") == tree(directory)
-    assert artifact_transfer.manifest(f"{URL}/a")["facts"] == {"lines": 3}
+    assert artifact_files.manifest(f"{URL}/a")["facts"] == {"lines": 3}
 
 
 def test_what_has_no_manifest_does_not_exist(bucket, directory, tmp_path):
     bucket.upload_file(str(directory / "small"), "store/a/small")
 
-    assert artifact_transfer.manifest(f"{URL}/a") is None
+    assert artifact_files.manifest(f"{URL}/a") is None
     with pytest.raises(InputError, match=r"s3://models/store/a holds no manifest.json"):
-        artifact_transfer.pull(f"{URL}/a", tmp_path / "back")
+        artifact_files.pull(f"{URL}/a", tmp_path / "back")
     assert not (tmp_path / "back").exists()
 
 
@@ -82,18 +82,18 @@ def test_what_has_no_manifest_does_not_exist(bucket, directory, tmp_path):
 def test_faults_that_pass_cost_nothing_but_time(bucket, faults, directory, tmp_path, method, key, kind):
     faults.inject(method, key, kind, times=6)
 
-    artifact_transfer.push(directory, f"{URL}/a")
-    artifact_transfer.pull(f"{URL}/a", tmp_path / "back")
+    artifact_files.push(directory, f"{URL}/a")
+    artifact_files.pull(f"{URL}/a", tmp_path / "back")
 
     assert tree(tmp_path / "back") == tree(directory) and len(faults.injected) == 6
 
 
 @pytest.mark.item("F07")
 def test_a_download_that_is_cut_short_is_begun_again(bucket, faults, directory, tmp_path):
-    artifact_transfer.push(directory, f"{URL}/a")
+    artifact_files.push(directory, f"{URL}/a")
     faults.inject("GET", "inner/large", "truncated", times=3)
 
-    artifact_transfer.pull(f"{URL}/a", tmp_path / "back")
+    artifact_files.pull(f"{URL}/a", tmp_path / "back")
 
     assert tree(tmp_path / "back") == tree(directory) and len(faults.injected) == 3
 
@@ -102,9 +102,9 @@ def test_a_download_that_is_cut_short_is_begun_again(bucket, faults, directory, 
 def test_a_manifest_whose_answer_was_lost_is_our_own(bucket, faults, directory):
     faults.inject("PUT", "a/manifest.json", "applied-500", times=1)
 
-    artifact_transfer.push(directory, f"{URL}/a")
+    artifact_files.push(directory, f"{URL}/a")
 
-    assert artifact_transfer.manifest(f"{URL}/a")["kind"] == "corpus"
+    assert artifact_files.manifest(f"{URL}/a")["kind"] == "corpus"
     assert len(faults.injected) == 1 and manifest_puts(faults) == 2  # the second met its own first
 
 
@@ -113,35 +113,35 @@ def test_a_part_that_never_arrives_leaves_no_directory_and_no_pending_upload(buc
     faults.inject("PUT", "partNumber=1", "503")
 
     with pytest.raises(StorageUnavailable, match="run again"):
-        artifact_transfer.push(directory, f"{URL}/a")
+        artifact_files.push(directory, f"{URL}/a")
     faults.heal()
 
-    assert artifact_transfer.manifest(f"{URL}/a") is None
+    assert artifact_files.manifest(f"{URL}/a") is None
     storage.open(f"{URL}/a").sweep()
     assert not list(bucket.multipart_uploads.all())
-    artifact_transfer.push(directory, f"{URL}/a")
-    assert artifact_transfer.manifest_exists(f"{URL}/a")
+    artifact_files.push(directory, f"{URL}/a")
+    assert artifact_files.manifest_exists(f"{URL}/a")
 
 
 def test_what_has_arrived_is_not_sent_again(bucket, faults, directory):
     faults.inject("PUT", "small", "503")
     with pytest.raises(StorageUnavailable):
-        artifact_transfer.push(directory, f"{URL}/a")
+        artifact_files.push(directory, f"{URL}/a")
     faults.heal()
     faults.requests.clear()
 
-    artifact_transfer.push(directory, f"{URL}/a")
+    artifact_files.push(directory, f"{URL}/a")
 
     assert not [target for method, target in faults.requests if method == "PUT" and "inner/large" in target]
 
 
 @pytest.mark.item("F07")
 def test_a_bit_that_flips_on_the_way_is_found_and_nothing_stays(bucket, faults, directory, tmp_path):
-    artifact_transfer.push(directory, f"{URL}/a")
+    artifact_files.push(directory, f"{URL}/a")
     faults.inject("GET", "inner/large", "flipped")
 
     with pytest.raises((DataCorrupt, StorageUnavailable)):
-        artifact_transfer.pull(f"{URL}/a", tmp_path / "back")
+        artifact_files.pull(f"{URL}/a", tmp_path / "back")
 
     assert not (tmp_path / "back").exists() and faults.injected
 
@@ -164,7 +164,7 @@ def test_what_a_manifest_does_not_name_is_not_fetched_wherever_its_key_leads(lit
     literal[f"store/a/{tmp_path}/outside/manifest.json"] = b"{}"
     literal["store/a/unnamed/manifest.json"] = literal["store/a/my-manifest.json"] = b"{}"
 
-    artifact_transfer.pull(f"{URL}/a", tmp_path / "back")
+    artifact_files.pull(f"{URL}/a", tmp_path / "back")
 
     assert tree(tmp_path / "back") == tree(directory) and not (tmp_path / "outside").exists()
 
@@ -178,7 +178,7 @@ def test_a_manifest_that_names_a_place_outside_is_refused_before_anything_is_wri
     described["digest"] = manifests.digest({part: described[part] for part in ("kind", "files", "facts")})
     literal |= {"store/a/manifest.json": json.dumps(described).encode(), f"store/a/{name}": b"x"}
 
-    for fetch in (artifact_transfer.pull, lambda url, to: RemoteRun(URL, "job").fetch("a", to)):
+    for fetch in (artifact_files.pull, lambda url, to: RemoteRun(URL, "job").fetch("a", to)):
         with pytest.raises(InputError, match=r"store/a/.*outside: a name that leads out of its folder"):
             fetch(f"{URL}/a", tmp_path / "back")
 
@@ -194,8 +194,8 @@ def test_a_location_that_leads_out_of_its_artifact_is_refused(bucket, place):
 
 
 def test_a_dropped_directory_is_gone_with_its_manifest(bucket, directory):
-    artifact_transfer.push(directory, f"{URL}/a")
-    artifact_transfer.drop(f"{URL}/a")
+    artifact_files.push(directory, f"{URL}/a")
+    artifact_files.drop(f"{URL}/a")
 
     assert keys(bucket) == []
 
@@ -217,7 +217,7 @@ def test_who_may_not_write_is_told_so_and_not_to_try_again(bucket, directory, mo
         monkeypatch.setenv(name, value)
 
     with pytest.raises(InputError, match=r"s3://models/store/a: S3 refuses .*: check name and rights"):
-        artifact_transfer.push(directory, f"{URL}/a")
+        artifact_files.push(directory, f"{URL}/a")
 
 
 # ---------------------------------------------------------------- the store
@@ -261,7 +261,7 @@ def test_a_damaged_copy_of_an_artifact_is_fetched_again(bucket, file, unnoticed)
     whole = tree(made)
     (made / file).write_bytes(b"x" * len(whole[file]))
     if unnoticed:
-        verification.note(made, verification.state_of(made))
+        artifact_files.record_verified(made, artifact_files.file_state(made))
 
     assert tree(artifacts.locate(f"{URL}/pretrained/{KEY}")) == whole
 
@@ -529,7 +529,7 @@ def test_a_request_that_is_no_text_stops_nobody_and_costs_nothing(bucket, quick)
         now = beat(f"{run.url}/lease.json")
         wait_for(lambda: beat(f"{run.url}/lease.json") > now + 3)
 
-        run._look()
+        run._check_for_stop()
         assert not run.asked_to_stop()
 
 
@@ -537,8 +537,8 @@ def test_a_request_to_another_pipelines_job_stops_nobody_else(bucket, quick):
     run = RemoteRun(f"{URL}/runs/r", "job")
     with run.held():
         artifacts.write(URL, "runs/r/stop", "another's job")
-        run._look()
+        run._check_for_stop()
         assert not run.asked_to_stop()
         artifacts.write(URL, "runs/r/stop", "job")
-        run._look()
+        run._check_for_stop()
         assert run.asked_to_stop()

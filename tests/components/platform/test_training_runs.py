@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from components.platform import artifacts, keys, trainings
+from components.platform import artifacts, keys, training_runs
 from infoxlm_core import manifests
 from infoxlm_core.errors import ConfigError, ConfigMismatch, InputError
 from tests.toys.pretraining import tiny_config
@@ -29,7 +29,7 @@ def store(request, tmp_path, monkeypatch) -> str:
 def choose(store: str, shards: str = "sha256:a", trial=None, **changes) -> str:
     config = tiny_config(**changes)
     name = keys.artifact_key("pretrained", config, shards)
-    return trainings.choose_run(store, "pretrained", name, config, {"shards": shards}, trial)
+    return training_runs.choose_run(store, "pretrained", name, config, {"shards": shards}, trial)
 
 
 def save(store: str, run: str) -> None:
@@ -75,8 +75,8 @@ def test_another_run_of_the_pipeline_with_other_settings_is_another_training_and
     assert other != begun
     (told,) = caplog.messages
     assert told == (
-        f"{store}/runs/{begun} stays unfinished, this is another run: seed was 1, is 2; "
-        f"to go on with it all the same: checkpoints.resume: {begun}"
+        f"{store}/runs/{begun} stays unfinished; this training differs: seed was 1, is 2. "
+        f"To continue it anyway, set checkpoints.resume: {begun}"
     )
 
 
@@ -115,7 +115,7 @@ def test_trials_do_not_stand_in_each_others_way(tmp_path, caplog):
 def test_a_run_to_resume_must_exist_and_be_one(tmp_path):
     with pytest.raises(InputError, match="has no run pretrained-3f with a checkpoint"):
         choose(str(tmp_path), checkpoints={"resume": "pretrained-3f"})
-    with pytest.raises(ConfigError, match="the trials of an ablation are many"):
+    with pytest.raises(ConfigError, match="an ablation has a run for each trial"):
         choose(str(tmp_path), checkpoints={"resume": "pretrained-3f"}, trial={"variant": "full", "seed": 1})
     with pytest.raises(ConfigError, match=r"checkpoints\.resume"):
         tiny_config(checkpoints={"resume": "../elsewhere"})

@@ -1,0 +1,188 @@
+"""The files of an artifact: upload and download them, completely or not at all, and compare them with the manifest.
+
+push      uploads every file with its SHA-256, then the manifest, if there is none yet
+pull      downloads into a temporary folder, which gets its name when every byte is right
+drop      deletes the manifest first, so that no reader sees a partial artifact
+verify    hashes the files only if one was touched since the last time
+"""
+
+import contextlib
+import logging
+import shutil
+import tempfile
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from components.adapters import storage
+from components.adapters.storage import Store
+from infoxlm_core import manifests, outside
+from infoxlm_core.errors import DataCorrupt, InputError, StorageUnavailable
+
+logger = logging.getLogger(__name__)
+
+_ABANDONED_AFTER = timedelta(days=1)
+"""Age at which a multipart upload belongs to a dead process."""
+
+
+# ---------------------------------------------------------------- uploading and downloading
+
+
+def manifest(uri: str) -> dict[str, Any] | None:
+    """Return the manifest of a stored artifact; None if there is no manifest, and so no artifact.
+
+    Raises:
+        DataCorrupt: the manifest is malformed.
+    """
+    file = storage.open(uri).get(manifests.NAME)
+    if file is None:
+        return None
+    remedy = "delete it and make it again"
+    return outside.parse_json(file[0], manifests.Manifest, f"{uri}/{manifests.NAME}", remedy, DataCorrupt)
+
+
+def manifest_exists(uri: str) -> bool:
+    """Whether there is an artifact at a URI."""
+    return storage.open(uri).head(manifests.NAME) is not None
+
+
+def push(directory: Path, uri: str, before_commit: Callable[[], None] = lambda: None, replace: bool = False) -> None:
+    """Upload a directory that has a manifest. A repeated call sends only the files that are missing.
+
+    Args:
+        directory: the directory to upload.
+        uri: URI of the copy.
+        before_commit: called when all files have arrived, before the manifest makes them an artifact.
+        replace: first delete the artifact that has this URI.
+
+    Raises:
+        DataCorrupt: a file differs from the manifest.
+        InputError: the storage refuses, or the URI holds an artifact with other content.
+        StorageUnavailable: the storage does not answer; without a manifest what was sent is not an artifact.
+    """
+    content = (directory / manifests.NAME).read_bytes()
+    digests = {name: entry["sha256"] for name, entry in manifests.load(directory)["files"].items()}
+    for path in directory.rglob(manifests.NAME):  # of artifacts within this one
+        if path.parent != directory:
+            digests[str(path.relative_to(directory))] = manifests.file_sha256(path)
+    store = storage.open(uri)
+    store.sweep(_ABANDONED_AFTER)
+    if replace and manifest_exists(uri):
+        drop(uri)
+    for name, digest in sorted(digests.items()):
+        path = manifests.inside(directory, name)
+        if _is_stored(store, name, path.stat().st_size, digest):
+            continue
+        if manifests.file_sha256(path) != digest:
+            raise DataCorrupt(f"{path} changed after it was made: remove {directory} and run again")
+        store.upload(path, name, digest)
+        if not _is_stored(store, name, path.stat().st_size, digest):
+            raise StorageUnavailable(f"{uri}/{name} differs from what was sent: run again")
+    before_commit()
+    if store.put_if(manifests.NAME, content, None) is None:
+        raise InputError(f"{uri} already exists with other content: remove it, or use it from there")
+    logger.info("sent %d files to %s", len(digests) + 1, uri)
+
+
+def pull(uri: str, directory: Path) -> None:
+    """Download an artifact: the files that its manifest names, and the manifests of artifacts within it.
+
+    Raises:
+        InputError: there is no artifact, or its manifest names a path outside of it.
+        DataCorrupt: a file is missing or differs from its manifest.
+        StorageUnavailable: the storage does not answer.
+    """
+    described = manifest(uri)
+    if described is None:
+        raise InputError(f"{uri} holds no {manifests.NAME}: run the stage that makes it first")
+    store = storage.open(uri)
+    manifests.make_folder(directory.parent)
+    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=directory.parent) as folder:
+        partial = Path(folder) / "it"
+        paths = {partial / manifests.NAME}
+        for name in described["files"]:  # all names are checked before the first file is written
+            path = manifests.inside(partial, name, uri)
+            paths.add(path)
+            paths.update(above / manifests.NAME for above in path.parents if above.is_relative_to(partial))
+        by_name = {str(path.relative_to(partial)): path for path in paths}
+        for entry in store.entries():
+            if entry.name in by_name:
+                by_name[entry.name].parent.mkdir(parents=True, exist_ok=True)
+                store.download(entry.name, by_name[entry.name])
+        manifests.read(partial, described["kind"], made_with="the stage that makes it")
+        shutil.rmtree(directory, ignore_errors=True)  # a damaged copy, or one that an interrupted process left
+        manifests.move_into_place(partial, directory, manifests.NAME)
+    logger.info("fetched %s", uri)
+
+
+def drop(uri: str) -> None:
+    """Delete an artifact: first its manifest, then the rest."""
+    store = storage.open(uri)
+    store.delete(manifests.NAME)
+    if names := [entry.name for entry in store.entries()]:
+        store.delete(*names)
+
+
+def _is_stored(store: Store, name: str, size: int, digest: str) -> bool:
+    entry = store.head(name)
+    return entry is not None and (entry.size, entry.sha256) == (size, digest)
+
+
+# ---------------------------------------------------------------- comparing bytes
+
+
+def verify(directory: Path, kind: str) -> dict[str, Any]:
+    """Compare an artifact with its manifest, and return the manifest.
+
+    Files are hashed only if one of them was touched since `record_verified`.
+    """
+    state = file_state(directory)
+    known = is_verified(directory, state)
+    manifest = manifests.read(directory, kind, made_with=f"the stage that makes {kind}", check=lambda _: not known)
+    if not known:
+        record_verified(directory, state)
+    return manifest
+
+
+def file_state(directory: Path, excluded: str = manifests.NAME) -> str:
+    """Return a digest of sizes, times and inodes of all files; the manifest, which has its own digest, is excluded."""
+    files = [path for path in sorted(directory.rglob("*")) if path.is_file() and path.name != excluded]
+    entries = []
+    for path in files:
+        status = path.stat()
+        times = (status.st_mtime_ns, status.st_ctime_ns)
+        entries.append((str(path.relative_to(directory)), status.st_size, *times, status.st_ino))
+    return manifests.digest(entries)
+
+
+def marker_of(directory: Path) -> Path:
+    """Return the file that holds the `file_state` in which every byte of a directory was last compared."""
+    return directory.parent.parent / "verified" / f"{directory.parent.name}-{directory.name}"
+
+
+def is_verified(directory: Path, state: str) -> bool:
+    """Whether every byte of a directory was compared in this state."""
+    with contextlib.suppress(OSError):  # an unreadable marker counts as none
+        return marker_of(directory).read_bytes() == state.encode()
+    return False
+
+
+def record_verified(directory: Path, state: str) -> None:
+    """Record that every byte of a directory was right in this state; a read-only store has no record."""
+    with contextlib.suppress(OSError):
+        marker_of(directory).parent.mkdir(exist_ok=True)
+        manifests.write_atomically(marker_of(directory), state)
+
+
+def compare_bytes(directory: Path) -> None:
+    """Compare the bytes of an artifact, except token shards and training text, which their readers compare."""
+    kind = ""
+    with contextlib.suppress(DataCorrupt):  # `manifests.read` below names the fault
+        kind = manifests.load(directory)["kind"]
+
+    def is_hashed(path: Path) -> bool:
+        is_training_text = kind == "corpus" and path.parts[0] in ("mono", "pairs")
+        return kind != "shards" and not is_training_text
+
+    manifests.read(directory, kind, made_with="the stage that makes it", check=is_hashed)

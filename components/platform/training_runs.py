@@ -1,0 +1,190 @@
+"""Runs: the folders of a store that hold the checkpoints of a training, and the rule which one a training continues.
+
+STORE/runs/pretrained-77b0…/lease.json            the process that may write (see `lease`)
+                           /step=0000000400/      a checkpoint; its manifest.json is written last
+                           /saved.json            the newest step that was ever saved
+                           /stop                  a request to save and stop
+STORE/begun/PIPELINE.json                         the training that a pipeline began last
+
+A run is named after everything that decides its result, so a training with other data or settings has another run and
+would silently start at step 0. `choose_run` compares each training with the one that its pipeline began last.
+"""
+
+import json
+import logging
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import TypedDict
+
+from components.adapters import storage
+from components.adapters.lease import Lease
+from components.platform import artifact_files, artifacts, runtime
+from infoxlm_core import manifests, outside
+from infoxlm_core.config import PretrainingConfig
+from infoxlm_core.errors import ConfigError, InfoXLMError, InputError
+from infoxlm_core.training import fingerprint
+from infoxlm_core.training.checkpoints import superfluous
+
+logger = logging.getLogger(__name__)
+
+_CHECKPOINT_PREFIX = "step="
+
+
+class Begun(TypedDict):
+    """Content of STORE/begun/PIPELINE.json."""
+
+    pipeline_run: str
+    run: str
+    artifact: str
+    fingerprint: dict[str, Any]
+
+
+def choose_run(
+    store: str,
+    kind: str,
+    name: str,
+    config: PretrainingConfig,
+    inputs: Mapping[str, str],
+    trial: Mapping[str, Any] | None = None,
+) -> str:
+    """Return the folder of STORE/runs that holds the checkpoints of a training.
+
+    If the same pipeline run has an unfinished training with other settings, that is an error. If another run of the
+    pipeline has one, somebody has started something new, and a warning names the unfinished training.
+
+    Args:
+        store: directory, or s3://bucket/prefix.
+        kind: kind of the artifact that the training produces.
+        name: name of that artifact.
+        config: settings of the training; `checkpoints.resume` names a run to continue.
+        inputs: digests of the inputs by name, to name what differs.
+        trial: the trial of an ablation that the training belongs to.
+
+    Raises:
+        ConfigMismatch: this pipeline run has begun to train on other data, or with another version of the stage.
+        InputError: `checkpoints.resume` names no run.
+    """
+    run, resume = f"{kind}-{name}", config.checkpoints.resume
+    if artifacts.is_made(store, kind, name):
+        return run
+    if resume:
+        if trial:
+            raise ConfigError("pretraining.checkpoints.resume names one run, but an ablation has a run for each trial")
+        if not _has_saved(store, resume):
+            raise InputError(f"pretraining.checkpoints.resume: {store}/runs has no run {resume} with a checkpoint")
+        run = resume
+    path = f"begun/{_pipeline_name(trial)}.json"
+    decisive = fingerprint.decisive(config, manifests.VERSIONS[kind], inputs)
+    current = {"pipeline_run": runtime.pipeline_run(), "run": run, "artifact": name, "fingerprint": decisive}
+    content = artifacts.read(store, path)
+    previous = outside.parse_json(content, Begun, f"{store}/{path}", "delete it, then run again") if content else None
+    if previous and previous["run"] != run and _is_unfinished(store, kind, previous):
+        changes = fingerprint.differences(previous["fingerprint"], decisive)
+        unfinished = f"{store}/runs/{previous['run']}"
+        if previous["pipeline_run"] == current["pipeline_run"]:
+            raise fingerprint.mismatch(unfinished, changes)
+        logger.warning(
+            "%s stays unfinished; this training differs: %s. To continue it anyway, set checkpoints.resume: %s",
+            unfinished, "; ".join(changes), previous["run"],
+        )  # fmt: skip
+    if current != previous:
+        artifacts.write(store, path, json.dumps(current, indent=1, sort_keys=True))
+    return run
+
+
+def _pipeline_name(trial: Mapping[str, Any] | None) -> str:
+    """Return a file name that all runs of a pipeline share, and its trials do not."""
+    name = os.environ.get("RUN_NAME") or runtime.pipeline_run()
+    return re.sub(r"[^\w.-]+", "-", f"{name} {trial['variant']} {trial['seed']}" if trial else name)
+
+
+def _has_saved(store: str, run: str) -> bool:
+    return artifacts.read(store, f"runs/{run}/saved.json") is not None
+
+
+def _is_unfinished(store: str, kind: str, begun: Mapping[str, Any]) -> bool:
+    return _has_saved(store, begun["run"]) and not artifacts.is_made(store, kind, begun["artifact"])
+
+
+class RemoteRun:
+    """The checkpoints of one run in a storage, for workers that share no disk: the core's `RemoteCheckpoints`.
+
+    Args:
+        url: URL of the run's folder.
+        holder: name under which the lease is taken; a restarted worker with the same name need not wait.
+    """
+
+    def __init__(self, url: str, holder: str) -> None:
+        self.url, self.holder = url, holder
+        self._store = storage.open(url)
+        self._lease: Lease | None = None
+        self._stop_requested = False
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the lease of the run; remove uploads and checkpoints that dead processes left incomplete."""
+        with Lease(f"{self.url}/lease.json", self.holder, meanwhile=self._check_for_stop) as self._lease:
+            self._store.sweep()
+            self.forget_request()  # it was addressed to an earlier process
+            for name in set(self._checkpoint_folders()) - set(self.names()):
+                artifact_files.drop(f"{self.url}/{name}")
+            yield
+
+    def names(self) -> list[str]:
+        """Return the names of complete checkpoints, oldest first."""
+        folders = self._checkpoint_folders()
+        return [name for name in folders if artifact_files.manifest_exists(f"{self.url}/{name}")]
+
+    def fetch(self, name: str, directory: Path) -> None:
+        """Download a checkpoint."""
+        artifact_files.pull(f"{self.url}/{name}", directory)
+
+    def send(self, directory: Path, keep: int, bad: Collection[str] = (), spacing: int = 0) -> None:
+        """Upload a checkpoint and delete the ones that are no longer needed.
+
+        The lease is renewed before the manifest is written, so no checkpoint of a fenced worker ever exists.
+        """
+        lease = self._held_lease()
+        artifact_files.push(directory, f"{self.url}/{directory.name}", before_commit=lease.renew, replace=True)
+        self._store.put("saved.json", json.dumps({"step": directory.name}))
+        for old in superfluous(self.names(), keep, bad, spacing):
+            with suppress(InfoXLMError):  # the next save tries again
+                artifact_files.drop(f"{self.url}/{old}")
+
+    def drop(self, name: str) -> None:
+        """Delete a checkpoint; raises Fenced if another process has taken the run over."""
+        self._held_lease().renew()
+        artifact_files.drop(f"{self.url}/{name}")
+
+    def has_saved(self) -> bool:
+        """Whether the run has ever saved a checkpoint."""
+        return self._store.get("saved.json") is not None
+
+    def asked_to_stop(self) -> bool:
+        """Whether this holder was asked to save and stop."""
+        return self._stop_requested
+
+    def forget_request(self) -> None:
+        """Delete the request to stop."""
+        self._store.delete("stop")
+        self._stop_requested = False
+
+    def _held_lease(self) -> Lease:
+        if self._lease is None:
+            raise RuntimeError("call this inside `with run.held()`")
+        return self._lease
+
+    def _check_for_stop(self) -> None:
+        """Read the request to stop. It names a holder, since two pipeline runs may want the same training."""
+        request = self._store.get("stop", quick=True)
+        if request and request[0] in (b"", self.holder.encode()):
+            self._stop_requested = True
+
+    def _checkpoint_folders(self) -> list[str]:
+        """Return the names of checkpoints, complete or not, oldest first."""
+        return [name for name in self._store.folders() if name.startswith(_CHECKPOINT_PREFIX)]
