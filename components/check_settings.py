@@ -46,7 +46,7 @@ def check_settings(
         num_workers: of the trainings; must fit their settings.
 
     Returns:
-        the sections, defaults filled in, and the trials; what is too large to travel as a reference to the store.
+        the sections with their defaults, and the trials; the settings are references to the store.
     """
     from components.platform import parameters, tracking
     from components.platform.stage_run import stage_run
@@ -62,11 +62,10 @@ def check_settings(
             given["pretraining"] = trials[0]["pretraining"]
         overrides = step.read(overrides)
         run = run_file.override_sections(given, overrides, num_workers)
-        run = parameters.shrink(store, run)
-        changed = [
-            parameters.shrink(store, trial, parameters.OF_A_LOOP)
-            for trial in run_file.override_trials(given, trials, overrides, num_workers)
-        ]
+        changed = run_file.override_trials(given, trials, overrides, num_workers)
+        run = {name: parameters.by_reference(store, section) for name, section in run.items()}
+        for trial in changed:
+            trial |= {name: parameters.by_reference(store, trial[name]) for name in trial if name != "trial"}
     return (
         run["preparation"],
         run["tokenization"],

@@ -10,7 +10,6 @@ def plan_suite(
     suite: dict[str, Any],
     store: str,
     overrides: dict[str, Any] = {},  # noqa: B006
-    points_per_task: int = 0,
 ) -> list:  # type: ignore[type-arg]  # with an item's type KFP compiles another loop
     """Plan a suite; fetch models and data into the store, so that a wrong name fails before a GPU is used.
 
@@ -18,14 +17,13 @@ def plan_suite(
         suite: a `SuiteConfig` in lists.
         store: directory where copies of models and data are kept.
         overrides: single fields of the suite by their names, such as {"tasks.xnli.seeds": [1, 2]}.
-        points_per_task: how many one step measures; 0: one, or as many as it takes that Argo holds the run.
 
     Returns:
-        batches of points: {"point": model, task, seed, grid, name; "source", "settings"} each.
+        batches, each a reference to points: {"point": model, task, seed, grid, name; "source", "settings"}.
     """
     import logging
 
-    from components.platform import parameters, sources, tracking, workflow
+    from components.platform import parameters, sources, tracking
     from components.platform.stage_run import stage_run
     from infoxlm_core import run_file
     from infoxlm_core.results import trials
@@ -33,7 +31,7 @@ def plan_suite(
 
     with stage_run("plan_suite", store, reports=False) as step:
         tracking.tracker().check_sweeps()
-        checked = run_file.parse_changed(SuiteConfig, step.read(suite), overrides, "suite")
+        checked = run_file.parse_changed(SuiteConfig, step.read(suite), step.read(overrides), "suite")
         points = [planned.to_dict() for planned in trials.plan(checked)]
         for source in checked.models.values():
             sources.fetch_model(source, step.here)
@@ -41,5 +39,4 @@ def plan_suite(
             trials.check(task, measure, sources.localise(measure.settings, step.here))
             logging.info("%s: its data are there", task)
         logging.info("%d points: %d models, %d tasks", len(points), len(checked.models), len(checked.tasks))
-        batches = workflow.share_out(points, points_per_task or workflow.points_per_task(len(points)))
-        return [parameters.shrink(store, {"points": batch}, parameters.OF_A_LOOP) for batch in batches]
+        return [{"points": parameters.by_reference(store, batch)} for batch in parameters.split_points(points)]

@@ -34,7 +34,7 @@ def summarise(
     from infoxlm_core.results.summary import summarise
 
     with stage_run("summarise", store, last=True) as step:
-        checked = run_file.parse_changed(SuiteConfig, step.read(suite), overrides, "suite")
+        checked = run_file.parse_changed(SuiteConfig, step.read(suite), step.read(overrides), "suite")
         found = summarise(checked, sweeps.read_scores(step))
         step.report(suite=checked)
         sweeps.publish(step, "suite", found, suite_page.write, comparison, report, metrics)

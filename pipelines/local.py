@@ -71,7 +71,7 @@ def run(
     status = "FAILED"
     try:
         with _stopping_loops():
-            _run_dag(dag, {**parameters.shrink(store, arguments), "store": store}, here / "pipeline" / identity["run"])
+            _run_dag(dag, {**parameters.fit(store, arguments), "store": store}, here / "pipeline" / identity["run"])
         status = "FINISHED"
     except RuntimeError as failure:  # KFP says only that a task failed; the stage has left its reason
         raise _reason(here / runtime.outcome_name(run=identity["run"])) from failure

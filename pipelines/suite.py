@@ -1,7 +1,4 @@
-"""The DAG of a suite: look at everything once, measure every point, end in one page beside the published numbers.
-
-Argo holds some 150 tasks of a loop: points of a larger suite come in batches.
-"""
+"""The DAG of a suite: look at everything once, measure every point, end in one page beside the published numbers."""
 
 from typing import Any
 
@@ -26,7 +23,6 @@ def suite(
     store: str,
     image: str,
     overrides: dict[str, Any] = {},  # noqa: B006
-    points_per_task: int = 0,
     num_workers: int = 0,
     accelerator: str = "nvidia.com/gpu",
     gpus: int = 1,
@@ -43,8 +39,6 @@ def suite(
         suite: a `SuiteConfig` in lists (`listed`): KFP's mappings forget their order, and the first model is special.
         store: directory, or s3://bucket/prefix, where artifacts are found by content and checkpoints are kept.
         overrides: single fields of the suite, such as {"tasks.xnli.seeds": [1, 2]}.
-        points_per_task: how many points one step measures, one after the other; 0: one, and 8 to 16 of a suite of which
-            Argo could not hold so many steps.
         num_workers: Ray workers of each fine-tuning, one per GPU of its pod; 0 trains inside the step.
         image: of all steps; on a cluster by digest.
         accelerator: what Kubernetes calls a GPU.
@@ -58,7 +52,7 @@ def suite(
     """
     summed = summarise(suite=suite, overrides=overrides, store=store).set_caching_options(False)
     with dsl.ExitHandler(summed):
-        planned = plan_suite(suite=suite, overrides=overrides, points_per_task=points_per_task, store=store)
+        planned = plan_suite(suite=suite, overrides=overrides, store=store)
         planned.set_caching_options(False)
         with dsl.ParallelFor(items=planned.output, parallelism=AT_A_TIME) as batch:
             measured = measure(batch=batch, num_workers=num_workers, store=store)

@@ -85,11 +85,11 @@ class StageRun:
             run=checkpoints,
             tracker_run=self.run.id if follow else "",
         )
-        return launchers.run(work, cluster, task)
+        return launchers.run(work, self.read(cluster), task)
 
-    def read(self, given: Any) -> Any:
-        """A parameter as it was given; from the store, if it was too large to travel."""
-        return parameters.resolve(self.store, given)
+    def read(self, parameter: Any) -> Any:
+        """Return the value of a parameter, which may be a reference to the store."""
+        return parameters.resolve(self.store, parameter)
 
     def publish(self, output: Any, made: Path, metrics: Any = None) -> dict[str, float]:
         """Let a KFP output point to an artifact; the numbers of its manifest become KFP metrics, and are returned."""

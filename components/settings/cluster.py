@@ -177,13 +177,6 @@ class ClusterFile(StageConfig):
     submit_again: NonNegativeInt = 3
     """How often `infoxlm submit` starts a run anew that ended with "try again" (exit code 75)."""
 
-    node_status_offload: bool = False
-    """Whether Argo keeps the status of steps in a database (`nodeStatusOffload` of its `persistence`).
-
-    If not, it is one object of 1 MiB a run, which fails when it outgrows that: points of a large suite share steps, and
-    ablations have 49 trials at most.
-    """
-
     pool: Pool = Pool()
     steps: Steps = Steps()
     ray: RayConfig = RayConfig()

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from components.platform import parameters, workflow
+from components.platform import parameters
 from components.settings.cluster import ClusterFile
 from infoxlm_core import run_file
 from infoxlm_core.errors import ConfigError
@@ -61,8 +61,6 @@ def submit(
         place = run_file.load_as(ClusterFile, cluster)
         chosen = [part.strip() for part in only.split(",") if part.strip()]
         arguments = prepare(pipeline, config, place, set_ or [], variants, chosen, seeds)
-        if pipeline in ("ablations", "suite"):
-            _tell_size(arguments)
         from pipelines import submit as kubeflow
 
         spec, _ = kubeflow.read_compiled(pipeline)
@@ -71,7 +69,7 @@ def submit(
         kubeflow.check(pipeline, spec, arguments)
         submission = kubeflow.Submission(
             pipeline,
-            parameters.shrink(place.store, arguments),
+            parameters.fit(place.store, arguments),
             name or (config.stem if pipeline in ("infoxlm", "suite") else f"{config.stem}-{pipeline}"),
             experiment or place.experiment,
             place.service_account,
@@ -142,7 +140,7 @@ def upload(
             elif suite:
                 known |= prepare(pipeline, suite, where, [], suite, [], "")
             kubeflow.check(pipeline, spec, {"suite": {}} | known if pipeline == "suite" else known)
-            defaults[pipeline] = parameters.shrink(place.store, known)
+            defaults[pipeline] = parameters.fit(place.store, known)
         namespace = namespace or place.namespace or ""
         client = kubeflow.connect(host, namespace)
         for pipeline, known in defaults.items():
@@ -175,10 +173,9 @@ def prepare(
         from infoxlm_core.results import trials as points
 
         checked = run_file.load_as(SuiteConfig, config, changes).choose(only)
-        planned = len(points.plan(checked))
-        size = 1 if place.node_status_offload else workflow.points_per_task(planned)
+        parameters.split_points(points.plan(checked))  # refuses a suite that is too large
         workers = place.pool.gpus if place.pool.gpus > 1 else 0
-        return {"suite": checked.listed(), "num_workers": workers, "points_per_task": size}
+        return {"suite": checked.listed(), "num_workers": workers}
     run = run_file.load(config, changes)
     if pipeline == "promotion":
         return {"model": f"models:/{run.registration.name}@candidate", "gate": run.registration.gates}
@@ -196,24 +193,5 @@ def prepare(
     if pipeline == "infoxlm":
         return local.sections(run, infoxlm)
     each = trials.plan(run, variants, only, trials.read_seeds(seeds))
-    tasks = 3 * len(each)
-    if not (place.node_status_offload or workflow.fits(tasks)):
-        raise ConfigError(
-            f"{config}: {len(each)} trials are {tasks} tasks, {workflow.status_bytes(tasks) >> 10} KiB of status, and "
-            f"Argo holds {workflow.HELD >> 10} KiB: submit fewer variants (--only) or seeds at a time"
-        )
+    parameters.check_loop(3 * len(each), f"{len(each)} trials", "fewer variants (--only) or seeds at a time")
     return local.sections(run, ablations) | {"trials": each}
-
-
-def _tell_size(arguments: dict[str, Any]) -> None:
-    """Say how large the run of a sweep is."""
-    from infoxlm_core.results import trials as points
-
-    if "suite" in arguments:
-        count, what = len(points.plan(SuiteConfig.parse(arguments["suite"]))), "points"
-        tasks = -(-count // arguments["points_per_task"])
-    else:
-        count, what = len(arguments["trials"]), "trials"
-        tasks = 3 * count
-    size = workflow.status_bytes(tasks) >> 10
-    typer.echo(f"size        {count} {what} in {tasks} tasks: {size} of the {workflow.HELD >> 10} KiB that Argo holds")

@@ -159,7 +159,7 @@ def suite(
         typer.echo(f"{len(plan(checked))} points: {', '.join(checked.models)} on {', '.join(checked.tasks)}")
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // AT_A_TIME)))
         try:
-            arguments = {"suite": checked.listed(), "num_workers": num_workers, "points_per_task": 1}
+            arguments = {"suite": checked.listed(), "num_workers": num_workers}
             done = local.run(dag, arguments, store, config.stem, launcher)
         finally:  # what has finished is shown, also when a point failed
             if found := local.artifact(store, "summarise", "comparison"):

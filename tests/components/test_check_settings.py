@@ -19,10 +19,9 @@ GIVEN = {
 def test_every_section_comes_out_with_its_changes(tmp_path):
     overrides = {"pretraining.optimization.steps": 20_000, "evaluation.retrieval_pairs": 7}
 
-    prepared, _, pretraining, _, evaluation, _, trials = check_settings.python_func(
-        str(tmp_path), **GIVEN, overrides=overrides
-    )
+    *sections, trials = check_settings.python_func(str(tmp_path), **GIVEN, overrides=overrides)
 
+    prepared, _, pretraining, _, evaluation, _ = (parameters.resolve(str(tmp_path), one) for one in sections)
     assert (pretraining["optimization"]["steps"], evaluation["retrieval_pairs"]) == (20_000, 7)
     assert prepared["languages"] == ["en", "de"] and trials == []
 
@@ -37,8 +36,8 @@ def test_trials_are_checked_with_their_own_settings_and_not_with_the_defaults(tm
         overrides={"pretraining.optimization.steps": 120},
     )
 
-    assert trials[0]["pretraining"]["optimization"] == {"steps": 120, "warmup_steps": 90}
-    assert trials[0]["pretraining"]["seed"] == 3
+    pretraining = parameters.resolve(str(tmp_path), trials[0]["pretraining"])
+    assert pretraining == {"optimization": {"steps": 120, "warmup_steps": 90}, "seed": 3}
 
 
 def test_a_wrong_setting_ends_the_run_at_once_and_its_reason_is_where_submit_reads_it(tmp_path, monkeypatch):
@@ -64,25 +63,16 @@ def test_an_ablation_without_a_tracker_is_refused_before_any_text_is_read(tmp_pa
     assert "a sweep reads its trials from a tracker" in said["message"]
 
 
-def test_what_is_too_large_to_travel_is_read_from_the_store_and_handed_on_through_it(tmp_path):
-    given = json.loads(json.dumps(GIVEN))
-    given["preparation"]["corpora"] = [SOURCE | {"name": f"a{number}", "path": "x" * 200} for number in range(600)]
+def test_sections_are_read_and_passed_on_by_reference(tmp_path):
+    corpora = [SOURCE | {"name": f"a{number}", "path": "x" * 200} for number in range(600)]
+    preparation = GIVEN["preparation"] | {"corpora": corpora}
     trials = [{"trial": {"variant": "full", "seed": 3, "what": ""}, "pretraining": {"seed": 3}}]
-    sent = parameters.shrink(str(tmp_path), given | {"trials": trials}, most=1000)
+    sent = parameters.fit(str(tmp_path), GIVEN | {"preparation": preparation, "trials": trials})
     assert set(sent["preparation"]) == {"in_store"}
 
-    prepared, tokenization, *_, changed = check_settings.python_func(str(tmp_path), **sent)
+    *sections, changed = check_settings.python_func(str(tmp_path), **sent)
 
-    assert len(json.dumps([prepared, tokenization])) < 10_000 and tokenization["vocabulary_size"]
-    assert len(parameters.resolve(str(tmp_path), prepared)["corpora"]) == 600
-    assert changed[0]["trial"] == trials[0]["trial"] and changed[0]["pretraining"]["seed"] == 3
-
-
-def test_a_trial_with_large_settings_is_small_in_the_loop(tmp_path):
-    recipe = {"data": "s3://" + "x" * parameters.OF_A_LOOP}
-    trials = [{"trial": {"variant": "full", "seed": 3, "what": ""}, "pretraining": {"seed": 3}}]
-
-    *_, changed = check_settings.python_func(str(tmp_path), **GIVEN | {"finetuning": recipe}, trials=trials)
-
-    assert len(json.dumps(changed[0])) < parameters.OF_A_LOOP
-    assert parameters.resolve(str(tmp_path), changed[0]["finetuning"])["data"] == recipe["data"]
+    assert all(set(section) == {"in_store"} for section in sections)
+    assert len(parameters.resolve(str(tmp_path), sections[0])["corpora"]) == 600
+    assert changed[0]["trial"] == trials[0]["trial"]
+    assert all(set(changed[0][name]) == {"in_store"} for name in ("pretraining", "finetuning", "evaluation"))

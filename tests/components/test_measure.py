@@ -33,8 +33,8 @@ def planned(config, store, monkeypatch) -> dict[str, dict]:
     """The points of a pipeline run, by name."""
     monkeypatch.setenv("RUN_ID", "toy-1")
     monkeypatch.setenv("RUN_NAME", "toy")
-    batches = plan_suite.python_func(suite=config.listed(), store=str(store), points_per_task=1)
-    items = [item for batch in batches for item in batch["points"]]
+    batches = plan_suite.python_func(suite=config.listed(), store=str(store))
+    items = [item for batch in batches for item in parameters.resolve(str(store), batch["points"])]
     return {item["point"]["name"]: json.loads(json.dumps(item)) for item in items}
 
 
@@ -71,9 +71,10 @@ def test_every_point_is_planned_after_a_look_at_all_it_needs(planned, config):
 def test_a_suite_can_be_changed_field_by_field_as_numbers_come_from_kubeflows_page(config, store):
     changes = {"tasks.riddles.seeds": [1.0, 2.0], "tasks.words.grid": {}}
 
-    batches = plan_suite.python_func(suite=config.listed(), store=str(store), overrides=changes, points_per_task=1)
+    batches = plan_suite.python_func(suite=config.listed(), store=str(store), overrides=changes)
 
-    planned = [point["point"]["name"] for batch in batches for point in batch["points"]]
+    points = [point for batch in batches for point in parameters.resolve(str(store), batch["points"])]
+    planned = [point["point"]["name"] for point in points]
     assert planned == ["toy words seed 1", "toy riddles seed 1", "toy riddles seed 2", "toy pairs"]
 
 
@@ -85,20 +86,20 @@ def test_a_field_that_a_suite_does_not_have_is_named(config, store):
     assert "suite.tasks.riddles.seed: unknown name; known are" in said["message"]
 
 
-def test_a_batch_of_many_points_is_a_reference_that_the_step_reads(config, store, tmp_path, monkeypatch):
+def test_points_that_share_a_step_are_a_reference_that_the_step_reads(config, store, tmp_path, monkeypatch):
     monkeypatch.setenv("RUN_ID", "toy-1")
-    changes = {"tasks.riddles.seeds": list(range(40))}
+    monkeypatch.setattr(parameters, "MOST_LOOP_STEPS", 3)
+    monkeypatch.setattr(parameters, "POINTS_PER_STEP", 2)
 
-    batches = plan_suite.python_func(suite=config.listed(), store=str(store), overrides=changes, points_per_task=16)
+    batches = plan_suite.python_func(suite=config.listed(), store=str(store))
 
-    assert [len(json.dumps(batch)) < 200 for batch in batches] == [True] * 3
     points = [parameters.resolve(str(store), batch["points"]) for batch in batches]
-    assert sorted(map(len, points)) == [14, 14, 15]
-    shrunk = parameters.shrink(str(store), {"points": [points[0][-1]]}, most=100)  # as if one were so large
+    assert list(map(len, points)) == [2, 2]
+    alone = {"points": parameters.by_reference(str(store), [points[1][-1]])}
     outputs = {name: kind(name=name, uri=str(tmp_path / name)) for name, kind in
                {"scores": dsl.Artifact, "metrics": dsl.Metrics}.items()}  # fmt: skip
-    measure.python_func(batch=shrunk, store=str(store), num_workers=0, **outputs)
-    assert list(json.loads(Path(outputs["scores"].path).read_text())) == [points[0][-1]["point"]["name"]]
+    measure.python_func(batch=alone, store=str(store), num_workers=0, **outputs)
+    assert list(json.loads(Path(outputs["scores"].path).read_text())) == [points[1][-1]["point"]["name"]]
 
 
 @pytest.mark.parametrize(

@@ -231,7 +231,7 @@ def test_a_suite_plans_once_loops_over_batches_of_points_and_always_sums_up():
     body = spec["components"]["comp-exit-handler-1"]["dag"]["tasks"]
 
     assert set(spec["root"]["inputDefinitions"]["parameters"]) == {
-        *("suite", "overrides", "points_per_task", "num_workers"),
+        *("suite", "overrides", "num_workers"),
         *PLACE - {"cluster"},
     }
     assert set(body) == {"plan-suite", "for-loop-2"} and set(loop["dag"]["tasks"]) == {"measure"}

@@ -1,4 +1,4 @@
-"""Parameters beyond what Kubeflow's processes take as an argument: into the store, and out of it again, by content."""
+"""Settings that travel by reference: they come back as they were, and every change is noticed."""
 
 import json
 
@@ -8,13 +8,13 @@ from components.platform import parameters
 from infoxlm_core.errors import ConfigError, DataCorrupt, InputError
 
 SECTION = {"b": [1, 2.5, None], "a": "ä" * 3000}
-TRIALS = [{"trial": {"variant": str(number)}} for number in range(500)]
+TRIALS = [{"trial": {"variant": str(number)}} for number in range(2000)]
 
 
-def test_what_fits_travels_as_it_is_and_the_store_is_not_asked():
-    given = {"section": SECTION, "trials": TRIALS, "image": "x@sha256:1"}
+def test_small_parameters_travel_directly_and_the_store_is_not_used():
+    given = {"section": SECTION, "trials": TRIALS[:5], "image": "x@sha256:1"}
 
-    assert parameters.shrink("s3://nowhere/store", given) == given
+    assert parameters.fit("s3://nowhere/store", given) == given
     assert all(parameters.resolve("s3://nowhere/store", value) is value for value in given.values())
 
 
@@ -28,53 +28,48 @@ def anywhere(request, tmp_path) -> str:
 
 
 @pytest.mark.slow
-def test_the_largest_go_through_the_store_and_come_back_with_their_order_and_numbers(anywhere):
-    given = {"section": SECTION, "trials": TRIALS, "small": {"a": 1}, "workers": 8}
+def test_large_parameters_come_back_from_the_store_with_their_order_and_numbers(anywhere):
+    given = {"section": SECTION, "trials": TRIALS, "store": anywhere, "workers": 8}
 
-    shrunk = parameters.shrink(anywhere, given, most=1024)
+    sent = parameters.fit(anywhere, given)
 
-    assert len(json.dumps(shrunk)) < 1024
-    assert (shrunk["small"], shrunk["workers"]) == ({"a": 1}, 8)
-    assert isinstance(shrunk["section"], dict) and isinstance(shrunk["trials"], list)  # as the pipeline declares them
-    back = {name: parameters.resolve(anywhere, value) for name, value in shrunk.items()}
-    assert json.dumps(back) == json.dumps(given)
-    assert parameters.shrink(anywhere, given, most=1024) == shrunk  # so that Kubeflow's cache finds the step
-
-
-def test_no_more_is_put_away_than_must_be(tmp_path):
-    given = {"section": SECTION, "trials": TRIALS}
-
-    assert parameters.shrink(str(tmp_path), given, most=parameters._size(TRIALS) + 200)["trials"] == TRIALS
+    assert len(json.dumps(sent)) < 1024
+    assert isinstance(sent["section"], dict) and isinstance(sent["trials"], list)  # as the pipeline declares them
+    received = {name: parameters.resolve(anywhere, value) for name, value in sent.items()}
+    assert json.dumps(received) == json.dumps(given)
+    assert parameters.fit(anywhere, given) == sent  # so that Kubeflow's cache finds the step
 
 
-def test_what_is_small_by_itself_but_not_quoted_in_argos_template_goes_through_the_store(tmp_path):
-    section = {"terms": ["ab"] * 12_000}
-    given = {"section": section, "image": "x@sha256:1"}
+def test_parameters_that_travel_directly_fit_into_a_variable_of_a_pod():
+    """The inputs of a step are JSON in its pod's patch, which is JSON in Argo's template: a variable of 128 KiB."""
+    quoted = {"terms": ["ab"] * ((parameters.LARGEST - 100) // 6)}
+    assert parameters.fit("s3://nowhere/store", quoted) == quoted
 
-    shrunk = parameters.shrink(str(tmp_path), given)
-
-    def in_template(parameters: dict) -> int:
-        """As it lies in the inputs of a step, in its pod's patch, in Argo's template: in a variable of 128 KiB."""
-        patch = {"containers": [{"args": ["--executor_input", json.dumps({"inputs": parameters})]}]}
-        return len(json.dumps({"podSpecPatch": json.dumps(patch)}))
-
-    assert len(json.dumps(given)) < parameters.LARGEST and in_template(given) > 128 * 1024  # nothing was shown else
-    assert in_template(shrunk) < 1024
-    assert parameters.resolve(str(tmp_path), shrunk["section"]) == section
+    patch = {"containers": [{"args": ["--executor_input", json.dumps({"inputs": quoted})]}]}
+    assert len(json.dumps({"podSpecPatch": json.dumps(patch)})) < 120 * 1024
 
 
-def test_a_reference_to_nothing_or_to_what_was_changed_is_refused(tmp_path):
-    shrunk = parameters.shrink(str(tmp_path), {"section": SECTION}, most=200)["section"]
+def test_a_reference_to_missing_or_changed_content_is_refused(tmp_path):
+    reference = parameters.by_reference(str(tmp_path), SECTION)
     (file,) = (tmp_path / "parameters").iterdir()
     file.write_text("{}")
 
-    with pytest.raises(DataCorrupt, match="is not what was written"):
-        parameters.resolve(str(tmp_path), shrunk)
+    with pytest.raises(DataCorrupt, match="was changed after it was written"):
+        parameters.resolve(str(tmp_path), reference)
     file.unlink()
-    with pytest.raises(InputError, match="a parameter, is not there"):
-        parameters.resolve(str(tmp_path), shrunk)
+    with pytest.raises(InputError, match="a parameter of this run, does not exist"):
+        parameters.resolve(str(tmp_path), reference)
 
 
-def test_what_cannot_be_put_away_is_refused_in_one_line(tmp_path):
-    with pytest.raises(ConfigError, match="have 2014 bytes without sections and lists, of 1024"):
-        parameters.shrink(str(tmp_path), {"text": "x" * 2000}, most=1024)
+@pytest.mark.parametrize(("points", "steps"), [(1, 1), (150, 150), (151, 16), (242, 25), (1500, 150)])
+def test_a_suite_has_a_step_for_every_point_until_they_are_too_many(points, steps):
+    batches = parameters.split_points(range(points))
+
+    sizes = {len(batch) for batch in batches}
+    assert len(batches) == steps and max(sizes) - min(sizes) <= 1
+    assert sorted(point for batch in batches for point in batch) == list(range(points))
+
+
+def test_a_suite_that_argo_cannot_hold_is_refused():
+    with pytest.raises(ConfigError, match=r"1501 points need 151 steps, and Argo holds 150: submit one task at a time"):
+        parameters.split_points(range(1501))
