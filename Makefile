@@ -82,7 +82,7 @@ clean: ## remove the virtual environment and what runs left behind
 # Usage: $(call create_environment,FOLDER). The pip of Debian 12 (23.0) builds source packages in a way that fails for
 # some of them, so upgrade pip first. Install torch next: as a dependency of another package, pip would take its newest
 # version. A CPU build has the version 2.13.0+cpu, which pip prefers to the 2.13.0 of the package index.
-PIP_INSTALL = -m pip install --quiet --disable-pip-version-check
+PIP_INSTALL = -m pip install --quiet --quiet --disable-pip-version-check
 define create_environment
 $(PYTHON) -m venv $(1)
 $(1)/bin/python $(PIP_INSTALL) pip==26.3

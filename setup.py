@@ -3,9 +3,9 @@
 A link `pipelines/configs` would do the same, but setuptools-scm lists a link as a file, and the build then fails.
 """
 
-from setuptools import find_packages, setup
+from setuptools import find_namespace_packages, setup
 
 setup(
-    packages=[*find_packages(include=["infoxlm_core*", "components*", "pipelines*"]), "pipelines.configs"],
+    packages=[*find_namespace_packages(include=["infoxlm_core*", "components*", "pipelines*"]), "pipelines.configs"],
     package_dir={"pipelines.configs": "configs"},
 )
