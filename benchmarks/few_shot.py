@@ -35,8 +35,8 @@ from transformers import AutoConfig, AutoModel
 from benchmarks import e5, machine
 from benchmarks.report import DIRECTORY
 from infoxlm_core.results.suite_config import SuiteConfig
-from infoxlm_core.tasks import classifying
-from infoxlm_core.tasks.classification import ClassificationConfig
+from infoxlm_core.tasks.classification import run
+from infoxlm_core.tasks.classification.settings import ClassificationConfig
 from pipelines import local
 from pipelines.suite import suite as dag
 
@@ -90,7 +90,7 @@ def xnli(data: Path, store: Path, workers: int) -> dict[str, Any]:
     began = time.monotonic()
     config = ClassificationConfig.parse(XNLI | {"data": str(tables["seen"])})
     (tuned,) = found["summary"]["tasks"]["xnli"]["models"]["e5-small"]["tuned"].values()
-    seen = classifying.measure(config, store / tuned, store / "seen")
+    seen = run.measure(config, store / tuned, store / "seen")
     kept = {"seen": {"languages": seen.languages, "mean": seen.mean}, "seen_minutes": minutes(began)}
     return found | {"settings": XNLI} | kept
 

@@ -19,8 +19,8 @@ from typing import Any
 
 from benchmarks import e5, machine
 from benchmarks.report import DIRECTORY
-from infoxlm_core.tasks import aligned
-from infoxlm_core.tasks.retrieval import RetrievalConfig
+from infoxlm_core.tasks.retrieval import run
+from infoxlm_core.tasks.retrieval.settings import RetrievalConfig
 
 PUBLISHED = Path(__file__).with_name("e5_tatoeba.json")
 VECTOR = "mean@last"
@@ -40,7 +40,7 @@ def main() -> int:
     encoder = e5.make()
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        scores = aligned.measure(config, encoder, Path(folder)).to_dict()
+        scores = run.measure(config, encoder, Path(folder)).to_dict()
     found = compare(scores, json.loads(PUBLISHED.read_bytes())) | {
         "date": time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
         "minutes": round((time.monotonic() - began) / 60, 1),

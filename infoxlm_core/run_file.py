@@ -21,7 +21,7 @@ from infoxlm_core.config import (
 )
 from infoxlm_core.config.base import NonNegativeInt
 from infoxlm_core.errors import ConfigError, InputError
-from infoxlm_core.tasks.classification import ClassificationConfig
+from infoxlm_core.tasks.classification.settings import ClassificationConfig
 
 MAX_SIZE = 1 << 18  # bytes of a config; reading a longer one of one key a line would take minutes
 Config = TypeVar("Config", bound=StageConfig)

@@ -15,7 +15,7 @@ from infoxlm_core.errors import InputError
 from infoxlm_core.results import evaluation_page, evidence
 from infoxlm_core.results.evaluation import Evaluated, Evaluation
 from infoxlm_core.tasks import held_out, unreserved
-from infoxlm_core.tasks.fine_tuned import FineTuned
+from infoxlm_core.tasks.classification.fine_tuned import FineTuned
 from infoxlm_core.tasks.held_out import HeldOut, HeldOutConfig
 from infoxlm_core.tasks.perplexity import Perplexity
 from infoxlm_core.tasks.task import Scores, Task

@@ -5,10 +5,10 @@ from typing import Any
 
 from infoxlm_core.config import StageConfig
 from infoxlm_core.errors import ConfigError
-from infoxlm_core.tasks.classification import Classification
-from infoxlm_core.tasks.named_entities import NamedEntities
-from infoxlm_core.tasks.question_answering import QuestionAnswering
-from infoxlm_core.tasks.retrieval import Retrieval
+from infoxlm_core.tasks.classification.task import Classification
+from infoxlm_core.tasks.named_entities.task import NamedEntities
+from infoxlm_core.tasks.question_answering.task import QuestionAnswering
+from infoxlm_core.tasks.retrieval.task import Retrieval
 from infoxlm_core.tasks.task import Task
 
 _TASKS: tuple[Task[Any], ...] = (

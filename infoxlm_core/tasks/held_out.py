@@ -15,9 +15,10 @@ from infoxlm_core import manifests
 from infoxlm_core.config import EvaluationConfig
 from infoxlm_core.model.huggingface import tokenizers
 from infoxlm_core.model.huggingface.any_encoder import contrast_space, describe, load_encoder
-from infoxlm_core.tasks import nearest, outcomes
-from infoxlm_core.tasks.aligned_files import read_held_out
+from infoxlm_core.tasks import outcomes
 from infoxlm_core.tasks.embedding import POOLINGS, Place, embed
+from infoxlm_core.tasks.retrieval import nearest
+from infoxlm_core.tasks.retrieval.files import read_held_out
 from infoxlm_core.tasks.task import Scores, Task, finite, mean_over
 
 if TYPE_CHECKING:

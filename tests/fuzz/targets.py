@@ -41,9 +41,14 @@ from infoxlm_core.model.huggingface import any_encoder, directories, fairseq, pr
 from infoxlm_core.results import evidence, trials
 from infoxlm_core.results.suite_config import SuiteConfig
 from infoxlm_core.stages import tokenization
-from infoxlm_core.tasks import aligned_files, fine_tuned, labelled, named_entities, reference_vectors, squad
-from infoxlm_core.tasks.classification import ClassificationConfig
-from infoxlm_core.tasks.named_entities import NamedEntitiesConfig
+from infoxlm_core.tasks import reference_vectors
+from infoxlm_core.tasks.classification.fine_tuned import read_test_set
+from infoxlm_core.tasks.classification.settings import ClassificationConfig
+from infoxlm_core.tasks.classification.table import read_labelled
+from infoxlm_core.tasks.named_entities.files import read_tagged
+from infoxlm_core.tasks.named_entities.settings import NamedEntitiesConfig
+from infoxlm_core.tasks.question_answering.files import read_squad, read_training
+from infoxlm_core.tasks.retrieval.files import read_aligned
 from infoxlm_core.training import state, tracker
 from infoxlm_core.training.checkpoints import Checkpoint, Checkpoints
 from infoxlm_core.training.finetuning import selection
@@ -198,11 +203,11 @@ _ROWS = pd.DataFrame(
 
 
 def _labelled(path: Path) -> Any:
-    return labelled.read_labelled(ClassificationConfig(data=str(path)), None)
+    return read_labelled(ClassificationConfig(data=str(path)), None)
 
 
 def _squad(path: Path) -> Any:
-    return squad.read(path), squad.read_training([str(path)])
+    return read_squad(path), read_training([str(path)])
 
 
 def _reserved(path: Path) -> int:
@@ -231,17 +236,15 @@ TARGETS |= {
     "labelled-tsv": a_file("x-en.tsv", [_ROWS.to_csv(index=False, sep="\t").encode()], _labelled),
     "labelled-parquet": a_file("x.parquet", [_parquet(_ROWS.to_dict("list"))], _labelled),
     "squad": one_of(_write_questions, "x.en.json", lambda folder: _squad(folder / "x.en.json")),
-    "aligned": a_file("a/en-de.tsv", [_TSV], lambda path: aligned_files.read(path.parent, "en")),
+    "aligned": a_file("a/en-de.tsv", [_TSV], lambda path: read_aligned(path.parent, "en")),
     "aligned-lines": a_file("a/t.de-en.de", [_LINES], lambda path: _both_sides(path)),
     "held-out": a_file(
         "c/held_out/en-de/x.parquet",
         [_parquet({"source": _SIDES["en"], "target": _SIDES["de"]})],
-        lambda path: aligned_files.read(path.parents[2], "en"),
+        lambda path: read_aligned(path.parents[2], "en"),
     ),
-    "entities": a_file(
-        "train-en.tsv", [_IOB.encode()], lambda path: named_entities.read(NamedEntitiesConfig(data=str(path)))
-    ),
-    "test-set": one_of(_write_classifier, "test.parquet", fine_tuned.read),
+    "entities": a_file("train-en.tsv", [_IOB.encode()], lambda path: read_tagged(NamedEntitiesConfig(data=str(path)))),
+    "test-set": one_of(_write_classifier, "test.parquet", read_test_set),
     "reserved-json": a_file("x.json", [json.dumps({"data": [{"context": _SIDES["de"]}]}).encode()], _reserved),
     "reserved-jsonl": a_file("x.jsonl", ["".join(json.dumps([x]) + "\n" for x in _SIDES["de"]).encode()], _reserved),
     "reserved-csv": a_file("x.csv", [_ROWS.to_csv(index=False).encode()], _reserved),
@@ -254,7 +257,7 @@ TARGETS |= {
 
 def _both_sides(path: Path) -> Any:
     path.with_name("t.de-en.en").write_text("".join(f"{english}\n" for english, _ in _PAIRS))
-    return aligned_files.read(path.parent, "en")
+    return read_aligned(path.parent, "en")
 
 
 # ---------------------------------------------------------------- configs

@@ -35,10 +35,13 @@ from infoxlm_core.model import task_models
 from infoxlm_core.model.huggingface import tokenizers
 from infoxlm_core.stages import finetuning, preparation, tokenization
 from infoxlm_core.systems.table import SYSTEMS
-from infoxlm_core.tasks import answers, classifying, held_out, nearest, perplexity, task
-from infoxlm_core.tasks.classification import ClassificationConfig
+from infoxlm_core.tasks import held_out, perplexity, task
+from infoxlm_core.tasks.classification import run
+from infoxlm_core.tasks.classification.settings import ClassificationConfig
 from infoxlm_core.tasks.embedding import Place
-from infoxlm_core.tasks.question_answering import AnsweringConfig
+from infoxlm_core.tasks.question_answering import answers
+from infoxlm_core.tasks.question_answering.settings import AnsweringConfig
+from infoxlm_core.tasks.retrieval import nearest
 from infoxlm_core.training.finetuning.best_checkpoints import BestCheckpoints
 from infoxlm_core.training.finetuning.task_learner import TaskLearner
 from infoxlm_core.training.learner import Learner
@@ -281,7 +284,7 @@ def make_scores(tmp_path: Path, encoder: Path) -> Any:
         languages = {"de": held_out.sum_up(held_out.score(right, unshared))}
         scores.append(task.mean_over(languages) | {"languages": languages})
     said, right, languages = list("xyxyxx"), list("xyyyxy"), ["en", "de", "de", "fr", "en", "en"]
-    accuracy = classifying.accuracy_by_language(said, right, languages)
+    accuracy = run.accuracy_by_language(said, right, languages)
     gaps = [perplexity.choose_gaps(tokens, generator(1, "gaps", tokens)).tolist() for tokens in (1, 9, 40)]
     return [asked, gaps, scores, accuracy,
             task.transfer_gap(accuracy)]  # fmt: skip

@@ -14,9 +14,11 @@ from infoxlm_core.errors import InputError
 from infoxlm_core.model.huggingface import fairseq
 from infoxlm_core.run_file import load
 from infoxlm_core.stages import preparation
-from infoxlm_core.tasks import labelled_files, named_entities, squad
-from infoxlm_core.tasks.classification import ClassificationConfig
-from infoxlm_core.tasks.labelled import read_labelled
+from infoxlm_core.tasks.classification.files import find
+from infoxlm_core.tasks.classification.settings import ClassificationConfig
+from infoxlm_core.tasks.classification.table import read_labelled
+from infoxlm_core.tasks.named_entities.files import find_files
+from infoxlm_core.tasks.question_answering.files import read_training
 from infoxlm_core.training.input_digests import digest_inputs
 from tests.fuzz.targets import TARGETS, attack
 from tests.security.attacks import ATTACKS, po
@@ -44,7 +46,7 @@ def _corpus(kind: str, path: Path) -> list:
 READERS = {
     **{kind: lambda path, kind=kind: _corpus(kind, path) for kind in ("text", "tmx", "parquet", "gettext")},
     "labelled": lambda path: read_labelled(ClassificationConfig(data=str(path)), None),
-    "questions": lambda path: squad.read_training([str(path)]),
+    "questions": lambda path: read_training([str(path)]),
     "config": load,
     "fairseq": lambda path: fairseq.convert(path, path.parent / "new"),
 }
@@ -89,9 +91,9 @@ FOLDERS = {
         )
     ),
     "test sets": evaluation_sets.files,
-    "labelled": labelled_files.find,
-    "questions": lambda path: squad.read_training([str(path / "locked")]),
-    "named entities": lambda path: [*named_entities._find(path)],
+    "labelled": find,
+    "questions": lambda path: read_training([str(path / "locked")]),
+    "named entities": lambda path: [*find_files(path)],
     "digest of data": lambda path: digest_inputs([str(path)]),
 }
 
@@ -122,4 +124,4 @@ def test_what_never_ends_in_a_folder_of_questions_is_refused(kind, tmp_path):
     os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
 
     with pytest.raises(InputError, match=r"x\.en\.json is a"):
-        squad.read_training([str(tmp_path)])
+        read_training([str(tmp_path)])

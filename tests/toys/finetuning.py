@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from infoxlm_core.tasks.classification import ClassificationConfig
+from infoxlm_core.tasks.classification.settings import ClassificationConfig
 
 
 def config(data: Path, **changes) -> ClassificationConfig:

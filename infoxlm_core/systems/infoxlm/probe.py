@@ -12,7 +12,7 @@ from infoxlm_core.data.layouts import Sequences, gather, lay_out, positions
 from infoxlm_core.data.shards import Pairs, Shards
 from infoxlm_core.model import devices
 from infoxlm_core.model.encoder import Encoder, evaluating, pool
-from infoxlm_core.tasks.nearest import find_nearest
+from infoxlm_core.tasks.retrieval.nearest import find_nearest
 from infoxlm_core.training.learner import autocast
 
 SEQUENCES = 64  # of one forward pass

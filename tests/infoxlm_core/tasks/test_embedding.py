@@ -25,8 +25,9 @@ from infoxlm_core.model.encoder import EncoderSize, initialise, pool
 from infoxlm_core.model.heads import InfoXLM, project
 from infoxlm_core.model.huggingface import any_encoder, pretrained
 from infoxlm_core.model.huggingface.any_encoder import load_encoder, load_projection
-from infoxlm_core.tasks import classifying, embedding, perplexity
-from infoxlm_core.tasks.classification import HEAD
+from infoxlm_core.tasks import embedding, perplexity
+from infoxlm_core.tasks.classification import run
+from infoxlm_core.tasks.classification.head import HEAD
 from infoxlm_core.tasks.embedding import Place, embed, embed_sentences, mean_pool
 from tests.toys.models import TEXTS, save_model, save_tokenizer
 
@@ -217,9 +218,9 @@ def test_a_classifier_answers_with_names_of_labels_in_the_order_of_the_texts(tmp
 
     table = pd.DataFrame({"text": TEXTS, "text_pair": TEXTS[::-1], "language": "en"})
 
-    together = classifying.predict_rows(directory, table, 256, tokens=1024).tolist()
+    together = run.predict_rows(directory, table, 256, tokens=1024).tolist()
 
-    alone = [classifying.predict_rows(directory, table[row : row + 1], 256).item() for row in range(len(table))]
+    alone = [run.predict_rows(directory, table[row : row + 1], 256).item() for row in range(len(table))]
     assert together == alone
     assert set(together) <= set(names.values())
 

@@ -9,10 +9,10 @@ import torch
 
 from infoxlm_core.config import EvaluationConfig
 from infoxlm_core.errors import InputError
-from infoxlm_core.tasks.aligned_files import read_held_out
 from infoxlm_core.tasks.embedding import Place
 from infoxlm_core.tasks.held_out import draw_pairs, draw_sentences, score, sum_up
-from infoxlm_core.tasks.nearest import search
+from infoxlm_core.tasks.retrieval.files import read_held_out
+from infoxlm_core.tasks.retrieval.nearest import search
 from infoxlm_core.tasks.task import mean_over
 
 

@@ -11,7 +11,7 @@ from infoxlm_core.model.encoder import Encoder, EncoderSize, initialise
 from infoxlm_core.stages.pretraining import pretrain
 from infoxlm_core.systems.infoxlm import probe
 from infoxlm_core.systems.infoxlm.probe import Probe
-from infoxlm_core.tasks.nearest import find_nearest
+from infoxlm_core.tasks.retrieval.nearest import find_nearest
 from infoxlm_core.training import tracker
 from tests.toys.pretraining import VOCABULARY, tiny_config, write_shards
 

@@ -1,0 +1,28 @@
+"""The classification head: one label for a whole sequence. It imports torch only when a loss is computed."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from infoxlm_core.model.task_head import Head
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def loss(logits: "Tensor", targets: "Tensor", lengths: Sequence[int]) -> tuple["Tensor", "Tensor"]:  # noqa: ARG001
+    """Cross-entropy of (N, labels) logits, summed, and which of the N are right."""
+    import torch.nn.functional as F
+
+    from infoxlm_core.model.objectives import full_precision
+
+    return F.cross_entropy(full_precision(logits), targets, reduction="sum"), logits.argmax(dim=1) == targets
+
+
+HEAD = Head(
+    name="classification",
+    architecture="SequenceClassification",
+    by_token=False,
+    names=((r"^dense\.", "classifier.dense."), (r"^output\.", "classifier.out_proj.")),
+    bert_names=((r"^dense\.", "roberta.pooler.dense."), (r"^output\.", "classifier.")),
+    loss=loss,
+)

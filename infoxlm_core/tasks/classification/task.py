@@ -1,0 +1,52 @@
+"""Task: sentences, or sentence pairs, -> labels (XNLI, PAWS-X, SIB-200, any table)."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from infoxlm_core.errors import ConfigError
+from infoxlm_core.tasks.classification.head import HEAD
+from infoxlm_core.tasks.classification.settings import ClassificationConfig
+from infoxlm_core.tasks.task import Preset, Scores, Task
+
+if TYPE_CHECKING:
+    from infoxlm_core.training.finetuning.task_learner import Training
+
+
+class Classification(Task[ClassificationConfig]):
+    """One label for each row of labelled text."""
+
+    name: ClassVar[str] = "classification"
+    settings = ClassificationConfig
+    metrics: ClassVar[tuple[str, ...]] = ("accuracy",)
+    unit: ClassVar[str] = "rows"
+    order = ("en", "fr", "es", "de", "el", "bg", "ru", "tr", "ar", "vi", "th", "zh", "hi", "sw", "ur")
+    tables: ClassVar[tuple[str, ...]] = ("xnli",)
+    presets: ClassVar[Mapping[str, Preset]] = {"xnli": Preset("xnli"), "classification": Preset()}
+    head = HEAD
+    only_tested: ClassVar[tuple[str, ...]] = ("mixed",)
+
+    def check_plan(self, settings: ClassificationConfig, grid_points: int, where: str) -> None:  # noqa: ARG002
+        if settings.data is None:
+            raise ConfigError(f"{where}.settings.data: a suite has no corpus of its own: name files or a folder")
+
+    def check(self, settings: ClassificationConfig, chosen: bool) -> None:
+        from infoxlm_core.tasks.classification import run
+
+        run.check(settings, chosen)
+
+    def tests(self, settings: ClassificationConfig) -> list[Path]:
+        from infoxlm_core.tasks.classification import files, table
+
+        places = [place for path in table.paths(settings, None) for place in files.find(path)]
+        return [place.path for place in places if place.split in (None, "test")]
+
+    def training(self, settings: ClassificationConfig, encoder: Path, corpus: Path | None) -> "Training":
+        from infoxlm_core.tasks.classification import run
+
+        return run.training(settings, encoder, corpus)
+
+    def measure(self, settings: ClassificationConfig, model: Path, output: Path) -> Scores:
+        from infoxlm_core.tasks.classification import run
+
+        return run.measure(settings, model, output)

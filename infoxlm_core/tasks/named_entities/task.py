@@ -1,0 +1,47 @@
+"""Task: words of a sentence -> the entities among them (WikiANN, XTREME's panx, any BIO tags)."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from infoxlm_core.tasks.named_entities import files
+from infoxlm_core.tasks.named_entities.head import HEAD
+from infoxlm_core.tasks.named_entities.settings import NamedEntitiesConfig
+from infoxlm_core.tasks.task import Preset, Scores, Task
+
+if TYPE_CHECKING:
+    from infoxlm_core.training.finetuning.task_learner import Training
+
+
+class NamedEntities(Task[NamedEntitiesConfig]):
+    """Which words are a name, and of what: spans are right only as a whole."""
+
+    name: ClassVar[str] = "named_entities"
+    settings = NamedEntitiesConfig
+    metrics: ClassVar[tuple[str, ...]] = ("f1",)
+    unit: ClassVar[str] = "sentences"
+    order: ClassVar[Sequence[str]] = (
+        "en", "af", "ar", "bg", "bn", "de", "el", "es", "et", "eu", "fa", "fi", "fr", "he", "hi", "hu", "id", "it",
+        "ja", "jv", "ka", "kk", "ko", "ml", "mr", "ms", "my", "nl", "pt", "ru", "sw", "ta", "te", "th", "tl", "tr",
+        "ur", "vi", "yo", "zh",
+    )  # fmt: skip
+    presets: ClassVar[Mapping[str, Preset]] = {"panx": Preset(), "named-entities": Preset()}
+    head = HEAD
+
+    def check(self, settings: NamedEntitiesConfig, chosen: bool) -> None:
+        from infoxlm_core.tasks.named_entities import run
+
+        run.check(settings, chosen)
+
+    def tests(self, settings: NamedEntitiesConfig) -> list[Path]:
+        return files.list_tests(settings)
+
+    def training(self, settings: NamedEntitiesConfig, encoder: Path, corpus: Path | None) -> "Training":  # noqa: ARG002
+        from infoxlm_core.tasks.named_entities import run
+
+        return run.training(settings, encoder)
+
+    def measure(self, settings: NamedEntitiesConfig, model: Path, output: Path) -> Scores:
+        from infoxlm_core.tasks.named_entities import run
+
+        return run.measure(settings, model, output)

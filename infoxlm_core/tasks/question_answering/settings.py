@@ -1,0 +1,58 @@
+"""Settings of question answering: which files hold the questions, and how an encoder is fine-tuned on them."""
+
+from typing import Literal, Self
+
+from pydantic import model_validator
+
+from infoxlm_core.config.base import Flag, PositiveInt
+from infoxlm_core.config.tasks import Paths, RecipeConfig
+
+TRAINED = "train.en.json"  # for the training text of a reader that is trained: its language counts for the gap
+
+
+class AnsweringConfig(RecipeConfig):
+    """Encoder + questions about paragraphs, in SQuAD's format -> a reader that marks the answer (MLQA, XQuAD)."""
+
+    task: Literal["question_answering"] = "question_answering"
+    """The kind of task."""
+
+    train: Paths
+    """Files in SQuAD's format."""
+
+    dev: tuple[str, ...] = ()
+    """Files or folders of development sets, a file a language; for the rules of selection but `last`."""
+
+    test: Paths
+    """Files or folders in the layout of MLQA, XQuAD or TyDiQA: `test-context-de-question-de.json`, `xquad.de.json`."""
+
+    normaliser: Literal["mlqa", "squad"] = "squad"
+    """How answers are compared: as MLQA does in its seven languages, or as SQuAD does (XQuAD, TyDiQA)."""
+
+    mixed: Flag = False
+    """Also questions of one language about paragraphs of another, where there are such files."""
+
+    max_tokens: PositiveInt = 384
+    """Of one window: question, part of the paragraph, special tokens."""
+
+    question_tokens: PositiveInt = 64
+    """Longer questions are cut."""
+
+    stride: PositiveInt = 128
+    """Tokens of the paragraph that two windows share."""
+
+    answer_tokens: PositiveInt = 30
+    """Longer answers are not given."""
+
+    n_best: PositiveInt = 20
+    """Starts and ends that are combined."""
+
+    @model_validator(mode="after")
+    def _windows_move(self) -> Self:
+        if self.question_tokens + self.stride + 4 >= self.max_tokens:
+            raise ValueError(
+                f"max_tokens ({self.max_tokens}) must exceed question_tokens ({self.question_tokens}) + stride "
+                f"({self.stride}) + 4 special tokens"
+            )
+        if self.selection.rule != "last" and not self.dev:
+            raise ValueError(f"selection.rule {self.selection.rule} needs development sets: give dev")
+        return self

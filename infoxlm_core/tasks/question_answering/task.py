@@ -1,0 +1,72 @@
+"""Task: questions about paragraphs -> answers cut out of them (MLQA, XQuAD, TyDiQA, SQuAD)."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from infoxlm_core.errors import ConfigError
+from infoxlm_core.tasks.question_answering.head import HEAD
+from infoxlm_core.tasks.question_answering.settings import TRAINED, AnsweringConfig
+from infoxlm_core.tasks.task import Fact, Fetch, Preset, Scores, Task
+
+if TYPE_CHECKING:
+    from infoxlm_core.training.finetuning.task_learner import Training
+
+
+class QuestionAnswering(Task[AnsweringConfig]):
+    """Where in its paragraph the answer to a question starts and ends."""
+
+    name: ClassVar[str] = "question_answering"
+    settings = AnsweringConfig
+    metrics: ClassVar[tuple[str, ...]] = ("f1", "exact_match")
+    order: ClassVar[Sequence[str]] = ("en", "es", "de", "ar", "hi", "vi", "zh")
+    tables: ClassVar[tuple[str, ...]] = ("mlqa",)
+    presets: ClassVar[Mapping[str, Preset]] = {
+        "mlqa": Preset("mlqa", {"normaliser": "mlqa"}),
+        **dict.fromkeys(("xquad", "tydiqa", "squad", "question-answering"), Preset()),
+    }
+    head = HEAD
+    roles: ClassVar[tuple[str, ...]] = ("train", "dev", "test")
+    only_tested: ClassVar[tuple[str, ...]] = ("test", "mixed")
+
+    def for_testing(self, data: str) -> dict[str, Any]:
+        return {"train": [TRAINED], "test": [data]}
+
+    def localise(self, settings: AnsweringConfig, fetch: Fetch) -> AnsweringConfig:
+        return super().localise(settings, lambda source: source if source == TRAINED else fetch(source))
+
+    def check_plan(self, settings: AnsweringConfig, grid_points: int, where: str) -> None:
+        if grid_points > 1 and not settings.dev:
+            raise ConfigError(
+                f"{where}.grid: {grid_points} places and no development sets to choose by: give settings.dev, or one "
+                "place"
+            )
+
+    def check(self, settings: AnsweringConfig, chosen: bool) -> None:  # noqa: ARG002 - `check_plan` has looked at it
+        from infoxlm_core.tasks.question_answering import run
+
+        run.check(settings)
+
+    def tests(self, settings: AnsweringConfig) -> list[Path]:
+        from infoxlm_core.tasks.question_answering import files
+
+        return list(files.cells(settings.test, "test", settings.mixed).values())
+
+    def training(self, settings: AnsweringConfig, encoder: Path, corpus: Path | None) -> "Training":  # noqa: ARG002
+        from infoxlm_core.tasks.question_answering import run
+
+        return run.training(settings, encoder)
+
+    def training_languages(self, settings: AnsweringConfig) -> list[str]:
+        from infoxlm_core.tasks.question_answering import run
+
+        return run.training_languages(settings)
+
+    def measure(self, settings: AnsweringConfig, model: Path, output: Path) -> Scores:
+        from infoxlm_core.tasks.question_answering import run
+
+        return run.measure(settings, model, output)
+
+    def describe(self, settings: AnsweringConfig, table: str) -> list[Fact]:
+        paper = "mlqa" if table == "mlqa" else ""
+        return [Fact("normaliser", settings.normaliser, paper, settings.normaliser == paper if paper else None)]

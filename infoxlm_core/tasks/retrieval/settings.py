@@ -1,0 +1,44 @@
+"""Settings of retrieval: which aligned sentences are searched, and with which vectors."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from infoxlm_core.config.base import Flag, Language, PositiveInt, Source, StageConfig, Whole
+
+Vector = Annotated[str, Field(pattern=r"^(mean|mean_no_special|cls|contrast)@([0-9]+|last|contrast|best)$")]
+
+
+class RetrievalConfig(StageConfig):
+    """Encoder + aligned sentences -> how often the translation is the nearest (Tatoeba, NTREX, FLORES, your own)."""
+
+    task: Literal["retrieval"] = "retrieval"
+    """The kind of task."""
+
+    data: Source
+    """Folder of aligned files: LASER's `tatoeba.deu-eng.deu` and `.eng`, or NAME.en-de.en and NAME.en-de.de, or one
+    file a language, line by line translations of each other, or en-de.tsv; or a prepared corpus, for its held-out
+    pairs."""
+
+    pivot: Language = "en"
+    """The language that all others are aligned with."""
+
+    languages: Literal["all", "14", "22", "36"] | Annotated[tuple[Language, ...], Field(min_length=1)] = "all"
+    """all there are · 14, 22, 36: the paper's Tables 2, 3 and both · or a list."""
+
+    vectors: Annotated[tuple[Vector, ...], Field(min_length=1)] = ("mean@best", "cls@last")
+    """POOLING@LAYER. Pooling: mean (of all tokens), mean_no_special, cls, contrast (projected, as in pre-training).
+    Layer: a number as in Hugging Face's hidden_states, last, contrast (that of pre-training) or best (chosen on this
+    very set by the mean of both directions). The first one gives the main scores."""
+
+    prefix: str = ""
+    """Put before every sentence, for models that were trained with one, such as `query: `."""
+
+    margin: Flag = False
+    """Compare by ratio margin over 4 neighbours (Artetxe & Schwenk 2019) instead of cosine."""
+
+    batch_size: PositiveInt = 64
+    """Sentences of one forward pass; changes memory and speed, not the result."""
+
+    max_tokens: Annotated[Whole, Field(gt=2, le=2**20)] = 512
+    """Of one sentence, special tokens included; longer ones are cut."""

@@ -1,0 +1,378 @@
+"""Reading: the best answer of all windows, scores of languages and of their mixtures, and a reader that learns."""
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from transformers import BertConfig, BertModel, XLMRobertaConfig, XLMRobertaModel
+
+from infoxlm_core.errors import InputError
+from infoxlm_core.model import task_models
+from infoxlm_core.model.huggingface import tokenizers
+from infoxlm_core.stages.finetuning import finetune
+from infoxlm_core.tasks import TASKS
+from infoxlm_core.tasks.question_answering import run
+from infoxlm_core.tasks.question_answering.settings import AnsweringConfig
+from infoxlm_core.tasks.question_answering.spans import best_spans
+from infoxlm_core.tasks.question_answering.windows import Windows, lay_out
+from infoxlm_core.tasks.task import within_and_across
+from infoxlm_core.training.finetuning import selection
+from tests.toys.questions import CLASSES, WORDS, riddles, write_bert_tokenizer, write_squad, write_xlmr_tokenizer
+
+LETTERS = "a b c d e f g h"
+BERLIN = "Berlin liegt an der Spree"
+
+
+@pytest.fixture(scope="module")
+def letters(tmp_path_factory):
+    return tokenizers.load(write_bert_tokenizer(tmp_path_factory.mktemp("letters"), [LETTERS]))
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory) -> Path:
+    """An XLM-R of 40 positions; every word of the toys is a token."""
+    folder = tmp_path_factory.mktemp("encoder")
+    words = [
+        *WORDS,
+        *CLASSES,
+        *itertools.chain(*CLASSES.values()),
+        *BERLIN.split(),
+        *LETTERS.split(),
+        "Wo",
+        "the",
+        "city",
+        "which",
+    ]
+    write_xlmr_tokenizer(folder, [" ".join([word] * 9) for word in words], 400)
+    config = XLMRobertaConfig(
+        vocab_size=len(tokenizers.load(folder)), hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=64, max_position_embeddings=42, type_vocab_size=1, initializer_range=0.25,  # learns soon
+    )  # fmt: skip
+    torch.manual_seed(0)
+    XLMRobertaModel(config, add_pooling_layer=False).save_pretrained(folder)
+    return folder
+
+
+def settings(train: Path | str, test: Path | str, **changes) -> AnsweringConfig:
+    values = {"train": [str(train)], "test": [str(test)], "question_tokens": 8, "stride": 4, "max_tokens": 384}
+    return AnsweringConfig.parse(values | changes)
+
+
+class Liking(nn.Module):
+    """A reader with a liking for words: its logits are a function of the token alone."""
+
+    head = TASKS["question_answering"].head
+
+    def __init__(self, tokenizer, likings: dict[str, float]):
+        super().__init__()
+        table = torch.zeros(len(tokenizer), 2)
+        for word, value in likings.items():
+            table[tokenizer(word, add_special_tokens=False)["input_ids"]] = value
+        self.table = nn.Parameter(table)
+
+    def forward(self, ids, types, lengths, keep=None):
+        return self.table[ids]
+
+
+def few_windows(tokenizer, questions: list[str], paragraphs: list[str], max_tokens: int) -> Windows:
+    return lay_out(tokenizer, questions, paragraphs, range(len(questions)), max_tokens, 2, 1)
+
+
+def by_all_pairs(windows: Windows, logits: list[torch.Tensor], answer_tokens: int) -> list[list[int]]:
+    best: dict[int, tuple[float, list[int]]] = {}
+    for number, question in enumerate(windows.questions):
+        for i, j in itertools.product(range(windows.counts[number]), repeat=2):
+            if i <= j < i + answer_tokens:
+                first, begin = windows.firsts[number], windows.begins[number]
+                total = float(logits[number][first + i, 0] + logits[number][first + j, 1])
+                span = [int(windows.paragraphs.starts[begin + i]), int(windows.paragraphs.ends[begin + j])]
+                best[question] = max(best.get(question, (-np.inf, [0, 0])), (total, span), key=lambda pair: pair[0])
+    return [best[question][1] for question in sorted(best)]
+
+
+@pytest.mark.parametrize("answer_tokens", [1, 3, 30])
+def test_the_answer_is_the_best_pair_of_all_windows(letters, answer_tokens, monkeypatch):
+    monkeypatch.setattr("infoxlm_core.tasks.question_answering.spans.AT_ONCE", 7)
+    rng = np.random.default_rng(5)
+    texts = [" ".join(rng.choice(LETTERS.split(), rng.integers(1, 25))) for _ in range(20)]
+    windows = few_windows(letters, ["a b"] * 20, texts, 10)
+    logits = [torch.from_numpy(rng.normal(size=(length, 2))) for length in windows.examples.lengths]
+    assert len(logits) > 40
+
+    found = best_spans(windows, logits, 100, answer_tokens)
+
+    assert found.tolist() == by_all_pairs(windows, logits, answer_tokens)
+
+
+def test_an_answer_lies_in_the_paragraph_ends_after_its_start_and_is_not_too_long(letters):
+    windows = few_windows(letters, ["a b"], ["c d e f g"], 20)
+    logits = torch.zeros(len(windows.examples.ids), 2)
+    assert windows.firsts.tolist() == [4]  # [CLS] a b [SEP] c d e f g [SEP]
+    logits[[0, 1, 3, 9]] = 9.0  # tokens that are no answer
+    logits[7, 0], logits[5, 1] = 3.0, 2.0  # f starts, d ends: not in this order
+    logits[4, 0], logits[8, 1] = 2.0, 1.5  # c starts, g ends
+
+    assert best_spans(windows, [logits], 20, 5).tolist() == [[6, 9]]  # f g: 3 + 1.5
+    logits[7, 0] = 0.0
+    assert best_spans(windows, [logits], 20, 5).tolist() == [[0, 3]]  # c d: 2 + 2
+    logits[5, 1] = 0.0
+    assert best_spans(windows, [logits], 20, 5).tolist() == [[0, 9]]  # all of it
+    assert best_spans(windows, [logits], 20, 4).tolist() != [[0, 9]]
+
+
+def test_only_the_best_starts_and_ends_are_combined(letters):
+    windows = few_windows(letters, ["a b"], ["c d e f g"], 20)
+    logits = torch.zeros(len(windows.examples.ids), 2)
+    logits[4:9, 0] = torch.tensor([1.0, 0.0, 0.0, 0.0, 5.0])
+    logits[4:9, 1] = torch.tensor([6.0, 0.0, 0.0, 2.0, 1.0])
+
+    assert best_spans(windows, [logits], 5, 9).tolist() == [[0, 1]]  # c: 1 + 6; g: 5 + 1
+    assert best_spans(windows, [logits], 1, 9).tolist() == [[0, 0]]  # g starts, c ends: no answer
+
+
+def test_the_sum_of_logits_decides_between_windows(letters):
+    windows = few_windows(letters, ["a b", "a b"], ["c d e f g h", "h g"], 9)
+    assert windows.questions.tolist() == [0, 0, 1] and windows.begins.tolist() == [0, 3, 6]
+    logits = [torch.zeros(length, 2) for length in windows.examples.lengths]
+    logits[0][4], logits[1][5], logits[2][5] = torch.tensor([[2.0, 2.0], [1.0, 3.5], [1.0, 1.0]])
+
+    assert best_spans(windows, logits, 20, 30).tolist() == [[8, 9], [2, 3]]
+
+
+def test_within_and_across_count_every_cell_of_a_language_once():
+    cells = {("en", "en"): 0.9, ("de", "de"): 0.7, ("sw", "sw"): 0.5, ("en", "de"): 0.6, ("de", "en"): 0.4,
+             ("en", "sw"): 0.3}  # fmt: skip
+
+    within, across = within_and_across(cells)
+
+    assert within == pytest.approx(0.7)
+    # en: .6 .4 .3; de: .6 .4; sw: .3
+    assert across == pytest.approx(((0.6 + 0.4 + 0.3) / 3 + 0.5 + 0.3) / 3)
+
+
+@pytest.fixture
+def liking(encoder, monkeypatch):
+    reader = Liking(tokenizers.load(encoder), {"Berlin": 2.0, "Spree": 1.0})
+    monkeypatch.setattr(task_models, "load", lambda directory, kind: reader)
+    return reader
+
+
+def write_mlqa(folder: Path, *cells: str) -> Path:
+    for cell in cells:
+        context, question = cell.split("-")
+        rows = [
+            ("1", "the city Berlin" if context == "en" else BERLIN, "Wo", "Berlin"),
+            ("2", "a b Spree", "Wo", {"en": "the city Spree", "de": "Spree", "es": "c"}[context]),
+        ]
+        write_squad(folder / f"test-context-{context}-question-{question}.json", rows)
+    return folder
+
+
+@pytest.mark.item("A21")
+def test_scores_are_shares_by_language_and_answers_are_in_the_official_format(encoder, liking, tmp_path):
+    config = settings("train-v1.1.json", write_mlqa(tmp_path / "mlqa", "en-en", "de-de", "es-es", "de-en"))
+
+    scores = run.measure(config, encoder, tmp_path / "out")
+
+    # "Spree" and "the city Spree", articles aside: one of two tokens, and the one that was given
+    assert scores.languages == {
+        "de": {"f1": 1.0, "exact_match": 1.0},
+        "en": {"f1": pytest.approx((1 + 2 / 3) / 2), "exact_match": 0.5},
+        "es": {"f1": 0.5, "exact_match": 0.5},
+    }
+    assert scores.mean == pytest.approx({"f1": (1 + 5 / 6 + 0.5) / 3, "exact_match": 2 / 3})
+    assert scores.transfer_gap == pytest.approx({"f1": 5 / 6 - 0.75, "exact_match": 0.5 - 0.75})
+    assert scores.counts == {"de": 2, "en": 2, "es": 2}
+    assert scores.task == "question_answering" and scores.mixed is scores.dev is scores.selection is None
+    given = {path.name: json.loads(path.read_text()) for path in (tmp_path / "out/predictions").iterdir()}
+    assert set(given) == {"en.json", "de.json", "es.json"}
+    assert all(answers == {"1": "Berlin", "2": "Spree"} for answers in given.values())
+
+
+def test_cells_of_two_languages_are_scored_beside_the_others(encoder, liking, tmp_path):
+    test = write_mlqa(tmp_path / "mlqa", "en-en", "de-de", "es-es", "de-en", "es-de")
+
+    scores = run.measure(settings("train.en.json", test, mixed=True), encoder, tmp_path / "out")
+
+    assert set(scores.languages) == {"de", "en", "es"}
+    mixed = scores.mixed
+    assert {cell: row["f1"] for cell, row in mixed["cells"].items()} == pytest.approx(
+        {"en-en": 5 / 6, "de-de": 1, "es-es": 0.5, "de-en": 1, "es-de": 0.5}
+    )
+    assert (mixed["within"], mixed["across"]) == pytest.approx(((5 / 6 + 1.5) / 3, (1 + 0.75 + 0.5) / 3))
+    assert (tmp_path / "out/predictions/de-en.json").is_file()
+
+
+def test_mlqa_compares_answers_by_the_language_of_the_paragraph(encoder, liking, tmp_path):
+    for cell in ("de-question-de", "de-question-en", "en-question-en", "en-question-de"):
+        rows = [("1", "a b die Spree", "Wo", "die Spree")]
+        write_squad(tmp_path / f"mlqa/test-context-{cell}.json", rows)
+    config = settings("train.en.json", tmp_path / "mlqa", mixed=True, normaliser="mlqa")
+
+    scores = run.measure(config, encoder, tmp_path / "out")
+
+    # given is Spree: in German without article the very answer, in English two words of which it is one
+    assert {cell: row["f1"] for cell, row in scores.mixed["cells"].items()} == pytest.approx(
+        {"de-de": 1, "de-en": 1, "en-en": 2 / 3, "en-de": 2 / 3}
+    )
+
+
+def test_the_digest_of_a_test_set_is_that_of_its_content(encoder, liking, tmp_path):
+    def digest(folder: Path) -> str:
+        return run.measure(settings("train.en.json", folder), encoder, tmp_path / "out").test_set
+
+    first, again, other = (write_mlqa(tmp_path / name, "en-en", "de-de") for name in "abc")
+    path = again / "test-context-de-question-de.json"
+    path.write_text(json.dumps(json.loads(path.read_text()), indent=3))
+    path.rename(again / "xquad.de.json")
+    path = other / "test-context-de-question-de.json"
+    path.write_text(path.read_text().replace('"text": "Spree"', '"text": "Spre"'))
+
+    assert digest(first).startswith("sha256:") and digest(first) == digest(again)
+    assert digest(other) != digest(first)
+
+
+def test_every_language_is_read_by_the_model_that_was_kept_for_it(encoder, tmp_path, monkeypatch):
+    tokenizer, loaded = tokenizers.load(encoder), []
+    likings = {"tuned": {"Berlin": 1.0}, "20": {"Spree": 1.0}}
+
+    def load(directory: Path, kind: str) -> Liking:
+        loaded.append(directory.name)
+        return Liking(tokenizer, likings[directory.name])
+
+    monkeypatch.setattr(task_models, "load", load)
+    tuned = tmp_path / "tuned"
+    for folder in (tuned, tuned / "steps/20"):
+        folder.mkdir(parents=True)
+        for file in encoder.iterdir():
+            (folder / file.name).write_bytes(file.read_bytes())
+    looks = [selection.DevScores(10, {"en": 0.8, "de": 0.2}), selection.DevScores(20, {"en": 0.5, "de": 0.4})]
+    selection.write(tuned, "each", looks, {"*": 10, "en": 10, "de": 20})
+    test = write_mlqa(tmp_path / "mlqa", "en-en", "de-de", "de-en", "es-es")
+
+    scores = run.measure(settings("train.en.json", test, mixed=True), tuned, tmp_path / "out")
+
+    assert sorted(loaded) == ["20", "tuned"]
+    given = {path.stem: json.loads(path.read_text())["1"] for path in (tmp_path / "out/predictions").iterdir()}
+    assert given == {"en": "Berlin", "de": "Spree", "de-en": "Spree", "es": "Berlin"}
+    assert scores.dev == {"languages": {"en": 0.8, "de": 0.4}, "mean": pytest.approx(0.6)}
+    assert scores.selection["rule"] == "each"
+
+
+def test_a_language_that_mlqa_cannot_score_is_refused_before_anything_is_read(encoder, tmp_path):
+    path = write_squad(tmp_path / "xquad.sw.json", [("1", BERLIN, "Wo", "Spree")])
+    english = write_squad(tmp_path / "train.en.json", [("1", BERLIN, "Wo", "Spree")])
+    config = settings(english, path, normaliser="mlqa")
+
+    for refused in (
+        lambda: run.training(config, tmp_path / "no model"),
+        lambda: run.measure(config, tmp_path / "no model", tmp_path / "out"),
+        lambda: run.training(settings(english, english, dev=[str(path)], normaliser="mlqa"), encoder),
+    ):
+        with pytest.raises(InputError, match="language 'sw' is not one of MLQA's"):
+            refused()
+
+
+@pytest.mark.parametrize(
+    ("files", "language"),
+    [
+        (["train-v1.1.json"], "en"),
+        (["train.de.json"], "de"),
+        (["train.de.json", "train.en.json"], "en"),
+        (["folder"], "ko"),
+    ],
+)
+def test_the_source_is_the_language_of_the_training_files(tmp_path, files, language):
+    write_squad(tmp_path / "folder/tydiqa.goldp.ko.train.json", [("1", BERLIN, "Wo", "Spree")])
+
+    config = settings("", "").model_copy(update={"train": tuple(str(tmp_path / name) for name in files)})
+
+    assert run.training_languages(config)[0] == language
+
+
+def test_windows_fit_what_the_encoder_reads_and_wrong_answers_are_left_out(encoder, tmp_path):
+    long = " ".join(WORDS * 12)
+    rows = [("1", long, "Wo", "stone river"), ("2", long, "Wo", "Berlin"), ("3", f"{long} Berlin", "Wo", "Berlin")]
+    train = write_squad(tmp_path / "train.en.json", rows)  # Berlin is not in the second: answer_start is -1
+
+    parts = run.training(settings(train, train), encoder)
+
+    assert parts.score_dev is None and parts.examples.lengths.max() == 40
+    assert len(parts.examples) == len(parts.targets) == 2 * 3  # 35 of 96 and 97 words at a time, 4 of them again
+    tokenizer, starts = tokenizers.load(encoder), parts.examples.starts
+    texts = [
+        tokenizer.decode(parts.examples.ids[start + first : start + last + 1])
+        for start, (first, last) in zip(starts, parts.targets, strict=True) if last
+    ]  # fmt: skip
+    assert texts.count("Berlin") == 1 and set(texts) == {"stone river", "Berlin"}
+
+
+def test_windows_are_no_longer_than_the_config_says(encoder, tmp_path):
+    train = write_squad(tmp_path / "train.en.json", [("1", " ".join(WORDS * 12), "Wo", "river")])
+
+    assert run.training(settings(train, train, max_tokens=30), encoder).examples.lengths.max() == 30
+
+
+def test_there_is_no_transfer_gap_without_a_second_language_or_the_one_of_training(encoder, liking, tmp_path):
+    alone, others = write_mlqa(tmp_path / "a", "en-en"), write_mlqa(tmp_path / "b", "de-de", "es-es")
+
+    assert run.measure(settings("train.en.json", alone), encoder, tmp_path / "out").transfer_gap is None
+    assert run.measure(settings("train.en.json", others), encoder, tmp_path / "out").transfer_gap is None
+    german = run.measure(settings("train.de.json", others), encoder, tmp_path / "out")
+    assert german.transfer_gap == {"f1": 0.5, "exact_match": 0.5}
+
+
+def test_development_sets_are_judged_by_f1_in_each_language(encoder, tmp_path):
+    dev = write_mlqa(tmp_path / "mlqa", "en-en", "de-de", "de-en")
+    reader = Liking(tokenizers.load(encoder), {"Berlin": 2.0, "Spree": 1.0})
+    train = write_squad(tmp_path / "train.en.json", [("1", BERLIN, "Wo", "Spree")])
+
+    parts = run.training(settings(train, dev, dev=[str(dev)]), encoder)
+
+    assert parts.score_dev(reader) == pytest.approx({"de": 1.0, "en": 5 / 6})
+    assert parts.score_dev(Liking(tokenizers.load(encoder), {"a": 1.0})) == pytest.approx({"de": 0.0, "en": 0.0})
+
+
+def test_an_encoder_too_short_for_the_windows_is_refused(encoder, tmp_path):
+    train = write_squad(tmp_path / "train.en.json", [("1", BERLIN, "Wo", "Spree")])
+
+    with pytest.raises(InputError, match=r"max_tokens \(40, or what the encoder reads\) must exceed"):
+        run.training(settings(train, train, question_tokens=30, stride=10), encoder)
+
+
+def test_a_reader_of_berts_kind_gets_its_segments(tmp_path):
+    folder = write_bert_tokenizer(tmp_path / "bert", [LETTERS])
+    config = BertConfig(vocab_size=40, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+                        max_position_embeddings=24)  # fmt: skip
+    BertModel(config, add_pooling_layer=False).save_pretrained(folder)
+    train = write_squad(tmp_path / "train.en.json", [("1", "c d e f", "a b", "d e")])
+
+    parts = run.training(settings(train, train, dev=[str(train)]), folder)
+
+    assert parts.examples.types.tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 1] and parts.targets.tolist() == [[5, 6]]
+    reader = task_models.create(folder, TASKS["question_answering"].head)
+    assert 0 <= parts.score_dev(reader)["en"] <= 1
+
+
+def test_a_reader_learns_to_answer_questions_about_paragraphs_it_never_saw(encoder, tmp_path):
+    train = write_squad(tmp_path / "train.en.json", riddles(600, seed=1, words=10))
+    for seed, (name, words) in enumerate({"test/xquad.en": 10, "test/xquad.de": 22, "dev/dev.en": 10}.items(), start=2):
+        write_squad(tmp_path / f"{name}.json", riddles(60, seed, words))
+    optimization = {"steps": 200, "learning_rate": 0.003, "warmup_steps": 10, "weight_decay": 0.0}
+    # 4 special tokens, 2 of the question, and 14 words: all of a training paragraph, of a German one half
+    config = settings(train, tmp_path / "test", dev=[str(tmp_path / "dev")], max_tokens=20, optimization=optimization,
+                      selection={"rule": "joint", "every": 100}, checkpoints={"every": 100})  # fmt: skip
+
+    finetune(config, encoder, None, tmp_path / "tuned", tmp_path / "run")
+    scores = run.measure(config, tmp_path / "tuned", tmp_path / "out")
+
+    assert scores.languages["en"]["f1"] > 0.8 and scores.languages["de"]["f1"] > 0.8
+    assert scores.dev["languages"].keys() == {"en"} and scores.dev["mean"] > 0.8
+    assert scores.selection["rule"] == "joint" and [look["step"] for look in scores.selection["looks"]] == [
+        100,
+        200,
+    ]

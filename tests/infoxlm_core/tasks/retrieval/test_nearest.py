@@ -1,0 +1,140 @@
+"""Retrieval and transfer gaps, on vectors and numbers that a reader can check by hand."""
+
+import pytest
+import torch
+
+from infoxlm_core.tasks.classification.run import accuracy_by_language
+from infoxlm_core.tasks.retrieval import nearest
+from infoxlm_core.tasks.retrieval.nearest import find_both, find_nearest, shares_no_token
+from infoxlm_core.tasks.task import transfer_gap
+
+
+def accuracy(queries: torch.Tensor, candidates: torch.Tensor, targets: torch.Tensor) -> float:
+    return (find_nearest(queries, candidates) == targets).double().mean().item()
+
+
+@pytest.fixture
+def vectors() -> torch.Tensor:
+    return torch.randn(50, 8, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.item("A23")
+def test_identical_vectors_are_always_found(vectors):
+    assert accuracy(vectors, vectors, torch.arange(50)) == 1.0
+
+
+@pytest.mark.item("A23")
+def test_permuted_candidates_are_found_where_they_went(vectors):
+    order = torch.randperm(50, generator=torch.Generator().manual_seed(2))
+
+    assert accuracy(vectors, vectors[order], order.argsort()) == 1.0
+    assert accuracy(vectors, vectors[order], torch.arange(50)) < 0.2
+
+
+@pytest.mark.item("A23")
+def test_lengths_of_vectors_do_not_matter(vectors):
+    candidates = vectors + 0.5 * vectors.roll(1, dims=0)
+    scales = torch.linspace(0.01, 100, 50).unsqueeze(1)
+
+    assert find_nearest(vectors * scales, candidates).equal(find_nearest(vectors, candidates * scales))
+
+
+@pytest.mark.item("A23")
+def test_it_equals_brute_force(vectors):
+    candidates = torch.randn(2000, 8, generator=torch.Generator().manual_seed(3))
+    queries = torch.randn(1500, 8, generator=torch.Generator().manual_seed(4))  # more than one chunk
+
+    expected = [max(range(2000), key=torch.cosine_similarity(q, candidates).tolist().__getitem__) for q in queries]
+
+    assert find_nearest(queries, candidates).tolist() == expected
+
+
+@pytest.mark.item("A23")
+@pytest.mark.parametrize("margin", [False, True])
+def test_both_directions_at_once_are_the_two_searches(vectors, margin, monkeypatch):
+    targets = torch.cat([vectors.roll(3, dims=0) + 0.8 * vectors, vectors[:7]])  # (57, 8), the last seven are ties
+
+    at_once = find_both(vectors, targets, margin)
+    monkeypatch.setattr(nearest, "WHOLE", 10)
+    one_by_one = find_both(vectors, targets, margin)
+    monkeypatch.setattr(nearest, "CHUNK", 9)
+    in_chunks = find_both(vectors, targets, margin)
+
+    assert [found.tolist() for found in at_once] == [found.tolist() for found in one_by_one]
+    assert [found.tolist() for found in at_once] == [found.tolist() for found in in_chunks]
+    assert at_once[0].equal(find_nearest(vectors, targets, margin))
+    assert at_once[1].equal(find_nearest(targets, vectors, margin))
+
+
+@pytest.mark.item("A23")
+def test_the_ratio_margin_is_that_of_its_formula(vectors):
+    queries, candidates = vectors[:20], vectors[20:] + 0.3
+
+    def neighbours(vector: torch.Tensor, others: torch.Tensor) -> float:
+        return sum(sorted(torch.cosine_similarity(vector, others).tolist(), reverse=True)[:4]) / (2 * 4)
+
+    expected = []
+    for query in queries:
+        ratios = [
+            torch.cosine_similarity(query, candidate, dim=0).item()
+            / (neighbours(query, candidates) + neighbours(candidate, queries))
+            for candidate in candidates
+        ]
+        expected.append(ratios.index(max(ratios)))
+
+    assert find_nearest(queries, candidates, margin=True).tolist() == expected
+    assert find_nearest(queries, candidates).tolist() != expected
+
+
+def test_by_margin_a_sentence_that_is_near_to_everything_does_not_win():
+    """Cosines: each query .75 to the hub, .6 to its translation, .34 to the others'. Margins: 1.19 hub, 1.31 own."""
+    axes = torch.eye(11)
+    hub, queries = axes[0], 0.75 * axes[0] + (1 - 0.75**2) ** 0.5 * axes[1:6]
+    candidates = torch.cat([hub.unsqueeze(0), 0.6 * queries + 0.8 * axes[6:11]])
+
+    assert find_nearest(queries, candidates).tolist() == [0, 0, 0, 0, 0]
+    assert find_nearest(queries, candidates, margin=True).tolist() == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.item("A23")
+def test_ties_go_to_the_lowest_index():
+    same = torch.full((1003, 37), 0.1)  # as [CLS] at the embeddings: one vector for all sentences
+
+    assert find_nearest(same, same).unique().tolist() == [0]
+
+
+@pytest.mark.item("A23")
+def test_almost_parallel_vectors_are_told_apart():
+    candidates = torch.ones(3, 4).double()
+    candidates[:, 0] += torch.tensor([0.0, 1e-5, 2e-5])
+
+    assert accuracy(candidates, candidates, torch.arange(3)) == 1.0
+
+
+def test_pairs_without_a_common_token_are_known_by_their_ids():
+    assert shares_no_token([[5, 6], [7], [8, 9]], [[6], [5], [1, 2]]).tolist() == [False, True, True]
+
+
+@pytest.mark.item("A21")
+@pytest.mark.parametrize(
+    ("row", "gap"),
+    [  # XNLI, en first: Table 1 of the paper; the gaps are those of its Table 5
+        ("82.1 73.8 74.3 71.1 66.4 68.9 69.0 61.6 64.9 69.5 55.8 69.3 60.0 50.4 58.0", 16.9),
+        ("84.7 79.1 79.4 77.4 76.6 78.4 76.0 73.5 72.6 75.5 73.0 74.5 71.0 65.7 67.6", 10.4),
+        ("86.4 80.6 80.8 78.9 77.8 78.9 77.6 75.6 74.0 77.0 73.7 76.7 72.0 66.4 67.1", 10.9),
+    ],
+    ids=["mBERT", "XLM-R (reimpl)", "InfoXLM"],
+)
+def test_transfer_gaps_of_the_paper_follow_from_its_scores(row, gap):
+    languages = ["en", "fr", "es", "de", "el", "bg", "ru", "tr", "ar", "vi", "th", "zh", "hi", "sw", "ur"]
+
+    scores = dict(zip(languages, map(float, row.split()), strict=True))
+
+    assert transfer_gap(scores) == pytest.approx(gap, abs=0.05)
+
+
+@pytest.mark.item("A21")
+def test_accuracy_counts_right_labels_of_each_language():
+    found = accuracy_by_language(["a", "b", "a", "b"], ["a", "a", "a", "b"], ["en", "en", "de", "de"])
+
+    assert found == {"de": 1.0, "en": 0.5}
