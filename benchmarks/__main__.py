@@ -11,8 +11,7 @@ import time
 os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 NAMES = (
-    "mlm_step", "infoxlm_step", "optimizer_ema", "contrast", "end_to_end", "finetune_step", "data_path", "memory",
-    "traffic", "gpu",
+    "mlm_step", "infoxlm_step", "end_to_end", "finetune_step", "data_path", "memory", "gpu",
 )  # fmt: skip
 
 

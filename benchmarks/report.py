@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import OURS, Case, Sheet
-from benchmarks.targets import TARGETS
 
 DIRECTORY = Path(__file__).parent / "results"
 
@@ -21,7 +20,6 @@ def write(cases: list[Case | Sheet], about: dict[str, Any], name: str) -> Path:
     text = "\n".join(
         [
             *_head(about),
-            *([] if about["quick"] else _targets(cases)),
             *(line for case in cases for line in _table(case)),
         ]
     )
@@ -62,23 +60,6 @@ def _head(about: dict[str, Any]) -> list[str]:
 
 def _yes(value: bool) -> str:
     return "yes" if value else "no"
-
-
-def _targets(cases: list[Case | Sheet]) -> list[str]:
-    by_name = {case.name: case for case in cases if isinstance(case, Case)}
-    lines = ["## Targets", "", "| what | accept | goal | measured | met |", "|---|---|---|---|---|"]
-    for target in TARGETS:
-        case = by_name.get(target.case)
-        if case is None:
-            continue
-        value, sign = target.measured(case), "≤" if target.kind == "memory" else "≥"
-        found = "not compared" if value is None else f"{value:.2f}"
-        if value is not None and target.kind == "ratio":
-            spread = _spread(case.ratios(target.variant))
-            found += f" [{spread['min']:.2f} … {spread['max']:.2f}]"
-        met = "" if value is None else target.verdict(value)
-        lines.append(f"| {target.what} | {sign} {target.accept:g} | {sign} {target.goal:g} | {found} | {met} |")
-    return [*lines, ""] if len(lines) > 4 else []
 
 
 def _table(case: Case | Sheet) -> list[str]:

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import finetune_step, infoxlm_step, inputs, mlm_step, optimizer_ema, ours, peers
+from benchmarks import finetune_step, infoxlm_step, inputs, mlm_step, ours, peers
 from benchmarks.harness import OURS, Case, Unequal, differences, measure, require_equal
-from benchmarks.targets import Target
 from tests.toys.models import write_tokenizer
 
 TOY = {"layers": 3, "hidden": 32, "ffn": 64, "heads": 2}
@@ -68,15 +67,6 @@ def test_the_fine_tuning_step_equals_hugging_faces_classifier(tmp_path):
     assert case.inputs["padding"] == pytest.approx(0.39, abs=0.02)
 
 
-def test_optimizers_and_key_encoder_come_to_the_same_weights():
-    model = ours.make_model(inputs.config(TOY), 500)
-    for parameter in model.parameters():
-        parameter.grad = torch.randn_like(parameter)
-
-    assert max(max(apart.values()) for apart in optimizer_ema.adam(model, rounds=0).equality.values()) <= 1e-5
-    assert optimizer_ema.ema(model, rounds=0).equality["reference formula"]["weights"] <= 1e-6
-
-
 def test_a_side_that_computes_something_else_ends_the_benchmark():
     apart = differences(2.0, {"a": torch.ones(3)}, 2.0, {"a": torch.tensor([1.0, 1.0, 1.1])})
 
@@ -98,7 +88,5 @@ def test_variants_run_once_a_round_in_rotated_order():
 
 def test_ratios_count_the_work_that_each_side_did():
     case = Case("some work", cpu={OURS: [1.0], "peer": [2.0]}, work={OURS: [100.0], "peer": [50.0]})
-    target = Target("some work", "some work", "peer", accept=3.0, goal=5.0)
 
-    assert target.measured(case) == 4.0
-    assert target.verdict(4.0) == "accepted"
+    assert case.ratios("peer") == [4.0]
