@@ -11,7 +11,7 @@ import time
 os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 NAMES = (
-    "mlm_step", "infoxlm_step", "end_to_end", "finetune_step", "data_path", "memory", "gpu",
+    "mlm_step", "infoxlm_step", "end_to_end", "finetune_step", "data_path", "memory",
 )  # fmt: skip
 
 
@@ -23,13 +23,14 @@ def main() -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("benchmarks").setLevel(logging.INFO)
 
-    from benchmarks import inputs, machine, report
+    from benchmarks import machine
+    from benchmarks.speed import inputs, report
 
     machine.pin()
     names = tuple(options.names) or NAMES
     before, ceilings, cases = os.getloadavg(), machine.ceilings(), []
     for name in names:
-        cases += importlib.import_module(f"benchmarks.{name}").run(options.quick)
+        cases += importlib.import_module(f"benchmarks.speed.{name}").run(options.quick)
     about = {
         "date": time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
         "quick": options.quick,

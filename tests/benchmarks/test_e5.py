@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from benchmarks import e5
+from benchmarks.quality import e5
 
 HIDDEN, FFN, VOCABULARY, POSITIONS, TYPES = 32, 64, 12, 8, 2
 PIECES = ["<s>", "<pad>", "</s>", "<unk>", "▁ab", "▁c", "▁", "é", "a", "b", "<mask>"]

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import finetune_step, infoxlm_step, inputs, mlm_step, ours, peers
-from benchmarks.harness import OURS, Case, Unequal, differences, measure, require_equal
+from benchmarks.speed import finetune_step, infoxlm_step, inputs, mlm_step, ours, peers
+from benchmarks.speed.harness import OURS, Case, Unequal, differences, measure, require_equal
 from tests.toys.models import write_tokenizer
 
 TOY = {"layers": 3, "hidden": 32, "ffn": 64, "heads": 2}
@@ -35,7 +35,7 @@ def test_the_whole_step_equals_the_released_algorithm_in_all_objectives():
 
 @needs_fairseq
 def test_both_sides_are_still_equal_after_a_step():
-    from benchmarks.reference import Reference
+    from benchmarks.speed.reference import Reference
 
     optimization = {"warmup_steps": 0, "learning_rate": 1e-3}
     config = inputs.config(TOY, contrast={"layer": 2, "queue_size": 64}, optimization=optimization)

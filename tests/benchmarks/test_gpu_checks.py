@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import gpu, gpu_checks
+from benchmarks.gpu import checks as gpu_checks
+from benchmarks.gpu import speed as gpu
 from infoxlm_core.model import encoder
 
 
@@ -33,7 +34,7 @@ def test_attention_that_looks_into_the_next_sequence_is_noticed(monkeypatch):
 
 CHECKS = """
 import os, sys, time
-from benchmarks import gpu_checks
+from benchmarks.gpu import checks
 
 def raises(cpu):
     yield {"ok": True}
@@ -68,7 +69,7 @@ def test_a_check_that_raises_dies_or_hangs_is_told_and_the_next_one_runs(monkeyp
 
 def test_neither_checks_nor_figures_need_what_a_machine_with_torch_and_little_else_lacks():
     absent = ("transformers", "tokenizers", "pandas", "matplotlib", "kfp", "ray", "mlflow", "typer", "rich", "boto3")
-    code = f"import sys; sys.modules.update(dict.fromkeys({absent})); from benchmarks import gpu, machine"
+    code = f"import sys; sys.modules.update(dict.fromkeys({absent})); from benchmarks.gpu import speed"
 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
 

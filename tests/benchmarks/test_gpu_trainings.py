@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from benchmarks import gpu_trainings
+from benchmarks.gpu import trainings
 
 
 @pytest.fixture(autouse=True)
@@ -24,13 +24,13 @@ def in_this_process(monkeypatch):
         except Killed:
             train(run=run, **arguments)
 
-    monkeypatch.setattr(gpu_trainings.os, "kill", die)
-    monkeypatch.setattr(gpu_trainings.torchrun, "run", run)
-    monkeypatch.setattr(gpu_trainings, "TRAININGS", gpu_trainings.TRAININGS[:3])
+    monkeypatch.setattr(trainings.os, "kill", die)
+    monkeypatch.setattr(trainings.torchrun, "run", run)
+    monkeypatch.setattr(trainings, "TRAININGS", trainings.TRAININGS[:3])
 
 
 def test_a_training_that_is_killed_has_the_losses_of_one_that_is_not():
-    rows = list(gpu_trainings.compare(cpu=True))
+    rows = list(trainings.compare(cpu=True))
 
     assert [row["training"] for row in rows] == ["one worker", "one worker, killed and resumed", "two workers"]
     assert [row["killed"] for row in rows] == [False, True, False] and all(row["ok"] for row in rows)
@@ -38,17 +38,17 @@ def test_a_training_that_is_killed_has_the_losses_of_one_that_is_not():
 
 
 def test_losses_that_are_apart_are_noticed_and_two_workers_need_two_gpus(monkeypatch):
-    right = gpu_trainings.tracker.read
+    right = trainings.tracker.read
 
     def read(path):
         wrong = 1.001 if "killed" in str(path) else 1.0
         return [(step, {name: wrong * value for name, value in values.items()}) for step, values in right(path)]
 
-    monkeypatch.setattr(gpu_trainings.tracker, "read", read)
-    monkeypatch.setattr(gpu_trainings.torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(gpu_trainings, "LIMITS", {"cuda": 1e-4})
+    monkeypatch.setattr(trainings.tracker, "read", read)
+    monkeypatch.setattr(trainings.torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(trainings, "LIMITS", {"cuda": 1e-4})
 
-    first, killed, two = gpu_trainings.compare(cpu=False)
+    first, killed, two = trainings.compare(cpu=False)
 
     assert first["ok"] and not killed["ok"] and killed["off"] > 1e-4
     assert two == {"training": "two workers", "skipped": "1 GPU"}

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks import tatoeba
+from benchmarks.quality import tatoeba
 
 
 def test_only_languages_with_a_published_figure_are_compared():

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks import inputs, ours
-from benchmarks.harness import Sheet
+from benchmarks.speed import inputs, ours
+from benchmarks.speed.harness import Sheet
 from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data.batches import PackedBatch
 from infoxlm_core.data.shards import Pairs, Shards, Table, write_table
@@ -230,7 +230,7 @@ def hugging_face(name: str, shape: str) -> list[dict[str, Any]]:
     """MLM forward and backward on an eighth of the tokens: Hugging Face stores logits of every one of them."""
     learner, batch = make_learner(name, "MLM"), make_batch("MLM", shape, share=8)
     on_device = batch.to("cuda")
-    from benchmarks import peers  # the rest of this file needs no transformers
+    from benchmarks.speed import peers  # the rest of this file needs no transformers
 
     peer = peers.HuggingFace(learner.module.cpu())
     learner.module.cuda()

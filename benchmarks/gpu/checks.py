@@ -1,4 +1,4 @@
-"""The first ten minutes on a GPU: is it right, and how fast. `make gpu`, or `python3 -m benchmarks.gpu_checks`.
+"""The first ten minutes on a GPU: is it right, and how fast. `make gpu`, or `python3 -m benchmarks.gpu.checks`.
 
 Each check compares the GPU with the CPU in a higher precision, or counts. It has a process of its own, since after one
 illegal memory access nothing works any more in a process, and some minutes. A line of JSON is printed and saved as soon
@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 NEEDED = ("torch", "numpy", "pyarrow", "pydantic", "safetensors", "sentencepiece", "yaml")
-RESULTS = Path(__file__).parent / "results"
-COMMAND = [sys.executable, "-m", "benchmarks.gpu_checks"]
+RESULTS = Path(__file__).parents[1] / "results"
+COMMAND = [sys.executable, "-m", "benchmarks.gpu.checks"]
 FIGURES = "figures"
 """What is measured when all is checked: `benchmarks.gpu`."""
 LONGEST = 300.0
@@ -35,7 +35,7 @@ Row = dict[str, Any]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python3 -m benchmarks.gpu_checks", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python3 -m benchmarks.gpu.checks", description=__doc__)
     parser.add_argument("--cpu", action="store_true", help="the checks on a small model on the CPU, nothing is saved")
     parser.add_argument("--full", action="store_true", help="measure base and large, not base alone: twice as long")
     parser.add_argument("--only", choices=[*CHECKS, FIGURES], help="one of them, in this process; nothing is saved")
@@ -113,7 +113,7 @@ def _apart(name: str, options: argparse.Namespace) -> Iterator[Row]:
 def _rows(options: argparse.Namespace) -> Iterator[Row]:
     """The rows of the one check that is asked for; an error is the last."""
     if options.only == FIGURES:
-        from benchmarks import gpu
+        from benchmarks.gpu import speed as gpu
 
         logging.getLogger("benchmarks").setLevel(logging.INFO)
         gpu.run(quick=not options.full, keep=lambda what, row: _keep(None, {"figure": what} | row))
@@ -143,7 +143,7 @@ def attention(cpu: bool) -> Iterator[Row]:
     """Two layers, forward and backward, against fp64: ragged, of one token, with rows that nobody reads, causal."""
     import torch
 
-    from benchmarks import inputs
+    from benchmarks.speed import inputs
     from infoxlm_core.model.attention import choose_flash
     from infoxlm_core.model.encoder import Encoder, EncoderSize, initialise
 
@@ -235,7 +235,7 @@ def loss(cpu: bool) -> Iterator[Row]:
 
 def _one_step(small: bool) -> tuple[Any, float, dict[str, Any]]:
     """Our learner, the loss of one batch of all objectives, and its gradient on the CPU."""
-    from benchmarks import inputs, ours
+    from benchmarks.speed import inputs, ours
 
     words = 1_000 if small else inputs.VOCABULARIES["32k"]
     size = {"layers": 2, "hidden": 64, "ffn": 128, "heads": 2} if small else {"layers": 12, "hidden": 768, "ffn": 3072,
@@ -263,7 +263,7 @@ def step(cpu: bool) -> Iterator[Row]:
 
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "reference.pt"
-        command = [sys.executable, "-m", "benchmarks.gpu_checks", f"--reference={out}", *["--cpu"] * cpu]
+        command = [sys.executable, "-m", "benchmarks.gpu.checks", f"--reference={out}", *["--cpu"] * cpu]
         subprocess.run(command, check=True, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""})
         exact_loss, exact = torch.load(out, weights_only=True)
     _, loss, gradient = _one_step(cpu)
@@ -281,7 +281,7 @@ def waiting(cpu: bool) -> Iterator[Row]:
         return
     import torch
 
-    from benchmarks import inputs
+    from benchmarks.speed import inputs
 
     learner, *_ = _one_step(small=False)
     batch = inputs.batch("ragged", inputs.VOCABULARIES["32k"], 1, ("mlm", "tlm", "xlco"))
@@ -310,7 +310,7 @@ def repeatable(cpu: bool) -> Iterator[Row]:
         ends = []
         for _ in range(2):
             learner, *_ = _one_step(cpu)
-            from benchmarks import inputs
+            from benchmarks.speed import inputs
 
             for number in range(3):
                 words = learner.module.encoder.size.vocabulary
@@ -367,7 +367,7 @@ def profile(cpu: bool) -> Iterator[Row]:
         return
     import torch
 
-    from benchmarks import gpu
+    from benchmarks.gpu import speed as gpu
 
     learner, batch = gpu.make_learner("base", "InfoXLM"), gpu.make_batch("InfoXLM", "full").to("cuda")
     for _ in range(3):
@@ -426,7 +426,7 @@ def memory(cpu: bool) -> Iterator[Row]:
         return
     import torch
 
-    from benchmarks import gpu
+    from benchmarks.gpu import speed as gpu
     from infoxlm_core.systems.infoxlm import plan
 
     gpu.free()
@@ -441,9 +441,9 @@ def memory(cpu: bool) -> Iterator[Row]:
 
 def several_workers(cpu: bool) -> Iterator[Row]:
     """One worker and two, whole and sharded, left alone and killed: on one GPU only what one can show."""
-    from benchmarks import gpu_trainings
+    from benchmarks.gpu import trainings
 
-    yield from gpu_trainings.compare(cpu)
+    yield from trainings.compare(cpu)
 
 
 CHECKS: dict[str, Callable[[bool], Iterator[Row]]] = {

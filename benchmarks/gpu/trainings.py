@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from benchmarks import inputs
+from benchmarks.speed import inputs
 from components.adapters.torchrun import train as torchrun
 from infoxlm_core import manifests
 from infoxlm_core.config import PretrainingConfig

@@ -16,7 +16,7 @@ from infoxlm_core.stages import preparation, tokenization
 
 WHEELS = ("django", "allauth", "cms", "sphinx", "wagtail")
 VOCABULARY = 16_000
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import sentencepiece
 import torch
 from transformers import DataCollatorForLanguageModeling
 
-from benchmarks import corpus, inputs
-from benchmarks.harness import OURS, Case, Unequal, measure
+from benchmarks.speed import corpus, inputs
+from benchmarks.speed.harness import OURS, Case, Unequal, measure
 from infoxlm_core.config import ObjectivesConfig, PretrainingConfig
 from infoxlm_core.data import masking
 from infoxlm_core.data.batches import micro_batches

@@ -31,7 +31,7 @@ from tokenizers import Tokenizer, normalizers
 from transformers import BertConfig
 from transformers.utils import sentencepiece_model_pb2_new as sentencepiece_pb2
 
-from benchmarks.corpus import wheels
+from benchmarks.speed.corpus import wheels
 from components.adapters.sources import package_index
 from infoxlm_core.model.huggingface import tokenizers
 from infoxlm_core.model.huggingface.pretrained import write_model

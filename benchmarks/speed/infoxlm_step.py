@@ -1,8 +1,8 @@
 """A whole optimizer step of InfoXLM: all objectives, clipping, AdamW, key encoder and queue; ours and the released."""
 
-from benchmarks import inputs, ours, peers
-from benchmarks.harness import OURS, Case, differences, measure, require_equal
-from benchmarks.reference import Reference
+from benchmarks.speed import inputs, ours, peers
+from benchmarks.speed.harness import OURS, Case, differences, measure, require_equal
+from benchmarks.speed.reference import Reference
 
 QUEUE = 131_072
 PEER = "reference algorithm"

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.inputs import SEED, batch, perturb
+from benchmarks.speed.inputs import SEED, batch, perturb
 from infoxlm_core.config import OptimizationConfig, PretrainingConfig
 from infoxlm_core.data.batches import PackedBatch
 from infoxlm_core.data.shards import Pairs, Shards, Table

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding
 
-from benchmarks import corpus, inputs, ours, peers, trainer
-from benchmarks.harness import OURS, Case, differences, measure, require_equal
+from benchmarks.speed import corpus, inputs, ours, peers, trainer
+from benchmarks.speed.harness import OURS, Case, differences, measure, require_equal
 from infoxlm_core.data.examples import from_lists
 from infoxlm_core.data.shards import open_shards
 from infoxlm_core.data.vocabulary import BOS, EOS

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from transformers import DataCollatorForLanguageModeling
 
-from benchmarks import corpus, inputs, ours, peers, trainer
-from benchmarks.harness import OURS, Case, measure
+from benchmarks.speed import corpus, inputs, ours, peers, trainer
+from benchmarks.speed.harness import OURS, Case, measure
 from infoxlm_core.data.layouts import gather, lay_out
 from infoxlm_core.data.samples import Sampler
 from infoxlm_core.data.shards import open_shards

@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from benchmarks import inputs, ours, peers
-from benchmarks.harness import OURS, Case, differences, measure, require_equal
+from benchmarks.speed import inputs, ours, peers
+from benchmarks.speed.harness import OURS, Case, differences, measure, require_equal
 
 
 def run(quick: bool) -> list[Case]:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import XLMRobertaConfig, XLMRobertaForMaskedLM
 
-from benchmarks.inputs import pad, padded_targets, split
+from benchmarks.speed.inputs import pad, padded_targets, split
 from infoxlm_core.data.batches import PackedBatch
 from infoxlm_core.data.vocabulary import BOS, EOS, PAD, UNK
 from infoxlm_core.model.encoder import EncoderSize

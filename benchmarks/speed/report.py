@@ -6,9 +6,9 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import OURS, Case, Sheet
+from benchmarks.speed.harness import OURS, Case, Sheet
 
-DIRECTORY = Path(__file__).parent / "results"
+DIRECTORY = Path(__file__).parents[1] / "results"
 
 
 def write(cases: list[Case | Sheet], about: dict[str, Any], name: str) -> Path:

