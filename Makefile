@@ -5,7 +5,9 @@ TORCH_INDEX ?=
 VENV ?= .venv
 PEERS ?= .venv-peers
 BIN = $(VENV)/bin
-COMPUTE = $(BIN)/python -m pytest -q -n 2 --no-loadscope-reorder tests/infoxlm_core tests/benchmarks
+# A lost worker ends the run as failed: xdist would replace it, give it the same test again and wait forever.
+PYTEST = $(BIN)/python -m pytest -n 2 --no-loadscope-reorder --max-worker-restart=0
+COMPUTE = $(PYTEST) -q tests/infoxlm_core tests/benchmarks
 STORE ?= runs
 # One thread a process: two cores are shared by workers, servers and the runner itself.
 export OMP_NUM_THREADS = 1
@@ -32,10 +34,10 @@ ablation: $(VENV)/installed ## MLM, MLM+TLM and MLM+TLM+XLCO on real text, three
 		--set pretraining.objectives.mask_ratio=0.3
 
 test: $(VENV)/installed ## run all tests
-	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder
+	$(PYTEST)
 
 quick: $(VENV)/installed ## the tests that need no servers, no Ray and no patience: about two minutes
-	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder -m "not slow"
+	$(PYTEST) -m "not slow"
 
 fuzz: $(VENV)/installed ## read damaged files for MINUTES=10, by all readers or TARGETS="tmx po"; tests keep what fails
 	nice $(BIN)/python -m tests.fuzz $(or $(MINUTES),10) $(TARGETS)
