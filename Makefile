@@ -75,8 +75,8 @@ bench: $(PEERS)/installed ## measure against other people's tools: half an hour;
 soak: $(VENV)/installed ## whole toy runs under random faults, each to end exactly as undisturbed: RUNS=200, SECONDS=3600
 	$(BIN)/python -m benchmarks.soak --runs $(or $(RUNS),200) $(if $(SECONDS),--seconds $(SECONDS))
 
-gpu: $(VENV)/installed ## the first ten minutes on a GPU: is it right, how fast (base; FULL=1: and large); where nothing can be installed: python3 -m benchmarks.gpu.checks
-	$(BIN)/python -m benchmarks.gpu.checks $(if $(FULL),--full)
+gpu: $(VENV)/installed ## the first ten minutes on a GPU: is it right, how fast (base; FULL=1: and large); where nothing can be installed: python3 -m benchmarks.gpu
+	$(BIN)/python -m benchmarks.gpu $(if $(FULL),--full)
 
 clean: ## remove the virtual environment and what runs left behind
 	rm -rf $(VENV) $(PEERS) $(STORE)

@@ -1,6 +1,6 @@
-"""Small trainings by one and by two workers, whole and sharded, left alone and killed: do they learn the same?
+"""Compare small trainings of one and of two workers, whole and sharded, undisturbed and killed.
 
-Workers are processes that torch starts, joined by NCCL on GPUs and by gloo without.
+torchrun starts the workers, which communicate by NCCL on GPUs and by gloo on CPUs.
 """
 
 import os
@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from benchmarks.speed import inputs
 from components.adapters.torchrun import train as torchrun
@@ -28,11 +27,11 @@ from infoxlm_core.training.run import run_directory
 
 WORDS, STEPS, DIES_AT = 1_000, 12, 8
 LIMITS = {"cpu": 1e-4, "cuda": 2e-2}
-"""How far losses may be apart, relatively: sums in another order in fp32; roundings to bf16 in 12 steps."""
+"""Relative differences of losses: fp32 sums in another order on CPUs, 12 steps rounded to bf16 on GPUs."""
 
 
 class Training(NamedTuple):
-    """One training, and which one before it should have had the same losses."""
+    """One training, and in `like` the name of an earlier training with the same losses."""
 
     name: str
     workers: int
@@ -51,43 +50,47 @@ TRAININGS = (
 
 
 class DiesOnce(tracker.FileTracker):
-    """Kills its worker after a step, the first time that it comes there."""
+    """Kills its worker after step `DIES_AT`, but only once."""
 
     def log(self, step: int, values: dict[str, float]) -> None:
         super().log(step, values)
-        mark = self.path.with_name("killed")
-        if step == DIES_AT and not mark.exists():
-            mark.touch()
+        marker = self.path.with_name("killed")
+        if step == DIES_AT and not marker.exists():
+            marker.touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def compare(cpu: bool) -> Iterator[dict[str, Any]]:
-    """A row for each training that there are GPUs for: how far its losses are from those of the one it is like."""
-    gpus, limit = torch.cuda.device_count(), LIMITS["cpu" if cpu else "cuda"]
+def compare(gpus: int, limit: float) -> Iterator[dict[str, Any]]:
+    """Yield a row for each training: how far its losses are from those of the training that it should equal.
+
+    Args:
+        gpus: trainings of more workers are skipped. On a CPU, as many as there shall be workers at most.
+        limit: relative difference of losses up to which a row is `ok`.
+    """
     losses: dict[str, np.ndarray] = {}
     with tempfile.TemporaryDirectory(prefix="infoxlm-gpu-") as folder:
-        write_shards(Path(folder) / "shards")
-        for one in TRAININGS:
-            if not cpu and one.workers > gpus:
-                yield {"training": one.name, "skipped": f"{gpus} GPU"}
+        text = write_shards(Path(folder) / "shards")
+        for training in TRAININGS:
+            if training.workers > gpus:
+                yield {"training": training.name, "skipped": f"{gpus} GPU"}
                 continue
-            run = Path(folder) / one.name.replace(" ", "-").replace(",", "")
+            run = Path(folder) / training.name.replace(" ", "-").replace(",", "")
             run.mkdir()
-            torchrun.run(train, one.workers, run, text=Path(folder) / "shards", sharded=one.sharded, killed=one.killed)
+            torchrun.run(train, training.workers, run, text=text, sharded=training.sharded, killed=training.killed)
             points = tracker.read(run / tracker.METRICS)
-            found = np.array([[values[f"loss/{name}"] for name in ("mlm", "tlm", "xlco")] for _, values in points])
-            losses[one.name] = found
-            row = {"training": one.name, "steps": len(points), "killed": (run / "killed").exists()}
-            ok = len(points) == STEPS and row["killed"] == one.killed
-            if one.like in losses and ok:
-                off = float(np.max(np.abs(found / losses[one.like] - 1)))
-                row |= {"like": one.like, "off": off, "limit": limit}
+            curve = np.array([[values[f"loss/{name}"] for name in ("mlm", "tlm", "xlco")] for _, values in points])
+            losses[training.name] = curve
+            row = {"training": training.name, "steps": len(points), "killed": (run / "killed").exists()}
+            ok = len(points) == STEPS and row["killed"] == training.killed
+            if ok and training.like in losses:
+                off = float(np.max(np.abs(curve / losses[training.like] - 1)))
+                row |= {"like": training.like, "off": off, "limit": limit}
                 ok = off <= limit
             yield row | {"ok": ok}
 
 
 def train(run: Path, text: Path, sharded: bool, killed: bool) -> dict[str, Any]:
-    """What each worker does: as the stage, without the export."""
+    """Train in one worker, as the stage does, and export nothing."""
     config = PretrainingConfig.parse({
         "model": {"layers": 2, "hidden": 128, "ffn": 256, "heads": 2, "max_tokens": 64, "sharded": sharded,
                   "compiled": False},
@@ -102,24 +105,26 @@ def train(run: Path, text: Path, sharded: bool, killed: bool) -> dict[str, Any]:
     initialise(model, config.seed)
     device = distributed.device()
     learner = InfoXLMLearner(config, model.to(device), distributed.open_shards(text))
-    track = DiesOnce if killed else tracker.FileTracker
+    kind = DiesOnce if killed else tracker.FileTracker
     fingerprint = Fingerprint.of(config, 1, {})
-    with run_directory(run, fingerprint, config.checkpoints, track, background=device.type == "cuda") as (saved, curve):
-        return loop.train(learner, config.optimization, saved, curve, config.log_every)
+    background = device.type == "cuda"
+    with run_directory(run, fingerprint, config.checkpoints, kind, background=background) as (checkpoints, metrics):
+        return loop.train(learner, config.optimization, checkpoints, metrics, config.log_every)
 
 
-def write_shards(directory: Path) -> None:
-    """Random text: 500 sentences, 200 pairs."""
+def write_shards(directory: Path) -> Path:
+    """Write random text, 500 sentences and 200 pairs, and return its directory."""
     rng = np.random.default_rng(inputs.SEED)
 
     def table(name: str, rows: int) -> tuple[str, Any]:
-        counts = np.clip(inputs.lengths("ragged", rng, rows), 3, 28)
-        flat = rng.integers(FIRST_PIECE, WORDS - 1, counts.sum())
+        lengths = np.clip(inputs.lengths("ragged", rng, rows), 3, 28)
+        tokens = rng.integers(FIRST_PIECE, WORDS - 1, lengths.sum())
         if name.startswith("mono/"):
-            flat[counts.cumsum() - 1] = EOS
-        return name, shards.write_table(directory / name, [(flat, counts)])
+            tokens[lengths.cumsum() - 1] = EOS
+        return name, shards.write_table(directory / name, [(tokens, lengths)])
 
     tables = dict([table("mono/en/a", 500), table("pairs/en-de/a.source", 200), table("pairs/en-de/a.target", 200)])
     np.arange(200).astype(shards.SENTENCE_IDS).tofile(directory / "pairs/en-de/a.meanings")
     facts = {"vocabulary_size": WORDS, "tables": tables, "corpus": "sha256:c", "tokenizer": "sha256:t"}
     manifests.write(directory, "shards", facts)
+    return directory

@@ -1,0 +1,129 @@
+"""Check results and measure speed on a GPU, in ten minutes: `make gpu`, or `python3 -m benchmarks.gpu`.
+
+A check compares the GPU with the CPU in a higher precision, or counts events. Each check and each measurement runs in
+its own process, because a process cannot use its GPU after an illegal memory access. Every row is printed and saved as
+one line of JSON as soon as it is known, so that a crash or a time limit loses nothing. Required are torch, numpy,
+pyarrow, pydantic, safetensors, sentencepiece and PyYAML; a check that needs another package fails alone if the package
+is missing. On a machine without a GPU, `--cpu` runs the checks on a small model.
+"""
+
+import argparse
+import importlib.util
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+REQUIRED = ("torch", "numpy", "pyarrow", "pydantic", "safetensors", "sentencepiece", "yaml")
+RESULTS = Path(__file__).parents[1] / "results"
+COMMAND = [sys.executable, "-m", "benchmarks.gpu"]
+SECONDS = 300.0
+"""Time limit of one check; a measurement may take four times as long."""
+Row = dict[str, Any]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python3 -m benchmarks.gpu", description=__doc__.partition("\n")[0])
+    parser.add_argument("--cpu", action="store_true", help="run the checks on a small model on the CPU; save nothing")
+    parser.add_argument("--full", action="store_true", help="measure base and large instead of base: twice as long")
+    parser.add_argument("--only", help="run this check or measurement in this process; save nothing")
+    parser.add_argument("--reference", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    missing = [name for name in REQUIRED if importlib.util.find_spec(name) is None]
+    if missing:
+        print(f"These packages are missing: {', '.join(missing)}. Install them, with --no-deps if torch is installed.")
+        return 2
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    if options.cpu:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+    import torch
+
+    from benchmarks.gpu import checks, speed
+
+    if options.reference:
+        checks.save_reference(options.reference, small=options.cpu)
+        return 0
+    if not options.cpu and not torch.cuda.is_available():
+        print("This machine has no CUDA device. --cpu runs the checks on the CPU.")
+        return 0
+    if options.only:
+        rows = speed.FIGURES[options.only](options.full) if options.only in speed.FIGURES else check(options)
+        for row in rows:
+            write_row(row)
+        return 0
+    names = [*checks.CHECKS] if options.cpu else [*checks.CHECKS, *checks.GPU_CHECKS, *speed.FIGURES]
+    path = None if options.cpu else RESULTS / f"{time.strftime('%Y-%m-%d-%H%M', time.gmtime())}-gpu.jsonl"
+    failures = run_all(names, options, lambda row: write_row(row, path))
+    print(f"{failures} checks failed." + (f" All rows are in {path}." if path else ""))
+    return 1 if failures else 0
+
+
+def write_row(row: Row, path: Path | None = None) -> None:
+    """Print a row and append it to a file."""
+    line = json.dumps(row, default=float)
+    print(line, flush=True)
+    if path:
+        with path.open("a", encoding="utf-8") as file:
+            print(line, file=file)
+
+
+def check(options: argparse.Namespace) -> Iterator[Row]:
+    """Yield the rows of one check; an error becomes the last row."""
+    from benchmarks.gpu import checks
+
+    try:
+        yield from (checks.CHECKS | checks.GPU_CHECKS)[options.only](options.cpu)
+    except Exception as error:
+        yield {"ok": False, "why": f"{type(error).__name__}: {error}"[:500]}
+
+
+def run_all(names: list[str], options: argparse.Namespace, write: Callable[[Row], None]) -> int:
+    """Run checks and measurements, each in its own process, and return how many rows report a failure."""
+    from benchmarks import machine
+
+    write({"check": "machine", **machine.facts()})
+    failures = 0
+    for name in names:
+        began = time.monotonic()
+        for row in run_in_process(name, options):
+            write({"check": name} | row)
+            failures += not row.get("ok", True)
+        write({"check": name, "seconds": round(time.monotonic() - began, 1)})
+    return failures
+
+
+def run_in_process(name: str, options: argparse.Namespace) -> Iterator[Row]:
+    """Yield the rows that a new process prints, and one more row if the process crashes or reaches its time limit."""
+    from benchmarks.gpu import speed
+
+    seconds = SECONDS * (4 if name in speed.FIGURES else 1)
+    command = [*COMMAND, "--only", name, *["--cpu"] * options.cpu, *["--full"] * options.full]
+    environment = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"} | os.environ  # as in trainings
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout
+        timer = threading.Timer(seconds, process.kill)
+        timer.start()
+        try:
+            for line in process.stdout:
+                if line.startswith("{"):
+                    yield json.loads(line)
+        finally:
+            process.kill()
+            code = process.wait()
+            timed_out = not timer.is_alive()
+            timer.cancel()
+    if timed_out:
+        yield {"ok": False, "why": f"The process did not end within {seconds:.0f} s."}
+    elif code:
+        yield {"ok": False, "why": f"The process ended with code {code}."}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,158 @@
+"""The GPU checks pass on a CPU, notice wrong results, and go on after a crash."""
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.gpu import __main__ as runner
+from benchmarks.gpu import checks, speed, trainings
+from infoxlm_core.model import encoder
+
+
+@pytest.mark.parametrize("check", [checks.attention, checks.dropout, checks.loss, checks.inference_then_training,
+                                   checks.fewer_gpus_than_workers])  # fmt: skip
+def test_a_check_passes_where_all_is_right(check):
+    rows = list(check(small=True))
+
+    assert rows and all(row["ok"] for row in rows)
+
+
+def test_attention_that_reads_the_next_sequence_is_noticed(monkeypatch):
+    correct = encoder.attend
+
+    def leaking(query, *arguments, **options):
+        return correct(query, *arguments, **options) if query.dtype == torch.float64 else query
+
+    monkeypatch.setattr(encoder, "attend", leaking)
+
+    assert not any(row["ok"] for row in checks.attention(small=True) if row["lengths"] == "ragged")
+
+
+CHECKS = """
+import os, sys, time
+from benchmarks.gpu import __main__ as runner, checks
+
+def raises(small):
+    yield {"ok": True}
+    raise RuntimeError("CUDA error: an illegal memory access")
+
+def dies(small):
+    yield {"figure": 1}
+    os.abort()
+
+checks.CHECKS = {"raises": raises, "dies": dies, "hangs": lambda small: time.sleep(600), "last": lambda small: [{"ok": 1}]}
+sys.exit(runner.main())
+"""  # noqa: E501
+
+
+def test_a_check_that_raises_dies_or_hangs_is_reported_and_the_next_check_runs(monkeypatch, tmp_path):
+    script = tmp_path / "checks.py"
+    script.write_text(CHECKS)
+    monkeypatch.setattr(runner, "COMMAND", [sys.executable, str(script)])
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    options, rows = argparse.Namespace(cpu=True, full=False), []
+
+    failures = runner.run_all(["raises", "dies", "last"], options, rows.append)
+
+    assert failures == 2
+    assert {"check": "raises", "ok": False, "why": "RuntimeError: CUDA error: an illegal memory access"} in rows
+    assert {"check": "dies", "figure": 1} in rows
+    assert {"check": "dies", "ok": False, "why": "The process ended with code -6."} in rows
+    assert {"check": "last", "ok": 1} in rows
+    monkeypatch.setattr(runner, "SECONDS", 1.0)
+    assert list(runner.run_in_process("hangs", options)) == [
+        {"ok": False, "why": "The process did not end within 1 s."}
+    ]
+
+
+def test_checks_and_measurements_need_no_packages_that_a_machine_with_torch_may_lack():
+    absent = ("transformers", "tokenizers", "pandas", "matplotlib", "kfp", "ray", "mlflow", "typer", "rich", "boto3")
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({absent}))\n"
+        "from benchmarks import machine\nfrom benchmarks.gpu import checks, speed"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_size_that_does_not_fit_costs_its_own_row_alone(monkeypatch):
+    def step(name, objective, shape, fastest_product):
+        if name == "large" and shape == "full":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 4 GiB\nand more words")
+        return {"fastest product": fastest_product}
+
+    monkeypatch.setattr(speed, "free_memory", lambda: None)
+    monkeypatch.setattr(speed, "product_flops", lambda *shape: 6e14)
+    monkeypatch.setattr(speed, "step", step)
+
+    rows = list(speed.steps(full=True))
+
+    skipped = [row for row in rows if "skipped" in row]
+    assert [(row["model"], row["objective"], row["shape"]) for row in skipped] == [
+        ("large", "MLM", "full"), ("large", "InfoXLM", "full")
+    ]  # fmt: skip
+    assert {row["skipped"] for row in skipped} == {"CUDA out of memory. Tried to allocate 4 GiB"}
+    assert len(rows) == 8 and all(row["fastest product"] == 6e14 for row in rows if row not in skipped)
+
+
+def test_a_step_of_full_blocks_on_a_known_gpu_has_a_planned_time():
+    config = speed.inputs.config(speed.SIZES["base"], contrast={"layer": 8, "queue_size": speed.QUEUE})
+    full, ragged = speed.make_batch("InfoXLM", "full"), speed.make_batch("InfoXLM", "ragged")
+
+    assert speed.planned_ms(config, full, "NVIDIA H200") > 100
+    assert speed.planned_ms(config, full, "a GPU of next year") is None
+    assert speed.planned_ms(config, ragged, "NVIDIA H200") is None
+
+
+@pytest.fixture
+def in_this_process(monkeypatch):
+    """Run the training's one worker in this process, and again if it kills itself: torchrun has its own tests."""
+
+    class Killed(Exception):
+        pass
+
+    def kill(process, number):
+        assert process == os.getpid()
+        raise Killed
+
+    def run(train, workers, run, **arguments):
+        try:
+            train(run=run, **arguments)
+        except Killed:
+            train(run=run, **arguments)
+
+    monkeypatch.setattr(trainings.os, "kill", kill)
+    monkeypatch.setattr(trainings.torchrun, "run", run)
+    monkeypatch.setattr(trainings, "TRAININGS", trainings.TRAININGS[:3])
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_killed_training_has_the_losses_of_an_undisturbed_one():
+    rows = list(trainings.compare(gpus=2, limit=1e-4))
+
+    assert [row["training"] for row in rows] == ["one worker", "one worker, killed and resumed", "two workers"]
+    assert [row["killed"] for row in rows] == [False, True, False] and all(row["ok"] for row in rows)
+    assert [row["off"] for row in rows[1:]] == [0.0, 0.0]
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_different_losses_are_noticed_and_two_workers_need_two_gpus(monkeypatch):
+    read = trainings.tracker.read
+
+    def read_wrongly(path):
+        factor = 1.001 if "killed" in str(path) else 1.0
+        return [(step, {name: factor * value for name, value in values.items()}) for step, values in read(path)]
+
+    monkeypatch.setattr(trainings.tracker, "read", read_wrongly)
+
+    undisturbed, killed, two_workers = trainings.compare(gpus=1, limit=1e-4)
+
+    assert undisturbed["ok"] and not killed["ok"] and killed["off"] > 1e-4
+    assert two_workers == {"training": "two workers", "skipped": "1 GPU"}
