@@ -1,1 +1,1 @@
-"""Side-by-side measurements against what others would use. `make bench` runs them all."""
+"""Measurements: speed against peers (`make bench`), quality of public models, checks on a GPU (`make gpu`)."""

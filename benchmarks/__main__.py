@@ -1,4 +1,4 @@
-"""python -m benchmarks [NAME …] [--quick]: run all benchmarks, or some, and write one dated result."""
+"""python -m benchmarks [NAME …] [--quick]: compare our speed with that of peers and write one dated result."""
 
 import argparse
 import importlib
@@ -7,18 +7,16 @@ import os
 import sys
 import time
 
-# before torch is imported
+# Before torch is imported.
 os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
-NAMES = (
-    "mlm_step", "infoxlm_step", "end_to_end", "finetune_step", "data_path", "memory",
-)  # fmt: skip
+NAMES = ("mlm_step", "infoxlm_step", "end_to_end", "finetune_step", "sampler", "memory")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", choices=[*NAMES, []], metavar="NAME", help=" · ".join(NAMES))
-    parser.add_argument("--quick", action="store_true", help="few rounds, the small vocabulary: a minute")
+    parser.add_argument("--quick", action="store_true", help="few rounds, the small vocabulary: two minutes")
     options = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("benchmarks").setLevel(logging.INFO)
@@ -28,22 +26,23 @@ def main() -> int:
 
     machine.pin()
     names = tuple(options.names) or NAMES
-    before, ceilings, cases = os.getloadavg(), machine.ceilings(), []
+    load_before, ceilings, cases = os.getloadavg(), machine.ceilings(), []
     for name in names:
         cases += importlib.import_module(f"benchmarks.speed.{name}").run(options.quick)
-    about = {
+    settings = {
         "date": time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
         "quick": options.quick,
         "seed": inputs.SEED,
         "machine": machine.facts(),
-        "load": {"before": before, "after": os.getloadavg()},
+        "load": {"before": load_before, "after": os.getloadavg()},
         "ceilings": ceilings,
     }
-    if not cases:
-        return 0
-    part = "" if names == NAMES else "-" + "-".join(names)
-    name = time.strftime("%Y-%m-%d-%H%M", time.gmtime()) + part + ("-quick" if options.quick else "")
-    print(report.write(cases, about, name))
+    file_name = time.strftime("%Y-%m-%d-%H%M", time.gmtime())
+    if names != NAMES:
+        file_name += "-" + "-".join(names)
+    if options.quick:
+        file_name += "-quick"
+    print(report.write(cases, settings, file_name))
     return 0
 
 

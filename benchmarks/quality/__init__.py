@@ -1,0 +1,1 @@
+"""A public encoder in our evaluation and fine-tuning, beside published numbers."""

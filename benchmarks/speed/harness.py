@@ -1,7 +1,7 @@
-"""How everything here is measured: side by side, in one process, on one thread, ratios taken inside a round.
+"""How speed is measured: variants side by side in one process and one thread, ratios taken inside each round.
 
-In every round each variant runs once on that round's input, in rotated order, after a garbage collection. Neighbours
-on the machine slow all variants of a round alike, so the result is the median over rounds of the ratio within each.
+In every round each variant runs once on that round's input, in rotated order, after a garbage collection. Other work on
+the machine slows all variants of a round alike, so the result is the median over rounds of the ratio within each.
 """
 
 import gc
@@ -17,17 +17,17 @@ from torch import Tensor
 logger = logging.getLogger(__name__)
 
 OURS = "ours"
-LOSS, GRADIENT, TENSOR = 1e-5, 1e-5, 1e-4
-"""Largest relative differences of two sides that are timed: loss, whole gradient, worst tensor of the gradient."""
+LIMITS = {"loss": 1e-5, "gradient": 1e-5, "worst tensor": 1e-4}
+"""Largest relative differences between two variants that are timed."""
 
 
 class Unequal(AssertionError):
-    """Two sides of a benchmark do not compute the same: their times must not be compared."""
+    """Two variants do not compute the same, so their times must not be compared."""
 
 
 @dataclass
 class Case:
-    """One comparison: what ran, on what, and how long it took.
+    """One comparison: what ran, on what input, and how long it took.
 
     Attributes:
         name: such as `mlm_step, ragged, 32k`.
@@ -35,9 +35,10 @@ class Case:
         about: for each variant its settings, in words.
         equality: for each peer the relative differences found before timing.
         unit: what the work of a run is counted in.
-        work: for each variant the units of each round; the same for all unless they draw their own data.
+        work: for each variant the units of each round.
         cpu, wall: for each variant the seconds of each round.
-        peak: for each variant bytes above the weights, where memory was measured.
+        peak: for each variant bytes above the weights, where memory is measured instead of time.
+        skipped: for each variant that did not run the reason.
     """
 
     name: str
@@ -51,37 +52,28 @@ class Case:
     peak: dict[str, int] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
 
-    def ratios(self, peer: str, ours: str = OURS) -> list[float]:
-        """CPU seconds a unit of `peer` by those of ours, round by round; peak memory the other way round."""
+    def ratios(self, peer: str) -> list[float]:
+        """Return CPU seconds per unit of a peer divided by ours, for each round; for memory, our peak by the peer's."""
         if self.peak:
-            return [self.peak[ours] / self.peak[peer]]
-        theirs, mine = self._each(peer), self._each(ours)
-        return [a / b for a, b in zip(theirs, mine, strict=True)]
+            return [self.peak[OURS] / self.peak[peer]]
+        pairs = zip(self.seconds_per_unit(peer), self.seconds_per_unit(OURS), strict=True)
+        return [theirs / ours for theirs, ours in pairs]
 
-    def _each(self, variant: str) -> list[float]:
+    def seconds_per_unit(self, variant: str) -> list[float]:
         return [seconds / work for seconds, work in zip(self.cpu[variant], self.work[variant], strict=True)]
 
     def rate(self, variant: str) -> float:
-        """Units in a CPU second, the median round."""
-        return 1 / statistics.median(self._each(variant))
-
-
-@dataclass
-class Sheet:
-    """A table of figures that are no comparison inside rounds; its rows share their columns."""
-
-    name: str
-    about: dict[str, str]
-    rows: list[dict[str, Any]]
+        """Return the units per CPU second of the median round."""
+        return 1 / statistics.median(self.seconds_per_unit(variant))
 
 
 def measure(case: Case, variants: Mapping[str, Callable[[int], float | None]], rounds: int) -> Case:
     """Time variants and write the seconds into the case.
 
     Args:
-        variants: each takes the number of a round and does that round's work; it returns how many units that was,
-            or None where `case.inputs` knows them under the name of the unit.
-        rounds: measured ones; one more, number 0, warms up. 0: none at all.
+        variants: each takes the number of a round, does that round's work, and returns its units, or None if
+            `case.inputs` has them under the name of the unit.
+        rounds: rounds that are measured, after round 0, which warms up. With 0 nothing runs.
     """
     names = list(variants)
     for number in range(rounds + 1) if rounds else ():
@@ -102,28 +94,28 @@ def measure(case: Case, variants: Mapping[str, Callable[[int], float | None]], r
 
 def differences(loss: float, gradient: Mapping[str, Tensor], other_loss: float, other: Mapping[str, Tensor],
                 ignored: Sequence[str] = ()) -> dict[str, float]:  # fmt: skip
-    """How far two sides are apart, relative: loss, whole gradient, worst tensor of the gradient.
+    """Return the relative differences of two variants: loss, whole gradient, worst tensor of the gradient.
 
     Args:
         gradient, other: tensors under the same names.
-        ignored: ends of names whose gradient is zero but for rounding; they count in the whole gradient only.
+        ignored: endings of names whose gradient is zero but for rounding; they count in the whole gradient only.
     """
     missing = gradient.keys() ^ other.keys()
     if missing:
-        raise Unequal(f"only one side has a gradient for {', '.join(sorted(missing))}")
+        raise Unequal(f"Only one variant has a gradient for {', '.join(sorted(missing))}.")
     squares = {name: float((gradient[name] - other[name]).double().square().sum()) for name in other}
     sizes = {name: float(other[name].double().square().sum()) for name in other}
-    judged = [name for name in other if not name.endswith(tuple(ignored) or "\0") and sizes[name]]
+    compared = [name for name in other if sizes[name] and not any(name.endswith(ending) for ending in ignored)]
     return {
         "loss": abs(loss - other_loss) / abs(other_loss),
         "gradient": (sum(squares.values()) / sum(sizes.values())) ** 0.5,
-        "worst tensor": max((squares[name] / sizes[name]) ** 0.5 for name in judged),
+        "worst tensor": max((squares[name] / sizes[name]) ** 0.5 for name in compared),
     }
 
 
-def require_equal(name: str, peer: str, found: Mapping[str, float]) -> dict[str, float]:
-    """Raise `Unequal` if two sides differ by more than rounding does; else return the differences."""
-    for what, limit in (("loss", LOSS), ("gradient", GRADIENT), ("worst tensor", TENSOR)):
-        if not found[what] <= limit:
-            raise Unequal(f"{name}: {what} differs from {peer} by {found[what]:.2e}, allowed {limit:.0e}")
-    return dict(found)
+def require_equal(name: str, peer: str, relative: Mapping[str, float]) -> dict[str, float]:
+    """Return the differences; raise `Unequal` if one is larger than rounding explains."""
+    for quantity, limit in LIMITS.items():
+        if not relative[quantity] <= limit:
+            raise Unequal(f"{name}: {quantity} differs from {peer} by {relative[quantity]:.2e}, allowed {limit:.0e}.")
+    return dict(relative)

@@ -1,6 +1,6 @@
-"""What the variants are fed: sequences of random ids with the lengths of sentences, or full blocks; and weights.
+"""Inputs of all variants: sequences of random ids, as long as sentences or as full blocks; and noise on weights.
 
-Weights get N(0, 0.05²) on top of their start: in a fresh model whole branches are zero, and equality proves nothing.
+Weights get N(0, 0.05²) added, because in a fresh model whole branches are zero and equality would prove nothing.
 """
 
 import numpy as np
@@ -21,14 +21,14 @@ NOISE = 0.05
 
 
 def config(size: dict, **changes) -> PretrainingConfig:
-    """The small encoder of all benchmarks on a CPU, without dropout; `size` overrides its fields."""
+    """Return the config of the small encoder of all CPU benchmarks, without dropout; `size` overrides its fields."""
     model = {"layers": 6, "hidden": 384, "ffn": 1536, "heads": 6, "max_tokens": 512, "dropout": 0.0} | size
     values = {"model": model, "contrast": {"layer": max(1, model["layers"] * 2 // 3)}, "seed": SEED}
     return PretrainingConfig.parse(values | changes)
 
 
 def lengths(shape: str, rng: np.random.Generator, sequences: int | None = None, sentences: int = 1) -> np.ndarray:
-    """ragged: 16 sequences, sentences of exp(N(3.45, 0.7²)) tokens clipped to 6 … 128; full: 8 blocks of 128."""
+    """Draw lengths. ragged: 16 sequences of sentences of exp(N(3.45, 0.7²)) tokens, 6 … 128; full: 8 blocks of 128."""
     if shape == "full":
         return np.full(sequences or 8, 128)
     drawn = np.exp(rng.normal(3.45, 0.7, (sentences, sequences or 16)))
@@ -36,7 +36,7 @@ def lengths(shape: str, rng: np.random.Generator, sequences: int | None = None, 
 
 
 def sequences(counts: np.ndarray, vocabulary: int, rng: np.random.Generator) -> Sequences:
-    """Random pieces between `<s>` and `</s>`."""
+    """Return random pieces between `<s>` and `</s>`."""
     flat = rng.integers(FIRST_PIECE, vocabulary - 1, counts.sum())
     ends = counts.cumsum()
     flat[ends - counts], flat[ends - 1] = BOS, EOS
@@ -45,50 +45,52 @@ def sequences(counts: np.ndarray, vocabulary: int, rng: np.random.Generator) -> 
 
 def batch(shape: str, vocabulary: int, number: int, objectives: tuple[str, ...] = ("mlm",),
           count: int | None = None, joined: int = 2) -> PackedBatch:  # fmt: skip
-    """Micro-batch `number` of a shape: a sentence for MLM, two for TLM.
+    """Return micro-batch `number` of a shape: a sentence for MLM, two for TLM.
 
     Args:
-        count: sequences of each objective, if not those of `lengths`.
-        joined: sentences of a contrast view, two with mixup.
+        count: sequences of each objective, instead of the default of `lengths`.
+        joined: sentences of a contrast view; two with mixup.
     """
     rng = np.random.default_rng([SEED, number, SHAPES.index(shape)])
     sentences = {"mlm": 1, "tlm": 2, "query": joined, "key": joined}
-    wanted = [name for name in sentences if name in objectives or (name in ("query", "key") and "xlco" in objectives)]
-    return pack({name: lengths(shape, rng, count, sentences[name]) for name in wanted}, vocabulary, rng)
+    if "xlco" in objectives:
+        objectives = (*objectives, "query", "key")
+    names = [name for name in sentences if name in objectives]
+    return pack({name: lengths(shape, rng, count, sentences[name]) for name in names}, vocabulary, rng)
 
 
 def pack(counts: dict[str, np.ndarray], vocabulary: int, rng: np.random.Generator) -> PackedBatch:
-    """One micro-batch of random pieces; `counts` are the lengths of its `mlm`, `tlm`, `query` and `key` sequences."""
+    """Return a micro-batch of random pieces; `counts` has the lengths of `mlm`, `tlm`, `query` and `key` sequences."""
 
-    def some(name: str) -> Sequences:
+    def draw_sequences(name: str) -> Sequences:
         return sequences(counts[name], vocabulary, rng) if name in counts else NOTHING
 
     def masked(name: str, group: int) -> Masked:
-        whole = some(name)
-        seen, rows = masking.mask(whole.flat, whole.lengths, vocabulary, ObjectivesConfig(), rng)
-        return Masked(whole, seen, rows, np.full(len(whole.lengths), group))
+        original = draw_sequences(name)
+        masked_ids, rows = masking.mask(original.flat, original.lengths, vocabulary, ObjectivesConfig(), rng)
+        return Masked(original, masked_ids, rows, np.full(len(original.lengths), group))
 
-    queries, keys = some("query"), some("key")
+    queries, keys = draw_sequences("query"), draw_sequences("key")
     views = len(queries.lengths)
     sentence_ids, groups = rng.integers(0, 2**62, (views, 2)), np.full(views, 2)
     draw = Draw(masked("mlm", 0), masked("tlm", 1), queries, keys, sentence_ids, groups)
-    (found,) = micro_batches(draw, max(map(len, counts.values())))
-    return found
+    (batch,) = micro_batches(draw, max(map(len, counts.values())))
+    return batch
 
 
 def describe(batches: list[PackedBatch]) -> dict[str, float]:
-    """Means over batches: real tokens, what share padding would add, targets."""
-    parts = [counts for b in batches for counts in split(b).values() if counts]
-    padded = sum(len(counts) * max(counts) for counts in parts)
+    """Return means over batches: real tokens, the share of padding that padding would add, targets."""
+    groups = [counts for batch in batches for counts in split(batch).values() if counts]
+    padded = sum(len(counts) * max(counts) for counts in groups)
     return {
         "tokens": sum(b.tokens for b in batches) / len(batches),
-        "padding": 1 - sum(map(sum, parts)) / padded,
+        "padding": 1 - sum(map(sum, groups)) / padded,
         "targets": sum(len(b.target_rows) for b in batches) / len(batches),
     }
 
 
 def split(batch: PackedBatch) -> dict[str, tuple[int, ...]]:
-    """Lengths of what a padding implementation runs apart: masked sequences, query views, key views."""
+    """Return the lengths of the groups that padded models run one by one: masked sequences, query views, key views."""
     return {
         "lm": batch.lengths[: batch.lm_sequences],
         "query": batch.lengths[batch.lm_sequences :],
@@ -97,12 +99,12 @@ def split(batch: PackedBatch) -> dict[str, tuple[int, ...]]:
 
 
 def pad(flat: Tensor, counts: tuple[int, ...], value: int = PAD) -> Tensor:
-    """(T,) values of N sequences -> (N, longest), what is missing filled."""
+    """Pad the (T,) values of N sequences to (N, longest)."""
     return nn.utils.rnn.pad_sequence(flat.split(list(counts)), batch_first=True, padding_value=value)
 
 
 def padded_targets(batch: PackedBatch) -> Tensor:
-    """(N, longest) answers where a token must be predicted, -100 elsewhere."""
+    """Return (N, longest) targets: the id where a token must be predicted, -100 elsewhere."""
     counts = split(batch)["lm"]
     labels = torch.full((sum(counts),), -100)
     labels[batch.target_rows] = batch.target_ids

@@ -1,4 +1,6 @@
-"""Masked LM, forward and backward: ours against Hugging Face and fairseq, with a small and with XLM-R's vocabulary."""
+"""Masked LM, forward and backward: ours beside Hugging Face and fairseq, with a small and with XLM-R's vocabulary."""
+
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -8,53 +10,48 @@ from benchmarks.speed.harness import OURS, Case, differences, measure, require_e
 
 
 def run(quick: bool) -> list[Case]:
-    """Sentences and full blocks, 32,000 and 250,002 words."""
+    """Measure sentences and full blocks, with 32,000 and 250,002 words."""
     rounds, count = (2, 4) if quick else (7, None)
     vocabularies = ["32k"] if quick else list(inputs.VOCABULARIES)
-    return [case(shape, name, rounds, count=count) for name in vocabularies for shape in inputs.SHAPES]
+    return [compare(shape, name, rounds, count=count) for name in vocabularies for shape in inputs.SHAPES]
 
 
-def case(shape: str, vocabulary: str, rounds: int, size: dict | None = None, count: int | None = None) -> Case:
-    """Assert that all sides have one loss and one gradient, then time them (rounds = 0: only assert)."""
+def compare(shape: str, vocabulary: str, rounds: int, size: dict | None = None, count: int | None = None) -> Case:
+    """Require one loss and one gradient of all variants, then time them; with `rounds` 0 only the former."""
     words = inputs.VOCABULARIES.get(vocabulary) or int(vocabulary)
     config = inputs.config(size or {}, objectives={"tlm": 0, "xlco": 0})
     model = ours.make_model(config, words)
     learner = ours.Given(config, model)
-    sides: dict = {"Hugging Face": peers.HuggingFace(model)}
     batches = [inputs.batch(shape, words, number, count=count) for number in range(rounds + 1)]
-    found = Case(f"mlm_step, {shape}, {vocabulary}", inputs.describe(batches[1:] or batches))
-    found.about = {OURS: "packed, head and last layer on masked rows"}
-    if reason := peers.fairseq_reason():
-        found.skipped["fairseq"] = reason
+    case = Case(f"mlm_step, {shape}, {vocabulary}", inputs.describe(batches[1:] or batches))
+    case.about = {OURS: "packed, head and last layer on masked rows"}
+    sides: dict = {"Hugging Face": peers.HuggingFace(model)}
+    if reason := peers.why_no_fairseq():
+        case.skipped["fairseq"] = reason
     else:
         sides["fairseq"] = peers.Fairseq(model)
-    fed = {name: [side.inputs(batch) for batch in batches] for name, side in sides.items()}
 
-    def mine(number: int) -> torch.Tensor:
-        loss = learner.mean_loss(batches[number])
+    def backward(loss: torch.Tensor) -> float:
         loss.backward()
-        return loss.detach()
+        return float(loss.detach())
 
-    def theirs(name: str, number: int) -> torch.Tensor:
-        loss = sides[name].loss(fed[name][number])
-        loss.backward()
-        return loss.detach()
-
-    loss = float(mine(0))
+    loss = backward(learner.mean_loss(batches[0]))
+    variants = {OURS: timed(model, lambda number: learner.mean_loss(batches[number]))}
     for name, side in sides.items():
-        other = float(theirs(name, 0))
-        apart = differences(loss, peers.gradients_of(model), other, side.gradients(), peers.ZERO_GRADIENT)
-        found.equality[name] = require_equal(found.name, name, apart)
-        found.about[name] = side.about
+        side_inputs = [side.inputs(batch) for batch in batches]
+        side_loss = backward(side.loss(side_inputs[0]))
+        relative = differences(
+            loss, peers.gradients_of(model), side_loss, side.gradients(), ignored=peers.ZERO_GRADIENTS
+        )
+        case.equality[name] = require_equal(case.name, name, relative)
+        case.about[name] = side.about
+        variants[name] = timed(side.model, lambda number, side=side, given=side_inputs: side.loss(given[number]))
+    return measure(case, variants, rounds)
 
-    def timed(module: nn.Module, work) -> object:
-        def once(number: int) -> None:
-            module.zero_grad(set_to_none=True)
-            work(number)
 
-        return once
+def timed(module: nn.Module, loss: Callable[[int], torch.Tensor]) -> Callable[[int], None]:
+    def forward_backward(number: int) -> None:
+        module.zero_grad(set_to_none=True)
+        loss(number).backward()
 
-    variants = {OURS: timed(model, mine)}
-    for name, side in sides.items():
-        variants[name] = timed(side.model, lambda number, name=name: theirs(name, number))
-    return measure(found, variants, rounds)
+    return forward_backward

@@ -1,6 +1,6 @@
-"""What others would use, on our weights and our batches: Hugging Face's model and fairseq's, each in its own form.
+"""The models of Hugging Face and of fairseq, with our weights and on our batches.
 
-fairseq is no dependency of ours: where it is not installed, what compares with it is skipped.
+fairseq is no dependency of ours: where it is not installed, comparisons with it are skipped.
 """
 
 import logging
@@ -22,10 +22,10 @@ from infoxlm_core.model.encoder import EncoderSize
 from infoxlm_core.model.heads import InfoXLM
 from infoxlm_core.model.huggingface.pretrained import TYPE_ROW, hugging_face_name
 
-ZERO_GRADIENT = ("attention.self.key.bias",)
-"""A key's bias moves all scores of a query alike: its gradient is rounding, and no error of it says anything."""
+ZERO_GRADIENTS = ("attention.self.key.bias",)
+"""The bias of keys adds the same number to all scores of a query, so its gradient is rounding noise."""
 
-_FAIRSEQ = [  # Hugging Face -> fairseq, applied one after the other
+FAIRSEQ_NAMES = [  # Hugging Face -> fairseq, applied one after the other
     (r"^lm_head\.", "encoder.lm_head."),
     (r"^roberta\.embeddings\.word_embeddings", "encoder.sentence_encoder.embed_tokens"),
     (r"^roberta\.embeddings\.position_embeddings", "encoder.sentence_encoder.embed_positions"),
@@ -43,20 +43,20 @@ _FAIRSEQ = [  # Hugging Face -> fairseq, applied one after the other
 
 
 def fairseq_name(name: str) -> str:
-    """Hugging Face's name of a parameter -> fairseq's."""
-    for pattern, replacement in _FAIRSEQ:
+    """Return fairseq's name of a parameter for Hugging Face's."""
+    for pattern, replacement in FAIRSEQ_NAMES:
         name = re.sub(pattern, replacement, name)
     return name
 
 
 def weights_of(model: InfoXLM) -> dict[str, Tensor]:
-    """Our parameters, without the contrast projection, under Hugging Face's names."""
+    """Return our parameters, without the contrast projection, under Hugging Face's names."""
     named = model.named_parameters()
     return {hugging_face_name(name): p.detach().clone() for name, p in named if name != "projection"}
 
 
 def gradients_of(model: InfoXLM) -> dict[str, Tensor]:
-    """Our gradients under Hugging Face's names; the projection keeps its own."""
+    """Return our gradients under Hugging Face's names; the projection keeps its own name."""
     return {
         name if name == "projection" else hugging_face_name(name): p.grad.clone()
         for name, p in model.named_parameters()
@@ -84,7 +84,7 @@ class HuggingFace:
         allowed = {TYPE_ROW, "lm_head.decoder.weight", "lm_head.decoder.bias"}
         assert set(missing) <= allowed and not unexpected, (missing, unexpected)
         row = self.model.get_parameter(TYPE_ROW)
-        row.requires_grad_(False).zero_()  # fairseq has none, ours is part of the positions
+        row.requires_grad_(False).zero_()  # fairseq has no such row, and ours is part of the positions
 
     def inputs(self, batch: PackedBatch) -> dict[str, Tensor]:
         counts = split(batch)["lm"]
@@ -102,7 +102,7 @@ class HuggingFace:
 
 
 class _Words:
-    """The dictionary that fairseq's model asks."""
+    """The part of fairseq's dictionary that its model uses."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -116,7 +116,7 @@ class _Words:
 
 
 class Fairseq:
-    """fairseq's RoBERTa: padded batches, head on masked rows only, log-softmax and NLL in fp32."""
+    """fairseq's RoBERTa on padded batches: head on masked rows only, log-softmax and NLL in fp32."""
 
     about = "fairseq RobertaModel (ve-fairseq 0.12.3), dropout 0, padded, masked_tokens, log-softmax + NLL in fp32"
 
@@ -127,33 +127,34 @@ class Fairseq:
     def inputs(self, batch: PackedBatch) -> dict[str, Tensor]:
         counts = split(batch)["lm"]
         labels = padded_targets(batch)
-        return {"ids": pad(batch.ids[: sum(counts)], counts), "chosen": labels != -100, "answers": labels}
+        return {"ids": pad(batch.ids[: sum(counts)], counts), "targets": labels}
 
     def loss(self, inputs: dict[str, Tensor]) -> Tensor:
-        """Mean over the targets."""
-        answers = inputs["answers"][inputs["chosen"]]
-        return fairseq_mlm(self.model, inputs["ids"], inputs["chosen"], answers) / len(answers)
+        """Return the mean over the targets."""
+        return fairseq_mlm(self.model, inputs["ids"], inputs["targets"])
 
     def gradients(self) -> dict[str, Tensor]:
         return gradients_of_fairseq(self.model)
 
 
-def fairseq_mlm(model: nn.Module, ids: Tensor, chosen: Tensor, answers: Tensor) -> Tensor:
-    """Summed masked-LM loss as fairseq's criterion computes it."""
-    logits = model(ids, masked_tokens=chosen)[0]
-    return F.nll_loss(F.log_softmax(logits, dim=-1, dtype=torch.float32), answers, reduction="sum")
+def fairseq_mlm(model: nn.Module, ids: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean masked-LM loss as fairseq's criterion computes it; targets are -100 where none is predicted."""
+    masked = targets != -100
+    logits = model(ids, masked_tokens=masked)[0]
+    log_probabilities = F.log_softmax(logits, dim=-1, dtype=torch.float32)
+    return F.nll_loss(log_probabilities, targets[masked], reduction="sum") / masked.sum()
 
 
-def fairseq_reason() -> str | None:
-    """Why fairseq cannot be compared with; None if it can."""
+def why_no_fairseq() -> str | None:
+    """Return why fairseq cannot be imported, or None if it can."""
     try:
-        _fairseq()
+        import_fairseq()
     except ImportError as error:
-        return f"fairseq is not installed ({error}): `make bench` installs it into .venv-peers"
+        return f"fairseq is not installed ({error}); `make bench` installs it into .venv-peers"
     return None
 
 
-def _fairseq() -> Any:
+def import_fairseq() -> Any:
     level = logging.root.level
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -164,8 +165,8 @@ def _fairseq() -> Any:
 
 
 def make_fairseq(size: EncoderSize) -> nn.Module:
-    """A fairseq RoBERTa of these sizes, random weights, input and output embeddings tied."""
-    roberta = _fairseq()
+    """Return a fairseq RoBERTa of these sizes with random weights and tied embeddings."""
+    roberta = import_fairseq()
     args = Namespace(
         encoder_layers=size.layers, encoder_embed_dim=size.hidden, encoder_ffn_embed_dim=size.ffn,
         encoder_attention_heads=size.heads, dropout=0.0, attention_dropout=0.0, activation_dropout=0.0,
@@ -179,16 +180,16 @@ def make_fairseq(size: EncoderSize) -> nn.Module:
 
 @torch.no_grad()
 def load_fairseq(model: nn.Module, weights: dict[str, Tensor]) -> None:
-    """Copy weights under Hugging Face's names; every parameter must be among them."""
-    found = {fairseq_name(name): value for name, value in weights.items()}
+    """Copy weights, given under Hugging Face's names, into every parameter."""
+    by_name = {fairseq_name(name): value for name, value in weights.items()}
     for name, parameter in model.named_parameters():
-        parameter.copy_(found[name])
+        parameter.copy_(by_name[name])
 
 
 def gradients_of_fairseq(model: nn.Module) -> dict[str, Tensor]:
-    """fairseq's gradients under Hugging Face's names."""
-    size = len({n.split(".")[3] for n, _ in model.named_parameters() if ".layers." in n})
-    plain = XLMRobertaForMaskedLM(XLMRobertaConfig(vocab_size=8, hidden_size=2, num_hidden_layers=size,
+    """Return fairseq's gradients under Hugging Face's names."""
+    layers = len({name.split(".")[3] for name, _ in model.named_parameters() if ".layers." in name})
+    plain = XLMRobertaForMaskedLM(XLMRobertaConfig(vocab_size=8, hidden_size=2, num_hidden_layers=layers,
                                                    num_attention_heads=1, intermediate_size=2))  # fmt: skip
     names = {fairseq_name(name): name for name, _ in plain.named_parameters()}
     names |= {"encoder.sentence_encoder.embed_tokens.weight": "roberta.embeddings.word_embeddings.weight"}

