@@ -4,10 +4,10 @@ from typing import Any
 
 from kfp import dsl
 
-from components.platform.stage import data_stage
+from components.platform.stage import launching_stage
 
 
-@data_stage
+@launching_stage
 def prepare_corpus(
     config: dict[str, Any],
     store: str,
@@ -26,7 +26,7 @@ def prepare_corpus(
         metrics: sentences and pairs kept.
         num_workers: Ray Data workers, of a cluster pods; 0 prepares inside this process.
         cluster: a `ClusterConfig` as a mapping: the workers are those of a RayJob; empty: of this step.
-        task_config: the step's cores and memory, which are those of a RayJob's workers too.
+        task_config: the environment of the step, for the pods of the RayJob.
     """
     from components.platform import artifacts, keys, sources
     from components.platform.stage_run import stage_run
@@ -37,7 +37,7 @@ def prepare_corpus(
         checked = PreparationConfig.parse(step.read(config), "preparation")
         inputs = [*preparation.digest_sources(checked), *sources.states(checked.paths)]
         key = keys.artifact_key("corpus", checked, *inputs)
-        made = step.make("corpus", key, checked, num_workers=num_workers, cluster=cluster, task=task_config)
+        made = step.make("corpus", key, checked, num_workers=num_workers, cluster=cluster, task_config=task_config)
         counts = step.publish(corpus, made, metrics)
         step.report(counts, preparation=checked.model_dump(mode="json", exclude={"corpora"}))
         step.report_cost(made)

@@ -4,10 +4,10 @@ from typing import Any
 
 from kfp import dsl
 
-from components.platform.stage import training_stage
+from components.platform.stage import launching_stage
 
 
-@training_stage
+@launching_stage
 def pretrain(
     config: dict[str, Any],
     num_workers: int,
@@ -32,7 +32,7 @@ def pretrain(
         metrics: losses of the last step.
         cluster: a `ClusterConfig` as a mapping: train in a RayJob of its own; empty: in this step.
         trial: of an ablation: its variant and seed; the curves then go into a run of their own.
-        task_config: the step's GPUs, node selector and tolerations, which are those of the RayJob's workers.
+        task_config: the environment of the step, for the pods of the RayJob.
     """
     from components.platform import artifacts, keys, sources, training_runs
     from components.platform.stage_run import stage_run
@@ -53,7 +53,7 @@ def pretrain(
             checked,
             num_workers=num_workers,
             cluster=cluster,
-            task=task_config,
+            task_config=task_config,
             inputs={"shards_path": place},
             checkpoints=run,
             follow=True,

@@ -4,10 +4,10 @@ from typing import Any
 
 from kfp import dsl
 
-from components.platform.stage import data_stage
+from components.platform.stage import launching_stage
 
 
-@data_stage
+@launching_stage
 def tokenize_corpus(
     config: dict[str, Any],
     store: str,
@@ -28,7 +28,7 @@ def tokenize_corpus(
         metrics: sequences, tokens, vocabulary size.
         num_workers: Ray Data workers, of a cluster pods; 0 tokenizes inside this process.
         cluster: a `ClusterConfig` as a mapping: the workers are those of a RayJob; empty: of this step.
-        task_config: the step's cores and memory, which are those of a RayJob's workers too.
+        task_config: the environment of the step, for the pods of the RayJob.
     """
     from components.platform import artifacts, keys, sources
     from components.platform.stage_run import stage_run
@@ -40,7 +40,13 @@ def tokenize_corpus(
         given = sources.fetch_tokenizer(checked.model, step.here) if checked.model else None
         key = keys.artifact_key("shards", checked, digest, *keys.digest_inputs(given))
         made = step.make(
-            "shards", key, checked, num_workers=num_workers, cluster=cluster, task=task_config, inputs={"corpus": text}
+            "shards",
+            key,
+            checked,
+            num_workers=num_workers,
+            cluster=cluster,
+            task_config=task_config,
+            inputs={"corpus": text},
         )
         step.report_cost(made)
         counts = step.publish(shards, made, metrics)

@@ -11,7 +11,7 @@ from components.finetune import finetune
 from components.prepare_corpus import prepare_corpus
 from components.pretrain import pretrain
 from components.tokenize_corpus import tokenize_corpus
-from pipelines.placing import LIMITS, Pool, place, size, train_on
+from pipelines.placing import LIMITS, place, size
 
 AT_A_TIME = 2
 """Trials that run at the same time."""
@@ -34,14 +34,6 @@ def ablations(
     num_workers: int = 0,
     data_workers: int = 0,
     cluster: dict[str, Any] = {},  # noqa: B006
-    accelerator: str = "nvidia.com/gpu",
-    gpus: int = 1,
-    cpu: str = "8",
-    memory: str = "64Gi",
-    node_selector: dict[str, Any] = {},  # noqa: B006
-    tolerations: list[Any] = [],  # noqa: B006
-    step_cpu: str = "4",
-    step_memory: str = "16Gi",
 ) -> None:
     """Prepare and tokenize; for each trial pre-train, fine-tune, evaluate; compare, also what is left if one failed.
 
@@ -56,16 +48,8 @@ def ablations(
             {"pretraining.optimization.steps": 2000}.
         num_workers: Ray workers of each trial, one per GPU; 0 trains inside the step.
         data_workers: Ray Data workers of preparation and tokenization; 0 does both inside the steps.
-        cluster: a `ClusterConfig`: train in RayJobs of KubeRay; empty: in the steps themselves.
+        cluster: a `ClusterConfig`: train in RayJobs of KubeRay, with its pool of GPUs; empty: in the steps themselves.
         image: of all steps; on a cluster by digest.
-        accelerator: what Kubernetes calls a GPU.
-        gpus: GPUs of one training worker pod.
-        cpu: cores of one training worker pod.
-        memory: of one training worker pod.
-        node_selector: labels of the nodes that train.
-        tolerations: taints of these nodes that are tolerated.
-        step_cpu: cores of a step that does not train, and of a pod of Ray Data.
-        step_memory: of a step that does not train, and of a pod of Ray Data.
     """
     compared = compare(trials=trials, store=store).set_caching_options(False)
     with dsl.ExitHandler(compared):
@@ -132,5 +116,4 @@ def ablations(
     for task, story in stories.items():
         task.set_display_name(story)
     place(image, compared, settings, corpus, shards, pretrained, tuned, scores)
-    size(step_cpu, step_memory, corpus, shards, scores)
-    train_on(Pool(accelerator, gpus, cpu, memory, node_selector, tolerations), pretrained, tuned)
+    size(corpus, shards, scores)

@@ -14,7 +14,7 @@ from components.prepare_corpus import prepare_corpus
 from components.pretrain import pretrain
 from components.register import register
 from components.tokenize_corpus import tokenize_corpus
-from pipelines.placing import LIMITS, Pool, place, size, train_on, trust
+from pipelines.placing import LIMITS, place, size, trust
 
 
 @dsl.pipeline(
@@ -35,14 +35,6 @@ def infoxlm(
     num_workers: int = 0,
     data_workers: int = 0,
     cluster: dict[str, Any] = {},  # noqa: B006
-    accelerator: str = "nvidia.com/gpu",
-    gpus: int = 1,
-    cpu: str = "8",
-    memory: str = "64Gi",
-    node_selector: dict[str, Any] = {},  # noqa: B006
-    tolerations: list[Any] = [],  # noqa: B006
-    step_cpu: str = "4",
-    step_memory: str = "16Gi",
 ) -> None:
     """Check the settings; prepare, tokenize, pre-train, fine-tune, evaluate, register.
 
@@ -57,16 +49,8 @@ def infoxlm(
         overrides: single fields of these sections, such as {"pretraining.optimization.steps": 2000}.
         num_workers: Ray workers of the training stages, one per GPU; 0 trains inside the step.
         data_workers: Ray Data workers of preparation and tokenization; 0 does both inside the steps.
-        cluster: a `ClusterConfig`: train in RayJobs of KubeRay; empty: in the steps themselves.
+        cluster: a `ClusterConfig`: train in RayJobs of KubeRay, with its pool of GPUs; empty: in the steps themselves.
         image: of all steps; on a cluster by digest.
-        accelerator: what Kubernetes calls a GPU.
-        gpus: GPUs of one training worker pod.
-        cpu: cores of one training worker pod.
-        memory: of one training worker pod.
-        node_selector: labels of the nodes that train.
-        tolerations: taints of these nodes that are tolerated.
-        step_cpu: cores of a step that does not train, and of a pod of Ray Data.
-        step_memory: of a step that does not train, and of a pod of Ray Data.
     """
     settings = check_settings(
         store=store,
@@ -143,6 +127,5 @@ def infoxlm(
     for task, story in stories.items():
         task.set_display_name(story)
     place(image, settings, corpus, shards, pretrained, tuned, tuned_start, scores, registered)
-    size(step_cpu, step_memory, corpus, shards, scores, registered)
+    size(corpus, shards, scores, registered)
     trust(registered)
-    train_on(Pool(accelerator, gpus, cpu, memory, node_selector, tolerations), pretrained, tuned, tuned_start)

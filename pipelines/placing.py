@@ -1,13 +1,18 @@
-"""Where steps run on a cluster: image, settings of the namespace, GPU pool, retries. A local run ignores all of it."""
+"""How steps run on a cluster: image, settings of the namespace, sizes, retries. A local run ignores all of it.
+
+Sizes are constants in a compiled pipeline, and `submit.read_for` replaces them by those of a cluster. They are not
+parameters, since Kubeflow 2.17 takes no numeric parameter in the resources of a pod, and silently drops the GPUs.
+"""
 
 import functools
 import inspect
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 from kfp import dsl, kubernetes
 from kfp.dsl import pipeline_task
 
+from components.settings.cluster import Pool, Steps
 from components.settings.environment import OF_REGISTRY, own_name
 
 # At each setting KFP reads the source of all that calls it, to name one of them in an error. Names need no source:
@@ -39,17 +44,6 @@ LIMITS = dsl.PipelineConfig(
 """Nothing runs for ever, and what has ended is cleared away; results are in the store and in MLflow."""
 
 
-class Pool(NamedTuple):
-    """The pipeline's parameters that say what one training worker pod asks for, and where it may run."""
-
-    accelerator: Any
-    gpus: Any
-    cpu: Any
-    memory: Any
-    node_selector: Any
-    tolerations: Any
-
-
 def place(image: Any, *tasks: dsl.PipelineTask) -> None:
     """Let steps run in our image, know their pipeline run, and find S3 and MLflow.
 
@@ -75,27 +69,24 @@ def trust(*tasks: dsl.PipelineTask) -> None:
             kubernetes.use_secret_as_volume(task, f"infoxlm-{name}", mount_path=f"/etc/infoxlm/{name}", optional=True)
 
 
-def share_memory(memory: str, *tasks: dsl.PipelineTask) -> None:
-    """Give steps that train on several GPUs of their own pod a /dev/shm larger than 64 MB: NCCL needs it."""
+def size(*tasks: dsl.PipelineTask) -> None:
+    """Give default cores and memory to steps that read, measure or write; the others have the namespace's defaults."""
     for task in tasks:
-        kubernetes.empty_dir_mount(task, "dev-shm", "/dev/shm", medium="Memory", size_limit=memory)  # noqa: S108 - the pod's own
+        _request(task, Steps())
 
 
-def size(cpu: Any, memory: Any, *tasks: dsl.PipelineTask) -> None:
-    """Give cores and memory to steps that read, measure or write; the others get what the namespace gives by itself."""
-    for task in tasks:
-        task.set_cpu_request(cpu).set_cpu_limit(cpu).set_memory_request(memory).set_memory_limit(memory)
-        task.register_pipeline_channels([cpu, memory])  # the compiler forgets to hand them into loops
+def give_gpus(task: dsl.PipelineTask) -> None:
+    """Give the default pool's GPUs to a step that trains in its own pod."""
+    pool = Pool()
+    _request(task, pool)
+    task.set_accelerator_type(pool.accelerator).set_accelerator_limit(pool.gpus)
+    # NCCL needs a /dev/shm of more than the usual 64 MB
+    kubernetes.empty_dir_mount(task, "dev-shm", "/dev/shm", medium="Memory", size_limit="8Gi")  # noqa: S108 - the pod's own
 
 
-def train_on(pool: Pool, *tasks: dsl.PipelineTask) -> None:
-    """Give GPUs, and where they are, to steps; one that launches a RayJob passes them on to it."""
-    for task in tasks:
-        task.set_accelerator_type(pool.accelerator).set_accelerator_limit(pool.gpus)
-        task.set_cpu_limit(pool.cpu).set_memory_limit(pool.memory)
-        task.register_pipeline_channels([pool.accelerator, pool.gpus, pool.cpu, pool.memory])  # as above
-        kubernetes.add_node_selector_json(task, pool.node_selector)
-        kubernetes.add_toleration_json(task, pool.tolerations)
+def _request(task: dsl.PipelineTask, amounts: Pool | Steps) -> None:
+    task.set_cpu_request(amounts.cpu).set_cpu_limit(amounts.cpu)
+    task.set_memory_request(amounts.memory).set_memory_limit(amounts.memory)
 
 
 def _use(task: dsl.PipelineTask, secret: str, *names: str) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 
 import yaml
 
+from components.settings.cluster import ClusterFile, Pool, Steps
 from infoxlm_core.errors import ConfigError, InfoXLMError, InputError, StorageUnavailable, TryAgain, WorkerLost
 
 COMPILED = Path(__file__).parent / "compiled"
@@ -51,9 +52,8 @@ class Submission:
     pipeline: str
     parameters: Mapping[str, Any]
     name: str
-    experiment: str = "infoxlm"
-    service_account: str = ""
-    pipeline_root: str = ""
+    cluster: ClusterFile
+    experiment: str
     caching: bool = True
 
 
@@ -66,8 +66,31 @@ def read_compiled(pipeline: str) -> tuple[dict[str, Any], dict[str, Any]]:
     path = COMPILED / f"{pipeline}.yaml"
     if not path.is_file():
         raise ConfigError(f"{path}: no compiled pipeline: run `infoxlm compile`")
-    spec, *platform = yaml.safe_load_all(path.read_text(encoding="utf-8"))
-    return spec, platform[0] if platform else {}
+    spec, platform = yaml.safe_load_all(path.read_text(encoding="utf-8"))
+    return spec, platform
+
+
+def read_for(cluster: ClusterFile, pipeline: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read a compiled pipeline, as `read_compiled` does; its pods request what the cluster's file says."""
+    spec, platform = read_compiled(pipeline)
+    pool, placements = cluster.pool, platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+    for name, executor in spec["deploymentSpec"]["executors"].items():
+        container = executor["container"]
+        if "accelerator" in container.get("resources", {}):
+            container["resources"] = _resources(pool)
+            if pool.gpus:
+                gpus = {"resourceType": pool.accelerator, "resourceCount": str(pool.gpus)}
+                container["resources"]["accelerator"] = gpus
+            tolerations = [toleration.model_dump(exclude_none=True) for toleration in pool.tolerations]
+            placements[name] |= {"nodeSelector": {"labels": pool.node_selector}, "tolerations": tolerations}
+        elif "resources" in container:
+            container["resources"] = _resources(cluster.steps)
+    return spec, platform
+
+
+def _resources(amounts: Pool | Steps) -> dict[str, Any]:
+    cpu = {f"resourceCpu{bound}": amounts.cpu for bound in ("Limit", "Request")}
+    return cpu | {f"resourceMemory{bound}": amounts.memory for bound in ("Limit", "Request")}
 
 
 def declared(spec: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -94,13 +117,13 @@ def check(pipeline: str, spec: Mapping[str, Any], parameters: Mapping[str, Any])
             raise ConfigError(f"{pipeline}: parameter {name} is {value!r:.60}, not of type {said['parameterType']}")
 
 
-def with_defaults(pipeline: str, parameters: Mapping[str, Any], root: str = "") -> str:
-    """The YAML of a pipeline whose parameters are filled in, for Kubeflow's page; with the root of its files."""
-    spec, platform = read_compiled(pipeline)
-    spec |= {"defaultPipelineRoot": root} if root else {}
+def with_defaults(cluster: ClusterFile, pipeline: str, parameters: Mapping[str, Any]) -> str:
+    """Return the YAML of a pipeline for Kubeflow's page: it has these defaults, and the sizes and root of a cluster."""
+    spec, platform = read_for(cluster, pipeline)
+    spec["defaultPipelineRoot"] = cluster.pipeline_root
     for name, value in parameters.items():
         declared(spec)[name] |= {"defaultValue": value, "isOptional": True}
-    return yaml.safe_dump_all([spec, platform] if platform else [spec], sort_keys=False, allow_unicode=True)
+    return yaml.safe_dump_all([spec, platform], sort_keys=False, allow_unicode=True)
 
 
 def without_cache(spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -195,19 +218,19 @@ def create(client: Any, host: str, submission: Submission) -> str:
     """
     import kfp_server_api as api
 
-    spec, platform = read_compiled(submission.pipeline)
+    cluster = submission.cluster
+    spec, platform = read_for(cluster, submission.pipeline)
     check(submission.pipeline, spec, submission.parameters)
     spec = spec if submission.caching else without_cache(spec)
-    described = {"pipeline_spec": spec} | ({"platform_spec": platform} if platform else {})
     with translate_errors(host):
         experiment = client.create_experiment(submission.experiment)
         run = api.V2beta1Run(
             display_name=submission.name,
             experiment_id=experiment.experiment_id,
-            service_account=submission.service_account or None,
-            pipeline_spec=described,
+            service_account=cluster.service_account,
+            pipeline_spec={"pipeline_spec": spec, "platform_spec": platform},
             runtime_config=api.V2beta1RuntimeConfig(
-                parameters=dict(submission.parameters), pipeline_root=submission.pipeline_root or None
+                parameters=dict(submission.parameters), pipeline_root=cluster.pipeline_root
             ),
             plugins_input={"mlflow": {"experiment_name": submission.experiment}},
         )
@@ -256,10 +279,8 @@ def follow(client: Any, host: str, run: str, say: Callable[[str], None], every: 
         time.sleep(every)
 
 
-def see_through(
-    client: Any, host: str, submission: Submission, store: str, again: int, say: Callable[[str], None]
-) -> None:
-    """Start a run and follow it to its end; start it anew, `again` times at most, when it ends with "try again".
+def see_through(client: Any, host: str, submission: Submission, say: Callable[[str], None]) -> None:
+    """Start a run and follow it to its end; start it anew, `submit_again` times at most, if it ends with "try again".
 
     Kubeflow loses exit codes, and which deaths of a pod it retries is a setting of the cluster. What is finished is
     found by content, so that a run that is started anew goes on where the last one was.
@@ -267,6 +288,7 @@ def see_through(
     Raises:
         as `create`, `follow` and `failure` do.
     """
+    again = submission.cluster.submit_again
     for attempt in range(again + 1):
         run = create(client, host, submission)
         say(f"run         {run}\npage        {page(host, run)}")
@@ -277,7 +299,7 @@ def see_through(
             return
         if state == "SUCCEEDED":
             return
-        error = failure(state, run, store)
+        error = failure(state, run, submission.cluster.store)
         if attempt == again or state == "CANCELED" or not isinstance(error, TryAgain):
             raise error
         say(f"{error}; submitting it again in {_BETWEEN:.0f} s ({attempt + 1} of {again})")

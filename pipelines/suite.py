@@ -7,7 +7,7 @@ from kfp import dsl
 from components.measure import measure
 from components.plan_suite import plan_suite
 from components.summarise import summarise
-from pipelines.placing import LIMITS, Pool, place, share_memory, size, train_on
+from pipelines.placing import LIMITS, give_gpus, place, size
 
 AT_A_TIME = 2
 """Points, or batches of them, that are measured at the same time."""
@@ -24,14 +24,6 @@ def suite(
     image: str,
     overrides: dict[str, Any] = {},  # noqa: B006
     num_workers: int = 0,
-    accelerator: str = "nvidia.com/gpu",
-    gpus: int = 1,
-    cpu: str = "8",
-    memory: str = "64Gi",
-    node_selector: dict[str, Any] = {},  # noqa: B006
-    tolerations: list[Any] = [],  # noqa: B006
-    step_cpu: str = "4",
-    step_memory: str = "16Gi",
 ) -> None:
     """Plan; fine-tune and measure each point; sum up, also what is left if one failed.
 
@@ -41,14 +33,6 @@ def suite(
         overrides: single fields of the suite, such as {"tasks.xnli.seeds": [1, 2]}.
         num_workers: Ray workers of each fine-tuning, one per GPU of its pod; 0 trains inside the step.
         image: of all steps; on a cluster by digest.
-        accelerator: what Kubernetes calls a GPU.
-        gpus: GPUs of a point's pod, which fine-tunes and measures in it.
-        cpu: cores of a point's pod.
-        memory: of a point's pod.
-        node_selector: labels of the nodes that train.
-        tolerations: taints of these nodes that are tolerated.
-        step_cpu: cores of a step that does not train, and of a pod of Ray Data.
-        step_memory: of a step that does not train, and of a pod of Ray Data.
     """
     summed = summarise(suite=suite, overrides=overrides, store=store).set_caching_options(False)
     with dsl.ExitHandler(summed):
@@ -60,6 +44,5 @@ def suite(
     for task, story in {planned: "look at all data", measured: "tune and measure", summed: "sum up"}.items():
         task.set_display_name(story)
     place(image, summed, planned, measured)
-    size(step_cpu, step_memory, planned)
-    share_memory("8Gi", measured)
-    train_on(Pool(accelerator, gpus, cpu, memory, node_selector, tolerations), measured)
+    size(planned)
+    give_gpus(measured)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from components.settings.cluster import ClusterFile
-from infoxlm_core.run_file import RunConfig
 from pipelines import submit
 
 NAMES = {name: name if name == "infoxlm" else f"infoxlm-{name}" for name in submit.PIPELINES}
@@ -31,13 +30,6 @@ class Uploaded:
     """False: it was there."""
 
 
-def fit_pool(place: ClusterFile, run: RunConfig) -> ClusterFile:
-    """The cluster for a small run: a pod asks for no more GPUs than the run has workers."""
-    if not 0 < run.num_workers < place.pool.gpus:
-        return place
-    return place.model_copy(update={"pool": place.pool.model_copy(update={"gpus": run.num_workers})})
-
-
 def version_name(pipeline: str, text: str) -> str:
     """Release and digest of a filled-in pipeline; unlike names of all others, as Kubernetes' own objects need them."""
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -45,22 +37,22 @@ def version_name(pipeline: str, text: str) -> str:
 
 
 def upload(
-    client: Any, host: str, pipeline: str, parameters: Mapping[str, Any], root: str = "", namespace: str = ""
+    client: Any, host: str, cluster: ClusterFile, pipeline: str, parameters: Mapping[str, Any], namespace: str = ""
 ) -> Uploaded:
     """Make a version of a pipeline whose parameters have these defaults, if there is none yet.
 
     Args:
         client: of `submit.connect`.
         host: address of Kubeflow Pipelines.
+        cluster: where its runs take place.
         pipeline: one of `submit.PIPELINES`.
         parameters: defaults. What has none, the page asks for.
-        root: where Kubeflow keeps its own files of a run.
         namespace: the pipeline is seen there only; empty: by all.
 
     Raises:
         InputError, StorageUnavailable: the server refuses, or does not answer.
     """
-    text = submit.with_defaults(pipeline, parameters, root)
+    text = submit.with_defaults(cluster, pipeline, parameters)
     name, version = NAMES[pipeline], version_name(pipeline, text)
     with submit.translate_errors(host):
         found = _find(client, name, namespace) or _create(client, name, submit.read_compiled(pipeline)[0], namespace)

@@ -15,7 +15,7 @@ import json
 import os
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
@@ -32,6 +32,9 @@ from infoxlm_core.training import workers
 if TYPE_CHECKING:
     from infoxlm_core.corpora.parallel import ParallelMap
 
+Environment = Sequence[Mapping[str, Any]]
+"""Environment variables as in a container of Kubernetes: {"name", "value"} or {"name", "valueFrom"} each."""
+
 VARIABLE = "INFOXLM_LAUNCHER"
 """Environment variable: which launcher starts the workers of this machine."""
 _HEARTBEAT_SECONDS = 60.0
@@ -44,13 +47,13 @@ class Launcher(Protocol):
     and starts it again when a worker dies. SIGTERM and Ctrl-C let a training save and stop.
     """
 
-    def __call__(self, work: Work, cluster: dict[str, Any], task: Any, /) -> None:
-        """Do it.
+    def __call__(self, work: Work, cluster: dict[str, Any], step_environment: Environment, /) -> None:
+        """Run `work`; return when its artifact is stored.
 
         Args:
             work: what is to be made.
-            cluster: a `ClusterConfig` as a mapping, for a launcher that has one.
-            task: `dsl.TaskConfig` of the step: resources, node selector, tolerations.
+            cluster: a `ClusterConfig` as a mapping, for a launcher that needs one.
+            step_environment: environment variables of the step's pod, as Kubernetes describes them.
 
         Raises:
             TryAgain: of some kind; the same again goes on from the last checkpoint.
@@ -58,14 +61,17 @@ class Launcher(Protocol):
         """
 
 
-def run(work: Work, cluster: dict[str, Any] | None = None, task: Any = None) -> Path:
+def run(work: Work, cluster: dict[str, Any] | None = None, step_environment: Environment = ()) -> Path:
     """Return the artifact on this machine, made if nobody has made it before; arguments and errors as of `Launcher`."""
     if found := artifacts.lookup(work.store, work.kind, work.name):
         return found
-    if cluster == {} and work.stage in works.TOGETHER:
-        _refuse_gpus_that_the_step_has_not(work, task)
+    if cluster == {} and work.num_workers and work.stage in works.TOGETHER and os.environ.get("KFP_POD_NAME"):
+        raise ConfigError(
+            "cluster is empty, and this step's pod has no GPUs: start the run by `infoxlm submit`, or set `cluster` to "
+            "at least {image: name@sha256:…}; set num_workers to 0 to train on the CPU of this pod"
+        )
     if cluster and (work.num_workers or work.stage in works.TOGETHER):
-        LAUNCHERS["kuberay"](work, cluster, task)
+        LAUNCHERS["kuberay"](work, cluster, step_environment)
     else:
         run_locally(work)
     found = artifacts.lookup(work.store, work.kind, work.name)
@@ -74,22 +80,10 @@ def run(work: Work, cluster: dict[str, Any] | None = None, task: Any = None) -> 
     return found
 
 
-def _refuse_gpus_that_the_step_has_not(work: Work, task: Any) -> None:
-    """Of a step in a pod of Kubeflow: it passes its pool on to a RayJob, and has two cores and no GPU itself."""
-    from components.adapters.kuberay.manifest import gpus_of
-
-    if os.environ.get("KFP_POD_NAME") and (work.num_workers or gpus_of(task)):
-        raise ConfigError(
-            "cluster is empty: the pool of GPUs is that of a RayJob, this step has none: start the run by `infoxlm "
-            "submit`, or give `cluster` at least {image: name@sha256:…}; to train on this pod's CPU set gpus and "
-            "num_workers to 0"
-        )
-
-
 def run_locally(work: Work) -> None:
     """Do it with processes of this machine, or of the cluster whose driver this process is."""
     launch = local_launcher() if work.num_workers else LAUNCHERS["here"]
-    launch(work, {}, None)
+    launch(work, {}, ())
 
 
 def local_launcher() -> Launcher:
@@ -128,7 +122,7 @@ def torchrun(work: Work, *_: Any) -> None:
     _lead(work, train.run, contextlib.nullcontext(parallel.in_processes(work.num_workers)))
 
 
-def kuberay(work: Work, cluster: dict[str, Any], task: Any) -> None:
+def kuberay(work: Work, cluster: dict[str, Any], step_environment: Environment) -> None:
     """By a RayJob: its head is the driver of Ray workers (`job`), and this step follows it."""
     from components.adapters.kuberay import job as ray_job
     from components.settings.cluster import ClusterConfig
@@ -136,12 +130,12 @@ def kuberay(work: Work, cluster: dict[str, Any], task: Any) -> None:
     checked = ClusterConfig.parse(cluster, "cluster")
     if not storage.is_remote(work.store):
         raise ConfigError(f"store: workers of a cluster share no directory {work.store}: give s3://bucket/prefix")
-    if not work.num_workers:
-        raise ConfigError("num_workers: a cluster trains on Ray workers, one a GPU: set it to 1 or more")
     run = runtime.pipeline_run()
     job = ray_job.job_name(work.stage, work.store, work.run or f"{work.kind}/{work.name}")
     place = f"work/{job}.json"
-    if work.stage != "pretrain":  # its figures alone do not depend on how many workers there are
+    if work.stage not in works.TOGETHER:
+        checked = checked.for_text()
+    elif work.stage != "pretrain":  # the number of workers changes the results of every other training
         checked = checked.model_copy(update={"min_workers": 0})
     described = asdict(work) | {"pipeline_run": run, "job": job, "min_workers": checked.min_workers}
     artifacts.write(work.store, place, json.dumps(described, indent=1, sort_keys=True))
@@ -160,7 +154,7 @@ def kuberay(work: Work, cluster: dict[str, Any], task: Any) -> None:
             f"{work.store}/{place}",
             checked,
             work.num_workers,
-            task,
+            step_environment,
             ask_to_stop=lambda: artifacts.write(work.store, f"runs/{work.run}/stop", job) if work.run else None,
             ended=ended,
         )

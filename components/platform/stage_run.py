@@ -64,7 +64,7 @@ class StageRun:
         *,
         num_workers: int,
         cluster: dict[str, Any],
-        task: Any,
+        task_config: Any,
         inputs: dict[str, str] | None = None,
         checkpoints: str = "",
         follow: bool = False,
@@ -85,7 +85,8 @@ class StageRun:
             run=checkpoints,
             tracker_run=self.run.id if follow else "",
         )
-        return launchers.run(work, self.read(cluster), task)
+        step_environment = (task_config and task_config.env) or []
+        return launchers.run(work, self.read(cluster), step_environment)
 
     def read(self, parameter: Any) -> Any:
         """Return the value of a parameter, which may be a reference to the store."""

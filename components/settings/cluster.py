@@ -1,12 +1,12 @@
-"""Where a training runs on a cluster: the file that a platform engineer fills in, and what a step gets of it.
+"""Where a run takes place on a cluster: the file that a platform engineer fills in, and the part that steps receive.
 
-One file, such as configs/cluster.yaml, says all that depends on the cluster. `ClusterFile.parameters` makes it the
-parameters of a pipeline. The one called `cluster` reaches every training step as a `ClusterConfig`; empty, the step
-trains in its own process.
+One file, such as configs/cluster.yaml, has everything that depends on the cluster. `ClusterFile.parameters` returns the
+parameters of a pipeline that come from it. The parameter `cluster` is a `ClusterConfig`: a step that trains starts a
+RayJob from it. If `cluster` is empty, the step trains in its own process.
 """
 
 import re
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
@@ -103,54 +103,80 @@ class RayConfig(StageConfig):
         return environment
 
 
-class ClusterConfig(RayConfig):
-    """What a training step is told."""
+class Toleration(StageConfig):
+    """A taint of nodes that pods tolerate, with the names that Kubernetes gives to its fields."""
 
-    image: str
-    """The image of the Ray pods, by digest: name@sha256:…"""
-
-    _image = field_validator("image")(by_digest)
+    key: str | None = None
+    operator: Literal["Exists", "Equal"] | None = None
+    value: str | None = None
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+    tolerationSeconds: NonNegativeInt | None = None
 
 
 class Pool(StageConfig):
-    """The machines that train: what one worker pod asks for, and where it may run."""
+    """The machines that train: what one worker pod requests, and where it may run."""
 
     accelerator: str = "nvidia.com/gpu"
     """The extended resource that a GPU is to Kubernetes."""
 
     gpus: NonNegativeInt = 1
-    """GPUs of one worker pod, a training worker each; 0: pods without, one training worker each."""
+    """GPUs of one worker pod, a training worker each; 0: pods without GPUs, one training worker each."""
 
     cpu: Cores = "8"
     """CPU cores of one worker pod: 8, or 7500m."""
 
     memory: Bytes = "64Gi"
-    """Of one worker pod, `ray.shared_memory` included: Mi, Gi or Ti."""
+    """Memory of one worker pod, `ray.shared_memory` included: Mi, Gi or Ti."""
 
     node_selector: dict[str, str] = Field(default_factory=dict)
     """Labels of the nodes that train; none: any."""
 
-    tolerations: list[dict[str, Any]] = Field(default_factory=list)
+    tolerations: list[Toleration] = Field(default_factory=list)
     """As in a pod: {key, operator, value, effect}."""
 
-    @field_validator("tolerations")
-    @classmethod
-    def _known(cls, tolerations: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        known = {"key", "operator", "value", "effect", "tolerationSeconds"}
-        for toleration in tolerations:
-            if unknown := sorted(set(toleration) - known):
-                raise ValueError(f"{unknown[0]!r}: a toleration knows {', '.join(sorted(known))}")
-        return tolerations
+    def split(self, num_workers: int) -> tuple[int, int]:
+        """Return how many pods a training with so many workers takes, and how many GPUs each pod has.
+
+        Fewer workers than `gpus` share one pod with one GPU each.
+
+        Raises:
+            ConfigError: there are no workers, or they do not fill whole pods.
+        """
+        gpus = min(self.gpus, num_workers)
+        pods, rest = divmod(num_workers, max(gpus, 1))
+        if num_workers < 1 or rest:
+            raise ConfigError(
+                f"num_workers ({num_workers}) must be 1 or more, and a multiple of pool.gpus, the GPUs of one pod "
+                f"({self.gpus}), if there are more workers than that: change one of them"
+            )
+        return pods, gpus
 
 
 class Steps(StageConfig):
-    """What a step asks for that does not train, and a pod of Ray Data if there are such."""
+    """What a step that does not train requests, and a pod of Ray Data if there are such."""
 
     cpu: Cores = "4"
     """CPU cores: 4, or 500m."""
 
     memory: Bytes = "16Gi"
     """Mi, Gi or Ti."""
+
+
+class ClusterConfig(RayConfig):
+    """What a step that may start a RayJob is told: the parameter `cluster` of a pipeline."""
+
+    image: str
+    """The image of the Ray pods, by digest: name@sha256:…"""
+
+    pool: Pool = Pool()
+    steps: Steps = Steps()
+
+    _image = field_validator("image")(by_digest)
+
+    def for_text(self) -> Self:
+        """Return this config with worker pods for text: as large as a step, without GPUs, on any node."""
+        pool = Pool(gpus=0, cpu=self.steps.cpu, memory=self.steps.memory)
+        return self.model_copy(update={"pool": pool, "min_workers": 0})
 
 
 class ClusterFile(StageConfig):
@@ -203,14 +229,9 @@ class ClusterFile(StageConfig):
             raise ConfigError(
                 f"image: {self.image} is a placeholder: put the digest that pushing your image has printed"
             )
-        return {
-            "store": self.store,
-            "image": self.image,
-            **self.pool.model_dump(mode="json"),
-            "step_cpu": self.steps.cpu,
-            "step_memory": self.steps.memory,
-            "cluster": {"image": self.image, **self.ray.model_dump(mode="json", exclude_none=True)},
-        }
+        parts = {name: getattr(self, name).model_dump(mode="json", exclude_none=True) for name in ("pool", "steps")}
+        ray = self.ray.model_dump(mode="json", exclude_none=True)
+        return {"store": self.store, "image": self.image, "cluster": {"image": self.image, **ray, **parts}}
 
 
 def _bytes(quantity: str) -> int:

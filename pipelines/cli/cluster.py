@@ -71,21 +71,20 @@ def submit(
             pipeline,
             parameters.fit(place.store, arguments),
             name or (config.stem if pipeline in ("infoxlm", "suite") else f"{config.stem}-{pipeline}"),
+            place,
             experiment or place.experiment,
-            place.service_account,
-            place.pipeline_root,
             not no_cache,
         )
         if save:
-            text = kubeflow.with_defaults(pipeline, submission.parameters, submission.pipeline_root)
+            text = kubeflow.with_defaults(place, pipeline, submission.parameters)
             save.write_text(text, encoding="utf-8")
-            typer.echo(f"wrote {save}: upload it in Kubeflow, and start it as {submission.service_account}")
+            typer.echo(f"wrote {save}: upload it in Kubeflow, and start it as {place.service_account}")
             return
         if not host:
             raise ConfigError("--host: give the address of Kubeflow Pipelines, or set KF_PIPELINES_ENDPOINT")
         client = kubeflow.connect(host, namespace or place.namespace or "")
         if wait:
-            kubeflow.see_through(client, host, submission, place.store, place.submit_again, typer.echo)
+            kubeflow.see_through(client, host, submission, typer.echo)
         else:
             run = kubeflow.create(client, host, submission)
             typer.echo(f"run         {run}\npage        {kubeflow.page(host, run)}")
@@ -129,22 +128,20 @@ def upload(
         from pipelines import submit as kubeflow
         from pipelines import upload as uploading
 
-        fitting = uploading.fit_pool(place, run_file.load(run, changes))
-        chosen = {"infoxlm": fitting, "ablations": fitting, "suite": place, "promotion": place}
         defaults = {}
-        for pipeline, where in chosen.items():
+        for pipeline in kubeflow.PIPELINES:
             spec, _ = kubeflow.read_compiled(pipeline)
-            known = {name: value for name, value in where.parameters().items() if name in kubeflow.declared(spec)}
+            known = {name: value for name, value in place.parameters().items() if name in kubeflow.declared(spec)}
             if pipeline != "suite":
-                known |= prepare(pipeline, run, where, changes, config_file("ablations"), SHOWN, "1,2,3")
+                known |= prepare(pipeline, run, place, changes, config_file("ablations"), SHOWN, "1,2,3")
             elif suite:
-                known |= prepare(pipeline, suite, where, [], suite, [], "")
+                known |= prepare(pipeline, suite, place, [], suite, [], "")
             kubeflow.check(pipeline, spec, {"suite": {}} | known if pipeline == "suite" else known)
             defaults[pipeline] = parameters.fit(place.store, known)
         namespace = namespace or place.namespace or ""
         client = kubeflow.connect(host, namespace)
         for pipeline, known in defaults.items():
-            done = uploading.upload(client, host, pipeline, known, place.pipeline_root, namespace)
+            done = uploading.upload(client, host, place, pipeline, known, namespace)
             typer.echo(f"{'uploaded' if done.new else 'is there'}    {done.name}    {done.page}")
         typer.echo(f"start runs as {place.service_account}, in the experiment {place.experiment}")
 
@@ -183,13 +180,7 @@ def prepare(
     from pipelines.ablations import ablations
     from pipelines.infoxlm import infoxlm
 
-    if not run.num_workers:
-        raise ConfigError(f"{config}: num_workers is 0: a cluster trains on Ray workers: --set num_workers=8")
-    if run.num_workers % max(place.pool.gpus, 1):
-        raise ConfigError(
-            f"{config}: num_workers ({run.num_workers}) must be a multiple of pool.gpus, the GPUs of one pod "
-            f"({place.pool.gpus}): change one of them"
-        )
+    place.pool.split(run.num_workers)  # refuses workers that do not fill their pods
     if pipeline == "infoxlm":
         return local.sections(run, infoxlm)
     each = trials.plan(run, variants, only, trials.read_seeds(seeds))

@@ -1,7 +1,6 @@
 """Variables of a step's pod: none is set twice when Kubeflow sets some itself, and everybody finds the usual names."""
 
 import pytest
-from kfp import dsl
 
 from components.adapters.kuberay import manifest as ray_job_manifest
 from components.settings.cluster import ClusterConfig
@@ -91,9 +90,8 @@ def test_the_pods_of_a_training_get_each_variable_once_theirs_before_ours():
     proxy = of_config_map(own_name("HTTPS_PROXY"), "HTTPS_PROXY")
 
     def environment_of_head(*entries: dict) -> dict[str, dict]:
-        task = dsl.TaskConfig(resources={"limits": {"cpu": "1", "memory": "2Gi"}}, env=list(entries))
         config = ClusterConfig(image=f"registry.example/infoxlm@sha256:{'1' * 64}")
-        job = ray_job_manifest.render("j-x-1", "s3://infoxlm/store/work/j.json", config, 1, task, "2.60.0", {})
+        job = ray_job_manifest.render("j-x-1", "s3://infoxlm/store/work/j.json", config, 1, entries, "2.60.0", {})
         [container] = job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"]
         names = [entry["name"] for entry in container["env"]]
         assert len(names) == len(set(names))

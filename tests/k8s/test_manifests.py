@@ -6,7 +6,6 @@ import shutil
 import kubernetes_validate
 import pytest
 import yaml
-from kfp import dsl
 
 from components.adapters.kuberay import manifest as ray_job_manifest
 from components.adapters.kuberay.manifest import _labels
@@ -81,10 +80,9 @@ def test_every_pod_is_admitted_by_a_restricted_namespace_and_keeps_our_rules(ove
 
 @pytest.mark.item("S04")
 def test_the_pods_of_a_training_keep_our_rules_too():
-    task = dsl.TaskConfig(resources={"limits": {"cpu": "8", "memory": "64Gi", "nvidia.com/gpu": "1"}})
     config = ClusterConfig(image=f"registry.example/infoxlm@sha256:{'1' * 64}", priority_class="infoxlm-training")
 
-    job = ray_job_manifest.render("j-x-1", "s3://infoxlm/store/work/j.json", config, 1, task, "2.60.0", {})
+    job = ray_job_manifest.render("j-x-1", "s3://infoxlm/store/work/j.json", config, 1, [], "2.60.0", {})
 
     cluster = job["spec"]["rayClusterSpec"]
     groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
@@ -250,11 +248,9 @@ def test_the_queue_covers_all_that_a_training_asks_for():
     """Kueue admits no workload with a resource that its ClusterQueue does not have."""
     [queue] = [item for item in with_components("production", "kueue") if item["kind"] == "ClusterQueue"]
     pool = ClusterFile.model_validate(yaml.safe_load((ROOT / "configs/cluster.yaml").read_text())).pool
-    limits = {"cpu": pool.cpu, "memory": pool.memory, "ephemeral-storage": "200Gi", pool.accelerator: str(pool.gpus)}
-    config = ClusterConfig(image=f"registry.example/infoxlm@sha256:{'1' * 64}", queue="gpu")
+    config = ClusterConfig(image=f"registry.example/infoxlm@sha256:{'1' * 64}", queue="gpu", pool=pool, disk="200Gi")
 
-    task = dsl.TaskConfig(resources={"limits": limits})
-    job = ray_job_manifest.render("j-x-1", "s3://infoxlm/store/work/j.json", config, pool.gpus, task, "2.60.0", {})
+    job = ray_job_manifest.render("j-x-1", "s3://infoxlm/store/work/j.json", config, pool.gpus, [], "2.60.0", {})
 
     cluster = job["spec"]["rayClusterSpec"]
     groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]

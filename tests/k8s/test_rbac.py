@@ -6,7 +6,6 @@ import threading
 
 import pytest
 import yaml
-from kfp import dsl
 
 from components.adapters.kuberay import api as kubernetes_api
 from components.adapters.kuberay import job as ray_job
@@ -23,9 +22,8 @@ NAME = "j-pretrain-3f2a9c01de"
 
 
 def launch(start_seconds: int) -> None:
-    task = dsl.TaskConfig(resources={"limits": {"cpu": "1", "memory": "2Gi", "nvidia.com/gpu": "1"}})
     cluster = ClusterConfig(image=f"registry.example/infoxlm@sha256:{'1' * 64}", start_seconds=start_seconds)
-    ray_job.run(NAME, "s3://infoxlm/store/work/x.json", cluster, 1, task, lambda: None, lambda: None)
+    ray_job.run(NAME, "s3://infoxlm/store/work/x.json", cluster, 1, [], lambda: None, lambda: None)
 
 
 def calls_of_a_launch(kubernetes: KubernetesServer) -> set[tuple[str, str, str]]:

@@ -12,6 +12,8 @@ from kfp import compiler, components
 from typer.testing import CliRunner
 
 from components.platform import outcomes, parameters
+from components.settings.cluster import ClusterFile
+from infoxlm_core import run_file
 from infoxlm_core.errors import Preempted, WorkerLost
 from pipelines import submit
 from pipelines.ablations import ablations
@@ -75,7 +77,7 @@ def test_what_arrives_is_the_whole_pipeline_with_its_parameters_account_root_and
     assert result.exit_code == 0, result.stderr
     assert f"{kubeflow.host}/#/runs/details/r-1" in result.stdout
     [body] = kubeflow.sent("POST", "/runs")
-    spec, platform = yaml.safe_load_all((submit.COMPILED / "infoxlm.yaml").read_text())
+    spec, platform = submit.read_for(run_file.load_as(ClusterFile, cluster), "infoxlm")
     assert body["pipeline_spec"] == {"pipeline_spec": spec, "platform_spec": platform}
     assert (body["display_name"], body["service_account"], body["experiment_id"]) == ("run", "infoxlm-runner", "e-1")
     assert body["plugins_input"] == {"mlflow": {"experiment_name": "infoxlm"}}
@@ -83,10 +85,30 @@ def test_what_arrives_is_the_whole_pipeline_with_its_parameters_account_root_and
     parameters = body["runtime_config"]["parameters"]
     assert parameters["store"] == "s3://infoxlm/store"
     assert parameters["image"] == parameters["cluster"]["image"] == IMAGE
-    assert (parameters["gpus"], parameters["num_workers"]) == (8, 8)
+    assert (parameters["cluster"]["pool"]["gpus"], parameters["num_workers"]) == (8, 8)
     assert parameters["pretraining"]["optimization"]["steps"] == 77_000
     assert set(parameters) <= set(spec["root"]["inputDefinitions"]["parameters"])
     assert kubeflow.experiments[0]["display_name"] == "infoxlm"
+
+
+def test_pods_request_what_the_file_of_the_cluster_says(cluster):
+    place = run_file.load_as(ClusterFile, cluster, ["steps={cpu: 500m, memory: 2Gi}", "pool.node_selector={a: b}"])
+
+    spec, platform = submit.read_for(place, "suite")
+
+    resources = {name: one["container"].get("resources") for name, one in spec["deploymentSpec"]["executors"].items()}
+    assert resources["exec-plan-suite"] == {
+        **{"resourceCpuLimit": "500m", "resourceCpuRequest": "500m"},
+        **{"resourceMemoryLimit": "2Gi", "resourceMemoryRequest": "2Gi"},
+    }
+    assert resources["exec-measure"] == {
+        **{"resourceCpuLimit": "64", "resourceCpuRequest": "64"},
+        **{"resourceMemoryLimit": "512Gi", "resourceMemoryRequest": "512Gi"},
+        "accelerator": {"resourceType": "nvidia.com/gpu", "resourceCount": "8"},
+    }
+    measure = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]["exec-measure"]
+    assert measure["nodeSelector"] == {"labels": {"a": "b"}}
+    assert measure["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
 
 
 def test_ablations_suites_and_promotions_get_what_they_get_on_one_machine(kubeflow, config, cluster, tmp_path):
@@ -330,9 +352,9 @@ def test_ctrl_c_leaves_the_run_alone_and_says_how_to_end_it(kubeflow, config, cl
     ("changes", "said"),
     [
         (["pretraining.optimization.stepz=1"], "stepz: unknown name"),
-        (["num_workers=3"], "num_workers (3) must be a multiple of pool.gpus"),
+        (["num_workers=12"], "num_workers (12) must be 1 or more, and a multiple of pool.gpus"),
         (["num_workers=300"], "num_workers (300) must not exceed"),
-        (["num_workers=0"], "a cluster trains on Ray workers"),
+        (["num_workers=0"], "num_workers (0) must be 1 or more"),
     ],
 )
 def test_wrong_settings_are_refused_before_anything_is_sent(kubeflow, config, cluster, changes, said):
@@ -451,10 +473,3 @@ def test_without_an_address_nothing_can_be_sent(kubeflow, config, cluster):
     result = run("submit", config, "--cluster", cluster)
 
     assert result.exit_code == 2 and "--host: give the address of Kubeflow Pipelines" in result.stderr
-
-
-def test_workers_that_do_not_fill_whole_pods_are_refused_before_anything_is_sent(kubeflow, config, cluster):
-    result = run("submit", config, "--cluster", cluster, "--host", kubeflow.host, "--set", "num_workers=4")
-
-    assert result.exit_code == 2 and "num_workers (4) must be a multiple of pool.gpus" in result.stderr
-    assert not kubeflow.sent("POST", "/runs")

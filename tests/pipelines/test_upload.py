@@ -26,9 +26,8 @@ def kubeflow(monkeypatch):
         yield server
 
 
-def write_cluster(directory: Path, image: str = IMAGE, gpus: int = 8) -> Path:
-    values = yaml.safe_load((CONFIGS / "cluster.yaml").read_text())
-    values |= {"image": image, "pool": values["pool"] | {"gpus": gpus}}
+def write_cluster(directory: Path, image: str = IMAGE) -> Path:
+    values = yaml.safe_load((CONFIGS / "cluster.yaml").read_text()) | {"image": image}
     (directory / "cluster.yaml").write_text(yaml.safe_dump(values))
     return directory / "cluster.yaml"
 
@@ -62,14 +61,6 @@ def test_create_run_without_typing_is_the_demo_on_this_cluster(kubeflow, tmp_pat
     demo = run_file.load(CONFIGS / "demo.yaml")
     assert run_file.RunConfig.parse(sections | {"num_workers": begin["num_workers"]}) == demo
     assert components.load_component_from_text(kubeflow.uploads[0]).component_spec.inputs["image"].default == IMAGE
-
-
-@pytest.mark.parametrize(("has", "asked"), [(8, 2), (2, 2), (1, 1), (0, 0)])
-def test_a_small_run_asks_for_no_more_gpus_than_it_has_workers(kubeflow, tmp_path, has, asked):
-    upload(kubeflow, write_cluster(tmp_path, gpus=has))
-
-    begin = defaults(uploaded(kubeflow)["infoxlm"])
-    assert (begin["num_workers"], begin["gpus"]) == (2, asked)
 
 
 def test_the_same_is_uploaded_once_and_another_image_is_another_version(kubeflow, tmp_path):

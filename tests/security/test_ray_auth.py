@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from kfp.dsl import TaskConfig
 
 from components.adapters.kuberay import manifest as ray_job_manifest
 from components.settings.cluster import ClusterConfig
@@ -75,8 +74,7 @@ def may_join(head: Head, home: Path, **authentication: str) -> bool:
 def of_our_pods() -> dict[str, str]:
     """Constants in the environment of the head that our RayJob asks for; all its pods have them alike."""
     cluster = ClusterConfig(image="registry.example/infoxlm@sha256:" + 64 * "0")
-    task = TaskConfig(resources={"limits": {"cpu": "1", "memory": "1Gi", "nvidia.com/gpu": "1"}})
-    spec = ray_job_manifest.render("j", "s3://b/work/j.json", cluster, 1, task, "2.60.0", environment={})["spec"]
+    spec = ray_job_manifest.render("j", "s3://b/work/j.json", cluster, 1, [], "2.60.0", environment={})["spec"]
     ray = spec["rayClusterSpec"]
     templates = [ray["headGroupSpec"], *ray["workerGroupSpecs"]]
     pods = [*(group["template"] for group in templates), spec["submitterPodTemplate"]]

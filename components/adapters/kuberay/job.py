@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -60,7 +60,7 @@ def run(
     work: str,
     cluster: ClusterConfig,
     num_workers: int,
-    task: Any,
+    step_environment: Sequence[Mapping[str, Any]],
     ask_to_stop: Callable[[], None],
     ended: Callable[[], dict[str, Any] | None],
 ) -> None:
@@ -71,7 +71,7 @@ def run(
         work: URL of the work, the only argument of `python -m components.platform.job`.
         cluster: where and how jobs run.
         num_workers: training workers, one a GPU.
-        task: kfp's `dsl.TaskConfig` of the step: what one worker pod asks for, and where it may run.
+        step_environment: environment variables of the step's pod, as Kubernetes describes them.
         ask_to_stop: makes the training save and stop, if it runs.
         ended: how the job said that it failed, {"code", "class", "message"}, if it did.
 
@@ -85,7 +85,7 @@ def run(
     said = ended()
     if said and 2 <= int(said["code"]) <= 5:  # of an earlier attempt: the same would happen again
         raise _as_error(said)
-    body = ray_job_manifest.render(name, work, cluster, num_workers, task, version("ray"))
+    body = ray_job_manifest.render(name, work, cluster, num_workers, step_environment, version("ray"))
     jobs = kubernetes_api.connect()
     if owner := _owner(jobs):
         body["metadata"]["ownerReferences"] = [owner]

@@ -7,7 +7,7 @@ import hashlib
 import os
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from components.settings.cluster import ClusterConfig
@@ -32,7 +32,6 @@ _OF_THE_STEP = ("KFP_", "KUBERNETES_", "ARGO_")
 _AFTER_SAVING = 15  # of the grace, for Ray to end
 _OF_SUBMITTER = ("HOME", "RAY_AUTH_MODE", "RAY_USAGE_STATS_ENABLED")
 _SUBMITTER = {"cpu": "500m", "memory": "1Gi"}
-_ORDINARY = ("cpu", "memory", "ephemeral-storage")
 
 
 def job_name(stem: str, store: str, key: str) -> str:
@@ -52,7 +51,7 @@ def render(
     work: str,
     cluster: ClusterConfig,
     num_workers: int,
-    task: Any,
+    step_environment: Sequence[Mapping[str, Any]],
     ray_version: str,
     environment: Mapping[str, str] = os.environ,
 ) -> Manifest:
@@ -63,33 +62,29 @@ def render(
         work: URL or path of the work, the entrypoint's only argument.
         cluster: where and how jobs run.
         num_workers: training workers, one a GPU.
-        task: kfp's `dsl.TaskConfig` of the step: resources, node selector, tolerations, affinity, environment.
+        step_environment: environment variables of the step's pod, as Kubernetes describes them.
         ray_version: that of this process, which the image has too.
         environment: of this process.
 
     Raises:
-        InputError: the workers do not fill whole pods, or the step has no CPU and memory for them.
+        InputError: the workers do not fill whole pods, or a shell would change `work`.
     """
     if shlex.quote(work) != work:  # it passes through two shells, the submitter's and the head's
         raise InputError(f"{work!r}: a store's name has letters, digits and ./:_-@=+ only: choose another")
-    resources, gpus = _resources(task)
-    pods, left = divmod(num_workers, max(gpus, 1))
-    if num_workers < 1 or left:
-        raise InputError(f"num_workers ({num_workers}) must be a multiple of pool.gpus, the GPUs of one pod ({gpus})")
-    variables = _environment(cluster, task, environment)
+    pool = cluster.pool
+    pods, gpus = pool.split(num_workers)
+    variables = _environment(cluster, step_environment, environment)
     head = _pod(cluster, "ray-head", work, _both(cpu=cluster.head_cpu, memory=cluster.head_memory), variables)
     head["spec"]["nodeSelector"] = cluster.head_node_selector
     # whoever deletes the RayJob makes KubeRay stop the job first, and Ray kills a driver that has not ended by then
     head["spec"]["containers"][0]["env"].append({"name": "RAY_JOB_STOP_WAIT_TIME_S", "value": _saving(cluster)})
-    if gpus:  # pods that prepare text are none of those that send gradients
-        devices = {name: str(count) for name, count in cluster.devices.items()}
-        resources = {kind: amounts | devices for kind, amounts in resources.items()}
+    devices = {pool.accelerator: gpus, **cluster.devices} if gpus else {}
+    resources = _both(cpu=pool.cpu, memory=pool.memory, **{name: str(count) for name, count in devices.items()})
     worker = _pod(cluster, "ray-worker", work, resources, variables, cluster.shared_memory)
+    worker["spec"]["nodeSelector"] = pool.node_selector
+    worker["spec"]["tolerations"] = [toleration.model_dump(exclude_none=True) for toleration in pool.tolerations]
     if 0 < cluster.min_workers < num_workers:  # the others go on without it: it must not ask them to save and end
         del worker["spec"]["containers"][0]["lifecycle"]
-    for field, ours in (("nodeSelector", "node_selector"), ("tolerations", "tolerations"), ("affinity", "affinity")):
-        if placement := getattr(task, ours, None):
-            worker["spec"][field] = placement
     labels = {"app.kubernetes.io/name": "infoxlm", **({QUEUE_LABEL: cluster.queue} if cluster.queue else {})}
     return {
         "apiVersion": "ray.io/v1",
@@ -130,30 +125,14 @@ def render(
     }
 
 
-def gpus_of(task: Any) -> int:
-    """GPUs, or what `pool.accelerator` names in their place, of one worker pod; other devices are the config's."""
-    limits = (getattr(task, "resources", None) or {}).get("limits") or {}
-    return sum(int(float(value)) for name, value in limits.items() if name not in _ORDINARY)
-
-
-def _resources(task: Any) -> tuple[dict[str, dict[str, str]], int]:
-    """What one worker pod asks for, and how many GPUs are among it."""
-    given = getattr(task, "resources", None) or {}
-    limits = {name: str(value) for name, value in (given.get("limits") or {}).items()}
-    devices = {name: int(float(value)) for name, value in limits.items() if name not in _ORDINARY}
-    if not {"cpu", "memory"} <= set(limits):
-        raise InputError("the step has no limits of cpu and memory for its worker pods: set pool.cpu and pool.memory")
-    limits = {name: value for name, value in limits.items() if devices.get(name) != 0}
-    requests = {name: str(value) for name, value in (given.get("requests") or {}).items() if name in _ORDINARY}
-    return {"limits": limits, "requests": {**limits, **requests}}, gpus_of(task)
-
-
 def _both(**amounts: str) -> dict[str, dict[str, str]]:
     return {"limits": dict(amounts), "requests": dict(amounts)}
 
 
-def _environment(cluster: ClusterConfig, task: Any, environment: Mapping[str, str]) -> list[Manifest]:
-    """Environment of the Ray pods: of this process what they need too, of the task, of the config, ours.
+def _environment(
+    cluster: ClusterConfig, step_environment: Sequence[Mapping[str, Any]], environment: Mapping[str, str]
+) -> list[Manifest]:
+    """Environment of the Ray pods: of this process what they need too, of the step, of the config, ours.
 
     What a field of the step's pod would be in another pod is replaced by what it is here. Secrets stay references:
     a value that might be one is not passed on.
@@ -162,7 +141,7 @@ def _environment(cluster: ClusterConfig, task: Any, environment: Mapping[str, st
     for name, value in sorted(environment.items()):
         if name.startswith(_PASSED_ON) and not is_secret(name):
             known[name] = {"value": value}
-    for entry in getattr(task, "env", None) or []:
+    for entry in step_environment:
         name, source = usual_name(entry["name"]), entry.get("valueFrom") or {}
         ours = name != entry["name"]  # Kubeflow's goes before it
         if name.startswith(_OF_THE_STEP) or (ours and (name in known or is_for_another(name, environment))):

@@ -1,10 +1,11 @@
 """The file that describes a cluster, and what becomes of it."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from components.settings.cluster import ClusterConfig, ClusterFile
+from components.settings.cluster import ClusterConfig, ClusterFile, Pool
 from infoxlm_core.errors import ConfigError
 from infoxlm_core.run_file import load_as
 
@@ -13,22 +14,36 @@ IMAGE = f"image=registry.example/infoxlm@sha256:{'1' * 64}"
 
 
 def test_the_file_in_the_repository_becomes_parameters_of_the_pipeline():
-    parameters = load_as(ClusterFile, FILE, [IMAGE]).parameters()
+    file = load_as(ClusterFile, FILE, [IMAGE])
 
-    assert set(parameters) == {
-        *("store", "image", "accelerator", "gpus", "cpu", "memory", "node_selector", "tolerations", "cluster"),
-        *("step_cpu", "step_memory"),
-    }
-    assert parameters["gpus"] == 8
-    assert parameters["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
-    assert ClusterConfig.parse(parameters["cluster"], "cluster").image == parameters["image"]
+    parameters = file.parameters()
+
+    assert set(parameters) == {"store", "image", "cluster"}
+    cluster = ClusterConfig.parse(parameters["cluster"], "cluster")
+    assert (cluster.image, cluster.pool, cluster.steps) == (file.image, file.pool, file.steps)
+    assert cluster.pool.gpus == 8 and cluster.pool.tolerations[0].effect == "NoSchedule"
 
 
 def test_numbers_may_come_back_from_kubeflow_as_floats():
-    values = load_as(ClusterFile, FILE, [IMAGE]).parameters()["cluster"]
-    floats = {name: float(value) if isinstance(value, int) else value for name, value in values.items()}
+    seconds = "pool.tolerations=[{key: a, effect: NoExecute, tolerationSeconds: 30}]"
+    values = load_as(ClusterFile, FILE, [IMAGE, seconds]).parameters()["cluster"]
+    floats = json.loads(json.dumps(values), parse_int=float)
 
     assert ClusterConfig.parse(floats, "cluster") == ClusterConfig.parse(values, "cluster")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "num_workers", "pods"),
+    [(8, 32, (4, 8)), (8, 8, (1, 8)), (8, 3, (1, 3)), (1, 3, (3, 1)), (0, 3, (3, 0))],
+)
+def test_workers_fill_whole_pods_or_share_one(gpus, num_workers, pods):
+    assert Pool(gpus=gpus).split(num_workers) == pods
+
+
+@pytest.mark.parametrize("num_workers", [0, 12])
+def test_workers_that_do_not_fill_their_pods_are_refused(num_workers):
+    with pytest.raises(ConfigError, match=rf"num_workers \({num_workers}\) must be 1 or more, .* one pod \(8\)"):
+        Pool(gpus=8).split(num_workers)
 
 
 def test_the_placeholder_of_an_image_is_not_submitted():
@@ -47,7 +62,7 @@ def test_the_placeholder_of_an_image_is_not_submitted():
         ("pool.gpu=8", "pool.gpu: unknown name; known are accelerator"),
         ("pool.gpus=-1", "pool.gpus"),
         ("pool.memory=512", "pool.memory"),
-        ("pool.tolerations=[{kee: x}]", "'kee': a toleration knows"),
+        ("pool.tolerations=[{kee: x}]", "pool.tolerations.0.kee: unknown name"),
         ("ray.shared_memory=600Gi", "ray.shared_memory (600Gi) is part of pool.memory (512Gi)"),
         ("ray.devices={rdma: 8}", "ray.devices"),
         ("ray.devices={rdma/hca: 0}", "ray.devices"),

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
-from kfp import dsl
 
 from components.adapters.kuberay import api as kubernetes_api
 from components.adapters.kuberay import job as ray_job
@@ -31,7 +30,6 @@ from infoxlm_core.errors import (
 from tests.servers.kubernetes_api import NAMESPACE, KubernetesServer, running_kubernetes, until
 
 NAME = ray_job.job_name("pretrain", "run-1", "pretrained-77b0")
-TASK = dsl.TaskConfig(resources={"limits": {"cpu": "8", "memory": "64Gi", "nvidia.com/gpu": "4"}})
 CLUSTER = ClusterConfig(image=f"registry.example/infoxlm@sha256:{'1' * 64}")
 RUNNING = {"jobDeploymentStatus": "Running", "jobStatus": "RUNNING"}
 SUCCEEDED = {"jobDeploymentStatus": "Complete", "jobStatus": "SUCCEEDED"}
@@ -59,7 +57,7 @@ def launch(kubernetes, monkeypatch) -> Callable[..., None]:
     def run(ask_to_stop=lambda: None, ended=lambda: None, **settings) -> None:
         limits = {"start_seconds": 20, "run_seconds": 20}  # a test that waits in vain ends
         cluster = ClusterConfig.parse({**CLUSTER.model_dump(), **limits, **settings}, "cluster")
-        ray_job.run(NAME, "s3://infoxlm/store/work/j.json", cluster, 8, TASK, ask_to_stop, ended)
+        ray_job.run(NAME, "s3://infoxlm/store/work/j.json", cluster, 8, [], ask_to_stop, ended)
 
     return run
 
@@ -809,7 +807,6 @@ def test_a_step_that_is_killed_by_sigterm_ends_with_code_75_and_leaves_no_job(ku
     program = textwrap.dedent(
         f"""
         import logging, sys
-        from kfp import dsl
         from components.adapters.kuberay import api as kubernetes_api
         from components.adapters.kuberay import job as ray_job
         from components.settings.cluster import ClusterConfig
@@ -819,9 +816,8 @@ def test_a_step_that_is_killed_by_sigterm_ends_with_code_75_and_leaves_no_job(ku
         server = kubernetes_server.KubernetesServer()
         server.url = {kubernetes.url!r}
         kubernetes_api.connect = lambda: kubernetes_api.RayJobs(server.api(), kubernetes_server.NAMESPACE)
-        task = dsl.TaskConfig(resources={TASK.resources!r})
         try:
-            ray_job.run({NAME!r}, "w", ClusterConfig(image={CLUSTER.image!r}), 8, task,
+            ray_job.run({NAME!r}, "w", ClusterConfig(image={CLUSTER.image!r}), 8, [],
                         lambda: print("asked", flush=True), lambda: None)
         except InfoXLMError as error:
             sys.exit(error.exit_code)
@@ -842,4 +838,4 @@ def test_a_step_that_is_killed_by_sigterm_ends_with_code_75_and_leaves_no_job(ku
 
 def test_a_step_outside_of_a_cluster_says_what_it_needs():
     with pytest.raises(InputError, match="runs in a pod, as infoxlm-runner"):
-        ray_job.run(NAME, "w", CLUSTER, 8, TASK, lambda: None, lambda: None)
+        ray_job.run(NAME, "w", CLUSTER, 8, [], lambda: None, lambda: None)

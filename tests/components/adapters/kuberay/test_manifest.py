@@ -8,7 +8,6 @@ import kubernetes_validate
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kfp import dsl
 
 from components.adapters.kuberay.manifest import job_name, render
 from components.settings.cluster import ClusterConfig
@@ -19,19 +18,17 @@ IMAGE = f"registry.example/infoxlm@sha256:{'1' * 64}"
 WORK = "s3://infoxlm/store/work/j-pretrain-3f2a9c01de.json"
 TOLERATION = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
 SECRET = {"name": "kfp-mlflow-credentials", "key": "token"}
-TASK = dsl.TaskConfig(
-    resources={"limits": {"cpu": "64", "memory": "512Gi", "nvidia.com/gpu": "8"}, "requests": {"cpu": "32"}},
-    node_selector={"node.kubernetes.io/instance-type": "p5.48xlarge"},
-    tolerations=[TOLERATION],
-    affinity={"nodeAffinity": {}},
-    env=[
-        {"name": "RUN_ID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['pipeline/runid']"}}},
-        {"name": "LOST", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
-        {"name": "MLFLOW_TRACKING_TOKEN", "valueFrom": {"secretKeyRef": SECRET}},
-        {"name": "RUN_NAME", "value": "nightly"},
-        {"name": "KFP_POD_NAME", "value": "step-1"},
-    ],
-)  # fmt: skip
+POOL = {
+    **{"gpus": 8, "cpu": "64", "memory": "512Gi", "tolerations": [TOLERATION]},
+    "node_selector": {"node.kubernetes.io/instance-type": "p5.48xlarge"},
+}
+STEP = [
+    {"name": "RUN_ID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['pipeline/runid']"}}},
+    {"name": "LOST", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
+    {"name": "MLFLOW_TRACKING_TOKEN", "valueFrom": {"secretKeyRef": SECRET}},
+    {"name": "RUN_NAME", "value": "nightly"},
+    {"name": "KFP_POD_NAME", "value": "step-1"},
+]
 HERE = {
     "RUN_ID": "2f4c",
     "MLFLOW_TRACKING_URI": "http://mlflow.infoxlm.svc:5000",
@@ -55,9 +52,9 @@ HEAD = {"rayStartParams", "template"}
 WORKER = HEAD | {"groupName", "replicas", "minReplicas", "maxReplicas"}
 
 
-def job(work: str = WORK, num_workers: int = 32, task: dsl.TaskConfig | None = TASK, **settings) -> dict:
-    cluster = ClusterConfig.parse({"image": IMAGE, **settings}, "cluster")
-    return render("j-pretrain-3f2a9c01de", work, cluster, num_workers, task, "2.60.0", HERE)
+def job(work: str = WORK, num_workers: int = 32, **settings) -> dict:
+    cluster = ClusterConfig.parse({"image": IMAGE, "pool": POOL, **settings}, "cluster")
+    return render("j-pretrain-3f2a9c01de", work, cluster, num_workers, STEP, "2.60.0", HERE)
 
 
 def pods(job: dict) -> dict[str, dict]:
@@ -163,7 +160,7 @@ def test_a_job_has_only_fields_that_kuberay_knows(settings):
     assert all(isinstance(value, str) for value in cluster["headGroupSpec"]["rayStartParams"].values())
 
 
-def test_workers_fill_whole_pods_and_only_they_have_gpus_and_go_where_the_task_says():
+def test_workers_fill_whole_pods_and_only_they_have_gpus_and_go_where_the_pool_says():
     rendered = job(num_workers=32)
 
     [workers] = rendered["spec"]["rayClusterSpec"]["workerGroupSpecs"]
@@ -171,11 +168,10 @@ def test_workers_fill_whole_pods_and_only_they_have_gpus_and_go_where_the_task_s
     found = pods(rendered)
     assert container(found["worker"])["resources"] == {
         "limits": {"cpu": "64", "memory": "512Gi", "nvidia.com/gpu": "8"},
-        "requests": {"cpu": "32", "memory": "512Gi", "nvidia.com/gpu": "8"},
+        "requests": {"cpu": "64", "memory": "512Gi", "nvidia.com/gpu": "8"},
     }
     assert found["worker"]["spec"]["nodeSelector"] == {"node.kubernetes.io/instance-type": "p5.48xlarge"}
     assert found["worker"]["spec"]["tolerations"] == [TOLERATION]
-    assert found["worker"]["spec"]["affinity"] == {"nodeAffinity": {}}
     for other in ("head", "submitter"):
         assert "nvidia.com/gpu" not in container(found[other])["resources"]["limits"]
         assert not found[other]["spec"].get("nodeSelector")
@@ -199,25 +195,15 @@ def test_the_head_goes_where_the_config_says():
     assert pods(job(**FULL))["head"]["spec"]["nodeSelector"] == {"pool": "cpu"}
 
 
-def test_without_gpus_a_pod_holds_one_worker():
-    task = dsl.TaskConfig(resources={"limits": {"cpu": "4", "memory": "8Gi", "nvidia.com/gpu": "0"}})
+def test_pods_for_text_have_no_gpus_and_hold_one_worker_each():
+    cluster = ClusterConfig.parse({"image": IMAGE, "pool": POOL, "steps": {"cpu": "4", "memory": "8Gi"}, **FULL}, "")
 
-    [workers] = job(num_workers=3, task=task, **FULL)["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    rendered = render("j-x-1", WORK, cluster.for_text(), 3, STEP, "2.60.0", HERE)
 
-    assert workers["replicas"] == 3
-    assert container(workers["template"])["resources"]["limits"] == {"cpu": "4", "memory": "8Gi"}
-
-
-@pytest.mark.parametrize("num_workers", [0, 4, 12])
-def test_workers_that_do_not_fill_their_pods_are_refused(num_workers):
-    with pytest.raises(InputError, match=rf"num_workers \({num_workers}\) must be a multiple of pool.gpus.* \(8\)"):
-        job(num_workers=num_workers)
-
-
-@pytest.mark.parametrize("task", [None, dsl.TaskConfig(), dsl.TaskConfig(resources={"limits": {"cpu": "1"}})])
-def test_a_step_without_cpu_and_memory_is_refused(task):
-    with pytest.raises(InputError, match=r"set pool.cpu and pool.memory"):
-        job(task=task)
+    [workers] = rendered["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    assert workers["replicas"] == 3 and not workers["template"]["spec"]["nodeSelector"]
+    limits = container(workers["template"])["resources"]["limits"]
+    assert {name: limits[name] for name in limits if name != "ephemeral-storage"} == {"cpu": "4", "memory": "8Gi"}
 
 
 def test_ray_pods_know_the_run_its_tracking_server_and_its_store_but_no_secret_stands_in_the_manifest():

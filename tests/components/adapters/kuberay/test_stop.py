@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kfp import dsl
 
 from components.adapters.kuberay.manifest import render
 from components.adapters.ray import train as ray_train
@@ -109,8 +108,7 @@ def test_a_training_whose_job_is_stopped_saves_although_that_takes_longer_than_r
     cluster = ClusterConfig.parse(
         {"image": f"registry.example/infoxlm@sha256:{'1' * 64}", "grace_seconds": 60}, "cluster"
     )
-    task = dsl.TaskConfig(resources={"limits": {"cpu": "8", "memory": "32Gi", "nvidia.com/gpu": "1"}})
-    job = render("j-toy", "s3://infoxlm/store/work/j-toy.json", cluster, 1, task, version("ray"), {})
+    job = render("j-toy", "s3://infoxlm/store/work/j-toy.json", cluster, 1, [], version("ray"), {})
     [head] = job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"]
     ours = {entry["name"]: entry.get("value") for entry in head["env"]}
     head = {name: value for name, value in ours.items() if name.startswith("RAY_JOB_STOP")}
