@@ -14,7 +14,7 @@ from infoxlm_core.results import note
 from infoxlm_core.results.ablation import Comparison
 from infoxlm_core.results.summary import Summary
 from infoxlm_core.results.trials import Trial
-from infoxlm_core.tasks.task import Scores
+from infoxlm_core.tasks.scores import Scores
 
 
 def read_metrics(step: StageRun, planned: Sequence[Mapping[str, Any]]) -> list[tuple[Trial, Mapping[str, float]]]:

@@ -16,7 +16,7 @@ from components.platform import artifacts, runtime
 from infoxlm_core.corpora.datasets import Dataset
 from infoxlm_core.errors import ConfigError
 from infoxlm_core.results.trials import Trial
-from infoxlm_core.tasks.task import Scores
+from infoxlm_core.tasks.scores import Scores
 from infoxlm_core.training.tracker import FileTracker, Tracker
 
 VARIABLE = "INFOXLM_TRACKER"

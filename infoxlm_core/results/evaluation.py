@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from infoxlm_core.tasks.task import Scores
+from infoxlm_core.tasks.scores import Scores
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from infoxlm_core.results import figures, pages
 from infoxlm_core.results.evaluation import Evaluation
 from infoxlm_core.results.pages import Page, Section, Tile
 from infoxlm_core.results.tables import POOLING_TITLES, Column, Line, Table, count, percent, short
-from infoxlm_core.tasks.task import Fact, Scores
+from infoxlm_core.tasks.scores import Scores
+from infoxlm_core.tasks.task import Fact
 
 Show = Callable[[Any], str]
 

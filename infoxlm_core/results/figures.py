@@ -15,7 +15,7 @@ from infoxlm_core.results.statistics import Statistic, exact, is_share, name_col
 from infoxlm_core.results.suite_tables import choose_transferred
 from infoxlm_core.results.summary import Summary, TaskSummary
 from infoxlm_core.results.tables import title_of
-from infoxlm_core.tasks.task import Scores
+from infoxlm_core.tasks.scores import Scores
 
 MODEL, REFERENCE = "#1d5b8f", "#b3413a"
 _COLOURS = (MODEL, "#d08a3c", "#8a8f98", "#7a9e6b", "#6b4f8a", "#b3413a", "#444444")

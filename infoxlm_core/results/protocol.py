@@ -10,7 +10,8 @@ from infoxlm_core import languages
 from infoxlm_core.results.published import protocols, tables
 from infoxlm_core.results.suite_config import SuiteTaskConfig
 from infoxlm_core.tasks import task_of
-from infoxlm_core.tasks.task import Fact, Scores
+from infoxlm_core.tasks.scores import Scores
+from infoxlm_core.tasks.task import Fact
 
 XNLI_TRAINING_PAIRS = 392_702
 SQUAD_QUESTIONS = 87_599  # of the training set of SQuAD v1.1; a long paragraph gives a question several examples

@@ -11,7 +11,8 @@ from infoxlm_core.results.statistics import Statistic, over_seeds, over_seeds_ea
 from infoxlm_core.results.suite_config import SuiteConfig, SuiteTaskConfig
 from infoxlm_core.results.trials import Trial
 from infoxlm_core.tasks import TASKS, task_of
-from infoxlm_core.tasks.task import Fact, Scores, finite
+from infoxlm_core.tasks.scores import Scores, finite
+from infoxlm_core.tasks.task import Fact
 
 
 @dataclass(frozen=True)

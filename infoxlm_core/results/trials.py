@@ -16,7 +16,7 @@ from infoxlm_core import manifests, outside
 from infoxlm_core.errors import ConfigError, InputError
 from infoxlm_core.results.suite_config import Settings, SuiteConfig, SuiteTaskConfig
 from infoxlm_core.tasks import task_of, unreserved
-from infoxlm_core.tasks.task import Scores
+from infoxlm_core.tasks.scores import Scores
 
 SCORES = "scores.json"
 HEADLINES = (

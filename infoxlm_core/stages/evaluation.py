@@ -14,16 +14,14 @@ from infoxlm_core.config import EvaluationConfig
 from infoxlm_core.errors import InputError
 from infoxlm_core.results import evaluation_page, evidence
 from infoxlm_core.results.evaluation import Evaluated, Evaluation
-from infoxlm_core.tasks import held_out, unreserved
-from infoxlm_core.tasks.classification.fine_tuned import FineTuned
-from infoxlm_core.tasks.held_out import HeldOut, HeldOutConfig
+from infoxlm_core.tasks import TASKS, unreserved
 from infoxlm_core.tasks.perplexity import Perplexity
-from infoxlm_core.tasks.task import Scores, Task
+from infoxlm_core.tasks.questions import Questions, draw_questions
+from infoxlm_core.tasks.scores import Scores
+from infoxlm_core.tasks.task import Task
 from infoxlm_core.training import tracker
 
-OF_ENCODERS: tuple[Task[HeldOutConfig], ...] = (HeldOut(), Perplexity())
-OF_CLASSIFIERS: tuple[Task[HeldOutConfig], ...] = (FineTuned(),)
-"""A prepared corpus asks them; they are no tasks of a suite, which brings its own sets."""
+EVALUATED: tuple[Task[Any], ...] = (TASKS["retrieval"], Perplexity(), TASKS["classification"])
 
 CURVE_POINTS = 400
 
@@ -43,19 +41,17 @@ def evaluate(
     if not encoders:
         raise InputError("no encoder to evaluate: give at least one model directory")
     model = next(iter(encoders))
-    asked = held_out.draw(corpus, config)
-    given = {"data": str(corpus), "pivot": asked.pivot, "reference": str(encoders[model])}
-    settings = HeldOutConfig.parse(config.model_dump() | given, "evaluation")
+    asked = draw_questions(corpus, encoders[model], config)
     scores: dict[str, dict[str, Scores]] = {}
-    for tasks, directories in ((OF_ENCODERS, encoders), (OF_CLASSIFIERS, classifiers)):
-        for name, directory in directories.items():
-            own = scores.setdefault(name, {})
-            own |= {one.name: one.measure(settings, directory, output) for one in tasks if one.suits(directory)}
+    for task in EVALUATED:
+        for name, directory in (classifiers if task.trained else encoders).items():
+            measured = task.measure_held_out(asked, directory, config)
+            if measured is not None:
+                scores.setdefault(name, {})[task.name] = measured
     tests = sorted((corpus / "held_out").glob("*/*.parquet"))
     missing = {name: unreserved.find(directory, tests, corpus) for name, directory in encoders.items()}
 
     report = corpus / "report.json"
-    unshared = held_out.find_unshared(settings, asked.pairs)
     found = Evaluation(
         model=model,
         pivot=asked.pivot,
@@ -64,7 +60,7 @@ def evaluate(
             language: {
                 "held_out": asked.counts[language],
                 "drawn": len(drawn),
-                "no_overlap": int(unshared[language].sum()),
+                "no_overlap": int(asked.unshared[language].sum()),
             }
             for language, drawn in asked.pairs.items()
         },
@@ -78,17 +74,17 @@ def evaluate(
     evaluation_page.write(output, found)
     parts = {name: [one.outcomes for one in own.values() if one.outcomes is not None] for name, own in scores.items()}
     evidence.write(output / evidence.FILE, parts)
-    return name_metrics(found, settings)
+    return name_metrics(found, asked)
 
 
-def name_metrics(found: Evaluation, settings: HeldOutConfig) -> dict[str, float]:
+def name_metrics(found: Evaluation, questions: Questions) -> dict[str, float]:
     """Scores as metrics, such as `retrieval/best`; those of a floor carry its name in front."""
     flat: dict[str, float] = {}
     for name, one in found.models.items():
         prefix = "" if name == found.model else re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") + "/"
-        for task in (*OF_ENCODERS, *OF_CLASSIFIERS):
+        for task in EVALUATED:
             if task.name in one.tasks:
-                flat |= task.name_metrics(one.tasks[task.name], settings, prefix + task.name)
+                flat |= task.name_metrics(one.tasks[task.name], questions, prefix + task.name)
     return flat
 
 

@@ -26,7 +26,7 @@ from infoxlm_core import manifests, outside
 from infoxlm_core.errors import DataCorrupt, InputError
 from infoxlm_core.model.huggingface import plain_transformers
 from infoxlm_core.model.huggingface.any_encoder import contrast_space, load_encoder
-from infoxlm_core.tasks.embedding import Place, embed
+from infoxlm_core.tasks.embedding import VectorSpec, embed
 
 FILE = "reference_vectors.json"
 SENTENCES = (  # the demo's languages; of different lengths, so that a batch of them has padding
@@ -93,8 +93,8 @@ def write(directory: Path) -> None:
         return
     model, tokenizer = load_encoder(directory, "cpu")
     layer, pooling = contrast_space(model) or (model.config.num_hidden_layers, "mean")
-    place = Place(pooling, layer)
-    vectors = embed(model, tokenizer, SENTENCES, [place], len(SENTENCES), max_tokens=256)[place]
+    spec = VectorSpec(pooling, layer)
+    vectors = embed(model, tokenizer, SENTENCES, [spec], len(SENTENCES), max_tokens=256)[spec]
     said = {"layer": layer, "pooling": pooling, "sentences": SENTENCES, "vectors": vectors.tolist()}
     manifests.write_atomically(directory / FILE, json.dumps(said, ensure_ascii=False) + "\n")
 

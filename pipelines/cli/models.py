@@ -134,7 +134,7 @@ def serve(
 
         directory = model_registry.load_encoder(model, artifacts.local(store))
         reference = reference_vectors.read(directory)
-        embed = embedding.embedder(directory, reference.layer, reference.pooling)
+        embed = embedding.load_embedder(directory, reference.layer, reference.pooling)
         found = reference_vectors.compare(reference, embed(reference.sentences), model)
         logging.info("%s: %d vectors as registered, %s", model, len(reference.sentences), found)
         serving.serve(embed, name, host, port)

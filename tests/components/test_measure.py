@@ -18,7 +18,7 @@ from components.platform import artifact_files, artifacts, launchers, parameters
 from components.summarise import summarise
 from infoxlm_core import run_file
 from infoxlm_core.results.suite_config import SuiteConfig
-from infoxlm_core.tasks.task import Scores
+from infoxlm_core.tasks.scores import Scores
 from tests.components.conftest import history, upload
 from tests.toys.suite import write_suite
 

@@ -42,7 +42,7 @@ from infoxlm_core.results import evidence, trials
 from infoxlm_core.results.suite_config import SuiteConfig
 from infoxlm_core.stages import tokenization
 from infoxlm_core.tasks import reference_vectors
-from infoxlm_core.tasks.classification.fine_tuned import read_test_set
+from infoxlm_core.tasks.classification.held_out import read_test_set
 from infoxlm_core.tasks.classification.settings import ClassificationConfig
 from infoxlm_core.tasks.classification.table import read_labelled
 from infoxlm_core.tasks.named_entities.files import read_tagged

@@ -27,8 +27,23 @@ def test_languages_stand_in_the_order_of_the_papers_tables():
 
 
 def test_wanted_languages_are_found_in_any_spelling_and_one_that_is_not_there_is_named():
-    there = ["deu_Latn", "zho_Hant", "zho_Hans", "swh_Latn"]
+    there = ["deu_Latn", "zho_Hant", "zho_Hans", "swh_Latn", "fra-CA", "fra"]
 
-    assert languages.choose(there, ["zh", "sw"], "the set") == ["zho_Hans", "swh_Latn"]
-    with pytest.raises(InputError, match=r"the set has no fr .* it has zho_Hans, zho_Hant, deu_Latn, swh_Latn"):
-        languages.choose(there, ["fr", "de"], "the set")
+    assert languages.choose(there, ["zh", "fr", "sw"], "the set") == ["zho_Hans", "fra", "swh_Latn"]
+    with pytest.raises(InputError, match=r"the set has no ur .* it has zho_Hans, zho_Hant, deu_Latn, fra, fra-CA"):
+        languages.choose(there, ["ur", "de"], "the set")
+
+
+def test_the_groups_are_those_of_the_paper_in_its_order():
+    table_2 = "ara bul cmn deu ell fra hin rus spa swh tha tur urd vie"
+    table_3 = "afr ben est eus fin heb hun ind ita jav jpn kat kaz kor mal mar nld pes por tam tel tgl"
+    covered, uncovered = table_2.split(), table_3.split()
+
+    assert languages.choose(set(covered + uncovered), "14", "set") == covered
+    assert languages.choose(set(covered + uncovered), "22", "set") == uncovered
+    assert languages.choose(set(covered + uncovered), "36", "set") == covered + uncovered
+    xtreme = (
+        "ar he vi id jv tl eu ml ta te af nl de el bn hi mr ur fa fr it pt es bg ru ja ka ko th sw zh kk tr et fi hu"
+    )
+    assert set(languages.GROUPS["36"]) == set(xtreme.split())
+    assert languages.sort(["ces", "deu", "amh", "ar"]) == ["ar", "deu", "amh", "ces"]

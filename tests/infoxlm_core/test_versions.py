@@ -35,13 +35,14 @@ from infoxlm_core.model import task_models
 from infoxlm_core.model.huggingface import tokenizers
 from infoxlm_core.stages import finetuning, preparation, tokenization
 from infoxlm_core.systems.table import SYSTEMS
-from infoxlm_core.tasks import held_out, perplexity, task
+from infoxlm_core.tasks import perplexity, questions
 from infoxlm_core.tasks.classification import run
 from infoxlm_core.tasks.classification.settings import ClassificationConfig
-from infoxlm_core.tasks.embedding import Place
+from infoxlm_core.tasks.embedding import VectorSpec
 from infoxlm_core.tasks.question_answering import answers
 from infoxlm_core.tasks.question_answering.settings import AnsweringConfig
-from infoxlm_core.tasks.retrieval import nearest
+from infoxlm_core.tasks.retrieval import held_out, nearest
+from infoxlm_core.tasks.scores import mean_over, transfer_gap, within_and_across
 from infoxlm_core.training.finetuning.best_checkpoints import BestCheckpoints
 from infoxlm_core.training.finetuning.task_learner import TaskLearner
 from infoxlm_core.training.learner import Learner
@@ -274,20 +275,20 @@ def make_classifier(tmp_path: Path, encoder: Path) -> Any:
 
 def make_scores(tmp_path: Path, encoder: Path) -> Any:
     config = EvaluationConfig(retrieval_pairs=9, perplexity_sentences=7)
-    asked = [held_out.draw_pairs(PAIRS * 2, config), held_out.draw_sentences("en", {"de": PAIRS}, config)]
+    asked = [questions.draw_pairs(PAIRS * 2, config), questions.draw_sentences("en", {"de": PAIRS}, config)]
     corners = torch.eye(6).double()
     sources, targets = [corners, corners.roll(1, 0)], [corners + corners.roll(1, 0) / 4, corners]
-    sides = [{Place("mean", layer): vectors for layer, vectors in enumerate(side)} for side in (sources, targets)]
+    sides = [{VectorSpec("mean", layer): vectors for layer, vectors in enumerate(side)} for side in (sources, targets)]
     unshared, scores = torch.tensor([True, False, True, False, False, True]), []
     for found in nearest.search([("de", *sides)])["de"].values():
         right = {direction: rows == torch.arange(6) for direction, rows in found.items()}
-        languages = {"de": held_out.sum_up(held_out.score(right, unshared))}
-        scores.append(task.mean_over(languages) | {"languages": languages})
+        languages = {"de": held_out.summarise(held_out.score_languages({"de": right}, {"de": unshared})["de"])}
+        scores.append(mean_over(languages) | {"languages": languages})
     said, right, languages = list("xyxyxx"), list("xyyyxy"), ["en", "de", "de", "fr", "en", "en"]
     accuracy = run.accuracy_by_language(said, right, languages)
     gaps = [perplexity.choose_gaps(tokens, generator(1, "gaps", tokens)).tolist() for tokens in (1, 9, 40)]
     return [asked, gaps, scores, accuracy,
-            task.transfer_gap(accuracy)]  # fmt: skip
+            transfer_gap(accuracy)]  # fmt: skip
 
 
 def make_points(tmp_path: Path, encoder: Path) -> Any:
@@ -298,7 +299,7 @@ def make_points(tmp_path: Path, encoder: Path) -> Any:
         for rule, code in (("squad", "en"), ("mlqa", "en"), ("mlqa", "de"), ("mlqa", "zh"), ("mlqa", "vi"))
     }
     cells = {("en", "en"): 0.5, ("de", "de"): 0.25, ("en", "de"): 0.75, ("de", "en"): 0.125}
-    return [by_rule, task.mean_over(by_rule), task.within_and_across(cells)]
+    return [by_rule, mean_over(by_rule), within_and_across(cells)]
 
 
 MAKERS = {

@@ -5,7 +5,7 @@ from typing import Any
 from infoxlm_core.results.suite_config import SuiteConfig
 from infoxlm_core.results.summary import Summary, summarise
 from infoxlm_core.results.trials import Trial
-from infoxlm_core.tasks.task import Scores
+from infoxlm_core.tasks.scores import Scores
 
 CLASSIFICATION = {"settings": {"task": "classification", "data": "data.csv"}}
 ANSWERING = {"settings": {"task": "question_answering", "train": ["t"], "dev": ["d"], "test": ["q"]}}

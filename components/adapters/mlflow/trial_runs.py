@@ -13,7 +13,7 @@ from components.adapters.mlflow import connection, runs
 from components.adapters.mlflow.runs import PARENT, RUN_TAG, translate_errors
 from infoxlm_core.errors import InputError
 from infoxlm_core.results.trials import SCORES, Trial, read_scores
-from infoxlm_core.tasks.task import Scores
+from infoxlm_core.tasks.scores import Scores
 
 if TYPE_CHECKING:
     from mlflow.entities import Run

@@ -19,7 +19,8 @@ from infoxlm_core.tasks.classification import files
 from infoxlm_core.tasks.classification.head import HEAD
 from infoxlm_core.tasks.classification.settings import ClassificationConfig
 from infoxlm_core.tasks.classification.table import by_name, paths, read_labelled
-from infoxlm_core.tasks.task import Scores, load_chosen, mix
+from infoxlm_core.tasks.scores import Scores, mix
+from infoxlm_core.tasks.task import load_chosen
 from infoxlm_core.training.finetuning import selection
 from infoxlm_core.training.finetuning.task_learner import Training
 
@@ -128,7 +129,7 @@ def measure(config: ClassificationConfig, tuned: Path, output: Path) -> Scores:
     output.mkdir(parents=True, exist_ok=True)
     test.to_parquet(output / "predictions.parquet", index=False)
     accuracy = accuracy_by_language(test["predicted"], test["label"], test["language"])
-    return Scores.over(
+    return Scores.from_languages(
         "classification",
         {language: {"accuracy": share} for language, share in accuracy.items()},
         two_letters(config.train_languages[0]),
@@ -218,12 +219,12 @@ def _read(settings: ClassificationConfig) -> tuple[set[str], pd.DataFrame]:
     Training files, which may be large, are read one at a time, and only those in a language of training.
     """
     languages = [two_letters(language) for language in settings.train_languages]
-    files = [file for path in paths(settings, None) for file in files.find(path)]
-    if any(file.split is None for file in files):  # a column says it, or nothing does
+    found_files = [file for path in paths(settings, None) for file in files.find(path)]
+    if any(file.split is None for file in found_files):  # a column says it, or nothing does
         found = read_labelled(settings, None)
         return _learned(found[found["split"] == "train"], languages), found
     labels: set[str] = set()
-    for file in files:
+    for file in found_files:
         if file.split == "train" and (file.language is None or two_letters(file.language) in languages):
             alone = settings.model_copy(update={"data": str(file.path)})
             labels |= _learned(read_labelled(alone, None, ("train",)), languages)

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, ClassVar
 from infoxlm_core.errors import ConfigError
 from infoxlm_core.tasks.classification.head import HEAD
 from infoxlm_core.tasks.classification.settings import ClassificationConfig
-from infoxlm_core.tasks.task import Preset, Scores, Task
+from infoxlm_core.tasks.scores import Scores
+from infoxlm_core.tasks.task import Preset, Task
 
 if TYPE_CHECKING:
+    from infoxlm_core.config import EvaluationConfig
+    from infoxlm_core.tasks.questions import Questions
     from infoxlm_core.training.finetuning.task_learner import Training
 
 
@@ -50,3 +53,8 @@ class Classification(Task[ClassificationConfig]):
         from infoxlm_core.tasks.classification import run
 
         return run.measure(settings, model, output)
+
+    def measure_held_out(self, questions: "Questions", model: Path, config: "EvaluationConfig") -> Scores:
+        from infoxlm_core.tasks.classification import held_out
+
+        return held_out.measure(model, questions.pivot, config)

@@ -20,7 +20,8 @@ from infoxlm_core.model.task_models import TaskModel
 from infoxlm_core.tasks.named_entities.files import LAYOUT, Sentence, list_labels, read_tagged, where_of
 from infoxlm_core.tasks.named_entities.head import HEAD, NO_TARGET
 from infoxlm_core.tasks.named_entities.settings import NamedEntitiesConfig
-from infoxlm_core.tasks.task import Scores, load_chosen
+from infoxlm_core.tasks.scores import Scores
+from infoxlm_core.tasks.task import load_chosen
 from infoxlm_core.training.finetuning import selection
 from infoxlm_core.training.finetuning.task_learner import Training
 
@@ -72,7 +73,7 @@ def measure(settings: NamedEntitiesConfig, model: Path, output: Path) -> Scores:
     for language, sentences in tests.items():
         _write(output / "predictions" / f"{language}.tsv", sentences, given[language])
     f1 = {language: span_f1(sentences, given[language]) for language, sentences in tests.items()}
-    return Scores.over(
+    return Scores.from_languages(
         "named_entities",
         {language: {"f1": value} for language, value in f1.items()},
         training_languages(settings)[0],

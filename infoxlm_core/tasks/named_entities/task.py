@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 from infoxlm_core.tasks.named_entities import files
 from infoxlm_core.tasks.named_entities.head import HEAD
 from infoxlm_core.tasks.named_entities.settings import NamedEntitiesConfig
-from infoxlm_core.tasks.task import Preset, Scores, Task
+from infoxlm_core.tasks.scores import Scores
+from infoxlm_core.tasks.task import Preset, Task
 
 if TYPE_CHECKING:
     from infoxlm_core.training.finetuning.task_learner import Training

@@ -21,7 +21,8 @@ from infoxlm_core.tasks.question_answering.head import HEAD
 from infoxlm_core.tasks.question_answering.settings import AnsweringConfig
 from infoxlm_core.tasks.question_answering.spans import best_spans
 from infoxlm_core.tasks.question_answering.windows import Windows, lay_out, targets
-from infoxlm_core.tasks.task import Scores, load_chosen, mix
+from infoxlm_core.tasks.scores import Scores, mix
+from infoxlm_core.tasks.task import load_chosen
 from infoxlm_core.training.finetuning import selection
 from infoxlm_core.training.finetuning.task_learner import Training
 
@@ -136,7 +137,7 @@ def measure(config: AnsweringConfig, tuned: Path, output: Path) -> Scores:
         manifests.write_atomically(path, json.dumps(answers, ensure_ascii=False, indent=1) + "\n")
     cells = {cell: _score(config, asked, given[cell]) for cell, asked in sets.items()}
     languages = {context: scores for (context, question), scores in cells.items() if context == question}
-    return Scores.over(
+    return Scores.from_languages(
         "question_answering",
         languages,
         training_languages(config)[0],

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from infoxlm_core.errors import ConfigError
 from infoxlm_core.tasks.question_answering.head import HEAD
 from infoxlm_core.tasks.question_answering.settings import TRAINED, AnsweringConfig
-from infoxlm_core.tasks.task import Fact, Fetch, Preset, Scores, Task
+from infoxlm_core.tasks.scores import Scores
+from infoxlm_core.tasks.task import Fact, Fetch, Preset, Task
 
 if TYPE_CHECKING:
     from infoxlm_core.training.finetuning.task_learner import Training

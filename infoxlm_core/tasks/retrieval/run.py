@@ -1,4 +1,4 @@
-"""Task: find translations in an aligned set (Tatoeba, FLORES, NTREX, your own), by language, direction and layer."""
+"""Measure retrieval on an aligned set (Tatoeba, FLORES, NTREX, your own), by language, direction and layer."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
 from torch import Tensor
 
 from infoxlm_core import manifests
 from infoxlm_core.errors import InputError
 from infoxlm_core.model.huggingface.any_encoder import contrast_space, describe, load_encoder, load_projection
 from infoxlm_core.progress import progress
-from infoxlm_core.tasks.embedding import ALL_POOLINGS, POOLINGS, Place, embed
-from infoxlm_core.tasks.retrieval import files, nearest
-from infoxlm_core.tasks.retrieval.files import Sides
+from infoxlm_core.tasks.embedding import ALL_POOLINGS, POOLINGS, VectorSpec, embed
+from infoxlm_core.tasks.retrieval.files import Sides, read_aligned
+from infoxlm_core.tasks.retrieval.nearest import Nearest, Vectors, mark_hits, search, share
 from infoxlm_core.tasks.retrieval.settings import RetrievalConfig
-from infoxlm_core.tasks.task import Scores, mean_over
+from infoxlm_core.tasks.scores import Scores, mean_over
 
 if TYPE_CHECKING:
     from infoxlm_core.model.huggingface.any_encoder import Model
@@ -27,115 +26,118 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DIRECTIONS = ("to_pivot", "from_pivot")
-CURVE_PAIRS = 5_000  # up to which every layer is measured unasked: all layers of more do not fit into memory
+CURVE_PAIRS = 5_000  # larger sets are not measured at every layer, because the vectors would not fit into memory
 
 
 def measure(config: RetrievalConfig, encoder: Path, output: Path) -> Scores:
-    """Retrieve in both directions with every vector asked for, and by layer (Figure 1 of the paper).
+    """Retrieve in both directions with every configured vector, and at every layer (Figure 1 of the paper).
 
-    Writes misses.parquet: each sentence whose translation the first vector did not find, and what it did.
+    Writes misses.parquet: each sentence whose translation the first vector did not find, and what it found.
 
     Raises:
-        InputError: no such model, set, language, layer or pooling, or a set whose lines do not fit.
+        InputError: the model, the set, a language, a layer or a pooling does not exist, or lines do not match.
     """
-    sets = files.read_aligned(Path(config.data), config.pivot, config.languages)
+    sets = read_aligned(Path(config.data), config.pivot, config.languages)
     model, tokenizer = load_encoder(encoder)
-    meant = {vector: find_places(vector, model, encoder) for vector in config.vectors}
-    places = [place for chosen in meant.values() for place in chosen]
+    candidates = {vector: parse_vector(vector, model, encoder) for vector in config.vectors}
+    specs = {spec for named in candidates.values() for spec in named}
     if max(len(sources) for sources, _ in sets.values()) <= CURVE_PAIRS:
-        places += [place for pooling in POOLINGS for place in find_places(f"{pooling}@best", model, encoder)]
-    places = sorted(set(places))
-    projected = any(place.pooling == "contrast" for place in places)
+        for pooling in POOLINGS:
+            specs.update(parse_vector(f"{pooling}@best", model, encoder))
+    ordered = sorted(specs)
+    projected = any(spec.pooling == "contrast" for spec in specs)
     projection = load_projection(encoder, model) if projected else None
 
     total = sum(len(side) for sides in sets.values() for side in sides)
     with progress("retrieval", total, "sentences") as advance:
 
-        def read(texts: list[str]) -> dict[Place, Tensor]:
+        def embed_texts(texts: list[str]) -> dict[VectorSpec, Tensor]:
             prefixed = [config.prefix + text for text in texts]
-            return embed(model, tokenizer, prefixed, places, config.batch_size, config.max_tokens, projection, advance)
+            return embed(model, tokenizer, prefixed, ordered, config.batch_size, config.max_tokens, projection, advance)
 
-        found = nearest.search(_embed(sets, read, advance), config.margin)
-    cells = {place: {code: _share_right(found[code][place]) for code in sets} for place in places}
-    chosen = {  # of equals the lowest layer
-        vector: max(candidates, key=lambda place: mean_over(cells[place])["mean"])
-        for vector, candidates in meant.items()
-    }
-    first = chosen[config.vectors[0]]
-    write_misses(output / "misses.parquet", sets, {code: found[code][first] for code in sets})
-    main = mean_over(cells[first])
-    logger.info("%s: %.4f over %d languages (%s, layer %d)", encoder, main["mean"], len(sets), *first)
+        nearest = search(_embed(sets, embed_texts, advance), config.margin)
+    rows = {spec: {language: _score(nearest[language][spec]) for language in sets} for spec in ordered}
+    means = {spec: mean_over(rows[spec]) for spec in ordered}
+    chosen = {vector: max(named, key=lambda spec: means[spec]["mean"]) for vector, named in candidates.items()}
+    main = chosen[config.vectors[0]]
+    write_misses(output / "misses.parquet", sets, {language: found[main] for language, found in nearest.items()})
+    logger.info("%s: %.4f over %d languages (%s, layer %d)", encoder, means[main]["mean"], len(sets), *main)
     vectors = {
-        vector: {**place._asdict(), "languages": cells[place], "mean": mean_over(cells[place])}
-        for vector, place in chosen.items()
+        vector: {**spec._asdict(), "languages": rows[spec], "mean": means[spec]} for vector, spec in chosen.items()
     }
-    by_layer = trace_layers(cells, model.config.num_hidden_layers)
+    by_layer = trace_layers(means, model.config.num_hidden_layers)
     return Scores(
         "retrieval",
-        cells[first],
-        main,
-        counts={code: len(sources) for code, (sources, _) in sets.items()},
+        rows[main],
+        means[main],
+        counts={language: len(sources) for language, (sources, _) in sets.items()},
         test_set=manifests.digest(sets),
         details={"vectors": vectors, "by_layer": by_layer, "encoder": describe(model)},
     )
 
 
-def find_places(vector: str, model: "Model", encoder: Path) -> list[Place]:
-    """`POOLING@LAYER` -> the place it names, of `best` all; InputError if the model has none, or was not contrasted."""
+def parse_vector(vector: str, model: "Model", encoder: Path) -> list[VectorSpec]:
+    """Return the vector that `POOLING@LAYER` names; for `best` those of all layers, the lowest first.
+
+    Raises:
+        InputError: the model does not have the layer, or was not contrasted.
+    """
     pooling, _, name = vector.partition("@")
     last, space = model.config.num_hidden_layers, contrast_space(model)
     if space is None and "contrast" in (pooling, name):
         raise InputError(f"{encoder}: config.json names no contrast layer (infoxlm): leave {vector} out of vectors")
-    layers = range(last + 1) if space is None or pooling != "contrast" else range(space[0], space[0] + 1)
+    layers = range(space[0], space[0] + 1) if space and pooling == "contrast" else range(last + 1)
     if name == "best":
-        return [Place(pooling, layer) for layer in layers]
-    named = {"last": last} | ({"contrast": space[0]} if space else {})
+        return [VectorSpec(pooling, layer) for layer in layers]
+    named = {"last": last, "contrast": space[0] if space else -1}
     layer = named[name] if name in named else int(name)
     if layer not in layers:
         raise InputError(f"{encoder} has no vector {vector}: its layers are {layers[0]} to {layers[-1]}")
-    return [Place(pooling, layer)]
+    return [VectorSpec(pooling, layer)]
 
 
 def _embed(
-    sets: Mapping[str, Sides], vectors: Callable[[list[str]], dict[Place, Tensor]], advance: Callable[[int], None]
-) -> Iterator[tuple[str, nearest.Vectors, nearest.Vectors]]:
-    asked: list[str] = []
-    pivot: dict[Place, Tensor] = {}
-    for code, (sources, targets) in sets.items():
-        if sources is asked:  # one file of the pivot for all languages
+    sets: Mapping[str, Sides],
+    embed_texts: Callable[[list[str]], dict[VectorSpec, Tensor]],
+    advance: Callable[[int], None],
+) -> Iterator[tuple[str, Vectors, Vectors]]:
+    embedded: list[str] = []
+    pivot: dict[VectorSpec, Tensor] = {}
+    for language, (sources, targets) in sets.items():
+        if sources is embedded:  # one file of the pivot serves all languages
             advance(len(sources))
         else:
-            asked, pivot = sources, vectors(sources)
-        yield code, pivot, vectors(targets)
+            embedded, pivot = sources, embed_texts(sources)
+        yield language, pivot, embed_texts(targets)
 
 
-def _share_right(found: Mapping[str, Tensor]) -> dict[str, float]:
-    """Accuracy in each direction and their mean."""
-    shares = {name: (found[name] == torch.arange(len(found[name]))).double().mean().item() for name in DIRECTIONS}
+def _score(nearest: Nearest) -> dict[str, float]:
+    """Return the accuracy in each direction and their mean."""
+    hits = mark_hits(nearest)
+    shares = {direction: share(hits[direction]) for direction in DIRECTIONS}
     return shares | {"mean": fmean(shares.values())}
 
 
-def trace_layers(cells: Mapping[Place, dict[str, dict[str, float]]], last: int) -> dict[str, dict[str, list[float]]]:
-    """Means over languages at every layer, for each pooling that was measured at all of them."""
+def trace_layers(means: Mapping[VectorSpec, Mapping[str, float]], last: int) -> dict[str, dict[str, list[float]]]:
+    """Return the means over languages at every layer, for each pooling that was measured at all layers."""
     curves = {}
     for pooling in ALL_POOLINGS:
-        places = [Place(pooling, layer) for layer in range(last + 1)]
-        if all(place in cells for place in places):
-            means = [mean_over(cells[place]) for place in places]
-            curves[pooling] = {name: [mean[name] for mean in means] for name in means[0]}
+        specs = [VectorSpec(pooling, layer) for layer in range(last + 1)]
+        if all(spec in means for spec in specs):
+            curves[pooling] = {metric: [means[spec][metric] for spec in specs] for metric in means[specs[0]]}
     return curves
 
 
-def write_misses(path: Path, sets: Mapping[str, Sides], found: Mapping[str, dict[str, Tensor]]) -> None:
-    """Write a row for each sentence that was not answered by its translation."""
+def write_misses(path: Path, sets: Mapping[str, Sides], nearest: Mapping[str, Nearest]) -> None:
+    """Write a row for each sentence whose translation was not found."""
     kinds = {"language": "string", "direction": "string", "line": "int64", "sentence": "string", "right": "string",
              "found": "string"}  # fmt: skip
     rows = []
-    for code, (sources, targets) in sets.items():
-        for direction, asked, candidates in (("to_pivot", targets, sources), ("from_pivot", sources, targets)):
-            for row, best in enumerate(found[code][direction].tolist()):
-                if row != best:
-                    miss = (code, direction, row, asked[row], candidates[row], candidates[best])
+    for language, (sources, targets) in sets.items():
+        for direction, queries, candidates in (("to_pivot", targets, sources), ("from_pivot", sources, targets)):
+            for row, found in enumerate(nearest[language][direction].tolist()):
+                if row != found:
+                    miss = (language, direction, row, queries[row], candidates[row], candidates[found])
                     rows.append(dict(zip(kinds, miss, strict=True)))
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.Table.from_pylist(rows, pa.schema(kinds.items())), path)

@@ -1,16 +1,21 @@
-"""Task: an encoder + aligned sentences -> how often the translation is the nearest (Tatoeba, FLORES, your own)."""
+"""Task: find the translation of each sentence among all sentences of the other language."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from infoxlm_core import languages
 from infoxlm_core.tasks.retrieval.settings import RetrievalConfig
-from infoxlm_core.tasks.task import Fact, Preset, Scores, Task, finite
+from infoxlm_core.tasks.scores import Scores, finite
+from infoxlm_core.tasks.task import Fact, Preset, Task
+
+if TYPE_CHECKING:
+    from infoxlm_core.config import EvaluationConfig
+    from infoxlm_core.tasks.questions import Questions
 
 
 class Retrieval(Task[RetrievalConfig]):
-    """Each sentence looks for its translation among all of the other language, in both directions."""
+    """An encoder + aligned sentences -> how often the translation is the nearest, in both directions."""
 
     name: ClassVar[str] = "retrieval"
     settings = RetrievalConfig
@@ -20,24 +25,25 @@ class Retrieval(Task[RetrievalConfig]):
     tables: ClassVar[tuple[str, ...]] = ("tatoeba",)
     presets: ClassVar[Mapping[str, Preset]] = {"tatoeba": Preset("tatoeba"), "pairs": Preset()}
 
-    def check(self, settings: RetrievalConfig, chosen: bool) -> None:  # noqa: ARG002 - nothing is chosen
-        from infoxlm_core.tasks.retrieval import files
+    def check(self, settings: RetrievalConfig, chosen: bool) -> None:  # noqa: ARG002
+        from infoxlm_core.tasks.retrieval.files import read_aligned
 
-        files.read_aligned(Path(settings.data), settings.pivot, settings.languages)
+        read_aligned(Path(settings.data), settings.pivot, settings.languages)
 
     def tests(self, settings: RetrievalConfig) -> list[Path]:
-        from infoxlm_core.corpora import evaluation_sets
-        from infoxlm_core.tasks.retrieval import files
+        from infoxlm_core.tasks.retrieval.files import list_test_files
 
-        held_out = Path(settings.data) / "held_out"  # of a prepared corpus, which has training text beside it
-        if held_out.is_dir():
-            return evaluation_sets.files(held_out)
-        return [file for file in evaluation_sets.files(Path(settings.data)) if files.is_named(file)]
+        return list_test_files(Path(settings.data))
 
     def measure(self, settings: RetrievalConfig, model: Path, output: Path) -> Scores:
         from infoxlm_core.tasks.retrieval import run
 
         return run.measure(settings, model, output)
+
+    def measure_held_out(self, questions: "Questions", model: Path, config: "EvaluationConfig") -> Scores:
+        from infoxlm_core.tasks.retrieval import held_out
+
+        return held_out.measure(questions, model, config)
 
     def describe(self, settings: RetrievalConfig, table: str) -> list[Fact]:
         if table != "tatoeba":
@@ -45,13 +51,25 @@ class Retrieval(Task[RetrievalConfig]):
         ours = ", ".join(settings.vectors) + (f", prefix {settings.prefix!r}" if settings.prefix else "")
         return [Fact("vectors", ours, "mean of all tokens at a layer that it does not name; [CLS] of the last layer")]
 
-    def name_metrics(self, scores: Scores, settings: RetrievalConfig, prefix: str) -> dict[str, float]:
-        """Of the first vector `PREFIX/xx_en`, `PREFIX/en_xx`, `PREFIX/de`; of the others with their names between."""
-        names = {"to_pivot": f"xx_{settings.pivot}", "from_pivot": f"{settings.pivot}_xx", "mean": "mean"}
-        flat = self.name_common(scores, prefix)
-        flat |= {f"{prefix}/{code}": cell["mean"] for code, cell in scores.languages.items()}
-        for rank, (vector, found) in enumerate(scores.details["vectors"].items()):
-            under = prefix if not rank else f"{prefix}/{vector.replace('@', '-')}"
-            flat |= {f"{under}/{name}": found["mean"][direction] for direction, name in names.items()}
-            flat[f"{under}/best_layer" if vector.endswith("@best") else f"{under}/layer"] = found["layer"]
-        return finite(flat)
+    def name_metrics(self, scores: Scores, settings: Any, prefix: str) -> dict[str, float]:
+        """Return `PREFIX/xx_en`, `PREFIX/en_xx` and `PREFIX/de`, and the layer that was read.
+
+        The mean is `PREFIX/best` in an evaluation and `PREFIX/mean` in a suite. In a suite, metrics of all vectors but
+        the first also have the vector's name: `PREFIX/cls-last/mean`.
+        """
+        pivot, details = settings.pivot, scores.details
+        names = {"to_pivot": f"xx_{pivot}", "from_pivot": f"{pivot}_xx"}
+        flat = {code: row["mean"] for code, row in scores.languages.items()}
+        if "vectors" not in details:
+            flat |= {"best": scores.mean["mean"], "best_layer": details["best"]["layer"], "chance": details["chance"]}
+            flat |= {name: scores.mean[direction] for direction, name in names.items()}
+            flat["no_overlap"] = scores.mean["no_overlap"]
+            if details["contrast"]:
+                flat["contrast"] = details["contrast"]["mean"]
+            return finite({f"{prefix}/{name}": value for name, value in flat.items()})
+        for rank, (vector, cells) in enumerate(details["vectors"].items()):
+            under = f"{vector.replace('@', '-')}/" if rank else ""
+            flat |= {f"{under}{name}": cells["mean"][direction] for direction, name in names.items()}
+            flat[f"{under}mean"] = cells["mean"]["mean"]
+            flat[f"{under}best_layer" if vector.endswith("@best") else f"{under}layer"] = cells["layer"]
+        return finite(self._name_common(scores, prefix) | {f"{prefix}/{name}": value for name, value in flat.items()})

@@ -8,7 +8,7 @@ import pytest
 
 from infoxlm_core.results import evaluation_page
 from infoxlm_core.results.evaluation import Evaluated, Evaluation
-from infoxlm_core.tasks.task import Scores
+from infoxlm_core.tasks.scores import Scores
 
 
 def make_model(share: float, **tasks) -> Evaluated:

@@ -4,7 +4,7 @@ import pytest
 
 from infoxlm_core import languages
 from infoxlm_core.results import protocol, published, suite_tables
-from infoxlm_core.tasks.task import Scores
+from infoxlm_core.tasks.scores import Scores
 from tests.toys.scores import ANSWERING, CLASSIFICATION, RETRIEVAL, answered, config, labelled, summed
 
 PAPER = {

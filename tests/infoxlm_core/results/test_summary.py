@@ -6,7 +6,7 @@ from statistics import stdev
 import pytest
 
 from infoxlm_core.tasks import TASKS
-from infoxlm_core.tasks.task import Scores
+from infoxlm_core.tasks.scores import Scores
 from tests.toys.scores import (
     ANSWERING,
     CLASSIFICATION,

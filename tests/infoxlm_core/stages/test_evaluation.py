@@ -179,5 +179,5 @@ def test_a_corpus_without_held_out_pairs_is_refused(tmp_path, encoders):
     )
 
     for root in (tmp_path / "nowhere", tmp_path / "corpus"):
-        with pytest.raises(InputError, match=r"has no held-out pairs: give a prepared corpus"):
+        with pytest.raises(InputError, match=r"has no held-out pairs\. Give a prepared corpus"):
             evaluate(CONFIG, root, encoders, {}, tmp_path / "out")

@@ -28,10 +28,10 @@ from infoxlm_core.model.huggingface.any_encoder import load_encoder, load_projec
 from infoxlm_core.tasks import embedding, perplexity
 from infoxlm_core.tasks.classification import run
 from infoxlm_core.tasks.classification.head import HEAD
-from infoxlm_core.tasks.embedding import Place, embed, embed_sentences, mean_pool
+from infoxlm_core.tasks.embedding import VectorSpec, embed, embed_sentences, mean_pool
 from tests.toys.models import TEXTS, save_model, save_tokenizer
 
-EVERYWHERE = [Place(pooling, layer) for pooling in ("mean", "cls") for layer in range(3)]
+EVERYWHERE = [VectorSpec(pooling, layer) for pooling in ("mean", "cls") for layer in range(3)]
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_vectors_do_not_change_with_padding_or_order(directory, monkeypatch):
     model, tokenizer = load_encoder(directory)
     alone = embed(model, tokenizer, TEXTS, EVERYWHERE, batch_size=1, max_tokens=32)
 
-    monkeypatch.setattr(embedding, "AT_ONCE", 3)  # the last text is tokenized later than the others
+    monkeypatch.setattr(embedding, "CHUNK", 3)  # the last text is tokenized later than the others
     together = embed(model, tokenizer, TEXTS[::-1], EVERYWHERE, batch_size=4, max_tokens=32)
 
     for place in EVERYWHERE:
@@ -72,8 +72,8 @@ def test_layers_and_poolings_are_those_of_hidden_states(directory):
     vectors = embed(model, tokenizer, TEXTS[:1], EVERYWHERE, batch_size=1, max_tokens=32)
 
     for layer in range(3):
-        torch.testing.assert_close(vectors[Place("mean", layer)], hidden[layer].mean(dim=1), atol=1e-5, rtol=0)
-        torch.testing.assert_close(vectors[Place("cls", layer)], hidden[layer][:, 0], atol=1e-5, rtol=0)
+        torch.testing.assert_close(vectors[VectorSpec("mean", layer)], hidden[layer].mean(dim=1), atol=1e-5, rtol=0)
+        torch.testing.assert_close(vectors[VectorSpec("cls", layer)], hidden[layer][:, 0], atol=1e-5, rtol=0)
 
 
 @pytest.mark.item("A23")
@@ -91,10 +91,12 @@ def test_the_mean_without_special_tokens_leaves_out_their_positions_but_not_unkn
     with torch.inference_mode():
         hidden = model.base_model(**tokenizer(texts[:1], return_tensors="pt")).last_hidden_state
 
-    found = embed(model, tokenizer, texts, [Place("mean_no_special", 2), Place("mean", 2)], 2, 32)
+    found = embed(model, tokenizer, texts, [VectorSpec("mean_no_special", 2), VectorSpec("mean", 2)], 2, 32)
 
-    torch.testing.assert_close(found[Place("mean_no_special", 2)][0], hidden[0, 1:4].mean(dim=0), atol=1e-5, rtol=0)
-    assert not found[Place("mean_no_special", 2)].allclose(found[Place("mean", 2)], atol=1e-3)
+    torch.testing.assert_close(
+        found[VectorSpec("mean_no_special", 2)][0], hidden[0, 1:4].mean(dim=0), atol=1e-5, rtol=0
+    )
+    assert not found[VectorSpec("mean_no_special", 2)].allclose(found[VectorSpec("mean", 2)], atol=1e-3)
 
 
 def test_a_text_of_special_tokens_alone_has_a_vector(directory):
@@ -114,7 +116,7 @@ def test_contrast_vectors_are_those_that_pre_training_compares(tmp_path, pooling
 
     alone = embed_sentences(tmp_path / "model", TEXTS, pooling="contrast")
     model, tokenizer = load_encoder(tmp_path / "model")
-    places = [Place("mean", 3), Place("contrast", 2)]
+    places = [VectorSpec("mean", 3), VectorSpec("contrast", 2)]
     among = embed(model, tokenizer, TEXTS, places, 2, 32, load_projection(tmp_path / "model", model))
 
     torch.testing.assert_close(alone[0], expected[0].detach(), atol=1e-5, rtol=0)
@@ -132,10 +134,10 @@ def test_contrast_vectors_need_their_projection_and_their_layer(directory, tmp_p
 
 def test_layers_above_the_one_asked_for_are_not_computed(directory):
     model, tokenizer = load_encoder(directory)
-    whole = embed(model, tokenizer, TEXTS, [Place("mean", 1)], 4, 32)[Place("mean", 1)]
+    whole = embed(model, tokenizer, TEXTS, [VectorSpec("mean", 1)], 4, 32)[VectorSpec("mean", 1)]
 
     any_encoder.drop_layers(model, 1)
-    part = embed(model, tokenizer, TEXTS, [Place("mean", 1)], 4, 32)[Place("mean", 1)]
+    part = embed(model, tokenizer, TEXTS, [VectorSpec("mean", 1)], 4, 32)[VectorSpec("mean", 1)]
 
     assert len(model.base_model.encoder.layer) == 1
     assert part.equal(whole)
@@ -146,7 +148,9 @@ def test_embed_sentences_takes_the_layer_and_pooling_of_the_model(directory):
 
     vectors = embed_sentences(directory, TEXTS, batch_size=2)
 
-    expected = embed(model, tokenizer, TEXTS, [Place("mean", 1)], batch_size=4, max_tokens=32)[Place("mean", 1)]
+    expected = embed(model, tokenizer, TEXTS, [VectorSpec("mean", 1)], batch_size=4, max_tokens=32)[
+        VectorSpec("mean", 1)
+    ]
     torch.testing.assert_close(vectors, expected.cpu(), atol=1e-5, rtol=0)
     assert embed_sentences(directory, []).shape == (0, 32)
 

@@ -6,9 +6,8 @@ import math
 import pytest
 from transformers import XLMRobertaConfig
 
-from infoxlm_core.errors import InputError
 from infoxlm_core.tasks import TASKS, task_of
-from infoxlm_core.tasks.task import Scores
+from infoxlm_core.tasks.scores import Scores
 from tests.toys.scores import answered, labelled, retrieved
 
 STORED = {"classification": labelled(0.8, 0.6), "question_answering": answered(0.5), "retrieval": retrieved(0.7)}
@@ -17,24 +16,6 @@ NAMES = {
     "question_answering": "dev transfer_gap f1 exact_match f1/en f1/zh exact_match/en exact_match/zh",
     "retrieval": "xx_en en_xx mean best_layer deu afr gle cls-last/xx_en cls-last/en_xx cls-last/mean cls-last/layer",
 }
-
-
-@pytest.mark.parametrize("name", STORED)
-def test_stored_scores_are_read_and_written_as_they_were(name):
-    stored = STORED[name] | {"training": {"steps": 3}, "trained_on": ["en"]}
-
-    read = Scores.from_dict(json.loads(json.dumps(stored)))
-
-    assert read.task == name and read.mean == stored["mean"]
-    assert read.to_dict() == json.loads(json.dumps(stored))
-
-
-@pytest.mark.parametrize("missing", ["task", "languages", "mean", "counts", "test_set"])
-def test_what_is_no_scores_is_refused_in_one_line_that_names_what_is_missing(missing):
-    stored = {name: value for name, value in labelled(0.8, 0.6).items() if name != missing}
-
-    with pytest.raises(InputError, match=rf"old/scores.json has no {missing}: measure again"):
-        Scores.from_dict(stored, "old/scores.json")
 
 
 @pytest.mark.parametrize("name", STORED)

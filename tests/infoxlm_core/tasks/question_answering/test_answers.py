@@ -8,7 +8,7 @@ import pytest
 from infoxlm_core.errors import InputError
 from infoxlm_core.tasks.classification.table import xnli_label
 from infoxlm_core.tasks.question_answering.answers import cleaner, f1, is_punctuation, normalise, normalise_squad, score
-from infoxlm_core.tasks.task import mean_over, transfer_gap
+from infoxlm_core.tasks.scores import mean_over, transfer_gap
 
 pytestmark = pytest.mark.item("A21")
 

@@ -19,7 +19,7 @@ from infoxlm_core.tasks.question_answering import run
 from infoxlm_core.tasks.question_answering.settings import AnsweringConfig
 from infoxlm_core.tasks.question_answering.spans import best_spans
 from infoxlm_core.tasks.question_answering.windows import Windows, lay_out
-from infoxlm_core.tasks.task import within_and_across
+from infoxlm_core.tasks.scores import within_and_across
 from infoxlm_core.training.finetuning import selection
 from tests.toys.questions import CLASSES, WORDS, riddles, write_bert_tokenizer, write_squad, write_xlmr_tokenizer
 

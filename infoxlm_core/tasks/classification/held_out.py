@@ -1,0 +1,77 @@
+"""Classification of the test set that `finetune` wrote beside a classifier, by language."""
+
+from pathlib import Path
+
+import pandas as pd
+
+from infoxlm_core import manifests
+from infoxlm_core.config import EvaluationConfig
+from infoxlm_core.corpora import tables
+from infoxlm_core.errors import InputError
+from infoxlm_core.model import padded
+from infoxlm_core.tasks.classification.run import accuracy_by_language, predict_rows
+from infoxlm_core.tasks.questions import digest_question
+from infoxlm_core.tasks.scores import Scores
+
+REMEDY = "Give the output of finetune."
+
+
+def measure(directory: Path, source: str, config: EvaluationConfig) -> Scores:
+    """Classify the rows of test.parquet; details have the accuracy of always answering the most frequent label.
+
+    Args:
+        directory: a fine-tuned classifier.
+        source: the language from which the transfer gap is measured.
+        config: batch size and length of texts.
+    """
+    rows = read_test_set(directory)
+    test_set = manifests.digest(rows.to_dict("list"))
+    rows["predicted"] = predict_rows(directory, rows, config.max_tokens, config.batch_size * config.max_tokens)
+    accuracy = accuracy_by_language(rows["predicted"], rows["label"], rows["language"])
+    return Scores.from_languages(
+        "classification",
+        {language: {"accuracy": share} for language, share in accuracy.items()},
+        source,
+        counts={str(language): int(count) for language, count in rows["language"].value_counts().items()},
+        test_set=test_set,
+        details={
+            "majority": int(rows["label"].value_counts().max()) / len(rows),
+            "rows": len(rows),
+            "labels": list(padded.labels_of(padded.read_config(directory))),
+        },
+        outcomes=tabulate(rows),
+    )
+
+
+def read_test_set(directory: Path) -> pd.DataFrame:
+    """Read the test set beside a classifier; InputError if it is missing, empty, or does not fit the classifier."""
+    path = directory / "test.parquet"
+    if not path.is_file():
+        raise InputError(f"{path} is missing. {REMEDY}")
+    table = tables.read_frame(path, None, "give the output of finetune").astype("string")
+    if missing := {"text", "label", "language"} - set(table.columns):
+        raise InputError(f"{path} has no column {', '.join(sorted(missing))}. {REMEDY}")
+    if table.empty:
+        raise InputError(f"{path} has no rows. Add rows of split test to the data of the fine-tuning.")
+    labels = padded.labels_of(padded.read_config(directory))
+    if unknown := sorted(set(table["label"]) - set(labels)):
+        raise InputError(f"{path}: label {unknown[0]!r} is not one of the classifier's ({', '.join(labels)}).")
+    return table
+
+
+def tabulate(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return a row for each question with whether the prediction was right; see `results/evidence.py`."""
+    texts = rows[["text", "text_pair"] if "text_pair" in rows else ["text"]].fillna("").agg("\t".join, axis=1)
+    questions = texts + "\t" + rows["label"] + "\t" + rows["language"]
+    repetitions = questions.groupby(questions).cumcount()  # the same row twice is two questions
+    return pd.DataFrame(
+        {
+            "task": "classification",
+            "place": "",
+            "language": rows["language"].astype(str),
+            "direction": "",
+            "question": [digest_question(f"{text}\t{n}") for text, n in zip(questions, repetitions, strict=True)],
+            "unshared": False,
+            "right": (rows["predicted"] == rows["label"]).astype(bool),
+        }
+    )

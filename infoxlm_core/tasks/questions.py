@@ -1,0 +1,100 @@
+"""The questions of an evaluation, drawn from the held-out pairs of a prepared corpus and equal for all models."""
+
+import hashlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from infoxlm_core import manifests
+from infoxlm_core.config import EvaluationConfig
+from infoxlm_core.model.huggingface import tokenizers
+from infoxlm_core.tasks.retrieval.files import Pairs, read_held_out
+
+
+@dataclass(frozen=True)
+class Questions:
+    """Pairs for retrieval and sentences for perplexity, by language."""
+
+    pivot: str  # the language of the first side of every pair
+    counts: Mapping[str, int]  # held-out pairs of the corpus, of which `pairs` were drawn
+    pairs: Mapping[str, Pairs]
+    sentences: Mapping[str, list[str]]  # the pivot's first
+    unshared: Mapping[str, Tensor]  # (N,) bool: whether the sides of a pair share no token of the model under test
+
+    @cached_property
+    def digest(self) -> str:
+        return manifests.digest([self.pairs, self.sentences])
+
+
+def draw_questions(corpus: Path, reference: Path, config: EvaluationConfig) -> Questions:
+    """Draw pairs for retrieval and sentences for perplexity.
+
+    Args:
+        corpus: a prepared corpus.
+        reference: directory of the model under test. Its tokenizer decides for all models which pairs share a token.
+        config: how many to draw, with which seed.
+
+    Raises:
+        InputError: the corpus has no held-out pairs.
+    """
+    pivot, held_out = read_held_out(corpus)
+    pairs = {language: draw_pairs(rows, config) for language, rows in held_out.items()}
+    tokenizer = tokenizers.load(reference)
+    options: dict[str, Any] = {"add_special_tokens": False, "truncation": True, "max_length": config.max_tokens}
+    unshared = {}
+    for language, drawn in pairs.items():
+        sources, targets = (tokenizer(list(side), **options)["input_ids"] for side in zip(*drawn, strict=True))
+        unshared[language] = shares_no_token(sources, targets)
+    counts = {language: len(rows) for language, rows in held_out.items()}
+    return Questions(pivot, counts, pairs, draw_sentences(pivot, held_out, config), unshared)
+
+
+def draw_pairs(rows: Pairs, config: EvaluationConfig) -> Pairs:
+    """Draw pairs of which no two have a sentence in common, so that every question has one right answer.
+
+    The order of pivot sentences is the same in all languages, so that languages share as many questions as possible.
+    """
+    drawn: Pairs = []
+    seen: set[tuple[int, str]] = set()
+    for source, target in sorted(rows, key=lambda pair: _rank(config.seed, pair[0])):
+        sides = {(0, source.casefold()), (1, target.casefold())}
+        if not sides & seen:
+            seen |= sides
+            drawn.append((source, target))
+        if len(drawn) == config.retrieval_pairs:
+            break
+    return drawn
+
+
+def draw_sentences(pivot: str, held_out: Mapping[str, Pairs], config: EvaluationConfig) -> dict[str, list[str]]:
+    """Draw distinct held-out sentences of every language, the pivot first."""
+    by_language = {pivot: [source for rows in held_out.values() for source, _ in rows]}
+    by_language |= {language: [target for _, target in rows] for language, rows in held_out.items()}
+    drawn = {}
+    for language, sentences in by_language.items():
+        shuffled = sorted(set(sentences), key=lambda text: _rank(config.seed, text))
+        drawn[language] = shuffled[: config.perplexity_sentences]
+    return drawn
+
+
+def _rank(seed: int, text: str) -> bytes:
+    """Return the sort key of a text in a random order that depends only on seed and text."""
+    return hashlib.sha256(f"{seed}/{text}".encode()).digest()
+
+
+def shares_no_token(sources: Sequence[Collection[int]], targets: Sequence[Collection[int]]) -> Tensor:
+    """Return whether source i and target i have no token id in common: (N,) bool. Ids are without special tokens.
+
+    Such pairs cannot be found by names, numbers or placeholders that a translation copies.
+    """
+    return torch.tensor([set(a).isdisjoint(b) for a, b in zip(sources, targets, strict=True)], dtype=torch.bool)
+
+
+def digest_question(text: str) -> str:
+    """Return the id of a question in the table of outcomes, from which its text cannot be read."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

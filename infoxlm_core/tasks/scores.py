@@ -1,0 +1,145 @@
+"""Scores of a model on a task, and the means over languages that reports show."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NotRequired, Self
+
+from typing_extensions import TypedDict
+
+from infoxlm_core import outside
+from infoxlm_core.errors import InputError
+from infoxlm_core.training.finetuning import selection
+
+ByLanguage = Mapping[str, Mapping[str, float]]  # language -> metric -> share
+
+
+class _Development(TypedDict):
+    languages: dict[str, float]
+    mean: float
+
+
+@outside.with_more
+class _StoredScores(TypedDict):
+    """The content of scores.json, whatever the task."""
+
+    task: str
+    languages: dict[str, dict[str, float]]
+    mean: dict[str, float]
+    counts: dict[str, int]
+    test_set: str
+    transfer_gap: NotRequired[dict[str, float] | None]
+    dev: NotRequired[_Development | None]
+    selection: NotRequired[dict[str, Any] | None]
+    mixed: NotRequired[dict[str, Any] | None]
+    trained_on: NotRequired[list[str]]
+    training: NotRequired[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Scores of one model on one task. Shares are from 0 to 1; every language has the same weight in a mean."""
+
+    task: str
+    languages: ByLanguage
+    mean: Mapping[str, float]
+    counts: Mapping[str, int]  # questions of each language
+    test_set: str  # digest of the questions
+    transfer_gap: Mapping[str, float] | None = None  # by metric; None if there is no other language than the source
+    dev: Mapping[str, Any] | None = None  # development scores of the model, {"languages", "mean"}
+    selection: Mapping[str, Any] | None = None  # the content of selection.json
+    mixed: Mapping[str, Any] | None = None  # scores by pair of languages, {"within", "across", "cells"}
+    trained_on: Sequence[str] = ()  # languages of the training text, the source first
+    training: Mapping[str, Any] = field(default_factory=dict)  # steps, examples, where the model is
+    details: Mapping[str, Any] = field(default_factory=dict)  # what only this task has, such as retrieval's vectors
+    outcomes: Any = field(
+        default=None, compare=False, repr=False
+    )  # a table with a row per question; not in scores.json
+
+    @classmethod
+    def from_languages(
+        cls, task: str, languages: ByLanguage, source: str, tuned: Path | None = None, **others: Any
+    ) -> Self:
+        """Compute means and transfer gap from the scores of each language.
+
+        Args:
+            task: name of the task.
+            languages: scores by language and metric.
+            source: the language of the training text, from which the transfer gap is measured.
+            tuned: directory of a fine-tuned model; its development scores and selection are read.
+            **others: the other fields.
+        """
+        mean, gaps = mean_over(languages), None
+        if source in languages and len(languages) > 1:
+            gaps = {name: transfer_gap({code: row[name] for code, row in languages.items()}, source) for name in mean}
+        if tuned:
+            others |= {"dev": selection.development(tuned), "selection": selection.read(tuned)}
+        return cls(task=task, languages=languages, mean=mean, transfer_gap=gaps, **others)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the content of scores.json, in which `details` are beside the other fields."""
+        names = ("task", "languages", "mean", "transfer_gap", "counts", "test_set", "dev", "selection", "mixed")
+        plain = {name: getattr(self, name) for name in names}
+        return plain | dict(self.details) | {"training": dict(self.training), "trained_on": list(self.trained_on)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], where: str = "scores.json") -> Self:
+        """Read what `to_dict` returned, in this version or an earlier one.
+
+        Raises:
+            InputError: a field is missing, empty or of another type.
+        """
+        required = ("task", "languages", "mean", "counts", "test_set")
+        if missing := [name for name in required if not values.get(name)]:
+            raise InputError(f"{where} has no {', '.join(missing)}. Measure the model again.")
+        outside.check(dict(values), _StoredScores, where, "measure the model again")
+        fields = set(cls.__dataclass_fields__) - {"details", "outcomes"}
+        details = {name: value for name, value in values.items() if name not in fields}
+        return cls(**{name: value for name, value in values.items() if name in fields}, details=details)
+
+
+def finite(values: Mapping[str, Any]) -> dict[str, float]:
+    """Return the values that are finite numbers."""
+    return {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}
+
+
+def mean_over(languages: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the unweighted mean of each metric over the languages that have it; None if no language has it."""
+    means = {}
+    for metric in next(iter(languages.values())):
+        values = [row[metric] for row in languages.values() if row[metric] is not None]
+        means[metric] = fmean(values) if values else None
+    return means
+
+
+def transfer_gap(scores: Mapping[str, float], source: str = "en") -> float:
+    """Return the score of the source language minus the mean of the others; lower is better."""
+    return scores[source] - fmean(score for language, score in scores.items() if language != source)
+
+
+def mix(cells: Mapping[tuple[str, str], Mapping[str, float]], metric: str) -> dict[str, Any]:
+    """Return `Scores.mixed`.
+
+    Args:
+        cells: scores by (language of premise or paragraph, language of hypothesis or question).
+        metric: the metric of the means `within` and `across`.
+    """
+    within, across = within_and_across({cell: scores[metric] for cell, scores in cells.items()})
+    return {"within": within, "across": across, "cells": {"-".join(cell): scores for cell, scores in cells.items()}}
+
+
+def within_and_across(cells: Mapping[tuple[str, str], float]) -> tuple[float, float]:
+    """Return two means over languages: of texts that are both in the language, and of texts of which one is.
+
+    `cells` maps (language of one text, language of the other) to a score; some cells may be missing. Source: InfoXLM,
+    section 6.
+    """
+    languages = [first for first, second in cells if first == second]
+    across = []
+    for language in languages:
+        scores = [score for pair, score in cells.items() if language in pair and pair[0] != pair[1]]
+        if scores:
+            across.append(fmean(scores))
+    return fmean(cells[language, language] for language in languages), fmean(across)

@@ -1,0 +1,59 @@
+"""Retrieval among held-out pairs: how answers are counted, on vectors that a reader can check by hand."""
+
+import math
+
+import pytest
+import torch
+
+from infoxlm_core.tasks.embedding import VectorSpec
+from infoxlm_core.tasks.questions import Questions
+from infoxlm_core.tasks.retrieval.held_out import score_languages, summarise, tabulate
+from infoxlm_core.tasks.retrieval.nearest import mark_hits, search
+from infoxlm_core.tasks.scores import mean_over
+
+
+@pytest.mark.item("A23")
+def test_the_two_directions_can_differ():
+    degrees = {"sources": [0, 20], "targets": [15, 40]}  # source 2 is nearer to target 1; both targets find their own
+    spec = VectorSpec("mean", 0)
+    sources, targets = (
+        {spec: torch.tensor([[math.cos(math.radians(a)), math.sin(math.radians(a))] for a in angles])}
+        for angles in degrees.values()
+    )
+
+    hits = mark_hits(search([("de", sources, targets)])["de"][spec])
+    shares = score_languages({"de": hits}, {"de": torch.tensor([False, True])})["de"]
+
+    assert shares == {"from_pivot": {"all": 0.5, "subset": 0.0}, "to_pivot": {"all": 0.5, "subset": 1.0}}
+
+
+@pytest.mark.item("A21")
+def test_every_language_has_the_same_weight_and_an_empty_subset_has_none():
+    cells = {
+        "de": {"from_pivot": {"all": 0.8, "subset": 0.5}, "to_pivot": {"all": 0.6, "subset": 0.3}},
+        "zh": {"from_pivot": {"all": 0.2, "subset": None}, "to_pivot": {"all": 0.0, "subset": None}},
+    }
+
+    rows = {code: summarise(cell) for code, cell in cells.items()}
+    mean = mean_over(rows)
+
+    assert mean["mean"] == pytest.approx(0.4)
+    assert (mean["from_pivot"], mean["to_pivot"]) == pytest.approx((0.5, 0.3))
+    assert mean["no_overlap"] == pytest.approx(0.4)
+    assert rows["zh"]["no_overlap"] is None
+    assert mean_over({"zh": rows["zh"]})["no_overlap"] is None
+
+
+def test_a_sentence_asked_in_two_languages_is_one_question_with_a_row_for_each_direction():
+    pairs = {"de": [("Save", "Speichern"), ("Open", "Öffnen")], "fr": [("Save", "Enregistrer")]}
+    unshared = {"de": torch.tensor([True, False]), "fr": torch.tensor([True])}
+    hits = {
+        code: {direction: torch.ones(len(rows), dtype=torch.bool) for direction in ("from_pivot", "to_pivot")}
+        for code, rows in pairs.items()
+    }
+
+    table = tabulate(Questions("en", {}, pairs, {}, unshared), {"best": hits})
+
+    assert list(table["language"]) == ["de", "de", "de", "de", "fr", "fr"]
+    assert table.groupby("question")["language"].nunique().tolist() in ([1, 2], [2, 1])
+    assert table["unshared"].sum() == 4 and table["right"].all()
