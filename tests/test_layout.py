@@ -51,7 +51,6 @@ SCENARIOS = {
     "infoxlm_core/systems/test_ranking.py",
     "infoxlm_core/training/test_long_evaluations.py",
     "infoxlm_core/training/test_rewinds.py",
-    "infoxlm_core/training/test_sharding.py",
     "components/adapters/kuberay/test_stop.py",
     "components/adapters/ray/test_gpus.py",
     "components/adapters/ray/test_two_nodes.py",

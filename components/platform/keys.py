@@ -2,7 +2,7 @@
 
 from infoxlm_core import manifests
 from infoxlm_core.config import StageConfig
-from infoxlm_core.training.input_digests import digest_inputs, digest_inputs_by_role
+from infoxlm_core.training.fingerprint import digest_inputs, digest_inputs_by_role
 
 __all__ = ["artifact_key", "digest_inputs", "digest_inputs_by_role"]
 

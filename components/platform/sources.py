@@ -25,7 +25,7 @@ from infoxlm_core import locks, manifests
 from infoxlm_core.errors import DataCorrupt, InputError
 from infoxlm_core.model.huggingface import directories
 from infoxlm_core.tasks import task_of
-from infoxlm_core.training import input_digests
+from infoxlm_core.training import fingerprint
 from infoxlm_core.training.finetuning import selection
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def digest_training_data(settings: Any, store: Path) -> list[str]:
     """Return the digests of the data that a task is trained on, after fetching it into the store."""
     local = localise(settings, store)
     _, data = task_of(local).training_part(local)
-    return input_digests.digest_inputs([path for paths in data.values() for path in paths])
+    return fingerprint.digest_inputs([path for paths in data.values() for path in paths])
 
 
 def states(sources: Iterable[str]) -> list[str]:

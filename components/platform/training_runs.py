@@ -28,7 +28,7 @@ from infoxlm_core import manifests, outside
 from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.errors import ConfigError, InfoXLMError, InputError
 from infoxlm_core.training import fingerprint
-from infoxlm_core.training.checkpoints import superfluous
+from infoxlm_core.training.checkpoints import select_outdated
 
 logger = logging.getLogger(__name__)
 
@@ -152,7 +152,7 @@ class RemoteRun:
         lease = self._held_lease()
         artifact_files.push(directory, f"{self.url}/{directory.name}", before_commit=lease.renew, replace=True)
         self._store.put("saved.json", json.dumps({"step": directory.name}))
-        for old in superfluous(self.names(), keep, bad, spacing):
+        for old in select_outdated(self.names(), keep, bad, spacing):
             with suppress(InfoXLMError):  # the next save tries again
                 artifact_files.drop(f"{self.url}/{old}")
 

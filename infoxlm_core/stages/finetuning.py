@@ -24,8 +24,7 @@ from infoxlm_core.training.checkpoints import RemoteCheckpoints
 from infoxlm_core.training.finetuning import active_vocabulary, selection
 from infoxlm_core.training.finetuning.best_checkpoints import BestCheckpoints
 from infoxlm_core.training.finetuning.task_learner import TaskLearner, Training
-from infoxlm_core.training.fingerprint import Fingerprint
-from infoxlm_core.training.input_digests import digest_inputs
+from infoxlm_core.training.fingerprint import Fingerprint, digest_inputs
 from infoxlm_core.training.run import export_curves, run_directory
 from infoxlm_core.training.tracker import FileTracker, Tracker
 

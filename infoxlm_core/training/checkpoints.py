@@ -1,14 +1,14 @@
-"""Our own checkpoints: complete directories of safetensors and JSON whose manifest is written last.
+"""Checkpoints of a training: complete directories of safetensors and JSON whose manifest is written last.
 
-    checkpoints/step=0000000400/   state.safetensors, meta.json, manifest.json (sizes, sha256)
-    checkpoints/saved.json         the newest step ever saved: with it, a run never silently starts over
-    checkpoints/lock               held by the one process that trains
-    checkpoints/stop               somebody asks the run to save and stop
+    RUN/step=0000000400/   state.safetensors, meta.json, manifest.json (sizes and SHA-256)
+    RUN/saved.json         the newest step ever saved: with it, a run never silently starts over
+    RUN/lock               held by the one process that trains
+    RUN/stop               asks the run to save and stop
 
-A checkpoint is chosen by its step, never by a clock, and every byte of it is hashed before it is used.
+The newest checkpoint is the one of the highest step; clocks do not matter. Every byte is hashed before it is used.
 
-Machines that share no disk have `RemoteCheckpoints` too: then what has not arrived there does not exist, and a
-checkpoint carries what else a run needs to go on somewhere else (`COMPANIONS`).
+Workers that share no disk use `RemoteCheckpoints`: a checkpoint exists once it is there. It then contains everything
+else that a run resumes from (`COMPANIONS`).
 """
 
 import contextlib
@@ -38,34 +38,72 @@ from infoxlm_core.training.tracker import METRICS
 logger = logging.getLogger(__name__)
 _NAME = re.compile(r"step=(\d{10})")
 META = "meta.json"
-COMPANIONS = (METRICS, "kept")  # what else a run goes on from: curves, and the weights of a fine-tuning's best steps
-MAX_FAILED_UPLOADS = 3  # saves in a row that may fail to arrive elsewhere before the run stops
+COMPANIONS = (METRICS, "kept")  # curves, and the weights of a fine-tuning's best steps
+MAX_FAILED_UPLOADS = 3  # consecutive failed uploads after which a run stops
 
 
-def list_of(run: Path) -> list[tuple[int, Path]]:
-    """Steps and directories of a run's checkpoints, valid or not, newest first."""
-    found = [(m, path) for path in run.iterdir() if (m := _NAME.fullmatch(path.name))]
-    return sorted(((int(m[1]), path) for m, path in found), reverse=True)
+def directory_name(step: int) -> str:
+    return f"step={step:010d}"
 
 
-def superfluous(names: Iterable[str], keep: int, bad: Collection[str], spacing: int = 0) -> list[str]:
-    """Those checkpoints that may go: what is known to be bad, and of the others all but the newest `keep`.
+def step_of(name: str) -> int | None:
+    """Return the step of a checkpoint's directory, None for other names."""
+    match = _NAME.fullmatch(name)
+    return int(match[1]) if match else None
 
-    `spacing`: what a training may have to go back to stays, too. These are the checkpoints at multiples of it: the two
-    newest that lie far enough behind the newest of all, for it may happen twice, and those after them, which will.
+
+def list_checkpoints(run: Path) -> list[tuple[int, Path]]:
+    """Return steps and directories of a run's checkpoints, valid or not, newest first."""
+    checkpoints = []
+    for path in run.iterdir():
+        step = step_of(path.name)
+        if step is not None:
+            checkpoints.append((step, path))
+    return sorted(checkpoints, reverse=True)
+
+
+def select_outdated(names: Iterable[str], keep: int, bad: Collection[str], spacing: int = 0) -> list[str]:
+    """Return the names of the checkpoints to delete: the bad ones, and all others but the newest.
+
+    Args:
+        names: of all checkpoints.
+        keep: how many of the newest checkpoints stay.
+        bad: names of checkpoints that are known to be damaged.
+        spacing: if not 0, rewind targets at multiples of it stay as well: the two newest that precede the newest
+            checkpoint by `guard.DISTANCE` steps, since training may diverge again after a rewind, and all newer ones.
     """
-    ordered = sorted(names, reverse=True)
-    others = [name for name in ordered if name not in bad]
-    steps = {name: int(m[1]) for name in others if (m := _NAME.fullmatch(name))}
-    regular = [name for name, step in steps.items() if spacing and step % spacing == 0]
-    behind = [name for name in regular if steps[name] <= max(steps.values()) - guard.DISTANCE]
-    needed = {*others[:keep], *regular[: len(regular) - len(behind) + 2]}
-    return [name for name in ordered if name in bad] + [name for name in others if name not in needed]
+    newest_first = sorted(names, reverse=True)
+    valid = [name for name in newest_first if name not in bad]
+    needed = set(valid[:keep])
+    if spacing:
+        steps = {name: step_of(name) or 0 for name in valid}
+        targets = [name for name in valid if steps[name] % spacing == 0]
+        newest = max(steps.values(), default=0)
+        distant = [name for name in targets if steps[name] <= newest - guard.DISTANCE]
+        needed.update(distant[:2], targets[: len(targets) - len(distant)])
+    return [name for name in newest_first if name in bad] + [name for name in valid if name not in needed]
+
+
+@contextlib.contextmanager
+def deleted_on_failure(partial: Path) -> Iterator[None]:
+    """Delete a partly written file or directory if writing fails; name what the operating system reports.
+
+    Raises:
+        StorageFull, StorageUnavailable, InputError: see `outside.translate`.
+    """
+    try:
+        yield
+    except BaseException as error:
+        shutil.rmtree(partial, ignore_errors=True) if partial.is_dir() else partial.unlink(missing_ok=True)
+        known_error = outside.translate(error, partial)
+        if known_error:
+            raise known_error from error
+        raise
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """State of a training after `step` optimizer steps: tensors by name, and small facts."""
+    """State of a training after `step` optimizer steps: tensors by name, and JSON values."""
 
     step: int
     tensors: dict[str, Tensor]
@@ -74,7 +112,7 @@ class Checkpoint:
 
 @outside.with_more
 class Meta(TypedDict):
-    """What every checkpoint says of itself; each training adds more."""
+    """What meta.json of every checkpoint contains; each training adds more."""
 
     step: int
     fingerprint: dict[str, Any]
@@ -82,39 +120,45 @@ class Meta(TypedDict):
 
 
 class RemoteCheckpoints(Protocol):
-    """Where a run's checkpoints are for all machines, such as a prefix on S3. Names are those of their directories."""
+    """Checkpoints of a run in a storage that all machines reach, by the names of their directories."""
 
     def held(self) -> contextlib.AbstractContextManager[Any]:
-        """Be the only one who writes there; raises LeaseHeld if somebody else does."""
+        """Be the only writer; raises LeaseHeld if there is another one."""
 
     def names(self) -> list[str]:
-        """All whole checkpoints."""
+        """Return the names of all complete checkpoints."""
 
     def fetch(self, name: str, directory: Path) -> None:
-        """Copy a checkpoint to this machine; raises DataCorrupt if it is damaged."""
+        """Download a checkpoint; raises DataCorrupt if it is damaged."""
 
     def send(self, directory: Path, keep: int, bad: Collection[str], spacing: int = 0) -> None:
-        """Make a checkpoint exist there, then drop what is `superfluous`; raises Fenced if it is not ours to do."""
+        """Upload a checkpoint, then delete those of `select_outdated`; raises Fenced if the lease was lost."""
 
     def drop(self, name: str) -> None:
-        """Let a checkpoint no longer exist there; raises Fenced if it is not ours to do."""
+        """Delete a checkpoint; raises Fenced if the lease was lost."""
 
     def has_saved(self) -> bool:
-        """Whether a checkpoint ever existed there."""
+        """Return whether a checkpoint was ever uploaded."""
 
     def asked_to_stop(self) -> bool:
-        """Whether somebody wants the run to save and stop; answers at once."""
+        """Return at once whether the run is asked to save and stop."""
 
-    def forget_request(self) -> None: ...
+    def forget_request(self) -> None:
+        """Delete the request to stop."""
 
 
 class Checkpoints:
-    """The checkpoints of one run, in a directory that is made if missing.
+    """The checkpoints of one run.
 
-    One is saved every so many steps; the newest `keep` stay, not counting those that a resume has found to be bad. Each
-    is compared with the fingerprint before it is used, unless changes are accepted. `remote` is where they are for
-    other machines; None if all share this directory. `background`: training goes on while one is written. `rewinds`:
-    the training may have to go back, and what it needs for that stays, too.
+    Args:
+        directory: of the run; created if missing.
+        fingerprint: a checkpoint must have the same, see `Fingerprint.check`.
+        every: steps between two checkpoints.
+        keep: how many of the newest valid checkpoints stay.
+        remote: where other machines find the checkpoints; None if all machines share `directory`.
+        accept_changes: resume although data or settings have changed.
+        background: training continues while a checkpoint is written.
+        rewinds: training may rewind, so that its targets stay, too.
     """
 
     def __init__(
@@ -130,202 +174,209 @@ class Checkpoints:
     ) -> None:
         self.directory, self.fingerprint, self.every, self.keep = directory, fingerprint, every, keep
         self.remote, self.accept_changes, self.background = remote, accept_changes, background
-        self.spacing = guard.spacing(every) if rewinds else 0
-        self._writer, self._writing = ThreadPoolExecutor(1, "checkpoint"), Future[None]()
-        self._writing.set_result(None)
-        self._missed = 0
+        self.spacing = guard.target_spacing(every) if rewinds else 0
+        self._writer, self._pending_save = ThreadPoolExecutor(1, "checkpoint"), Future[None]()
+        self._pending_save.set_result(None)
+        self._failed_uploads = 0
         self._bad: set[str] = set()
         manifests.make_folder(directory)
 
     @contextlib.contextmanager
     def locked(self, patience: float = 60.0) -> Iterator[None]:
-        """Be the only process that trains this run; wait `patience` seconds for a dying one, then raise LeaseHeld."""
+        """Be the only process that trains this run; raise LeaseHeld if another one still does after `patience` s."""
         try:
-            held = locks.acquire(self.directory / "lock", timeout=patience, poll_interval=0.5)
+            lock = locks.acquire(self.directory / "lock", timeout=patience, poll_interval=0.5)
         except locks.Timeout:
             raise LeaseHeld(
-                f"{self.directory} is in use: another process trains this run; wait for it or stop it"
+                f"{self.directory} is in use: another process trains this run. Wait for it or stop it"
             ) from None
-        with held:
-            for dead in self.directory.glob(".step=*"):  # left behind by a process that died while it saved
-                shutil.rmtree(dead, ignore_errors=True)
+        with lock:
+            for partial in self.directory.glob(".step=*"):  # of a process that died while it saved
+                shutil.rmtree(partial, ignore_errors=True)
             with self.remote.held() if self.remote else contextlib.nullcontext():
                 try:
                     yield
-                finally:  # nobody else may write before it is done
-                    self._writer.shutdown()
-                    lost = self._writing.exception()
-                    if lost is not None and lost is not sys.exception():  # the training ended by another error
-                        logger.error("a checkpoint could not be saved: %s", lost)
+                finally:
+                    self._writer.shutdown()  # before the lock is released
+                    error = self._pending_save.exception()
+                    if error is not None and error is not sys.exception():  # another error ended the training
+                        logger.error("a checkpoint could not be saved: %s", error)
 
     def asked_to_stop(self) -> bool:
         return (self.directory / "stop").exists() or bool(self.remote and self.remote.asked_to_stop())
 
     def forget_request(self) -> None:
-        """The request to stop was granted: the next start must not find it."""
+        """Delete the request to stop, so that the next start does not see it."""
         (self.directory / "stop").unlink(missing_ok=True)
         if self.remote:
             self.remote.forget_request()
 
-    def begin(self, checkpoint: Checkpoint) -> None:
-        """`save` in a thread, of tensors that nobody changes meanwhile; after `finish` of the one before."""
-        self._writing = self._writer.submit(self.save, checkpoint)
+    def begin_save(self, checkpoint: Checkpoint) -> None:
+        """Save in a thread. Nothing may change the tensors meanwhile, and `finish_save` must have returned."""
+        self._pending_save = self._writer.submit(self.save, checkpoint)
 
-    def finish(self) -> None:
-        """Wait for what `begin` has begun, and raise what it raises."""
-        self._writing.result()
+    def finish_save(self) -> None:
+        """Wait for the save that `begin_save` started; raise what it raised."""
+        self._pending_save.result()
 
-    def has_failed(self) -> bool:
-        """Whether `finish` would raise; answers at once."""
-        return self._writing.done() and self._writing.exception() is not None
+    def save_has_failed(self) -> bool:
+        """Return at once whether `finish_save` would raise."""
+        return self._pending_save.done() and self._pending_save.exception() is not None
 
     def save(self, checkpoint: Checkpoint, last: bool = False) -> None:
-        """Write a checkpoint so that it exists whole or not at all; then drop the bad and the oldest.
+        """Write a checkpoint completely or not at all, upload it, then delete bad and outdated ones.
 
-        The `last` one of this process must arrive elsewhere, as nothing can follow it: StorageUnavailable if it, or
-        several in a row, did not. StorageFull: older checkpoints are untouched and nothing half-written stays.
+        Args:
+            checkpoint: to write.
+            last: no other save follows in this process, so that this upload must succeed.
+
+        Raises:
+            StorageUnavailable: the last, or several consecutive uploads failed.
+            StorageFull: older checkpoints are untouched.
         """
-        name = f"step={checkpoint.step:010d}"
-        temporary, final = self.directory / f".{name}", self.directory / name
-        shutil.rmtree(temporary, ignore_errors=True)
-        try:
-            temporary.mkdir()
-            save_file(checkpoint.tensors, temporary / "state.safetensors")
-            meta = checkpoint.meta | {"step": checkpoint.step} | self.fingerprint.meta()
-            manifests.write_atomically(temporary / META, json.dumps(meta, indent=1, sort_keys=True))
-            if self.remote:
-                self._pack(temporary)
-            manifests.sync_tree(temporary)
-            manifests.write(temporary, "checkpoint", {"step": checkpoint.step})
-            if final.exists():  # a bad one of the same step, or we would not have trained it again
+        name = directory_name(checkpoint.step)
+        partial, final = self.directory / f".{name}", self.directory / name
+        shutil.rmtree(partial, ignore_errors=True)
+        with deleted_on_failure(partial):
+            self._write(checkpoint, partial)
+            if final.exists():  # a damaged checkpoint of the same step
                 shutil.rmtree(final)
-            temporary.replace(final)
+            partial.replace(final)
             manifests.sync_file(self.directory)
             manifests.write_atomically(self.directory / "saved.json", json.dumps({"step": checkpoint.step}))
-        except BaseException as error:
-            shutil.rmtree(temporary, ignore_errors=True)
-            if said := outside.translate(error, temporary):
-                raise said from error
-            raise
         bad = self._bad - {name}
-        if self._send(final, bad, last):
+        if self._upload(final, bad, last):
             self._bad = bad
             logger.info("saved checkpoint %s", final)
-        found = [path for _, path in list_of(self.directory)]
-        bad |= {path.name for path in found if not (path / manifests.NAME).is_file()}  # half-deleted
-        for old in superfluous([path.name for path in found], self.keep, bad, self.spacing):
-            self._drop(self.directory / old)
+        paths = [path for _, path in list_checkpoints(self.directory)]
+        bad |= {path.name for path in paths if not (path / manifests.NAME).is_file()}  # partly deleted
+        for outdated in select_outdated([path.name for path in paths], self.keep, bad, self.spacing):
+            self._delete(self.directory / outdated)
 
-    def _drop(self, directory: Path) -> None:
-        (directory / manifests.NAME).unlink(missing_ok=True)  # first: half-deleted is not valid
+    def _write(self, checkpoint: Checkpoint, directory: Path) -> None:
+        directory.mkdir()
+        save_file(checkpoint.tensors, directory / "state.safetensors")
+        meta = checkpoint.meta | {"step": checkpoint.step} | self.fingerprint.meta()
+        manifests.write_atomically(directory / META, json.dumps(meta, indent=1, sort_keys=True))
+        if self.remote:
+            for companion in COMPANIONS:
+                _replace_copy(self.directory / companion, directory / companion)
+        manifests.sync_tree(directory)
+        manifests.write(directory, "checkpoint", {"step": checkpoint.step})
+
+    def _delete(self, directory: Path) -> None:
+        (directory / manifests.NAME).unlink(missing_ok=True)  # first, so that nobody takes the rest for valid
         shutil.rmtree(directory, ignore_errors=True)
 
-    def _pack(self, directory: Path) -> None:
-        """Put what lies beside the checkpoints into one: curves as they are now, weights as second names of files."""
-        for name in COMPANIONS:
-            if (found := self.directory / name).is_dir():
-                shutil.copytree(found, directory / name, copy_function=os.link)
-            elif found.is_file():
-                shutil.copy(found, directory / name)
-
-    def _unpack(self, directory: Path) -> None:
-        """Put it back where the run looks for it."""
-        for name in COMPANIONS:
-            target = self.directory / name
-            shutil.rmtree(target, ignore_errors=True) if target.is_dir() else target.unlink(missing_ok=True)
-            if (found := directory / name).is_dir():
-                shutil.copytree(found, target, copy_function=os.link)
-            elif found.is_file():
-                shutil.copy(found, target)
-
-    def _send(self, final: Path, bad: set[str], last: bool) -> bool:
-        """Let a checkpoint exist elsewhere; return whether it does. Training goes on without it for a while."""
+    def _upload(self, directory: Path, bad: set[str], last: bool) -> bool:
+        """Upload a checkpoint; return whether it exists where it has to. Training survives a few failures."""
         if not self.remote:
             return True
         try:
-            self.remote.send(final, self.keep, bad, self.spacing)
-            self._missed = 0
-            return True
+            self.remote.send(directory, self.keep, bad, self.spacing)
         except StorageUnavailable as error:
-            self._missed += 1
+            self._failed_uploads += 1
             logger.error(
-                "checkpoint %s did not arrive (%d of %d): %s", final.name, self._missed, MAX_FAILED_UPLOADS, error
-            )
-            if last or self._missed >= MAX_FAILED_UPLOADS:
+                "checkpoint %s was not uploaded (attempt %d of %d): %s",
+                directory.name, self._failed_uploads, MAX_FAILED_UPLOADS, error,
+            )  # fmt: skip
+            if last or self._failed_uploads >= MAX_FAILED_UPLOADS:
                 raise
             return False
+        self._failed_uploads = 0
+        return True
 
     def load_newest(self) -> Checkpoint | None:
-        """The newest checkpoint whose every byte is as written; None if this run never saved one.
+        """Return the newest checkpoint whose every byte is as written; None if this run never saved one.
 
         Raises:
-            NoValidCheckpoint: there were checkpoints, and none can be trusted.
-            ConfigMismatch: it was made with other data or settings.
+            NoValidCheckpoint: there were checkpoints, and none is valid.
+            ConfigMismatch: it was saved with other data or settings.
         """
         candidates = self._candidates()
-        found, reasons = self._first_valid(candidates)
-        if found is not None:
-            # what is newer is damaged, or never arrived elsewhere; it goes when there is a new one
-            self._bad = {path.name for step, path in candidates + list_of(self.directory) if step > found.step}
+        checkpoint, problems = self._load_first_valid(candidates)
+        if checkpoint is not None:
+            # Newer ones are damaged, or were never uploaded. They stay until there is a newer valid checkpoint.
+            on_disk = list_checkpoints(self.directory)
+            self._bad = {path.name for step, path in candidates + on_disk if step > checkpoint.step}
             if self.remote:
-                self._unpack(self.directory / f"step={found.step:010d}")
-            return found
-        if reasons or (self.remote.has_saved() if self.remote else (self.directory / "saved.json").exists()):
+                for companion in COMPANIONS:
+                    source = self.directory / directory_name(checkpoint.step) / companion
+                    _replace_copy(source, self.directory / companion)
+            return checkpoint
+        has_saved = self.remote.has_saved() if self.remote else (self.directory / "saved.json").exists()
+        if problems or has_saved:
             raise NoValidCheckpoint(
                 f"{self.directory}: this run has saved before, but no checkpoint is valid "
-                f"({'; '.join(reasons) or 'none is left'}): restore one, or remove the directory to start over"
+                f"({'; '.join(problems) or 'none is left'}): restore one, or delete the directory to start over"
             )
         return None
 
-    def go_back(self, step: int) -> Checkpoint | None:
-        """The newest valid checkpoint that lies far enough before a step, after all newer ones are gone; None if there
-        is none. Only those at multiples of `spacing` count: which one it is must not depend on where the run was
-        interrupted, and so has saved."""
-        regular = [(at, path) for at, path in self._candidates() if self.spacing and at % self.spacing == 0]
-        found, _ = self._first_valid([(at, path) for at, path in regular if at <= step - guard.DISTANCE])
-        if found is None:
+    def rewind(self, step: int) -> Checkpoint | None:
+        """Return the newest valid rewind target for a step and delete all newer checkpoints; None without a target.
+
+        Only multiples of `spacing` are targets: the choice must not depend on where a run was interrupted and saved.
+        """
+        candidates = self._candidates()
+        last_target = step - guard.DISTANCE
+        targets = [(at, path) for at, path in candidates if self.spacing and at % self.spacing == 0]
+        checkpoint, _ = self._load_first_valid([(at, path) for at, path in targets if at <= last_target])
+        if checkpoint is None:
             return None
-        for at, path in sorted({*self._candidates(), *list_of(self.directory)}, reverse=True):
-            if at > found.step:  # else a restart would go on from there: with the data that is to be left out
+        for at, path in sorted({*candidates, *list_checkpoints(self.directory)}, reverse=True):
+            if at > checkpoint.step:  # else a restart would resume from it, with the data that is left out
                 if self.remote:
                     self.remote.drop(path.name)
-                self._drop(path)
-        return found
+                self._delete(path)
+        return checkpoint
 
-    def _first_valid(self, candidates: Iterable[tuple[int, Path]]) -> tuple[Checkpoint | None, list[str]]:
-        """The first checkpoint whose every byte is as written, and what is wrong with those before it."""
-        reasons: list[str] = []
+    def _load_first_valid(self, candidates: Iterable[tuple[int, Path]]) -> tuple[Checkpoint | None, list[str]]:
+        """Return the first checkpoint whose every byte is as written, and the problems of those before it."""
+        problems: list[str] = []
         for step, path in candidates:
             try:
-                self._bring(path)
+                self._verify(path)
                 meta = outside.read_json(path / META, Meta, "restore it", DataCorrupt)
                 tensors = load_file(path / "state.safetensors")
-            except TryAgain:  # a download that fails is no damage
+            except TryAgain:  # a failed download is not damage
                 raise
             except (InfoXLMError, OSError, ValueError, SafetensorError) as error:
-                if isinstance(said := outside.translate(error, path), TryAgain):  # nor is a disk that fails for a while
-                    raise said from error
+                known_error = outside.translate(error, path)
+                if isinstance(known_error, TryAgain):  # nor is a failing disk
+                    raise known_error from error
                 logger.warning("CheckpointCorrupt step=%d reason=%s", step, error)
-                reasons.append(f"step {step}: {error}")
+                problems.append(f"step {step}: {error}")
                 continue
             self.fingerprint.check(meta, str(self.directory), self.accept_changes)
             logger.info("resuming after step %d from %s", step, path)
-            return Checkpoint(step, tensors, meta), reasons
-        return None, reasons
+            return Checkpoint(step, tensors, meta), problems
+        return None, problems
 
     def _candidates(self) -> list[tuple[int, Path]]:
-        """Steps of the checkpoints that exist, newest first, and where each is on this machine, or will be."""
+        """Return steps of the existing checkpoints, newest first, and their directories here, present or not."""
         if self.remote is None:
-            return list_of(self.directory)
-        found = [(int(m[1]), self.directory / m[0]) for name in self.remote.names() if (m := _NAME.fullmatch(name))]
-        return sorted(found, reverse=True)
+            return list_checkpoints(self.directory)
+        steps = [step for step in map(step_of, self.remote.names()) if step is not None]
+        return [(step, self.directory / directory_name(step)) for step in sorted(steps, reverse=True)]
 
-    def _bring(self, path: Path) -> None:
-        """Make sure that a checkpoint is here and whole; copy it, if it is elsewhere. Its bytes are hashed once."""
+    def _verify(self, path: Path) -> None:
+        """Hash a checkpoint; download it if it is remote and missing or damaged here."""
         try:
             manifests.read(path, "checkpoint", made_with="pretrain")
         except InfoXLMError:
             if self.remote is None:
                 raise
-            self.remote.fetch(path.name, path)  # compares every byte
+            self.remote.fetch(path.name, path)  # verifies every byte, so that the manifest alone is read again
             manifests.read(path, "checkpoint", made_with="pretrain", check=lambda _: False)
+
+
+def _replace_copy(source: Path, target: Path) -> None:
+    """Replace a target by a copy of a file, or by a directory of links to the source's files; delete it if missing."""
+    if target.is_dir():
+        shutil.rmtree(target, ignore_errors=True)
+    else:
+        target.unlink(missing_ok=True)
+    if source.is_dir():
+        shutil.copytree(source, target, copy_function=os.link)
+    elif source.is_file():
+        shutil.copy(source, target)

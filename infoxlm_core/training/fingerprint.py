@@ -1,64 +1,73 @@
-"""What a checkpoint belongs to: data, tokenizer and settings must be the same on resuming, code and libraries may not.
+"""What a checkpoint belongs to: data, tokenizer and settings must be equal when a run resumes, code and libraries not.
 
-A change of the first kind is refused, unless the config names this very run (`checkpoints.resume`): the curve would be
-that of no run one could repeat. A change of the second kind is told in one line: a mended comment, or a library with a
-security fix, must not cost a week of training.
+Resuming with other data or settings is refused, unless the config names the run (`checkpoints.resume`): nobody could
+repeat the resulting curve. Other code or libraries are logged: a bug fix must not cost a week of training.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Self
 
-from infoxlm_core import manifests
+from infoxlm_core import manifests, outside
 from infoxlm_core.config import StageConfig
 from infoxlm_core.errors import ConfigMismatch
+from infoxlm_core.languages import is_known
+from infoxlm_core.training.finetuning.selection import FILE as SELECTION
 
 logger = logging.getLogger(__name__)
+LOADED_SUFFIXES = (".safetensors", ".json", ".model", ".txt")  # the files of a model directory that are loaded
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Of one start of a training."""
+    """What one start of a training depends on."""
 
-    compared: dict[str, object] = field(default_factory=dict)  # stage's version, decisive settings, digests of inputs
+    compared: dict[str, object] = field(default_factory=dict)  # stage version, decisive settings, digests of inputs
     recorded: dict[str, object] = field(default_factory=dict)  # code, libraries, threads, workers, kind of device
 
     @classmethod
     def of(cls, config: StageConfig, version: int, inputs: Mapping[str, str]) -> Self:
-        """The fingerprint of a training in this process: of a stage's config, its version (see `manifests.VERSIONS`),
-        and digests of inputs by name."""
-        from infoxlm_core.training import distributed  # imports torch: who only compares does without
+        """Return the fingerprint of a training in this process.
+
+        Args:
+            config: of the stage.
+            version: of the stage, see `manifests.VERSIONS`.
+            inputs: digests by name.
+        """
+        from infoxlm_core.training import distributed  # here, so that comparing fingerprints does not import torch
 
         return cls(decisive(config, version, inputs), manifests.made_by() | distributed.describe())
 
     def meta(self) -> dict[str, Any]:
-        """What a checkpoint says of it."""
+        """Return what a checkpoint stores of this fingerprint."""
         return {"fingerprint": self.compared, "made_by": self.recorded}
 
-    def check(self, meta: Mapping[str, Any], run: str, accepted: bool = False) -> None:
-        """Compare with what a checkpoint of `run`, its directory, says; warn of what may change.
+    def check(self, meta: Mapping[str, Any], run: str, accept_changes: bool = False) -> None:
+        """Compare with the fingerprint that a checkpoint of `run` (its directory) stores; log differences.
 
-        Raises ConfigMismatch if it has other data or settings that are not `accepted`; warns of them otherwise.
+        Raises:
+            ConfigMismatch: data or settings differ, and changes are not accepted.
         """
-        refused = differences(meta["fingerprint"], self.compared)
-        if refused and not accepted:
-            raise mismatch(run, refused)
-        changed = refused + differences(meta.get("made_by", {}), self.recorded)  # an older version has none
-        if changed:
-            logger.warning("%s goes on with what it did not begin with: %s", run, "; ".join(changed))
+        decisive_changes = differences(meta["fingerprint"], self.compared)
+        if decisive_changes and not accept_changes:
+            raise mismatch(run, decisive_changes)
+        changes = decisive_changes + differences(meta.get("made_by", {}), self.recorded)  # older checkpoints lack it
+        if changes:
+            logger.warning("%s resumes with changes: %s", run, "; ".join(changes))
 
 
 def decisive(config: StageConfig, version: int, inputs: Mapping[str, str]) -> dict[str, object]:
-    """What decides the result, by name: all settings but how often to save, log and probe.
+    """Return what decides a stage's result, by name: all settings but those of saving, logging and probing.
 
-    An input that is named like a setting takes its place: the content counts, not the path.
+    The digest of an input replaces the setting of the same name: content counts, not the path.
     """
     return {"version": version, **flatten(config.result_fields()), **inputs}
 
 
 def differences(before: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
-    """Each name whose value is another one, with both."""
+    """Return a phrase for each name whose values differ."""
     return [
         f"{name} was {before.get(name)!r}, is {now.get(name)!r}"
         for name in sorted(before.keys() | now.keys())
@@ -66,18 +75,65 @@ def differences(before: Mapping[str, object], now: Mapping[str, object]) -> list
     ]
 
 
-def mismatch(run: str, refused: list[str]) -> ConfigMismatch:
-    """The error of a run that was begun with other data or settings, and the three ways out."""
+def mismatch(run: str, changes: list[str]) -> ConfigMismatch:
+    """Return the error for a run whose data or settings have changed since it started."""
     name = run.rstrip("/").rpartition("/")[2]
     return ConfigMismatch(
-        f"{run} was begun otherwise: {'; '.join(refused)}: set it back, go on all the same with checkpoints.resume: "
-        f"{name}, or remove {run} to start over"
+        f"{run} was started with other data or settings: {'; '.join(changes)}. Change them back, accept the changes "
+        f"with checkpoints.resume: {name}, or delete {run} to start over"
     )
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
-    """{"a": {"b": 1}} -> {"a.b": 1}: a config whose differences have names."""
+    """Return nested mappings as one with dotted names: {"a": {"b": 1}} -> {"a.b": 1}."""
     flat: dict[str, object] = {}
     for name, value in values.items():
-        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = value
     return flat
+
+
+def digest_inputs(paths: str | Sequence[str] | None) -> list[str]:
+    """Return digests of the existing files and directories among the paths that a config names.
+
+    The location does not count. The name of a file does, since it often contains language and split
+    (`xquad.de.json`), and so does the name of its directory if that is a language code (`fr/dev_2k.tsv`).
+    """
+    named = [paths] if isinstance(paths, str) else paths or []
+    digests = []
+    for path in map(Path, named):
+        path = path.absolute()
+        if path.is_dir():
+            digests.append(_digest_directory(path))
+        elif path.exists():
+            digests.append(manifests.digest([_language_of(path.parent), path.name, manifests.file_sha256(path)]))
+    return digests
+
+
+def digest_inputs_by_role(roles: Mapping[str, Sequence[str]]) -> str:
+    """Return one digest of files by role: a file used for training is not the same input as that file for testing."""
+    return manifests.digest({role: digest_inputs(paths) for role, paths in roles.items()})
+
+
+def _digest_directory(directory: Path) -> str:
+    """Digest names and contents of the files below a directory; of a model directory only the files that are loaded.
+
+    The manifest never counts: it records which code wrote the files.
+    """
+    files = [path for path in outside.below(directory) if path.is_file() and path.name != manifests.NAME]
+    language = _language_of(directory)
+    if any(path.parent == directory and path.suffix == ".safetensors" for path in files):
+        model_directories = [directory]
+        if (directory / SELECTION).is_file():  # a fine-tuned model may contain models of single languages
+            model_directories += (directory / "steps").glob("*")
+        files = [path for path in files if path.parent in model_directories and path.suffix in LOADED_SUFFIXES]
+        language = ""
+    content = {str(path.relative_to(directory)): manifests.file_sha256(path) for path in files}
+    return manifests.digest([language, content])
+
+
+def _language_of(directory: Path) -> str:
+    """Return the name of a directory if it is a language code, else nothing."""
+    return directory.name if is_known(directory.name) else ""

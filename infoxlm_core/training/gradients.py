@@ -1,7 +1,7 @@
-"""Gradients of all workers added up while the backward pass makes others, in an order that the model alone decides.
+"""Sums gradients over workers during the backward pass, in an order that only the model decides.
 
 PyTorch's DistributedDataParallel regroups its buckets after the first backward pass, so that a resumed run would add in
-another order than one that was not interrupted; and it averages, where our losses are divided already.
+another order than an uninterrupted one. It also averages, while our losses are divided before.
 """
 
 import contextlib
@@ -15,57 +15,59 @@ from infoxlm_core.model import mixed
 from infoxlm_core.training import distributed
 
 BUCKET_BYTES = 2**25
-"""Gradients that are sent together: a layer of base. Fewer cost time to begin with, more wait longer to be complete."""
+"""Gradients that are sent together, about a layer of base: small buckets cost latency, large ones start late."""
 
 
 @contextlib.contextmanager
 def summed(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Around the last backward pass of a step: after it each gradient is the sum over all workers.
+    """Wrap the last backward pass of a step: each gradient is then the sum over all workers.
 
-    A bucket is sent as soon as it and all before it are complete: all workers send the same in the same order, before
-    and after a restart. Who has no gradient brings zeros. Gradients of shards are left alone: they are sums already.
+    A bucket is sent once it and all buckets before it are complete, so that all workers send the same in the same
+    order. A parameter without gradient contributes zeros. Gradients of shards are sums already and stay as they are.
     """
-    waiting = buckets([p for p in parameters if not mixed.is_shard(p)])
-    if distributed.world_size() == 1 or not waiting:
+    buckets = make_buckets([p for p in parameters if not mixed.is_shard(p)])
+    if distributed.world_size() == 1 or not buckets:
         yield
         return
-    missing = [len(bucket) for bucket in waiting]
-    number_of: dict[Tensor, int] = {parameter: number for number, bucket in enumerate(waiting) for parameter in bucket}
+    missing = [len(bucket) for bucket in buckets]  # gradients that each bucket still waits for
+    bucket_of: dict[Tensor, int] = {}
+    for number, bucket in enumerate(buckets):
+        bucket_of.update(dict.fromkeys(bucket, number))
     sent: list[tuple[Tensor, dist.Work | None]] = []
 
-    def made(parameter: Tensor) -> None:
-        missing[number_of[parameter]] -= 1
-        send_complete()
-
     def send_complete() -> None:
-        while len(sent) < len(waiting) and not missing[len(sent)]:
-            parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in waiting[len(sent)]]
+        while len(sent) < len(buckets) and not missing[len(sent)]:
+            parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in buckets[len(sent)]]
             flat = parts[0].flatten() if len(parts) == 1 else torch.cat([part.flatten() for part in parts])
             sent.append((flat, dist.all_reduce(flat, async_op=True)))
 
-    hooks = [parameter.register_post_accumulate_grad_hook(made) for parameter in number_of]
+    def on_gradient(parameter: Tensor) -> None:
+        missing[bucket_of[parameter]] -= 1
+        send_complete()
+
+    hooks = [parameter.register_post_accumulate_grad_hook(on_gradient) for parameter in bucket_of]
     try:
         yield
     finally:
         for hook in hooks:
             hook.remove()
-    missing = [0] * len(waiting)  # what this backward pass has not touched is complete now
+    missing = [0] * len(buckets)  # the remaining parameters were not part of this backward pass
     send_complete()
-    for bucket, (flat, work) in zip(waiting, sent, strict=True):
+    for bucket, (flat, work) in zip(buckets, sent, strict=True):
         if work is not None:
             work.wait()
-        for parameter, piece in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
-            parameter.grad = piece.view_as(parameter)
+        for parameter, gradient in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
+            parameter.grad = gradient.view_as(parameter)
 
 
-def buckets(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Parameters in groups of about `BUCKET_BYTES`, the last ones first, as a backward pass reaches them."""
-    found: list[list[nn.Parameter]] = []
+def make_buckets(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Return parameters in groups of about `BUCKET_BYTES`, the last ones first, as a backward pass reaches them."""
+    buckets: list[list[nn.Parameter]] = []
     room = 0
     for parameter in reversed(parameters):
-        if not found or parameter.nbytes > room:
-            found.append([])
+        if not buckets or parameter.nbytes > room:
+            buckets.append([])
             room = BUCKET_BYTES
-        found[-1].append(parameter)
+        buckets[-1].append(parameter)
         room -= parameter.nbytes
-    return found
+    return buckets

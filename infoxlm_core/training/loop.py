@@ -1,6 +1,6 @@
-"""The training loop, the same for pre-training and fine-tuning: steps, from the newest checkpoint to the last one.
+"""The training loop of pre-training and fine-tuning: steps, from the newest checkpoint to the last step.
 
-A step is a pure function of (seed, step) and of the state before it: there is nothing else to restore on resume.
+A step is a pure function of (seed, step) and of the state before it, so that resuming restores nothing else.
 """
 
 import logging
@@ -24,7 +24,7 @@ from infoxlm_core.training.tracker import Tracker
 
 logger = logging.getLogger(__name__)
 NO_GUARD = GuardConfig(deviations=0.0, rewinds=0)
-"""For trainings whose healthy losses jump, as those of small batches do at the end of a fine-tuning."""
+"""For trainings whose healthy losses have spikes, as fine-tuning with small batches."""
 
 
 def train(
@@ -36,16 +36,23 @@ def train(
     observe: Callable[[int], dict[str, float]] | None = None,
     guard: GuardConfig = NO_GUARD,
 ) -> dict[str, float]:
-    """Train to the last step, from the newest valid checkpoint if there is one; return the last step's figures.
+    """Train to the last step, from the newest valid checkpoint if there is one; all workers call this.
 
-    The first worker decides where to start, saves and tracks (a point of the curves every `log_every` steps); the
-    others follow. `observe` is what is evaluated every so many steps, such as scores on held-out text; nothing if
-    nothing is due. All workers call it: the first one evaluates (`distributed.on_first`), and its figures count, or all
-    do if each has a part of a network.
+    Args:
+        learner: what is trained.
+        config: of the optimizer and the number of steps.
+        checkpoints: of this run; the first worker saves.
+        tracker: of the curves; the first worker writes.
+        log_every: steps between two points of the curves.
+        observe: returns evaluations that are due after a step, such as scores on held-out text.
+        guard: what is done about bad steps.
+
+    Returns:
+        The figures of the last step.
 
     Raises:
-        Preempted: somebody asked to stop; a checkpoint was saved.
-        TrainingDiverged: too many steps were bad, and going back is not possible, or did not help.
+        Preempted: the run was asked to stop; a checkpoint was saved.
+        TrainingDiverged: too many steps were bad, and a rewind is impossible or did not help.
         NoValidCheckpoint, ConfigMismatch: see `Checkpoints.load_newest`.
     """
     first = distributed.rank() == 0
@@ -55,49 +62,48 @@ def train(
     pace = Pace(config.steps)
     save_due = False
 
-    with ThreadPoolExecutor(1, "batches") as ahead:
+    with ThreadPoolExecutor(1, "batches") as executor:
 
         def prepare(step: int) -> Future[Sequence[MicroBatch]]:
-            return ahead.submit(learner.batches, step, progress.guard.skipped(step))
+            return executor.submit(learner.batches, step, progress.guard.skipped_positions(step))
 
-        coming = prepare(progress.step)
+        next_batches = prepare(progress.step)
         while progress.step < config.steps:
-            # The next step's batches are made on the CPU while this step computes: they depend on its number alone.
-            stop = first and (checkpoints.asked_to_stop() or checkpoints.has_failed())
+            # The CPU prepares the next step's batches while this step computes.
+            stop = first and (checkpoints.asked_to_stop() or checkpoints.save_has_failed())
             began = time.monotonic()
-            batches = coming.result()
-            waited = time.monotonic() - began  # seconds in which nobody computed
+            batches = next_batches.result()
+            waited = time.monotonic() - began
             if progress.step + 1 < config.steps:
-                coming = prepare(progress.step + 1)
+                next_batches = prepare(progress.step + 1)
             figures, stopping = train_step(learner, optimizer, config, progress, batches, stop)
 
-            # Every so often a point of the curves: all workers evaluate, as each may hold a part of the network, and
-            # the first one writes.
+            # All workers evaluate, since each may hold a part of the network; the first one writes the curves.
             last = progress.step == config.steps
             observed = observe(progress.step) if observe else {}
             if first:
                 figures |= observed | progress.guard.figures(progress.step)
-                speed = pace.tell(progress.step, figures, waited)
+                speed = pace.record(progress.step, figures, waited)
                 if progress.step % log_every == 0 or observed or last:
                     tracker.log(progress.step, figures | speed)
 
-            # A bad step or two may be chance and was skipped; several will not heal by themselves.
-            if trouble := progress.guard.trouble(progress.step, progress.bad_in_a_row, config.max_bad_steps):
-                _go_back(learner, optimizer, progress, checkpoints, tracker, guard.rewinds, trouble)
-                coming, save_due = prepare(progress.step), False
+            # A single bad step was skipped; several do not heal by themselves.
+            trouble = progress.guard.trouble(progress.step, progress.bad_in_a_row, config.max_bad_steps)
+            if trouble:
+                _rewind(learner, optimizer, progress, checkpoints, tracker, guard.rewinds, trouble)
+                next_batches, save_due = prepare(progress.step), False
                 continue
 
-            # Workers that drift apart are found long before a checkpoint is due, at the cost of reading all weights.
-            _compare_workers(learner, progress.step, max(8, checkpoints.every // 10))
+            # Compare the workers more often than checkpoints are saved: it reads all weights once.
+            if progress.step % max(8, checkpoints.every // 10) == 0:
+                _compare_workers(learner, progress.step)
 
-            # Every so often, and before the process goes, a checkpoint; but none among bad steps, which would push
-            # out those from before the trouble. What is due then waits for a good step.
+            # Save none among bad steps: it would replace checkpoints from before the trouble.
             save_due = save_due or progress.step % checkpoints.every == 0 or stopping
             if last or (save_due and progress.bad_in_a_row == 0):
                 _save(learner, optimizer, progress, figures, checkpoints, tracker, stopping or last)
                 save_due = False
 
-            # Whoever asked gets the process to stop once all is saved: the same command then goes on from here.
             if stopping and not save_due:
                 distributed.on_first(checkpoints.forget_request)
                 raise Preempted(f"asked to stop after step {progress.step}: a checkpoint is saved, run again to go on")
@@ -112,8 +118,7 @@ def _begin(
     tracker: Tracker,
 ) -> dict[str, float]:
     """Restore the newest checkpoint, if there is one; return the figures of its step."""
-    # The first worker chooses the checkpoint, as only it may see the disk; its tensors go to all. Without one a run
-    # begins, and the learner prepares what it starts from.
+    # The first worker chooses it, since the others may not see the same disk.
     figures = restore(distributed.on_first(checkpoints.load_newest), learner, optimizer, progress)
     if figures is None:
         learner.after_step(0)
@@ -122,36 +127,38 @@ def _begin(
     return figures or {}
 
 
-def _go_back(
+def _rewind(
     learner: Learner,
     optimizer: torch.optim.Optimizer,
     progress: Progress,
     checkpoints: Checkpoints,
     tracker: Tracker,
-    rewinds: int,
+    max_rewinds: int,
     trouble: str,
 ) -> None:
-    """Restore a checkpoint from before the trouble, and leave out the data since; TrainingDiverged if that was done
-    often enough, or there is none."""
-    step, now = progress.step, progress.guard
-    distributed.on_first(checkpoints.finish)
-    found = distributed.on_first(lambda: checkpoints.go_back(step)) if now.rewinds < rewinds else None
-    if restore(found, learner, optimizer, progress) is None:
+    """Restore a checkpoint from before the trouble and skip the data since.
+
+    Raises:
+        TrainingDiverged: there were `max_rewinds` before, or there is no such checkpoint.
+    """
+    step, guard = progress.step, progress.guard
+    distributed.on_first(checkpoints.finish_save)
+    target = distributed.on_first(lambda: checkpoints.rewind(step)) if guard.rewinds < max_rewinds else None
+    if restore(target, learner, optimizer, progress) is None:
         raise TrainingDiverged(
-            f"{trouble} had a loss or gradient that is not finite, or far above those before, after {now.rewinds} "
+            f"{trouble} had a loss or gradient that is not finite, or far above those before, after {guard.rewinds} "
             "rewinds: lower optimization.learning_rate or raise contrast.temperature"
         )
-    now.go_back(progress.guard, progress.step, step)
-    progress.guard = now
+    guard.rewind(progress.guard, progress.step, step)
+    progress.guard = guard
     if distributed.rank() == 0:
-        logger.warning("%s were bad: back to step %d, on with the data after step %d", trouble, progress.step, step)
+        logger.warning("%s were bad: rewind to step %d, skip the data up to step %d", trouble, progress.step, step)
         tracker.resume(progress.step)
 
 
-def _compare_workers(learner: Learner, step: int, every: int = 1) -> None:
-    """Raise RankDesync if weights, key encoder or queue are not the same on all workers, once in so many steps."""
-    if step % every == 0:
-        distributed.check_equal({**dict(learner.module.named_parameters()), **learner.state()}, step)
+def _compare_workers(learner: Learner, step: int) -> None:
+    """Raise RankDesync if weights, key encoder or queue differ between workers."""
+    distributed.check_equal({**dict(learner.module.named_parameters()), **learner.state()}, step)
 
 
 def _save(
@@ -163,11 +170,13 @@ def _save(
     tracker: Tracker,
     last: bool,
 ) -> None:
-    """Save what all workers agree on, else raise RankDesync; the first one writes, the last one before it returns."""
-    distributed.on_first(checkpoints.finish)
+    """Save a checkpoint of equal workers; wait for the last one of this process."""
+    distributed.on_first(checkpoints.finish_save)
     _compare_workers(learner, progress.step)
-    later = checkpoints.background and not last
-    checkpoint = snapshot(learner, optimizer, progress, figures, own=later)
+    background = checkpoints.background and not last
+    checkpoint = snapshot(learner, optimizer, progress, figures, copy=background)
     if distributed.rank() == 0:
-        tracker.sync()  # first: a checkpoint that is newer than its curves would go on without their points
-    distributed.on_first(lambda: checkpoints.begin(checkpoint) if later else checkpoints.save(checkpoint, last))
+        tracker.sync()  # first, so that no checkpoint is newer than its curves
+    distributed.on_first(
+        lambda: checkpoints.begin_save(checkpoint) if background else checkpoints.save(checkpoint, last)
+    )

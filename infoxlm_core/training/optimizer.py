@@ -1,4 +1,4 @@
-"""AdamW and its schedules: warm-up, then linear decay to 0 (InfoXLM, appendix) or the inverse square root (XLM)."""
+"""AdamW and its schedules: warm-up, then linear decay to 0 (InfoXLM, appendix) or inverse square root (XLM)."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -9,15 +9,15 @@ from torch.autograd.graph import increment_version
 
 from infoxlm_core.config import OptimizationConfig
 
-FIRST_RATE = 1e-7  # where XLM's warm-up begins
+XLM_FIRST_RATE = 1e-7
 
 
 def learning_rate(config: OptimizationConfig, updates: int) -> float:
-    """Rate of the next update after `updates` completed ones; a linear warm-up begins with 0, XLM's with 1e-7."""
+    """Return the rate of the next update after `updates` updates; linear warm-up starts at 0, XLM's at 1e-7."""
     peak, warmup = config.learning_rate, config.warmup_steps
     if config.schedule == "inverse_sqrt":
         if updates < warmup:
-            return FIRST_RATE + (peak - FIRST_RATE) * updates / warmup
+            return XLM_FIRST_RATE + (peak - XLM_FIRST_RATE) * updates / warmup
         return peak * (max(1, warmup) / max(1, updates)) ** 0.5
     if updates < warmup:
         return peak * updates / warmup
@@ -25,15 +25,16 @@ def learning_rate(config: OptimizationConfig, updates: int) -> float:
 
 
 def make_adamw(parameters: Iterable[nn.Parameter], config: OptimizationConfig) -> torch.optim.AdamW:
-    """Decoupled weight decay on every parameter, LayerNorm and bias included as the released code has it.
+    """Return AdamW with decoupled weight decay on every parameter, as in the released code.
 
-    `no_bias_norm` spares all vectors, which is what biases and LayerNorm weights are. The moments are there from the
-    start, as the first step would make them, so that a checkpoint can be restored into them.
+    `no_bias_norm` exempts all vectors: biases and LayerNorm weights. Moments exist from the start, so that a
+    checkpoint can be restored into them.
     """
-    groups: list[dict[str, Any]] = [{"params": list(parameters)}]
+    parameters = list(parameters)
+    groups: list[dict[str, Any]] = [{"params": parameters}]
     if config.decay == "no_bias_norm":
-        matrices = [p for p in groups[0]["params"] if p.dim() > 1]
-        vectors = [p for p in groups[0]["params"] if p.dim() <= 1]
+        matrices = [p for p in parameters if p.dim() > 1]
+        vectors = [p for p in parameters if p.dim() <= 1]
         groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
     adam = torch.optim.AdamW(
         [group for group in groups if group["params"]],
@@ -43,8 +44,7 @@ def make_adamw(parameters: Iterable[nn.Parameter], config: OptimizationConfig) -
         weight_decay=config.weight_decay,
         fused=True,
     )
-    parameters = [parameter for group in adam.param_groups for parameter in group["params"]]
-    # the fused step leaves the versions of weights as they were, by which their copies in bf16 know that they are old
+    # The fused step does not change the versions of the weights, by which their bf16 copies notice a change.
     adam.register_step_post_hook(lambda *_: increment_version(parameters))
     for parameter in parameters:
         adam.state[parameter] = {

@@ -1,4 +1,4 @@
-"""The state of a training: every tensor the next step depends on, named once, for saving and for restoring alike."""
+"""The state of a training: every tensor that the next step depends on, under one name for saving and restoring."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,23 +12,23 @@ from infoxlm_core import outside
 from infoxlm_core.errors import NoValidCheckpoint
 from infoxlm_core.training import distributed
 from infoxlm_core.training.checkpoints import Checkpoint
-from infoxlm_core.training.guard import Guard, Said
+from infoxlm_core.training.guard import Guard, GuardState
 from infoxlm_core.training.learner import Learner
 
 
 @outside.with_more
 class _Meta(TypedDict):
-    """What a checkpoint says of a training."""
+    """What meta.json of a checkpoint contains besides the fingerprint."""
 
     updates: int
     bad_in_a_row: int
     figures: dict[str, float]
-    guard: NotRequired[Said]
+    guard: NotRequired[GuardState]
 
 
 @dataclass
 class Progress:
-    """Where a training is. `updates` counts optimizer updates, fewer than `step` if steps were bad."""
+    """How far a training is. `updates` counts optimizer updates: fewer than `step` if there were bad steps."""
 
     step: int = 0
     updates: int = 0
@@ -37,11 +37,11 @@ class Progress:
 
 
 def named_tensors(learner: Learner, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The live tensors by their names in a checkpoint: weights, Adam's moments, the learner's own."""
+    """Return the live tensors by their names in a checkpoint: weights, Adam's moments, the learner's own."""
     tensors: dict[str, Tensor] = {}
     for name, parameter in learner.module.named_parameters():
         tensors[f"model/{name}"] = parameter
-        moments = optimizer.state.get(parameter, {})  # parameters that are not trained have none
+        moments = optimizer.state.get(parameter, {})  # frozen parameters have none
         tensors |= {f"adam/{name}/{moment}": value for moment, value in moments.items()}
     return tensors | {f"learner/{name}": value for name, value in learner.state().items()}
 
@@ -51,14 +51,13 @@ def snapshot(
     optimizer: torch.optim.Optimizer,
     progress: Progress,
     figures: Mapping[str, float],
-    own: bool = False,
+    copy: bool = False,
 ) -> Checkpoint:
-    """Everything the next step depends on; and the last figures, for a run that finds itself finished.
+    """Return everything the next step depends on, and the last figures; all workers must call this.
 
-    All workers call this: tensors are whole however they are sharded, and on the first worker only. `own`: the next
-    step does not change them, where it computes on the CPU, too.
+    The first worker gets whole tensors, also of a sharded model. `copy`: later steps do not change them.
     """
-    tensors = distributed.tensors_on_first(named_tensors(learner, optimizer), own)
+    tensors = distributed.tensors_on_first(named_tensors(learner, optimizer), copy)
     meta = {"updates": progress.updates, "bad_in_a_row": progress.bad_in_a_row, "figures": dict(figures)}
     meta["guard"] = progress.guard.state()
     return Checkpoint(progress.step, tensors, meta)
@@ -67,32 +66,34 @@ def snapshot(
 def restore(
     checkpoint: Checkpoint | None, learner: Learner, optimizer: torch.optim.Optimizer, progress: Progress
 ) -> dict[str, float] | None:
-    """Put a checkpoint, which only the first worker needs to have, into the live tensors of all workers.
+    """Copy the first worker's checkpoint into the live tensors of all workers.
 
-    Returns the figures of the step after which it was saved, or None without a checkpoint. Raises NoValidCheckpoint if
-    it lacks a tensor.
+    Returns:
+        The figures of the checkpoint's step; None without a checkpoint.
+
+    Raises:
+        NoValidCheckpoint: it lacks a tensor, or one has another shape.
     """
     saved = distributed.from_first((checkpoint.step, checkpoint.meta) if checkpoint else None)
     if saved is None:
         return None
     step, meta = saved
-    tensors, found = named_tensors(learner, optimizer), checkpoint.tensors if checkpoint else {}
+    targets, sources = named_tensors(learner, optimizer), checkpoint.tensors if checkpoint else {}
 
     def check() -> None:
-        remedy = "restore another one, or remove the run's directory to start over"
+        remedy = "restore another one, or delete the run's directory to start over"
         outside.check(meta, _Meta, f"meta.json of step {step}", remedy, NoValidCheckpoint)
-        if missing := sorted(tensors.keys() - found.keys()):
-            raise NoValidCheckpoint(
-                f"the checkpoint of step {step} has no {missing[0]}: another version of this program wrote it; "
-                "go on with that one, or remove the run's directory to start over"
-            )
-
-        for name, tensor in tensors.items():
-            if found[name].shape != tensor.shape:
-                raise NoValidCheckpoint(f"the checkpoint of step {step}: {name} has another size: {remedy}")
+        for name, target in sorted(targets.items()):
+            if name not in sources:
+                raise NoValidCheckpoint(
+                    f"the checkpoint of step {step} has no {name}: another version of this program wrote it. "
+                    "Resume with that version, or delete the run's directory to start over"
+                )
+            if sources[name].shape != target.shape:
+                raise NoValidCheckpoint(f"the checkpoint of step {step}: {name} has another shape: {remedy}")
 
     distributed.on_first(check)
-    distributed.copy_from_first(found, tensors)
+    distributed.copy_from_first(sources, targets)
     progress.step, progress.updates, progress.bad_in_a_row = step, meta["updates"], meta["bad_in_a_row"]
-    progress.guard = Guard.of(progress.guard.deviations, meta.get("guard"))
+    progress.guard = Guard.from_state(progress.guard.deviations, meta.get("guard"))
     return meta["figures"]

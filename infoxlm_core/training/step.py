@@ -1,4 +1,4 @@
-"""One optimizer step, the same for every learner, and the same on one worker as on many."""
+"""One optimizer step: the same for every learner and for any number of workers."""
 
 import contextlib
 import logging
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from infoxlm_core.config import OptimizationConfig
-from infoxlm_core.training import distributed, gradients
+from infoxlm_core.training import distributed, gradients, sharding
 from infoxlm_core.training.learner import Learner, MicroBatch
 from infoxlm_core.training.optimizer import learning_rate
 from infoxlm_core.training.state import Progress
@@ -27,48 +27,38 @@ def train_step(
     batches: Sequence[MicroBatch],
     stop: bool = False,
 ) -> tuple[dict[str, float], bool]:
-    """Take one optimizer step on its micro-batches; return its figures and whether any worker wants to stop.
+    """Take one optimizer step on its micro-batches.
 
-    Every loss is a sum over targets, divided once by the targets of all micro-batches on all workers: the step comes
-    out the same however the work is split. Bad losses and gradients (see `Guard`) are found before the weights move.
+    Every loss is a sum over targets, divided once by the targets of all micro-batches on all workers: the result does
+    not depend on how the work is split. The guard sees losses and gradients before the weights change.
+
+    Returns:
+        The figures of the step, and whether any worker wants to stop.
     """
-    # What the whole global batch counts is known before the first forward pass: it goes from CPU to CPU, so that the
-    # device need not be waited for.
+    # The counts of the global batch are known before the first forward pass. They travel from CPU to CPU, so that no
+    # worker waits for its device.
     weights = learner.weights.by_name
-    counts = distributed.sum_numbers(count_targets(batches, weights) | {"stop": float(stop)})
+    counts = distributed.sum_numbers(count_targets(map(learner.counts, batches), weights) | {"stop": float(stop)})
     divisors = learner.weights.divisors(counts)
     scales = {name: weight / divisors[name] for name, weight in weights.items()}
 
-    # Gradients add up over the micro-batches, sums for the curves beside them in fp64; all of it stays on the device.
-    # The last backward pass sums the gradients over all workers, in the order of the parameters: a resumed run adds as
-    # the undisturbed one.
     parameters = [p for p in learner.module.parameters() if p.requires_grad]
-    sums: dict[str, Tensor] = {}
-    for number, batch in enumerate(batches, start=1):
-        last = number == len(batches)
-        distributed.sum_shards(learner.module, last)
-        loss, parts = learner.losses(batch, scales)
-        with gradients.summed(parameters) if last else contextlib.nullcontext():
-            if loss.requires_grad:
-                loss.backward()
-        for name, value in parts.items():
-            sums[name] = sums.get(name, 0.0) + value.double()
-
+    sums = _backward(learner, batches, scales, parameters)
     for parameter in parameters:
-        if parameter.grad is None:  # of an objective that was off: with any number of workers it still decays
+        if parameter.grad is None:  # its objective had no target: it decays with any number of workers
             parameter.grad = torch.zeros_like(parameter)
-    norm = distributed.norm_of([p.grad for p in parameters if p.grad is not None])
+    norm_tensor = sharding.norm_of([p.grad for p in parameters if p.grad is not None])
 
-    # The only place where a step waits for the device: all workers read the same sums and norm, and so agree whether
-    # the step is good. A bad one is skipped: weights, moments and learning rate stay as they are.
-    totals, size = _read(sums, norm)
-    finite = math.isfinite(size) and all(bool(np.isfinite(value).all()) for value in totals.values())
+    # Only here a step waits for its device. All workers read the same sums and norm, and so judge the step alike.
+    totals, norm = _read(sums, norm_tensor)
+    finite = math.isfinite(norm) and all(bool(np.isfinite(value).all()) for value in totals.values())
     means = {name: totals[name] / divisors[name] for name in weights if counts[name]}
-    good = _is_good(learner, progress, sum(weights[name] * mean for name, mean in means.items()), size, finite)
+    loss_of_step = sum(weights[name] * mean for name, mean in means.items())
+    good = _is_good(learner, progress, loss_of_step, norm, finite)
     rate = learning_rate(config, progress.updates)
     if good:
-        if size > config.clip_norm:
-            nn.utils.clip_grads_with_norm_(parameters, config.clip_norm, norm)
+        if norm > config.clip_norm:
+            nn.utils.clip_grads_with_norm_(parameters, config.clip_norm, norm_tensor)
         for group in optimizer.param_groups:
             group["lr"] = rate
         optimizer.step()
@@ -80,40 +70,73 @@ def train_step(
 
     figures = {f"loss/{name}": mean for name, mean in means.items()}
     figures |= learner.statistics(totals, counts)
-    figures |= {"learning_rate": rate, "gradient_norm": size, "tokens": counts["tokens"], "skipped": float(not good)}
+    figures |= {"learning_rate": rate, "gradient_norm": norm, "tokens": counts["tokens"], "skipped": float(not good)}
     if "flops" in counts:
         figures["flops"] = counts["flops"]
     return figures, counts["stop"] > 0
 
 
+def _backward(
+    learner: Learner,
+    batches: Sequence[MicroBatch],
+    scales: Mapping[str, float],
+    parameters: Sequence[nn.Parameter],
+) -> dict[str, Tensor]:
+    """Accumulate the gradients of all micro-batches; return the sums of `Learner.losses`, in fp64 on the device.
+
+    The last backward pass sums the gradients over all workers in the order of the parameters, so that a resumed run
+    adds in the same order.
+
+    Raises:
+        ValueError: an objective has a loss, but its targets are not counted, so that nothing could divide it.
+    """
+    sums: dict[str, Tensor] = {}
+    for number, batch in enumerate(batches, start=1):
+        last = number == len(batches)
+        sharding.sum_gradients_in(learner.module, last)
+        loss, batch_sums = learner.losses(batch, scales)
+        uncounted = scales.keys() & batch_sums.keys() - learner.counts(batch).keys()
+        if uncounted:
+            raise ValueError(f"{type(learner).__name__}.counts lacks the targets of {', '.join(uncounted)}")
+        with gradients.summed(parameters) if last else contextlib.nullcontext():
+            if loss.requires_grad:
+                loss.backward()
+        for name, value in batch_sums.items():
+            sums[name] = sums.get(name, 0.0) + value.double()
+    return sums
+
+
 def _is_good(learner: Learner, progress: Progress, loss: float, norm: float, finite: bool) -> bool:
-    """Let the guard see a step; the first worker says what is wrong with a bad one."""
+    """Let the guard judge a step; the first worker logs why a step is bad."""
     step, guard = progress.step, progress.guard
-    wrong = guard.look(step + 1, learner.kind_of(step, guard.skipped(step)), loss, norm, finite)
-    if wrong and distributed.rank() == 0:
-        logger.warning("step %d changes nothing: %s", step + 1, wrong)
-    return not wrong
+    kind = learner.kind_of(step, guard.skipped_positions(step))
+    reason = guard.judge(step + 1, kind, loss, norm, finite)
+    if reason and distributed.rank() == 0:
+        logger.warning("step %d changes nothing: %s", step + 1, reason)
+    return not reason
 
 
-def count_targets(batches: Sequence[MicroBatch], names: Iterable[str]) -> dict[str, float]:
-    """Targets of each objective, tokens and FLOPs of some micro-batches together."""
-    counts: dict[str, float] = dict.fromkeys([*names, "tokens"], 0)
-    for batch in batches:
-        for name, value in batch.counts.items():
-            counts[name] = counts.get(name, 0) + value
-    return counts
+def count_targets(counts: Iterable[Mapping[str, float]], names: Iterable[str]) -> dict[str, float]:
+    """Return targets of each objective, tokens and FLOPs of some micro-batches together, from their counts."""
+    totals: dict[str, float] = dict.fromkeys([*names, "tokens"], 0)
+    for batch_counts in counts:
+        for name, count in batch_counts.items():
+            totals[name] = totals.get(name, 0) + count
+    return totals
 
 
 def _read(sums: Mapping[str, Tensor], norm: Tensor) -> tuple[dict[str, Any], float]:
-    """Sums over all workers, and the gradient's norm, in one copy from the device. All bring the same names.
+    """Return sums over all workers and the gradient's norm, in one copy from the device. All pass the same names.
 
-    The norm is the first worker's: unlike devices may round it otherwise, and a verdict must not differ.
+    The norm is the first worker's: different devices may round it differently, and all must judge alike.
     """
     names = sorted(sums)
-    size = norm.double().reshape(1)
-    size = size if distributed.rank() == 0 else torch.zeros_like(size)
-    values = distributed.sum_over_workers(torch.cat([*(sums[name].flatten() for name in names), size])).cpu().numpy()
-    edges = np.cumsum([sums[name].numel() for name in names])
-    parts = zip(names, np.split(values[:-1], edges[:-1]), strict=True)
-    shaped = {name: part.reshape(sums[name].shape) for name, part in parts}
-    return {name: part if part.ndim else part.item() for name, part in shaped.items()}, values[-1].item()
+    own_norm = norm.double().reshape(1)
+    own_norm = own_norm if distributed.rank() == 0 else torch.zeros_like(own_norm)
+    flat = torch.cat([*(sums[name].flatten() for name in names), own_norm])
+    values = distributed.sum_over_workers(flat).cpu().numpy()
+    ends = np.cumsum([sums[name].numel() for name in names])
+    totals: dict[str, Any] = {}
+    for name, total in zip(names, np.split(values[:-1], ends[:-1]), strict=True):
+        totals[name] = total.reshape(sums[name].shape) if sums[name].ndim else total.item()
+    return totals, values[-1].item()

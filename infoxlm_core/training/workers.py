@@ -1,4 +1,4 @@
-"""What every way to start the workers of a training has in common: how it is asked to stop, how an error comes back."""
+"""What all launchers of training workers share: the number of workers, errors as results, requests to stop."""
 
 import contextlib
 import logging
@@ -14,39 +14,35 @@ from infoxlm_core.errors import InfoXLMError
 logger = logging.getLogger(__name__)
 
 
-def with_a_gpu_each(wanted: int, gpus: int) -> int:
-    """How many workers train if each needs a GPU: as many as wanted, or one a GPU if there are fewer.
-
-    The figures of a pre-training are those of the wanted workers but for rounding.
-    """
-    if gpus < wanted:
-        logger.warning("%d workers were asked for and there are %d GPUs: %d train, one a GPU", wanted, gpus, gpus)
-    return min(wanted, gpus)
+def limit_to_gpus(workers: int, gpus: int) -> int:
+    """Return the number of workers if each needs a GPU; log if there are fewer GPUs than workers."""
+    if gpus < workers:
+        logger.warning("%d workers were requested, but there are %d GPUs: training with %d", workers, gpus, gpus)
+    return min(workers, gpus)
 
 
 def attempt(train: Callable[..., dict[str, Any]], arguments: dict[str, Any]) -> dict[str, Any]:
-    """Train, in a worker: {"figures": …}, or {"error": class, "message": …} of an error that all workers share.
+    """Train in a worker; return {"figures": …}, or {"error": class, "message": …} of an error that all workers share.
 
-    Such an error is a result, since starting the workers again would not help. What the operating system says to one
-    of several workers is none: the others would wait for a worker that has ended well.
+    Such an error is a result, because a restart of the workers would not help. An error of the operating system on one
+    of several workers is raised: the others must not wait for a worker that seems to have succeeded.
     """
-    from infoxlm_core.training import distributed, network  # import torch: who starts workers does without
+    from infoxlm_core.training import distributed  # imports torch, which launchers do not need
 
     try:
-        network.tell()
         return {"figures": train(**arguments)}
     except InfoXLMError as error:
         failure = error
     except BaseException as error:
-        said = outside.translate(error, arguments.get("run", "")) if distributed.world_size() == 1 else None
-        if said is None:
+        known_error = outside.translate(error, arguments.get("run", "")) if distributed.world_size() == 1 else None
+        if known_error is None:
             raise
-        failure = said
+        failure = known_error
     return {"error": type(failure).__name__, "message": str(failure)}
 
 
 def figures(outcome: dict[str, Any]) -> dict[str, Any]:
-    """What a worker's `train` returned; raises what it raised."""
+    """Return the figures of an `attempt`, or raise its error."""
     if "error" in outcome:
         raise errors.named(outcome["error"], outcome["message"])
     return outcome["figures"]
@@ -54,20 +50,20 @@ def figures(outcome: dict[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def stopping_on_signals(run: Path) -> Iterator[None]:
-    """Let SIGTERM and Ctrl-C leave a note that the training finds at its next step: it saves, stops and says so."""
+    """Let SIGTERM, SIGINT and SIGHUP create RUN/stop: the training saves and stops after its next step."""
 
-    def leave_note(*_: object) -> None:
+    def request_stop(*_: object) -> None:
         (run / "stop").touch()
 
-    if threading.current_thread() is not threading.main_thread():  # whoever runs us handles signals
+    if threading.current_thread() is not threading.main_thread():  # only the main thread can handle signals
         yield
         return
-    asking = [signal.SIGTERM, signal.SIGINT]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # the terminal is closed; `nohup` makes it mean nothing
-        asking.append(signal.SIGHUP)
-    before = {number: signal.signal(number, leave_note) for number in asking}
+    handled = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup` ignores it: the training goes on
+        handled.append(signal.SIGHUP)
+    previous = {number: signal.signal(number, request_stop) for number in handled}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)

@@ -35,7 +35,7 @@ def test_the_killed_run_ends_with_the_losses_of_an_undisturbed_one(finished, tmp
 def test_the_killed_run_goes_on_after_a_comment_was_mended_and_says_that_the_code_is_another(finished):
     said = (finished.parent / "stdout").read_text()
 
-    (told,) = [line for line in said.splitlines() if "goes on with what it did not begin with" in line]
+    (told,) = [line for line in said.splitlines() if "resumes with changes:" in line]
     assert re.search(r"/runs/pretrained-\w+ goes on with .*: code was 'sha256:\w+', is 'sha256:\w+'$", told)
     assert len(list(finished.glob("runs/pretrained-*"))) == len(list(finished.glob("corpus/*"))) == 1
 

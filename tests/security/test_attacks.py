@@ -19,7 +19,7 @@ from infoxlm_core.tasks.classification.settings import ClassificationConfig
 from infoxlm_core.tasks.classification.table import read_labelled
 from infoxlm_core.tasks.named_entities.files import find_files
 from infoxlm_core.tasks.question_answering.files import read_training
-from infoxlm_core.training.input_digests import digest_inputs
+from infoxlm_core.training.fingerprint import digest_inputs
 from tests.fuzz.targets import TARGETS, attack
 from tests.security.attacks import ATTACKS, po
 

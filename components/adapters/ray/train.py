@@ -60,7 +60,7 @@ def run(
         if gpu:
             _look_at_one_gpu()  # before NCCL does, which only says that there is none
         if gpu and not os.environ.get("RAY_ADDRESS"):  # of a cluster a pod may be lost: wait for its GPUs
-            num_workers = workers.with_a_gpu_each(num_workers, int(found))
+            num_workers = workers.limit_to_gpus(num_workers, int(found))
         with workers.stopping_on_signals(run):  # once more: ray.init has put its own handler
 
             def fit(count: int, failures: int) -> Any:

@@ -36,7 +36,7 @@ def run(train: Callable[..., dict[str, Any]], num_workers: int, run: Path, **arg
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     if gpus := devices.count_gpus():
-        num_workers = workers.with_a_gpu_each(num_workers, gpus)
+        num_workers = workers.limit_to_gpus(num_workers, gpus)
     logging.getLogger("torch.distributed.elastic").setLevel(logging.WARNING)
     with tempfile.TemporaryDirectory(prefix="infoxlm-torchrun-") as scratch:  # the agent's own bookkeeping
         config = LaunchConfig(

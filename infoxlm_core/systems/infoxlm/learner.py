@@ -26,7 +26,7 @@ from infoxlm_core.model.objectives import (
     xlco_logits,
     xlco_losses,
 )
-from infoxlm_core.training import distributed
+from infoxlm_core.training import distributed, sharding
 from infoxlm_core.training.learner import (
     Learner,
     LossWeights,
@@ -66,10 +66,10 @@ class InfoXLMLearner(Learner):
             self.queue = Queue(config.contrast.queue_size, model.encoder.size.hidden, self.device)
         self.new_keys: list[tuple[Tensor, Tensor]] = []
         if config.model.sharded:
-            distributed.shard(model, model.encoder.layers, half_precision(self.device, config.model.precision))
+            sharding.shard(model, model.encoder.layers, half_precision(self.device, config.model.precision))
             model.encoder.compile_in_place()
         if config.model.sharded and self.contrasting:
-            distributed.shard(self.key_encoder, self.key_encoder.encoder.layers)
+            sharding.shard(self.key_encoder, self.key_encoder.encoder.layers)
             self.key_encoder.pair_with(model)
             self.key_encoder.encoder.compile_in_place()
 

@@ -15,7 +15,7 @@ from infoxlm_core.systems.infoxlm.learner import InfoXLMLearner
 from infoxlm_core.systems.infoxlm.plan import Plan, check_memory, plan
 from infoxlm_core.systems.infoxlm.probe import Probe
 from infoxlm_core.systems.system import Observe, System
-from infoxlm_core.training import distributed
+from infoxlm_core.training import distributed, sharding
 
 
 class InfoXLMSystem(System):
@@ -41,13 +41,13 @@ class InfoXLMSystem(System):
 
         def score() -> dict[str, float]:
             layer = min(contrast.layer, model.encoder.size.layers)
-            with distributed.gathered(model):
+            with sharding.gathered(model):
                 return probe.score(model.encoder, layer, contrast.pooling, distributed.device(), precision)
 
         def observe(step: int) -> dict[str, float]:
             if step % config.probe.every:
                 return {}
-            return score() if distributed.is_sharded(model) else distributed.on_first(score) or {}
+            return score() if sharding.is_sharded(model) else distributed.on_first(score) or {}
 
         return observe
 

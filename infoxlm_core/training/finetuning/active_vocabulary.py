@@ -1,8 +1,8 @@
-"""Fine-tune only the word embeddings that can change: those of tokens that occur in the training text.
+"""Fine-tunes only the word embeddings that can change: those of tokens in the training text.
 
-A token that never occurs has a gradient of exactly zero in every step, and AdamW without weight decay leaves its row
-where it is. So gradients and moments are needed for the rows that occur, some ten thousand instead of 250,000, and the
-result is the same. For XLM-R base this saves 2.2 GB, and most of what the workers would have to send each other.
+The embedding of any other token always has a zero gradient, and AdamW without weight decay leaves it as it is. Training
+only the others, some ten thousand of 250,000, gives the same result. For XLM-R base it saves 2.2 GB of gradients and
+moments, and most of the communication between workers.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,20 +18,21 @@ from infoxlm_core.model.encoder import Encoder
 from infoxlm_core.model.task_models import Packed, TaskModel
 from infoxlm_core.training.finetuning.task_learner import Training
 
-AT_ONCE = 1 << 18  # tokens: NumPy makes 8 bytes of each number that it looks up by
+CHUNK = 1 << 18  # tokens that NumPy looks up at a time: it needs 8 bytes for each
 
 
 def limit(
     module: TaskModel, task: Training, weight_decay: float
 ) -> tuple[Training, Callable[[], AbstractContextManager[None]]]:
-    """Limit a model's word embeddings to those of its task's examples, if the others could not change anyway.
+    """Limit a model's word embeddings to the tokens of its training examples, unless that would change the result.
 
-    Returns the task in the numbers of the rows that are left, and a context in which the model has all words: it is
-    scored and exported there.
+    Returns:
+        The task with token ids of the smaller table, and a context in which the model has all words, for scoring and
+        export.
     """
     if weight_decay or not isinstance(module, Packed):
         return task, nullcontext
-    words = OccurringWords(module.encoder, task.examples)
+    words = ActiveVocabulary(module.encoder, task.examples)
     limited, score_dev = replace(task, examples=words.renumber(task.examples)), task.score_dev
     if score_dev is None:
         return limited, words.all_words
@@ -43,38 +44,39 @@ def limit(
     return replace(limited, score_dev=score_with_all_words), words.all_words
 
 
-class OccurringWords:
-    """An encoder's word embeddings while it is trained: its table (V, d) is replaced by one of the U rows that occur in
-    the training examples."""
+class ActiveVocabulary:
+    """Replaces the (V, d) word embeddings of an encoder by the (U, d) ones of tokens in the training examples."""
 
     def __init__(self, encoder: Encoder, examples: Examples) -> None:
-        self.encoder, self.all = encoder, encoder.token_embedding.weight.detach()  # (V, d)
-        occurs = np.zeros(len(self.all), np.bool_)
-        for part in _parts(examples.ids):
-            occurs[examples.ids[part]] = True
+        self.encoder = encoder
+        self.all_embeddings = encoder.token_embedding.weight.detach()  # (V, d)
+        occurs = np.zeros(len(self.all_embeddings), np.bool_)
+        for chunk in _chunks(len(examples.ids)):
+            occurs[examples.ids[chunk]] = True
         self.ids = np.flatnonzero(occurs)  # (U,) int64
-        encoder.token_embedding = nn.Embedding.from_pretrained(self.all[torch.from_numpy(self.ids)], freeze=False)
+        active = self.all_embeddings[torch.from_numpy(self.ids)]
+        encoder.token_embedding = nn.Embedding.from_pretrained(active, freeze=False)
 
     def renumber(self, examples: Examples) -> Examples:
-        """The same examples with the row numbers of the smaller table, in the type they had."""
-        rows = np.zeros(len(self.all), examples.ids.dtype)
+        """Return the same examples with rows of the smaller table as token ids, of the same type."""
+        rows = np.zeros(len(self.all_embeddings), examples.ids.dtype)
         rows[self.ids] = np.arange(len(self.ids))
         ids = np.empty_like(examples.ids)
-        for part in _parts(ids):
-            ids[part] = rows[examples.ids[part]]
+        for chunk in _chunks(len(ids)):
+            ids[chunk] = rows[examples.ids[chunk]]
         return replace(examples, ids=ids)
 
     @contextmanager
     def all_words(self) -> Iterator[None]:
-        """The encoder with all words, those that occur as they are trained by now: to read any text."""
+        """Let the encoder have all words meanwhile, the trained ones included."""
         trained = self.encoder.token_embedding
-        self.all[torch.from_numpy(self.ids)] = trained.weight.detach()
-        self.encoder.token_embedding = nn.Embedding.from_pretrained(self.all)
+        self.all_embeddings[torch.from_numpy(self.ids)] = trained.weight.detach()
+        self.encoder.token_embedding = nn.Embedding.from_pretrained(self.all_embeddings)
         try:
             yield
         finally:
             self.encoder.token_embedding = trained
 
 
-def _parts(ids: np.ndarray) -> Iterator[slice]:
-    return (slice(start, start + AT_ONCE) for start in range(0, len(ids), AT_ONCE))
+def _chunks(length: int) -> Iterator[slice]:
+    return (slice(start, start + CHUNK) for start in range(0, length, CHUNK))

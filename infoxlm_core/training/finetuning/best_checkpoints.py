@@ -1,8 +1,8 @@
-"""The weights of a fine-tuning's best steps, until it is over: `RUN/kept/STEP.safetensors`.
+"""The weights of a fine-tuning's best steps until it ends: `RUN/kept/STEP.safetensors`.
 
-Beside each lies `STEP.json`, its size and SHA-256: nothing is exported that is not what was written.
-Which steps these are, the curves say (`dev/mean`, `dev/de`, …): a resumed run forgets those after its checkpoint, and
-so takes the same decisions again.
+`STEP.json` beside each contains its size and SHA-256, so that only verified weights are exported. The curves
+(`dev/mean`, `dev/de`, …) tell which steps these are: a resumed run drops the points after its checkpoint, and so takes
+the same decisions again.
 """
 
 import json
@@ -17,49 +17,52 @@ from infoxlm_core.config import SelectionConfig
 from infoxlm_core.errors import DataCorrupt
 from infoxlm_core.model.huggingface import pretrained
 from infoxlm_core.training import tracker
-from infoxlm_core.training.checkpoints import list_of
+from infoxlm_core.training.checkpoints import deleted_on_failure, list_checkpoints
 from infoxlm_core.training.finetuning.selection import DevScores, check_alike, choose
 
 PREFIX, MEAN = "dev/", "dev/mean"
 
 
 def figures(scores: DevScores) -> dict[str, float]:
-    """What the curves say of an evaluation."""
+    """Return the points of the curves for an evaluation."""
     return {f"{PREFIX}{language}": score for language, score in scores.languages.items()} | {MEAN: scores.mean}
 
 
 class BestCheckpoints:
-    """The best weights of one run by a rule; `source` is the language of the training text."""
+    """The best weights of one run by its rule of selection; `source` is the language of the training text."""
 
     def __init__(self, run: Path, config: SelectionConfig, source: str) -> None:
         self.run, self.rule, self.source = run, config.rule, source
 
     def evaluations(self) -> list[DevScores]:
-        """Development scores at every evaluation so far."""
-        points = [point for point in tracker.read(self.run / tracker.METRICS) if MEAN in point[1]]
-        found = [
-            DevScores(
-                step, {n.removeprefix(PREFIX): v for n, v in values.items() if n.startswith(PREFIX) and n != MEAN}
-            )
-            for step, values in points
-        ]
-        check_alike(found, self.run / tracker.METRICS)
-        return found
+        """Return the development scores of all evaluations so far, read from the curves."""
+        evaluations = []
+        for step, values in tracker.read(self.run / tracker.METRICS):
+            if MEAN in values:
+                names = [name for name in values if name.startswith(PREFIX) and name != MEAN]
+                evaluations.append(DevScores(step, {name.removeprefix(PREFIX): values[name] for name in names}))
+        check_alike(evaluations, self.run / tracker.METRICS)
+        return evaluations
 
     def choose(self, evaluations: list[DevScores], last: int) -> dict[str, int]:
         return choose(evaluations, self.rule, self.source, last)
 
     def update(self, module: nn.Module, evaluations: list[DevScores]) -> None:
-        """Keep the weights if the last evaluation is a best one, and drop those that nobody needs any more; StorageFull
-        if they do not fit. Needed is also what was best at the time of a checkpoint: the run may have to go on from
-        there."""
+        """Save the weights if the last evaluation is a best one; delete weights that are not needed any more.
+
+        Steps that were the best at the time of a checkpoint stay: the run may resume there.
+
+        Raises:
+            StorageFull: the weights do not fit on the disk.
+        """
         if self.rule == "last":
             return
         now = evaluations[-1].step
         needed = set()
-        for cut in [*(step for step, _ in list_of(self.run)), now]:
-            if seen := [one for one in evaluations if one.step <= cut]:
-                needed |= set(self.choose(seen, cut).values())
+        for end in [*(step for step, _ in list_checkpoints(self.run)), now]:
+            earlier = [scores for scores in evaluations if scores.step <= end]
+            if earlier:
+                needed |= set(self.choose(earlier, end).values())
         if now in needed:
             self._save(module, now)
         for path in (self.run / "kept").glob("*.safetensors"):
@@ -70,28 +73,22 @@ class BestCheckpoints:
     def _save(self, module: nn.Module, step: int) -> None:
         path = self._path(step)
         path.parent.mkdir(exist_ok=True)
-        temporary = path.with_suffix(".tmp")
+        partial = path.with_suffix(".tmp")
         weights = {name: value.detach().cpu().contiguous() for name, value in module.named_parameters()}
-        try:
-            save_file(weights, temporary)
-            manifests.sync_file(temporary)
-            entry = {"size": temporary.stat().st_size, "sha256": manifests.file_sha256(temporary)}
+        with deleted_on_failure(partial):
+            save_file(weights, partial)
+            manifests.sync_file(partial)
+            entry = {"size": partial.stat().st_size, "sha256": manifests.file_sha256(partial)}
             manifests.write_atomically(path.with_suffix(".json"), json.dumps(entry))
-        except BaseException as error:
-            temporary.unlink(missing_ok=True)
-            if said := outside.translate(error, path):
-                raise said from error
-            raise
-        temporary.replace(path)
+        partial.replace(path)
         manifests.sync_file(path.parent)
 
     def load(self, module: nn.Module, step: int) -> None:
-        """Put the weights of a step back into the module; DataCorrupt if they are not what was written."""
+        """Load the weights of a step into the module; DataCorrupt if they are damaged or do not fit."""
         path = self._path(step)
-        remedy = f"restore it, or remove {self.run} to train again"
-        manifests.verify_file(
-            path, outside.read_json(path.with_suffix(".json"), manifests.Entry, remedy, DataCorrupt), remedy
-        )
+        remedy = f"restore it, or delete {self.run} to train again"
+        entry = outside.read_json(path.with_suffix(".json"), manifests.Entry, remedy, DataCorrupt)
+        manifests.verify_file(path, entry, remedy)
         weights = pretrained.read_tensors(path)
         with torch.no_grad():
             for name, parameter in module.named_parameters():

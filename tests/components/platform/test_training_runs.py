@@ -46,8 +46,8 @@ def test_a_pipeline_run_whose_data_changed_under_an_unfinished_training_is_refus
         choose(store, shards="sha256:b")
 
     assert str(refused.value) == (
-        f"{store}/runs/{begun} was begun otherwise: shards was 'sha256:a', is 'sha256:b': set it back, go on all the "
-        f"same with checkpoints.resume: {begun}, or remove {store}/runs/{begun} to start over"
+        f"{store}/runs/{begun} was started with other data or settings: shards was 'sha256:a', is 'sha256:b'. Change "
+        f"them back, accept the changes with checkpoints.resume: {begun}, or delete {store}/runs/{begun} to start over"
     )
     assert choose(store) == begun
     assert choose(store, shards="sha256:b", checkpoints={"resume": begun}) == begun

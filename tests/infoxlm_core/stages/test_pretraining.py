@@ -230,7 +230,7 @@ def test_clipping_sees_the_gradient_of_the_mean_losses(tiny_shards):
     learner = InfoXLMLearner(config, build(config, shards), shards)
     learner.after_step(0)
     batches = learner.batches(0)
-    counts = count_targets(batches, learner.weights.by_name)
+    counts = count_targets(map(learner.counts, batches), learner.weights.by_name)
     for batch in batches:  # by hand: the gradient of the sum of mean losses
         learner.losses(batch, {name: 1 / counts[name] for name in learner.weights.by_name})[0].backward()
     expected = torch.cat([p.grad.flatten() for p in learner.module.parameters()]).norm().item()
@@ -280,7 +280,7 @@ def test_workers_that_drift_apart_are_found_before_anything_is_saved(tiny_shards
     assert said == {"step 8: weights differs on worker 1: run again from the last checkpoint"}
     said = {path.read_text() for path in tmp_path.glob("?.run.txt")}  # a training that saves every 80 steps
     assert said == {"step 8: queue/rows differs on worker 1: run again from the last checkpoint"}
-    assert not saving.list_of(tmp_path / "run")
+    assert not saving.list_checkpoints(tmp_path / "run")
 
 
 @pytest.mark.item("A3")
@@ -439,7 +439,7 @@ def test_a_run_that_its_config_names_goes_on_with_other_settings_and_says_which(
         pretrain(tiny_config(**changed, checkpoints={"resume": "another"}), tiny_shards, tmp_path / "out", run)
     pretrain(tiny_config(**changed, checkpoints={"resume": "run"}), tiny_shards, tmp_path / "out", run)
 
-    (told,) = [message for message in caplog.messages if "did not begin with" in message]
+    (told,) = [message for message in caplog.messages if "resumes with changes" in message]
     assert "optimization.learning_rate was 0.01, is 0.02; optimization.steps was 6, is 8" in told
     assert [row[0] for row in losses(run)] == list(range(1, 9)) and losses(run)[:6] == losses(undisturbed)
     pretrain(tiny_config(**changed), tiny_shards, tmp_path / "again", run)  # what it saved since is of these settings
@@ -457,7 +457,7 @@ def test_a_run_goes_on_with_other_code_and_libraries_and_says_which(
 
     pretrain(tiny_config(), tiny_shards, tmp_path / "out", run)
 
-    (told,) = [message for message in caplog.messages if "did not begin with" in message]
+    (told,) = [message for message in caplog.messages if "resumes with changes" in message]
     assert f"code was {now['code']!r}, is 'sha256:mended'; pyarrow was {now['pyarrow']!r}, is '99.0'" in told
     assert losses(run) == losses(undisturbed)
 
@@ -489,11 +489,11 @@ def test_damaged_checkpoints_do_not_push_out_valid_ones(tmp_path, keep, left):
     resumed = saving.Checkpoints(tmp_path, Fingerprint(), 1, keep)
     found = resumed.load_newest()
     assert found.step == 2
-    assert len(saving.list_of(tmp_path)) == 4  # nothing goes before there is a newer one
+    assert len(saving.list_checkpoints(tmp_path)) == 4  # nothing goes before there is a newer one
 
     resumed.save(saving.Checkpoint(3, found.tensors, {}))
 
-    assert [step for step, _ in saving.list_of(tmp_path)] == left[::-1]
+    assert [step for step, _ in saving.list_checkpoints(tmp_path)] == left[::-1]
     assert saving.Checkpoints(tmp_path, Fingerprint(), 1, keep).load_newest().step == 3
 
 
@@ -519,9 +519,9 @@ def test_a_checkpoint_lost_in_the_background_is_told_where_another_error_ends_th
     lost = saving.Checkpoint(2, {"w": torch.zeros(1)}, {"not": object()})  # no JSON
 
     with pytest.raises(TypeError if waited else TrainingDiverged), checkpoints.locked():
-        checkpoints.begin(lost)
+        checkpoints.begin_save(lost)
         if waited:
-            checkpoints.finish()
+            checkpoints.finish_save()
         raise TrainingDiverged("two steps in a row")
 
     assert [message for message in caplog.messages if "could not be saved" in message] == (
@@ -540,7 +540,7 @@ def test_a_damaged_checkpoint_that_was_trained_past_goes_too_and_one_trained_aga
     for step in (5, 7):
         resumed.save(saving.Checkpoint(step, found.tensors, {}))
 
-    assert [step for step, _ in saving.list_of(tmp_path)] == [7, 5, 2]
+    assert [step for step, _ in saving.list_checkpoints(tmp_path)] == [7, 5, 2]
 
 
 @pytest.mark.item("F26")
@@ -550,7 +550,7 @@ def test_a_half_deleted_checkpoint_does_not_count_among_those_that_stay(tmp_path
 
     _save_steps(tmp_path, 4)
 
-    assert [step for step, _ in saving.list_of(tmp_path)] == [4, 3, 1]
+    assert [step for step, _ in saving.list_checkpoints(tmp_path)] == [4, 3, 1]
 
 
 @pytest.mark.item("F10")

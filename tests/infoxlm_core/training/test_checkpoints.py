@@ -59,7 +59,7 @@ def test_clocks_and_times_of_files_do_not_choose(tmp_path, monkeypatch, days):
 
     assert newest(tmp_path) == 4
     save(tmp_path, 6)
-    assert [step for step, _ in saving.list_of(tmp_path)] == [6, 4]
+    assert [step for step, _ in saving.list_checkpoints(tmp_path)] == [6, 4]
 
 
 class Died(BaseException):
@@ -90,7 +90,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, fails: Callable[[int], BaseExceptio
 
 
 def valid(run: Path) -> list[int]:
-    return [step for step, path in saving.list_of(run) if (path / "manifest.json").is_file()]
+    return [step for step, path in saving.list_checkpoints(run) if (path / "manifest.json").is_file()]
 
 
 @pytest.mark.item("F26")
@@ -133,8 +133,8 @@ def test_what_cannot_be_deleted_is_deleted_with_the_next_checkpoint(tmp_path, mo
 
         during.setattr(os, "rmdir", rmdir)
         save(tmp_path, 3)
-        assert valid(tmp_path) == [3, 2] and len(saving.list_of(tmp_path)) == KEEP + 1
+        assert valid(tmp_path) == [3, 2] and len(saving.list_checkpoints(tmp_path)) == KEEP + 1
 
     save(tmp_path, 4)
 
-    assert valid(tmp_path) == [4, 3] and len(saving.list_of(tmp_path)) == KEEP
+    assert valid(tmp_path) == [4, 3] and len(saving.list_checkpoints(tmp_path)) == KEEP

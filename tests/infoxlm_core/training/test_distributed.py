@@ -15,11 +15,11 @@ from tests.helpers import workers
 from tests.toys.pretraining import write_shards
 
 
-@pytest.mark.parametrize("at_once", [1, 7, 100, 1000])
-def test_a_checksum_does_not_depend_on_how_many_values_are_widened_at_once(at_once):
+@pytest.mark.parametrize("chunk", [1, 7, 100, 1000])
+def test_a_checksum_does_not_depend_on_how_many_values_are_widened_at_a_time(chunk):
     values = torch.randn(100, generator=torch.Generator().manual_seed(1))
 
-    assert checksum(values, at_once) == checksum(values)
+    assert checksum(values, chunk) == checksum(values)
 
 
 def test_a_checksum_changes_with_any_bit_and_with_the_order():
@@ -45,7 +45,7 @@ def test_a_checksum_of_a_large_table_needs_little_memory_beside_it():
     table = torch.zeros(1000, 100)
 
     with LargestResult() as seen:
-        checksum(table, at_once=1000)
+        checksum(table, chunk=1000)
 
     assert seen.most == table.numel() * 4  # views of it; everything else is of a thousand values
 

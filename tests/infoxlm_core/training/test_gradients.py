@@ -64,4 +64,4 @@ def test_what_other_micro_batches_have_added_counts_and_what_none_has_touched_is
 def test_a_parameter_that_is_larger_than_a_bucket_goes_alone(sent):
     small, large, other = numbers(1)[0], nn.Parameter(torch.ones(3)), numbers(1)[0]
 
-    assert gradients.buckets([small, large, other]) == [[other], [large], [small]]
+    assert gradients.make_buckets([small, large, other]) == [[other], [large], [small]]

@@ -22,7 +22,7 @@ def test_speed_counts_from_the_last_line_and_a_line_comes_every_ten_seconds_and_
         for step, seconds in enumerate((4.0, 10.0, 12.0, 14.0), start=5):
             clock[0] = seconds
             figures = {"tokens": 100.0, "loss/mlm": 2.5, "xlco/accuracy": 0.25, "gradient_norm": 9.0}
-            speeds.append(training.tell(step, figures, waited=1.0))
+            speeds.append(training.record(step, figures, waited=1.0))
 
     assert [speed["tokens_per_second"] for speed in speeds] == [25, 20, 50, 50]
     assert [speed["data_wait"] for speed in speeds] == [0.25, 0.2, 0.5, 0.5]
@@ -35,9 +35,9 @@ def test_speed_counts_from_the_last_line_and_a_line_comes_every_ten_seconds_and_
 def test_what_a_probe_saw_last_stays_on_the_line(clock, caplog):
     with caplog.at_level(logging.INFO, pace.logger.name):
         training = pace.Pace(steps=2)
-        training.tell(1, {"tokens": 1.0, "probe/best": 0.5}, waited=0.0)
+        training.record(1, {"tokens": 1.0, "probe/best": 0.5}, waited=0.0)
         clock[0] = 1.0
-        training.tell(2, {"tokens": 1.0}, waited=0.0)
+        training.record(2, {"tokens": 1.0}, waited=0.0)
 
     assert "probe/best 0.500" in caplog.text
 
@@ -47,6 +47,6 @@ def test_a_run_that_was_begun_at_step_6_and_goes_back_to_4_says_how_long_the_res
         training = pace.Pace(steps=10)
         for step, seconds in ((7, 1.0), (8, 2.0), (5, 3.0), (6, 20.0)):
             clock[0] = seconds
-            training.tell(step, {"tokens": 1.0}, waited=0.0)
+            training.record(step, {"tokens": 1.0}, waited=0.0)
 
     assert [record.message for record in caplog.records] == ["step 6/10 , 0 tokens/s, 0:20 left"]

@@ -50,7 +50,7 @@ def spoil() -> Iterator[list[int]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(InfoXLMLearner, "batches", batches)
         patch.setattr(InfoXLMLearner, "losses", multiplied)
-        patch.setattr(guard, "LEAST", 5)
+        patch.setattr(guard, "MIN_WINDOW", 5)
         patch.setattr(guard, "DISTANCE", 6)
         yield positions
 
@@ -150,7 +150,7 @@ def test_two_workers_that_hold_half_a_model_each_go_back_together(tiny_shards, t
 
 @pytest.mark.item("F23")
 def test_a_run_that_dies_while_it_goes_back_does_so_again(troubled, tiny_shards, tmp_path, monkeypatch):
-    drop = saving.Checkpoints._drop
+    drop = saving.Checkpoints._delete
 
     def dies(self, directory):
         drop(self, directory)
@@ -158,7 +158,7 @@ def test_a_run_that_dies_while_it_goes_back_does_so_again(troubled, tiny_shards,
             raise KeyboardInterrupt
 
     with monkeypatch.context() as during, pytest.raises(KeyboardInterrupt):
-        during.setattr(saving.Checkpoints, "_drop", dies)
+        during.setattr(saving.Checkpoints, "_delete", dies)
         pretrain(config(), tiny_shards, tmp_path / "out", tmp_path / "run")
     pretrain(config(), tiny_shards, tmp_path / "out", tmp_path / "run")
 
@@ -194,7 +194,7 @@ LEFT_OUT = {
 def test_state_left_out_of_a_checkpoint_would_be_noticed(troubled, tiny_shards, tmp_path, lost, monkeypatch):
     run = tmp_path / "run"
     shutil.copytree(troubled, run)
-    for step, path in saving.list_of(run):
+    for step, path in saving.list_checkpoints(run):
         if step > CUT:
             shutil.rmtree(path)
     load, after_step = saving.Checkpoints.load_newest, InfoXLMLearner.after_step

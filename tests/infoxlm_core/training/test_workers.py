@@ -76,4 +76,4 @@ def test_figures_arrive_as_they_are():
 
 @pytest.mark.parametrize(("wanted", "gpus", "train"), [(2, 1, 1), (2, 2, 2), (1, 8, 1), (8, 5, 5)])
 def test_where_gpus_are_few_one_worker_trains_on_each(wanted, gpus, train):
-    assert workers.with_a_gpu_each(wanted, gpus) == train
+    assert workers.limit_to_gpus(wanted, gpus) == train

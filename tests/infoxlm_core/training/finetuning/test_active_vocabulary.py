@@ -13,7 +13,7 @@ from infoxlm_core.data.examples import Examples
 from infoxlm_core.model import task_models
 from infoxlm_core.stages.finetuning import finetune, read_training
 from infoxlm_core.tasks import TASKS
-from infoxlm_core.training.checkpoints import list_of
+from infoxlm_core.training.checkpoints import list_checkpoints
 from infoxlm_core.training.finetuning import active_vocabulary
 from tests.toys.finetuning import config
 
@@ -51,7 +51,7 @@ def test_it_ends_like_a_training_of_all_words_and_leaves_the_others_as_they_were
 def test_moments_are_kept_for_words_that_occur_only(encoder, judged, tmp_path):
     finetune(judged, encoder, None, tmp_path / "out", tmp_path / "run")
 
-    (_, newest), *_ = sorted(list_of(tmp_path / "run"), reverse=True)
+    (_, newest), *_ = sorted(list_checkpoints(tmp_path / "run"), reverse=True)
     saved = load_file(newest / "state.safetensors")
     occurring_words = len(set(read_training(judged, encoder, None).examples.ids.tolist()))
     assert len(saved["adam/encoder.token_embedding.weight/exp_avg"]) == occurring_words
@@ -73,7 +73,7 @@ def test_millions_of_tokens_are_renumbered_in_the_type_they_have_without_larger_
     model = task_models.create(encoder, TASKS["question_answering"].head).encoder
 
     tracemalloc.start()
-    words = active_vocabulary.OccurringWords(model, examples)
+    words = active_vocabulary.ActiveVocabulary(model, examples)
     found = words.renumber(examples).ids
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

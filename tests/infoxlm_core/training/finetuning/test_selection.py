@@ -171,7 +171,7 @@ def test_kept_weights_that_are_not_what_was_written_are_refused(tmp_path, damage
     assert torch.equal(weights_of(read), weights_of(written))
     damage(tmp_path / "kept/0000000005.safetensors")
 
-    with pytest.raises(DataCorrupt, match=said + r".*: restore it, or remove .* to train again"):
+    with pytest.raises(DataCorrupt, match=said + r".*: restore it, or delete .* to train again"):
         best.load(read, 5)
 
 

@@ -1,0 +1,74 @@
+"""Sharding of a network over workers by PyTorch's `fully_shard` (FSDP2)."""
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor, nn
+
+from infoxlm_core.model import mixed
+from infoxlm_core.training import distributed
+
+
+def shard(module: nn.Module, layers: Iterable[nn.Module], half: torch.dtype | None = None) -> None:
+    """Give each of W workers 1/W of every parameter, and so of gradients and moments; one worker keeps all.
+
+    Parameters are replaced by others of the same names: create the optimizer afterwards. `module(...)` gathers the
+    parameters of a layer while it computes, and those outside of layers (embeddings, heads) from forward to backward.
+    P parameters cost 16 P / W bytes a worker (weight, gradient, two moments in fp32), 8 bytes for each gathered
+    parameter, and 4 P bytes for gradients between micro-batches.
+
+    Args:
+        module: the network.
+        layers: of the network.
+        half: type in which layers are gathered and computed; weights and sums of gradients stay in fp32.
+    """
+    if distributed.world_size() == 1:
+        return
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+    trained = any(parameter.requires_grad for parameter in module.parameters())
+    for part in (*layers, module):
+        dtype = half if part is not module else None
+        fully_shard(
+            part,
+            reshard_after_forward=None if trained else True,  # without a backward pass, release after the forward pass
+            mp_policy=MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype and torch.float32),
+        )
+        if not isinstance(part, FSDPModule):
+            raise TypeError(f"fully_shard did not convert {type(part).__name__}")
+        part.set_gradient_divide_factor(1.0)  # losses are divided by the targets of all workers already
+        part.set_force_sum_reduction_for_comms(True)  # gloo has no other reduction
+
+
+def sum_gradients_in(module: nn.Module, last: bool) -> None:
+    """Before a backward pass: let a sharded module sum gradients over workers only in the step's last one."""
+    if is_sharded(module):
+        module.set_requires_gradient_sync(last)
+
+
+def is_sharded(module: nn.Module) -> TypeGuard[Any]:
+    """Return whether each worker holds a part of the module, so that all workers must call it.
+
+    Tests for a method, as `mixed.is_shard`, since importing the class takes a second.
+    """
+    return hasattr(module, "set_requires_gradient_sync")
+
+
+@contextlib.contextmanager
+def gathered(module: nn.Module) -> Iterator[None]:
+    """Gather the parameters outside of layers, so that a part of a sharded module can be called alone."""
+    if is_sharded(module):
+        module.unshard()
+    yield
+    if is_sharded(module):
+        module.reshard()
+
+
+def norm_of(gradients: Sequence[Tensor]) -> Tensor:
+    """Return the Euclidean norm of all gradients together; of shards, over all workers."""
+    if not any(mixed.is_shard(gradient) for gradient in gradients):
+        return nn.utils.get_total_norm(gradients)
+    own = nn.utils.get_total_norm([g.to_local() if mixed.is_shard(g) else g for g in gradients])
+    return distributed.sum_over_workers(own.square()).sqrt()
