@@ -9,11 +9,12 @@ import yaml
 
 from components.adapters.mlflow import model_registry, user
 from components.adapters.mlflow.tracker import MlflowTracker
+from components.settings import environment
 from infoxlm_core.errors import InputError, StorageUnavailable
 from tests.components.conftest import history, open_run
 from tests.k8s.manifests import OVERLAYS, ROOT, environment_of, made, named, pods
-from tests.servers.processes import balanced, kill
-from tests.servers.tracking import ADMIN, USER, replica
+from tests.servers.processes import balanced, kill, port_of
+from tests.servers.tracking import ADMIN, READER, USER, logged_in, replica
 from tests.toys.evaluation import evaluated
 
 ANY = {
@@ -31,13 +32,13 @@ def option(arguments: list[str], name: str) -> str:
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_the_server_asks_for_an_account_and_knows_its_own_names_only(overlay):
     [container] = pods(overlay)["Deployment/mlflow"]["spec"]["containers"]
-    arguments, environment = container["args"], environment_of(container, ANY)
+    arguments, variables = container["args"], environment_of(container, ANY)
     config = configparser.ConfigParser()
     config.read_string(named(overlay, "ConfigMap", "mlflow-auth")["data"]["basic_auth.ini"])
 
     assert option(arguments, "app-name") == "basic-auth"
     assert config["mlflow"]["default_permission"] == "NO_PERMISSIONS"
-    assert environment["MLFLOW_AUTH_CONFIG_PATH"] == "/etc/mlflow/basic_auth.ini"
+    assert variables["MLFLOW_AUTH_CONFIG_PATH"] == "/etc/mlflow/basic_auth.ini"
     hosts = set(option(arguments, "allowed-hosts").split(","))
     services = {f"mlflow{suffix}" for suffix in ("", ".infoxlm", ".infoxlm.svc", ".infoxlm.svc.cluster.local")}
     assert services | {f"{name}:5000" for name in services} <= hosts
@@ -45,8 +46,8 @@ def test_the_server_asks_for_an_account_and_knows_its_own_names_only(overlay):
     tracking = named(overlay, "ConfigMap", "infoxlm-environment")["data"]["MLFLOW_TRACKING_URI"]
     assert tracking.removeprefix("http://") in hosts
     for name in ("SERVER_ENABLE_JOB_EXECUTION", "ALLOW_PICKLE_DESERIALIZATION"):
-        assert environment[f"MLFLOW_{name}"] == "false"
-    assert environment["MLFLOW_DISABLE_TELEMETRY"] == "true"
+        assert variables[f"MLFLOW_{name}"] == "false"
+    assert variables["MLFLOW_DISABLE_TELEMETRY"] == "true"
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -69,25 +70,18 @@ def test_tables_are_in_postgresql_whose_login_stands_in_no_argument(overlay):
     assert "--serve-artifacts" in container["args"]
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_it_has_the_time_that_it_takes_to_start_and_several_of_it_share_a_real_database(overlay):
+@pytest.mark.parametrize(("overlay", "replicas"), [("small", 1), ("production", 2)])
+def test_it_has_time_to_start_and_room_for_several_models_that_pass_through_it(overlay, replicas):
     deployment = named(overlay, "Deployment", "mlflow")
-    [container] = deployment["spec"]["template"]["spec"]["containers"]
+    pod = deployment["spec"]["template"]["spec"]
+    [container] = pod["containers"]
 
     probe = container["startupProbe"]
     assert probe["periodSeconds"] * probe["failureThreshold"] >= 120
     assert option(container["args"], "workers") == "1"
-    assert deployment["spec"]["replicas"] == {"small": 1, "production": 2}[overlay]
-    assert deployment["spec"]["strategy"]["type"] == "Recreate"
-
-
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_several_models_pass_through_the_server_at_once(overlay):
-    """A pod that fills its scratch is evicted, and with it every upload."""
-    volumes = {volume["name"]: volume for volume in pods(overlay)["Deployment/mlflow"]["spec"]["volumes"]}
-
-    gigabytes = int(volumes["tmp"]["emptyDir"]["sizeLimit"].removesuffix("Gi"))
-    assert gigabytes >= 6 * 2  # six workers, each with a model of base and what goes with it
+    assert (deployment["spec"]["replicas"], deployment["spec"]["strategy"]["type"]) == (replicas, "Recreate")
+    [scratch] = [volume for volume in pod["volumes"] if volume["name"] == "tmp"]
+    assert int(scratch["emptyDir"]["sizeLimit"].removesuffix("Gi")) >= 6 * 2  # six uploads of a model of base
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -116,25 +110,24 @@ def test_no_model_of_our_configs_can_be_made_by_a_training_before_the_registry_h
 @pytest.mark.slow
 def test_the_user_of_the_steps_is_made_once_and_gets_the_password_of_its_secret(locked_server):
     def experiment(password: str) -> int:
-        return locked_server.call(
-            "POST", "/api/2.0/mlflow/experiments/create", {"name": password}, ("steps", password)
-        )[0]
+        body = {"name": password}
+        return locked_server.call("POST", "/api/2.0/mlflow/experiments/create", body, ("steps", password))[0]
 
-    user.ensure(locked_server.url, ADMIN[1], "steps", "first-password")
-    assert experiment("first-password") == 200
-
-    user.ensure(locked_server.url, ADMIN[1], "steps", "second-password")
+    with logged_in(ADMIN):
+        user.ensure(locked_server.url, "steps", "first-password")
+        assert experiment("first-password") == 200
+        user.ensure(locked_server.url, "steps", "second-password")
 
     assert experiment("first-password") == 401
     assert experiment("second-password") == 200
-    with pytest.raises(InputError, match="MLFLOW_AUTH_ADMIN_PASSWORD"):
-        user.ensure(locked_server.url, "not-the-password", "steps", "third-password")
+    with logged_in(("admin", "not-the-password")), pytest.raises(InputError, match="MLFLOW_AUTH_ADMIN_PASSWORD"):
+        user.ensure(locked_server.url, "steps", "third-password")
 
 
 @pytest.mark.slow
 def test_a_person_reads_and_one_who_promotes_moves_the_champion(locked_server):
-    def call(who: tuple[str, str], method: str, path: str, body: dict | None = None) -> tuple[int, str]:
-        return locked_server.call(method, f"/api/2.0/mlflow/{path}", body, who)
+    def call(login: tuple[str, str], method: str, path: str, body: dict | None = None) -> tuple[int, str]:
+        return locked_server.call(method, f"/api/2.0/mlflow/{path}", body, login)
 
     created = call(USER, "POST", "experiments/create", {"name": "of-people"})
     run = call(USER, "POST", "runs/create", {"experiment_id": json.loads(created[1])["experiment_id"]})
@@ -144,21 +137,22 @@ def test_a_person_reads_and_one_who_promotes_moves_the_champion(locked_server):
     version = {"name": "people", "source": f"{info['artifact_uri']}/model", "run_id": run_id}
     assert call(USER, "POST", "model-versions/create", version)[0] == 200
     ada, grace = ("ada", "password-of-ada"), ("grace", "password-of-grace")
-    for who, may in ((ada, "read"), (grace, "promote")):
-        user.ensure(locked_server.url, ADMIN[1], *who)
-        assert call(who, "GET", f"runs/get?run_id={run_id}")[0] == 403
-        user.allow(locked_server.url, ADMIN[1], who[0], "of-people", "people", may)
+    for login, may in ((ada, "read"), (grace, "promote"), (grace, "promote")):
+        with logged_in(ADMIN):
+            user.ensure(locked_server.url, *login)
+            user.allow(locked_server.url, login[0], "of-people", "people", may)
 
     alias = {"name": "people", "alias": "champion", "version": "1"}
     tag = {"run_id": run_id, "key": "decision", "value": "yes"}
-    for who, code in ((ada, 403), (grace, 200)):
-        assert call(who, "GET", f"runs/get?run_id={run_id}")[0] == 200
-        assert call(who, "GET", "registered-models/get?name=people")[0] == 200
-        assert call(who, "POST", "registered-models/alias", alias)[0] == code
-        assert call(who, "POST", "runs/set-tag", tag)[0] == code
+    for login, may_read, may_promote in ((READER, 403, 403), (ada, 200, 403), (grace, 200, 200)):
+        assert call(login, "GET", f"runs/get?run_id={run_id}")[0] == may_read
+        assert call(login, "GET", "registered-models/get?name=people")[0] == may_read
+        assert call(login, "POST", "registered-models/alias", alias)[0] == may_promote
+        assert call(login, "POST", "runs/set-tag", tag)[0] == may_promote
     assert call(grace, "DELETE", "registered-models/delete", {"name": "people"})[0] == 403
-    with pytest.raises(InputError, match="experiment nowhere: the first run makes it"):
-        user.allow(locked_server.url, ADMIN[1], "ada", "nowhere", "people", "read")
+    assert call(grace, "POST", "users/create", {"username": "x", "password": "long enough for it"})[0] == 403
+    with logged_in(ADMIN), pytest.raises(InputError, match="no experiment nowhere: the first run makes it"):
+        user.allow(locked_server.url, "ada", "nowhere", "people", "read")
 
 
 @pytest.mark.slow
@@ -169,8 +163,9 @@ def test_a_run_that_reports_to_two_servers_misses_and_doubles_nothing_when_one_o
     steps = 60
     evaluation = evaluated(tmp_path / "evaluation", 0.5)
     first = int(on_locked_server.url.rpartition(":")[2])
-    service = on_locked_server.service
-    with replica(tmp_path, database, s3_server, service) as (port, other), balanced(service, first, port) as taken:
+    listener = on_locked_server.service
+    service = port_of(listener)
+    with replica(tmp_path, database, s3_server, service) as (port, other), balanced(listener, first, port) as taken:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://localhost:{service}")
         run_id = open_run(tmp_path, "two-servers")
         tracker = MlflowTracker(tmp_path / "metrics.jsonl", run_id)
@@ -192,6 +187,8 @@ def test_a_run_that_reports_to_two_servers_misses_and_doubles_nothing_when_one_o
         assert taken[first] and taken[port]
 
 
-def test_a_server_that_is_not_there_yet_is_worth_another_try():
+def test_a_server_that_is_not_there_yet_is_worth_another_try(clean_environment, monkeypatch):
+    monkeypatch.setitem(environment.MLFLOW, "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+
     with pytest.raises(StorageUnavailable, match="does not answer"):
-        user.ensure("http://127.0.0.1:9", "admin-password", "steps", "password")
+        user.ensure("http://127.0.0.1:9", "steps", "password")

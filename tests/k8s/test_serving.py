@@ -17,7 +17,7 @@ from infoxlm_core.tasks import reference_vectors
 from tests.k8s.manifests import environment_of, with_components
 from tests.k8s.rules import confined, restricted
 from tests.servers.processes import free_port, serving
-from tests.servers.tracking import ADMIN
+from tests.servers.tracking import ADMIN, logged_in
 from tests.toys.evaluation import evaluated
 from tests.toys.models import save_model
 
@@ -101,8 +101,9 @@ def test_the_deployments_command_serves_the_registered_vectors_to_whoever_may_on
     client = connection.connect(tmp_path)
     client.set_registered_model_alias("infoxlm", "champion", str(version.version))  # others share the server
     login = {"MLFLOW_TRACKING_USERNAME": "serving", "MLFLOW_TRACKING_PASSWORD": "password-of-serving"}
-    user.ensure(on_locked_server.url, ADMIN[1], *login.values())
-    user.allow(on_locked_server.url, ADMIN[1], "serving", "infoxlm", "infoxlm", "read")
+    with logged_in(ADMIN):
+        user.ensure(on_locked_server.url, *login.values())
+        user.allow(on_locked_server.url, "serving", "infoxlm", "infoxlm", "read")
 
     [container] = deployment()["spec"]["template"]["spec"]["containers"]
     plain = [entry for entry in container["env"] if "configMapKeyRef" not in entry.get("valueFrom", {})]

@@ -15,9 +15,13 @@ from pathlib import Path
 
 
 def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+    """Return a port that nobody uses at the moment."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return port_of(listener)
+
+
+def port_of(listener: socket.socket) -> int:
+    return listener.getsockname()[1]
 
 
 @contextmanager
@@ -59,8 +63,11 @@ def kill(server: subprocess.Popen) -> None:
 
 
 @contextmanager
-def balanced(port: int, *servers: int) -> Iterator[Counter[int]]:
-    """Let connections to a port go to servers in turn, past one that is gone, as a Service does; how many each got."""
+def balanced(listener: socket.socket, *servers: int) -> Iterator[Counter[int]]:
+    """Pass the connections of a listener on to servers in turn, past one that is gone, as a Service does.
+
+    Yields the number of connections by the port of the server.
+    """
     taken: Counter[int] = Counter()
     turns = itertools.cycle(servers)
 
@@ -72,7 +79,7 @@ def balanced(port: int, *servers: int) -> Iterator[Counter[int]]:
             with suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
 
-    def accept(listener: socket.socket) -> None:
+    def accept() -> None:
         while True:
             try:
                 client, _ = listener.accept()
@@ -88,10 +95,8 @@ def balanced(port: int, *servers: int) -> Iterator[Counter[int]]:
             else:
                 client.close()
 
-    listener = socket.create_server(("127.0.0.1", port))
-    threading.Thread(target=accept, args=(listener,), daemon=True).start()
+    threading.Thread(target=accept, daemon=True).start()
     try:
         yield taken
     finally:
         listener.shutdown(socket.SHUT_RDWR)
-        listener.close()

@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -13,10 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from tests.servers import postgres, s3
-from tests.servers.processes import free_port, serving
+from tests.servers.processes import free_port, port_of, serving
 
 ADMIN = ("admin", "canary-of-the-admin-90ab")
 USER = ("infoxlm", "canary-of-mlflow-3e6d")
@@ -49,8 +51,8 @@ class LockedMlflow:
 
     url: str
     log: Path
-    service: int
-    """A port at which it may be called, too: of somebody who stands before several servers, as a Service does."""
+    service: socket.socket
+    """Listens at a port of which the server knows, for a test that puts a Service before several servers."""
 
     def environment(self, user: tuple[str, str] = USER) -> dict[str, str]:
         """What a client needs, and nothing else."""
@@ -79,6 +81,15 @@ class LockedMlflow:
 
 
 @contextmanager
+def logged_in(login: tuple[str, str]) -> Iterator[None]:
+    """Let this process act as a user of MLflow."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_TRACKING_USERNAME", login[0])
+        patch.setenv("MLFLOW_TRACKING_PASSWORD", login[1])
+        yield
+
+
+@contextmanager
 def locked_mlflow(directory: Path, database_port: int, s3_url: str) -> Iterator[LockedMlflow]:
     """Run a server as the manifests of `k8s/overlays/small` start it, but on other ports of loopback.
 
@@ -86,8 +97,10 @@ def locked_mlflow(directory: Path, database_port: int, s3_url: str) -> Iterator[
     pipelines (`USER`) and somebody who may nothing (`READER`).
     """
     s3.bucket(s3_url, "infoxlm")
-    service = free_port()
-    with replica(directory, database_port, s3_url, service) as (port, _):
+    with (
+        socket.create_server(("127.0.0.1", 0)) as service,
+        replica(directory, database_port, s3_url, port_of(service)) as (port, _),
+    ):
         locked = LockedMlflow(f"http://localhost:{port}", directory / "server.log", service)
         for name, password in (USER, READER):
             account = {"username": name, "password": password}

@@ -1,135 +1,141 @@
-"""Let MLflow know a user, with the password of the Secret from which a step reads it, and what it may.
+"""Create a user of MLflow, with the password of the Secret from which a step reads it, and grant permissions.
 
     python -m components.adapters.mlflow.user [--may read|train|promote|register --experiment infoxlm --model infoxlm]
 
-Who it is: MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD. Who says so: admin, MLFLOW_AUTH_ADMIN_PASSWORD. Run
-again it changes nothing but a password that is another one now. A user may what it makes itself, in any case; with what
-others make, by name or * for all, what `--may` says.
+MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD name the user; the user `admin` acts, with the password in
+MLFLOW_AUTH_ADMIN_PASSWORD. A second call changes nothing but a changed password. Users have all permissions on what
+they create themselves; `--may` grants permissions on what others create, by name or * for all.
 """
 
 import argparse
-import base64
-import json
 import os
 import sys
-import urllib.error
-import urllib.parse
-import urllib.request
+from typing import TYPE_CHECKING
 
-from infoxlm_core.errors import InfoXLMError, InputError, StorageUnavailable
+from components.adapters.mlflow.errors import translate_errors
+from components.settings import environment
+from infoxlm_core.errors import InfoXLMError, InputError
 
-RIGHTS = {
+if TYPE_CHECKING:
+    from mlflow.server.auth.client import AuthServiceClient
+
+PERMISSIONS = {
     "read": ("READ", "READ"),
     "train": ("EDIT", "READ"),
     "promote": ("EDIT", "EDIT"),
     "register": ("EDIT", "MANAGE"),
 }
-"""What somebody may -> MLflow's permissions for experiments and for registered models.
+"""Value of --may -> MLflow's permissions for experiments and for registered models.
 
-Whoever moves an alias leaves the decision in the run that made the version; whoever registers may also delete a version
-that a lost answer made twice.
+A promotion records its decision in the run that made the version. A registration may have to delete a version that a
+lost answer made twice.
 """
-_GRANTS = "3.0/mlflow/users/permissions"
+_ADMIN = "MLFLOW_AUTH_ADMIN_PASSWORD"
 
 
-def ensure(server: str, admin_password: str, user: str, password: str) -> None:
-    """Make a user of MLflow, or give the one that is there its password.
+def ensure(server: str, user: str, password: str) -> None:
+    """Create a user, or set the password of the user if it exists.
 
-    Args:
-        server: URL of MLflow.
-        admin_password: of the user `admin`.
-        user: the name of the user.
-        password: the user's, set anew if the user is there.
+    This and `allow` act as the user whom MLFLOW_TRACKING_USERNAME names: an administrator.
 
     Raises:
         InputError: MLflow refuses.
         StorageUnavailable: MLflow does not answer.
     """
-    account = {"username": user, "password": password}
-    status, said = _call(server, "POST", "2.0/mlflow/users/create", account, admin_password)
-    if "RESOURCE_ALREADY_EXISTS" in said:
-        status, said = _call(server, "PATCH", "2.0/mlflow/users/update-password", account, admin_password)
-    _check(server, status, f"to make the user {user}: check MLFLOW_AUTH_ADMIN_PASSWORD")
+    from mlflow.exceptions import MlflowException
+
+    client = _client(server)
+    with translate_errors(f"{server}: user {user}", _ADMIN):
+        try:
+            client.create_user(user, password)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+            client.update_user_password(user, password)
 
 
-def allow(server: str, admin_password: str, user: str, experiment: str, model: str, may: str) -> None:
-    """Give a user of MLflow rights on an experiment and on a registered model; `*` stands for all of them.
+def allow(server: str, user: str, experiment: str, model: str, may: str) -> None:
+    """Grant a user permissions on an experiment and on a registered model; `*` stands for all.
 
-    The model of who registers is made here: whoever makes one may all of it, and that should be no training.
+    The model of a user who registers is created here: whoever creates a model has all permissions on it, and that
+    should be no training.
 
     Args:
         server: URL of MLflow.
-        admin_password: of the user `admin`.
-        user: the name of the user.
-        experiment: by name.
-        model: by name.
-        may: one of `RIGHTS`.
+        user: name of the user.
+        experiment: name of the experiment.
+        model: name of the registered model.
+        may: a key of `PERMISSIONS`.
 
     Raises:
         InputError: MLflow refuses, or has no such experiment.
         StorageUnavailable: MLflow does not answer.
     """
-    known = experiment
-    if experiment != "*":
-        name = urllib.parse.urlencode({"experiment_name": experiment})
-        status, said = _call(server, "GET", f"2.0/mlflow/experiments/get-by-name?{name}", None, admin_password)
-        _check(server, status, f"experiment {experiment}: the first run makes it")
-        known = json.loads(said)["experiment"]["experiment_id"]
-    if may == "register" and model != "*":
-        status, said = _call(server, "POST", "2.0/mlflow/registered-models/create", {"name": model}, admin_password)
-        if "RESOURCE_ALREADY_EXISTS" not in said:
-            _check(server, status, f"to make the registered model {model}: check MLFLOW_AUTH_ADMIN_PASSWORD")
-    of_experiment, of_model = RIGHTS[may]
-    rights = [("experiment", known, of_experiment), ("registered_model", model, of_model)]
-    if of_experiment == "EDIT" and known == "*":  # of two stages that open a run at once one deletes its own
-        rights.append(("run", "*", "MANAGE"))
-    for kind, which, permission in rights:
-        grant = {"username": user, "resource_type": kind, "resource_id": which}
-        status, said = _call(server, "GET", f"{_GRANTS}/get?{urllib.parse.urlencode(grant)}", None, admin_password)
-        if status == 200 and json.loads(said)["permission"] == permission:
-            continue  # taking it away for a moment would end what this user is doing
-        _call(server, "POST", f"{_GRANTS}/revoke", grant, admin_password)  # else another one stays
-        status, _ = _call(server, "POST", f"{_GRANTS}/grant", grant | {"permission": permission}, admin_password)
-        _check(server, status, f"to let {user} use {kind} {which}: check MLFLOW_AUTH_ADMIN_PASSWORD")
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+
+    registry = MlflowClient(server)
+    with translate_errors(f"{server}: permissions of {user}", _ADMIN):
+        experiment_id = "*"
+        if experiment != "*":
+            found = registry.get_experiment_by_name(experiment)
+            if not found:
+                raise InputError(f"{server}: MLflow has no experiment {experiment}: the first run makes it")
+            experiment_id = found.experiment_id
+        if may == "register" and model != "*":
+            try:
+                registry.create_registered_model(model)
+            except MlflowException as error:
+                if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                    raise
+        of_experiment, of_model = PERMISSIONS[may]
+        _grant(server, user, "experiment", experiment_id, of_experiment)
+        _grant(server, user, "registered_model", model, of_model)
+        if of_experiment == "EDIT" and experiment_id == "*":  # two stages may open one run; one deletes its own
+            _grant(server, user, "run", "*", "MANAGE")
 
 
-def _check(server: str, status: int, what: str) -> None:
-    if status >= 500:
-        raise StorageUnavailable(f"{server}: MLflow answers {status}: run again")
-    if status != 200:
-        raise InputError(f"{server}: MLflow refuses ({status}) {what}")
+def _grant(server: str, user: str, kind: str, resource: str, permission: str) -> None:
+    """Grant a permission on a resource in place of another one."""
+    from mlflow.exceptions import MlflowException
 
-
-def _call(server: str, method: str, path: str, body: dict[str, str] | None, admin_password: str) -> tuple[int, str]:
-    login = base64.b64encode(f"admin:{admin_password}".encode()).decode()
-    headers = {"Authorization": f"Basic {login}", "Content-Type": "application/json"}
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(f"{server}/api/{path}", data, headers, method=method)  # noqa: S310 - of the configured server
+    client = _client(server)
     try:
-        with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310 - of the configured server
-            return answer.status, answer.read().decode(errors="replace")
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode(errors="replace")
-    except OSError as error:
-        raise StorageUnavailable(f"{server}: MLflow does not answer ({error}): run again") from error
+        if client.get_user_permission(user, kind, resource).permission == permission:
+            return  # revoking it for a moment would stop what the user is doing
+        client.revoke_user_permission(user, kind, resource)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+    client.grant_user_permission(user, kind, resource, permission)
+
+
+def _client(server: str) -> "AuthServiceClient":
+    os.environ.update(environment.MLFLOW)
+    from mlflow.server.auth.client import AuthServiceClient
+
+    return AuthServiceClient(server)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Make a user of MLflow; the variables of MLflow say who it is.")
-    parser.add_argument("--may", choices=RIGHTS, default="read", help="of the following two; read is the default")
+    """Run the command."""
+    parser = argparse.ArgumentParser(description="Create a user of MLflow; the variables of MLflow name the user.")
+    parser.add_argument("--may", choices=PERMISSIONS, default="read", help="on the following two; default: read")
     parser.add_argument("--experiment", help="by name, or * for all")
     parser.add_argument("--model", nargs="+", help="registered models, by name, or * for all")
-    given = parser.parse_args()
-    if bool(given.experiment) != bool(given.model):
+    arguments = parser.parse_args()
+    if bool(arguments.experiment) != bool(arguments.model):
         parser.error("--experiment and --model go together")
-    wanted = "MLFLOW_TRACKING_URI", "MLFLOW_AUTH_ADMIN_PASSWORD", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"
+    variables = ("MLFLOW_TRACKING_URI", _ADMIN, "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
     try:
-        if missing := [name for name in wanted if not os.environ.get(name)]:
-            raise InputError(f"{missing[0]} is not set: the Job make-user of k8s/base sets it")
-        server, admin_password, user, password = (os.environ[name] for name in wanted)
-        ensure(server, admin_password, user, password)
-        for model in given.model or ():
-            allow(server, admin_password, user, given.experiment, model, given.may)
+        for name in variables:
+            if not os.environ.get(name):
+                raise InputError(f"{name} is not set: the Job make-user of k8s/base sets it")
+        server, admin_password, user, password = (os.environ[name] for name in variables)
+        os.environ |= {"MLFLOW_TRACKING_USERNAME": "admin", "MLFLOW_TRACKING_PASSWORD": admin_password}
+        ensure(server, user, password)
+        for model in arguments.model or ():
+            allow(server, user, arguments.experiment, model, arguments.may)
     except InfoXLMError as error:
         print(f"mlflow user: {type(error).__name__}: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
