@@ -36,12 +36,14 @@ def promote(
     from components.platform import artifacts
     from components.platform.stage_run import stage_run
 
-    with stage_run("promote", store, tracker="mlflow", last=True) as step:  # which has the registry, whatever tracks
+    with stage_run("promote", store, tracker="mlflow", last=True) as step:  # the registry is MLflow's
         os.environ["INFOXLM_IMAGE"] = image
         step.report(promotion={"model": model, "gate": gate, "to": to, "by_hand": by_hand})
-        done = promotion.promote_model(model, gate, step.here, to, by_hand)
-        said = ("gain", "lower", "upper")
-        figures = {f"{metric}/{name}": one[name] for metric, one in done.verdict.figures.items() for name in said}
-        artifacts.show({"version": done.version} | figures, metrics)
+        with artifacts.exclusive(store, *promotion.LOCK):
+            promoted = promotion.promote_model(model, gate, step.here, to, by_hand)
+        figures: dict[str, float] = {}
+        for metric, figure in promoted.verdict.figures.items():
+            figures |= {f"{metric}/{name}": figure[name] for name in ("gain", "lower", "upper")}
+        artifacts.show({"version": promoted.version} | figures, metrics)
         step.report(figures)
         step.run.end()  # its pipeline has no other step

@@ -29,7 +29,7 @@ def register(
     import logging
     import os
 
-    from components.adapters.mlflow import model_registry, model_versions
+    from components.adapters.mlflow import model_registry, model_versions, promotion
     from components.platform import artifacts, runtime
     from components.platform.stage_run import stage_run
     from infoxlm_core import manifests
@@ -37,24 +37,27 @@ def register(
     from infoxlm_core.results import evidence
     from infoxlm_core.results.trials import HEADLINES
 
-    with stage_run("register", store, tracker="mlflow", last=True) as step:  # which has the registry, whatever tracks
+    with stage_run("register", store, tracker="mlflow", last=True) as step:  # the registry is MLflow's
         os.environ["INFOXLM_IMAGE"] = image
         checked = RegistrationConfig.parse(step.read(config), "registration")
-        model, digest = artifacts.resolve(encoder)
-        judged, _ = artifacts.resolve(scores)
-        made, figures = manifests.load(model), manifests.load(judged)["facts"]
-        origin = {f"{name}_digest": value for name, value in made["inputs"].items()}
-        origin |= {name: str(value) for name, value in made["made_by"].items()}
-        origin |= {
-            "test_set": evidence.read_scores(judged)["test_set"],
-            model_versions.MADE_AS: f"{model.parent.parent.name}/{model.parent.name}",  # its key
-            "pipeline_run": runtime.pipeline_run(),
-        } | ({"image": image} if image else {})
+        encoder_dir, digest = artifacts.resolve(encoder)
+        evaluation, _ = artifacts.resolve(scores)
+        manifest, figures = manifests.load(encoder_dir), manifests.load(evaluation)["facts"]
+        tags = {f"{name}_digest": value for name, value in manifest["inputs"].items()}
+        tags |= {name: str(value) for name, value in manifest["made_by"].items()}
+        tags["test_set"] = evidence.read_scores(evaluation)["test_set"]
+        tags[model_versions.MADE_AS] = f"{encoder_dir.parent.parent.name}/{encoder_dir.parent.name}"  # kind/key
+        tags["pipeline_run"] = runtime.pipeline_run()
+        if image:
+            tags["image"] = image
         headlines = {name: figures[name] for name in {*checked.gates, *HEADLINES} if name in figures}
-        done = model_registry.register(
-            checked.name, model, digest, headlines, checked.gates, step.run.id, origin, judged
-        )
+        run_id = step.run.id
+        with artifacts.exclusive(store, *promotion.LOCK):
+            registered = model_registry.register(
+                checked.name, encoder_dir, digest, headlines, checked.gates, run_id, tags, evaluation
+            )
         step.report(registration=checked)
         step.run.end()  # the last step of its pipeline
-        artifacts.show({"version": done.version, "champion": int(done.champion)}, metrics)
-        logging.info("models:/%s/%d is %s: %s", checked.name, done.version, " and ".join(done.aliases), done.reason)
+        artifacts.show({"version": registered.version, "champion": int(registered.champion)}, metrics)
+        aliases = " and ".join(registered.aliases)
+        logging.info("models:/%s/%d is %s: %s", checked.name, registered.version, aliases, registered.reason)

@@ -1,4 +1,4 @@
-"""Commands on the registry: promote, rollback."""
+"""Commands on the registry: promote and rollback."""
 
 from typing import Annotated
 
@@ -35,11 +35,14 @@ def promote(
     """
     with ending_clearly():
         gate = read_gate(metric) if metric else RegistrationConfig().gates
-        from components.adapters.mlflow import promotion
+        from components.adapters.mlflow import connection, promotion
         from components.platform import artifacts
 
-        done = promotion.promote_model(model, gate, artifacts.local(store), to, by_hand)
-        typer.echo(f"models:/{done.name}@champion is version {done.version}: {done.verdict.reason}")
+        here = artifacts.local(store)
+        connection.connect_existing(here)  # before the lock makes a folder of a mistyped store
+        with artifacts.exclusive(store, *promotion.LOCK):
+            promoted = promotion.promote_model(model, gate, here, to, by_hand)
+        typer.echo(f"models:/{promoted.name}@champion is version {promoted.version}: {promoted.verdict.reason}")
 
 
 @app.command()
@@ -53,19 +56,25 @@ def rollback(
         from components.adapters.mlflow import connection, promotion
         from components.platform import artifacts
 
-        number = promotion.roll_back(connection.connect_existing(artifacts.local(store)), name, reason)
+        client = connection.connect_existing(artifacts.local(store))
+        with artifacts.exclusive(store, *promotion.LOCK):
+            number = promotion.roll_back(client, name, reason)
         typer.echo(f"models:/{name}@champion is version {number}")
 
 
 def read_gate(metrics: list[str]) -> dict[str, float]:
-    """NAME or NAME=MARGIN -> metric: least gain."""
+    """Parse options NAME or NAME=MARGIN into metric -> least gain.
+
+    Raises:
+        ConfigError: a margin is not a number between -1 and 1.
+    """
     gate = {}
-    for said in metrics:
-        name, _, margin = said.partition("=")
+    for option in metrics:
+        name, _, margin = option.partition("=")
         try:
             gate[name] = float(margin or 0)
         except ValueError:
-            raise ConfigError(f"--metric {said}: {margin!r} is no number: write retrieval/best=0.005") from None
+            raise ConfigError(f"--metric {option}: {margin!r} is no number: write retrieval/best=0.005") from None
         if not -1 < gate[name] < 1:
-            raise ConfigError(f"--metric {said}: scores are shares from 0 to 1, and so are margins")
+            raise ConfigError(f"--metric {option}: scores are shares from 0 to 1, and so are margins")
     return RegistrationConfig.parse({"gate": gate}, "--metric").gate

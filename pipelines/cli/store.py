@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from infoxlm_core.errors import InputError, without_password
+from infoxlm_core.errors import InputError
 from infoxlm_core.progress import progress
 from pipelines.cli.app import app, ending_clearly
 
@@ -40,13 +40,14 @@ def gc(
         store = store.rstrip("/")
         here = artifacts.local(store)
         aliases = [alias.strip() for alias in keep.split(",") if alias.strip()]
-        needed = model_versions.made_of(connection.connect_existing(here), aliases)
+        connection.connect_existing(here)
+        needed = model_versions.made_of(aliases)
         things = garbage.survey(store)
         found = garbage.superfluous(things, needed, age)
         for thing in sorted(found, key=lambda thing: thing.size, reverse=True):
             days = (datetime.now(UTC) - thing.modified).days
             typer.echo(f"{thing.size / 1e6:12,.1f} MB  {days:5} days  {thing.name}")
-        typer.echo(f"models: {without_password(connection.tracking_uri(here))}")
+        typer.echo(f"models: {connection.public_uri(here)}")
         total = f"{len(found)} of {len(things)} things in {store}, {sum(thing.size for thing in found) / 1e6:,.1f} MB"
         if not delete:
             typer.echo(f"{total}, may go: --delete deletes them")

@@ -1,130 +1,127 @@
-"""A version of one registry -> another registered model, of the same server or of another one.
+"""Copies of a registered version, to another registered model of the same server or to another server.
 
-The first server is where MLFLOW_TRACKING_URI points, with its credentials as ever. Those of the other one are the same
-variables with TARGET_ in front: TARGET_MLFLOW_TRACKING_USERNAME, …_PASSWORD, …_TOKEN, and the others of MLflow.
+MLflow keeps the address and the login of its server in the environment and in global state, so work on another server
+has a process of its own. The other server's login is in the variables of MLflow with TARGET_ in front:
+TARGET_MLFLOW_TRACKING_USERNAME, …_PASSWORD, …_TOKEN and others.
 """
 
 import logging
+import multiprocessing
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from components.adapters.mlflow import connection, model_versions, runs, signing
+from components.adapters.mlflow import model_versions, runs, signing
 from components.adapters.mlflow.errors import translate_errors
+from components.adapters.mlflow.model_versions import CANDIDATE, DECISION, GATE, PREVIOUS
 from infoxlm_core import manifests
-from infoxlm_core.errors import DataCorrupt, without_password
+from infoxlm_core.errors import DataCorrupt
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 ORIGIN = "copied_from"
+"""Tag of a copy: the version that was copied."""
 _TARGET = "TARGET_"
-_STAYS = (model_versions.GATE, model_versions.DECISION, model_versions.PREVIOUS)
-"""Tags that speak of the registry they are in."""
+_OF_ONE_SERVER = ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME")
+_TAGS_OF_ONE_MODEL = (GATE, DECISION, PREVIOUS)
+"""Tags that speak of the registered model they are in."""
 
 
-def copy(client: "MlflowClient", version: "ModelVersion", name: str) -> "ModelVersion":
-    """Copy a version to another registered model of the same server, once per digest; it is `candidate` there.
+@dataclass(frozen=True)
+class Copy:
+    """A version to be registered on another server."""
 
-    Both point to the same files.
+    name: str
+    """Name of the registered model there."""
+    files: Path
+    """All files of the version."""
+    tags: dict[str, str]
+    origin: str
+    """Server and version that it is copied from."""
+    store: Path
+
+
+def copy_within_server(client: "MlflowClient", version: "ModelVersion", name: str) -> "ModelVersion":
+    """Copy a version to another registered model of the same server, once per digest, and make it `candidate` there.
+
+    Both versions point to the same files.
     """
+    digest, origin = model_versions.digest_of(version), model_versions.uri_of(version)
     with translate_errors(f"registered model {name}"):
-        if not model_versions.versions_of(client, name, model_versions.digest_of(version)):
-            client.copy_model_version(f"models:/{version.name}/{version.version}", name)
-        return _finish(client, name, version, f"models:/{version.name}/{version.version}")
+        if not model_versions.versions_of(client, name, digest):
+            client.copy_model_version(origin, name)
+        return _finish(client, name, digest, origin)
 
 
-def copy_to_server(client: "MlflowClient", version: "ModelVersion", uri: str, name: str, store: Path) -> "ModelVersion":
-    """Copy a version with all its files to another server, once per digest; it is `candidate` there.
+def run_on_server(uri: str, function: Callable[..., T], *arguments: Any) -> T:
+    """Call a function in a process that is connected to another server; return its result, or raise its error."""
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, spawn, initializer=_go_to_server, initargs=(uri,)) as process:
+        return process.submit(function, *arguments).result()
 
-    The process is connected to that server from here on, until a `coming_back` around it ends. What has arrived is read
-    back and compared, file by file.
+
+def register(client: "MlflowClient", copied: Copy) -> "ModelVersion":
+    """Register a copy on the server of this process, once per digest, and make it `candidate`.
 
     Raises:
-        DataCorrupt, SignatureInvalid: the files are not those that were registered.
-        InputError, StorageUnavailable: one of the servers refuses, or does not answer.
+        DataCorrupt: the files on the server are not those that were sent.
+        InputError: the version has no digest, or the server refuses.
+        StorageUnavailable: the server does not answer.
     """
-    model = f"models:/{version.name}/{version.version}"
-    origin = f"{without_password(connection.tracking_uri(store))} {model}"
-    with translate_errors(model), model_versions.fetched(client, version) as files:
-        sent = _contents(files)
-        _go_to(uri)
-        target = connection.connect(store)
-        tags = {runs.RUN_TAG: f"copy of {origin}"}
-        run_id = runs.open_run("infoxlm", f"copy of {version.name}", tags, store)
-        with translate_errors(f"registered model {name} of the target"):
-            if not model_versions.versions_of(target, name, model_versions.digest_of(version)):
-                source = _send(target, run_id, files)
-                kept = {key: value for key, value in version.tags.items() if key not in _STAYS}
-                model_versions.create(target, name, source, run_id, kept)
-            made = model_versions.versions_of(target, name, model_versions.digest_of(version))[0]
-            with model_versions.fetched(target, made) as arrived:
-                if differ := sorted(path for path, digest in sent.items() if _contents(arrived).get(path) != digest):
-                    raise DataCorrupt(f"{name} version {made.version} at the target differs in {differ[0]}: delete it")
-            copied = _finish(target, name, version, origin)
-        runs.end_run(run_id)
-    return copied
+    digest = copied.tags["digest"]
+    title = f"copy of {copied.origin}"
+    run_id = runs.open_run("infoxlm", f"copy of {copied.name}", {runs.RUN_TAG: title}, copied.store)
+    with translate_errors(f"registered model {copied.name} of the target"):
+        if not model_versions.versions_of(client, copied.name, digest):
+            source = model_versions.upload(client, run_id, model_versions.open_upload(client, run_id), copied.files)
+            tags = {key: value for key, value in copied.tags.items() if key not in _TAGS_OF_ONE_MODEL}
+            model_versions.create(client, copied.name, source, run_id, tags)
+        version = _finish(client, copied.name, digest, copied.origin)
+        sent = _digests(copied.files)
+        with model_versions.fetched(client, version) as files:
+            received = _digests(files)
+        different = sorted(name for name in sent if received.get(name) != sent[name])
+        if different:
+            raise DataCorrupt(
+                f"{copied.name} version {version.version} at the target differs in {different[0]}: delete it"
+            )
+    runs.end_run(run_id)
+    return version
 
 
-@contextmanager
-def coming_back(store: Path) -> Iterator[None]:
-    """Connect to the same server as before at the end of the block: a promotion's figures belong to its own run."""
-    before = {name: value for name, value in os.environ.items() if name.startswith("MLFLOW_")}
-    try:
-        yield
-    finally:
-        for name in [name for name in os.environ if name.startswith("MLFLOW_")]:
+def _go_to_server(uri: str) -> None:
+    for name in list(os.environ):
+        if name.startswith("MLFLOW_TRACKING_") or name in _OF_ONE_SERVER:
             del os.environ[name]
-        os.environ.update(before)
-        connection.connect(store)
+    for name in list(os.environ):
+        if name.startswith(f"{_TARGET}MLFLOW_"):
+            os.environ[name.removeprefix(_TARGET)] = os.environ[name]
+    os.environ["MLFLOW_TRACKING_URI"] = uri
 
 
-def _send(target: "MlflowClient", run_id: str, files: Path) -> str:
-    """Make the files a logged model of the target as they are; return its URI."""
-    from mlflow.entities import LoggedModelOutput
-
-    experiment = target.get_run(run_id).info.experiment_id
-    logged = target.create_logged_model(experiment, "encoder", source_run_id=run_id)
-    target.log_model_artifacts(logged.model_id, str(files))
-    target.finalize_logged_model(logged.model_id, "READY")
-    target.log_outputs(run_id, [LoggedModelOutput(logged.model_id, step=0)])
-    return logged.model_uri
+def _digests(folder: Path) -> dict[str, str]:
+    """Return the digests of the encoder, its evaluation, its signature and its card; MLflow changes other files."""
+    compared = (model_versions.MODEL, model_versions.EVALUATION, signing.FILE, model_versions.CARD)
+    return {name: manifests.digest_files(folder / name) for name in compared if (folder / name).exists()}
 
 
-def _contents(folder: Path) -> dict[str, str]:
-    """Digests of what makes a version: the encoder, its evaluation, its signature, its card."""
-    parts = (model_versions.MODEL, model_versions.EVALUATION, signing.FILE, model_versions.CARD)
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
-    named = {str(path.relative_to(folder)): path for path in files}
-    return {name: manifests.file_sha256(path) for name, path in named.items() if name.partition("/")[0] in parts}
-
-
-def _finish(client: "MlflowClient", name: str, version: "ModelVersion", origin: str) -> "ModelVersion":
-    """Leave one version of the digest, that says where it comes from; `candidate` last."""
-    copied, *doubles = model_versions.versions_of(client, name, model_versions.digest_of(version))
+def _finish(client: "MlflowClient", name: str, digest: str, origin: str) -> "ModelVersion":
+    """Leave one version of the digest, tag it with its origin, and make it `candidate` last."""
+    version, *doubles = model_versions.versions_of(client, name, digest)
     for double in doubles:
         client.delete_model_version(name, double.version)
-    if ORIGIN not in copied.tags:
-        for tag in _STAYS:
-            if tag in copied.tags:
-                client.delete_model_version_tag(name, copied.version, tag)
-        model_versions.put(client.set_model_version_tag, name, copied.version, ORIGIN, origin)
-    model_versions.put(client.set_registered_model_alias, name, model_versions.CANDIDATE, copied.version)
-    logger.info("copied %s to %s version %s", origin, name, copied.version)
-    return client.get_model_version(name, copied.version)
-
-
-def _go_to(uri: str) -> None:
-    """Let this process speak to another server, with the credentials for that one and none of the first's."""
-    for name in [name for name in os.environ if name.startswith("MLFLOW_TRACKING_")]:
-        del os.environ[name]
-    for name in ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME"):
-        os.environ.pop(name, None)
-    for name in [name for name in os.environ if name.startswith(f"{_TARGET}MLFLOW_")]:
-        os.environ[name.removeprefix(_TARGET)] = os.environ[name]
-    os.environ["MLFLOW_TRACKING_URI"] = uri
+    if ORIGIN not in version.tags:
+        for tag in version.tags.keys() & set(_TAGS_OF_ONE_MODEL):  # a copy within a server brings all tags
+            client.delete_model_version_tag(name, version.version, tag)
+        client.set_model_version_tag(name, version.version, ORIGIN, origin)
+    client.set_registered_model_alias(name, CANDIDATE, version.version)
+    logger.info("copied %s to %s version %s", origin, name, version.version)
+    return client.get_model_version(name, version.version)

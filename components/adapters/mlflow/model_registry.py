@@ -10,10 +10,9 @@ import math
 import shutil
 import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from components.adapters.mlflow import connection, model_versions, promotion, signing
 from components.adapters.mlflow.errors import translate_errors
@@ -24,18 +23,17 @@ from infoxlm_core.results import evidence
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities.model_registry import ModelVersion
 
 
 @dataclass(frozen=True)
 class Registration:
-    """What came of a registration."""
+    """The result of a registration."""
 
     version: int
     aliases: tuple[str, ...]
     champion: bool
     reason: str
-    """The gate's verdict in words."""
+    """The verdict of the gate, in words."""
 
 
 def register(
@@ -48,31 +46,30 @@ def register(
     tags: Mapping[str, str],
     evaluation: Path,
 ) -> Registration:
-    """Make an encoder a version of the registered model `name`, once per digest, and pass it through the gate.
+    """Register an encoder as a version of the model `name`, once per digest, and pass it through the gate.
 
-    It may be called again, at the same time elsewhere, or after a crash at any point: the result is the same.
+    A second call, or a call after a crash at any point, has the same result. The caller holds `promotion.LOCK`.
 
     Args:
-        name: of the registered model.
-        encoder_dir: a Hugging Face directory: masked LM in safetensors, and its tokenizer.
-        digest: of the encoder's content.
+        name: name of the registered model.
+        encoder_dir: a Hugging Face directory with a masked LM in safetensors and its tokenizer.
+        digest: digest of the encoder's content.
         metrics: scores by name; all become tags of the version.
-        gate: the scores on which the gate decides, with the least gain of each; higher is better.
+        gate: metric -> least gain; higher scores are better.
         run_id: the MLflow run that made the encoder (`runs.open_run`).
         tags: further tags, such as the digests of corpus and tokenizer.
-        evaluation: output of evaluate: model_card.md, scores.json, items.parquet. What is missing is left out.
+        evaluation: output of evaluate: model_card.md, scores.json, items.parquet. Missing files are left out.
 
     Raises:
-        InputError: a score is missing or not finite, or the directory holds no encoder; nothing is registered.
+        InputError: a score of the gate is missing or not finite, or the directory holds no encoder.
         StorageUnavailable: MLflow does not answer.
     """
     from mlflow import MlflowClient
 
     for metric in gate:
-        if not _is_finite(metrics.get(metric)):
-            raise InputError(
-                f"metric {metric} is {metrics.get(metric, 'missing')}, not a finite number: evaluate again"
-            )
+        score = metrics.get(metric)
+        if score is None or not math.isfinite(score):
+            raise InputError(f"metric {metric} is {score}, not a finite number: evaluate again")
     directories.check_encoder(encoder_dir)
     client = MlflowClient()
     with translate_errors(f"registered model {name}"):
@@ -80,10 +77,10 @@ def register(
             described = {**tags, **{key: repr(float(value)) for key, value in metrics.items()}, "digest": digest}
             model_versions.create(client, name, log_model(run_id, encoder_dir, evaluation), run_id, described)
         version, *doubles = model_versions.versions_of(client, name, digest)
-        for double in doubles:  # of another process, or of a request that was sent twice
-            _delete(client, double)
+        for double in doubles:  # of a request that was sent twice
+            client.delete_model_version(name, double.version)
         if GATE not in version.tags:
-            model_versions.put(client.set_registered_model_alias, name, CANDIDATE, version.version)
+            client.set_registered_model_alias(name, CANDIDATE, version.version)
             promotion.promote(client, version, gate)
         return _describe(client, name, version.version)
 
@@ -91,8 +88,9 @@ def register(
 def log_model(run_id: str, encoder_dir: Path, evaluation: Path) -> str:
     """Copy an encoder into its MLflow run, after it has filled one mask; return its URI, `models:/m-…`.
 
-    MLflow puts weights and tokenizer into different folders and leaves out what it does not know (and its own way to
-    log a directory fails with transformers 5.23), so its `model` folder is replaced by the encoder's directory.
+    MLflow's own ways to log a model fall short: it stores weights and tokenizer in different folders, drops files that
+    it does not know, and cannot log a directory with transformers 5.23. So the folder `model` that MLflow writes is
+    replaced by the encoder's directory.
     """
     import mlflow
     import transformers
@@ -103,48 +101,47 @@ def log_model(run_id: str, encoder_dir: Path, evaluation: Path) -> str:
     fill = transformers.pipeline("fill-mask", model=model, tokenizer=tokenizer)
     sentence = f"One {tokenizer.mask_token} is hidden."
     signature = mlflow.models.infer_signature([sentence], [fill(sentence, top_k=1)[0]["token_str"]])
-    installed = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "safetensors")}
+    requirements = []
+    for library in ("torch", "transformers", "safetensors"):
+        requirements.append(f"{library}=={importlib.metadata.version(library).partition('+')[0]}")
     client = mlflow.MlflowClient()
-    logged = client.create_logged_model(client.get_run(run_id).info.experiment_id, "encoder", source_run_id=run_id)
-    card = evaluation / model_versions.CARD
+    logged = model_versions.open_upload(client, run_id)
+    card_file, card = evaluation / model_versions.CARD, None
+    if card_file.exists():
+        card = ModelCard(card_file.read_text(encoding="utf-8"), ignore_metadata_errors=True)
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "encoder")
+        files = Path(folder, "encoder")
         mlflow.transformers.save_model(
             fill,
-            path,
+            files,
             mlflow_model=mlflow.models.Model(logged.artifact_location, run_id, model_id=logged.model_id),
-            model_card=ModelCard(card.read_text(encoding="utf-8"), ignore_metadata_errors=True)
-            if card.exists()
-            else None,
+            model_card=card,
             signature=signature,
-            pip_requirements=[f"{name}=={version.partition('+')[0]}" for name, version in installed.items()],
+            pip_requirements=requirements,
         )
-        shutil.rmtree(path / model_versions.MODEL)
-        shutil.copytree(encoder_dir, path / model_versions.MODEL)
-        signing.sign(path / model_versions.MODEL, path / signing.FILE)
-        (path / model_versions.EVALUATION).mkdir()
-        for file in ("scores.json", evidence.FILE):
-            if (evaluation / file).exists():
-                shutil.copy(evaluation / file, path / model_versions.EVALUATION)
-        client.log_model_artifacts(logged.model_id, str(path))
-    client.finalize_logged_model(logged.model_id, "READY")
-    client.log_outputs(run_id, [mlflow.entities.LoggedModelOutput(logged.model_id, step=0)])
-    return logged.model_uri
+        shutil.rmtree(files / model_versions.MODEL)
+        shutil.copytree(encoder_dir, files / model_versions.MODEL)
+        signing.sign(files / model_versions.MODEL, files / signing.FILE)
+        (files / model_versions.EVALUATION).mkdir()
+        for name in ("scores.json", evidence.FILE):
+            if (evaluation / name).exists():
+                shutil.copy(evaluation / name, files / model_versions.EVALUATION)
+        return model_versions.upload(client, run_id, logged, files)
 
 
-def load_encoder(source: str | Path, default_store: Path) -> Path:
+def load_encoder(source: str | Path, store: Path) -> Path:
     """Return a local Hugging Face directory for a directory, `models:/NAME@ALIAS` or `models:/NAME/VERSION`.
 
     Raises:
         InputError: there is no such model, or it holds something that is no encoder.
         DataCorrupt: it is not what was trained or registered.
-        SignatureInvalid: it comes from the registry, a key to verify it is set, and its signature does not fit.
+        SignatureInvalid: it comes from the registry, a key for verification is set, and the signature does not fit.
         StorageUnavailable: MLflow does not answer.
     """
     if not model_versions.is_uri(str(source)):
         directories.check(Path(source))
         return Path(source)
-    client = connection.connect_existing(default_store)
+    client = connection.connect_existing(store)
     version = model_versions.find(client, str(source))
     with translate_errors(str(source)):
         target = None  # files on this machine are read where they are
@@ -154,20 +151,6 @@ def load_encoder(source: str | Path, default_store: Path) -> Path:
         files = model_versions.download(client, version, "", target)
     model_versions.check(files, version)
     return files / model_versions.MODEL
-
-
-def _is_finite(score: Any) -> bool:
-    try:
-        return math.isfinite(float(score))
-    except (TypeError, ValueError):
-        return False
-
-
-def _delete(client: "MlflowClient", version: "ModelVersion") -> None:
-    from mlflow.exceptions import MlflowException
-
-    with suppress(MlflowException):  # the other process deletes it as well; what stays is found next time
-        client.delete_model_version(version.name, version.version)
 
 
 def _describe(client: "MlflowClient", name: str, version: str) -> Registration:

@@ -1,7 +1,7 @@
-"""What moves the alias `champion`: a promotion that the gate lets through, a person, a rollback.
+"""Promotion: moves the alias `champion` of a registered model, by the gate, by a person or by a rollback.
 
-Everything is written down before the alias moves, so that a crash leaves the old champion, and the same command again
-finishes what it began.
+One promotion runs at a time: the callers hold `LOCK`. The decision is recorded before the alias moves, so
+a crash leaves the old champion, and the same command finishes the promotion.
 """
 
 import getpass
@@ -11,7 +11,6 @@ import os
 import re
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,32 +30,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-PROMOTED, ROLLED_BACK_TO = "promoted", "champion again"
-BY_HAND = "champion by hand"
-ATTEMPTS = 5  # when others promote at the same time
-
-_SERVER = re.compile(r"(?P<uri>\w+://.*[^/])/(?P<name>[^/:]+)")
+LOCK = ("registry", "champions")
+"""Kind and name for `artifacts.exclusive`: whoever promotes, rolls back or registers holds this lock of the store."""
+ROLLED_BACK_TO = "champion again"
+_MODEL_OF_SERVER = re.compile(r"(?P<uri>\w+://.*[^/])/(?P<name>[^/:]+)")
 
 
 class Decision(TypedDict, total=False):
-    """What the tag `DECISION` says, as far as it is read again."""
+    """The fields of the tag `DECISION` that are read again."""
 
     what: str
     reason: str
     figures: dict[str, Any]
-    previous_champion: int | None
-    better: int
-
-
-def _decision(version: "ModelVersion") -> dict[str, Any]:
-    tag, where = version.tags.get(DECISION, "{}"), f"tag {DECISION} of {version.name} version {version.version}"
-    return outside.parse_json(tag, Decision, where, "delete the tag, then run again", DataCorrupt)
-
-
-def champion_of(client: "MlflowClient", name: str) -> str | None:
-    """The number of the version that users get."""
-    number = client.get_registered_model(name).aliases.get(CHAMPION)
-    return None if number is None else str(number)  # a database gives an int, a server a text
 
 
 @dataclass(frozen=True)
@@ -69,145 +54,110 @@ class Promoted:
 
 
 def promote_model(model: str, gate: Mapping[str, float], store: Path, to: str = "", by_hand: str = "") -> Promoted:
-    """Make a registered model champion if the gate, or a person, says so. Called again, it changes nothing.
+    """Make a registered model champion if the gate, or a person, says so. A second call changes nothing.
 
     Args:
         model: models:/NAME@ALIAS or models:/NAME/VERSION.
         gate: metric -> least gain.
-        store: where MLflow's database is if MLFLOW_TRACKING_URI names no server.
-        to: NAME, another registered model of the same server, or URI/NAME of another server: the model is copied
-            there, and compared with the champion that is there.
-        by_hand: why the gate is not asked.
+        store: directory with MLflow's database if MLFLOW_TRACKING_URI names no server.
+        to: NAME, another registered model of the same server, or URI/NAME of another server. The model is copied
+            there first, and compared with the champion there.
+        by_hand: the reason for a promotion without the gate.
 
     Raises:
-        NotPromoted: with the figures; the alias stays.
-        and what `promote` raises.
+        NotPromoted: the gate refuses; the message has the figures, and the alias stays.
+        InputError: `model` or `to` is malformed, or MLflow refuses.
+        DataCorrupt, SignatureInvalid: the files are not those that were registered; the alias stays.
+        LeaseHeld: the champion changed during the comparison.
+        StorageUnavailable: MLflow does not answer.
     """
     client = connection.connect_existing(store)
     version = model_versions.find(client, model)
-    with copies.coming_back(store):
-        if server := _SERVER.fullmatch(to):
-            version = copies.copy_to_server(client, version, server["uri"], server["name"], store)
-            client = connection.connect(store)
-        elif ":" in to or "/" in to:
+    if server := _MODEL_OF_SERVER.fullmatch(to):
+        origin = f"{connection.public_uri(store)} {model_versions.uri_of(version)}"
+        model_versions.digest_of(version)  # raises if the version has no digest, by which a copy is found again
+        with translate_errors(model), model_versions.fetched(client, version) as files:
+            copied = copies.Copy(server["name"], files, dict(version.tags), origin, store)
+            name, number, verdict = copies.run_on_server(server["uri"], _promote_copy, copied, gate, by_hand)
+    else:
+        if ":" in to or "/" in to:
             raise InputError(f"{to!r}: give the NAME of a registered model, or a server with it, https://HOST/NAME")
-        elif to:
-            version = copies.copy(client, version, to)
-        verdict = promote(client, version, gate, by_hand)
+        if to:
+            version = copies.copy_within_server(client, version, to)
+        name, number, verdict = version.name, int(version.version), promote(client, version, gate, by_hand)
     if not verdict.passed:
-        raise NotPromoted(f"models:/{version.name}/{version.version} stays {verdict.reason}")
-    return Promoted(version.name, int(version.version), verdict)
+        raise NotPromoted(f"models:/{name}/{number} stays {verdict.reason}")
+    return Promoted(name, number, verdict)
+
+
+def _promote_copy(copied: copies.Copy, gate: Mapping[str, float], by_hand: str) -> tuple[str, int, Verdict]:
+    """Register a copy on the server of this process, and promote it there; return its name, number and verdict."""
+    client = connection.connect(copied.store)
+    version = copies.register(client, copied)
+    return version.name, int(version.version), promote(client, version, gate, by_hand)
+
+
+def champion_of(client: "MlflowClient", name: str) -> str | None:
+    """Return the number of the champion; None if the model has no champion."""
+    number = client.get_registered_model(name).aliases.get(CHAMPION)
+    return None if number is None else str(number)  # MLflow returns an int from a database, a str from a server
 
 
 def promote(client: "MlflowClient", version: "ModelVersion", gate: Mapping[str, float], by_hand: str = "") -> Verdict:
-    """Make a version champion if the gate says so; write the decision down in any case.
+    """Make a version champion if the gate says so; record the decision in any case.
 
     Args:
-        client: of the registry's MLflow.
+        client: client of the registry.
         version: the candidate.
-        gate: metric -> least gain, above which the whole interval must lie.
-        by_hand: why a person decides instead of the gate; its files are checked all the same, and so is whether local
-            code made it.
+        gate: metric -> least gain; the whole interval must lie above it.
+        by_hand: the reason for a promotion without the gate. The files are checked all the same.
 
     Raises:
-        DataCorrupt, SignatureInvalid: its files are not those that were registered; the alias stays.
-        LeaseHeld: others change the champion all the time.
-        StorageUnavailable: MLflow does not answer.
-
-    MLflow moves an alias without asking where it was, so two may replace the same champion at once. Each has written
-    its decision down before it looked whether the champion is still the one that it was compared with; who then moves
-    the alias therefore finds all others that may move it, too, and the best of them gets it, whoever is last.
+        As `promote_model`, except NotPromoted.
     """
-    name, number = version.name, version.version
+    name, number = version.name, str(version.version)
     with translate_errors(f"champion of {name}"):
-        for _ in range(ATTEMPTS):
-            champion = champion_of(client, name)
-            if champion and int(champion) == int(number):  # by a call that died before its end, or by another one
-                said = _decision(client.get_model_version(name, number))
-                verdict = Verdict(True, said.get("reason", "champion already"), said.get("figures", {}))
-                break
-            if by_hand:
-                verdict = Verdict(True, f"{BY_HAND}: {by_hand}")
-            else:
-                verdict = compare_with_champion(client, version, gate)
-            if not verdict.passed:
-                record(client, version, "refused", verdict, champion)
-                break
-            with model_versions.fetched(client, version):
-                pass  # complete, unchanged, and signed if it must be
-            record(client, version, PROMOTED, verdict, champion)
-            present = champion_of(client, name)
-            if present == champion:
-                model_versions.put(client.set_registered_model_alias, name, CHAMPION, number)
-            # Else it was compared with one that is none any more: compare again, unless who took its place may find us.
-            if present == champion or present in {str(one.version) for one in _promoted_now(client, version, champion)}:
-                verdict = _settle(client, version, champion, gate, verdict)
-                break
+        champion = champion_of(client, name)
+        if champion == number:  # an earlier call moved the alias, and may have died before it set the tag
+            decision = _decision(client.get_model_version(name, number))
+            verdict = Verdict(True, decision.get("reason", "champion already"), decision.get("figures", {}))
         else:
-            raise LeaseHeld(f"{name}: its champion changed {ATTEMPTS} times while it was compared: try again")
-        model_versions.put(client.set_model_version_tag, name, number, GATE, verdict.reason)
+            verdict = (
+                Verdict(True, f"champion by hand: {by_hand}") if by_hand else compare(client, version, champion, gate)
+            )
+            if verdict.passed:
+                with model_versions.fetched(client, version):
+                    pass  # raises if the files are incomplete, changed or not signed
+            record(client, version, "promoted" if verdict.passed else "refused", verdict, champion)
+            if verdict.passed:
+                if champion_of(client, name) != champion:  # moved from another store, whose lock is another one
+                    raise LeaseHeld(f"The champion of {name} changed during the comparison. Run the same again.")
+                client.set_registered_model_alias(name, CHAMPION, number)
+        client.set_model_version_tag(name, number, GATE, verdict.reason)
     logger.info("%s version %s: %s", name, number, verdict.reason)
     return verdict
 
 
-def _settle(
-    client: "MlflowClient", version: "ModelVersion", champion: str | None, gate: Mapping[str, float], verdict: Verdict
+def compare(
+    client: "MlflowClient", version: "ModelVersion", champion: str | None, gate: Mapping[str, float]
 ) -> Verdict:
-    """After a version or a rival of it has got the alias: give it to the best of those that replace the same champion.
+    """Return the gate's verdict on a candidate against the version with the number `champion`, if there is one."""
 
-    Each of them comes to the same one if their gates are the same. Returns what then holds of the version.
-    """
-    name, number = version.name, version.version
-    best, *others = _promoted_now(client, version, champion)
-    said = _decision(client.get_model_version(name, number))  # now: who is through, and not among them, wrote it before
-    if said.get("what") != PROMOTED:  # another one has found that it is better, perhaps before we had the alias
-        model_versions.put(client.set_registered_model_alias, name, CHAMPION, str(said.get("better")))
-        return Verdict(False, said.get("reason", ""))
-    rivals = [best, *others]
-    for other in others:
-        by_hand = [_decision(one).get("reason", "").startswith(BY_HAND) for one in (best, other)]
-        if by_hand[1] or (not by_hand[0] and decide(_present(client, other), _present(client, best), gate).passed):
-            best = other
-    lost = Verdict(False, f"candidate: version {best.version} became champion at the same time, and is not worse")
-    if others:  # the alias first: a crash in between then leaves nobody champion who is called refused
-        model_versions.put(client.set_registered_model_alias, name, CHAMPION, best.version)
-    for one in rivals:
-        if one.version != best.version:
-            record(client, one, "refused", lost, champion, better=best.version)
-    return verdict if best.version == number else lost
+    def contender(version: "ModelVersion") -> Contender:
+        return Contender(str(version.version), version.tags, lambda: model_versions.read_outcomes(client, version))
 
-
-def _promoted_now(client: "MlflowClient", version: "ModelVersion", champion: str | None) -> "list[ModelVersion]":
-    """This version and others that are to replace the same champion and are not through yet, the oldest first."""
-    found = []
-    for one in model_versions.all_versions(client, version.name):
-        with suppress(DataCorrupt):
-            said = _decision(one)
-            replaces = said.get("what") == PROMOTED and str(said.get("previous_champion") or "") == (champion or "")
-            if one.version == version.version or (replaces and one.tags.get(GATE) != said.get("reason")):
-                found.append(one)
-    return sorted(found, key=lambda one: int(one.version))
-
-
-def compare_with_champion(client: "MlflowClient", version: "ModelVersion", gate: Mapping[str, float]) -> Verdict:
-    """What the gate says of a candidate beside the present champion."""
-    champion = champion_of(client, version.name)
-    holder = _present(client, client.get_model_version(version.name, champion)) if champion else None
-    return decide(_present(client, version), holder, gate)
-
-
-def _present(client: "MlflowClient", version: "ModelVersion") -> Contender:
-    return Contender(str(version.version), version.tags, lambda: model_versions.read_outcomes(client, version))
+    holder = contender(client.get_model_version(version.name, champion)) if champion else None
+    return decide(contender(version), holder, gate)
 
 
 def roll_back(client: "MlflowClient", name: str, reason: str) -> int:
-    """Make the version champion again that the present one replaced; return its number.
+    """Make the version champion again that the present champion replaced; return its number.
 
-    Called again it changes nothing: a champion that a rollback has made stays.
+    A second call changes nothing: a champion that a rollback has set stays.
 
     Raises:
-        InputError: no champion, or none before it.
-        DataCorrupt, SignatureInvalid: its files are not those that were registered; the alias stays.
+        InputError: there is no champion, or it replaced no other version.
+        DataCorrupt, SignatureInvalid: the files are not those that were registered; the alias stays.
     """
     with translate_errors(f"champion of {name}"):
         champion = champion_of(client, name)
@@ -217,52 +167,56 @@ def roll_back(client: "MlflowClient", name: str, reason: str) -> int:
         if _decision(present).get("what") == ROLLED_BACK_TO:
             logger.info("%s: version %s is champion by a rollback; promote another by hand instead", name, champion)
             return int(champion)
-        if not (before := present.tags.get(PREVIOUS)):
+        previous = present.tags.get(PREVIOUS)
+        if not previous:
             raise InputError(f"{name} version {champion} replaced no other: promote a version instead")
-        version = client.get_model_version(name, before)
+        version = client.get_model_version(name, previous)
         with model_versions.fetched(client, version):
-            pass
-        for one, what, said in (
-            (present, "rolled back", f"rolled back to version {before}: {reason}"),
-            (version, ROLLED_BACK_TO, f"champion again after version {champion}: {reason}"),
-        ):
-            record(client, one, what, Verdict(one is version, said), None)
-            model_versions.put(client.set_model_version_tag, name, one.version, GATE, said)
-        model_versions.put(client.set_registered_model_alias, name, CHAMPION, before)
-    logger.info("%s: champion is version %s again", name, before)
-    return int(before)
+            pass  # raises if the files are incomplete, changed or not signed
+        left = Verdict(False, f"rolled back to version {previous}: {reason}")
+        restored = Verdict(True, f"champion again after version {champion}: {reason}")
+        for changed, what, verdict in ((present, "rolled back", left), (version, ROLLED_BACK_TO, restored)):
+            record(client, changed, what, verdict, None)
+            client.set_model_version_tag(name, changed.version, GATE, verdict.reason)
+        client.set_registered_model_alias(name, CHAMPION, previous)
+    logger.info("%s: champion is version %s again", name, previous)
+    return int(previous)
 
 
-def record(
-    client: "MlflowClient",
-    version: "ModelVersion",
-    what: str,
-    verdict: Verdict,
-    previous: str | None,
-    better: str | None = None,
-) -> None:
-    """Write a decision down, as a tag of the version and as a file of its MLflow run. `better` is the one that won."""
+def record(client: "MlflowClient", version: "ModelVersion", what: str, verdict: Verdict, previous: str | None) -> None:
+    """Record a decision as a tag of the version and as a file of its MLflow run.
+
+    Args:
+        client: client of the registry.
+        version: the version that the decision is about.
+        what: promoted, refused, rolled back, or champion again.
+        verdict: the reason and the figures.
+        previous: number of the champion that the version was compared with.
+    """
     decision: dict[str, Any] = {
         "what": what, "model": version.name, "version": int(version.version), "reason": verdict.reason,
         "figures": verdict.figures, "previous_champion": int(previous) if previous else None,
-        "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "by": who(),
+        "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "by": decided_by(),
     }  # fmt: skip
-    decision |= {"better": int(better)} if better else {}
     if version.run_id:
         origin = {key: value for key, value in version.tags.items() if key not in (DECISION, GATE)}
         stem = f"{decision['at'].replace(':', '')}-{what.replace(' ', '-')}-version-{version.version}"
         client.log_dict(version.run_id, decision | {"registered": origin}, f"promotion/{stem}.json")
-    if what == PROMOTED and previous:
-        model_versions.put(client.set_model_version_tag, version.name, version.version, PREVIOUS, previous)
-    model_versions.put(
-        client.set_model_version_tag, version.name, version.version, DECISION, json.dumps(decision, ensure_ascii=False)
-    )
+    if what == "promoted" and previous:
+        client.set_model_version_tag(version.name, version.version, PREVIOUS, previous)
+    text = json.dumps(decision, ensure_ascii=False)
+    client.set_model_version_tag(version.name, version.version, DECISION, text)
 
 
-def who() -> dict[str, str]:
-    """Who decides: a person, or a step of a pipeline run with its service account and image."""
+def decided_by() -> dict[str, str]:
+    """Return who decides: a person, or a step of a pipeline run with its service account and image."""
     if pod := os.environ.get("KFP_POD_NAME"):
-        known = {"run": "RUN_ID", "service_account": "SERVICE_ACCOUNT", "image": "INFOXLM_IMAGE"}
-        return {"pod": pod} | {key: os.environ[name] for key, name in known.items() if os.environ.get(name)}
+        variables = {"run": "RUN_ID", "service_account": "SERVICE_ACCOUNT", "image": "INFOXLM_IMAGE"}
+        return {"pod": pod} | {key: os.environ[name] for key, name in variables.items() if os.environ.get(name)}
     person = os.environ.get("MLFLOW_TRACKING_USERNAME") or getpass.getuser()
     return {"user": person} | ({"run": os.environ["RUN_ID"]} if os.environ.get("RUN_ID") else {})
+
+
+def _decision(version: "ModelVersion") -> dict[str, Any]:
+    tag, where = version.tags.get(DECISION, "{}"), f"tag {DECISION} of {version.name} version {version.version}"
+    return outside.parse_json(tag, Decision, where, "delete the tag, then run again", DataCorrupt)

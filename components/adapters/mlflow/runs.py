@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.adapters.mlflow.connection import artifact_root, check_location, connect, quoted
+from components.adapters.mlflow.connection import artifact_root, check_location, connect, quote
 from components.adapters.mlflow.errors import translate_errors
 from infoxlm_core.corpora.datasets import Dataset
 from infoxlm_core.errors import ConfigMismatch, StorageUnavailable
@@ -183,7 +183,7 @@ def find_or_create(client: "MlflowClient", experiment: str, name: str, tags: dic
 
     def find() -> list[Any]:
         return client.search_runs(
-            [experiment_id], f"tags.`{RUN_TAG}` = {quoted(tags[RUN_TAG])}", order_by=["start_time ASC", "run_id ASC"]
+            [experiment_id], f"tags.`{RUN_TAG}` = {quote(tags[RUN_TAG])}", order_by=["start_time ASC", "run_id ASC"]
         )
 
     if found := find():

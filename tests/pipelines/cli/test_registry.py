@@ -1,30 +1,36 @@
 """The commands `promote` and `rollback`, and the pipeline of a promotion, on a real registry."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from components.adapters.mlflow import connection, model_registry, runs
+from components.adapters.mlflow import connection, model_registry, promotion, runs
+from components.platform import artifacts
 from infoxlm_core.errors import NotPromoted
 from pipelines import local
 from pipelines.cli import app
-from pipelines.promotion import promotion
+from pipelines.promotion import promotion as pipeline
 from tests.toys.evaluation import evaluated
 
 METRIC = "retrieval/best"
 
 
+def register(store: Path, encoder: Path, name: str, score: float, least_gain: float) -> None:
+    run_id = runs.open_run("tests", "demo", {"infoxlm.run": name}, store)
+    evaluation = evaluated(store / "evaluation", score)
+    gate = {METRIC: least_gain}
+    model_registry.register("tiny", encoder, f"sha256:{name}", {METRIC: score}, gate, run_id, {}, evaluation)
+
+
 @pytest.fixture
 def registry(store, tiny_encoders) -> Path:
     """The store of a model whose champion is version 1; version 2 is better."""
-    for score, name, gate in ((0.5, "first", 0.0), (0.6, "second", 0.5)):
-        run_id = runs.open_run("tests", "demo", {"infoxlm.run": name}, store)
-        evaluation = evaluated(store / "evaluation", score)
-        model_registry.register(
-            "tiny", tiny_encoders[name], f"sha256:{name}", {METRIC: score}, {METRIC: gate}, run_id, {}, evaluation
-        )
+    register(store, tiny_encoders["first"], "first", 0.5, 0.0)
+    register(store, tiny_encoders["second"], "second", 0.6, 0.5)
     return store
 
 
@@ -52,6 +58,21 @@ def test_a_candidate_is_promoted_and_rolled_back_from_the_shell(registry):
     assert "models:/tiny@champion is version 1" in back.stdout
 
 
+@pytest.mark.item("P11")
+@pytest.mark.slow
+def test_a_second_promotion_waits_and_is_compared_with_the_new_champion(registry, tiny_encoders):
+    register(registry, tiny_encoders["first"], "third", 0.7, 0.5)
+    command = [sys.executable, "-c", "from pipelines.cli import app; app()", "promote", "models:/tiny/2"]
+    with artifacts.exclusive(str(registry), *promotion.LOCK):  # as another process that promotes
+        waiting = subprocess.Popen([*command, "--store", registry], stderr=subprocess.PIPE, text=True)
+        assert any("waiting" in line for line in waiting.stderr)
+        promotion.promote_model("models:/tiny/3", {METRIC: 0.0}, registry)
+    _, errors = waiting.communicate(timeout=120)
+
+    assert (waiting.returncode, champion(registry)) == (2, 3)
+    assert "models:/tiny/2 stays candidate, not shown to be better than version 3" in errors
+
+
 @pytest.mark.parametrize(
     ("metric", "said"), [("retrieval/best=much", "'much' is no number"), ("a=5", "shares from 0 to 1")]
 )
@@ -65,10 +86,10 @@ def test_a_wrong_margin_is_one_line(registry, metric, said):
 def test_the_pipeline_promotes_or_fails_with_the_figures_in_its_own_run(registry):
     arguments = {"model": "models:/tiny/2", "gate": {METRIC: 0.2}, "to": "", "by_hand": ""}
     with pytest.raises(NotPromoted, match=r"promote: models:/tiny/2 stays candidate, not shown to be better"):
-        local.run(promotion, arguments, registry, "promotion")
+        local.run(pipeline, arguments, registry, "promotion")
     assert champion(registry) == 1
 
-    done = local.run(promotion, arguments | {"gate": {METRIC: 0.0}}, registry, "promotion")
+    done = local.run(pipeline, arguments | {"gate": {METRIC: 0.0}}, registry, "promotion")
 
     client = connection.connect(registry)
     figures = client.get_run(done.id).data.metrics
@@ -82,7 +103,7 @@ def test_the_pipeline_promotes_or_fails_with_the_figures_in_its_own_run(registry
 def test_the_pipeline_promotes_on_another_server_and_reports_on_its_own(registry, mlflow_server, monkeypatch):
     arguments = {"model": "models:/tiny/2", "gate": {METRIC: 0.0}, "to": f"{mlflow_server}/served", "by_hand": ""}
 
-    done = local.run(promotion, arguments, registry, "promotion")
+    done = local.run(pipeline, arguments, registry, "promotion")
 
     assert connection.connect(registry).get_run(done.id).info.status == "FINISHED"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_server)

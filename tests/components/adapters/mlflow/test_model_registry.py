@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from components.adapters.mlflow import connection, model_registry, runs
+from components.adapters.mlflow import connection, model_registry, promotion, runs
 from components.adapters.mlflow.model_registry import Registration
+from components.platform import artifacts
 from infoxlm_core.errors import InputError
 from tests.components.conftest import two_processes
 from tests.toys.evaluation import evaluated
@@ -15,12 +16,10 @@ from tests.toys.evaluation import evaluated
 METRIC = "retrieval/best"
 
 
-def register(
-    store: Path, encoder: Path, digest: str, score: float, name: str = "tiny", test_set: str = "sha256:t", **more: str
-) -> Registration:
+def register(store: Path, encoder: Path, digest: str, score: float, name: str = "tiny") -> Registration:
     run_id = runs.open_run("tests", "demo", {"infoxlm.run": name}, store)
     scores = {METRIC: score, "perplexity/de": float("inf")}
-    tags = {"corpus": "sha256:c", "test_set": test_set, **more}
+    tags = {"corpus": "sha256:c", "test_set": "sha256:t"}
     evaluation = evaluated(store / "evaluation", score)
     return model_registry.register(name, encoder, digest, scores, {METRIC: 0.0}, run_id, tags, evaluation)
 
@@ -46,9 +45,7 @@ def test_the_first_model_becomes_candidate_and_champion(store, tiny_encoders):
     }
 
 
-@pytest.mark.parametrize(
-    ("score", "expected"), [(0.6, 2), (0.4, 1), (0.5, 1), (0.5025, 1)], ids=["better", "worse", "as good", "by chance"]
-)
+@pytest.mark.parametrize(("score", "expected"), [(0.6, 2), (0.5025, 1)], ids=["better", "by chance"])
 def test_the_champion_changes_only_for_a_candidate_that_is_better_for_sure(store, tiny_encoders, score, expected):
     register(store, tiny_encoders["first"], "sha256:1", 0.5)
 
@@ -57,15 +54,6 @@ def test_the_champion_changes_only_for_a_candidate_that_is_better_for_sure(store
     assert (registration.version, registration.champion) == (2, expected == 2)
     assert "candidate" in registration.aliases
     assert champion(store) == expected
-
-
-def test_a_score_on_another_test_set_does_not_move_the_champion(store, tiny_encoders):
-    register(store, tiny_encoders["first"], "sha256:1", 0.5)
-
-    registration = register(store, tiny_encoders["second"], "sha256:2", 0.9, test_set="sha256:other")
-
-    assert not registration.champion and champion(store) == 1
-    assert "on another test set, promote by hand" in registration.reason
 
 
 @pytest.mark.item("F12")
@@ -125,18 +113,7 @@ def test_a_lost_answer_makes_no_second_version(store, tiny_encoders, monkeypatch
     assert versions(store) == [1]
 
 
-def test_a_champion_without_outcomes_stays_until_somebody_decides(store, tiny_encoders):
-    register(store, tiny_encoders["first"], "sha256:1", 0.5)
-    [outcomes] = (store / "mlartifacts").rglob("items.parquet")
-    outcomes.unlink()
-
-    registration = register(store, tiny_encoders["second"], "sha256:2", 0.9)
-
-    assert (registration.champion, champion(store)) == (False, 1)
-    assert "promote by hand" in registration.reason
-
-
-@pytest.mark.parametrize("metrics", [{}, {METRIC: float("nan")}, {METRIC: float("inf")}, {METRIC: None}])
+@pytest.mark.parametrize("metrics", [{}, {METRIC: float("nan")}])
 def test_without_a_finite_score_nothing_is_registered(store, tiny_encoders, metrics):
     run_id = runs.open_run("tests", "demo", {"infoxlm.run": "r1"}, store)
 
@@ -144,27 +121,6 @@ def test_without_a_finite_score_nothing_is_registered(store, tiny_encoders, metr
         model_registry.register("tiny", tiny_encoders["first"], "sha256:1", metrics, {METRIC: 0.0}, run_id, {}, store)
 
     assert connection.connect(store).search_registered_models() == []
-
-
-@pytest.mark.parametrize(
-    ("file", "content", "complaint"),
-    [
-        ("pytorch_model.bin", "", "could run code"),
-        ("modeling_own.py", "", "could run code"),
-        ("config.json", '{"auto_map": {"AutoModel": "modeling_own.Own"}}', "code of its own"),
-        ("config.json", "[", "config.json"),
-        ("model.safetensors", None, "holds no config.json with"),
-    ],
-)
-def test_a_directory_that_is_no_plain_encoder_is_refused(store, tiny_encoders, tmp_path, file, content, complaint):
-    directory = tmp_path / "encoder"
-    directory.mkdir()
-    for path in tiny_encoders["first"].iterdir():
-        (directory / path.name).write_bytes(path.read_bytes())
-    (directory / file).unlink(missing_ok=True) if content is None else (directory / file).write_text(content)
-
-    with pytest.raises(InputError, match=complaint):
-        model_registry.load_encoder(directory, store)
 
 
 def test_an_unknown_model_is_one_clear_line(store):
@@ -236,7 +192,8 @@ def test_the_model_answers_as_an_mlflow_pipeline_too_and_brings_its_card(store, 
 
 def _register_at(uri: str, store: Path, encoder: Path) -> Registration:
     os.environ["MLFLOW_TRACKING_URI"] = uri
-    return register(store, encoder, "sha256:1", 0.5, "parallel")
+    with artifacts.exclusive(str(store), *promotion.LOCK):  # as the step `register` does
+        return register(store, encoder, "sha256:1", 0.5, "parallel")
 
 
 @pytest.mark.item("F12")

@@ -1,0 +1,128 @@
+"""The connection to MLflow: which addresses are refused, and how errors of servers and databases are translated."""
+
+import contextlib
+import os
+import socket
+import sqlite3
+
+import pytest
+from mlflow.store.db import utils
+
+from components.adapters.mlflow import connection
+from components.settings import environment
+from infoxlm_core.errors import InputError, StorageUnavailable
+from tests.components.conftest import open_run
+from tests.servers.processes import free_port
+
+
+def test_a_server_that_is_gone_is_one_clear_line_without_its_password(store, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://user:secret@127.0.0.1:{free_port()}")
+    monkeypatch.setitem(environment.MLFLOW, "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+
+    with pytest.raises(StorageUnavailable, match=r"MLflow run demo: MLflow does not answer .* run the same again") as e:
+        open_run(store)
+
+    assert "secret" not in str(e.value) and "\n" not in str(e.value)
+
+
+@pytest.mark.item("P9")
+def test_a_server_that_accepts_and_never_answers_is_told_in_bounded_time(store, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setattr(connection, "_ANSWER_SECONDS", 0.2)
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://user:abc@127.0.0.1:{silent.getsockname()[1]}")
+
+        with pytest.raises(
+            StorageUnavailable, match=r"^http://127[^@]*: MLflow accepts connections and does not answer within 0 s"
+        ):
+            open_run(store)
+
+
+@pytest.mark.parametrize(
+    ("uri", "said"),
+    [
+        ("./mlruns", "keeps no folders of files any more: set it to a server"),
+        ("file:///tmp/mlruns", "keeps no folders of files any more: set it to a server"),
+        ("sqlite:///:memory:", "names no file that the next stage would find: set it to sqlite"),
+        ("sqlite+pysqlite:///x.db", "names no file that the next stage would find: set it to sqlite"),
+        ("sqlite:////proc/nothing/mlflow.db", "/proc/nothing cannot be made"),
+    ],
+)
+def test_an_address_that_can_be_no_database_is_refused_and_the_remedy_named(store, monkeypatch, uri, said):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+
+    with pytest.raises(InputError, match=said):
+        connection.connect(store)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda path: path.mkdir(), "is a folder"),
+        (os.mkfifo, "is a named pipe"),
+        (lambda path: path.write_bytes(b"x" * 9999), "is no database of MLflow"),
+        (lambda path: path.write_bytes(b"SQLite format 3\0" + b"x" * 9999), "database cannot be used"),
+    ],
+    ids=["folder", "pipe", "garbage", "torn"],
+)
+def test_a_database_that_cannot_be_one_is_refused_at_once(store, tmp_path, monkeypatch, make, said):
+    make(tmp_path / "db")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/db")
+
+    with pytest.raises(InputError, match=said):
+        open_run(store)
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("UPDATE alembic_version SET version_num = 'later'", "the tables are those of another version of MLflow"),
+        ("ALTER TABLE experiments RENAME COLUMN workspace TO x", "MLflow's database cannot be used .*: restore it"),
+    ],
+    ids=["later", "other"],
+)
+def test_a_database_that_stays_as_it_is_is_not_tried_again(store, statement, said, caplog):
+    with contextlib.closing(sqlite3.connect(store / "mlflow.db")) as database, database:
+        database.execute(statement)
+
+    with pytest.raises(InputError, match=f"mlflow.db: {said}"):
+        open_run(store)
+
+    assert "Traceback" not in caplog.text
+
+
+def test_tables_that_were_half_made_when_a_process_died_are_made_again(store, empty_database, monkeypatch):
+    def make(engine, whole: bool) -> None:
+        with contextlib.closing(sqlite3.connect(engine.url.database)) as made:
+            if whole:
+                with contextlib.closing(sqlite3.connect(empty_database)) as known:
+                    known.backup(made)
+                return
+            made.execute("CREATE TABLE spans (trace_id VARCHAR(50))")
+            made.commit()
+        raise KeyboardInterrupt  # or killed: then the next one finds the folder in which it was made
+
+    making = store / ".mlflow.db.making"
+    (store / "mlflow.db").unlink()
+    monkeypatch.setattr(utils, "_initialize_tables", lambda engine: make(engine, whole=False))
+    with pytest.raises(KeyboardInterrupt):
+        connection.connect(store)
+    assert not (store / "mlflow.db").exists() and not making.exists()
+    making.mkdir()
+    (making / "mlflow.db").write_text("half")
+    monkeypatch.setattr(utils, "_initialize_tables", lambda engine: make(engine, whole=True))
+
+    assert connection.connect(store).search_experiments() and not making.exists()
+
+
+def test_a_store_whose_name_cannot_stand_in_an_address_is_refused(store):
+    with pytest.raises(InputError, match="rename the store"):
+        connection.connect(store / "a%20b")
+
+
+def test_a_store_that_was_moved_is_refused_with_the_way_out(store, tmp_path):
+    open_run(store)
+    elsewhere = store.rename(tmp_path / "elsewhere")
+    os.environ.pop("MLFLOW_TRACKING_URI")
+
+    with pytest.raises(InputError, match=r"artifacts at file://.*/store/mlartifacts/.* does not move, so move it back"):
+        open_run(elsewhere)
