@@ -125,13 +125,14 @@ def torchrun(work: Work, *_: Any) -> None:
 def kuberay(work: Work, cluster: dict[str, Any], step_environment: Environment) -> None:
     """By a RayJob: its head is the driver of Ray workers (`job`), and this step follows it."""
     from components.adapters.kuberay import job as ray_job
+    from components.adapters.kuberay import manifest
     from components.settings.cluster import ClusterConfig
 
     checked = ClusterConfig.parse(cluster, "cluster")
     if not storage.is_remote(work.store):
         raise ConfigError(f"store: workers of a cluster share no directory {work.store}: give s3://bucket/prefix")
     run = runtime.pipeline_run()
-    job = ray_job.job_name(work.stage, work.store, work.run or f"{work.kind}/{work.name}")
+    job = manifest.job_name(work.stage, work.store, work.run or f"{work.kind}/{work.name}")
     place = f"work/{job}.json"
     if work.stage not in works.TOGETHER:
         checked = checked.for_text()
@@ -156,7 +157,7 @@ def kuberay(work: Work, cluster: dict[str, Any], step_environment: Environment) 
             work.num_workers,
             step_environment,
             ask_to_stop=lambda: artifacts.write(work.store, f"runs/{work.run}/stop", job) if work.run else None,
-            ended=ended,
+            read_outcome=ended,
         )
 
 

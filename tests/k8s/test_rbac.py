@@ -7,14 +7,11 @@ import threading
 import pytest
 import yaml
 
-from components.adapters.kuberay import api as kubernetes_api
-from components.adapters.kuberay import job as ray_job
-from components.adapters.kuberay import log as ray_job_log
-from components.adapters.kuberay import states as ray_job_states
+from components.adapters.kuberay import api, job, log
 from components.settings.cluster import ClusterConfig, ClusterFile
 from infoxlm_core.errors import Preempted, ResourcesUnavailable
 from tests.k8s.manifests import K8S, ROOT
-from tests.servers.kubernetes_api import NAMESPACE, KubernetesServer, running_kubernetes, until
+from tests.servers.kubernetes_api import NAMESPACE, KubernetesServer, running_kubernetes
 
 RBAC = K8S / "runs/rbac.yaml"
 SUBMITTER = "infoxlm-submitter"
@@ -23,17 +20,16 @@ NAME = "j-pretrain-3f2a9c01de"
 
 def launch(start_seconds: int) -> None:
     cluster = ClusterConfig(image=f"registry.example/infoxlm@sha256:{'1' * 64}", start_seconds=start_seconds)
-    ray_job.run(NAME, "s3://infoxlm/store/work/x.json", cluster, 1, [], lambda: None, lambda: None)
+    job.run(NAME, "s3://infoxlm/store/work/x.json", cluster, 1, [], lambda: None, lambda: None)
 
 
 def calls_of_a_launch(kubernetes: KubernetesServer) -> set[tuple[str, str, str]]:
     """All there is to launching: find and adopt a job, follow it and its log; create one, wait, give up, stop."""
     kubernetes.put_job(NAME, status={"jobDeploymentStatus": "Complete", "jobStatus": "SUCCEEDED"})
-    kubernetes.put_submitter("s1", NAME, lambda: iter(["2026-01-01T00:00:00Z a line"]))
+    kubernetes.put_submitter("s1", NAME, lambda: iter(["a line"]))
     launch(start_seconds=60)
     with pytest.raises(ResourcesUnavailable):
         launch(start_seconds=1)
-    until(lambda: ("watch", "ray.io", "rayjobs") in kubernetes.calls)
 
     def stop() -> None:
         kubernetes.wait_for(NAME, creations=2)
@@ -50,18 +46,18 @@ def calls_of_a_launch(kubernetes: KubernetesServer) -> set[tuple[str, str, str]]
 @pytest.mark.item("S05")
 def test_the_role_of_the_steps_allows_exactly_what_the_launcher_calls(monkeypatch):
     monkeypatch.setenv("KFP_POD_NAME", "step-1")
-    for module in (ray_job, ray_job_states, ray_job_log):
-        monkeypatch.setattr(module, "_PAUSE", 0.05)
-    monkeypatch.setattr(ray_job, "_LOG_REST", 0.5)
+    monkeypatch.setattr(job, "_POLL", 0.05)
+    monkeypatch.setattr(job, "_LAST_LINES", 0.5)
+    monkeypatch.setattr(log, "_PAUSE", 0.05)
     with running_kubernetes() as kubernetes:
-        monkeypatch.setattr(kubernetes_api, "connect", lambda: kubernetes_api.RayJobs(kubernetes.api(), NAMESPACE))
+        monkeypatch.setattr(api, "connect", lambda: api.RayJobs(kubernetes.api(), NAMESPACE))
         kubernetes.put_step("step-1", "infoxlm-x7k2p", "u-1")
         called = calls_of_a_launch(kubernetes)
 
     [role] = [
         one
         for one in yaml.safe_load_all(RBAC.read_text())
-        if one["kind"] == "Role" and one["metadata"]["name"] == kubernetes_api.ROLE
+        if one["kind"] == "Role" and one["metadata"]["name"] == api.ROLE
     ]
     allowed = {
         (verb, group, resource)

@@ -27,14 +27,6 @@ _VERBS = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}
 LOST = web.Response()
 
 
-class Api(client.ApiClient):
-    """The client as it is, but for `watch=True`: the server knows only `true`."""
-
-    def parameters_to_tuples(self, params, formats):
-        pairs = super().parameters_to_tuples(params, formats)
-        return [(name, str(value).lower() if isinstance(value, bool) else value) for name, value in pairs]
-
-
 class KubernetesServer:
     """The server, seen from a test."""
 
@@ -44,10 +36,10 @@ class KubernetesServer:
         self.bodies: list[tuple[str, str, dict]] = []
         self.logs: dict[str, list[Callable[[], Iterator[str]]]] = {}
         self.url = ""
-        self._faults: list[list] = []
+        self._faults: list[tuple[str, str, int | str]] = []
 
-    def api(self) -> Api:
-        return Api(client.Configuration(host=self.url))
+    def api(self) -> client.ApiClient:
+        return client.ApiClient(client.Configuration(host=self.url))
 
     # what an operator, a kubelet and an administrator do
 
@@ -128,10 +120,9 @@ class KubernetesServer:
         """Let the next calls of a verb fail.
 
         Args:
-            how: a status; "cut", the connection; "lost", the connection, but only after the call has done its work;
-                "410", inside a watch.
+            how: a status; "cut", the connection; "lost", the connection, but only after the call has done its work.
         """
-        self._faults += [[verb, resource, one] for one in how]
+        self._faults += [(verb, resource, kind) for kind in how]
 
     def pending_faults(self) -> int:
         return len(self._faults)
@@ -151,14 +142,13 @@ class KubernetesServer:
             return None
         found = _URL.fullmatch(request.path)
         resource = found["resource"] + (f"/{found['sub']}" if found["sub"] else "")
-        reading = "watch" if request.query.get("watch") == "true" else "get" if found["name"] else "list"
-        verb = _VERBS.get(request.method, reading)
+        verb = _VERBS.get(request.method, "get" if found["name"] else "list")
         self.calls.append((verb, found["group"] or "", resource))
         self.queries.append(dict(request.query))
         if request.method != "GET":
             self.bodies.append((verb, request.content_type, json.loads(await request.read() or b"{}")))
         for fault in self._faults:
-            if fault[:2] == [verb, resource]:
+            if fault[:2] == (verb, resource):
                 self._faults.remove(fault)
                 return await _fail(request, fault[2])
         if resource == "pods/log":
@@ -186,9 +176,7 @@ async def _fail(request: web.BaseRequest, how: int | str) -> web.StreamResponse:
         request.transport.close()
         return web.Response()
     status = {"kind": "Status", "code": int(how), "reason": "Test", "message": f"planned {how}"}
-    if isinstance(how, int):
-        return web.json_response(status, status=how)
-    return web.json_response({"type": "ERROR", "object": status})  # inside a watch that began well
+    return web.json_response(status, status=int(how))
 
 
 class _Emulator(kmock.KubernetesEmulator):

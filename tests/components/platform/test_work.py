@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from components.adapters import lease
-from components.adapters.kuberay import job as ray_job
+from components.adapters.kuberay import job as kuberay_job
 from components.platform import artifact_files, artifacts, job, launchers
 from components.platform import work as works
 from components.platform.training_runs import RemoteRun
@@ -76,7 +76,7 @@ def stop_soon(monkeypatch, after: int) -> None:
         send(self, directory, *given)
         if int(directory.name.partition("=")[2]) == after:
             artifacts.write(URL, f"{self.url.removeprefix(URL + '/')}/stop", "")
-            self._look()
+            self._check_for_stop()
 
     monkeypatch.setattr(RemoteRun, "send", send_and_ask)
 
@@ -241,19 +241,20 @@ def test_a_step_hands_its_work_to_a_job_and_finds_the_result_in_the_store(
 ):
     seen = {}
 
-    def run(name, place, cluster, num_workers, task, ask_to_stop, ended):
+    def run(name, place, cluster, num_workers, task, ask_to_stop, read_outcome):
         """What the RayJob does, as a process of its own that shares nothing but S3 with the step."""
         elsewhere = os.environ | {"INFOXLM_CACHE": str(tmp_path / "head of the cluster"), "RUN_ID": ""}
         command = [sys.executable, "-m", "components.platform.job", place]
         done = subprocess.run(command, env=elsewhere, capture_output=True)
-        seen.update(code=done.returncode, outcome=ended(), name=name, said=done.stdout.decode() + done.stderr.decode())
+        output = done.stdout.decode() + done.stderr.decode()
+        seen.update(code=done.returncode, outcome=read_outcome(), name=name, output=output)
 
-    monkeypatch.setattr(ray_job, "run", run)
+    monkeypatch.setattr(kuberay_job, "run", run)
     monkeypatch.setenv("RUN_ID", "run-7")
 
     made = launchers.run(replace(work, num_workers=1), CLUSTER)
 
-    assert seen["code"] == 0 and seen["outcome"] is None, seen["said"]
+    assert seen["code"] == 0 and seen["outcome"] is None, seen["output"]
     assert seen["name"].startswith("j-pretrain-") and artifacts.read(URL, f"work/{seen['name']}.json")
     assert curve(made) == undisturbed and str(tmp_path / "first machine") in str(made)
 
@@ -262,14 +263,14 @@ def test_a_job_that_fails_leaves_its_reason_for_the_step_that_waits(bucket, work
     def fail(work: Work, *_) -> None:
         raise TrainingDiverged(f"{work.name}: 3 steps in a row")
 
-    def run(name, place, cluster, num_workers, task, ask_to_stop, ended):
+    def run(name, place, cluster, num_workers, task, ask_to_stop, read_outcome):
         with pytest.raises(SystemExit) as ended_with:
             job.main(place)
         ask_to_stop()
-        raise InputError(f"{ended_with.value.code} {ended()}")
+        raise InputError(f"{ended_with.value.code} {read_outcome()}")
 
     monkeypatch.setitem(launchers.LAUNCHERS, "ray", fail)
-    monkeypatch.setattr(ray_job, "run", run)
+    monkeypatch.setattr(kuberay_job, "run", run)
     monkeypatch.setenv("RUN_ID", "run-7")
 
     with pytest.raises(InputError, match=rf"5 .*'class': 'TrainingDiverged', 'message': '{KEY}: 3 steps in a row'"):
@@ -283,15 +284,15 @@ def test_a_run_that_is_submitted_again_finds_the_job_of_the_first_and_forgets_ho
 ):
     seen = []
 
-    def run(name, place, cluster, num_workers, task, ask_to_stop, ended):
-        seen.append((name, (ended() or {}).get("class")))
+    def run(name, place, cluster, num_workers, task, ask_to_stop, read_outcome):
+        seen.append((name, (read_outcome() or {}).get("class")))
         with pytest.raises(SystemExit):
             job.main(place)
-        seen.append((name, ended()["class"]))
+        seen.append((name, read_outcome()["class"]))
         raise InputError("as the job says")
 
     monkeypatch.setitem(launchers.LAUNCHERS, "ray", lambda *_: 1 / 0)
-    monkeypatch.setattr(ray_job, "run", run)
+    monkeypatch.setattr(kuberay_job, "run", run)
     for pipeline_run in ("run-1", "run-1", "run-2"):
         monkeypatch.setenv("RUN_ID", pipeline_run)
         with pytest.raises(InputError):
@@ -304,7 +305,7 @@ def test_a_run_that_is_submitted_again_finds_the_job_of_the_first_and_forgets_ho
 def test_while_another_pipeline_run_trains_the_same_no_gpu_is_asked_for(bucket, work, monkeypatch):
     monkeypatch.setattr(lease, "BEAT", 0.1)
     monkeypatch.setattr(lease, "_POLL", 0.05)
-    monkeypatch.setattr(ray_job, "run", lambda *_, **__: pytest.fail("a job was made"))
+    monkeypatch.setattr(kuberay_job, "run", lambda *_, **__: pytest.fail("a job was made"))
 
     with (
         lease.Lease(f"{URL}/runs/pretrained-abc/lease.json", "another's job"),
@@ -329,7 +330,7 @@ def test_text_is_prepared_in_the_step_or_when_asked_to_in_a_job_of_its_own(bucke
 
     monkeypatch.setitem(works.LED, "prepare_corpus", prepare)
     monkeypatch.setitem(launchers.LAUNCHERS, "ray", launchers.here)
-    monkeypatch.setattr(ray_job, "run", run)
+    monkeypatch.setattr(kuberay_job, "run", run)
 
     made = launchers.run(Work("prepare_corpus", URL, "corpus", "abc", {}, num_workers, {}), CLUSTER)
 

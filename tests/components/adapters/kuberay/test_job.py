@@ -12,9 +12,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from components.adapters.kuberay import api as kubernetes_api
-from components.adapters.kuberay import job as ray_job
-from components.adapters.kuberay import states as ray_job_states
+from components.adapters.kuberay import api, job, obstacles
+from components.adapters.kuberay.manifest import job_name
 from components.settings.cluster import ClusterConfig
 from infoxlm_core.errors import (
     ConfigError,
@@ -27,78 +26,71 @@ from infoxlm_core.errors import (
     TrainingDiverged,
     WorkerLost,
 )
-from tests.servers.kubernetes_api import NAMESPACE, KubernetesServer, running_kubernetes, until
+from tests.servers.kubernetes_api import NAMESPACE, KubernetesServer, until
 
-NAME = ray_job.job_name("pretrain", "run-1", "pretrained-77b0")
+NAME = job_name("pretrain", "run-1", "pretrained-77b0")
 CLUSTER = ClusterConfig(image=f"registry.example/infoxlm@sha256:{'1' * 64}")
 RUNNING = {"jobDeploymentStatus": "Running", "jobStatus": "RUNNING"}
 SUCCEEDED = {"jobDeploymentStatus": "Complete", "jobStatus": "SUCCEEDED"}
 FAILED = {"jobDeploymentStatus": "Failed", "jobStatus": "FAILED", "reason": "AppFailed", "message": "exit\ncode 1"}
 OWNER = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "infoxlm-x7k2p", "uid": "u-2"}
 OWNER |= {"controller": False, "blockOwnerDeletion": False}
-
-
-@pytest.fixture
-def kubernetes() -> Iterator[KubernetesServer]:
-    with running_kubernetes() as server:
-        yield server
+ANOTHER = OWNER | {"uid": "u-1", "name": "infoxlm-a1b2c"}
 
 
 @pytest.fixture
 def launch(kubernetes, monkeypatch) -> Callable[..., None]:
-    """`ray_job.run` in a pod of its own on that server, without long pauses."""
-    monkeypatch.setattr(kubernetes_api, "connect", lambda: kubernetes_api.RayJobs(kubernetes.api(), NAMESPACE))
+    """`job.run` in a pod of a workflow on that server."""
+    monkeypatch.setattr(api, "connect", lambda: api.RayJobs(kubernetes.api(), NAMESPACE))
     monkeypatch.setenv("KFP_POD_NAME", "step-2")
     kubernetes.put_step("step-2", OWNER["name"], OWNER["uid"])
-    for name, value in {"_PAUSE": 0.05, "_BETWEEN_TRIES": 0.05, "_LOG_REST": 0.2, "_SLACK": 0}.items():
-        monkeypatch.setattr(ray_job, name, value)
-    monkeypatch.setattr(ray_job_states, "_PAUSE", 0.05)
 
-    def run(ask_to_stop=lambda: None, ended=lambda: None, **settings) -> None:
+    def run(ask_to_stop=lambda: None, read_outcome=lambda: None, **settings) -> None:
         limits = {"start_seconds": 20, "run_seconds": 20}  # a test that waits in vain ends
         cluster = ClusterConfig.parse({**CLUSTER.model_dump(), **limits, **settings}, "cluster")
-        ray_job.run(NAME, "s3://infoxlm/store/work/j.json", cluster, 8, [], ask_to_stop, ended)
+        job.run(NAME, "s3://infoxlm/store/work/j.json", cluster, 8, [], ask_to_stop, read_outcome)
 
     return run
 
 
 class Clock:
-    """The launcher's time: it passes when a test says so. Pauses last as long as ever."""
+    """The launcher's clock, which a test moves. Pauses last as long as ever."""
 
     def __init__(self) -> None:
-        self.now, self.read = 0.0, 0
+        self.now, self.reads = 0.0, 0
 
     def monotonic(self) -> float:
-        self.read += 1
+        self.reads += 1
         return self.now
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
-    def pass_by(self, seconds: float) -> None:
-        """Return when the launcher has noticed."""
+    def move(self, seconds: float) -> None:
+        """Move the clock, and return when the launcher has noticed."""
         self.now += seconds
-        read = self.read
-        until(lambda: self.read > read + 2)
+        reads = self.reads
+        until(lambda: self.reads > reads + 4)
 
 
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(ray_job, "time", clock)
+    monkeypatch.setattr(job, "time", clock)
+    monkeypatch.setattr(obstacles, "time", clock)
     return clock
 
 
 @contextmanager
 def operator(act: Callable[[], object]) -> Iterator[None]:
-    """Let somebody else act while the launcher runs; what they stumble over fails the test."""
-    wrong: list[BaseException] = []
+    """Let somebody else act while the launcher runs; an error of theirs fails the test."""
+    failures: list[BaseException] = []
 
     def body() -> None:
         try:
             act()
         except BaseException as error:
-            wrong.append(error)
+            failures.append(error)
 
     thread = threading.Thread(target=body, daemon=True)
     thread.start()
@@ -106,11 +98,24 @@ def operator(act: Callable[[], object]) -> Iterator[None]:
         yield
     finally:
         thread.join(20)
-    assert not wrong, wrong
+    assert not failures, failures
+
+
+def end_with(kubernetes: KubernetesServer, status: dict):
+    """Let the operator end the job as soon as it is created."""
+    return operator(lambda: kubernetes.wait_for(NAME) and kubernetes.status(NAME, **status))
+
+
+def end_when_adopted(kubernetes: KubernetesServer, verb: str = "patch"):
+    """Let a job that exists succeed after the launcher's first call of a verb."""
+    return operator(lambda: until(lambda: verb in verbs(kubernetes)) or kubernetes.status(NAME, **SUCCEEDED))
 
 
 def verbs(server: KubernetesServer) -> list[str]:
     return [verb for verb, _, resource in server.calls if resource == "rayjobs"]
+
+
+# ---------------------------------------------------------------- begin
 
 
 def test_a_job_is_owned_by_the_workflow_of_its_step_and_deleted_with_all_its_pods_when_it_has_succeeded(
@@ -118,96 +123,84 @@ def test_a_job_is_owned_by_the_workflow_of_its_step_and_deleted_with_all_its_pod
 ):
     def act():
         kubernetes.wait_for(NAME)
-        kubernetes.status(NAME, jobDeploymentStatus="Initializing")
-        kubernetes.status(NAME, **RUNNING)
-        kubernetes.status(NAME, **SUCCEEDED)
+        for status in ({"jobDeploymentStatus": "Initializing"}, RUNNING, SUCCEEDED):
+            kubernetes.status(NAME, **status)
 
     with operator(act):
         launch()
 
-    [job] = kubernetes.jobs_ever()
-    assert job["metadata"]["name"] == NAME
-    assert job["metadata"]["ownerReferences"] == [OWNER]
+    [created] = kubernetes.jobs_ever()
+    assert created["metadata"]["name"] == NAME
+    assert created["metadata"]["ownerReferences"] == [OWNER]
     assert kubernetes.job(NAME) is None
     assert kubernetes.bodies[-1][::2] == ("delete", {"propagationPolicy": "Foreground"})
 
 
-def test_outside_of_a_workflow_a_job_has_no_owner_and_the_log_says_so(kubernetes, launch, monkeypatch, caplog):
-    monkeypatch.delenv("KFP_POD_NAME")
+@pytest.mark.parametrize(
+    ("may_read_pods", "message"),
+    [(True, "the job will not be deleted with one"), (False, "the job will not be deleted with it")],
+)
+def test_without_a_workflow_or_the_right_to_find_it_a_job_has_no_owner_and_the_log_says_so(
+    kubernetes, launch, monkeypatch, caplog, may_read_pods, message
+):
+    if may_read_pods:
+        monkeypatch.delenv("KFP_POD_NAME")
+    else:
+        kubernetes.fail("get", 403, resource="pods")
 
-    with caplog.at_level("INFO"), operator(lambda: kubernetes.wait_for(NAME) and kubernetes.status(NAME, **SUCCEEDED)):
+    with caplog.at_level("INFO"), end_with(kubernetes, SUCCEEDED):
         launch()
 
     assert "ownerReferences" not in kubernetes.jobs_ever()[0]["metadata"]
-    assert "the job will not go with one" in caplog.text
+    assert message in caplog.text
+    assert may_read_pods or "Role infoxlm-runner" in caplog.text
 
 
-def test_a_role_that_may_not_look_at_pods_costs_the_owner_and_not_the_training(kubernetes, launch, caplog):
-    kubernetes.fail("get", 403, resource="pods")
+def test_a_running_job_of_another_run_is_adopted_and_has_both_owners(kubernetes, launch):
+    kubernetes.put_job(NAME, metadata={"ownerReferences": [ANOTHER]}, status=RUNNING)
 
-    with operator(lambda: kubernetes.wait_for(NAME) and kubernetes.status(NAME, **SUCCEEDED)):
+    with end_when_adopted(kubernetes):
         launch()
 
-    assert "ownerReferences" not in kubernetes.jobs_ever()[0]["metadata"]
-    assert "the job will not go with it" in caplog.text and "Role infoxlm-runner" in caplog.text
-
-
-def test_a_running_job_of_another_run_is_found_and_goes_with_the_last_run_that_follows_it(kubernetes, launch):
-    first = OWNER | {"uid": "u-1", "name": "infoxlm-a1b2c"}
-    kubernetes.put_job(NAME, metadata={"ownerReferences": [first]}, status=RUNNING)
-    seen = []
-
-    def act():
-        until(lambda: "patch" in verbs(kubernetes))
-        seen.append(kubernetes.job(NAME)["metadata"]["ownerReferences"])
-        kubernetes.status(NAME, **SUCCEEDED)
-
-    with operator(act):
-        launch()
-
-    assert seen == [[first, OWNER]]
     assert not kubernetes.jobs_ever()
-    [kind] = [kind for verb, kind, _ in kubernetes.bodies if verb == "patch"]
+    [(kind, body)] = [(kind, body) for verb, kind, body in kubernetes.bodies if verb == "patch"]
+    assert body["metadata"]["ownerReferences"] == [ANOTHER, OWNER]
     assert kind == "application/merge-patch+json"  # custom objects refuse the client's own, a strategic one
 
 
-def test_a_job_that_another_run_adopts_at_the_same_time_is_looked_at_again_and_has_all_owners(
+def test_a_job_that_another_run_adopts_at_the_same_time_is_read_again_and_has_all_owners(
     kubernetes, launch, monkeypatch
 ):
-    first, second = (OWNER | {"uid": f"u-{name}", "name": f"infoxlm-{name}"} for name in "ab")
-    kubernetes.put_job(NAME, metadata={"ownerReferences": [first], "resourceVersion": "7"}, status=RUNNING)
-    kubernetes.fail("patch", 409)  # what the API server says to a version that is not the latest
-    adopt = kubernetes_api.RayJobs.adopt
+    third = OWNER | {"uid": "u-3", "name": "infoxlm-c"}
+    kubernetes.put_job(NAME, metadata={"ownerReferences": [ANOTHER], "resourceVersion": "7"}, status=RUNNING)
+    kubernetes.fail("patch", 409)  # the API server's answer to a version that is not the latest
+    set_owners = api.RayJobs.set_owners
 
-    def adopt_after_the_other(jobs, job, owners) -> None:
+    def set_owners_after_the_other(jobs, rayjob, owners) -> None:
         if "patch" not in verbs(kubernetes):
-            kubernetes.patch(NAME, {"metadata": {"ownerReferences": [first, second]}})
-        adopt(jobs, job, owners)
+            kubernetes.patch(NAME, {"metadata": {"ownerReferences": [ANOTHER, third]}})
+        set_owners(jobs, rayjob, owners)
 
-    monkeypatch.setattr(kubernetes_api.RayJobs, "adopt", adopt_after_the_other)
+    monkeypatch.setattr(api.RayJobs, "set_owners", set_owners_after_the_other)
 
-    with operator(lambda: until(lambda: "watch" in verbs(kubernetes)) or kubernetes.status(NAME, **SUCCEEDED)):
+    with operator(lambda: until(lambda: verbs(kubernetes)[-3:] == ["get"] * 3) or kubernetes.status(NAME, **SUCCEEDED)):
         launch()
 
-    lost, kept = [body["metadata"] for verb, _, body in kubernetes.bodies if verb == "patch"]
-    assert lost == {"ownerReferences": [first, OWNER], "resourceVersion": "7"}
-    assert kept["ownerReferences"] == [first, second, OWNER]
+    refused, accepted = [body["metadata"] for verb, _, body in kubernetes.bodies if verb == "patch"]
+    assert refused == {"ownerReferences": [ANOTHER, OWNER], "resourceVersion": "7"}
+    assert accepted["ownerReferences"] == [ANOTHER, third, OWNER]
 
 
-def test_a_job_that_an_earlier_attempt_of_the_same_run_has_made_stays_as_it_is(kubernetes, launch):
+def test_a_job_that_an_earlier_attempt_of_the_same_run_has_created_stays_as_it_is(kubernetes, launch):
     kubernetes.put_job(NAME, metadata={"ownerReferences": [OWNER]}, status=RUNNING)
 
-    def act():
-        until(lambda: "watch" in verbs(kubernetes))
-        kubernetes.status(NAME, **SUCCEEDED)
-
-    with operator(act):
+    with end_when_adopted(kubernetes, "get"):
         launch()
 
     assert "patch" not in verbs(kubernetes) and not kubernetes.jobs_ever()
 
 
-def test_a_job_that_succeeded_while_nobody_looked_is_not_run_again(kubernetes, launch):
+def test_a_job_that_succeeded_without_a_step_that_followed_it_is_not_run_again(kubernetes, launch):
     kubernetes.put_job(NAME, status=SUCCEEDED)
 
     launch()
@@ -218,7 +211,7 @@ def test_a_job_that_succeeded_while_nobody_looked_is_not_run_again(kubernetes, l
 def test_a_job_that_failed_in_an_earlier_attempt_is_deleted_and_created_anew(kubernetes, launch):
     kubernetes.put_job(NAME, status=FAILED)
 
-    with operator(lambda: kubernetes.wait_for(NAME) and kubernetes.status(NAME, **SUCCEEDED)):
+    with end_with(kubernetes, SUCCEEDED):
         launch()
 
     assert [verb for verb in verbs(kubernetes) if verb in ("delete", "create")] == ["delete", "create", "delete"]
@@ -245,13 +238,13 @@ def test_a_job_that_is_being_deleted_is_waited_for_and_not_adopted(kubernetes, l
 def test_pods_that_stay_on_a_dead_node_do_not_keep_their_job_from_being_started_anew(
     kubernetes, launch, monkeypatch, caplog
 ):
-    monkeypatch.setattr(ray_job, "_PODS_GO", 5)  # long enough for four looks on a busy machine
+    monkeypatch.setattr(job, "_DEAD_NODE", 5)  # long enough for four looks on a busy machine
     kubernetes.put_job(NAME, metadata={"finalizers": ["foregroundDeletion"]}, status=FAILED)
     kubernetes.delete(NAME)
 
     def act():
         until(lambda: verbs(kubernetes).count("get") > 3)
-        assert "delete" not in verbs(kubernetes)  # in the grace its pods may still save
+        assert "delete" not in verbs(kubernetes)  # within the grace its pods may still save
         until(lambda: "delete" in verbs(kubernetes))
         assert kubernetes.bodies[-1][::2] == ("delete", {"propagationPolicy": "Background"})
         kubernetes.patch(NAME, {"metadata": {"finalizers": []}})  # what the API server does then
@@ -261,34 +254,35 @@ def test_pods_that_stay_on_a_dead_node_do_not_keep_their_job_from_being_started_
     with operator(act):
         launch(grace_seconds=1)
 
-    assert "on a dead node?" in caplog.text
+    assert "maybe on a dead node" in caplog.text
 
 
 def test_a_job_whose_creation_was_not_confirmed_is_found(kubernetes, launch):
     kubernetes.fail("create", "lost")
 
-    with operator(lambda: kubernetes.wait_for(NAME) and kubernetes.status(NAME, **SUCCEEDED)):
+    with end_with(kubernetes, SUCCEEDED):
         launch()
 
     assert len(kubernetes.jobs_ever()) == 1
 
 
-def test_a_name_that_somebody_took_in_the_same_moment_is_adopted(kubernetes, launch):
+def test_a_job_that_another_run_creates_in_the_same_moment_is_adopted(kubernetes, launch):
     kubernetes.fail("get", 404)  # we looked before the other created it
     kubernetes.put_job(NAME, status=RUNNING)
 
-    with operator(lambda: until(lambda: "patch" in verbs(kubernetes)) or kubernetes.status(NAME, **SUCCEEDED)):
+    with end_when_adopted(kubernetes):
         launch()
 
     assert verbs(kubernetes)[:4] == ["get", "create", "get", "patch"]
 
 
-def test_a_watch_heals_expired_versions_server_errors_and_cut_connections_without_touching_the_job(kubernetes, launch):
-    kubernetes.fail("watch", "410", 500, "cut", 410, 429)
-    kubernetes.fail("get", 503, resource="rayjobs")
+# ---------------------------------------------------------------- an API server in trouble
 
+
+def test_server_errors_and_cut_connections_do_not_touch_the_job(kubernetes, launch):
     def act():
         kubernetes.wait_for(NAME)
+        kubernetes.fail("get", 503, "cut", 410, 429)
         until(lambda: not kubernetes.pending_faults())
         assert "delete" not in verbs(kubernetes)
         kubernetes.status(NAME, **SUCCEEDED)
@@ -300,12 +294,11 @@ def test_a_watch_heals_expired_versions_server_errors_and_cut_connections_withou
 
 
 def test_a_job_is_left_alone_when_kubernetes_does_not_answer_any_more(kubernetes, launch, monkeypatch):
-    monkeypatch.setattr(ray_job_states, "_FAILURES", 3)
+    monkeypatch.setattr(job, "_FAILURES", 3)
     kubernetes.put_job(NAME, status=RUNNING)
-    kubernetes.fail("watch", *[500] * 9)
 
     def act():
-        until(lambda: "watch" in verbs(kubernetes))
+        until(lambda: verbs(kubernetes).count("get") > 1)
         kubernetes.fail("get", *[500] * 9)
 
     with operator(act), pytest.raises(WorkerLost, match=r"does not answer .*: the job was left alone; run again"):
@@ -315,7 +308,7 @@ def test_a_job_is_left_alone_when_kubernetes_does_not_answer_any_more(kubernetes
     assert "delete" not in verbs(kubernetes)
 
 
-@pytest.mark.parametrize("verb", ["get", "create", "watch"])
+@pytest.mark.parametrize("verb", ["get", "create"])
 @pytest.mark.parametrize("status", [401, 403])
 def test_a_refusal_is_final_and_names_the_role(kubernetes, launch, verb, status):
     kubernetes.fail(verb, status)
@@ -335,21 +328,38 @@ def test_an_object_that_kubernetes_does_not_know_is_an_input_error(kubernetes, l
         launch()
 
 
+def test_gpus_are_released_although_the_first_deletion_fails(kubernetes, launch):
+    kubernetes.fail("delete", 503)
+
+    with end_with(kubernetes, SUCCEEDED):
+        launch()
+
+    assert kubernetes.job(NAME) is None
+
+
+def test_a_step_outside_of_a_cluster_says_what_it_needs():
+    with pytest.raises(InputError, match="runs in a pod, as infoxlm-runner"):
+        job.run(NAME, "w", CLUSTER, 8, [], lambda: None, lambda: None)
+
+
+# ---------------------------------------------------------------- how a job ends
+
+
 def because(reason: str) -> dict:
     return {"jobDeploymentStatus": "Failed", "jobStatus": "RUNNING", "reason": reason}
 
 
-SAID = {"stage": "pretrain", "code": 5, "class": "TrainingDiverged", "message": "3 steps in a row\nare not finite"}
+DIVERGED = {"stage": "pretrain", "code": 5, "class": "TrainingDiverged", "message": "3 steps in a row\nare not finite"}
 
 
 @pytest.mark.parametrize(
-    ("status", "said", "kind", "code", "words"),
+    ("status", "outcome", "kind", "code", "words"),
     [
         (FAILED, None, WorkerLost, 75, "ended as Failed, FAILED AppFailed: exit code 1: run again"),
-        (FAILED, SAID, TrainingDiverged, 5, "3 steps in a row are not finite"),
+        (FAILED, DIVERGED, TrainingDiverged, 5, "3 steps in a row are not finite"),
         (FAILED, {"code": 3, "class": "DataCorrupt", "message": "x"}, DataCorrupt, 3, "x"),
         (FAILED, {"code": 70, "class": "MemoryError", "message": "x"}, InfoXLMError, 70, "x"),
-        ({"jobDeploymentStatus": "Running", "jobStatus": "FAILED"}, SAID, TrainingDiverged, 5, "not finite"),
+        ({"jobDeploymentStatus": "Running", "jobStatus": "FAILED"}, DIVERGED, TrainingDiverged, 5, "not finite"),
         ({"jobDeploymentStatus": "Complete", "jobStatus": "STOPPED"}, None, WorkerLost, 75, "STOPPED"),
         (because("SubmissionFailed"), None, WorkerLost, 75, "SubmissionFailed"),
         (because("JobStatusCheckTimeoutExceeded"), None, WorkerLost, 75, "TimeoutExceeded"),
@@ -359,14 +369,11 @@ SAID = {"stage": "pretrain", "code": 5, "class": "TrainingDiverged", "message": 
         ({"jobDeploymentStatus": "ValidationFailed"}, None, InputError, 2, "refused by KubeRay"),
     ],
 )  # fmt: skip
-def test_the_end_of_a_job_is_an_error_of_ours_in_one_line(kubernetes, launch, status, said, kind, code, words):
-    outcomes = iter([None, said])
+def test_the_end_of_a_job_is_an_error_of_ours_in_one_line(kubernetes, launch, status, outcome, kind, code, words):
+    outcomes = iter([None, outcome])
 
-    with (
-        operator(lambda: kubernetes.wait_for(NAME) and kubernetes.status(NAME, **status)),
-        pytest.raises(InfoXLMError) as raised,
-    ):
-        launch(ended=lambda: next(outcomes), retries=0)
+    with end_with(kubernetes, status), pytest.raises(InfoXLMError) as raised:
+        launch(read_outcome=lambda: next(outcomes), retries=0)
 
     assert type(raised.value) is kind
     assert raised.value.exit_code == code
@@ -376,26 +383,32 @@ def test_the_end_of_a_job_is_an_error_of_ours_in_one_line(kubernetes, launch, st
 
 
 @pytest.mark.parametrize("kind", [ConfigError, DataCorrupt, TrainingDiverged])
-def test_what_an_earlier_attempt_ended_with_for_good_ends_this_one_without_asking_for_gpus(kubernetes, launch, kind):
-    said = {"code": kind.exit_code, "class": kind.__name__, "message": "as before"}
+def test_the_final_error_of_an_earlier_attempt_ends_this_one_without_asking_for_gpus(kubernetes, launch, kind):
+    outcome = {"code": kind.exit_code, "class": kind.__name__, "message": "as before"}
 
     with pytest.raises(kind, match="as before"):
-        launch(ended=lambda: said)
+        launch(read_outcome=lambda: outcome)
 
     assert not kubernetes.calls
 
 
-def test_a_job_that_asks_to_be_tried_again_is_started_anew_until_it_succeeds(kubernetes, launch, caplog):
-    said = {"code": 75, "class": "LeaseHeld", "message": "somebody trains this run"}
-    ends = [FAILED, FAILED, SUCCEEDED]
+def end_each(kubernetes: KubernetesServer, *ends: dict):
+    """Let the operator end each job that the launcher creates."""
 
     def act():
         for number, end in enumerate(ends, start=1):
             kubernetes.wait_for(NAME, number)
             kubernetes.status(NAME, **end)
 
-    with operator(act):
-        launch(ended=lambda: said)
+    return operator(act)
+
+
+HELD = {"code": 75, "class": "LeaseHeld", "message": "somebody trains this run"}
+
+
+def test_a_job_that_asks_to_be_tried_again_is_started_anew_until_it_succeeds(kubernetes, launch, caplog):
+    with end_each(kubernetes, FAILED, FAILED, SUCCEEDED):
+        launch(read_outcome=lambda: HELD)
 
     assert len(kubernetes.jobs_ever()) == 3
     assert "somebody trains this run; starting it again (2 of 3)" in caplog.text
@@ -403,26 +416,26 @@ def test_a_job_that_asks_to_be_tried_again_is_started_anew_until_it_succeeds(kub
 
 @pytest.mark.item("F24")
 def test_a_job_is_not_started_anew_more_often_than_the_config_says(kubernetes, launch):
-    def act():
-        for number in (1, 2):
-            kubernetes.wait_for(NAME, number)
-            kubernetes.status(NAME, **FAILED)
-
-    with operator(act), pytest.raises(LeaseHeld):
-        launch(ended=lambda: {"code": 75, "class": "LeaseHeld", "message": "x"}, retries=1)
+    with end_each(kubernetes, FAILED, FAILED), pytest.raises(LeaseHeld):
+        launch(read_outcome=lambda: HELD, retries=1)
 
     assert len(kubernetes.jobs_ever()) == 2
     assert kubernetes.job(NAME) is None
 
 
 def test_a_job_that_somebody_deletes_stays_deleted(kubernetes, launch):
-    with (
-        operator(lambda: until(lambda: "watch" in verbs(kubernetes)) or kubernetes.delete(NAME)),
-        pytest.raises(WorkerLost, match="deleted by somebody else"),
-    ):
+    def act():
+        kubernetes.wait_for(NAME)
+        until(lambda: verbs(kubernetes).count("get") > 1)
+        kubernetes.delete(NAME)
+
+    with operator(act), pytest.raises(WorkerLost, match="deleted by somebody else"):
         launch()
 
     assert len(kubernetes.jobs_ever()) == 1
+
+
+# ---------------------------------------------------------------- time limits
 
 
 @pytest.mark.item("F24")
@@ -434,16 +447,15 @@ def test_gpus_that_never_come_end_the_step_in_time_with_the_reason_of_the_schedu
         kubernetes.put_event(
             f"{NAME}-x2x4v-workers-worker-1", "0/3 nodes are available:\n3 Insufficient nvidia.com/gpu."
         )
-        clock.pass_by(899)
+        clock.move(899)
         assert kubernetes.job(NAME) is not None
         clock.now += 2
 
     with operator(act), pytest.raises(ResourcesUnavailable) as raised:
         launch(start_seconds=900)
 
-    assert "no GPUs after 900 s (Suspended): 0/3 nodes are available: 3 Insufficient nvidia.com/gpu." in str(
-        raised.value
-    )
+    reason = "no GPUs after 900 s (Suspended): 0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+    assert reason in str(raised.value)
     assert len(kubernetes.jobs_ever()) == 1
     assert kubernetes.job(NAME) is None
 
@@ -457,7 +469,7 @@ POLICY = 'pods "x" is forbidden: violates PodSecurity "restricted:latest": runAs
 
 @pytest.mark.item("F24")
 @pytest.mark.parametrize(
-    ("worker", "event", "said"),
+    ("worker", "event", "reason"),
     [
         (
             ("ImagePullBackOff", "Back-off pulling image"),
@@ -471,8 +483,8 @@ POLICY = 'pods "x" is forbidden: violates PodSecurity "restricted:latest": runAs
         (None, POLICY, "violates PodSecurity"),
     ],
 )  # fmt: skip
-def test_what_no_waiting_mends_ends_the_step_after_a_minute_and_not_after_an_hour(
-    kubernetes, launch, clock, worker, event, said
+def test_an_obstacle_that_waiting_does_not_remove_ends_the_step_after_a_minute(
+    kubernetes, launch, clock, worker, event, reason
 ):
     def act():
         kubernetes.wait_for(NAME)
@@ -481,78 +493,74 @@ def test_what_no_waiting_mends_ends_the_step_after_a_minute_and_not_after_an_hou
             kubernetes.put_worker(f"{NAME}-x2x4v-workers-worker-1", *worker)
         if event:
             kubernetes.put_event(f"{NAME}-x2x4v", event)
-        clock.pass_by(31)
+        clock.move(31)
         assert kubernetes.job(NAME) is not None  # once may be a hiccup of the registry
         clock.now += 31
 
-    with operator(act), pytest.raises(InputError, match=rf"cannot start: .*{said}.*; mend that, run again"):
+    with operator(act), pytest.raises(InputError, match=rf"cannot start: .*{reason}.*; fix this, run again"):
         launch(start_seconds=3600)
 
     assert kubernetes.job(NAME) is None
 
 
-def test_a_registry_that_is_away_for_a_while_is_waited_for(kubernetes, launch, clock, caplog):
-    def act():
-        kubernetes.wait_for(NAME)
-        kubernetes.status(NAME, jobDeploymentStatus="Initializing")
-        kubernetes.put_worker(f"{NAME}-x2x4v-workers-worker-1", "ImagePullBackOff", "Back-off pulling image")
-        kubernetes.put_event(f"{NAME}-x2x4v", 'Failed to pull image "x": 503 Service Unavailable')
-        for _ in range(3):
-            clock.pass_by(31)
-        kubernetes.status(NAME, **RUNNING)
-        kubernetes.status(NAME, **SUCCEEDED)
-
-    with caplog.at_level("INFO"), operator(act):
-        launch(start_seconds=3600)
-
-    assert f"rayjob/{NAME} waits: ImagePullBackOff in pod" in caplog.text
+AWAY = ("ImagePullBackOff", "Back-off pulling image"), 'Failed to pull image "x": 503 Service Unavailable'
+FULL = (), QUOTA.format(f"{GPU}=8", f"{GPU}=8", f"{GPU}=8")
 
 
-def test_what_time_mends_is_told_at_once_and_waited_for(kubernetes, launch, clock, caplog):
-    full = QUOTA.format(f"{GPU}=8", f"{GPU}=8", f"{GPU}=8")
-
+@pytest.mark.parametrize(
+    ("worker", "event", "message"),
+    [(*AWAY, "ImagePullBackOff in pod"), (*FULL, "Failed to create worker Pod")],
+    ids=["the registry is away", "the quota is used up"],
+)
+def test_an_obstacle_that_may_pass_is_logged_once_and_waited_for(
+    kubernetes, launch, clock, caplog, worker, event, message
+):
     def act():
         kubernetes.wait_for(NAME)
         kubernetes.patch(NAME, {"metadata": {"creationTimestamp": "2026-01-01T00:00:00Z"}})
         kubernetes.status(NAME, jobDeploymentStatus="Initializing")
-        kubernetes.put_worker("of-another-job", "ImagePullBackOff", "no concern of ours")
+        kubernetes.put_worker("of-another-job", "InvalidImageName", "no concern of ours")
         kubernetes.put_event(f"{NAME}-old00", POLICY, "2025-12-31T23:59:00Z")  # of an earlier job of this name
-        kubernetes.put_event(f"{NAME}-x2x4v", full, "2026-01-01T00:00:09Z")
+        if worker:
+            kubernetes.put_worker(f"{NAME}-x2x4v-workers-worker-1", *worker)
+        kubernetes.put_event(f"{NAME}-x2x4v", event, "2026-01-01T00:00:09Z")
         for _ in range(3):
-            clock.pass_by(31)
-        kubernetes.status(NAME, **RUNNING)
+            clock.move(31)
         kubernetes.status(NAME, **SUCCEEDED)
 
     with caplog.at_level("INFO"), operator(act):
         launch(start_seconds=3600)
 
-    assert caplog.text.count(f"rayjob/{NAME} waits: Failed to create worker Pod") == 1
+    assert caplog.text.count(f"rayjob/{NAME} waits: {message}") == 1
 
 
-def test_a_job_that_its_queue_takes_back_waits_again_with_a_time_of_its_own(kubernetes, launch, clock, caplog):
+def test_a_job_that_its_queue_takes_back_waits_again_with_a_time_limit_of_its_own(kubernetes, launch, clock, caplog):
+    def logs(state: str, times: int) -> None:
+        until(lambda: caplog.text.count(f"rayjob/{NAME} is {state}") == times)
+
     def act():
         kubernetes.wait_for(NAME)
         for times in (1, 2):
             kubernetes.status(NAME, jobDeploymentStatus="Suspended", jobStatus="")
-            until(lambda: caplog.text.count(f"rayjob/{NAME} is Suspended") == times - 1)  # noqa: B023
-            clock.pass_by(600)
+            logs("Suspended", times - 1)
+            clock.move(600)
             kubernetes.status(NAME, **RUNNING)
-            until(lambda: caplog.text.count(f"rayjob/{NAME} is Running") == times)  # noqa: B023
+            logs("Running", times)
         kubernetes.status(NAME, **SUCCEEDED)
 
     with caplog.at_level("INFO"), operator(act):
         launch(start_seconds=900)
 
 
-def test_the_time_in_a_queue_is_not_time_that_gpus_have_failed_to_come(kubernetes, launch, clock):
+def test_the_time_in_a_queue_does_not_count_as_time_without_gpus(kubernetes, launch, clock):
     def act():
         kubernetes.wait_for(NAME)
         kubernetes.status(NAME, jobDeploymentStatus="Suspended")
-        time.sleep(1)
+        clock.move(0)
         for _ in range(3):
-            clock.pass_by(3000)
-        kubernetes.status(NAME, jobDeploymentStatus="Initializing")  # admitted: from now on
-        time.sleep(1)
+            clock.move(3000)
+        kubernetes.status(NAME, jobDeploymentStatus="Initializing")  # admitted: the time counts from now on
+        clock.move(0)
         clock.now += 901
 
     with operator(act), pytest.raises(ResourcesUnavailable, match="no GPUs after 900 s"):
@@ -561,103 +569,82 @@ def test_the_time_in_a_queue_is_not_time_that_gpus_have_failed_to_come(kubernete
 
 @pytest.mark.item("P9")
 def test_a_job_that_holds_its_gpus_too_long_is_deleted_even_without_an_operator(kubernetes, launch):
-    with (
-        operator(lambda: kubernetes.wait_for(NAME) and kubernetes.status(NAME, **RUNNING)),
-        pytest.raises(ResourcesUnavailable, match="still not ended after 1 s"),
-    ):
+    with end_with(kubernetes, RUNNING), pytest.raises(ResourcesUnavailable, match="still not ended after 1 s"):
         launch(run_seconds=1)
 
     assert kubernetes.job(NAME) is None
 
 
-def test_gpus_are_given_back_although_the_first_deletion_fails(kubernetes, launch):
-    kubernetes.fail("delete", 503)
-
-    with operator(lambda: kubernetes.wait_for(NAME) and kubernetes.status(NAME, **SUCCEEDED)):
-        launch()
-
-    assert kubernetes.job(NAME) is None
-
-
-def test_a_quiet_job_is_spoken_of_now_and_then(kubernetes, launch, monkeypatch, caplog):
-    monkeypatch.setattr(ray_job, "_HEARTBEAT", 0.2)
+def test_the_state_of_a_quiet_job_is_logged_now_and_then(kubernetes, launch, monkeypatch, caplog):
+    monkeypatch.setattr(job, "_HEARTBEAT", 0.2)
 
     def act():
         kubernetes.wait_for(NAME)
         pods = {"desiredWorkerReplicas": 2, "readyWorkerReplicas": 1}
         kubernetes.status(NAME, jobDeploymentStatus="Initializing", rayClusterStatus=pods)
+        until(lambda: f"rayjob/{NAME} is Initializing, 1 of 2 worker pods ready, " in caplog.text)
         until(lambda: "s after the start" in caplog.text)
         kubernetes.status(NAME, **SUCCEEDED)
 
     with caplog.at_level("INFO"), operator(act):
         launch()
 
-    assert f"rayjob/{NAME} is Initializing, 1 of 2 worker pods ready, " in caplog.text
+
+# ---------------------------------------------------------------- a step that is told to stop
+
+
+def stop_while_it_runs(kubernetes, caplog):
+    """Let the job run, then send SIGTERM to this process."""
+
+    def act():
+        kubernetes.wait_for(NAME)
+        until(lambda: verbs(kubernetes).count("get") > 1)  # found or created, and followed
+        kubernetes.status(NAME, **RUNNING)
+        until(lambda: f"rayjob/{NAME} is Running" in caplog.text)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    return operator(act)
+
+
+@pytest.fixture
+def info(caplog):
+    with caplog.at_level("INFO"):
+        yield caplog
 
 
 def test_sigterm_asks_the_training_to_save_and_deletes_the_job_at_once_without_waiting_for_the_save(
-    kubernetes, launch, caplog, monkeypatch
+    kubernetes, launch, info, monkeypatch
 ):
-    monkeypatch.setattr(ray_job, "_STOPPED", 60)  # longer than this test waits for the deletion
-    asked, saved = threading.Event(), threading.Event()
+    monkeypatch.setattr(job, "_STOPPING", 60)  # longer than this test waits for the deletion
+    deleted: list[bool] = []
 
     def save() -> None:
-        asked.set()
-        assert saved.wait(20)
+        os.kill(os.getpid(), signal.SIGTERM)  # Kubernetes and Argo both send one
+        until(lambda: kubernetes.job(NAME) is None)  # while the training saves
+        deleted.append(True)
 
-    def act():
-        kubernetes.wait_for(NAME)
-        kubernetes.status(NAME, **RUNNING)
-        until(lambda: f"rayjob/{NAME} is Running" in caplog.text)
-        os.kill(os.getpid(), signal.SIGTERM)
-        until(lambda: kubernetes.job(NAME) is None and asked.is_set())  # while the training saves
-        saved.set()
-
-    before = signal.getsignal(signal.SIGTERM)
-    with caplog.at_level("INFO"), operator(act), pytest.raises(Preempted, match="run again"):
+    handler = signal.getsignal(signal.SIGTERM)
+    with stop_while_it_runs(kubernetes, info), pytest.raises(Preempted, match="run again"):
         launch(ask_to_stop=save)
 
+    assert deleted
     assert len(kubernetes.jobs_ever()) == 1
-    assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.getsignal(signal.SIGTERM) is handler
 
 
-@pytest.mark.slow
-def test_sigterm_ends_a_job_at_once_although_the_loop_waits_for_something_else(kubernetes, launch, monkeypatch):
-    monkeypatch.setattr(ray_job_states, "_PAUSE", 12)  # between two looks at what becomes of the job
-    took = []
-
-    def act():
-        kubernetes.wait_for(NAME)
-        began = time.monotonic()
-        for _ in range(2):  # Kubernetes and Argo both send it
-            os.kill(os.getpid(), signal.SIGTERM)
-        until(lambda: kubernetes.job(NAME) is None)
-        took.append(time.monotonic() - began)
-
-    with operator(act), pytest.raises(Preempted):
-        launch()
-
-    assert took[0] < 10  # not after the pause: a busy machine has its time
-
-
-def test_a_training_that_cannot_be_asked_to_save_is_ended_all_the_same(kubernetes, launch, caplog):
-    def act():
-        kubernetes.wait_for(NAME)
-        kubernetes.status(NAME, **RUNNING)
-        until(lambda: f"rayjob/{NAME} is Running" in caplog.text)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    with caplog.at_level("INFO"), operator(act), pytest.raises(Preempted):
+def test_a_training_that_cannot_be_asked_to_save_is_ended_all_the_same(kubernetes, launch, info):
+    with stop_while_it_runs(kubernetes, info), pytest.raises(Preempted):
         launch(ask_to_stop=lambda: 1 / 0)
 
-    assert kubernetes.job(NAME) is None and "cannot be asked to save: division by zero" in caplog.text
+    assert kubernetes.job(NAME) is None and "cannot be asked to save: division by zero" in info.text
 
 
-def test_sigterm_before_the_gpus_have_come_deletes_the_job_at_once(kubernetes, launch):
+def test_sigterm_interrupts_any_wait_and_deletes_a_job_whose_gpus_have_not_come(kubernetes, launch, monkeypatch):
+    monkeypatch.setattr(job, "_POLL", 1000)
+
     def act():
         kubernetes.wait_for(NAME)
-        kubernetes.status(NAME, jobDeploymentStatus="Suspended")
-        until(lambda: "watch" in verbs(kubernetes))
+        until(lambda: verbs(kubernetes).count("get") > 1)
         os.kill(os.getpid(), signal.SIGTERM)
 
     with operator(act), pytest.raises(Preempted):
@@ -666,8 +653,7 @@ def test_sigterm_before_the_gpus_have_come_deletes_the_job_at_once(kubernetes, l
     assert kubernetes.job(NAME) is None
 
 
-ANOTHER = OWNER | {"uid": "u-1", "name": "infoxlm-a1b2c"}
-RUNS = {  # what a run is by Argo, and whether it is under way
+RUNS = {  # the state of a workflow, and whether it is under way
     "running": ({"spec": {"activeDeadlineSeconds": 60}, "status": {"phase": "Running"}}, True),
     "new": ({"spec": {}}, True),
     "terminated by Kubeflow": ({"spec": {"activeDeadlineSeconds": 0}, "status": {"phase": "Running"}}, False),
@@ -677,129 +663,73 @@ RUNS = {  # what a run is by Argo, and whether it is under way
 }
 
 
-def stop_while_it_runs(kubernetes, caplog) -> None:
-    kubernetes.status(NAME, **RUNNING)
-    until(lambda: f"rayjob/{NAME} is Running" in caplog.text)
-    os.kill(os.getpid(), signal.SIGTERM)
+def owners_of_the_job(kubernetes) -> list[dict] | None:
+    rayjob = kubernetes.job(NAME)
+    return rayjob and rayjob["metadata"]["ownerReferences"]
 
 
-def owners_of_what_is_left(kubernetes) -> list[dict] | None:
-    """Those of the job, if it is there; then it goes, so that the server need not wait for who watches it."""
-    if job := kubernetes.job(NAME):
-        kubernetes.delete(NAME)
-    return job and job["metadata"]["ownerReferences"]
-
-
-@pytest.mark.parametrize("other", RUNS)
-def test_a_run_that_is_terminated_ends_the_job_unless_another_run_that_is_under_way_wants_it(
-    kubernetes, launch, caplog, other
+@pytest.mark.parametrize("state", ["running", "failed", "gone"])
+def test_a_run_that_is_terminated_ends_the_job_unless_another_run_that_is_under_way_needs_it(
+    kubernetes, launch, info, state
 ):
-    body, wanted = RUNS[other]
+    body, is_under_way = RUNS[state]
     kubernetes.put_workflow(OWNER["name"], OWNER["uid"], **RUNS["terminated by Kubeflow"][0])
     if body:
         kubernetes.put_workflow(ANOTHER["name"], ANOTHER["uid"], **body)
     kubernetes.put_job(NAME, metadata={"ownerReferences": [ANOTHER]}, status=RUNNING)
-    asked = []
+    requests = []
 
     def act():
-        until(lambda: "patch" in verbs(kubernetes))
-        stop_while_it_runs(kubernetes, caplog)
+        until(lambda: f"rayjob/{NAME} is Running" in info.text)
+        os.kill(os.getpid(), signal.SIGTERM)
 
-    with caplog.at_level("INFO"), operator(act), pytest.raises(Preempted, match="run again"):
-        launch(ask_to_stop=lambda: asked.append("to save"))
+    with operator(act), pytest.raises(Preempted, match="run again"):
+        launch(ask_to_stop=lambda: requests.append("to save"))
 
-    owners = owners_of_what_is_left(kubernetes)
-    assert (owners, bool(asked)) == (([ANOTHER], False) if wanted else (None, True))
+    assert owners_of_the_job(kubernetes) == ([ANOTHER] if is_under_way else None)
+    assert bool(requests) is not is_under_way
 
 
-@pytest.mark.parametrize("ours", RUNS)
-def test_a_step_whose_node_is_drained_leaves_the_job_to_its_next_attempt(kubernetes, launch, caplog, ours):
-    body, under_way = RUNS[ours]
+@pytest.mark.parametrize("state", RUNS)
+def test_a_step_whose_node_is_drained_leaves_the_job_to_its_next_attempt(kubernetes, launch, info, state):
+    body, is_under_way = RUNS[state]
     if body:
         kubernetes.put_workflow(OWNER["name"], OWNER["uid"], **body)
 
-    def act():
-        kubernetes.wait_for(NAME)
-        stop_while_it_runs(kubernetes, caplog)
-
-    with caplog.at_level("INFO"), operator(act), pytest.raises(Preempted, match="run again"):
+    with stop_while_it_runs(kubernetes, info), pytest.raises(Preempted, match="run again"):
         launch()
 
-    assert owners_of_what_is_left(kubernetes) == ([OWNER] if under_way else None)
+    assert owners_of_the_job(kubernetes) == ([OWNER] if is_under_way else None)
 
 
-def test_a_run_of_the_same_name_that_is_another_one_wants_nothing(kubernetes, launch, caplog):
+def test_a_run_of_the_same_name_that_is_another_one_does_not_need_the_job(kubernetes, launch, info):
     kubernetes.put_workflow(OWNER["name"], "of another", **RUNS["running"][0])
 
-    def act():
-        kubernetes.wait_for(NAME)
-        stop_while_it_runs(kubernetes, caplog)
-
-    with caplog.at_level("INFO"), operator(act), pytest.raises(Preempted):
+    with stop_while_it_runs(kubernetes, info), pytest.raises(Preempted):
         launch()
 
     assert kubernetes.job(NAME) is None
 
 
-def test_a_step_that_may_not_look_at_runs_ends_its_job(kubernetes, launch, caplog):
-    kubernetes.put_workflow(OWNER["name"], OWNER["uid"], **RUNS["running"][0])
-    kubernetes.fail("get", 403, resource="workflows")
-
-    def act():
-        kubernetes.wait_for(NAME)
-        stop_while_it_runs(kubernetes, caplog)
-
-    with caplog.at_level("INFO"), operator(act), pytest.raises(Preempted):
-        launch()
-
-    assert kubernetes.job(NAME) is None and "whether a run still wants it is not known" in caplog.text
-
-
-def test_a_drained_step_leaves_its_job_although_its_run_could_not_be_found_at_the_start(kubernetes, launch, caplog):
-    kubernetes.put_workflow(OWNER["name"], OWNER["uid"], **RUNS["running"][0])
-    kubernetes.fail("get", 500, resource="pods")
-
-    def act():
-        kubernetes.wait_for(NAME)
-        stop_while_it_runs(kubernetes, caplog)
-
-    with caplog.at_level("INFO"), operator(act), pytest.raises(Preempted, match="goes on without this step"):
-        launch()
-
-    kubernetes.delete(NAME)
-
-
-def stop_and_see_it_left_alone(kubernetes, launch, caplog) -> None:
-    def act():
-        kubernetes.wait_for(NAME)
-        stop_while_it_runs(kubernetes, caplog)
-
-    with caplog.at_level("INFO"), operator(act), pytest.raises(Preempted, match="left alone"):
-        launch()
-
-    assert "delete" not in verbs(kubernetes)
-
-
-def test_a_job_is_left_alone_when_kubernetes_does_not_say_whether_it_is_wanted(kubernetes, launch, caplog):
-    kubernetes.put_workflow(OWNER["name"], OWNER["uid"], **RUNS["running"][0])
-    kubernetes.fail("get", *[500] * 3, resource="workflows")
-
-    stop_and_see_it_left_alone(kubernetes, launch, caplog)
-
-    kubernetes.delete(NAME)
-
-
-def test_a_job_is_left_alone_when_kubernetes_takes_too_long_to_say_whether_it_is_wanted(
-    kubernetes, launch, caplog, monkeypatch
+@pytest.mark.parametrize(
+    ("resource", "failures", "words", "job_stays"),
+    [
+        ("workflows", [403], "was stopped and deleted", False),
+        ("workflows", [500] * 3, "was left alone", True),
+        ("pods", [500], "goes on without this step", True),  # its run was not found at the start
+    ],
+)
+def test_a_job_is_deleted_only_if_kubernetes_says_or_may_not_say_whether_a_run_needs_it(
+    kubernetes, launch, info, resource, failures, words, job_stays
 ):
-    said = threading.Event()
-    monkeypatch.setattr(ray_job, "_STOPPED", 0.1)
-    monkeypatch.setattr(kubernetes_api.RayJobs, "is_under_way", lambda *_: said.wait(20))
+    kubernetes.put_workflow(OWNER["name"], OWNER["uid"], **RUNS["running"][0])
+    kubernetes.fail("get", *failures, resource=resource)
 
-    stop_and_see_it_left_alone(kubernetes, launch, caplog)
+    with stop_while_it_runs(kubernetes, info), pytest.raises(Preempted, match=words):
+        launch()
 
-    said.set()
-    kubernetes.delete(NAME)
+    assert bool(kubernetes.job(NAME)) is job_stays
+    assert resource == "pods" or "whether a run still needs it is not known" in info.text
 
 
 @pytest.mark.slow
@@ -807,18 +737,17 @@ def test_a_step_that_is_killed_by_sigterm_ends_with_code_75_and_leaves_no_job(ku
     program = textwrap.dedent(
         f"""
         import logging, sys
-        from components.adapters.kuberay import api as kubernetes_api
-        from components.adapters.kuberay import job as ray_job
+        from components.adapters.kuberay import api, job
         from components.settings.cluster import ClusterConfig
         from infoxlm_core.errors import InfoXLMError
-        from tests.servers import kubernetes_api as kubernetes_server
+        from tests.servers import kubernetes_api
         logging.basicConfig(level=logging.INFO, stream=sys.stdout, force=True)
-        server = kubernetes_server.KubernetesServer()
+        server = kubernetes_api.KubernetesServer()
         server.url = {kubernetes.url!r}
-        kubernetes_api.connect = lambda: kubernetes_api.RayJobs(server.api(), kubernetes_server.NAMESPACE)
+        api.connect = lambda: api.RayJobs(server.api(), kubernetes_api.NAMESPACE)
         try:
-            ray_job.run({NAME!r}, "w", ClusterConfig(image={CLUSTER.image!r}), 8, [],
-                        lambda: print("asked", flush=True), lambda: None)
+            job.run({NAME!r}, "w", ClusterConfig(image={CLUSTER.image!r}), 8, [],
+                    lambda: print("asked", flush=True), lambda: None)
         except InfoXLMError as error:
             sys.exit(error.exit_code)
         """
@@ -826,16 +755,11 @@ def test_a_step_that_is_killed_by_sigterm_ends_with_code_75_and_leaves_no_job(ku
     step = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     kubernetes.wait_for(NAME)
     kubernetes.status(NAME, **RUNNING)
-    said = iter(step.stdout)
-    assert any(f"rayjob/{NAME} is Running" in line for line in said)
+    lines = iter(step.stdout)
+    assert any(f"rayjob/{NAME} is Running" in line for line in lines)
 
     step.terminate()
-    assert "asked\n" in said
+    assert "asked\n" in lines
 
     assert step.wait(60) == 75
     assert kubernetes.job(NAME) is None
-
-
-def test_a_step_outside_of_a_cluster_says_what_it_needs():
-    with pytest.raises(InputError, match="runs in a pod, as infoxlm-runner"):
-        ray_job.run(NAME, "w", CLUSTER, 8, [], lambda: None, lambda: None)

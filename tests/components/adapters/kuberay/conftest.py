@@ -1,0 +1,18 @@
+"""A Kubernetes API server for each test, and pauses of the launcher that are short."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from components.adapters.kuberay import job, log
+from tests.servers.kubernetes_api import KubernetesServer, running_kubernetes
+
+
+@pytest.fixture
+def kubernetes(monkeypatch) -> Iterator[KubernetesServer]:
+    pauses = {"_POLL": 0.05, "_LONGEST_POLL": 0.1, "_BETWEEN_ATTEMPTS": 0.05, "_LAST_LINES": 0.2, "_OPERATOR_FIRST": 0}
+    for name, seconds in pauses.items():
+        monkeypatch.setattr(job, name, seconds)
+    monkeypatch.setattr(log, "_PAUSE", 0.05)
+    with running_kubernetes() as server:
+        yield server
