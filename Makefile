@@ -72,8 +72,8 @@ deploy: $(VENV)/installed ## apply k8s/: OVERLAY=small, single-user or productio
 bench: $(PEERS)/installed ## measure against other people's tools: half an hour; QUICK=1: two
 	$(PEERS)/bin/python -m benchmarks $(if $(QUICK),--quick)
 
-soak: $(VENV)/installed ## whole toy runs under random faults, each to end exactly as undisturbed: RUNS=200, SECONDS=3600
-	$(BIN)/python -m benchmarks.soak --runs $(or $(RUNS),200) $(if $(SECONDS),--seconds $(SECONDS))
+soak: $(VENV)/installed ## whole toy runs under random faults, each to end exactly as undisturbed: RUNS=20, SEED=1
+	$(BIN)/python -m tests.e2e.soak --runs $(or $(RUNS),20) --seed $(or $(SEED),1)
 
 gpu: $(VENV)/installed ## the first ten minutes on a GPU: is it right, how fast (base; FULL=1: and large); where nothing can be installed: python3 -m benchmarks.gpu
 	$(BIN)/python -m benchmarks.gpu $(if $(FULL),--full)
