@@ -24,7 +24,7 @@ from typing import Any
 
 import yaml
 
-from components.platform import storage
+from components.adapters import storage
 from tests.helpers.commands import environment
 from tests.servers import s3
 from tests.servers.processes import free_port, kill

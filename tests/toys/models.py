@@ -25,16 +25,19 @@ def save_tokenizer(directory: Path, words: list[str] = WORDS) -> PreTrainedToken
     return tokenizer
 
 
-def save_model(directory: Path, kind: type = XLMRobertaForMaskedLM, words: list[str] = WORDS, **more) -> Path:
-    """A tiny model with random weights, as our export writes it."""
-    torch.manual_seed(more.pop("seed", 0))
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-    vocabulary = len(save_tokenizer(directory, words))
-    space = {"layer": 1, "pooling": "mean", "normalise": False}
-    config = XLMRobertaConfig(
-        vocab_size=vocabulary, max_position_embeddings=40, pad_token_id=1, infoxlm=space, **(sizes | more)
-    )
-    model = kind(config)
+def save_model(directory: Path, kind: type = XLMRobertaForMaskedLM, words: list[str] = WORDS, **config) -> Path:
+    """Write a tiny model with random weights as our export does, and return its directory.
+
+    Args:
+        config: fields of its config.json that differ from the defaults below; None removes a field.
+    """
+    torch.manual_seed(config.pop("seed", 0))
+    fields = {
+        "vocab_size": len(save_tokenizer(directory, words)), "hidden_size": 32, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "intermediate_size": 64, "max_position_embeddings": 40, "pad_token_id": 1,
+        "infoxlm": {"layer": 1, "pooling": "mean", "normalise": False},
+    } | config  # fmt: skip
+    model = kind(XLMRobertaConfig(**{name: value for name, value in fields.items() if value is not None}))
     for parameter in model.parameters():  # far from the tiny initial values, so that differences show
         torch.nn.init.normal_(parameter, std=0.3)
     model.save_pretrained(directory)
