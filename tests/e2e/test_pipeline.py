@@ -1,10 +1,8 @@
-"""The whole DAG as a user runs it: killed in the middle, started again, registered, loaded by a stranger."""
+"""The whole DAG as a user runs it: killed in the middle, repeated, registered, and used from the registry."""
 
 import json
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -26,21 +24,21 @@ def test_the_killed_run_ends_with_the_losses_of_an_undisturbed_one(finished, tmp
     pretrain(PretrainingConfig.parse(values), only(finished, "shards/*"), tmp_path / "out", tmp_path / "run")
 
     expected = tracker.read(tmp_path / "run" / tracker.METRICS)
-    found = tracker.read(only(finished, "pretrained/*/encoder/metrics.jsonl"))
-    assert [step for step, _ in found] == [step for step, _ in expected]
+    points = tracker.read(only(finished, "pretrained/*/encoder/metrics.jsonl"))
+    assert [step for step, _ in points] == [step for step, _ in expected]
     for name in ("loss/mlm", "loss/tlm", "loss/xlco"):
-        assert [values[name].hex() for _, values in found] == [values[name].hex() for _, values in expected]
+        assert [values[name].hex() for _, values in points] == [values[name].hex() for _, values in expected]
 
 
-def test_the_killed_run_goes_on_after_a_comment_was_mended_and_says_that_the_code_is_another(finished):
-    said = (finished.parent / "stdout").read_text()
+def test_the_killed_run_continues_after_a_change_of_the_code_and_logs_the_change(finished):
+    lines = (finished.parent / "stdout").read_text().splitlines()
 
-    (told,) = [line for line in said.splitlines() if "resumes with changes:" in line]
-    assert re.search(r"/runs/pretrained-\w+ goes on with .*: code was 'sha256:\w+', is 'sha256:\w+'$", told)
+    (line,) = [line for line in lines if "resumes with changes:" in line]
+    assert re.search(r"/runs/pretrained-\w+ resumes with changes: code was 'sha256:\w+', is 'sha256:\w+'$", line)
     assert len(list(finished.glob("runs/pretrained-*"))) == len(list(finished.glob("corpus/*"))) == 1
 
 
-def test_it_learned_to_put_translations_next_to_each_other(finished):
+def test_the_encoder_learned_to_align_translations(finished):
     metrics = json.loads(only(finished, "scores/*/manifest.json").read_text())["facts"]
 
     assert metrics["retrieval/best"] > 2 * metrics["untrained/retrieval/best"]
@@ -48,18 +46,22 @@ def test_it_learned_to_put_translations_next_to_each_other(finished):
 
 
 @pytest.mark.item("P15")
-def test_the_corpus_accounts_for_every_line_and_leaks_nothing(finished):
+def test_the_corpus_counts_every_line_and_trains_on_no_held_out_text(finished):
     import pyarrow.parquet as pq
 
     corpus = only(finished, "corpus/*")
     for entry in json.loads((corpus / "report.json").read_text())["files"]:
         assert entry["read"] == entry["kept"] + sum(entry["dropped"].values())
-    held = {text for path in corpus.glob("held_out/*/*.parquet") for c in pq.read_table(path) for text in c.to_pylist()}
-    training = {
-        text for kind in ("mono", "pairs") for path in corpus.glob(f"{kind}/*/*.parquet")
-        for column in pq.read_table(path) for text in column.to_pylist()
-    }  # fmt: skip
-    assert len(held) > 200 and len(training) > 2000 and not held & training
+
+    def read_texts(kind: str) -> set[str]:
+        texts: set[str] = set()
+        for path in corpus.glob(f"{kind}/*/*.parquet"):
+            for column in pq.read_table(path):
+                texts.update(column.to_pylist())
+        return texts
+
+    held_out, training = read_texts("held_out"), read_texts("mono") | read_texts("pairs")
+    assert len(held_out) > 200 and len(training) > 2000 and not held_out & training
 
 
 def test_mlflow_has_the_curves_the_settings_the_report_and_one_champion(finished, monkeypatch):
@@ -81,23 +83,23 @@ def test_mlflow_has_the_curves_the_settings_the_report_and_one_champion(finished
     assert client.get_model_version_by_alias("toy", "candidate").version == version.version
 
 
-def test_mlflow_says_what_the_run_is_on_which_corpora_and_what_counts(finished, monkeypatch):
+def test_mlflow_describes_the_run_its_corpora_and_its_main_metrics(finished, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     _, run, _ = runs_of(finished)
 
-    said, metrics = run.data.tags["mlflow.note.content"], run.data.metrics
-    assert "**InfoXLM**, 2 layers of 32" in said and "Evaluated on held, in" in said and "| retrieval/best |" in said
-    assert f"/runs/{run.info.run_id}/artifacts/evaluation/report.html" in said
-    contexts = {one.dataset.name: one.tags[0].value for one in run.inputs.dataset_inputs}
+    note, metrics = run.data.tags["mlflow.note.content"], run.data.metrics
+    assert "**InfoXLM**, 2 layers of 32" in note and "Evaluated on held, in" in note and "| retrieval/best |" in note
+    assert f"/runs/{run.info.run_id}/artifacts/evaluation/report.html" in note
+    contexts = {entry.dataset.name: entry.tags[0].value for entry in run.inputs.dataset_inputs}
     assert contexts == {"mail": "training", "wiki": "training", "shop": "training", "held": "evaluation"}
     headlines = [name for name in metrics if name.startswith("headline/")]
     assert metrics["headline/retrieval_best"] == metrics["retrieval/best"] and 0 < len(headlines) <= 6
 
 
-def test_kubeflows_page_gets_the_report_and_the_model_card_as_people_read_them(finished):
+def test_kubeflow_gets_the_report_and_a_model_card_without_metadata_for_the_hub(finished):
     (output,) = [path.parent for path in finished.glob("pipeline/*/infoxlm*/evaluate/model_card")][:1]
 
-    assert (output / "model_card").read_text().lstrip().startswith("# InfoXLM")  # not what the hub reads of it
+    assert (output / "model_card").read_text().lstrip().startswith("# InfoXLM")
     assert "<html" in (output / "report").read_text()
 
 
@@ -122,21 +124,21 @@ def test_the_run_says_what_each_step_has_cost_and_the_artifacts_do_not(finished,
     assert "<h2>Cost</h2>" not in only(finished, "scores/*/report.html").read_text()
 
 
-def test_the_champion_gives_a_process_without_us_the_vectors_of_its_export(finished):
+def test_the_champion_gives_plain_transformers_the_vectors_of_its_export(finished):
     result = infoxlm("serve-check", "models:/toy@champion", "--store", str(finished))
 
     assert result.returncode == 0, result.stderr
     assert "10 vectors, mean of layer 1, worst cosine 1.00000" in result.stdout
 
 
-def test_no_two_facts_share_a_name_in_mlflow(finished, monkeypatch):
-    """A fact of a stage is one point at step 0; a curve has steps from 1 on."""
+def test_no_result_and_curve_share_a_name_in_mlflow(finished, monkeypatch):
+    """A result of a stage is one point at step 0; a curve has steps from 1 on."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     client, run, _ = runs_of(finished)
 
     steps = {name: [p.step for p in client.get_metric_history(run.info.run_id, name)] for name in run.data.metrics}
     assert steps["shards/tokens"] == [0] and len(steps["tokens"]) > 1
-    assert {name: found for name, found in steps.items() if 0 in found and found != [0]} == {}
+    assert {name: of_metric for name, of_metric in steps.items() if 0 in of_metric and of_metric != [0]} == {}
 
 
 def test_the_champion_embeds_two_sentences_in_a_fresh_process(finished):
@@ -150,49 +152,15 @@ def test_the_champion_embeds_two_sentences_in_a_fresh_process(finished):
     assert similarities[0] == 1.0 and similarities[1] > similarities[2] + 0.2
 
 
-_STRANGER = """
-import sys, torch
-from transformers import AutoModel, AutoTokenizer
-model, tokenizer = AutoModel.from_pretrained(sys.argv[1]).eval(), AutoTokenizer.from_pretrained(sys.argv[1])
-batch = tokenizer(["Open the old table now", "Öffne der alte Tabelle"], return_tensors="pt", padding=True)
-hidden = model(**batch, output_hidden_states=True).hidden_states[1]
-mask = batch["attention_mask"][:, :, None]
-torch.save(((hidden * mask).sum(1) / mask.sum(1)).detach(), sys.argv[2])
-"""
-
-
-def test_a_stranger_with_plain_transformers_gets_our_embeddings(finished, tmp_path):
-    import numpy as np
-    import torch
-
-    from infoxlm_core.data.layouts import positions
-    from infoxlm_core.model import task_models
-    from infoxlm_core.model.encoder import pool
-    from infoxlm_core.model.huggingface.tokenizers import load_fast
-    from infoxlm_core.tasks import TASKS
-
-    encoder = only(finished, "pretrained/*/encoder")
-    subprocess.run([sys.executable, "-c", _STRANGER, str(encoder), str(tmp_path / "v.pt")], check=True, cwd=tmp_path)
-
-    rows = load_fast(encoder)(["Open the old table now", "Öffne der alte Tabelle"])["input_ids"]
-    lengths = tuple(map(len, rows))
-    ids = torch.tensor([token for row in rows for token in row])
-    own = task_models.create(encoder, TASKS["classification"].head).encoder.eval()
-    hidden = own(ids, torch.from_numpy(positions(np.array(lengths))), lengths, last=1)
-    torch.testing.assert_close(
-        pool(hidden, lengths, "mean"), torch.load(tmp_path / "v.pt", weights_only=True), atol=1e-5, rtol=0
-    )
-
-
 @pytest.mark.item("F14")
-def test_running_again_finds_everything_and_registers_nothing_new(finished):
-    made = {path: path.stat().st_mtime for path in finished.glob("*/*/manifest.json")}
+def test_a_repeated_run_finds_everything_and_registers_nothing(finished):
+    times = {path: path.stat().st_mtime for path in finished.glob("*/*/manifest.json")}
 
     again = infoxlm("run", str(finished.parent / "toy.yaml"), "--store", str(finished))
 
     assert again.returncode == 0, again.stderr
     assert "retrieval/best" in again.stdout and (only(finished, "scores/*") / "report.html").exists()
-    assert {path: path.stat().st_mtime for path in finished.glob("*/*/manifest.json")} == made
+    assert {path: path.stat().st_mtime for path in finished.glob("*/*/manifest.json")} == times
     assert again.stdout.count("made before from the same inputs") == 6  # all but register
 
 

@@ -1,4 +1,4 @@
-"""After a power cut at any moment, what was said to be saved is there, and nothing is there that is not whole."""
+"""After a power cut at any moment, everything that was acknowledged exists, and everything that exists is complete."""
 
 import json
 from pathlib import Path
@@ -17,8 +17,8 @@ from tests.helpers import power
 @pytest.fixture
 def disk(tmp_path, monkeypatch):
     (tmp_path / "disk").mkdir()
-    with power.recorded(tmp_path / "disk", monkeypatch.setattr) as found:
-        yield found
+    with power.recorded(tmp_path / "disk", monkeypatch.setattr) as disk:
+        yield disk
 
 
 def checkpoints(run: Path) -> saving.Checkpoints:
@@ -26,22 +26,22 @@ def checkpoints(run: Path) -> saving.Checkpoints:
 
 
 @pytest.mark.item("F04")
-def test_checkpoints_and_their_curves(disk, tmp_path, record_property):
+def test_checkpoints_and_their_curves_survive(disk, tmp_path, record_property):
     curves = tracker.FileTracker(disk.root / "run/metrics.jsonl")
     for step in range(1, 13):
         curves.log(step, {"loss": 1 / step})
         curves.sync()
         checkpoints(disk.root / "run").save(saving.Checkpoint(step, {"w": torch.full((9,), float(step))}, {}))
-        disk.say(step)
+        disk.acknowledge(step)
 
     cuts = 0
-    for said, left in disk.remains(tmp_path):
-        found = checkpoints(left / "run").load_newest()
-        assert bool(found) >= bool(said)
-        if found:
-            assert found.step >= max(said, default=0)
-            assert torch.equal(found.tensors["w"], torch.full((9,), float(found.step)))
-            assert len(tracker.read(left / "run/metrics.jsonl")) >= found.step
+    for acknowledged, folder in disk.remains(tmp_path):
+        newest = checkpoints(folder / "run").load_newest()
+        assert bool(newest) >= bool(acknowledged)
+        if newest:
+            assert newest.step >= max(acknowledged, default=0)
+            assert torch.equal(newest.tensors["w"], torch.full((9,), float(newest.step)))
+            assert len(tracker.read(folder / "run/metrics.jsonl")) >= newest.step
         cuts += 1
     assert cuts > 500
     record_property("figure", f"{cuts} cut points")
@@ -55,45 +55,46 @@ def build(output: Path) -> dict:
 
 
 @pytest.mark.item("F04")
-def test_artifacts_of_a_store(disk, tmp_path, record_property):
+def test_artifacts_of_a_store_survive(disk, tmp_path, record_property):
     for key in ("1" * 16, "2" * 16):
         artifacts.get_or_build(str(disk.root), "corpus", key, build)
-        disk.say(key)
+        disk.acknowledge(key)
 
     cuts = 0
-    for said, left in disk.remains(tmp_path):
+    for acknowledged, folder in disk.remains(tmp_path):
         for key in ("1" * 16, "2" * 16):
-            found = artifacts.lookup(str(left), "corpus", key)  # refuses what is not whole
-            assert found or key not in said
+            path = artifacts.lookup(str(folder), "corpus", key)  # refuses an incomplete artifact
+            assert path or key not in acknowledged
         cuts += 1
     assert cuts > 30
     record_property("figure", f"{cuts} cut points")
 
 
-def test_a_copy_of_an_artifact(disk, tmp_path):
+def test_a_copied_artifact_survives(disk, tmp_path):
     made = artifacts.get_or_build(str(tmp_path / "store"), "corpus", "1" * 16, build)
     artifact_files.pull(str(made), disk.root / "copy")
-    disk.say("copy")
+    disk.acknowledge("copy")
 
-    for said, left in disk.remains(tmp_path):
-        if said or (left / "copy").exists():
-            manifests.read(left / "copy", "corpus", made_with="a copy")
+    for acknowledged, folder in disk.remains(tmp_path):
+        if acknowledged or (folder / "copy").exists():
+            manifests.read(folder / "copy", "corpus", made_with="a copy")
 
 
-def test_small_files_are_old_or_new(disk, tmp_path):
+def test_a_small_file_has_its_old_or_its_new_content(disk, tmp_path):
     for number in range(5):
         manifests.write_atomically(disk.root / "lease.json", json.dumps({"number": number}))
-        disk.say(number)
+        disk.acknowledge(number)
 
-    for said, left in disk.remains(tmp_path):
-        if said or (left / "lease.json").exists():
-            assert json.loads((left / "lease.json").read_bytes())["number"] >= max(said, default=0)
+    for acknowledged, folder in disk.remains(tmp_path):
+        if acknowledged or (folder / "lease.json").exists():
+            assert json.loads((folder / "lease.json").read_bytes())["number"] >= max(acknowledged, default=0)
 
 
-def test_a_file_that_is_not_synced_before_its_name_is_noticed(disk, tmp_path):
+def test_the_recorder_notices_a_file_that_is_renamed_before_it_is_synced(disk, tmp_path):
     (disk.root / "new").write_text("text")
     (disk.root / "new").rename(disk.root / "file")
     manifests.sync_file(disk.root)
-    disk.say("file")
+    disk.acknowledge("file")
 
-    assert {(left / "file").read_text() for said, left in disk.remains(tmp_path) if said} == {""}
+    contents = {(folder / "file").read_text() for acknowledged, folder in disk.remains(tmp_path) if acknowledged}
+    assert contents == {""}

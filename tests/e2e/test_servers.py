@@ -1,7 +1,4 @@
-"""The whole DAG by URL alone: S3, and MLflow with accounts on PostgreSQL; nothing else is changed.
-
-It takes as long as the run in directories that it is compared with: most of it is a fresh process for every step.
-"""
+"""The whole DAG on S3 and on MLflow with accounts and PostgreSQL, which only URLs select."""
 
 import json
 import os
@@ -18,33 +15,33 @@ from tests.servers.tracking import USER, LockedMlflow
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 STORE = "s3://infoxlm/store"
-CANARY = b"canary-of-"  # every secret of these servers begins with it
+CANARY = b"canary-of-"
+"""Every secret of these servers begins with this."""
 
 
 @dataclass(frozen=True)
 class ByUrl:
-    """What came of the run."""
+    """The results of the run: what it printed, its cache, and the content of the bucket by key."""
 
     output: str
     cache: Path
     objects: dict[str, bytes]
-    """By their keys."""
 
 
 def environment(mlflow: LockedMlflow, s3_server: str, **more: str) -> dict[str, str]:
-    """Of this process, but with these servers and no others."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_", "AWS_"))}
-    return {**kept, "OMP_NUM_THREADS": "1", **mlflow.environment(), **s3.environment(s3_server, "canary"), **more}
+    """Return the environment of this process with these servers and no others."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_", "AWS_"))}
+    return {**inherited, "OMP_NUM_THREADS": "1", **mlflow.environment(), **s3.environment(s3_server, "canary"), **more}
 
 
 @pytest.fixture(scope="module")
 def by_url(finished, locked_server, s3_server, tmp_path_factory) -> ByUrl:
-    """The run of `finished`, on another machine that shares nothing with it but text and config."""
+    """Run the config of `finished` on servers, with no other file in common but the text."""
     cache = tmp_path_factory.mktemp("cache")
     command = [Path(sys.executable).with_name("infoxlm"), "run", finished.parent / "toy.yaml", "--store", STORE]
-    known = environment(locked_server, s3_server, INFOXLM_CACHE=str(cache))
+    variables = environment(locked_server, s3_server, INFOXLM_CACHE=str(cache))
 
-    done = subprocess.run(command, env=known, capture_output=True, text=True, timeout=800, cwd=cache)
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=800, cwd=cache)
 
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     bucket = s3.bucket(s3_server, "infoxlm")
@@ -53,26 +50,25 @@ def by_url(finished, locked_server, s3_server, tmp_path_factory) -> ByUrl:
 
 
 def test_artifacts_and_scores_are_those_of_directories(finished, by_url, record_property):
-    made = {str(path.relative_to(finished)): path for path in finished.glob("*/*/manifest.json")}
-    sent = {key.removeprefix("store/"): body for key, body in by_url.objects.items() if key.endswith("/manifest.json")}
-    sent = {key: body for key, body in sent.items() if key.count("/") == 2}
+    local = {str(path.relative_to(finished)): path.read_bytes() for path in finished.glob("*/*/manifest.json")}
+    objects = {key.removeprefix("store/"): body for key, body in by_url.objects.items()}
+    remote = {key: body for key, body in objects.items() if key.endswith("/manifest.json") and key.count("/") == 2}
 
-    assert set(sent) == set(made) and len(made) >= 6  # named by their inputs
-    for name, path in made.items():
-        here, there = json.loads(path.read_bytes()), json.loads(sent[name])
-        assert {file: entry["sha256"] for file, entry in there["files"].items() if not _has_times(file)} == {
-            file: entry["sha256"] for file, entry in here["files"].items() if not _has_times(file)
-        }, name
-    (scores,) = [json.loads(body)["facts"] for key, body in sent.items() if key.startswith("scores/")]
+    assert set(remote) == set(local) and len(local) >= 6  # their names are digests of their inputs
+    for name in local:
+        assert digests(remote[name]) == digests(local[name]), name
+    (scores,) = [json.loads(body)["facts"] for key, body in remote.items() if key.startswith("scores/")]
     assert scores == json.loads(only(finished, "scores/*/manifest.json").read_bytes())["facts"]
-    record_property("figure", f"{len(made)} artifacts with the digests of directories on S3")
+    record_property("figure", f"{len(local)} artifacts with the digests of directories on S3")
 
 
-def _has_times(file: str) -> bool:
-    return file.endswith(("metrics.jsonl", "report.html", ".png"))
+def digests(manifest: bytes) -> dict[str, str]:
+    """Return the digests of an artifact's files, without those that contain times."""
+    entries = json.loads(manifest)["files"].items()
+    return {name: entry["sha256"] for name, entry in entries if not name.endswith(("metrics.jsonl", ".html", ".png"))}
 
 
-def test_all_is_in_the_bucket_and_nothing_waits_to_be_finished(by_url, s3_server):
+def test_everything_is_in_the_bucket_and_no_upload_is_unfinished(by_url, s3_server):
     import boto3
 
     key = {"aws_access_key_id": "k", "aws_secret_access_key": s3.KEYS["k"], "region_name": "us-east-1"}
@@ -85,7 +81,7 @@ def test_all_is_in_the_bucket_and_nothing_waits_to_be_finished(by_url, s3_server
     assert not list(by_url.cache.rglob("*.db"))
 
 
-STRANGER = """
+CLIENT = """
 import sys, mlflow, torch
 from transformers import AutoModel, AutoTokenizer
 encoder = mlflow.artifacts.download_artifacts("models:/toy@champion", dst_path=sys.argv[1]) + "/model"
@@ -94,17 +90,17 @@ torch.save(model(**tokenizer("Open the old table now", return_tensors="pt")).las
 """
 
 
-def test_a_stranger_loads_the_champion_with_an_account_and_plain_transformers(
+def test_plain_transformers_loads_the_champion_with_an_account_of_mlflow_alone(
     finished, by_url, locked_server, s3_server, tmp_path
 ):
     import torch
     from transformers import AutoModel, AutoTokenizer
 
-    known = environment(locked_server, s3_server)
-    known = {name: value for name, value in known.items() if not name.startswith("AWS_")}  # MLflow's server reads S3
+    variables = environment(locked_server, s3_server)
+    variables = {name: value for name, value in variables.items() if not name.startswith("AWS_")}  # MLflow reads S3
     (tmp_path / "model").mkdir()
-    command = [sys.executable, "-c", STRANGER, str(tmp_path / "model"), str(tmp_path / "states.pt")]
-    subprocess.run(command, env=known, check=True, cwd=tmp_path, timeout=300)
+    command = [sys.executable, "-c", CLIENT, str(tmp_path / "model"), str(tmp_path / "states.pt")]
+    subprocess.run(command, env=variables, check=True, cwd=tmp_path, timeout=300)
 
     encoder = only(finished, "pretrained/*/encoder")
     batch = AutoTokenizer.from_pretrained(encoder)("Open the old table now", return_tensors="pt")
@@ -113,12 +109,13 @@ def test_a_stranger_loads_the_champion_with_an_account_and_plain_transformers(
 
 
 @pytest.mark.item("S07")
-def test_no_secret_is_left_anywhere(by_url, database, locked_server, s3_server):
+def test_no_secret_is_stored_or_printed(by_url, database, locked_server, s3_server):
     assert CANARY in " ".join(environment(locked_server, s3_server).values()).encode()
-    left = {f"s3://infoxlm/{key}": body for key, body in by_url.objects.items()}
-    left |= {str(path): path.read_bytes() for path in by_url.cache.rglob("*") if path.is_file()}
-    left |= {"what it printed": by_url.output.encode(), "MLflow's log": locked_server.log.read_bytes()}
-    left |= {f"table {name}": text.encode() for name, text in postgres.dump(database).items()}
+    tables = postgres.dump(database)
+    contents = {f"s3://infoxlm/{key}": body for key, body in by_url.objects.items()}
+    contents |= {str(path): path.read_bytes() for path in by_url.cache.rglob("*") if path.is_file()}
+    contents |= {"output": by_url.output.encode(), "MLflow's log": locked_server.log.read_bytes()}
+    contents |= {f"table {name}": text.encode() for name, text in tables.items()}
 
-    assert len(left) > 100 and USER[0] in postgres.dump(database)["users"]
-    assert not [name for name, content in left.items() if CANARY in content]
+    assert len(contents) > 100 and USER[0] in tables["users"]
+    assert not [name for name, content in contents.items() if CANARY in content]

@@ -1,7 +1,6 @@
-"""The command `infoxlm` in processes of its own, one of them killed, and what it left in its store."""
+"""Run the command `infoxlm` in its own process, kill it, and read what it left in its store."""
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -18,43 +17,44 @@ def environment() -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if not k.startswith("MLFLOW_")} | {"OMP_NUM_THREADS": "1"}
 
 
-def alive(store: Path) -> list[str]:
-    """Processes that still work on a store."""
-    found = []
+def processes_on(store: Path) -> list[str]:
+    """Return the command lines of the processes that work on a store."""
+    commands = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except OSError:
             continue
         if str(store) in command and int(process.name) != os.getpid():
-            found.append(command[:200])
-    return found
+            commands.append(command[:200])
+    return commands
 
 
 def kill_in_pretraining(arguments: list[str], store: Path, patience: int) -> None:
-    """Start `infoxlm`, kill its driver after the first checkpoint; `patience` seconds later nothing may be alive."""
+    """Start `infoxlm`, kill its driver after the first checkpoint, and wait until no process works on the store."""
     command = [str(Path(sys.executable).parent / "infoxlm"), *arguments]
-    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment())
+    driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment())
     deadline = time.monotonic() + 240
     while not list(store.glob("runs/pretrained-*/step=*/manifest.json")):
-        assert first.poll() is None and time.monotonic() < deadline, "the run ended before it could be killed"
+        assert driver.poll() is None and time.monotonic() < deadline, "the run ended before it could be killed"
         time.sleep(0.01)
-    first.send_signal(signal.SIGKILL)
-    first.wait()
-    for _ in range(10 * patience):  # its steps notice that nobody waits for them
-        if not alive(store):
+    driver.kill()
+    driver.wait()
+    for _ in range(10 * patience):  # the steps notice that their parent is gone
+        if not processes_on(store):
             break
         time.sleep(0.1)
-    assert not alive(store)
+    assert not processes_on(store)
 
 
 def only(store: Path, pattern: str) -> Path:
-    (found,) = store.glob(pattern)
-    return found
+    """Return the one path that matches a pattern."""
+    (path,) = store.glob(pattern)
+    return path
 
 
 def runs_of(store: Path) -> tuple[Any, Any, list[Any]]:
-    """A client of a store's MLflow, the one run that is nested in no other, and those nested in it."""
+    """Return a client of a store's MLflow, its one parent run, and the runs nested in it."""
     import mlflow
 
     client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{store}/mlflow.db")

@@ -1,8 +1,8 @@
-"""A disk whose power may fail: what of a folder would be left after any of its fsyncs, and just before the next one.
+"""Simulate power cuts: the states of a folder on disk before and after each fsync.
 
-Two disks bound what a real one does. A *lazy* one has written nothing but what was asked for: the bytes of a file that
-was synced, the names in a folder that was. A *hasty* one has written all names, and of bytes only what was asked for:
-that is how a journal of names alone behaves.
+Two kinds of disk bound what a real disk does. A lazy disk has written only what was synced: the bytes of synced files
+and the names in synced folders. A hasty disk has written all names, but only the bytes of synced files; a file system
+that journals names alone behaves like this.
 """
 
 import os
@@ -12,14 +12,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-Names = dict[int, dict[str, int]]  # folder -> its entries, all by inode
+Names = dict[int, dict[str, int]]
+"""Inode of a folder -> its entries: name -> inode."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """What was on the disk at one moment, and what had been said to be saved by then."""
+    """The state of the disks at one moment, and what had been acknowledged as saved by then."""
 
-    said: tuple[object, ...]
+    acknowledged: tuple[object, ...]
     bytes_of: dict[int, bytes]
     lazy: Names
     hasty: Names
@@ -27,7 +28,7 @@ class Cut:
     def restore(self, root: int, target: Path, names: Names) -> None:
         target.mkdir()
         for name, inode in names.get(root, {}).items():
-            if inode in self.hasty or inode in names:  # a folder; a lazy disk may know nothing of what is in it
+            if inode in self.hasty or inode in names:  # a folder, of which a lazy disk may know no entries
                 self.restore(inode, target / name, names)
             else:
                 (target / name).write_bytes(self.bytes_of.get(inode, b""))
@@ -35,50 +36,50 @@ class Cut:
 
 @dataclass
 class Disk:
-    """Records what happens below a folder that is on the disk already."""
+    """Records the fsyncs below a folder that is on the disk already."""
 
     root: Path
     cuts: list[Cut] = field(default_factory=list)
-    said: list[object] = field(default_factory=list)
+    acknowledged: list[object] = field(default_factory=list)
     _bytes: dict[int, bytes] = field(default_factory=dict)
     _names: Names = field(default_factory=dict)
     _open: list[int] = field(default_factory=list)
 
-    def say(self, what: object) -> None:
-        """From now on this must be there."""
-        self.said.append(what)
+    def acknowledge(self, value: object) -> None:
+        """Record that this value was acknowledged as saved; it must survive every later power cut."""
+        self.acknowledged.append(value)
         self._cut()
 
     def _cut(self) -> None:
         hasty = {}
         for folder, _, _ in os.walk(self.root):
             hasty[Path(folder).stat().st_ino] = {entry.name: entry.inode() for entry in os.scandir(folder)}
-        self.cuts.append(Cut(tuple(self.said), dict(self._bytes), dict(self._names), hasty))
+        self.cuts.append(Cut(tuple(self.acknowledged), dict(self._bytes), dict(self._names), hasty))
 
     def _synced(self, descriptor: int) -> None:
-        found, path = os.fstat(descriptor), Path(f"/proc/self/fd/{descriptor}").readlink()
+        status, path = os.fstat(descriptor), Path(f"/proc/self/fd/{descriptor}").readlink()
         if not path.is_relative_to(self.root):
             return
-        self._cut()  # just before it
-        if stat.S_ISDIR(found.st_mode):
-            self._names[found.st_ino] = {entry.name: entry.inode() for entry in os.scandir(path)}
+        self._cut()  # just before the fsync
+        if stat.S_ISDIR(status.st_mode):
+            self._names[status.st_ino] = {entry.name: entry.inode() for entry in os.scandir(path)}
         else:
-            self._bytes[found.st_ino] = path.read_bytes()
-        self._open.append(os.dup(descriptor))  # its number is given to no other file
+            self._bytes[status.st_ino] = path.read_bytes()
+        self._open.append(os.dup(descriptor))  # keep the inode from being reused
         self._cut()
 
     def remains(self, folder: Path) -> Iterator[tuple[tuple[object, ...], Path]]:
-        """For each cut and disk what had been said, and a folder as it would be found."""
+        """Yield, for each cut and disk, what had been acknowledged and a folder with the content of the disk."""
         root = self.root.stat().st_ino
         for number, cut in enumerate(self.cuts):
             for kind, names in (("lazy", cut.lazy), ("hasty", cut.hasty)):
                 cut.restore(root, folder / f"{number}-{kind}", names)
-                yield cut.said, folder / f"{number}-{kind}"
+                yield cut.acknowledged, folder / f"{number}-{kind}"
 
 
 @contextmanager
 def recorded(root: Path, setattr: Callable[[object, str, object], None]) -> Iterator[Disk]:
-    """Record while the block runs; `setattr` is that of pytest's monkeypatch."""
+    """Record fsyncs while the block runs; `setattr` is that of pytest's monkeypatch."""
     disk, fsync = Disk(root), os.fsync
 
     def recording(file: object) -> None:
