@@ -1,4 +1,4 @@
-"""No item of the checklists is without a test that checks something, and the documents name them."""
+"""Every item of the checklists has a test that asserts something, and the documents name these tests."""
 
 import ast
 import re
@@ -27,14 +27,16 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def marks(function: Function) -> set[str]:
-    """The items of `@pytest.mark.item(...)` above a function."""
-    calls = [one for one in function.decorator_list if isinstance(one, ast.Call)]
-    named = [call for call in calls if ast.unparse(call.func) == "pytest.mark.item"]
-    return {argument.value for call in named for argument in call.args if isinstance(argument, ast.Constant)}
+    """Return the items of `@pytest.mark.item(...)` above a function."""
+    items = set()
+    for decorator in function.decorator_list:
+        if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "pytest.mark.item":
+            items |= {argument.value for argument in decorator.args if isinstance(argument, ast.Constant)}
+    return items
 
 
 def checks(function: Function, helpers: dict[str, Function]) -> bool:
-    """Whether a function asserts something: itself, by an assertion of a library, or in a helper of its file."""
+    """Return whether a function asserts something, by itself, by a library, or in a helper of its file."""
     for node in ast.walk(function):
         if isinstance(node, ast.Assert):
             return True
@@ -48,10 +50,10 @@ def checks(function: Function, helpers: dict[str, Function]) -> bool:
 
 
 def marked() -> Iterator[tuple[str, str, bool]]:
-    """Of every test with a mark: item, name, whether it checks something."""
+    """Yield the item and name of every marked test, and whether the test asserts something."""
     for path in sorted(TESTS.rglob("test_*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        functions = {one.name: one for one in ast.walk(tree) if isinstance(one, Function)}
+        functions = {node.name: node for node in ast.walk(tree) if isinstance(node, Function)}
         for name, function in functions.items():
             yield from ((item, name, checks(function, functions)) for item in marks(function))
 
@@ -62,21 +64,21 @@ EVERY = [(page, item) for page, items in ITEMS.items() for item in items]
 
 
 @pytest.mark.parametrize("page", ITEMS)
-def test_a_page_has_a_row_for_every_item_and_no_test_another_item(page):
+def test_a_page_has_a_row_for_every_item_and_tests_mark_no_other_items(page):
     assert list(ROWS[page]) == ITEMS[page]
     assert {item for item, _, _ in MARKED if kind(item) in checklists.PAGES[page]} <= set(ITEMS[page])
 
 
 @pytest.mark.parametrize(("page", "item"), EVERY)
-def test_what_a_row_names_is_a_test_of_this_item_or_an_item(page, item):
+def test_a_row_names_tests_that_are_marked_with_its_item_or_other_items(page, item):
     row = ROWS[page][item]
 
     assert row.tests or row.items or kind(item) == "RB"
-    assert row.tests <= {name for one, name, _ in MARKED if one == item}
+    assert row.tests <= {name for marked_item, name, _ in MARKED if marked_item == item}
     assert set(row.items) <= set(ITEMS[page]) - {item}
 
 
-def test_every_test_of_an_item_checks_something():
+def test_every_test_of_an_item_asserts_something():
     assert [name for _, name, checked in MARKED if not checked] == []
 
 
@@ -92,14 +94,14 @@ def test_every_test_of_an_item_checks_something():
         ("print(x)", False),
     ],
 )
-def test_a_test_that_checks_nothing_is_found(body, checked):
+def test_a_test_without_an_assertion_is_noticed(body, checked):
     tree = ast.parse(f"def compare(x):\n    assert x\ndef test_it():\n    {body}")
     helper, test = tree.body
 
     assert checks(test, {"compare": helper}) is checked
 
 
-def test_the_report_of_a_run_calls_not_shown_what_no_test_has_shown():
+def test_the_report_of_a_run_names_items_that_no_test_has_proved():
     rows = {
         "P1": Row("all of it", frozenset(), ("F01", "F02", "RB01")),
         "F01": Row("goes on", frozenset({"test_a"}), ()),

@@ -1,4 +1,4 @@
-"""The tests are laid out as the tree: who knows a module knows where its tests are."""
+"""The folders of the tests mirror those of the product, so that the tests of a module are easy to find."""
 
 import ast
 import functools
@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 TESTS = ROOT / "tests"
-ROOMS = ("infoxlm_core", "components", "pipelines")
+PACKAGES = ("infoxlm_core", "components", "pipelines")
 ELSEWHERE = {
     "infoxlm_core/config/corpora.py": "infoxlm_core/stages/test_preparation.py",
     "infoxlm_core/config/pretraining.py": "infoxlm_core/stages/test_pretraining.py",
@@ -44,7 +44,7 @@ ELSEWHERE = {
     "pipelines/cli/cluster.py": "pipelines/test_submit.py",
     "pipelines/placing.py": "k8s/test_secrets.py",
 }
-"""Module -> the tests that cover it: those of the stage, protocol or command that it is a part of."""
+"""Module -> the test file that covers it, if that is the file of a stage, protocol or command that uses it."""
 SCENARIOS = {
     "infoxlm_core/test_versions.py",
     "infoxlm_core/systems/test_named_runs.py",
@@ -55,53 +55,53 @@ SCENARIOS = {
     "components/adapters/ray/test_gpus.py",
     "components/adapters/ray/test_two_nodes.py",
 }
-"""Tests of how several modules work together, named for what they show."""
+"""Tests of how several modules work together, named after what they prove."""
 
 
 @functools.cache
 def imports(path: Path) -> frozenset[str]:
-    """The modules that a file imports anywhere; of `from a import b` both `a` and `a.b`."""
-    found: set[str] = set()
+    """Return the modules that a file imports; for `from a import b` both `a` and `a.b`."""
+    modules: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {name.name for name in node.names}
+            modules |= {name.name for name in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module, *(f"{node.module}.{name.name}" for name in node.names)}
-    return frozenset(found)
+            modules |= {node.module, *(f"{node.module}.{name.name}" for name in node.names)}
+    return frozenset(modules)
 
 
 def has_tests(module: str) -> bool:
-    """Whether a test file is named for a module, or one in the same room of the tests imports it."""
+    """Return whether a test file is named after a module, or a test in the same folder imports the module."""
     path = Path(module)
     dotted = ".".join(path.with_suffix("").parts)
-    room = TESTS / path.parent
-    return (room / f"test_{path.name}").is_file() or any(dotted in imports(test) for test in room.glob("test_*.py"))
+    folder = TESTS / path.parent
+    return (folder / f"test_{path.name}").is_file() or any(dotted in imports(test) for test in folder.glob("test_*.py"))
 
 
 MODULES = [
     str(path.relative_to(ROOT))
-    for room in ROOMS
-    for path in sorted((ROOT / room).rglob("*.py"))
+    for package in PACKAGES
+    for path in sorted((ROOT / package).rglob("*.py"))
     if path.name != "__init__.py"
 ]
 TEST_FILES = sorted(TESTS.rglob("test_*.py"))
 
 
 @pytest.mark.parametrize("module", sorted(set(MODULES) - set(ELSEWHERE)))
-def test_every_module_is_tested_in_the_room_of_its_name(module):
-    room, name = Path("tests") / Path(module).parent, Path(module).name
-    assert has_tests(module), f"{room} has no test of {module}: add test_{name}"
+def test_every_module_is_tested_in_the_folder_of_its_name(module):
+    folder, name = Path("tests") / Path(module).parent, Path(module).name
+    assert has_tests(module), f"{folder} has no test of {module}: add test_{name}"
 
 
 @pytest.mark.parametrize("module", ELSEWHERE)
-def test_every_exception_is_needed_and_names_a_test_that_exists(module):
+def test_every_exception_is_needed_and_names_an_existing_test(module):
     assert module in MODULES
     assert (TESTS / ELSEWHERE[module]).is_file()
-    assert not has_tests(module), f"{module} has tests in its room: take it out of ELSEWHERE"
+    assert not has_tests(module), f"{module} has tests in its folder: take it out of ELSEWHERE"
 
 
-def test_every_test_file_is_named_for_a_module_or_package_or_is_a_scenario():
-    mirrored = [path.relative_to(TESTS) for path in TEST_FILES if path.relative_to(TESTS).parts[0] in ROOMS]
+def test_every_test_file_is_named_after_a_module_or_package_or_is_a_scenario():
+    mirrored = [path.relative_to(TESTS) for path in TEST_FILES if path.relative_to(TESTS).parts[0] in PACKAGES]
     subjects = {path: ROOT / path.parent / path.stem.removeprefix("test_") for path in mirrored}
 
     others = {str(path) for path, subject in subjects.items()
@@ -113,5 +113,5 @@ def test_every_test_file_is_named_for_a_module_or_package_or_is_a_scenario():
 @pytest.mark.parametrize("test", TEST_FILES, ids=lambda path: str(path.relative_to(TESTS)))
 def test_no_test_imports_from_the_file_of_another(test):
     own = ".".join(test.relative_to(ROOT).with_suffix("").parts)
-    taken = {name for name in imports(test) if name.startswith("tests.") and ".test_" in name and name != own}
-    assert not taken, "what tests share belongs into a module of its own or into conftest.py"
+    imported = {name for name in imports(test) if name.startswith("tests.") and ".test_" in name and name != own}
+    assert not imported, "move shared code to tests/toys, tests/helpers or conftest.py"

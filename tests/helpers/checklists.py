@@ -1,4 +1,4 @@
-"""The checklists of the documents: what each item says and which tests its row names; and the report of a test run."""
+"""Read the checklists of the documents, and report which items a test run has proved."""
 
 import re
 from collections import Counter
@@ -8,24 +8,24 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGES = {"acceptance": ("A",), "promises": ("P", "F", "B", "S", "RB")}
-"""Page of docs/ -> what its items begin with, in their order."""
+"""Page of docs/ -> prefixes of its items, in their order."""
 NEEDS_MORE = "needs a cluster or a GPU"
 NOT_SHOWN = "not shown"
 
 
 @dataclass(frozen=True)
 class Row:
-    """A line of a table: what is expected of an item, and what shows it."""
+    """A row of a checklist: what is expected of an item, and the tests that prove it."""
 
     expected: str
     tests: frozenset[str]
     items: tuple[str, ...]
-    """Other items that show it."""
+    """Other items that prove it."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """That a test of an item has run."""
+    """The result of one test for one item."""
 
     item: str
     test: str
@@ -38,50 +38,54 @@ def kind(item: str) -> str:
 
 
 def order(item: str) -> tuple[int, int]:
-    """By the order of the pages, then by number."""
-    kinds = [one for page in PAGES.values() for one in page]
+    """Return a sort key: the order of the pages, then the number."""
+    kinds = [prefix for prefixes in PAGES.values() for prefix in prefixes]
     return kinds.index(kind(item)), int(item.removeprefix(kind(item)))
 
 
 def rows_of(page: str) -> dict[str, Row]:
-    """The rows of docs/PAGE.md by item, in the order of the page; F alone names all items of that kind."""
-    lines = (ROOT / f"docs/{page}.md").read_text(encoding="utf-8").splitlines()
-    tables = [cells for line in lines if len(cells := [cell.strip() for cell in line.split("|")]) == 5]
-    cells_of = {row[1]: (row[2], row[3]) for row in tables if re.fullmatch(rf"({'|'.join(PAGES[page])})\d+", row[1])}
-    found = {}
-    for item, (expected, shown) in cells_of.items():
-        names = re.findall(r"\b(?:RB\d+|[PFBS]\d*)\b", re.sub(r"`[^`]*`|\(.*\)", "", shown))
-        items = [one for name in names for one in cells_of if one == name or kind(one) == name]
-        found[item] = Row(expected, frozenset(re.findall(r"`(test_\w+)`", shown)), tuple(items))
-    return found
+    """Return the rows of docs/PAGE.md by item, in the order of the page; a row that names F refers to all F items."""
+    cells_of = {}
+    for line in (ROOT / f"docs/{page}.md").read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.split("|")]
+        if len(cells) == 5 and re.fullmatch(rf"({'|'.join(PAGES[page])})\d+", cells[1]):
+            cells_of[cells[1]] = cells[2], cells[3]
+    rows = {}
+    for item, (expected, proof) in cells_of.items():
+        names = re.findall(r"\b(?:RB\d+|[PFBS]\d*)\b", re.sub(r"`[^`]*`|\(.*\)", "", proof))
+        items = [other for name in names for other in cells_of if name in (other, kind(other))]
+        rows[item] = Row(expected, frozenset(re.findall(r"`(test_\w+)`", proof)), tuple(items))
+    return rows
 
 
 def outcome(item: str, runs: Sequence[Run], rows: dict[str, Row]) -> str:
-    """What a test run says of an item: of its own tests, and of the items that show it."""
+    """Return the worst outcome of an item's tests and of the items that prove it."""
     if kind(item) == "RB":
         return NEEDS_MORE
-    found = {run.outcome for run in runs if run.item == item}
-    found |= {outcome(one, runs, rows) for one in rows[item].items if one != item} if item in rows else set()
+    outcomes = {run.outcome for run in runs if run.item == item}
+    if item in rows:
+        outcomes |= {outcome(other, runs, rows) for other in rows[item].items if other != item}
     for worst in ("failed", "error", NOT_SHOWN, "skipped", "passed"):
-        if worst in found:
+        if worst in outcomes:
             return "failed" if worst == "error" else worst
     return NOT_SHOWN
 
 
 def observed(item: str, runs: Sequence[Run], rows: dict[str, Row]) -> str:
-    """Each test of an item with its cases and figures, then what was observed of the items that show it."""
+    """Describe each test of an item with its cases and figures, then the items that prove the item."""
     counts = Counter((run.test.partition("[")[0], run.outcome) for run in runs if run.item == item)
-    figures = Counter((run.test.partition("[")[0], run.figure) for run in runs if run.item == item and run.figure)
-    said = []
-    for (test, ended), number in sorted(counts.items()):
+    figures = {(run.test.partition("[")[0], run.figure) for run in runs if run.item == item and run.figure}
+    descriptions = []
+    for (test, result), number in sorted(counts.items()):
         of_test = "; ".join(figure for name, figure in sorted(figures) if name == test)
-        said.append(f"{test}: {number} {ended}" + (f", {of_test}" if of_test else ""))
-    said += [f"{one} {outcome(one, runs, rows)}" for one in rows[item].items] if item in rows else []
-    return " · ".join(said)
+        descriptions.append(f"{test}: {number} {result}" + (f", {of_test}" if of_test else ""))
+    if item in rows:
+        descriptions += [f"{other} {outcome(other, runs, rows)}" for other in rows[item].items]
+    return " · ".join(descriptions)
 
 
 def report(page: str, runs: Sequence[Run]) -> str:
-    """A table of a page's items, those of which no test ran included."""
+    """Return a table of a page's items, including those without a test in this run."""
     rows = rows_of(page)
     items = sorted({*rows, *(run.item for run in runs if kind(run.item) in PAGES[page])}, key=order)
     lines = [

@@ -1,4 +1,4 @@
-"""What the training curves and checkpoints of two pre-training runs are compared by."""
+"""Read the training curves and checkpoints of pre-training runs, to compare two runs."""
 
 import json
 from pathlib import Path
@@ -7,9 +7,9 @@ from infoxlm_core.training import tracker
 
 
 def losses(run: Path) -> list[tuple]:
-    """Every logged step's losses, bit by bit."""
-    wanted = ("loss/mlm", "loss/tlm", "loss/xlco", "xlco/accuracy", "gradient_norm")
-    return [(step, *(values[name].hex() for name in wanted)) for step, values in tracker.read(run / tracker.METRICS)]
+    """Return the losses of every logged step, bit by bit."""
+    names = ("loss/mlm", "loss/tlm", "loss/xlco", "xlco/accuracy", "gradient_norm")
+    return [(step, *(values[name].hex() for name in names)) for step, values in tracker.read(run / tracker.METRICS)]
 
 
 def numbers(run: Path) -> list[float]:

@@ -1,4 +1,4 @@
-"""Several workers of one training on this machine: processes that talk through gloo; and numbers of theirs in fp64."""
+"""Run the workers of a training as processes that communicate by gloo, and compute in fp64."""
 
 import multiprocessing
 import os
@@ -16,13 +16,13 @@ IMPORTED_ONCE = [
     "torch._dynamo",
     "torch.distributed.fsdp",
 ]
-"""The last two are what an optimizer, and sharding, import when they are first used."""
+"""An optimizer and sharding import the last two when they are first used."""
 
 
 def start(work: Callable[..., None], workers: int, given: Path, base: Path) -> None:
-    """Run `work(rank, workers, port, given, base)` in so many processes and wait for them; what one raises is raised.
+    """Run `work(rank, workers, port, given, base)` in `workers` processes, wait for them, and raise what one raises.
 
-    They are forked from a process that did nothing but import: each would else spend seconds on importing torch.
+    The processes are forked from one that has imported torch, because importing takes seconds.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -31,16 +31,16 @@ def start(work: Callable[..., None], workers: int, given: Path, base: Path) -> N
     torch.multiprocessing.start_processes(work, (workers, port, given, base), nprocs=workers, start_method="forkserver")
 
 
-def one(work: Callable[..., None], *given: object) -> BaseProcess:
-    """Start `work(*given)` in a process of its own, forked like the workers."""
+def start_one(work: Callable[..., None], *arguments: object) -> BaseProcess:
+    """Start `work(*arguments)` in its own process, forked like the workers."""
     multiprocessing.set_forkserver_preload(IMPORTED_ONCE)
-    process = multiprocessing.get_context("forkserver").Process(target=work, args=given)
+    process = multiprocessing.get_context("forkserver").Process(target=work, args=arguments)
     process.start()
     return process
 
 
 def join(rank: int, size: int, port: int) -> None:
-    """Be worker `rank` of `size`; computes in one thread."""
+    """Join the group as worker `rank` of `size`, with one thread."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(size)}
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo")
@@ -48,11 +48,11 @@ def join(rank: int, size: int, port: int) -> None:
 
 @contextmanager
 def fp64() -> Iterator[None]:
-    """New tensors are fp64 meanwhile, and so are the weights, sums and moments of a training.
+    """Create new tensors in fp64, including the weights, sums and moments of a training.
 
-    For comparing two ways to the same result. They add the same numbers in other orders, so what rounds differently
-    depends on the processor, and Adam makes whole steps of gradients that are 0 but for rounding. In fp32 that leaves
-    5 common digits or fewer, in fp64 more than 10: a difference beyond 1e-9 is one of arithmetic on any processor.
+    Use it to compare two ways to the same result. They add the same numbers in different orders, so rounding depends on
+    the processor, and Adam takes whole steps for gradients that are zero but for rounding. In fp32 at most 5 digits
+    agree, in fp64 more than 10: a difference above 1e-9 is an error on any processor.
     """
     torch.set_default_dtype(torch.float64)
     try:

@@ -349,7 +349,7 @@ def test_a_run_killed_at_any_moment_ends_like_an_undisturbed_one(
 ):
     run, killed = tmp_path / "b/run", 0
     for wait in (0.01, 0.1, 0.05, None):  # anywhere: seconds after the first checkpoint of this attempt
-        process = workers.one(_long_run, tiny_shards, tmp_path / "b", background)
+        process = workers.start_one(_long_run, tiny_shards, tmp_path / "b", background)
         if wait is not None:
             seen = _newest(run)
             while process.is_alive() and _newest(run) == seen:
