@@ -43,7 +43,7 @@ def evaluate(
     import tempfile
     from pathlib import Path
 
-    from components.platform import artifacts, costs, keys
+    from components.platform import artifacts, costs
     from components.platform.stage_run import stage_run
     from infoxlm_core.config import EvaluationConfig
     from infoxlm_core.results import cost, evidence, note
@@ -55,7 +55,7 @@ def evaluate(
         text, digest = artifacts.read_pointer(corpus)
         pairs = {model: (encoder, classifier)} | ({"untrained": (start, classifier_of_start)} if start else {})
         found = {name: [artifacts.read_pointer(one) for one in pair] for name, pair in pairs.items()}
-        key = keys.artifact_key("scores", checked, digest, *found, *(d for pair in found.values() for _, d in pair))
+        key = artifacts.key_of("scores", checked, digest, *found, *(d for pair in found.values() for _, d in pair))
 
         def build(output: Path) -> dict[str, float]:
             from infoxlm_core.model import devices

@@ -34,7 +34,7 @@ def finetune(
         trial: of an ablation: its variant, and its seed instead of the config's.
         task_config: the environment of the step, for the pods of the RayJob.
     """
-    from components.platform import artifacts, keys, sources
+    from components.platform import artifacts, sources
     from components.platform.stage_run import stage_run
     from infoxlm_core import manifests, tasks
 
@@ -43,7 +43,7 @@ def finetune(
         base, base_digest = artifacts.read_pointer(encoder)
         text, text_digest = artifacts.read_pointer(corpus)
         learned = sources.digest_training_data(checked, step.here)
-        key = keys.artifact_key("classifier", checked, base_digest, text_digest, *learned)
+        key = artifacts.key_of("classifier", checked, base_digest, text_digest, *learned)
         given = {"encoder": base, "corpus": text}
         made = step.make(
             "classifier",

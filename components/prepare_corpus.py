@@ -28,7 +28,7 @@ def prepare_corpus(
         cluster: a `ClusterConfig` as a mapping: the workers are those of a RayJob; empty: of this step.
         task_config: the environment of the step, for the pods of the RayJob.
     """
-    from components.platform import artifacts, keys, sources
+    from components.platform import artifacts, sources
     from components.platform.stage_run import stage_run
     from infoxlm_core.config import PreparationConfig
     from infoxlm_core.stages import preparation
@@ -36,7 +36,7 @@ def prepare_corpus(
     with stage_run("prepare_corpus", store) as step:
         checked = PreparationConfig.parse(step.read(config), "preparation")
         inputs = [*preparation.digest_sources(checked), *sources.states(checked.paths)]
-        key = keys.artifact_key("corpus", checked, *inputs)
+        key = artifacts.key_of("corpus", checked, *inputs)
         made = step.make("corpus", key, checked, num_workers=num_workers, cluster=cluster, task_config=task_config)
         counts = step.publish(corpus, made, metrics)
         step.report(counts, preparation=checked.model_dump(mode="json", exclude={"corpora"}))

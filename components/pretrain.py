@@ -34,18 +34,19 @@ def pretrain(
         trial: of an ablation: its variant and seed; the curves then go into a run of their own.
         task_config: the environment of the step, for the pods of the RayJob.
     """
-    from components.platform import artifacts, keys, sources, training_runs
+    from components.platform import artifacts, sources, training_runs
     from components.platform.stage_run import stage_run
     from infoxlm_core.config import PretrainingConfig
+    from infoxlm_core.training import fingerprint
 
     with stage_run("pretrain", store, trial) as step:
         checked = PretrainingConfig.parse(step.read(config), "pretraining")
         step.report(pretraining=checked)
         place, digest = artifacts.read_pointer(shards)
         begin = checked.model.start and str(sources.fetch_model(checked.model.start, step.here))
-        begun = keys.digest_inputs(begin)  # of no model or of one
+        begun = fingerprint.digest_inputs(begin)  # of no model or of one
         inputs = {"shards": digest} | ({"model.start": begun[0]} if begun else {})
-        key = keys.artifact_key("pretrained", checked, *inputs.values())
+        key = artifacts.key_of("pretrained", checked, *inputs.values())
         run = training_runs.choose_run(store, "pretrained", key, checked, inputs, trial)
         made = step.make(
             "pretrained",

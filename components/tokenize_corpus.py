@@ -30,15 +30,16 @@ def tokenize_corpus(
         cluster: a `ClusterConfig` as a mapping: the workers are those of a RayJob; empty: of this step.
         task_config: the environment of the step, for the pods of the RayJob.
     """
-    from components.platform import artifacts, keys, sources
+    from components.platform import artifacts, sources
     from components.platform.stage_run import stage_run
     from infoxlm_core.config import TokenizationConfig
+    from infoxlm_core.training import fingerprint
 
     with stage_run("tokenize_corpus", store) as step:
         checked = TokenizationConfig.parse(step.read(config), "tokenization")
         text, digest = artifacts.read_pointer(corpus)
         given = sources.fetch_tokenizer(checked.model, step.here) if checked.model else None
-        key = keys.artifact_key("shards", checked, digest, *keys.digest_inputs(given))
+        key = artifacts.key_of("shards", checked, digest, *fingerprint.digest_inputs(given))
         made = step.make(
             "shards",
             key,

@@ -21,7 +21,6 @@ from typing_extensions import TypedDict
 
 from components.adapters.storage import is_remote
 from components.platform import artifacts, launchers, parameters, runtime, tracking
-from components.platform import outcomes as said
 from components.platform.runtime import DRIVER
 from components.platform.stage import IMAGE
 from components.settings import environment
@@ -57,7 +56,7 @@ def run(
     here.mkdir(parents=True, exist_ok=True)
     store = str(store).rstrip("/") if is_remote(store) else str(here)
     identity = _identity(dag.name, arguments, here, name)
-    shutil.rmtree(here / runtime.outcome_name(run=identity["run"]), ignore_errors=True)
+    runtime.forget_failures(store, identity["run"])
     os.environ |= {
         DRIVER: str(os.getpid()),
         "RUN_ID": identity["run"],
@@ -74,7 +73,7 @@ def run(
             _run_dag(dag, {**parameters.fit(store, arguments), "store": store}, here / "pipeline" / identity["run"])
         status = "FINISHED"
     except RuntimeError as failure:  # KFP says only that a task failed; the stage has left its reason
-        raise _reason(here / runtime.outcome_name(run=identity["run"])) from failure
+        raise runtime.read_failure(store, identity["run"]) from failure
     except KeyboardInterrupt:
         status = "KILLED"
         raise errors.Preempted("interrupted: run the same command again to go on") from None
@@ -242,15 +241,3 @@ def _end(store: str, here: Path, identity: dict[str, Any], status: str) -> track
     if status == "FINISHED":
         shutil.rmtree(here / "pipeline" / identity["run"] / "workspace", ignore_errors=True)
     return run
-
-
-def _reason(outcomes: Path) -> errors.InfoXLMError:
-    """What the stage that failed last wrote down."""
-    try:
-        newest = max(outcomes.glob("*.json"), key=lambda path: path.stat().st_mtime)
-        outcome = said.parse(newest.read_bytes(), str(newest))
-    except (OSError, ValueError):  # also: there is none
-        outcome = None
-    if outcome is None:
-        return errors.WorkerLost("a stage ended without a word (killed?): run the same command again to go on")
-    return errors.named(outcome["class"], f"{outcome['stage']}: {outcome['message']}")

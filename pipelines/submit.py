@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 
 from components.settings.cluster import ClusterFile, Pool, Steps
-from infoxlm_core.errors import ConfigError, InfoXLMError, InputError, StorageUnavailable, TryAgain, WorkerLost
+from infoxlm_core.errors import ConfigError, InfoXLMError, InputError, Preempted, StorageUnavailable, TryAgain
 
 COMPILED = Path(__file__).parent / "compiled"
 PIPELINES = ("infoxlm", "ablations", "suite", "promotion")
@@ -308,18 +308,14 @@ def see_through(client: Any, host: str, submission: Submission, say: Callable[[s
 
 def failure(state: str, run: str, store: str) -> InfoXLMError:
     """What went wrong, as the stage that failed last has written it down."""
-    from components.platform import outcomes
-    from infoxlm_core import errors
+    from components.platform import runtime
 
     if state == "CANCELED":
-        return errors.Preempted(f"run {run} was terminated: submit it again to go on")
+        return Preempted(f"run {run} was terminated: submit it again to continue")
     try:
-        last = outcomes.read(store, run)[-1]
-    except IndexError:
-        return WorkerLost(f"run {run} failed without a word (out of memory, evicted?): submit it again to go on")
+        return runtime.read_failure(store, run)
     except InfoXLMError as error:
-        return InfoXLMError(f"run {run} failed; why it did cannot be read here ({error}): look at its log")
-    return errors.named(last["class"], f"{last['stage']}: {last['message']}")
+        return InfoXLMError(f"run {run} failed; its error message in the store cannot be read ({error}): read its log")
 
 
 def page(host: str, run: str) -> str:

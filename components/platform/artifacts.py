@@ -1,7 +1,7 @@
 """The store: artifacts by content, and checkpoints, in a directory or on S3.
 
 A KFP artifact of ours is a small JSON file that points into the store: `{"location", "digest"}`. The store holds each
-artifact once, under a key of everything that decides its content (`artifact_key`):
+artifact once, under a key of everything that decides its content (`key_of`):
 
     STORE/corpus/3f2a…/manifest.json     a finished artifact, found again by every later run with the same inputs
     STORE/runs/pretrained-77b0…/         checkpoints of a training; `training_runs` has the rest
@@ -9,7 +9,7 @@ artifact once, under a key of everything that decides its content (`artifact_key
     STORE/cost/                          hours of GPUs and processes that artifacts and runs have cost (`costs`)
     STORE/outcome/demo-2026…/…json       why a stage of a pipeline run failed; KFP keeps no exit codes
     STORE/verified/                      when every byte of an artifact was last compared, since hashing takes long
-    STORE/parameters/                    values that are too large to be a parameter, by their digest
+    STORE/parameters/                    settings that travel by reference, by their digest (`parameters`)
     STORE/work/j-pretrain-….json         the work of a RayJob; STORE/leases/ has a lock for each upload
 
 STORE is a directory, or `s3://bucket/prefix`; `adapters/storage.py` has the table. Each machine has a local copy of a
@@ -34,6 +34,7 @@ from components.adapters.lease import Lease
 from components.platform import artifact_files
 from components.settings.environment import cache
 from infoxlm_core import locks, manifests, outside
+from infoxlm_core.config import StageConfig
 from infoxlm_core.errors import DataCorrupt, InputError
 
 logger = logging.getLogger(__name__)
@@ -77,6 +78,12 @@ def url_of(location: Path) -> str:
         if (root / _COPY_OF).is_file():
             return f"{(root / _COPY_OF).read_text()}/{location.relative_to(root)}"
     return str(location)
+
+
+def key_of(kind: str, config: StageConfig, *inputs: str) -> str:
+    """Return the key of an artifact: a digest of kind, version of the kind, config, and digests of the inputs."""
+    decisive = [kind, manifests.VERSIONS[kind], config.result_fields(), inputs]
+    return manifests.digest(decisive).removeprefix("sha256:")[:16]
 
 
 def write(store: str, name: str, content: str) -> None:

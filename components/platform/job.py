@@ -29,10 +29,10 @@ def main(place: str) -> None:
     """Do what `place` describes; exit with the code that the error has, if there is one."""
     store, _, file = place.rpartition("/work/")
     job = file.removesuffix(".json")
-    with runtime.ending_clearly(store, "job", outcome_of=job):
+    with runtime.report_failure(store, "job", job=job):
         wanted = _read(place)
         os.environ["RUN_ID"] = wanted.pipeline_run
-        storage.open(store).delete(runtime.outcome_name(job, "jobs"))  # of an earlier attempt
+        storage.open(store).delete(runtime.outcome_path(job, "jobs"))  # of an earlier attempt
         for watch in (_end_when_nobody_follows, _pass_on_signals):
             threading.Thread(target=watch, args=(wanted,), name=watch.__name__, daemon=True).start()
         launchers.run_locally(wanted)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from components.adapters import lease, storage
-from components.platform import artifacts, costs, outcomes, runtime
+from components.platform import artifacts, costs, runtime
 from components.platform import work as works
 from components.platform.work import Work
 from infoxlm_core import manifests
@@ -140,10 +140,10 @@ def kuberay(work: Work, cluster: dict[str, Any], step_environment: Environment) 
         checked = checked.model_copy(update={"min_workers": 0})
     described = asdict(work) | {"pipeline_run": run, "job": job, "min_workers": checked.min_workers}
     artifacts.write(work.store, place, json.dumps(described, indent=1, sort_keys=True))
-    outcome = runtime.outcome_name(job, "jobs")
+    outcome = runtime.outcome_path(job, "jobs")
 
     def ended() -> dict[str, Any] | None:
-        return outcomes.parse(artifacts.read(work.store, outcome), outcome)
+        return runtime.parse_outcome(artifacts.read(work.store, outcome), outcome)
 
     if (ended() or {}).get("run", run) != run:
         storage.open(work.store).delete(outcome)  # of another pipeline run: what it met may have been mended

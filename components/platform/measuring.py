@@ -9,12 +9,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from components.platform import artifacts, keys, launchers, runtime, sources, tracking, work
+from components.platform import artifacts, launchers, runtime, sources, tracking, work
 from components.platform.stage_run import stage_run
 from infoxlm_core import manifests
 from infoxlm_core.errors import Preempted, WorkerLost
 from infoxlm_core.results import trials
 from infoxlm_core.tasks import task_of
+from infoxlm_core.training import fingerprint
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +46,8 @@ def measure(point: Mapping[str, Any], store: str, num_workers: int) -> Measured:
         task = task_of(local)
         encoder = sources.fetch_model(source, step.here)
         model, learned_from = _fine_tune(settings, local, source, encoder, num_workers, store, step.run)
-        inputs = [*keys.digest_inputs(str(model)), keys.digest_inputs_by_role(task.data(local))]
-        key = keys.artifact_key("points", task.without_data(local), *inputs)
+        inputs = [*fingerprint.digest_inputs(str(model)), fingerprint.digest_inputs_by_role(task.data(local))]
+        key = artifacts.key_of("points", task.without_data(local), *inputs)
 
         def build(output: Path) -> None:
             trials.measure(local, encoder, model, learned_from, output)
@@ -79,10 +80,10 @@ def _fine_tune(
     if not task.trained:
         return encoder, {}
     part, data = task.training_part(local)
-    inputs = [*keys.digest_inputs(str(encoder)), keys.digest_inputs_by_role(data)]
+    inputs = [*fingerprint.digest_inputs(str(encoder)), fingerprint.digest_inputs_by_role(data)]
     if task.depends_on_workers(part, encoder):
         inputs.append(f"workers={max(1, num_workers)}")
-    name = keys.artifact_key("tuned", task.without_data(part), *inputs)
+    name = artifacts.key_of("tuned", task.without_data(part), *inputs)
     training = work.Work(
         stage="finetune",
         store=store,
@@ -155,7 +156,7 @@ def _apart(stopped: list[int], point: Mapping[str, Any], store: str, num_workers
     code = child.exitcode or 0
     if made is None and code < 0:  # it could not say why
         try:
-            with runtime.ending_clearly(store, "measure", point["point"]):
+            with runtime.report_failure(store, "measure", point["point"]):
                 if stopped:
                     raise Preempted("asked to stop: what is finished is found when it is tried again")
                 raise WorkerLost(f"ended by signal {-code}" + (" (out of memory?)" if code == -signal.SIGKILL else ""))

@@ -1,4 +1,8 @@
-"""How a component ends: clearly, and with its driver."""
+"""How a stage ends: a failure becomes one line, an exit code and an outcome in the store.
+
+STORE/outcome/PIPELINE_RUN/STAGE.json    why a stage failed: {"stage", "code", "class", "message", "run"}
+STORE/outcome/jobs/JOB.json              why a RayJob failed
+"""
 
 import contextlib
 import json
@@ -12,12 +16,14 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired
+
+from typing_extensions import TypedDict
 
 from components.adapters import storage
 from components.platform import artifacts
 from components.settings import environment
-from infoxlm_core import outside
+from infoxlm_core import errors, outside
 from infoxlm_core.errors import InfoXLMError, InputError
 from infoxlm_core.results.trials import Trial
 
@@ -25,77 +31,120 @@ logger = logging.getLogger(__name__)
 
 DRIVER = "INFOXLM_DRIVER_PID"
 """Environment variable of a local run: the process whose end ends every stage."""
+_VERBOSE = ("httpx", "py4j", "matplotlib", "fontTools", "alembic", "botocore")
+
+Outcome = TypedDict(
+    "Outcome", {"stage": str, "code": int, "class": str, "message": str, "run": NotRequired[str]}, total=True
+)
 
 
 @contextlib.contextmanager
-def ending_clearly(
-    store: str,
-    name: str,
-    trial: Mapping[str, Any] | None = None,
-    outcome_of: str = "",
-) -> Iterator[None]:
-    """Run a stage's body; turn what goes wrong into one line, an exit code and an outcome in the store.
+def report_failure(store: str, stage: str, trial: Mapping[str, Any] | None = None, job: str = "") -> Iterator[None]:
+    """Run the body of a stage; turn an exception into one line, an exit code and an outcome in the store.
 
     Args:
-        store: directory, or s3://bucket/prefix, that gets the outcome.
-        name: of the stage.
-        trial: of an ablation or a suite, so that every line says which one speaks.
-        outcome_of: the job that this is; its outcome is kept by its name, for whichever pipeline run follows it.
+        store: directory, or s3://bucket/prefix.
+        stage: name of the stage.
+        trial: of an ablation or a suite; every line of the log names it.
+        job: name of the RayJob that this process drives. Its outcome belongs to the job, since another pipeline run
+            may follow the same job.
+
+    Raises:
+        SystemExit: the body failed.
     """
     environment.take_ours(os.environ)
     if trial:
-        name = f"{name} {Trial.parse(trial).name}"
-    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {name}: %(message)s", datefmt="%H:%M:%S", force=True)
-    for chatty in ("httpx", "py4j", "matplotlib", "fontTools", "alembic", "botocore"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
+        stage = f"{stage} {Trial.parse(trial).name}"
+    _configure_logging(stage)
     _end_with_driver()
     try:
         pipeline_run()
         if storage.is_remote(store) and store.endswith("/"):
-            raise InputError(f"store {store}: write it without the slash at its end")
+            raise InputError(f"store {store}: remove the slash at its end")
         yield
-        return
-    except InfoXLMError as error:
-        failure = error
     except BaseException as error:
         if not isinstance(error, Exception) and not outside.is_panic(error):
             raise
-        if said := outside.translate(error, store):
-            failure = said
-        else:
-            traceback.print_exc()
-            failure = InfoXLMError(f"{type(error).__name__}: {error}")
-    line = " ".join(str(failure).split())
-    outcome: dict[str, Any] = {"stage": name, "code": failure.exit_code, "class": type(failure).__name__}
-    with contextlib.suppress(OSError, InfoXLMError):  # a full disk, or too old a Kubeflow, must not hide why
-        outcome |= {"message": line, "run": pipeline_run()}
-        for place in dict.fromkeys((str(artifacts.local(store)), store)):  # the local runner reads it here
-            artifacts.write(
-                place, outcome_name(outcome_of or name, outcome_of and "jobs"), json.dumps(outcome, indent=1)
-            )
-    print(f"{name}: {type(failure).__name__}: {line}", file=sys.stderr, flush=True)
+        failure = _as_ours(error, store)
+    else:
+        return
+    message = " ".join(str(failure).split())
+    outcome: dict[str, Any] = {"stage": stage, "code": failure.exit_code, "class": type(failure).__name__}
+    with contextlib.suppress(OSError, InfoXLMError):  # a full disk, or too old a Kubeflow, must not hide the failure
+        outcome |= {"message": message, "run": pipeline_run()}
+        path = outcome_path(job, "jobs") if job else outcome_path(stage)
+        artifacts.write(store, path, json.dumps(outcome, indent=1))
+    print(f"{stage}: {type(failure).__name__}: {message}", file=sys.stderr, flush=True)
     sys.exit(failure.exit_code)
 
 
 def pipeline_run() -> str:
-    """What tells this pipeline run from others: KFP's id of it, from the pod's label, or the local runner's.
+    """Return the id of this pipeline run: Kubeflow's, from the label of the pod, or the local runner's.
 
     Raises:
-        InputError: this is a pod of a Kubeflow that has dropped our settings of pods, the label among them.
+        InputError: this Kubeflow dropped the settings of our pods, and with them the id.
     """
     if not os.environ.get("RUN_ID") and os.environ.get("KFP_POD_NAME"):
         raise InputError("RUN_ID is not set: Kubeflow Pipelines is too old (backend before 2.17): update it, run again")
     return os.environ.get("RUN_ID") or "by-hand"
 
 
-def outcome_name(of: str = "", run: str = "") -> str:
-    """Where in the store a stage, or a job, says why it failed; without one, the folder of all of a pipeline run."""
-    safe = re.sub(r"[^\w.-]+", "-", of)
-    return f"outcome/{run or pipeline_run()}" + (f"/{safe}.json" if safe else "")
+def outcome_path(name: str, run: str = "") -> str:
+    """Return where in the store a stage of a pipeline run, or a RayJob, writes why it failed."""
+    safe_name = re.sub(r"[^\w.-]+", "-", name)
+    return f"outcome/{run or pipeline_run()}/{safe_name}.json"
+
+
+def parse_outcome(content: bytes | None, path: str) -> dict[str, Any] | None:
+    """Return the outcome that a stage wrote; None if there is none, or if it is not readable."""
+    try:
+        return outside.parse_json(content, Outcome, path, "read the log instead") if content else None
+    except InputError as error:
+        logger.warning("%s", error)
+        return None
+
+
+def read_failure(store: str, run: str) -> InfoXLMError:
+    """Return the error with which the stage that failed last in a pipeline run ended.
+
+    Raises:
+        InputError, StorageUnavailable: the store refuses, or does not answer.
+    """
+    folder = storage.open(f"{store}/outcome/{run}")
+    for entry in sorted(folder.entries(), key=lambda entry: (entry.modified, entry.name), reverse=True):
+        found = folder.get(entry.name)
+        if found and (outcome := parse_outcome(found[0], entry.name)):
+            return errors.named(outcome["class"], f"{outcome['stage']}: {outcome['message']}")
+    return errors.WorkerLost(
+        f"a stage of run {run} ended without an error message (killed, evicted or out of memory?): start it again to "
+        "continue"
+    )
+
+
+def forget_failures(store: str, run: str) -> None:
+    """Delete the outcomes of a pipeline run that is started again."""
+    folder = storage.open(f"{store}/outcome/{run}")
+    folder.delete(*(entry.name for entry in folder.entries()))
+
+
+def _configure_logging(stage: str) -> None:
+    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {stage}: %(message)s", datefmt="%H:%M:%S", force=True)
+    for library in _VERBOSE:
+        logging.getLogger(library).setLevel(logging.WARNING)
+
+
+def _as_ours(error: BaseException, store: str) -> InfoXLMError:
+    """Return an error of this project for any error; print the traceback of one that nobody expected."""
+    if isinstance(error, InfoXLMError):
+        return error
+    if translated := outside.translate(error, store):
+        return translated
+    traceback.print_exc()
+    return InfoXLMError(f"{type(error).__name__}: {error}")
 
 
 def _end_with_driver() -> None:
-    """Ask this process to stop (SIGTERM) when the driver of a local run is gone: nobody waits for it any more."""
+    """Send SIGTERM to this process when the driver of a local run is gone: nobody waits for the stage any more."""
     driver = int(os.environ.get(DRIVER, "0"))
 
     def watch() -> None:

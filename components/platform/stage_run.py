@@ -143,7 +143,7 @@ def stage_run(
         reports: False of a body that tells the tracker nothing: it need not open a run.
         last: of a pipeline: if the body fails, so has the tracker's run. One that succeeds ends it itself.
     """
-    with runtime.ending_clearly(store, stage, trial):
+    with runtime.report_failure(store, stage, trial):
         step = StageRun(stage, store, trial, tracker)
         if reports:
             try:

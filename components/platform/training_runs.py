@@ -28,7 +28,6 @@ from infoxlm_core import manifests, outside
 from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.errors import ConfigError, InfoXLMError, InputError
 from infoxlm_core.training import fingerprint
-from infoxlm_core.training.checkpoints import select_outdated
 
 logger = logging.getLogger(__name__)
 
@@ -152,6 +151,8 @@ class RemoteRun:
         lease = self._held_lease()
         artifact_files.push(directory, f"{self.url}/{directory.name}", before_commit=lease.renew, replace=True)
         self._store.put("saved.json", json.dumps({"step": directory.name}))
+        from infoxlm_core.training.checkpoints import select_outdated  # imports torch, which a step may not need
+
         for old in select_outdated(self.names(), keep, bad, spacing):
             with suppress(InfoXLMError):  # the next save tries again
                 artifact_files.drop(f"{self.url}/{old}")

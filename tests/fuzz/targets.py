@@ -29,7 +29,7 @@ from transformers import XLMRobertaConfig, XLMRobertaForSequenceClassification
 
 from components.adapters import lease
 from components.adapters.mlflow import promotion
-from components.platform import artifacts, costs, job, outcomes, training_runs
+from components.platform import artifacts, costs, job, runtime, training_runs
 from components.platform.training_runs import RemoteRun
 from components.settings.cluster import ClusterFile
 from infoxlm_core import errors, manifests, outside, run_file
@@ -633,7 +633,7 @@ TARGETS |= {
     "stop": a_file("run/stop", [b"", b"holder"], _stop),
     "outcome": a_note(
         "x.json", {"stage": "pretrain", "code": 5, "class": "TrainingDiverged", "message": "x", "run": "y"},
-        lambda path: outcomes.parse(path.read_bytes(), str(path)),
+        lambda path: runtime.parse_outcome(path.read_bytes(), str(path)),
     ),
     "run-json": a_note("run.json", {"run": "demo-1", "config": "x", "status": "RUNNING"}, _last_run),
     "pointer": a_note("artifact", {"location": "s3://b/x", "digest": "sha256:x"}, _pointer),

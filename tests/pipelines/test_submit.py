@@ -11,10 +11,10 @@ import yaml
 from kfp import compiler, components
 from typer.testing import CliRunner
 
-from components.platform import outcomes, parameters
+from components.platform import parameters, runtime
 from components.settings.cluster import ClusterFile
 from infoxlm_core import run_file
-from infoxlm_core.errors import Preempted, WorkerLost
+from infoxlm_core.errors import Preempted, ResourcesUnavailable, TrainingDiverged, WorkerLost
 from pipelines import submit
 from pipelines.ablations import ablations
 from pipelines.cli import app
@@ -157,29 +157,19 @@ def test_waiting_tells_each_change_once_and_ends_as_the_run_does(kubeflow, confi
 
 
 @pytest.mark.parametrize(
-    ("written", "code", "said"),
-    [
-        (
-            [{"stage": "pretrain", "code": 5, "class": "TrainingDiverged", "message": "diverged"}],
-            5,
-            "pretrain: diverged",
-        ),
-        ([{"stage": "pretrain", "code": 75, "class": "Preempted", "message": "stopped"}], 75, "pretrain: stopped"),
-        ([{"stage": "x", "code": 70, "class": "Unknown", "message": "odd"}], 70, "x: odd"),
-        ([], 75, "failed without a word"),
-    ],
+    ("error", "sent"), [(TrainingDiverged("pretrain: diverged"), 1), (WorkerLost("pretrain: a worker is gone"), 4)]
 )
-def test_a_failed_run_ends_with_the_reason_and_code_of_its_stage(
-    kubeflow, config, cluster, monkeypatch, written, code, said
+def test_a_failed_run_ends_as_its_stage_and_is_submitted_again_only_if_that_may_help(
+    kubeflow, config, cluster, monkeypatch, error, sent
 ):
     kubeflow.states = ["FAILED"]
-    monkeypatch.setattr(outcomes, "read", lambda store, run: written)
+    monkeypatch.setattr(runtime, "read_failure", lambda store, run: error)
 
     result = run("submit", config, "--cluster", cluster, "--host", kubeflow.host)
 
-    assert result.exit_code == code
-    assert said in result.stderr.splitlines()[-1]
-    assert len(kubeflow.sent("POST", "/runs")) == (4 if code == 75 else 1)  # "try again" is done, three times
+    assert result.exit_code == error.exit_code
+    assert result.stderr.splitlines()[-1] == f"infoxlm: {type(error).__name__}: {error}"
+    assert len(kubeflow.sent("POST", "/runs")) == sent
 
 
 def test_a_suite_or_an_ablation_that_argo_could_not_hold_is_refused_before_anything_is_sent(kubeflow, config, cluster):
@@ -216,8 +206,8 @@ def test_settings_that_are_too_large_for_kubeflow_travel_through_the_store(kubef
 
 def test_a_run_that_ends_with_try_again_is_submitted_again_until_it_succeeds(kubeflow, config, cluster, monkeypatch):
     kubeflow.states = ["RUNNING", "FAILED", "RUNNING", "FAILED", "RUNNING", "SUCCEEDED"]
-    lost = {"stage": "pretrain", "code": 75, "class": "ResourcesUnavailable", "message": "no GPUs after 3600 s"}
-    monkeypatch.setattr(outcomes, "read", lambda store, run: [lost])
+    lost = ResourcesUnavailable("pretrain: no GPUs after 3600 s")
+    monkeypatch.setattr(runtime, "read_failure", lambda store, run: lost)
 
     result = run("submit", config, "--cluster", cluster, "--host", kubeflow.host)
 
@@ -302,7 +292,7 @@ def test_a_run_whose_reason_cannot_be_read_is_still_a_failure(kubeflow, config, 
 
     result = run("submit", config, "--cluster", cluster, "--host", kubeflow.host)
 
-    assert result.exit_code == 70 and "cannot be read here" in result.stderr.splitlines()[-1]
+    assert result.exit_code == 70 and "error message in the store cannot be read" in result.stderr.splitlines()[-1]
 
 
 def test_a_cancelled_run_ends_the_waiting(kubeflow):
@@ -431,12 +421,6 @@ def test_a_token_of_the_environment_is_sent(kubeflow, config, cluster, monkeypat
 
     headers = [headers for _, path, _, headers in kubeflow.requests if path == "/runs"]
     assert headers[0]["authorization"] == "Bearer t0ken"
-
-
-def test_without_an_outcome_a_failed_run_may_be_tried_again(monkeypatch):
-    monkeypatch.setattr(outcomes, "read", lambda store, run: [])
-
-    assert isinstance(submit.failure("FAILED", "r-1", "s3://b/s"), WorkerLost)
 
 
 @pytest.mark.slow

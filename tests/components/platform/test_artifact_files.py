@@ -17,7 +17,7 @@ import pytest
 
 from components.adapters import lease, storage
 from components.adapters.lease import Lease
-from components.platform import artifact_files, artifacts, runtime
+from components.platform import artifact_files, artifacts
 from components.platform.training_runs import RemoteRun
 from infoxlm_core import manifests
 from infoxlm_core.errors import DataCorrupt, Fenced, InputError, LeaseHeld, StorageUnavailable
@@ -231,13 +231,6 @@ def test_a_copy_that_does_not_say_of_which_store_is_told_again():
     (artifacts.local("s3://models/x") / "COPY_OF").write_bytes(b"\xff")
 
     assert artifacts.url_of(artifacts.local("s3://models/x") / "corpus/abc") == "s3://models/x/corpus/abc"
-
-
-def test_a_slash_at_the_end_of_a_store_is_refused(capsys):
-    with pytest.raises(SystemExit), runtime.ending_clearly(f"{URL}/", "pretrain"):
-        pytest.fail("it went on")
-
-    assert "write it without the slash at its end" in capsys.readouterr().err
 
 
 def test_an_artifact_made_on_one_machine_is_found_on_another(bucket, tmp_path, monkeypatch):

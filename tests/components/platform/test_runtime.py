@@ -1,160 +1,12 @@
-"""The store and the endings of components."""
+"""How stages end: what is written where, and who reads it."""
 
 import errno
 import json
-import threading
-import time
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from components.platform import artifact_files, artifacts, keys, runtime
-from infoxlm_core import manifests
-from infoxlm_core.config import EvaluationConfig, PretrainingConfig, TokenizationConfig
-from infoxlm_core.errors import CorpusTooSmall, DataCorrupt, InputError
-
-
-def build(output: Path) -> dict:
-    (output / "part").mkdir()
-    (output / "part" / "file").write_text("content")
-    return {"lines": 3}
-
-
-def test_an_artifact_is_made_once_and_found_again(tmp_path):
-    first = artifacts.get_or_build(str(tmp_path), "corpus", "abc", build)
-
-    again = artifacts.get_or_build(str(tmp_path), "corpus", "abc", lambda output: pytest.fail("made twice"))
-
-    assert again == first and manifests.read(first, "corpus", "x")["facts"] == {"lines": 3}
-
-
-@pytest.mark.item("F14")
-def test_a_stage_that_fails_leaves_nothing_behind(tmp_path):
-    def fail(output: Path) -> dict:
-        build(output)
-        raise InputError("no")
-
-    with pytest.raises(InputError):
-        artifacts.get_or_build(str(tmp_path), "corpus", "abc", fail)
-
-    assert list((tmp_path / "corpus").iterdir()) == []
-
-
-@pytest.mark.item("F14")
-def test_what_a_dead_process_left_half_made_is_swept(tmp_path):
-    (tmp_path / "corpus" / ".making-xyz").mkdir(parents=True)
-    (tmp_path / "corpus" / ".making-xyz.lock").touch()
-
-    artifacts.get_or_build(str(tmp_path), "corpus", "abc", build)
-
-    assert [path.name for path in (tmp_path / "corpus").iterdir()] == ["abc"]
-
-
-def test_what_a_living_process_is_making_stays(tmp_path):
-    def look(output: Path) -> dict:
-        artifacts.get_or_build(str(tmp_path), "corpus", "other", build)
-        assert output.is_dir()
-        return build(output)
-
-    artifacts.get_or_build(str(tmp_path), "corpus", "abc", look)
-
-    assert {path.name for path in (tmp_path / "corpus").iterdir()} == {"abc", "other"}
-
-
-@pytest.mark.item("F14")
-def test_two_who_need_the_same_make_it_one_after_the_other_and_once(tmp_path):
-    made, inside, most = [], [], []
-
-    def need(number: int) -> None:
-        with artifacts.exclusive(str(tmp_path), "tuned", "abc"):
-            inside.append(number)
-            most.append(len(inside))
-            artifacts.get_or_build(str(tmp_path), "tuned", "abc", lambda output: made.append(number) or time.sleep(0.2))
-            inside.remove(number)
-
-    threads = [threading.Thread(target=need, args=(number,)) for number in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert len(made) == 1 and most == [1, 1, 1]
-
-
-def test_a_found_artifact_is_verified(tmp_path):
-    made = artifacts.get_or_build(str(tmp_path), "corpus", "abc", build)
-    (made / "part/file").write_text("cOntent")
-
-    with pytest.raises(DataCorrupt, match="sha256"):
-        artifacts.get_or_build(str(tmp_path), "corpus", "abc", build)
-
-
-def test_a_found_artifact_is_hashed_again_only_if_a_file_was_touched(tmp_path, monkeypatch):
-    made = artifacts.get_or_build(str(tmp_path), "pretrained", "abc", build)
-    hashed: list[Path] = []
-    hash_of = manifests.file_sha256
-    monkeypatch.setattr(manifests, "file_sha256", lambda path: hashed.append(path) or hash_of(path))
-
-    artifacts.lookup(str(tmp_path), "pretrained", "abc")
-    assert hashed == []
-
-    (made / "part/file").touch()
-    artifacts.lookup(str(tmp_path), "pretrained", "abc")
-    artifacts.lookup(str(tmp_path), "pretrained", "abc")
-    assert hashed == [made / "part/file"]
-
-
-def test_a_mark_of_what_was_compared_that_cannot_be_read_says_nothing(tmp_path):
-    made = artifacts.get_or_build(str(tmp_path), "pretrained", "abc", build)
-    artifact_files.marker_of(made).write_bytes(b"\xff\xfe")
-
-    assert artifacts.lookup(str(tmp_path), "pretrained", "abc") == made
-    assert artifact_files.marker_of(made).read_text() == artifact_files.file_state(made)
-
-
-def test_what_is_damaged_without_a_trace_is_found_when_it_is_read(tmp_path):
-    made = artifacts.get_or_build(str(tmp_path), "pretrained", "abc", build)
-    (made / "part/file").write_text("cOntent")
-    # as if a disk had flipped a bit: no time changes
-    artifact_files.record_verified(made, artifact_files.file_state(made))
-
-    assert artifacts.lookup(str(tmp_path), "pretrained", "abc") == artifacts.locate(str(made), hashed=False) == made
-    with pytest.raises(DataCorrupt, match="sha256"):
-        artifacts.locate(str(made))
-
-
-def test_the_key_of_an_artifact_stays_the_same_from_release_to_release():
-    config = TokenizationConfig(vocabulary_size=160)
-
-    assert keys.artifact_key("shards", config, "sha256:a") == "7e47a28ef95f6bdd"
-
-
-def test_the_key_changes_with_config_and_inputs_but_not_with_how_often_to_save():
-    config = PretrainingConfig()
-    saving = PretrainingConfig(log_every=3, checkpoints={"every": 7, "resume": "pretrained-3f"})
-
-    assert keys.artifact_key("pretrained", config, "a") == keys.artifact_key("pretrained", saving, "a")
-    others = [
-        keys.artifact_key("pretrained", config, "b"),
-        keys.artifact_key("tuned", config, "a"),
-        keys.artifact_key("pretrained", PretrainingConfig(seed=2), "a"),
-    ]
-    assert len({keys.artifact_key("pretrained", config, "a"), *others}) == 4
-
-
-def test_the_key_changes_with_the_version_of_its_stage_and_not_with_code_or_libraries(monkeypatch):
-    before = keys.artifact_key("corpus", EvaluationConfig(), "a")
-
-    monkeypatch.setattr(manifests, "made_by", lambda: {"code": "sha256:other", "torch": "99"})
-    assert keys.artifact_key("corpus", EvaluationConfig(), "a") == before
-
-    monkeypatch.setitem(manifests.VERSIONS, "corpus", manifests.VERSIONS["corpus"] + 1)
-    assert keys.artifact_key("corpus", EvaluationConfig(), "a") != before
-
-
-def test_every_kind_of_artifact_that_is_named_by_what_decides_it_has_a_version():
-    assert set(manifests.VERSIONS) == set(artifacts.KINDS) - {"promotion"}  # that is named by an MLflow run
+from components.platform import runtime
+from infoxlm_core.errors import CorpusTooSmall, DataCorrupt, StorageFull, TrainingDiverged, WorkerLost
 
 
 @pytest.mark.item("P21")
@@ -174,7 +26,7 @@ def test_every_kind_of_artifact_that_is_named_by_what_decides_it_has_a_version()
 )
 def test_every_ending_has_one_line_and_its_exit_code(tmp_path, capsys, monkeypatch, error, code, name):
     monkeypatch.setenv("RUN_ID", "run-1")
-    with pytest.raises(SystemExit) as ended, runtime.ending_clearly(str(tmp_path), "prepare_corpus"):
+    with pytest.raises(SystemExit) as ended, runtime.report_failure(str(tmp_path), "prepare_corpus"):
         raise error
 
     assert ended.value.code == code
@@ -183,23 +35,44 @@ def test_every_ending_has_one_line_and_its_exit_code(tmp_path, capsys, monkeypat
     assert capsys.readouterr().err.strip().splitlines()[-1].startswith(f"prepare_corpus: {name}: ")
 
 
-def test_a_published_artifact_is_found_by_the_next_stage(tmp_path):
-    made = artifacts.get_or_build(str(tmp_path), "corpus", "abc", build)
-    artifact = SimpleNamespace(path=str(tmp_path / "kfp" / "corpus"), metadata={})
-
-    artifacts.publish(artifact, made)
-
-    location, digest = artifacts.resolve(artifact)
-    assert location == made and digest == manifests.read(made, "corpus", "x")["digest"] == artifact.metadata["digest"]
-    assert keys.artifact_key("scores", EvaluationConfig(), digest)
-
-
-def test_a_pod_that_does_not_know_its_run_says_that_kubeflow_is_too_old(tmp_path, monkeypatch, capsys):
+def test_a_pod_without_the_id_of_its_run_is_refused_since_kubeflow_is_too_old(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("KFP_POD_NAME", "step-1")
     monkeypatch.delenv("RUN_ID", raising=False)
 
-    with pytest.raises(SystemExit) as ended, runtime.ending_clearly(str(tmp_path), "prepare_corpus"):
+    with pytest.raises(SystemExit) as ended, runtime.report_failure(str(tmp_path), "prepare_corpus"):
         pytest.fail("it ran")
 
     assert ended.value.code == 2
     assert "RUN_ID is not set: Kubeflow Pipelines is too old" in capsys.readouterr().err
+
+
+def test_a_slash_at_the_end_of_a_store_is_refused(capsys):
+    with pytest.raises(SystemExit), runtime.report_failure("s3://models/store/", "pretrain"):
+        pytest.fail("it ran")
+
+    assert "store s3://models/store/: remove the slash at its end" in capsys.readouterr().err
+
+
+@pytest.fixture(params=["directory", pytest.param("s3", marks=pytest.mark.slow)])
+def anywhere(request, tmp_path) -> str:
+    """The URI of a store."""
+    if request.param == "directory":
+        return str(tmp_path)
+    request.getfixturevalue("bucket")
+    return "s3://models/store"
+
+
+def test_the_failure_of_a_run_is_that_of_the_stage_that_failed_last(anywhere, monkeypatch):
+    for run, stage, error in (
+        ("r-1", "finetune", StorageFull), ("r-2", "evaluate", ValueError), ("r-1", "pretrain", TrainingDiverged),
+    ):  # fmt: skip
+        monkeypatch.setenv("RUN_ID", run)
+        with pytest.raises(SystemExit), runtime.report_failure(anywhere, stage):
+            raise error(f"{stage} failed")
+
+    failure = runtime.read_failure(anywhere, "r-1")
+
+    assert (type(failure), str(failure)) == (TrainingDiverged, "pretrain: pretrain failed")
+    runtime.forget_failures(anywhere, "r-1")
+    assert isinstance(runtime.read_failure(anywhere, "r-1"), WorkerLost)
+    assert "evaluate failed" in str(runtime.read_failure(anywhere, "r-2"))

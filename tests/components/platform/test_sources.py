@@ -14,7 +14,7 @@ from huggingface_hub.utils import filter_repo_objects
 from components.adapters.mlflow import model_registry
 from components.adapters.s3 import store as s3
 from components.adapters.sources import hub
-from components.platform import artifacts, keys, sources
+from components.platform import artifacts, sources
 from components.pretrain import pretrain
 from infoxlm_core import manifests
 from infoxlm_core.config import PretrainingConfig
@@ -22,6 +22,7 @@ from infoxlm_core.errors import DataCorrupt, InputError, StorageUnavailable
 from infoxlm_core.model.encoder import EncoderSize, initialise
 from infoxlm_core.model.heads import InfoXLM
 from infoxlm_core.model.huggingface import pretrained
+from infoxlm_core.training import fingerprint
 from tests.components.conftest import open_run, upload
 from tests.servers.processes import free_port
 from tests.toys.pretraining import VOCABULARY, tiny_config
@@ -78,7 +79,7 @@ def test_a_fine_tuned_model_brings_its_models_of_single_languages(bucket, tiny_e
 
     assert {path.name for path in found.iterdir()} == {path.name for path in (tmp_path / "tuned").iterdir()}
     assert contents(found / "steps/4000") == contents(tiny_encoders["second"])
-    assert keys.digest_inputs(str(found)) == keys.digest_inputs(str(tmp_path / "tuned"))
+    assert fingerprint.digest_inputs(str(found)) == fingerprint.digest_inputs(str(tmp_path / "tuned"))
 
 
 def test_words_of_a_tokenizer_come_from_the_hub_too():
@@ -276,7 +277,8 @@ def test_what_has_not_changed_is_found_again_and_what_has_is_fetched_anew(bucket
     bucket.put_object(Key="mlqa/test/test-context-de-question-de.json", Body=b"corrected")
     second = sources.fetch_data("s3://models/mlqa", tmp_path)
     assert second != first and (second / "test/test-context-de-question-de.json").read_bytes() == b"corrected"
-    assert keys.digest_inputs(str(second)) != keys.digest_inputs(str(first)) == keys.digest_inputs(str(questions))
+    digests = [fingerprint.digest_inputs(str(path)) for path in (first, second, questions)]
+    assert digests[1] != digests[0] == digests[2]
 
 
 @pytest.mark.slow

@@ -114,7 +114,7 @@ def test_what_is_made_is_found_again_and_only_a_followed_training_knows_the_run(
                 PretrainingConfig(seed=7),
                 num_workers=0,
                 cluster={},
-                task=None,
+                task_config=None,
                 inputs={"shards_path": "there"},
                 checkpoints="run-1",
                 **more,
@@ -133,7 +133,7 @@ def test_the_numbers_of_what_is_published_are_shown_and_returned(memory, works, 
     output, metrics = dsl.Model(uri=str(tmp_path / "out")), dsl.Metrics(uri=str(tmp_path / "metrics"))
 
     with stage_run("pretrain", str(tmp_path)) as step:
-        made = step.make("pretrained", "a", PretrainingConfig(), num_workers=0, cluster={}, task=None)
+        made = step.make("pretrained", "a", PretrainingConfig(), num_workers=0, cluster={}, task_config=None)
         shown, silent = step.publish(output, made, metrics), step.publish(output, made)
 
     assert shown == {"loss/mlm": 0.5} and silent == {} and metrics.metadata == {"loss_mlm": 0.5}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from components.platform import artifacts, keys, training_runs
+from components.platform import artifacts, training_runs
 from infoxlm_core import manifests
 from infoxlm_core.errors import ConfigError, ConfigMismatch, InputError
 from tests.toys.pretraining import tiny_config
@@ -28,7 +28,7 @@ def store(request, tmp_path, monkeypatch) -> str:
 
 def choose(store: str, shards: str = "sha256:a", trial=None, **changes) -> str:
     config = tiny_config(**changes)
-    name = keys.artifact_key("pretrained", config, shards)
+    name = artifacts.key_of("pretrained", config, shards)
     return training_runs.choose_run(store, "pretrained", name, config, {"shards": shards}, trial)
 
 
