@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 Settings = TypeVar("Settings", bound=StageConfig)
 Fetch = Callable[[str], str]  # a path or URI -> a path on this machine
+SPLITS = {"train": "train", "dev": "dev", "valid": "dev", "validation": "dev", "test": "test"}
+"""What files and columns call a split -> what we call it."""
 
 
 class Fact(NamedTuple):

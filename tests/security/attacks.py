@@ -215,24 +215,24 @@ CORPORA = [
 ]  # fmt: skip
 
 TASKS = [
-    ("labelled-csv", "a column twice", labelled(head="text,text,language,split"), InputError, "stands twice"),
+    ("labelled-csv", "a column twice", labelled(head="text,text,language,split"), InputError, "occurs twice"),
     ("labelled-csv", "a missing column", labelled(head="text,foo,language,split"), InputError, "no column 'label'"),
     ("labelled-csv", "empty", b"", InputError, "0 fields"),
     ("labelled-csv", "an empty text", labelled(",a,en,train"), InputError, "text is empty"),
     ("labelled-csv", "a text of blanks", labelled("  ,a,en,train"), InputError, "text is empty"),
     ("labelled-csv", "the header again", labelled("text,label,language,split"), InputError, "split is 'split'"),
-    ("labelled-csv", "a ragged row", labelled("a,b"), InputError, "2 fields, the first row has 4"),
-    ("labelled-csv", "an open quote", labelled('"a,b,en,train'), InputError, "quote the text"),
-    ("labelled-csv", "a field of 200 kB", labelled("x" * 200_000 + ",a,en,train"), InputError, "quote the text"),
-    ("labelled-csv", "UTF-16", labelled().decode().encode("utf-16"), InputError, "save it as UTF-8"),
+    ("labelled-csv", "a ragged row", labelled("a,b"), InputError, "2 fields, but the first row has 4"),
+    ("labelled-csv", "an open quote", labelled('"a,b,en,train'), InputError, "Quote the text"),
+    ("labelled-csv", "a field of 200 kB", labelled("x" * 200_000 + ",a,en,train"), InputError, "Quote the text"),
+    ("labelled-csv", "UTF-16", labelled().decode().encode("utf-16"), InputError, "Save it as UTF-8"),
     ("labelled-csv", "semicolons", labelled().replace(b",", b";"), InputError, "fields"),
     ("labelled-csv", "split Train", labelled("x,a,en,Train"), InputError, "split is 'Train'"),
     ("labelled-csv", "labels that are names and numbers", labelled("x,entailment,en,train", "y,0,en,train"), InputError, "names and numbers"),
     *(
-        ("labelled-csv", f"language {code[:20]}", labelled(f"x,a,{code},train"), InputError, "is no code of a language")
+        ("labelled-csv", f"language {code[:20]}", labelled(f"x,a,{code},train"), InputError, "is not a language code")
         for code in ("<script>", "=HYPERLINK(1)", "../../x", "$\\frac{", "d;e", "..", "mean", "a" * 300, "a|b")
     ),
-    ("labelled-tsv", "invalid UTF-8", b"text\tlabel\n\xff\ta\n", InputError, "save it as UTF-8"),
+    ("labelled-tsv", "invalid UTF-8", b"text\tlabel\n\xff\ta\n", InputError, "Save it as UTF-8"),
     ("labelled-parquet", "binary text", parquet(text=[b"\xff"], label=["a"], language=["en"]), InputError, "no column 'text'"),
     ("labelled-parquet", "invalid UTF-8", parquet(text=pa.array([b"\xff"]).view(pa.string()), label=["a"], language=["en"]), InputError, "save it as UTF-8"),
     ("labelled-parquet", "lists as labels", parquet(text=["a"], label=[["x"]], language=["en"]), InputError, "no column 'label'"),
@@ -254,8 +254,8 @@ TASKS = [
     ("aligned", "a line of 1 MB", b"a" * 1_100_000 + b"\tb\n", InputError, "too long"),
     ("aligned", "UTF-16", "a\tb\n".encode("utf-16"), EncodingError, "not UTF-8"),
     ("aligned-lines", "a line less", lambda content: content[: content.rindex(b"\n", 0, -1) + 1], ParallelMismatch, "lines"),
-    ("held-out", "nulls", parquet(source=["a", None], target=["b", "c"]), InputError, "lacks a side"),
-    ("held-out", "blanks", parquet(source=["a", " "], target=["b", "c"]), InputError, "lacks a side"),
+    ("held-out", "nulls", parquet(source=["a", None], target=["b", "c"]), InputError, "has an empty side"),
+    ("held-out", "blanks", parquet(source=["a", " "], target=["b", "c"]), InputError, "has an empty side"),
     ("held-out", "integers", parquet(source=[1], target=[2]), InputError, "not text"),
     ("held-out", "invalid UTF-8", parquet(source=pa.array([b"\xff"]).view(pa.string()), target=["a"]), InputError, "cannot be read"),
     ("held-out", "another column", parquet(x=["a"], target=["b"]), InputError, "columns source and target"),

@@ -14,10 +14,10 @@ from infoxlm_core.errors import InputError
 from infoxlm_core.model.huggingface import fairseq
 from infoxlm_core.run_file import load
 from infoxlm_core.stages import preparation
-from infoxlm_core.tasks.classification.files import find
+from infoxlm_core.tasks.classification.files import find_labelled_files
 from infoxlm_core.tasks.classification.settings import ClassificationConfig
 from infoxlm_core.tasks.classification.table import read_labelled
-from infoxlm_core.tasks.named_entities.files import find_files
+from infoxlm_core.tasks.named_entities.files import find_tagged_files
 from infoxlm_core.tasks.question_answering.files import read_training
 from infoxlm_core.training.fingerprint import digest_inputs
 from tests.fuzz.targets import TARGETS, attack
@@ -91,9 +91,9 @@ FOLDERS = {
         )
     ),
     "test sets": evaluation_sets.files,
-    "labelled": find,
+    "labelled": find_labelled_files,
     "questions": lambda path: read_training([str(path / "locked")]),
-    "named entities": lambda path: [*find_files(path)],
+    "named entities": find_tagged_files,
     "digest of data": lambda path: digest_inputs([str(path)]),
 }
 

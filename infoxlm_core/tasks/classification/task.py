@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Classification(Task[ClassificationConfig]):
-    """One label for each row of labelled text."""
+    """Predict the label of each row of labelled text."""
 
     name: ClassVar[str] = "classification"
     settings = ClassificationConfig
@@ -31,7 +31,7 @@ class Classification(Task[ClassificationConfig]):
 
     def check_plan(self, settings: ClassificationConfig, grid_points: int, where: str) -> None:  # noqa: ARG002
         if settings.data is None:
-            raise ConfigError(f"{where}.settings.data: a suite has no corpus of its own: name files or a folder")
+            raise ConfigError(f"{where}.settings.data: a suite has no corpus. Name files or a folder.")
 
     def check(self, settings: ClassificationConfig, chosen: bool) -> None:
         from infoxlm_core.tasks.classification import run
@@ -39,15 +39,14 @@ class Classification(Task[ClassificationConfig]):
         run.check(settings, chosen)
 
     def tests(self, settings: ClassificationConfig) -> list[Path]:
-        from infoxlm_core.tasks.classification import files, table
+        from infoxlm_core.tasks.classification.table import list_files
 
-        places = [place for path in table.paths(settings, None) for place in files.find(path)]
-        return [place.path for place in places if place.split in (None, "test")]
+        return [file.path for file in list_files(settings, None) if file.split in (None, "test")]
 
     def training(self, settings: ClassificationConfig, encoder: Path, corpus: Path | None) -> "Training":
         from infoxlm_core.tasks.classification import run
 
-        return run.training(settings, encoder, corpus)
+        return run.read_training(settings, encoder, corpus)
 
     def measure(self, settings: ClassificationConfig, model: Path, output: Path) -> Scores:
         from infoxlm_core.tasks.classification import run

@@ -1,4 +1,4 @@
-"""The tagging head: one label for the first piece of every word. It imports torch only when a loss is computed."""
+"""The head of named entities: a label for the first token of every word. It imports torch only to compute a loss."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -8,19 +8,25 @@ from infoxlm_core.model.task_head import Head
 if TYPE_CHECKING:
     from torch import Tensor
 
-NO_TARGET = -100  # of pieces that are not the first of a word
+NO_TARGET = -100  # of tokens that are not the first of a word
 
 
 def loss(logits: "Tensor", targets: "Tensor", lengths: Sequence[int]) -> tuple["Tensor", "Tensor"]:
-    """Cross-entropy of (T, labels) logits of first pieces, summed, and which pieces are right."""
+    """Return the cross-entropy of first tokens, summed, and which tokens are right.
+
+    Args:
+        logits: (T, labels) of N packed sentences.
+        targets: (N, longest sentence) label numbers; NO_TARGET at other tokens than the first of a word.
+        lengths: tokens of each sentence.
+    """
     import torch
     import torch.nn.functional as F
 
     from infoxlm_core.model.objectives import full_precision
 
-    wanted = torch.cat([row[:length] for row, length in zip(targets, lengths, strict=True)])  # (T,)
-    total = F.cross_entropy(full_precision(logits), wanted, ignore_index=NO_TARGET, reduction="sum")
-    return total, logits.argmax(dim=1) == wanted
+    packed = torch.cat([row[:length] for row, length in zip(targets, lengths, strict=True)])  # (T,)
+    total = F.cross_entropy(full_precision(logits), packed, ignore_index=NO_TARGET, reduction="sum")
+    return total, logits.argmax(dim=1) == packed
 
 
 HEAD = Head(

@@ -1,10 +1,9 @@
-"""Task: words of a sentence -> the entities among them (WikiANN, XTREME's panx, any BIO tags)."""
+"""Task: find the entities among the words of a sentence (WikiANN, XTREME's panx, any BIO tags)."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from infoxlm_core.tasks.named_entities import files
 from infoxlm_core.tasks.named_entities.head import HEAD
 from infoxlm_core.tasks.named_entities.settings import NamedEntitiesConfig
 from infoxlm_core.tasks.scores import Scores
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class NamedEntities(Task[NamedEntitiesConfig]):
-    """Which words are a name, and of what: spans are right only as a whole."""
+    """Tag the words of a sentence. An entity counts only if all its words and its type are right."""
 
     name: ClassVar[str] = "named_entities"
     settings = NamedEntitiesConfig
@@ -35,12 +34,14 @@ class NamedEntities(Task[NamedEntitiesConfig]):
         run.check(settings, chosen)
 
     def tests(self, settings: NamedEntitiesConfig) -> list[Path]:
-        return files.list_tests(settings)
+        from infoxlm_core.tasks.named_entities.files import list_files
+
+        return [file.path for file in list_files(settings) if file.split == "test"]
 
     def training(self, settings: NamedEntitiesConfig, encoder: Path, corpus: Path | None) -> "Training":  # noqa: ARG002
         from infoxlm_core.tasks.named_entities import run
 
-        return run.training(settings, encoder)
+        return run.read_training(settings, encoder)
 
     def measure(self, settings: NamedEntitiesConfig, model: Path, output: Path) -> Scores:
         from infoxlm_core.tasks.named_entities import run

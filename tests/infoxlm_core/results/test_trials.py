@@ -81,7 +81,7 @@ def test_models_and_tasks_keep_their_order_in_lists_since_kfp_forgets_that_of_ma
         (CLASSIFICATION | {"grid": {"batch_size": [0]}}, "tasks.it.settings.batch_size: Input should be greater than"),
         (CLASSIFICATION | {"grid": {"batch_size": [8, 8]}}, "tasks.it.grid.batch_size: [8, 8] has a value twice"),
         (CLASSIFICATION | {"seeds": [1, 1]}, "tasks.it.seeds: [1, 1] has a seed twice"),
-        ({"settings": {"task": "classification"}}, "tasks.it.settings.data: a suite has no corpus of its own"),
+        ({"settings": {"task": "classification"}}, "tasks.it.settings.data: a suite has no corpus"),
         (RETRIEVAL | {"seeds": [1, 2]}, "tasks.it: retrieval trains nothing: leave out grid and seeds"),
         (RETRIEVAL | {"grid": {"margin": [0, 1]}}, "tasks.it: retrieval trains nothing: leave out grid and seeds"),
         ({"settings": ANSWERING["settings"] | {"dev": []}, "grid": RATES},
@@ -114,7 +114,7 @@ def test_a_set_that_is_not_there_or_lacks_what_is_needed_is_refused_before_anyth
     settings = {"task": "classification", "data": str(tmp_path / "data.csv")}
     task = config(words={"settings": settings, "grid": RATES}).tasks["words"]
 
-    with pytest.raises(InputError, match=r"tasks\.words: .*data\.csv: no dev rows: add a split"):
+    with pytest.raises(InputError, match=r"tasks\.words: .*data\.csv: no dev rows\. Add a split"):
         trials.check("words", task, task.settings)
     alone = config(words={"settings": settings}).tasks["words"]
     trials.check("words", alone, alone.settings)
@@ -139,9 +139,9 @@ LABELLED = {
         ),
         ({"dev-en.tsv": "a b ja\n"}, {}, "dev: 1 of 2 rows have a label ('ja')"),
         ({"test-de.tsv": "a b ja\n"}, {}, "test: 1 of 3 rows have a label ('ja')"),
-        ({"train-en.tsv": "a b yes\n"}, {}, "the train rows have one label alone, 'yes'"),
+        ({"train-en.tsv": "a b yes\n"}, {}, "all train rows have the label 'yes'"),
         ({"test-de.tsv": "i j yes\n"}, {"mixed": True}, "needs the same test in every language"),
-        ({"train-en.tsv": None, "train-de.tsv": "a b yes\n"}, {}, "no train rows in en: add a split"),
+        ({"train-en.tsv": None, "train-de.tsv": "a b yes\n"}, {}, "no train rows in en. Add a split"),
         ({"train-de.tsv": "not read: a set of a language that is not learned may be large\n"}, {}, None),
     ],
 )

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from infoxlm_core.errors import InputError
-from infoxlm_core.tasks.classification import files
+from infoxlm_core.tasks.classification.files import LabelledFile, find_labelled_files, read_columns
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def test_split_and_language_are_read_off_the_name(tmp_path, name, split, languag
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("a\tb\n")
 
-    assert files.find(tmp_path) == [files.Place(tmp_path / name, split, language)]
+    assert find_labelled_files(tmp_path) == [LabelledFile(tmp_path / name, split, language)]
 
 
 def test_hidden_files_and_those_without_a_split_are_left_out_and_none_at_all_is_refused(tmp_path, caplog):
@@ -34,32 +34,32 @@ def test_hidden_files_and_those_without_a_split_are_left_out_and_none_at_all_is_
         (tmp_path / name).write_text("a\tb\n")
 
     with pytest.raises(InputError, match="no labelled text in this folder"):
-        files.find(tmp_path)
-    assert "notes.tsv: its name says no split" in caplog.text and "._train" not in caplog.text
+        find_labelled_files(tmp_path)
+    assert "notes.tsv: ignored, because its name contains no split" in caplog.text and "._train" not in caplog.text
 
 
 def test_a_row_of_another_width_is_named_by_its_line(tmp_path):
     (tmp_path / "x.tsv").write_text("text\tlabel\na\tb\nc\n")
 
-    with pytest.raises(InputError, match=r"x\.tsv:3: 1 fields, the first row has 2"):
-        files.read(tmp_path / "x.tsv", ["text"])
+    with pytest.raises(InputError, match=r"x\.tsv:3: 1 fields, but the first row has 2"):
+        read_columns(tmp_path / "x.tsv", ["text"])
 
 
 def test_what_is_no_table_of_text_is_refused_by_name(tmp_path):
     (tmp_path / "twice.csv").write_text("text,text,label\na,b,c\n")
-    with pytest.raises(InputError, match=r"twice\.csv:1: column 'text' stands twice"):
-        files.read(tmp_path / "twice.csv", ["text", "label"])
+    with pytest.raises(InputError, match=r"twice\.csv:1: column 'text' occurs twice"):
+        read_columns(tmp_path / "twice.csv", ["text", "label"])
 
     os.mkfifo(tmp_path / "pipe.csv")
     with pytest.raises(InputError, match="is a named pipe"):
-        files.read(tmp_path / "pipe.csv", ["text", "label"])
+        read_columns(tmp_path / "pipe.csv", ["text", "label"])
 
     pq.write_table(pa.table({"text": pa.array([b"\xff"], pa.binary()), "label": [["x"]]}), tmp_path / "x.parquet")
-    assert list(files.read(tmp_path / "x.parquet", ["text", "label"]).columns) == [], "bytes and lists are no text"
+    assert list(read_columns(tmp_path / "x.parquet", ["text", "label"]).columns) == [], "bytes and lists are no text"
 
 
 def test_a_field_beyond_every_limit_is_not_called_an_encoding(tmp_path):
     (tmp_path / "long.csv").write_text("text,label\n" + "a" * 200_000 + ",b\n")
 
-    with pytest.raises(InputError, match=r"field larger than field limit .*: quote the text"):
-        files.read(tmp_path / "long.csv", ["text", "label"])
+    with pytest.raises(InputError, match=r"field larger than field limit .*\. Quote the text"):
+        read_columns(tmp_path / "long.csv", ["text", "label"])

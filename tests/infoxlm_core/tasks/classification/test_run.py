@@ -74,7 +74,7 @@ def test_packed_logits_are_those_of_plain_transformers(tuned, data):
 
     expected, labels = ask_transformers(tuned, premises, hypotheses)
     torch.testing.assert_close(logits, expected, atol=1e-5, rtol=0)
-    assert run.answer(model, examples) == labels
+    assert run.predict(model, examples) == labels
 
 
 @pytest.mark.item("A21")
@@ -160,14 +160,14 @@ def test_test_rows_that_are_training_rows_are_counted_and_refused_if_they_are_mo
     apart = pd.DataFrame({"text": ["Open it", "Print it"], "text_pair": ["b", "a"]})
     few = pd.concat([apart, pd.DataFrame({"text": ["open  IT"], "text_pair": ["A"]})], ignore_index=True)
 
-    run.check_apart(train, apart)
+    run.check_overlap(train, apart)
     assert not caplog.messages
-    run.check_apart(train, few)
+    run.check_overlap(train, few)
     assert caplog.messages == [
-        "1 of 3 test rows are training rows, too (such as 'open  IT'): what is measured on them is memory"
+        "1 of 3 test rows are also training rows (such as 'open  IT'): their scores measure memory"
     ]
-    with pytest.raises(InputError, match=r"3 of 3 test rows are training rows, too .*: give other rows to test on"):
-        run.check_apart(train, train)
+    with pytest.raises(InputError, match=r"3 of 3 test rows are also training rows .*\. Test on other rows"):
+        run.check_overlap(train, train)
 
 
 @pytest.mark.item("A21")

@@ -138,14 +138,14 @@ def test_labels_of_other_kinds_stay_as_they_are(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "changes", "said"),
     [
-        ("x.csv", "text,label\na,b\n", {}, r"no column 'language' \(language\); there are text, label"),
+        ("x.csv", "text,label\na,b\n", {}, r"no column 'language' \(language\)\. Its columns are text, label"),
         ("x.csv", "text,label,language\na,b,en\n ,b,en\n", {}, r"x\.csv:3: text is empty"),
         ("x.csv", 'text,label,language\n"a\nb",c,en\nd,,en\n', {}, r"x\.csv:4: label is empty"),
-        ("x.csv", "text,label,language\nhello, world,b,en\n", {}, r"x\.csv:2: 4 fields, the first row has 3: quote"),
-        ("x.csv", "text,label,language,split\na,b,en,trial\n", {}, r"x\.csv:2: split is 'trial': use train, dev"),
+        ("x.csv", "text,label,language\nhello, world,b,en\n", {}, r"x\.csv:2: 4 fields, but .* has 3\. Quote"),
+        ("x.csv", "text,label,language,split\na,b,en,trial\n", {}, r"x\.csv:2: split is 'trial'\. Use train, dev"),
         ("x.csv", "text,label,language\na,b,en\n", {"text_pair": "hypothesis"}, "no column 'hypothesis'"),
-        ("x.tsv", "a\tb\tc\n", {}, r"x\.tsv: no column 'language' .* and its name says no language \(train-en\.tsv\)"),
-        ("test-en.tsv", "alone\n", {}, r"test-en\.tsv:1: 1 fields: give text, text_pair and label"),
+        ("x.tsv", "a\tb\tc\n", {}, r"x\.tsv: no column 'language' .* and its name contains no language"),
+        ("test-en.tsv", "alone\n", {}, r"test-en\.tsv:1: 1 fields\. Give text, text_pair and label"),
         ("dev-en.tsv", "a\tb\tneutral\na\t \tneutral\n", {}, r"dev-en\.tsv:2: text_pair is empty"),
         ("dev-en.tsv", "a\tb\tneutral\na\tb\t0\n", {}, r"labels are names and numbers \(0\)"),
         ("x.json", "{}", {}, "give labelled text as"),
@@ -173,7 +173,7 @@ def test_pairs_and_single_texts_do_not_mix(tmp_path):
     write(tmp_path / "test-en.tsv", ROW[:2])
 
     with pytest.raises(
-        InputError, match=r"test-en\.tsv has single texts, .*train-en\.tsv has pairs: .* all with labels"
+        InputError, match=r"test-en\.tsv has single texts, .*train-en\.tsv has pairs\. .* all with labels"
     ):
         read(tmp_path)
 
@@ -222,12 +222,12 @@ def test_paws_x_lacks_some_translations_in_its_test_sets(tmp_path):
 def test_a_folder_that_is_no_language_names_none(tmp_path):
     write(tmp_path / "nli/train.tsv", ("text", "label"), ("a", "b"))
 
-    with pytest.raises(InputError, match="its name says no language"):
+    with pytest.raises(InputError, match="its name contains no language"):
         read(tmp_path / "nli/train.tsv")
 
 
 def test_missing_data_says_what_to_set(tmp_path):
-    with pytest.raises(InputError, match=r"set preparation\.labelled_share above 0 or data"):
+    with pytest.raises(InputError, match=r"Set preparation\.labelled_share above 0, or data"):
         read_labelled(ClassificationConfig(), tmp_path)
     with pytest.raises(InputError, match=r"nowhere\.tsv: no such file or folder"):
         read(tmp_path / "nowhere.tsv")
@@ -236,7 +236,7 @@ def test_missing_data_says_what_to_set(tmp_path):
 def test_a_latin_1_file_is_refused(tmp_path):
     (tmp_path / "x.csv").write_bytes("text,label,language\nÖl,b,en\n".encode("latin-1"))
 
-    with pytest.raises(InputError, match="save it as UTF-8"):
+    with pytest.raises(InputError, match="Save it as UTF-8"):
         read(tmp_path / "x.csv")
 
 
@@ -244,7 +244,7 @@ def test_a_latin_1_file_is_refused(tmp_path):
 def test_a_language_that_is_no_code_is_refused_before_it_names_a_score(tmp_path, language):
     (tmp_path / "x.csv").write_text(f"text,label,language\nHello,a,en\nHallo,b,{language}\n")
 
-    with pytest.raises(InputError, match="is no code of a language"):
+    with pytest.raises(InputError, match="is not a language code"):
         read(tmp_path / "x.csv")
 
 

@@ -1,7 +1,5 @@
-"""Named entities: what is read, where tags go, that it is learned and leaves as Hugging Face's class."""
+"""Taggers of named entities: where tags go, that they are learned, and that the model loads in Hugging Face's class."""
 
-import itertools
-import random
 from pathlib import Path
 
 import numpy as np
@@ -18,50 +16,19 @@ from transformers import (
     XLMRobertaModel,
 )
 
-from infoxlm_core.errors import CorpusTooSmall, EncodingError, InputError
+from infoxlm_core.errors import CorpusTooSmall, InputError
 from infoxlm_core.model import task_models
 from infoxlm_core.model.huggingface import tokenizers
-from infoxlm_core.results import suite_page, trials
-from infoxlm_core.results.suite_config import SuiteConfig
-from infoxlm_core.results.summary import summarise
 from infoxlm_core.stages.finetuning import finetune
 from infoxlm_core.tasks import TASKS
 from infoxlm_core.tasks.named_entities import run
-from infoxlm_core.tasks.named_entities.files import Sentence, read_tagged
+from infoxlm_core.tasks.named_entities.files import Sentence
 from infoxlm_core.tasks.named_entities.head import HEAD, NO_TARGET, loss
 from infoxlm_core.tasks.named_entities.run import span_f1
-from infoxlm_core.tasks.named_entities.settings import NamedEntitiesConfig
-from infoxlm_core.training.finetuning import selection
+from tests.toys.entities import FIRST, LABELS, LAST, PLACES, PLAIN, sentences, settings, write
 from tests.toys.questions import write_bert_tokenizer, write_xlmr_tokenizer
 
-FIRST, LAST, PLACES = ("anna", "bob", "cleo"), ("stone", "river", "field"), ("york", "lima", "oslo")
-PLAIN = ("we", "saw", "then", "once", "river", "stone", "field", "york")  # of a name only where one stands
-LABELS = ("B-LOC", "B-PER", "I-PER", "O")
 TASK = TASKS["named_entities"]
-
-
-def sentences(count: int, seed: int) -> list[Sentence]:
-    """`mr anna stone` is a person, `in york` a place; the same words elsewhere are neither."""
-    rng, rows = random.Random(seed), []
-    for _ in range(count):
-        parts = [(rng.choice(PLAIN), "O") for _ in range(rng.randint(1, 4))]
-        for _ in range(rng.randint(0, 2)):
-            person = [("mr", "O"), (rng.choice(FIRST), "B-PER"), (rng.choice(LAST), "I-PER")]
-            parts += rng.choice((person, [("in", "O"), (rng.choice(PLACES), "B-LOC")]))
-            parts.append((rng.choice(PLAIN), "O"))
-        rows.append(Sentence(*map(tuple, zip(*parts, strict=True))))
-    return rows
-
-
-def write(path: Path, rows: list[Sentence], prefix: str = "") -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    blocks = ["".join(f"{prefix}{word}\t{tag}\n" for word, tag in zip(*row, strict=True)) for row in rows]
-    path.write_text("\n".join(blocks))
-    return path
-
-
-def settings(data: Path, **changes) -> NamedEntitiesConfig:
-    return NamedEntitiesConfig.parse({"data": str(data), "max_tokens": 30} | changes)
 
 
 @pytest.fixture(scope="module")
@@ -138,11 +105,7 @@ def test_a_tagger_of_any_encoder_leaves_as_hugging_faces_class_with_equal_logits
             torch.testing.assert_close(logits, theirs(**batch).logits[0], atol=1e-5, rtol=0)
 
 
-def test_the_model_of_a_suites_rule_is_kept_for_each_language(tuned):
-    assert selection.read(tuned)["rule"] == "each" and set(selection.read(tuned)["chosen"]) == {"*", "de", "en"}
-
-
-def test_the_first_piece_of_a_word_bears_its_tag_and_no_other_does(encoder, tmp_path):
+def test_only_the_first_token_of_a_word_has_its_tag(encoder, tmp_path):
     rows = [Sentence(("mr", "zyx", "stone"), ("O", "B-PER", "I-PER")), Sentence(("in",), ("O",))]
     write(tmp_path / "train-en.tsv", rows)
 
@@ -156,7 +119,7 @@ def test_the_first_piece_of_a_word_bears_its_tag_and_no_other_does(encoder, tmp_
     assert training.score_dev is None and training.development == ()
 
 
-def test_the_loss_is_that_of_first_pieces_alone():
+def test_the_loss_is_that_of_first_tokens_alone():
     logits = torch.tensor([[9.0, 0.0], [0.0, 2.0], [5.0, 5.0], [3.0, 0.0]])  # of two sentences, of 3 and 1 tokens
     targets = torch.tensor([[NO_TARGET, 0, NO_TARGET], [1, NO_TARGET, NO_TARGET]])
 
@@ -169,18 +132,18 @@ def test_the_loss_is_that_of_first_pieces_alone():
     ]  # fmt: skip
 
 
-def test_words_that_are_cut_off_are_answered_with_no_entity(encoder, tmp_path, caplog):
+def test_truncated_words_are_tagged_o(encoder, tmp_path, caplog):
     rows = [Sentence(tuple(["we"] * 8 + ["in", "york"]), tuple(["O"] * 9 + ["B-LOC"]))]
     module = task_models.create(encoder, HEAD, ("B-LOC", "O"))
     with torch.no_grad():
         module.output.weight.zero_()
         module.output.bias.copy_(torch.tensor([1.0, 0.0]))  # all is a place
 
-    examples, firsts = run.encode(rows, encoder, 6)
-    answered = run.tag(module, rows, examples, firsts)
+    examples, first_tokens = run.encode(rows, encoder, 6)
+    tags = run.tag(module, rows, examples, first_tokens)
 
-    assert answered == [["B-LOC"] * 4 + ["O"] * 6]
-    assert "6 of 10 words are cut off or have no piece: taken for O" in caplog.text
+    assert tags == [["B-LOC"] * 4 + ["O"] * 6]
+    assert "6 of 10 words are truncated or have no token, and are tagged O" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -197,61 +160,6 @@ def test_a_span_counts_as_a_whole_with_its_kind(given, f1):
     gold = Sentence(("mr", "anna", "stone", "in", "york"), ("O", "B-PER", "I-PER", "O", "B-LOC"))
 
     assert span_f1([gold], [given]) == pytest.approx(f1)
-
-
-# What is read
-
-
-def test_xtremes_and_wikianns_layouts_are_the_same_sentences(tmp_path):
-    rows = sentences(5, 1)
-    for split, language in itertools.product(("train", "dev", "test"), ("en", "de")):
-        write(tmp_path / "xtreme" / f"{split}-{language}.tsv", rows)
-        write(tmp_path / "wikiann" / language / split, rows, prefix=f"{language}:")
-    (tmp_path / "wikiann/README.md").write_text("other files may lie beside")
-
-    xtreme, wikiann = (read_tagged(settings(tmp_path / name)) for name in ("xtreme", "wikiann"))
-
-    assert xtreme == wikiann and xtreme["test"] == {"de": rows, "en": rows}
-    assert list(xtreme["train"]) == ["en"]  # German is not learned
-
-
-def test_words_with_a_colon_stay_what_they_are_where_words_bear_no_language(tmp_path):
-    rows = [Sentence(("we", "en:gb", ":"), ("O", "O", "O"))]
-
-    assert read_tagged(settings(write(tmp_path / "test-en.tsv", rows)))["test"]["en"] == rows
-    assert read_tagged(settings(write(tmp_path / "en/test", rows, "en:")))["test"]["en"] == rows
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ("we\tO\nanna B-PER\n", r"test-en\.tsv:2: 'anna B-PER' is not a word, a tab and O, B-… or I-…: mend it"),
-        ("we\tO\nanna\tPER\n", r"test-en\.tsv:2: 'anna\\tPER' is not a word"),
-        ("we\tO\tO\n", r"test-en\.tsv:1: "),
-        ("we\n", r"test-en\.tsv:1: 'we' is not"),  # XTREME's hidden tests have no tags
-    ],
-)
-def test_a_bad_line_is_refused_with_its_file_and_number(tmp_path, content, said):
-    (tmp_path / "test-en.tsv").write_text(content)
-
-    with pytest.raises(InputError, match=said) as refused:
-        read_tagged(settings(tmp_path))
-    assert "\n" not in str(refused.value)
-
-
-def test_files_that_cannot_be_told_apart_or_read_are_refused(tmp_path):
-    with pytest.raises(InputError, match="no such file or folder: give XTREME's files"):
-        read_tagged(settings(tmp_path / "nowhere"))
-    (tmp_path / "words.txt").write_text("we\tO\n")
-    with pytest.raises(InputError, match="no file whose name says split and language"):
-        read_tagged(settings(tmp_path))
-    (tmp_path / "test-en.tsv").write_bytes(b"caf\xe9\tO\n")
-    with pytest.raises(EncodingError, match=r"test-en\.tsv: not UTF-8"):
-        read_tagged(settings(tmp_path))
-    write(tmp_path / "test-en.tsv", sentences(1, 1))
-    write(tmp_path / "en/test", sentences(1, 1))
-    with pytest.raises(InputError, match="are both test sentences in en: keep one"):
-        read_tagged(settings(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -282,30 +190,3 @@ def test_without_an_entity_there_is_nothing_to_learn(encoder, tmp_path):
 
     with pytest.raises(CorpusTooSmall, match=r"have tags \['O'\]: need=2 tags"):
         TASK.training(settings(tmp_path), encoder, None)
-
-
-# The task among the others
-
-
-def test_dropout_of_the_head_is_drawn_by_worker_so_workers_belong_to_the_result(encoder, tmp_path):
-    assert TASK.depends_on_workers(settings(tmp_path), encoder)
-    assert not TASK.depends_on_workers(settings(tmp_path, head_dropout=0.0), encoder)
-
-
-def test_languages_stand_in_xtremes_order():
-    assert TASK.sort(["zh", "de", "no", "en", "af"]) == ["en", "af", "de", "zh", "no"]
-
-
-def test_a_suite_plans_measures_and_sums_it_up_like_any_task(tuned, data, tmp_path):
-    task = {"settings": settings(data).model_dump(mode="json", exclude_defaults=True) | {"task": "named_entities"}}
-    config = SuiteConfig.parse({"models": {"toy": str(tuned)}, "tasks": {"panx": task}})
-    (planned,) = trials.plan(config)
-
-    scores = trials.measure(planned.settings, tuned, tuned, {}, tmp_path)
-    summary = summarise(config, {planned.trial.name: scores})
-    suite_page.write(tmp_path / "page", summary)
-
-    assert trials.read_scores(tmp_path / trials.SCORES).mean == scores.mean
-    assert summary.flatten()["panx/de"] == scores.languages["de"]["f1"]
-    page = (tmp_path / "page/suite.md").read_text()
-    assert f"{100 * scores.mean['f1']:.1f}" in page

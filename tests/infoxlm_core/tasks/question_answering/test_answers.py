@@ -1,4 +1,4 @@
-"""MLQA's and SQuAD's scores on strings that a reader can normalise by hand, and XNLI's labels by name."""
+"""MLQA's and SQuAD's scores on strings that a reader can normalise by hand."""
 
 import sys
 import unicodedata
@@ -6,7 +6,6 @@ import unicodedata
 import pytest
 
 from infoxlm_core.errors import InputError
-from infoxlm_core.tasks.classification.table import xnli_label
 from infoxlm_core.tasks.question_answering.answers import cleaner, f1, is_punctuation, normalise, normalise_squad, score
 from infoxlm_core.tasks.scores import mean_over, transfer_gap
 
@@ -101,15 +100,3 @@ def test_transfer_gaps_of_mlqa_follow_from_the_published_f1(row, gap):
     scores = dict(zip(["en", "es", "de", "ar", "hi", "vi", "zh"], map(float, row.split()), strict=True))
 
     assert transfer_gap(scores) == pytest.approx(gap, abs=0.05)
-
-
-def test_xnli_labels_are_told_by_name_whatever_their_order():
-    hub, xtreme = ["entailment", "neutral", "contradiction"], ["contradiction", "entailment", "neutral"]
-
-    assert [xnli_label(number) for number in range(3)] == hub
-    assert [xnli_label(number, order=xtreme) for number in (1, 2, 0)] == hub
-    assert [xnli_label(name) for name in ("Entailment", " neutral", "contradictory")] == hub
-    with pytest.raises(InputError, match="'maybe' is no XNLI label"):
-        xnli_label("maybe")
-    with pytest.raises(InputError, match="'3' is no XNLI label"):
-        xnli_label(3)

@@ -1,0 +1,61 @@
+"""Files of tagged words: both layouts give the same sentences, and every broken file is refused in one line."""
+
+import itertools
+
+import pytest
+
+from infoxlm_core.errors import EncodingError, InputError
+from infoxlm_core.tasks.named_entities.files import Sentence, read_tagged
+from tests.toys.entities import sentences, settings, write
+
+
+def test_xtremes_and_wikianns_layouts_are_the_same_sentences(tmp_path):
+    rows = sentences(5, 1)
+    for split, language in itertools.product(("train", "dev", "test"), ("en", "de")):
+        write(tmp_path / "xtreme" / f"{split}-{language}.tsv", rows)
+        write(tmp_path / "wikiann" / language / split, rows, prefix=f"{language}:")
+    (tmp_path / "wikiann/README.md").write_text("other files may lie beside")
+
+    xtreme, wikiann = (read_tagged(settings(tmp_path / name)) for name in ("xtreme", "wikiann"))
+
+    assert xtreme == wikiann and xtreme["test"] == {"de": rows, "en": rows}
+    assert list(xtreme["train"]) == ["en"]  # German is not learned
+
+
+def test_words_with_a_colon_stay_what_they_are_where_words_bear_no_language(tmp_path):
+    rows = [Sentence(("we", "en:gb", ":"), ("O", "O", "O"))]
+
+    assert read_tagged(settings(write(tmp_path / "test-en.tsv", rows)))["test"]["en"] == rows
+    assert read_tagged(settings(write(tmp_path / "en/test", rows, "en:")))["test"]["en"] == rows
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("we\tO\nanna B-PER\n", r"test-en\.tsv:2: 'anna B-PER' is not a word, a tab and O, B-… or I-…"),
+        ("we\tO\nanna\tPER\n", r"test-en\.tsv:2: 'anna\\tPER' is not a word"),
+        ("we\tO\tO\n", r"test-en\.tsv:1: "),
+        ("we\n", r"test-en\.tsv:1: 'we' is not"),  # XTREME's hidden tests have no tags
+    ],
+)
+def test_a_bad_line_is_refused_with_its_file_and_number(tmp_path, content, said):
+    (tmp_path / "test-en.tsv").write_text(content)
+
+    with pytest.raises(InputError, match=said) as refused:
+        read_tagged(settings(tmp_path))
+    assert "\n" not in str(refused.value)
+
+
+def test_files_that_cannot_be_told_apart_or_read_are_refused(tmp_path):
+    with pytest.raises(InputError, match=r"no such file or folder\. Give XTREME's files"):
+        read_tagged(settings(tmp_path / "nowhere"))
+    (tmp_path / "words.txt").write_text("we\tO\n")
+    with pytest.raises(InputError, match="no file whose name contains split and language"):
+        read_tagged(settings(tmp_path))
+    (tmp_path / "test-en.tsv").write_bytes(b"caf\xe9\tO\n")
+    with pytest.raises(EncodingError, match=r"test-en\.tsv: not UTF-8"):
+        read_tagged(settings(tmp_path))
+    write(tmp_path / "test-en.tsv", sentences(1, 1))
+    write(tmp_path / "en/test", sentences(1, 1))
+    with pytest.raises(InputError, match=r"are both test sentences in en\. Keep one"):
+        read_tagged(settings(tmp_path))
