@@ -46,7 +46,8 @@ def evaluate(
     from components.platform import artifacts, costs
     from components.platform.stage_run import stage_run
     from infoxlm_core.config import EvaluationConfig
-    from infoxlm_core.results import cost, evidence, note
+    from infoxlm_core.results import cost, evidence
+    from infoxlm_core.results.report import describe_run
     from infoxlm_core.results.trials import HEADLINES, Trial
 
     with stage_run("evaluate", store, trial) as step:
@@ -72,19 +73,18 @@ def evaluate(
         spent = costs.of_run(store, trial)
         step.report({f"cost/{device.lower()}_hours/all": hours for device, hours in cost.sum_up(spent).items()})
         page = cost.add_to_page((made / "report.html").read_text(encoding="utf-8"), spent)
-        card = cost.add_to_card((made / "model_card.md").read_text(encoding="utf-8"), spent)
+        card = (made / "model_card.md").read_text(encoding="utf-8")
         Path(report.path).write_text(page, encoding="utf-8")
         Path(model_card.path).write_text(re.sub(r"\A---\n.*?\n---\n", "", card, flags=re.DOTALL), encoding="utf-8")
         figures = step.publish(scores, made, metrics)
         step.report(figures, evaluation=checked)
-        if not trial:  # few, and in a place of their own among all the curves
+        if not trial:  # the few main figures get a group of their own among all curves
             step.report({f"headline/{name.replace('/', '_')}": figures[name] for name in HEADLINES if name in figures})
-        with tempfile.TemporaryDirectory() as folder:  # the artifact, but for the two files that speak of this run
+        with tempfile.TemporaryDirectory() as folder:  # the artifact, with the costs of this run in its report
             shown = shutil.copytree(made, Path(folder, "evaluation"))
             (shown / "report.html").write_text(page, encoding="utf-8")
-            (shown / "model_card.md").write_text(card, encoding="utf-8")
             step.run.log_artifacts(shown, "evaluation")
-        read = step.report_corpus(text)  # again: Kubeflow may have left out the step that prepared it
-        step.run.annotate(note.write(evidence.read_scores(made), figures, read, "evaluation"))
+        datasets = step.report_corpus(text)  # again: Kubeflow may have skipped the step that prepared it
+        step.run.annotate(describe_run(evidence.read_scores(made), figures, datasets, "evaluation"))
         if trial:
             step.run.end()

@@ -23,7 +23,7 @@ def promote(
 
     Args:
         model: models:/NAME@ALIAS or models:/NAME/VERSION.
-        gate: metric -> least gain; the 95 % interval must lie above it.
+        gate: metric -> least gain; the confidence interval of the gain must lie above it.
         store: directory of the local registry, if MLFLOW_TRACKING_URI names no server.
         to: another registered model of the same server that it is copied to, and compared with the champion of.
         by_hand: why the gate is not asked.

@@ -27,7 +27,7 @@ def promotion(
     Args:
         model: models:/NAME@ALIAS or models:/NAME/VERSION.
         store: directory, or s3://bucket/prefix, where a step says why it failed.
-        gate: metric -> least gain; the 95 % interval must lie above it.
+        gate: metric -> least gain; the confidence interval of the gain must lie above it.
         to: another registered model of the same server that it is copied to.
         by_hand: why the gate is not asked.
         image: of the step; on a cluster by digest.

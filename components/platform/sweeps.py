@@ -1,75 +1,83 @@
-"""What the trials of a sweep left -> an artifact, a page and metrics: the end of an ablation and of a suite."""
+"""The end of a sweep: read its trials from the tracker, and publish their summary."""
 
 import logging
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from components.platform import artifacts, tracking
 from components.platform.stage_run import StageRun
 from infoxlm_core import manifests
-from infoxlm_core.results import note
-from infoxlm_core.results.ablation import Comparison
 from infoxlm_core.results.summary import Summary
-from infoxlm_core.results.trials import Trial
+from infoxlm_core.results.trials import LINK, Trial
 from infoxlm_core.tasks.scores import Scores
 
 
 def read_metrics(step: StageRun, planned: Sequence[Mapping[str, Any]]) -> list[tuple[Trial, Mapping[str, float]]]:
-    """What each trial of an ablation has logged; nothing if it is not finished, and then it is ended as failed."""
-    known = {one.trial.name: one.metrics for one in step.run.trials()}
-    found = [(trial, known.get(trial.name, {})) for trial in map(Trial.parse, planned)]
-    for values, (_, metrics) in zip(planned, found, strict=True):
-        if not metrics:  # one that never began gets a run too, so that it is not forgotten
+    """Return the metrics that each trial of an ablation has logged, and end the runs of unfinished trials as failed.
+
+    Args:
+        step: the last step of the ablation.
+        planned: its trials.
+    """
+    logged = {run.trial.name: run.metrics for run in step.run.trials()}
+    results = []
+    for values in planned:
+        trial = Trial.parse(values)
+        metrics = logged.get(trial.name, {})
+        if not metrics:  # a trial that never began gets a run, too, so that it is not forgotten
             tracking.open_run(step.store, values).end("FAILED")
-    return found
+        results.append((trial, metrics))
+    return results
 
 
 def read_scores(step: StageRun) -> dict[str, Scores]:
-    """The scores of a suite's trials that are finished, by name; those that nobody works on any more are ended."""
-    found = step.run.trials()
-    for one in found:
-        if one.status == "RUNNING":
-            tracking.tracker().find_run(one.run_id).end("FAILED")
-    return {one.trial.name: one.read_scores() for one in found if one.status == "FINISHED"}
+    """Return the scores of a suite's finished trials by name, and end the runs of unfinished trials as failed."""
+    runs = step.run.trials()
+    for run in runs:
+        if run.status == "RUNNING":
+            tracking.tracker().find_run(run.run_id).end("FAILED")
+    return {run.trial.name: run.read_scores() for run in runs if run.status == "FINISHED"}
 
 
 def publish(
     step: StageRun,
     kind: str,
-    summary: Summary | Comparison,
-    write: Callable[[Path, Any], None],
+    summary: Summary,
+    figures: dict[str, float],
     comparison: Any,
     report: Any,
     metrics: Any,
 ) -> None:
-    """Write the files of a sweep into the store, and tell KFP and the tracker.
+    """Write the page of a sweep into the store, and report it to KFP and the tracker.
 
     Args:
-        step: that ends the sweep.
-        kind: of the artifact; its page is called so too.
-        summary: of its trials.
-        write: writes its files into a directory.
-        comparison: KFP's artifact, which points to them.
+        step: the last step of the sweep.
+        kind: of the artifact, and name of its page.
+        summary: of the trials.
+        figures: the metrics to log.
+        comparison: KFP's artifact, which points to the files.
         report: KFP's page.
         metrics: KFP's metrics.
     """
-    flat = summary.flatten()
-    name = manifests.digest([summary.to_dict(), manifests.VERSIONS[kind]]).removeprefix("sha256:")[:16]
+    key = manifests.digest([summary.to_dict(), manifests.VERSIONS[kind]]).removeprefix("sha256:")[:16]
 
     def build(output: Path) -> dict[str, float]:
-        write(output, summary)
-        return flat
+        from infoxlm_core.results import page
 
-    made = artifacts.get_or_build(step.store, kind, name, build)
+        page.write(output, kind, summary)
+        return figures
+
+    made = artifacts.get_or_build(step.store, kind, key, build)
     step.publish(comparison, made, metrics)
     shutil.copy(made / f"{kind}.html", report.path)
-    step.report({re.sub(r"[^\w.:/ -]", "_", metric): value for metric, value in flat.items()})
+    step.report({re.sub(r"[^\w.:/ -]", "_", metric): value for metric, value in figures.items()})
     step.run.log_artifacts(made, kind)
-    missing = f" Not finished: {', '.join(summary.unfinished)}." if summary.unfinished else ""
-    step.run.annotate(f"**{step.run.name}**: [the {kind}]({note.FILE}{kind}/{kind}.html).{missing}")
-    if summary.unfinished:
-        logging.warning("not finished, and not in the numbers: %s", ", ".join(summary.unfinished))
-    step.run.end("FAILED" if summary.unfinished else "FINISHED")  # the last step of its pipeline
+    unfinished = ", ".join(summary.unfinished)
+    note = f" Not finished: {unfinished}." if unfinished else ""
+    step.run.annotate(f"**{step.run.name}**: [the {kind}]({LINK}{kind}/{kind}.html).{note}")
+    if unfinished:
+        logging.warning("Some trials are not finished, and not in the numbers: %s.", unfinished)
+    step.run.end("FAILED" if unfinished else "FINISHED")

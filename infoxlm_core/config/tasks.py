@@ -119,8 +119,8 @@ class RegistrationConfig(StageConfig):
     """The score on which candidate and champion are compared, question by question; higher is better."""
 
     gate: dict[Metric, Annotated[Number, Field(gt=-1, lt=1)]] = Field(default_factory=dict)
-    """Metric -> its least gain over the champion: the lower end of the 95 % interval must lie above it. Below 0, as in
-    classification/mean: -0.005, it is the loss that is tolerated. `metric` must gain (0) if it is not named."""
+    """Metric -> its least gain over the champion: the lower end of its confidence interval must lie above it. A
+    value below 0, such as classification/mean: -0.005, tolerates a loss. `metric` must gain (0) if it is not named."""
 
     @property
     def gates(self) -> dict[str, float]:

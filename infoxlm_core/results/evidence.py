@@ -1,18 +1,17 @@
-"""Question by question: which ones a model answered, and whether another model is better on the same ones.
+"""The outcomes of an evaluation by question, and whether one model is better than another on the same questions.
 
 The outcomes are a table with a row for each question and direction, the same for every model that took the same test:
 
     model | task | place | language | direction | question | unshared | right
 
-`place` is the layer and pooling that is read, "best" or "contrast", and `direction` "to_pivot" or "from_pivot"; a task
-without such a choice leaves them empty. A metric is known by the rows that it counts, whatever the task. A question is
-known by a digest, so that the table may stay with a model whose test is confidential; the same sentence asked in
-several languages has the same one.
+`place` is the layer and pooling that was read, "best" or "contrast", and `direction` is "to_pivot" or "from_pivot";
+both are empty for other tasks than retrieval. `question` is a digest, so that the table may stay with a model whose
+test is confidential; a sentence that is asked in several languages has the same digest in all of them.
 
-Whether a gain is due to the choice of questions, a paired bootstrap interval tells. Questions are drawn anew, as many
-as there are and with replacement, thousands of times; both models are scored on each draw, and the interval holds the
-middle of the differences. A question that is asked in several languages is drawn in all of them or in none: a sentence
-that is hard is hard in every language, and languages are no independent tests.
+A paired bootstrap interval tells whether a gain is due to the choice of questions: questions are drawn anew thousands
+of times, as many as there are and with replacement, and both models are scored on each draw. A question that is asked
+in several languages is drawn in all of them or in none: a sentence that is hard is hard in every language, so languages
+are no independent tests.
 """
 
 from collections.abc import Mapping
@@ -27,6 +26,7 @@ from typing_extensions import TypedDict
 from infoxlm_core import outside
 from infoxlm_core.corpora import tables
 from infoxlm_core.errors import InputError
+from infoxlm_core.results.statistics import CONFIDENCE
 
 FILE = "items.parquet"
 COLUMNS = ("model", "task", "place", "language", "direction", "question", "unshared", "right")
@@ -36,18 +36,18 @@ NOT_ASKED = 9.0  # gains are between -1 and 1
 
 @dataclass(frozen=True)
 class Outcomes:
-    """Which questions one model answered."""
+    """The questions that one model answered."""
 
     table: pd.DataFrame
     pivot: str
 
     def answers(self, metric: str) -> pd.Series:
-        """(language, question) -> share of directions in which it was answered, of the questions that a metric counts.
+        """Return (language, question) -> share of directions in which the question was answered, by a metric.
 
         The metric is the mean over languages of the mean over their questions.
 
         Raises:
-            InputError: the metric is not a share of right answers, or the model has no such outcomes.
+            InputError: the metric is no share of right answers, or the model has no such outcomes.
         """
         task, _, name = metric.partition("/")
         rows, pivot = self.table[self.table["task"] == task], self.pivot
@@ -69,14 +69,14 @@ class Outcomes:
 
 
 def write(path: Path, tables: Mapping[str, list[pd.DataFrame]]) -> None:
-    """Write the outcomes of models by name."""
+    """Write the outcomes of models: name -> tables."""
     named = [part.assign(model=name) for name, parts in tables.items() for part in parts]
     pd.concat(named, ignore_index=True)[list(COLUMNS)].to_parquet(path, index=False, compression="zstd")
 
 
 @outside.with_more
-class Judged(TypedDict):
-    """What scores.json of `evaluate` says, as far as it is read again."""
+class _ScoresFile(TypedDict):
+    """The fields of an evaluation's scores.json that are read again."""
 
     model: str
     pivot: str
@@ -84,19 +84,19 @@ class Judged(TypedDict):
 
 
 def read_scores(evaluation: Path) -> dict[str, Any]:
-    """The scores.json of an evaluation; InputError if it is none."""
-    return outside.read_json(evaluation / "scores.json", Judged, "evaluate again")
+    """Return the content of scores.json; InputError if it is malformed."""
+    return outside.read_json(evaluation / "scores.json", _ScoresFile, "evaluate again")
 
 
 def read(path: Path, model: str) -> pd.DataFrame:
-    """The outcomes of one model; InputError if the file holds something else."""
+    """Return the outcomes of one model; InputError if the file is malformed."""
     table = tables.read_frame(path, COLUMNS, "evaluate again")
     return table[table["model"] == model]
 
 
 @dataclass(frozen=True)
 class Interval:
-    """What a candidate gains over another model, and how sure that is."""
+    """The gain of a candidate over another model, with its confidence interval."""
 
     gain: float
     lower: float
@@ -105,20 +105,25 @@ class Interval:
 
 
 def paired_bootstrap(
-    candidate: pd.Series, other: pd.Series, resamples: int = 10_000, level: float = 0.95, seed: int = 1
+    candidate: pd.Series, other: pd.Series, resamples: int = 10_000, level: float = CONFIDENCE, seed: int = 1
 ) -> Interval:
-    """Percentile interval of the difference between two models' means over languages.
+    """Return the percentile interval of the difference between two models' means over languages.
 
-    Both are (language, question) -> score from 0 to 1 (`answers`); `level` of the draws are in the interval.
+    Args:
+        candidate: (language, question) -> score from 0 to 1, see `Outcomes.answers`.
+        other: the same of the other model.
+        resamples: number of draws.
+        level: share of the draws inside the interval.
+        seed: of the draws.
 
     Raises:
-        ValueError: the two were not asked the same.
+        ValueError: the models were not asked the same questions.
     """
     if not candidate.index.equals(other.index):
         raise ValueError("the models were not asked the same questions")
     table = (candidate - other).unstack("language").fillna(NOT_ASKED)
     gains = table.to_numpy(dtype=float)  # (questions, languages)
-    # Questions with equal outcomes are exchangeable: a draw is how often each kind of outcome comes up.
+    # Questions with equal outcomes are exchangeable, so a draw is the number of questions of each kind of outcome.
     kinds, counts = np.unique(gains, axis=0, return_counts=True)
     asked = kinds != NOT_ASKED
     values = np.where(asked, kinds, 0.0)
@@ -133,7 +138,7 @@ def paired_bootstrap(
 
 
 def _mean_over_languages(drawn: np.ndarray, values: np.ndarray, asked: np.ndarray) -> np.ndarray:
-    """Score of each draw: drawn (R, kinds) with values and asked (kinds, languages) -> (R,)."""
+    """Return the score of each draw, (R,), from drawn (R, kinds), values and asked (kinds, languages)."""
     weights = drawn.astype(float)
     with np.errstate(invalid="ignore"):  # a language of few questions may not be drawn at all
         return np.nanmean((weights @ values) / (weights @ asked), axis=1)

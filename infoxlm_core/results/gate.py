@@ -1,7 +1,7 @@
-"""The gate between candidate and champion: pure statistics and policy. Who moves the alias is the registry's matter.
+"""The gate between candidate and champion.
 
-A candidate replaces the champion if it is shown to be better on the same questions: for each metric of the gate the
-paired bootstrap interval of the gain must lie above a limit.
+A candidate replaces the champion if it is shown to be better on the same questions: for each metric of the gate, the
+whole paired bootstrap interval of the gain must lie above a limit.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass, field
 
 from infoxlm_core.errors import InputError
 from infoxlm_core.results.evidence import Outcomes, paired_bootstrap
+from infoxlm_core.results.statistics import INTERVAL
 
-FEWEST_QUESTIONS = 50  # with fewer an interval is too narrow: of two equal models one looks better too often
+FEWEST_QUESTIONS = 50  # with fewer, the interval is too narrow: equal models would too often look different
 
 
 @dataclass(frozen=True)
@@ -19,12 +20,12 @@ class Contender:
 
     version: str
     tags: Mapping[str, str]  # metrics by name, and `test_set`, the digest of its questions
-    read_outcomes: Callable[[], Outcomes | None]  # read when they are needed; None if it was registered without
+    read_outcomes: Callable[[], Outcomes | None]  # None if the version was registered without
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the gate says of a candidate."""
+    """The gate's decision on a candidate."""
 
     passed: bool
     reason: str
@@ -32,9 +33,12 @@ class Verdict:
 
 
 def decide(candidate: Contender, champion: Contender | None, gate: Mapping[str, float]) -> Verdict:
-    """A candidate becomes champion if there is none, or if it is better for sure by every metric.
+    """Decide whether a candidate becomes champion.
 
-    The gate is metric -> least gain, above which the whole interval must lie.
+    Args:
+        candidate: the version to judge.
+        champion: the version that users get, if there is one.
+        gate: metric -> the limit above which the interval of the gain must lie.
     """
     scores = ", ".join(f"{metric} {candidate.tags.get(metric, 'missing')}" for metric in gate)
     if champion is None:
@@ -43,9 +47,9 @@ def decide(candidate: Contender, champion: Contender | None, gate: Mapping[str, 
     known += ", ".join(f"{champion.tags.get(metric, 'none')}" for metric in gate)
     if champion.tags.get("test_set") != candidate.tags.get("test_set"):
         return Verdict(False, f"candidate with {known} on another test set, promote by hand")
-    mine, theirs = candidate.read_outcomes(), champion.read_outcomes()
-    if mine is None or theirs is None:
-        without = candidate if mine is None else champion
+    ours, theirs = candidate.read_outcomes(), champion.read_outcomes()
+    if ours is None or theirs is None:
+        without = candidate if ours is None else champion
         return Verdict(
             False,
             f"candidate with {known}, version {without.version} has no outcomes by question (made by an older "
@@ -55,26 +59,26 @@ def decide(candidate: Contender, champion: Contender | None, gate: Mapping[str, 
     failed = []
     for metric, least in gate.items():
         try:
-            found = paired_bootstrap(mine.answers(metric), theirs.answers(metric))
+            interval = paired_bootstrap(ours.answers(metric), theirs.answers(metric))
         except InputError as error:
             return Verdict(False, f"candidate with {known}, but {error}", figures)
         except ValueError:
             return Verdict(False, f"candidate with {known} on other questions of {metric}, promote by hand", figures)
-        figures[metric] = asdict(found) | {"least": least}
-        if found.questions < FEWEST_QUESTIONS:
-            said = f"{metric} has {found.questions} questions, fewer than {FEWEST_QUESTIONS}: evaluate on more"
-            return Verdict(False, f"candidate with {known}, but {said}", figures)
-        if not found.lower > least:
+        figures[metric] = asdict(interval) | {"least": least}
+        if interval.questions < FEWEST_QUESTIONS:
+            problem = f"{metric} has {interval.questions} questions, fewer than {FEWEST_QUESTIONS}: evaluate on more"
+            return Verdict(False, f"candidate with {known}, but {problem}", figures)
+        if not interval.lower > least:
             failed.append(metric)
-    said = "; ".join(describe(metric, figure) for metric, figure in figures.items())
+    gains = "; ".join(describe(metric, figure) for metric, figure in figures.items())
     if failed:
-        return Verdict(False, f"candidate, not shown to be better than version {champion.version}: {said}", figures)
-    return Verdict(True, f"champion, better than version {champion.version}: {said}", figures)
+        return Verdict(False, f"candidate, not shown to be better than version {champion.version}: {gains}", figures)
+    return Verdict(True, f"champion, better than version {champion.version}: {gains}", figures)
 
 
 def describe(metric: str, figure: Mapping[str, float]) -> str:
-    """A gain with its interval, in words."""
+    """Describe a gain and its interval in words."""
     return (
-        f"{metric} {figure['gain']:+.4f} (95 % interval {figure['lower']:+.4f} to {figure['upper']:+.4f}, "
+        f"{metric} {figure['gain']:+.4f} ({INTERVAL} {figure['lower']:+.4f} to {figure['upper']:+.4f}, "
         f"{figure['questions']} questions; must be above {figure['least']:+g})"
     )

@@ -1,7 +1,4 @@
-"""Values of several seeds -> mean, sample standard deviation and the 95 % interval of the mean (Student's t).
-
-Also how a metric is read: which way is better, whether it is a share, with how many decimals it is shown.
-"""
+"""Mean, sample standard deviation and confidence interval of a metric over seeds, and how a metric is shown."""
 
 import math
 from collections.abc import Mapping
@@ -10,68 +7,67 @@ from statistics import fmean, stdev
 
 from scipy import special
 
-_SHARES = ("retrieval/", "classification/", "xnli/", "mlqa/", "xlco/accuracy")
-_LOWER = ("perplexity/", "loss/", "transfer_gap")
+from infoxlm_core.tasks import TASKS
+
+CONFIDENCE = 0.95
+"""Level of every interval: of means over seeds, and of a candidate's gain in the promotion gate."""
+
+INTERVAL = f"{100 * CONFIDENCE:g} % interval"
+"""What an interval is called in texts."""
 
 
 @dataclass(frozen=True)
 class Statistic:
-    """One figure over seeds; a published one, or one of a single seed, has its mean alone."""
+    """A metric over seeds. A published figure, or one of a single seed, has only a mean."""
 
     n: int
     mean: float | None
     deviation: float | None = None
     interval: tuple[float, float] | None = None
-    values: Mapping[int, float | None] = field(default_factory=dict)  # by seed; None for one that is not finite
+    values: Mapping[int, float | None] = field(default_factory=dict)  # by seed; None if a value is not finite
 
 
-def over_seeds(values: Mapping[int, float]) -> Statistic:
-    """Sum up values by seed; one that is not finite does not count.
-
-    `deviation` and `interval` are None for a single seed, `mean` too for none.
-    """
-    finite = [value for value in values.values() if math.isfinite(value)]
-    n, mean = len(finite), fmean(finite) if finite else None
-    by_seed = {seed: value if math.isfinite(value) else None for seed, value in values.items()}
-    if mean is None or n < 2:
-        return Statistic(n, mean, values=by_seed)
-    deviation = stdev(finite)
-    half = float(special.stdtrit(n - 1, 0.975)) * deviation / math.sqrt(n)
+def over_seeds(values: Mapping[int, float | None]) -> Statistic:
+    """Return mean, deviation and interval (Student's t) of values by seed; only finite values count."""
+    by_seed = {seed: value if value is not None and math.isfinite(value) else None for seed, value in values.items()}
+    finite = [value for value in by_seed.values() if value is not None]
+    n = len(finite)
+    if n < 2:
+        return Statistic(n, fmean(finite) if finite else None, values=by_seed)
+    mean, deviation = fmean(finite), stdev(finite)
+    half = float(special.stdtrit(n - 1, (1 + CONFIDENCE) / 2)) * deviation / math.sqrt(n)
     return Statistic(n, mean, deviation, (mean - half, mean + half), by_seed)
 
 
-def over_seeds_each(by_seed: Mapping[int, Mapping[str, float]]) -> dict[str, Statistic]:
-    """{metric: value} by seed -> {metric: its statistic}."""
-    names = next(iter(by_seed.values()))
-    return {name: over_seeds({seed: values[name] for seed, values in by_seed.items()}) for name in names}
-
-
 def exact(value: float | None) -> Statistic | None:
-    """A figure that is known without its seeds."""
+    """Return a figure that is known without its seeds as a statistic."""
     return None if value is None else Statistic(1, value)
 
 
 def is_lower_better(metric: str) -> bool:
-    """Whether less is better."""
-    return any(part in metric for part in _LOWER)
+    """Return whether a lower value of a metric is better."""
+    return "perplexity/" in metric or "loss/" in metric or "transfer_gap" in metric
 
 
 def is_share(metric: str) -> bool:
-    """Whether a metric is a share from 0 to 1, shown in percent."""
-    return metric.startswith(_SHARES) and not metric.endswith("/best_layer")
+    """Return whether a metric is a share from 0 to 1, which is shown in percent."""
+    task, _, name = metric.partition("/")
+    if metric == "xlco/accuracy":
+        return True
+    known = task in TASKS or any(task in kind.presets for kind in TASKS.values())
+    return known and name.rpartition("/")[2] not in ("best_layer", "layer", "seeds")
 
 
-def show(metric: str, value: float | None, like: float | None = None) -> str:
-    """A value as people read it: percent with two decimals, else four digits, or as many decimals as `like` gets."""
-    if value is None:
-        return "–"
-    if is_share(metric):
+def show(value: float, like: float, share: bool) -> str:
+    """Format a share in percent with two decimals, others with the decimals that `like` has when it has four digits."""
+    if share:
         return f"{100 * value:.2f}"
-    whole = len(str(int(abs(value if like is None else like))))
-    return f"{value:,.{max(0, 4 - whole)}f}"
+    whole_digits = len(str(int(abs(like))))
+    return f"{value:,.{max(0, 4 - whole_digits)}f}"
 
 
-def name_column(metric: str) -> str:
-    """A column's name with its unit and which way is better."""
-    parts = [metric] + ["%"] * is_share(metric) + ["↓" if is_lower_better(metric) else "↑"]
-    return "\N{NO-BREAK SPACE}".join(parts)
+def name_column(metric: str, share: bool) -> str:
+    """Return a metric's name with its unit and an arrow that says which way is better."""
+    words = [metric, "%"] if share else [metric]
+    words.append("↓" if is_lower_better(metric) else "↑")
+    return "\N{NO-BREAK SPACE}".join(words)

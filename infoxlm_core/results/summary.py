@@ -1,52 +1,71 @@
-"""Scores of a suite's trials -> one summary: the best place of each grid, mean and deviation over the seeds."""
+"""The summary of a sweep: the statistics of every model over its seeds, of headline metrics and of each task.
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+A suite, an ablation and an evaluation have the same summary. An ablation knows only the metrics that its trials have
+logged, so it has headlines and no tasks.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from infoxlm_core.results import trials
-from infoxlm_core.results.protocol import compare_protocol, describe_rule, find_differences, name_setting
-from infoxlm_core.results.statistics import Statistic, over_seeds, over_seeds_each
+from infoxlm_core.errors import InputError
+from infoxlm_core.results import published, trials
+from infoxlm_core.results.protocol import compare_protocol, describe_rule, name_setting
+from infoxlm_core.results.statistics import Statistic, is_share, over_seeds
 from infoxlm_core.results.suite_config import SuiteConfig, SuiteTaskConfig
 from infoxlm_core.results.trials import Trial
-from infoxlm_core.tasks import TASKS, task_of
-from infoxlm_core.tasks.scores import Scores, finite
-from infoxlm_core.tasks.task import Fact
+from infoxlm_core.tasks import task_of
+from infoxlm_core.tasks.scores import Scores
+from infoxlm_core.tasks.task import Fact, Task
+
+Metrics = Mapping[str, Statistic]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The headlines of one model over its seeds."""
+
+    what: str  # what a variant changes, or where a model is
+    seeds: tuple[int, ...]
+    unfinished: tuple[int, ...]
+    metrics: Metrics
 
 
 @dataclass(frozen=True)
 class GridPoint:
-    """One place of a model's grid."""
+    """One point of a model's grid."""
 
     grid: Mapping[str, Any]
     dev: float | None  # development score over all languages, the mean over finished seeds
-    by: float | None  # the development score that chooses among places
+    by: float | None  # the development score that chooses among points
     seeds: tuple[int, ...]  # those that are finished
 
 
 @dataclass(frozen=True)
 class Row:
-    """One model on one task, at the chosen place of its grid."""
+    """One model on one task, at the chosen point of its grid."""
 
     chosen: GridPoint
     grid: tuple[GridPoint, ...]
     rule: str
-    tuned: Mapping[int, str | None]  # where in the store the model of a seed is
+    tuned: Mapping[int, str | None]  # seed -> location of the fine-tuned model in the store
     steps: Mapping[int, Mapping[str, int]]
-    languages: Mapping[str, Mapping[str, Statistic]]
-    mean: Mapping[str, Statistic]
-    transfer_gap: Mapping[str, Statistic] | None
+    languages: Mapping[str, Metrics]
+    mean: Metrics
+    transfer_gap: Metrics | None
     within: Statistic | None
     across: Statistic | None
-    details: Mapping[str, Any]  # what a task alone has, of the first seed: the vectors of retrieval
+    details: Mapping[str, Any]  # fields that only this task has, of the first seed: the vectors of retrieval
+    metrics: Metrics  # by their names in the tracker
 
 
 @dataclass(frozen=True)
 class TaskSummary:
-    """All models on one task; one of which nothing is finished has no row."""
+    """All models on one task; a model of which nothing is finished has no row."""
 
     kind: str
+    description: str
     main: str
     metrics: tuple[str, ...]
     table: str
@@ -58,185 +77,295 @@ class TaskSummary:
     settings: Mapping[str, Any]
     models: Mapping[str, Row]
 
-    @property
-    def warning(self) -> str:
-        """One sentence if these numbers must not be compared with the published ones; else nothing."""
-        differences = find_differences(self.protocol)
-        if self.table == "none" or not self.models or not differences:
-            return ""
-        return (
-            f"Not the paper's protocol ({', '.join(differences)}): compare our rows with each other, "
-            "and with the published ones at most their order."
-        )
-
 
 @dataclass(frozen=True)
 class Summary:
-    """What a suite has measured."""
+    """The results of a sweep."""
 
-    model: str
-    models: Mapping[str, str]
-    unfinished: tuple[str, ...]
+    title: str
+    model: str  # the model under test
+    models: Mapping[str, str]  # name -> where a model is, or what a variant changes
+    metrics: tuple[str, ...]  # names of the headlines
+    variants: Mapping[str, Variant]
+    unfinished: tuple[str, ...]  # names of trials
     tasks: Mapping[str, TaskSummary]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, as suite.json holds them."""
+        """Return plain values, as suite.json and comparison.json hold them."""
         plain = asdict(self)
         for task in plain["tasks"].values():
             task["protocol"] = [fact._asdict() for fact in task["protocol"]]
             for row in task["models"].values():
                 row |= row.pop("details")
+                del row["metrics"]
         return plain
 
-    def flatten(self) -> dict[str, float]:
-        """As metrics: `xnli/mean`, `xnli/en`, `mlqa/f1/en`, `tatoeba/xx_en`; other models by name in front."""
-        flat: dict[str, float] = {}
-        for name, found in self.tasks.items():
-            task, settings = TASKS[found.kind], trials.read_settings(found.settings)
-            for model, row in found.models.items():
-                prefix = name if model == self.model else f"{trials.slug(model)}/{name}"
-                flat |= task.name_metrics(_average(found, row), settings, prefix)
-                flat |= finite({f"{prefix}/deviation": row.mean[found.main].deviation})
-                flat[f"{prefix}/seeds"] = len(row.chosen.seeds)
-        return flat
+    def is_share(self, metric: str) -> bool:
+        """Return whether a headline is a share; its name begins with a task's, which may be of any kind."""
+        task, _, name = metric.partition("/")
+        kind = self.tasks[task].kind if task in self.tasks else task
+        return is_share(f"{kind}/{name}")
+
+    def name_headlines(self) -> dict[str, float]:
+        """Return the headlines for the tracker: `full/retrieval/best`, `full/retrieval/best/deviation` and `…/n`."""
+        named: dict[str, float | None] = {}
+        for model, variant in self.variants.items():
+            for metric, statistic in variant.metrics.items():
+                name = f"{model}/{metric}"
+                named |= {name: statistic.mean, f"{name}/deviation": statistic.deviation, f"{name}/n": statistic.n}
+        return {name: value for name, value in named.items() if value is not None}
+
+    def name_scores(self) -> dict[str, float]:
+        """Return the means of all scores for the tracker: `xnli/mean`, `xnli/en`, for other models `NAME/xnli/mean`."""
+        named: dict[str, float | None] = {}
+        for name, task in self.tasks.items():
+            for model, row in task.models.items():
+                prefix = "" if model == self.model else f"{trials.slug(model)}/"
+                named |= {f"{prefix}{metric}": statistic.mean for metric, statistic in row.metrics.items()}
+                named[f"{prefix}{name}/deviation"] = row.mean[task.main].deviation
+                named[f"{prefix}{name}/seeds"] = len(row.chosen.seeds)
+        return {name: value for name, value in named.items() if value is not None}
 
 
-def _average(found: TaskSummary, row: Row) -> Scores:
-    """The means of a row, as if they were the scores of one trial."""
+def summarise_metrics(
+    title: str, results: Iterable[tuple[Trial, Mapping[str, float]]], metrics: Sequence[str] = ()
+) -> Summary:
+    """Summarise an ablation: every variant over its seeds, in the order of the results.
 
-    def means(cells: Mapping[str, Statistic] | None) -> dict[str, Any]:
-        return {metric: cell.mean for metric, cell in (cells or {}).items()}
+    Args:
+        title: of the page.
+        results: the trials with their metrics; a trial that is not finished has none.
+        metrics: names of the metrics to compare; by default the headlines, the contrast layer and the paper's tasks,
+            as far as a trial has them.
 
-    return Scores(
-        found.kind,
-        {code: means(cells) for code, cells in row.languages.items()},
-        means(row.mean),
-        found.counts,
-        "",
-        transfer_gap=means(row.transfer_gap),
-        dev={"mean": row.chosen.dev},
-        mixed={"within": row.within and row.within.mean, "across": row.across and row.across.mean},
-        details=row.details,
-    )
+    Raises:
+        InputError: no trial has a metric that `metrics` names.
+    """
+    groups: dict[str, list[tuple[Trial, Mapping[str, float]]]] = {}
+    known: set[str] = set()
+    for trial, values in results:
+        groups.setdefault(trial.model, []).append((trial, values))
+        known.update(values)
+    for name in metrics:
+        if name not in known:
+            raise InputError(f"No trial has the metric {name!r}. Known metrics: {', '.join(sorted(known)) or 'none'}.")
+    defaults = (*trials.HEADLINES, "retrieval/contrast", *published.METRICS)
+    chosen = tuple(metrics) or tuple(name for name in defaults if name in known)
+    variants = {
+        model: Variant(
+            what=group[0][0].what,
+            seeds=tuple(sorted(trial.seed for trial, _ in group)),
+            unfinished=tuple(sorted(trial.seed for trial, values in group if not values)),
+            metrics=_over_seeds_each({trial.seed: values for trial, values in group}, chosen),
+        )
+        for model, group in groups.items()
+    }
+    unfinished = tuple(trial.name for group in groups.values() for trial, values in group if not values)
+    models = {model: variant.what for model, variant in variants.items()}
+    return Summary(title, next(iter(models), ""), models, chosen, variants, unfinished, {})
 
 
 def summarise(config: SuiteConfig, results: Mapping[str, Scores]) -> Summary:
-    """Sum up what has been measured: the scores of the trials that are finished, by name."""
+    """Summarise a suite.
+
+    Args:
+        config: of the suite.
+        results: name of a trial -> its scores, for all trials that are finished.
+    """
     planned = [item.trial for item in trials.plan(config)]
     tasks = {
-        task: _summarise_task(measure, [one for one in planned if one.task == task], list(config.models), results)
-        for task, measure in config.tasks.items()
+        name: _summarise_suite_task(name, measure, [trial for trial in planned if trial.task == name], results)
+        for name, measure in config.tasks.items()
     }
-    unfinished = tuple(one.name for one in planned if one.name not in results)
-    return Summary(next(iter(config.models)), dict(config.models), unfinished, tasks)
+    model, *peers = config.models
+    title = f"{model} beside {', '.join(peers)}" if peers else model
+    unfinished = tuple(trial.name for trial in planned if trial.name not in results)
+    return _of_tasks(title, config.models, tasks, unfinished)
+
+
+def summarise_evaluation(
+    title: str,
+    models: Mapping[str, str],
+    tasks: Iterable[tuple[Task[Any], Any]],
+    scores: Mapping[str, Mapping[str, Scores]],
+) -> Summary:
+    """Summarise an evaluation: a suite in which every model has one trial on each task that it can be measured on.
+
+    Args:
+        title: of the page.
+        models: name -> description; the first is the model under test.
+        tasks: the tasks with their settings.
+        scores: model -> task -> scores.
+    """
+    summaries = {}
+    for task, settings in tasks:
+        measured = {model: own[task.name] for model, own in scores.items() if task.name in own}
+        rows = {}
+        for model, found in measured.items():
+            point = _Point.of({}, {1: found})
+            rows[model] = _summarise_row(task, task.name, settings, point, [point])
+        if rows:
+            summaries[task.name] = _summarise_task(task, rows, list(measured.values()), [])
+    return _of_tasks(title, models, summaries, ())
+
+
+def _of_tasks(
+    title: str, models: Mapping[str, str], tasks: Mapping[str, TaskSummary], unfinished: tuple[str, ...]
+) -> Summary:
+    headlines: dict[str, None] = {}  # an ordered set
+    metrics: dict[str, dict[str, Statistic]] = {model: {} for model in models}
+    for name, task in tasks.items():
+        leading = [f"{name}/{metric}" for metric in ("best", "no_overlap", "mean", task.main, "transfer_gap")]
+        for model, row in task.models.items():
+            metrics[model] |= row.metrics
+            headlines |= {metric: None for metric in leading if metric in row.metrics}
+    missing = Statistic(0, None)
+    variants = {
+        model: Variant(what, (), (), {name: metrics[model].get(name, missing) for name in headlines})
+        for model, what in models.items()
+    }
+    return Summary(title, next(iter(models)), dict(models), tuple(headlines), variants, unfinished, tasks)
+
+
+def _summarise_suite_task(
+    name: str, measure: SuiteTaskConfig, planned: Sequence[Trial], results: Mapping[str, Scores]
+) -> TaskSummary:
+    task, notes = task_of(measure.settings), list[str]()
+    rows: dict[str, Row] = {}
+    for model in dict.fromkeys(trial.model for trial in planned):
+        points = _group([trial for trial in planned if trial.model == model], results)
+        chosen = _choose(points, model, notes)
+        if chosen:
+            rows[model] = _summarise_row(task, name, measure.settings, chosen, points)
+    finished = [results[trial.name] for trial in planned if trial.name in results]
+    summary = _summarise_task(task, rows, finished, notes)
+    return replace(
+        summary,
+        table=measure.table,
+        setting=name_setting(measure, finished),
+        protocol=tuple(compare_protocol(measure, summary.counts, finished)),
+        settings=trials.dump(measure.settings),
+    )
 
 
 def _summarise_task(
-    measure: SuiteTaskConfig, planned: Sequence[Trial], models: Sequence[str], results: Mapping[str, Scores]
+    task: Task[Any], rows: Mapping[str, Row], finished: Sequence[Scores], notes: Sequence[str]
 ) -> TaskSummary:
-    task = task_of(measure.settings)
-    finished = [results[one.name] for one in planned if one.name in results]
-    notes: list[str] = []
-    rows: dict[str, Row] = {}
-    for model in models:
-        places = _group([one for one in planned if one.model == model], results)
-        if (best := _choose(list(places), model, notes)) is not None:
-            rows[model] = _summarise_row(best, places)
-    for model in rows:
-        if missing := rows[model].details.get("not_reserved"):
-            notes.append(
-                f"{model} may have been trained on this test: {len(missing)} of its files were not taken out of the "
-                f"training text ({missing[0]}, …), see preparation.evaluation_sets."
+    warnings = list(notes)
+    for model, row in rows.items():
+        files = row.details.get("not_reserved")
+        if files:
+            warnings.append(
+                f"{model} may have been trained on this test: {len(files)} of its files were not taken out of the "
+                f"training text ({files[0]}, …). See preparation.evaluation_sets."
             )
     if len({scores.test_set for scores in finished}) > 1:
-        notes.append("Not all points were asked the same questions: their test sets differ. Do not compare them.")
+        warnings.append("Not all trials were asked the same questions: their test sets differ. Do not compare them.")
     counts = {code: scores.counts[code] for scores in finished for code in scores.languages}
-    ordered = task.sort(counts)
+    languages = task.sort(counts)
     return TaskSummary(
         kind=task.name,
+        description=(task.__doc__ or "").splitlines()[0],
         main=task.metrics[0],
-        metrics=tuple(finished[0].mean) if finished else task.metrics[:1],
-        table=measure.table,
-        setting=name_setting(measure, finished),
-        languages=tuple(ordered),
-        counts={code: counts[code] for code in ordered},
-        protocol=tuple(compare_protocol(measure, counts, finished)),
-        notes=tuple(notes),
-        settings=trials.dump(measure.settings),
+        metrics=tuple(dict.fromkeys((*task.metrics, *finished[0].mean))) if finished else task.metrics[:1],
+        table="none",
+        setting="other",
+        languages=tuple(languages),
+        counts={code: counts[code] for code in languages},
+        protocol=(),
+        notes=tuple(warnings),
+        settings={},
         models=rows,
     )
 
 
-def _group(planned: Sequence[Trial], results: Mapping[str, Scores]) -> list[tuple[GridPoint, dict[int, Scores]]]:
-    """The places of one model's grid, each with the scores of its finished seeds."""
-    groups: dict[str, tuple[Mapping[str, Any], dict[int, Scores]]] = {}
-    for trial in planned:
-        _, scores = groups.setdefault(trials.describe(trial.grid), (trial.grid, {}))
-        if trial.name in results:
-            scores[trial.seed] = results[trial.name]
-    places = []
-    for grid, scores in groups.values():
+@dataclass(frozen=True)
+class _Point:
+    """A point of a model's grid with the scores of its finished seeds."""
+
+    summary: GridPoint
+    scores: Mapping[int, Scores]
+
+    @classmethod
+    def of(cls, grid: Mapping[str, Any], scores: Mapping[int, Scores]) -> "_Point":
         developed = [one for one in scores.values() if one.dev]
         dev = fmean(one.dev["mean"] for one in developed if one.dev) if developed else None
         by = fmean(map(_rank_by, developed)) if developed else None
-        places.append((GridPoint(grid, dev, by, tuple(scores)), scores))
-    return places
+        return cls(GridPoint(grid, dev, by, tuple(scores)), scores)
+
+
+def _group(planned: Sequence[Trial], results: Mapping[str, Scores]) -> list[_Point]:
+    """Return the points of one model's grid, in the order of its trials."""
+    grids = {trials.describe(trial.grid): trial.grid for trial in planned}
+    scores: dict[str, dict[int, Scores]] = {name: {} for name in grids}
+    for trial in planned:
+        if trial.name in results:
+            scores[trials.describe(trial.grid)][trial.seed] = results[trial.name]
+    return [_Point.of(grid, scores[name]) for name, grid in grids.items()]
 
 
 def _rank_by(scores: Scores) -> float:
-    """What a place of the grid is chosen by: under rule `source` that language alone, or it would not be zero-shot."""
+    """Return the development score that a grid point is chosen by.
+
+    Under the rule `source` it is the score of the source language alone: any other would not be zero-shot.
+    """
     dev, source = scores.dev or {}, next(iter(scores.trained_on), "")
     chosen_by_source = (scores.selection or {}).get("rule") == "source"
-    value: float = dev["languages"].get(source, dev["mean"]) if chosen_by_source else dev["mean"]
-    return value
+    score: float = dev["languages"].get(source, dev["mean"]) if chosen_by_source else dev["mean"]
+    return score
 
 
-def _choose(
-    places: Sequence[tuple[GridPoint, dict[int, Scores]]], model: str, notes: list[str]
-) -> tuple[GridPoint, dict[int, Scores]] | None:
-    """The place with the best development score, the first of equals; never chosen by test scores.
+def _choose(points: Sequence[_Point], model: str, notes: list[str]) -> _Point | None:
+    """Return the point with the best development score, the first of equals; test scores never choose.
 
-    Only among those with the most finished seeds: one lucky seed must not win over the mean of five.
+    Only points with the most finished seeds compete: one lucky seed must not win over the mean of five.
     """
-    done = [place for place in places if place[1]]
-    if len(places) == 1 or not done:
-        return done[0] if done else None
-    if undecidable := [place for place, _ in done if place.dev is None]:
-        names = ", ".join(trials.describe(place.grid) for place in undecidable)
-        notes.append(f"{model}: no development scores ({names}), so nothing is chosen: give development sets.")
+    finished = [point for point in points if point.scores]
+    if len(points) == 1 or not finished:
+        return finished[0] if finished else None
+    undeveloped = [trials.describe(point.summary.grid) for point in finished if point.summary.dev is None]
+    if undeveloped:
+        notes.append(
+            f"{model}: no grid point is chosen, because {', '.join(undeveloped)} have no development scores. "
+            "Add development sets."
+        )
         return None
-    most = max(len(scores) for _, scores in done)
-    if fewer := [trials.describe(place.grid) for place, scores in done if len(scores) < most]:
-        notes.append(f"{model}: {', '.join(fewer)} not in the choice: fewer than {most} seeds are finished.")
-    return max((one for one in done if len(one[1]) == most), key=lambda one: one[0].by or 0.0)
+    most = max(len(point.scores) for point in finished)
+    fewer = [trials.describe(point.summary.grid) for point in finished if len(point.scores) < most]
+    if fewer:
+        notes.append(f"{model}: {', '.join(fewer)} cannot be chosen, because fewer than {most} seeds are finished.")
+    return max((point for point in finished if len(point.scores) == most), key=lambda point: point.summary.by or 0.0)
 
 
-def _summarise_row(
-    best: tuple[GridPoint, dict[int, Scores]], places: Sequence[tuple[GridPoint, dict[int, Scores]]]
-) -> Row:
-    chosen, by_seed = best
+def _summarise_row(task: Task[Any], name: str, settings: Any, chosen: _Point, points: Sequence[_Point]) -> Row:
+    by_seed = chosen.scores
     first = next(iter(by_seed.values()))
-    judged = first.dev["languages"] if first.dev and len(places) > 1 else ()
-    task, mixed = TASKS[first.task], {}
-    if first.mixed:
-        mixed = {
-            part: over_seeds({seed: (scores.mixed or {})[part] for seed, scores in by_seed.items()})
-            for part in ("within", "across")
-        }
+    dev_languages = first.dev["languages"] if first.dev and len(points) > 1 else ()
     gaps = {seed: scores.transfer_gap for seed, scores in by_seed.items() if scores.transfer_gap}
+    mixed = _over_seeds_each({seed: scores.mixed or {} for seed, scores in by_seed.items()}, ("within", "across"))
+    named = {seed: task.name_metrics(scores, settings, name) for seed, scores in by_seed.items()}
     return Row(
-        chosen=chosen,
-        grid=tuple(place for place, _ in places),
-        rule=describe_rule(first.selection, judged),
+        chosen=chosen.summary,
+        grid=tuple(point.summary for point in points),
+        rule=describe_rule(first.selection, dev_languages),
         tuned={seed: scores.training.get("tuned") for seed, scores in by_seed.items()},
         steps={seed: (scores.selection or {}).get("chosen", {}) for seed, scores in by_seed.items()},
         languages={
-            code: over_seeds_each({seed: scores.languages[code] for seed, scores in by_seed.items()})
+            code: _over_seeds_each({seed: scores.languages[code] for seed, scores in by_seed.items()})
             for code in task.sort(first.languages)
         },
-        mean=over_seeds_each({seed: scores.mean for seed, scores in by_seed.items()}),
-        transfer_gap=over_seeds_each(gaps) if gaps else None,
-        within=mixed.get("within"),
-        across=mixed.get("across"),
+        mean=_over_seeds_each({seed: scores.mean for seed, scores in by_seed.items()}),
+        transfer_gap=_over_seeds_each(gaps) if gaps else None,
+        within=mixed["within"] if first.mixed else None,
+        across=mixed["across"] if first.mixed else None,
         details=first.details,
+        metrics=_over_seeds_each(named, dict.fromkeys(metric for own in named.values() for metric in own)),
     )
+
+
+def _over_seeds_each(by_seed: Mapping[int, Mapping[str, Any]], names: Iterable[str] = ()) -> dict[str, Statistic]:
+    """Return the statistic of each metric; by default of all metrics that the first seed has."""
+    chosen = tuple(names) or tuple(next(iter(by_seed.values())))
+    return {
+        name: over_seeds({seed: values[name] for seed, values in by_seed.items() if name in values}) for name in chosen
+    }

@@ -19,6 +19,8 @@ from infoxlm_core.tasks import task_of, unreserved
 from infoxlm_core.tasks.scores import Scores
 
 SCORES = "scores.json"
+LINK = "artifact:"
+"""Begins a link to a file of a run; the tracker replaces it with the file's address."""
 HEADLINES = (
     "retrieval/best", "retrieval/no_overlap", "perplexity/mean", "classification/mean", "classification/transfer_gap"
 )  # fmt: skip

@@ -4,6 +4,7 @@ The first encoder is the one under test; the others (an untrained one, a baselin
 Every model answers the same questions: the same pairs, and, with the same tokenizer, the same gaps.
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,8 +13,8 @@ from typing import Any
 from infoxlm_core import outside
 from infoxlm_core.config import EvaluationConfig
 from infoxlm_core.errors import InputError
-from infoxlm_core.results import evaluation_page, evidence
-from infoxlm_core.results.evaluation import Evaluated, Evaluation
+from infoxlm_core.results import evidence, report
+from infoxlm_core.results.summary import summarise_evaluation
 from infoxlm_core.tasks import TASKS, unreserved
 from infoxlm_core.tasks.perplexity import Perplexity
 from infoxlm_core.tasks.questions import Questions, draw_questions
@@ -29,71 +30,88 @@ CURVE_POINTS = 400
 def evaluate(
     config: EvaluationConfig, corpus: Path, encoders: Mapping[str, Path], classifiers: Mapping[str, Path], output: Path
 ) -> dict[str, float]:
-    """Score models and write scores.json, items.parquet, report.html, figures/ and model_card.md into `output`.
+    """Score models and write scores.json, items.parquet, model_card.md and the report into `output`.
 
-    `corpus` is a prepared one with held_out/<pivot>-<language>/*.parquet; its report.json is shown if there is one.
-    `encoders` are Hugging Face directories by name, the model under test first; `classifiers` those of fine-tuned
-    models by the same names, each with its test.parquet, or none. Returns one flat mapping of metrics such as
-    "retrieval/best" (shares from 0 to 1); a floor's carry its name in front. Raises InputError: no held-out pairs, no
-    model where one should be, or a test set that does not fit its classifier.
+    Args:
+        config: of the evaluation.
+        corpus: a prepared corpus with held_out/<pivot>-<language>/*.parquet; its report.json is shown if it has one.
+        encoders: name -> Hugging Face directory, the model under test first.
+        classifiers: name -> directory of the classifier that was fine-tuned from the encoder of that name, with its
+            test.parquet; may be empty.
+        output: directory for the files.
+
+    Returns:
+        Metrics such as `retrieval/best` (shares from 0 to 1); those of a floor begin with its name.
+
+    Raises:
+        InputError: there are no held-out pairs, a model is missing, or a test set does not fit its classifier.
     """
-    corpus = Path(corpus)
     if not encoders:
-        raise InputError("no encoder to evaluate: give at least one model directory")
-    model = next(iter(encoders))
-    asked = draw_questions(corpus, encoders[model], config)
+        raise InputError("No encoder to evaluate. Give at least one model directory.")
+    corpus, model = Path(corpus), next(iter(encoders))
+    questions = draw_questions(corpus, encoders[model], config)
     scores: dict[str, dict[str, Scores]] = {}
     for task in EVALUATED:
         for name, directory in (classifiers if task.trained else encoders).items():
-            measured = task.measure_held_out(asked, directory, config)
+            measured = task.measure_held_out(questions, directory, config)
             if measured is not None:
                 scores.setdefault(name, {})[task.name] = measured
     tests = sorted((corpus / "held_out").glob("*/*.parquet"))
-    missing = {name: unreserved.find(directory, tests, corpus) for name, directory in encoders.items()}
-
-    report = corpus / "report.json"
-    found = Evaluation(
-        model=model,
-        pivot=asked.pivot,
-        test_set=asked.digest,
-        pairs={
+    models: dict[str, dict[str, Any]] = {}
+    for name, own in scores.items():
+        encoder = encoders.get(name)
+        missing = unreserved.find(encoder, tests, corpus) if encoder else []
+        models[name] = {
+            "encoder": dict(own["retrieval"].details["encoder"]) if encoder else {},
+            "tasks": {task: found.to_dict() for task, found in own.items()},
+            "curves": read_curves(encoder) if encoder else {},
+            **({"not_reserved": missing} if missing else {}),
+        }
+    cleaning = corpus / "report.json"
+    plain = {
+        "model": model,
+        "pivot": questions.pivot,
+        "test_set": questions.digest,
+        "pairs": {
             language: {
-                "held_out": asked.counts[language],
-                "drawn": len(drawn),
-                "no_overlap": int(asked.unshared[language].sum()),
+                "held_out": questions.counts[language],
+                "drawn": len(pairs),
+                "no_overlap": int(questions.unshared[language].sum()),
             }
-            for language, drawn in asked.pairs.items()
+            for language, pairs in questions.pairs.items()
         },
-        models={
-            name: Evaluated(own, read_curves(encoders.get(name)), tuple(missing.get(name, ())))
-            for name, own in scores.items()
-        },
-        corpus=outside.read_json(report, dict[str, Any], "prepare again") if report.is_file() else None,
-        settings=config.model_dump(),
-    )
-    evaluation_page.write(output, found)
-    parts = {name: [one.outcomes for one in own.values() if one.outcomes is not None] for name, own in scores.items()}
-    evidence.write(output / evidence.FILE, parts)
-    return name_metrics(found, asked)
+        "corpus": outside.read_json(cleaning, dict[str, Any], "prepare again") if cleaning.is_file() else None,
+        "settings": config.model_dump(),
+        "models": models,
+    }
+    title = f"{model}: how well it carries meaning across languages"
+    descriptions = {name: report.describe_encoder(own["encoder"]) for name, own in models.items()}
+    tasks_with_settings = [(task, questions) for task in EVALUATED]
+    report.write(output, plain, summarise_evaluation(title, descriptions, tasks_with_settings, scores))
+    outcomes = {
+        name: [found.outcomes for found in own.values() if found.outcomes is not None] for name, own in scores.items()
+    }
+    evidence.write(output / evidence.FILE, outcomes)
+    return _name_metrics(scores, questions)
 
 
-def name_metrics(found: Evaluation, questions: Questions) -> dict[str, float]:
-    """Scores as metrics, such as `retrieval/best`; those of a floor carry its name in front."""
-    flat: dict[str, float] = {}
-    for name, one in found.models.items():
-        prefix = "" if name == found.model else re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") + "/"
+def _name_metrics(scores: Mapping[str, Mapping[str, Scores]], questions: Questions) -> dict[str, float]:
+    """Return the scores of all models as metrics; names of the first model's metrics have no prefix."""
+    metrics: dict[str, float] = {}
+    for rank, (name, own) in enumerate(scores.items()):
+        prefix = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") + "/" if rank else ""
         for task in EVALUATED:
-            if task.name in one.tasks:
-                flat |= task.name_metrics(one.tasks[task.name], questions, prefix + task.name)
-    return flat
+            if task.name in own:
+                metrics |= task.name_metrics(own[task.name], questions, prefix + task.name)
+    return metrics
 
 
-def read_curves(directory: Path | None) -> dict[str, list[Sequence[float]]]:
-    """Training curves beside an encoder: (step, value) points by metric, thinned to what a figure can show."""
-    path = directory and directory / "metrics.jsonl"
+def read_curves(encoder: Path) -> dict[str, list[Sequence[float]]]:
+    """Read the training curves beside an encoder: metric -> (step, value), thinned to what a figure can show."""
+    path = encoder / "metrics.jsonl"
     curves: dict[str, list[Sequence[float]]] = {}
-    for step, values in tracker.read(path) if path and path.is_file() else ():
+    for step, values in tracker.read(path) if path.is_file() else ():
         for name, value in values.items():
             if name.startswith("loss/") or name in ("xlco/accuracy", "probe/retrieval"):  # not those by language
                 curves.setdefault(name, []).append((step, value))
-    return {name: points[:: -(-len(points) // CURVE_POINTS)] for name, points in curves.items()}
+    return {name: points[:: math.ceil(len(points) / CURVE_POINTS)] for name, points in curves.items()}

@@ -33,7 +33,10 @@ MASK_RATIO = 0.15
 
 
 class Perplexity(Task[EvaluationConfig]):
-    """Fill the gaps of held-out sentences of every language. No suite has this task."""
+    """Fill the gaps of held-out sentences of every language.
+
+    No suite has this task.
+    """
 
     name: ClassVar[str] = "perplexity"
     metrics: ClassVar[tuple[str, ...]] = ("perplexity",)

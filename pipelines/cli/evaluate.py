@@ -112,7 +112,7 @@ def parse(models: dict[str, str], task: str, data: str, more: dict[str, Any], ch
 def measure_task(config: SuiteConfig, task: str, output: Path, store: Path) -> None:
     """Measure every model on a task; print and write what a suite of this task alone would."""
     from components.platform import sources
-    from infoxlm_core.results import suite_page, trials
+    from infoxlm_core.results import page, trials
     from infoxlm_core.results.summary import summarise
     from infoxlm_core.tasks import task_of
 
@@ -132,7 +132,7 @@ def measure_task(config: SuiteConfig, task: str, output: Path, store: Path) -> N
         found = summary.tasks[task]
         known = tuple(fact for fact in found.protocol if fact.what in ("test set", "normaliser"))
         summary = replace(summary, tasks={task: replace(found, protocol=known)})
-    suite_page.write(output, summary)
+    page.write(output, "suite", summary)
     typer.echo((output / "suite.md").read_text(encoding="utf-8"))
     typer.echo(f"page        {output / 'suite.html'}")
 

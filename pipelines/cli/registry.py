@@ -15,8 +15,8 @@ def promote(
     metric: Annotated[
         list[str] | None,
         typer.Option(
-            help="NAME or NAME=MARGIN: the 95 % interval of the gain must lie above MARGIN; below 0 it is the loss "
-            "that is tolerated. Repeatable: all must. Default: retrieval/best=0."
+            help="NAME or NAME=MARGIN: the confidence interval of the gain must lie above MARGIN; below 0 it is the "
+            "loss that is tolerated. Repeatable: all must. Default: retrieval/best=0."
         ),
     ] = None,
     to: Annotated[

@@ -107,20 +107,23 @@ def ablate(
 def compare(
     run: Annotated[str, typer.Option(help="Id or name of an ablation's run, or latest.")] = "latest",
     metrics: Annotated[str, typer.Option(help="Metrics, separated by commas; default: the headlines.")] = "",
-    output: Annotated[Path | None, typer.Option(help="Directory for HTML, PNG, Markdown, JSON.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Directory for the page, its tables, figures and numbers.")
+    ] = None,
     store: Store = "runs",
 ) -> None:
     """Print the table of an ablation from its tracker: variants over their seeds, with error bars."""
     with ending_clearly():
         from components.platform import artifacts, tracking
-        from infoxlm_core.results import ablation, ablation_page
+        from infoxlm_core.results import page
+        from infoxlm_core.results.summary import summarise_metrics
 
         chosen = tracking.tracker().find_ablation(run, artifacts.local(store))
-        found = [(one.trial, one.metrics) for one in chosen.trials()]
-        compared = ablation.compare(found, chosen.name, _split(metrics))
-        typer.echo(ablation_page.to_markdown(compared))
+        results = [(trial_run.trial, trial_run.metrics) for trial_run in chosen.trials()]
+        summary = summarise_metrics(chosen.name, results, _split(metrics))
+        typer.echo(page.to_markdown(summary))
         if output:
-            ablation_page.write(output, compared)
+            page.write(output, "comparison", summary)
             typer.echo(f"comparison  {output}/comparison.html")
 
 

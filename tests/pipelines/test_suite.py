@@ -81,7 +81,7 @@ def test_a_point_that_fails_is_named_and_does_not_sink_the_others(finished):
         "1, last step" in next(line for line in riddles.splitlines() if line.startswith("| toy "))
         and "±" in riddles.split("riddles: exact match")[0]
     )
-    assert "| InfoXLM" in finished.stdout and "Not the paper's protocol (test set)" in finished.stdout
+    assert "| InfoXLM" in finished.stdout and "InfoXLM paper: 1,000 pairs" in finished.stdout
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from components.adapters.mlflow.connection import artifact_root, check_location,
 from components.adapters.mlflow.errors import translate_errors
 from infoxlm_core.corpora.datasets import Dataset
 from infoxlm_core.errors import ConfigMismatch, StorageUnavailable
-from infoxlm_core.results import note
+from infoxlm_core.results.trials import LINK
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -151,7 +151,7 @@ def annotate(run_id: str, text: str) -> None:
     from mlflow import MlflowClient
 
     at, _, query = page(run_id).partition("?")
-    linked = re.sub(rf"\]\({note.FILE}([^)\s]+)\)", lambda link: f"](#/{at}/artifacts/{link[1]}?{query})", text)
+    linked = re.sub(rf"\]\({LINK}([^)\s]+)\)", lambda link: f"](#/{at}/artifacts/{link[1]}?{query})", text)
     with translate_errors(f"description of MLflow run {run_id}"):
         MlflowClient().set_tag(run_id, "mlflow.note.content", linked)
 

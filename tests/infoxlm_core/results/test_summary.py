@@ -75,7 +75,7 @@ def test_a_place_with_fewer_finished_seeds_is_not_chosen_and_what_is_missing_is_
     row = found["tasks"]["words"]["models"]["ours"]
     assert row["chosen"]["seeds"] == (1, 2) and row["mean"]["accuracy"]["mean"] == pytest.approx(0.5)
     (note,) = found["tasks"]["words"]["notes"]
-    assert note == "ours: learning_rate=2e-05 not in the choice: fewer than 2 seeds are finished."
+    assert note == "ours: learning_rate=2e-05 cannot be chosen, because fewer than 2 seeds are finished."
     assert "peer" not in found["tasks"]["words"]["models"]
 
 
@@ -87,9 +87,7 @@ def test_without_development_scores_nothing_is_chosen_and_that_is_said():
 
     assert not found["models"]
     (note,) = found["notes"]
-    assert note.startswith(
-        "ours: no development scores (learning_rate=1e-05, learning_rate=2e-05), so nothing is chosen"
-    )
+    assert note.startswith("ours: no grid point is chosen, because learning_rate=1e-05, learning_rate=2e-05 have no ")
 
 
 def test_a_row_says_where_in_the_store_the_model_of_each_seed_is():
@@ -109,7 +107,7 @@ def test_models_that_were_asked_other_questions_are_not_compared_silently():
     found = summed(config(("ours", "peer"), words=CLASSIFICATION), results).to_dict()
 
     (note,) = found["tasks"]["words"]["notes"]
-    assert note.startswith("Not all points were asked the same questions")
+    assert note.startswith("Not all trials were asked the same questions")
 
 
 def test_languages_stand_in_the_papers_order_and_others_after_them():
@@ -124,7 +122,7 @@ def test_metrics_have_stable_names_and_other_models_stand_behind_their_own():
     results = {f"Ours xnli seed {seed}": labelled(0.8, 0.6 + seed / 10, mixed=mixed) for seed in (1, 2)}
     results |= {"Ours mlqa seed 1": answered(0.5), "Ours tatoeba": retrieved(0.8), "XLM_R tatoeba": retrieved(0.4, 5)}
 
-    flat = summed(planned, results).flatten()
+    flat = summed(planned, results).name_scores()
 
     expected = {
         "xnli/mean": (0.8 + 0.75 + 0.5) / 3, "xnli/de": 0.75, "xnli/deviation": 0.1 / 3 / math.sqrt(2),
@@ -146,7 +144,7 @@ def test_the_metrics_of_a_point_are_those_of_the_suite():
         "ours mlqa seed 1": answered(0.5),
         "ours tatoeba": retrieved(0.8),
     }
-    flat = summed(planned, results).flatten()
+    flat = summed(planned, results).name_scores()
 
     for name, scores in results.items():
         task, read = name.split()[1], Scores.from_dict(scores)

@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+import shutil
 from pathlib import Path
 
 import pandas as pd
@@ -22,6 +24,7 @@ from tests.toys.models import save_model
 
 CONFIG = EvaluationConfig(retrieval_pairs=20, perplexity_sentences=10, batch_size=8, max_tokens=32)
 WORDS = [f"{letter}{number}" for letter in "abc" for number in range(10)]
+NAMES = ("InfoXLM", "<b>no training!")
 
 
 def write_table(path: Path, **columns) -> None:
@@ -29,30 +32,38 @@ def write_table(path: Path, **columns) -> None:
     pq.write_table(pa.table(columns), path)
 
 
-@pytest.fixture
-def corpus(tmp_path) -> Path:
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Path:
     """Two languages: German repeats the English words and adds one, Chinese shares none with the English."""
-    root = tmp_path / "corpus"
+    root = tmp_path_factory.mktemp("corpus")
     english = [f"a{i} b{j}" for i in range(5) for j in range(4)]
     write_table(root / "held_out/en-de/one.parquet", source=english[:10], target=[f"{s} c0" for s in english[:10]])
     write_table(root / "held_out/en-de/two.parquet", source=english[10:], target=[f"{s} c0" for s in english[10:]])
     chinese = [f"c{1 + i % 5} b{4 + i // 5}" for i in range(20)]
     write_table(root / "held_out/en-zh/one.parquet", source=english, target=chinese)
+    file = {"corpus": "web", "kind": "pairs", "file": "web.tsv", "read": 10, "kept": 7, "dropped": {"too_short": 3}}
+    (root / "report.json").write_text(json.dumps({"files": [file | {"language": code} for code in ("de", "zh")]}))
     return root
 
 
-@pytest.fixture
-def encoders(tmp_path) -> dict[str, Path]:
-    return {
-        "InfoXLM": save_model(tmp_path / "encoder", words=WORDS),
-        "no training!": save_model(tmp_path / "floor", words=WORDS, seed=1, num_hidden_layers=1),
-    }
+@pytest.fixture(scope="module")
+def encoders(tmp_path_factory) -> dict[str, Path]:
+    """An encoder that was trained by us, with curves, and an untrained one."""
+    root = tmp_path_factory.mktemp("encoders")
+    trained = save_model(root / "encoder", words=WORDS)
+    lines = [{"step": step, "loss/mlm": 9.0 - step, "xlco/accuracy": step / 10} for step in (1, 2)]
+    (trained / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    manifests.write(trained, "encoder", {"steps": 9})  # says nothing of sentences that were reserved
+    return dict(
+        zip(NAMES, (trained, save_model(root / "floor", words=WORDS, seed=1, num_hidden_layers=1)), strict=True)
+    )
 
 
-@pytest.fixture
-def classifier(tmp_path) -> Path:
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory) -> Path:
     names = {0: "x", 1: "y"}
-    directory = save_model(tmp_path / "classifier", Classifier, words=WORDS, id2label=names, label2id={"x": 0, "y": 1})
+    directory = tmp_path_factory.mktemp("models") / "classifier"
+    save_model(directory, Classifier, words=WORDS, id2label=names, label2id={"x": 0, "y": 1})
     write_table(
         directory / "test.parquet",
         text=["a1 b2", "a2", "b3", "c4"],
@@ -62,32 +73,36 @@ def classifier(tmp_path) -> Path:
     return directory
 
 
-def test_an_encoder_finds_copies_and_is_scored_beside_its_floor(corpus, encoders, tmp_path):
-    metrics = evaluate(CONFIG, corpus, encoders, {}, tmp_path / "out")
+@pytest.fixture(scope="module")
+def evaluated(corpus, encoders, classifier, tmp_path_factory) -> tuple[Path, dict[str, float]]:
+    """The output of an evaluation, and its metrics."""
+    output = tmp_path_factory.mktemp("evaluation")
+    return output, evaluate(CONFIG, corpus, encoders, {"InfoXLM": classifier}, output)
+
+
+def test_an_encoder_finds_copies_and_is_scored_beside_its_floor(evaluated):
+    _, metrics = evaluated
 
     assert metrics["retrieval/de"] > 0.9 > metrics["retrieval/zh"]
     assert metrics["retrieval/best"] == pytest.approx((metrics["retrieval/de"] + metrics["retrieval/zh"]) / 2)
     assert metrics["retrieval/best"] == pytest.approx((metrics["retrieval/xx_en"] + metrics["retrieval/en_xx"]) / 2)
-    assert (
-        metrics["retrieval/no_overlap"] == metrics["retrieval/zh"]
-    )  # every German pair shares a token, no Chinese one
+    assert metrics["retrieval/no_overlap"] == metrics["retrieval/zh"]  # every German pair shares a token
     assert metrics["retrieval/chance"] == 1 / 20
     assert metrics["retrieval/best"] >= metrics["retrieval/contrast"]
     assert metrics["perplexity/mean"] == pytest.approx(sum(metrics[f"perplexity/{c}"] for c in ("en", "de", "zh")) / 3)
-    assert metrics["no-training/retrieval/best_layer"] in (0, 1)
+    assert metrics["b-no-training/retrieval/best_layer"] in (0, 1)
     assert all(math.isfinite(value) for value in metrics.values())
-    assert not [name for name in metrics if "classification" in name]
+    assert metrics["classification/mean"] == (metrics["classification/en"] + metrics["classification/de"]) / 2
+    assert metrics["classification/transfer_gap"] == metrics["classification/en"] - metrics["classification/de"]
+    assert not [name for name in metrics if name.startswith("b-no-training/classification")]
 
 
-def test_the_best_layer_is_the_highest_of_all_layers_and_poolings(corpus, encoders, tmp_path):
-    manifests.write(encoders["InfoXLM"], "encoder", {"steps": 9})  # ours, and of these sentences it says nothing
+def test_the_best_layer_is_the_highest_of_all_layers_and_poolings(evaluated):
+    scores = json.loads((evaluated[0] / "scores.json").read_text())
 
-    evaluate(CONFIG, corpus, encoders, {}, tmp_path / "out")
-
-    scores = json.loads((tmp_path / "out/scores.json").read_text())
-    marks = {name: one.get("not_reserved") for name, one in scores["models"].items()}
-    assert marks == {"InfoXLM": ["one.parquet", "two.parquet", "one.parquet"], "no training!": None}
-    assert "not taken out of the training text of InfoXLM" in (tmp_path / "out/report.html").read_text()
+    assert (scores["model"], scores["pivot"]) == ("InfoXLM", "en") and scores["test_set"].startswith("sha256:")
+    marks = {name: model.get("not_reserved") for name, model in scores["models"].items()}
+    assert list(marks.values()) == [["one.parquet", "two.parquet", "one.parquet"], None]
     for model in scores["models"].values():
         retrieval = model["tasks"]["retrieval"]
         mean, best = retrieval["mean"]["mean"], retrieval["best"]
@@ -95,26 +110,39 @@ def test_the_best_layer_is_the_highest_of_all_layers_and_poolings(corpus, encode
         assert mean == retrieval["by_layer"][best["pooling"]][best["layer"]]
 
 
-def test_the_same_evaluation_twice_gives_the_same_files(corpus, encoders, tmp_path):
-    first, second = (evaluate(CONFIG, corpus, encoders, {}, tmp_path / name) for name in ("one", "two"))
+def test_the_report_shows_all_scores_escapes_names_and_needs_no_network(evaluated):
+    output, metrics = evaluated
 
-    assert first == second
-    files = sorted(p.relative_to(tmp_path / "one") for p in (tmp_path / "one").rglob("*") if p.is_file())
-    assert {str(f) for f in files} >= {"scores.json", "report.html", "model_card.md", "figures/retrieval_by_layer.png"}
+    html = (output / "report.html").read_text()
+    headings = re.findall("<h2>(.*?)</h2>", html)
+    assert headings == ["Headlines", "retrieval", "perplexity", "classification", "Transfer gap", "Questions",
+                        "Training", "Text", "Settings"]  # fmt: skip
+    assert f"{100 * metrics['retrieval/best']:.2f}" in html and "<td>too short</td><td>6</td>" in html
+    assert "&lt;b&gt;no training!" in html and "<b>no" not in html
+    assert "not taken out of the training text of InfoXLM" in html
+    assert "<script" not in html and "<link" not in html
+    assert all(source.startswith("data:image/svg+xml;base64,") for source in re.findall(r'src="([^"]*)"', html))
+    figures = {path.stem for path in (output / "figures").glob("*.png")}
+    assert figures == {"retrieval_by_layer", "retrieval", "perplexity", "classification", "transfer-gap", "training"}
+    by_layer = pd.read_csv(output / "tables/retrieval-by-layer.csv")
+    assert list(by_layer["detail"]) == ["mean of tokens", "[CLS]"] * 2
+    assert pd.isna(by_layer["2"][2])  # the floor has fewer layers
+
+
+def test_the_same_evaluation_twice_gives_the_same_files(corpus, encoders, classifier, evaluated, tmp_path):
+    output, metrics = evaluated
+
+    assert evaluate(CONFIG, corpus, encoders, {"InfoXLM": classifier}, tmp_path) == metrics
+
+    files = sorted(path.relative_to(output) for path in output.rglob("*") if path.is_file())
+    assert {"scores.json", "items.parquet", "report.html", "model_card.md"} <= {str(file) for file in files}
     for file in files:
-        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes(), file
+        assert (output / file).read_bytes() == (tmp_path / file).read_bytes(), file
 
 
-def test_classifiers_are_scored_by_language(corpus, encoders, classifier, tmp_path):
-    metrics = evaluate(CONFIG, corpus, encoders, {"InfoXLM": classifier}, tmp_path / "out")
-
-    assert metrics["classification/mean"] == (metrics["classification/en"] + metrics["classification/de"]) / 2
-    assert metrics["classification/transfer_gap"] == metrics["classification/en"] - metrics["classification/de"]
-
-
-def test_the_outcomes_by_question_give_back_the_scores(corpus, encoders, classifier, tmp_path):
-    metrics = evaluate(CONFIG, corpus, encoders, {"InfoXLM": classifier}, tmp_path / "out")
-    ours, floor = (evidence.Outcomes(evidence.read(tmp_path / "out/items.parquet", name), "en") for name in encoders)
+def test_the_outcomes_by_question_give_back_the_scores(evaluated):
+    output, metrics = evaluated
+    ours, floor = (evidence.Outcomes(evidence.read(output / "items.parquet", name), "en") for name in NAMES)
 
     names = ("retrieval/best", "retrieval/no_overlap", "retrieval/contrast", "retrieval/xx_en", "retrieval/en_xx",
              "retrieval/de", "classification/mean", "classification/en")  # fmt: skip
@@ -122,29 +150,29 @@ def test_the_outcomes_by_question_give_back_the_scores(corpus, encoders, classif
         answers = ours.answers(name)
         assert answers.groupby("language").mean().mean() == pytest.approx(metrics[name]), name
     best = floor.answers("retrieval/best")
-    assert best.groupby("language").mean().mean() == pytest.approx(metrics["no-training/retrieval/best"])
+    assert best.groupby("language").mean().mean() == pytest.approx(metrics["b-no-training/retrieval/best"])
     for name in ("perplexity/mean", "classification/transfer_gap", "retrieval/best_layer", "nothing"):
         with pytest.raises(InputError, match=f"{name} has no outcomes by question"):
             ours.answers(name)
 
 
-def test_no_sentence_can_be_read_from_the_outcomes(corpus, encoders, classifier, tmp_path):
-    evaluate(CONFIG, corpus, encoders, {"InfoXLM": classifier}, tmp_path / "out")
+def test_no_sentence_can_be_read_from_the_outcomes(evaluated):
+    table = pd.read_parquet(evaluated[0] / "items.parquet")
 
-    table = pd.read_parquet(tmp_path / "out/items.parquet")
     assert not {"a0 b0", "a1 b2"} & set(table.astype(str).to_numpy().ravel())
     assert table[table["task"] == "retrieval"].groupby("question")["language"].nunique().eq(2).all()
 
 
 def test_a_label_that_the_classifier_does_not_know_is_refused(corpus, encoders, classifier, tmp_path):
-    write_table(classifier / "test.parquet", text=["a1"], label=["z"], language=["en"])
+    other = shutil.copytree(classifier, tmp_path / "classifier")
+    write_table(other / "test.parquet", text=["a1"], label=["z"], language=["en"])
 
     with pytest.raises(InputError, match=r"test\.parquet: label 'z' is not one of the classifier's \(x, y\)"):
-        evaluate(CONFIG, corpus, encoders, {"InfoXLM": classifier}, tmp_path / "out")
+        evaluate(CONFIG, corpus, encoders, {"InfoXLM": other}, tmp_path / "out")
 
 
 def test_an_encoder_without_language_model_head_or_contrast_layer_is_scored_on_retrieval(corpus, tmp_path):
-    directory = save_model(tmp_path / "plain", AutoModelOf, words=WORDS)
+    directory = save_model(tmp_path / "plain", AutoModel.from_config, words=WORDS)
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "infoxlm"}))
 
@@ -152,15 +180,12 @@ def test_an_encoder_without_language_model_head_or_contrast_layer_is_scored_on_r
 
     assert "retrieval/best" in metrics
     assert not {"retrieval/contrast", "perplexity/mean"} & set(metrics)
+    headings = re.findall("<h2>(.*?)</h2>", (tmp_path / "out/report.html").read_text())
+    assert headings == ["Headlines", "retrieval", "Questions", "Text", "Settings"]
 
 
-def AutoModelOf(config):
-    return AutoModel.from_config(config)
-
-
-def test_the_model_card_s_code_gives_the_vectors_of_embed_sentences(corpus, encoders, tmp_path):
-    evaluate(CONFIG, corpus, encoders, {}, tmp_path / "out")
-    card = (tmp_path / "out/model_card.md").read_text()
+def test_the_code_of_the_model_card_gives_the_vectors_of_embed_sentences(encoders, evaluated):
+    card = (evaluated[0] / "model_card.md").read_text()
     code = card.split("```python\n")[1].split("```")[0].replace("path/to/this/model", str(encoders["InfoXLM"]))
     names: dict = {}
 
@@ -171,12 +196,19 @@ def test_the_model_card_s_code_gives_the_vectors_of_embed_sentences(corpus, enco
     assert AutoTokenizer.from_pretrained(encoders["InfoXLM"]).mask_token == "<mask>"
 
 
+def test_the_model_card_opens_with_its_languages_and_lists_scores_and_counts(evaluated):
+    output, metrics = evaluated
+
+    card = (output / "model_card.md").read_text()
+    best = f"{100 * metrics['retrieval/best']:.1f}"
+    assert card.startswith('---\nlanguage:\n- "en"\n- "de"\n- "zh"\n')
+    assert re.search(rf"\| InfoXLM \| \d \| (mean|cls) \| {best} \|", card) and "| <b>no training! |" in card
+    assert "| language | pairs |\n|---|---|\n| de | 7 |\n| zh | 7 |\n" in card
+
+
 def test_a_corpus_without_held_out_pairs_is_refused(tmp_path, encoders):
-    write_table(
-        tmp_path / "corpus/held_out/en-de/one.parquet",
-        source=pa.array([], pa.string()),
-        target=pa.array([], pa.string()),
-    )
+    empty = pa.array([], pa.string())
+    write_table(tmp_path / "corpus/held_out/en-de/one.parquet", source=empty, target=empty)
 
     for root in (tmp_path / "nowhere", tmp_path / "corpus"):
         with pytest.raises(InputError, match=r"has no held-out pairs\. Give a prepared corpus"):

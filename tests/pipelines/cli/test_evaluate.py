@@ -52,7 +52,7 @@ def test_an_encoder_stands_beside_the_published_numbers(encoder, tatoeba, tmp_pa
     assert shown[4] == f"{100 * scores['languages']['deu']['to_pivot']:.1f}"
     infoxlm = next(line for line in result.stdout.splitlines() if line.startswith("| InfoXLM ") and "mean" in line)
     assert "94.5" in infoxlm and "36.2" in infoxlm  # its Table 2, deu and swh
-    assert (out / "suite.html").is_file() and (out / "figures/tatoeba.png").is_file()
+    assert (out / "suite.html").is_file() and (out / "figures/tatoeba_by_layer.png").is_file()
 
 
 def test_options_reach_the_task_and_a_floor_stands_below(encoder, tatoeba, tmp_path):

@@ -1,18 +1,15 @@
 """The tables of our pages: which published rows stand beside ours, how cells are shown."""
 
-import csv
-import math
-
 import pytest
 
-from infoxlm_core.results import published, suite_tables
+from infoxlm_core.results import published, task_tables
 from tests.toys.scores import CLASSIFICATION, config, labelled, summed
 
 
 def test_published_rows_stand_below_ours_with_rule_and_source(written):
     _, found = written
 
-    (table,) = suite_tables.of_suite(found)["xnli"]
+    (table,) = task_tables.tabulate(found)["xnli"]
 
     assert [line.name for line in table.ours] == ["ours"]
     assert [column.name for column in table.columns] == ["mean", "en", "fr", "de"]
@@ -29,21 +26,21 @@ def test_translate_train_all_stands_beside_its_own_rows():
     settings = CLASSIFICATION["settings"] | {"train_languages": languages}
     planned = config(both={"settings": settings, "table": "xnli"})
 
-    (table,) = suite_tables.of_suite(summed(planned, {"ours both seed 1": labelled(0.8, 0.7)}))["both"]
+    (table,) = task_tables.tabulate(summed(planned, {"ours both seed 1": labelled(0.8, 0.7)}))["both"]
 
     assert [line.name for line in table.published].count("InfoXLM") == 1
     assert next(line for line in table.published if line.name == "InfoXLM").cells[1].mean == pytest.approx(0.861)
 
 
 def test_a_table_without_published_rows_has_none():
-    (table,) = suite_tables.of_suite(summed(config(own=CLASSIFICATION), {"ours own seed 1": labelled(0.5, 0.5)}))["own"]
+    (table,) = task_tables.tabulate(summed(config(own=CLASSIFICATION), {"ours own seed 1": labelled(0.5, 0.5)}))["own"]
 
     assert table.published == () and table.notes == ()
 
 
 def test_retrieval_has_the_papers_two_groups_and_the_others_apart(written):
     _, found = written
-    built = {table.name: table for table in suite_tables.of_suite(found)["tatoeba"]}
+    built = {table.name: table for table in task_tables.tabulate(found)["tatoeba"]}
 
     assert {name: tuple(column.name for column in table.columns) for name, table in built.items()} == {
         f"tatoeba-{group}-{direction}": ("mean", code)
@@ -57,13 +54,3 @@ def test_retrieval_has_the_papers_two_groups_and_the_others_apart(written):
     ]  # fmt: skip
     assert "the layer was chosen by the scores on these very pairs" in first.notes[0]
     assert first.published and not built["tatoeba-22-en-xx"].published and not built["tatoeba-other-xx-en"].published
-
-
-def test_tables_are_csv_with_shares_and_say_whose_a_row_is(written):
-    output, _ = written
-
-    rows = list(csv.DictReader((output / "tables/xnli.csv").open()))
-
-    assert (rows[0]["whose"], rows[0]["model"], rows[0]["de"]) == ("ours", "ours", "0.75")
-    assert float(rows[0]["de deviation"]) == pytest.approx(0.1 / math.sqrt(2), rel=1e-5)
-    assert {row["whose"] for row in rows[1:]} == {"published"} and all(row["source"] for row in rows[1:])

@@ -1,5 +1,7 @@
+"""The report, the model card and the run's description of an evaluation."""
+
 from infoxlm_core.corpora.datasets import Dataset
-from infoxlm_core.results import note
+from infoxlm_core.results import report
 
 ENCODER = {"layers": 3, "hidden": 128, "vocabulary": 12_000, "parameters": 2_200_000}
 SCORES = {"model": "InfoXLM", "models": {"InfoXLM": {"encoder": ENCODER}, "untrained": {"encoder": ENCODER}}}
@@ -10,8 +12,8 @@ CORPORA = [
 ]
 
 
-def test_a_note_says_what_on_which_text_how_good_and_where_to_read_on():
-    text = note.write(SCORES, FIGURES, CORPORA, "evaluation")
+def test_a_run_is_described_by_model_text_headlines_and_links():
+    text = report.describe_run(SCORES, FIGURES, CORPORA, "evaluation")
 
     assert "**InfoXLM**, 3 layers of 128, 2,200,000 parameters, 12,000 pieces of vocabulary." in text
     assert "Trained on mail, in de, en. Evaluated on exam, in en." in text
@@ -19,9 +21,20 @@ def test_a_note_says_what_on_which_text_how_good_and_where_to_read_on():
     assert "[Report](artifact:evaluation/report.html)" in text
 
 
-def test_what_is_not_known_is_left_out():
+def test_a_description_leaves_out_what_is_not_known():
     classifier = {"model": "it", "models": {"it": {"encoder": {}}}}
 
-    text = note.write(classifier, {"classification/mean": 0.5}, [], "evaluation")
+    text = report.describe_run(classifier, {"classification/mean": 0.5}, [], "evaluation")
 
     assert text.startswith("**it**\n\n") and "Trained" not in text and "| classification/mean | 0.5 |" in text
+
+
+def test_the_lines_of_a_cleaning_report_are_summed_by_corpus_kind_and_reason():
+    file = {"corpus": "web", "kind": "pairs", "file": "web.tsv", "read": 10, "kept": 7, "dropped": {"too_short": 3}}
+
+    counts = report.count_lines({"files": [file | {"language": "de"}, file | {"language": "zh"}]})
+
+    assert counts["by_corpus"] == {("web", "pairs"): {"read": 20, "kept": 14, "too_short": 6}}
+    assert counts["by_kind"] == {"pairs": {"read": 20, "kept": 14, "too_short": 6}}
+    assert counts["kept"] == {"de": {"pairs": 7}, "zh": {"pairs": 7}}
+    assert report.count_lines(None) is None

@@ -1,0 +1,191 @@
+"""The page of a sweep, as HTML that needs no network and as Markdown, with its figures and tables as files.
+
+A suite, an ablation and an evaluation have the same page: the headlines of all models, a section for each task, and
+what a caller adds.
+"""
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from infoxlm_core import manifests
+from infoxlm_core.results import figures, published, statistics, tables, task_tables
+from infoxlm_core.results.summary import Summary, TaskSummary
+from infoxlm_core.results.tables import Table
+from infoxlm_core.tasks.task import Fact
+
+MAX_NAMES = 12
+"""Unfinished trials that a page names."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """One part of a page; empty fields are left out."""
+
+    title: str
+    text: str = ""
+    problems: Sequence[str] = ()
+    tables: Sequence[Table] = ()
+    figures: Mapping[str, str] = field(default_factory=dict)  # name -> caption
+    facts: Sequence[Fact] = ()
+    folded: Mapping[str, Table | str] = field(default_factory=dict)  # heading -> content; not in Markdown
+
+
+def write(output: Path, name: str, summary: Summary) -> None:
+    """Write the files of a suite or an ablation into a directory: NAME.html, .md and .json, figures/, tables/.
+
+    A suite also gets model_card.md, a section for the card of its first model.
+    """
+    files = {f"{name}.json": to_json(summary.to_dict())}
+    if summary.tasks:
+        files["model_card.md"] = render("suite_card.md", summary=summary, tables=task_tables.tabulate(summary))
+    write_page(output, name, summary, "", (), {})
+    write_files(output, files)
+
+
+def write_page(
+    output: Path,
+    name: str,
+    summary: Summary,
+    lead: str,
+    added: Sequence[Section],
+    drawings: Mapping[str, figures.Draw],
+) -> None:
+    """Write NAME.html, NAME.md, figures/ and tables/ into a directory.
+
+    Args:
+        output: the directory.
+        name: of the page.
+        summary: of the sweep.
+        lead: the first paragraph.
+        added: sections behind those of the summary.
+        drawings: name -> figure of an added section.
+    """
+    sections = [*lay_out(summary), *added]
+    rendered = figures.render(figures.draw(summary) | dict(drawings))
+    context = {"summary": summary, "name": name, "lead": lead, "sections": sections}
+    images = {figure: _inline(kinds["svg"]) for figure, kinds in rendered.items()}
+    files: dict[str, str | bytes] = {
+        f"{name}.html": render("page.html", **context, figures=images),
+        f"{name}.md": render("page.md", **context),
+    }
+    files |= {f"figures/{figure}.{kind}": data for figure, kinds in rendered.items() for kind, data in kinds.items()}
+    files |= {f"tables/{table.name}.csv": tables.to_csv(table) for section in sections for table in section.tables}
+    write_files(output, files)
+
+
+def to_markdown(summary: Summary) -> str:
+    """Return the page of a sweep as Markdown, for a console."""
+    return render("page.md", summary=summary, lead="", sections=lay_out(summary))
+
+
+def lay_out(summary: Summary) -> list[Section]:
+    """Return the sections of a sweep."""
+    built = task_tables.tabulate(summary)
+    sections = [_show_headlines(summary)]
+    ablations = task_tables.tabulate_published_ablations(summary)
+    if ablations:
+        text = f"Means of five runs on other data than ours: compare only the order. {published.SOURCE}."
+        sections.append(Section("What the paper reports", text, tables=[ablations]))
+    sections += [_show_task(name, task, built.get(name, ())) for name, task in summary.tasks.items()]
+    if "transfer" in built:
+        text = (
+            "Score of the source language minus the mean of the others. Lower is better, but a model that is poor in "
+            "every language has a small gap, too."
+        )
+        sections.append(Section("Transfer gap", text, tables=built["transfer"], figures={"transfer-gap": ""}))
+    if "mixed" in built:
+        text = (
+            "Within: both texts in one language. Across: the mean of all pairs of languages with one text in another, "
+            "language by language."
+        )
+        sections.append(Section("Two languages in one example", text, tables=built["mixed"]))
+    settings = {
+        name: json.dumps(task.settings, indent=1, ensure_ascii=False)
+        for name, task in summary.tasks.items()
+        if task.settings
+    }
+    if settings:
+        sections.append(Section("Settings of the tasks", folded=settings))
+    return sections
+
+
+def _show_headlines(summary: Summary) -> Section:
+    caption = (
+        f"A point is a seed, the bar its mean, the line the {statistics.INTERVAL} of the mean (Student's t), which the "
+        "table has below each mean. Intervals that do not overlap show a difference; overlapping intervals do not show "
+        "that there is none."
+    )
+    return Section(
+        "Headlines",
+        "Mean ± sample standard deviation over seeds; ↑ more is better, ↓ less is better.",
+        problems=() if summary.metrics else ["Nothing is finished."],
+        tables=[task_tables.tabulate_headlines(summary)] if summary.metrics else [],
+        figures={"headlines": caption},
+    )
+
+
+def _show_task(name: str, task: TaskSummary, built: Sequence[Table]) -> Section:
+    text = task.description
+    if statistics.is_share(f"{task.kind}/{task.main}"):
+        text += " In percent."
+    if task.table != "none":
+        text += " Published rows may be compared with ours as far as the protocols agree."
+    layers, grid = task_tables.tabulate_layers(name, task), task_tables.tabulate_grid(task)
+    return Section(
+        name,
+        text,
+        problems=[*task.notes, *([] if task.models else ["Nothing is finished."])],
+        tables=[*([layers] if layers else []), *built],
+        figures={f"{name}_by_layer": "", name: ""},
+        facts=task.protocol,
+        folded={"Development scores by grid point": grid} if grid else {},
+    )
+
+
+def write_files(output: Path, files: Mapping[str, str | bytes]) -> None:
+    """Write files into a directory, by their names in it."""
+    for name, content in files.items():
+        (output / name).parent.mkdir(parents=True, exist_ok=True)
+        manifests.write_atomically(output / name, content)
+
+
+def to_json(plain: Mapping[str, Any]) -> str:
+    """Return plain values as JSON that a person can read."""
+    return json.dumps(plain, indent=1, ensure_ascii=False) + "\n"
+
+
+def _inline(svg: bytes) -> str:
+    return "data:image/svg+xml;base64," + base64.b64encode(svg).decode()
+
+
+@cache
+def _templates() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=jinja2.select_autoescape(["html.j2"], default_for_string=False),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"percent": tables.percent, "count": tables.count, "short": tables.short}
+    functions = (tables.show, tables.show_interval, tables.list_sources, tables.to_markdown, name_some, isinstance)
+    environment.globals |= {function.__name__: function for function in functions} | {"str": str}
+    return environment
+
+
+def render(template: str, **context: Any) -> str:
+    """Fill a template."""
+    return _templates().get_template(f"{template}.j2").render(**context).strip() + "\n"
+
+
+def name_some(names: Sequence[str]) -> str:
+    """Return the first names of a list, and the number of the others."""
+    text = ", ".join(names[:MAX_NAMES])
+    return text if len(names) <= MAX_NAMES else f"{text} and {len(names) - MAX_NAMES} more"

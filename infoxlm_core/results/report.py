@@ -1,0 +1,137 @@
+"""What an evaluation is shown as: the report, the model card, and the description of its run in the tracker."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from infoxlm_core.corpora.datasets import Dataset
+from infoxlm_core.results import figures, page
+from infoxlm_core.results.page import Section
+from infoxlm_core.results.summary import Summary
+from infoxlm_core.results.tables import Table, percent, tabulate_counts
+from infoxlm_core.results.trials import HEADLINES, LINK
+from infoxlm_core.tasks.task import Fact
+
+
+def write(output: Path, scores: Mapping[str, Any], summary: Summary) -> None:
+    """Write scores.json, report.html, report.md, model_card.md, figures/ and tables/ of an evaluation.
+
+    Args:
+        output: the directory.
+        scores: the content of scores.json.
+        summary: of the same scores.
+    """
+    model = scores["models"][scores["model"]]
+    corpus = count_lines(scores["corpus"])
+    sections = [Section("Questions", tables=[_tabulate_pairs(scores["pairs"])])]
+    if any(name.startswith("loss/") for name in model["curves"]):
+        sections.append(Section("Training", "Mean losses and accuracies over the steps.", figures={"training": ""}))
+    if corpus:
+        sections.append(_show_corpus(corpus))
+    sections.append(Section("Settings", facts=[Fact(name, str(value)) for name, value in scores["settings"].items()]))
+    drawings = {"training": lambda: figures.draw_training(model["curves"])}
+    page.write_page(output, "report", summary, _lead(scores), sections, drawings)
+    card = page.render("model_card.md", scores=scores, corpus=corpus)
+    page.write_files(output, {"model_card.md": card, "scores.json": page.to_json(scores)})
+
+
+def describe_encoder(encoder: Mapping[str, Any]) -> str:
+    """Return type and sizes of an encoder in words; nothing if they are not known."""
+    if not encoder:
+        return ""
+    size = f"{encoder['layers']} layers × {encoder['hidden']}, {encoder['vocabulary']:,} tokens"
+    return f"{encoder['type']}, {size}, {encoder['parameters']:,} parameters"
+
+
+def _lead(scores: Mapping[str, Any]) -> str:
+    """Say in words how often the model under test finds a translation, and which models may know the questions."""
+    model = scores["model"]
+    retrieval = scores["models"][model]["tasks"]["retrieval"]
+    best, mean = retrieval["best"], retrieval["mean"]
+    vector = "[CLS] vector" if best["pooling"] == "cls" else "mean of tokens"
+    text = (
+        f"Given a held-out sentence, {model} finds its translation as the nearest vector in {percent(mean['mean'])} %"
+        f" of the cases (guessing: {100 * retrieval['chance']:.2f} %). This is the mean of both directions and"
+        f" {len(retrieval['languages'])} languages at layer {best['layer']}, {vector}; the best layer and pooling of"
+        " each model are chosen on these same pairs."
+    )
+    fixed = retrieval["contrast"]
+    if fixed:
+        text += f" At the contrast layer {fixed['layer']}, fixed before training, it is {percent(fixed['mean'])} %."
+    if mean["no_overlap"] is not None:
+        text += f" On pairs that share no token, where nothing can be copied, it is {percent(mean['no_overlap'])} %."
+    suspects = [name for name, own in scores["models"].items() if own.get("not_reserved")]
+    if suspects:
+        text += f" These sentences were not taken out of the training text of {', '.join(suspects)}: compare with care."
+    return text
+
+
+def _tabulate_pairs(pairs: Mapping[str, Mapping[str, int]]) -> Table:
+    kinds = {"held out": "held_out", "drawn": "drawn", "that share no token": "no_overlap"}
+    counts = {title: {language: numbers[kind] for language, numbers in pairs.items()} for title, kind in kinds.items()}
+    return tabulate_counts("pairs", list(pairs), counts)
+
+
+def count_lines(report: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Sum the lines of a cleaning report by corpus, kind and language, and the dropped lines by reason."""
+    if not report or not report.get("files"):
+        return None
+    files = pd.DataFrame(report["files"])
+    dropped = pd.DataFrame([entry["dropped"] for entry in report["files"]]).fillna(0).astype(int)
+    reasons = list(dropped.sum().sort_values(ascending=False).index)
+    counts = pd.concat([files, dropped[reasons]], axis=1)
+    columns = ["read", "kept", *reasons]
+    return {
+        "reasons": reasons,
+        "by_kind": counts.groupby("kind")[columns].sum().to_dict("index"),
+        "by_corpus": counts.groupby(["corpus", "kind"])[columns].sum().to_dict("index"),
+        "kept": counts.groupby(["language", "kind"])["kept"].sum().unstack(fill_value=0).to_dict("index"),
+    }
+
+
+def _show_corpus(corpus: Mapping[str, Any]) -> Section:
+    """Return the section on what cleaning made of the text, from `count_lines`."""
+    kinds, rows = list(corpus["by_kind"]), ["read", "kept", *corpus["reasons"]]
+    lines = {name.replace("_", " "): {kind: corpus["by_kind"][kind][name] for kind in kinds} for name in rows}
+    by_corpus = {f"{name} ({kind})": numbers for (name, kind), numbers in corpus["by_corpus"].items()}
+    return Section(
+        "Text",
+        "Cleaning kept every line that it read, or dropped it under one reason.",
+        tables=[tabulate_counts("lines", kinds, lines), tabulate_counts("kept", kinds, corpus["kept"])],
+        folded={"By corpus": tabulate_counts("corpus", rows, by_corpus)},
+    )
+
+
+def describe_run(
+    scores: Mapping[str, Any], figures: Mapping[str, float], datasets: Iterable[Dataset], folder: str
+) -> str:
+    """Describe an evaluated run: model, text, links and headlines.
+
+    Args:
+        scores: scores.json of the evaluation.
+        figures: its metrics; names of other models' metrics begin with the model.
+        datasets: the corpora of its text.
+        folder: the run's folder that has the report.
+    """
+    model, encoder = scores["model"], scores["models"][scores["model"]]["encoder"]
+    sentences = [f"**{model}**"]
+    if encoder:
+        size = f"{encoder['layers']} layers of {encoder['hidden']}, {encoder['parameters']:,} parameters"
+        sentences = [f"**{model}**, {size}, {encoder['vocabulary']:,} pieces of vocabulary."]
+    corpora = list(datasets)
+    for held_out, verb in ((False, "Trained on"), (True, "Evaluated on")):
+        used = [corpus for corpus in corpora if corpus.held_out is held_out]
+        if used:
+            languages = sorted({language for corpus in used for language in corpus.languages})
+            sentences.append(f"{verb} {', '.join(corpus.name for corpus in used)}, in {', '.join(languages)}.")
+    floors = [name for name in scores["models"] if name != model]
+    table = [["", model, *floors], ["---"] * (2 + len(floors))]
+    for name in HEADLINES:
+        if name in figures:
+            values = [figures[name], *(figures.get(f"{floor.lower()}/{name}") for floor in floors)]
+            table.append([name, *("" if value is None else f"{value:.4g}" for value in values)])
+    rows = "\n".join(f"| {' | '.join(row)} |" for row in table)
+    links = f"[Report]({LINK}{folder}/report.html) · [model card]({LINK}{folder}/model_card.md)"
+    return f"{' '.join(sentences)}\n\n{links}\n\n{rows}"  # MLflow shows only the first lines: links go before the table

@@ -1,0 +1,273 @@
+"""The tables of a sweep: rows of ours, and below them published rows of the same task and training set."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from statistics import fmean
+from typing import Any
+
+from infoxlm_core import languages
+from infoxlm_core.results import published, statistics, trials
+from infoxlm_core.results.statistics import Statistic, exact, is_share
+from infoxlm_core.results.summary import Row, Summary, TaskSummary
+from infoxlm_core.results.tables import Cell, Column, Line, Table, percent, short
+
+BEST = "best on this set"
+_BEST_NOTE = f"“{BEST}”: the layer was chosen by the scores on these very pairs, which flatters it a little"
+_GROUPS = {
+    "14": "14 languages with parallel training text",
+    "22": "22 languages without parallel training text",
+    "other": "other languages",
+}
+_TITLES = {
+    "f1": "F1",
+    "mean": "found, both directions",
+    "to_pivot": "found from the other languages",
+    "from_pivot": "found from the pivot language",
+    "no_overlap": "found, pairs that share no token",
+}
+_POOLINGS = {"mean": "mean of tokens", "mean_no_special": "mean without special tokens", "cls": "[CLS]"}
+
+
+def title_of(metric: str) -> str:
+    """Return what people call a metric."""
+    return _TITLES.get(metric, metric.replace("_", " "))
+
+
+def name_pooling(pooling: str) -> str:
+    """Return what people call a pooling."""
+    return _POOLINGS.get(pooling, pooling)
+
+
+def tabulate(summary: Summary) -> dict[str, list[Table]]:
+    """Return all tables of tasks: by task, and under `transfer` and `mixed` those of several tasks."""
+    tables = {name: _of_task(name, task, summary.model) for name, task in summary.tasks.items() if task.models}
+    tables |= {"transfer": _of_gaps(summary), "mixed": _of_mixed(summary)}
+    return {name: found for name, found in tables.items() if found}
+
+
+def tabulate_headlines(summary: Summary) -> Table:
+    """Tabulate the headline metrics of every model, with intervals."""
+    several_seeds = any(len(variant.seeds) > 1 for variant in summary.variants.values())
+    columns = [Column("seeds", role="text")] if several_seeds else []
+    for metric in summary.metrics:
+        share = summary.is_share(metric)
+        columns.append(
+            Column(statistics.name_column(metric, share), partial(statistics.show, share=share), intervals=True)
+        )
+    lines = []
+    for model, variant in summary.variants.items():
+        planned, finished = len(variant.seeds), len(variant.seeds) - len(variant.unfinished)
+        cells: list[Cell] = [variant.metrics[metric] for metric in summary.metrics]
+        if several_seeds:
+            cells.insert(0, str(finished) if finished == planned else f"{finished} of {planned}")
+        own = model == summary.model and bool(summary.tasks)
+        lines.append(Line(model, tuple(cells), what=variant.what, seeds=finished, own=own))
+    return Table("headlines", "", tuple(columns), tuple(lines))
+
+
+def tabulate_published_ablations(summary: Summary) -> Table | None:
+    """Tabulate what the paper reports of the same variants; nothing if it has none of them."""
+    columns = tuple(Column(title, partial(statistics.show, share=True)) for title in published.METRICS.values())
+    lines = tuple(
+        Line(name, tuple(published.ablations()[name].get(metric) for metric in published.METRICS))
+        for name in summary.variants
+        if name in published.ablations()
+    )
+    return Table("published-ablations", "", columns, lines, head="variant") if lines else None
+
+
+def tabulate_layers(name: str, task: TaskSummary) -> Table | None:
+    """Tabulate a metric by layer: a row for every model and pooling, the best layer of each model highlighted."""
+    by_layer = {model: mean_by_layer(row) for model, row in task.models.items() if row.details.get("by_layer")}
+    if not by_layer:
+        return None
+    depth = max(len(shares) for poolings in by_layer.values() for shares in poolings.values())
+    lines = []
+    for model, poolings in by_layer.items():
+        best = max(max(shares) for shares in poolings.values())
+        for pooling, shares in poolings.items():
+            cells: tuple[Cell, ...] = (*shares, *[""] * (depth - len(shares)))
+            marked = shares.index(best) if best in shares else None
+            lines.append(Line(model, cells, name_pooling(pooling), marked=marked))
+    columns = tuple(Column(str(layer)) for layer in range(depth))
+    return Table(f"{name}-by-layer", f"{name}: by layer, both directions", columns, tuple(lines))
+
+
+def mean_by_layer(row: Row) -> dict[str, Sequence[float]]:
+    """Return pooling -> shares by layer, both directions; retrieval of a suite has them by direction, too."""
+    by_layer: Mapping[str, Any] = row.details["by_layer"]
+    return {pooling: shares["mean"] if isinstance(shares, Mapping) else shares for pooling, shares in by_layer.items()}
+
+
+def _of_task(name: str, task: TaskSummary, own: str) -> list[Table]:
+    if any("vectors" in row.details for row in task.models.values()):
+        return list(_of_vectors(name, task, own))
+    return [_of_metric(name, task, metric, own) for metric in task.metrics]
+
+
+def _columns(codes: Iterable[str], show: Callable[[float, float], str] = percent) -> tuple[Column, ...]:
+    return (Column("mean", show, role="sum"), *(Column(code, show) for code in codes))
+
+
+def _of_metric(name: str, task: TaskSummary, metric: str, own: str) -> Table:
+    """Tabulate one metric by language, beside published rows of the same training set."""
+    lines = tuple(
+        Line(
+            model,
+            (row.mean[metric], *(row.languages.get(code, {}).get(metric) for code in task.languages)),
+            rule=row.rule.strip("–"),  # a task that trains nothing has no rule
+            own=model == own,
+        )
+        for model, row in task.models.items()
+    )
+    key = next((key for key in (task.table, f"{task.table}/{metric}") if key in published.tables()), "")
+    rows, notes = _lay_beside(key, task.languages, lambda row: row.kind == task.setting)
+    file = name if len(task.metrics) == 1 else f"{name}-{metric.replace('_', '-')}"
+    show = percent if is_share(f"{task.kind}/{metric}") else short
+    return Table(file, f"{name}: {title_of(metric)}", _columns(task.languages, show), lines, rows, notes)
+
+
+def _of_vectors(name: str, task: TaskSummary, own: str) -> Iterable[Table]:
+    """Tabulate retrieval by group of languages and direction, with a row for every model and vector."""
+    pivot = task.settings.get("pivot", "en")
+    groups = {"other": list(task.languages)}
+    if task.table == "tatoeba":
+        groups = {group: [] for group in _GROUPS}
+        for code in task.languages:
+            groups[_find_group(code)].append(code)
+    for group, codes in groups.items():
+        if not codes:
+            continue
+        for direction, label in (("to_pivot", f"xx_{pivot}"), ("from_pivot", f"{pivot}_xx")):
+            key = f"{task.table}/{group}/{label}" if task.table == "tatoeba" else ""
+            lines = tuple(_list_vectors(task.models, codes, direction, own))
+            rows, notes = _lay_beside(key, codes, lambda _: True, detailed=True)
+            if any(BEST in line.detail for line in lines):
+                notes = (_BEST_NOTE, *notes)
+            several = len(groups) > 1
+            title = f"{name}: {f'{_GROUPS[group]}, ' if several else ''}{label.replace('_', ' → ')}"
+            file = f"{name}{f'-{group}' if several else ''}-{label.replace('_', '-')}"
+            yield Table(file, title, _columns(codes), lines, rows, notes)
+
+
+def _find_group(code: str) -> str:
+    """Return the paper's group of a language."""
+    two_letters = languages.two_letters(code)
+    return next((group for group in ("14", "22") if two_letters in languages.GROUPS[group]), "other")
+
+
+def _list_vectors(models: Mapping[str, Row], codes: Sequence[str], direction: str, own: str) -> Iterable[Line]:
+    """List the models vector by vector, as the paper's tables do."""
+    for rank in range(len(next(iter(models.values())).details["vectors"])):
+        for model, row in models.items():
+            name, vector = list(row.details["vectors"].items())[rank]
+            shares = [vector["languages"].get(code, {}).get(direction) for code in codes]
+            known = [share for share in shares if share is not None]
+            detail = _describe_vector(vector, row.details["encoder"]["layers"])
+            if name.endswith("@best"):
+                detail += f", {BEST}"
+            cells = (exact(fmean(known)) if known else None, *map(exact, shares))
+            yield Line(model, cells, detail, own=model == own)
+
+
+def _describe_vector(vector: Mapping[str, Any], layers: int) -> str:
+    """Return a vector in words, such as `mean of tokens, layer 8`."""
+    layer = "last layer" if vector["layer"] == layers else f"layer {vector['layer']}"
+    return f"{name_pooling(vector['pooling'])}, {layer}"
+
+
+def _lay_beside(
+    key: str, codes: Sequence[str], belongs: Callable[[published.Row], bool], detailed: bool = False
+) -> tuple[tuple[Line, ...], tuple[str, ...]]:
+    """Return the published rows of a table in our columns, and the notes on them."""
+    table = published.tables().get(key)
+    if not table:
+        return (), ()
+    two_letters = [languages.two_letters(code) for code in codes]
+    complete = set(two_letters) == set(table.columns)
+    lines, notes = [], []
+    for row in filter(belongs, table.rows):
+        shares = [row.cells.get(code) for code in two_letters]
+        known = [share for share in shares if share is not None]
+        mean = row.mean
+        if not complete:
+            mean = fmean(known) if len(known) == len(shares) else None
+        model = f"{row.model} large" if row.size == "large" else row.model
+        rule = f"{row.rule} ({row.runs} runs)".strip() if row.runs > 1 else row.rule
+        lines.append(Line(model, tuple(map(exact, (mean, *shares))), row.kind if detailed else "", rule, row.source))
+        if row.note:
+            notes.append(row.note)
+    if lines and not complete:
+        notes.append("the languages are not those of the paper's table: published means are over those shown, if known")
+    return tuple(lines), tuple(dict.fromkeys(notes))
+
+
+def with_transfer_gap(summary: Summary) -> dict[str, TaskSummary]:
+    """Return the tasks in which a model of ours has a transfer gap."""
+    return {name: task for name, task in summary.tasks.items() if any(row.transfer_gap for row in task.models.values())}
+
+
+def transfer_gap_of(task: TaskSummary, model: str) -> Statistic | None:
+    """Return the transfer gap of a model on a task, if it has one."""
+    row = task.models.get(model)
+    return row.transfer_gap[task.main] if row and row.transfer_gap else None
+
+
+def _of_gaps(summary: Summary) -> list[Table]:
+    """Tabulate the transfer gap of every fine-tuned task: score of the source language minus the mean of the others."""
+    tasks = with_transfer_gap(summary)
+    if not tasks:
+        return []
+    lines = []
+    for model in summary.models:
+        gaps = tuple(transfer_gap_of(task, model) for task in tasks.values())
+        if any(gaps):
+            lines.append(Line(model, gaps, own=model == summary.model))
+    tables = [task.table if task.setting == "zero-shot" else "" for task in tasks.values()]
+    rows = tuple(
+        Line(row.model, tuple(exact(row.cells.get(table)) for table in tables), source=row.source)
+        for row in published.tables()["transfer_gap"].rows
+        if any(table in row.cells for table in tables)
+    )
+    return [Table("transfer-gap", "Transfer gap, points", tuple(map(Column, tasks)), tuple(lines), rows)]
+
+
+def _of_mixed(summary: Summary) -> list[Table]:
+    """Tabulate premise and hypothesis, or paragraph and question, in one language and in two."""
+    tables = []
+    for name, task in summary.tasks.items():
+        lines = tuple(
+            Line(model, (row.within, row.across), rule=row.rule, own=model == summary.model)
+            for model, row in task.models.items()
+            if row.within
+        )
+        if not lines:
+            continue
+        has_published = task.table == "xnli" and task.setting == "zero-shot"
+        rows = published.tables()["mixed"].rows if has_published else ()
+        published_lines = tuple(
+            Line(row.model, tuple(map(exact, row.cells.values())), source=row.source) for row in rows
+        )
+        notes = tuple(row.note for row in rows if row.note)
+        title = f"{name}: both texts in one language, or in two"
+        columns = (Column("within"), Column("across"))
+        tables.append(Table(f"{name}-mixed", title, columns, lines, published_lines, notes))
+    return tables
+
+
+def tabulate_grid(task: TaskSummary) -> Table | None:
+    """Tabulate development scores by grid point; nothing where there was no choice."""
+    rows = list(task.models.values())
+    if not rows or len(rows[0].grid) == 1:
+        return None
+    lines = tuple(
+        Line(
+            model,
+            tuple(Statistic(len(point.seeds), point.by) for point in row.grid),
+            seeds=len(row.chosen.seeds),
+            marked=row.grid.index(row.chosen),
+        )
+        for model, row in task.models.items()
+    )
+    columns = tuple(Column(trials.describe(point.grid), partial(statistics.show, share=True)) for point in rows[0].grid)
+    return Table("grid", "", columns, lines)
