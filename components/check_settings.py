@@ -1,4 +1,4 @@
-"""Component: the sections of a run and single changes to them -> the sections that its steps get, all checked."""
+"""Component: the sections of a run and overrides -> the sections that its steps get, all checked."""
 
 from typing import Any, NamedTuple
 
@@ -29,49 +29,39 @@ def check_settings(
         ("Output", list),  # the trials: KFP's local runner loops over outputs of no other name
     ],
 ):
-    """Change single fields of sections, and check all of them before a step has cost anything.
+    """Apply overrides to the sections of a run, and check all sections before a step has cost anything.
 
-    Each step gets its section alone, so that a change of one leaves what Kubeflow remembers of the steps before it.
+    Each step gets its section alone, so that a change of one section leaves Kubeflow's cache of the steps before it.
 
     Args:
-        store: directory, or s3://bucket/prefix, that is told if a setting is wrong.
-        preparation: a `PreparationConfig` as a mapping; the others likewise.
-        tokenization: see above.
-        finetuning: see above.
-        evaluation: see above.
-        pretraining: see above; of an ablation its trials have one each.
-        registration: see above; an ablation registers nothing.
+        store: directory, or s3://bucket/prefix, that gets the error message if a setting is wrong.
+        preparation: a `PreparationConfig` as a mapping; the other sections likewise.
+        tokenization: a `TokenizationConfig`.
+        finetuning: a `ClassificationConfig`.
+        evaluation: an `EvaluationConfig`.
+        pretraining: a `PretrainingConfig`; each trial of an ablation has its own.
+        registration: a `RegistrationConfig`; an ablation registers nothing.
         trials: of an ablation: {"trial", "pretraining"} each.
         overrides: single fields by their names, such as {"pretraining.optimization.steps": 2000}.
-        num_workers: of the trainings; must fit their settings.
+        num_workers: workers of the trainings; their settings must have work for all.
 
     Returns:
-        the sections with their defaults, and the trials; the settings are references to the store.
+        the sections with their defaults, and the trials; all settings are references to the store.
     """
     from components.platform import parameters, tracking
     from components.platform.stage_run import stage_run
     from infoxlm_core import run_file
 
     with stage_run("check_settings", store, reports=False) as step:
-        given = {"preparation": preparation, "tokenization": tokenization, "pretraining": pretraining}
-        given |= {"finetuning": finetuning, "evaluation": evaluation, "registration": registration}
-        given = {name: step.read(section) for name, section in given.items()}
-        trials = step.read(trials)
+        sections = {"preparation": preparation, "tokenization": tokenization, "pretraining": pretraining}
+        sections |= {"finetuning": finetuning, "evaluation": evaluation, "registration": registration}
+        sections = {name: step.read(section) for name, section in sections.items()}
+        trials, overrides = step.read(trials), step.read(overrides)
         if trials:
             tracking.tracker().check_sweeps()
-            given["pretraining"] = trials[0]["pretraining"]
-        overrides = step.read(overrides)
-        run = run_file.override_sections(given, overrides, num_workers)
-        changed = run_file.override_trials(given, trials, overrides, num_workers)
-        run = {name: parameters.by_reference(store, section) for name, section in run.items()}
-        for trial in changed:
+            sections["pretraining"] = trials[0]["pretraining"]
+        checked = run_file.override_sections(sections, overrides, num_workers)
+        trials = run_file.override_trials(sections, trials, overrides, num_workers)
+        for trial in trials:
             trial |= {name: parameters.by_reference(store, trial[name]) for name in trial if name != "trial"}
-    return (
-        run["preparation"],
-        run["tokenization"],
-        run["pretraining"],
-        run["finetuning"],
-        run["evaluation"],
-        run["registration"],
-        changed,
-    )
+        return (*(parameters.by_reference(store, checked[name]) for name in sections), trials)

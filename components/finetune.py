@@ -20,18 +20,18 @@ def finetune(
     trial: dict[str, Any] = {},  # noqa: B006
     task_config: dsl.TaskConfig = None,
 ) -> None:
-    """Fine-tune an encoder on a task in some languages.
+    """Fine-tune an encoder on a task.
 
     Args:
-        config: settings of a task, as a mapping; `task` names it, classification if it is left out.
-        num_workers: Ray workers, one per GPU; 0 trains inside this process.
+        config: settings of a task as a mapping; `task` names the task, by default classification.
+        num_workers: Ray workers, one per GPU; 0 trains in this process.
         store: directory, or s3://bucket/prefix, where artifacts are found by content and checkpoints are kept.
         encoder: a model in Hugging Face format.
-        corpus: output of prepare_corpus, whose labelled set is used if the config names no data.
-        classifier: the fine-tuned model; one that classifies has its test set with it.
+        corpus: output of prepare_corpus, whose labelled examples are used if the config names no data.
+        classifier: the fine-tuned model; a classifier comes with its test set.
         metrics: loss and accuracy of the last step.
-        cluster: a `ClusterConfig` as a mapping: train in a RayJob of its own; empty: in this step.
-        trial: of an ablation: its variant, and its seed instead of the config's.
+        cluster: a `ClusterConfig` as a mapping: train in a RayJob; empty: in this step.
+        trial: of an ablation: its variant and seed, which replaces the seed of the config.
         task_config: the environment of the step, for the pods of the RayJob.
     """
     from components.platform import artifacts, sources
@@ -39,24 +39,19 @@ def finetune(
     from infoxlm_core import manifests, tasks
 
     with stage_run("finetune", store, trial) as step:
-        checked = tasks.parse(step.read(config) | ({"seed": trial["seed"]} if trial else {}), "finetuning")
-        base, base_digest = artifacts.read_pointer(encoder)
-        text, text_digest = artifacts.read_pointer(corpus)
-        learned = sources.digest_training_data(checked, step.here)
-        key = artifacts.key_of("classifier", checked, base_digest, text_digest, *learned)
-        given = {"encoder": base, "corpus": text}
-        made = step.make(
-            "classifier",
-            key,
-            checked,
-            num_workers=num_workers,
-            cluster=cluster,
-            task_config=task_config,
-            inputs=given,
-            checkpoints=f"classifier-{key}",
-        )
-        step.publish(classifier, made, metrics)
-        trained = manifests.load(artifacts.locate(base, hashed=False))["facts"]["steps"] > 0
-        step.run.log_curves(made / "metrics.jsonl", prefix="finetune/" if trained else "finetune_of_start/")
+        settings = step.read(config)
+        if trial:
+            settings = settings | {"seed": trial["seed"]}
+        checked = tasks.parse(settings, "finetuning")
+        encoder_location, encoder_digest = artifacts.read_pointer(encoder)
+        corpus_location, corpus_digest = artifacts.read_pointer(corpus)
+        data_digests = sources.digest_training_data(checked, step.here)
+        key = artifacts.key_of("classifier", checked, encoder_digest, corpus_digest, *data_digests)
+        inputs, run = {"encoder": encoder_location, "corpus": corpus_location}, f"classifier-{key}"
+        directory = step.make("classifier", key, checked, num_workers, cluster, task_config, inputs, checkpoints=run)
+        step.publish(classifier, directory, metrics)
+        is_trained = manifests.load(artifacts.locate(encoder_location, hashed=False))["facts"]["steps"] > 0
+        name = "finetune" if is_trained else "finetune_of_start"
+        step.run.log_curves(directory / "metrics.jsonl", prefix=f"{name}/")
         step.report(finetuning=checked)
-        step.report_cost(made, "finetune" if trained else "finetune_of_start")
+        step.report_cost(directory, name)

@@ -17,14 +17,14 @@ def prepare_corpus(
     cluster: dict[str, Any] = {},  # noqa: B006
     task_config: dsl.TaskConfig = None,
 ) -> None:
-    """Prepare corpora from text files, catalogs and tables, here or on S3.
+    """Clean and deduplicate corpora, and set held-out text aside.
 
     Args:
         config: a `PreparationConfig` as a mapping.
         store: directory, or s3://bucket/prefix, where artifacts are found by content.
-        corpus: where the prepared corpora are.
-        metrics: sentences and pairs kept.
-        num_workers: Ray Data workers, of a cluster pods; 0 prepares inside this process.
+        corpus: the prepared corpora.
+        metrics: numbers of sentences and pairs.
+        num_workers: Ray Data workers, of a cluster pods; 0 prepares in this process.
         cluster: a `ClusterConfig` as a mapping: the workers are those of a RayJob; empty: of this step.
         task_config: the environment of the step, for the pods of the RayJob.
     """
@@ -35,11 +35,11 @@ def prepare_corpus(
 
     with stage_run("prepare_corpus", store) as step:
         checked = PreparationConfig.parse(step.read(config), "preparation")
-        inputs = [*preparation.digest_sources(checked), *sources.states(checked.paths)]
-        key = artifacts.key_of("corpus", checked, *inputs)
-        made = step.make("corpus", key, checked, num_workers=num_workers, cluster=cluster, task_config=task_config)
-        counts = step.publish(corpus, made, metrics)
+        digests = [*preparation.digest_sources(checked), *sources.states(checked.paths)]
+        key = artifacts.key_of("corpus", checked, *digests)
+        directory = step.make("corpus", key, checked, num_workers, cluster, task_config)
+        counts = step.publish(corpus, directory, metrics)
         step.report(counts, preparation=checked.model_dump(mode="json", exclude={"corpora"}))
-        step.report_cost(made)
-        step.run.log_artifacts(made / "report.json", "preparation")
-        step.report_corpus(artifacts.url_of(made))
+        step.report_cost(directory)
+        step.run.log_artifacts(directory / "report.json", "preparation")
+        step.report_corpus(artifacts.url_of(directory))

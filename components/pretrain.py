@@ -24,14 +24,14 @@ def pretrain(
 
     Args:
         config: a `PretrainingConfig` as a mapping.
-        num_workers: Ray workers, one per GPU; 0 trains inside this process.
+        num_workers: Ray workers, one per GPU; 0 trains in this process.
         store: directory, or s3://bucket/prefix, where artifacts are found by content and checkpoints are kept.
         shards: output of tokenize_corpus.
         encoder: the trained model in Hugging Face format.
         start: the same model before its first step, the floor of every comparison.
-        metrics: losses of the last step.
-        cluster: a `ClusterConfig` as a mapping: train in a RayJob of its own; empty: in this step.
-        trial: of an ablation: its variant and seed; the curves then go into a run of their own.
+        metrics: the losses of the last step.
+        cluster: a `ClusterConfig` as a mapping: train in a RayJob; empty: in this step.
+        trial: of an ablation: its variant and seed. The curves go into the trial's run.
         task_config: the environment of the step, for the pods of the RayJob.
     """
     from components.platform import artifacts, sources, training_runs
@@ -42,25 +42,19 @@ def pretrain(
     with stage_run("pretrain", store, trial) as step:
         checked = PretrainingConfig.parse(step.read(config), "pretraining")
         step.report(pretraining=checked)
-        place, digest = artifacts.read_pointer(shards)
-        begin = checked.model.start and str(sources.fetch_model(checked.model.start, step.here))
-        begun = fingerprint.digest_inputs(begin)  # of no model or of one
-        inputs = {"shards": digest} | ({"model.start": begun[0]} if begun else {})
-        key = artifacts.key_of("pretrained", checked, *inputs.values())
-        run = training_runs.choose_run(store, "pretrained", key, checked, inputs, trial)
-        made = step.make(
-            "pretrained",
-            key,
-            checked,
-            num_workers=num_workers,
-            cluster=cluster,
-            task_config=task_config,
-            inputs={"shards_path": place},
-            checkpoints=run,
-            follow=True,
+        location, digest = artifacts.read_pointer(shards)
+        digests = {"shards": digest}
+        if checked.model.start:
+            start_model = sources.fetch_model(checked.model.start, step.here)
+            [digests["model.start"]] = fingerprint.digest_inputs(str(start_model))
+        key = artifacts.key_of("pretrained", checked, *digests.values())
+        run = training_runs.choose_run(store, "pretrained", key, checked, digests, trial)
+        inputs = {"shards_path": location}
+        directory = step.make(
+            "pretrained", key, checked, num_workers, cluster, task_config, inputs, checkpoints=run, follow=True
         )
-        step.run.log_curves(made / "encoder" / "metrics.jsonl")
-        step.publish(encoder, made / "encoder")
-        step.publish(start, made / "start")
-        artifacts.log_facts(made, metrics)
-        step.report_cost(made)
+        step.run.log_curves(directory / "encoder" / "metrics.jsonl")
+        step.publish(encoder, directory / "encoder")
+        step.publish(start, directory / "start")
+        artifacts.log_facts(directory, metrics)
+        step.report_cost(directory)

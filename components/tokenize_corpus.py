@@ -18,15 +18,15 @@ def tokenize_corpus(
     cluster: dict[str, Any] = {},  # noqa: B006
     task_config: dsl.TaskConfig = None,
 ) -> None:
-    """Train (or take) a SentencePiece model and encode the corpora.
+    """Train a SentencePiece model, or take one, and encode the corpora with it.
 
     Args:
         config: a `TokenizationConfig` as a mapping.
         store: directory, or s3://bucket/prefix, where artifacts are found by content.
         corpus: output of prepare_corpus.
-        shards: where tokenizer and token shards are.
-        metrics: sequences, tokens, vocabulary size.
-        num_workers: Ray Data workers, of a cluster pods; 0 tokenizes inside this process.
+        shards: the tokenizer and the token shards.
+        metrics: numbers of sequences and tokens, and size of the vocabulary.
+        num_workers: Ray Data workers, of a cluster pods; 0 tokenizes in this process.
         cluster: a `ClusterConfig` as a mapping: the workers are those of a RayJob; empty: of this step.
         task_config: the environment of the step, for the pods of the RayJob.
     """
@@ -37,19 +37,12 @@ def tokenize_corpus(
 
     with stage_run("tokenize_corpus", store) as step:
         checked = TokenizationConfig.parse(step.read(config), "tokenization")
-        text, digest = artifacts.read_pointer(corpus)
-        given = sources.fetch_tokenizer(checked.model, step.here) if checked.model else None
-        key = artifacts.key_of("shards", checked, digest, *fingerprint.digest_inputs(given))
-        made = step.make(
-            "shards",
-            key,
-            checked,
-            num_workers=num_workers,
-            cluster=cluster,
-            task_config=task_config,
-            inputs={"corpus": text},
-        )
-        step.report_cost(made)
-        counts = step.publish(shards, made, metrics)
-        # under names of their own: in MLflow `tokens` is a curve of the training
+        location, digest = artifacts.read_pointer(corpus)
+        tokenizer = sources.fetch_tokenizer(checked.model, step.here) if checked.model else None
+        key = artifacts.key_of("shards", checked, digest, *fingerprint.digest_inputs(tokenizer))
+        inputs = {"corpus": location}
+        directory = step.make("shards", key, checked, num_workers, cluster, task_config, inputs)
+        step.report_cost(directory)
+        counts = step.publish(shards, directory, metrics)
+        # with a prefix, since `tokens` is a curve of the training in MLflow
         step.report({f"shards/{name}": count for name, count in counts.items()}, tokenization=checked)

@@ -1,18 +1,17 @@
-"""What every component does around its own work: end clearly, have an artifact made, publish it, report."""
+"""The frame of a component: it reports failures, has artifacts made, publishes them, and logs to the tracker."""
 
 import contextlib
 import functools
+import json
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NotRequired
-
-from typing_extensions import TypedDict
+from typing import Any
 
 from components.platform import artifacts, costs, launchers, parameters, runtime, tracking
 from components.platform.work import Work
-from infoxlm_core import manifests, outside
+from infoxlm_core import manifests
 from infoxlm_core.config import StageConfig
 from infoxlm_core.corpora.datasets import Dataset, list_datasets
 from infoxlm_core.errors import DataCorrupt, InfoXLMError, TryAgain
@@ -20,26 +19,9 @@ from infoxlm_core.errors import DataCorrupt, InfoXLMError, TryAgain
 logger = logging.getLogger(__name__)
 
 
-@outside.with_more
-class ReadFile(TypedDict):
-    """What report.json of a prepared text says of one file."""
-
-    corpus: str
-    kind: str
-    read: int
-    kept: int
-
-
-@outside.with_more
-class Report(TypedDict):
-    """report.json of a prepared text, as far as it is read again."""
-
-    files: NotRequired[list[ReadFile]]
-
-
 @dataclass(frozen=True)
 class StageRun:
-    """One run of a component's body."""
+    """One execution of a component."""
 
     stage: str
     store: str
@@ -48,12 +30,12 @@ class StageRun:
 
     @property
     def here(self) -> Path:
-        """The store on this machine."""
+        """Directory of the store on this machine."""
         return artifacts.local(self.store)
 
     @functools.cached_property
     def run(self) -> tracking.Run:
-        """The tracker's run, which all stages share; found or opened when it is asked for first."""
+        """The tracker's run, which all stages of a pipeline run share; opened at the first access."""
         return tracking.open_run(self.store, self.trial, self.tracker)
 
     def make(
@@ -61,18 +43,25 @@ class StageRun:
         kind: str,
         key: str,
         config: StageConfig,
-        *,
         num_workers: int,
         cluster: dict[str, Any],
         task_config: Any,
-        inputs: dict[str, str] | None = None,
+        inputs: Mapping[str, str] | None = None,
         checkpoints: str = "",
         follow: bool = False,
     ) -> Path:
-        """Return the artifact `kind/key` on this machine; a launcher has it made if nobody has made it before.
+        """Return the artifact `kind/key` on this machine; a launcher makes it if the store does not have it.
 
-        `inputs` are places in the store, by the names of the core's arguments. A training has `checkpoints`, a folder
-        of STORE/runs, and the run may `follow` its curves while they are drawn. All others are as `launchers.run` says.
+        Args:
+            kind: of the artifact.
+            key: of the artifact, by `artifacts.key_of`.
+            config: of the stage.
+            num_workers: workers that share the work; 0: this process does it.
+            cluster: a `ClusterConfig` as a mapping, or a reference to it; empty: no RayJob is started.
+            task_config: KFP's `dsl.TaskConfig` of the step, with the environment of its pod.
+            inputs: locations of artifacts in the store, by the names of the core's arguments.
+            checkpoints: of a training: the folder of STORE/runs that gets its checkpoints.
+            follow: whether the tracker's run gets the curves while the training goes on.
         """
         work = Work(
             stage=self.stage,
@@ -81,7 +70,7 @@ class StageRun:
             name=key,
             config=config.model_dump(mode="json"),
             num_workers=num_workers,
-            artifacts=inputs or {},
+            artifacts=dict(inputs or {}),
             run=checkpoints,
             tracker_run=self.run.id if follow else "",
         )
@@ -92,32 +81,33 @@ class StageRun:
         """Return the value of a parameter, which may be a reference to the store."""
         return parameters.resolve(self.store, parameter)
 
-    def publish(self, output: Any, made: Path, metrics: Any = None) -> dict[str, float]:
-        """Let a KFP output point to an artifact; the numbers of its manifest become KFP metrics, and are returned."""
-        artifacts.publish(output, made)
-        return artifacts.log_facts(made, metrics) if metrics else {}
+    def publish(self, output: Any, directory: Path, metrics: Any = None) -> dict[str, float]:
+        """Let a KFP output point to an artifact; log the numbers of its manifest as KFP metrics, and return them."""
+        artifacts.publish(output, directory)
+        return artifacts.log_facts(directory, metrics) if metrics else {}
 
-    def report_cost(self, made: Path, step: str = "") -> None:
-        """Tell the tracker what an artifact has cost this run, nothing if it was found; `step` if not the stage's."""
-        cost = costs.report(self.store, self.trial, step or self.stage, made.parent.name, made.name)
+    def report_cost(self, directory: Path, step: str = "") -> None:
+        """Log what an artifact has cost this run under the name of a step, by default the stage's."""
+        cost = costs.report(self.store, self.trial, step or self.stage, directory.parent.name, directory.name)
         self.report(costs.metrics(cost))
 
-    def report_corpus(self, place: str) -> list[Dataset]:
-        """Tell the tracker which corpora a prepared text in the store has; return them."""
-        content, report = (artifacts.read(place, name) for name in (manifests.NAME, "report.json"))
-        files = outside.parse_json(content or b"", manifests.Manifest, place, "prepare again", DataCorrupt)["files"]
-        said = outside.parse_json(report or b"{}", Report, f"{place}/report.json", "prepare again", DataCorrupt)
-        found = list_datasets(files, said.get("files", ()))
-        self.run.log_datasets(found, place)
-        return found
+    def report_corpus(self, location: str) -> list[Dataset]:
+        """Log the corpora of a prepared text in the store as datasets of the run; return them."""
+        manifest, report = (artifacts.read(location, name) for name in (manifests.NAME, "report.json"))
+        if manifest is None:
+            raise DataCorrupt(f"{location} is gone or incomplete: run prepare_corpus again")
+        files, lines = json.loads(manifest)["files"], json.loads(report or b"{}").get("files", ())
+        datasets = list_datasets(files, lines)
+        self.run.log_datasets(datasets, location)
+        return datasets
 
     def report(self, figures: Mapping[str, float] | None = None, **settings: Any) -> None:
-        """Tell the tracker figures, and settings by their section."""
+        """Log figures, and settings by their section."""
         if settings:
-            plain = {
-                name: one.model_dump(mode="json") for name, one in settings.items() if isinstance(one, StageConfig)
-            }
-            self.run.log_params(settings | plain)
+            for name, section in settings.items():
+                if isinstance(section, StageConfig):
+                    settings[name] = section.model_dump(mode="json")
+            self.run.log_params(settings)
         if figures:
             self.run.log_metrics(figures)
 
@@ -131,26 +121,27 @@ def stage_run(
     reports: bool = True,
     last: bool = False,
 ) -> Iterator[StageRun]:
-    """Run a component's body; what goes wrong becomes one line, an exit code and an outcome in the store.
+    """Run a component's body; a failure becomes one line, an exit code and an outcome in the store.
 
-    The first line of its log says where the tracker shows the run, if a server does.
+    The first line of the log is the address of the tracker's run, if a server shows it.
 
     Args:
-        stage: the component's name.
+        stage: name of the component.
         store: directory, or s3://bucket/prefix.
-        trial: of an ablation or a suite: it has a run of its own.
-        tracker: which one has the run, if it is not for INFOXLM_TRACKER to choose.
-        reports: False of a body that tells the tracker nothing: it need not open a run.
-        last: of a pipeline: if the body fails, so has the tracker's run. One that succeeds ends it itself.
+        trial: of an ablation or a suite, which has a run of its own.
+        tracker: name of the tracker; empty: INFOXLM_TRACKER chooses.
+        reports: whether the body logs to the tracker, so that a run must be open.
+        last: whether the step is the last of its pipeline. If it fails, it ends the tracker's run as failed; if it
+            succeeds, its body ends the run.
     """
     with runtime.report_failure(store, stage, trial):
         step = StageRun(stage, store, trial, tracker)
         if reports:
             try:
                 if page := step.run.page:
-                    logger.info("its run: %s", page)
-            except TryAgain as error:  # what is to be done may take hours: the tracker may be back by then
-                logger.warning("its run cannot be shown: %s", error)
+                    logger.info("run: %s", page)
+            except TryAgain as error:  # the work may take hours, and the tracker may be back by then
+                logger.warning("the run cannot be opened yet: %s", error)
         try:
             yield step
         except Exception:

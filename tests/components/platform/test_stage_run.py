@@ -83,7 +83,7 @@ def test_the_first_line_of_a_step_says_where_its_run_is_shown(memory, tmp_path, 
         logging.getLogger("infoxlm").info("working")
 
     first, second = capsys.readouterr().err.splitlines()
-    assert first.endswith(f"its run: {memory.page}") and second.endswith("working")
+    assert first.endswith(f"run: {memory.page}") and second.endswith("working")
 
 
 def test_a_tracker_that_is_down_keeps_no_step_from_its_work(memory, tmp_path, monkeypatch):
