@@ -32,7 +32,7 @@ def compare(shape: str, vocabulary: str, rounds: int, size: dict | None = None, 
     if reason := peers.why_no_fairseq():
         case.skipped[PEER] = reason
         return measure(case, variants, rounds)
-    reference = Reference(config, model, learner.key_encoder, learner.queue)
+    reference = Reference(config, model, learner.xlco.key_encoder, learner.xlco.queue)
     reference_inputs = [reference.inputs(batch) for batch in batches]
     reference_loss = reference.losses(reference_inputs[0])
     loss = learner.mean_loss(batches[0])

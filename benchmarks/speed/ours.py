@@ -40,7 +40,7 @@ class Given(InfoXLMLearner):
 
     def __init__(self, config: PretrainingConfig, model: InfoXLM) -> None:
         super().__init__(config, model, two_pairs(model.encoder.size.vocabulary))
-        if self.contrasting:
+        if self.contrasts:
             self.make_contrast_hard()
         self.progress = Progress()
         self.optimizer = make_adamw(model.parameters(), config.optimization)
@@ -51,11 +51,11 @@ class Given(InfoXLMLearner):
         With equal weights on both sides, or with a queue of random numbers, the loss would be zero.
         """
         generator = torch.Generator().manual_seed(SEED)
-        perturb(self.key_encoder, SEED + 1)
+        perturb(self.xlco.key_encoder, SEED + 1)
         views = inputs.batch("ragged", self.module.encoder.size.vocabulary, 999, ("xlco",))
         views = views.to(self.device)
-        keys = self.key_encoder(views.key_ids, views.key_positions, views.key_lengths)
-        rows, sentence_ids = self.queue.rows, self.queue.sentence_ids
+        keys = self.xlco.key_encoder(views.key_ids, views.key_positions, views.key_lengths)
+        rows, sentence_ids = self.xlco.queue.rows, self.xlco.queue.sentence_ids
         rows.copy_(torch.randn(rows.shape, generator=generator) * 0.1)
         rows += keys[torch.arange(len(rows), device=rows.device) % len(keys)]
         sentence_ids.copy_(torch.empty(sentence_ids.shape, dtype=torch.long).random_(generator=generator))
@@ -63,7 +63,8 @@ class Given(InfoXLMLearner):
     def mean_loss(self, batch: PackedBatch) -> Tensor:
         """Return the sum of the objectives' mean losses, with gradient."""
         loss, _ = self.losses(batch, {name: 1.0 / batch.counts[name] for name in self.weights.by_name})
-        self.new_keys.clear()
+        if self.contrasts:
+            self.xlco.new_keys.clear()
         return loss
 
     def take_step(self, batch: PackedBatch) -> None:

@@ -41,7 +41,7 @@ def test_both_variants_are_still_equal_after_a_step():
     config = inputs.config(TOY, contrast={"layer": 2, "queue_size": 64}, optimization=optimization)
     model = ours.make_model(config, 500)
     learner = ours.Given(config, model)
-    reference = Reference(config, model, learner.key_encoder, learner.queue)
+    reference = Reference(config, model, learner.xlco.key_encoder, learner.xlco.queue)
     for group in reference.optimizer.param_groups:
         group["lr"] = 1e-3
     before = model.projection.detach().clone()
@@ -50,9 +50,9 @@ def test_both_variants_are_still_equal_after_a_step():
     learner.take_step(batch)
     reference.take_step(reference.inputs(batch))
 
-    assert reference.pointer == learner.queue.pointer
-    torch.testing.assert_close(reference.queue, learner.queue.rows, atol=1e-4, rtol=0)
-    torch.testing.assert_close(reference.key_projection, learner.key_encoder.projection, atol=1e-6, rtol=0)
+    assert reference.pointer == learner.xlco.queue.pointer
+    torch.testing.assert_close(reference.queue, learner.xlco.queue.rows, atol=1e-4, rtol=0)
+    torch.testing.assert_close(reference.key_projection, learner.xlco.key_encoder.projection, atol=1e-6, rtol=0)
     distance = (model.projection - before).norm()
     # The two Adams add epsilon in different places, so tiny gradients take different steps.
     assert (reference.projection - model.projection).norm() < 0.05 * distance

@@ -110,7 +110,7 @@ def test_the_micro_batch_does_not_change_the_step(tiny_shards, micro, weighting)
             Progress(),
             learner.batches(0),
         )
-        return figures, grads[0], learner.queue.rows
+        return figures, grads[0], learner.xlco.queue.rows
 
     with workers.fp64():
         (expected, gradient, queue), (figures, other, other_queue) = gradients(4), gradients(micro)
@@ -148,7 +148,8 @@ def _three_steps(path: Path, weighting: str) -> dict[str, torch.Tensor]:
     for _ in range(3):
         train_step(learner, adam, config.optimization, progress, learner.batches(progress.step))
     queue = torch.cat(
-        [learner.queue.rows, learner.queue.sentence_ids.double(), learner.queue.born[:, None].double()], dim=1
+        [learner.xlco.queue.rows, learner.xlco.queue.sentence_ids.double(), learner.xlco.queue.born[:, None].double()],
+        dim=1,
     )
     return {"gradient": gradients[0], "queue": queue}
 
@@ -235,7 +236,7 @@ def test_clipping_sees_the_gradient_of_the_mean_losses(tiny_shards):
         learner.losses(batch, {name: 1 / counts[name] for name in learner.weights.by_name})[0].backward()
     expected = torch.cat([p.grad.flatten() for p in learner.module.parameters()]).norm().item()
     learner.module.zero_grad()
-    learner.new_keys.clear()
+    learner.xlco.new_keys.clear()
     clipped = []
     adam = optimizer.make_adamw(learner.module.parameters(), config.optimization)
     adam.step = lambda: clipped.append(torch.cat([p.grad.flatten() for p in learner.module.parameters()]).norm().item())
@@ -261,7 +262,7 @@ def _desync(rank: int, size: int, port: int, shards: Path, base: Path) -> None:
     def drift(self, step, good=True):
         after_step(self, step, good)
         if rank == 1 and step == 7:
-            self.queue.rows[20, 0] += 1e-6  # of the keys that came last
+            self.xlco.queue.rows[20, 0] += 1e-6  # of the keys that came last
 
     InfoXLMLearner.after_step = drift
     try:

@@ -97,12 +97,12 @@ def _good_step_then_bad(rank: int, path: Path) -> dict:
     learner = InfoXLMLearner(wanted, build(wanted, shards), shards)
     learner.after_step(0)
     adam, progress = optimizer.make_adamw(learner.module.parameters(), wanted.optimization), Progress()
-    parameters, keys, held = list(learner.module.parameters()), list(learner.key_encoder.parameters()), []
+    parameters, keys, held = list(learner.module.parameters()), list(learner.xlco.key_encoder.parameters()), []
     summed, scatter = [], torch.distributed.reduce_scatter_single
 
     def weigh(*_) -> None:
         moments = [value for state in adam.state.values() for value in state.values() if value.dim()]
-        now = [*learner.module.parameters(), *learner.key_encoder.parameters()]  # to_local: none is still whole
+        now = [*learner.module.parameters(), *learner.xlco.key_encoder.parameters()]  # to_local: none is still whole
         kept = [*now, *(p.grad for p in parameters), *moments]
         held.append(sum(tensor.to_local().nbytes for tensor in kept))
 
@@ -145,7 +145,7 @@ def _gradient_in_half_precision(
         learner = InfoXLMLearner(wanted, build(wanted, shards), shards)
         learner.after_step(0)
         adam, found = optimizer.make_adamw(learner.module.parameters(), wanted.optimization), []
-        parameters = [*learner.module.parameters(), *learner.key_encoder.parameters()]
+        parameters = [*learner.module.parameters(), *learner.xlco.key_encoder.parameters()]
         assert {p.dtype for p in parameters} == {torch.float32}
         adam.register_step_pre_hook(lambda *_: found.extend(p.grad for p in learner.module.parameters()))
         optimization = wanted.optimization.model_copy(update={"clip_norm": 1e9})
@@ -167,7 +167,7 @@ def _filled_queue(path: Path) -> torch.Tensor:
     wanted, shards = config(sharded=True), open_shards(path)
     learner = InfoXLMLearner(wanted, build(wanted, shards), shards)
     learner.after_step(0)
-    return learner.queue.rows
+    return learner.xlco.queue.rows
 
 
 def forget_after(step: int, run: Path) -> None:

@@ -1,5 +1,6 @@
 """One optimizer step: what it reads from the device, and how often."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -57,3 +58,12 @@ def test_a_loss_is_the_sum_over_all_micro_batches_divided_once_by_all_targets():
     assert figures["loss/square"] == (1 + 4 + 9 + 16) / 6
     assert figures["gradient_norm"] == 2 * (1 + 4 + 9 + 16) / 6
     assert (figures["first"], figures["tokens"], figures["skipped"], stopping) == ((1 + 4) / 6, 6, 0.0, False)
+
+
+def test_a_loss_whose_targets_nobody_counts_is_refused():
+    learner, config = Regression(), OptimizationConfig(warmup_steps=0)
+    adam, batch = make_adamw(learner.module.parameters(), config), Numbers(1.0, 2.0)
+    del batch.counts["square"]
+
+    with pytest.raises(ValueError, match=r"Regression\.counts lacks the targets of square"):
+        train_step(learner, adam, config, Progress(), [batch])

@@ -53,7 +53,9 @@ def by_hand(
 @torch.no_grad()
 def vectors(learner: InfoXLMLearner) -> tuple[torch.Tensor, torch.Tensor]:
     (batch,) = learner.batches(0)
-    return learner.module(batch).queries, learner.key_encoder(batch.key_ids, batch.key_positions, batch.key_lengths)
+    return learner.module(batch).queries, learner.xlco.key_encoder(
+        batch.key_ids, batch.key_positions, batch.key_lengths
+    )
 
 
 @pytest.mark.usefixtures("in_fp64")
@@ -61,7 +63,7 @@ def vectors(learner: InfoXLMLearner) -> tuple[torch.Tensor, torch.Tensor]:
 def test_the_loss_of_a_step_is_the_mean_of_the_formula(learner_of):
     learner = learner_of(**ALONE, contrast={"false_negatives": "off"})
     queries, keys = vectors(learner)
-    expected = by_hand(learner, queries, keys, learner.queue.rows.clone()).mean()
+    expected = by_hand(learner, queries, keys, learner.xlco.queue.rows.clone()).mean()
 
     assert step(learner)["loss/xlco"] == pytest.approx(expected.item(), rel=1e-9)
 
@@ -70,7 +72,7 @@ def test_the_loss_of_a_step_is_the_mean_of_the_formula(learner_of):
 def test_symmetric_contrast_is_half_of_each_direction_and_enqueues_only_the_targets(learner_of):
     learner = learner_of(**ALONE, contrast={"false_negatives": "off", "symmetric": True})
     queries, keys = vectors(learner)  # 8 items, then the same 8 from the other side
-    rows = learner.queue.rows.clone()
+    rows = learner.xlco.queue.rows.clone()
     expected = by_hand(learner, queries, keys, rows).view(2, 8).mean()
     forward = by_hand(learner, queries[:8], keys[:8], rows).mean()
 
@@ -78,7 +80,7 @@ def test_symmetric_contrast_is_half_of_each_direction_and_enqueues_only_the_targ
 
     assert figures["loss/xlco"] == pytest.approx(expected.item(), rel=1e-9)
     assert expected.item() != pytest.approx(forward.item(), rel=1e-6)
-    replaced = (learner.queue.rows != rows).any(1)
+    replaced = (learner.xlco.queue.rows != rows).any(1)
     assert replaced.sum() == 8 and replaced[:8].all()
 
 
@@ -89,7 +91,7 @@ def test_in_batch_negatives_are_the_other_keys_of_the_micro_batch(learner_of):
     others = [keys[[j for j in range(8) if j != i]] for i in range(8)]
     expected = torch.cat(
         [
-            by_hand(learner, queries[i : i + 1], keys[i : i + 1], torch.cat([learner.queue.rows, others[i]]))
+            by_hand(learner, queries[i : i + 1], keys[i : i + 1], torch.cat([learner.xlco.queue.rows, others[i]]))
             for i in range(8)
         ]
     ).mean()
@@ -104,14 +106,14 @@ def test_the_queue_begins_with_as_many_real_keys_as_it_has_rows(learner_of, size
     expected = []
     for number in range(-(-size // 8)):  # the reserved stream, one global batch after the other
         for batch in micro_batches(learner.sampler.draw(f"prefill {number}", range(4), only="xlco"), 4):
-            expected.append(learner.key_encoder(batch.key_ids, batch.key_positions, batch.key_lengths))
+            expected.append(learner.xlco.key_encoder(batch.key_ids, batch.key_positions, batch.key_lengths))
 
-    assert torch.equal(learner.queue.rows, torch.cat(expected)[:size])
-    assert learner.queue.pointer == 0 and (learner.queue.sentence_ids != 0).all()
+    assert torch.equal(learner.xlco.queue.rows, torch.cat(expected)[:size])
+    assert learner.xlco.queue.pointer == 0 and (learner.xlco.queue.sentence_ids != 0).all()
     other = learner_of(contrast={"queue_size": 64})
     assert all(torch.equal(a.ids, b.ids) for a, b in zip(learner.batches(0), other.batches(0), strict=True))
     step(learner)
-    assert learner.queue.rows.shape == (size, 16)
+    assert learner.xlco.queue.rows.shape == (size, 16)
 
 
 @pytest.mark.usefixtures("in_fp64")
@@ -140,9 +142,9 @@ def test_a_corpus_smaller_than_the_queue_stays_finite_and_no_pair_is_its_own_neg
     for number in range(40):
         assert np.isfinite(step(learner, number)["loss/xlco"])
     batch = learner.batches(40)[0]
-    excluded = learner._no_negatives(batch.sentence_ids, learner.queue.sentence_ids)
+    excluded = learner.xlco.exclude(batch.sentence_ids, learner.xlco.queue.sentence_ids)
     for row, mine in zip(excluded, batch.sentence_ids, strict=True):
-        assert row.tolist() == [mine[0].item() in kept for kept in learner.queue.sentence_ids.tolist()]
+        assert row.tolist() == [mine[0].item() in kept for kept in learner.xlco.queue.sentence_ids.tolist()]
     assert excluded.any()
 
 
@@ -218,20 +220,20 @@ def test_without_momentum_the_key_encoder_is_the_query_encoder_after_each_step(l
     step(learner)
 
     queries = dict(learner.module.named_parameters())
-    assert all(torch.equal(key, queries[name]) for name, key in learner.key_encoder.named_parameters())
+    assert all(torch.equal(key, queries[name]) for name, key in learner.xlco.key_encoder.named_parameters())
 
 
 @pytest.mark.item("A8")
 def test_a_skipped_step_moves_no_key_and_a_good_one_moves_it_once(learner_of):
     learner = learner_of(contrast={"momentum": 0.9})
-    before = learner.key_encoder.projection.clone()
+    before = learner.xlco.key_encoder.projection.clone()
 
     learner.after_step(1, good=False)
-    assert torch.equal(learner.key_encoder.projection, before)
+    assert torch.equal(learner.xlco.key_encoder.projection, before)
     step(learner)
 
     expected = before + 0.1 * (learner.module.projection.detach() - before)
-    torch.testing.assert_close(learner.key_encoder.projection, expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(learner.xlco.key_encoder.projection, expected, atol=1e-6, rtol=0)
 
 
 def test_keys_are_made_without_dropout(learner_of):
@@ -239,7 +241,7 @@ def test_keys_are_made_without_dropout(learner_of):
     batch = learner.batches(0)[0]
     learner.module.train()
 
-    first, second = (learner._make_keys(batch) for _ in range(2))
+    first, second = (learner.xlco.make_keys(batch) for _ in range(2))
 
     assert torch.equal(first, second)
 

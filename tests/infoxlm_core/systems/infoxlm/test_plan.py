@@ -49,8 +49,10 @@ def test_weights_optimizer_key_encoder_and_queue_take_the_bytes_of_the_plan(tiny
     assert planned["weights"] == bytes_of(parameters)
     assert planned["gradients"] == bytes_of([parameter.grad for parameter in parameters])
     assert planned["AdamW moments"] == bytes_of([t for state in optimizer.state.values() for t in state.values()])
-    assert planned["key encoder"] == bytes_of(learner.key_encoder.parameters())
-    assert planned["queue"] == bytes_of([learner.queue.rows, learner.queue.sentence_ids, learner.queue.born])
+    assert planned["key encoder"] == bytes_of(learner.xlco.key_encoder.parameters())
+    assert planned["queue"] == bytes_of(
+        [learner.xlco.queue.rows, learner.xlco.queue.sentence_ids, learner.xlco.queue.born]
+    )
     saved = named_tensors(learner, optimizer)
     pointer = saved["learner/queue/pointer"].element_size()
     run = values(plan.plan(config, VOCABULARY, gpus=1).run)
@@ -62,14 +64,14 @@ def test_of_the_key_encoder_the_plan_counts_the_copies_in_bf16(tiny_shards):
     learner = InfoXLMLearner(config, build(config, shards), shards)
     ids, lengths = torch.full((4,), 5), (4,)
     with torch.autocast("cpu", torch.bfloat16):
-        learner.key_encoder(ids, torch.arange(4), lengths)
+        learner.xlco.key_encoder(ids, torch.arange(4), lengths)
 
     planned = [
         values(plan.memory(tiny_config(objectives={"xlco": weight}), VOCABULARY, gpus=1))["bf16 weights"]
         for weight in (0.0, 1.0)
     ]
 
-    assert planned[1] - planned[0] == bytes_of(learner.key_encoder.buffers()) > 0
+    assert planned[1] - planned[0] == bytes_of(learner.xlco.key_encoder.buffers()) > 0
 
 
 def test_a_layer_keeps_the_bytes_of_the_plan_for_each_token():

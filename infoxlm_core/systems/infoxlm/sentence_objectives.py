@@ -1,0 +1,191 @@
+"""Objectives on the sentence vectors of translation pairs: XLCO, and the class that others would derive from."""
+
+import logging
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from infoxlm_core.config import PretrainingConfig
+from infoxlm_core.data.batches import PackedBatch
+from infoxlm_core.errors import ConfigError
+from infoxlm_core.model.heads import InfoXLM
+from infoxlm_core.model.momentum import KeyEncoder, Queue, momentum_at
+from infoxlm_core.model.objectives import (
+    have_equal_sentences,
+    share_a_sentence,
+    xlco_hits,
+    xlco_logits,
+    xlco_losses,
+)
+from infoxlm_core.training import distributed, sharding
+from infoxlm_core.training.learner import autocast
+
+logger = logging.getLogger(__name__)
+STATISTICS_ROWS = 4096  # negatives from which mean and spread of the logits are estimated
+
+
+class SentenceObjective(ABC):
+    """A loss on the queries of a micro-batch, with all that only this loss needs; `objectives.NAME` is its weight."""
+
+    name: ClassVar[str]
+
+    def __init__(self, config: PretrainingConfig, model: InfoXLM) -> None:
+        self.config, self.model = config, model
+
+    @abstractmethod
+    def count(self, batch: PackedBatch) -> int:
+        """Return the targets of a micro-batch, by whose number in the global batch the loss is divided."""
+
+    @abstractmethod
+    def loss(self, batch: PackedBatch, queries: Tensor, by_group: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss summed over the targets, with gradient, and sums without gradient for `statistics`.
+
+        Args:
+            batch: on this worker's device.
+            queries: (B, d) in fp32.
+            by_group: (2, groups) losses and counts, to which those of `batch.view_groups` are added.
+        """
+
+    def statistics(self, sums: Mapping[str, Any], count: float) -> dict[str, float]:  # noqa: ARG002
+        """Return points of the curves, from the sums and the count of all workers."""
+        return {}
+
+    def after_step(self, step: int, good: bool) -> None:  # noqa: B027 - most objectives remember nothing
+        """See `Learner.after_step`."""
+
+    def state(self) -> dict[str, Tensor]:
+        """See `Learner.state`."""
+        return {}
+
+
+class XLCO(SentenceObjective):
+    """Cross-lingual contrast against a queue of keys that a momentum encoder computes (InfoXLM, section 3.3)."""
+
+    name = "xlco"
+
+    def __init__(self, config: PretrainingConfig, model: InfoXLM) -> None:
+        super().__init__(config, model)
+        self.shares = distributed.shares(config.batches.virtual_shards)
+        if config.contrast.enqueue == "micro_batch" and len({len(share) for share in self.shares}) > 1:
+            raise ConfigError(
+                f"with contrast.enqueue: micro_batch {len(self.shares)} workers must divide batches.virtual_shards "
+                f"({config.batches.virtual_shards}): take another number of workers, or enqueue: step"
+            )
+        self.device = distributed.device()
+        self.key_encoder = KeyEncoder(model).to(self.device)
+        self.queue = Queue(config.contrast.queue_size, model.encoder.size.hidden, self.device)
+        self.new_keys: list[tuple[Tensor, Tensor]] = []  # keys and sentence ids of this step's micro-batches
+
+    def shard(self) -> None:
+        """Shard the key encoder, after the model was sharded."""
+        sharding.shard(self.key_encoder, self.key_encoder.encoder.layers)
+        self.key_encoder.pair_with(self.model)
+        self.key_encoder.encoder.compile_in_place()
+
+    def count(self, batch: PackedBatch) -> int:
+        return batch.items
+
+    def loss(self, batch: PackedBatch, queries: Tensor, by_group: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        contrast = self.config.contrast
+        if contrast.enqueue == "micro_batch" and self.new_keys:
+            self.enqueue(batch.rng_key[0])
+        keys = self.make_keys(batch)
+        negatives, sentence_ids = self.queue.rows, self.queue.sentence_ids
+        if contrast.in_batch_negatives:
+            negatives, sentence_ids = torch.cat([negatives, keys]), torch.cat([sentence_ids, batch.sentence_ids])
+        excluded = self.exclude(batch.sentence_ids, sentence_ids)
+        logits = xlco_logits(queries, keys, negatives, contrast.temperature, excluded)
+        losses = xlco_losses(logits)
+        share = batch.items / len(losses)  # 1, or 1/2 where each item is contrasted from both sides
+        with torch.no_grad():
+            add_by_group(by_group, batch.view_groups, losses.detach(), share)
+            sample = logits[:, 1 :: math.ceil(len(negatives) / STATISTICS_ROWS)]
+            sample = sample.masked_fill(sample.isinf(), torch.nan)
+            sums = {
+                "xlco": losses.sum() * share,
+                "hits": xlco_hits(logits) * share,
+                "positive": logits[:, 0].sum() * share,
+                "negative": sample.nanmean(dim=1).nan_to_num().sum() * share,
+                "negative_square": sample.square().nanmean(dim=1).nan_to_num().sum() * share,
+                "key_check": keys.sum() * 0.0,  # not finite if any key is not
+            }
+        return losses.sum() * share, sums
+
+    def exclude(self, query_ids: Tensor, key_ids: Tensor) -> Tensor | None:
+        """Return where a key (of K) is no negative of a query (of B): (B, K) bool, or None if nowhere.
+
+        The arguments are the sentence ids, (B, 2) and (K, 2). With in-batch negatives the last B keys are the queries'
+        own.
+        """
+        contrast, count = self.config.contrast, len(query_ids)
+        if contrast.false_negatives == "overlap":
+            excluded = share_a_sentence(query_ids, key_ids)
+        elif contrast.false_negatives == "exact":
+            excluded = have_equal_sentences(query_ids, key_ids)
+        elif contrast.in_batch_negatives:
+            excluded = torch.zeros(count, len(key_ids), dtype=torch.bool, device=query_ids.device)
+        else:
+            return None
+        if contrast.in_batch_negatives:
+            own, first = torch.arange(count, device=query_ids.device), len(self.queue.rows)
+            excluded[own, first + own] = True
+            if contrast.symmetric:  # the query's own sentence is a key of the other half
+                excluded[own, first + (own + count // 2) % count] = True
+        return excluded
+
+    def make_keys(self, batch: PackedBatch) -> Tensor:
+        """Return the keys (B, d) of a micro-batch, and remember those to be enqueued."""
+        with autocast(self.device, self.config.model.precision):
+            keys = self.key_encoder(batch.key_ids, batch.key_positions, batch.key_lengths)
+        keys = keys[: len(batch.sentence_ids)]  # without the key of padding
+        self.new_keys.append((keys[: batch.items], batch.sentence_ids[: batch.items]))
+        return keys
+
+    def enqueue(self, step: int, limit: int | None = None) -> None:
+        """Push all workers' new keys into the queue, in the order of the global batch; at most `limit`."""
+        keys = torch.cat([keys for keys, _ in self.new_keys])
+        sentence_ids = torch.cat([ids for _, ids in self.new_keys])
+        samples = self.config.batches.global_batch_size // self.config.batches.virtual_shards
+        counts: Sequence[int] = [len(share) * samples for share in self.shares]
+        if len(set(counts)) == 1:  # all workers have as many keys, even if they are of one micro-batch
+            counts = ()
+        keys, sentence_ids = (distributed.gather_rows(rows, counts) for rows in (keys, sentence_ids))
+        self.queue.push(keys[:limit], sentence_ids[:limit], step)
+        self.new_keys.clear()
+
+    def after_step(self, step: int, good: bool) -> None:
+        """Move the key encoder and enqueue the step's keys, unless the step was bad or before contrast."""
+        contrast = self.config.contrast
+        if good and step > contrast.start_step:
+            self.key_encoder.follow(momentum_at(contrast, step - 1, self.config.optimization.steps))
+            self.enqueue(step)
+        self.new_keys.clear()
+        if step == contrast.start_step:
+            self.key_encoder.follow(0.0)
+
+    def statistics(self, sums: Mapping[str, Any], count: float) -> dict[str, float]:
+        mean = sums["negative"] / count
+        return {
+            "queue/age": self.queue.age,
+            "xlco/accuracy": sums["hits"] / count,
+            "xlco/positive_logit": sums["positive"] / count,
+            "xlco/negative_logit": mean,
+            "xlco/negative_spread": max(0.0, sums["negative_square"] / count - mean**2) ** 0.5,
+        }
+
+    def state(self) -> dict[str, Tensor]:
+        keys = {f"key_encoder/{name}": value for name, value in self.key_encoder.named_parameters()}
+        return keys | {f"queue/{name}": value for name, value in self.queue.state().items()}
+
+
+SENTENCE_OBJECTIVES: tuple[type[SentenceObjective], ...] = (XLCO,)
+
+
+def add_by_group(by_group: Tensor, groups: Tensor, losses: Tensor, share: float = 1.0) -> None:
+    """Add losses (N,), and their number, times `share` to the groups (N,) they belong to: (2, groups)."""
+    for row, values in zip(by_group, (losses, torch.ones_like(losses)), strict=True):
+        row.index_add_(0, groups, values.to(row.dtype) * share)

@@ -1,0 +1,59 @@
+"""A sentence objective is one class: it enters the loss, the divisor and the curves."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from infoxlm_core.config import ObjectivesConfig
+from infoxlm_core.data.shards import open_shards
+from infoxlm_core.systems.infoxlm import learner as infoxlm
+from infoxlm_core.systems.infoxlm.learner import InfoXLMLearner
+from infoxlm_core.systems.infoxlm.sentence_objectives import XLCO, SentenceObjective
+from infoxlm_core.systems.infoxlm.system import build
+from infoxlm_core.training.optimizer import make_adamw
+from infoxlm_core.training.state import Progress
+from infoxlm_core.training.step import train_step
+from tests.toys.pretraining import tiny_config
+
+
+class Spread(SentenceObjective):
+    """The example of CONTRIBUTING.md."""
+
+    name = "spread"
+
+    def count(self, batch):
+        return len(batch.view_groups)
+
+    def loss(self, batch, queries, by_group):
+        loss = F.cosine_similarity(queries, queries.mean(dim=0, keepdim=True)).sum()
+        return loss, {self.name: loss.detach()}
+
+
+@pytest.mark.usefixtures("in_fp64")
+def test_an_objective_of_one_class_is_divided_by_its_count_weighted_and_drawn(tiny_shards, monkeypatch):
+    monkeypatch.setattr(infoxlm, "SENTENCE_OBJECTIVES", (XLCO, Spread))
+    config = tiny_config(batches={"micro_batch_size": 8}, objectives={"mlm": 0, "tlm": 0})
+    shards = open_shards(tiny_shards)
+    monkeypatch.setattr(ObjectivesConfig, "weights", lambda self: {"xlco": 1e-12, "spread": 2.0})
+    learner = InfoXLMLearner(config, build(config, shards), shards)
+    learner.after_step(0)
+    (batch,) = learner.batches(0)
+    queries = learner.module(batch).queries
+    mean = F.cosine_similarity(queries, queries.mean(dim=0, keepdim=True)).mean()
+    (2.0 * mean).backward()
+    expected = torch.cat([p.grad.flatten() for p in learner.module.parameters() if p.grad is not None]).norm().item()
+    learner.module.zero_grad()
+    adam = make_adamw(learner.module.parameters(), config.optimization)
+
+    figures, _ = train_step(learner, adam, config.optimization, Progress(), [batch])
+
+    assert figures["loss/spread"] == pytest.approx(mean.item(), rel=1e-9)
+    assert figures["gradient_norm"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_an_objective_without_a_count_cannot_be_made(tiny_shards):
+    class Forgetful(Spread):
+        count = SentenceObjective.count
+
+    with pytest.raises(TypeError, match="count"):
+        Forgetful(tiny_config(), torch.nn.Module())
