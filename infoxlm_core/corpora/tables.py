@@ -18,6 +18,7 @@ from infoxlm_core.corpora.lines import MAX_LINE, MAX_RATIO
 from infoxlm_core.errors import DataCorrupt, InfoXLMError, InputError, one_line
 
 ROW_GROUP = 1 << 15  # rows
+MAX_FRAME = 1 << 30  # bytes of a table that is held as a whole, unless its file is large itself
 MAX_BATCH = 64 << 20  # bytes of somebody's text that are held at a time
 TRAINING = ("mono", "pairs")  # folders for rows of one language and of two
 HELD_OUT = ("held_out_mono", "held_out")
@@ -43,23 +44,44 @@ def read_rows(path: Path) -> Iterator[tuple[Any, ...]]:
 
 
 def read_frame(path: Path, columns: Sequence[str] | None, remedy: str) -> pd.DataFrame:
-    """A Parquet file as pandas reads it; InputError if it cannot.
+    """Read a Parquet file with pandas.
 
-    What pandas has written about its columns beside the schema is read without any check: almost any exception is
-    possible. Text that is no UTF-8 would be found out only where it is used.
+    Raises:
+        InputError: the file is damaged, holds text that is not UTF-8, or unpacks to more than `MAX_FRAME` bytes and
+            `MAX_RATIO` times its size.
     """
     outside.look(path)
     try:
-        pq.read_table(path, columns=columns and list(columns)).validate(full=True)
-        return pd.read_parquet(path, columns=columns and list(columns))
-    except Exception as failure:
+        names = None if columns is None else list(columns)
+        _check_unpacked_size(path, names)
+        return pd.read_parquet(path, columns=names)
+    except InputError:
+        raise
+    except Exception as failure:  # metadata of pandas is read without any check: almost any exception is possible
         raise outside.translate(failure, path) or InputError(
             f"{path} cannot be read ({one_line(failure)}): {remedy}"
         ) from None
 
 
+def _check_unpacked_size(path: Path, columns: list[str] | None) -> None:
+    """Raise InputError if a whole Parquet file does not fit into memory: values that repeat are stored once.
+
+    A batch at a time is unpacked, and repeated text only counted.
+    """
+    limit, unpacked_bytes = max(MAX_FRAME, MAX_RATIO * path.stat().st_size), 0
+    text_columns = [field.name for field in pq.read_schema(path) if is_text(field.type)]
+    with pq.ParquetFile(path, read_dictionary=text_columns) as file:
+        for batch in file.iter_batches(ROW_GROUP, columns=columns):
+            batch.validate(full=True)
+            for column in batch.columns:
+                has_text = is_text(_value_type(column.type))
+                unpacked_bytes += int(_sizes(column).sum()) + 8 * len(column) if has_text else column.nbytes
+            if unpacked_bytes > limit:
+                raise InputError(f"{path} unpacks to more than {limit:,} bytes: split it into several files")
+
+
 def count_rows(path: Path) -> int:
-    """How many rows a file of ours has; DataCorrupt if it cannot be read."""
+    """Return the number of rows of a file of ours; DataCorrupt if the file cannot be read."""
     with reading(path, "prepare the text again", DataCorrupt):
         return pq.read_metadata(path).num_rows
 
@@ -74,8 +96,7 @@ def read_text(path: Path, columns: Sequence[str]) -> Iterator[tuple[str | None, 
     limit, count = MAX_RATIO * outside.look(path).stat().st_size + MAX_LINE, 0
     schema = pq.read_schema(path)
     for column in columns:
-        kind = schema.field(column).type
-        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        kind = _value_type(schema.field(column).type)
         if not (is_text(kind) or pa.types.is_null(kind)):
             raise InputError(f"{path}: column {column} is {kind!s:.80}, not text: write a string in each row")
     with pq.ParquetFile(path, read_dictionary=list(columns)) as file:
@@ -93,6 +114,10 @@ def read_text(path: Path, columns: Sequence[str]) -> Iterator[tuple[str | None, 
 def is_text(kind: pa.DataType) -> bool:
     """Whether values of a type are text."""
     return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+
+
+def _value_type(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def _distinct(column: pa.Array, sizes: np.ndarray) -> int:

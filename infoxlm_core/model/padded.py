@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, PretrainedConfig
 
 from infoxlm_core.errors import InputError, one_line
-from infoxlm_core.model.huggingface import pretrained
+from infoxlm_core.model.huggingface import pretrained, stored_weights
 from infoxlm_core.model.task_head import Head
 
 if TYPE_CHECKING:
@@ -78,17 +78,21 @@ def read_config(directory: Path) -> PretrainedConfig:
 
 
 def load(directory: Path, head: Head, config: PretrainedConfig, fresh: bool) -> Padded:
-    """Load a task model, or InputError; of an encoder (`fresh`) what stands on it may be missing and is random."""
-    auto: Any = getattr(transformers, f"AutoModelFor{head.architecture}")
-    pretrained.check_kinds(directory)
+    """Load a task model, or with `fresh` an encoder and a random head.
+
+    Raises:
+        InputError: the model cannot be loaded, lacks weights, or has other shapes than config.json describes.
+    """
+    auto_class: Any = getattr(transformers, f"AutoModelFor{head.architecture}")
+    stored_weights.check_dtypes(directory)
     try:
-        model, report = auto.from_pretrained(
-            directory, config=config, use_safetensors=True, output_loading_info=True, local_files_only=True,
-            trust_remote_code=False, dtype=torch.float32, ignore_mismatched_sizes=fresh,
-        )  # fmt: skip
-    except Exception as error:  # as above
-        said = " ".join(str(error).split())[:300]
-        raise InputError(f"{directory} cannot be loaded for {head.name} ({said}): give another encoder") from None
+        model, report = stored_weights.load_checked(auto_class, directory, config, new_head=fresh)
+    except InputError:
+        raise
+    except Exception as error:  # a damaged file raises almost any exception
+        raise InputError(
+            f"{directory} cannot be loaded for {head.name} ({one_line(error)}): give another encoder"
+        ) from None
     needed = f"{model.base_model_prefix}." if fresh else ""
     missing = sorted(name for name in report["missing_keys"] if name.startswith(needed) and "pooler" not in name)
     if missing:

@@ -17,7 +17,7 @@ from infoxlm_core.data.shards import Shards
 from infoxlm_core.data.vocabulary import BOS, EOS
 from infoxlm_core.errors import ConfigError, InputError, TokenizerMismatch
 from infoxlm_core.model.encoder import EncoderSize, initialise
-from infoxlm_core.model.huggingface import pretrained, tokenizers
+from infoxlm_core.model.huggingface import pretrained, stored_weights, tokenizers
 from infoxlm_core.model.huggingface.pretrained import WEIGHTS
 from infoxlm_core.systems.system import System
 from infoxlm_core.systems.text_batches import TextSampler, languages_of
@@ -130,6 +130,7 @@ class TextSystem(System):
         """
         path, kind = directory / "config.json", self.config_class.model_type
         found = outside.read_json(path, dict[str, Any], f"give a directory of system {kind}")
+        stored_weights.check_counts(found, path)
         if found.get("model_type") != kind:
             raise InputError(
                 f"{path}: model_type is {found.get('model_type')!r}, not {kind!r}: give a model of this system"
@@ -142,7 +143,7 @@ class TextSystem(System):
             )
         self.check_start(config, directory, shards)
         own = self.size_from(config)
-        return EncoderSize(
+        size = EncoderSize(
             vocabulary=config.vocab_size,
             layers=config.num_hidden_layers,
             hidden=config.hidden_size,
@@ -153,13 +154,20 @@ class TextSystem(System):
             types=own["types"] if own["types"] > 1 else 0,
             first=0,
         )
+        with torch.device("meta"):
+            network = self.network(size, 0.0)
+        described = {self.hugging_face_name(name): tuple(value.shape) for name, value in network.named_parameters()}
+        stored = {name: weight.shape for name, weight in stored_weights.read_headers(directory).items()}
+        if stored:
+            stored_weights.compare_shapes(described, stored, directory)
+        return size
 
     def load_into(self, model: TextNetwork, directory: Path) -> None:
         """Fill a model from an exported directory; InputError if a weight is missing or has another shape."""
         path = directory / WEIGHTS
         if not path.is_file():
             raise InputError(f"{path} is missing: give the directory of a trained model")
-        pretrained.check_kinds(directory)
+        stored_weights.check_dtypes(directory)
         found = pretrained.read_tensors(path)
         with torch.no_grad():
             for name, parameter in model.named_parameters():

@@ -504,8 +504,6 @@ def _start(folder: Path) -> Any:
     """As pre-training does that starts from a model."""
     directories.check(folder)
     size = pretrained.size_of(folder, pretrained.KINDS)
-    if size.vocabulary * size.hidden * max(1, size.layers) > 10**7:
-        raise errors.InputError("`plan` refuses what does not fit into memory")
     return pretrained.load_into(InfoXLM(size, 1, "mean", True), folder)
 
 

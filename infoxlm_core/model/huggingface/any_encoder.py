@@ -11,8 +11,8 @@ import transformers
 from torch import Tensor
 
 from infoxlm_core.errors import InputError, one_line
-from infoxlm_core.model import devices
-from infoxlm_core.model.huggingface import pretrained, tokenizers
+from infoxlm_core.model import devices, padded
+from infoxlm_core.model.huggingface import pretrained, stored_weights, tokenizers
 from infoxlm_core.model.huggingface.pretrained import PROJECTION
 
 if TYPE_CHECKING:  # its models take three seconds to import, which only a process that loads one has to pay
@@ -28,25 +28,31 @@ def has_language_model_head(directory: Path) -> bool:
 def load_encoder(directory: Path | str, device: str | None = None) -> "tuple[Model, Tokenizer]":
     """Load an encoder, with its language-model head if it has one, ready to predict in fp32, on the GPU if any.
 
-    Raises InputError if the directory or a weight is missing or cannot be read, or it is an encoder-decoder.
+    Raises:
+        InputError: the directory or a weight is missing, unreadable or of another shape than config.json describes, or
+            the model is an encoder-decoder.
     """
     directory = Path(directory)
     if not (directory / "config.json").is_file():
         raise InputError(f"{directory} is no model: it has no config.json; give a Hugging Face model directory")
-    with_head = has_language_model_head(directory)
-    kind: Any = transformers.AutoModelForMaskedLM if with_head else transformers.AutoModel
-    safe: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-    loading = safe | {"use_safetensors": True, "output_loading_info": True, "dtype": torch.float32}
+    auto_class: Any = (
+        transformers.AutoModelForMaskedLM if has_language_model_head(directory) else transformers.AutoModel
+    )
     tokenizer = tokenizers.load(directory)
-    pretrained.check_kinds(directory)
+    stored_weights.check_dtypes(directory)
     try:
         with _quietly():
-            model, report = kind.from_pretrained(directory, **loading)
-    except Exception as error:  # a broken file shows itself by almost any exception, of four libraries
-        raise InputError(f"{directory} cannot be loaded as a model: {' '.join(str(error).split())[:300]}") from error
-    # Transformers would fill weights that are not there with random numbers. Nothing of ours reads the pooler.
-    if missing := sorted(name for name in report["missing_keys"] if "pooler" not in name):
-        raise InputError(f"{directory} lacks {len(missing)} weights ({missing[0]}, …): give a complete {kind.__name__}")
+            model, report = stored_weights.load_checked(auto_class, directory, padded.read_config(directory))
+    except InputError:
+        raise
+    except Exception as error:  # a damaged file raises almost any exception, of four libraries
+        raise InputError(f"{directory} cannot be loaded as a model ({one_line(error)}): export it again") from error
+    # Transformers fills missing weights with random numbers. Only the pooler is never read.
+    missing = sorted(name for name in report["missing_keys"] if "pooler" not in name)
+    if missing:
+        raise InputError(
+            f"{directory} lacks {len(missing)} weights ({missing[0]}, …): give a complete {auto_class.__name__}"
+        )
     pretrained.check_numbers(model, directory)
     if model.config.is_encoder_decoder:
         raise InputError(f"{directory} is an encoder-decoder ({model.config.model_type}): give an encoder alone")

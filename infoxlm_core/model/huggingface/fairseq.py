@@ -5,8 +5,10 @@ directory of safetensors and JSON. Nothing else in the project opens a pickle.
 """
 
 import argparse
+import mmap
 import re
 import tempfile
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,6 +18,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves
 
 from infoxlm_core import outside
 from infoxlm_core.data.vocabulary import FIRST_POSITION
@@ -112,19 +116,49 @@ _TIED = {"lm_head.weight", "lm_head.decoder.weight", "lm_head.decoder.bias", pre
 
 
 def _read(checkpoint: Path) -> tuple[dict[str, Tensor], int | None]:
-    """Tensors by name, and the contrast layer where the checkpoint's arguments tell it."""
+    """Return the tensors of a checkpoint by name, and the contrast layer if the checkpoint's arguments name it."""
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
-            loaded = torch.load(outside.look(checkpoint), map_location="cpu", weights_only=True, mmap=False)
-    except Exception as error:  # what is no pickle shows itself by almost any exception
+            _check_claimed_sizes(checkpoint)
+            loaded = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=False)
+    except InputError:
+        raise
+    except Exception as error:  # what is no pickle raises almost any exception
         raise InputError(
-            f"{checkpoint} is no checkpoint that can be read without running code ({one_line(error)})"
+            f"{checkpoint} is no checkpoint that can be read without running code ({one_line(error)}): "
+            "give model.pt as it was downloaded"
         ) from None
     if not isinstance(loaded, dict):
-        raise InputError(f"{checkpoint} holds a {type(loaded).__name__}, not the tensors of a model")
+        raise InputError(f"{checkpoint} holds a {type(loaded).__name__}, not the tensors of a model: give a checkpoint")
     state = loaded.get("model", loaded)
     layer = getattr(loaded.get("args"), "xlco_layer", None)
     return {name: value for name, value in state.items() if isinstance(value, Tensor)}, layer
+
+
+def _check_claimed_sizes(checkpoint: Path) -> None:
+    """Raise InputError if the tensors of a checkpoint claim more bytes than its file can hold.
+
+    Fake tensors have sizes and no memory, so the checkpoint is read with them first.
+    """
+    file_size = outside.look(checkpoint).stat().st_size
+    remedy = "give model.pt as it was downloaded"
+    if zipfile.is_zipfile(checkpoint):
+        with zipfile.ZipFile(checkpoint) as archive:
+            if sum(entry.file_size for entry in archive.infolist()) > file_size:
+                raise InputError(f"{checkpoint} unpacks to more than its {file_size:,} bytes: {remedy}")
+    with checkpoint.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        if content.find(b"bytearray") >= 0:  # the one builtin of torch's restricted reader that allocates any size
+            raise InputError(f"{checkpoint} holds a bytearray, which no checkpoint needs: {remedy}")
+    with FakeTensorMode():
+        loaded = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    tensors = [value for value in tree_leaves(loaded) if isinstance(value, Tensor)]
+    claimed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    largest_storage = max((tensor.untyped_storage().nbytes() for tensor in tensors), default=0)
+    # Tied weights are stored once: the embeddings may count twice, and a checkpoint may hold two such models.
+    if claimed > 2 * file_size or largest_storage > file_size:
+        raise InputError(
+            f"{checkpoint} has {file_size:,} bytes, its tensors claim {max(claimed, largest_storage):,}: {remedy}"
+        )
 
 
 def _strip(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Callable[[str], str], list[str]]:

@@ -1,13 +1,13 @@
 """Hugging Face in and out: our parameters under the names of `XLMRobertaForMaskedLM`, RoBERTa's and BERT's alike."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NotRequired
 
 import torch
 from pydantic import Field
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PretrainedConfig, XLMRobertaConfig
@@ -16,9 +16,9 @@ from typing_extensions import TypedDict
 from infoxlm_core import manifests, outside
 from infoxlm_core.data.vocabulary import BOS, EOS, PAD
 from infoxlm_core.errors import InputError, one_line
-from infoxlm_core.model.encoder import EncoderSize
+from infoxlm_core.model.encoder import Encoder, EncoderSize
 from infoxlm_core.model.heads import InfoXLM
-from infoxlm_core.model.huggingface import tokenizers
+from infoxlm_core.model.huggingface import stored_weights, tokenizers
 
 WEIGHTS, PROJECTION = "model.safetensors", "projection.safetensors"
 KINDS = ("xlm-roberta", "roberta", "bert")  # model types whose encoder is ours, whatever its parameters are called
@@ -157,9 +157,11 @@ def export(model: InfoXLM, tokenizer: Path, directory: Path) -> None:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """A Hugging Face config.json; InputError if there is none, or a size in it cannot be one."""
-    found = outside.read_json(directory / "config.json", Described, "give a Hugging Face model directory")
-    return {"model_type": None} | found
+    """Return a Hugging Face config.json; InputError if there is none, or a size in it is impossible."""
+    path = directory / "config.json"
+    config = outside.read_json(path, Described, "give a Hugging Face model directory")
+    stored_weights.check_counts(config, path)
+    return {"model_type": None} | config
 
 
 def is_ours(config: Mapping[str, Any]) -> bool:
@@ -185,7 +187,11 @@ def longest_of(config: Mapping[str, Any]) -> int:
 
 
 def size_of(directory: Path, kinds: Sequence[str] = ("xlm-roberta",)) -> EncoderSize:
-    """Sizes from a Hugging Face config.json; InputError if there is none, or it is of another architecture."""
+    """Return the sizes in a Hugging Face config.json, compared with the shapes of the weights that lie beside it.
+
+    Raises:
+        InputError: there is no config.json, it describes another architecture, or the weights have other shapes.
+    """
     path, config = directory / "config.json", read_config(directory)
     if config["model_type"] not in kinds:
         known = " or ".join(map(repr, kinds))
@@ -195,7 +201,7 @@ def size_of(directory: Path, kinds: Sequence[str] = ("xlm-roberta",)) -> Encoder
     if config["hidden_size"] % config["num_attention_heads"]:
         raise InputError(f"{path}: num_attention_heads must divide hidden_size: give a complete model")
     types = config.get("type_vocab_size", 2 if bert else 1)
-    return EncoderSize(
+    size = EncoderSize(
         vocabulary=config["vocab_size"],
         layers=config["num_hidden_layers"],
         hidden=config["hidden_size"],
@@ -206,6 +212,21 @@ def size_of(directory: Path, kinds: Sequence[str] = ("xlm-roberta",)) -> Encoder
         types=types if types > 1 else 0,
         first=first_position(config),
     )
+    if any(directory.glob("*.safetensors")):  # a plan needs no weights
+        _check_size(size, directory)
+    return size
+
+
+def _check_size(size: EncoderSize, directory: Path) -> None:
+    """Raise InputError if an encoder of this size is not what the weight files hold."""
+    stored = stored_weights.read_headers(directory)
+    shapes = {canonical: stored[name].shape for name, canonical in canonical_names(stored).items()}
+    with torch.device("meta"):
+        encoder = Encoder(size)
+    described = {
+        hugging_face_name(name): tuple(value.shape) for name, value in encoder.named_parameters(prefix="encoder")
+    }
+    stored_weights.compare_shapes(described, shapes, directory)
 
 
 def weight_files(directory: Path) -> list[Path]:
@@ -247,14 +268,20 @@ def read_weights(directory: Path) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for path in weight_files(directory):
         found |= read_tensors(path)
-    bare = not any(name.startswith(("roberta.", "bert.")) for name in found)
+    return {canonical: found[name] for name, canonical in canonical_names(found).items()}
+
+
+def canonical_names(names: Iterable[str]) -> dict[str, str]:
+    """Map the names of stored weights to the names of `XLMRobertaFor…`."""
+    names = list(names)
+    is_bare_encoder = not any(name.startswith(("roberta.", "bert.")) for name in names)
 
     def canonical(name: str) -> str:
         name = re.sub(r"LayerNorm\.(gamma|beta)$", lambda m: f"LayerNorm.{_OLD[m[1]]}", name)
         name = re.sub(r"^bert\.", "roberta.", name)
-        return f"roberta.{name}" if bare and not name.startswith(_HEADS) else name
+        return f"roberta.{name}" if is_bare_encoder and not name.startswith(_HEADS) else name
 
-    return {canonical(name): value for name, value in found.items()}
+    return {name: canonical(name) for name in names}
 
 
 _OLD = {"gamma": "weight", "beta": "bias"}  # so Google's BERT calls them
@@ -269,7 +296,7 @@ def load_into(
     Parameters whose names begin like an `optional` one may be missing there and then keep their values; `names` are
     rules as in `hugging_face_name`. Raises InputError if a weight is missing, has another shape, or is no number.
     """
-    check_kinds(directory)
+    stored_weights.check_dtypes(directory)
     found = read_weights(directory)
     if (directory / PROJECTION).is_file():
         found["projection"] = read_projection(directory / PROJECTION)
@@ -290,22 +317,6 @@ def load_into(
             parameter.copy_(value)
             if name == "encoder.position_embedding.weight" and types is not None and len(types) == 1:
                 parameter.add_(types[0])
-
-
-def check_kinds(directory: Path) -> None:
-    """Refuse weights that are stored as whole numbers or in 8 bits, as those of a quantised model: taken as they are
-    they mean something else. InputError names the first, or the file that is damaged."""
-    for path in sorted(directory.glob("*.safetensors")):
-        try:
-            with safe_open(outside.look(path), "pt") as file:
-                kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118 - no mapping
-        except (SafetensorError, OSError) as error:
-            raise InputError(f"{path} is damaged ({one_line(error)}): copy it again") from None
-        for name, kind in kinds.items():
-            if kind.startswith(("I", "U", "F8")) and not name.endswith("_ids"):  # old exports hold numbers of positions
-                raise InputError(
-                    f"{path}: {name} is stored as {kind}: give the model as it was before its quantisation"
-                )
 
 
 def check_numbers(model: nn.Module, directory: Path) -> None:

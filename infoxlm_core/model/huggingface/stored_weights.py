@@ -1,0 +1,147 @@
+"""Names, types and shapes of stored weights, read from the headers of safetensors files before memory is allocated.
+
+A config.json may describe a model of any size. Where Linux overcommits memory, as on every Kubernetes node, it grants
+that memory and kills the process when the memory is used. So every model is first built on torch's meta device, which
+has shapes and no memory, and compared with the weights that its files hold.
+"""
+
+import copy
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+from transformers import PretrainedConfig
+from transformers.initialization import meta_device_safe_creation_ops
+
+from infoxlm_core import outside
+from infoxlm_core.errors import InputError, one_line
+
+REMEDY = "give the config.json that belongs to these weights"
+SPARE_VALUES = 1 << 24
+"""Values that a model may have and its files may lack, besides as many as the files hold: heads, poolers, buffers."""
+MAX_MODULES = 1000
+MAX_LABELS = 1 << 20
+_MODULE_COUNTS = ("layers", "groups", "group_num", "blocks", "experts")
+
+
+class StoredWeight(NamedTuple):
+    """One tensor of a safetensors file, without its values."""
+
+    path: Path
+    dtype: str  # in the spelling of safetensors: F32, BF16, I64
+    shape: tuple[int, ...]
+
+
+def read_headers(directory: Path) -> dict[str, StoredWeight]:
+    """Return the weights in all safetensors files of a directory, by name; their values are not read.
+
+    Raises:
+        InputError: a file is damaged, or its header and its size differ.
+    """
+    weights: dict[str, StoredWeight] = {}
+    for path in sorted(directory.glob("*.safetensors")):
+        try:
+            with safe_open(outside.look(path), "pt") as file:
+                for name in file.keys():  # noqa: SIM118 - the file is no mapping
+                    weight = file.get_slice(name)
+                    weights[name] = StoredWeight(path, weight.get_dtype(), tuple(weight.get_shape()))
+        except (SafetensorError, OSError) as error:
+            raise InputError(f"{path} is damaged ({one_line(error)}): copy it again") from None
+    return weights
+
+
+def check_dtypes(directory: Path) -> None:
+    """Raise InputError for weights stored as integers or in 8 bits: the values of a quantised model mean something else
+    without their scales."""
+    for name, weight in read_headers(directory).items():
+        is_index = name.endswith("_ids")  # old exports store position_ids
+        if weight.dtype.startswith(("I", "U", "F8")) and not is_index:
+            raise InputError(
+                f"{weight.path}: {name} is stored as {weight.dtype}: give the model as it was before quantisation"
+            )
+
+
+def check_counts(config: Mapping[str, Any], path: Path) -> None:
+    """Raise InputError for counts in a config.json that no encoder has.
+
+    Transformers creates a Python object for every layer and label, on whatever device.
+    """
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            check_counts(value, path)
+        elif isinstance(value, int):
+            limit = MAX_LABELS if name == "num_labels" else MAX_MODULES if name.endswith(_MODULE_COUNTS) else value
+            if value > limit:
+                raise InputError(f"{path}: {name} is {value}, more than {limit}: {REMEDY}")
+
+
+def compare_shapes(
+    described: Mapping[str, tuple[int, ...]], stored: Mapping[str, tuple[int, ...]], directory: Path
+) -> None:
+    """Raise InputError if a weight that config.json describes is not stored, or is stored with another shape."""
+    for name, shape in described.items():
+        if name not in stored:
+            raise InputError(f"{directory} has no weight {name}: give a complete model")
+        if stored[name] != shape:
+            raise InputError(f"{directory}: {name} is {stored[name]}, config.json describes {shape}: {REMEDY}")
+
+
+def check_shapes(model: nn.Module, directory: Path, prefix: str = "", new_head: bool = False) -> None:
+    """Compare a model on the meta device with the weights of a directory.
+
+    Args:
+        model: the model as its config.json describes it.
+        directory: holds the config.json and the safetensors files.
+        prefix: what precedes the names of the encoder's weights in a model with a head, such as `roberta.`; a file may
+            hold them without it, or with it although the model has no head.
+        new_head: only the encoder has to fit; a head of another shape is replaced.
+
+    Raises:
+        InputError: a weight has another shape than config.json describes, or config.json describes more values than a
+            head could explain that no file holds.
+    """
+    stored = read_headers(directory)
+    missing_values = 0
+    for name, value in (*model.named_parameters(), *model.named_buffers()):
+        names = (name, name.removeprefix(prefix), f"{prefix}{name}")
+        weight = next((stored[candidate] for candidate in names if candidate in stored), None)
+        may_differ = new_head and not name.startswith(prefix)
+        if weight is None or may_differ:
+            missing_values += value.numel()
+        elif weight.shape != tuple(value.shape):
+            raise InputError(
+                f"{weight.path}: {name} is {weight.shape}, config.json describes {tuple(value.shape)}: {REMEDY}"
+            )
+    stored_values = sum(math.prod(weight.shape) for weight in stored.values())
+    if missing_values > stored_values + SPARE_VALUES:
+        raise InputError(
+            f"{directory / 'config.json'} describes {missing_values:,} values that no weight file holds, and the files "
+            f"hold {stored_values:,} values: {REMEDY}"
+        )
+
+
+def load_checked(
+    auto_class: Any, directory: Path, config: PretrainedConfig, new_head: bool = False
+) -> tuple[Any, dict[str, Any]]:
+    """Load a model of Hugging Face in fp32 after its config was compared with its files.
+
+    Args:
+        auto_class: `transformers.AutoModel…`.
+        directory: holds the model.
+        config: its config, perhaps with other labels or dropout.
+        new_head: accept a head of another shape or none, and make a random one.
+
+    Returns:
+        The model, and Transformers' report on missing and unexpected weights.
+    """
+    with torch.device("meta"), meta_device_safe_creation_ops():
+        described = auto_class.from_config(copy.deepcopy(config), dtype=torch.float32)
+    check_shapes(described, directory, f"{described.base_model_prefix}.", new_head)
+    return auto_class.from_pretrained(
+        directory, config=config, use_safetensors=True, output_loading_info=True, local_files_only=True,
+        trust_remote_code=False, dtype=torch.float32, ignore_mismatched_sizes=new_head,
+    )  # fmt: skip
