@@ -21,7 +21,7 @@ class InfoXLMError(Exception):
         return said if len(said) <= LONGEST else f"{said[: LONGEST - 500]} […] {said[-400:]}"
 
 
-def named(name: str, message: str) -> InfoXLMError:
+def from_name(name: str, message: str) -> InfoXLMError:
     """The error that another process has written down: of that class if it is one of ours, else of the base class."""
     kind = globals().get(name)
     return (kind if isinstance(kind, type) and issubclass(kind, InfoXLMError) else InfoXLMError)(message)

@@ -54,7 +54,7 @@ _UNSEALED = {"kind", "digest", "files", "facts", "inputs", "made_by"}  # names i
 _LIBRARIES = ("torch", "transformers", "sentencepiece", "pyarrow", "numpy")
 
 
-@outside.with_more
+@outside.allow_extra_keys
 class Entry(TypedDict):
     """What a manifest says of one file."""
 
@@ -62,7 +62,7 @@ class Entry(TypedDict):
     sha256: str
 
 
-@outside.with_more
+@outside.allow_extra_keys
 class Manifest(TypedDict):
     """What every manifest of ours has; some have more."""
 
@@ -80,18 +80,18 @@ def digest(value: Any) -> str:
 
 def file_sha256(path: Path) -> str:
     """SHA-256 of a file's bytes, as hexadecimal digits."""
-    with outside.look(path).open("rb") as file:
+    with outside.check_readable(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def digest_files(place: Path) -> str:
     """SHA-256 of names and bytes of all files below a folder, or of a file; InputError if one may not be listed."""
-    files = [place] if place.is_file() else [path for path in outside.below(place) if path.is_file()]
+    files = [place] if place.is_file() else [path for path in outside.list_tree(place) if path.is_file()]
     return digest({str(path.relative_to(place)): file_sha256(path) for path in files})
 
 
 @cache
-def made_by() -> dict[str, str]:
+def describe_software() -> dict[str, str]:
     """What computed an artifact, for the record: a digest of this package's source, and versions of libraries."""
     root = Path(__file__).parent
     files = [path for path in sorted(root.rglob("*")) if path.suffix in (".py", ".j2", ".yaml")]
@@ -99,7 +99,7 @@ def made_by() -> dict[str, str]:
     return {"code": code} | {name: importlib.metadata.version(name) for name in _LIBRARIES}
 
 
-def inside(directory: Path | str, name: str, source: str = "") -> Path:
+def join_inside(directory: Path | str, name: str, source: str = "") -> Path:
     """Join a name that comes from outside, from a manifest or a listing, to the folder that it must not leave.
 
     Raises InputError, naming the `source` that the folder is a copy of, if the name is absolute, or has a part that is
@@ -192,7 +192,7 @@ def write(
         if path.is_file() and path.name != NAME
     }
     content = {"kind": kind, "files": files, "facts": facts or {}}
-    manifest = content | {"digest": digest(content), "inputs": inputs or {}, "made_by": made_by()}
+    manifest = content | {"digest": digest(content), "inputs": inputs or {}, "made_by": describe_software()}
     manifest["seal"] = digest(manifest)
     write_atomically(directory / NAME, json.dumps(manifest, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
     return manifest
@@ -235,9 +235,9 @@ def read(
         raise DataCorrupt(f"{path} has seal {seal!s:.80} but describes {digest(sealed)}: {remedy}")
     try:
         for name, entry in files.items():
-            verify_file(inside(directory, name), entry, remedy, hashed=check(Path(name)))
+            verify_file(join_inside(directory, name), entry, remedy, hashed=check(Path(name)))
     except (InputError, OSError) as error:  # a name that leads elsewhere, or is too long to be one
-        said = outside.translate(error, path)
+        said = outside.translate_error(error, path)
         if isinstance(said, TryAgain) or isinstance(error, PermissionError):  # which damages nothing
             raise said or error from error
         raise DataCorrupt(f"{path} cannot be read ({error}): {remedy}") from error

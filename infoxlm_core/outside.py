@@ -16,7 +16,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
 from infoxlm_core.errors import EncodingError, InfoXLMError, InputError, StorageFull, StorageUnavailable
 
-with_more = with_config(ConfigDict(extra="allow"))
+allow_extra_keys = with_config(ConfigDict(extra="allow"))
 """Decorates a TypedDict of which only some names are known; others are kept as they are."""
 MAX_JSON = 256 << 20
 """Bytes of a JSON file of ours or of a model; the largest known, tokenizer.json of a large vocabulary, has 20 MB."""
@@ -60,7 +60,7 @@ def is_panic(error: BaseException) -> bool:
     return type(error).__name__ == "PanicException"
 
 
-def translate(error: BaseException, where: object = "") -> InfoXLMError | None:
+def translate_error(error: BaseException, where: object = "") -> InfoXLMError | None:
     """What the operating system says as an error of ours; None if it is none that a user can mend.
 
     Args:
@@ -85,7 +85,7 @@ def translate(error: BaseException, where: object = "") -> InfoXLMError | None:
     return None
 
 
-def look(path: Path) -> Path:
+def check_readable(path: Path) -> Path:
     """The path of a file that can be opened without waiting, and ends; links are followed.
 
     Raises:
@@ -94,14 +94,16 @@ def look(path: Path) -> Path:
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
-        raise translate(error, path) or InputError(f"{path!s:.200}: no such file: give one that is there") from None
+        raise translate_error(error, path) or InputError(
+            f"{path!s:.200}: no such file: give one that is there"
+        ) from None
     for is_kind, name in _KINDS:
         if is_kind(mode):
             raise InputError(f"{path} is {name}, not a file: give a file")
     return path
 
 
-def below(folder: Path) -> list[Path]:
+def list_tree(folder: Path) -> list[Path]:
     """All that lies below a folder, files and folders, sorted; links to folders are not followed.
 
     Unlike `rglob`, which takes a folder that may not be listed for an empty one: what is in it would be missing, in
@@ -113,7 +115,7 @@ def below(folder: Path) -> list[Path]:
 
     def refuse(error: OSError) -> None:
         if not isinstance(error, FileNotFoundError):  # removed meanwhile
-            raise translate(error, folder) or error
+            raise translate_error(error, folder) or error
 
     if not folder.is_dir():  # nor if it has a zero byte in its name
         return []
@@ -125,11 +127,11 @@ def below(folder: Path) -> list[Path]:
 def read_bytes(path: Path, limit: int) -> bytes:
     """The content of a file of at most so many bytes; InputError otherwise."""
     try:
-        if (size := look(path).stat().st_size) > limit:
+        if (size := check_readable(path).stat().st_size) > limit:
             raise InputError(f"{path} has {size:,} bytes, more than {limit:,}: give a smaller file")
         return path.read_bytes()
     except OSError as error:
-        raise translate(error, path) or InputError(f"{path} cannot be read ({error}): give another") from None
+        raise translate_error(error, path) or InputError(f"{path} cannot be read ({error}): give another") from None
 
 
 def read_text(path: Path, limit: int) -> str:
@@ -171,7 +173,7 @@ def parse_json(
         raise error(f"{what} cannot be read ({_first(failure)}): {remedy}") from None
 
 
-def check(value: Any, kind: Any, what: object, remedy: str, error: type[InfoXLMError] = InputError) -> Any:
+def validate(value: Any, kind: Any, what: object, remedy: str, error: type[InfoXLMError] = InputError) -> Any:
     """A value that has been read already, as a kind; arguments as of `parse_json`."""
     try:
         return _adapter(kind).validate_python(value, strict=True)
@@ -195,6 +197,6 @@ def read_json(path: Path, kind: Any, remedy: str, error: type[InfoXLMError] = In
             raise
         cause = failure if isinstance(failure, OSError) else failure.__context__
         if isinstance(cause, OSError) and cause.errno in (*_PASSES, *_DENIED):  # nothing is wrong with the file
-            raise translate(cause, path) or failure from None
+            raise translate_error(cause, path) or failure from None
         raise error(f"{failure}: {remedy}") from None
     return parse_json(content.removeprefix(b"\xef\xbb\xbf"), kind, path, remedy, error)

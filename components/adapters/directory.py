@@ -74,7 +74,7 @@ class Directory:
         return 0
 
     def _path(self, name: str) -> Path:
-        return manifests.inside(self.directory, name) if name else self.directory
+        return manifests.join_inside(self.directory, name) if name else self.directory
 
     def _entry(self, name: str) -> Entry:
         said = self._path(name).stat()

@@ -71,7 +71,7 @@ def push(directory: Path, uri: str, before_commit: Callable[[], None] = lambda: 
     if replace and manifest_exists(uri):
         drop(uri)
     for name, digest in sorted(digests.items()):
-        path = manifests.inside(directory, name)
+        path = manifests.join_inside(directory, name)
         if _is_stored(store, name, path.stat().st_size, digest):
             continue
         if manifests.file_sha256(path) != digest:
@@ -102,7 +102,7 @@ def pull(uri: str, directory: Path) -> None:
         partial = Path(folder) / "it"
         paths = {partial / manifests.NAME}
         for name in described["files"]:  # all names are checked before the first file is written
-            path = manifests.inside(partial, name, uri)
+            path = manifests.join_inside(partial, name, uri)
             paths.add(path)
             paths.update(above / manifests.NAME for above in path.parents if above.is_relative_to(partial))
         by_name = {str(path.relative_to(partial)): path for path in paths}

@@ -109,7 +109,7 @@ def lookup(store: str, kind: str, name: str) -> Path | None:
     Raises:
         DataCorrupt: a file differs from the manifest.
     """
-    path, uri = manifests.inside(local(store), f"{kind}/{name}"), f"{store}/{kind}/{name}"
+    path, uri = manifests.join_inside(local(store), f"{kind}/{name}"), f"{store}/{kind}/{name}"
     if not storage.is_remote(store):
         if not (path / manifests.NAME).is_file():
             return None
@@ -290,7 +290,7 @@ def _download(location: str) -> tuple[Path, Path]:
     artifact = lookup(store, kind, name)
     if artifact is None:
         raise InputError(f"{location} is no longer in the store: run again without Kubeflow's cache (--no-cache)")
-    return artifact, manifests.inside(artifact, inner) if inner else artifact
+    return artifact, manifests.join_inside(artifact, inner) if inner else artifact
 
 
 def log_facts(location: Path, metrics: Any) -> dict[str, float]:

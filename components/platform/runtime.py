@@ -114,7 +114,7 @@ def read_failure(store: str, run: str) -> InfoXLMError:
     for entry in sorted(folder.entries(), key=lambda entry: (entry.modified, entry.name), reverse=True):
         found = folder.get(entry.name)
         if found and (outcome := parse_outcome(found[0], entry.name)):
-            return errors.named(outcome["class"], f"{outcome['stage']}: {outcome['message']}")
+            return errors.from_name(outcome["class"], f"{outcome['stage']}: {outcome['message']}")
     return errors.WorkerLost(
         f"a stage of run {run} ended without an error message (killed, evicted or out of memory?): start it again to "
         "continue"
@@ -137,7 +137,7 @@ def _as_ours(error: BaseException, store: str) -> InfoXLMError:
     """Return an error of this project for any error; print the traceback of one that nobody expected."""
     if isinstance(error, InfoXLMError):
         return error
-    if translated := outside.translate(error, store):
+    if translated := outside.translate_error(error, store):
         return translated
     traceback.print_exc()
     return InfoXLMError(f"{type(error).__name__}: {error}")

@@ -221,8 +221,10 @@ def _download(source: str, files: Files, is_file: bool, copy: Path, subfolder: s
     store = storage.open(source)
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=copy.parent) as scratch:
         partial = Path(scratch) / "it"
-        folder = manifests.inside(partial, subfolder, source) if subfolder else partial
-        paths = {name: manifests.inside(folder, name, source) for name in files}  # all, before the first is written
+        folder = manifests.join_inside(partial, subfolder, source) if subfolder else partial
+        paths = {
+            name: manifests.join_inside(folder, name, source) for name in files
+        }  # all, before the first is written
         for name, path in paths.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             store.download("" if is_file else name, path)

@@ -77,11 +77,11 @@ def _choose(
 def _catalogs(path: Path) -> Members:
     """Name and reader of every catalog `…/<locale>/LC_MESSAGES/<domain>.po` in a folder, wheel or zip."""
     if path.is_dir():
-        files = (p for p in outside.below(path) if p.suffix in (".po", ".mo") and _IS_CATALOG.search(f"/{p}"))
+        files = (p for p in outside.list_tree(path) if p.suffix in (".po", ".mo") and _IS_CATALOG.search(f"/{p}"))
         found: Members = {str(p.relative_to(path)): partial(outside.read_bytes, p, MAX_CATALOG) for p in files}
     else:
         try:
-            with outside.look(path).open("rb") as file:
+            with outside.check_readable(path).open("rb") as file:
                 _check_directory(file, path)
             archive = zipfile.ZipFile(path)
         except (zipfile.BadZipFile, OSError, NotImplementedError, ValueError) as error:  # another version, bad names

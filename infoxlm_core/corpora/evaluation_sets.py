@@ -40,7 +40,7 @@ def files(path: Path) -> list[Path]:
     """The file itself, or those below a folder that are not hidden; InputError if there is none."""
     if not path.exists():
         raise InputError(f"{path}: no such file or folder: check preparation.evaluation_sets")
-    found = [path] if not path.is_dir() else [one for one in outside.below(path) if not one.is_dir()]
+    found = [path] if not path.is_dir() else [one for one in outside.list_tree(path) if not one.is_dir()]
     shown = [one for one in found if one == path or not any(part[0] == "." for part in one.relative_to(path).parts)]
     if not shown:
         raise InputError(f"{path}: an empty folder: check preparation.evaluation_sets")
@@ -55,7 +55,7 @@ def digest(file: Path) -> str:
 def read(file: Path) -> Iterator[str]:
     """Yield every text of a file, and its sentences; InputError if it cannot be read, or its texts cannot be found."""
     try:
-        for text in _texts(outside.look(file)):
+        for text in _texts(outside.check_readable(file)):
             yield text
             parts = _END.split(text)
             yield from (part for part in parts if SHORTEST <= len(part) < len(text))

@@ -231,7 +231,7 @@ def _segment(segment: Element | None, depth: int = 0) -> str:
 
 def _read_parquet(languages: Sequence[str], pivot: str, path: Path) -> Iterator[Row]:
     try:
-        found = [language for language in languages if language in pq.read_schema(outside.look(path)).names]
+        found = [language for language in languages if language in pq.read_schema(outside.check_readable(path)).names]
         if not found:
             raise InputError(f"{path} has no column for {', '.join(languages)}: name its columns by language")
         others = [language for language in found if language != pivot]

@@ -34,7 +34,7 @@ class _Unpacked(io.RawIOBase):
 
     def __init__(self, path: Path):
         self.path, self.count = path, 0
-        self.packed: Any = pa.OSFile(str(outside.look(path)))
+        self.packed: Any = pa.OSFile(str(outside.check_readable(path)))
         self.stream = lzma.open(self.packed) if path.suffix == ".xz" else _decompressed(self.packed, path)  # noqa: SIM115
 
     def readable(self) -> bool:

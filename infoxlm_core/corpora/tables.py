@@ -31,7 +31,7 @@ def reading(path: Path, remedy: str, error: type[InfoXLMError] = InputError) -> 
     try:
         yield
     except (pa.ArrowException, OSError, ValueError) as failure:  # ValueError: what is no UTF-8, a missing column
-        raise outside.translate(failure, path) or error(
+        raise outside.translate_error(failure, path) or error(
             f"{path} cannot be read ({one_line(failure)}): {remedy}"
         ) from None
 
@@ -50,7 +50,7 @@ def read_frame(path: Path, columns: Sequence[str] | None, remedy: str) -> pd.Dat
         InputError: the file is damaged, holds text that is not UTF-8, or unpacks to more than `MAX_FRAME` bytes and
             `MAX_RATIO` times its size.
     """
-    outside.look(path)
+    outside.check_readable(path)
     try:
         names = None if columns is None else list(columns)
         _check_unpacked_size(path, names)
@@ -58,7 +58,7 @@ def read_frame(path: Path, columns: Sequence[str] | None, remedy: str) -> pd.Dat
     except InputError:
         raise
     except Exception as failure:  # metadata of pandas is read without any check: almost any exception is possible
-        raise outside.translate(failure, path) or InputError(
+        raise outside.translate_error(failure, path) or InputError(
             f"{path} cannot be read ({one_line(failure)}): {remedy}"
         ) from None
 
@@ -93,7 +93,7 @@ def read_text(path: Path, columns: Sequence[str]) -> Iterator[tuple[str | None, 
         InputError: a column is no text, or the file unpacks to over `MAX_RATIO` times its size. A column without a
             type is one without text; what repeats in a batch is unpacked once.
     """
-    limit, count = MAX_RATIO * outside.look(path).stat().st_size + MAX_LINE, 0
+    limit, count = MAX_RATIO * outside.check_readable(path).stat().st_size + MAX_LINE, 0
     schema = pq.read_schema(path)
     for column in columns:
         kind = _value_type(schema.field(column).type)

@@ -27,7 +27,7 @@ REMEDY = "remove the directory and run tokenize_corpus again"
 _PART = 1 << 20  # rows that are compared at a time
 
 
-@outside.with_more
+@outside.allow_extra_keys
 class TableFacts(TypedDict):
     """What a manifest says of a table."""
 
@@ -36,7 +36,7 @@ class TableFacts(TypedDict):
     largest_id: int
 
 
-@outside.with_more
+@outside.allow_extra_keys
 class Facts(TypedDict):
     """What a manifest of shards says."""
 
@@ -205,7 +205,7 @@ def open_shards(directory: Path, hashed: bool = True) -> Shards:
         CorpusTooSmall: there is neither monolingual text nor a pair.
     """
     manifest = read_manifest(directory, hashed)
-    facts = outside.check(manifest["facts"], Facts, directory / manifests.NAME, REMEDY, DataCorrupt)
+    facts = outside.validate(manifest["facts"], Facts, directory / manifests.NAME, REMEDY, DataCorrupt)
     mono: dict[str, list[Table]] = {}
     pairs: dict[str, list[Pairs]] = {}
     held_out: dict[str, list[Pairs]] = {}

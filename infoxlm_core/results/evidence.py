@@ -74,7 +74,7 @@ def write(path: Path, tables: Mapping[str, list[pd.DataFrame]]) -> None:
     pd.concat(named, ignore_index=True)[list(COLUMNS)].to_parquet(path, index=False, compression="zstd")
 
 
-@outside.with_more
+@outside.allow_extra_keys
 class _ScoresFile(TypedDict):
     """The fields of an evaluation's scores.json that are read again."""
 

@@ -78,7 +78,7 @@ def prepare(config: PreparationConfig, output: Path, parallel_map: ParallelMap |
 def digest_sources(config: PreparationConfig) -> list[str]:
     """Digests of the corpora's files on this machine: with the config (and its digests of wheels), all that is read."""
     paths = [Path(path) for path in config.paths]
-    there = [path for path in paths if path.is_file() or any(file.is_file() for file in outside.below(path))]
+    there = [path for path in paths if path.is_file() or any(file.is_file() for file in outside.list_tree(path))]
     return [manifests.digest_files(path) for path in there]
 
 

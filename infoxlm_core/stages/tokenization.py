@@ -89,7 +89,7 @@ def _languages(corpus: Path) -> list[str]:
 def _given_model(config: TokenizationConfig) -> bytes:
     path = Path(config.model or "")
     try:
-        model = outside.look(path).read_bytes()
+        model = outside.check_readable(path).read_bytes()
         size = tokenizers.vocabulary_size(model)
     except (OSError, RuntimeError) as error:
         raise InputError(f"{path}: not a SentencePiece model ({error}): set tokenization.model to one") from None

@@ -89,13 +89,13 @@ def deleted_on_failure(partial: Path) -> Iterator[None]:
     """Delete a partly written file or directory if writing fails; name what the operating system reports.
 
     Raises:
-        StorageFull, StorageUnavailable, InputError: see `outside.translate`.
+        StorageFull, StorageUnavailable, InputError: see `outside.translate_error`.
     """
     try:
         yield
     except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True) if partial.is_dir() else partial.unlink(missing_ok=True)
-        known_error = outside.translate(error, partial)
+        known_error = outside.translate_error(error, partial)
         if known_error:
             raise known_error from error
         raise
@@ -110,7 +110,7 @@ class Checkpoint:
     meta: dict[str, Any]
 
 
-@outside.with_more
+@outside.allow_extra_keys
 class Meta(TypedDict):
     """What meta.json of every checkpoint contains; each training adds more."""
 
@@ -341,7 +341,7 @@ class Checkpoints:
             except TryAgain:  # a failed download is not damage
                 raise
             except (InfoXLMError, OSError, ValueError, SafetensorError) as error:
-                known_error = outside.translate(error, path)
+                known_error = outside.translate_error(error, path)
                 if isinstance(known_error, TryAgain):  # nor is a failing disk
                     raise known_error from error
                 logger.warning("CheckpointCorrupt step=%d reason=%s", step, error)

@@ -159,7 +159,7 @@ def _attempt(action: Callable[[], T]) -> tuple[T | None, InfoXLMError | None]:
     except InfoXLMError as error:
         return None, error
     except Exception as error:
-        known_error = outside.translate(error)
+        known_error = outside.translate_error(error)
         if known_error is None:
             raise
         return None, known_error

@@ -38,7 +38,7 @@ class Fingerprint:
         """
         from infoxlm_core.training import distributed  # here, so that comparing fingerprints does not import torch
 
-        return cls(decisive(config, version, inputs), manifests.made_by() | distributed.describe())
+        return cls(decisive(config, version, inputs), manifests.describe_software() | distributed.describe())
 
     def meta(self) -> dict[str, Any]:
         """Return what a checkpoint stores of this fingerprint."""
@@ -122,7 +122,7 @@ def _digest_directory(directory: Path) -> str:
 
     The manifest never counts: it records which code wrote the files.
     """
-    files = [path for path in outside.below(directory) if path.is_file() and path.name != manifests.NAME]
+    files = [path for path in outside.list_tree(directory) if path.is_file() and path.name != manifests.NAME]
     language = _language_of(directory)
     if any(path.parent == directory and path.suffix == ".safetensors" for path in files):
         model_directories = [directory]

@@ -16,7 +16,7 @@ from infoxlm_core.training.guard import Guard, GuardState
 from infoxlm_core.training.learner import Learner
 
 
-@outside.with_more
+@outside.allow_extra_keys
 class _Meta(TypedDict):
     """What meta.json of a checkpoint contains besides the fingerprint."""
 
@@ -82,7 +82,7 @@ def restore(
 
     def check() -> None:
         remedy = "restore another one, or delete the run's directory to start over"
-        outside.check(meta, _Meta, f"meta.json of step {step}", remedy, NoValidCheckpoint)
+        outside.validate(meta, _Meta, f"meta.json of step {step}", remedy, NoValidCheckpoint)
         for name, target in sorted(targets.items()):
             if name not in sources:
                 raise NoValidCheckpoint(

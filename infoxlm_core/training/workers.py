@@ -34,7 +34,9 @@ def attempt(train: Callable[..., dict[str, Any]], arguments: dict[str, Any]) -> 
     except InfoXLMError as error:
         failure = error
     except BaseException as error:
-        known_error = outside.translate(error, arguments.get("run", "")) if distributed.world_size() == 1 else None
+        known_error = (
+            outside.translate_error(error, arguments.get("run", "")) if distributed.world_size() == 1 else None
+        )
         if known_error is None:
             raise
         failure = known_error
@@ -44,7 +46,7 @@ def attempt(train: Callable[..., dict[str, Any]], arguments: dict[str, Any]) -> 
 def figures(outcome: dict[str, Any]) -> dict[str, Any]:
     """Return the figures of an `attempt`, or raise its error."""
     if "error" in outcome:
-        raise errors.named(outcome["error"], outcome["message"])
+        raise errors.from_name(outcome["error"], outcome["message"])
     return outcome["figures"]
 
 

@@ -78,7 +78,7 @@ def ending_clearly() -> Iterator[None]:
     except BaseException as error:
         if not isinstance(error, Exception) and not outside.is_panic(error):
             raise
-        said = outside.translate(error)
+        said = outside.translate_error(error)
         if not said and isinstance(error, OSError):
             said = InputError(f"{error}: give another path")
         if said:

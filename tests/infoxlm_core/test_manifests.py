@@ -20,14 +20,14 @@ LEADING_OUT = ["/etc/passwd", "../a", "a/../../b", "..", "a//b", "a/", "", ".", 
 @pytest.mark.parametrize("name", LEADING_OUT)
 def test_a_name_from_outside_that_leads_out_of_its_folder_is_refused_in_one_line(tmp_path, name):
     with pytest.raises(InputError, match="a name that leads out of its folder") as refused:
-        manifests.inside(tmp_path, name)
+        manifests.join_inside(tmp_path, name)
 
     assert str(refused.value).isprintable()
 
 
 @pytest.mark.parametrize("name", ["a", "a/b.c", "..a/b..", "ä b/…", r"a\b"])
 def test_any_other_name_is_joined_to_its_folder(tmp_path, name):
-    assert manifests.inside(tmp_path, name) == tmp_path / name
+    assert manifests.join_inside(tmp_path, name) == tmp_path / name
 
 
 @pytest.mark.item("S10")
@@ -168,4 +168,4 @@ def test_a_full_disk_is_named_by_the_file_that_was_written(tmp_path, monkeypatch
     with pytest.raises(OSError, match="No space") as said:
         manifests.write_atomically(tmp_path / "file", "content")
 
-    assert str(outside.translate(said.value, "s3://elsewhere")).startswith(f"{tmp_path}/file: no space left")
+    assert str(outside.translate_error(said.value, "s3://elsewhere")).startswith(f"{tmp_path}/file: no space left")

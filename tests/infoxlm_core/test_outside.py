@@ -70,7 +70,7 @@ def test_json_of_another_shape_is_one_error_of_ours_that_names_file_and_remedy(t
 
 
 def test_json_of_the_right_shape_is_read_as_it_is_and_what_is_more_is_kept_where_asked(tmp_path):
-    @outside.with_more
+    @outside.allow_extra_keys
     class Open(TypedDict):
         facts: dict[str, Any]
 
@@ -105,17 +105,17 @@ def test_text_that_is_not_utf_8_is_refused_with_line_and_byte_whatever_the_local
     ],
 )
 def test_what_the_operating_system_says_names_the_path_and_the_remedy(number, kind, said):
-    found = outside.translate(OSError(number, os.strerror(number), "store/x"))
+    found = outside.translate_error(OSError(number, os.strerror(number), "store/x"))
 
     assert type(found) is kind and said in str(found)
 
 
 def test_a_fault_of_our_own_is_no_error_of_the_operating_system():
     for error in (ValueError("x"), KeyError("x"), FileNotFoundError(errno.ENOENT, "No such file", "x"), OSError("x")):
-        assert outside.translate(error) is None
+        assert outside.translate_error(error) is None
 
 
 def test_a_full_disk_is_known_by_what_a_library_made_of_it():
     said = "(sqlite3.OperationalError) database or disk is full"
 
-    assert isinstance(outside.translate(RuntimeError(said), Path("store")), StorageFull)
+    assert isinstance(outside.translate_error(RuntimeError(said), Path("store")), StorageFull)

@@ -109,7 +109,7 @@ def test_a_folder_that_may_not_be_listed_is_not_taken_for_an_empty_one(reader, t
 
     with pytest.raises((InputError, PermissionError), match=r"locked.*Permission denied|Permission denied.*locked"):
         FOLDERS[reader](tmp_path)
-    assert outside.below(tmp_path / "x.txt") == outside.below(Path("a\0b")) == []
+    assert outside.list_tree(tmp_path / "x.txt") == outside.list_tree(Path("a\0b")) == []
 
 
 def _unless_locked(list_it, path="."):

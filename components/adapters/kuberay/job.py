@@ -267,7 +267,7 @@ def _why_ended(name: str, status: dict[str, Any], outcome: dict[str, Any] | None
 
 def _error_of(outcome: dict[str, Any]) -> InfoXLMError:
     """Return the error that a job has written down."""
-    return errors.named(str(outcome.get("class")), " ".join(str(outcome.get("message")).split())[:1000])
+    return errors.from_name(str(outcome.get("class")), " ".join(str(outcome.get("message")).split())[:1000])
 
 
 def _give_up(jobs: RayJobs, job: Job, reason: str) -> None:

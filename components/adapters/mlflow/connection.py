@@ -64,7 +64,7 @@ def check_uri(uri: str) -> None:
             "sqlite:///…/mlflow.db, or not at all"
         )
     elif file:
-        if file.exists() and outside.look(file).stat().st_size:
+        if file.exists() and outside.check_readable(file).stat().st_size:
             with file.open("rb") as content:
                 if not content.read(16).startswith(b"SQLite format 3"):
                     raise InputError(f"{file} is no database of MLflow: move it elsewhere, or restore it")
@@ -135,7 +135,9 @@ def connect(store: Path) -> "MlflowClient":
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise outside.translate(error) or InputError(f"{directory} cannot be made ({error}): give another") from None
+        raise outside.translate_error(error) or InputError(
+            f"{directory} cannot be made ({error}): give another"
+        ) from None
     # If two processes created the tables at once, one would fail.
     with locks.acquire(directory / ".mlflow.lock"), translate_errors(str(file)):
         if not (file.exists() and file.stat().st_size):

@@ -31,7 +31,7 @@ def translate_errors(
         raise
     except Exception as error:
         status = error.get_http_status_code() if isinstance(error, MlflowException) else 0
-        translated = outside.translate(error, subject) or _of_database(error, subject, status)
+        translated = outside.translate_error(error, subject) or _of_database(error, subject, status)
         translated = translated or _of_server(error, subject, status, account)
         if not translated:
             raise

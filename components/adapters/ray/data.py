@@ -100,7 +100,7 @@ def _run(count: int, work: Work, window: list[pa.Table]) -> list[pa.Table]:
         raise WorkerLost(f"Ray Data: {type(error).__name__}: {reason}: run again") from error
     for row in found:
         if row["error"]:
-            raise errors.named(row["error"], row["message"])
+            raise errors.from_name(row["error"], row["message"])
     return [_unpack(row["chunk"]) for row in found]
 
 

@@ -9,7 +9,7 @@ from infoxlm_core import manifests, outside
 from infoxlm_core.errors import DataCorrupt, InputError
 
 
-@outside.with_more
+@outside.allow_extra_keys
 class Index(TypedDict):
     """What says which file of a large model holds which weight."""
 

@@ -140,7 +140,7 @@ def _check_claimed_sizes(checkpoint: Path) -> None:
 
     Fake tensors have sizes and no memory, so the checkpoint is read with them first.
     """
-    file_size = outside.look(checkpoint).stat().st_size
+    file_size = outside.check_readable(checkpoint).stat().st_size
     remedy = "give model.pt as it was downloaded"
     if zipfile.is_zipfile(checkpoint):
         with zipfile.ZipFile(checkpoint) as archive:

@@ -38,7 +38,7 @@ class _Space(TypedDict):
     normalise: NotRequired[bool]
 
 
-@outside.with_more
+@outside.allow_extra_keys
 class Described(TypedDict):
     """What any config.json may say, as far as it is read for models of every kind."""
 
@@ -51,7 +51,7 @@ class Described(TypedDict):
     pad_token_id: NotRequired[int | None]
 
 
-@outside.with_more
+@outside.allow_extra_keys
 class Sizes(TypedDict):
     """What config.json of a model of ours must say."""
 
@@ -197,7 +197,7 @@ def size_of(directory: Path, kinds: Sequence[str] = ("xlm-roberta",)) -> Encoder
         known = " or ".join(map(repr, kinds))
         raise InputError(f"{path}: model_type is {config['model_type']!r}, not {known}: give such a model")
     bert = config["model_type"] == "bert"
-    outside.check(config, Sizes, path, "give a complete model")
+    outside.validate(config, Sizes, path, "give a complete model")
     if config["hidden_size"] % config["num_attention_heads"]:
         raise InputError(f"{path}: num_attention_heads must divide hidden_size: give a complete model")
     types = config.get("type_vocab_size", 2 if bert else 1)
@@ -242,7 +242,7 @@ def weight_files(directory: Path) -> list[Path]:
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file; InputError if there is none, or it is damaged."""
     try:
-        return load_file(outside.look(path))
+        return load_file(outside.check_readable(path))
     except (SafetensorError, OSError) as error:
         raise InputError(f"{path} is damaged ({one_line(error)}): copy it again") from None
 

@@ -45,7 +45,7 @@ def read_headers(directory: Path) -> dict[str, StoredWeight]:
     weights: dict[str, StoredWeight] = {}
     for path in sorted(directory.glob("*.safetensors")):
         try:
-            with safe_open(outside.look(path), "pt") as file:
+            with safe_open(outside.check_readable(path), "pt") as file:
                 for name in file.keys():  # noqa: SIM118 - the file is no mapping
                     weight = file.get_slice(name)
                     weights[name] = StoredWeight(path, weight.get_dtype(), tuple(weight.get_shape()))

@@ -97,7 +97,7 @@ def load_fast(directory: Path) -> PreTrainedTokenizerFast:
 def load(directory: Path) -> PreTrainedTokenizerBase:
     """The tokenizer of any model; InputError if there is none that can be read, or it has ids that the model lacks."""
     for path in directory.glob("*.json"):
-        outside.look(path)
+        outside.check_readable(path)
     with reading(f"{directory}: its tokenizer"):
         found = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
         # what its template names may not be there, and has ids of its own

@@ -56,7 +56,7 @@ def find_labelled_files(path: Path) -> list[LabelledFile]:
             raise InputError(f"{path}: give labelled text as .csv, .tsv or .parquet, or a folder (data).")
         return [_parse_name(path)]
     files = []
-    for file in outside.below(path):
+    for file in outside.list_tree(path):
         hidden = any(part.startswith(".") for part in file.relative_to(path).parts)  # .git, ._train-en.tsv
         if hidden or file.suffix not in SUFFIXES or not file.is_file():
             continue
@@ -105,7 +105,7 @@ def read_columns(path: Path, names: Collection[str]) -> pd.DataFrame:
 
 def _read_parquet(path: Path) -> pd.DataFrame:
     """Read the columns of text and numbers. Others are skipped: bytes, because their encoding is unknown, and lists."""
-    schema = pq.read_schema(outside.look(path))
+    schema = pq.read_schema(outside.check_readable(path))
     if len(set(schema.names)) < len(schema.names):
         raise InputError(f"{path}: two columns have the same name. Rename one.")
     plain = [field.name for field in schema if not pa.types.is_nested(field.type) and not _is_bytes(field.type)]
@@ -122,7 +122,7 @@ def _read_text(path: Path, names: Collection[str]) -> pd.DataFrame:
     options: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if path.suffix == ".tsv" else {}
     rows: list[list[str]] = []
     lines = []
-    with outside.look(path).open(encoding="utf-8-sig", newline="") as file:
+    with outside.check_readable(path).open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, **options)
         for row in reader:
             if rows and len(row) != len(rows[0]):

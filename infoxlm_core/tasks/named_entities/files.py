@@ -44,7 +44,7 @@ def find_tagged_files(path: Path) -> list[TaggedFile]:
     """Return the file itself, or all files of a folder, whose names contain split and language."""
     if not path.exists():
         raise InputError(f"{path}: no such file or folder. {LAYOUT}")
-    candidates = [path] if path.is_file() else [file for file in outside.below(path) if file.is_file()]
+    candidates = [path] if path.is_file() else [file for file in outside.list_tree(path) if file.is_file()]
     files = []
     for file in candidates:
         if match := _NAME.fullmatch(file.name):

@@ -181,7 +181,7 @@ def languages_of(path: Path) -> Cell:
 def read_squad(path: Path) -> QuestionSet:
     """Read one file; InputError if it is not SQuAD's format, or a paragraph, or an answer, is empty."""
     try:
-        content = _File.model_validate_json(outside.look(path).read_bytes().removeprefix(codecs.BOM_UTF8))
+        content = _File.model_validate_json(outside.check_readable(path).read_bytes().removeprefix(codecs.BOM_UTF8))
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
     except ValidationError as error:

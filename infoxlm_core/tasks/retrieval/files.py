@@ -194,7 +194,7 @@ def read_held_out(corpus: Path) -> tuple[str, dict[str, Pairs]]:
 
 def _read_pairs(path: Path) -> Pairs:
     try:
-        schema = pq.read_schema(outside.look(path))
+        schema = pq.read_schema(outside.check_readable(path))
         if not {"source", "target"} <= set(schema.names) or not _PAIR.fullmatch(path.parent.name):
             raise InputError(
                 f"{path} does not have columns source and target of a pair such as en-de. {_HELD_OUT_REMEDY}"

@@ -453,8 +453,8 @@ def test_a_run_goes_on_with_other_code_and_libraries_and_says_which(
     shutil.copytree(undisturbed, run)
     for step in (4, 6):
         shutil.rmtree(run / f"step={step:010d}")
-    now = manifests.made_by()
-    monkeypatch.setattr(manifests, "made_by", lambda: now | {"code": "sha256:mended", "pyarrow": "99.0"})
+    now = manifests.describe_software()
+    monkeypatch.setattr(manifests, "describe_software", lambda: now | {"code": "sha256:mended", "pyarrow": "99.0"})
 
     pretrain(tiny_config(), tiny_shards, tmp_path / "out", run)
 
