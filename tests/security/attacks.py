@@ -229,7 +229,7 @@ TASKS = [
     ("labelled-parquet", "garbage", b"PAR1 garbage", InputError, "not readable"),
     ("labelled-parquet", "empty", b"", InputError, "not readable"),
     *(
-        ("squad", f"a file that is {content[:20]!r}", content, InputError, "give SQuAD's JSON format")
+        ("squad", f"a file that is {content[:20]!r}", content, InputError, "Give SQuAD's JSON format")
         for content in (b"", b"[]", b"{}", b"5", b"null", NESTED, b'{"data": {}}', b"\xff\xfe{", b'{"data": [5]}')
     ),
     ("squad", "half a character", text('"version"', '"\\ud800"'), InputError, "JSON"),

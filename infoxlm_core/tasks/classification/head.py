@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def loss(logits: "Tensor", targets: "Tensor", lengths: Sequence[int]) -> tuple["Tensor", "Tensor"]:  # noqa: ARG001
-    """Cross-entropy of (N, labels) logits, summed, and which of the N are right."""
+    """Return the cross-entropy of (N, labels) logits, summed, and which of the N are right."""
     import torch.nn.functional as F
 
     from infoxlm_core.model.objectives import full_precision

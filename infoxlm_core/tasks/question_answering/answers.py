@@ -1,6 +1,6 @@
-"""Scores of extracted answers: F1 and exact match as MLQA counts them in seven languages, and as SQuAD and XQuAD do.
+"""Score extracted answers by F1 and exact match, as MLQA does in its seven languages or as SQuAD and XQuAD do.
 
-Pure functions of strings; what a normaliser removes (case, punctuation, articles) no answer is blamed for.
+Both normalise texts first: case, punctuation and articles do not matter.
 """
 
 import re
@@ -14,9 +14,7 @@ from typing import Literal
 
 from infoxlm_core.errors import InputError
 
-METRICS = ("f1", "exact_match")
-
-_ARTICLES = {  # whole words; Arabic writes its article as the first letters of the word, and MLQA removes it anywhere
+_ARTICLES = {  # whole words; Arabic's article is a prefix, and MLQA removes its letters anywhere
     "ar": "ال",
     "de": r"\b(?:ein|eine|einen|einem|eines|einer|der|die|das|den|dem|des)\b",
     "en": r"\b(?:a|an|the)\b",
@@ -29,20 +27,20 @@ _IDEOGRAPH = re.compile("([\u4e00-\u9fa5])")
 
 
 def is_punctuation(character: str) -> bool:
-    """Whether MLQA deletes it: a Unicode category P*, or punctuation of ASCII (which holds symbols such as `$`)."""
+    """Return whether MLQA deletes a character: Unicode categories P*, and ASCII punctuation, which includes `$`."""
     return character in string.punctuation or unicodedata.category(character).startswith("P")
 
 
 def normalise(text: str, language: str) -> str:
-    """Lower case, no punctuation, no articles of the language, tokens parted by one space (MLQA, section 6).
+    """Normalise as MLQA (section 6): lower case, no punctuation, no articles of the language, single spaces.
 
-    Chinese has no spaces: every ideograph is a token of its own.
+    Chinese has no spaces, so every ideograph is a token.
 
     Raises:
         InputError: the language is none of MLQA's seven.
     """
     if language not in _ARTICLES:
-        raise InputError(f"language {language!r} is not one of MLQA's ({', '.join(_ARTICLES)}): score it with SQuAD's")
+        raise InputError(f"language {language!r} is not one of MLQA's ({', '.join(_ARTICLES)}). Set normaliser: squad.")
     text = "".join(character for character in text.lower() if not is_punctuation(character))
     if articles := _ARTICLES[language]:
         text = re.sub(articles, " ", text)
@@ -52,23 +50,20 @@ def normalise(text: str, language: str) -> str:
 
 
 def normalise_squad(text: str) -> str:
-    """SQuAD v1.1's and XQuAD's, in every language: only ASCII punctuation and English articles go."""
+    """Normalise as SQuAD v1.1 and XQuAD in every language: without ASCII punctuation and English articles."""
     text = "".join(character for character in text.lower() if character not in string.punctuation)
     return " ".join(re.sub(r"\b(?:a|an|the)\b", " ", text).split())
 
 
 def f1(prediction: str, answer: str) -> float:
-    """Harmonic mean of precision and recall of the tokens, as multisets, of two normalised strings: 0 to 1.
-
-    No common token, so also two empty strings: 0.
-    """
-    found, wanted = prediction.split(), answer.split()
-    common = (Counter(found) & Counter(wanted)).total()
-    return 2 * common / (len(found) + len(wanted)) if common else 0.0
+    """Return the F1 of the tokens, as multisets, of two normalised strings; 0 without a common token."""
+    predicted, expected = prediction.split(), answer.split()
+    common = (Counter(predicted) & Counter(expected)).total()
+    return 2 * common / (len(predicted) + len(expected)) if common else 0.0
 
 
-def cleaner(normaliser: Literal["mlqa", "squad"], language: str) -> Callable[[str], str]:
-    """The normaliser of answers in a language; InputError if MLQA has none for it."""
+def choose_normaliser(normaliser: Literal["mlqa", "squad"], language: str) -> Callable[[str], str]:
+    """Return the normaliser of answers in a language; InputError if MLQA has none for it."""
     if normaliser == "squad":
         return normalise_squad
     normalise("", language)
@@ -76,21 +71,21 @@ def cleaner(normaliser: Literal["mlqa", "squad"], language: str) -> Callable[[st
 
 
 def score(
-    predictions: Mapping[str, str], answers: Mapping[str, Sequence[str]], clean: Callable[[str], str]
+    predictions: Mapping[str, str], answers: Mapping[str, Sequence[str]], normaliser: Callable[[str], str]
 ) -> dict[str, float]:
-    """F1 and exact match from 0 to 1, the best over the gold answers of a question, then the mean over questions.
+    """Return F1 and exact match from 0 to 1: the best over the gold answers of a question, then the mean.
 
-    Both mappings are by the id of a question; one that has no prediction scores 0.
+    Both mappings are by the id of a question; a question without a prediction scores 0.
 
     Raises:
         InputError: there is no question, or one without a gold answer.
     """
     if not answers or not all(answers.values()):
-        raise InputError("no questions, or a question without a gold answer: nothing to score")
-    found: dict[str, list[float]] = {name: [] for name in METRICS}
+        raise InputError("There are no questions, or a question has no gold answer. Nothing can be scored.")
+    f1_scores, matches = [], []
     for question, gold in answers.items():
-        given = clean(predictions[question]) if question in predictions else None
-        golds = [clean(answer) for answer in gold]
-        found["f1"].append(0.0 if given is None else max(f1(given, answer) for answer in golds))
-        found["exact_match"].append(float(given in golds))
-    return {name: fmean(values) for name, values in found.items()}
+        normalised_gold = [normaliser(answer) for answer in gold]
+        prediction = normaliser(predictions[question]) if question in predictions else None
+        f1_scores.append(0.0 if prediction is None else max(f1(prediction, answer) for answer in normalised_gold))
+        matches.append(float(prediction in normalised_gold))
+    return {"f1": fmean(f1_scores), "exact_match": fmean(matches)}

@@ -13,7 +13,13 @@ if TYPE_CHECKING:
 
 
 def loss(logits: "Tensor", targets: "Tensor", lengths: Sequence[int]) -> tuple["Tensor", "Tensor"]:
-    """Mean cross-entropy of start and end in (T, 2) logits, summed over N windows, and in which both are right."""
+    """Return the mean cross-entropy of start and end, summed over windows, and in which windows both are right.
+
+    Args:
+        logits: (T, 2) of N packed windows.
+        targets: (N, 2) first and last token of the answer.
+        lengths: tokens of each window.
+    """
     import torch
     from torch.nn.utils.rnn import pad_sequence
 

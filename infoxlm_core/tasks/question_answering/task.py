@@ -39,8 +39,7 @@ class QuestionAnswering(Task[AnsweringConfig]):
     def check_plan(self, settings: AnsweringConfig, grid_points: int, where: str) -> None:
         if grid_points > 1 and not settings.dev:
             raise ConfigError(
-                f"{where}.grid: {grid_points} places and no development sets to choose by: give settings.dev, or one "
-                "place"
+                f"{where}.grid: {grid_points} points, but no development sets to choose by. Give settings.dev."
             )
 
     def check(self, settings: AnsweringConfig, chosen: bool) -> None:  # noqa: ARG002 - `check_plan` has looked at it
@@ -51,12 +50,12 @@ class QuestionAnswering(Task[AnsweringConfig]):
     def tests(self, settings: AnsweringConfig) -> list[Path]:
         from infoxlm_core.tasks.question_answering import files
 
-        return list(files.cells(settings.test, "test", settings.mixed).values())
+        return list(files.find_sets(settings.test, "test", settings.mixed).values())
 
     def training(self, settings: AnsweringConfig, encoder: Path, corpus: Path | None) -> "Training":  # noqa: ARG002
         from infoxlm_core.tasks.question_answering import run
 
-        return run.training(settings, encoder)
+        return run.read_training(settings, encoder)
 
     def training_languages(self, settings: AnsweringConfig) -> list[str]:
         from infoxlm_core.tasks.question_answering import run

@@ -85,7 +85,7 @@ def test_models_and_tasks_keep_their_order_in_lists_since_kfp_forgets_that_of_ma
         (RETRIEVAL | {"seeds": [1, 2]}, "tasks.it: retrieval trains nothing: leave out grid and seeds"),
         (RETRIEVAL | {"grid": {"margin": [0, 1]}}, "tasks.it: retrieval trains nothing: leave out grid and seeds"),
         ({"settings": ANSWERING["settings"] | {"dev": []}, "grid": RATES},
-         "tasks.it.grid: 2 places and no development sets to choose by: give settings.dev, or one place"),
+         "tasks.it.grid: 2 points, but no development sets to choose by. Give settings.dev"),
     ],
 )  # fmt: skip
 def test_a_task_that_cannot_be_planned_is_refused_in_one_line_that_names_the_field(task, said):

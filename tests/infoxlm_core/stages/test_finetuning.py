@@ -240,7 +240,7 @@ def test_two_text_columns_are_trained_as_pairs(encoder, data, tmp_path):
     ("content", "changes", "said"),
     [
         ("text,label,language\na,b,en\n", {}, "need=2 labels"),
-        ("text,label,language\na,b,de\nc,d,de\n", {}, "set finetuning.train_languages"),
+        ("text,label,language\na,b,de\nc,d,de\n", {}, "Set finetuning.train_languages"),
         ("text,label,language\na,b,en\n ,b,en\n", {}, r"x\.csv:3: text is empty"),
         (
             "text,label,language,split\na,b,en,train\nc,d,en,train\n",

@@ -30,7 +30,7 @@ def test_a_question_knows_its_paragraph_its_answers_and_where_the_first_stands(t
 
     found = files.read_squad(write_squad(tmp_path / "xquad.de.json", rows))
 
-    assert found.cell == ("de", "de") and found.paragraphs == (BERLIN, "北京是首都。")
+    assert found.languages == ("de", "de") and found.paragraphs == (BERLIN, "北京是首都。")
     assert {q.id: (q.text, q.paragraph, q.answers, q.span) for q in found.questions} == {
         "a": ("Wo?", 0, ("Spree",), (20, 25)),
         "c": ("Wer?", 0, ("Berlin",), (0, 6)),
@@ -67,13 +67,13 @@ def test_a_folder_gives_its_json_files_and_of_mlqa_those_of_the_split(tmp_path):
         (tmp_path / folder / "LICENSE").write_text("free")
         (tmp_path / folder / "README.md").write_text("# read me")
 
-    assert set(files.read_cells([str(tmp_path / "mlqa")], "test")) == {("en", "en"), ("de", "de")}
-    mixed = files.read_cells([str(tmp_path / "mlqa")], "dev", mixed=True)
+    assert set(files.read_sets([str(tmp_path / "mlqa")], "test")) == {("en", "en"), ("de", "de")}
+    mixed = files.read_sets([str(tmp_path / "mlqa")], "dev", mixed=True)
     assert set(mixed) == {("en", "en"), ("de", "de"), ("de", "en")}
     assert {found.path.name[:4] for found in mixed.values()} == {"dev-"}
-    assert list(files.read_cells([str(tmp_path / "xquad")], "test")) == [("de", "de")]
+    assert list(files.read_sets([str(tmp_path / "xquad")], "test")) == [("de", "de")]
     both = [str(tmp_path / "xquad"), str(tmp_path / "mlqa/test-context-en-question-en.json")]
-    assert set(files.read_cells(both, "test")) == {("de", "de"), ("en", "en")}
+    assert set(files.read_sets(both, "test")) == {("de", "de"), ("en", "en")}
 
 
 def test_an_answer_that_is_not_where_it_should_be_is_no_training_text_but_a_test(tmp_path, caplog):
@@ -83,7 +83,7 @@ def test_an_answer_that_is_not_where_it_should_be_is_no_training_text_but_a_test
 
     with caplog.at_level(logging.WARNING):
         (trained,) = files.read_training([path])
-        tested = files.read_cells([path], "test")["de", "de"]
+        tested = files.read_sets([path], "test")["de", "de"]
 
     assert {q.id: q.span for q in trained.questions} == {"right": (20, 25), "second": (0, 6)}
     assert [q.id for q in tested.questions] == ["right", "wrong", "negative", "second"]
@@ -129,7 +129,7 @@ def test_a_file_that_is_not_squads_is_refused_with_the_place(tmp_path, content, 
     path = tmp_path / "xquad.de.json"
     path.write_text(content)
 
-    assert said in refusal(lambda: files.read_cells([str(path)], "test"), path)
+    assert said in refusal(lambda: files.read_sets([str(path)], "test"), path)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_a_file_that_is_not_squads_is_refused_with_the_place(tmp_path, content, 
 def test_a_question_that_cannot_be_scored_is_refused_by_its_id(tmp_path, rows, said):
     path = write(tmp_path / "xquad.de.json", *rows)
 
-    assert said in refusal(lambda: files.read_cells([str(path)], "test"), path)
+    assert said in refusal(lambda: files.read_sets([str(path)], "test"), path)
 
 
 def test_an_empty_paragraph_is_refused_by_the_id_of_its_question(tmp_path):
@@ -158,7 +158,7 @@ def test_an_empty_paragraph_is_refused_by_the_id_of_its_question(tmp_path):
 
 def test_paths_that_give_no_unambiguous_set_are_refused(tmp_path):
     def tested(*names: str, mixed: bool = False):
-        return lambda: files.read_cells([str(tmp_path / name) for name in names], "test", mixed)
+        return lambda: files.read_sets([str(tmp_path / name) for name in names], "test", mixed)
 
     asked = question("a", ("Spree", 20))
     write(tmp_path / "a/xquad.de.json", asked)
@@ -169,11 +169,11 @@ def test_paths_that_give_no_unambiguous_set_are_refused(tmp_path):
 
     assert "no such file or folder (test)" in refusal(tested("nowhere.de.json"), tmp_path / "nowhere.de.json")
     assert "no .json file here" in refusal(tested("e"), tmp_path / "e")
-    assert "are both de-de: give one test file a language" in refusal(tested("a", "b"), tmp_path / "a/xquad.de.json")
-    assert "no file whose questions are of its paragraphs' language" in refusal(tested("c"), tmp_path / "c")
+    assert "are both de-de. Give one test file per language" in refusal(tested("a", "b"), tmp_path / "a/xquad.de.json")
+    assert "no file whose questions are in its paragraphs' language" in refusal(tested("c"), tmp_path / "c")
     assert "no file of two languages" in refusal(tested("a", mixed=True), tmp_path / "a")
-    assert "its name says no language: call it train.de.json" in refusal(tested("d"), tmp_path / "d/train.json")
-    with pytest.raises(InputError, match=r"its name says no language: call it my-squad\.de\.json"):
+    assert "its name contains no language. Call it train.de.json" in refusal(tested("d"), tmp_path / "d/train.json")
+    with pytest.raises(InputError, match=r"its name contains no language\. Call it my-squad\.de\.json"):
         files.languages_of(Path("my-squad.json"))  # not Burmese
     wrong = write(tmp_path / "f/train.de.json", question("a", ("Spree", 1)))
     assert "no question to train on" in refusal(lambda: files.read_training([str(wrong)]), wrong)

@@ -18,7 +18,7 @@ from infoxlm_core.tasks import TASKS
 from infoxlm_core.tasks.question_answering import run
 from infoxlm_core.tasks.question_answering.settings import AnsweringConfig
 from infoxlm_core.tasks.question_answering.spans import best_spans
-from infoxlm_core.tasks.question_answering.windows import Windows, lay_out
+from infoxlm_core.tasks.question_answering.windows import Windows, make_windows
 from infoxlm_core.tasks.scores import within_and_across
 from infoxlm_core.training.finetuning import selection
 from tests.toys.questions import CLASSES, WORDS, riddles, write_bert_tokenizer, write_squad, write_xlmr_tokenizer
@@ -79,7 +79,7 @@ class Liking(nn.Module):
 
 
 def few_windows(tokenizer, questions: list[str], paragraphs: list[str], max_tokens: int) -> Windows:
-    return lay_out(tokenizer, questions, paragraphs, range(len(questions)), max_tokens, 2, 1)
+    return make_windows(tokenizer, questions, paragraphs, range(len(questions)), max_tokens, 2, 1)
 
 
 def by_all_pairs(windows: Windows, logits: list[torch.Tensor], answer_tokens: int) -> list[list[int]]:
@@ -87,7 +87,7 @@ def by_all_pairs(windows: Windows, logits: list[torch.Tensor], answer_tokens: in
     for number, question in enumerate(windows.questions):
         for i, j in itertools.product(range(windows.counts[number]), repeat=2):
             if i <= j < i + answer_tokens:
-                first, begin = windows.firsts[number], windows.begins[number]
+                first, begin = windows.offsets[number], windows.first_tokens[number]
                 total = float(logits[number][first + i, 0] + logits[number][first + j, 1])
                 span = [int(windows.paragraphs.starts[begin + i]), int(windows.paragraphs.ends[begin + j])]
                 best[question] = max(best.get(question, (-np.inf, [0, 0])), (total, span), key=lambda pair: pair[0])
@@ -96,7 +96,7 @@ def by_all_pairs(windows: Windows, logits: list[torch.Tensor], answer_tokens: in
 
 @pytest.mark.parametrize("answer_tokens", [1, 3, 30])
 def test_the_answer_is_the_best_pair_of_all_windows(letters, answer_tokens, monkeypatch):
-    monkeypatch.setattr("infoxlm_core.tasks.question_answering.spans.AT_ONCE", 7)
+    monkeypatch.setattr("infoxlm_core.tasks.question_answering.spans.CHUNK", 7)
     rng = np.random.default_rng(5)
     texts = [" ".join(rng.choice(LETTERS.split(), rng.integers(1, 25))) for _ in range(20)]
     windows = few_windows(letters, ["a b"] * 20, texts, 10)
@@ -111,7 +111,7 @@ def test_the_answer_is_the_best_pair_of_all_windows(letters, answer_tokens, monk
 def test_an_answer_lies_in_the_paragraph_ends_after_its_start_and_is_not_too_long(letters):
     windows = few_windows(letters, ["a b"], ["c d e f g"], 20)
     logits = torch.zeros(len(windows.examples.ids), 2)
-    assert windows.firsts.tolist() == [4]  # [CLS] a b [SEP] c d e f g [SEP]
+    assert windows.offsets.tolist() == [4]  # [CLS] a b [SEP] c d e f g [SEP]
     logits[[0, 1, 3, 9]] = 9.0  # tokens that are no answer
     logits[7, 0], logits[5, 1] = 3.0, 2.0  # f starts, d ends: not in this order
     logits[4, 0], logits[8, 1] = 2.0, 1.5  # c starts, g ends
@@ -136,7 +136,7 @@ def test_only_the_best_starts_and_ends_are_combined(letters):
 
 def test_the_sum_of_logits_decides_between_windows(letters):
     windows = few_windows(letters, ["a b", "a b"], ["c d e f g h", "h g"], 9)
-    assert windows.questions.tolist() == [0, 0, 1] and windows.begins.tolist() == [0, 3, 6]
+    assert windows.questions.tolist() == [0, 0, 1] and windows.first_tokens.tolist() == [0, 3, 6]
     logits = [torch.zeros(length, 2) for length in windows.examples.lengths]
     logits[0][4], logits[1][5], logits[2][5] = torch.tensor([[2.0, 2.0], [1.0, 3.5], [1.0, 1.0]])
 
@@ -269,9 +269,9 @@ def test_a_language_that_mlqa_cannot_score_is_refused_before_anything_is_read(en
     config = settings(english, path, normaliser="mlqa")
 
     for refused in (
-        lambda: run.training(config, tmp_path / "no model"),
+        lambda: run.read_training(config, tmp_path / "no model"),
         lambda: run.measure(config, tmp_path / "no model", tmp_path / "out"),
-        lambda: run.training(settings(english, english, dev=[str(path)], normaliser="mlqa"), encoder),
+        lambda: run.read_training(settings(english, english, dev=[str(path)], normaliser="mlqa"), encoder),
     ):
         with pytest.raises(InputError, match="language 'sw' is not one of MLQA's"):
             refused()
@@ -299,7 +299,7 @@ def test_windows_fit_what_the_encoder_reads_and_wrong_answers_are_left_out(encod
     rows = [("1", long, "Wo", "stone river"), ("2", long, "Wo", "Berlin"), ("3", f"{long} Berlin", "Wo", "Berlin")]
     train = write_squad(tmp_path / "train.en.json", rows)  # Berlin is not in the second: answer_start is -1
 
-    parts = run.training(settings(train, train), encoder)
+    parts = run.read_training(settings(train, train), encoder)
 
     assert parts.score_dev is None and parts.examples.lengths.max() == 40
     assert len(parts.examples) == len(parts.targets) == 2 * 3  # 35 of 96 and 97 words at a time, 4 of them again
@@ -314,7 +314,7 @@ def test_windows_fit_what_the_encoder_reads_and_wrong_answers_are_left_out(encod
 def test_windows_are_no_longer_than_the_config_says(encoder, tmp_path):
     train = write_squad(tmp_path / "train.en.json", [("1", " ".join(WORDS * 12), "Wo", "river")])
 
-    assert run.training(settings(train, train, max_tokens=30), encoder).examples.lengths.max() == 30
+    assert run.read_training(settings(train, train, max_tokens=30), encoder).examples.lengths.max() == 30
 
 
 def test_there_is_no_transfer_gap_without_a_second_language_or_the_one_of_training(encoder, liking, tmp_path):
@@ -331,7 +331,7 @@ def test_development_sets_are_judged_by_f1_in_each_language(encoder, tmp_path):
     reader = Liking(tokenizers.load(encoder), {"Berlin": 2.0, "Spree": 1.0})
     train = write_squad(tmp_path / "train.en.json", [("1", BERLIN, "Wo", "Spree")])
 
-    parts = run.training(settings(train, dev, dev=[str(dev)]), encoder)
+    parts = run.read_training(settings(train, dev, dev=[str(dev)]), encoder)
 
     assert parts.score_dev(reader) == pytest.approx({"de": 1.0, "en": 5 / 6})
     assert parts.score_dev(Liking(tokenizers.load(encoder), {"a": 1.0})) == pytest.approx({"de": 0.0, "en": 0.0})
@@ -341,7 +341,7 @@ def test_an_encoder_too_short_for_the_windows_is_refused(encoder, tmp_path):
     train = write_squad(tmp_path / "train.en.json", [("1", BERLIN, "Wo", "Spree")])
 
     with pytest.raises(InputError, match=r"max_tokens \(40, or what the encoder reads\) must exceed"):
-        run.training(settings(train, train, question_tokens=30, stride=10), encoder)
+        run.read_training(settings(train, train, question_tokens=30, stride=10), encoder)
 
 
 def test_a_reader_of_berts_kind_gets_its_segments(tmp_path):
@@ -351,7 +351,7 @@ def test_a_reader_of_berts_kind_gets_its_segments(tmp_path):
     BertModel(config, add_pooling_layer=False).save_pretrained(folder)
     train = write_squad(tmp_path / "train.en.json", [("1", "c d e f", "a b", "d e")])
 
-    parts = run.training(settings(train, train, dev=[str(train)]), folder)
+    parts = run.read_training(settings(train, train, dev=[str(train)]), folder)
 
     assert parts.examples.types.tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 1] and parts.targets.tolist() == [[5, 6]]
     reader = task_models.create(folder, TASKS["question_answering"].head)

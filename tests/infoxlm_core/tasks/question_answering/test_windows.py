@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from infoxlm_core.errors import InputError
 from infoxlm_core.model.huggingface import tokenizers
 from infoxlm_core.tasks.question_answering.answers import normalise_squad
-from infoxlm_core.tasks.question_answering.windows import Windows, lay_out, targets, tokenise
+from infoxlm_core.tasks.question_answering.windows import Windows, find_targets, make_windows, tokenise
 from tests.toys.questions import SCRIPTS, write_bert_tokenizer, write_xlmr_tokenizer
 
 pytestmark = pytest.mark.item("A21")
@@ -30,7 +30,7 @@ def made(tmp_path_factory) -> dict:
 
 
 def windows_of(tokenizer, question: str, paragraph: str, max_tokens=512, question_tokens=64, stride=8) -> Windows:
-    return lay_out(tokenizer, [question], [paragraph], [0], max_tokens, question_tokens, stride)
+    return make_windows(tokenizer, [question], [paragraph], [0], max_tokens, question_tokens, stride)
 
 
 def rows(windows: Windows) -> list[list[int]]:
@@ -40,8 +40,8 @@ def rows(windows: Windows) -> list[list[int]]:
 def answers_of(windows: Windows, paragraph: str, span: tuple[int, int]) -> list[str | None]:
     """Of each window the text of its targets, None if it has none."""
     found = []
-    for number, (first, last) in enumerate(targets(windows, [span])):
-        shift = windows.begins[number] - windows.firsts[number]
+    for number, (first, last) in enumerate(find_targets(windows, [span])):
+        shift = windows.first_tokens[number] - windows.offsets[number]
         start, end = windows.paragraphs.starts[first + shift], windows.paragraphs.ends[last + shift]
         found.append(None if (first, last) == (0, 0) else paragraph[start:end])
     return found
@@ -71,17 +71,17 @@ def test_windows_overlap_by_the_stride_and_end_with_the_paragraph(made):
     # 7 tokens; [CLS] and two [SEP] and a question of 2 tokens leave room for 4
     windows = windows_of(made["bert"], "is", "a b e d i f g", max_tokens=9, question_tokens=2, stride=2)
 
-    assert windows.begins.tolist() == [0, 2, 4] and windows.counts.tolist() == [4, 4, 3]
-    assert windows.firsts.tolist() == [4, 4, 4] and windows.examples.lengths.tolist() == [9, 9, 8]
+    assert windows.first_tokens.tolist() == [0, 2, 4] and windows.counts.tolist() == [4, 4, 3]
+    assert windows.offsets.tolist() == [4, 4, 4] and windows.examples.lengths.tolist() == [9, 9, 8]
     exact = windows_of(made["bert"], "is", "a b e d i f", max_tokens=9, question_tokens=2, stride=2)
-    assert exact.begins.tolist() == [0, 2] and exact.counts.tolist() == [4, 4]
+    assert exact.first_tokens.tolist() == [0, 2] and exact.counts.tolist() == [4, 4]
     assert windows_of(made["bert"], "is", "a b e d", 9, 2, 2).counts.tolist() == [4]
 
 
 def test_a_long_question_is_cut_and_a_short_one_leaves_its_room_to_the_paragraph(made):
-    found = lay_out(made["bert"], ["a b e d i f g", "a", ""], ["n o p r s t u v w"], [0, 0, 0], 12, 3, 1)
+    found = make_windows(made["bert"], ["a b e d i f g", "a", ""], ["n o p r s t u v w"], [0, 0, 0], 12, 3, 1)
 
-    assert found.firsts[np.searchsorted(found.questions, [0, 1, 2])].tolist() == [5, 3, 2]
+    assert found.offsets[np.searchsorted(found.questions, [0, 1, 2])].tolist() == [5, 3, 2]
     assert [found.counts[found.questions == number].tolist() for number in range(3)] == [[6, 4], [8, 2], [9]]
 
 
@@ -91,7 +91,7 @@ def test_windows_that_would_not_move_on_are_refused(made):
 
 
 def test_a_paragraph_of_nothing_that_a_tokenizer_knows_is_refused(made):
-    with pytest.raises(InputError, match="question 'is': its paragraph has not one token"):
+    with pytest.raises(InputError, match="question 'is': its paragraph has no token"):
         windows_of(made["bert"], "is", "\u200b")
 
 
@@ -166,15 +166,15 @@ def test_targets_are_the_fewest_tokens_that_hold_the_answer_in_each_window_that_
     windows = windows_of(made["xlmr"], "is", paragraph, max_tokens=40, question_tokens=6, stride=10)
     found = windows.paragraphs
 
-    given_targets = targets(windows, [(start, end)])
+    given_targets = find_targets(windows, [(start, end)])
 
     touching = [number for number, (s, e) in enumerate(zip(found.starts, found.ends, strict=True))
                 if s < end and e > start and e > s]  # fmt: skip
     for number, (first, last) in enumerate(given_targets):
-        begin = windows.begins[number]
+        begin = windows.first_tokens[number]
         window = range(begin, begin + windows.counts[number])
         if touching[0] in window and touching[-1] in window:
-            shift = begin - windows.firsts[number]
+            shift = begin - windows.offsets[number]
             assert (first + shift, last + shift) == (touching[0], touching[-1])
         else:
             assert (first, last) == (0, 0)
@@ -189,11 +189,11 @@ def test_an_answer_at_the_edge_is_in_the_windows_that_have_all_of_it(made):
     assert answers_of(windows, "a b e d i f g", (4, 7)) == ["e d", "e d", None]
     assert answers_of(windows, "a b e d i f g", (2, 5)) == ["b e", None, None]
     assert answers_of(windows, "a b e d i f g", (6, 13)) == [None, None, None]
-    assert targets(windows, [(8, 9)]).tolist() == [[0, 0], [6, 6], [4, 4]]
+    assert find_targets(windows, [(8, 9)]).tolist() == [[0, 0], [6, 6], [4, 4]]
 
 
 def test_paragraphs_are_tokenised_once_however_many_ask_about_them(made):
-    found = lay_out(made["bert"], ["is", "at", "is"], ["a b e", "d i", "need"], [1, 0, 1], 20, 4, 1)
+    found = make_windows(made["bert"], ["is", "at", "is"], ["a b e", "d i", "need"], [1, 0, 1], 20, 4, 1)
 
-    assert found.questions.tolist() == [0, 1, 2] and found.begins.tolist() == [3, 0, 3]
+    assert found.questions.tolist() == [0, 1, 2] and found.first_tokens.tolist() == [3, 0, 3]
     assert found.paragraphs.bounds.tolist() == [0, 3, 5, 9]
