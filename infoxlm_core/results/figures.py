@@ -149,9 +149,8 @@ def _draw_languages(name: str, task: TaskSummary, colours: Mapping[str, str]) ->
     if not statistics.is_share(f"{task.kind}/{task.main}"):
         return _draw_points(f"{name} (lower is better)", task, colours)
     panels = {}
-    for metric in (task.main, "no_overlap"):
+    for metric, title in ((task.main, f"{name}: {task_tables.title_of(task.main)}"), ("no_overlap", "no shared token")):
         if metric in first.mean:
-            title = f"{name}: {task_tables.title_of(metric)}"
             panels[title] = {
                 model: [row.mean[metric], *(row.languages.get(code, {}).get(metric) for code in task.languages)]
                 for model, row in task.models.items()

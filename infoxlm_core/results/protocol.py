@@ -55,8 +55,7 @@ def compare_protocol(measure: SuiteTaskConfig, counts: Mapping[str, int], finish
     """
     settings: Any = measure.settings  # the fields of a training are read only for trained tasks
     task = task_of(settings)
-    ours = {"test set": _describe_counts(counts, task.unit)}
-    ours |= {fact.what: fact.ours for fact in task.describe(settings, measure.table)}
+    ours = {"test set": _describe_counts(counts, task.unit), **task.describe(settings, measure.table)}
     if task.trained:
         rates = measure.grid.get("optimization.learning_rate", (settings.optimization.learning_rate,))
         has_grid = any(len(values) > 1 for values in measure.grid.values())

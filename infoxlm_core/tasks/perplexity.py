@@ -33,7 +33,7 @@ MASK_RATIO = 0.15
 
 
 class Perplexity(Task[EvaluationConfig]):
-    """Fill the gaps of held-out sentences of every language.
+    """Perplexity of filling gaps in held-out sentences; it compares only models that share a tokenizer.
 
     No suite has this task.
     """

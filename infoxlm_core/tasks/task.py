@@ -28,12 +28,11 @@ SPLITS = {"train": "train", "dev": "dev", "valid": "dev", "validation": "dev", "
 
 
 class Fact(NamedTuple):
-    """How something was done here and in the paper; `same` is None if the two cannot be compared."""
+    """How something was done here and in the paper."""
 
     what: str
     ours: str
     paper: str = ""
-    same: bool | None = None
 
 
 class Preset(NamedTuple):
@@ -154,9 +153,9 @@ class Task(Generic[Settings]):
         """
         raise NotImplementedError
 
-    def describe(self, settings: Settings, table: str) -> list[Fact]:  # noqa: ARG002
-        """Return what else, besides test set and training, decides whether scores compare with a published table."""
-        return []
+    def describe(self, settings: Settings, table: str) -> dict[str, str]:  # noqa: ARG002
+        """Describe what else, besides test set and training, decides whether scores compare with a published table."""
+        return {}
 
     def sort(self, codes: Iterable[str]) -> list[str]:
         """Sort languages as in the paper's table, followed by the others in alphabetical order."""

@@ -8,7 +8,7 @@ from infoxlm_core.errors import ConfigError
 from infoxlm_core.tasks.question_answering.head import HEAD
 from infoxlm_core.tasks.question_answering.settings import TRAINED, AnsweringConfig
 from infoxlm_core.tasks.scores import Scores
-from infoxlm_core.tasks.task import Fact, Fetch, Preset, Task
+from infoxlm_core.tasks.task import Fetch, Preset, Task
 
 if TYPE_CHECKING:
     from infoxlm_core.training.finetuning.task_learner import Training
@@ -67,6 +67,5 @@ class QuestionAnswering(Task[AnsweringConfig]):
 
         return run.measure(settings, model, output)
 
-    def describe(self, settings: AnsweringConfig, table: str) -> list[Fact]:
-        paper = "mlqa" if table == "mlqa" else ""
-        return [Fact("normaliser", settings.normaliser, paper, settings.normaliser == paper if paper else None)]
+    def describe(self, settings: AnsweringConfig, table: str) -> dict[str, str]:  # noqa: ARG002
+        return {"normaliser": settings.normaliser}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from infoxlm_core import languages
 from infoxlm_core.tasks.retrieval.settings import RetrievalConfig
 from infoxlm_core.tasks.scores import Scores, finite
-from infoxlm_core.tasks.task import Fact, Preset, Task
+from infoxlm_core.tasks.task import Preset, Task
 
 if TYPE_CHECKING:
     from infoxlm_core.config import EvaluationConfig
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Retrieval(Task[RetrievalConfig]):
-    """An encoder + aligned sentences -> how often the translation is the nearest, in both directions."""
+    """Find the translation of each sentence as its nearest neighbour in the other language, in both directions."""
 
     name: ClassVar[str] = "retrieval"
     settings = RetrievalConfig
@@ -45,11 +45,10 @@ class Retrieval(Task[RetrievalConfig]):
 
         return held_out.measure(questions, model, config)
 
-    def describe(self, settings: RetrievalConfig, table: str) -> list[Fact]:
+    def describe(self, settings: RetrievalConfig, table: str) -> dict[str, str]:
         if table != "tatoeba":
-            return []
-        ours = ", ".join(settings.vectors) + (f", prefix {settings.prefix!r}" if settings.prefix else "")
-        return [Fact("vectors", ours, "mean of all tokens at a layer that it does not name; [CLS] of the last layer")]
+            return {}
+        return {"vectors": ", ".join(settings.vectors) + (f", prefix {settings.prefix!r}" if settings.prefix else "")}
 
     def name_metrics(self, scores: Scores, settings: Any, prefix: str) -> dict[str, float]:
         """Return `PREFIX/xx_en`, `PREFIX/en_xx` and `PREFIX/de`, and the layer that was read.
