@@ -22,7 +22,7 @@ def evaluate(
     classifier_of_start: dsl.Input[dsl.Model] = None,
     trial: dict[str, Any] = {},  # noqa: B006
 ) -> None:
-    """Evaluate an encoder, against the same model before its first step if that is given.
+    """Evaluate an encoder beside the same model before its first step, if that is given.
 
     Args:
         config: an `EvaluationConfig` as a mapping.
@@ -30,13 +30,13 @@ def evaluate(
         corpus: output of prepare_corpus, with held-out text.
         encoder: the trained model.
         classifier: fine-tuned from `encoder`.
-        scores: where all scores, figures and the model card are.
+        scores: all scores, the report with its tables and figures, and the model card.
         report: the HTML report.
-        model_card: what the model is, for its users.
+        model_card: the model card.
         metrics: the main scores.
         start: the untrained model, a floor to compare with.
         classifier_of_start: fine-tuned from `start`; both or neither.
-        trial: of an ablation: its variant and seed, whose run ends here.
+        trial: of an ablation: its variant and seed; its run in the tracker ends here.
     """
     import re
     import shutil
@@ -53,38 +53,40 @@ def evaluate(
     with stage_run("evaluate", store, trial) as step:
         checked = EvaluationConfig.parse(step.read(config), "evaluation")
         model = Trial.parse(trial).name if trial else "InfoXLM"
-        text, digest = artifacts.read_pointer(corpus)
-        pairs = {model: (encoder, classifier)} | ({"untrained": (start, classifier_of_start)} if start else {})
-        found = {name: [artifacts.read_pointer(one) for one in pair] for name, pair in pairs.items()}
-        key = artifacts.key_of("scores", checked, digest, *found, *(d for pair in found.values() for _, d in pair))
+        text, text_digest = artifacts.read_pointer(corpus)
+        models = {model: (encoder, classifier)}
+        if start:
+            models["untrained"] = (start, classifier_of_start)
+        pointers = {name: [artifacts.read_pointer(artifact) for artifact in pair] for name, pair in models.items()}
+        digests = [digest for pair in pointers.values() for _, digest in pair]
+        key = artifacts.key_of("scores", checked, text_digest, *pointers, *digests)
 
         def build(output: Path) -> dict[str, float]:
             from infoxlm_core.model import devices
-            from infoxlm_core.stages import evaluation
+            from infoxlm_core.stages.evaluation import evaluate
 
-            encoders, classifiers = (
-                {name: artifacts.locate(pair[part][0]) for name, pair in found.items()} for part in (0, 1)
-            )
+            encoders = {name: artifacts.locate(location) for name, ((location, _), _) in pointers.items()}
+            classifiers = {name: artifacts.locate(location) for name, (_, (location, _)) in pointers.items()}
             with costs.measured(store, "scores", key, 1, costs.GPU if devices.count_gpus() else costs.CPU):
-                return evaluation.evaluate(checked, artifacts.locate(text), encoders, classifiers, output)
+                return evaluate(checked, artifacts.locate(text), encoders, classifiers, output)
 
-        made = artifacts.get_or_build(store, "scores", key, build)
-        step.report_cost(made)
-        spent = costs.of_run(store, trial)
-        step.report({f"cost/{device.lower()}_hours/all": hours for device, hours in cost.sum_up(spent).items()})
-        page = cost.add_to_page((made / "report.html").read_text(encoding="utf-8"), spent)
-        card = (made / "model_card.md").read_text(encoding="utf-8")
+        evaluation = artifacts.get_or_build(store, "scores", key, build)
+        step.report_cost(evaluation)
+        costs_of_run = costs.of_run(store, trial)
+        step.report({f"cost/{device.lower()}_hours/all": hours for device, hours in cost.sum_up(costs_of_run).items()})
+        page = cost.add_to_page((evaluation / "report.html").read_text(encoding="utf-8"), costs_of_run)
+        card = (evaluation / "model_card.md").read_text(encoding="utf-8")
         Path(report.path).write_text(page, encoding="utf-8")
         Path(model_card.path).write_text(re.sub(r"\A---\n.*?\n---\n", "", card, flags=re.DOTALL), encoding="utf-8")
-        figures = step.publish(scores, made, metrics)
+        figures = step.publish(scores, evaluation, metrics)
         step.report(figures, evaluation=checked)
         if not trial:  # the few main figures get a group of their own among all curves
             step.report({f"headline/{name.replace('/', '_')}": figures[name] for name in HEADLINES if name in figures})
         with tempfile.TemporaryDirectory() as folder:  # the artifact, with the costs of this run in its report
-            shown = shutil.copytree(made, Path(folder, "evaluation"))
+            shown = shutil.copytree(evaluation, Path(folder, "evaluation"))
             (shown / "report.html").write_text(page, encoding="utf-8")
             step.run.log_artifacts(shown, "evaluation")
         datasets = step.report_corpus(text)  # again: Kubeflow may have skipped the step that prepared it
-        step.run.annotate(describe_run(evidence.read_scores(made), figures, datasets, "evaluation"))
+        step.run.annotate(describe_run(evidence.read_scores(evaluation), figures, datasets, "evaluation"))
         if trial:
             step.run.end()

@@ -1,6 +1,6 @@
-"""What a run has cost, as a table in the copies of its report and model card that the run shows.
+"""The costs of a run, as a table in the copy of the report that the run shows.
 
-The page in the artifact has none: it is the same for every run that finds it, and its digest depends on no clock.
+The report in the artifact has no costs: it is the same for every run that uses it, and its digest depends on no clock.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from tabulate import tabulate
 
 NOTE = (
-    "Hours of GPUs, or of processes where no GPU computes: time measured where the work was done, times their number."
-    " All attempts of a step count, and what was found made before costs nothing again. Waiting for a pod or a GPU is"
-    " not in it, nor is a step that Kubeflow left out."
+    "Hours of GPUs, or of processes where no GPU computes. All attempts of a step count; an artifact that existed"
+    " already costs nothing. Not included are waiting for a pod or a GPU, and steps that Kubeflow skipped."
 )
 
 
@@ -44,22 +43,15 @@ def sum_up(steps: Iterable[StepCost]) -> dict[str, float]:
 
 
 def add_to_page(page: str, steps: Sequence[StepCost]) -> str:
-    """The page of a report with the table at its end."""
-    found = f'<h2>Cost</h2>\n<p>{NOTE}</p>\n<div class="scroll">{_table(steps, "html")}</div>\n'
-    before, end, after = page.rpartition("</main>")
-    return before + found + end + after if steps and end else page
-
-
-def add_to_card(card: str, steps: Sequence[StepCost]) -> str:
-    """A model card with the table at its end."""
-    return f"{card.rstrip()}\n\n## Cost\n\n{NOTE}\n\n{_table(steps, 'github')}\n" if steps else card
-
-
-def _table(steps: Sequence[StepCost], form: str) -> str:
+    """Return a report with a table of costs at its end."""
     rows = [
-        [one.step.replace("_", " "), f"{one.hours:.3g}" if one.attempts else "0", one.device, one.attempts or "found",
-         f"{one.others:.3g}" if one.others else ""]
-        for one in steps
+        [step.step.replace("_", " "), f"{step.hours:.3g}", step.device, step.attempts or "found",
+         f"{step.others:.3g}" if step.others else ""]
+        for step in steps
     ]  # fmt: skip
     rows += [["all", f"{hours:.3g}", device, "", ""] for device, hours in sum_up(steps).items()]
-    return tabulate(rows, ["step", "hours", "of", "attempts", "hours by other runs"], tablefmt=form)
+    table = tabulate(rows, ["step", "hours", "of", "attempts", "hours by other runs"], tablefmt="html")
+    before, end, after = page.rpartition("</main>")
+    if not steps or not end:
+        return page
+    return f'{before}<h2>Cost</h2>\n<p>{NOTE}</p>\n<div class="scroll">{table}</div>\n{end}{after}'

@@ -10,7 +10,7 @@ from transformers import XLMRobertaForQuestionAnswering as Reader
 from transformers import XLMRobertaForSequenceClassification as Classifier
 from typer.testing import CliRunner
 
-from components.platform import artifact_transfer
+from components.platform import sources
 from infoxlm_core.errors import InputError
 from pipelines.cli import app
 from pipelines.cli.evaluate import name_models, name_of
@@ -46,7 +46,7 @@ def test_an_encoder_stands_beside_the_published_numbers(encoder, tatoeba, tmp_pa
 
     assert result.exit_code == 0, result.output
     scores = json.loads((out / "my-encoder/scores.json").read_text())
-    ours = next(line for line in result.stdout.splitlines() if "my-encoder" in line and "|" in line)
+    ours = next(line for line in result.stdout.splitlines() if "my-encoder" in line and "layer 1" in line)
     shown = [cell.strip() for cell in ours.split("|")]
     assert shown[3] == f"{100 * scores['mean']['to_pivot']:.1f}"
     assert shown[4] == f"{100 * scores['languages']['deu']['to_pivot']:.1f}"
@@ -148,10 +148,10 @@ def test_a_reader_that_was_fine_tuned_elsewhere_is_scored(tmp_path):
     ],
 )
 def test_what_cannot_be_measured_is_one_line(encoder, tatoeba, tmp_path, changes, said, monkeypatch):
-    def refuse(source: str, *more, **options):
+    def refuse(source: str, **options):
         raise InputError(f"{source}: not asked here")
 
-    monkeypatch.setattr(artifact_transfer, "mirror", refuse)
+    monkeypatch.setattr(sources, "_list", refuse)
     arguments = {"--model": encoder, "--task": "tatoeba", "--data": tatoeba, "--output": tmp_path / "out"} | changes
 
     result = run(*(part for pair in arguments.items() for part in pair))
@@ -170,7 +170,7 @@ def test_help_teaches_by_an_example():
 
 def test_data_are_named_by_a_uri_with_both_its_slashes(encoder, tatoeba, tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(artifact_transfer, "mirror", lambda source, *more, **options: asked.append(source) or tatoeba)
+    monkeypatch.setattr(sources, "fetch_data", lambda source, store: asked.append(source) or tatoeba)
 
     result = run("--model", encoder, "--task", "tatoeba", "--data", "s3://bucket/v1", "--output", tmp_path / "out")
 
