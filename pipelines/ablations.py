@@ -51,7 +51,9 @@ def ablations(
         cluster: a `ClusterConfig`: train in RayJobs of KubeRay, with its pool of GPUs; empty: in the steps themselves.
         image: of all steps; on a cluster by digest.
     """
-    compared = compare(trials=trials, store=store).set_caching_options(False)
+    text = {"store": store, "num_workers": data_workers, "cluster": cluster}
+    training = {"store": store, "num_workers": num_workers, "cluster": cluster}
+    compared = compare(trials=trials, store=store)
     with dsl.ExitHandler(compared):
         settings = check_settings(
             store=store,
@@ -62,58 +64,30 @@ def ablations(
             trials=trials,
             overrides=overrides,
             num_workers=num_workers,
-        ).set_display_name("check the settings")
-        corpus = prepare_corpus(
-            config=settings.outputs["preparation"],
-            store=store,
-            num_workers=data_workers,
-            cluster=cluster,
         )
-        shards = tokenize_corpus(
-            config=settings.outputs["tokenization"],
-            store=store,
-            num_workers=data_workers,
-            corpus=corpus.outputs["corpus"],
-            cluster=cluster,
-        )
-        # KFP's local runner takes every output of a step that is used in a loop for the item: so that has it all
+        prepared = prepare_corpus(config=settings.outputs["preparation"], **text)
+        corpus = prepared.outputs["corpus"]
+        shards = tokenize_corpus(config=settings.outputs["tokenization"], corpus=corpus, **text)
+        # KFP's local runner takes each output of a step outside for the items of the loop: so an item has all settings
         with dsl.ParallelFor(items=settings.outputs["Output"], parallelism=AT_A_TIME) as item:
-            pretrained = pretrain(
-                config=item.pretraining,
-                num_workers=num_workers,
-                store=store,
-                shards=shards.outputs["shards"],
-                cluster=cluster,
-                trial=item.trial,
-            )
-            tuned = finetune(
-                config=item.finetuning,
-                num_workers=num_workers,
-                store=store,
-                encoder=pretrained.outputs["encoder"],
-                corpus=corpus.outputs["corpus"],
-                cluster=cluster,
-                trial=item.trial,
-            )
+            trial = {"trial": item.trial}
+            pretrained = pretrain(config=item.pretraining, shards=shards.outputs["shards"], **training, **trial)
+            encoder = pretrained.outputs["encoder"]
+            tuned = finetune(config=item.finetuning, encoder=encoder, corpus=corpus, **training, **trial)
+            classifier = tuned.outputs["classifier"]
             scores = evaluate(
-                config=item.evaluation,
-                store=store,
-                corpus=corpus.outputs["corpus"],
-                encoder=pretrained.outputs["encoder"],
-                classifier=tuned.outputs["classifier"],
-                trial=item.trial,
+                config=item.evaluation, store=store, corpus=corpus, encoder=encoder, classifier=classifier, **trial
             )
-        for task in (pretrained, tuned, scores):  # each finds its artifact in the store, and tells the new MLflow run
-            task.set_caching_options(False)
-    stories = {
-        compared: "compare the variants",
-        corpus: "prepare the text",
-        shards: "tokenize it",
-        pretrained: "pre-train a variant",
-        tuned: "fine-tune it",
-        scores: "evaluate it",
+    for task in (compared, pretrained, tuned, scores):  # each logs to the new MLflow run, and finds its artifact
+        task.set_caching_options(False)
+    steps = {
+        "compare the variants": compared,
+        "check the settings": settings,
+        "prepare the text": prepared,
+        "tokenize it": shards,
+        "pre-train a variant": pretrained,
+        "fine-tune it": tuned,
+        "evaluate it": scores,
     }
-    for task, story in stories.items():
-        task.set_display_name(story)
-    place(image, compared, settings, corpus, shards, pretrained, tuned, scores)
-    size(corpus, shards, scores)
+    place(image, steps)
+    size(prepared, shards, scores)

@@ -1,6 +1,6 @@
-"""The DAG: text in many languages -> an evaluated, registered InfoXLM. Reads as a list of sentences.
+"""The DAG: text in many languages -> an evaluated, registered InfoXLM.
 
-Each stage's config is one parameter, so that a change to one stage leaves the cached results before it valid.
+Each stage's config is a parameter of its own, so that a change of one stage leaves the cached results before it valid.
 """
 
 from typing import Any
@@ -39,19 +39,21 @@ def infoxlm(
     """Check the settings; prepare, tokenize, pre-train, fine-tune, evaluate, register.
 
     Args:
-        preparation: a `PreparationConfig`: corpora, cleaning, what is held out.
+        preparation: a `PreparationConfig`: corpora, cleaning, held-out text.
         tokenization: a `TokenizationConfig`: vocabulary.
         pretraining: a `PretrainingConfig`: model, objectives, contrast, batches, optimization.
         finetuning: a `ClassificationConfig`: labelled text, recipe.
         evaluation: an `EvaluationConfig`: sizes of the test sets.
-        registration: a `RegistrationConfig`: name in the registry, metric of the gate.
+        registration: a `RegistrationConfig`: name in the registry, metrics of the gate.
         store: directory, or s3://bucket/prefix, where artifacts are found by content and checkpoints are kept.
-        overrides: single fields of these sections, such as {"pretraining.optimization.steps": 2000}.
-        num_workers: Ray workers of the training stages, one per GPU; 0 trains inside the step.
-        data_workers: Ray Data workers of preparation and tokenization; 0 does both inside the steps.
-        cluster: a `ClusterConfig`: train in RayJobs of KubeRay, with its pool of GPUs; empty: in the steps themselves.
         image: of all steps; on a cluster by digest.
+        overrides: single fields of these sections, such as {"pretraining.optimization.steps": 2000}.
+        num_workers: workers of the trainings, one per GPU; 0 trains in the step itself, on its CPU.
+        data_workers: workers of preparation and tokenization; 0 does both in the steps themselves.
+        cluster: a `ClusterConfig`: RayJobs of KubeRay train, on its pool of GPUs; empty: the steps themselves train.
     """
+    text = {"store": store, "num_workers": data_workers, "cluster": cluster}
+    training = {"store": store, "num_workers": num_workers, "cluster": cluster}
     settings = check_settings(
         store=store,
         preparation=preparation,
@@ -62,45 +64,16 @@ def infoxlm(
         registration=registration,
         overrides=overrides,
         num_workers=num_workers,
-    ).set_display_name("check the settings")
-    corpus = prepare_corpus(
-        config=settings.outputs["preparation"],
-        store=store,
-        num_workers=data_workers,
-        cluster=cluster,
     )
-    shards = tokenize_corpus(
-        config=settings.outputs["tokenization"],
-        store=store,
-        num_workers=data_workers,
-        corpus=corpus.outputs["corpus"],
-        cluster=cluster,
-    )
-    pretrained = pretrain(
-        config=settings.outputs["pretraining"],
-        num_workers=num_workers,
-        store=store,
-        shards=shards.outputs["shards"],
-        cluster=cluster,
-    )
-    tuned = finetune(
-        config=settings.outputs["finetuning"],
-        num_workers=num_workers,
-        store=store,
-        encoder=pretrained.outputs["encoder"],
-        corpus=corpus.outputs["corpus"],
-        cluster=cluster,
-    )
-    tuned_start = finetune(
-        config=settings.outputs["finetuning"],
-        num_workers=num_workers,
-        store=store,
-        encoder=pretrained.outputs["start"],
-        corpus=corpus.outputs["corpus"],
-        cluster=cluster,
-    )
+    section = settings.outputs
+    corpus = prepare_corpus(config=section["preparation"], **text)
+    shards = tokenize_corpus(config=section["tokenization"], corpus=corpus.outputs["corpus"], **text)
+    pretrained = pretrain(config=section["pretraining"], shards=shards.outputs["shards"], **training)
+    tuning = {"config": section["finetuning"], "corpus": corpus.outputs["corpus"], **training}
+    tuned = finetune(encoder=pretrained.outputs["encoder"], **tuning)
+    tuned_start = finetune(encoder=pretrained.outputs["start"], **tuning)
     scores = evaluate(
-        config=settings.outputs["evaluation"],
+        config=section["evaluation"],
         store=store,
         corpus=corpus.outputs["corpus"],
         encoder=pretrained.outputs["encoder"],
@@ -109,23 +82,22 @@ def infoxlm(
         classifier_of_start=tuned_start.outputs["classifier"],
     )
     registered = register(
-        config=settings.outputs["registration"],
+        config=section["registration"],
         store=store,
         encoder=pretrained.outputs["encoder"],
         scores=scores.outputs["scores"],
         image=image,
     )
-    stories = {
-        corpus: "prepare the text",
-        shards: "tokenize it",
-        pretrained: "pre-train the encoder",
-        tuned: "fine-tune it",
-        tuned_start: "fine-tune the untrained encoder",
-        scores: "evaluate both",
-        registered: "register and promote",
+    steps = {
+        "check the settings": settings,
+        "prepare the text": corpus,
+        "tokenize it": shards,
+        "pre-train the encoder": pretrained,
+        "fine-tune it": tuned,
+        "fine-tune the untrained encoder": tuned_start,
+        "evaluate both": scores,
+        "register and promote": registered,
     }
-    for task, story in stories.items():
-        task.set_display_name(story)
-    place(image, settings, corpus, shards, pretrained, tuned, tuned_start, scores, registered)
+    place(image, steps)
     size(corpus, shards, scores, registered)
     trust(registered)

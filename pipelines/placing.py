@@ -6,6 +6,7 @@ parameters, since Kubeflow 2.17 takes no numeric parameter in the resources of a
 
 import functools
 import inspect
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,14 +16,14 @@ from kfp.dsl import pipeline_task
 from components.settings.cluster import Pool, Steps
 from components.settings.environment import OF_REGISTRY, own_name
 
-# At each setting KFP reads the source of all that calls it, to name one of them in an error. Names need no source:
-# a pipeline is built in half the time, in a tenth of it where torch is imported.
+# KFP reads the source files of all callers whenever a task is configured, to name one in an error. Without that a
+# pipeline is built in half the time, and in a tenth of the time where torch is imported.
 pipeline_task.inspect = SimpleNamespace(stack=functools.partial(inspect.stack, context=0))
 
 ENVIRONMENT = "infoxlm-environment"
-"""ConfigMap of the namespace: where S3 and MLflow are."""
+"""ConfigMap of the namespace with the addresses of S3 and MLflow."""
 STORE_KEYS, MLFLOW_LOGIN, REGISTRY_LOGIN = "infoxlm-store", "infoxlm-mlflow", "infoxlm-registry"
-"""Secrets of the namespace; none need exist where pods have identities of their own."""
+"""Secrets of the namespace. They are optional: pods may have identities of their own."""
 
 _SETTINGS = (
     *("AWS_ENDPOINT_URL", "AWS_DEFAULT_REGION", "AWS_CA_BUNDLE", "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"),
@@ -41,28 +42,28 @@ LIMITS = dsl.PipelineConfig(
     ttl_seconds_after_success=_WEEK,
     ttl_seconds_after_failure=_WEEK,
 )
-"""Nothing runs for ever, and what has ended is cleared away; results are in the store and in MLflow."""
+"""When Kubeflow ends a run, and when it deletes the pods of a run that has ended. Results outlive both."""
 
 
-def place(image: Any, *tasks: dsl.PipelineTask) -> None:
-    """Let steps run in our image, know their pipeline run, and find S3 and MLflow.
+def place(image: Any, steps: Mapping[str, dsl.PipelineTask]) -> None:
+    """Name steps for Kubeflow's page; run them in our image, with the id of their pipeline run and our services.
 
-    Nothing of this changes a result: environment is no part of KFP's cache key.
+    Nothing of this changes a result: the environment is no part of KFP's cache key.
     """
-    for task in tasks:
-        task.set_container_image(image)
+    for name, task in steps.items():
+        task.set_display_name(name).set_container_image(image)
         kubernetes.use_field_path_as_env(task, "RUN_ID", "metadata.labels['pipeline/runid']")
         kubernetes.use_field_path_as_env(task, "SERVICE_ACCOUNT", "spec.serviceAccountName")
         kubernetes.use_config_map_as_env(task, ENVIRONMENT, {name: own_name(name) for name in _SETTINGS}, optional=True)
         _use(task, STORE_KEYS, "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
         _use(task, MLFLOW_LOGIN, "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
         kubernetes.set_security_context(task, run_as_user=10001, run_as_group=10001, run_as_non_root=True)
-        # Argo counts the longest duration from the first attempt's start, its running time included: an hour by default
+        # Argo counts this maximum, by default an hour, from the start of the first attempt, running time included
         task.set_retry(2, backoff_duration="60s", backoff_factor=2.0, backoff_max_duration=f"{LONGEST}s")
 
 
 def trust(*tasks: dsl.PipelineTask) -> None:
-    """Give steps that register or promote the account that may, and the keys of signatures, if there are any."""
+    """Give steps the account that may register and promote, and the keys of signatures, if there are any."""
     for task in tasks:
         kubernetes.use_secret_as_env(task, REGISTRY_LOGIN, OF_REGISTRY, optional=True)
         for name in ("signing", "verifying"):

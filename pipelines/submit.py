@@ -1,8 +1,6 @@
-"""Start a compiled pipeline on a cluster with Kubeflow Pipelines, follow it, and say how it ended.
+"""Start a compiled pipeline on Kubeflow Pipelines, follow the run to its end, and report how it ended.
 
-Everything is checked before anything is sent: the server takes any parameters, and a misspelt one would be found out
-by the first step that misses it. The client of Kubeflow knows how to log in; its way to start a run knows neither the
-platform's part of a compiled pipeline nor plugins, so that the request is made here.
+The request is made here, not by `kfp.Client.run_pipeline`, which has no argument for the plugins of a run.
 """
 
 import contextlib
@@ -26,21 +24,12 @@ from infoxlm_core.errors import ConfigError, InfoXLMError, InputError, Preempted
 COMPILED = Path(__file__).parent / "compiled"
 PIPELINES = ("infoxlm", "ablations", "suite", "promotion")
 OLDEST = (2, 17)
-"""Kubeflow Pipelines; an older one drops what it does not know of a pipeline's part for Kubernetes, all of it."""
+"""Version of Kubeflow Pipelines; an older one silently drops the whole Kubernetes part of a pipeline."""
 
-_TYPES: dict[str, tuple[type, ...]] = {
-    "STRING": (str,),
-    "NUMBER_INTEGER": (int,),
-    "NUMBER_DOUBLE": (int, float),
-    "BOOLEAN": (bool,),
-    "STRUCT": (dict,),
-    "LIST": (list,),
-}
-_BETWEEN = 60.0
-"""Seconds before a run is submitted again."""
-_STILL = 5
-"""Minutes after which a state that does not change is said again."""
-_PODS = "image, quota or Pod Security? kubectl get events --field-selector type=Warning"
+_SECONDS_BETWEEN_RUNS = 60.0
+_SECONDS_WITHOUT_SERVER = 3600
+_MINUTES_BETWEEN_REMINDERS = 5
+_PENDING = "image, quota or Pod Security? kubectl get events --field-selector type=Warning"
 _HOST = re.compile(r"(https?://)?(\[[0-9A-Fa-f:]+\]|[\w.-]+)(:[0-9]+)?(/\S*)?")
 _ENDED = ("SUCCEEDED", "SKIPPED", "FAILED", "CANCELED")
 
@@ -58,14 +47,14 @@ class Submission:
 
 
 def read_compiled(pipeline: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A compiled pipeline: what runs, and, beside it, what only Kubernetes understands.
+    """Return a compiled pipeline: its specification, and the part of it for Kubernetes.
 
     Raises:
-        ConfigError: there is none of this name.
+        ConfigError: there is no compiled pipeline of this name.
     """
     path = COMPILED / f"{pipeline}.yaml"
     if not path.is_file():
-        raise ConfigError(f"{path}: no compiled pipeline: run `infoxlm compile`")
+        raise ConfigError(f"{path}: no such compiled pipeline: run `infoxlm compile`")
     spec, platform = yaml.safe_load_all(path.read_text(encoding="utf-8"))
     return spec, platform
 
@@ -94,27 +83,8 @@ def _resources(amounts: Pool | Steps) -> dict[str, Any]:
 
 
 def declared(spec: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The parameters of a pipeline: type, default, whether it may be left out."""
+    """Return the parameters of a pipeline by name: type, default, whether it is optional."""
     return spec["root"].get("inputDefinitions", {}).get("parameters", {})
-
-
-def check(pipeline: str, spec: Mapping[str, Any], parameters: Mapping[str, Any]) -> None:
-    """Compare parameters with what a pipeline declares.
-
-    Raises:
-        ConfigError: one is unknown, missing or of another type.
-    """
-    known = declared(spec)
-    if unknown := sorted(set(parameters) - set(known)):
-        raise ConfigError(f"{pipeline} has no parameter {unknown[0]}; known are {', '.join(sorted(known))}")
-    for name, said in known.items():
-        if name not in parameters:
-            if not said.get("isOptional") and "defaultValue" not in said:
-                raise ConfigError(f"{pipeline} needs parameter {name}: give it")
-            continue
-        value, kinds = parameters[name], _TYPES[said["parameterType"]]
-        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            raise ConfigError(f"{pipeline}: parameter {name} is {value!r:.60}, not of type {said['parameterType']}")
 
 
 def with_defaults(cluster: ClusterFile, pipeline: str, parameters: Mapping[str, Any]) -> str:
@@ -127,7 +97,7 @@ def with_defaults(cluster: ClusterFile, pipeline: str, parameters: Mapping[str, 
 
 
 def without_cache(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The pipeline with every task always run, those inside loops too."""
+    """Return the pipeline with Kubeflow's cache switched off for all tasks, those in loops included."""
     changed = copy.deepcopy(dict(spec))
     for part in (changed["root"], *changed["components"].values()):
         for task in part.get("dag", {}).get("tasks", {}).values():
@@ -136,28 +106,28 @@ def without_cache(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def connect(host: str, namespace: str = "") -> Any:
-    """A client of Kubeflow Pipelines that has reached its server.
+    """Return a client of Kubeflow Pipelines that has reached its server.
 
-    It logs in by the variables that its makers define (KF_PIPELINES_…); a bearer token may be in KF_PIPELINES_TOKEN.
+    It logs in by the variables of KFP's client (KF_PIPELINES_…); KF_PIPELINES_TOKEN may have a bearer token.
 
     Raises:
-        StorageUnavailable: nobody answers there.
-        InputError: the host is no address, or the server refuses, wants a login, or is too old.
+        StorageUnavailable: the server does not answer.
+        InputError: the host is no address, or the server refuses, needs a login, or is too old.
     """
-    if not _HOST.fullmatch(host):  # of an empty one the client looks for a server of its own
+    if not _HOST.fullmatch(host):  # the client looks for a server by itself if the host is empty
         raise InputError(f"--host {host!r:.200}: give the address of Kubeflow Pipelines, https://…")
     from kfp import client as kfp
 
     class Client(kfp.Client):
-        # theirs tries for half a minute, with tracebacks, takes a page for an answer, and drops the version
+        # KFP's own method retries for half a minute with tracebacks, accepts a login page, and drops the version
         def get_kfp_healthz(self, sleep_duration: int = 5) -> Any:  # noqa: ARG002 - KFP passes it
             answer = self._healthz_api.healthz_service_get_healthz(_preload_content=False)
-            return _healthy(host, answer.data)
+            return _check_health(host, answer.data)
 
-    file = os.environ.get("KF_PIPELINES_SA_TOKEN_PATH")
+    token_file = os.environ.get("KF_PIPELINES_SA_TOKEN_PATH")
     options: dict[str, Any] = {
         "existing_token": os.environ.get("KF_PIPELINES_TOKEN"),
-        "credentials": kfp.ServiceAccountTokenVolumeCredentials(file) if file else None,
+        "credentials": kfp.ServiceAccountTokenVolumeCredentials(token_file) if token_file else None,
         "ssl_ca_cert": os.environ.get("SSL_CERT_FILE"),
     }
     with translate_errors(host), warnings.catch_warnings():
@@ -167,32 +137,32 @@ def connect(host: str, namespace: str = "") -> Any:
     return client
 
 
-def _healthy(host: str, answer: bytes) -> Any:
-    """What a server says of itself, if it is one of Kubeflow Pipelines, and new enough."""
+def _check_health(host: str, answer: bytes) -> Any:
+    """Return the health that a server reports if it is a Kubeflow Pipelines that is new enough."""
     import kfp_server_api as api
 
     try:
-        said = json.loads(answer)
-        multi_user = said["multi_user"]
+        health = json.loads(answer)
+        multi_user = health["multi_user"]
     except (ValueError, TypeError, KeyError):
         raise InputError(
-            f"{host} does not answer as Kubeflow Pipelines does: if it is a page to log in, put a token into "
+            f"{host} does not answer as Kubeflow Pipelines does: if it shows a login page, put a token into "
             "KF_PIPELINES_TOKEN, else check --host"
         ) from None
-    version = re.match(r"v?(\d+)\.(\d+)", str(said.get("tag_name", "")))
+    version = re.match(r"v?(\d+)\.(\d+)", str(health.get("tag_name", "")))
     if version and tuple(map(int, version.groups())) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
-        raise InputError(f"{host} is Kubeflow Pipelines {said['tag_name']}, too old: update it to {oldest} or newer")
+        raise InputError(f"{host} is Kubeflow Pipelines {health['tag_name']}, too old: update it to {oldest} or newer")
     return api.V2beta1GetHealthzResponse(multi_user=multi_user)
 
 
 @contextlib.contextmanager
 def translate_errors(host: str) -> Iterator[None]:
-    """Turn the errors of the client into ours, one line each; what it prints is left out.
+    """Turn errors of the client into one-line errors of ours; suppress what the client prints.
 
     Raises:
-        StorageUnavailable: the server does not answer, or with a 5xx.
-        InputError: it answers, and refuses.
+        StorageUnavailable: the server does not answer, or answers with a 5xx.
+        InputError: the server refuses.
     """
     import kfp_server_api
     import urllib3
@@ -201,10 +171,10 @@ def translate_errors(host: str) -> Iterator[None]:
         with contextlib.redirect_stdout(io.StringIO()):
             yield
     except kfp_server_api.ApiException as error:
-        said = _one_line(error.body or error.reason)
+        answer = f"{error.status}: {_one_line(error.body or error.reason)}"
         if error.status and error.status < 500:
-            raise InputError(f"{host} refuses ({error.status}: {said})" + _about_accounts(error)) from None
-        raise StorageUnavailable(f"{host} does not answer ({error.status}: {said}): try again") from None
+            raise InputError(f"{host} refuses ({answer}){_account_advice(error)}") from None
+        raise StorageUnavailable(f"{host} does not answer ({answer}): try again") from None
     except (urllib3.exceptions.HTTPError, OSError) as error:
         raise StorageUnavailable(f"{host} does not answer ({_one_line(error)}): check --host, or try again") from None
 
@@ -213,14 +183,12 @@ def create(client: Any, host: str, submission: Submission) -> str:
     """Start a run; return its id.
 
     Raises:
-        ConfigError: a parameter is wrong; nothing has been sent.
         InputError, StorageUnavailable: the server refuses, or does not answer.
     """
     import kfp_server_api as api
 
     cluster = submission.cluster
     spec, platform = read_for(cluster, submission.pipeline)
-    check(submission.pipeline, spec, submission.parameters)
     spec = spec if submission.caching else without_cache(spec)
     with translate_errors(host):
         experiment = client.create_experiment(submission.experiment)
@@ -238,58 +206,63 @@ def create(client: Any, host: str, submission: Submission) -> str:
 
 
 def follow(client: Any, host: str, run: str, say: Callable[[str], None], every: float = 10) -> str:
-    """Wait until a run has ended; return its state. Every change is said once, with the time since the begin.
+    """Wait until a run has ended; return its state. Each change of state is one line, with the time since the start.
 
-    The server may be gone for a while: a run goes on without it.
+    The run continues while the server does not answer.
 
     Raises:
         StorageUnavailable: the server has not answered for an hour.
-        InputError: it refuses, perhaps because the login has expired.
+        InputError: the server refuses, perhaps because the login has expired.
     """
-    began = answered = time.monotonic()
-    told: dict[str, str] = {}
+    started = answered = time.monotonic()
+    states: dict[str, str] = {}
     since: dict[str, float] = {}
-    warned: dict[str, int] = {}
+    reminders: dict[str, int] = {}
+
+    def report(name: str, message: str) -> None:
+        say(f"{_clock(time.monotonic() - started)}  {name}: {message}")
+
     while True:
         try:
             with translate_errors(host):
                 found = client.get_run(run)
             answered = time.monotonic()
         except StorageUnavailable as error:
-            if time.monotonic() - answered > 3600:
+            if time.monotonic() - answered > _SECONDS_WITHOUT_SERVER:
                 raise
             say(f"{error}; the run goes on")
             time.sleep(every)
             continue
-        except InputError as error:  # a login that is over
+        except InputError as error:
             raise InputError(f"{error}; the run goes on: log in again and look at {page(host, run)}") from None
-        states = {task.display_name: task.state for task in getattr(found.run_details, "task_details", None) or ()}
-        states = {name: state for name, state in states.items() if name and state} | {"run": found.state or "PENDING"}
-        for name, state in states.items():
-            if told.get(name) != state:
-                say(f"{_clock(time.monotonic() - began)}  {name}: {state.lower()}")
-                since[name], warned[name] = time.monotonic(), 0
+        tasks = getattr(found.run_details, "task_details", None) or ()
+        current = {task.display_name: task.state for task in tasks if task.display_name and task.state}
+        current["run"] = found.state or "PENDING"
+        for name, state in current.items():
+            if states.get(name) != state:
+                report(name, state.lower())
+                since[name], reminders[name] = time.monotonic(), 0
             minutes = int(time.monotonic() - since[name]) // 60
-            if state == "PENDING" and minutes >= _STILL * (warned[name] + 1):
-                warned[name] = minutes // _STILL
-                say(f"{_clock(time.monotonic() - began)}  {name}: still pending after {minutes} min: {_PODS}")
-        told |= states
+            if state == "PENDING" and minutes // _MINUTES_BETWEEN_REMINDERS > reminders[name]:
+                reminders[name] = minutes // _MINUTES_BETWEEN_REMINDERS
+                report(name, f"still pending after {minutes} min: {_PENDING}")
+        states |= current
         if found.state in _ENDED:
             return found.state
         time.sleep(every)
 
 
-def see_through(client: Any, host: str, submission: Submission, say: Callable[[str], None]) -> None:
-    """Start a run and follow it to its end; start it anew, `submit_again` times at most, if it ends with "try again".
+def run_to_end(client: Any, host: str, submission: Submission, say: Callable[[str], None]) -> None:
+    """Start a run and follow it to its end; start it again, `submit_again` times at most, if it ends with "try again".
 
-    Kubeflow loses exit codes, and which deaths of a pod it retries is a setting of the cluster. What is finished is
-    found by content, so that a run that is started anew goes on where the last one was.
+    Kubeflow loses exit codes, and which lost pods it retries is a setting of the cluster. Finished work is found by
+    content, so a run that is started again continues where the last one ended.
 
     Raises:
         as `create`, `follow` and `failure` do.
     """
-    again = submission.cluster.submit_again
-    for attempt in range(again + 1):
+    attempts = submission.cluster.submit_again
+    for attempt in range(attempts + 1):
         run = create(client, host, submission)
         say(f"run         {run}\npage        {page(host, run)}")
         try:
@@ -300,14 +273,14 @@ def see_through(client: Any, host: str, submission: Submission, say: Callable[[s
         if state == "SUCCEEDED":
             return
         error = failure(state, run, submission.cluster.store)
-        if attempt == again or state == "CANCELED" or not isinstance(error, TryAgain):
+        if attempt == attempts or state == "CANCELED" or not isinstance(error, TryAgain):
             raise error
-        say(f"{error}; submitting it again in {_BETWEEN:.0f} s ({attempt + 1} of {again})")
-        time.sleep(_BETWEEN)
+        say(f"{error}; submitting it again in {_SECONDS_BETWEEN_RUNS:.0f} s ({attempt + 1} of {attempts})")
+        time.sleep(_SECONDS_BETWEEN_RUNS)
 
 
 def failure(state: str, run: str, store: str) -> InfoXLMError:
-    """What went wrong, as the stage that failed last has written it down."""
+    """Return the error of a run that did not succeed, as the stage that failed last wrote it into the store."""
     from components.platform import runtime
 
     if state == "CANCELED":
@@ -319,12 +292,12 @@ def failure(state: str, run: str, store: str) -> InfoXLMError:
 
 
 def page(host: str, run: str) -> str:
-    """Where Kubeflow shows a run."""
+    """Return the address of a run in Kubeflow's page."""
     return f"{page_of(host)}/#/runs/details/{run}"
 
 
 def page_of(host: str) -> str:
-    """Where Kubeflow's pages begin."""
+    """Return the address of Kubeflow's page."""
     return os.environ.get("KF_PIPELINES_UI_ENDPOINT", host).rstrip("/")
 
 
@@ -333,8 +306,8 @@ def _clock(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
 
 
-def _about_accounts(error: Any) -> str:
-    """What to do if the server refuses a run because of its service account, as Kubeflow does from 2.18 on."""
+def _account_advice(error: Any) -> str:
+    """Return what to do if the server refuses the service account of a run, as Kubeflow does from 2.18 on."""
     if "serviceaccount" not in str(error.body).lower().replace(" ", ""):
         return ""
     return (

@@ -41,8 +41,6 @@ def suite(
         with dsl.ParallelFor(items=planned.output, parallelism=AT_A_TIME) as batch:
             measured = measure(batch=batch, num_workers=num_workers, store=store)
         measured.set_caching_options(False)  # it finds its artifacts in the store, and tells the new MLflow run
-    for task, story in {planned: "look at all data", measured: "tune and measure", summed: "sum up"}.items():
-        task.set_display_name(story)
-    place(image, summed, planned, measured)
+    place(image, {"look at all data": planned, "tune and measure": measured, "sum up": summed})
     size(planned)
     give_gpus(measured)

@@ -1,7 +1,7 @@
-"""Put the pipelines into Kubeflow's page, with parameters that run as they are.
+"""Upload the pipelines to Kubeflow's page, with defaults for their parameters.
 
-A version is named by release and content, so that the same is there once; one is never changed. Where it runs (image,
-store, pool) becomes the default of a parameter: Kubeflow resolves no parameter from the cluster when a run begins.
+A version is named by release and content: it never changes, and the same content is uploaded once. Image, store and
+pool of the cluster become defaults, since Kubeflow takes no parameter from the cluster when a run starts.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from components.settings.cluster import ClusterFile
 from pipelines import submit
 
 NAMES = {name: name if name == "infoxlm" else f"infoxlm-{name}" for name in submit.PIPELINES}
-"""Of the pipelines in Kubeflow's page."""
+"""Names of the pipelines in Kubeflow's page."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class Uploaded:
     name: str
     page: str
     new: bool
-    """False: it was there."""
+    """False if it was there before."""
 
 
 def version_name(pipeline: str, text: str) -> str:
-    """Release and digest of a filled-in pipeline; unlike names of all others, as Kubernetes' own objects need them."""
+    """Return a name for a version: pipeline, release and digest of the content."""
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
     return f"{NAMES[pipeline]}-{importlib.metadata.version('infoxlm-pipeline')}-{digest}"
 
@@ -39,15 +39,15 @@ def version_name(pipeline: str, text: str) -> str:
 def upload(
     client: Any, host: str, cluster: ClusterFile, pipeline: str, parameters: Mapping[str, Any], namespace: str = ""
 ) -> Uploaded:
-    """Make a version of a pipeline whose parameters have these defaults, if there is none yet.
+    """Upload a version of a pipeline whose parameters have these defaults, if it is not there yet.
 
     Args:
         client: of `submit.connect`.
         host: address of Kubeflow Pipelines.
         cluster: where its runs take place.
         pipeline: one of `submit.PIPELINES`.
-        parameters: defaults. What has none, the page asks for.
-        namespace: the pipeline is seen there only; empty: by all.
+        parameters: defaults; the page asks for a parameter without a default.
+        namespace: whose users see the pipeline; empty: all users.
 
     Raises:
         InputError, StorageUnavailable: the server refuses, or does not answer.
@@ -55,37 +55,40 @@ def upload(
     text = submit.with_defaults(cluster, pipeline, parameters)
     name, version = NAMES[pipeline], version_name(pipeline, text)
     with submit.translate_errors(host):
-        found = _find(client, name, namespace) or _create(client, name, submit.read_compiled(pipeline)[0], namespace)
-        page = f"{submit.page_of(host)}/#/pipelines/details/{found}"
-        if _has_version(client, found, version):
+        pipeline_id = _find(client, name, namespace)
+        pipeline_id = pipeline_id or _create(client, name, submit.read_compiled(pipeline)[0], namespace)
+        page = f"{submit.page_of(host)}/#/pipelines/details/{pipeline_id}"
+        if _has_version(client, pipeline_id, version):
             return Uploaded(version, page, new=False)
         with tempfile.TemporaryDirectory() as folder:
-            (path := Path(folder, f"{version}.yaml")).write_text(text, encoding="utf-8")
-            client.upload_pipeline_version(str(path), version, pipeline_id=found)
+            path = Path(folder, f"{version}.yaml")
+            path.write_text(text, encoding="utf-8")
+            client.upload_pipeline_version(str(path), version, pipeline_id=pipeline_id)
     return Uploaded(version, page, new=True)
 
 
 def _find(client: Any, name: str, namespace: str) -> str:
-    found = client._pipelines_api.pipeline_service_list_pipelines(namespace=namespace, filter=_called(name)).pipelines
-    return found[0].pipeline_id if found else ""
+    """Return the id of a pipeline; empty if there is none of this name."""
+    answer = client._pipelines_api.pipeline_service_list_pipelines(namespace=namespace, filter=_named(name))
+    return answer.pipelines[0].pipeline_id if answer.pipelines else ""
 
 
 def _create(client: Any, name: str, spec: Mapping[str, Any], namespace: str) -> str:
-    """A pipeline without a version: the server would call the first one like the pipeline."""
+    """Create a pipeline without a version, since the server would name the first version like the pipeline."""
     import kfp_server_api as api
 
-    described = api.V2beta1Pipeline(
+    pipeline = api.V2beta1Pipeline(
         name=name,
         display_name=name,
         description=spec["pipelineInfo"].get("description"),
         namespace=namespace or None,
     )
-    return client._pipelines_api.pipeline_service_create_pipeline(described).pipeline_id
+    return client._pipelines_api.pipeline_service_create_pipeline(pipeline).pipeline_id
 
 
 def _has_version(client: Any, pipeline: str, version: str) -> bool:
-    return bool(client.list_pipeline_versions(pipeline, filter=_called(version)).pipeline_versions)
+    return bool(client.list_pipeline_versions(pipeline, filter=_named(version)).pipeline_versions)
 
 
-def _called(name: str) -> str:
+def _named(name: str) -> str:
     return json.dumps({"predicates": [{"operation": "EQUALS", "key": "display_name", "stringValue": name}]})

@@ -12,9 +12,12 @@ from infoxlm_core.errors import ConfigError
 from infoxlm_core.results.suite_config import SuiteConfig
 from pipelines.cli.app import app, config_file, ending_clearly
 
-SHOWN = ["MLM", "MLM+TLM", "full"]
+UPLOADED_VARIANTS = ["MLM", "MLM+TLM", "full"]
 """Variants of the ablation that is uploaded: those of `make ablation`."""
 Host = Annotated[str, typer.Option(envvar="KF_PIPELINES_ENDPOINT", help="Address of Kubeflow Pipelines: https://…")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", help="Override a value of the run, as in `run`. Repeatable.")
+]
 
 
 @app.command()
@@ -29,9 +32,7 @@ def submit(
     host: Host = "",
     save: Annotated[
         Path | None,
-        typer.Option(
-            help="Send nothing: write the pipeline, its parameters filled in, to a YAML file for Kubeflow's page."
-        ),
+        typer.Option(help="Send nothing: write the pipeline with its parameters to a YAML file for Kubeflow's page."),
     ] = None,
     pipeline: Annotated[
         Literal["infoxlm", "ablations", "suite", "promotion"],
@@ -42,20 +43,20 @@ def submit(
     ] = Path("ablations"),
     only: Annotated[str, typer.Option(help="Of ablations: variants; of suite: tasks. Separated by commas.")] = "",
     seeds: Annotated[str, typer.Option(help="Of ablations: seeds of every variant.")] = "1,2,3",
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Override a value, as in `run`. Repeatable.")] = None,
+    set_: Overrides = None,
     name: Annotated[str, typer.Option(help="Of the run; default: those of file and pipeline.")] = "",
     experiment: Annotated[str, typer.Option(help="Default: that of the cluster's file.")] = "",
     namespace: Annotated[
         str, typer.Option(help="Of the run, where Kubeflow has many users. Default: that of the cluster's file.")
     ] = "",
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Run every step, whatever Kubeflow remembers.")] = False,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Run every step, ignoring Kubeflow's cache.")] = False,
     wait: Annotated[bool, typer.Option(help="Follow the run to its end, and end as it does.")] = True,
 ) -> None:
     """Start a pipeline on a Kubernetes cluster with Kubeflow Pipelines; follow it to its end.
 
-    All is checked before anything is sent. Ctrl-C ends the waiting, not the run. What is finished is found by the next
-    run with the same settings, and a training goes on from its checkpoint: to try again, submit again. While it waits
-    it does so itself when a run ends with "try again" (exit code 75), up to `submit_again` times (the cluster's file).
+    All settings are checked before anything is sent. Ctrl-C ends the waiting, not the run. The next run with the same
+    settings finds what is finished, and a training continues from its checkpoint: to try again, submit again. While
+    `submit` waits, it does so itself when a run ends with "try again" (exit code 75), up to `submit_again` times.
     """
     with ending_clearly():
         place = run_file.load_as(ClusterFile, cluster)
@@ -63,10 +64,6 @@ def submit(
         arguments = prepare(pipeline, config, place, set_ or [], variants, chosen, seeds)
         from pipelines import submit as kubeflow
 
-        spec, _ = kubeflow.read_compiled(pipeline)
-        declared = kubeflow.declared(spec)
-        arguments |= {key: value for key, value in place.parameters().items() if key in declared}
-        kubeflow.check(pipeline, spec, arguments)
         submission = kubeflow.Submission(
             pipeline,
             parameters.fit(place.store, arguments),
@@ -76,15 +73,14 @@ def submit(
             not no_cache,
         )
         if save:
-            text = kubeflow.with_defaults(place, pipeline, submission.parameters)
-            save.write_text(text, encoding="utf-8")
+            save.write_text(kubeflow.with_defaults(place, pipeline, submission.parameters), encoding="utf-8")
             typer.echo(f"wrote {save}: upload it in Kubeflow, and start it as {place.service_account}")
             return
         if not host:
             raise ConfigError("--host: give the address of Kubeflow Pipelines, or set KF_PIPELINES_ENDPOINT")
         client = kubeflow.connect(host, namespace or place.namespace or "")
         if wait:
-            kubeflow.see_through(client, host, submission, typer.echo)
+            kubeflow.run_to_end(client, host, submission, typer.echo)
         else:
             run = kubeflow.create(client, host, submission)
             typer.echo(f"run         {run}\npage        {kubeflow.page(host, run)}")
@@ -99,7 +95,7 @@ def upload(
     run: Annotated[
         Path,
         typer.Option(
-            help="YAML file of the run that the pages begin with.",
+            help="YAML file of the run whose settings are the defaults.",
             parser=config_file,
             metavar="FILE",
             show_default="demo",
@@ -111,17 +107,16 @@ def upload(
             help="YAML file of a suite; without one the page asks for it.", parser=config_file, metavar="FILE"
         ),
     ] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Override a value of the run, as in `run`. Repeatable.")
-    ] = None,
+    set_: Overrides = None,
     namespace: Annotated[
-        str, typer.Option(help="Only it sees the pipelines; default: that of the cluster's file, else all do.")
+        str,
+        typer.Option(help="Whose users see the pipelines; default: that of the cluster's file, else all users do."),
     ] = "",
 ) -> None:
-    """Put the pipelines into Kubeflow's page, so that *Create run* needs no typing: it runs the demo on the cluster.
+    """Upload the pipelines to Kubeflow's page, so that *Create run* needs no typing: it runs the demo on the cluster.
 
     There, `overrides` changes single fields: {"pretraining.optimization.steps": 2000}. A version is named by release
-    and content; one that is there is not uploaded again.
+    and content; the same content is uploaded once.
     """
     with ending_clearly():
         place, changes = run_file.load_as(ClusterFile, cluster), set_ or []
@@ -130,28 +125,27 @@ def upload(
 
         defaults = {}
         for pipeline in kubeflow.PIPELINES:
-            spec, _ = kubeflow.read_compiled(pipeline)
-            known = {name: value for name, value in place.parameters().items() if name in kubeflow.declared(spec)}
             if pipeline != "suite":
-                known |= prepare(pipeline, run, place, changes, config_file("ablations"), SHOWN, "1,2,3")
+                known = prepare(pipeline, run, place, changes, config_file("ablations"), UPLOADED_VARIANTS, "1,2,3")
             elif suite:
-                known |= prepare(pipeline, suite, place, [], suite, [], "")
-            kubeflow.check(pipeline, spec, {"suite": {}} | known if pipeline == "suite" else known)
+                known = prepare(pipeline, suite, place, [], suite, [], "")
+            else:
+                known = place_parameters(pipeline, place)
             defaults[pipeline] = parameters.fit(place.store, known)
         namespace = namespace or place.namespace or ""
         client = kubeflow.connect(host, namespace)
         for pipeline, known in defaults.items():
-            done = uploading.upload(client, host, place, pipeline, known, namespace)
-            typer.echo(f"{'uploaded' if done.new else 'is there'}    {done.name}    {done.page}")
+            version = uploading.upload(client, host, place, pipeline, known, namespace)
+            typer.echo(f"{'uploaded' if version.new else 'is there'}    {version.name}    {version.page}")
         typer.echo(f"start runs as {place.service_account}, in the experiment {place.experiment}")
 
 
 @app.command()
 def cancel(run: Annotated[str, typer.Argument(help="Id of the run, as `submit` prints it.")], host: Host) -> None:
-    """End a run on a cluster; what is finished stays, and the next run goes on from there.
+    """End a run on a cluster. What is finished stays, and the next run continues from there.
 
     A training saves if there is time: Kubeflow kills the step that follows it after about a second. If the step was too
-    slow to delete the job, the job saves and ends itself when nobody has followed it for 15 minutes.
+    slow to delete the job, the job saves and ends itself when no step has followed it for 15 minutes.
     """
     with ending_clearly():
         from pipelines import submit as kubeflow
@@ -165,24 +159,36 @@ def cancel(run: Annotated[str, typer.Argument(help="Id of the run, as `submit` p
 def prepare(
     pipeline: str, config: Path, place: ClusterFile, changes: list[str], variants: Path, only: list[str], seeds: str
 ) -> dict[str, Any]:
-    """The parameters of a pipeline that say what to do, checked as a local run checks them."""
+    """Return the parameters of a pipeline, checked as a local run checks them.
+
+    Raises:
+        ConfigError: a setting is wrong, or the run does not fit the cluster.
+    """
+    where = place_parameters(pipeline, place)
     if pipeline == "suite":
         from infoxlm_core.results import trials as points
 
-        checked = run_file.load_as(SuiteConfig, config, changes).choose(only)
-        parameters.split_points(points.plan(checked))  # refuses a suite that is too large
-        workers = place.pool.gpus if place.pool.gpus > 1 else 0
-        return {"suite": checked.listed(), "num_workers": workers}
+        suite = run_file.load_as(SuiteConfig, config, changes).choose(only)
+        parameters.split_points(points.plan(suite))  # refuses a suite that is too large
+        return where | {"suite": suite.listed(), "num_workers": place.pool.gpus if place.pool.gpus > 1 else 0}
     run = run_file.load(config, changes)
     if pipeline == "promotion":
-        return {"model": f"models:/{run.registration.name}@candidate", "gate": run.registration.gates}
+        return where | {"model": f"models:/{run.registration.name}@candidate", "gate": run.registration.gates}
     from pipelines import local, trials
     from pipelines.ablations import ablations
     from pipelines.infoxlm import infoxlm
 
     place.pool.split(run.num_workers)  # refuses workers that do not fill their pods
     if pipeline == "infoxlm":
-        return local.sections(run, infoxlm)
-    each = trials.plan(run, variants, only, trials.read_seeds(seeds))
-    parameters.check_loop(3 * len(each), f"{len(each)} trials", "fewer variants (--only) or seeds at a time")
-    return local.sections(run, ablations) | {"trials": each}
+        return where | local.sections(run, infoxlm)
+    planned = trials.plan(run, variants, only, trials.read_seeds(seeds))
+    parameters.check_loop(3 * len(planned), f"{len(planned)} trials", "fewer variants (--only) or seeds at a time")
+    return where | local.sections(run, ablations) | {"trials": planned}
+
+
+def place_parameters(pipeline: str, place: ClusterFile) -> dict[str, Any]:
+    """Return the parameters of a pipeline that come from the file of the cluster."""
+    from pipelines import submit as kubeflow
+
+    declared = kubeflow.declared(kubeflow.read_compiled(pipeline)[0])
+    return {name: value for name, value in place.parameters().items() if name in declared}
