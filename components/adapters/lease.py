@@ -1,10 +1,10 @@
-"""One writer: a lease in a storage, a small file that its holder rewrites now and then.
+"""A lease: the right of one process to write, kept in a small file of a storage that its holder rewrites regularly.
 
-    {"holder": "…", "attempt": 3, "beat": 17}       nobody holds it if holder is ""
+    {"holder": "…", "attempt": 3, "beat": 17}       the lease is free if holder is ""
 
-It is created and changed only with a condition (`Store.put_if`), so two can never both have it. Clocks play no
-part: whoever wants it watches the beat on a clock of its own. A holder that was taken for dead and wakes up finds
-another's lease and stops.
+The file is created and changed only conditionally (`Store.put_if`), so two processes never hold a lease at once. Clocks
+of different machines are not compared: a process that wants the lease watches the beat on its own clock. A holder that
+was taken for dead and wakes up finds the lease of another process and stops.
 """
 
 import contextlib
@@ -29,11 +29,11 @@ BEAT = 20.0
 """Seconds between two beats."""
 PATIENCE = 60.0
 """Seconds without a beat after which a holder counts as dead."""
-_POLL = 5.0  # seconds between two rounds of what else is to be done while the lease is held
+_POLL = 5.0  # seconds between two calls of `meanwhile`
 
 
 class State(TypedDict):
-    """What a lease says."""
+    """Content of a lease."""
 
     holder: str
     attempt: int
@@ -42,44 +42,41 @@ class State(TypedDict):
 
 
 def read(url: str) -> tuple[dict[str, Any], str | None]:
-    """What a lease says, and its version; nobody's if there is none.
+    """Return the state of a lease and its version; a missing lease is free and has no version.
 
     Raises:
-        DataCorrupt: it cannot be read.
+        DataCorrupt: the file is malformed.
     """
-    found = storage.open(url).get()
-    if found is None:
+    file = storage.open(url).get()
+    if file is None:
         return {"holder": "", "attempt": 0, "beat": 0}, None
-    state = outside.parse_json(found[0], State, url, "it is no lease: delete it, then run again", DataCorrupt)
-    return {name: state[name] for name in ("holder", "attempt", "beat")}, found[1]
+    state = outside.parse_json(file[0], State, url, "it is no lease: delete it, then run again", DataCorrupt)
+    return {name: state[name] for name in ("holder", "attempt", "beat")}, file[1]
 
 
 def check(url: str, holder: str) -> None:
-    """Refuse if somebody else than `holder` has a lease and is alive; nothing is taken.
-
-    Raises:
-        LeaseHeld: the beat has moved within one and a half of its periods.
-    """
-    before, _ = read(url)
-    if before["holder"] in ("", holder):
+    """Raise LeaseHeld if a process other than `holder` has the lease and is alive; the lease stays as it is."""
+    first, _ = read(url)
+    if first["holder"] in ("", holder):
         return
     deadline = time.monotonic() + 1.5 * BEAT
     while time.monotonic() < deadline:
-        if read(url)[0] not in (before, {**before, "holder": ""}):
-            raise LeaseHeld(f"{url}: {before['holder']} is at work: wait for it or stop it")
+        if read(url)[0] not in (first, {**first, "holder": ""}):
+            raise _held(url, first)
         time.sleep(min(1.0, BEAT / 10))
 
 
 class Lease:
-    """A lease on `url`, held while in its `with` block; a thread beats.
+    """Holds the lease at `url` inside a `with` block; a thread beats.
 
     Args:
-        holder: who asks; a lease of the same holder is taken over at once (its workers were started again).
-        wait: seconds to wait for a holder that lives; then LeaseHeld.
+        url: URL of the lease.
+        holder: name of this process; a lease that this name holds is taken over at once, after a restart.
+        wait: seconds to wait for a holder that is alive; then LeaseHeld.
         meanwhile: called every few seconds while the lease is held.
 
     Raises:
-        LeaseHeld: somebody else holds it, and is alive.
+        LeaseHeld: another process holds the lease, and is alive.
         StorageUnavailable: the storage does not answer.
     """
 
@@ -88,27 +85,28 @@ class Lease:
     ) -> None:
         self.url, self.holder, self.wait = url, holder or uuid.uuid4().hex, wait
         self.meanwhile = meanwhile or (lambda: None)
-        self._me = uuid.uuid4().hex
-        self._file = storage.open(url)
         self.attempt = self.beat = 0
         self.lost = False
+        self._writer = uuid.uuid4().hex  # tells two processes with one holder's name apart
+        self._file = storage.open(url)
         self._version: str | None = None
-        self._writing = threading.Lock()
+        self._lock = threading.Lock()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
 
     def __enter__(self) -> Self:
-        began = seen_since = time.monotonic()
-        seen = ""
+        began = time.monotonic()
+        last_state, last_change = None, began
         while not self._take():
             state, _ = read(self.url)
             now = time.monotonic()
-            if (found := json.dumps(state)) != seen:
-                moved, seen, seen_since = bool(seen), found, now
-                if moved and now - began > self.wait:
-                    raise LeaseHeld(f"{self.url}: {state['holder']} is at work: wait for it or stop it")
-            elif now - seen_since >= PATIENCE and self._take(dead=state):
-                logger.warning("took %s over from %s, who gave no sign for %.0f s", self.url, state["holder"], PATIENCE)
+            if state != last_state:
+                is_alive = last_state is not None
+                if is_alive and now - began > self.wait:
+                    raise _held(self.url, state)
+                last_state, last_change = state, now
+            elif now - last_change >= PATIENCE and self._take(dead=state):
+                logger.warning("took %s over from %s: no beat for %.0f s", self.url, state["holder"], PATIENCE)
                 break
             time.sleep(min(1.0, PATIENCE / 10))
         self._thread.start()
@@ -118,14 +116,14 @@ class Lease:
         self._over.set()
         self._thread.join()
         if not self.lost:
-            with contextlib.suppress(InfoXLMError):  # then it looks dead for a while
+            with contextlib.suppress(InfoXLMError):  # the lease then looks dead for a while
                 self._write(holder="")
 
     def renew(self) -> None:
-        """Make sure that the lease is still ours, before something is written for good.
+        """Make sure that this process still holds the lease, before it writes something final.
 
         Raises:
-            Fenced: somebody else has taken it.
+            Fenced: another process has taken the lease.
             StorageUnavailable: the storage has not answered for as long as a holder without a beat counts as alive.
         """
         deadline = time.monotonic() + PATIENCE
@@ -138,10 +136,10 @@ class Lease:
                     raise
                 time.sleep(min(1.0, PATIENCE / 10))
         if self.lost:
-            raise Fenced(f"{self.url}: somebody else has taken over: this process must not go on")
+            raise Fenced(f"{self.url}: another process has taken over: this process must not go on")
 
     def _take(self, dead: dict[str, Any] | None = None) -> bool:
-        """Take a lease that is free, ours, or that of a holder who is dead; False if another's beats."""
+        """Take the lease if it is free, has our holder's name, or is in the state `dead`."""
         state, version = read(self.url)
         if state["holder"] not in ("", self.holder) and state != dead:
             return False
@@ -149,34 +147,35 @@ class Lease:
         return self._write(quick=False)
 
     def _write(self, holder: str | None = None, quick: bool = True) -> bool:
-        with self._writing:
+        """Write the next beat over the version that we know; return whether that worked."""
+        with self._lock:
             self.beat += 1
             state = {"holder": self.holder if holder is None else holder, "attempt": self.attempt, "beat": self.beat}
-            state["by"] = self._me  # two attempts of one holder must not take each other's writing for their own
-            content = json.dumps(state)
+            content = json.dumps(state | {"by": self._writer})
             version = self._file.put_if("", content, self._version, quick)
-            if version is None and (ours := self._unanswered()):
-                version = self._file.put_if("", content, ours, quick)
+            if version is None and (own_version := self._version_without_answer()):
+                version = self._file.put_if("", content, own_version, quick)
             self._version = version or self._version
             return version is not None
 
-    def _unanswered(self) -> str | None:
-        """The version of what is there if this very object wrote it, but never got the answer."""
-        found = self._file.get(quick=True)
-        if not found:
+    def _version_without_answer(self) -> str | None:
+        """Return the version of the file if this object wrote it but never got the answer."""
+        file = self._file.get(quick=True)
+        if not file:
             return None
         with contextlib.suppress(DataCorrupt):
-            said = outside.parse_json(found[0], State, self.url, "", DataCorrupt)
-            return found[1] if said.get("by") == self._me else None
+            state = outside.parse_json(file[0], State, self.url, "", DataCorrupt)
+            return file[1] if state.get("by") == self._writer else None
         return None
 
     def _keep(self) -> None:
-        last = time.monotonic()
+        """Beat, and call `meanwhile`, until the block ends or the lease is lost."""
+        last_beat = time.monotonic()
         while not self._over.wait(min(_POLL, BEAT)):
             try:
-                if time.monotonic() - last >= BEAT:
+                if time.monotonic() - last_beat >= BEAT:
                     self.lost = self.lost or not self._write()
-                    last = time.monotonic()
+                    last_beat = time.monotonic()
             except Exception as error:  # the next beat may arrive; if not, `renew` says so
                 self._warn("no beat", error)
             if self.lost:
@@ -184,8 +183,12 @@ class Lease:
             try:
                 self.meanwhile()
             except Exception as error:  # it must not cost the lease
-                self._warn("could not look what else is to be done", error)
+                self._warn("no look at requests", error)
 
-    def _warn(self, what: str, error: Exception) -> None:
-        """One line for an error that is expected, the storage being away, all of it for another."""
-        logger.warning("%s: %s (%s)", self.url, what, error, exc_info=not isinstance(error, InfoXLMError))
+    def _warn(self, failure: str, error: Exception) -> None:
+        """Log an expected error in one line, such as a storage that is away, and another error with its trace."""
+        logger.warning("%s: %s (%s)", self.url, failure, error, exc_info=not isinstance(error, InfoXLMError))
+
+
+def _held(url: str, state: dict[str, Any]) -> LeaseHeld:
+    return LeaseHeld(f"{url}: {state['holder']} is at work: wait for it or stop it")

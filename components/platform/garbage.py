@@ -1,7 +1,9 @@
-"""What of a store nobody needs any more: it is old, and nothing that stays names it.
+"""What may be deleted from a store: items that are old and that no remaining item names.
 
-What stays: everything younger than a limit; what the registry's versions were made of; and, over and over, what one of
-these names by digest in a manifest or a checkpoint. A training that runs saves, so its shards and its corpus stay.
+Every item younger than a limit remains, and so does what the versions of the registry were made of. Items whose digest
+a manifest, a checkpoint or a note of a remaining item contains remain as well, and so on. A training therefore keeps
+its shards and their corpus, from the note that it has begun to its last checkpoint. `parameters/` is never deleted: a
+recurring run of Kubeflow may name its files.
 """
 
 import re
@@ -18,91 +20,103 @@ from components.platform import artifact_files, artifacts
 from infoxlm_core import manifests
 from infoxlm_core.training import checkpoints
 
-FOLDERS = (*artifacts.KINDS, "runs", "work", "outcome")
-"""What lies in these folders of a store may be deleted, one by one."""
-_FACTS = (manifests.NAME, checkpoints.META)
+NOTES = ("work", "begun")
+"""Folders of small files that describe a training or a job."""
+FOLDERS = (*artifacts.KINDS, *NOTES, "runs", "outcome", "cost")
+"""Folders of a store whose items may be deleted."""
+_DESCRIPTIONS = (manifests.NAME, checkpoints.META)
 _KEY = re.compile(r"(?<![0-9a-f])[0-9a-f]{16}(?![0-9a-f])")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
-class Thing:
-    """An artifact, the checkpoints of a run, or a note."""
+class Item:
+    """An artifact, the checkpoints of a run, a note, or what something has cost."""
 
     name: str
-    """Below the store, such as corpus/3f2a…"""
+    """Path in the store, such as corpus/3f2a…"""
     files: tuple[str, ...]
-    """Likewise, the manifest first: without it the others are nothing."""
+    """Paths of its files, the manifest first."""
     size: int
     """Bytes."""
     modified: datetime
-    """Its youngest file."""
+    """Time of its newest file."""
     names: frozenset[str]
-    """By which others know it: the digests of its manifests, and the key in its name."""
+    """Names by which other items refer to it: the digests of its manifests, and the key in its path."""
     mentions: frozenset[str]
-    """All digests and keys in its manifests, checkpoints, and what it tells a job to do."""
+    """All digests and keys in its manifests, checkpoints and notes."""
 
 
-def survey(store: str) -> list[Thing]:
-    """All that lies in a store's folders, sorted by name; small files of facts are read."""
-    there = storage.open(store)
+def survey(store: str) -> list[Item]:
+    """Return all items of a store, sorted by name; manifests, metadata of checkpoints and notes are read."""
+    opened = storage.open(store)
     by_name: dict[str, list[Entry]] = defaultdict(list)
-    for entry in there.entries():
+    for entry in opened.entries():
         folder, *inner = entry.name.split("/")
-        if folder in FOLDERS and inner and not inner[0].startswith("."):
-            name = (
-                inner[0].partition(".")[0] if folder == "work" else inner[0]
-            )  # a job, and the sign that it is followed
-            by_name[f"{folder}/{name}"].append(entry)
-    return [_look_at(there, name, entries) for name, entries in sorted(by_name.items())]
+        if folder not in FOLDERS or not inner or inner[0].startswith("."):
+            continue
+        name = inner[0]
+        if folder == "work":
+            name = name.partition(".")[0]  # the work of a job, and the heartbeat of its step
+        elif folder == "cost":
+            name = "/".join(inner[:2])
+        by_name[f"{folder}/{name}"].append(entry)
+    return [_inspect(opened, name, entries) for name, entries in sorted(by_name.items())]
 
 
-def _look_at(there: storage.Store, name: str, entries: list[Entry]) -> Thing:
+def _inspect(store: storage.Store, name: str, entries: list[Entry]) -> Item:
     names, mentions = set(_KEY.findall(name)), set()
     for entry in entries:
-        if Path(entry.name).name in _FACTS or name.startswith("work/"):
-            content, _ = there.get(entry.name) or (b"", "")
+        if Path(entry.name).name in _DESCRIPTIONS or name.startswith(tuple(f"{folder}/" for folder in NOTES)):
+            content, _ = store.get(entry.name) or (b"", "")
             text = content.decode(errors="replace")
             mentions |= {*_DIGEST.findall(text), *_KEY.findall(text)}
             names |= set(re.findall(rf'"digest": "({_DIGEST.pattern})"', text))
     size, modified = sum(entry.size for entry in entries), max(entry.modified for entry in entries)
-    first = f"{name}/{manifests.NAME}"
-    files = sorted((entry.name for entry in entries), key=lambda file: (file != first, file))
-    return Thing(name, tuple(files), size, modified, frozenset(names), frozenset(mentions))
+    manifest = f"{name}/{manifests.NAME}"
+    files = sorted((entry.name for entry in entries), key=lambda file: (file != manifest, file))
+    return Item(name, tuple(files), size, modified, frozenset(names), frozenset(mentions))
 
 
 def superfluous(
-    things: Collection[Thing], needed: Collection[str], older: timedelta, now: datetime | None = None
-) -> list[Thing]:
-    """Those that may go; `needed` are digests and keys of artifacts that something outside of the store needs."""
+    items: Collection[Item], needed: Collection[str], older: timedelta, now: datetime | None = None
+) -> list[Item]:
+    """Return the items that may be deleted.
+
+    Args:
+        items: all items of a store.
+        needed: digests and keys of artifacts that something outside of the store needs.
+        older: age up to which every item remains.
+        now: the time that ages are counted from.
+    """
     limit = (now or datetime.now(UTC)) - older
-    known, left = set(needed), list(things)
+    needed_names, candidates = set(needed), list(items)
     keys_of_runs: set[str] = set()
 
-    def stays(thing: Thing) -> bool:
-        if thing.modified > limit:
+    def remains(item: Item) -> bool:
+        if item.modified > limit:
             return True
-        if thing.name.startswith("runs/"):  # an artifact that is made needs its checkpoints no more
+        if item.name.startswith(("runs/", "cost/")):  # an artifact does not need them
             return False
-        if thing.name.startswith("work/"):  # a job that starts again reads it again
-            return not keys_of_runs.isdisjoint(thing.mentions)
-        return not known.isdisjoint(thing.names)
+        if item.name.startswith(NOTES):  # a job that starts again, or a training that goes on, reads its note
+            return not keys_of_runs.isdisjoint(item.mentions)
+        return not needed_names.isdisjoint(item.names)
 
-    while staying := [thing for thing in left if stays(thing)]:
-        left = [thing for thing in left if thing not in staying]
-        for thing in staying:
-            known |= thing.mentions
-            if thing.name.startswith("runs/"):
-                keys_of_runs |= thing.names
-    return left
+    while remaining := [item for item in candidates if remains(item)]:
+        candidates = [item for item in candidates if item not in remaining]
+        for item in remaining:
+            needed_names |= item.mentions
+            if item.name.startswith("runs/"):
+                keys_of_runs |= item.names
+    return candidates
 
 
-def delete(store: str, thing: Thing) -> None:
-    """Delete a thing: an artifact's manifest first, so that it is gone before it is incomplete."""
-    there = storage.open(store)
-    there.delete(thing.files[0])
-    if rest := thing.files[1:]:
-        there.delete(*rest)
-    path = (there.directory or artifacts.local(store)) / thing.name  # of a store elsewhere, this machine's copy
+def delete(store: str, item: Item) -> None:
+    """Delete an item: the manifest first, so that no reader sees a partial artifact; also from the local copy."""
+    opened = storage.open(store)
+    opened.delete(item.files[0])
+    if len(item.files) > 1:
+        opened.delete(*item.files[1:])
+    path = (opened.directory or artifacts.local(store)) / item.name
     shutil.rmtree(path, ignore_errors=True)
     artifact_files.marker_of(path).unlink(missing_ok=True)

@@ -1,9 +1,9 @@
-"""The driver of a RayJob: reads what is to be done, does it, and leaves the reason in the store if that fails.
+"""The driver of a RayJob: reads its work, does it, and writes the reason into the store if that fails.
 
     python -m components.platform.job s3://bucket/store/work/j-pretrain-3f2a9c01de.json
     python -m components.platform.job --leave s3://… 100    a pod of the job must go: save, for at most 100 s
 
-A step that is told to stop deletes its job. One that is killed cannot, so the job ends itself when nobody follows it.
+A step that is told to stop deletes its job. A step that is killed cannot, so a job that nobody follows ends itself.
 """
 
 import logging
@@ -21,77 +21,77 @@ from infoxlm_core.errors import InfoXLMError, InputError, Preempted
 logger = logging.getLogger(__name__)
 
 UNFOLLOWED = 900.0
-"""Seconds without a sign of the step; another attempt of it may take some minutes to begin."""
-_POLL, _SAVING, _ENDING, _NOTE = 30.0, 600.0, 60.0, 1.0
+"""Seconds without a heartbeat of the step after which the job ends; its next attempt may take minutes to begin."""
+_POLL, _SAVING, _ENDING, _SIGNAL_POLL = 30.0, 600.0, 60.0, 1.0
 
 
-def main(place: str) -> None:
-    """Do what `place` describes; exit with the code that the error has, if there is one."""
-    store, _, file = place.rpartition("/work/")
-    job = file.removesuffix(".json")
-    with runtime.report_failure(store, "job", job=job):
-        wanted = _read(place)
-        os.environ["RUN_ID"] = wanted.pipeline_run
-        storage.open(store).delete(runtime.outcome_path(job, "jobs"))  # of an earlier attempt
-        for watch in (_end_when_nobody_follows, _pass_on_signals):
-            threading.Thread(target=watch, args=(wanted,), name=watch.__name__, daemon=True).start()
-        launchers.run_locally(wanted)
+def main(url: str) -> None:
+    """Do the work that a file of the store describes; exit with the code of the error, if there is one."""
+    store, _, file = url.rpartition("/work/")
+    name = file.removesuffix(".json")
+    with runtime.report_failure(store, "job", job=name):
+        work = _read(url)
+        os.environ["RUN_ID"] = work.pipeline_run
+        storage.open(store).delete(runtime.outcome_path(name, "jobs"))  # of an earlier attempt
+        for watch in (_end_if_unfollowed, _pass_on_signals):
+            threading.Thread(target=watch, args=(work,), name=watch.__name__, daemon=True).start()
+        launchers.run_locally(work)
 
 
-def leave(place: str, seconds: float) -> None:
-    """Ask the training to save and stop, because this pod must go; wait until it has let go of its lease."""
-    wanted = _read(place)
-    url = f"{wanted.store}/runs/{wanted.run}/lease.json"
+def leave(url: str, seconds: float) -> None:
+    """Ask the training to save and stop, because this pod must go; wait until it has released its lease."""
+    work = _read(url)
+    lease_url = f"{work.store}/runs/{work.run}/lease.json"
     deadline = time.monotonic() + seconds
-    if wanted.run and lease.read(url)[0]["holder"] == wanted.job:
-        artifacts.write(wanted.store, f"runs/{wanted.run}/stop", wanted.job)
-        while lease.read(url)[0]["holder"] == wanted.job and time.monotonic() < deadline:
+    if work.run and lease.read(lease_url)[0]["holder"] == work.job:
+        artifacts.write(work.store, f"runs/{work.run}/stop", work.job)
+        while lease.read(lease_url)[0]["holder"] == work.job and time.monotonic() < deadline:
             time.sleep(1)
 
 
-def _end_when_nobody_follows(wanted: Work) -> None:
-    """Save and end this process when the step has given no sign for long: it was killed, and so were its retries."""
-    seen, since = b"", time.monotonic()
+def _end_if_unfollowed(work: Work) -> None:
+    """Save and end this process when the step's heartbeat has stopped for long."""
+    last_beat, since = b"", time.monotonic()
     while time.monotonic() - since < UNFOLLOWED:
         time.sleep(min(_POLL, UNFOLLOWED / 10))
         try:
-            found = artifacts.read(wanted.store, launchers.heartbeat_path(wanted.job)) or b""
-        except InfoXLMError:  # S3 is in trouble: that says nothing of the step
+            beat = artifacts.read(work.store, launchers.heartbeat_path(work.job)) or b""
+        except InfoXLMError:  # a storage in trouble says nothing about the step
             since = time.monotonic()
             continue
-        if found != seen:
-            seen, since = found, time.monotonic()
-    logger.error("nobody has followed %s for %.0f s: saving and ending it", wanted.job, UNFOLLOWED)
+        if beat != last_beat:
+            last_beat, since = beat, time.monotonic()
+    logger.error("nobody has followed %s for %.0f s: saving and ending it", work.job, UNFOLLOWED)
     try:
-        leave(f"{wanted.store}/work/{wanted.job}.json", _SAVING)
+        leave(f"{work.store}/work/{work.job}.json", _SAVING)
         time.sleep(_ENDING)  # the training has saved, and ends this process by itself
     finally:
         os._exit(Preempted.exit_code)
 
 
-def _pass_on_signals(wanted: Work) -> None:
-    """Tell the workers when this process is told to stop: its handler leaves a note on a disk that other pods lack.
+def _pass_on_signals(work: Work) -> None:
+    """Ask the workers of other pods to stop when this process was told to.
 
-    Ray sends SIGTERM to the driver alone, when KubeRay deletes the job.
+    When KubeRay deletes the job, Ray sends SIGTERM to the driver alone, whose handler writes a file on this pod's disk.
     """
-    if not wanted.run:
-        return  # it trains nothing
-    note = artifacts.local(wanted.store) / "runs" / wanted.run / "stop"
+    if not work.run:
+        return
+    request = artifacts.local(work.store) / "runs" / work.run / "stop"
     while True:
-        time.sleep(_NOTE)
-        if note.exists():
+        time.sleep(_SIGNAL_POLL)
+        if request.exists():
             try:
-                leave(f"{wanted.store}/work/{wanted.job}.json", 0)
+                leave(f"{work.store}/work/{work.job}.json", 0)
                 return
             except InfoXLMError as error:
-                logger.warning("the workers cannot be told to stop: %s", error)
+                logger.warning("the workers cannot be asked to stop: %s", error)
 
 
-def _read(place: str) -> Work:
-    found = storage.open(place).get()
-    if found is None:
-        raise InputError(f"{place}: there is no such work: submit the pipeline again")
-    return outside.parse_json(found[0], Work, place, "submit the pipeline again")
+def _read(url: str) -> Work:
+    file = storage.open(url).get()
+    if file is None:
+        raise InputError(f"No work at {url}: submit the pipeline again")
+    return outside.parse_json(file[0], Work, url, "submit the pipeline again")
 
 
 if __name__ == "__main__":

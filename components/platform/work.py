@@ -1,6 +1,6 @@
-"""Work for many processes: what is to be made, as plain values, and what the processes do for it.
+"""Work for many processes: what to make, as plain values, and what each process does for it.
 
-It may begin in one pod and be done in others (`launchers`); then it travels as JSON. The result is found in the store.
+Work may begin in one pod and be done in others (`launchers`); then it travels as JSON. Its result is in the store.
 """
 
 import contextlib
@@ -22,55 +22,57 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Work:
-    """What is to be made, as plain values."""
+    """What to make, as plain values."""
 
     stage: str
     """prepare_corpus, tokenize_corpus, pretrain or finetune."""
     store: str
     kind: str
     name: str
-    """The artifact to be made is `kind/name` of the store."""
+    """The artifact to make is `kind/name` of the store."""
     config: dict[str, Any]
     num_workers: int
     artifacts: dict[str, str]
-    """Places in the store, by the names of the core's arguments: corpus, shards_path, encoder."""
+    """Locations in the store by the names of the core's arguments: corpus, shards_path, encoder."""
     run: str = ""
-    """Of a training: its checkpoints are in `STORE/runs/RUN`."""
+    """Folder of STORE/runs with the checkpoints of a training."""
     sources: dict[str, str] | None = None
-    """Likewise places of models outside the store; see `sources`."""
+    """Sources of models outside the store, by the same names; see `sources`."""
     tracker_run: str = ""
-    """Id of the run that gets the curves; empty: nowhere yet."""
+    """Id of the tracker's run that gets the curves; empty: none yet."""
     pipeline_run: str = ""
     min_workers: int = 0
-    """Of a training on a cluster that has lost nodes: with how few it goes on; 0: it waits for all."""
+    """With how few workers a training goes on when a cluster has lost nodes; 0: it waits for all."""
     job: str = ""
-    """Name of the RayJob, if it is one."""
+    """Name of the RayJob, if there is one."""
 
 
 def delete_checkpoints(work: Work) -> None:
-    """Remove the checkpoints of a training that is done."""
+    """Delete the checkpoints of a finished training."""
     shutil.rmtree(artifacts.local(work.store) / "runs" / work.run, ignore_errors=True)
     if storage.is_remote(work.store):
         artifact_files.drop(f"{work.store}/runs/{work.run}")
 
 
 def train(work: Work, run: Path) -> dict[str, Any]:
-    """The body of every worker: fetch, train together; the first one makes the artifact and returns its facts."""
+    """Train as one of several workers; the first worker also makes the artifact and returns its facts."""
     from components.platform.training_runs import RemoteRun
     from infoxlm_core.training import distributed
 
-    more: dict[str, Any] = {"run": run}
+    arguments: dict[str, Any] = {"run": run}
     if work.tracker_run:
-        more["track"] = tracking.tracker().find_run(work.tracker_run).follow
+        arguments["track"] = tracking.tracker().find_run(work.tracker_run).follow
     if storage.is_remote(work.store):
-        more["remote"] = RemoteRun(f"{work.store}/runs/{work.run}", work.job or f"{socket.gethostname()} {run}")
-    core = functools.partial(TOGETHER[work.stage](work), **more)
-    ready = distributed.from_first(artifacts.is_made(work.store, work.kind, work.name))  # before a crash, but not sent
+        holder = work.job or f"{socket.gethostname()} {run}"
+        arguments["remote"] = RemoteRun(f"{work.store}/runs/{work.run}", holder)
+    core = functools.partial(TRAININGS[work.stage](work), **arguments)
+    # an earlier attempt may have made the artifact and died before it was uploaded
+    is_made = distributed.from_first(artifacts.is_made(work.store, work.kind, work.name))
     if distributed.rank():
-        return {} if ready else core(output=run / "nowhere")
+        return {} if is_made else core(output=run / "nowhere")
     device = costs.GPU if distributed.device().type == "cuda" else costs.CPU
-    price = costs.measured(work.store, work.kind, work.name, distributed.world_size(), device)
-    with contextlib.nullcontext() if ready else price:
+    cost = costs.measured(work.store, work.kind, work.name, distributed.world_size(), device)
+    with contextlib.nullcontext() if is_made else cost:
         made = artifacts.get_or_build(work.store, work.kind, work.name, lambda output: core(output=output))
     return manifests.load(made)["facts"]
 
@@ -82,8 +84,8 @@ def _pretrain(work: Work) -> Callable[..., dict[str, Any]]:
 
     config = PretrainingConfig.parse(work.config, "pretraining")
     if config.model.start:
-        found = str(sources.fetch_model(config.model.start, artifacts.local(work.store)))
-        config = config.model_copy(update={"model": config.model.model_copy(update={"start": found})})
+        start = str(sources.fetch_model(config.model.start, artifacts.local(work.store)))
+        config = config.model_copy(update={"model": config.model.model_copy(update={"start": start})})
     return functools.partial(
         pretraining.pretrain, config=config, shards_path=artifacts.locate(work.artifacts["shards_path"])
     )
@@ -96,9 +98,9 @@ def _finetune(work: Work) -> Callable[..., dict[str, Any]]:
 
     store = artifacts.local(work.store)
     config = sources.localise(tasks.parse(work.config, "finetuning"), store)
-    places = {name: artifacts.locate(place) for name, place in work.artifacts.items()}
-    places |= {name: sources.fetch_model(source, store) for name, source in (work.sources or {}).items()}
-    return functools.partial(finetuning.finetune, config, places["encoder"], places.get("corpus"))
+    paths = {name: artifacts.locate(location) for name, location in work.artifacts.items()}
+    paths |= {name: sources.fetch_model(source, store) for name, source in (work.sources or {}).items()}
+    return functools.partial(finetuning.finetune, config, paths["encoder"], paths.get("corpus"))
 
 
 def _prepare(work: Work, parallel_map: "ParallelMap | None", output: Path) -> dict[str, Any]:
@@ -122,7 +124,7 @@ def _tokenize(work: Work, parallel_map: "ParallelMap | None", output: Path) -> d
     return tokenization.tokenize(config, artifacts.locate(work.artifacts["corpus"]), output, parallel_map)
 
 
-TOGETHER = {"pretrain": _pretrain, "finetune": _finetune}
-"""Every worker runs them, joined in a process group."""
-LED = {"prepare_corpus": _prepare, "tokenize_corpus": _tokenize}
-"""One process runs them; it may give chunks of text to others."""
+TRAININGS = {"pretrain": _pretrain, "finetune": _finetune}
+"""Stages that every worker runs, joined in a process group; each entry returns the core's function."""
+TEXT_STAGES = {"prepare_corpus": _prepare, "tokenize_corpus": _tokenize}
+"""Stages that one process runs; it may hand chunks of text to others."""

@@ -24,7 +24,7 @@ def gc(
     ] = "",
     delete: Annotated[bool, typer.Option("--delete", help="Delete it; without this it is only shown.")] = False,
 ) -> None:
-    """Show, or delete, what nobody needs any more: old artifacts, checkpoints, and notes on jobs and failures.
+    """Show, or delete, what nobody needs any more: old artifacts, checkpoints, costs, and notes on jobs and failures.
 
     What stays: all that is younger than --older-than; what registered models were made of, corpus and shards included;
     and whatever one of these names by its digest, such as the shards of a training that still saves checkpoints. The
@@ -42,19 +42,20 @@ def gc(
         aliases = [alias.strip() for alias in keep.split(",") if alias.strip()]
         connection.connect_existing(here)
         needed = model_versions.made_of(aliases)
-        things = garbage.survey(store)
-        found = garbage.superfluous(things, needed, age)
-        for thing in sorted(found, key=lambda thing: thing.size, reverse=True):
-            days = (datetime.now(UTC) - thing.modified).days
-            typer.echo(f"{thing.size / 1e6:12,.1f} MB  {days:5} days  {thing.name}")
+        items = garbage.survey(store)
+        superfluous = garbage.superfluous(items, needed, age)
+        for item in sorted(superfluous, key=lambda item: item.size, reverse=True):
+            days = (datetime.now(UTC) - item.modified).days
+            typer.echo(f"{item.size / 1e6:12,.1f} MB  {days:5} days  {item.name}")
         typer.echo(f"models: {connection.public_uri(here)}")
-        total = f"{len(found)} of {len(things)} things in {store}, {sum(thing.size for thing in found) / 1e6:,.1f} MB"
+        size = sum(item.size for item in superfluous) / 1e6
+        total = f"{len(superfluous)} of {len(items)} items in {store}, {size:,.1f} MB"
         if not delete:
             typer.echo(f"{total}, may go: --delete deletes them")
             return
-        with progress("deleting", len(found), "things") as advance:
-            for thing in found:
-                garbage.delete(store, thing)
+        with progress("deleting", len(superfluous), "items") as advance:
+            for item in superfluous:
+                garbage.delete(store, item)
                 advance(1)
         typer.echo(f"{total}, deleted")
 

@@ -187,7 +187,7 @@ def test_what_only_concerns_testing_retrains_nothing(planned, store, tmp_path, c
 
 
 def test_with_dropout_in_the_encoder_other_workers_are_another_training(planned, store, tmp_path, monkeypatch):
-    monkeypatch.setitem(launchers.LAUNCHERS, "ray", launchers.here)
+    monkeypatch.setitem(launchers.LAUNCHERS, "ray", launchers.process)
     item, made = planned["toy riddles seed 1"], {}
     for dropout in (0.0, 0.1):
         for workers in (0, 2):

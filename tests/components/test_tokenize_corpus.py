@@ -23,7 +23,8 @@ def test_the_tokens_of_a_corpus_have_another_name_than_those_of_a_training_step(
     told = Told()
     monkeypatch.setitem(tracking.TRACKERS, "told", lambda: told)
     monkeypatch.setenv(tracking.VARIABLE, "told")
-    monkeypatch.setitem(works.LED, "tokenize_corpus", lambda work, spread, output: {"sequences": 3, "tokens": 40})
+    facts = {"sequences": 3, "tokens": 40}
+    monkeypatch.setitem(works.TEXT_STAGES, "tokenize_corpus", lambda work, spread, output: facts)
     corpus, shards, metrics = (dsl.Artifact(uri=str(tmp_path / name)) for name in ("corpus", "shards", "metrics"))
     made = artifacts.get_or_build(str(tmp_path / "store"), "corpus", "a", lambda output: {})
     artifacts.publish(corpus, Path(made))

@@ -4,7 +4,7 @@ import re
 
 import yaml
 
-from components.adapters.kuberay.job import _why
+from components.adapters.kuberay.job import _why_ended
 from components.adapters.kuberay.manifest import _SUBMITTER
 from components.settings.cluster import ClusterFile, Pool, RayConfig
 from infoxlm_core import run_file
@@ -134,5 +134,5 @@ def test_kuberay_is_the_version_that_errors_and_document_name():
     [installed] = re.findall(r"--version (\d+\.\d+)\.\d+ ", DOCUMENT)
 
     assert f"KubeRay {installed} " in DOCUMENT.partition("## 1.")[0]
-    error = _why("j-x-1", {"reason": "ValidationFailed"}, None)
+    error = _why_ended("j-x-1", {"reason": "ValidationFailed"}, None)
     assert f"check its version, {installed} or later" in str(error)

@@ -8,7 +8,6 @@ import asyncio
 import json
 import re
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -17,6 +16,8 @@ from contextlib import contextmanager
 import kmock
 from aiohttp import web
 from kubernetes import client
+
+from tests.servers.processes import until
 
 NAMESPACE = "infoxlm"
 _URL = re.compile(
@@ -215,10 +216,3 @@ def running_kubernetes() -> Iterator[KubernetesServer]:
     finally:
         loop.call_soon_threadsafe(over.set)
         thread.join(10)
-
-
-def until(is_true: Callable[[], object], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not is_true():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)

@@ -9,7 +9,7 @@ import threading
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -22,6 +22,14 @@ def free_port() -> int:
 
 def port_of(listener: socket.socket) -> int:
     return listener.getsockname()[1]
+
+
+def until(is_true: Callable[[], object], seconds: float = 20) -> None:
+    """Wait until a condition holds; fail after so many seconds."""
+    deadline = time.monotonic() + seconds
+    while not is_true():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
 
 
 @contextmanager

@@ -1,14 +1,14 @@
-"""Make the bucket of a store, and let S3 clear away uploads that a killed process has left half-finished.
+"""Create the bucket of a store, and let S3 delete the parts of unfinished uploads after a day.
 
     python -m components.adapters.s3.bucket s3://infoxlm
 
-Run again it changes nothing; rules that others have made stay.
+A second call changes nothing; other rules of the bucket stay.
 """
 
 import sys
 from typing import Any
 
-from components.adapters.s3 import store as s3
+from components.adapters.s3 import store
 from infoxlm_core.errors import InfoXLMError, InputError
 
 RULE = {
@@ -17,24 +17,21 @@ RULE = {
     "Filter": {"Prefix": ""},
     "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": 1},
 }
-"""A pending upload takes space and is in no listing."""
+"""Unfinished uploads take space and are in no listing."""
 
 
 def ensure(url: str) -> None:
-    """Make a bucket if it is not there, and its rule.
-
-    Args:
-        url: s3://bucket
+    """Create the bucket `s3://NAME` and its rule, where they do not exist.
 
     Raises:
-        InputError: no such URL, or S3 refuses.
+        InputError: the URL is malformed, or S3 refuses.
         StorageUnavailable: S3 does not answer.
     """
     bucket = url.removeprefix("s3://").rstrip("/")
     if not url.startswith("s3://") or not bucket or "/" in bucket:
         raise InputError(f"{url!r} is no bucket: write s3://NAME")
-    with s3.translate_errors(url) as client:
-        if bucket not in [known["Name"] for known in client.list_buckets()["Buckets"]]:
+    with store.translate_errors(url) as client:
+        if bucket not in [existing["Name"] for existing in client.list_buckets()["Buckets"]]:
             client.create_bucket(Bucket=bucket)
         rules = _rules(client, bucket)
         if RULE["ID"] not in [rule.get("ID") for rule in rules]:
@@ -52,13 +49,9 @@ def _rules(client: Any, bucket: str) -> list[dict[str, Any]]:
         raise
 
 
-def main() -> None:
+if __name__ == "__main__":
     try:
         ensure(*sys.argv[1:2] or [""])
     except InfoXLMError as error:
         print(f"bucket: {type(error).__name__}: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-
-
-if __name__ == "__main__":
-    main()

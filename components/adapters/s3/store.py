@@ -1,6 +1,6 @@
-"""S3 as a storage, and the only module that speaks to boto3.
+"""S3 as a storage, and the only module that calls boto3.
 
-Address, credentials and region are the environment's (AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, …), as everywhere.
+The environment has address, credentials and region, as everywhere: AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, …
 """
 
 import functools
@@ -19,8 +19,9 @@ from infoxlm_core.errors import InputError, StorageUnavailable, one_line
 
 logger = logging.getLogger(__name__)
 
-_QUICK = 4.0
-"""Seconds that a quick client waits for an answer: three tries fit into the patience of a lease."""
+LIMITS = {"attempts": 10, "connect_seconds": 5, "read_seconds": 60}
+QUICK_LIMITS = {"attempts": 3, "connect_seconds": 4, "read_seconds": 4}
+"""Of calls that must fail within the patience of a lease."""
 
 
 class S3Store:
@@ -41,7 +42,7 @@ class S3Store:
         with self._client(name, quick) as client, _missing():
             answer = client.get_object(Bucket=self.bucket, Key=self._key(name))
             if (size := answer["ContentLength"]) > outside.MAX_JSON:
-                raise InputError(f"{self.uri}/{name} has {size:,} bytes: it is none of our small files: remove it")
+                raise InputError(f"{self.uri}/{name} has {size:,} bytes, too many for a small file: remove it")
             return answer["Body"].read(), answer["ETag"]
         return None
 
@@ -54,8 +55,8 @@ class S3Store:
         # 409: two writers at the same moment; 404: deleted meanwhile
         with self._client(name, quick) as client, _missing(404, 409, 412):
             return client.put_object(**self._new(name, content), **condition)["ETag"]
-        found = self.get(name, quick)  # perhaps it is there because the answer to an earlier try of ours was lost
-        return found[1] if found and found[0] == _bytes(content) else None
+        existing = self.get(name, quick)  # it may be ours: the answer to an earlier attempt may have been lost
+        return existing[1] if existing and existing[0] == _bytes(content) else None
 
     def delete(self, *names: str) -> None:
         keys = [{"Key": self._key(name)} for name in names]
@@ -63,68 +64,66 @@ class S3Store:
             if len(keys) == 1:
                 client.delete_object(Bucket=self.bucket, **keys[0])
                 return
-            for first in range(0, len(keys), 1000):  # as many as a request may name
-                said = {"Objects": keys[first : first + 1000], "Quiet": True}
-                if refused := client.delete_objects(Bucket=self.bucket, Delete=said).get("Errors"):  # the answer is 200
-                    known = f"{refused[0].get('Key')} ({refused[0].get('Code')} {refused[0].get('Message', '')})"
+            for start in range(0, len(keys), 1000):  # the largest request
+                request = {"Objects": keys[start : start + 1000], "Quiet": True}
+                # errors of single objects come in an answer with status 200
+                if refused := client.delete_objects(Bucket=self.bucket, Delete=request).get("Errors"):
+                    first = f"{refused[0].get('Key')} ({refused[0].get('Code')} {refused[0].get('Message', '')})"
                     raise InputError(
-                        f"{self.uri}: S3 refuses to delete {len(refused)}, the first {known}: check rights"
+                        f"{self.uri}: S3 refuses to delete {len(refused)}, the first {first}: check rights"
                     )
 
     def entries(self, deep: bool = True) -> list[Entry]:
-        under = self._under()
-        found = self._pages("list_objects_v2", "Contents", **({} if deep else {"Delimiter": "/"}))
-        with self._client():
+        prefix = self._listed()["Prefix"]
+        items = self._pages("list_objects_v2", "Contents", **({} if deep else {"Delimiter": "/"}))
+        with self._client():  # translates errors of an answer that is none of S3's
             return [
-                Entry(item["Key"].removeprefix(under), item["Size"], item["ETag"], item["LastModified"])
-                for item in found
-                if item["Key"] != under
+                Entry(item["Key"].removeprefix(prefix), item["Size"], item["ETag"], item["LastModified"])
+                for item in items
+                if item["Key"] != prefix
             ]
 
     def folders(self) -> list[str]:
-        found = self._pages("list_objects_v2", "CommonPrefixes", Delimiter="/")
-        return sorted(item["Prefix"].rstrip("/").rpartition("/")[2] for item in found)
+        items = self._pages("list_objects_v2", "CommonPrefixes", Delimiter="/")
+        return sorted(item["Prefix"].rstrip("/").rpartition("/")[2] for item in items)
 
     def head(self, name: str = "") -> Entry | None:
         if not self._key(name):
             return None
         with self._client() as client, _missing():
-            said = client.head_object(Bucket=self.bucket, Key=self._key(name))
-            digest = said["Metadata"].get("sha256", "")  # S3 itself knows none of what came in parts
-            return Entry(name, said["ContentLength"], said["ETag"], said["LastModified"], digest)
+            head = client.head_object(Bucket=self.bucket, Key=self._key(name))
+            digest = head["Metadata"].get("sha256", "")  # S3 has no digest of a multipart upload
+            return Entry(name, head["ContentLength"], head["ETag"], head["LastModified"], digest)
         return None
 
     def upload(self, path: Path, name: str, sha256: str) -> None:
-        said = {"ChecksumAlgorithm": "SHA256", "Metadata": {"sha256": sha256}}
+        arguments = {"ChecksumAlgorithm": "SHA256", "Metadata": {"sha256": sha256}}
         with self._client() as client:
-            client.upload_file(str(path), self.bucket, self._key(name), ExtraArgs=said)
+            client.upload_file(str(path), self.bucket, self._key(name), ExtraArgs=arguments)
 
     def download(self, name: str, path: Path) -> None:
         with self._client() as client:
-            client.download_file(self.bucket, self._key(name), str(path))  # compares the checksum that S3 has
+            client.download_file(self.bucket, self._key(name), str(path))  # compares S3's checksum
 
     def sweep(self, older: timedelta = timedelta(0)) -> int:
-        """A process that is killed leaves its parts behind: they cost money, and no listing shows them.
+        """Abort multipart uploads of killed processes: their parts cost money, and no listing shows them.
 
-        How old they are the server's clock says: by ours, a day ahead, we would abort what others are sending.
+        Ages are counted on the server's clock: if ours were a day ahead, we would abort uploads of others.
         """
         with self._client() as client:
             pages = list(client.get_paginator("list_multipart_uploads").paginate(**self._listed()))
-            said = pages[0]["ResponseMetadata"]["HTTPHeaders"].get("date")
-            begun_by = parsedate_to_datetime(said) - older if said else None
+            date = pages[0]["ResponseMetadata"]["HTTPHeaders"].get("date")
+            limit = parsedate_to_datetime(date) - older if date else None
             pending = [upload for page in pages for upload in page.get("Uploads", ())]
-            old = [one for one in pending if not older or (begun_by and one["Initiated"] <= begun_by)]
+            old = [upload for upload in pending if not older or (limit and upload["Initiated"] <= limit)]
             for upload in old:
                 client.abort_multipart_upload(Bucket=self.bucket, Key=upload["Key"], UploadId=upload["UploadId"])
         if old:
-            logger.info("aborted %d uploads that were left unfinished below %s", len(old), self.uri)
+            logger.info("aborted %d unfinished uploads below %s", len(old), self.uri)
         return len(old)
 
     def _key(self, name: str) -> str:
         return "/".join(part for part in (self._prefix, name) if part)
-
-    def _under(self) -> str:
-        return f"{self._prefix}/" if self._prefix else ""
 
     def _new(self, name: str, content: str | bytes) -> dict[str, Any]:
         return {
@@ -132,12 +131,13 @@ class S3Store:
         }  # fmt: skip
 
     def _listed(self) -> dict[str, str]:
-        return {"Bucket": self.bucket, "Prefix": self._under()}
+        return {"Bucket": self.bucket, "Prefix": f"{self._prefix}/" if self._prefix else ""}
 
-    def _pages(self, request: str, part: str, **more: str) -> list[dict[str, Any]]:
+    def _pages(self, request: str, field: str, **arguments: str) -> list[dict[str, Any]]:
+        """Return the items in one field of all pages of a listing."""
         with self._client() as client:
-            pages = client.get_paginator(request).paginate(**self._listed(), **more)
-            return [item for page in pages for item in page.get(part, ())]
+            pages = client.get_paginator(request).paginate(**self._listed(), **arguments)
+            return [item for page in pages for item in page.get(field, ())]
 
     def _client(self, name: str = "", quick: bool = False) -> Any:
         return translate_errors(f"{self.uri}/{name}" if name else self.uri, quick)
@@ -145,7 +145,7 @@ class S3Store:
 
 @contextmanager
 def translate_errors(uri: str, quick: bool = False) -> Iterator[Any]:
-    """A client of S3 whose errors become ours, one line each that begins with the URI."""
+    """Yield an S3 client; its errors become ours, one line each that begins with the URI."""
     from boto3.exceptions import Boto3Error
     from botocore.exceptions import (
         BotoCoreError,
@@ -157,7 +157,7 @@ def translate_errors(uri: str, quick: bool = False) -> Iterator[Any]:
 
     try:
         client = _client(tuple(sorted(item for item in os.environ.items() if item[0].startswith("AWS_"))), quick)
-    except (BotoCoreError, ValueError) as error:  # ValueError: an address that is none
+    except (BotoCoreError, ValueError) as error:  # ValueError: a malformed address
         raise InputError(f"{uri}: {one_line(error)}: check AWS_ENDPOINT_URL, AWS_REGION and AWS_PROFILE") from error
     try:
         yield client
@@ -168,9 +168,9 @@ def translate_errors(uri: str, quick: bool = False) -> Iterator[Any]:
     except EndpointProviderError as error:
         raise InputError(f"{uri}: {one_line(error)}: check AWS_ENDPOINT_URL and AWS_REGION") from error
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
-        # an answer without what every answer of S3 has; one that leads to itself is followed until the stack is full
+        # the answer lacks a field of S3's answers; a redirect to itself is followed until the stack is full
         raise InputError(
-            f"{uri}: what answers is no S3 ({type(error).__name__}: {error}): check AWS_ENDPOINT_URL and proxies"
+            f"{uri}: the server is not S3 ({type(error).__name__}: {error}): check AWS_ENDPOINT_URL and proxies"
         ) from (None if isinstance(error, RecursionError) else error)
     except (BotoCoreError, Boto3Error, ClientError) as error:
         inner = error if isinstance(error, ClientError) else error.__cause__ or error.__context__
@@ -181,25 +181,26 @@ def translate_errors(uri: str, quick: bool = False) -> Iterator[Any]:
 
 @functools.lru_cache(8)
 def _client(environment: tuple[tuple[str, str], ...], quick: bool) -> Any:
-    """A client for the settings that boto3 itself takes from the environment; making one takes a fifth of a second."""
+    """Return a client for these environment variables, which boto3 reads itself; making one takes 0.2 seconds."""
     import boto3
     from botocore.config import Config
 
-    own = any(name.startswith("AWS_ENDPOINT_URL") for name, _ in environment)  # most servers know no bucket as a host
+    limits = QUICK_LIMITS if quick else LIMITS
+    has_own_server = any(name.startswith("AWS_ENDPOINT_URL") for name, _ in environment)
     settings = Config(
-        retries={"mode": "standard", "total_max_attempts": 3 if quick else 10},
-        connect_timeout=_QUICK if quick else 5,
-        read_timeout=_QUICK if quick else 60,
-        s3={"addressing_style": "path"} if own else {},
+        retries={"mode": "standard", "total_max_attempts": limits["attempts"]},
+        connect_timeout=limits["connect_seconds"],
+        read_timeout=limits["read_seconds"],
+        s3={"addressing_style": "path"} if has_own_server else {},  # most servers take no bucket as a host name
     )
-    known = dict(environment)
-    region = known.get("AWS_REGION") or known.get("AWS_DEFAULT_REGION") or "us-east-1"
+    variables = dict(environment)
+    region = variables.get("AWS_REGION") or variables.get("AWS_DEFAULT_REGION") or "us-east-1"
     return boto3.Session().client("s3", config=settings, region_name=region)
 
 
 @contextmanager
 def _missing(*statuses: int) -> Iterator[None]:
-    """Go on after the block if S3 answers with one of these; without any: that there is no such object."""
+    """Leave the block if S3 answers with one of these statuses; by default 404, no such object."""
     from botocore.exceptions import ClientError
 
     try:

@@ -1,8 +1,10 @@
-"""What every storage promises, shown by each that we have: a directory, and S3 on a real server."""
+"""What every storage promises, shown by each that we have: a directory, and S3 on a real server that also fails."""
 
 import os
 import threading
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,26 +13,32 @@ from typing import ClassVar
 
 import pytest
 
-from components.adapters import lease, storage
+from components.adapters import storage
 from components.adapters.directory import Directory
-from components.adapters.lease import Lease
-from components.platform import artifact_files, artifacts, sources
+from components.platform import artifacts, sources
 from infoxlm_core import manifests
-from infoxlm_core.errors import Fenced, InputError, LeaseHeld
+from infoxlm_core.errors import InputError, StorageUnavailable
 
 KEY = "0123456789abcdef"
-GIVEN = os.environ.get("INFOXLM_TEST_STORE")
-"""A place on an S3 of one's own that keeps the promises, too? The runbook asks, page RB05."""
+OWN_STORE = os.environ.get("INFOXLM_TEST_STORE")
+"""A folder on an S3 server of one's own, which must keep the promises too: page RB05 of the runbook."""
 
 
-@pytest.fixture(params=["directory", pytest.param("s3", marks=pytest.mark.slow), *(["given"] if GIVEN else [])])
+@pytest.fixture(params=["directory", pytest.param("s3", marks=pytest.mark.slow), *(["own"] if OWN_STORE else [])])
 def uri(request, tmp_path) -> str:
     if request.param == "directory":
         return str(tmp_path / "store")
-    if request.param == "given":
-        return f"{GIVEN}/{uuid.uuid4().hex}"
+    if request.param == "own":
+        return f"{OWN_STORE}/{uuid.uuid4().hex}"
     request.getfixturevalue("bucket")
-    return f"s3://models/{uuid.uuid4().hex}"  # SeaweedFS lists folders that are empty, of other tests too
+    return f"s3://models/{uuid.uuid4().hex}"  # SeaweedFS lists empty folders, also those of other tests
+
+
+@pytest.fixture
+def large(tmp_path) -> Path:
+    """A file that is uploaded to S3 in two parts."""
+    (tmp_path / "large").write_bytes(bytes(range(256)) * 40_000)
+    return tmp_path / "large"
 
 
 def test_what_was_put_is_read_and_listed_until_it_is_deleted(uri):
@@ -49,7 +57,7 @@ def test_what_was_put_is_read_and_listed_until_it_is_deleted(uri):
     assert store.entries() == []
 
 
-def test_a_file_is_written_only_over_what_is_known_to_be_there(uri):
+def test_a_file_is_written_only_over_the_version_that_is_known(uri):
     store = storage.open(uri)
 
     first = store.put_if("file", "first", None)
@@ -60,12 +68,12 @@ def test_a_file_is_written_only_over_what_is_known_to_be_there(uri):
     assert store.get("file") == (b"second", second)
 
 
-def test_of_many_who_write_at_once_over_the_same_one_succeeds(uri):
-    known = storage.open(uri).put_if("file", "", None)
-    done: list[str | None] = []
+def test_of_many_who_write_at_once_over_the_same_version_one_succeeds(uri):
+    version = storage.open(uri).put_if("file", "", None)
+    results: list[str | None] = []
 
     def write(content: str) -> None:
-        done.append(storage.open(uri).put_if("file", content, known))
+        results.append(storage.open(uri).put_if("file", content, version))
 
     threads = [threading.Thread(target=write, args=(str(number),)) for number in range(8)]
     for thread in threads:
@@ -73,38 +81,93 @@ def test_of_many_who_write_at_once_over_the_same_one_succeeds(uri):
     for thread in threads:
         thread.join()
 
-    assert len(done) == 8 and len([version for version in done if version]) == 1
+    assert len(results) == 8 and len([result for result in results if result]) == 1
 
 
-def test_a_large_file_comes_back_with_the_digest_that_it_was_sent_with(uri, tmp_path):
-    (tmp_path / "large").write_bytes(bytes(range(256)) * 40_000)
-    digest = manifests.file_sha256(tmp_path / "large")
+def test_a_large_file_comes_back_with_the_digest_that_it_was_sent_with(uri, large, tmp_path):
+    digest = manifests.file_sha256(large)
     store = storage.open(uri)
 
-    store.upload(tmp_path / "large", "folder/large", digest)
+    store.upload(large, "folder/large", digest)
     store.download("folder/large", tmp_path / "back")
 
     assert manifests.file_sha256(tmp_path / "back") == digest == store.head("folder/large").sha256
     assert store.sweep(timedelta(0)) == 0
 
 
-def test_directories_travel_and_leases_fence_in_any_storage(uri, tmp_path, monkeypatch):
-    monkeypatch.setattr(lease, "BEAT", 0.1)
-    (tmp_path / "made/inner").mkdir(parents=True)
-    (tmp_path / "made/inner/file").write_text("content")
-    manifests.write(tmp_path / "made", "corpus")
+# ---------------------------------------------------------------- faults of a server
 
-    with Lease(f"{uri}/lease.json", "first") as held:
-        with pytest.raises(LeaseHeld, match="first is at work"), Lease(held.url, "second"):
-            pytest.fail("it was taken")
-        artifact_files.push(tmp_path / "made", f"{uri}/a", before_commit=held.renew)
-        with Lease(held.url, "first"), pytest.raises(Fenced):
-            artifact_files.push(tmp_path / "made", f"{uri}/b", before_commit=held.renew)
-    artifact_files.pull(f"{uri}/a", tmp_path / "back")
 
-    assert (tmp_path / "back/inner/file").read_text() == "content" and not artifact_files.manifest_exists(f"{uri}/b")
-    artifact_files.drop(f"{uri}/a")
-    assert artifact_files.manifest(f"{uri}/a") is None
+@pytest.fixture
+def failing(bucket, faults, monkeypatch):
+    """A storage on an S3 server that fails on demand, without pauses between attempts of the client."""
+    monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0.01)
+    return storage.open("s3://models/store")
+
+
+@pytest.mark.item("F07")
+@pytest.mark.parametrize("kind", ["500", "503", "reset"])
+@pytest.mark.parametrize(("method", "key"), [("PUT", "small"), ("PUT", "partNumber=2"), ("HEAD", "large"),
+                                             ("POST", "uploadId"), ("GET", "small"), ("GET", "list-type")])  # fmt: skip
+def test_faults_that_pass_cost_nothing_but_time(failing, faults, large, tmp_path, method, key, kind):
+    faults.inject(method, key, kind, times=6)
+
+    failing.put("small", "content")
+    failing.upload(large, "large", manifests.file_sha256(large))
+    failing.download("large", tmp_path / "back")
+
+    assert (tmp_path / "back").read_bytes() == large.read_bytes() and failing.get("small")[0] == b"content"
+    assert failing.head("large").sha256 == manifests.file_sha256(large)
+    assert [entry.name for entry in failing.entries()] == ["large", "small"]
+    assert len(faults.injected) == 6
+
+
+@pytest.mark.item("F07")
+def test_a_download_that_is_cut_short_is_begun_again(failing, faults, large, tmp_path):
+    failing.upload(large, "large", manifests.file_sha256(large))
+    faults.inject("GET", "large", "truncated", times=3)
+
+    failing.download("large", tmp_path / "back")
+
+    assert (tmp_path / "back").read_bytes() == large.read_bytes() and len(faults.injected) == 3
+
+
+@pytest.mark.item("F09")
+def test_a_manifest_whose_answer_was_lost_is_our_own(failing, faults):
+    faults.inject("PUT", "manifest.json", "applied-500", times=1)
+
+    version = failing.put_if("manifest.json", "ours", None)
+
+    assert failing.get("manifest.json") == (b"ours", version)
+    assert [method for method, _ in faults.requests].count("PUT") == 2  # the second met its own first
+
+
+@pytest.mark.item("F08")
+def test_an_upload_whose_part_never_arrives_leaves_no_file_and_no_pending_upload(bucket, failing, faults, large):
+    faults.inject("PUT", "partNumber=1", "503")
+
+    with pytest.raises(StorageUnavailable, match="run again"):
+        failing.upload(large, "large", manifests.file_sha256(large))
+    faults.heal()
+
+    assert failing.head("large") is None
+    failing.sweep()
+    assert not list(bucket.multipart_uploads.all())
+
+
+@pytest.mark.item("F08")
+def test_uploads_that_a_killed_process_left_are_swept(bucket):
+    client = bucket.meta.client
+    client.create_multipart_upload(Bucket="models", Key="store/a/large")
+    client.create_multipart_upload(Bucket="models", Key="elsewhere/large")
+
+    assert storage.open("s3://models/store/a").sweep(older=timedelta(days=1)) == 0
+    assert storage.open("s3://models/store/a").sweep() == 1
+    assert [upload.object_key for upload in bucket.multipart_uploads.all()] == ["elsewhere/large"]
+    storage.open("s3://models/elsewhere").sweep()
+
+
+# ---------------------------------------------------------------- other storages
 
 
 @pytest.mark.parametrize("uri", ["gs://bucket/prefix", "http://169.254.169.254/latest"])
@@ -116,105 +179,113 @@ def test_a_storage_that_nobody_has_written_is_refused_in_one_line(uri):
 
 
 class Shelf:
-    """A storage that is elsewhere, as far as its users know."""
+    """A storage that is remote, as far as its users know."""
 
-    root: Path
+    root: ClassVar[Path]
     directory = None
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
-        self._inner = Directory(str(self.root / uri.removeprefix("shelf://")))
+        self._files = Directory(str(self.root / uri.removeprefix("shelf://")))
 
     def __getattr__(self, name: str):
-        return getattr(self._inner, name)
+        return getattr(self._files, name)
 
 
-@pytest.mark.parametrize("store", ["shelf://a", "shelf://team/suite", "shelf://team/points/x", "shelf://suite"])
+@pytest.mark.parametrize("store", ["shelf://a", "shelf://team/points/x", "shelf://suite"])
 def test_another_storage_is_a_class_and_a_line(tmp_path, monkeypatch, store):
     monkeypatch.setattr(Shelf, "root", tmp_path / "shelf", raising=False)
     monkeypatch.setitem(storage.SCHEMES, "shelf", f"{__name__}:Shelf")
     monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "here"))
-    place = f"{store}/corpus/{KEY}"
+    location = f"{store}/corpus/{KEY}"
 
     made = artifacts.get_or_build(store, "corpus", KEY, lambda output: (output / "file").write_text("x") and {})
     monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "another machine"))
     found = artifacts.get_or_build(store, "corpus", KEY, lambda output: pytest.fail("made twice"))
-    data = sources.fetch_data(f"{place}/file", tmp_path / "store")
+    data = sources.fetch_data(f"{location}/file", tmp_path / "store")
 
-    assert artifacts.url_of(made) == place and artifacts.locate(place) == found != made
-    assert artifacts.locate(f"{place}/file").read_text() == "x"
+    assert artifacts.url_of(made) == location and artifacts.locate(location) == found != made
     assert data.read_text() == (found / "file").read_text() == "x" and data.is_relative_to(tmp_path / "store")
     for wrong in (f"{store}/x", f"{store}/corpus/abc", store):
         with pytest.raises(InputError, match=rf"{wrong} is not an artifact \(STORE/KIND/KEY\)"):
             artifacts.locate(wrong)
 
 
-class _Page(BaseHTTPRequestHandler):
-    """A proxy that answers everything with a page to log in, or sends whoever asks to itself."""
+# ---------------------------------------------------------------- servers and settings that cannot be
 
-    def do_GET(self) -> None:
-        self.send_response(302 if self.path.startswith("/round") else 200)
-        self.send_header("Content-Type", "text/html")
-        self.send_header("Location", self.path)
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers with a status and a body, and logs nothing."""
+
+    def reply(self, status: int, content: bytes = b"", **headers: str) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(b"<html>log in</html>")
+            self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def credentials(monkeypatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "x")
+
+
+@contextmanager
+def answering(handler: type[Handler], monkeypatch) -> Iterator[storage.Store]:
+    """Yield a storage whose S3 server answers as `handler` does."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_address[1]}")
+    try:
+        yield storage.open("s3://bucket/prefix")
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+class LoginPage(Handler):
+    """A proxy that answers everything with a page to log in, or redirects a client to the same URL."""
+
+    def do_GET(self) -> None:
+        self.reply(302 if self.path.startswith("/round") else 200, b"<html>log in</html>", Location=self.path)
 
     do_HEAD = do_PUT = do_GET
 
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
 
-
-def test_what_answers_and_is_no_s3_is_refused_in_one_line(monkeypatch):
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Page)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "x")
-    try:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_address[1]}")
-        for ask in (lambda store: store.get("manifest.json"), lambda store: store.head("manifest.json")):
-            with pytest.raises(InputError, match="what answers is no S3"):
-                ask(storage.open("s3://bucket/prefix"))
-        with pytest.raises(InputError, match=r"what answers is no S3 \(RecursionError"):
+def test_a_server_that_is_not_s3_is_refused_in_one_line(credentials, monkeypatch):
+    with answering(LoginPage, monkeypatch) as store:
+        for ask in (store.get, store.head):
+            with pytest.raises(InputError, match="the server is not S3"):
+                ask("manifest.json")
+        with pytest.raises(InputError, match=r"the server is not S3 \(RecursionError"):
             storage.open("s3://round/prefix").get("manifest.json")
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
-class _Keeper(BaseHTTPRequestHandler):
-    """An S3 whose policy lets nobody delete: to many at once that is an answer like any other."""
+class Keeper(Handler):
+    """An S3 server whose policy refuses deletions: in a request for many, with status 200."""
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
-        said = b"<Error><Key>prefix/b</Key><Code>AccessDenied</Code><Message>no</Message></Error>"
-        said = b"<DeleteResult>" + said + b"</DeleteResult>"
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(said)))
-        self.end_headers()
-        self.wfile.write(said)
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        error = b"<Error><Key>prefix/b</Key><Code>AccessDenied</Code><Message>no</Message></Error>"
+        self.reply(200, b"<DeleteResult>" + error + b"</DeleteResult>")
 
 
-def test_of_many_to_delete_the_first_that_s3_refuses_is_named(monkeypatch):
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Keeper)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "x")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_address[1]}")
-    try:
-        with pytest.raises(InputError, match=r"refuses to delete 1, the first prefix/b \(AccessDenied no\)"):
-            storage.open("s3://bucket/prefix").delete("a", "b")
-    finally:
-        server.shutdown()
-        server.server_close()
+def test_of_many_to_delete_the_first_that_s3_refuses_is_named(credentials, monkeypatch):
+    with (
+        answering(Keeper, monkeypatch) as store,
+        pytest.raises(InputError, match=r"refuses to delete 1, the first prefix/b \(AccessDenied no\)"),
+    ):
+        store.delete("a", "b")
 
 
-class _Ahead(_Keeper):
-    """An S3 that holds an upload of two days ago and one of an hour ago, by a clock that is ten days before ours."""
+class Behind(Handler):
+    """An S3 server whose clock is ten days behind ours, with uploads that began two days and one hour ago."""
 
     aborted: ClassVar[list[str]] = []
     now = datetime.now(UTC) - timedelta(days=10)
@@ -228,55 +299,33 @@ class _Ahead(_Keeper):
             f"{(self.now - age).isoformat(timespec='seconds').replace('+00:00', 'Z')}</Initiated></Upload>"
             for name, age in (("old", timedelta(days=2)), ("new", timedelta(hours=1)))
         )
-        said = f"<ListMultipartUploadsResult>{uploads}</ListMultipartUploadsResult>".encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(said)))
-        self.end_headers()
-        self.wfile.write(said)
+        self.reply(200, f"<ListMultipartUploadsResult>{uploads}</ListMultipartUploadsResult>".encode())
 
     def do_DELETE(self) -> None:
         self.aborted.append(self.path.partition("uploadId=")[2])
-        self.send_response(204)
-        self.end_headers()
+        self.reply(204)
 
 
-def test_unfinished_uploads_are_as_old_as_the_server_says_whatever_our_clock_is(monkeypatch):
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Ahead)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "x")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_address[1]}")
-    try:
-        assert storage.open("s3://bucket/prefix").sweep(timedelta(days=1)) == 1
-        assert _Ahead.aborted == ["old"]
-        assert storage.open("s3://bucket/prefix").sweep() == 2  # of a prefix that is ours alone
-    finally:
-        server.shutdown()
-        server.server_close()
+def test_unfinished_uploads_are_as_old_as_the_server_says_whatever_our_clock_is(credentials, monkeypatch):
+    with answering(Behind, monkeypatch) as store:
+        assert store.sweep(timedelta(days=1)) == 1
+        assert Behind.aborted == ["old"]
+        assert store.sweep() == 2
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "said"),
+    ("uri", "variable", "value", "message"),
     [
-        ("AWS_ENDPOINT_URL", "not a url", "check AWS_ENDPOINT_URL"),
-        ("AWS_ENDPOINT_URL", "http://", "check AWS_ENDPOINT_URL"),
-        ("AWS_ENDPOINT_URL", "ftp://127.0.0.1", "not a valid URI: check AWS_ENDPOINT_URL"),
-        ("AWS_REGION", "not a region!", "check AWS_ENDPOINT_URL, AWS_REGION"),
-        ("AWS_PROFILE", "nobody", "and AWS_PROFILE"),
+        ("s3://bucket/prefix", "AWS_ENDPOINT_URL", "not a url", "check AWS_ENDPOINT_URL"),
+        ("s3://bucket/prefix", "AWS_ENDPOINT_URL", "http://", "check AWS_ENDPOINT_URL"),
+        ("s3://bucket/prefix", "AWS_ENDPOINT_URL", "ftp://127.0.0.1", "not a valid URI: check AWS_ENDPOINT_URL"),
+        ("s3://bucket/prefix", "AWS_REGION", "not a region!", "check AWS_ENDPOINT_URL, AWS_REGION"),
+        ("s3://bucket/prefix", "AWS_PROFILE", "nobody", "and AWS_PROFILE"),
+        ("s3://a b/prefix", "AWS_REGION", "us-east-1", "check the name of the bucket"),
     ],
 )
-def test_settings_of_s3_that_cannot_be_are_refused_naming_them(monkeypatch, variable, value, said):
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "x")
+def test_settings_of_s3_that_cannot_be_are_refused_naming_them(credentials, monkeypatch, uri, variable, value, message):
     monkeypatch.setenv(variable, value)
 
-    with pytest.raises(InputError, match=said):
-        storage.open("s3://bucket/prefix").get("manifest.json")
-
-
-def test_a_bucket_whose_name_cannot_be_is_not_taken_for_missing_credentials(monkeypatch):
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "x")
-
-    with pytest.raises(InputError, match="check the name of the bucket"):
-        storage.open("s3://a b/prefix").get("manifest.json")
+    with pytest.raises(InputError, match=message):
+        storage.open(uri).get("manifest.json")

@@ -10,7 +10,10 @@ import pytest
 from components.platform import artifact_files, artifacts
 from infoxlm_core import manifests
 from infoxlm_core.config import EvaluationConfig, PretrainingConfig, TokenizationConfig
-from infoxlm_core.errors import DataCorrupt, InputError
+from infoxlm_core.errors import DataCorrupt, InputError, StorageUnavailable
+
+URL = "s3://models/store"
+KEY = "0123456789abcdef"
 
 
 def build(output: Path) -> dict:
@@ -164,3 +167,92 @@ def test_a_published_artifact_is_found_by_the_next_stage(tmp_path):
     location, digest = artifacts.resolve(artifact)
     assert location == made and digest == manifests.read(made, "corpus", "x")["digest"] == artifact.metadata["digest"]
     assert artifacts.key_of("scores", EvaluationConfig(), digest)
+
+
+# ---------------------------------------------------------------- a store on S3
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    """A cache of this test's, and no pauses between attempts of the S3 client."""
+    monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0.01)
+    monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "cache"))
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def write_file(output: Path) -> dict:
+    (output / "file").write_text("content")
+    return {"lines": 1}
+
+
+def test_each_store_has_a_local_copy_of_its_own_that_says_of_which_store_it_is(own_cache):
+    assert len({artifacts.local(f"s3://models/{name}") for name in ("x/a", "x-a", "x_a")}) == 3
+    (artifacts.local("s3://models/x") / "COPY_OF").write_bytes(b"\xff")
+
+    assert artifacts.url_of(artifacts.local("s3://models/x") / "corpus/abc") == "s3://models/x/corpus/abc"
+
+
+@pytest.mark.parametrize("inner", ["../../outside", "/outside"])
+def test_a_location_that_leads_out_of_its_artifact_is_refused(own_cache, bucket, inner):
+    artifacts.get_or_build(URL, "corpus", KEY, write_file)
+
+    with pytest.raises(InputError, match="a name that leads out of its folder"):
+        artifacts.locate(f"{URL}/corpus/{KEY}/{inner}")
+
+
+def test_an_artifact_made_on_one_machine_is_found_on_another(own_cache, bucket, tmp_path, monkeypatch):
+    made = artifacts.get_or_build(URL, "corpus", KEY, write_file)
+    location = artifacts.url_of(made)
+    monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "other machine"))
+
+    again = artifacts.get_or_build(URL, "corpus", KEY, lambda output: pytest.fail("made twice"))
+
+    assert location == f"{URL}/corpus/{KEY}" and again != made and tree(again) == tree(made)
+    assert artifacts.locate(location) == again and artifacts.locate(f"{location}/file").read_text() == "content"
+
+
+@pytest.mark.item("P5")
+@pytest.mark.parametrize("unnoticed", [False, True])
+@pytest.mark.parametrize("file", ["file", manifests.NAME])
+def test_a_damaged_copy_of_an_artifact_is_fetched_again(own_cache, bucket, file, unnoticed):
+    made = artifacts.get_or_build(URL, "pretrained", KEY, write_file)
+    whole = tree(made)
+    (made / file).write_bytes(b"x" * len(whole[file]))
+    if unnoticed:
+        artifact_files.record_verified(made, artifact_files.file_state(made))
+
+    assert tree(artifacts.locate(f"{URL}/pretrained/{KEY}")) == whole
+
+
+def test_an_artifact_that_was_made_but_not_uploaded_is_uploaded_and_not_made_again(own_cache, bucket, faults):
+    faults.inject("PUT", "corpus/abc", "503")
+    builds = []
+
+    def build(output: Path) -> dict:
+        builds.append(output)
+        return write_file(output)
+
+    with pytest.raises(StorageUnavailable):
+        artifacts.get_or_build(URL, "corpus", "abc", build)
+    assert artifacts.lookup(URL, "corpus", "abc") is None
+    faults.heal()
+
+    artifacts.get_or_build(URL, "corpus", "abc", build)
+
+    assert len(builds) == 1 and artifacts.lookup(URL, "corpus", "abc")
+
+
+def test_of_two_machines_that_made_the_same_the_first_to_upload_counts(own_cache, bucket, tmp_path, monkeypatch):
+    def build_second(output: Path) -> dict:
+        monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "other machine"))
+        artifacts.get_or_build(URL, "corpus", "abc", write_file)
+        monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "cache"))
+        (output / "file").write_text("second")
+        return {}
+
+    found = artifacts.get_or_build(URL, "corpus", "abc", build_second)
+
+    assert (found / "file").read_text() == "content"

@@ -1,4 +1,4 @@
-"""What may go from a store, and what something that stays still needs: on a directory and on S3."""
+"""What may go from a store, and what someitem that stays still needs: on a directory and on S3."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -41,21 +41,22 @@ def fill(store: str) -> dict[str, str]:
     artifacts.write(store, f"runs/pretrained-{KEYS['pretrained']}/step=0000000004/meta.json", meta)
     artifacts.write(store, "work/j-pretrain-1.json", json.dumps({"run": f"pretrained-{KEYS['pretrained']}"}))
     artifacts.write(store, "outcome/demo-1/pretrain.json", "{}")
+    artifacts.write(store, f"cost/pretrained/{KEYS['pretrained']}/demo-1.x.json", "{}")
     artifacts.write(store, "mlruns/is/not/ours.json", "{}")
     return found
 
 
-def names(things) -> set[str]:
-    return {thing.name.partition("/")[0] for thing in things}
+def names(items) -> set[str]:
+    return {item.name.partition("/")[0] for item in items}
 
 
-def test_all_that_is_old_may_go_and_nothing_that_is_young_or_not_ours(store):
+def test_all_that_is_old_may_go_and_noitem_that_is_young_or_not_ours(store):
     fill(store)
-    things = garbage.survey(store)
+    items = garbage.survey(store)
 
-    assert names(garbage.superfluous(things, set(), OLD)) == set()
-    assert names(garbage.superfluous(things, set(), OLD, LATER)) == {
-        "corpus", "shards", "pretrained", "scores", "runs", "work", "outcome",
+    assert names(garbage.superfluous(items, set(), OLD)) == set()
+    assert names(garbage.superfluous(items, set(), OLD, LATER)) == {
+        "corpus", "shards", "pretrained", "scores", "runs", "work", "outcome", "cost",
     }  # fmt: skip
 
 
@@ -66,17 +67,32 @@ def test_what_a_registered_model_was_made_of_stays_but_for_the_checkpoints(store
 
     gone = garbage.superfluous(garbage.survey(store), needed, OLD, LATER)
 
-    assert names(gone) == {"scores", "runs", "work", "outcome"}
+    assert names(gone) == {"scores", "runs", "work", "outcome", "cost"}
 
 
 def test_a_training_that_still_saves_keeps_its_shards_their_corpus_and_its_work(store):
     fill(store)
-    things = [
-        garbage.Thing(**vars(thing) | {"modified": LATER - DAY}) if thing.name.startswith("runs/") else thing
-        for thing in garbage.survey(store)
+    items = [
+        garbage.Item(**vars(item) | {"modified": LATER - DAY}) if item.name.startswith("runs/") else item
+        for item in garbage.survey(store)
     ]
 
-    assert names(garbage.superfluous(things, set(), OLD, LATER)) == {"scores", "outcome"}
+    assert names(garbage.superfluous(items, set(), OLD, LATER)) == {"scores", "outcome", "cost"}
+
+
+def test_a_training_that_has_not_saved_yet_keeps_its_shards_and_their_corpus(store):
+    digests = fill(store)
+    run = f"pretrained-{KEYS['pretrained']}"
+    artifacts.write(store, "begun/toy.json", json.dumps({"run": run, "fingerprint": {"shards": digests["shards"]}}))
+    items = [
+        garbage.Item(**vars(item) | {"modified": LATER - DAY}) if item.name.startswith("begun/") else item
+        for item in garbage.survey(store)
+    ]
+
+    gone = garbage.superfluous(items, set(), OLD, LATER)
+
+    assert not {"shards", "corpus", "begun"} & names(gone)
+    assert "begun" in names(garbage.superfluous(garbage.survey(store), set(), OLD, LATER))
 
 
 def test_a_job_that_is_still_followed_keeps_its_work_and_what_that_reads(store):
@@ -85,20 +101,20 @@ def test_a_job_that_is_still_followed_keeps_its_work_and_what_that_reads(store):
         store, "work/j-tokenize-1.json", json.dumps({"artifacts": {"corpus": f"{store}/corpus/{KEYS['corpus']}"}})
     )
     artifacts.write(store, "work/j-tokenize-1.followed", "")
-    things = [
-        garbage.Thing(**vars(thing) | {"modified": LATER - DAY}) if "tokenize" in thing.name else thing
-        for thing in garbage.survey(store)
+    items = [
+        garbage.Item(**vars(item) | {"modified": LATER - DAY}) if "tokenize" in item.name else item
+        for item in garbage.survey(store)
     ]
-    assert [thing.name for thing in things if "tokenize" in thing.name] == ["work/j-tokenize-1"]
+    assert [item.name for item in items if "tokenize" in item.name] == ["work/j-tokenize-1"]
 
-    gone = garbage.superfluous(things, set(), OLD, LATER)
+    gone = garbage.superfluous(items, set(), OLD, LATER)
 
-    assert "corpus" not in names(gone) and "work/j-tokenize-1" not in {thing.name for thing in gone}
+    assert "corpus" not in names(gone) and "work/j-tokenize-1" not in {item.name for item in gone}
 
 
 def delete_all(store: str) -> None:
-    for thing in garbage.superfluous(garbage.survey(store), set(), OLD, LATER):
-        garbage.delete(store, thing)
+    for item in garbage.superfluous(garbage.survey(store), set(), OLD, LATER):
+        garbage.delete(store, item)
 
 
 def test_what_is_deleted_is_gone_with_its_mark_and_is_made_anew(store):

@@ -28,14 +28,14 @@ def work(tiny_shards, tmp_path) -> Work:
 def a_launcher_that(seen: list, monkeypatch, name: str) -> None:
     def launch(work: Work, cluster: dict, task: object) -> None:
         seen.append(name)
-        launchers.here(work)
+        launchers.process(work)
 
     monkeypatch.setitem(launchers.LAUNCHERS, name, launch)
 
 
 @pytest.mark.parametrize(
     ("workers", "cluster", "variable", "chosen"),
-    [(0, {}, "", "here"), (2, {}, "", "ray"), (2, {}, "torchrun", "torchrun"), (2, {"image": "i"}, "", "kuberay")],
+    [(0, {}, "", "process"), (2, {}, "", "ray"), (2, {}, "torchrun", "torchrun"), (2, {"image": "i"}, "", "kuberay")],
 )
 def test_parameters_and_environment_choose_the_launcher(work, monkeypatch, workers, cluster, variable, chosen):
     monkeypatch.setenv(launchers.VARIABLE, variable)
@@ -85,7 +85,7 @@ def test_what_may_train_without_a_cluster_does(work, monkeypatch, pod, workers, 
 
     launchers.run(replace(work, num_workers=workers), cluster)
 
-    assert seen == ["ray" if workers else "here"]
+    assert seen == ["ray" if workers else "process"]
 
 
 def test_an_unknown_launcher_is_one_clear_line_before_anything_starts(monkeypatch):
@@ -116,7 +116,7 @@ def test_text_is_worked_on_by_processes_of_this_machine(work, monkeypatch):
         return {"lengths": sum(table["length"][0].as_py() for table in spread(lengths, iter(chunks)))}
 
     monkeypatch.setenv(launchers.VARIABLE, "torchrun")
-    monkeypatch.setitem(works.LED, "prepare_corpus", count)
+    monkeypatch.setitem(works.TEXT_STAGES, "prepare_corpus", count)
 
     made = launchers.run(replace(work, stage="prepare_corpus", kind="corpus", run=""))
 

@@ -55,7 +55,7 @@ def works(monkeypatch) -> list[Work]:
         asked.append(work)
         artifacts.get_or_build(work.store, work.kind, work.name, lambda output: {"loss/mlm": 0.5})
 
-    monkeypatch.setitem(launchers.LAUNCHERS, "here", launch)
+    monkeypatch.setitem(launchers.LAUNCHERS, "process", launch)
     return asked
 
 

@@ -63,7 +63,7 @@ def prepared(tmp_path, monkeypatch):
         (output / "report.json").write_text("{}")
         return {"sentences": 3}
 
-    monkeypatch.setitem(works.LED, "prepare_corpus", prepare)
+    monkeypatch.setitem(works.TEXT_STAGES, "prepare_corpus", prepare)
     (tmp_path / "corpus.txt").write_text("a sentence\n")
     source = {"name": "one", "languages": ["en"], "format": "text", "path": [str(tmp_path / "corpus.txt")]}
 

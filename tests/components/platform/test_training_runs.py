@@ -5,10 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from components.adapters import lease
 from components.platform import artifacts, training_runs
+from components.platform.training_runs import RemoteRun
 from infoxlm_core import manifests
-from infoxlm_core.errors import ConfigError, ConfigMismatch, InputError
+from infoxlm_core.errors import ConfigError, ConfigMismatch, Fenced, InputError
+from tests.servers.processes import until
 from tests.toys.pretraining import tiny_config
+
+URL = "s3://models/store"
 
 
 @pytest.fixture(autouse=True)
@@ -119,3 +124,77 @@ def test_a_run_to_resume_must_exist_and_be_one(tmp_path):
         choose(str(tmp_path), checkpoints={"resume": "pretrained-3f"}, trial={"variant": "full", "seed": 1})
     with pytest.raises(ConfigError, match=r"checkpoints\.resume"):
         tiny_config(checkpoints={"resume": "../elsewhere"})
+
+
+# ---------------------------------------------------------------- checkpoints in a storage
+
+
+@pytest.fixture
+def remote(bucket, tmp_path, monkeypatch) -> RemoteRun:
+    monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(lease, "BEAT", 0.5)
+    monkeypatch.setattr(lease, "_POLL", 0.1)
+    return RemoteRun(f"{URL}/runs/r", "job")
+
+
+def checkpoint(folder: Path, step: int) -> Path:
+    directory = folder / f"step={step:010d}"
+    directory.mkdir(parents=True)
+    (directory / "state.safetensors").write_text(f"weights {step}")
+    manifests.write(directory, "checkpoint", {"step": step})
+    return directory
+
+
+@pytest.mark.item("F04")
+def test_the_newest_checkpoints_stay_and_a_torn_one_is_swept(bucket, remote, tmp_path):
+    bucket.put_object(Key="store/runs/r/step=0000000009/state.safetensors", Body=b"torn")
+
+    with remote.held():
+        for step in (1, 2, 3):
+            remote.send(checkpoint(tmp_path, step), keep=2)
+
+    assert remote.names() == ["step=0000000002", "step=0000000003"] and remote.has_saved()
+    assert not [item.key for item in bucket.objects.all() if "step=0000000009" in item.key]
+
+
+@pytest.mark.item("F26")
+def test_checkpoints_known_to_be_bad_go_and_do_not_count_among_those_that_stay(remote, tmp_path):
+    with remote.held():
+        for step in (2, 4, 6):
+            remote.send(checkpoint(tmp_path, step), keep=3)
+
+        remote.send(checkpoint(tmp_path, 3), keep=2, bad={"step=0000000004", "step=0000000006"})
+
+    assert remote.names() == ["step=0000000002", "step=0000000003"]
+
+
+@pytest.mark.item("F13")
+def test_a_checkpoint_of_a_fenced_worker_never_exists(remote, tmp_path):
+    successor = RemoteRun(remote.url, "job")
+    with remote.held(), successor.held():
+        successor.send(checkpoint(tmp_path / "new", 2), keep=3)
+
+        with pytest.raises(Fenced):
+            remote.send(checkpoint(tmp_path / "old", 3), keep=3)
+        with pytest.raises(Fenced):  # nor does it delete the checkpoints of its successor
+            remote.drop("step=0000000002")
+
+        assert successor.names() == ["step=0000000002"]
+
+
+def test_a_request_to_stop_is_seen_within_moments(remote):
+    with remote.held():
+        assert not remote.asked_to_stop()
+        artifacts.write(URL, "runs/r/stop", "")
+        until(remote.asked_to_stop)
+        remote.forget_request()
+        assert not remote.asked_to_stop()
+
+
+@pytest.mark.parametrize(("request_", "stops"), [(b"\xff", False), (b"another's job", False), (b"job", True)])
+def test_a_request_stops_only_the_holder_that_it_names(bucket, remote, request_, stops):
+    with remote.held():
+        bucket.put_object(Key="store/runs/r/stop", Body=request_)
+        remote._check_for_stop()
+
+        assert remote.asked_to_stop() is stops

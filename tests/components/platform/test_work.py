@@ -139,7 +139,7 @@ def test_saves_that_do_not_arrive_are_borne_twice_and_then_end_the_run(bucket, f
     with pytest.raises(StorageUnavailable):
         launchers.run(work)
 
-    assert [f"did not arrive ({n} of 3)" in caplog.text for n in (1, 2, 3)] == [True] * 3
+    assert [f"was not uploaded (attempt {n} of 3)" in caplog.text for n in (1, 2, 3)] == [True] * 3
     assert "saved checkpoint" not in caplog.text
     faults.heal()
     assert RemoteRun(f"{URL}/runs/pretrained-abc", "me").names() == []
@@ -182,7 +182,7 @@ def test_a_driver_that_is_told_to_stop_tells_workers_that_do_not_share_its_disk(
     named = replace(work, job="j-pretrain-3", config=tiny_config(optimization={"steps": 10}).model_dump(mode="json"))
     driver = tmp_path / "disk of the head/runs/pretrained-abc"
     monkeypatch.setattr(job.artifacts, "local", lambda store: driver.parents[1])
-    monkeypatch.setattr(job, "_NOTE", 0.05)
+    monkeypatch.setattr(job, "_SIGNAL_POLL", 0.05)
     artifacts.write(URL, "work/j-pretrain-3.json", json.dumps(asdict(named)))
     threading.Thread(target=job._pass_on_signals, args=(named,), daemon=True).start()
     with RemoteRun(f"{URL}/runs/pretrained-abc", "j-pretrain-3").held():
@@ -325,11 +325,11 @@ def test_text_is_prepared_in_the_step_or_when_asked_to_in_a_job_of_its_own(bucke
 
     def run(name, place, *_, **__):
         done.append("in a job")
-        monkeypatch.setitem(works.LED, "prepare_corpus", lambda work, spread, output: {})
+        monkeypatch.setitem(works.TEXT_STAGES, "prepare_corpus", lambda work, spread, output: {})
         job.main(place)
 
-    monkeypatch.setitem(works.LED, "prepare_corpus", prepare)
-    monkeypatch.setitem(launchers.LAUNCHERS, "ray", launchers.here)
+    monkeypatch.setitem(works.TEXT_STAGES, "prepare_corpus", prepare)
+    monkeypatch.setitem(launchers.LAUNCHERS, "ray", launchers.process)
     monkeypatch.setattr(kuberay_job, "run", run)
 
     made = launchers.run(Work("prepare_corpus", URL, "corpus", "abc", {}, num_workers, {}), CLUSTER)

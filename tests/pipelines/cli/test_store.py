@@ -66,7 +66,7 @@ def left(store: Path) -> list[str]:
 def test_it_only_shows_unless_told_to_delete(store):
     said = gc(store)
 
-    assert said.startswith("0 ") and f"corpus/{'c' * 16}" in said and "1 of 3 things" in said and "--delete" in said
+    assert said.startswith("0 ") and f"corpus/{'c' * 16}" in said and "1 of 3 items" in said and "--delete" in said
     assert f"models: sqlite:///{store}/mlflow.db" in said  # who looks sees whose models were asked for
     assert left(store) == ["corpus/c", "pretrained/a", "pretrained/b"]
 
@@ -100,7 +100,7 @@ def test_without_the_registry_nothing_is_called_superfluous(store, tmp_path, mon
 
 
 def test_a_slash_at_the_end_changes_nothing(store):
-    assert "1 of 3 things" in gc(f"{store}/", "--delete") and len(left(store)) == 2
+    assert "1 of 3 items" in gc(f"{store}/", "--delete") and len(left(store)) == 2
 
 
 def test_what_is_younger_than_the_limit_stays(store):

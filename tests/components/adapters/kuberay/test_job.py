@@ -26,7 +26,8 @@ from infoxlm_core.errors import (
     TrainingDiverged,
     WorkerLost,
 )
-from tests.servers.kubernetes_api import NAMESPACE, KubernetesServer, until
+from tests.servers.kubernetes_api import NAMESPACE, KubernetesServer
+from tests.servers.processes import until
 
 NAME = job_name("pretrain", "run-1", "pretrained-77b0")
 CLUSTER = ClusterConfig(image=f"registry.example/infoxlm@sha256:{'1' * 64}")

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 from components.adapters.kuberay.api import RayJobs
 from components.adapters.kuberay.log import JobLog
-from tests.servers.kubernetes_api import NAMESPACE, KubernetesServer, until
+from tests.servers.kubernetes_api import NAMESPACE, KubernetesServer
+from tests.servers.processes import until
 
 JOB = "j-pretrain-3f2a9c01de"
 

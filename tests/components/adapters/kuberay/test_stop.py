@@ -6,7 +6,6 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import version
 from multiprocessing import get_context
@@ -19,7 +18,7 @@ from components.adapters.kuberay.manifest import render
 from components.adapters.ray import train as ray_train
 from components.settings.cluster import ClusterConfig
 from infoxlm_core.training import workers
-from tests.servers.processes import free_port
+from tests.servers.processes import free_port, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 SAVES_FOR = 8
@@ -48,13 +47,6 @@ def drive_here(run: Path) -> None:
     run.mkdir(parents=True)
     with workers.stopping_on_signals(run):
         save_slowly(run)
-
-
-def wait_for(happens: Callable[[], object], seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while not happens():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.1)
 
 
 def submit(client: Any, entrypoint: str, runtime_env: dict) -> str:
@@ -93,12 +85,12 @@ def stop_two_jobs(base: Path, head: dict[str, str]) -> None:
             script = f"from tests.components.adapters.kuberay.test_stop import *; {main}(Path({str(base / name)!r}))"
             entrypoint = f'{sys.executable} -c "{script}"'
             submitted[name] = submit(client, entrypoint, {"env_vars": variables})
-        wait_for(lambda: all((base / name / "training").exists() for name in submitted))
+        until(lambda: all((base / name / "training").exists() for name in submitted), 120)
 
         for job in submitted.values():
             client.stop_job(job)  # POST /api/jobs/ID/stop: what KubeRay's finalizer calls
 
-        wait_for(lambda: all(client.get_job_status(job) == JobStatus.STOPPED for job in submitted.values()))
+        until(lambda: all(client.get_job_status(job) == JobStatus.STOPPED for job in submitted.values()), 120)
     finally:
         cluster.shutdown()
         shutil.rmtree(folder, ignore_errors=True)
