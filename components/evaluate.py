@@ -40,13 +40,12 @@ def evaluate(
     """
     import re
     import shutil
-    import tempfile
     from pathlib import Path
 
     from components.platform import artifacts, costs
     from components.platform.stage_run import stage_run
     from infoxlm_core.config import EvaluationConfig
-    from infoxlm_core.results import cost, evidence
+    from infoxlm_core.results import evidence
     from infoxlm_core.results.report import describe_run
     from infoxlm_core.results.trials import HEADLINES, Trial
 
@@ -72,21 +71,17 @@ def evaluate(
 
         evaluation = artifacts.get_or_build(store, "scores", key, build)
         step.report_cost(evaluation)
-        costs_of_run = costs.of_run(store, trial)
-        step.report({f"cost/{device.lower()}_hours/all": hours for device, hours in cost.sum_up(costs_of_run).items()})
-        page = cost.add_to_page((evaluation / "report.html").read_text(encoding="utf-8"), costs_of_run)
+        hours = costs.sum_up(step.run.read_metrics())
+        step.report(hours)
+        shutil.copyfile(evaluation / "report.html", report.path)
         card = (evaluation / "model_card.md").read_text(encoding="utf-8")
-        Path(report.path).write_text(page, encoding="utf-8")
         Path(model_card.path).write_text(re.sub(r"\A---\n.*?\n---\n", "", card, flags=re.DOTALL), encoding="utf-8")
         figures = step.publish(scores, evaluation, metrics)
         step.report(figures, evaluation=checked)
         if not trial:  # the few main figures get a group of their own among all curves
             step.report({f"headline/{name.replace('/', '_')}": figures[name] for name in HEADLINES if name in figures})
-        with tempfile.TemporaryDirectory() as folder:  # the artifact, with the costs of this run in its report
-            shown = shutil.copytree(evaluation, Path(folder, "evaluation"))
-            (shown / "report.html").write_text(page, encoding="utf-8")
-            step.run.log_artifacts(shown, "evaluation")
+        step.run.log_artifacts(evaluation, "evaluation")
         datasets = step.report_corpus(text)  # again: Kubeflow may have skipped the step that prepared it
-        step.run.annotate(describe_run(evidence.read_scores(evaluation), figures, datasets, "evaluation"))
+        step.run.annotate(describe_run(evidence.read_scores(evaluation), figures | hours, datasets, "evaluation"))
         if trial:
             step.run.end()

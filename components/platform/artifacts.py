@@ -6,7 +6,7 @@ artifact once, under a key of everything that decides its content (`key_of`):
     STORE/corpus/3f2a…/manifest.json     a finished artifact, found again by every later run with the same inputs
     STORE/runs/pretrained-77b0…/         checkpoints of a training; `training_runs` has the rest
     STORE/begun/PIPELINE.json            the training that a pipeline began last
-    STORE/cost/                          hours of GPUs and processes that artifacts and runs have cost (`costs`)
+    STORE/cost/demo-2026…/pretrained/…   hours that attempts of a pipeline run took (`costs`)
     STORE/outcome/demo-2026…/…json       why a stage of a pipeline run failed; KFP keeps no exit codes
     STORE/verified/                      when every byte of an artifact was last compared, since hashing takes long
     STORE/parameters/                    settings that travel by reference, by their digest (`parameters`)

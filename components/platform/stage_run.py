@@ -87,9 +87,8 @@ class StageRun:
         return artifacts.log_facts(directory, metrics) if metrics else {}
 
     def report_cost(self, directory: Path, step: str = "") -> None:
-        """Log what an artifact has cost this run under the name of a step, by default the stage's."""
-        cost = costs.report(self.store, self.trial, step or self.stage, directory.parent.name, directory.name)
-        self.report(costs.metrics(cost))
+        """Report the hours that this run spent on an artifact, under the name of the step (default: the stage)."""
+        self.report(costs.hours_of(self.store, directory.parent.name, directory.name, step or self.stage))
 
     def report_corpus(self, location: str) -> list[Dataset]:
         """Log the corpora of a prepared text in the store as datasets of the run; return them."""

@@ -61,6 +61,9 @@ class Run(Protocol):
     def log_metrics(self, metrics: Mapping[str, float]) -> None:
         """Results."""
 
+    def read_metrics(self) -> Mapping[str, float]:
+        """Return the newest value of each metric that the run has so far."""
+
     def log_artifacts(self, source: Path, path: str | None = None) -> None:
         """A file, or all files below a directory, into a folder of the run."""
 
@@ -126,6 +129,9 @@ class Untracked:
     def log_datasets(self, datasets: Sequence[Dataset], source: str) -> None: ...
     def annotate(self, text: str) -> None: ...
     def end(self, status: str = "FINISHED") -> None: ...
+
+    def read_metrics(self) -> Mapping[str, float]:
+        return {}
 
     def follow(self, path: Path) -> Tracker:
         return FileTracker(path)

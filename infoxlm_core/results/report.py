@@ -111,7 +111,8 @@ def describe_run(
 
     Args:
         scores: scores.json of the evaluation.
-        figures: its metrics; names of other models' metrics begin with the model.
+        figures: its metrics; names of other models' metrics begin with the model. Hours that the run took may be
+            among them.
         datasets: the corpora of its text.
         folder: the run's folder that has the report.
     """
@@ -128,7 +129,7 @@ def describe_run(
             sentences.append(f"{verb} {', '.join(corpus.name for corpus in used)}, in {', '.join(languages)}.")
     floors = [name for name in scores["models"] if name != model]
     table = [["", model, *floors], ["---"] * (2 + len(floors))]
-    for name in HEADLINES:
+    for name in (*HEADLINES, "cost/gpu_hours/all", "cost/cpu_hours/all"):
         if name in figures:
             values = [figures[name], *(figures.get(f"{floor.lower()}/{name}") for floor in floors)]
             table.append([name, *("" if value is None else f"{value:.4g}" for value in values)])

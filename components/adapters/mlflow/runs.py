@@ -113,6 +113,14 @@ def log_metrics(run_id: str, metrics: Mapping[str, float], step: int = 0) -> Non
             client.log_batch(run_id, found[first : first + MAX_METRICS_PER_BATCH])
 
 
+def read_metrics(run_id: str) -> dict[str, float]:
+    """Return the newest value of each metric of a run."""
+    from mlflow import MlflowClient
+
+    with translate_errors(f"metrics of MLflow run {run_id}"):
+        return dict(MlflowClient().get_run(run_id).data.metrics)
+
+
 def log_artifacts(run_id: str, source: Path, path: str | None = None) -> None:
     """Copy a file, or all files below a directory, into the folder `path` of the run."""
     from mlflow import MlflowClient

@@ -76,6 +76,9 @@ class MlflowRun:
     def log_metrics(self, metrics: Mapping[str, float]) -> None:
         runs.log_metrics(self.id, metrics)
 
+    def read_metrics(self) -> dict[str, float]:
+        return runs.read_metrics(self.id)
+
     def log_artifacts(self, source: Path, path: str | None = None) -> None:
         runs.log_artifacts(self.id, source, path)
 
