@@ -1,4 +1,4 @@
-"""Measurements on one GPU in bf16: ceilings, whole steps with their MFU, Hugging Face beside us, waiting for data.
+"""Measurements on one GPU in bf16: ceilings of the machine, whole steps with their MFU, Hugging Face beside us.
 
 Each measurement yields rows. Text is random, and nothing is downloaded.
 """
@@ -6,11 +6,8 @@ Each measurement yields rows. Text is random, and nothing is downloaded.
 import functools
 import gc
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,14 +16,8 @@ import torch
 from benchmarks.speed import inputs, ours
 from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data.batches import PackedBatch
-from infoxlm_core.data.shards import Pairs, Shards, Table, write_table
-from infoxlm_core.data.vocabulary import EOS, FIRST_PIECE
 from infoxlm_core.model.flops import kind, peak
 from infoxlm_core.systems.infoxlm import plan, step_time
-from infoxlm_core.systems.infoxlm.learner import InfoXLMLearner
-from infoxlm_core.training.optimizer import make_adamw
-from infoxlm_core.training.state import Progress
-from infoxlm_core.training.step import train_step
 
 SIZES = {
     "base": {"layers": 12, "hidden": 768, "ffn": 3072, "heads": 12},
@@ -196,57 +187,8 @@ def forward_backward(name: str, shape: str, variant: str) -> Row:
     return {"tokens": batch.tokens, "ms": seconds * 1e3, "first call s": first, "peak GB": peak_memory / 1e9}
 
 
-def data_wait(full: bool) -> Iterator[Row]:
-    """Measure the same steps with batches from shards, prepared by a thread as in the loop, and from memory."""
-    samples = 48
-    config = inputs.config(
-        SIZES["base"],
-        contrast={"layer": CONTRAST_LAYER["base"], "queue_size": QUEUE},
-        batches={"global_batch_size": samples, "virtual_shards": 1, "micro_batch_size": samples},
-        optimization={"warmup_steps": 0},
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        learner = InfoXLMLearner(config, ours.make_model(config, WORDS, noise=False).cuda(), make_shards(Path(folder)))
-        optimizer, progress = make_adamw(learner.module.parameters(), config.optimization), Progress()
-
-        def train(batches: Callable[[int], Any]) -> float:
-            with ThreadPoolExecutor(1) as executor:
-                next_batches = executor.submit(batches, 0)
-                torch.cuda.synchronize()
-                began = time.perf_counter()
-                for number in range(STEPS):
-                    current, next_batches = next_batches.result(), executor.submit(batches, number + 1)
-                    train_step(learner, optimizer, config.optimization, progress, current)
-                torch.cuda.synchronize()
-                return time.perf_counter() - began
-
-        in_memory = [learner.batches(number) for number in range(STEPS + 1)]
-        train(in_memory.__getitem__)  # warm up
-        memory_seconds, loader_seconds = train(in_memory.__getitem__), train(learner.batches)
-    wait = max(0.0, 1 - memory_seconds / loader_seconds)
-    yield {"steps": STEPS, "in memory s": memory_seconds, "loader s": loader_seconds, "wait": wait}
-
-
-def make_shards(folder: Path) -> Shards:
-    """Return random text: a million sentences and a hundred thousand pairs."""
-    rng = np.random.default_rng(inputs.SEED)
-
-    def table(name: str, rows: int) -> Table:
-        lengths = inputs.lengths("ragged", rng, rows)
-        tokens = rng.integers(FIRST_PIECE, WORDS - 1, lengths.sum())
-        tokens[lengths.cumsum() - 1] = EOS
-        write_table(folder / name, [(tokens, lengths)])
-        return Table.open(folder / name)
-
-    pairs = Pairs("random", table("source", 100_000), table("target", 100_000), np.arange(100_000))
-    manifest = {"facts": {"vocabulary_size": WORDS}}
-    mono = {"en": [table("mono", 1_000_000)]}
-    return Shards(mono=mono, pairs={"en-de": [pairs]}, held_out={}, manifest=manifest, directory=folder)
-
-
 FIGURES: dict[str, Callable[[bool], Iterator[Row]]] = {
     "ceilings": ceilings,
     "steps": steps,
     "Hugging Face": hugging_face,
-    "waiting for data": data_wait,
 }

