@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -122,13 +121,6 @@ def test_the_run_says_what_each_step_has_cost(finished, monkeypatch):
     assert shown == (output / "report").read_text() == only(finished, "scores/*/report.html").read_text()
 
 
-def test_the_champion_gives_plain_transformers_the_vectors_of_its_export(finished):
-    result = infoxlm("serve-check", "models:/toy@champion", "--store", str(finished))
-
-    assert result.returncode == 0, result.stderr
-    assert "10 vectors, mean of layer 1, worst cosine 1.00000" in result.stdout
-
-
 def test_no_result_and_curve_share_a_name_in_mlflow(finished, monkeypatch):
     """A result of a stage is one point at step 0; a curve has steps from 1 on."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
@@ -184,19 +176,3 @@ def test_bad_input_ends_the_pipeline_with_its_line_and_exit_code(finished, tmp_p
     line = result.stderr.strip().splitlines()[-1]
     assert line.startswith("infoxlm: ParallelMismatch: prepare_corpus:") and "a.en" in line
     assert not list((tmp_path / "store").glob("corpus/*"))
-
-
-@pytest.mark.item("F15")
-def test_a_damaged_shard_stops_the_run_with_exit_code_3(finished, tmp_path):
-    shutil.copytree(finished / "corpus", tmp_path / "store/corpus")
-    shutil.copytree(finished / "shards", tmp_path / "store/shards")
-    tokens = next(tmp_path.glob("store/shards/*/mono/de/mail.tokens"))
-    content = bytearray(tokens.read_bytes())
-    content[40] ^= 1
-    tokens.write_bytes(content)
-
-    result = infoxlm("run", str(finished.parent / "toy.yaml"), "--store", str(tmp_path / "store"))
-
-    assert result.returncode == 3
-    assert "DataCorrupt" in result.stderr and "mail.tokens" in result.stderr
-    assert not list((tmp_path / "store").glob("runs/*/step=*"))
