@@ -1,10 +1,8 @@
-"""Models of a task: an encoder, and the head that the task declares.
+"""Models for a task: an encoder with the head that the task declares.
 
-All are called with packed sequences: `module(ids, types, lengths)`. XLM-R, RoBERTa and BERT run packed, other kinds
-padded inside (`padded.py`). Directories are Hugging Face's, in and out.
-
-    create     a pre-trained encoder with a fresh head      load    a fine-tuned model
-    run        logits of many examples                      export  loads in AutoModelFor…, with equal logits
+All are called with packed sequences: `module(ids, types, lengths)`. XLM-R, RoBERTa and BERT run packed; other models
+are padded inside (`padded.py`). Directories are in Hugging Face's format; exported models load in its `AutoModelFor…`
+classes and give equal logits.
 """
 
 import copy
@@ -28,9 +26,9 @@ from infoxlm_core.model.task_head import Head
 
 
 class Packed(nn.Module):
-    """An encoder over packed sequences, and what its task puts on top."""
+    """The base of task models: an encoder over packed sequences."""
 
-    drawn_outside = 0  # layers before which dropout is drawn by the example, by the caller: the `keep` of `forward`
+    drawn_outside = 0  # dropout layers whose masks the caller draws, by the example, and passes as `keep`
 
     def __init__(self, encoder: Encoder, config: PretrainedConfig, head: Head, dropout: float = 0.0) -> None:
         super().__init__()
@@ -46,11 +44,11 @@ class Packed(nn.Module):
 
     @property
     def names(self) -> pretrained.Names:
-        """Our parameters on the encoder -> Hugging Face's."""
+        """Names of the head's parameters -> Hugging Face's."""
         return self.head.bert_names if self.bert else self.head.names
 
     def hidden(self, ids: Tensor, types: Tensor, lengths: Sequence[int], first_rows: bool) -> Tensor:
-        """(T,) ids and types of N sequences -> (T, d) of the last layer, or only its N rows at position 0."""
+        """Return the last layer, (T, d), of N packed sequences, or with `first_rows` only its N rows at position 0."""
         size, edges = self.encoder.size, starts(tuple(lengths), ids.device).long()  # (N + 1,)
         begins = torch.repeat_interleave(edges[:-1], edges.diff(), output_size=len(ids))
         positions = torch.arange(len(ids), device=ids.device) - begins + size.first
@@ -60,8 +58,10 @@ class Packed(nn.Module):
 
 
 class SequenceModel(Packed):
-    """A head on position 0, as Hugging Face's: dropout, dense, tanh, dropout, linear. BERT's has its pooler as `dense`
-    and no dropout before it."""
+    """A head on position 0, as in Hugging Face: dropout, dense, tanh, dropout, linear.
+
+    In BERT, `dense` is the pooler, with no dropout before it.
+    """
 
     drawn_outside = 2
 
@@ -71,10 +71,10 @@ class SequenceModel(Packed):
         self.output = nn.Linear(encoder.size.hidden, head.outputs or len(self.labels))
 
     def forward(self, ids: Tensor, types: Tensor, lengths: Sequence[int], keep: Tensor | None = None) -> Tensor:
-        """(T,) ids and types of N packed sequences -> (N, labels) logits.
+        """Return (N, labels) logits of N packed sequences; ids and types are (T,).
 
-        `keep` (N, 2, d) says what dropout keeps before each linear map; None: everything. It is drawn by the sample,
-        outside, so that it does not depend on which samples are computed together.
+        `keep` (N, 2, d) are the masks of dropout before each linear map; None keeps everything. The caller draws them
+        by the example, so that they do not depend on which examples are computed together.
         """
         hidden = self.hidden(ids, types, lengths, first_rows=True)  # (N, d)
         scale = 1.0 if keep is None else keep.to(hidden.dtype) / (1.0 - self.dropout)  # (N, 2, d)
@@ -83,14 +83,14 @@ class SequenceModel(Packed):
 
 
 class TokenModel(Packed):
-    """A head on every token: dropout, drawn for the tokens that are computed together, and a linear map."""
+    """A head on every token: dropout and a linear map. Dropout is drawn for all tokens of a forward pass."""
 
     def __init__(self, encoder: Encoder, config: PretrainedConfig, head: Head, dropout: float = 0.0) -> None:
         super().__init__(encoder, config, head, dropout)
         self.output = nn.Linear(encoder.size.hidden, head.outputs or len(self.labels))
 
-    def forward(self, ids: Tensor, types: Tensor, lengths: Sequence[int], keep: Tensor | None = None) -> Tensor:  # noqa: ARG002 - as all task models
-        """(T,) ids and types of N packed sequences -> (T, outputs) logits."""
+    def forward(self, ids: Tensor, types: Tensor, lengths: Sequence[int], keep: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        """Return (T, outputs) logits of packed sequences; ids and types are (T,)."""
         hidden = self.hidden(ids, types, lengths, first_rows=False)
         if self.training and self.dropout:
             hidden = F.dropout(hidden, self.dropout)
@@ -109,10 +109,18 @@ def create(
     head_dropout: float = 0.0,
     seed: int = 1,
 ) -> TaskModel:
-    """A fresh head, random by the seed, on a pre-trained encoder; on the CPU.
+    """Load a pre-trained encoder and put a new head on it, whose weights are random by the seed; on the CPU.
 
-    `labels` are in the order of their numbers, where the task has labels; `dropout` is the encoder's. Raises InputError
-    if there is no complete encoder in the Hugging Face directory.
+    Args:
+        directory: of the encoder.
+        head: the task's head.
+        labels: in the order of their numbers, if the task has labels.
+        dropout: in the encoder.
+        head_dropout: in the head.
+        seed: of the head's weights.
+
+    Raises:
+        InputError: the directory has no complete encoder.
     """
     ours = pretrained.is_ours(pretrained.read_config(directory))
     config = padded.read_config(directory)
@@ -125,19 +133,19 @@ def create(
             torch.manual_seed(seed)
             return padded.load(directory, head, config, fresh=True)
     module = _build(directory, head, config, dropout, head_dropout)
-    for name, part in module.named_children():
+    for name, child in module.named_children():
         if name != "encoder":
-            initialise(part, seed)
-    known = nn.Module()  # the encoder and, of BERT, the pooler: a head of another task stays where it is
-    known.encoder = module.encoder
+            initialise(child, seed)
+    loaded = nn.Module()  # the encoder and BERT's pooler, but not the head of another task
+    loaded.encoder = module.encoder
     if isinstance(module, SequenceModel) and module.bert:
-        known.dense = module.dense
-    pretrained.load_into(known, directory, optional=("dense.",), names=module.names)
+        loaded.dense = module.dense
+    pretrained.load_into(loaded, directory, optional=("dense.",), names=module.names)
     return module
 
 
 def load(directory: Path, head: Head) -> TaskModel:
-    """A fine-tuned model, ready to predict, on the GPU if there is one; InputError if there is none with this head."""
+    """Load a fine-tuned model in evaluation mode, on a GPU if available; InputError if it does not have this head."""
     config = padded.read_config(directory)
     module: TaskModel
     if pretrained.is_ours(pretrained.read_config(directory)):
@@ -156,7 +164,7 @@ def _build(
 
 
 def export(module: TaskModel, tokenizer: Path, directory: Path) -> None:
-    """Write a directory that the head's `AutoModelFor…` loads, and the tokenizer."""
+    """Write the model for the head's `AutoModelFor…` class, with the tokenizer, into a directory."""
     directory.mkdir(parents=True, exist_ok=True)
     if isinstance(module, padded.Padded):
         module.model.save_pretrained(directory)
@@ -172,12 +180,13 @@ def export(module: TaskModel, tokenizer: Path, directory: Path) -> None:
 
 @torch.inference_mode()
 def run(module: TaskModel, examples: Examples, tokens_per_batch: int = 8192) -> list[Tensor] | Tensor:
-    """Logits of examples, in their order, float32 on the CPU: (N, outputs), or by token a list of (length, outputs).
+    """Return logits of examples in their order, float32 on the CPU: (N, outputs), or for token heads a list.
 
-    Similar lengths are computed together, at most `tokens_per_batch` tokens at a time (or one example).
+    The list has a tensor (length, outputs) for each example. Similar lengths are computed together, at most
+    `tokens_per_batch` tokens at a time (or one example).
     """
     device = next(module.parameters()).device
-    found: list[Tensor] = [torch.empty(0)] * len(examples)
+    results: list[Tensor] = [torch.empty(0)] * len(examples)
     with evaluating(module):
         for rows in batches(examples.lengths, tokens_per_batch):
             batch = examples.take(rows)
@@ -185,18 +194,18 @@ def run(module: TaskModel, examples: Examples, tokens_per_batch: int = 8192) -> 
             ids, types = (devices.send(torch.from_numpy(values), device) for values in (batch.ids, batch.types))
             with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
                 logits = module(ids, types, lengths)
-            parts = logits.float().cpu().split(lengths if module.head.by_token else 1)
-            for row, part in zip(rows, parts, strict=True):
-                found[row] = part
-    return found if module.head.by_token else torch.cat(found)
+            by_example = logits.float().cpu().split(lengths if module.head.by_token else 1)
+            for row, values in zip(rows, by_example, strict=True):
+                results[row] = values
+    return results if module.head.by_token else torch.cat(results)
 
 
 def batches(lengths: np.ndarray, tokens: int) -> list[np.ndarray]:
-    """Rows to compute together, the longest first, so that also padded they have at most `tokens` tokens (or one)."""
+    """Return rows to compute together, the longest first; padded they have at most `tokens` tokens (or are one row)."""
     order = np.argsort(-lengths, kind="stable")
-    parts, start = [], 0
+    result, start = [], 0
     while start < len(order):
         end = start + max(1, tokens // int(lengths[order[start]]))
-        parts.append(order[start:end])
+        result.append(order[start:end])
         start = end
-    return parts
+    return result

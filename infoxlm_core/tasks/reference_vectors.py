@@ -1,10 +1,10 @@
-"""Ten sentences and their vectors beside every exported model: whoever serves it can see that it still gives them.
+"""Ten sentences and their vectors beside every exported model, so that a server can check that it computes the same.
 
     reference_vectors.json    {"layer": 8, "pooling": "mean", "sentences": [10 texts], "vectors": [10 rows of d]}
 
-`layer` counts as in `hidden_states`: 0 is the output of the embeddings. `pooling` is mean, of all tokens with `<s>` and
-`</s>`, or cls. The numbers are fp32, computed on a CPU, and written so that reading them gives the same fp32 again. The
-file is one of those that the model's manifest names, so its digest and its signature cover it.
+`layer` counts as in `hidden_states`: 0 is the output of the embeddings. `pooling` is cls, or mean of all tokens
+including `<s>` and `</s>`. The numbers are fp32, computed on a CPU, and written so that reading restores the same fp32.
+The model's manifest lists the file, so digest and signature cover it.
 """
 
 import json
@@ -29,7 +29,7 @@ from infoxlm_core.model.huggingface.any_encoder import contrast_space, load_enco
 from infoxlm_core.tasks.embedding import VectorSpec, embed
 
 FILE = "reference_vectors.json"
-SENTENCES = (  # the demo's languages; of different lengths, so that a batch of them has padding
+SENTENCES = (  # the demo's languages; their lengths differ, so that a batch has padding
     "Save the file before you close the window.",
     "Speichern Sie die Datei.",
     "احفظ الملف قبل إغلاق النافذة.",
@@ -41,12 +41,10 @@ SENTENCES = (  # the demo's languages; of different lengths, so that a batch of 
     "Bạn không có quyền xem trang này.",
     "请选择一种语言。",
 )
-PRODUCTS = 6  # matrix products that follow each other in a layer: query or key, scores, context, output, up, down
+PRODUCTS = 6  # consecutive matrix products of a layer: query or key, scores, context, output, up, down
 
 
-class _Said(TypedDict):
-    """What the file says."""
-
+class _Content(TypedDict):
     layer: Annotated[int, Field(ge=0, le=1000)]
     pooling: str
     sentences: list[str]
@@ -55,7 +53,7 @@ class _Said(TypedDict):
 
 @dataclass(frozen=True)
 class Reference:
-    """What the file says."""
+    """The content of the file."""
 
     layer: int
     pooling: str
@@ -64,21 +62,21 @@ class Reference:
 
     @property
     def tolerance(self) -> float:
-        """How far two computations in fp32 may be apart, as a share of a vector's length.
+        """The largest difference of two fp32 computations, as a share of a vector's length.
 
-        A kernel adds up n terms in an order of its own, each time rounded by up to 2^-24: the errors go either way and
-        come to about sqrt(n) 2^-24; the longest sum, that of the feed-forward layer, has 4 d terms. From product to
-        product we let them add in full, for either computation. Weights in half precision are five times outside.
+        A kernel adds n terms in its own order, each rounded by up to 2^-24. Errors have both signs, so their sum is
+        about sqrt(n) 2^-24; the longest sum, in the feed-forward layer, has 4 d terms. Errors of consecutive products
+        are added in full, for both computations. Weights in half precision differ five times as much.
         """
         return 2 * PRODUCTS * max(1, self.layer) * math.sqrt(4 * self.vectors.shape[1]) * 2**-24
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How far vectors are from those of the file, where they are farthest."""
+    """The largest differences between vectors and those of the file."""
 
     share: float
-    """Of the vector's length."""
+    """Of a vector's length."""
     absolute: float
     """Of one number."""
     cosine: float
@@ -88,15 +86,15 @@ class Difference:
 
 
 def write(directory: Path) -> None:
-    """Put the file beside an exported model, in its own space; nothing if the model has no tokenizer, as in tests."""
+    """Write the file beside an exported model; nothing if the model has no tokenizer, as in tests."""
     if not (directory / "tokenizer_config.json").is_file():
         return
     model, tokenizer = load_encoder(directory, "cpu")
     layer, pooling = contrast_space(model) or (model.config.num_hidden_layers, "mean")
     spec = VectorSpec(pooling, layer)
     vectors = embed(model, tokenizer, SENTENCES, [spec], len(SENTENCES), max_tokens=256)[spec]
-    said = {"layer": layer, "pooling": pooling, "sentences": SENTENCES, "vectors": vectors.tolist()}
-    manifests.write_atomically(directory / FILE, json.dumps(said, ensure_ascii=False) + "\n")
+    content = {"layer": layer, "pooling": pooling, "sentences": SENTENCES, "vectors": vectors.tolist()}
+    manifests.write_atomically(directory / FILE, json.dumps(content, ensure_ascii=False) + "\n")
 
 
 def read(directory: Path) -> Reference:
@@ -104,89 +102,92 @@ def read(directory: Path) -> Reference:
 
     Raises:
         InputError: the model has none.
-        DataCorrupt: it cannot be read.
+        DataCorrupt: the file is not readable.
     """
     path = directory / FILE
     if not path.is_file():
         raise InputError(
-            f"{directory} has no {FILE}: it was made elsewhere, or before these were kept; remove its artifact from "
-            "the store and run the pipeline again: it is exported anew from the last checkpoint, and registered"
+            f"{directory} has no {FILE}: it was exported elsewhere, or by an old version. Remove its artifact from the "
+            "store and run the pipeline again, which exports and registers it from the last checkpoint."
         )
     try:
-        said = outside.read_json(path, _Said, "copy or export the model again", DataCorrupt)
-        vectors = torch.tensor(said["vectors"], dtype=torch.float32)
-        if vectors.ndim != 2 or len(vectors) != len(said["sentences"]) or not vectors.norm(dim=1).min() > 0:
-            raise ValueError(f"{tuple(vectors.shape)} numbers for {len(said['sentences'])} sentences")
-        return Reference(said["layer"], said["pooling"], tuple(said["sentences"]), vectors)
+        content = outside.read_json(path, _Content, "copy or export the model again", DataCorrupt)
+        sentences, vectors = content["sentences"], torch.tensor(content["vectors"], dtype=torch.float32)
+        if vectors.ndim != 2 or len(vectors) != len(sentences) or not vectors.norm(dim=1).min() > 0:
+            raise ValueError(f"{tuple(vectors.shape)} numbers for {len(sentences)} sentences")
+        return Reference(content["layer"], content["pooling"], tuple(sentences), vectors)
     except (ValueError, TypeError, RuntimeError) as error:  # rows of different lengths, numbers beyond fp32
-        raise DataCorrupt(f"{path} cannot be read ({error}): copy or export the model again") from None
+        raise DataCorrupt(f"{path} cannot be read ({error}). Copy or export the model again.") from None
 
 
 def compare(reference: Reference, vectors: Tensor, name: str, computed: str = "") -> Difference:
-    """How far vectors are from the registered ones.
+    """Return how far vectors are from the registered ones; `computed` says in messages how they were computed.
 
     Raises:
-        DataCorrupt: further than two computations of the same can be apart; `computed` says where these come from.
+        DataCorrupt: they differ by more than two computations can.
     """
-    ours, theirs = reference.vectors.double(), vectors.double()
-    if theirs.shape != ours.shape:
-        raise DataCorrupt(f"{name} gives vectors {tuple(theirs.shape)}, registered are {tuple(ours.shape)}{computed}")
-    apart = theirs - ours
-    shares = apart.norm(dim=1) / ours.norm(dim=1)
-    cosines = torch.nn.functional.cosine_similarity(theirs, ours)
-    found = Difference(shares.max().item(), apart.abs().max().item(), cosines.min().item())
-    if not found.share <= reference.tolerance:  # also: not a number
+    expected, actual = reference.vectors.double(), vectors.double()
+    if actual.shape != expected.shape:
+        raise DataCorrupt(
+            f"{name} gives vectors {tuple(actual.shape)}, registered are {tuple(expected.shape)}{computed}"
+        )
+    errors = actual - expected
+    shares = errors.norm(dim=1) / expected.norm(dim=1)
+    cosines = torch.nn.functional.cosine_similarity(actual, expected)
+    difference = Difference(shares.max().item(), errors.abs().max().item(), cosines.min().item())
+    if not difference.share <= reference.tolerance:  # also if it is not a number
         sentence = reference.sentences[int(shares.argmax())]
         raise DataCorrupt(
-            f"{name} gives other vectors than were registered: {found}, allowed is {reference.tolerance:.2g} "
+            f"{name} gives other vectors than were registered: {difference}, allowed is {reference.tolerance:.2g} "
             f"({sentence!r}){computed}"
         )
-    return found
+    return difference
 
 
 def check(directory: Path, name: str, python: str = sys.executable) -> str:
-    """Let a fresh process of `python` compute the vectors by transformers alone; say in one line how far they are.
+    """Compute the vectors by transformers alone, in a new process of `python`; return a line with the difference.
 
     Raises:
-        InputError: the model has no vectors to compare with, or that process cannot load it.
-        DataCorrupt: it gives other vectors.
+        InputError: the model has no vectors to compare with, or the process cannot load it.
+        DataCorrupt: the vectors differ.
     """
     reference = read(directory)
-    wanted = {"directory": str(directory.resolve()), "layer": reference.layer, "pooling": reference.pooling}
-    said = _run(python, wanted | {"sentences": reference.sentences}, name)
-    if len(said["blocked"]) != len(plain_transformers.OURS):
-        raise InputError(f"{python} could import this project: it was to have transformers alone")
-    versions = ", ".join(f"{one} {version}" for one, version in said["versions"].items())
-    found = compare(
+    request = {"directory": str(directory.resolve()), "layer": reference.layer, "pooling": reference.pooling}
+    result = _run(python, request | {"sentences": reference.sentences}, name)
+    if len(result["blocked"]) != len(plain_transformers.OURS):
+        raise InputError(f"{python} could import this project, although it must use transformers alone")
+    versions = ", ".join(f"{package} {version}" for package, version in result["versions"].items())
+    difference = compare(
         reference,
-        torch.tensor(said["vectors"], dtype=torch.float32),
+        torch.tensor(result["vectors"], dtype=torch.float32),
         name,
-        f": computed by {versions}{_made_by(directory)}: serve it with these",
+        f": computed by {versions}{_describe_versions(directory)}: serve it with these",
     )
     return (
         f"{name} is served as it was registered: {len(reference.sentences)} vectors, {reference.pooling} of layer "
-        f"{reference.layer}, {found} (allowed {reference.tolerance:.2g}); computed by {versions} without this project"
+        f"{reference.layer}, {difference} (allowed {reference.tolerance:.2g}); computed by {versions} without this "
+        "project"
     )
 
 
-def _run(python: str, wanted: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _run(python: str, request: Mapping[str, Any], name: str) -> dict[str, Any]:
     quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error"}
     command = [python, "-I", plain_transformers.__file__]  # isolated: no PYTHONPATH, no folder of the script
     try:
-        done = subprocess.run(  # noqa: S603
-            command, input=json.dumps(wanted), capture_output=True, text=True, env={**os.environ, **quiet}
+        process = subprocess.run(  # noqa: S603
+            command, input=json.dumps(request), capture_output=True, text=True, env={**os.environ, **quiet}
         )
     except OSError as error:
-        raise InputError(f"{python} cannot be run ({error}): give the Python of an environment") from None
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise InputError(f"{name} cannot be loaded by {python} ({reason[:300]}): it needs torch and transformers")
-    return json.loads(done.stdout.splitlines()[-1])
+        raise InputError(f"{python} cannot be run ({error}). Give the Python of an environment.") from None
+    if process.returncode:
+        reason = (process.stderr.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
+        raise InputError(f"{name} cannot be loaded by {python} ({reason[:300]}). It needs torch and transformers.")
+    return json.loads(process.stdout.splitlines()[-1])
 
 
-def _made_by(directory: Path) -> str:
-    """With which versions the model was exported, if its manifest says so."""
+def _describe_versions(directory: Path) -> str:
+    """Return with which versions the model was exported, if its manifest has them."""
     if not (directory / manifests.NAME).is_file():
         return ""
-    made = manifests.load(directory).get("made_by", {})
-    return ", made by " + ", ".join(f"{one} {made[one]}" for one in ("torch", "transformers") if one in made)
+    versions = manifests.load(directory).get("made_by", {})
+    return ", made by " + ", ".join(f"{one} {versions[one]}" for one in ("torch", "transformers") if one in versions)

@@ -1,7 +1,6 @@
-"""Was the text that an encoder of ours was trained on kept free of what it is tested on?
+"""Find test files whose sentences were not removed from the training text of one of our encoders.
 
-What was kept free of which files stands in its manifest. Of encoders that others have trained nobody knows, so that
-nothing is said of them.
+The encoder's manifest names the test files whose sentences were removed. Nothing is known of encoders without one.
 """
 
 import logging
@@ -16,36 +15,39 @@ logger = logging.getLogger(__name__)
 
 
 def trained_by_us(encoder: Path) -> dict[str, Any] | None:
-    """The manifest of an encoder that was trained here; None of others, of which nothing is known."""
+    """Return the manifest of an encoder that was pre-trained here; None for any other model."""
     if not (encoder / manifests.NAME).is_file():
         return None
-    said = manifests.load(encoder)
-    if said["kind"] != "encoder" or not said["facts"].get("steps"):  # it was not trained, or on what a task brings
+    manifest = manifests.load(encoder)
+    if manifest["kind"] != "encoder" or not manifest["facts"].get("steps"):
         return None
-    return said | {"inputs": said["inputs"] if isinstance(said.get("inputs"), Mapping) else {}}
+    inputs = manifest.get("inputs")
+    return manifest | {"inputs": inputs if isinstance(inputs, Mapping) else {}}
 
 
 def find(encoder: Path, tests: Iterable[Path], corpus: Path | None = None) -> list[str]:
-    """Names of the files of a test whose sentences were not taken out of the text that an encoder was trained on.
+    """Return the names of test files whose sentences were not removed from an encoder's training text.
 
     Args:
-        encoder: its directory; of one without a manifest of ours nothing is known.
+        encoder: its directory.
         tests: the files.
-        corpus: the prepared corpus that they are of, if they are of one: all of its held-out text was taken out of
-            its own training text, but not out of that of another corpus, on which the training may have begun.
+        corpus: the prepared corpus that the files belong to, if any. Its held-out text was removed from its own
+            training text, but not from that of another corpus, on which the training may have begun.
     """
-    if not (said := trained_by_us(encoder)):
+    manifest = trained_by_us(encoder)
+    if manifest is None:
         return []
-    alone = not said["facts"].get("other_corpora")
-    own = corpus and (corpus / manifests.NAME).is_file() and manifests.load(corpus)["digest"]
-    if alone and own and own == said["inputs"].get("corpus"):
-        return []
-    reserved = set(said["facts"].get("reserved", ()))
+    facts = manifest["facts"]
+    if corpus and (corpus / manifests.NAME).is_file() and not facts.get("other_corpora"):
+        digest = manifests.load(corpus)["digest"]
+        if digest and digest == manifest["inputs"].get("corpus"):
+            return []
+    reserved = set(facts.get("reserved", ()))
     missing = [file.name for file in tests if evaluation_sets.digest(file) not in reserved]
     if missing:
         logger.warning(
-            "%s may have been trained on this test: %d of its files (%s, …) were not taken out of its text: name them "
-            "in preparation.evaluation_sets and train again, or compare its scores with care",
+            "%s may have been trained on this test: %d of its files (%s, …) were not removed from its training text. "
+            "Add them to preparation.evaluation_sets and train again, or compare its scores with care.",
             encoder, len(missing), missing[0],
         )  # fmt: skip
     return missing

@@ -1,4 +1,4 @@
-"""The learner of a task model: what the training loop asks to fine-tune an encoder, whatever the task."""
+"""Fine-tune an encoder on any task: the examples of a task, and its learner in the training loop."""
 
 import functools
 import logging
@@ -26,22 +26,22 @@ from infoxlm_core.training.finetuning.selection import DevScores
 from infoxlm_core.training.learner import Learner, LossWeights, autocast, seed_dropout
 
 logger = logging.getLogger(__name__)
-WORTH_COMPILING = 1000  # steps on a GPU: making the kernels takes a minute or two
+MIN_COMPILED_STEPS = 1000  # compiling for a GPU takes a minute or two, which fewer steps do not gain back
 
 
 @dataclass(frozen=True)
 class Training:
-    """What is learned."""
+    """What an encoder is fine-tuned on."""
 
-    head: Head  # what stands on the encoder
-    examples: Examples  # N for training
-    targets: np.ndarray  # (N, …) what the head's loss compares with
-    labels: tuple[str, ...] = ()  # their names, where the task has labels
+    head: Head
+    examples: Examples  # N training examples
+    targets: np.ndarray  # (N, …) targets of the head's loss
+    labels: tuple[str, ...] = ()  # names of the labels, in the order of their numbers
     source: str = "en"  # language of the training text
     development: tuple[str, ...] = ()  # languages of the development sets
-    score_dev: Callable[[TaskModel], dict[str, float]] | None = None  # score of each of them, from 0 to 1
+    score_dev: Callable[[TaskModel], dict[str, float]] | None = None  # model -> score of each of them, from 0 to 1
     head_dropout: float = 0.0
-    write_beside: Callable[[Path], None] = lambda _: None  # writes what must travel with the model into its directory
+    write_beside: Callable[[Path], None] = lambda _: None  # writes other files into the model's directory
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,13 @@ class Batch:
     types: Tensor  # (T,)
     lengths: tuple[int, ...]
     targets: Tensor  # (N, …), as in `Training`
-    keep: Tensor | None  # (N, 2, d) what dropout in the head keeps; None: it is not drawn by the example
-    rng_key: tuple[int, int]  # step, and number of the first example in the global batch
+    keep: Tensor | None  # (N, 2, d) bool, dropout of the head; None if it is not drawn by the example
+    rng_key: tuple[int, int]  # step, and index of the first example in the global batch
     counts: dict[str, int]  # targets and tokens
 
 
 class TaskLearner(Learner):
-    """The learner of a task model: every example once an epoch, in an order by (seed, epoch)."""
+    """Trains on every example once an epoch, in an order that depends on seed and epoch."""
 
     module: TaskModel
 
@@ -67,48 +67,47 @@ class TaskLearner(Learner):
     ) -> None:
         self.config, self.module, self.task, self.steps, self.best = config, module, task, steps, best
         self.weights = LossWeights({task.head.name: 1.0})
-        if steps >= WORTH_COMPILING and not isinstance(module, Padded):
+        if steps >= MIN_COMPILED_STEPS and not isinstance(module, Padded):
             module.encoder.compiler = compiler_for(distributed.device(), config.dropout)
         count = len(task.examples)
-        # A step may begin in one epoch and end in the next; of millions of examples an order takes a second to draw.
+        # Two orders are cached, because a step may span two epochs and drawing the order of millions takes a second.
         self.order = functools.lru_cache(2)(lambda epoch: generator(config.seed, "epoch", epoch).permutation(count))
 
     def batches(self, step: int, skipped: int = 0) -> Sequence[Batch]:
         size, count, workers = self.config.batch_size, len(self.task.examples), distributed.world_size()
         if workers > size:
             raise ConfigError(f"{workers} workers must not exceed finetuning.batch_size ({size})")
-        mine = np.array_split(np.arange(size), workers)[distributed.rank()]
-        numbers = (step + skipped) * size + mine  # of the examples since the first step
+        own = np.array_split(np.arange(size), workers)[distributed.rank()]
+        numbers = (step + skipped) * size + own  # counted from the first step
         order = {epoch: self.order(epoch) for epoch in sorted(set((numbers // count).tolist()))}
         rows = np.array([order[number // count][number % count] for number in numbers], np.int64)
-        keep = self._draw_dropout(step, mine)
+        keep = self._draw_dropout(step, own)
         parts = [slice(i, i + self.config.micro_batch_size) for i in range(0, len(rows), self.config.micro_batch_size)]
         return [
-            self._pack(rows[part], None if keep is None else keep[part], (step, int(mine[part][0]))) for part in parts
+            self._pack(rows[part], None if keep is None else keep[part], (step, int(own[part][0]))) for part in parts
         ]
 
-    def _draw_dropout(self, step: int, mine: np.ndarray) -> Tensor | None:
-        """What dropout in the head keeps: drawn for the whole batch on every worker, whoever has which example."""
+    def _draw_dropout(self, step: int, own: np.ndarray) -> Tensor | None:
+        """Draw dropout of the head for the whole batch, so that it does not depend on the number of workers."""
         if isinstance(self.module, Padded) or not self.module.drawn_outside:
             return None
         shape = (self.config.batch_size, self.module.drawn_outside, self.module.encoder.size.hidden)
         uniform = generator(self.config.seed, "dropout", step).random(shape)
-        return torch.from_numpy(uniform[mine] >= self.module.dropout)
+        return torch.from_numpy(uniform[own] >= self.module.dropout)
 
     def _pack(self, rows: np.ndarray, keep: Tensor | None, rng_key: tuple[int, int]) -> Batch:
-        found = self.task.examples.take(rows)
+        examples = self.task.examples.take(rows)
         targets = torch.from_numpy(self.task.targets[rows].astype(np.int64))
-        lengths = tuple(found.lengths.tolist())
-        counts = {self.task.head.name: self.task.head.count(targets), "tokens": len(found.ids)}
-        ids, types = torch.from_numpy(found.ids), torch.from_numpy(found.types)
+        lengths = tuple(examples.lengths.tolist())
+        counts = {self.task.head.name: self.task.head.count(targets), "tokens": len(examples.ids)}
+        ids, types = torch.from_numpy(examples.ids), torch.from_numpy(examples.types)
         return Batch(ids, types, lengths, targets, keep, rng_key, counts)
 
     def losses(self, batch: Batch, scales: Mapping[str, float]) -> tuple[Tensor, dict[str, Tensor]]:
         device, head = distributed.device(), self.task.head
         ids, types, targets = (devices.send(part, device) for part in (batch.ids, batch.types, batch.targets))
         keep = None if batch.keep is None else devices.send(batch.keep, device)
-        # of the encoder: drawn for the examples that are computed together
-        seed_dropout(self.config.seed, *batch.rng_key)
+        seed_dropout(self.config.seed, *batch.rng_key)  # dropout in the encoder is drawn by the micro-batch
         with autocast(device):
             logits = self.module(ids, types, batch.lengths, keep)
         loss, hits = head.loss(logits, targets, batch.lengths)
@@ -124,7 +123,7 @@ class TaskLearner(Learner):
         return distributed.on_first(lambda: self._evaluate(step, score_dev)) or {}
 
     def _evaluate(self, step: int, score_dev: Callable[[TaskModel], dict[str, float]]) -> dict[str, float]:
-        """Score, and keep the weights if they are the best so far."""
+        """Score the development sets, and save the weights if they are the best so far."""
         scores = DevScores(step, score_dev(self.module))
         logger.info("step %d: %.4f on the development sets", step, scores.mean)
         self.best.update(self.module, [*self.best.evaluations(), scores])

@@ -32,7 +32,7 @@ def test_files_that_were_not_taken_out_of_the_text_of_our_own_encoder_are_named(
     assert not caplog.messages
     assert unreserved.find(encoder(tmp_path / "b", steps=9, reserved=known[:1]), tests) == ["a.en-de.en"]
     assert unreserved.find(encoder(tmp_path / "c", steps=9), tests) == ["a.en-de.de", "a.en-de.en"]
-    assert "2 of its files (a.en-de.de, …) were not taken out of its text: name them" in caplog.messages[-1]
+    assert "2 of its files (a.en-de.de, …) were not removed from its training text. Add them" in caplog.messages[-1]
 
 
 def test_of_encoders_that_others_trained_or_nobody_has_nothing_is_said(tests, tmp_path):
