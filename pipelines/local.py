@@ -1,4 +1,4 @@
-"""Run a DAG of ours on this machine: every component in a subprocess, artifacts in a local store, no cluster."""
+"""The local runner: runs a pipeline on this machine, each step in a subprocess, with its artifacts in a store."""
 
 import contextlib
 import io
@@ -33,25 +33,26 @@ logger = logging.getLogger(__name__)
 def run(
     dag: Any, arguments: Mapping[str, Any], store: str | Path, name: str, launcher: str = ""
 ) -> tracking.Run | None:
-    """Run a pipeline; an interrupted run of the same pipeline with the same arguments continues where it was.
+    """Run a pipeline. An interrupted run of the same pipeline with the same arguments continues.
 
     Args:
-        dag: a function decorated with `dsl.pipeline` that takes `store`, and as its other parameters `arguments`.
-        arguments: everything the stages need, as plain values.
-        store: directory for artifacts, checkpoints, and MLflow's SQLite file if MLFLOW_TRACKING_URI names no server; or
-            s3://bucket/prefix.
+        dag: a function decorated with `dsl.pipeline` that takes `store`.
+        arguments: the other parameters of the pipeline, as plain values.
+        store: directory for artifacts and checkpoints, or s3://bucket/prefix. Without MLFLOW_TRACKING_URI it also
+            gets the SQLite file of MLflow.
         name: of the run, for people.
-        launcher: of workers, see `launchers`; empty: as the environment says.
+        launcher: what starts workers, see `launchers`; empty: the environment decides.
 
     Returns:
-        what the tracker has of it; None if it does not answer any more. Artifacts are found by `artifact`.
+        the tracker's run; None if the tracker no longer answers. `artifact` finds the outputs of steps.
 
     Raises:
-        InfoXLMError: what the failed stage said, with its exit code.
+        InfoXLMError: the error of the stage that failed.
     """
-    os.environ |= {launchers.VARIABLE: launcher} if launcher else {}
-    launchers.local_launcher()  # a wrong name is found out now
-    tracking.tracker()
+    if launcher:
+        os.environ[launchers.VARIABLE] = launcher
+    launchers.local_launcher()  # refuses an unknown launcher before anything runs
+    tracking.tracker()  # and an unknown tracker
     here = artifacts.local(str(store).rstrip("/")).resolve()
     here.mkdir(parents=True, exist_ok=True)
     store = str(store).rstrip("/") if is_remote(store) else str(here)
@@ -63,50 +64,50 @@ def run(
         "RUN_NAME": name,
         "PYTHONUNBUFFERED": "1",
         "OMP_WAIT_POLICY": "PASSIVE",
-        "THP_MEM_ALLOC_ENABLE": "1",  # large pages: a gradient of the vocabulary is made in a fifth of the time
+        "THP_MEM_ALLOC_ENABLE": "1",  # large pages: allocating a gradient of the vocabulary takes a fifth of the time
         "TOKENIZERS_PARALLELISM": "false",
         **{name: os.environ.get(name, value) for name, value in environment.ALLOCATOR.items()},
     }
     status = "FAILED"
     try:
-        with _stopping_loops():
+        with _interruptible_loops():
             _run_dag(dag, {**parameters.fit(store, arguments), "store": store}, here / "pipeline" / identity["run"])
         status = "FINISHED"
-    except RuntimeError as failure:  # KFP says only that a task failed; the stage has left its reason
+    except RuntimeError as failure:  # KFP only reports that a task failed; the stage wrote its error into the store
         raise runtime.read_failure(store, identity["run"]) from failure
     except KeyboardInterrupt:
         status = "KILLED"
-        raise errors.Preempted("interrupted: run the same command again to go on") from None
+        raise errors.Preempted("interrupted: run the same command again to continue") from None
     finally:
-        ended = _end(store, here, identity, status)
-    return ended
+        tracked_run = _end(store, here, identity, status)
+    return tracked_run
 
 
 def sections(config: RunConfig, dag: Any) -> dict[str, Any]:
-    """The sections of a config that a pipeline has parameters for, as plain values.
+    """Return the sections of a config for which a pipeline has parameters, as plain values.
 
-    KFP has no word for None: a field that is None is left out, which means the same.
+    Fields that are None are left out, which means the same: KFP has no None.
     """
     values = config.model_dump(mode="json", exclude_none=True)
     return {name: value for name, value in values.items() if name in dag.component_spec.inputs}
 
 
 def artifact(store: str | Path, task: str, output: str) -> Path | None:
-    """Where on this machine an output of the last run here is, if its last attempt has made it."""
+    """Return the path of an output of the last run in a store; None if its last attempt has not made the output."""
     here = artifacts.local(str(store).rstrip("/")).resolve()
     if not (here / "run.json").is_file():
         return None
     root = here / "pipeline" / _last(here)["run"]
     attempts = sorted(path for path in root.glob("infoxlm*") if path.is_dir())
-    pointer = attempts[-1] / task / output if attempts else root
-    if not pointer.is_file():
+    if not attempts or not (attempts[-1] / task / output).is_file():
         return None
-    said = outside.read_json(pointer, artifacts.Pointer, "run the same command again", errors.DataCorrupt)
-    return artifacts.locate(said["location"], hashed=False)
+    pointer = attempts[-1] / task / output
+    location = outside.read_json(pointer, artifacts.Pointer, "run the same command again", errors.DataCorrupt)
+    return artifacts.locate(location["location"], hashed=False)
 
 
 class Identity(TypedDict):
-    """What run.json of a store says of its last run. Its name becomes that of a folder, which is deleted in time."""
+    """The file run.json of a store, which describes its last run. `run` is also the name of a folder to be deleted."""
 
     run: Annotated[str, Field(pattern=r"^\w[^/\x00]*$")]
     config: str
@@ -118,23 +119,23 @@ def _last(store: Path) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _stopping_loops() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM also stop what a loop has not begun: KFP would start it all the same, and wait."""
+def _interruptible_loops() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM also stop the items of a loop that have not begun: KFP would start and await them."""
     path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"  # steps run `python3`
 
     def stop(*_: object) -> None:
-        os.environ["PATH"] = "/nothing"  # no step can be started any more
+        os.environ["PATH"] = "/nothing"  # no further step can be started
         raise KeyboardInterrupt
 
     os.environ["PATH"] = path
-    asking = [signal.SIGINT, signal.SIGTERM]
+    signals = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        asking.append(signal.SIGHUP)
-    before = {number: signal.signal(number, stop) for number in asking}
+        signals.append(signal.SIGHUP)
+    previous = {number: signal.signal(number, stop) for number in signals}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)
         os.environ["PATH"] = path
 
@@ -148,34 +149,34 @@ _NOISE = re.compile(
 )
 _WORKER = re.compile(r"(\x1b\[\d+m)*\(RayTrainWorker [^)]*\)(\x1b\[\d+m)* ?")
 
-_ABOUT_TO_OPEN = -1
+_BEFORE_JSON = -1
 
 
-class Readable(io.TextIOBase):
-    """What our stages say, without what KFP and Ray say of themselves; all of it goes into a log file.
+class QuietOutput(io.TextIOBase):
+    """Standard output that shows the lines of our stages, and writes those of KFP and Ray into the log file only.
 
-    The tasks of a loop speak at the same time, each from a thread of its own.
+    The steps of a loop write at the same time, each from its own thread.
     """
 
     def __init__(self, console: TextIO, log: Path) -> None:
         self.console = console
         self.log = log.open("a", encoding="utf-8")
-        self.speaker = threading.local()
+        self.thread = threading.local()
 
     def write(self, text: str) -> int:
-        speaker = self.speaker
-        depth = getattr(speaker, "depth", 0)  # of the JSON that KFP shows at the beginning of a task
-        *lines, speaker.begun = (getattr(speaker, "begun", "") + text).split("\n")
+        thread = self.thread
+        depth = getattr(thread, "depth", 0)  # of braces in the JSON that KFP prints when a step begins
+        *lines, thread.unfinished = (getattr(thread, "unfinished", "") + text).split("\n")
         for line in lines:
             self.log.write(line + "\n")
             plain = line.strip()
             if plain.endswith("Got executor_input:"):
-                depth = _ABOUT_TO_OPEN
+                depth = _BEFORE_JSON
             elif depth:
-                depth = (0 if depth == _ABOUT_TO_OPEN else depth) + plain.count("{") - plain.count("}")
+                depth = max(depth, 0) + plain.count("{") - plain.count("}")
             elif plain and not _NOISE.match(plain):
                 self.console.write(_WORKER.sub("", plain) + "\n")
-        speaker.depth = depth
+        thread.depth = depth
         self.console.flush()
         self.log.flush()
         return len(text)
@@ -186,25 +187,25 @@ def _run_dag(dag: Any, arguments: Mapping[str, Any], root: Path) -> None:
 
     warnings.filterwarnings("ignore", category=FutureWarning)
     warnings.filterwarnings("ignore", message=".* have no effect in the current local runner")
-    warnings.filterwarnings("ignore", message="You may be attemping to run a task that uses custom")  # our image, here
+    warnings.filterwarnings("ignore", message="You may be attemping to run a task that uses custom")  # our image
     workspace = root / "workspace"
     workspace.mkdir(parents=True, exist_ok=True)
     local.init(
         local.SubprocessRunner(use_venv=False),
         pipeline_root=str(root),
         workspace_root=str(workspace),
-        enable_caching=False,  # our store finds by content what KFP's local cache only finds by name
+        enable_caching=False,  # KFP's local cache compares names; our store compares contents
     )
-    for handler in logging.getLogger().handlers:  # in a loop KFP also talks to them
+    for handler in logging.getLogger().handlers:  # KFP logs to them from inside a loop
         handler.addFilter(lambda record: "/kfp/" not in record.pathname)
-    with contextlib.redirect_stdout(Readable(sys.stdout, root / "log.txt")), _without_retries(dag.pipeline_spec):
-        here = {"image": IMAGE} if "image" in dag.pipeline_spec.root.input_definitions.parameters else {}
-        dag(**{**here, **arguments})
+    image = {"image": IMAGE} if "image" in dag.pipeline_spec.root.input_definitions.parameters else {}
+    with contextlib.redirect_stdout(QuietOutput(sys.stdout, root / "log.txt")), _without_retries(dag.pipeline_spec):
+        dag(**{**image, **arguments})
 
 
 @contextlib.contextmanager
 def _without_retries(spec: Any) -> Iterator[None]:
-    """Let a stage that fails fail at once: on a cluster it is tried again, here somebody reads why and mends it."""
+    """Let a step that fails end the run at once: on a cluster it is retried, here a person reads why."""
     before = spec.SerializeToString()
     for part in (spec.root, *spec.components.values()):
         for task in part.dag.tasks.values():
@@ -216,27 +217,27 @@ def _without_retries(spec: Any) -> Iterator[None]:
 
 
 def _identity(dag: str, arguments: Mapping[str, Any], store: Path, name: str) -> dict[str, Any]:
-    """The run's id: that of the last run here if it was the same and did not finish, else a new one."""
+    """Return the last run of this store if it was the same and has not finished, else a new run; write run.json."""
     path = store / "run.json"
-    wanted = manifests.digest([dag, arguments])
+    config_digest = manifests.digest([dag, arguments])
     if path.is_file():
         last = _last(store)
-        if last["config"] == wanted and last["status"] != "FINISHED":
-            logger.info("going on with run %s", last["run"])
+        if last["config"] == config_digest and last["status"] != "FINISHED":
+            logger.info("continuing run %s", last["run"])
             return last
-    identity = {"run": f"{name}-{time.strftime('%Y%m%d-%H%M%S')}", "config": wanted, "status": "RUNNING"}
+    identity = {"run": f"{name}-{time.strftime('%Y%m%d-%H%M%S')}", "config": config_digest, "status": "RUNNING"}
     manifests.write_atomically(path, json.dumps(identity))
     return identity
 
 
 def _end(store: str, here: Path, identity: dict[str, Any], status: str) -> tracking.Run | None:
-    """Write down how the run ended, here and for its tracker; return what that has of it."""
+    """Write the status of a run into run.json and to its tracker; return the tracker's run if the tracker answers."""
     manifests.write_atomically(here / "run.json", json.dumps(identity | {"status": status}))
     try:
         run = tracking.open_run(store)
         run.end(status)
     except errors.InfoXLMError as error:
-        logger.warning("its tracker does not know how the run ended: %s", error)
+        logger.warning("the tracker does not know that the run has ended: %s", error)
         return None
     if status == "FINISHED":
         shutil.rmtree(here / "pipeline" / identity["run"] / "workspace", ignore_errors=True)

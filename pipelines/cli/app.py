@@ -37,53 +37,57 @@ CONFIGS = _PACKAGED if _PACKAGED.is_dir() else _CHECKOUT
 
 
 def config_file(given: str | Path) -> Path:
-    """A YAML file: of the user's, or one that comes with the package by its bare name, such as `demo`.
+    """Return the path of a YAML file: the user's, or one of the package by its bare name, such as `demo`.
 
-    Its existence is checked where it is read, so that all commands refuse a missing one alike.
+    The path may not exist: whoever reads the file reports that, for all commands alike.
     """
     path = Path(given)
     packaged = CONFIGS / f"{path}.yaml"
     try:
         return packaged if len(path.parts) == 1 and not path.exists() and packaged.is_file() else path
-    except OSError:  # no name that a file may have, which whoever reads it says
+    except OSError:  # no file can have such a name, which the reader of the file reports
         return path
 
 
 def interrupt_on_signals() -> None:
-    """Let every signal that asks to end do what Ctrl-C does."""
+    """Let SIGTERM and SIGHUP do what Ctrl-C does."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` makes SIGHUP, of a closed terminal, mean nothing
+        if signal.getsignal(number) is not signal.SIG_IGN:  # under `nohup`, a closed terminal ends nothing
             signal.signal(number, interrupt)
 
 
 @contextmanager
-def ending_clearly() -> Iterator[None]:
-    """One line and a documented exit code instead of a traceback, for errors of ours."""
+def report_errors() -> Iterator[None]:
+    """Turn an exception into one line and its exit code; print the traceback only of an unexpected one."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("botocore").setLevel(logging.WARNING)
     try:
         yield
-    except InfoXLMError as error:
-        typer.echo(f"infoxlm: {type(error).__name__}: {' '.join(str(error).split())}", err=True)
-        raise typer.Exit(error.exit_code) from None
     except typer.Exit:
         raise
     except KeyboardInterrupt:
-        typer.echo("infoxlm: Preempted: interrupted: run the same command again to go on", err=True)
-        raise typer.Exit(Preempted.exit_code) from None
+        failure: InfoXLMError = Preempted("interrupted: run the same command again to continue")
     except BaseException as error:
         if not isinstance(error, Exception) and not outside.is_panic(error):
             raise
-        said = outside.translate_error(error)
-        if not said and isinstance(error, OSError):
-            said = InputError(f"{error}: give another path")
-        if said:
-            typer.echo(f"infoxlm: {type(said).__name__}: {said}", err=True)
-            raise typer.Exit(said.exit_code) from None
-        logging.exception("internal error")
-        typer.echo(f"infoxlm: {type(error).__name__}: {' '.join(str(error).split())}: please report this", err=True)
-        raise typer.Exit(InfoXLMError.exit_code) from None
+        failure = _as_ours(error)
+    else:
+        return
+    typer.echo(f"infoxlm: {type(failure).__name__}: {' '.join(str(failure).split())}", err=True)
+    raise typer.Exit(failure.exit_code)
+
+
+def _as_ours(error: BaseException) -> InfoXLMError:
+    """Return an error of this project for any error; log the traceback of an unexpected one."""
+    if isinstance(error, InfoXLMError):
+        return error
+    if translated := outside.translate_error(error):
+        return translated
+    if isinstance(error, OSError):
+        return InputError(f"{error}: give another path")
+    logging.error("internal error", exc_info=error)
+    return InfoXLMError(f"{type(error).__name__}: {error}: please report this")

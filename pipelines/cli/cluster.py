@@ -10,7 +10,7 @@ from components.settings.cluster import ClusterFile
 from infoxlm_core import run_file
 from infoxlm_core.errors import ConfigError
 from infoxlm_core.results.suite_config import SuiteConfig
-from pipelines.cli.app import app, config_file, ending_clearly
+from pipelines.cli.app import app, config_file, report_errors
 
 UPLOADED_VARIANTS = ["MLM", "MLM+TLM", "full"]
 """Variants of the ablation that is uploaded: those of `make ablation`."""
@@ -58,7 +58,7 @@ def submit(
     settings finds what is finished, and a training continues from its checkpoint: to try again, submit again. While
     `submit` waits, it does so itself when a run ends with "try again" (exit code 75), up to `submit_again` times.
     """
-    with ending_clearly():
+    with report_errors():
         place = run_file.load_as(ClusterFile, cluster)
         chosen = [part.strip() for part in only.split(",") if part.strip()]
         arguments = prepare(pipeline, config, place, set_ or [], variants, chosen, seeds)
@@ -118,7 +118,7 @@ def upload(
     There, `overrides` changes single fields: {"pretraining.optimization.steps": 2000}. A version is named by release
     and content; the same content is uploaded once.
     """
-    with ending_clearly():
+    with report_errors():
         place, changes = run_file.load_as(ClusterFile, cluster), set_ or []
         from pipelines import submit as kubeflow
         from pipelines import upload as uploading
@@ -147,7 +147,7 @@ def cancel(run: Annotated[str, typer.Argument(help="Id of the run, as `submit` p
     A training saves if there is time: Kubeflow kills the step that follows it after about a second. If the step was too
     slow to delete the job, the job saves and ends itself when no step has followed it for 15 minutes.
     """
-    with ending_clearly():
+    with report_errors():
         from pipelines import submit as kubeflow
 
         client = kubeflow.connect(host)

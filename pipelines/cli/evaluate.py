@@ -15,7 +15,7 @@ from infoxlm_core.languages import GROUPS
 from infoxlm_core.results.suite_config import SuiteConfig
 from infoxlm_core.tasks import TASKS
 from infoxlm_core.tasks.task import Task
-from pipelines.cli.app import Store, app, ending_clearly
+from pipelines.cli.app import Store, app, report_errors
 
 HELD_OUT = "held-out"
 PRESETS = {name: (task, preset) for task in TASKS.values() for name, preset in task.presets.items()}
@@ -58,7 +58,7 @@ def evaluate(
 
     infoxlm evaluate --model my-xnli-model --task xnli --data XNLI-1.0
     """
-    with ending_clearly():
+    with report_errors():
         from components.platform import artifacts
 
         models = name_models(model, floor)

@@ -10,7 +10,7 @@ import typer
 
 from infoxlm_core import outside
 from infoxlm_core.errors import InputError
-from pipelines.cli.app import Store, app, ending_clearly
+from pipelines.cli.app import Store, app, report_errors
 
 LONGEST = 1 << 20
 """Characters of a sentence to embed: what is longer is a file without line feeds."""
@@ -26,7 +26,7 @@ def import_(
     heads: Annotated[int | None, typer.Option(min=1, help="Attention heads; default: hidden size / 64.")] = None,
 ) -> None:
     """Convert pickled weights, fairseq's or Hugging Face's, to a directory of safetensors; run none of their code."""
-    with ending_clearly():
+    with report_errors():
         from infoxlm_core.model.huggingface import fairseq
 
         found = fairseq.convert(checkpoint, directory, tokenizer, heads)
@@ -57,7 +57,7 @@ def embed(
     store: Store = "runs",
 ) -> None:
     """Embed sentences; print how similar each is to the first, or the vectors themselves."""
-    with ending_clearly():
+    with report_errors():
         from components.adapters.mlflow import model_registry
         from components.platform import artifacts
         from infoxlm_core.tasks import embedding
@@ -103,7 +103,7 @@ def serve_check(
     Ends with 0 and one line that has the worst cosine and difference; with 3 if the vectors are others; with 2 if the
     model has none, as before they were kept, or the other Python cannot load it.
     """
-    with ending_clearly():
+    with report_errors():
         from components.adapters.mlflow import model_registry
         from components.platform import artifacts
         from infoxlm_core.tasks import reference_vectors
@@ -126,7 +126,7 @@ def serve(
     POST /v1/models/NAME:predict {"instances": ["a sentence"]} -> {"predictions": [[…]]}: KServe's protocol V1, and what
     the components `serving` and `serving-kserve` of k8s/ run. No TLS, no login: put something before it that has them.
     """
-    with ending_clearly():
+    with report_errors():
         from components.adapters.mlflow import model_registry
         from components.platform import artifacts
         from infoxlm_core.tasks import embedding, reference_vectors

@@ -6,7 +6,7 @@ import typer
 
 from infoxlm_core.config import RegistrationConfig
 from infoxlm_core.errors import ConfigError
-from pipelines.cli.app import Store, app, ending_clearly
+from pipelines.cli.app import Store, app, report_errors
 
 
 @app.command()
@@ -33,7 +33,7 @@ def promote(
 
     Credentials of the other server of --to are those of MLflow with TARGET_ in front: TARGET_MLFLOW_TRACKING_TOKEN.
     """
-    with ending_clearly():
+    with report_errors():
         gate = read_gate(metric) if metric else RegistrationConfig().gates
         from components.adapters.mlflow import connection, promotion
         from components.platform import artifacts
@@ -52,7 +52,7 @@ def rollback(
     store: Store = "runs",
 ) -> None:
     """Make the version champion again that the present one replaced. Called again it changes nothing."""
-    with ending_clearly():
+    with report_errors():
         from components.adapters.mlflow import connection, promotion
         from components.platform import artifacts
 

@@ -8,7 +8,7 @@ import typer
 
 from infoxlm_core import manifests, run_file
 from infoxlm_core.results.suite_config import SuiteConfig
-from pipelines.cli.app import Store, app, config_file, ending_clearly
+from pipelines.cli.app import Store, app, config_file, report_errors
 
 if TYPE_CHECKING:
     from components.platform.tracking import Run
@@ -37,7 +37,7 @@ def run(
     It is the DAG that a Kubeflow cluster runs, each step in a subprocess. Everything is kept in STORE by content:
     a step whose inputs did not change is not run again, and a training that was killed goes on from its checkpoint.
     """
-    with ending_clearly():
+    with report_errors():
         checked = run_file.load(config, tuple(set_ or ()))
         from infoxlm_core.results.trials import HEADLINES
         from pipelines import local
@@ -86,7 +86,7 @@ def ablate(
     Prepares and tokenizes once. Kill it and start it again: what is finished is found, the rest goes on. A trial that
     fails is named and does not stop the others.
     """
-    with ending_clearly():
+    with report_errors():
         checked = run_file.load(config, (f"num_workers={num_workers}", *(set_ or ())))
         from pipelines import local, trials
         from pipelines.ablations import AT_A_TIME, ablations
@@ -113,7 +113,7 @@ def compare(
     store: Store = "runs",
 ) -> None:
     """Print the table of an ablation from its tracker: variants over their seeds, with error bars."""
-    with ending_clearly():
+    with report_errors():
         from components.platform import artifacts, tracking
         from infoxlm_core.results import page
         from infoxlm_core.results.summary import summarise_metrics
@@ -151,7 +151,7 @@ def suite(
     SOURCE is a directory, s3://bucket/prefix, a name on the hub, or models:/NAME@ALIAS. Kill it and start it again:
     what is finished is found, the rest goes on. A point that fails is named and does not stop the others.
     """
-    with ending_clearly():
+    with report_errors():
         checked = run_file.load_as(SuiteConfig, config, [*(set_ or ()), *(f"models.{named}" for named in model or ())])
         checked = checked.choose(_split(only))
         from infoxlm_core.results.trials import plan
@@ -194,7 +194,7 @@ def plan(
     set_: Annotated[list[str] | None, typer.Option("--set", help="Override a value, as in `run`. Repeatable.")] = None,
 ) -> None:
     """Say what pre-training would take: parameters, memory, FLOPs, time. Needs no data, no weights and no GPU."""
-    with ending_clearly():
+    with report_errors():
         checked = run_file.load(config, tuple(set_ or ()))
         from infoxlm_core.systems.infoxlm import plan
         from infoxlm_core.systems.table import SYSTEMS
@@ -213,7 +213,7 @@ def compile(
     output: Annotated[Path, typer.Option(help="Directory for the YAML files.")] = Path("pipelines/compiled"),
 ) -> None:
     """Compile the pipelines to the YAML that the Kubeflow UI and `kfp run create` take."""
-    with ending_clearly():
+    with report_errors():
         from kfp import compiler
 
         from pipelines.ablations import ablations

@@ -10,7 +10,7 @@ from infoxlm_core.errors import InputError
 from infoxlm_core.results.suite_config import SuiteConfig
 from infoxlm_core.run_file import RunConfig
 from infoxlm_core.tasks import TASKS
-from pipelines.cli.app import app, ending_clearly
+from pipelines.cli.app import app, report_errors
 
 SECTIONS = [field.annotation for field in RunConfig.model_fields.values()]
 KINDS: dict[str, type[StageConfig]] = {
@@ -42,7 +42,7 @@ def config_(
     if help_ and section is None:
         typer.echo(context.get_help())
         return
-    with ending_clearly():
+    with report_errors():
         if markdown:
             typer.echo(PAGE + describe.as_markdown(KINDS), nl=False)
             return

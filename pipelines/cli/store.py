@@ -8,7 +8,7 @@ import typer
 
 from infoxlm_core.errors import InputError
 from infoxlm_core.progress import progress
-from pipelines.cli.app import app, ending_clearly
+from pipelines.cli.app import app, report_errors
 
 
 @app.command()
@@ -32,7 +32,7 @@ def gc(
     may read: ask as one that reads all. What a later run needs again is made again; on Kubeflow, whose cache may still
     name what is gone, with `infoxlm submit --no-cache`.
     """
-    with ending_clearly():
+    with report_errors():
         age = _age(older_than)
         from components.adapters.mlflow import connection, model_versions
         from components.platform import artifacts, garbage

@@ -1,10 +1,7 @@
 """Ablations: which trials are run, refusals before anything starts, and a whole one, killed and started again."""
 
-import io
 import json
-import signal
 import subprocess
-import threading
 from pathlib import Path
 
 import pytest
@@ -14,7 +11,7 @@ from typer.testing import CliRunner
 from infoxlm_core import run_file
 from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.errors import ConfigError
-from pipelines import local, trials
+from pipelines import trials
 from pipelines.cli import app
 from tests.helpers.commands import infoxlm, kill_in_pretraining, only, runs_of
 from tests.toys.run import write_config
@@ -119,40 +116,6 @@ def test_the_command_refuses_an_unknown_variant_before_anything_runs(tmp_path):
     (line,) = result.stderr.strip().splitlines()
     assert line.startswith("infoxlm: ConfigError") and "no variant 'XLCO'; known are full, -XLCO" in line
     assert not (tmp_path / "store").exists()
-
-
-def test_two_tasks_that_speak_at_once_do_not_break_each_others_lines(tmp_path):
-    console, turns = io.StringIO(), threading.Barrier(2)
-    readable = local.Readable(console, tmp_path / "log.txt")
-
-    def speak(name: str) -> None:
-        for part in (f"    14:00:00 pretrain {name}: ", "step 1", "\n"):
-            readable.write(part)
-            turns.wait(5)
-
-    threads = [threading.Thread(target=speak, args=(name,)) for name in ("full seed 1", "-TLM seed 1")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    said = [f"14:00:00 pretrain {name}: step 1" for name in ("-TLM seed 1", "full seed 1")]
-    assert sorted(console.getvalue().splitlines()) == said
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_and_sigterm_keep_a_loop_from_starting_what_waits(number):
-    shell = ["sh", "-c", "true"]
-    with pytest.raises(KeyboardInterrupt), local._stopping_loops():
-        subprocess.run(shell, check=True)
-        try:
-            signal.raise_signal(number)
-        except KeyboardInterrupt:
-            with pytest.raises(FileNotFoundError):
-                subprocess.run(shell)
-            raise
-
-    subprocess.run(shell, check=True)
 
 
 @pytest.fixture(scope="module")

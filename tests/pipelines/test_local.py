@@ -1,11 +1,16 @@
-"""The local runner: what it imports, opens and says for the tracker that is chosen."""
+"""The local runner: its console, interruptions, and the tracker that is chosen."""
 
+import io
 import os
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
+
+from pipelines import local
 
 DAG = """
 import sys
@@ -63,3 +68,64 @@ def test_a_tracker_that_there_is_not_is_found_out_before_anything_runs(tmp_path)
 
     assert done.returncode == 1 and "INFOXLM_TRACKER: 'paper' is no tracker; known are mlflow, none" in done.stderr
     assert not (tmp_path / "run.json").exists()
+
+
+def test_an_interrupted_run_continues_under_its_name_and_a_finished_run_does_not(tmp_path):
+    first = local._identity("infoxlm", {"num_workers": 0}, tmp_path, "demo")
+
+    assert local._identity("infoxlm", {"num_workers": 0}, tmp_path, "demo")["run"] == first["run"]
+    assert local._identity("infoxlm", {"num_workers": 1}, tmp_path, "another")["run"] != first["run"]
+    (tmp_path / "run.json").write_text((tmp_path / "run.json").read_text().replace("RUNNING", "FINISHED"))
+    assert local._identity("infoxlm", {"num_workers": 1}, tmp_path, "third")["run"].startswith("third-")
+
+
+def test_the_console_shows_lines_of_our_stages_and_the_log_file_shows_everything(tmp_path):
+    console = io.StringIO()
+    output = local.QuietOutput(console, tmp_path / "log.txt")
+    text = (
+        '    [KFP Executor 2026 INFO]: Got executor_input:\n    {\n        "inputs": {\n        }\n    }\n'
+        "    14:00:00 pretrain: filled the queue with 8 keys\n"
+        "    \x1b[36m(RayTrainWorker pid=7)\x1b[0m step 5/10 loss/mlm 2.0\n"
+        "    \x1b[36m(TrainController pid=9)\x1b[0m Requesting resources: {'CPU': 1} * 2\n"
+        "    uri='/store/pretrain/start',\n"
+    )
+
+    output.write(text[:50])
+    output.write(text[50:])
+
+    assert console.getvalue() == "14:00:00 pretrain: filled the queue with 8 keys\nstep 5/10 loss/mlm 2.0\n"
+    assert (tmp_path / "log.txt").read_text() == text
+
+
+def test_steps_that_write_at_the_same_time_do_not_break_each_others_lines(tmp_path):
+    console, turns = io.StringIO(), threading.Barrier(2)
+    output = local.QuietOutput(console, tmp_path / "log.txt")
+
+    def write(name: str) -> None:
+        for part in (f"    14:00:00 pretrain {name}: ", "step 1", "\n"):
+            output.write(part)
+            turns.wait(5)
+
+    threads = [threading.Thread(target=write, args=(name,)) for name in ("full seed 1", "-TLM seed 1")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    lines = [f"14:00:00 pretrain {name}: step 1" for name in ("-TLM seed 1", "full seed 1")]
+    assert sorted(console.getvalue().splitlines()) == lines
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_keeps_a_loop_from_starting_further_steps(number):
+    shell = ["sh", "-c", "true"]
+    with pytest.raises(KeyboardInterrupt), local._interruptible_loops():
+        subprocess.run(shell, check=True)
+        try:
+            signal.raise_signal(number)
+        except KeyboardInterrupt:
+            with pytest.raises(FileNotFoundError):
+                subprocess.run(shell)
+            raise
+
+    subprocess.run(shell, check=True)

@@ -1,7 +1,6 @@
 """The `infoxlm` command: bad input gets one line and its exit code."""
 
 import errno
-import io
 import signal
 from pathlib import Path
 
@@ -10,10 +9,8 @@ import typer
 from typer.testing import CliRunner
 
 from infoxlm_core import run_file
-from pipelines import local
 from pipelines.cli import app
-from pipelines.cli.app import ending_clearly, interrupt_on_signals
-from pipelines.infoxlm import infoxlm
+from pipelines.cli.app import interrupt_on_signals, report_errors
 
 DEMO = Path(__file__).parents[3] / "configs/demo.yaml"
 CONFIG = """
@@ -108,33 +105,6 @@ def test_help_names_every_command_and_the_exit_codes():
     assert all(command in text for command in ("run", "ablate", "compare", "compile", "embed", "Exit codes"))
 
 
-def test_an_interrupted_run_goes_on_under_its_name_and_a_finished_one_does_not(config, tmp_path):
-    arguments = local.sections(run_file.load(config), infoxlm)
-    first = local._identity("infoxlm", arguments, tmp_path, "demo")
-
-    assert local._identity("infoxlm", arguments, tmp_path, "demo")["run"] == first["run"]
-    (tmp_path / "run.json").write_text((tmp_path / "run.json").read_text().replace("RUNNING", "FINISHED"))
-    assert local._identity("infoxlm", arguments, tmp_path, "another")["run"] != first["run"]
-
-
-def test_the_console_shows_our_stages_and_the_log_file_everything(tmp_path):
-    console = io.StringIO()
-    readable = local.Readable(console, tmp_path / "log.txt")
-    said = (
-        '    [KFP Executor 2026 INFO]: Got executor_input:\n    {\n        "inputs": {\n        }\n    }\n'
-        "    14:00:00 pretrain: filled the queue with 8 keys\n"
-        "    \x1b[36m(RayTrainWorker pid=7)\x1b[0m step 5/10 loss/mlm 2.0\n"
-        "    \x1b[36m(TrainController pid=9)\x1b[0m Requesting resources: {'CPU': 1} * 2\n"
-        "    uri='/store/pretrain/start',\n"
-    )
-
-    readable.write(said[:50])
-    readable.write(said[50:])
-
-    assert console.getvalue() == "14:00:00 pretrain: filled the queue with 8 keys\nstep 5/10 loss/mlm 2.0\n"
-    assert (tmp_path / "log.txt").read_text() == said
-
-
 def test_a_store_that_cannot_be_made_is_one_line(config):
     result = run("run", str(config), "--store", "/proc/nothing/store")
 
@@ -148,14 +118,14 @@ def test_a_signal_ends_a_command_with_one_line_and_the_code_that_says_run_it_aga
     before = {each: signal.signal(each, signal.SIG_DFL) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         interrupt_on_signals()
-        with pytest.raises(typer.Exit) as ended, ending_clearly():
+        with pytest.raises(typer.Exit) as ended, report_errors():
             signal.raise_signal(number)
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
 
     assert ended.value.exit_code == 75
-    assert capsys.readouterr().err == "infoxlm: Preempted: interrupted: run the same command again to go on\n"
+    assert capsys.readouterr().err == "infoxlm: Preempted: interrupted: run the same command again to continue\n"
 
 
 def test_under_nohup_a_closed_terminal_means_nothing():
@@ -180,7 +150,7 @@ def test_under_nohup_a_closed_terminal_means_nothing():
     ],
 )
 def test_what_the_system_says_has_its_code_and_remedy(error, code, said, capsys):
-    with pytest.raises(typer.Exit) as ended, ending_clearly():
+    with pytest.raises(typer.Exit) as ended, report_errors():
         raise error
 
     line = capsys.readouterr().err
