@@ -25,8 +25,6 @@ ELSEWHERE = {
     "infoxlm_core/tasks/question_answering/task.py": "infoxlm_core/tasks/test_task.py",
     "infoxlm_core/tasks/retrieval/task.py": "infoxlm_core/tasks/test_task.py",
     "infoxlm_core/systems/system.py": "infoxlm_core/systems/test_text_system.py",
-    "infoxlm_core/training/loop.py": "infoxlm_core/stages/test_pretraining.py",
-    "infoxlm_core/training/run.py": "infoxlm_core/stages/test_pretraining.py",
     "infoxlm_core/training/finetuning/task_learner.py": "infoxlm_core/stages/test_finetuning.py",
     "components/adapters/mlflow/copies.py": "components/adapters/mlflow/test_promotion.py",
     "components/adapters/mlflow/errors.py": "components/adapters/mlflow/test_connection.py",

@@ -1,10 +1,10 @@
-"""Attention inside each of many sequences that stand end to end, however long each of them is.
+"""Attention within each of many packed sequences.
 
-CPU                    one sequence after the other: results, and what dropout draws, stay as they always were
-CPU, compiled          all rows at once under a mask: a graph must not depend on lengths
+CPU                    one sequence after the other; the order of dropout's draws depends on it
+CPU, compiled          all rows at once under a mask, since a graph must not depend on lengths
 GPU, bf16, no dropout  FlashAttention over packed rows
-GPU, else              memory-efficient attention over packed rows: FlashAttention knows no fp32, and what it keeps
-                       under dropout is a multiple of 1/256
+GPU, else              memory-efficient attention over packed rows: FlashAttention has no fp32, and rounds the
+                       probability of dropout to 1/256
 """
 
 import importlib.util
@@ -21,53 +21,52 @@ from torch import Tensor
 from infoxlm_core.model import devices
 
 logger = logging.getLogger(__name__)
-LONGEST = 512
+MIN_LONGEST = 512  # limit on the rows of a sequence for which kernels are made
 
 
 class Packing(NamedTuple):
-    """Where N sequences lie that stand end to end. No layer is told more of their lengths: one graph serves all."""
+    """Where N packed sequences start. Layers get no more of the lengths, so that one graph serves all batches."""
 
-    starts: Tensor  # (N + 1,) int32 first row of each sequence and of what follows the last
-    longest: int  # none has more rows: 512, or a higher power of 2, as kernels are made for it
+    starts: Tensor  # (N + 1,) int32: first row of each sequence, and the number of rows
+    longest: int  # limit on the rows of a sequence: 512, or a higher power of 2
 
 
 def pack(lengths: Sequence[int], device: torch.device) -> Packing:
-    """The packing of sequences with so many rows each."""
+    """Return the packing of sequences with so many rows each."""
     lengths = tuple(lengths)
     most = max(lengths, default=1)
-    return Packing(starts(lengths, device), LONGEST if most <= LONGEST else 1 << (most - 1).bit_length())
+    return Packing(starts(lengths, device), MIN_LONGEST if most <= MIN_LONGEST else 1 << (most - 1).bit_length())
 
 
-@lru_cache(maxsize=16)  # several parts of a network ask for the same
+@lru_cache(maxsize=16)  # parts of a network call it with the same lengths
 def starts(lengths: tuple[int, ...], device: torch.device) -> Tensor:
-    """(N + 1,) first row of each sequence and of what follows the last, int32, without waiting for the device."""
-    with torch.inference_mode(False):  # it is remembered: a tensor of inference mode cannot be saved for backward
+    """Return the first row of each sequence, and the number of rows: (N + 1,) int32, without waiting for the device."""
+    with torch.inference_mode(False):  # cached tensors of inference mode could not be saved for backward
         ends = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
         return devices.send(ends, device)
 
 
 @cache
 def choose_flash(device: torch.device) -> str:
-    """Let this process train with FlashAttention 3 where GPU and package allow it, else with 2, which PyTorch brings;
-    "" on CPUs. The choice stands in the log.
+    """Activate FlashAttention 3 if GPU and package allow it, else PyTorch's version 2; log and return the version.
 
-    Version 3 never ends in the backward pass of a sequence without a query: see `give_each_a_row`.
+    Version 3 hangs in the backward pass of a sequence without a query: see `give_each_a_row`. Returns "" on CPUs.
     """
     if device.type != "cuda":
         return ""
-    chosen, why = "2", ""
+    version, reason = "2", ""
     if torch.cuda.get_device_capability(device)[0] != 9:
-        why = ": version 3 is for GPUs of compute capability 9.x (H100, H200)"
+        reason = ": version 3 is for GPUs of compute capability 9.x (H100, H200)"
     elif importlib.util.find_spec("flash_attn_interface") is None:
-        why = ": version 3 (package flash_attn_3) is not installed"
+        reason = ": version 3 (package flash_attn_3) is not installed"
     else:
         try:
             torch.nn.attention.activate_flash_attention_impl("FA3")
-            chosen = "3"
-        except Exception as error:  # built for another version of PyTorch or CUDA, or there is no such choice yet
-            why = f": version 3 cannot be used: {' '.join(str(error).split())[:300]}"
-    logger.info("attention by FlashAttention %s%s", chosen, why)
-    return chosen
+            version = "3"
+        except Exception as error:  # such as a build for another version of PyTorch or CUDA
+            reason = f": version 3 cannot be used: {' '.join(str(error).split())[:300]}"
+    logger.info("attention by FlashAttention %s%s", version, reason)
+    return version
 
 
 def attend(
@@ -80,60 +79,67 @@ def attend(
     dropout: float = 0.0,
     causal: bool = False,
 ) -> Tensor:
-    """Full attention inside each sequence, or none to what comes later (`causal`), and none across.
+    """Return the attention (Q, d) of queries to the keys of their own sequence.
 
-    `query` (Q, d) holds the rows that ask, `key` and `value` (T, d) all rows; `queries` and `keys` say which of them
-    belong to sequence 1, 2, …. `dropout` is of the attention weights. Returns (Q, d).
+    Args:
+        query: (Q, d).
+        key: (T, d).
+        value: (T, d).
+        queries: packing of the query rows.
+        keys: packing of the key rows, of as many sequences.
+        heads: attention heads.
+        dropout: of the attention weights.
+        causal: no row attends to a later one.
     """
     if not len(query):
         return query
     query, key, value = (rows.unflatten(1, (heads, rows.shape[1] // heads)) for rows in (query, key, value))
     if query.is_cuda and not dropout and query.dtype in (torch.bfloat16, torch.float16):
-        found = _flash(query, key, value, queries, keys, causal)
+        output = _flash(query, key, value, queries, keys, causal)
     elif query.is_cuda:
-        found = _memory_efficient(query, key, value, queries, keys, dropout, causal)
+        output = _memory_efficient(query, key, value, queries, keys, dropout, causal)
     elif torch.compiler.is_compiling():
-        found = attend_masked(query, key, value, queries, keys, dropout, causal)
+        output = attend_masked(query, key, value, queries, keys, dropout, causal)
     else:
-        found = _one_by_one(query, key, value, queries, keys, dropout, causal)
-    return found.flatten(1)
+        output = _one_by_one(query, key, value, queries, keys, dropout, causal)
+    return output.flatten(1)
 
 
-# All that follow take (Q, heads, head size) and (T, heads, head size) to (Q, heads, head size).
+# The functions below map (Q, heads, head size) and (T, heads, head size) to (Q, heads, head size).
 
 
 def _one_by_one(
     query: Tensor, key: Tensor, value: Tensor, queries: Packing, keys: Packing, dropout: float, causal: bool
 ) -> Tensor:
-    # (rows, heads, size) -> (1, heads, rows, size), the layout the CPU kernel is fastest on; before they are split, as
-    # views of hundreds of short sequences cost more than attention among them
+    # (rows, heads, size) -> (1, heads, rows, size), the fastest layout of the CPU kernel. Transpose before the split:
+    # views of hundreds of short sequences cost more than their attention.
     q, k, v = (rows.transpose(0, 1)[None] for rows in (query, key, value))
-    asking, asked = (packing.starts.diff().tolist() for packing in (queries, keys))
-    sequences = zip(asking, q.split(asking, 2), k.split(asked, 2), v.split(asked, 2), strict=True)
-    found = [
+    query_counts, key_counts = queries.starts.diff().tolist(), keys.starts.diff().tolist()
+    sequences = zip(query_counts, q.split(query_counts, 2), k.split(key_counts, 2), v.split(key_counts, 2), strict=True)
+    outputs = [
         F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=causal).transpose(1, 2)
         for count, q, k, v in sequences
         if count
     ]
-    return torch.cat(found, 1)[0]
+    return torch.cat(outputs, 1)[0]
 
 
 def attend_masked(
     query: Tensor, key: Tensor, value: Tensor, queries: Packing, keys: Packing, dropout: float = 0.0,
     causal: bool = False,
 ) -> Tensor:  # fmt: skip
-    """All rows at once, a mask (Q, T) in between: for sequences in thousands of tokens, not more."""
+    """Compute all rows at once under a (Q, T) mask: for a few thousand tokens."""
 
-    def places(rows: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
-        """Sequence of each row, and its place there."""
+    def locate(rows: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the sequence of each row, and its place in it."""
         numbers = torch.arange(len(rows), device=rows.device, dtype=torch.int32)
         owner = torch.searchsorted(starts, numbers, right=True) - 1
         return owner, numbers - starts[owner]
 
-    (asking, own), (asked, other) = places(query, queries.starts), places(key, keys.starts)
-    mask = asking[:, None] == asked
+    (query_sequence, query_place), (key_sequence, key_place) = locate(query, queries.starts), locate(key, keys.starts)
+    mask = query_sequence[:, None] == key_sequence
     if causal:
-        mask = mask & (own[:, None] >= other)
+        mask = mask & (query_place[:, None] >= key_place)
     q, k, v = (rows.transpose(0, 1)[None] for rows in (query, key, value))
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)[0].transpose(0, 1)
 
@@ -141,19 +147,19 @@ def attend_masked(
 def _flash(query: Tensor, key: Tensor, value: Tensor, queries: Packing, keys: Packing, causal: bool) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
-    found: Any = varlen_attn(
+    output: Any = varlen_attn(
         query, key, value, queries.starts, keys.starts, queries.longest, keys.longest,
         window_size=(-1, 0 if causal else -1),
     )  # fmt: skip
-    return found
+    return output
 
 
 def _memory_efficient(
     query: Tensor, key: Tensor, value: Tensor, queries: Packing, keys: Packing, dropout: float, causal: bool
 ) -> Tensor:
-    """As PyTorch calls this kernel for nested tensors."""
+    """Call the kernel as PyTorch does for nested tensors."""
     packed = (rows[None] for rows in (query, key, value))
-    found = torch.ops.aten._efficient_attention_forward(
+    outputs = torch.ops.aten._efficient_attention_forward(
         *packed, None, queries.starts, keys.starts, queries.longest, keys.longest, dropout, int(causal), True
     )
-    return found[0][0]
+    return outputs[0][0]

@@ -5,7 +5,7 @@
     positions  (T = 7)     2    3     4     2   3    4    5      restart at 2 (1 is padding's, as in XLM-R)
     lengths                3                4
 
-Every layer works on (T, d); only attention knows where a sequence ends. The result equals that of padded sequences.
+Layers work on (T, d); only attention uses the lengths. The result equals that of padded sequences.
 """
 
 import logging
@@ -34,9 +34,8 @@ logger = logging.getLogger(__name__)
 class EncoderSize:
     """Sizes of an encoder.
 
-    `positions` counts rows of the position table, of which a sequence uses those from `first` on: 2 in XLM-R, 0 in XLM
-    and BERT. `types` counts rows of a table that is added at every position too: XLM's languages, BERT's segments.
-    0: none.
+    `positions` counts rows of the position table; sequences use those from `first` on, 2 in XLM-R, 0 in XLM and BERT.
+    `types` counts rows of the type table, XLM's languages or BERT's segments; 0: there is none.
     """
 
     vocabulary: int
@@ -51,14 +50,14 @@ class EncoderSize:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sequence."""
+        """The number of tokens of the longest sequence."""
         return self.positions - self.first
 
     @classmethod
-    def of(cls, wanted: ModelConfig, vocabulary: int, **more: Any) -> "EncoderSize":
-        """The sizes that a config names; positions as XLM-R counts them, if `more` does not say otherwise."""
-        more = {"positions": wanted.max_tokens + FIRST_POSITION} | more
-        return cls(vocabulary, wanted.layers, wanted.hidden, wanted.ffn, wanted.heads, **more)
+    def of(cls, config: ModelConfig, vocabulary: int, **changes: Any) -> "EncoderSize":
+        """Return the sizes of a config, with XLM-R's number of positions unless `changes` has another."""
+        changes = {"positions": config.max_tokens + FIRST_POSITION} | changes
+        return cls(vocabulary, config.layers, config.hidden, config.ffn, config.heads, **changes)
 
 
 class Layer(nn.Module):
@@ -78,68 +77,68 @@ class Layer(nn.Module):
         hidden: Tensor,
         sequences: Packing,
         rows: Tensor | None = None,
-        asking: Packing | None = None,
+        row_sequences: Packing | None = None,
         causal: bool = False,
     ) -> Tensor:
-        """(T, d) -> (T, d), or -> (R, d) where only `rows` (R,), packed as `asking` says, are read: exact, and cheaper
-        for a last layer."""
-        return self.feed_forward(self.look_around(hidden, sequences, rows, asking, causal))
+        """Map (T, d) to (T, d), or to (R, d) if only `rows` (R,), packed as `row_sequences`, are needed."""
+        return self.feed_forward(self.attend(hidden, sequences, rows, row_sequences, causal))
 
-    def look_around(
+    def attend(
         self,
         hidden: Tensor,
         sequences: Packing,
         rows: Tensor | None = None,
-        asking: Packing | None = None,
+        row_sequences: Packing | None = None,
         causal: bool = False,
     ) -> Tensor:
-        """The first half: attention within each sequence."""
+        """Compute the first half: attention within each sequence."""
         key, value = self.key(hidden), self.value(hidden)
         if rows is not None:
             hidden = hidden[rows]
         dropout = self.dropout if self.training else 0.0
-        context = attend(self.query(hidden), key, value, asking or sequences, sequences, self.heads, dropout, causal)
+        queries = row_sequences or sequences
+        context = attend(self.query(hidden), key, value, queries, sequences, self.heads, dropout, causal)
         return self.attention_norm(hidden, F.dropout(self.attention_output(context), dropout))
 
     def feed_forward(self, hidden: Tensor) -> Tensor:
-        """The second half, row by row."""
+        """Compute the second half, row by row."""
         change = self.down(F.gelu(self.up(hidden)))  # exact (erf) GELU
         return self.output_norm(hidden, F.dropout(change, self.dropout if self.training else 0.0))
 
 
 @cache
 def compiled(forward: Callable[..., Tensor], compiler: str) -> Callable[..., Tensor]:
-    """A layer's forward pass, and its backward pass, as one graph for all layers and batches."""
-    torch._dynamo.config.recompile_limit = 64  # graphs: with gradient or not, dropout or not, all rows or some
+    """Compile a layer's forward and backward pass into one graph for all layers and batches."""
+    torch._dynamo.config.recompile_limit = 64  # graphs differ by gradient, dropout, and rows
     return torch.compile(forward, dynamic=True, fullgraph=True, backend=compiler)
 
 
 @cache
 def compiler_for(device: torch.device, dropout: float) -> str:
-    """What to compile layers with on a device: nothing on CPUs, nor where it fails, which is logged."""
+    """Return the compiler of layers on a device; "" on CPUs, and where compiling fails, which is logged."""
     return "inductor" if device.type == "cuda" and can_compile("inductor", device, dropout) else ""
 
 
 def can_compile(compiler: str, device: torch.device, dropout: float) -> bool:
-    """Whether a small layer in bf16 can be compiled and trained here; why not stands in the log."""
+    """Return whether a small layer in bf16 can be compiled and trained here; log the reason if not."""
     try:
         with torch.random.fork_rng():
             layer = Layer(EncoderSize(8, 1, 64, 128, 1), dropout).to(device)
             mixed.refresh([layer], torch.bfloat16)
             rows = torch.ones(32, 64, dtype=torch.bfloat16, device=device, requires_grad=True)
             compiled(Layer.forward, compiler)(layer, rows, pack((20, 12), device)).sum().backward()
-    except Exception as error:  # no C compiler, no room for its files, …: all of it is slower without, none wrong
+    except Exception as error:  # such as no C compiler: training is slower without, not wrong
         logger.warning("layers are not compiled, and steps take longer: %s", " ".join(str(error).split())[:300])
         return False
     return True
 
 
 class Encoder(nn.Module):
-    """Embeddings and layers. `Encoder(size, layers=8)` builds only the first 8: a key encoder needs no more."""
+    """Embeddings and layers; `Encoder(size, layers=8)` has only the first 8, as a key encoder."""
 
     layer: type[Layer] = Layer
-    compiler = ""  # what layers are compiled with (`inductor` on GPUs); nothing: they run as they are
-    recompute = False  # whether layers keep their input alone, and compute again for the backward pass
+    compiler = ""  # of layers (`inductor` on GPUs); "": layers are not compiled
+    recompute = False  # layers store only their input and compute the rest again in the backward pass
 
     def __init__(self, size: EncoderSize, dropout: float = 0.0, layers: int | None = None) -> None:
         super().__init__()
@@ -152,22 +151,24 @@ class Encoder(nn.Module):
         self.layers = nn.ModuleList(self.layer(size, dropout) for _ in range(size.layers if layers is None else layers))
 
     def compile_in_place(self) -> None:
-        """Compile layers that are called as modules: what stands around them, hooks of shards, runs as it is."""
+        """Compile the layers as modules, so that hooks of sharding around them run uncompiled."""
         if self.compiler:
             for layer in self.layers:
                 layer.forward = partial(compiled(self.layer.forward, self.compiler), layer)
         self.compiler = ""
 
     def embed(self, ids: Tensor, positions: Tensor, types: Tensor | None = None) -> Tensor:
-        """(T,) ids, positions and, where there is a table of them, types -> (T, d): the output of layer 0."""
+        """Return the output (T, d) of layer 0 from ids, positions and, if there is a type table, types (T,)."""
         hidden = self.token_embedding(ids) + self.position_embedding(positions)
         if types is not None and self.size.types:
             hidden = hidden + self.type_embedding(types)
         return F.dropout(self.embedding_norm(hidden), self.dropout if self.training else 0.0)
 
     def prepare(self, hidden: Tensor, layers: Iterable[nn.Module]) -> Tensor:
-        """Rows in the precision of autocast, where it is on, and copies of the layers' weights in it, which these then
-        read without autocast."""
+        """Return rows in the precision of autocast, if it is on, and refresh the layers' weight copies in it.
+
+        The layers then compute without autocast.
+        """
         if torch.is_autocast_enabled(hidden.device.type):
             hidden = hidden.to(torch.get_autocast_dtype(hidden.device.type))
             mixed.refresh(layers, hidden.dtype)
@@ -183,7 +184,7 @@ class Encoder(nn.Module):
         row_counts: Sequence[int] | None = None,
         causal: bool = False,
     ) -> Tensor:
-        """Take the output of layer `first` to the output of layer `last`, there only `rows` if given."""
+        """Return the output of layer `last` from that of layer `first`; only its `rows` if given."""
         if first == last:
             return hidden if rows is None else hidden[rows]
         device, sequences = hidden.device, pack(lengths, hidden.device)
@@ -193,24 +194,24 @@ class Encoder(nn.Module):
             compiled(self.layer.forward, self.compiler) if self.compiler else self.layer.__call__
         )
         if self.recompute and torch.is_grad_enabled():
-            draws = self.training and self.dropout > 0.0  # the same once more
+            draws = self.training and self.dropout > 0.0
             layer = partial(checkpoint, layer, use_reentrant=False, preserve_rng_state=draws)
-        with torch.autocast(device.type, enabled=False):  # layers know what to do with bf16
-            for one in layers[:-1]:
-                hidden = layer(one, hidden, sequences, causal=causal)
+        with torch.autocast(device.type, enabled=False):  # layers handle bf16 themselves
+            for module in layers[:-1]:
+                hidden = layer(module, hidden, sequences, causal=causal)
             if rows is None or row_counts is None:
                 return layer(layers[-1], hidden, sequences, causal=causal)
-            if causal:  # a causal kernel counts its queries from the first row
+            if causal:  # causal kernels assume that queries start at the first row
                 return layer(layers[-1], hidden, sequences, causal=True)[rows]
             return layer(layers[-1], hidden, sequences, rows, pack(row_counts, device))
 
     def forward(self, ids: Tensor, positions: Tensor, lengths: Sequence[int], last: int | None = None) -> Tensor:
-        """(T,) ids and positions -> (T, d) output of layer `last` (default: the top one)."""
+        """Return the output (T, d) of layer `last` (default: the top one) from ids and positions (T,)."""
         return self.run(self.embed(ids, positions), lengths, 0, len(self.layers) if last is None else last)
 
 
 def initialise(module: nn.Module, seed: int) -> None:
-    """First weights as BERT's: N(0, 0.02²), biases 0, LayerNorm 1 and 0; a pure function of the seed."""
+    """Initialise as BERT: weights N(0, 0.02²), biases 0, LayerNorm 1 and 0; a pure function of the seed."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in sorted(module.named_parameters()):
@@ -221,17 +222,17 @@ def initialise(module: nn.Module, seed: int) -> None:
 
 
 def pool(hidden: Tensor, lengths: Sequence[int], pooling: str) -> Tensor:
-    """One vector a sequence: (T, d) -> (N, d), its position 0 (`cls`) or the mean of all its rows (`mean`)."""
+    """Return one vector a sequence, (T, d) -> (N, d): its first row (`cls`) or the mean of its rows (`mean`)."""
     edges = starts(tuple(lengths), hidden.device).long()
     if pooling == "cls":
         return hidden[edges[:-1]]
-    # unsafe: on a GPU the check of the lengths would wait for the device, twice
+    # unsafe: on a GPU the check of lengths would wait for the device
     return torch.segment_reduce(full_precision(hidden), "mean", lengths=edges.diff(), unsafe=True)
 
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Without dropout for a while; then in the mode that it was in."""
+    """Switch to evaluation mode, and back to the previous mode."""
     training = module.training
     module.eval()
     try:

@@ -1,4 +1,4 @@
-"""What a step has to compute, and what share of a GPU's speed that is: the one definition of MFU."""
+"""The necessary FLOPs of a step and the peak FLOP/s of GPUs: the one definition of model FLOPs utilisation."""
 
 from collections.abc import Sequence
 
@@ -32,7 +32,7 @@ _DEVICES = {
     "Tesla V100-SXM2-16GB": "V100",
     "Tesla V100-SXM2-32GB": "V100",
 }
-"""What drivers call them. A part of a name says too little: an H100 PCIe has three quarters of an H100's speed."""
+"""Names of drivers. They are compared in full, since an H100 PCIe has three quarters of an H100's speed."""
 
 
 def must_do_flops(
@@ -44,11 +44,19 @@ def must_do_flops(
     contrast_layer: int = 0,
     queue: int = 0,
 ) -> float:
-    """FLOPs of one optimizer step, a multiply-add being 2; backward counts twice the forward.
+    """Return the necessary FLOPs of an optimizer step; a multiply-add counts 2, backward twice the forward.
 
-    Padding, the head on unmasked rows, contrast above its layer, recomputation, embeddings, optimizer, EMA and queue
-    prefill never count: else waste would look like speed. `lm`, `query` and `key` are the tokens of each MLM or TLM
-    sequence and of each view, `targets` the masked positions, `queue` its rows.
+    Padding, unmasked rows in the head, contrast views above their layer, recomputation, embeddings, optimizer, key
+    encoder's updates and queue prefill do not count, so that waste does not look like speed.
+
+    Args:
+        size: of the encoder.
+        lm: tokens of each MLM or TLM sequence.
+        targets: masked positions.
+        query: tokens of each query view.
+        key: tokens of each key view.
+        contrast_layer: the universal layer.
+        queue: rows of the queue.
     """
     d = size.hidden
 
@@ -62,10 +70,10 @@ def must_do_flops(
 
 
 def kind(gpu: str) -> str:
-    """Our name of a GPU, by its driver's; one that is not known keeps its own."""
+    """Return our name of a GPU for its driver's name; an unknown name stays."""
     return _DEVICES.get(gpu, gpu)
 
 
 def peak(gpu: str) -> float | None:
-    """FLOP/s of a GPU, by its driver's name for it or by ours; None if unknown."""
+    """Return the peak FLOP/s of a GPU by our name or its driver's; None if unknown."""
     return PEAKS.get(kind(gpu))

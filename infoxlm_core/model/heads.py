@@ -1,4 +1,4 @@
-"""What sits on the encoder: the masked-LM head, the contrast projection; and all of InfoXLM."""
+"""The masked-LM head, the contrast projection, and the whole network of InfoXLM."""
 
 from dataclasses import dataclass
 
@@ -24,32 +24,32 @@ class MaskedLMHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(size.vocabulary))
 
     def states(self, hidden: Tensor) -> Tensor:
-        """(N, d) at masked positions -> (N, d), what is compared with the word embeddings."""
+        """Return the states (N, d) that are multiplied with the word embeddings, from (N, d) at masked positions."""
         return self.norm(F.gelu(self.dense(hidden)))
 
     def forward(self, hidden: Tensor, embedding: Tensor) -> Tensor:
-        """(N, d) at masked positions, (V, d) word embeddings -> (N, V) logits."""
+        """Return (N, V) logits from (N, d) at masked positions and the (V, d) word embeddings."""
         return F.linear(self.states(hidden), embedding, self.bias)
 
     def loss(self, hidden: Tensor, embedding: Tensor, targets: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-        """The scaled loss to differentiate and (N,) losses, without (N, V) logits: see `linear_cross_entropy`."""
+        """Return the scaled loss to differentiate and the losses (N,); see `linear_cross_entropy`."""
         return linear_cross_entropy(self.states(hidden), embedding, self.bias, targets, scale, compiler=self.compiler)
 
 
 @dataclass
 class Outputs:
-    """What one forward pass of InfoXLM gives."""
+    """The outputs of InfoXLM's forward pass."""
 
-    loss: Tensor | None  # the scaled sum of the MLM and TLM losses, to differentiate
-    losses: Tensor | None  # (N,) of the MLM and TLM targets in order, in nats, without gradient
+    loss: Tensor | None  # scaled sum of the MLM and TLM losses, to differentiate
+    losses: Tensor | None  # (N,) losses of the MLM and TLM targets in order, in nats, without gradient
     queries: Tensor | None  # (B, d) in fp32
 
 
 class InfoXLM(nn.Module):
     """The query encoder with its heads: the network that is trained.
 
-    All sequences of a micro-batch run together up to the universal layer. There the contrast views leave; the
-    others go on, and the last layer computes only the rows that hold a target.
+    All sequences of a micro-batch run together up to the universal layer, which is the last one for contrast views.
+    The last layer of all computes only the rows with a target.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class InfoXLM(nn.Module):
         self.contrast_layer, self.pooling, self.normalise = contrast_layer, pooling, normalise
 
     def forward(self, batch: PackedBatch, scale: Tensor | None = None) -> Outputs:
-        """One packed micro-batch, all objectives; `scale` (N,) is each target's factor in the loss (none: 1)."""
+        """Compute all objectives of a packed micro-batch; `scale` (N,): each target's factor in the loss (None: 1)."""
         contrast, top = self.contrast_layer, self.encoder.size.layers
         lm, views = batch.lengths[: batch.lm_sequences], batch.lengths[batch.lm_sequences :]
         hidden = self.encoder.embed(batch.ids, batch.positions)  # (T, d)
@@ -86,7 +86,7 @@ class InfoXLM(nn.Module):
 
 
 def project(pooled: Tensor, projection: Tensor, normalise: bool) -> Tensor:
-    """(B, d) pooled vectors -> (B, d) queries or keys in fp32, also where autocast would make bf16 of the product."""
+    """Return queries or keys (B, d) from pooled vectors (B, d), in fp32 even under autocast."""
     with torch.autocast(pooled.device.type, enabled=False):
         pooled = full_precision(pooled)
         projected = pooled @ projection.to(pooled.dtype)

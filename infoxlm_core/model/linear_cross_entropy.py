@@ -1,23 +1,16 @@
 """Cross-entropy against a large vocabulary with one buffer for the logits instead of four.
 
-Logits of 250,002 words are the largest thing in a step. Here they are written once, in fp32, and turned into what the
-gradients need, rows in chunks: in place, or in half precision into one copy of a chunk. The loss and its gradients are
+Logits of 250,002 words are the largest tensor of a step. They are written once, in fp32, and turned into the factors of
+the gradients, a chunk of rows at a time: in place, or into a half-precision copy of the chunk. Loss and gradients are
 those of `F.cross_entropy(F.linear(hidden, weight, bias), targets)`.
 
-In half precision `totals` and `derivatives` stand between the products, and are compiled where layers are: logits are
-read twice and written once more, in bf16. Of two packages, as of November 2026, neither is taken:
+In half precision `totals` and `derivatives` are compiled where layers are: they read the logits twice and write them
+once more, in bf16. Gradients are 0.06 % off fp64. Two packages were considered in November 2026:
 
-    cut-cross-entropy   25.1.1 knows no bias. Its kernels store no logits, multiply again for the backward pass (4
-                        products for 3) and skip small probabilities unless told. Its compiled variant rounds logits to
-                        bf16: gradients 0.45 % off fp64 where these are 0.06 %, losses by 0.05 where these are by
-                        3e-6 (256 rows, 4,096 words)
-    Liger               0.8.5 rounds logits to bf16 before the softmax, too, waits for the device once a call, and cuts
-                        4,915 rows of base into 308 chunks, each of which adds into the whole gradient of the weights
-    this                10 bytes a logit beside the 4,600 FLOPs of three products in base, about three quarters of the
-                        time at the speed of cuBLAS (calculated); exact, and a CPU tests what a GPU runs
-
-The bias's gradient is summed from the rounded derivatives, so it is as far off as the weights', 0.06 %. Summed in fp32
-in the same function it costs 12 bytes a logit more: inductor then writes the derivatives in fp32, too, and reads them.
+    cut-cross-entropy 25.1.1   has no bias; multiplies again for the backward pass, or rounds logits to bf16 (gradients
+                               0.45 % off fp64)
+    Liger 0.8.5                rounds logits to bf16 before the softmax; cuts 4,915 rows of base into 308 chunks, each
+                               of which adds to the whole gradient of the weights
 """
 
 from collections.abc import Callable
@@ -29,8 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 ROWS = 4096
-"""Rows of logits held at once: fewer cost time (each chunk adds into the weight's gradient), more cost memory."""
-_ALIGNED = 64  # a vocabulary of 250,002 leaves rows unaligned: the buffer is a little wider than the logits
+"""Rows of a chunk of logits. Small chunks cost time, as each adds to the weights' gradient; large ones memory."""
+_ALIGNED = 64  # the buffer is wider than the logits, so that rows are aligned for a vocabulary of 250,002
 
 
 def linear_cross_entropy(
@@ -42,13 +35,19 @@ def linear_cross_entropy(
     rows: int = ROWS,
     compiler: str = "",
 ) -> tuple[Tensor, Tensor]:
-    """Scaled sum of the cross-entropies, to differentiate; and each of them (N,), in nats and without gradient.
+    """Return the scaled sum of cross-entropies, to differentiate, and the cross-entropies (N,) in nats.
 
-    `weight` (V, d) and `bias` (V,) are of the output layer, `scale` (N,) is the factor of each row in the sum: known
-    before, which is why gradients can be made at once. Of `hidden` (N, d) so many `rows` become logits at once; if N is
-    0, so is the sum. Results are fp32 (fp64 for fp64 inputs). Under autocast only the factors of products are of its
-    type: `hidden`, `weight`, and softmax - onehot, which is subtracted in fp32 and rounded once; `compiler` names what
-    fuses the rest, as in `Encoder`.
+    The forward pass computes the gradients, since the scale is known. Results are fp32, or fp64 for fp64 inputs. Under
+    autocast only the factors of products have its type: `hidden`, `weight`, and softmax - onehot, rounded once.
+
+    Args:
+        hidden: (N, d); the sum is 0 if N is 0.
+        weight: (V, d) of the output layer.
+        bias: (V,) of the output layer.
+        targets: (N,) words.
+        scale: (N,) factor of each row in the sum.
+        rows: of one chunk of logits.
+        compiler: of the functions between products, as in `Encoder`.
     """
     device = hidden.device.type
     if torch.is_autocast_enabled(device):
@@ -74,7 +73,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         vocabulary, wanted = len(weight), any(ctx.needs_input_grad)
         full = torch.promote_types(kind, torch.float32)
         half = kind != full
-        if half and len(hidden):  # equal chunks: a small last one would pay for the weight's gradient as the others do
+        if half and len(hidden):  # equal chunks: a small last one costs as much
             rows = -(-len(hidden) // -(-len(hidden) // rows))
         states_of_all, table = hidden.to(kind), weight.to(kind)
         losses = hidden.new_empty(len(hidden), dtype=full)
@@ -111,15 +110,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
             losses[part] = total.log() + top - right
             if not wanted:
                 continue
-            # d loss / d logits = scale * (odds / total - onehot); one pass less: the factor goes to the smaller side of
-            # the products
+            # d loss / d logits = scale * (odds / total - onehot). The factor is multiplied with the smaller matrix.
             factor, scales = (scale[part] / total).to(full), scale[part].to(full)
             d_hidden[part] = (odds @ table) * factor[:, None] - table[targets[part]] * scales[:, None]
             _add_product(d_weight, odds.T, states * factor[:, None], first)
             d_weight.index_add_(0, targets[part], states * -scales[:, None])
             d_bias += odds.T @ factor
             d_bias.index_add_(0, targets[part], -scales)
-        if wanted:  # not by save_for_backward: autograd would have to copy what somebody else still holds
+        if wanted:  # not save_for_backward: it would copy them
             ctx.gradients = [d_hidden, d_weight.to(weight.dtype), d_bias.to(bias.dtype)]
         ctx.mark_non_differentiable(losses)
         return (losses * scale).sum(), losses
@@ -133,8 +131,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 def totals(logits: Tensor, bias: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Of logits (R, V) that lack their bias: log of the sum of exponentials of all words but the target, and the logit
-    of the target, (R,) each."""
+    """Return the log-sum-exp of all words but the target, and the logit of the target, (R,) each.
+
+    `logits` (R, V) lack the bias.
+    """
     words = torch.arange(logits.shape[1], device=logits.device)
     others = torch.where(words == targets[:, None], -torch.inf, logits + bias)
     top = others.amax(dim=1)
@@ -145,9 +145,9 @@ def totals(logits: Tensor, bias: Tensor, targets: Tensor) -> tuple[Tensor, Tenso
 def derivatives(
     logits: Tensor, bias: Tensor, targets: Tensor, others: Tensor, everything: Tensor, scales: Tensor, states: Tensor
 ) -> Tensor:
-    """scale * (softmax - onehot), (R, V), rounded once to the precision of `states`; its rows are aligned.
+    """Return scale * (softmax - onehot), (R, V) with aligned rows, rounded once to the precision of `states`.
 
-    At the target it is minus the probability of all `others`, however near to 1 the softmax is there.
+    At the target it is minus the probability of all `others`, which is exact even if the softmax is close to 1.
     """
     vocabulary = logits.shape[1]
     words = torch.arange(vocabulary, device=logits.device)
@@ -159,7 +159,7 @@ def derivatives(
 
 @cache
 def _by_rows(function: Callable[..., Any], compiler: str) -> Callable[..., Any]:
-    """`totals` or `derivatives` compiled; or some rows after the other, as they copy what they read a few times."""
+    """Return `totals` or `derivatives` compiled, or applied to 256 rows at a time to limit memory."""
     if compiler:
         return torch.compile(function, backend=compiler, fullgraph=True)
 
@@ -178,16 +178,16 @@ def _by_rows(function: Callable[..., Any], compiler: str) -> Callable[..., Any]:
 
 
 def _multiply(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
-    """out = left @ right, in out's precision also where the factors have less."""
+    """Set out = left @ right in the precision of `out`, which may exceed that of the factors."""
     if left.dtype == out.dtype:
         return torch.mm(left, right, out=out)
     if left.is_cuda:
         return torch.mm(left, right, out_dtype=out.dtype, out=out)
-    return torch.mm(left.to(out.dtype), right.to(out.dtype), out=out)  # as GPUs do: sums lose nothing
+    return torch.mm(left.to(out.dtype), right.to(out.dtype), out=out)  # as GPUs do
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor, first: bool) -> None:
-    """total += left @ right (total = left @ right at first), the sum in full precision."""
+    """Set total += left @ right, or total = left @ right if `first`, in the precision of `total`."""
     if left.dtype == total.dtype:
         torch.addmm(total, left, right, beta=0 if first else 1, out=total)
     elif first:

@@ -1,8 +1,8 @@
-"""Linear maps and norms of mixed precision: weights in fp32, rows in bf16; rows in fp32 go through PyTorch's own.
+"""Linear maps and norms of mixed precision: weights in fp32, rows in bf16. Rows in fp32 use PyTorch's functions.
 
-In bf16 a product reads a copy of its weights that is made once an optimizer step, and its weights' gradient comes out
-in fp32 as it was summed. All else is written for `torch.compile`: what stands between two products becomes one kernel,
-which computes in fp32 and reads and writes bf16.
+In bf16 a product reads a copy of its weights, refreshed once an optimizer step, and returns the gradient of its
+weights in fp32. Everything between two products is written so that `torch.compile` fuses it into one kernel, which
+computes in fp32 and reads and writes bf16.
 """
 
 from collections.abc import Iterable
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 
 def is_shard(tensor: Tensor) -> TypeIs["DTensor"]:
-    """Whether a worker holds a part of it alone.
+    """Return whether each worker holds only a part of a tensor.
 
-    Told by a method: to import the class takes a second, which every process would pay that shards nothing.
+    Tests for a method, since importing the class takes a second.
     """
     return hasattr(tensor, "full_tensor")
 
 
 class Linear(nn.Linear):
-    """A linear map of rows in its own precision, or in bf16."""
+    """A linear map of rows in the precision of its weights, or in bf16."""
 
     weight_copy: Tensor | None
     bias_copy: Tensor | None
@@ -37,55 +37,55 @@ class Linear(nn.Linear):
         super().__init__(inputs, outputs)
         self.register_buffer("weight_copy", None, persistent=False)
         self.register_buffer("bias_copy", None, persistent=False)
-        self.copied: tuple[Any, ...] = ()  # what the copies are of
+        self.copied: tuple[Any, ...] = ()  # type, addresses and versions of the weights that were copied
 
     def forward(self, rows: Tensor) -> Tensor:
         if rows.dtype == self.weight.dtype:
             return F.linear(rows, self.weight, self.bias)
         weight, bias = self.weight_copy, self.bias_copy
-        if weight is None or bias is None:  # shards, which are whole only now
+        if weight is None or bias is None:  # gathered shards have no copies
             weight, bias = self.weight.detach().to(rows.dtype), self.bias.detach().to(rows.dtype)
-        found: Tensor = _Product.apply(rows, self.weight, self.bias, weight, bias)
-        return found
+        output: Tensor = _Product.apply(rows, self.weight, self.bias, weight, bias)
+        return output
 
-    def refresh(self, kind: torch.dtype) -> list[tuple[Tensor, Tensor]]:
-        """Copies in precision `kind`, with what has to be copied into them: nothing if they are of these weights."""
+    def refresh(self, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
+        """Return pairs (copy, weight) that are to be copied into type `dtype`; none if the copies are current."""
         if is_shard(self.weight):
             self.weight_copy = self.bias_copy = None
             return []
-        state = (kind, *((part.data_ptr(), part._version) for part in (self.weight, self.bias)))
+        state = (dtype, *((part.data_ptr(), part._version) for part in (self.weight, self.bias)))
         if self.copied == state:
             return []
         self.copied = state
         weight, bias = self.weight_copy, self.bias_copy
-        if weight is None or bias is None or weight.dtype != kind or weight.device != self.weight.device:
-            weight, bias = torch.empty_like(self.weight, dtype=kind), torch.empty_like(self.bias, dtype=kind)
+        if weight is None or bias is None or weight.dtype != dtype or weight.device != self.weight.device:
+            weight, bias = torch.empty_like(self.weight, dtype=dtype), torch.empty_like(self.bias, dtype=dtype)
             self.weight_copy, self.bias_copy = weight, bias
         return [(weight, self.weight), (bias, self.bias)]
 
 
 class AddNorm(nn.LayerNorm):
-    """LayerNorm of a sum, computed in fp32 whatever its terms are."""
+    """LayerNorm of a sum, computed in fp32."""
 
     def forward(self, rows: Tensor, change: Tensor) -> Tensor:  # type: ignore[override]
         if rows.dtype in (torch.float32, torch.float64):
             return super().forward(rows + change)
         summed = full_precision(rows) + full_precision(change)
-        weight, bias = full_precision(self.weight), full_precision(self.bias)  # shards are whole in half precision
+        weight, bias = full_precision(self.weight), full_precision(self.bias)  # gathered shards are in half precision
         return F.layer_norm(summed, self.normalized_shape, weight, bias, self.eps).to(rows.dtype)
 
 
-def refresh(modules: Iterable[nn.Module], kind: torch.dtype) -> None:
-    """Copy the weights that have changed since they were copied last into precision `kind`, all at once."""
+def refresh(modules: Iterable[nn.Module], dtype: torch.dtype) -> None:
+    """Copy all weights that have changed since the last call to type `dtype`, in one kernel."""
     linears = [part for module in modules for part in module.modules() if isinstance(part, Linear)]
-    with torch.inference_mode(False), torch.no_grad():  # copies of inference mode could not be trained with
-        pairs = [pair for linear in linears for pair in linear.refresh(kind)]
+    with torch.inference_mode(False), torch.no_grad():  # tensors of inference mode cannot be used in training
+        pairs = [pair for linear in linears for pair in linear.refresh(dtype)]
         if pairs:
             torch._foreach_copy_([copy for copy, _ in pairs], [weight for _, weight in pairs])
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
-    """left @ right, whose sums are in fp32, in fp32."""
+    """Return left @ right in fp32, also for factors in bf16."""
     if left.is_cuda:
         return torch.mm(left, right, out_dtype=torch.float32)
     return left.float() @ right.float()
@@ -93,7 +93,7 @@ def product(left: Tensor, right: Tensor) -> Tensor:
 
 class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor, weight_copy: Tensor, bias_copy: Tensor) -> Tensor:  # noqa: ARG004 - gradients go to them
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor, weight_copy: Tensor, bias_copy: Tensor) -> Tensor:  # noqa: ARG004 - they receive the gradients
         ctx.save_for_backward(rows, weight_copy)
         return F.linear(rows, weight_copy, bias_copy)
 

@@ -1,6 +1,6 @@
-"""The losses of InfoXLM as functions of tensors alone, in nats and fp32, summed over their targets.
+"""The losses of InfoXLM as pure functions, in nats and fp32, and which keys of the queue are no negatives.
 
-Sums, not means: a step divides once by the targets of all its micro-batches on all workers.
+Losses are sums or per item, not means: a step divides once by the targets of all micro-batches on all workers.
 """
 
 import torch
@@ -9,23 +9,26 @@ from torch import Tensor
 
 
 def full_precision(values: Tensor) -> Tensor:
-    """bf16 and fp16 as fp32; fp32 and fp64 as they are."""
+    """Return bf16 and fp16 values as fp32; fp32 and fp64 stay."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy of the right answers, (N, C) logits and (N,) targets, summed; of no targets (N = 0) it is 0.
+    """Return the summed cross-entropy of (N, C) logits and (N,) targets; 0 if N is 0.
 
-    The loss of MLM and TLM at the masked positions (InfoXLM, equations 3 and 4), of CLM at all but each sequence's last
-    (Lample and Conneau 2019, section 3.2), and of NSP: 0 follows, 1 comes from elsewhere (Devlin et al. 2019, 3.1).
+    It is the loss of MLM and TLM at the masked positions (InfoXLM, equations 3 and 4), of CLM at all positions but the
+    last (Lample and Conneau 2019, section 3.2), and of NSP (Devlin et al. 2019, section 3.1).
     """
     return F.cross_entropy(full_precision(logits), targets, reduction="sum")
 
 
 def span_losses(logits: Tensor, targets: Tensor) -> Tensor:
-    """Where an answer starts and ends, tokens (N, 2): mean of both cross-entropies, of each sequence, (N,).
+    """Return the mean cross-entropy of start and end of each answer, (N,).
 
-    `logits` (N, L, 2) are of start and end at every token, -inf beyond a sequence's last.
+    Args:
+        logits: (N, L, 2) of start and end at each token; -inf after a sequence's last token.
+        targets: (N, 2) tokens at which the answers start and end.
+
     Source: Devlin et al. 2019, section 4.2.
     """
     return F.cross_entropy(full_precision(logits), targets, reduction="none").mean(dim=1)
@@ -34,10 +37,16 @@ def span_losses(logits: Tensor, targets: Tensor) -> Tensor:
 def xlco_logits(
     query: Tensor, key: Tensor, queue: Tensor, temperature: float, excluded: Tensor | None = None
 ) -> Tensor:
-    """Similarities of each query (B, D) to its key (B, D), first, and to all rows of the queue (K, D): (B, 1 + K).
+    """Return the similarity of each query to its key, first, and to all rows of the queue: (B, 1 + K).
 
-    Keys have no gradient. `excluded` (B, K), which is ours, is true where a row shares a sentence with the query and is
-    no negative; None: nowhere. Source: InfoXLM, equation 6.
+    Args:
+        query: (B, D).
+        key: (B, D) without gradient; row i translates query i.
+        queue: (K, D) without gradient.
+        temperature: divides the similarities.
+        excluded: (B, K) true where a row is no negative of a query; None: nowhere. This is our addition.
+
+    Source: InfoXLM, equation 6.
     """
     query = query / temperature  # (B, D): cheaper than to divide (B, 1 + K)
     positive = (query * key).sum(dim=1, keepdim=True)  # (B, 1)
@@ -48,7 +57,7 @@ def xlco_logits(
 
 
 def xlco_losses(logits: Tensor) -> Tensor:
-    """Cross-lingual contrast (InfoNCE) of each item, (B,), from (B, 1 + K) logits, the translation first.
+    """Return the contrastive loss (InfoNCE) of each item, (B,), from (B, 1 + K) logits with the translation first.
 
     Source: InfoXLM, equation 6.
     """
@@ -57,19 +66,19 @@ def xlco_losses(logits: Tensor) -> Tensor:
 
 
 def xlco_hits(logits: Tensor) -> Tensor:
-    """How many queries have their translation on top of all 1 + K candidates; chance is B / (1 + K)."""
+    """Return how many queries are nearest to their translation among 1 + K candidates; chance is B / (1 + K)."""
     return (logits[:, 0] > logits[:, 1:].amax(dim=1)).sum()
 
 
-def share_a_sentence(mine: Tensor, theirs: Tensor) -> Tensor:
-    """(B, 2) sentence ids of queries, (K, 2) of keys -> (B, K), true where they have one in common: no negative."""
-    shared = mine[:, :1] == theirs[None, :, 0]
+def share_a_sentence(query_ids: Tensor, key_ids: Tensor) -> Tensor:
+    """Return where query (of B) and key (of K) have a sentence in common: (B, K), from ids (B, 2) and (K, 2)."""
+    shared = query_ids[:, :1] == key_ids[None, :, 0]
     for left, right in ((0, 1), (1, 0), (1, 1)):
-        shared |= mine[:, left, None] == theirs[None, :, right]
+        shared |= query_ids[:, left, None] == key_ids[None, :, right]
     return shared
 
 
-def have_equal_sentences(mine: Tensor, theirs: Tensor) -> Tensor:
-    """(B, 2) sentence ids of queries, (K, 2) of keys -> (B, K), true where both are the same set."""
-    mine, theirs = mine.sort(dim=1).values, theirs.sort(dim=1).values
-    return (mine[:, :1] == theirs[None, :, 0]) & (mine[:, 1:] == theirs[None, :, 1])
+def have_equal_sentences(query_ids: Tensor, key_ids: Tensor) -> Tensor:
+    """Return where query (of B) and key (of K) have the same set of sentences: (B, K), from ids (B, 2) and (K, 2)."""
+    query_ids, key_ids = query_ids.sort(dim=1).values, key_ids.sort(dim=1).values
+    return (query_ids[:, :1] == key_ids[None, :, 0]) & (query_ids[:, 1:] == key_ids[None, :, 1])

@@ -1,4 +1,4 @@
-"""Text as XLM and BERT are trained on it: what one virtual shard sees at a step, cut into packed micro-batches."""
+"""Samples of XLM and BERT, a virtual shard at a step, cut into packed micro-batches."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -18,15 +18,15 @@ from infoxlm_core.model import devices
 
 @dataclass(frozen=True)
 class Samples:
-    """What one virtual shard sees at a step, in numpy, end to end."""
+    """The packed samples of one virtual shard at a step, in NumPy."""
 
-    objective: str  # what is predicted at `rows`: mlm, tlm or clm
-    seen: Sequences  # the ids the model sees
+    objective: str  # of the predictions at `rows`: mlm, tlm or clm
+    seen: Sequences  # token ids with masks
     positions: np.ndarray  # (T,)
     types: np.ndarray  # (T,)
-    rows: np.ndarray  # (N,) ascending, to predict
-    answers: np.ndarray  # (N,) what must be said there
-    labels: Mapping[str, np.ndarray] = field(default_factory=dict)  # answers of what is asked once a sequence
+    rows: np.ndarray  # (N,) positions to predict, ascending
+    answers: np.ndarray  # (N,) token ids at the rows
+    labels: Mapping[str, np.ndarray] = field(default_factory=dict)  # labels of sentence objectives, one a sequence
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ class TextBatch:
     types: Tensor
     lengths: tuple[int, ...]
     rows: Tensor
-    row_counts: tuple[int, ...]  # how many rows lie in each sequence
+    row_counts: tuple[int, ...]  # rows in each sequence
     answers: Tensor
     labels: Mapping[str, Tensor]
-    rng_key: tuple[int, int, int] = (0, 0, 0)  # step, virtual shard, number of the micro-batch: draws dropout
-    flops: float = 0.0  # what it must cost, for the network that it was made for
-    answered: Tensor | None = None  # (N,) which rows have an answer, if not all do: see `give_each_a_row`
+    rng_key: tuple[int, int, int] = (0, 0, 0)  # step, virtual shard, number of the micro-batch: seed of dropout
+    flops: float = 0.0  # necessary FLOPs, see `must_do_flops`
+    answered: Tensor | None = None  # (N,) rows that have an answer; None: all
 
     @property
     def counts(self) -> dict[str, float]:
@@ -61,11 +61,12 @@ class TextBatch:
         if device.type == "cuda":
             rows, counts, answered = give_each_a_row(self.rows, self.row_counts, self.lengths)
             batch = replace(self, rows=rows, row_counts=counts, answered=answered)
-        parts = vars(batch).items()
-        moved: dict[str, Any] = {name: devices.send(part, device) for name, part in parts if isinstance(part, Tensor)}
-        return replace(
-            batch, **moved, labels={name: devices.send(labels, device) for name, labels in self.labels.items()}
-        )
+        moved: dict[str, Any] = {}
+        for name, value in vars(batch).items():
+            if isinstance(value, Tensor):
+                moved[name] = devices.send(value, device)
+        labels = {name: devices.send(values, device) for name, values in self.labels.items()}
+        return replace(batch, **moved, labels=labels)
 
 
 def micro_batches(samples: Samples, size: int, step: int, shard: int) -> list[TextBatch]:
@@ -95,27 +96,27 @@ def _pack(samples: Samples, part: slice, rng_key: tuple[int, int, int]) -> TextB
 
 
 class TextSampler(StepSampler):
-    """Draws what a virtual shard sees at a step: a pure function of (seed, step, shard)."""
+    """Draws the samples of a virtual shard at a step: a pure function of (seed, step, shard)."""
 
     def draw(self, step: int, shard: int) -> Samples:
         raise NotImplementedError
 
     def kind_of(self, step: int) -> str:  # noqa: ARG002
-        """What all samples of a step have in common and those of another may not; see `Learner.kind_of`."""
+        """Return the kind of a step; see `Learner.kind_of`."""
         return ""
 
 
 def languages_of(shards: Shards) -> list[str]:
-    """All languages in the shards, those of pairs too, in alphabetical order: a language's number is its place."""
+    """Return all languages of texts and pairs in alphabetical order; the index of a language is its number."""
     return sorted({*shards.mono, *(side for name in shards.pairs for side in name.split("-"))})
 
 
 def wrap(segments: Sequences) -> Sequences:
-    """`</s> segment </s>` for each i: one side of an XLM pair, or of its machine translation."""
+    """Return `</s> segment </s>` for each segment: a side of an XLM pair, or of its machine translation."""
     end = np.array([EOS])
     return Sequences(end_to_end([part for row in segments.rows for part in (end, row, end)]), segments.lengths + 2)
 
 
 def from_zero(lengths: np.ndarray) -> np.ndarray:
-    """(N,) lengths -> (T,) positions that restart at 0 in every sequence, as XLM and BERT count them."""
+    """Return positions (T,) that restart at 0 in every sequence, from lengths (N,)."""
     return positions(lengths) - FIRST_POSITION

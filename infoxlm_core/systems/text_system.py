@@ -1,4 +1,4 @@
-"""What XLM and BERT share as systems: building, starting from a model of Hugging Face's class, and exporting to it."""
+"""What XLM and BERT share as systems: building, and starting from and exporting to models of Hugging Face's classes."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -28,61 +28,65 @@ EPSILON = 1e-12  # of LayerNorm, in XLM and BERT
 
 
 class TextSystem(System):
-    """A system declares the parts that are its own; positions count from 0."""
+    """A system declares its own parts as attributes; positions count from 0."""
 
     network: ClassVar[type[TextNetwork]]
     sampler: ClassVar[type[TextSampler]]
-    losses: ClassVar[Mapping[str, Loss]]  # of each question about a sequence, by the name of its weight in the config
+    losses: ClassVar[Mapping[str, Loss]]  # of sentence objectives, by name
     config_class: ClassVar[type[PretrainedConfig]]
-    parameter_names: ClassVar[list[tuple[str, str]]]  # patterns of ours -> theirs, the first that fits, else XLM-R's
-    first_token: ClassVar[str]  # how its tokenizer begins a sequence
+    parameter_names: ClassVar[list[tuple[str, str]]]  # (pattern, replacement): the first match, else XLM-R's
+    first_token: ClassVar[str]  # of every sequence
     second_segment: ClassVar[int]  # the type of a pair's second text
 
     def types(self, languages: Sequence[str]) -> int:
-        """Rows of the table of types; 0: none."""
+        """Return the number of types; 0: there is no type table."""
         raise NotImplementedError
 
     def size_from(self, found: PretrainedConfig) -> dict[str, int]:
-        """Width inside the feed-forward part, and types, of an exported model."""
+        """Return `ffn` and `types` of an exported model."""
         raise NotImplementedError
 
     def hugging_face_config(
         self, size: EncoderSize, config: PretrainingConfig, languages: Sequence[str]
     ) -> PretrainedConfig:
-        """The configuration that is exported."""
+        """Return the configuration to export."""
         raise NotImplementedError
 
     def check(self, config: PretrainingConfig) -> None:
         """Raise ConfigError if a size does not fit the system."""
 
     def check_start(self, found: PretrainedConfig, directory: Path, shards: Shards) -> None:
-        """Raise ConfigError if an exported model cannot go on with these shards."""
+        """Raise ConfigError if an exported model cannot be trained on these shards."""
 
     def first_weights(self, model: nn.Module, seed: int) -> None:
-        """Draw random weights."""
+        """Initialise the weights."""
         initialise(model, seed)
 
     def build(self, config: PretrainingConfig, shards: Shards) -> TextNetwork:
-        """The network with random weights by the seed, or those of `model.start`, a model of the same system.
+        """Return the network with random weights by the seed, or with those of `model.start`, of the same system.
 
-        Raises ConfigError if a size does not fit the system, or the start; and what `size_of` and `load_into` raise.
+        Raises:
+            ConfigError: a size does not fit the system, or the start.
+            InputError, TokenizerMismatch: see `size_of` and `load_into`.
         """
         self.check(config)
-        wanted, types = config.model, self.types(languages_of(shards))
-        size = EncoderSize.of(
-            wanted, shards.vocabulary_size, positions=wanted.max_tokens, epsilon=EPSILON, types=types, first=0
-        )
-        if wanted.start:
-            size = self.size_of(Path(wanted.start), shards)
+        start = Path(config.model.start) if config.model.start else None
+        if start:
+            size = self.size_of(start, shards)
             if config.longest > size.positions:
                 raise ConfigError(
-                    f"sequences of {config.longest} tokens exceed the {size.positions} positions of {wanted.start}: "
+                    f"sequences of {config.longest} tokens exceed the {size.positions} positions of {start}: "
                     "lower batches.block_tokens and batches.side_tokens"
                 )
-        model = self.network(size, wanted.dropout)
+        else:
+            types, positions = self.types(languages_of(shards)), config.model.max_tokens
+            size = EncoderSize.of(
+                config.model, shards.vocabulary_size, positions=positions, epsilon=EPSILON, types=types, first=0
+            )
+        model = self.network(size, config.model.dropout)
         self.first_weights(model, config.seed)
-        if wanted.start:
-            self.load_into(model, Path(wanted.start))
+        if start:
+            self.load_into(model, start)
         return model.to(distributed.device())
 
     def learner(self, config: PretrainingConfig, model: TextNetwork, shards: Shards) -> TextLearner:
@@ -96,11 +100,11 @@ class TextSystem(System):
         self._write_tokenizer(size, shards.directory / "tokenizer", directory)
 
     def hugging_face_name(self, name: str) -> str:
-        """`encoder.layers.0.up.bias` -> `transformer.ffns.0.lin1.bias` or BERT's name for it."""
+        """Return Hugging Face's name of a parameter: `encoder.layers.0.up.bias` -> `transformer.ffns.0.lin1.bias`."""
         return pretrained.hugging_face_name(name, self.parameter_names).replace("roberta.", "bert.", 1)
 
     def _write_tokenizer(self, size: EncoderSize, tokenizer: Path, directory: Path) -> None:
-        """Copy the tokenizer; XLM reads a text or two as `</s> a </s> b </s>`, BERT as `<s> a </s> b </s>`."""
+        """Copy the tokenizer with the system's template: `</s> a </s> b </s>` in XLM, `<s> a </s> b </s>` in BERT."""
         tokenizers.copy(tokenizer, directory, size.positions)
         path, settings_path = directory / "tokenizer.json", directory / "tokenizer_config.json"
         if not path.exists():
@@ -121,12 +125,12 @@ class TextSystem(System):
         settings_path.write_text(json.dumps(settings, indent=1) + "\n")
 
     def size_of(self, directory: Path, shards: Shards) -> EncoderSize:
-        """Sizes from the config.json of an exported model that shall go on with these shards.
+        """Return the sizes in the config.json of an exported model that is to be trained on these shards.
 
         Raises:
-            InputError: there is none, or it is of another architecture.
-            TokenizerMismatch: it has another vocabulary than the shards.
-            ConfigError: it is an XLM of other languages.
+            InputError: the file is missing, or of another architecture.
+            TokenizerMismatch: the model has another vocabulary than the shards.
+            ConfigError: see `check_start`.
         """
         path, kind = directory / "config.json", self.config_class.model_type
         found = outside.read_json(path, dict[str, Any], f"give a directory of system {kind}")

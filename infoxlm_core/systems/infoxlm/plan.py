@@ -1,10 +1,10 @@
 """What a run of InfoXLM would take, without data, weights or GPUs: parameters, memory, FLOPs, time.
 
-The model is built on torch's meta device, so its parameters are counted, not guessed; a test compares the rest of the
-first table with a real training. FLOPs are the must-do ones (`flops.py`). Time is predicted part by part
-(`step_time.py`): nobody has measured it.
+Parameters are counted on a model on torch's meta device; a test compares the exact part of the memory with a real
+training. FLOPs are the must-do ones (`flops.py`). Time is predicted part by part (`step_time.py`).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,11 +24,11 @@ from infoxlm_core.model.momentum import KeyEncoder
 from infoxlm_core.systems.infoxlm import step_time
 
 ACTIVATION_BYTES = 38
-"""Kept for the backward pass, times d, of each token in each layer, in bf16 and not compiled (a test measures it)."""
+"""Stored for the backward pass in bf16 without compilation, of a token, layer and unit of d; a test measures it."""
 
 
 class PlanRow(NamedTuple):
-    """A line of the plan: what, how much, and how that follows."""
+    """A line of the plan: name, amount, unit, and how the amount is calculated."""
 
     name: str
     value: float
@@ -38,7 +38,7 @@ class PlanRow(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """A plan, table by table."""
+    """The tables of a plan."""
 
     parameters: list[PlanRow]
     memory: list[PlanRow]
@@ -48,7 +48,7 @@ class Plan:
 
 
 class Shape(NamedTuple):
-    """Tokens of the sequences of a step, where they are all alike."""
+    """Tokens of the MLM, TLM and view sequences of a step, where all of a kind have equal length; 0: none."""
 
     name: str
     mlm: int
@@ -56,22 +56,22 @@ class Shape(NamedTuple):
     view: int
 
 
-SHAPES = (Shape("long", 512, 512, 128), Shape("short", 512, 96, 64))
-"""All sequences full; and sentences as long as in the released recipe."""
+LONG, SHORT = Shape("long", 512, 512, 128), Shape("short", 512, 96, 64)
+"""All sequences full; and sentences as short as in the released recipe."""
 
 
 def size_of(config: PretrainingConfig, vocabulary: int) -> EncoderSize:
-    """Sizes of the encoder: of the directory it starts from if that is here, else those of the config."""
+    """Return the sizes of the directory that `model.start` names if it is on this machine, else of the config."""
     model = config.model
     if model.start and (Path(model.start) / "config.json").is_file():
-        from infoxlm_core.model.huggingface import pretrained  # imports transformers: all else does without
+        from infoxlm_core.model.huggingface import pretrained  # here, since it imports transformers
 
         return pretrained.size_of(Path(model.start))
     return EncoderSize.of(model, vocabulary)
 
 
 def build(config: PretrainingConfig, vocabulary: int) -> tuple[InfoXLM, KeyEncoder]:
-    """The networks of a run on the meta device: every shape, no memory."""
+    """Return the networks of a run on the meta device: shapes without memory."""
     contrast = config.contrast
     with torch.device("meta"):
         model = InfoXLM(size_of(config, vocabulary), contrast.layer, contrast.pooling, contrast.normalise)
@@ -82,22 +82,19 @@ def count(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def shapes(config: PretrainingConfig) -> list[Shape]:
-    """`SHAPES`, cut at what the config lays out, without the objectives that are off."""
-    objectives, pair = config.objectives, 2 * config.batches.side_tokens + 4
-    return [
-        Shape(
-            shape.name,
-            min(shape.mlm, config.batches.block_tokens) if objectives.mlm else 0,
-            min(shape.tlm, pair) if objectives.tlm else 0,
-            min(shape.view, pair) if objectives.xlco else 0,
-        )
-        for shape in SHAPES
-    ]
+def fit_shape(config: PretrainingConfig, shape: Shape) -> Shape:
+    """Return a shape truncated to the configured lengths, without the objectives that are off."""
+    objectives, longest_pair = config.objectives, 2 * config.batches.side_tokens + 4
+    return Shape(
+        shape.name,
+        min(shape.mlm, config.batches.block_tokens) if objectives.mlm else 0,
+        min(shape.tlm, longest_pair) if objectives.tlm else 0,
+        min(shape.view, longest_pair) if objectives.xlco else 0,
+    )
 
 
 def step_flops(config: PretrainingConfig, size: EncoderSize, shape: Shape) -> float:
-    """Must-do FLOPs of an optimizer step whose sequences all have the lengths of a shape."""
+    """Return the must-do FLOPs of an optimizer step with sequences of a shape."""
     samples = config.batches.global_batch_size
     views = [shape.view] * samples if shape.view else []
     lm = [tokens for tokens in (shape.mlm, shape.tlm) if tokens for _ in range(samples)]
@@ -106,163 +103,177 @@ def step_flops(config: PretrainingConfig, size: EncoderSize, shape: Shape) -> fl
 
 
 def step_tokens(config: PretrainingConfig, shape: Shape) -> int:
-    """Tokens that go through an encoder in a step; both views of a contrast item count."""
+    """Return the tokens of an optimizer step, both views of a contrast item included."""
     return config.batches.global_batch_size * (shape.mlm + shape.tlm + 2 * shape.view)
 
 
 def memory(config: PretrainingConfig, vocabulary: int, gpus: int) -> list[PlanRow]:
-    """Bytes on each device, part by part; the first five are exact, the others estimates for full sequences."""
+    """Return the bytes on each device; the first five rows are exact, the others estimates for long sequences."""
     model, keys = build(config, vocabulary)
-    size, micro = model.encoder.size, config.batches.micro_batch_size
-    if config.model.dropout:  # no micro-batch reaches beyond a virtual shard
-        micro = min(micro, config.batches.global_batch_size // config.batches.virtual_shards)
+    size, d, total = model.encoder.size, model.encoder.size.hidden, count(model)
+    contrasts, sharded = bool(config.objectives.xlco), config.model.sharded
+    micro_batch = config.batches.micro_batch_size
+    if config.model.dropout:  # then micro-batches lie within virtual shards
+        micro_batch = min(micro_batch, config.batches.global_batch_size // config.batches.virtual_shards)
     queue, top = config.contrast.queue_size, config.contrast.layer
-    d, total, slow, tensors = size.hidden, count(model), count(keys), len(list(model.parameters()))
-    shape, on = shapes(config)[0], bool(config.objectives.xlco)
-    lm, views = micro * (shape.mlm + shape.tlm), micro * shape.view
-    kept, above = lm * size.layers + views * top, 0  # tokens x layers
-    activations = f"{ACTIVATION_BYTES} B x d a token a layer: {lm:,} tokens x {size.layers} layers, {views:,} x {top}"
-    if config.model.recompute:  # one layer at a time is whole
-        kept, above = lm + views, kept
+    shape = fit_shape(config, LONG)
+    lm, views = micro_batch * (shape.mlm + shape.tlm), micro_batch * shape.view
+    layer_tokens = lm * size.layers + views * top
+    if config.model.recompute:  # layers store their input; one layer at a time stores everything
+        activation_bytes = d * (ACTIVATION_BYTES * (lm + views) + 2 * layer_tokens)
         activations = f"{ACTIVATION_BYTES} B x d a token in one layer, 2 B in the others: {lm + views:,} tokens"
-    rows = min(ROWS, round(config.objectives.mask_ratio * lm))
-    share, of = (gpus, f", by {gpus} GPUs") if config.model.sharded else (1, "")
-    copied = 0 if config.model.sharded else on * sum(count(part) for part in keys.modules() if isinstance(part, Linear))
-    reduced = 4 * total if gpus > 1 else 0
-    parts = [
-        ("weights", 4 * total / share, f"4 B x {total:,} parameters, fp32{of}"),
-        ("gradients", 4 * total / share, f"4 B x parameters, fp32{of}"),
-        ("AdamW moments", (8 * total + 4 * tensors) / share, f"8 B x parameters, fp32; 4 B x {tensors} tensors{of}"),
-        ("key encoder", on * 4 * slow / share, f"4 B x {slow:,}: fp32, up to layer {top}, and W{of}"),
-        ("queue", on * queue * (4 * d + 24), f"K x (4 d + 24) B: K {queue:,} keys, ids"),
-        ("gradients to be summed", reduced, "4 B x parameters, with several workers; of shards until the step ends"),
+    else:
+        activation_bytes = d * ACTIVATION_BYTES * layer_tokens
+        activations = (
+            f"{ACTIVATION_BYTES} B x d a token a layer: {lm:,} tokens x {size.layers} layers, {views:,} x {top}"
+        )
+    chunk_rows = min(ROWS, round(config.objectives.mask_ratio * lm))
+    parts, by_gpus = (gpus, f", by {gpus} GPUs") if sharded else (1, "")
+    copied = 0
+    if contrasts and not sharded:
+        copied = sum(count(part) for part in keys.modules() if isinstance(part, Linear))
+    tensors = len(list(model.parameters()))
+    rows = [
+        ("weights", 4 * total / parts, f"4 B x {total:,} parameters, fp32{by_gpus}"),
+        ("gradients", 4 * total / parts, f"4 B x parameters, fp32{by_gpus}"),
+        ("AdamW moments", (8 * total + 4 * tensors) / parts,
+         f"8 B x parameters, fp32; 4 B x {tensors} tensors{by_gpus}"),
+        ("key encoder", contrasts * 4 * count(keys) / parts,
+         f"4 B x {count(keys):,}: fp32, up to layer {top}, and W{by_gpus}"),
+        ("queue", contrasts * queue * (4 * d + 24), f"K x (4 d + 24) B: K {queue:,} keys, ids"),
+        ("gradients to be summed", 4 * total if gpus > 1 else 0,
+         "4 B x parameters, with several workers; of shards until the step ends"),
         ("bf16 weights", 2 * (total + copied), f"2 B x parameters and {copied:,} of the key encoder, under autocast"),
-        ("activations", d * (ACTIVATION_BYTES * kept + 2 * above), activations),
-        ("one chunk of logits", 6 * rows * size.vocabulary, f"6 B x {rows:,} rows x {size.vocabulary:,} words"),
+        ("activations", activation_bytes, activations),
+        ("one chunk of logits", 6 * chunk_rows * size.vocabulary,
+         f"6 B x {chunk_rows:,} rows x {size.vocabulary:,} words"),
         ("gradient of the word table", 8 * d * size.vocabulary, "8 B x V x d, inside the loss"),
-    ]
-    return [PlanRow(name, value, "B", formula) for name, value, formula in parts]
+    ]  # fmt: skip
+    return [PlanRow(name, value, "B", formula) for name, value, formula in rows]
 
 
 def check_memory(config: PretrainingConfig, size: EncoderSize, available: float) -> None:
-    """Refuse a run whose tensors cannot all be held by a device with so many bytes, before the first is made.
-
-    Only what is exact counts, so that no run is refused that would fit. With sharding it is one worker's part.
+    """Refuse a run whose exact part of the memory exceeds a device's, so that no run is refused that would fit.
 
     Raises:
         ConfigError: it names the largest part and the setting that it follows from.
     """
-    parts = memory(config, size.vocabulary, config.batches.virtual_shards if config.model.sharded else 1)[:5]
-    if (needed := sum(part.value for part in parts)) <= available:
+    gpus = config.batches.virtual_shards if config.model.sharded else 1
+    rows = memory(config, size.vocabulary, gpus)[:5]
+    needed = sum(row.value for row in rows)
+    if needed <= available:
         return
-    largest = max(parts, key=lambda part: part.value)
-    setting = (
-        f"pretraining.contrast.queue_size ({config.contrast.queue_size:,})"
-        if largest.name == "queue"
-        else f"pretraining.model ({size.layers} layers of {size.hidden}) or the vocabulary ({size.vocabulary:,} ids)"
-    )
+    largest = max(rows, key=lambda row: row.value)
+    if largest.name == "queue":
+        setting = f"pretraining.contrast.queue_size ({config.contrast.queue_size:,})"
+    else:
+        setting = (
+            f"pretraining.model ({size.layers} layers of {size.hidden}) or the vocabulary ({size.vocabulary:,} ids)"
+        )
     raise ConfigError(
         f"training needs {_bytes(needed)} on each device, of which {largest.name} {_bytes(largest.value)}, and there "
         f"are {_bytes(available)}: lower {setting}"
     )
 
 
-def _bytes(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB", "TB", "PB"):
-        if count < 1000 or unit == "PB":
-            return f"{count:,.1f} {unit}"
-        count /= 1000
-    raise AssertionError
-
-
-def _step(
-    config: PretrainingConfig, model: InfoXLM, keys: KeyEncoder, shape: Shape, must_do: float, saved: float
-) -> step_time.Step:
-    """What the time of a step follows from."""
-    lm = tuple(tokens for tokens in (shape.mlm, shape.tlm) if tokens)
-    on = bool(config.objectives.xlco)
-    return step_time.Step(
-        model.encoder.size, count(model), count(model.encoder.layers), on * count(keys.encoder.layers),
-        on * count(keys), lm, shape.view, must_do, saved,
-    )  # fmt: skip
+def _bytes(amount: float) -> str:
+    unit = min(5, max(0, int(math.log10(max(amount, 1))) // 3))
+    return f"{amount / 1000**unit:,.1f} {('B', 'kB', 'MB', 'GB', 'TB', 'PB')[unit]}"
 
 
 def plan(config: PretrainingConfig, vocabulary: int, gpus: int = 8, gpu: str = "h200") -> Plan:
-    """Plan a run on so many GPUs of a kind; `vocabulary`: ids of the tokenizer.
+    """Plan a run.
+
+    Args:
+        config: of the run.
+        vocabulary: ids of the tokenizer.
+        gpus: number of GPUs, one worker each.
+        gpu: kind of GPU, a name of `flops.PEAKS` in any case.
 
     Raises:
-        InputError: the kind is none of `flops.PEAKS`, or a run cannot have as many workers.
+        InputError: the kind is unknown, or the run cannot have as many workers.
     """
-    if (peak := flops.PEAKS.get(gpu.upper())) is None:
+    peak, virtual_shards = flops.PEAKS.get(gpu.upper()), config.batches.virtual_shards
+    if peak is None:
         raise InputError(f"gpu {gpu!r} is not known: give one of {', '.join(flops.PEAKS)}")
-    most = config.batches.virtual_shards
-    if not 0 < gpus <= most:
-        raise InputError(f"gpus {gpus}: give 1 to {most:,} (pretraining.batches.virtual_shards), a worker each")
+    if not 0 < gpus <= virtual_shards:
+        raise InputError(
+            f"gpus {gpus}: give 1 to {virtual_shards:,} (pretraining.batches.virtual_shards), a worker each"
+        )
     model, keys = build(config, vocabulary)
-    size, samples, updates = model.encoder.size, config.batches.global_batch_size, config.optimization.steps
-    bytes_of = memory(config, vocabulary, gpus)
-    saved = sum(
-        row.value
-        for row in memory(config, vocabulary, gpus=1)  # whole, however it is sharded
-        if row.name in ("weights", "AdamW moments", "key encoder", "queue")
-    )
+    size, every = model.encoder.size, config.checkpoints.every
+    in_checkpoint = ("weights", "AdamW moments", "key encoder", "queue")
+    on_one_gpu = memory(config, vocabulary, gpus=1)  # a checkpoint has whole tensors, sharded or not
+    checkpoint_bytes = sum(row.value for row in on_one_gpu if row.name in in_checkpoint)
     exported = count(model.encoder) + count(model.head) + size.hidden
-    by_shape = {shape: step_flops(config, size, shape) for shape in shapes(config)}
-    by_part = {
-        shape: step_time.parts(config, _step(config, model, keys, shape, amount, saved), gpus, gpu.upper())
-        for shape, amount in by_shape.items()
-    }
-    seconds = {shape: sum(part.seconds for part in found) for shape, found in by_part.items()}
-    return Plan(
-        parameters=[
-            PlanRow("encoder", count(model.encoder), "", "embeddings and layers"),
-            PlanRow("masked-LM head", count(model.head), "", "its output matrix is the word table"),
-            PlanRow("contrast projection", model.projection.numel(), "", "d x d"),
-            PlanRow("exported", exported, "", "encoder and head, with Hugging Face's row of token types"),
-        ],
-        memory=[*bytes_of, PlanRow("sum", sum(row.value for row in bytes_of), "B", f"on each {gpu.upper()}")],
-        steps=[
-            row
-            for shape, amount in by_shape.items()
-            for row in (
-                PlanRow(f"{shape.name} sequences", step_tokens(config, shape), "tokens",
+    steps, time, run = [], [], []
+    for shape in (fit_shape(config, LONG), fit_shape(config, SHORT)):
+        amount, samples = step_flops(config, size, shape), config.batches.global_batch_size
+        steps += [
+            PlanRow(f"{shape.name} sequences", step_tokens(config, shape), "tokens",
                     f"{samples:,} x (MLM {shape.mlm} + TLM {shape.tlm} + 2 x XLCO {shape.view})"),
-                PlanRow("", amount, "FLOP", "must-do: no padding, masked rows only"),
-            )
-        ] + [
-            PlanRow("all-reduce", 4 * count(model) if gpus > 1 else 0, "B", "gradients in fp32, once a step"),
-            PlanRow("queue turnover", config.contrast.queue_size / samples, "steps", "K / samples a step"),
-        ],
-        time=[
-            row
-            for shape, found in by_part.items()
-            for row in (
-                *(PlanRow(f"{shape.name}: {part.name}", part.seconds * 1e3, "ms", part.formula) for part in found),
-                PlanRow(f"{shape.name}: a step", seconds[shape] * 1e3, "ms",
-                    f"MFU {by_shape[shape] / (seconds[shape] * gpus * peak):.2f} of {peak / 1e12:.0f} TFLOP/s: "
-                    "predicted, never measured"),
-            )
-        ],
-        run=[
-            *(PlanRow(f"{shape.name} sequences", updates * each / 3600, "h",
-                  f"{updates * each / 3600 * gpus:,.0f} GPU-hours, {gpus} GPUs: {updates:,} steps as above")
-              for shape, each in seconds.items()),
-            PlanRow("checkpoint", saved, "B",
-                    f"every {config.checkpoints.every:,} steps, {config.checkpoints.keep} kept"),
-            PlanRow("exported encoder", 4 * (exported + model.projection.numel()), "B", "fp32 safetensors"),
-        ],
-    )  # fmt: skip
+            PlanRow("", amount, "FLOP", "must-do: no padding, masked rows only"),
+        ]  # fmt: skip
+        step = _step(config, model, keys, shape, amount, checkpoint_bytes)
+        parts = step_time.parts(config, step, gpus, gpu.upper())
+        seconds = sum(part.seconds for part in parts)
+        time += [PlanRow(f"{shape.name}: {part.name}", part.seconds * 1e3, "ms", part.formula) for part in parts]
+        mfu = amount / (seconds * gpus * peak)
+        time.append(
+            PlanRow(f"{shape.name}: a step", seconds * 1e3, "ms",
+                    f"MFU {mfu:.2f} of {peak / 1e12:.0f} TFLOP/s: predicted, never measured")
+        )  # fmt: skip
+        hours = config.optimization.steps * seconds / 3600
+        run.append(
+            PlanRow(f"{shape.name} sequences", hours, "h",
+                    f"{hours * gpus:,.0f} GPU-hours, {gpus} GPUs: {config.optimization.steps:,} steps as above")
+        )  # fmt: skip
+    steps += [
+        PlanRow("all-reduce", 4 * count(model) if gpus > 1 else 0, "B", "gradients in fp32, once a step"),
+        PlanRow("queue turnover", config.contrast.queue_size / config.batches.global_batch_size, "steps",
+                "K / samples a step"),
+    ]  # fmt: skip
+    run += [
+        PlanRow("checkpoint", checkpoint_bytes, "B", f"every {every:,} steps, {config.checkpoints.keep} kept"),
+        PlanRow("exported encoder", 4 * (exported + model.projection.numel()), "B", "fp32 safetensors"),
+    ]
+    parameters = [
+        PlanRow("encoder", count(model.encoder), "", "embeddings and layers"),
+        PlanRow("masked-LM head", count(model.head), "", "its output matrix is the word table"),
+        PlanRow("contrast projection", model.projection.numel(), "", "d x d"),
+        PlanRow("exported", exported, "", "encoder and head, with Hugging Face's row of token types"),
+    ]
+    bytes_of = memory(config, vocabulary, gpus)
+    bytes_of.append(PlanRow("sum", sum(row.value for row in bytes_of), "B", f"on each {gpu.upper()}"))
+    return Plan(parameters, bytes_of, steps, time, run)
+
+
+def _step(
+    config: PretrainingConfig, model: InfoXLM, keys: KeyEncoder, shape: Shape, amount: float, checkpoint_bytes: float
+) -> step_time.Step:
+    contrasts = bool(config.objectives.xlco)
+    return step_time.Step(
+        size=model.encoder.size,
+        parameters=count(model),
+        layer_parameters=count(model.encoder.layers),
+        key_layer_parameters=contrasts * count(keys.encoder.layers),
+        key_parameters=contrasts * count(keys),
+        lm_tokens=tuple(tokens for tokens in (shape.mlm, shape.tlm) if tokens),
+        view_tokens=shape.view,
+        flops=amount,
+        checkpoint_bytes=checkpoint_bytes,
+    )
 
 
 def describe(tables: Plan) -> Sequence[str]:
-    """The plan as lines of text, columns aligned."""
+    """Return the plan as lines of text with aligned columns."""
     lines: list[str] = []
     for title, rows in vars(tables).items():
-        lines += [title, *(f"  {row.name:28}{_say(row):>16}   {row.formula}" for row in rows)]
+        lines += [title, *(f"  {row.name:28}{_amount(row):>16}   {row.formula}" for row in rows)]
     return lines
 
 
-def _say(row: PlanRow) -> str:
+def _amount(row: PlanRow) -> str:
     if row.unit == "B":
         return f"{row.value / 1e9:,.3f} GB"
     if row.unit == "FLOP":

@@ -1,4 +1,4 @@
-"""Retrieval among a few held-out pairs while a training goes on: the one curve that says whether it works."""
+"""Retrieval among a few held-out pairs during training: the one curve that shows whether it works."""
 
 from collections.abc import Sequence
 from statistics import fmean
@@ -19,51 +19,52 @@ SEQUENCES = 64  # of one forward pass
 
 
 class Probe:
-    """The first `count` held-out pairs, if any, of each language pair: sides of at most `longest` tokens as `<s> a
-    </s>`."""
+    """The first `count` held-out pairs of each language pair; sides are truncated to `longest` tokens."""
 
     def __init__(self, shards: Shards, count: int, longest: int) -> None:
-        self.pairs = {
-            name: _first(tables, count, longest) for name, tables in shards.held_out.items() if any(map(len, tables))
-        }
+        self.pairs = {}
+        for name, tables in shards.held_out.items():
+            if any(map(len, tables)):
+                self.pairs[name] = _first_pairs(tables, count, longest)
 
     @torch.no_grad()
     def score(
         self, encoder: Encoder, layer: int, pooling: str, device: torch.device, precision: str = "auto"
     ) -> dict[str, float]:
-        """Share of sentences whose translation is their nearest neighbour by cosine, both directions, and its mean;
-        encoded in `model.precision`."""
-        found = {}
-        for name, sides in self.pairs.items():
+        """Return the share of sentences whose nearest neighbour by cosine is their translation, in both directions."""
+        scores = {}
+        for name, (source_side, target_side) in self.pairs.items():
             with evaluating(encoder):
-                source, target = (_encode(encoder, side, layer, pooling, device, precision) for side in sides)
-            right = torch.arange(len(source), device=device)
-            hits = [
-                (find_nearest(a, b) == right).double().mean().item() for a, b in ((source, target), (target, source))
-            ]
-            found[f"probe/retrieval/{name}"] = fmean(hits)
-        return {"probe/retrieval": fmean(found.values()), **found}
+                source = _encode(encoder, source_side, layer, pooling, device, precision)
+                target = _encode(encoder, target_side, layer, pooling, device, precision)
+            scores[f"probe/retrieval/{name}"] = fmean([_accuracy(source, target), _accuracy(target, source)])
+        return {"probe/retrieval": fmean(scores.values()), **scores}
 
 
-def _first(tables: Sequence[Pairs], count: int, longest: int) -> tuple[Sequences, Sequences]:
+def _accuracy(queries: Tensor, candidates: Tensor) -> float:
+    right = torch.arange(len(queries), device=queries.device)
+    return (find_nearest(queries, candidates) == right).double().mean().item()
+
+
+def _first_pairs(tables: Sequence[Pairs], count: int, longest: int) -> tuple[Sequences, Sequences]:
     which = np.repeat(np.arange(len(tables)), [len(table) for table in tables])[:count]
     rows = np.concatenate([np.arange(len(table)) for table in tables])[:count]
-    source, target = ([getattr(table, side) for table in tables] for side in ("source", "target"))
-    first, second = (lay_out(gather(side, which, rows, longest)) for side in (source, target))
-    return first, second
+    source = gather([table.source for table in tables], which, rows, longest)
+    target = gather([table.target for table in tables], which, rows, longest)
+    return lay_out(source), lay_out(target)
 
 
 def _encode(
     encoder: Encoder, side: Sequences, layer: int, pooling: str, device: torch.device, precision: str
 ) -> Tensor:
+    """Return unit vectors (N, d) of sentences, in the precision of training since other workers wait."""
     vectors = []
     for start in range(0, len(side.lengths), SEQUENCES):
         part = side[start : start + SEQUENCES]
         lengths = part.lengths.tolist()
-        ids, places = (
-            devices.send(torch.from_numpy(values), device) for values in (part.flat, positions(part.lengths))
-        )
-        with autocast(device, precision):  # as in training: other workers wait for this one
-            hidden = encoder(ids, places, lengths, last=layer)
+        ids = devices.send(torch.from_numpy(part.flat), device)
+        rows = devices.send(torch.from_numpy(positions(part.lengths)), device)
+        with autocast(device, precision):
+            hidden = encoder(ids, rows, lengths, last=layer)
         vectors.append(pool(hidden, lengths, pooling).float())
     return F.normalize(torch.cat(vectors), dim=1)

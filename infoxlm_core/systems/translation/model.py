@@ -39,7 +39,7 @@ class DecoderLayer(Layer):
 
     def decode(self, hidden: Tensor, target: Packing, source: Tensor, sources: Packing) -> Tensor:
         """(T, d) of the target, (S, d) of the source -> (T, d); no row sees a later one of its sentence."""
-        hidden, dropout = self.look_around(hidden, target, causal=True), self.dropout if self.training else 0.0
+        hidden, dropout = self.attend(hidden, target, causal=True), self.dropout if self.training else 0.0
         query, key, value = self.source_query(hidden), self.source_key(source), self.source_value(source)
         context = attend(query, key, value, target, sources, self.heads, dropout)
         hidden = self.source_norm(hidden, F.dropout(self.source_output(context), dropout))

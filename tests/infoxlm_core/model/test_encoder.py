@@ -15,7 +15,7 @@ from infoxlm_core.data.layouts import positions
 from infoxlm_core.data.samples import Sampler
 from infoxlm_core.data.shards import open_shards
 from infoxlm_core.errors import InputError
-from infoxlm_core.model.encoder import Encoder, EncoderSize, can_compile, compiler_for, initialise, pool
+from infoxlm_core.model.encoder import Encoder, EncoderSize, can_compile, compiler_for, initialise
 from infoxlm_core.model.heads import InfoXLM
 from infoxlm_core.model.huggingface import pretrained
 from infoxlm_core.model.momentum import KeyEncoder
@@ -299,13 +299,3 @@ def test_fifty_ragged_batches_run_through_the_graphs_of_the_first_two_and_no_gra
     assert len(shapes) > 40 and graphs[1] == graphs[-1] == 3  # all rows; targets alone; keys, without gradient
     assert not counters["graph_break"]
     assert max(gaps) < (1e-6 if kind == torch.float32 else 1e-3)
-
-
-def test_means_of_sequences_leave_their_lengths_unchecked(monkeypatch):
-    reduce, given = torch.segment_reduce, []
-    monkeypatch.setattr(torch, "segment_reduce", lambda *a, **by: given.append(by.get("unsafe")) or reduce(*a, **by))
-
-    means = pool(torch.tensor([[1.0], [3.0], [5.0]]), (2, 1), "mean")
-
-    assert means.tolist() == [[2.0], [5.0]]
-    assert given == [True]  # a check would wait for a GPU, twice

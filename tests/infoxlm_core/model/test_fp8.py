@@ -1,7 +1,6 @@
 """Layers whose products are in FP8."""
 
 import copy
-import sys
 
 import pytest
 import torch
@@ -41,13 +40,6 @@ def gradients(encoder: Encoder) -> dict[str, torch.Tensor]:
     return {name: p.grad for name, p in encoder.layers.named_parameters()}
 
 
-def test_without_torchao_the_error_says_what_to_install(encoder, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torchao.float8", None)
-
-    with pytest.raises(ConfigError, match=r"torchao is not installed: pip install torchao, or set it to auto"):
-        fp8.convert(encoder.layers)
-
-
 def test_a_device_without_fp8_or_layers_that_are_not_compiled_are_refused(monkeypatch):
     with pytest.raises(ConfigError, match=r"compute capability 8.9 or more \(this one computes on the CPU\)"):
         fp8.check(CPU, "inductor")
@@ -60,15 +52,6 @@ def test_a_device_without_fp8_or_layers_that_are_not_compiled_are_refused(monkey
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     with pytest.raises(ConfigError, match="cannot be compiled"):
         fp8.check(torch.device("cuda"), "")
-
-
-@pytest.mark.usefixtures("torchao")
-def test_only_large_linear_maps_are_converted_and_there_must_be_one(encoder, monkeypatch):
-    monkeypatch.setattr(fp8, "SMALLEST", 129)
-    with pytest.raises(ConfigError, match="no linear map has 129 inputs and outputs"):
-        fp8.convert(encoder.layers, emulate=True)
-
-    assert all(type(part) is mixed.Linear for part in (encoder.layers[0].up, encoder.layers[0].query))
 
 
 @pytest.mark.usefixtures("torchao")

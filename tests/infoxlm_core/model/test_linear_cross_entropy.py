@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from infoxlm_core.model import linear_cross_entropy as linear_cross_entropy_module
 from infoxlm_core.model.linear_cross_entropy import linear_cross_entropy
 
 
@@ -122,31 +121,6 @@ def test_compiled_in_bfloat16_it_is_the_same(rows):
         torch.testing.assert_close(mine, other, atol=1e-6, rtol=1e-5)
 
 
-def test_in_bfloat16_chunks_are_equal(monkeypatch):
-    rows, hidden = [], leaves(11, kind=torch.float32)
-    plain = linear_cross_entropy_module.totals
-    monkeypatch.setattr(
-        linear_cross_entropy_module, "totals", lambda *given: rows.append(len(given[0])) or plain(*given)
-    )
-
-    with torch.autocast("cpu", torch.bfloat16):
-        linear_cross_entropy(*hidden, torch.arange(11), torch.ones(11), rows=8)
-
-    assert rows == [6, 5]
-
-
-def test_in_bfloat16_rows_of_the_derivatives_are_aligned_though_they_are_made_in_parts():
-    hidden, weight, bias = (leaf.detach() for leaf in leaves(300, kind=torch.float32))
-    logits, targets, scales = hidden @ weight.T, torch.arange(300) % 203, torch.full((300,), 1 / 300)
-    others, right = linear_cross_entropy_module.totals(logits, bias, targets)
-    given = (logits, bias, targets, others, torch.logaddexp(others, right), scales, hidden.bfloat16())
-
-    found = linear_cross_entropy_module._by_rows(linear_cross_entropy_module.derivatives, "")(*given)
-
-    assert found.stride() == (256, 1)
-    assert torch.equal(found, linear_cross_entropy_module.derivatives(*given))
-
-
 def test_in_bfloat16_biases_and_scales_keep_their_bits():
     hidden, weight = torch.zeros(4, 8).requires_grad_(), torch.zeros(64, 8).requires_grad_()
     bias, scale = torch.linspace(3.0, 3.01, 64).requires_grad_(), torch.full((4,), 1 / 157_286)
@@ -157,12 +131,3 @@ def test_in_bfloat16_biases_and_scales_keep_their_bits():
 
     torch.testing.assert_close(losses, -bias.log_softmax(dim=0)[:4].detach())
     assert bias.grad[4:].sum().item() == pytest.approx(60 / 64 * 4 / 157_286, rel=1e-3)
-
-
-def test_it_is_not_differentiated_where_nobody_asks():
-    hidden, weight, bias = leaves(3)
-
-    with torch.no_grad():
-        loss, _ = linear_cross_entropy(hidden, weight, bias, torch.arange(3), torch.ones(3, dtype=torch.float64))
-
-    assert not loss.requires_grad

@@ -1,10 +1,8 @@
 """XLM and BERT as baselines: layouts, samples, equality with Hugging Face's classes, every row of the comparison."""
 
 import json
-import shutil
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +13,6 @@ from tokenizers.pre_tokenizers import Metaspace
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoTokenizer, BertForPreTraining, XLMWithLMHeadModel
 
-from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data.layouts import Sequences
 from infoxlm_core.data.sampling import generator
 from infoxlm_core.data.shards import Table, open_shards
@@ -28,9 +25,6 @@ from infoxlm_core.systems.table import SYSTEMS
 from infoxlm_core.systems.text_batches import languages_of, micro_batches
 from infoxlm_core.systems.text_learner import TextLearner
 from infoxlm_core.systems.xlm import XLMSampler, lay_out_pairs, read_windows, windows
-from infoxlm_core.training import tracker
-from infoxlm_core.training.optimizer import learning_rate
-from tests.helpers.workers import fp64, join, start
 from tests.toys.pretraining import VOCABULARY, write_shards
 from tests.toys.systems import ROWS, config_of, export, learner_of
 
@@ -359,14 +353,6 @@ def test_micro_batches_change_nothing_but_the_split(tiny_shards, row):
     assert torch.equal(torch.cat([part.ids[part.rows] for part in parts]), whole[0].ids[whole[0].rows])
 
 
-def test_a_row_with_published_sizes_is_a_whole_config():
-    config = PretrainingConfig.parse(ROWS["XLM:15"])
-
-    assert (config.model.layers, config.model.hidden, config.model.heads) == (12, 1024, 8)
-    assert learning_rate(config.optimization, 16_000) == pytest.approx(5e-5)
-    assert PretrainingConfig.parse(ROWS["mBERT:512"]).longest == 512
-
-
 @pytest.mark.item("A32")
 @pytest.mark.parametrize("row", ROWS)
 def test_every_system_starts_takes_steps_and_is_exported_by_configuration_only(tiny_shards, tmp_path, row):
@@ -374,47 +360,3 @@ def test_every_system_starts_takes_steps_and_is_exported_by_configuration_only(t
 
     assert any(name.startswith("loss/") for name in figures)
     assert all((tmp_path / "out" / name / "model.safetensors").is_file() for name in ("encoder", "start"))
-
-
-def curves(run: Path) -> list[tuple]:
-    """Every step's losses, bit by bit."""
-    return [
-        (step, *((name, value.hex()) for name, value in sorted(values.items()) if "loss" in name or "norm" in name))
-        for step, values in tracker.read(run / tracker.METRICS)
-    ]
-
-
-@pytest.mark.item("A14", "A32")
-@pytest.mark.parametrize("row", ["XLM MLM+TLM", "mBERT"])
-def test_a_resumed_baseline_equals_an_undisturbed_one_bit_by_bit(tiny_shards, tmp_path, row):
-    pretrain(config_of(row), tiny_shards, tmp_path / "out", tmp_path / "run")
-    shutil.copytree(tmp_path / "run", tmp_path / "again")
-    for step in (4, 6):
-        shutil.rmtree(tmp_path / "again" / f"step={step:010d}")
-    torch.randn(17)  # global generators must not matter
-
-    pretrain(config_of(row), tiny_shards, tmp_path / "out", tmp_path / "again")
-
-    assert curves(tmp_path / "again") == curves(tmp_path / "run")
-    assert len(curves(tmp_path / "run")) == 6
-
-
-@pytest.mark.slow
-@pytest.mark.item("A18", "A32")
-def test_two_workers_give_the_losses_of_one(tiny_shards, tmp_path):
-    with fp64():
-        pretrain(config_of("XLM MLM+TLM"), tiny_shards, tmp_path / "out", tmp_path / "one")
-
-    start(_xlm_worker, 2, tiny_shards, tmp_path)
-
-    one, two = (tracker.read(tmp_path / name / tracker.METRICS) for name in ("one", "two"))
-    for (_, alone), (_, together) in zip(one, two, strict=True):
-        expected = {name: value for name, value in alone.items() if "loss" in name or "norm" in name}
-        assert {name: together[name] for name in expected} == pytest.approx(expected, rel=1e-9)
-
-
-def _xlm_worker(rank: int, size: int, port: int, shards: Path, base: Path) -> None:
-    join(rank, size, port)
-    with fp64():
-        pretrain(config_of("XLM MLM+TLM"), shards, base / "out2", base / "two")
-    torch.distributed.destroy_process_group()

@@ -12,6 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from infoxlm_core import manifests
+from infoxlm_core.errors import (
+    LeaseHeld,
+    StorageUnavailable,
+    TrainingDiverged,
+)
 from infoxlm_core.training import checkpoints as saving
 from infoxlm_core.training.checkpoints import Checkpoint, Checkpoints
 from infoxlm_core.training.fingerprint import Fingerprint
@@ -45,6 +51,20 @@ def test_each_of_two_hundred_flipped_bits_is_found_and_the_older_checkpoint_used
         file.write_bytes(content)
     record_property("figure", f"{found} of 200 bits found")
     assert found == 200 and newest(run) == 4 and len(files) == 3
+
+
+@pytest.mark.item("F05")
+@pytest.mark.parametrize("damage", ["truncated", "missing", "damaged manifest"])
+def test_a_damaged_checkpoint_is_found_and_the_older_one_used(tmp_path, damage, caplog):
+    for step in (2, 4):
+        save(tmp_path, step)
+    file = tmp_path / "step=0000000004" / ("manifest.json" if damage == "damaged manifest" else "state.safetensors")
+    if damage == "missing":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[:-7])
+
+    assert newest(tmp_path) == 2 and "CheckpointCorrupt step=4" in caplog.text
 
 
 @pytest.mark.item("F21")
@@ -138,3 +158,103 @@ def test_what_cannot_be_deleted_is_deleted_with_the_next_checkpoint(tmp_path, mo
     save(tmp_path, 4)
 
     assert valid(tmp_path) == [4, 3] and len(saving.list_checkpoints(tmp_path)) == KEEP
+
+
+def _save_steps(run: Path, *steps: int, keep: int = 3) -> None:
+    for step in steps:
+        saving.Checkpoints(run, Fingerprint(), 1, keep).save(
+            saving.Checkpoint(step, {"w": torch.full((9,), float(step))}, {})
+        )
+
+
+def _flip(state: Path) -> None:
+    content = bytearray(state.read_bytes())
+    content[-1] ^= 1
+    state.write_bytes(content)
+
+
+@pytest.mark.item("F26")
+@pytest.mark.parametrize(("keep", "left"), [(1, [3]), (2, [2, 3]), (3, [1, 2, 3])])
+def test_damaged_checkpoints_do_not_push_out_valid_ones(tmp_path, keep, left):
+    _save_steps(tmp_path, 1, 2, 4, 6, keep=4)
+    for step in (4, 6):
+        _flip(tmp_path / f"step={step:010d}/state.safetensors")
+    resumed = saving.Checkpoints(tmp_path, Fingerprint(), 1, keep)
+    found = resumed.load_newest()
+    assert found.step == 2
+    assert len(saving.list_checkpoints(tmp_path)) == 4  # nothing goes before there is a newer one
+
+    resumed.save(saving.Checkpoint(3, found.tensors, {}))
+
+    assert [step for step, _ in saving.list_checkpoints(tmp_path)] == left[::-1]
+    assert saving.Checkpoints(tmp_path, Fingerprint(), 1, keep).load_newest().step == 3
+
+
+@pytest.mark.item("F10")
+@pytest.mark.parametrize("broken", [(manifests, "file_sha256"), (saving, "load_file"), (Path, "exists")])
+def test_a_disk_that_fails_for_a_while_does_not_make_a_checkpoint_damaged(tmp_path, monkeypatch, broken):
+    _save_steps(tmp_path, 2, 4)
+
+    def fail(path: Path) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+
+    with monkeypatch.context() as during, pytest.raises(StorageUnavailable, match="step=0000000004"):
+        during.setattr(*broken, fail)
+        saving.Checkpoints(tmp_path, Fingerprint(), 1, 3).load_newest()
+
+    assert saving.Checkpoints(tmp_path, Fingerprint(), 1, 3).load_newest().step == 4
+
+
+@pytest.mark.item("P7")
+@pytest.mark.parametrize("waited", [False, True])
+def test_a_checkpoint_lost_in_the_background_is_told_where_another_error_ends_the_training(tmp_path, caplog, waited):
+    checkpoints = saving.Checkpoints(tmp_path, Fingerprint(), 1, 3, background=True)
+    lost = saving.Checkpoint(2, {"w": torch.zeros(1)}, {"not": object()})  # no JSON
+
+    with pytest.raises(TypeError if waited else TrainingDiverged), checkpoints.locked():
+        checkpoints.begin_save(lost)
+        if waited:
+            checkpoints.finish_save()
+        raise TrainingDiverged("two steps in a row")
+
+    assert [message for message in caplog.messages if "could not be saved" in message] == (
+        [] if waited else ["a checkpoint could not be saved: Object of type object is not JSON serializable"]
+    )
+
+
+@pytest.mark.item("F26")
+def test_a_damaged_checkpoint_that_was_trained_past_goes_too_and_one_trained_again_stays(tmp_path):
+    _save_steps(tmp_path, 2, 4, 5)
+    for step in (4, 5):
+        _flip(tmp_path / f"step={step:010d}/state.safetensors")
+    resumed = saving.Checkpoints(tmp_path, Fingerprint(), 1, 3)
+    found = resumed.load_newest()
+
+    for step in (5, 7):
+        resumed.save(saving.Checkpoint(step, found.tensors, {}))
+
+    assert [step for step, _ in saving.list_checkpoints(tmp_path)] == [7, 5, 2]
+
+
+@pytest.mark.item("F26")
+def test_a_half_deleted_checkpoint_does_not_count_among_those_that_stay(tmp_path):
+    _save_steps(tmp_path, 1, 2, 3)
+    (tmp_path / "step=0000000002/manifest.json").unlink()
+
+    _save_steps(tmp_path, 4)
+
+    assert [step for step, _ in saving.list_checkpoints(tmp_path)] == [4, 3, 1]
+
+
+@pytest.mark.item("F13")
+def test_a_second_trainer_of_the_same_run_is_refused(tmp_path):
+    held = saving.Checkpoints(tmp_path, Fingerprint(), every=1, keep=1)
+
+    with (
+        held.locked(),
+        pytest.raises(LeaseHeld),
+        saving.Checkpoints(tmp_path, Fingerprint(), 1, 1).locked(patience=0.6),
+    ):
+        pass
+    with saving.Checkpoints(tmp_path, Fingerprint(), 1, 1).locked(patience=0.1):
+        pass

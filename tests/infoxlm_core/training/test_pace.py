@@ -32,16 +32,6 @@ def test_speed_counts_from_the_last_line_and_a_line_comes_every_ten_seconds_and_
     ]
 
 
-def test_what_a_probe_saw_last_stays_on_the_line(clock, caplog):
-    with caplog.at_level(logging.INFO, pace.logger.name):
-        training = pace.Pace(steps=2)
-        training.record(1, {"tokens": 1.0, "probe/best": 0.5}, waited=0.0)
-        clock[0] = 1.0
-        training.record(2, {"tokens": 1.0}, waited=0.0)
-
-    assert "probe/best 0.500" in caplog.text
-
-
 def test_a_run_that_was_begun_at_step_6_and_goes_back_to_4_says_how_long_the_rest_takes(clock, caplog):
     with caplog.at_level(logging.INFO, pace.logger.name):
         training = pace.Pace(steps=10)

@@ -5,10 +5,16 @@ import torch
 from torch import nn
 
 from infoxlm_core.config import OptimizationConfig
+from infoxlm_core.data.shards import open_shards
+from infoxlm_core.systems.infoxlm.learner import InfoXLMLearner
+from infoxlm_core.systems.infoxlm.system import build
+from infoxlm_core.training import optimizer
 from infoxlm_core.training.learner import Learner, LossWeights
 from infoxlm_core.training.optimizer import make_adamw
-from infoxlm_core.training.state import Progress
-from infoxlm_core.training.step import train_step
+from infoxlm_core.training.state import Progress, named_tensors
+from infoxlm_core.training.step import count_targets, train_step
+from tests.helpers import workers
+from tests.toys.pretraining import tiny_config
 
 
 class Numbers:
@@ -67,3 +73,94 @@ def test_a_loss_whose_targets_nobody_counts_is_refused():
 
     with pytest.raises(ValueError, match=r"Regression\.counts lacks the targets of square"):
         train_step(learner, adam, config, Progress(), [batch])
+
+
+@pytest.mark.item("A3", "A13")
+@pytest.mark.parametrize("micro", [1, 3, 8])
+@pytest.mark.parametrize("weighting", ["mean", "count"])
+def test_the_micro_batch_does_not_change_the_step(tiny_shards, micro, weighting):
+    def gradients(size: int) -> tuple[dict, torch.Tensor, torch.Tensor]:
+        config = tiny_config(batches={"micro_batch_size": size}, objectives={"weighting": weighting})
+        shards = open_shards(tiny_shards)
+        learner = InfoXLMLearner(config, build(config, shards), shards)
+        learner.after_step(0)
+        parameters = list(learner.module.parameters())
+        recorded = torch.optim.SGD(parameters, lr=0.0)
+        recorded.step = lambda: grads.append(torch.cat([p.grad.flatten() for p in parameters]))
+        grads: list[torch.Tensor] = []
+        figures, _ = train_step(
+            learner,
+            recorded,
+            config.optimization.model_copy(update={"clip_norm": 1e9}),
+            Progress(),
+            learner.batches(0),
+        )
+        return figures, grads[0], learner.xlco.queue.rows
+
+    with workers.fp64():
+        (expected, gradient, queue), (figures, other, other_queue) = gradients(4), gradients(micro)
+
+    assert (other - gradient).norm() <= 1e-9 * gradient.norm()
+    assert {k: v for k, v in figures.items() if "loss" in k} == pytest.approx(
+        {k: v for k, v in expected.items() if "loss" in k}, rel=1e-9
+    )
+    torch.testing.assert_close(other_queue, queue, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.usefixtures("in_fp64")
+@pytest.mark.item("A20")
+def test_clipping_sees_the_gradient_of_the_mean_losses(tiny_shards):
+    config, shards = tiny_config(optimization={"clip_norm": 1e-3}), open_shards(tiny_shards)
+    learner = InfoXLMLearner(config, build(config, shards), shards)
+    learner.after_step(0)
+    batches = learner.batches(0)
+    counts = count_targets(map(learner.counts, batches), learner.weights.by_name)
+    for batch in batches:  # by hand: the gradient of the sum of mean losses
+        learner.losses(batch, {name: 1 / counts[name] for name in learner.weights.by_name})[0].backward()
+    expected = torch.cat([p.grad.flatten() for p in learner.module.parameters()]).norm().item()
+    learner.module.zero_grad()
+    learner.xlco.new_keys.clear()
+    clipped = []
+    adam = optimizer.make_adamw(learner.module.parameters(), config.optimization)
+    adam.step = lambda: clipped.append(torch.cat([p.grad.flatten() for p in learner.module.parameters()]).norm().item())
+
+    figures, _ = train_step(learner, adam, config.optimization, Progress(), batches)
+
+    assert figures["gradient_norm"] == pytest.approx(expected, rel=1e-9)
+    assert clipped == [pytest.approx(1e-3, rel=1e-3)] and expected > 1e-3
+
+
+@pytest.mark.item("A3")
+def test_count_weighting_divides_by_all_targets():
+    weights = LossWeights({"mlm": 1.0, "tlm": 1.0, "xlco": 1.0}, divide="count")
+
+    divisors = weights.divisors({"mlm": 76.0, "tlm": 10.0, "xlco": 1.0})
+
+    assert divisors == {"mlm": 87.0, "tlm": 87.0, "xlco": 87.0}
+
+
+@pytest.mark.item("A8", "F22")
+def test_a_bad_step_touches_neither_weights_nor_key_encoder_nor_queue(tiny_shards, monkeypatch):
+    config = tiny_config(optimization={"warmup_steps": 0})
+    shards = open_shards(tiny_shards)
+    learner = InfoXLMLearner(config, build(config, shards), shards)
+    learner.after_step(0)
+    adam = optimizer.make_adamw(learner.module.parameters(), config.optimization)
+    progress = Progress()
+    train_step(learner, adam, config.optimization, progress, learner.batches(progress.step))
+    before = {name: tensor.clone() for name, tensor in named_tensors(learner, adam).items()}
+    plain = learner.losses
+
+    def spoiled(batch, scales):
+        loss, sums = plain(batch, scales)
+        return loss * float("nan"), sums
+
+    monkeypatch.setattr(learner, "losses", spoiled)
+
+    for _ in range(2):
+        figures, _ = train_step(learner, adam, config.optimization, progress, learner.batches(progress.step))
+
+    assert figures["skipped"] == 1.0
+    after = named_tensors(learner, adam)
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+    assert (progress.step, progress.updates, progress.bad_in_a_row) == (3, 1, 2)

@@ -28,14 +28,6 @@ def test_resume_forgets_the_points_after_its_step_and_keeps_the_others(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
-def test_a_run_that_starts_from_the_beginning_keeps_nothing_of_an_earlier_attempt(tmp_path):
-    FileTracker(tmp_path / "metrics.jsonl").log(1, {"loss": 1.0})
-
-    FileTracker(tmp_path / "metrics.jsonl").resume(0)
-
-    assert read(tmp_path / "metrics.jsonl") == []
-
-
 @pytest.mark.parametrize("cut", range(1, len('{"step": 2, "loss": 0.1}\n')))
 def test_a_line_torn_by_a_crash_is_not_read_and_does_not_spoil_the_next_one(tmp_path, cut):
     path = tmp_path / "metrics.jsonl"

@@ -37,14 +37,6 @@ def test_sigterm_before_the_first_step_is_not_lost_and_a_second_one_during_the_s
     assert len(tracker.read(tmp_path / "run" / tracker.METRICS)) == 6
 
 
-def test_outside_the_training_signals_are_handled_as_before(tmp_path):
-    before = signal.getsignal(signal.SIGTERM)
-    with workers.stopping_on_signals(tmp_path):
-        during = signal.getsignal(signal.SIGTERM)
-
-    assert during != before and signal.getsignal(signal.SIGTERM) == before
-
-
 def test_an_error_of_ours_is_a_result_that_is_raised_where_it_arrives():
     def refuse(run: Path) -> dict:
         raise InputError(f"{run}: no shards")
@@ -68,10 +60,6 @@ def test_what_the_system_says_to_one_of_several_workers_ends_it_so_that_the_othe
     else:
         with pytest.raises(OSError, match=r"shards/0\.bin"):
             workers.attempt(fail, {})
-
-
-def test_figures_arrive_as_they_are():
-    assert workers.figures(workers.attempt(lambda: {"loss": 0.5}, {})) == {"loss": 0.5}
 
 
 @pytest.mark.parametrize(("wanted", "gpus", "train"), [(2, 1, 1), (2, 2, 2), (1, 8, 1), (8, 5, 5)])

@@ -1,7 +1,5 @@
 """Contrast in the step: the queue's place in it, and every switch of it (items A8, A10 - A13, A27)."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -13,9 +11,10 @@ from infoxlm_core.model import devices
 from infoxlm_core.stages.pretraining import pretrain
 from infoxlm_core.systems.infoxlm.learner import InfoXLMLearner
 from infoxlm_core.systems.infoxlm.system import build
-from infoxlm_core.training import optimizer, tracker
+from infoxlm_core.training import distributed, optimizer, tracker
 from infoxlm_core.training.state import Progress
 from infoxlm_core.training.step import train_step
+from tests.helpers.curves import losses
 from tests.toys.pretraining import VOCABULARY, tiny_config
 
 
@@ -119,16 +118,16 @@ def test_the_queue_begins_with_as_many_real_keys_as_it_has_rows(learner_of, size
 @pytest.mark.usefixtures("in_fp64")
 @pytest.mark.item("A13")
 def test_only_when_keys_are_enqueued_once_a_step_does_the_micro_batch_not_matter(learner_of):
-    def losses(enqueue: str) -> list[float]:
+    def losses_of(enqueue: str) -> list[float]:
         return [
             step(learner_of(objectives={"mlm": 0, "tlm": 0}, batches={"micro_batch_size": size},
                             contrast={"enqueue": enqueue}))["loss/xlco"]
             for size in (8, 2)
         ]  # fmt: skip
 
-    whole, split = losses("step")
+    whole, split = losses_of("step")
     assert split == pytest.approx(whole, rel=1e-9)
-    whole, split = losses("micro_batch")  # the released code: keys of one micro-batch are negatives of the next
+    whole, split = losses_of("micro_batch")  # the released code: keys of one micro-batch are negatives of the next
     assert split != pytest.approx(whole, rel=1e-5)
 
 
@@ -183,34 +182,17 @@ def test_contrast_may_start_later_with_a_fresh_copy_and_a_full_queue(tiny_shards
     assert ["loss/xlco" in points[number] for number in range(1, 7)] == [False] * 3 + [True] * 3
     assert points[4]["queue/age"] == 0.75  # 8 keys of this step, 24 of the start, one step ago
 
-    for number in (4, 6):  # the checkpoint of step 2 is before the start
-        for file in (tmp_path / "run" / f"step={number:010d}").iterdir():
-            file.unlink()
-        (tmp_path / "run" / f"step={number:010d}").rmdir()
-    pretrain(config, tiny_shards, tmp_path / "again", tmp_path / "run")
-    again = dict(tracker.read(tmp_path / "run" / tracker.METRICS))
-    assert all(again[n]["loss/mlm"] == points[n]["loss/mlm"] for n in points)
-    assert all(again[n].get("loss/xlco") == points[n].get("loss/xlco") for n in points)
-
-
-def losses_of(run: Path) -> list[str]:
-    points = tracker.read(run / tracker.METRICS)
-    return [values[f"loss/{objective}"].hex() for _, values in points for objective in ("mlm", "tlm", "xlco")]
-
 
 @pytest.mark.item("A27")
 @pytest.mark.parametrize(
     "switch", [{"momentum": 0.0}, {"mixup": 0.0}, {"layer": 2}], ids=["-Momentum", "-Mixup", "-Universal"]
 )
 def test_the_ablations_run_by_one_switch_and_repeat_themselves(tiny_shards, tmp_path, switch):
-    def run(name: str) -> list[str]:
-        pretrain(tiny_config(contrast=switch), tiny_shards, tmp_path / name, tmp_path / f"run {name}")
-        return losses_of(tmp_path / f"run {name}")
+    for name, changes in (("first", switch), ("second", switch), ("plain", {})):
+        pretrain(tiny_config(contrast=changes), tiny_shards, tmp_path / name / "out", tmp_path / name)
 
-    first = run("first")
-    assert first == run("second")
-    pretrain(tiny_config(), tiny_shards, tmp_path / "plain", tmp_path / "run plain")
-    assert first != losses_of(tmp_path / "run plain")
+    first, second, plain = (losses(tmp_path / name) for name in ("first", "second", "plain"))
+    assert first == second != plain
 
 
 @pytest.mark.item("A27")
@@ -234,16 +216,6 @@ def test_a_skipped_step_moves_no_key_and_a_good_one_moves_it_once(learner_of):
 
     expected = before + 0.1 * (learner.module.projection.detach() - before)
     torch.testing.assert_close(learner.xlco.key_encoder.projection, expected, atol=1e-6, rtol=0)
-
-
-def test_keys_are_made_without_dropout(learner_of):
-    learner = learner_of(model={"dropout": 0.5})
-    batch = learner.batches(0)[0]
-    learner.module.train()
-
-    first, second = (learner.xlco.make_keys(batch) for _ in range(2))
-
-    assert torch.equal(first, second)
 
 
 @pytest.mark.usefixtures("in_fp64")
@@ -289,3 +261,22 @@ def test_a_training_in_bf16_on_batches_for_a_gpu_follows_that_in_fp32(learner_of
     # the first gradient: some 16 roundings a layer, forward and backward, each off by 2^-9 / sqrt(3) on average
     norms = [rows[0]["gradient_norm"] for rows in (plain, half)]
     assert norms[0] != norms[1] == pytest.approx(norms[0], rel=32**0.5 * 2**-9 / 3**0.5)
+
+
+@pytest.mark.usefixtures("in_fp64")
+def test_with_dropout_too_the_samples_and_losses_do_not_depend_on_the_workers(tiny_shards, monkeypatch):
+    config, shards = tiny_config(model={"dropout": 0.2}), open_shards(tiny_shards)
+    learner = InfoXLMLearner(config, build(config, shards), shards)
+    learner.after_step(0)
+    scales = dict.fromkeys(learner.weights.by_name, 1.0)
+
+    def total(count: int) -> float:
+        monkeypatch.setattr(distributed, "world_size", lambda: count)
+        learner.shares = distributed.shares(config.batches.virtual_shards)  # as a learner of so many workers has
+        loss = 0.0
+        for rank in range(count):
+            monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
+            loss += sum(learner.losses(batch, scales)[1]["mlm"].item() for batch in learner.batches(0))
+        return loss
+
+    assert total(1) == pytest.approx(total(2), rel=1e-9) == pytest.approx(total(4), rel=1e-9)

@@ -97,17 +97,6 @@ def test_a_layer_keeps_the_bytes_of_the_plan_for_each_token():
     assert sum(storage.nbytes() for storage in kept.values()) / (tokens * 2 * d) == 2
 
 
-def test_layers_that_are_computed_again_keep_a_twentieth_of_it():
-    planned = [
-        values(plan.memory(named("base").model_copy(update={"model": model}), WORDS, gpus=1))["activations"]
-        for model in (named("base").model, named("base").model.model_copy(update={"recompute": True}))
-    ]
-    tokens, views = 32 * (512 + 512), 32 * 128
-
-    assert planned[0] == 768 * 38 * (12 * tokens + 8 * views)
-    assert planned[1] == 768 * (38 * (tokens + views) + 2 * (12 * tokens + 8 * views))
-
-
 @pytest.mark.parametrize(
     ("name", "exported", "projection"), [("base", 278_295_186, 768**2), ("large", 560_142_482, 1024**2)]
 )
@@ -124,7 +113,7 @@ def test_a_step_of_the_papers_runs_takes_the_flops_of_the_formula(name, long, sh
     config = named(name)
     sizes = plan.size_of(config, WORDS)
 
-    found = [plan.step_flops(config, sizes, shape) / 1e15 for shape in plan.SHAPES]
+    found = [plan.step_flops(config, sizes, shape) / 1e15 for shape in (plan.LONG, plan.SHORT)]
 
     assert found[0] == pytest.approx(long, abs=5e-4)
     assert found[1] == pytest.approx(short, rel=2e-3)
@@ -137,14 +126,6 @@ def test_tokens_queue_turnover_and_all_reduce_of_a_step():
     assert found["queue turnover"] == 64
     assert found["all-reduce"] == 4 * (278_295_186 - 768 + 768**2)
     assert values(plan.plan(named("base"), WORDS, gpus=1).steps)["all-reduce"] == 0
-
-
-def test_what_is_off_costs_nothing():
-    config = tiny_config(objectives={"xlco": 0.0, "tlm": 0.0})
-    found = values(plan.memory(config, VOCABULARY, gpus=1))
-
-    assert (found["key encoder"], found["queue"]) == (0, 0)
-    assert plan.step_tokens(config, plan.shapes(config)[0]) == 8 * 24  # blocks of 24 tokens
 
 
 def test_the_plan_reads_as_lines_and_an_unknown_gpu_or_number_is_refused():
@@ -173,10 +154,3 @@ def test_a_run_that_no_memory_holds_is_refused_before_anything_is_allocated(chan
 
     with pytest.raises(ConfigError, match=said):
         plan.check_memory(config, EncoderSize.of(config.model, WORDS), 256e9)
-
-
-def test_a_run_that_fits_is_not_refused(tiny_shards):
-    config = tiny_config()
-
-    plan.check_memory(config, EncoderSize.of(config.model, VOCABULARY), 1e9)
-    assert build(config.model_copy(update={"seed": 2}), open_shards(tiny_shards))

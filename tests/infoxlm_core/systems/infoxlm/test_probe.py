@@ -71,7 +71,3 @@ def test_it_is_a_curve_of_the_run_and_changes_no_step(with_held_out, tmp_path, m
     assert not any("probe/retrieval" in values for values in plain)
     assert precisions == ["auto"] * 2  # of the config
     assert [v["loss/mlm"].hex() for v in probed] == [v["loss/mlm"].hex() for v in plain]
-
-
-def test_shards_without_held_out_text_are_not_probed(tiny_shards):
-    assert not Probe(open_shards(tiny_shards), 10, 12).pairs

@@ -6,10 +6,14 @@ import torch.nn.functional as F
 
 from infoxlm_core.config import ObjectivesConfig
 from infoxlm_core.data.shards import open_shards
+from infoxlm_core.errors import (
+    ConfigError,
+)
 from infoxlm_core.systems.infoxlm import learner as infoxlm
 from infoxlm_core.systems.infoxlm.learner import InfoXLMLearner
 from infoxlm_core.systems.infoxlm.sentence_objectives import XLCO, SentenceObjective
 from infoxlm_core.systems.infoxlm.system import build
+from infoxlm_core.training import distributed
 from infoxlm_core.training.optimizer import make_adamw
 from infoxlm_core.training.state import Progress
 from infoxlm_core.training.step import train_step
@@ -57,3 +61,11 @@ def test_an_objective_without_a_count_cannot_be_made(tiny_shards):
 
     with pytest.raises(TypeError, match="count"):
         Forgetful(tiny_config(), torch.nn.Module())
+
+
+def test_keys_that_are_enqueued_by_the_micro_batch_need_even_shares(monkeypatch, tiny_shards):
+    monkeypatch.setattr(distributed, "world_size", lambda: 3)
+    config, shards = tiny_config(contrast={"enqueue": "micro_batch"}), open_shards(tiny_shards)
+
+    with pytest.raises(ConfigError, match=r"micro_batch 3 workers must divide batches.virtual_shards \(4\)"):
+        InfoXLMLearner(config, build(config, shards), shards)

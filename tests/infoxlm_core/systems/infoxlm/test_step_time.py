@@ -1,4 +1,4 @@
-"""The predicted time of a step adds up, and follows from what it should; its bytes are counted in `test_traffic.py`."""
+"""The predicted time of a step adds up, and follows from what it should."""
 
 from pathlib import Path
 
@@ -48,13 +48,6 @@ def test_products_of_base_are_the_must_do_ones_less_what_the_last_layer_leaves_o
     assert times()["products"] == pytest.approx(wanted / (989e12 * step_time.PRODUCTS) * 1e3, rel=1e-3)
 
 
-def test_what_is_not_compiled_costs_bytes_and_products_stay():
-    fused, single = times(), times(**model(compiled=False))
-
-    assert single["products"] == fused["products"] and single["layers"] > 2 * fused["layers"]
-    assert single["loss"] == pytest.approx(fused["loss"] * 94 / 10.1)
-
-
 def test_what_is_computed_again_costs_a_third_of_products_and_a_forward_pass_of_the_rest():
     once, twice = times(), times(**model(recompute=True))
 
@@ -71,20 +64,6 @@ def test_shards_are_gathered_in_each_micro_batch_and_their_gradients_summed_once
     assert parts["all-reduce"] / whole["all-reduce"] == pytest.approx((by_micro + 1.116e9) / (2 * table), rel=0.005)
 
 
-def test_larger_micro_batches_touch_the_word_table_less_often():
-    batches = {"global_batch_size": 2048}
-
-    small, large = (times(batches=batches | {"micro_batch_size": size})["word table"] for size in (32, 128))
-    assert large < 0.5 * small
-
-
-def test_with_dropout_a_micro_batch_is_no_larger_than_a_virtual_shard():
-    batches = {"global_batch_size": 2048, "virtual_shards": 256}
-
-    dropped = times(**model(dropout=0.1), batches=batches | {"micro_batch_size": 32})
-    assert dropped == times(batches=batches | {"micro_batch_size": 8})
-
-
 def test_eight_cards_of_a_node_carry_its_share_of_the_gradients():
     gradients, spread = 4 * (278_295_186 - 768 + 768**2), {gpus: times(gpus=gpus) for gpus in (1, 8, 64)}
 
@@ -95,11 +74,3 @@ def test_eight_cards_of_a_node_carry_its_share_of_the_gradients():
     assert times(gpus=56)["products"] == pytest.approx(spread[64]["products"] * 5 / 4)  # 256 shards: 4 or 5 each
     shares = [spread[gpus]["slowest worker"] / spread[gpus]["products"] for gpus in (8, 64)]
     assert shares[1] > 3 * shares[0]
-
-
-def test_what_is_off_takes_no_time():
-    objectives = {"mlm": 1.0, "tlm": 0.0, "xlco": 0.0}
-
-    found = times(objectives=objectives)
-
-    assert found["queue"] == 0 and found["attention"] < 0.5 * times()["attention"]
