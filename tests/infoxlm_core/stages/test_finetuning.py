@@ -46,23 +46,6 @@ def test_it_learns_the_labels_and_exports_for_transformers(encoder, data, tmp_pa
     assert accuracy > 0.9
 
 
-def test_a_resumed_run_equals_an_undisturbed_one(encoder, data, tmp_path):
-    settings = config(data)
-    short = config(data, checkpoints={"every": 10})
-    finetune(settings, encoder, None, tmp_path / "a/out", tmp_path / "a/run")
-    finetune(short, encoder, None, tmp_path / "b/out", tmp_path / "b/run")
-    for step in (50, 60):
-        (tmp_path / f"b/run/step={step:010d}/manifest.json").unlink()
-
-    finetune(settings, encoder, None, tmp_path / "b/out2", tmp_path / "b/run")
-
-    losses = [
-        [values["loss/classification"].hex() for _, values in tracker.read(tmp_path / x / "run" / tracker.METRICS)]
-        for x in "ab"
-    ]
-    assert losses[0] == losses[1]
-
-
 def test_an_interrupted_run_goes_on_from_another_folder_of_the_same_data_but_not_with_other_data(
     encoder, data, tmp_path
 ):
@@ -82,9 +65,8 @@ def test_an_interrupted_run_goes_on_from_another_folder_of_the_same_data_but_not
         train("changed", content.replace("\tdev", "\ttest"))
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.2])
-def test_dropout_is_drawn_again_as_it_was_after_an_interruption(encoder, data, tmp_path, dropout):
-    settings = config(data, dropout=dropout, checkpoints={"every": 10}, optimization={"steps": 20, "warmup_steps": 5})
+def test_a_resumed_run_gives_the_same_model_dropout_included(encoder, data, tmp_path):
+    settings = config(data, dropout=0.2, checkpoints={"every": 10}, optimization={"steps": 20, "warmup_steps": 5})
     finetune(settings, encoder, None, tmp_path / "a/out", tmp_path / "a/run")
     finetune(settings, encoder, None, tmp_path / "b/out", tmp_path / "b/run")
     (tmp_path / f"b/run/step={20:010d}/manifest.json").unlink()
@@ -225,23 +207,11 @@ def test_epochs_decide_steps_and_warm_up():
     assert schedule(settings.model_copy(update={"epochs": None}), 1000) == settings.optimization
 
 
-def test_two_text_columns_are_trained_as_pairs(encoder, data, tmp_path):
-    table = pd.read_csv(data, sep="\t")
-    table["other"] = table["text"]
-    table.to_csv(tmp_path / "pairs.csv", index=False)
-    settings = config(tmp_path / "pairs.csv", text_pair="other", optimization={"steps": 2, "warmup_steps": 1})
-
-    finetune(settings, encoder, None, tmp_path / "out", tmp_path / "run")
-
-    assert set(pd.read_parquet(tmp_path / "out/test.parquet").columns) == {"text", "text_pair", "label", "language"}
-
-
 @pytest.mark.parametrize(
     ("content", "changes", "said"),
     [
         ("text,label,language\na,b,en\n", {}, "need=2 labels"),
         ("text,label,language\na,b,de\nc,d,de\n", {}, "Set finetuning.train_languages"),
-        ("text,label,language\na,b,en\n ,b,en\n", {}, r"x\.csv:3: text is empty"),
         (
             "text,label,language,split\na,b,en,train\nc,d,en,train\n",
             {"selection": {"rule": "joint"}},

@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file, save, save_file
@@ -17,17 +16,13 @@ from transformers import (
     T5Model,
     XLMRobertaModel,
 )  # fmt: skip
-from transformers import XLMRobertaForSequenceClassification as Classifier
 
 from infoxlm_core.errors import InputError
-from infoxlm_core.model import task_models
 from infoxlm_core.model.encoder import EncoderSize, initialise, pool
 from infoxlm_core.model.heads import InfoXLM, project
 from infoxlm_core.model.huggingface import any_encoder, pretrained
 from infoxlm_core.model.huggingface.any_encoder import load_encoder, load_projection
-from infoxlm_core.tasks import embedding, perplexity
-from infoxlm_core.tasks.classification import run
-from infoxlm_core.tasks.classification.head import HEAD
+from infoxlm_core.tasks import embedding
 from infoxlm_core.tasks.embedding import VectorSpec, embed, embed_sentences, mean_pool
 from tests.toys.models import TEXTS, save_model, save_tokenizer
 
@@ -199,65 +194,6 @@ def test_a_layer_or_pooling_that_is_not_there_is_refused(directory, layer, pooli
 def test_a_directory_without_a_model_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"no config\.json"):
         load_encoder(tmp_path)
-
-
-def test_a_truncated_weights_file_is_refused_in_one_line(directory):
-    weights = directory / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:1000])
-
-    with pytest.raises(InputError, match="is damaged") as refusal:
-        load_encoder(directory)
-
-    assert "\n" not in str(refusal.value)
-
-
-def test_an_encoder_is_not_taken_for_a_classifier(directory):
-    with pytest.raises(InputError, match=r"classifier\.dense"):
-        task_models.load(directory, HEAD)
-
-
-def test_a_classifier_answers_with_names_of_labels_in_the_order_of_the_texts(tmp_path):
-    names = {0: "entailment", 1: "neutral", 2: "contradiction"}
-    directory = save_model(tmp_path, Classifier, id2label=names, label2id={v: k for k, v in names.items()})
-
-    table = pd.DataFrame({"text": TEXTS, "text_pair": TEXTS[::-1], "language": "en"})
-
-    together = run.predict_rows(directory, table, 256, tokens=1024).tolist()
-
-    alone = [run.predict_rows(directory, table[row : row + 1], 256).item() for row in range(len(table))]
-    assert together == alone
-    assert set(together) <= set(names.values())
-
-
-def test_a_model_that_knows_nothing_is_as_perplexed_as_there_are_tokens(tmp_path):
-    directory = save_model(tmp_path)
-    model, tokenizer = load_encoder(directory)
-    for parameter in model.parameters():
-        torch.nn.init.zeros_(parameter)
-
-    found = perplexity.measure(model, tokenizer, TEXTS, batch_size=2, max_tokens=32, seed=1)
-
-    assert found == pytest.approx(len(tokenizer), rel=1e-5)
-
-
-def test_perplexity_is_that_of_all_gaps_together_whatever_the_batches(directory):
-    model, tokenizer = load_encoder(directory)
-
-    one, four = (perplexity.measure(model, tokenizer, TEXTS, size, 32, seed=1) for size in (1, 4))
-
-    assert one == pytest.approx(four, rel=1e-5)
-    assert one != pytest.approx(perplexity.measure(model, tokenizer, TEXTS, 4, 32, seed=2), rel=1e-3)
-
-
-def test_gaps_are_15_percent_of_the_tokens_and_at_least_one():
-    from numpy.random import default_rng
-
-    rng = default_rng(0)
-    counts = [len(perplexity.choose_gaps(30, rng)) for _ in range(4000)]
-
-    assert set(counts) == {4, 5}
-    assert sum(counts) / 4000 == pytest.approx(4.5, abs=3 * 0.5 / 4000**0.5)
-    assert len(perplexity.choose_gaps(1, rng)) == 1
 
 
 def changed(directory: Path, tmp_path: Path, **config: Any) -> Path:

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from infoxlm_core.errors import InputError
-from infoxlm_core.tasks.scores import Scores, transfer_gap
+from infoxlm_core.tasks.scores import Scores, transfer_gap, within_and_across
 from tests.toys.scores import answered, labelled, retrieved
 
 STORED = {"classification": labelled(0.8, 0.6), "question_answering": answered(0.5), "retrieval": retrieved(0.7)}
@@ -45,3 +45,14 @@ def test_transfer_gaps_of_the_paper_follow_from_its_scores(row, gap):
     scores = dict(zip(languages, map(float, row.split()), strict=True))
 
     assert transfer_gap(scores) == pytest.approx(gap, abs=0.05)
+
+
+def test_within_and_across_count_every_cell_of_a_language_once():
+    cells = {("en", "en"): 0.9, ("de", "de"): 0.7, ("sw", "sw"): 0.5, ("en", "de"): 0.6, ("de", "en"): 0.4,
+             ("en", "sw"): 0.3}  # fmt: skip
+
+    within, across = within_and_across(cells)
+
+    assert within == pytest.approx(0.7)
+    # en: .6 .4 .3; de: .6 .4; sw: .3
+    assert across == pytest.approx(((0.6 + 0.4 + 0.3) / 3 + 0.5 + 0.3) / 3)

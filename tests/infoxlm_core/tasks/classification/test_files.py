@@ -38,13 +38,6 @@ def test_hidden_files_and_those_without_a_split_are_left_out_and_none_at_all_is_
     assert "notes.tsv: ignored, because its name contains no split" in caplog.text and "._train" not in caplog.text
 
 
-def test_a_row_of_another_width_is_named_by_its_line(tmp_path):
-    (tmp_path / "x.tsv").write_text("text\tlabel\na\tb\nc\n")
-
-    with pytest.raises(InputError, match=r"x\.tsv:3: 1 fields, but the first row has 2"):
-        read_columns(tmp_path / "x.tsv", ["text"])
-
-
 def test_what_is_no_table_of_text_is_refused_by_name(tmp_path):
     (tmp_path / "twice.csv").write_text("text,text,label\na,b,c\n")
     with pytest.raises(InputError, match=r"twice\.csv:1: column 'text' occurs twice"):
@@ -56,10 +49,3 @@ def test_what_is_no_table_of_text_is_refused_by_name(tmp_path):
 
     pq.write_table(pa.table({"text": pa.array([b"\xff"], pa.binary()), "label": [["x"]]}), tmp_path / "x.parquet")
     assert list(read_columns(tmp_path / "x.parquet", ["text", "label"]).columns) == [], "bytes and lists are no text"
-
-
-def test_a_field_beyond_every_limit_is_not_called_an_encoding(tmp_path):
-    (tmp_path / "long.csv").write_text("text,label\n" + "a" * 200_000 + ",b\n")
-
-    with pytest.raises(InputError, match=r"field larger than field limit .*\. Quote the text"):
-        read_columns(tmp_path / "long.csv", ["text", "label"])

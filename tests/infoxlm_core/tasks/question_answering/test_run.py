@@ -1,14 +1,13 @@
-"""Reading: the best answer of all windows, scores of languages and of their mixtures, and a reader that learns."""
+"""Readers: scores of languages and of pairs of languages, and that a reader learns."""
 
 import itertools
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
-from transformers import BertConfig, BertModel, XLMRobertaConfig, XLMRobertaModel
+from transformers import XLMRobertaConfig, XLMRobertaModel
 
 from infoxlm_core.errors import InputError
 from infoxlm_core.model import task_models
@@ -17,19 +16,11 @@ from infoxlm_core.stages.finetuning import finetune
 from infoxlm_core.tasks import TASKS
 from infoxlm_core.tasks.question_answering import run
 from infoxlm_core.tasks.question_answering.settings import AnsweringConfig
-from infoxlm_core.tasks.question_answering.spans import best_spans
-from infoxlm_core.tasks.question_answering.windows import Windows, make_windows
-from infoxlm_core.tasks.scores import within_and_across
 from infoxlm_core.training.finetuning import selection
-from tests.toys.questions import CLASSES, WORDS, riddles, write_bert_tokenizer, write_squad, write_xlmr_tokenizer
+from tests.toys.questions import CLASSES, WORDS, riddles, write_squad, write_xlmr_tokenizer
 
 LETTERS = "a b c d e f g h"
 BERLIN = "Berlin liegt an der Spree"
-
-
-@pytest.fixture(scope="module")
-def letters(tmp_path_factory):
-    return tokenizers.load(write_bert_tokenizer(tmp_path_factory.mktemp("letters"), [LETTERS]))
 
 
 @pytest.fixture(scope="module")
@@ -76,82 +67,6 @@ class Liking(nn.Module):
 
     def forward(self, ids, types, lengths, keep=None):
         return self.table[ids]
-
-
-def few_windows(tokenizer, questions: list[str], paragraphs: list[str], max_tokens: int) -> Windows:
-    return make_windows(tokenizer, questions, paragraphs, range(len(questions)), max_tokens, 2, 1)
-
-
-def by_all_pairs(windows: Windows, logits: list[torch.Tensor], answer_tokens: int) -> list[list[int]]:
-    best: dict[int, tuple[float, list[int]]] = {}
-    for number, question in enumerate(windows.questions):
-        for i, j in itertools.product(range(windows.counts[number]), repeat=2):
-            if i <= j < i + answer_tokens:
-                first, begin = windows.offsets[number], windows.first_tokens[number]
-                total = float(logits[number][first + i, 0] + logits[number][first + j, 1])
-                span = [int(windows.paragraphs.starts[begin + i]), int(windows.paragraphs.ends[begin + j])]
-                best[question] = max(best.get(question, (-np.inf, [0, 0])), (total, span), key=lambda pair: pair[0])
-    return [best[question][1] for question in sorted(best)]
-
-
-@pytest.mark.parametrize("answer_tokens", [1, 3, 30])
-def test_the_answer_is_the_best_pair_of_all_windows(letters, answer_tokens, monkeypatch):
-    monkeypatch.setattr("infoxlm_core.tasks.question_answering.spans.CHUNK", 7)
-    rng = np.random.default_rng(5)
-    texts = [" ".join(rng.choice(LETTERS.split(), rng.integers(1, 25))) for _ in range(20)]
-    windows = few_windows(letters, ["a b"] * 20, texts, 10)
-    logits = [torch.from_numpy(rng.normal(size=(length, 2))) for length in windows.examples.lengths]
-    assert len(logits) > 40
-
-    found = best_spans(windows, logits, 100, answer_tokens)
-
-    assert found.tolist() == by_all_pairs(windows, logits, answer_tokens)
-
-
-def test_an_answer_lies_in_the_paragraph_ends_after_its_start_and_is_not_too_long(letters):
-    windows = few_windows(letters, ["a b"], ["c d e f g"], 20)
-    logits = torch.zeros(len(windows.examples.ids), 2)
-    assert windows.offsets.tolist() == [4]  # [CLS] a b [SEP] c d e f g [SEP]
-    logits[[0, 1, 3, 9]] = 9.0  # tokens that are no answer
-    logits[7, 0], logits[5, 1] = 3.0, 2.0  # f starts, d ends: not in this order
-    logits[4, 0], logits[8, 1] = 2.0, 1.5  # c starts, g ends
-
-    assert best_spans(windows, [logits], 20, 5).tolist() == [[6, 9]]  # f g: 3 + 1.5
-    logits[7, 0] = 0.0
-    assert best_spans(windows, [logits], 20, 5).tolist() == [[0, 3]]  # c d: 2 + 2
-    logits[5, 1] = 0.0
-    assert best_spans(windows, [logits], 20, 5).tolist() == [[0, 9]]  # all of it
-    assert best_spans(windows, [logits], 20, 4).tolist() != [[0, 9]]
-
-
-def test_only_the_best_starts_and_ends_are_combined(letters):
-    windows = few_windows(letters, ["a b"], ["c d e f g"], 20)
-    logits = torch.zeros(len(windows.examples.ids), 2)
-    logits[4:9, 0] = torch.tensor([1.0, 0.0, 0.0, 0.0, 5.0])
-    logits[4:9, 1] = torch.tensor([6.0, 0.0, 0.0, 2.0, 1.0])
-
-    assert best_spans(windows, [logits], 5, 9).tolist() == [[0, 1]]  # c: 1 + 6; g: 5 + 1
-    assert best_spans(windows, [logits], 1, 9).tolist() == [[0, 0]]  # g starts, c ends: no answer
-
-
-def test_the_sum_of_logits_decides_between_windows(letters):
-    windows = few_windows(letters, ["a b", "a b"], ["c d e f g h", "h g"], 9)
-    assert windows.questions.tolist() == [0, 0, 1] and windows.first_tokens.tolist() == [0, 3, 6]
-    logits = [torch.zeros(length, 2) for length in windows.examples.lengths]
-    logits[0][4], logits[1][5], logits[2][5] = torch.tensor([[2.0, 2.0], [1.0, 3.5], [1.0, 1.0]])
-
-    assert best_spans(windows, logits, 20, 30).tolist() == [[8, 9], [2, 3]]
-
-
-def test_within_and_across_count_every_cell_of_a_language_once():
-    cells = {("en", "en"): 0.9, ("de", "de"): 0.7, ("sw", "sw"): 0.5, ("en", "de"): 0.6, ("de", "en"): 0.4,
-             ("en", "sw"): 0.3}  # fmt: skip
-
-    within, across = within_and_across(cells)
-
-    assert within == pytest.approx(0.7)
-    # en: .6 .4 .3; de: .6 .4; sw: .3
-    assert across == pytest.approx(((0.6 + 0.4 + 0.3) / 3 + 0.5 + 0.3) / 3)
 
 
 @pytest.fixture
@@ -311,21 +226,6 @@ def test_windows_fit_what_the_encoder_reads_and_wrong_answers_are_left_out(encod
     assert texts.count("Berlin") == 1 and set(texts) == {"stone river", "Berlin"}
 
 
-def test_windows_are_no_longer_than_the_config_says(encoder, tmp_path):
-    train = write_squad(tmp_path / "train.en.json", [("1", " ".join(WORDS * 12), "Wo", "river")])
-
-    assert run.read_training(settings(train, train, max_tokens=30), encoder).examples.lengths.max() == 30
-
-
-def test_there_is_no_transfer_gap_without_a_second_language_or_the_one_of_training(encoder, liking, tmp_path):
-    alone, others = write_mlqa(tmp_path / "a", "en-en"), write_mlqa(tmp_path / "b", "de-de", "es-es")
-
-    assert run.measure(settings("train.en.json", alone), encoder, tmp_path / "out").transfer_gap is None
-    assert run.measure(settings("train.en.json", others), encoder, tmp_path / "out").transfer_gap is None
-    german = run.measure(settings("train.de.json", others), encoder, tmp_path / "out")
-    assert german.transfer_gap == {"f1": 0.5, "exact_match": 0.5}
-
-
 def test_development_sets_are_judged_by_f1_in_each_language(encoder, tmp_path):
     dev = write_mlqa(tmp_path / "mlqa", "en-en", "de-de", "de-en")
     reader = Liking(tokenizers.load(encoder), {"Berlin": 2.0, "Spree": 1.0})
@@ -335,27 +235,6 @@ def test_development_sets_are_judged_by_f1_in_each_language(encoder, tmp_path):
 
     assert parts.score_dev(reader) == pytest.approx({"de": 1.0, "en": 5 / 6})
     assert parts.score_dev(Liking(tokenizers.load(encoder), {"a": 1.0})) == pytest.approx({"de": 0.0, "en": 0.0})
-
-
-def test_an_encoder_too_short_for_the_windows_is_refused(encoder, tmp_path):
-    train = write_squad(tmp_path / "train.en.json", [("1", BERLIN, "Wo", "Spree")])
-
-    with pytest.raises(InputError, match=r"max_tokens \(40, or what the encoder reads\) must exceed"):
-        run.read_training(settings(train, train, question_tokens=30, stride=10), encoder)
-
-
-def test_a_reader_of_berts_kind_gets_its_segments(tmp_path):
-    folder = write_bert_tokenizer(tmp_path / "bert", [LETTERS])
-    config = BertConfig(vocab_size=40, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
-                        max_position_embeddings=24)  # fmt: skip
-    BertModel(config, add_pooling_layer=False).save_pretrained(folder)
-    train = write_squad(tmp_path / "train.en.json", [("1", "c d e f", "a b", "d e")])
-
-    parts = run.read_training(settings(train, train, dev=[str(train)]), folder)
-
-    assert parts.examples.types.tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 1] and parts.targets.tolist() == [[5, 6]]
-    reader = task_models.create(folder, TASKS["question_answering"].head)
-    assert 0 <= parts.score_dev(reader)["en"] <= 1
 
 
 def test_a_reader_learns_to_answer_questions_about_paragraphs_it_never_saw(encoder, tmp_path):

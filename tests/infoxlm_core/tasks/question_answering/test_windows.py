@@ -190,10 +190,3 @@ def test_an_answer_at_the_edge_is_in_the_windows_that_have_all_of_it(made):
     assert answers_of(windows, "a b e d i f g", (2, 5)) == ["b e", None, None]
     assert answers_of(windows, "a b e d i f g", (6, 13)) == [None, None, None]
     assert find_targets(windows, [(8, 9)]).tolist() == [[0, 0], [6, 6], [4, 4]]
-
-
-def test_paragraphs_are_tokenised_once_however_many_ask_about_them(made):
-    found = make_windows(made["bert"], ["is", "at", "is"], ["a b e", "d i", "need"], [1, 0, 1], 20, 4, 1)
-
-    assert found.questions.tolist() == [0, 1, 2] and found.first_tokens.tolist() == [3, 0, 3]
-    assert found.paragraphs.bounds.tolist() == [0, 3, 5, 9]

@@ -67,13 +67,6 @@ def test_held_out_text_of_a_prepared_corpus_is_a_set_too(tmp_path):
         read_aligned(tmp_path, "fr")
 
 
-def test_another_language_can_be_the_pivot(tmp_path):
-    for name, lines in LAYOUTS["plain"].items():
-        write(tmp_path / name, lines)
-
-    assert read_aligned(tmp_path, "zh", ["en"]) == {"en": (CHINESE, ENGLISH)}
-
-
 @pytest.mark.item("B03")
 def test_only_a_line_feed_ends_a_line(tmp_path):
     write(tmp_path / "en.txt", ["a\u2028dog", "a\x0bcat\x85"])
@@ -132,14 +125,6 @@ def test_a_folder_without_a_set_and_a_missing_folder_are_refused(tmp_path):
         read_aligned(tmp_path, "en")
     with pytest.raises(InputError, match="no such folder"):
         read_aligned(tmp_path / "nowhere", "en")
-
-
-def test_one_language_in_two_files_of_its_own_is_refused(tmp_path):
-    for name in ("en.txt", "deu_Latn.dev", "deu_Latn.devtest"):
-        write(tmp_path / name, ENGLISH)
-
-    with pytest.raises(InputError, match=r"has deu_Latn twice \(deu_Latn\.dev, deu_Latn\.devtest\)"):
-        read_aligned(tmp_path, "en")
 
 
 def test_xtreme_s_sorted_english_is_refused_since_nobody_can_tell_which_line_is_which(tmp_path):
