@@ -2,7 +2,7 @@
 
 import pytest
 
-from components.adapters.kuberay import manifest as ray_job_manifest
+from components.adapters.kuberay import manifest
 from components.settings.cluster import ClusterConfig
 from components.settings.environment import own_name, take_ours, usual_name
 from pipelines import submit
@@ -91,7 +91,7 @@ def test_the_pods_of_a_training_get_each_variable_once_theirs_before_ours():
 
     def environment_of_head(*entries: dict) -> dict[str, dict]:
         config = ClusterConfig(image=f"registry.example/infoxlm@sha256:{'1' * 64}")
-        job = ray_job_manifest.render("j-x-1", "s3://infoxlm/store/work/j.json", config, 1, entries, "2.60.0", {})
+        job = manifest.render("j-x-1", "s3://infoxlm/store/work/j.json", config, 1, entries, "2.60.0", {})
         [container] = job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"]
         names = [entry["name"] for entry in container["env"]]
         assert len(names) == len(set(names))

@@ -7,7 +7,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from components.adapters.kuberay import manifest as ray_job_manifest
+from components.adapters.kuberay import manifest
 from components.adapters.kuberay.manifest import _labels
 from components.settings.cluster import ClusterConfig, ClusterFile
 from tests.k8s.manifests import K8S, OVERLAYS, ROOT, kustomize, named, pods, rendered, text, with_components
@@ -82,7 +82,7 @@ def test_every_pod_is_admitted_by_a_restricted_namespace_and_keeps_our_rules(ove
 def test_the_pods_of_a_training_keep_our_rules_too():
     config = ClusterConfig(image=f"registry.example/infoxlm@sha256:{'1' * 64}", priority_class="infoxlm-training")
 
-    job = ray_job_manifest.render("j-x-1", "s3://infoxlm/store/work/j.json", config, 1, [], "2.60.0", {})
+    job = manifest.render("j-x-1", "s3://infoxlm/store/work/j.json", config, 1, [], "2.60.0", {})
 
     cluster = job["spec"]["rayClusterSpec"]
     groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
@@ -250,7 +250,7 @@ def test_the_queue_covers_all_that_a_training_asks_for():
     pool = ClusterFile.model_validate(yaml.safe_load((ROOT / "configs/cluster.yaml").read_text())).pool
     config = ClusterConfig(image=f"registry.example/infoxlm@sha256:{'1' * 64}", queue="gpu", pool=pool, disk="200Gi")
 
-    job = ray_job_manifest.render("j-x-1", "s3://infoxlm/store/work/j.json", config, pool.gpus, [], "2.60.0", {})
+    job = manifest.render("j-x-1", "s3://infoxlm/store/work/j.json", config, pool.gpus, [], "2.60.0", {})
 
     cluster = job["spec"]["rayClusterSpec"]
     groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]

@@ -1,6 +1,7 @@
-"""The RayJob of a training, as Kubernetes is asked for it: a head that steers, pods of GPUs that train, a submitter.
+"""The manifest of a RayJob: a head that runs the driver, worker pods, and a pod that submits the entrypoint.
 
-All three meet the Pod Security standard "restricted": no root, no rights, nothing writable but three scratch folders.
+All pods meet the Pod Security standard "restricted": no root, no token of Kubernetes, and nothing writable but the
+scratch folders. A new field of a pod is a setting in components/settings/cluster.py and a line here.
 """
 
 import hashlib
@@ -17,30 +18,32 @@ from infoxlm_core.errors import InputError
 Manifest = dict[str, Any]
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-USER = 10001  # of the image
+USER = 10001  # the image's
 HOME = "/home/app"
 
-_CONSTANT = {
+_CONSTANTS = {
     "HOME": HOME,
     "PYTHONUNBUFFERED": "1",
-    "RAY_AUTH_MODE": "token",  # nobody runs a job without the token, which the operator hands to these pods
+    "RAY_AUTH_MODE": "token",  # only who has the token, which the operator gives to these pods, can run a job
     **MLFLOW_SAFETY,
 }
 _JOB = "components.platform.job"
-_PASSED_ON = ("INFOXLM_TRACKER", "MLFLOW_", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION")
-_OF_THE_STEP = ("KFP_", "KUBERNETES_", "ARGO_")
-_AFTER_SAVING = 15  # of the grace, for Ray to end
-_OF_SUBMITTER = ("HOME", "RAY_AUTH_MODE", "RAY_USAGE_STATS_ENABLED")
+_INHERITED = ("INFOXLM_TRACKER", "MLFLOW_", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION")
+_STEP_ONLY = ("KFP_", "KUBERNETES_", "ARGO_")
+_RAY_ENDS_WITHIN = 15  # seconds of the grace period
+_SUBMITTER_VARIABLES = ("HOME", "RAY_AUTH_MODE", "RAY_USAGE_STATS_ENABLED")
 _SUBMITTER = {"cpu": "500m", "memory": "1Gi"}
+_SCRATCH: dict[str, tuple[str, Manifest]] = {"tmp": ("/tmp", {}), "home": (HOME, {})}  # noqa: S108 - a volume of the pod
+"""Volume -> path and kind of the folders in which every pod may write."""
 
 
 def job_name(stem: str, store: str, key: str) -> str:
-    """The name that whoever wants the same work finds again: at most 47 characters, a DNS-1035 label.
+    """Return the name of the job for some work: equal for equal work, at most 47 characters, a DNS-1035 label.
 
     Args:
-        stem: what it is, for the reader's eye.
-        store: where it is kept.
-        key: what tells it from other work there; another pipeline run that wants the same has the same.
+        stem: readable part of the name.
+        store: store of the artifact.
+        key: name of the artifact or of its run, the same in every pipeline run that needs it.
     """
     digest = hashlib.sha256(f"{store}/{key}".encode()).hexdigest()[:10]
     return re.sub(r"[^a-z0-9]+", "-", f"j-{stem}".lower())[:36].strip("-") + f"-{digest}"
@@ -55,60 +58,52 @@ def render(
     ray_version: str,
     environment: Mapping[str, str] = os.environ,
 ) -> Manifest:
-    """The RayJob that runs `python -m components.platform.job WORK`.
+    """Return the RayJob that runs `python -m components.platform.job WORK`.
 
     Args:
-        name: of the job, by `job_name`.
-        work: URL or path of the work, the entrypoint's only argument.
+        name: name of the job, from `job_name`.
+        work: URL or path of the work, the only argument of the entrypoint.
         cluster: where and how jobs run.
-        num_workers: training workers, one a GPU.
+        num_workers: training workers, one per GPU.
         step_environment: environment variables of the step's pod, as Kubernetes describes them.
-        ray_version: that of this process, which the image has too.
-        environment: of this process.
+        ray_version: version of Ray in this process and in the image.
+        environment: environment of this process.
 
     Raises:
         InputError: the workers do not fill whole pods, or a shell would change `work`.
     """
-    if shlex.quote(work) != work:  # it passes through two shells, the submitter's and the head's
-        raise InputError(f"{work!r}: a store's name has letters, digits and ./:_-@=+ only: choose another")
-    pool = cluster.pool
-    pods, gpus = pool.split(num_workers)
+    if shlex.quote(work) != work:  # the shells of the submitter and of the head both read it
+        raise InputError(f"{work!r}: a store's name may have letters, digits and ./:_-@=+ only: choose another")
+    pods, gpus = cluster.pool.split(num_workers)
     variables = _environment(cluster, step_environment, environment)
-    head = _pod(cluster, "ray-head", work, _both(cpu=cluster.head_cpu, memory=cluster.head_memory), variables)
-    head["spec"]["nodeSelector"] = cluster.head_node_selector
-    # whoever deletes the RayJob makes KubeRay stop the job first, and Ray kills a driver that has not ended by then
-    head["spec"]["containers"][0]["env"].append({"name": "RAY_JOB_STOP_WAIT_TIME_S", "value": _saving(cluster)})
-    devices = {pool.accelerator: gpus, **cluster.devices} if gpus else {}
-    resources = _both(cpu=pool.cpu, memory=pool.memory, **{name: str(count) for name, count in devices.items()})
-    worker = _pod(cluster, "ray-worker", work, resources, variables, cluster.shared_memory)
-    worker["spec"]["nodeSelector"] = pool.node_selector
-    worker["spec"]["tolerations"] = [toleration.model_dump(exclude_none=True) for toleration in pool.tolerations]
-    if 0 < cluster.min_workers < num_workers:  # the others go on without it: it must not ask them to save and end
-        del worker["spec"]["containers"][0]["lifecycle"]
-    labels = {"app.kubernetes.io/name": "infoxlm", **({QUEUE_LABEL: cluster.queue} if cluster.queue else {})}
+    # When the RayJob is deleted, KubeRay first stops the job, and Ray kills a driver that has not ended by then.
+    variables.append({"name": "RAY_JOB_STOP_WAIT_TIME_S", "value": _saving_seconds(cluster)})
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayJob",
-        "metadata": {"name": name, "labels": labels},
+        "metadata": {
+            "name": name,
+            "labels": {"app.kubernetes.io/name": "infoxlm", **({QUEUE_LABEL: cluster.queue} if cluster.queue else {})},
+        },
         "spec": {
             "entrypoint": f"python -m {_JOB} {work}",
             "submissionMode": "K8sJobMode",
-            # a retried submitter finds the job again; a head that was lost knows of none, and is given it anew, which
-            # the lease makes harmless: the training is one, and goes on from its checkpoint
+            # A retried submitter finds the job again. A new head after a lost one does not know the job and gets it a
+            # second time, which is harmless: the training holds a lease and continues from its checkpoint.
             "submitterConfig": {"backoffLimit": 10},
             "submitterPodTemplate": _submitter(cluster),
-            "backoffLimit": 0,  # the launcher starts it again: it can tell "try again" from an error that stays
+            "backoffLimit": 0,  # the launcher restarts the job, since it can tell which errors pass
             "preRunningDeadlineSeconds": cluster.start_seconds,
             "activeDeadlineSeconds": cluster.start_seconds + cluster.run_seconds,
             "shutdownAfterJobFinishes": True,
-            "ttlSecondsAfterFinished": 60,  # the launcher deletes the job when it ends; this is for one that is gone
+            "ttlSecondsAfterFinished": 60,  # for a launcher that has died; a living one deletes the job
             **({"suspend": True} if cluster.queue else {}),  # until Kueue admits it
             "rayClusterSpec": {
                 "rayVersion": ray_version,
                 "authOptions": {"mode": "token"},
                 "headGroupSpec": {
-                    "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0"},  # noqa: S104 - a pod's; no training worker there
-                    "template": head,
+                    "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0"},  # noqa: S104 - the pod's; no training on it
+                    "template": _head(cluster, work, variables),
                 },
                 "workerGroupSpecs": [
                     {
@@ -117,7 +112,7 @@ def render(
                         "minReplicas": pods,
                         "maxReplicas": pods,
                         "rayStartParams": {},
-                        "template": worker,
+                        "template": _worker(cluster, work, variables, num_workers, gpus),
                     }
                 ],
             },
@@ -125,38 +120,54 @@ def render(
     }
 
 
-def _both(**amounts: str) -> dict[str, dict[str, str]]:
-    return {"limits": dict(amounts), "requests": dict(amounts)}
-
-
 def _environment(
     cluster: ClusterConfig, step_environment: Sequence[Mapping[str, Any]], environment: Mapping[str, str]
 ) -> list[Manifest]:
-    """Environment of the Ray pods: of this process what they need too, of the step, of the config, ours.
+    """Return the variables of the Ray pods: this process's, then the step's, the config's and constant ones.
 
-    What a field of the step's pod would be in another pod is replaced by what it is here. Secrets stay references:
-    a value that might be one is not passed on.
+    A reference to a field of the step's pod would have another value in another pod, so its value here is copied.
+    Secrets remain references; values that may be secrets are left out.
     """
-    known: dict[str, Manifest] = {}
+    variables: dict[str, Manifest] = {}
     for name, value in sorted(environment.items()):
-        if name.startswith(_PASSED_ON) and not is_secret(name):
-            known[name] = {"value": value}
+        if name.startswith(_INHERITED) and not is_secret(name):
+            variables[name] = {"value": value}
     for entry in step_environment:
         name, source = usual_name(entry["name"]), entry.get("valueFrom") or {}
-        ours = name != entry["name"]  # Kubeflow's goes before it
-        if name.startswith(_OF_THE_STEP) or (ours and (name in known or is_for_another(name, environment))):
+        has_own_prefix = name != entry["name"]  # a variable that Kubeflow has set under the usual name comes first
+        if name.startswith(_STEP_ONLY) or (has_own_prefix and (name in variables or is_for_another(name, environment))):
             continue
         if "fieldRef" in source or "resourceFieldRef" in source:
             if name in environment:
-                known[name] = {"value": environment[name]}
+                variables[name] = {"value": environment[name]}
         else:
-            known[name] = {"valueFrom": source} if source else {"value": entry.get("value", "")}
-    for name, value in {**RAY, **cluster.environment, **_CONSTANT}.items():
-        known[name] = {"value": value}
-    return [{"name": name, **value} for name, value in known.items()]
+            variables[name] = {"valueFrom": source} if source else {"value": entry.get("value", "")}
+    for name, value in {**RAY, **cluster.environment, **_CONSTANTS}.items():
+        variables[name] = {"value": value}
+    return [{"name": name, **value} for name, value in variables.items()]
 
 
-def _pod(
+def _head(cluster: ClusterConfig, work: str, variables: list[Manifest]) -> Manifest:
+    """Return the pod template of the head, which runs the driver."""
+    head = _ray_pod(cluster, "ray-head", work, _resources(cluster.head_cpu, cluster.head_memory), variables)
+    head["spec"]["nodeSelector"] = cluster.head_node_selector
+    return head
+
+
+def _worker(cluster: ClusterConfig, work: str, variables: list[Manifest], num_workers: int, gpus: int) -> Manifest:
+    """Return the pod template of the training workers."""
+    pool = cluster.pool
+    devices = {pool.accelerator: gpus, **cluster.devices} if gpus else {}
+    resources = _resources(pool.cpu, pool.memory, **{name: str(count) for name, count in devices.items()})
+    worker = _ray_pod(cluster, "ray-worker", work, resources, variables, cluster.shared_memory)
+    worker["spec"]["nodeSelector"] = pool.node_selector
+    worker["spec"]["tolerations"] = [toleration.model_dump(exclude_none=True) for toleration in pool.tolerations]
+    if 0 < cluster.min_workers < num_workers:  # the others go on: this one must not ask them to save and end
+        del worker["spec"]["containers"][0]["lifecycle"]
+    return worker
+
+
+def _ray_pod(
     cluster: ClusterConfig,
     container: str,
     work: str,
@@ -164,58 +175,54 @@ def _pod(
     variables: list[Manifest],
     shared_memory: str = "",
 ) -> Manifest:
-    """Template of the head's or a worker's pod."""
-    scratch = _scratch()
-    shared = "/dev/shm"  # noqa: S108 - a volume of the pod alone
-    scratch["dev-shm"] = (shared, {"medium": "Memory", "sizeLimit": shared_memory or resources["limits"]["memory"]})
+    """Return what the templates of the head and the workers have in common."""
+    shared = {"medium": "Memory", "sizeLimit": shared_memory or resources["limits"]["memory"]}
+    scratch = {**_SCRATCH, "dev-shm": ("/dev/shm", shared)}  # noqa: S108 - a volume of the pod
     if cluster.disk:
         resources = {kind: {**amounts, "ephemeral-storage": cluster.disk} for kind, amounts in resources.items()}
-    spec = _restricted(cluster, container, resources, variables, scratch)
+    spec = _restricted_pod(cluster, container, resources, variables, scratch)
     spec["terminationGracePeriodSeconds"] = cluster.grace_seconds
-    # evicted, deleted, or its node drained: save first
-    leave = ["python", "-m", _JOB, "--leave", work, _saving(cluster)]
-    spec["containers"][0]["lifecycle"] = {"preStop": {"exec": {"command": leave}}}
+    save = ["python", "-m", _JOB, "--leave", work, _saving_seconds(cluster)]
+    spec["containers"][0]["lifecycle"] = {"preStop": {"exec": {"command": save}}}
     if cluster.priority_class:
         spec["priorityClassName"] = cluster.priority_class
     if cluster.environment_from:
         spec["containers"][0]["envFrom"] = [{"secretRef": {"name": name}} for name in cluster.environment_from]
-    # app.kubernetes.io/name is KubeRay's here: by it the service of the job finds the head
+    # KubeRay sets app.kubernetes.io/name itself: the service of the job finds the head by it
     return {"metadata": {"labels": {"app.kubernetes.io/component": "training"}}, "spec": spec}
 
 
-def _saving(cluster: ClusterConfig) -> str:
-    """Seconds of the grace in which the training may save."""
-    return str(max(cluster.grace_seconds - _AFTER_SAVING, 1))
-
-
 def _submitter(cluster: ClusterConfig) -> Manifest:
-    """Template of the pod that submits the entrypoint to the head and prints its log; the operator adds the command."""
-    spec = _restricted(
-        cluster, "ray-job-submitter", {"limits": dict(_SUBMITTER), "requests": dict(_SUBMITTER)},
-        [{"name": name, "value": (RAY | _CONSTANT)[name]} for name in _OF_SUBMITTER],
-        _scratch(),
-    )  # fmt: skip
+    """Return the template of the pod that submits the entrypoint and prints its log; the operator adds the command."""
+    variables = [{"name": name, "value": (RAY | _CONSTANTS)[name]} for name in _SUBMITTER_VARIABLES]
+    spec = _restricted_pod(cluster, "ray-job-submitter", _resources(**_SUBMITTER), variables, _SCRATCH)
     return {"metadata": {"labels": _labels("submitter")}, "spec": {**spec, "restartPolicy": "Never"}}
 
 
 def _labels(component: str) -> dict[str, str]:
     labels = {"app.kubernetes.io/name": "infoxlm", "app.kubernetes.io/component": component}
-    return labels | {"sidecar.istio.io/inject": "false"}  # it could not reach its control plane, nor is it restricted
+    return labels | {"sidecar.istio.io/inject": "false"}  # a sidecar could not reach Istio, and is not restricted
 
 
-def _scratch() -> dict[str, tuple[str, Manifest]]:
-    """Volume -> where it is mounted, what it is: the folders in which a pod may write."""
-    return {"tmp": ("/tmp", {}), "home": (HOME, {})}  # noqa: S108 - a volume of the pod alone
+def _resources(cpu: str, memory: str, **devices: str) -> dict[str, dict[str, str]]:
+    """Return equal limits and requests."""
+    amounts = {"cpu": cpu, "memory": memory, **devices}
+    return {"limits": dict(amounts), "requests": dict(amounts)}
 
 
-def _restricted(
+def _saving_seconds(cluster: ClusterConfig) -> str:
+    """Return the seconds of the grace period in which the training may save."""
+    return str(max(cluster.grace_seconds - _RAY_ENDS_WITHIN, 1))
+
+
+def _restricted_pod(
     cluster: ClusterConfig,
     container: str,
     resources: Manifest,
     variables: list[Manifest],
     scratch: dict[str, tuple[str, Manifest]],
 ) -> Manifest:
-    """A pod of one container that meets "restricted" and has no access to the Kubernetes API."""
+    """Return a pod of one container that meets "restricted" and has no access to the Kubernetes API."""
     return {
         "serviceAccountName": cluster.service_account,
         "automountServiceAccountToken": False,

@@ -1,4 +1,4 @@
-"""A registered model as one to start from: models:/infoxlm@champion or models:/infoxlm/3."""
+"""A registered model as the source of an encoder: models:/infoxlm@champion or models:/infoxlm/3."""
 
 import shutil
 import tempfile
@@ -10,13 +10,18 @@ from infoxlm_core import manifests
 
 
 def fetch(wanted: Wanted) -> Path:
-    """A copy in the store: what the registry hands out may lie in a folder of this process alone."""
-    found = model_registry.load_encoder(wanted.source, wanted.store)
-    named = manifests.digest_files(found).removeprefix("sha256:")[:16]  # weights may have more than one tokenizer
-    final = wanted.store.resolve() / "models" / f"registry-{named}"
-    final.parent.mkdir(parents=True, exist_ok=True)
-    if not final.is_dir():
-        with tempfile.TemporaryDirectory(prefix=".fetch-", dir=final.parent) as folder:
-            shutil.copytree(found, Path(folder) / "it")
-            manifests.move_into_place(Path(folder) / "it", final)
-    return final
+    """Return a copy of the model in the store; the registry's own path may be readable by this process alone.
+
+    A damaged copy is replaced.
+    """
+    model = model_registry.load_encoder(wanted.source, wanted.store)
+    digest = manifests.digest_files(model)  # of all files: the same weights may have more than one tokenizer
+    copy = wanted.store.resolve() / "models" / f"registry-{digest.removeprefix('sha256:')[:16]}"
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=copy.parent) as scratch:
+        if copy.is_dir() and manifests.digest_files(copy) != digest:
+            copy.rename(Path(scratch) / "damaged")
+        if not copy.is_dir():
+            shutil.copytree(model, Path(scratch) / "it")
+            manifests.move_into_place(Path(scratch) / "it", copy)
+    return copy
