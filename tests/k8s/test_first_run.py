@@ -4,7 +4,6 @@ import re
 
 import yaml
 
-from components.adapters.kuberay.job import _why_ended
 from components.adapters.kuberay.manifest import _SUBMITTER
 from components.settings.cluster import ClusterFile, Pool, RayConfig
 from infoxlm_core import run_file
@@ -115,11 +114,6 @@ def test_what_the_documents_ask_kubernetes_for_is_what_the_manifests_make():
     assert asked - there == set()
 
 
-def test_no_run_is_started_as_an_account_that_may_nothing():
-    """`kfp run create` has no option for the account."""
-    assert [one for one in typed("cluster.md", "runbook.md") if one.startswith("kfp run")] == []
-
-
 def test_a_profile_is_there_before_anything_is_put_into_its_namespace():
     """Its controller refuses a namespace that exists."""
     many = DOCUMENT.partition("**Many users**")[2].partition("```bash\n")[2].partition("```")[0]
@@ -128,11 +122,3 @@ def test_a_profile_is_there_before_anything_is_put_into_its_namespace():
     order = [many.index(one) for one in steps]
     assert order == sorted(order)
     assert "namespace.yaml" not in many
-
-
-def test_kuberay_is_the_version_that_errors_and_document_name():
-    [installed] = re.findall(r"--version (\d+\.\d+)\.\d+ ", DOCUMENT)
-
-    assert f"KubeRay {installed} " in DOCUMENT.partition("## 1.")[0]
-    error = _why_ended("j-x-1", {"reason": "ValidationFailed"}, None)
-    assert f"check its version, {installed} or later" in str(error)

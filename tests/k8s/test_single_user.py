@@ -1,6 +1,5 @@
 """Runs in Kubeflow's own namespace: what we put there rules no pod of Kubeflow's, and still finds MLflow and S3."""
 
-import kubernetes_validate
 import pytest
 import yaml
 
@@ -33,11 +32,6 @@ def of_namespace(namespace: str) -> list[dict]:
         for item in rendered(SINGLE_USER)
         if item["kind"] == "NetworkPolicy" and item["metadata"]["namespace"] == namespace
     ]
-
-
-def test_every_object_is_one_that_kubernetes_knows():
-    for item in rendered(SINGLE_USER):
-        kubernetes_validate.validate(item, "1.37", strict=True)
 
 
 def test_nothing_that_rules_a_whole_namespace_gets_into_kubeflows():
