@@ -12,15 +12,15 @@ from infoxlm_core import locks, manifests
 
 
 class Directory:
-    """See `Store`; what the file system refuses stays an OSError.
+    """See `Store`; errors of the file system remain OSErrors.
 
-    Each write makes a new file, and a version is the file's number and time.
+    Each write makes a new file; a version is the file's inode and time.
     """
 
     def __init__(self, uri: str) -> None:
         self.uri, self.directory = uri, Path(uri)
 
-    def get(self, name: str = "", quick: bool = False) -> tuple[bytes, str] | None:  # noqa: ARG002 - a disk is quick, or hangs
+    def get(self, name: str = "", quick: bool = False) -> tuple[bytes, str] | None:  # noqa: ARG002 - a disk has no time limits
         path = self._path(name)
         if not path.is_file():
             return None
@@ -36,8 +36,8 @@ class Directory:
         path = self._path(name)
         manifests.make_folder(path.parent)
         with locks.acquire(path.with_name(f".{path.name}.lock")):
-            found = self.get(name, quick)
-            if (found and found[1]) != version:
+            existing = self.get(name, quick)
+            if (existing and existing[1]) != version:
                 return None
             self.put(name, content)
             return _version(path.stat())
@@ -48,9 +48,9 @@ class Directory:
 
     def entries(self, deep: bool = True) -> list[Entry]:
         paths = self.directory.rglob("*") if deep else self.directory.glob("*")
-        ours = (".lock", ".tmp")
-        found = [path for path in paths if path.is_file() and not (path.name[0] == "." and path.suffix in ours)]
-        return [self._entry(str(path.relative_to(self.directory))) for path in sorted(found)]
+        hidden = (".lock", ".tmp")
+        files = [path for path in paths if path.is_file() and not (path.name[0] == "." and path.suffix in hidden)]
+        return [self._entry(str(path.relative_to(self.directory))) for path in sorted(files)]
 
     def folders(self) -> list[str]:
         return sorted(path.name for path in self.directory.glob("*") if path.is_dir())
@@ -59,7 +59,7 @@ class Directory:
         path = self._path(name)
         return replace(self._entry(name), sha256=manifests.file_sha256(path)) if path.is_file() else None
 
-    def upload(self, path: Path, name: str, sha256: str) -> None:  # noqa: ARG002 - any reader can find it out
+    def upload(self, path: Path, name: str, sha256: str) -> None:  # noqa: ARG002 - `head` computes it
         final = self._path(name)
         final.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=".upload-", dir=final.parent) as folder:
@@ -70,16 +70,16 @@ class Directory:
     def download(self, name: str, path: Path) -> None:
         shutil.copyfile(self._path(name), path)
 
-    def sweep(self, older: timedelta = timedelta(0)) -> int:  # noqa: ARG002 - an upload leaves nothing that costs or counts
+    def sweep(self, older: timedelta = timedelta(0)) -> int:  # noqa: ARG002 - an unfinished upload leaves nothing
         return 0
 
     def _path(self, name: str) -> Path:
         return manifests.join_inside(self.directory, name) if name else self.directory
 
     def _entry(self, name: str) -> Entry:
-        said = self._path(name).stat()
-        return Entry(name, said.st_size, _version(said), datetime.fromtimestamp(said.st_mtime, UTC))
+        status = self._path(name).stat()
+        return Entry(name, status.st_size, _version(status), datetime.fromtimestamp(status.st_mtime, UTC))
 
 
-def _version(said: os.stat_result) -> str:
-    return f"{said.st_ino:x}-{said.st_mtime_ns:x}"
+def _version(status: os.stat_result) -> str:
+    return f"{status.st_ino:x}-{status.st_mtime_ns:x}"

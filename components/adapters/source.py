@@ -1,6 +1,6 @@
-"""Where models and data may be that are no files here and lie in no storage, and the tables of those places.
+"""Sources of models and data other than files and storages, and the tables of them.
 
-Another place is a module with `fetch(wanted: Wanted) -> Path` and a line in a table.
+A new source is a module with `fetch(request: Request) -> Path | None` and a line in a table.
 """
 
 import importlib
@@ -16,25 +16,25 @@ MODELS = {
     "": "components.adapters.sources.hub",
     "models": "components.adapters.mlflow.source",
 }
-"""What stands before the first colon of a source -> the module that fetches it; imported only when there is one."""
+"""Text before the first colon of a source -> the module that fetches it; imported on first use."""
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """A model or data from elsewhere."""
+class Request:
+    """A request for a model or data."""
 
     source: str
     store: Path
-    """On this machine: what all workers of a run must see is copied into it. Without a server it has the registry."""
+    """Directory for copies that all workers of a run must see. Without an MLflow server it also has the registry."""
     cache: Path
-    """Of this machine, whatever the store."""
+    """Cache of this machine."""
     only: str | None = None
-    """One file of a model is enough."""
+    """The one file of a model that is needed."""
     sha256: str | None = None
-    """What a file must have."""
+    """Expected digest of a file."""
 
 
-def fetch(table: dict[str, str], wanted: Wanted) -> Path | None:
-    """Where on this machine it is now; None if there is no such place."""
-    module = table.get(storage.scheme(wanted.source, ":"))
-    return importlib.import_module(module).fetch(wanted) if module else None
+def fetch(table: dict[str, str], request: Request) -> Path | None:
+    """Return the local path of what was fetched; None if the table has no such source."""
+    module = table.get(storage.scheme(request.source, ":"))
+    return importlib.import_module(module).fetch(request) if module else None

@@ -1,7 +1,7 @@
-"""What every storage can do, and the table of those that we have.
+"""The protocol of a storage, and the table of storages.
 
-A storage holds files by name below a URI. Checkpoints, artifacts and leases need no more of it than `Store` says, so
-another one is a class in a file of this folder and a line in `SCHEMES`.
+A storage holds files by name below a URI. Checkpoints, artifacts and leases use `Store` alone, so a new storage is a
+class in a file of this folder and a line in `SCHEMES`.
 """
 
 import importlib
@@ -17,81 +17,81 @@ SCHEMES = {
     "": "components.adapters.directory:Directory",
     "s3": "components.adapters.s3.store:S3Store",
 }
-"""Scheme of a URI -> the class that is opened with it; imported only when there is such a URI."""
+"""Scheme of a URI -> the class that opens it; imported on first use."""
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+")  # a single letter is a drive of Windows
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A file of a storage, as a listing shows it."""
+    """A file of a storage in a listing."""
 
     name: str
-    """Below the URI of the storage."""
+    """Path below the URI of the storage."""
     size: int
     version: str
     """Changes with the content."""
     modified: datetime
     sha256: str = ""
-    """What `upload` was told; a listing may not know it, `head` does."""
+    """Digest that `upload` was given; `head` returns it, a listing may not."""
 
 
 class Store(Protocol):
     """Files below a URI.
 
-    Every method raises InputError where the storage refuses, and StorageUnavailable where it does not answer, after
-    tries of its own; a `quick` call gives up within seconds.
+    Every method raises InputError if the storage refuses, and StorageUnavailable if it does not answer after several
+    attempts; a `quick` call gives up within seconds.
     """
 
     uri: str
     directory: Path | None
-    """Where the files are on this machine; None: they are elsewhere, and must be copied to be used."""
+    """Directory of the files on this machine; None for a remote storage, whose files must be copied to be used."""
 
     def get(self, name: str = "", quick: bool = False) -> tuple[bytes, str] | None:
-        """Content and version of a small file; None if there is none."""
+        """Return content and version of a small file; None if it does not exist."""
 
     def put(self, name: str, content: str | bytes) -> None:
-        """Write a small file, whatever was there."""
+        """Write a small file, over any existing one."""
 
     def put_if(self, name: str, content: str | bytes, version: str | None, quick: bool = False) -> str | None:
-        """Write a small file only over what is known to be there: this version, or nothing (None).
+        """Write a small file over this version of it, or, for None, only if it does not exist.
 
         Returns:
-            its new version; None if somebody else was faster.
+            its new version; None if another process was faster.
         """
 
     def delete(self, *names: str) -> None:
-        """Delete files; one that is not there is no error."""
+        """Delete files; a missing file is no error."""
 
     def entries(self, deep: bool = True) -> list[Entry]:
-        """All files below the URI, or only those that are not in folders."""
+        """Return all files below the URI; with `deep=False` only those directly below it."""
 
     def folders(self) -> list[str]:
-        """Names of the folders directly below the URI, sorted."""
+        """Return the names of the folders directly below the URI, sorted."""
 
     def head(self, name: str = "") -> Entry | None:
-        """What is known of one file, without a name of the one at the URI itself; None if there is none."""
+        """Return the entry of a file, by default of the one at the URI itself; None if it does not exist."""
 
     def upload(self, path: Path, name: str, sha256: str) -> None:
-        """Write a large file, and its digest."""
+        """Write a large file with its digest."""
 
     def download(self, name: str, path: Path) -> None:
         """Copy a file to a path of this machine."""
 
     def sweep(self, older: timedelta = timedelta(0)) -> int:
-        """Remove what uploads that were begun at least so long ago have left unfinished; return how many."""
+        """Remove unfinished uploads that began at least so long ago; return their number."""
 
 
 def scheme(uri: str | Path, separator: str = "://") -> str:
-    """What stands before the separator, a colon alone in sources such as `pypi:package==1.0`; a path has none."""
+    """Return the text before the separator, a colon alone in sources such as `pypi:package==1.0`; "" for a path."""
     before, found, _ = str(uri).partition(separator)
     return before if found and _SCHEME.fullmatch(before) else ""
 
 
 def open(uri: str | Path) -> Store:
-    """The storage at a URI: the one place that decides by scheme.
+    """Return the storage at a URI.
 
     Raises:
-        InputError: there is no such storage, or no name at all, which would be the folder that one happens to be in.
+        InputError: there is no such storage, or the URI is empty, which would mean the current folder.
     """
     if not str(uri):
         raise InputError("the store has no name: give a directory, or a URI such as s3://bucket/prefix")
@@ -103,5 +103,5 @@ def open(uri: str | Path) -> Store:
 
 
 def is_remote(uri: str | Path) -> bool:
-    """Whether what is stored there must be copied to be used."""
+    """Whether files at a URI must be copied to this machine to be used."""
     return open(uri).directory is None

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.adapters import source as elsewhere
 from components.adapters import storage
-from components.adapters.source import Wanted
+from components.adapters.source import Request
 from components.adapters.storage import Entry
 from components.platform import artifact_files, artifacts
 from infoxlm_core import locks, manifests
@@ -58,7 +58,7 @@ def fetch_model(source: str, store: Path, only: str | None = None) -> Path:
         path = _copy_model(source.rstrip("/"), store.resolve() / "models", only)
         compare = directories.check_encoder  # its files were compared when they were copied
     else:
-        fetched = elsewhere.fetch(elsewhere.MODELS, Wanted(source, store, artifacts.cache(), only))
+        fetched = elsewhere.fetch(elsewhere.MODELS, Request(source, store, artifacts.cache(), only))
         if not fetched:
             raise InputError(
                 f"{source}: no such file or directory: give a path, s3://…, models:/NAME@ALIAS or ORG/NAME"
@@ -102,7 +102,7 @@ def fetch_data(source: str, store: Path, sha256: str | None = None) -> Path:
         return _copy(source, files, is_file, store.resolve() / "data", "" if is_file else PurePosixPath(source).name)
     if Path(source).exists():
         return Path(source)
-    if fetched := elsewhere.fetch(elsewhere.DATA, Wanted(source, store, artifacts.cache(), sha256=sha256)):
+    if fetched := elsewhere.fetch(elsewhere.DATA, Request(source, store, artifacts.cache(), sha256=sha256)):
         return fetched
     raise InputError(f"{source}: no such file or folder: give a path, or s3://bucket/prefix")
 

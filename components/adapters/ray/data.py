@@ -1,8 +1,8 @@
-"""Let a stage's work on single rows be done by N Ray workers, on this machine or on all of a cluster.
+"""Process chunks of rows on N Ray workers, of this machine or of a whole cluster.
 
-Ray Data runs it: each chunk of rows is one task, results come back in order, and a task whose worker or node dies is
-done again somewhere else. Chunks travel through Ray's object store, and so does what the work needs, such as a model:
-workers need our package and none of our files.
+Ray Data makes each chunk a task, returns results in order, and repeats a task elsewhere if its worker or node dies.
+Chunks travel through Ray's object store, and so does what the work needs, such as a model: workers need our package,
+but none of our files.
 """
 
 import contextlib
@@ -24,23 +24,22 @@ from infoxlm_core.corpora.parallel import ParallelMap, Work
 from infoxlm_core.errors import InfoXLMError, WorkerLost
 
 _WINDOW = 8
-"""Chunks a worker that are read before they are handed to Ray Data. Three windows are in memory: one being worked on,
-one before it and one after."""
+"""Chunks per worker that are read before they are handed to Ray Data. Three windows are in memory: one that is
+processed, one before it and one after it."""
 _RETRIES = 3
-"""Of one chunk. Ray Data would try without end, even a chunk that exhausts the memory of every worker that takes it."""
+"""Retries of one chunk. Ray Data would retry for ever, even a chunk that exhausts the memory of each worker."""
 
 
 @contextlib.contextmanager
 def workers(count: int) -> Iterator[ParallelMap | None]:
-    """Give a `ParallelMap` over `count` Ray workers, a CPU core each; None, which means "here", for 0.
+    """Yield a `ParallelMap` over `count` Ray workers with a CPU core each; for 0 yield None, which means this process.
 
-    The workers of a cluster that RAY_ADDRESS names are all of its cores.
-
-    Joins the Ray that this process uses, or the cluster that RAY_ADDRESS names, or starts Ray on this machine.
+    Joins the Ray that this process uses, or the cluster that RAY_ADDRESS names, all of whose cores are workers then, or
+    starts Ray on this machine.
 
     Raises:
         WorkerLost: Ray does not start, or a chunk has lost its worker too often.
-        and what is ours of the errors of the work.
+        and the errors of the work that are ours.
     """
     if not count:
         yield None
@@ -48,11 +47,11 @@ def workers(count: int) -> Iterator[ParallelMap | None]:
     import ray
     import ray.data
 
-    mine = not ray.is_initialized()
-    if mine:
+    is_ours = not ray.is_initialized()
+    if is_ours:
         ray_train.start(count)
     warnings.filterwarnings("ignore", message="`ray_remote_args` is deprecated")  # nothing else limits retries
-    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # what matters is raised, and not as a stack of its own
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # what matters is raised
     context = ray.data.DataContext.get_current().copy()
     context.execution_options.preserve_order = True
     context.enable_progress_bars = False
@@ -63,12 +62,12 @@ def workers(count: int) -> Iterator[ParallelMap | None]:
         with ray.data.DataContext.current(context):
             yield functools.partial(_map_windows, count)
     finally:
-        if mine:
+        if is_ours:
             ray.shutdown()
 
 
 def _map_windows(count: int, work: Work, chunks: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """The `ParallelMap`: while workers have one window of chunks, the next is read and the last one is used up."""
+    """Map chunks window by window: while workers process one, the next is read and the previous one is consumed."""
     chunks = iter(chunks)
     waiting: deque[Future[list[pa.Table]]] = deque()
     with ThreadPoolExecutor(1) as ahead:
@@ -81,31 +80,31 @@ def _map_windows(count: int, work: Work, chunks: Iterable[pa.Table]) -> Iterator
 
 
 def _run(count: int, work: Work, window: list[pa.Table]) -> list[pa.Table]:
-    """Work on some chunks; one row of the data set is one chunk."""
+    """Process some chunks; each row of the data set is a chunk."""
     import ray.data
     from ray.exceptions import RayError, RayTaskError
 
     rows = [{"chunk": _pack(chunk)} for chunk in window]
-    done = ray.data.from_items(rows, override_num_blocks=len(rows)).map(
+    results = ray.data.from_items(rows, override_num_blocks=len(rows)).map(
         functools.partial(_apply, work=work),
         compute=ray.data.TaskPoolStrategy(size=min(count, len(rows))),
         max_retries=_RETRIES,
     )
     try:
-        found = list(done.iter_rows())
-    except RayTaskError:  # an error in code, as it would be here
+        processed = list(results.iter_rows())
+    except RayTaskError:  # an error in our code
         raise
     except RayError as error:
         reason = " ".join(str(error).split())[-300:]
         raise WorkerLost(f"Ray Data: {type(error).__name__}: {reason}: run again") from error
-    for row in found:
+    for row in processed:
         if row["error"]:
             raise errors.from_name(row["error"], row["message"])
-    return [_unpack(row["chunk"]) for row in found]
+    return [_unpack(row["chunk"]) for row in processed]
 
 
 def _apply(row: dict[str, Any], work: Work) -> dict[str, Any]:
-    """Work on one chunk, in a Ray worker; an error of ours is a result, since trying again would not help."""
+    """Process one chunk in a Ray worker; an error of ours is a result, since a retry would not help."""
     try:
         return {"chunk": _pack(work(_unpack(row["chunk"]))), "error": "", "message": ""}
     except InfoXLMError as error:

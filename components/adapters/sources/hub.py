@@ -4,38 +4,38 @@ import os
 import re
 from pathlib import Path
 
-from components.adapters.source import Wanted
+from components.adapters.source import Request
 from infoxlm_core import manifests
 from infoxlm_core.errors import DataCorrupt, InputError, StorageUnavailable, one_line
 
 _HUB = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?", re.ASCII)
 _FILES = ["*.safetensors", "*.json", "*.model", "*.txt"]
-"""What is taken from the hub: nothing that could run code."""
+"""Files that are taken from the hub: none that could run code."""
 
 
-def fetch(wanted: Wanted) -> Path | None:
-    """A snapshot of the hub, or of the cache if the hub cannot be reached; large files are named by their SHA-256.
+def fetch(request: Request) -> Path | None:
+    """Fetch a snapshot from the hub, or from the cache if the hub cannot be reached.
 
     Returns:
-        where it is; None if this can be no name on the hub.
+        the folder of the snapshot; None if the source cannot be a name on the hub.
 
     Raises:
         InputError: the hub has no such model.
-        DataCorrupt: what was downloaded is not what the hub has.
+        DataCorrupt: the download differs from the hub's file.
         StorageUnavailable: the hub does not answer.
     """
-    if not (match := _HUB.fullmatch(wanted.source)):
+    if not (match := _HUB.fullmatch(request.source)):
         return None
     from huggingface_hub import constants, errors, snapshot_download
 
     name = match["name"]
-    offline, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, False  # off for all that nobody asked for: see MLflow
+    offline, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, False  # set for MLflow, which would download unasked
     try:
         snapshot = snapshot_download(
             name,
             revision=match["revision"],
-            cache_dir=wanted.store.resolve() / "models" / "hub",
-            allow_patterns=[wanted.only] if wanted.only else _FILES,
+            cache_dir=request.store.resolve() / "models" / "hub",
+            allow_patterns=[request.only] if request.only else _FILES,
             endpoint=os.environ.get("HF_ENDPOINT"),
         )
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError) as error:
@@ -48,7 +48,7 @@ def fetch(wanted: Wanted) -> Path | None:
         ) from error
     finally:
         constants.HF_HUB_OFFLINE = offline
-    for path in Path(snapshot).rglob("*"):
+    for path in Path(snapshot).rglob("*"):  # links to blobs; the name of a large blob is its SHA-256
         blob = path.resolve()
         if re.fullmatch("[0-9a-f]{64}", blob.name) and manifests.file_sha256(blob) != blob.name:
             blob.unlink()

@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from components.adapters.source import Wanted
+from components.adapters.source import Request
 from infoxlm_core.errors import InputError, StorageUnavailable
 from infoxlm_core.manifests import file_sha256
 
@@ -21,9 +21,9 @@ TIMEOUT = 900  # seconds for one wheel
 _NOT_REACHED = re.compile(r"connection|timed out|timeout|retrying|name resolution|proxy|ssl|\b50[0-9]\b", re.IGNORECASE)
 
 
-def fetch(wanted: Wanted) -> Path:
-    """The wheel in this machine's cache."""
-    return download(wanted.source, wanted.sha256, wanted.cache)
+def fetch(request: Request) -> Path:
+    """Return the wheel in this machine's cache."""
+    return download(request.source, request.sha256, request.cache)
 
 
 def download(source: str, sha256: str | None, cache: Path) -> Path:
@@ -40,7 +40,7 @@ def download(source: str, sha256: str | None, cache: Path) -> Path:
     """
     found = _fetch_wheel(source.removeprefix(PREFIX), cache)
     if sha256 and (digest := file_sha256(found)) != sha256:
-        found.unlink()  # ours, and nobody may use it
+        found.unlink()  # no reader may use it
         raise InputError(
             f"{source} has sha256 {digest}, expected {sha256}: it was removed from the cache; run again, and check the "
             "config if it happens again"

@@ -1,7 +1,7 @@
-"""Run a training stage of the core on N processes of this machine, as `torchrun` does: Ray is not needed.
+"""Run a training stage of the core on N processes of this machine without Ray, as `torchrun` does.
 
-torch's elastic agent joins them in a process group. When one dies it starts all of them again, and they go on from the
-newest checkpoint.
+torch's elastic agent joins the processes in a group. When one dies, the agent restarts all of them, and they continue
+from the newest checkpoint.
 """
 
 import logging
@@ -18,13 +18,13 @@ from infoxlm_core.model import devices
 from infoxlm_core.training import workers
 
 MAX_RESTARTS = 3
-_TIMEOUT = timedelta(seconds=300)  # of gradients; others wait longer for what the first worker does alone
+_TIMEOUT = timedelta(seconds=300)  # for gradients; for work of the first worker alone the others wait longer
 
 
 def run(train: Callable[..., dict[str, Any]], num_workers: int, run: Path, **arguments: Any) -> dict[str, Any]:
-    """Call `train(run=run, **arguments)` on every worker; return what the first one returned.
+    """Call `train(run=run, **arguments)` on every worker; return the result of the first worker.
 
-    A machine with fewer GPUs than workers trains on those, with fewer workers.
+    A machine with fewer GPUs than workers trains with one worker per GPU.
 
     Raises:
         WorkerLost: workers died more often than `MAX_RESTARTS`.
@@ -48,7 +48,7 @@ def run(train: Callable[..., dict[str, Any]], num_workers: int, run: Path, **arg
             rdzv_endpoint="localhost:0",
             local_addr="127.0.0.1",
             max_restarts=MAX_RESTARTS,
-            signals_to_handle="SIGHUP,SIGQUIT",  # the agent would end at once; on others the training saves first
+            signals_to_handle="SIGHUP,SIGQUIT",  # on other signals the training saves first
             logs_specs=DefaultLogsSpecs(log_dir=scratch),
         )
         try:
@@ -61,16 +61,16 @@ def run(train: Callable[..., dict[str, Any]], num_workers: int, run: Path, **arg
 
 
 def _work(train: Callable[..., dict[str, Any]], arguments: dict[str, Any]) -> dict[str, Any]:
-    """The body of one worker, in a process of its own."""
+    """Run the body of one worker, in a process of its own."""
     import torch
     import torch.distributed as dist
 
-    # A signal to the whole process group (Ctrl-C, `timeout`, many schedulers) is for the agent's process, which asks
-    # for the stop. SIGTERM to this process alone is the agent's, when it starts all workers again.
+    # A signal to the whole process group (Ctrl-C, `timeout`, many schedulers) is for the agent, which asks workers to
+    # stop. SIGTERM to this process alone comes from the agent when it restarts all workers.
     agent = os.getppid()
     os.setpgid(0, 0)
 
-    def end_with_agent(*_: object) -> None:  # torch asks for SIGINT when the agent has died
+    def end_with_agent(*_: object) -> None:  # torch sends SIGINT when the agent has died
         if os.getppid() != agent:
             os._exit(1)
 
@@ -84,7 +84,9 @@ def _work(train: Callable[..., dict[str, Any]], arguments: dict[str, Any]) -> di
         torch.set_num_threads(1)  # one core a worker
     attempt, rank, size = (int(os.environ[name]) for name in ("TORCHELASTIC_RESTART_COUNT", "RANK", "WORLD_SIZE"))
     agents_store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
-    store = dist.PrefixStore(f"attempt {attempt}", agents_store)  # else it holds addresses of workers that are gone
+    store = dist.PrefixStore(
+        f"attempt {attempt}", agents_store
+    )  # a prefix, since the store has addresses of dead workers
     backend = "nccl" if gpu else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_TIMEOUT)
     try:

@@ -37,4 +37,4 @@ def test_every_module_of_the_tables_can_fetch(module):
 
 
 def test_a_place_that_is_in_no_table_is_nobodys(tmp_path):
-    assert source.fetch(source.DATA, source.Wanted("ftp://x", tmp_path, tmp_path)) is None
+    assert source.fetch(source.DATA, source.Request("ftp://x", tmp_path, tmp_path)) is None

@@ -54,9 +54,9 @@ def test_of_64_workers_as_many_go_on_as_there_are_places_for_and_few_numbers_are
 
     if expected is None:
         with pytest.raises(WorkerLost, match=r"no place for 8 workers \(ray.min_workers\), of 64"):
-            ray_train._places(64, 8, "GPU")
+            ray_train._find_places(64, 8, "GPU")
     else:
-        assert ray_train._places(64, 8, "GPU") == expected
+        assert ray_train._find_places(64, 8, "GPU") == expected
     assert asked[0] == 64 and len(asked) <= 7
 
 
