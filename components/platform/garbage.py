@@ -59,7 +59,7 @@ def survey(store: str) -> list[Item]:
         if folder == "work":
             name = name.partition(".")[0]  # the work of a job, and the heartbeat of its step
         elif folder == "cost":
-            name = "/".join(inner[:2])
+            name = "/".join(inner[:-1])
         by_name[f"{folder}/{name}"].append(entry)
     return [_inspect(opened, name, entries) for name, entries in sorted(by_name.items())]
 

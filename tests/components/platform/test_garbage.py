@@ -41,7 +41,7 @@ def fill(store: str) -> dict[str, str]:
     artifacts.write(store, f"runs/pretrained-{KEYS['pretrained']}/step=0000000004/meta.json", meta)
     artifacts.write(store, "work/j-pretrain-1.json", json.dumps({"run": f"pretrained-{KEYS['pretrained']}"}))
     artifacts.write(store, "outcome/demo-1/pretrain.json", "{}")
-    artifacts.write(store, f"cost/pretrained/{KEYS['pretrained']}/demo-1.x.json", "{}")
+    artifacts.write(store, f"cost/demo-1/pretrained/{KEYS['pretrained']}/1.json", "{}")
     artifacts.write(store, "mlruns/is/not/ours.json", "{}")
     return found
 
