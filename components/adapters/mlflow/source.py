@@ -5,18 +5,17 @@ import tempfile
 from pathlib import Path
 
 from components.adapters.mlflow import model_registry
-from components.adapters.source import Request
 from infoxlm_core import manifests
 
 
-def fetch(request: Request) -> Path:
+def fetch(source: str, store: Path) -> Path:
     """Return a copy of the model in the store; the registry's own path may be readable by this process alone.
 
     A damaged copy is replaced.
     """
-    model = model_registry.load_encoder(request.source, request.store)
+    model = model_registry.load_encoder(source, store)
     digest = manifests.digest_files(model)  # of all files: the same weights may have more than one tokenizer
-    copy = request.store.resolve() / "models" / f"registry-{digest.removeprefix('sha256:')[:16]}"
+    copy = store.resolve() / "models" / f"registry-{digest.removeprefix('sha256:')[:16]}"
     copy.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=copy.parent) as scratch:
         if copy.is_dir() and manifests.digest_files(copy) != digest:

@@ -147,26 +147,19 @@ class S3Store:
 def translate_errors(uri: str, quick: bool = False) -> Iterator[Any]:
     """Yield an S3 client; its errors become ours, one line each that begins with the URI."""
     from boto3.exceptions import Boto3Error
-    from botocore.exceptions import (
-        BotoCoreError,
-        ClientError,
-        EndpointProviderError,
-        NoCredentialsError,
-        ParamValidationError,
-    )
+    from botocore import exceptions
+    from botocore.exceptions import BotoCoreError, ClientError
 
+    invalid = (exceptions.NoCredentialsError, exceptions.ParamValidationError, exceptions.EndpointProviderError)
     try:
         client = _client(tuple(sorted(item for item in os.environ.items() if item[0].startswith("AWS_"))), quick)
     except (BotoCoreError, ValueError) as error:  # ValueError: a malformed address
         raise InputError(f"{uri}: {one_line(error)}: check AWS_ENDPOINT_URL, AWS_REGION and AWS_PROFILE") from error
     try:
         yield client
-    except NoCredentialsError as error:
-        raise InputError(f"{uri}: {one_line(error)}: set AWS_ACCESS_KEY_ID and its secret") from error
-    except ParamValidationError as error:
-        raise InputError(f"{uri}: {one_line(error)}: check the name of the bucket") from error
-    except EndpointProviderError as error:
-        raise InputError(f"{uri}: {one_line(error)}: check AWS_ENDPOINT_URL and AWS_REGION") from error
+    except invalid as error:
+        remedy = "check AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID and the name of the bucket"
+        raise InputError(f"{uri}: {one_line(error)}: {remedy}") from error
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         # the answer lacks a field of S3's answers; a redirect to itself is followed until the stack is full
         raise InputError(

@@ -4,7 +4,6 @@ import os
 import re
 from pathlib import Path
 
-from components.adapters.source import Request
 from infoxlm_core import manifests
 from infoxlm_core.errors import DataCorrupt, InputError, StorageUnavailable, one_line
 
@@ -13,7 +12,7 @@ _FILES = ["*.safetensors", "*.json", "*.model", "*.txt"]
 """Files that are taken from the hub: none that could run code."""
 
 
-def fetch(request: Request) -> Path | None:
+def fetch(source: str, store: Path, only: str | None = None) -> Path | None:
     """Fetch a snapshot from the hub, or from the cache if the hub cannot be reached.
 
     Returns:
@@ -24,7 +23,7 @@ def fetch(request: Request) -> Path | None:
         DataCorrupt: the download differs from the hub's file.
         StorageUnavailable: the hub does not answer.
     """
-    if not (match := _HUB.fullmatch(request.source)):
+    if not (match := _HUB.fullmatch(source)):
         return None
     from huggingface_hub import constants, errors, snapshot_download
 
@@ -34,8 +33,8 @@ def fetch(request: Request) -> Path | None:
         snapshot = snapshot_download(
             name,
             revision=match["revision"],
-            cache_dir=request.store.resolve() / "models" / "hub",
-            allow_patterns=[request.only] if request.only else _FILES,
+            cache_dir=store.resolve() / "models" / "hub",
+            allow_patterns=[only] if only else _FILES,
             endpoint=os.environ.get("HF_ENDPOINT"),
         )
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError) as error:

@@ -10,7 +10,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-from components.adapters.source import Request
 from infoxlm_core.errors import InputError, StorageUnavailable
 from infoxlm_core.manifests import file_sha256
 
@@ -19,11 +18,6 @@ logger = logging.getLogger(__name__)
 PREFIX = "pypi:"
 TIMEOUT = 900  # seconds for one wheel
 _NOT_REACHED = re.compile(r"connection|timed out|timeout|retrying|name resolution|proxy|ssl|\b50[0-9]\b", re.IGNORECASE)
-
-
-def fetch(request: Request) -> Path:
-    """Return the wheel in this machine's cache."""
-    return download(request.source, request.sha256, request.cache)
 
 
 def download(source: str, sha256: str | None, cache: Path) -> Path:

@@ -170,6 +170,24 @@ def test_uploads_that_a_killed_process_left_are_swept(bucket):
 # ---------------------------------------------------------------- other storages
 
 
+@pytest.mark.parametrize(
+    ("uri", "separator", "scheme"),
+    [
+        ("models:/infoxlm@champion", ":", "models"),
+        ("pypi:package==1.0", ":", "pypi"),
+        ("FacebookAI/xlm-roberta-base", ":", ""),
+        ("./runs/a:b", ":", ""),
+        ("C:\\data", ":", ""),
+        ("", ":", ""),
+        ("s3://bucket/prefix", "://", "s3"),
+        ("pypi:package", "://", ""),
+        ("./a://b", "://", ""),
+    ],
+)
+def test_the_scheme_is_the_text_before_the_separator_and_a_path_has_none(uri, separator, scheme):
+    assert storage.scheme(uri, separator) == scheme
+
+
 @pytest.mark.parametrize("uri", ["gs://bucket/prefix", "http://169.254.169.254/latest"])
 def test_a_storage_that_nobody_has_written_is_refused_in_one_line(uri):
     with pytest.raises(InputError, match=f"{uri}: no storage that is known: give a directory, or .* s3://"):
@@ -321,7 +339,7 @@ def test_unfinished_uploads_are_as_old_as_the_server_says_whatever_our_clock_is(
         ("s3://bucket/prefix", "AWS_ENDPOINT_URL", "ftp://127.0.0.1", "not a valid URI: check AWS_ENDPOINT_URL"),
         ("s3://bucket/prefix", "AWS_REGION", "not a region!", "check AWS_ENDPOINT_URL, AWS_REGION"),
         ("s3://bucket/prefix", "AWS_PROFILE", "nobody", "and AWS_PROFILE"),
-        ("s3://a b/prefix", "AWS_REGION", "us-east-1", "check the name of the bucket"),
+        ("s3://a b/prefix", "AWS_REGION", "us-east-1", "check .* the name of the bucket"),
     ],
 )
 def test_settings_of_s3_that_cannot_be_are_refused_naming_them(credentials, monkeypatch, uri, variable, value, message):

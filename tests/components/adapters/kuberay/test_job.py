@@ -2,9 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -168,29 +165,6 @@ def test_a_running_job_of_another_run_is_adopted_and_has_both_owners(kubernetes,
     assert kind == "application/merge-patch+json"  # custom objects refuse the client's own, a strategic one
 
 
-def test_a_job_that_another_run_adopts_at_the_same_time_is_read_again_and_has_all_owners(
-    kubernetes, launch, monkeypatch
-):
-    third = OWNER | {"uid": "u-3", "name": "infoxlm-c"}
-    kubernetes.put_job(NAME, metadata={"ownerReferences": [ANOTHER], "resourceVersion": "7"}, status=RUNNING)
-    kubernetes.fail("patch", 409)  # the API server's answer to a version that is not the latest
-    set_owners = api.RayJobs.set_owners
-
-    def set_owners_after_the_other(jobs, rayjob, owners) -> None:
-        if "patch" not in verbs(kubernetes):
-            kubernetes.patch(NAME, {"metadata": {"ownerReferences": [ANOTHER, third]}})
-        set_owners(jobs, rayjob, owners)
-
-    monkeypatch.setattr(api.RayJobs, "set_owners", set_owners_after_the_other)
-
-    with operator(lambda: until(lambda: verbs(kubernetes)[-3:] == ["get"] * 3) or kubernetes.status(NAME, **SUCCEEDED)):
-        launch()
-
-    refused, accepted = [body["metadata"] for verb, _, body in kubernetes.bodies if verb == "patch"]
-    assert refused == {"ownerReferences": [ANOTHER, OWNER], "resourceVersion": "7"}
-    assert accepted["ownerReferences"] == [ANOTHER, third, OWNER]
-
-
 @pytest.mark.parametrize("status", [RUNNING, SUCCEEDED])
 def test_a_job_that_an_earlier_attempt_of_the_same_run_has_created_is_followed_and_not_run_again(
     kubernetes, launch, status
@@ -259,16 +233,6 @@ def test_a_job_whose_creation_was_not_confirmed_is_found(kubernetes, launch):
         launch()
 
     assert len(kubernetes.jobs_ever()) == 1
-
-
-def test_a_job_that_another_run_creates_in_the_same_moment_is_adopted(kubernetes, launch):
-    kubernetes.fail("get", 404)  # we looked before the other created it
-    kubernetes.put_job(NAME, status=RUNNING)
-
-    with end_when_adopted(kubernetes):
-        launch()
-
-    assert verbs(kubernetes)[:4] == ["get", "create", "get", "patch"]
 
 
 # ---------------------------------------------------------------- an API server in trouble
@@ -709,36 +673,3 @@ def test_a_job_is_deleted_only_if_kubernetes_says_or_may_not_say_whether_a_run_n
 
     assert bool(kubernetes.job(NAME)) is job_stays
     assert resource == "pods" or "whether a run still needs it is not known" in info.text
-
-
-@pytest.mark.slow
-def test_a_step_that_is_killed_by_sigterm_ends_with_code_75_and_leaves_no_job(kubernetes):
-    program = textwrap.dedent(
-        f"""
-        import logging, sys
-        from components.adapters.kuberay import api, job
-        from components.settings.cluster import ClusterConfig
-        from infoxlm_core.errors import InfoXLMError
-        from tests.servers import kubernetes_api
-        logging.basicConfig(level=logging.INFO, stream=sys.stdout, force=True)
-        server = kubernetes_api.KubernetesServer()
-        server.url = {kubernetes.url!r}
-        api.connect = lambda: api.RayJobs(server.api(), kubernetes_api.NAMESPACE)
-        try:
-            job.run({NAME!r}, "w", ClusterConfig(image={CLUSTER.image!r}), 8, [],
-                    lambda: print("asked", flush=True), lambda: None)
-        except InfoXLMError as error:
-            sys.exit(error.exit_code)
-        """
-    )
-    step = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-    kubernetes.wait_for(NAME)
-    kubernetes.status(NAME, **RUNNING)
-    lines = iter(step.stdout)
-    assert any(f"rayjob/{NAME} is Running" in line for line in lines)
-
-    step.terminate()
-    assert "asked\n" in lines
-
-    assert step.wait(60) == 75
-    assert kubernetes.job(NAME) is None
