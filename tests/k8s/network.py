@@ -3,6 +3,8 @@
 import ipaddress
 from dataclasses import dataclass, field
 
+from components.adapters.kuberay.manifest import _labels
+
 OURS = {"kubernetes.io/metadata.name": "infoxlm"}
 
 
@@ -10,6 +12,20 @@ OURS = {"kubernetes.io/metadata.name": "infoxlm"}
 class Pod:
     labels: dict[str, str]
     namespace: dict[str, str] = field(default_factory=lambda: OURS)
+
+
+STEP = Pod({"workflows.argoproj.io/workflow": "infoxlm-x7k2p"})
+RAY = Pod({"ray.io/is-ray-node": "yes", **_labels("training")})
+SUBMITTER = Pod(_labels("submitter"))
+MLFLOW, SERVING = (Pod({"app.kubernetes.io/name": name}) for name in ("mlflow", "infoxlm-serving"))
+INFERENCE = Pod({"serving.kserve.io/inferenceservice": "infoxlm", "app": "isvc.infoxlm-predictor"})
+STRAY = Pod({"app": "notebook"})
+"""A pod in our namespace that is none of ours."""
+
+
+def policies(items: list[dict]) -> list[dict]:
+    """Return the network policies among objects."""
+    return [item for item in items if item["kind"] == "NetworkPolicy"]
 
 
 def may(policies: list[dict], source: Pod | str, target: Pod | str, port: int, protocol: str = "TCP") -> bool:

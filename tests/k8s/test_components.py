@@ -5,9 +5,8 @@ import re
 import kubernetes_validate
 import pytest
 
-from components.adapters.kuberay.manifest import _labels
 from tests.k8s.manifests import K8S, OVERLAYS, ROOT, rendered, with_components
-from tests.k8s.network import Pod, may, selects
+from tests.k8s.network import INFERENCE, MLFLOW, RAY, SERVING, STEP, STRAY, SUBMITTER, Pod, may, policies, selects
 from tests.k8s.rules import static_keys, too_much
 
 BUILT_IN = {"own-namespace", "priority"}
@@ -16,18 +15,11 @@ VARIANTS = sorted(path.name for path in (K8S / "components").iterdir() if path.n
 OF_OTHERS = {"CiliumNetworkPolicy", "ResourceFlavor", "ClusterQueue", "LocalQueue", "InferenceService"}
 """Kinds whose schema is not Kubernetes' own."""
 
-STEP = Pod({"workflows.argoproj.io/workflow": "infoxlm-x7k2p"})
-RAY = Pod({"ray.io/is-ray-node": "yes", **_labels("training")})
-SUBMITTER = Pod(_labels("submitter"))
-STRAY = Pod({"app": "notebook"})
-
 
 def of(namespace: str, **labels: str) -> Pod:
     return Pod(labels, {"kubernetes.io/metadata.name": namespace})
 
 
-SERVING, MLFLOW = (Pod({"app.kubernetes.io/name": name}) for name in ("infoxlm-serving", "mlflow"))
-INFERENCE = Pod({"serving.kserve.io/inferenceservice": "infoxlm", "app": "isvc.infoxlm-predictor"})
 CLIENT = Pod({"app": "search"}, {"kubernetes.io/metadata.name": "search", "infoxlm.serving/client": "yes"})
 OPERATOR = {"app.kubernetes.io/component": "kuberay-operator"}
 OPENED = [  # component, source, target, port, protocol, and whether the component lets it through
@@ -59,10 +51,6 @@ OPENED = [  # component, source, target, port, protocol, and whether the compone
     ("serving-kserve", of("elsewhere"), INFERENCE, 8080, "TCP", False),
     ("serving-kserve", INFERENCE, MLFLOW, 5000, "TCP", True),
 ]  # fmt: skip
-
-
-def policies(items: list[dict]) -> list[dict]:
-    return [item for item in items if item["kind"] == "NetworkPolicy"]
 
 
 @pytest.mark.parametrize("component", VARIANTS)

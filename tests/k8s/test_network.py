@@ -2,20 +2,12 @@
 
 import pytest
 
-from components.adapters.kuberay.manifest import _labels
 from tests.k8s.manifests import OVERLAYS, named, rendered
-from tests.k8s.network import Pod, may, selects
+from tests.k8s.network import INFERENCE, MLFLOW, RAY, SERVING, STEP, STRAY, SUBMITTER, Pod, may, policies, selects
 
-STEP = Pod({"workflows.argoproj.io/workflow": "infoxlm-x7k2p", "pipeline/runid": "r"})
-RAY = Pod({"ray.io/is-ray-node": "yes", "ray.io/cluster": "c", **_labels("training")})
-SUBMITTER = Pod(_labels("submitter"))
-MLFLOW, POSTGRES, SEAWEEDFS = (Pod({"app.kubernetes.io/name": name}) for name in ("mlflow", "postgres", "seaweedfs"))
+POSTGRES, SEAWEEDFS = (Pod({"app.kubernetes.io/name": name}) for name in ("postgres", "seaweedfs"))
 MAKE_BUCKET, MAKE_USER = (Pod({"app.kubernetes.io/name": name}) for name in ("make-bucket", "make-user"))
 FOREIGN = Pod({"app": "notebook"}, {"kubernetes.io/metadata.name": "elsewhere"})
-SERVING = Pod({"app.kubernetes.io/name": "infoxlm-serving"})
-INFERENCE = Pod({"serving.kserve.io/inferenceservice": "infoxlm", "app": "isvc.infoxlm-predictor"})
-STRAY = Pod({"app": "notebook"})
-"""In our namespace, but none of ours."""
 OPERATOR = Pod({"app.kubernetes.io/component": "kuberay-operator"}, {"kubernetes.io/metadata.name": "kuberay-system"})
 KUBEFLOW = Pod({"app": "ml-pipeline"}, {"kubernetes.io/metadata.name": "kubeflow"})
 KUBEFLOWS_S3 = Pod({"app": "seaweedfs"}, {"kubernetes.io/metadata.name": "kubeflow"})
@@ -78,14 +70,10 @@ PRODUCTION = [
 ]
 
 
-def policies(overlay: str) -> list[dict]:
-    return [item for item in rendered(overlay) if item["kind"] == "NetworkPolicy"]
-
-
 @pytest.mark.item("S06")
 @pytest.mark.parametrize(("overlay", "rows"), [("small", SAME + SMALL), ("production", SAME + PRODUCTION)])
 def test_connections_are_let_through_as_the_table_says(overlay, rows):
-    known = policies(overlay)
+    known = policies(rendered(overlay))
 
     wrong = [row for row in rows if may(known, *row[:3]) is not row[3]]
 
@@ -98,7 +86,7 @@ def test_connections_are_let_through_as_the_table_says(overlay, rows):
     "pod", [STEP, RAY, SUBMITTER, MLFLOW, MAKE_USER, MAKE_BUCKET, STRAY], ids=lambda pod: str(pod.labels)
 )
 def test_no_pod_reaches_the_metadata_of_the_cloud_and_every_pod_looks_up_names(overlay, pod):
-    known = policies(overlay)
+    known = policies(rendered(overlay))
 
     assert not any(may(known, pod, METADATA, port) for port in (80, 443, 5000, 8080))
     assert may(known, pod, DNS, 53, "UDP")
@@ -106,17 +94,17 @@ def test_no_pod_reaches_the_metadata_of_the_cloud_and_every_pod_looks_up_names(o
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_all_is_denied_and_every_exception_has_a_name(overlay):
-    [deny] = [policy for policy in policies(overlay) if policy["metadata"]["name"] == "deny-all"]
+    [deny] = [policy for policy in policies(rendered(overlay)) if policy["metadata"]["name"] == "deny-all"]
 
     assert deny["spec"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
-    names = [policy["metadata"]["name"] for policy in policies(overlay) if policy != deny]
+    names = [policy["metadata"]["name"] for policy in policies(rendered(overlay)) if policy != deny]
     assert all(name.startswith("allow-") for name in names)
     assert len(set(names)) == len(names)
 
 
 @pytest.mark.item("S06")
 def test_without_the_denial_or_with_one_open_policy_the_table_does_not_hold():
-    known = policies("small")
+    known = policies(rendered("small"))
     without = [policy for policy in known if policy["metadata"]["name"] != "deny-all"]
     rule = {"podSelector": {}, "policyTypes": ["Egress"], "egress": [{"to": [{"ipBlock": {"cidr": "0.0.0.0/0"}}]}]}
 
@@ -141,4 +129,4 @@ def test_kubeflow_admits_our_namespace(overlay):
 def test_a_mesh_without_sidecars_leaves_our_namespace_out(overlay):
     """Its traffic would come and go by 15008, whatever port was asked for; policies look at it outside of the pod."""
     assert named(overlay, "Namespace", "infoxlm")["metadata"]["labels"]["istio.io/dataplane-mode"] == "none"
-    assert not may(policies(overlay), STEP, MLFLOW, 15008)
+    assert not may(policies(rendered(overlay)), STEP, MLFLOW, 15008)
