@@ -147,7 +147,7 @@ def test_the_key_changes_with_config_and_inputs_but_not_with_how_often_to_save()
 def test_the_key_changes_with_the_version_of_its_stage_and_not_with_code_or_libraries(monkeypatch):
     before = artifacts.key_of("corpus", EvaluationConfig(), "a")
 
-    monkeypatch.setattr(manifests, "made_by", lambda: {"code": "sha256:other", "torch": "99"})
+    monkeypatch.setattr(manifests, "describe_software", lambda: {"code": "sha256:other", "torch": "99"})
     assert artifacts.key_of("corpus", EvaluationConfig(), "a") == before
 
     monkeypatch.setitem(manifests.VERSIONS, "corpus", manifests.VERSIONS["corpus"] + 1)
