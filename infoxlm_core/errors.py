@@ -1,54 +1,56 @@
-"""Every way in which a run may refuse or stop, with its exit code.
+"""The errors that users see, with their exit codes.
 
-The message of an error is one line: where (file, line, field), what was found, what to do about it.
+An error message is one line: where the problem is (file, line, field), its value, and the remedy.
 """
 
 import re
 
-LONGEST = 1500
-"""Characters of a message; it may quote what was found, which may be a megabyte."""
+MAX_MESSAGE_LENGTH = 1500  # characters; a message may quote a value of any size
 
 
 class InfoXLMError(Exception):
-    """Base of all errors that we raise on purpose."""
+    """Base class of all errors that are raised on purpose."""
 
     exit_code = 70
 
     def __str__(self) -> str:
-        """The message, in one line whatever it quotes; of one that is too long, where it was is left at its begin, and
-        the remedy at its end."""
-        said = "\\n".join(super().__str__().splitlines())
-        return said if len(said) <= LONGEST else f"{said[: LONGEST - 500]} […] {said[-400:]}"
+        """Return the message as one line. A long message keeps its start, which names the place, and its remedy."""
+        message = "\\n".join(super().__str__().splitlines())
+        if len(message) <= MAX_MESSAGE_LENGTH:
+            return message
+        return f"{message[: MAX_MESSAGE_LENGTH - 500]} […] {message[-400:]}"
 
 
 def from_name(name: str, message: str) -> InfoXLMError:
-    """The error that another process has written down: of that class if it is one of ours, else of the base class."""
-    kind = globals().get(name)
-    return (kind if isinstance(kind, type) and issubclass(kind, InfoXLMError) else InfoXLMError)(message)
+    """Return the error that another process reported; the base class if the name is unknown."""
+    error_class = globals().get(name)
+    if isinstance(error_class, type) and issubclass(error_class, InfoXLMError):
+        return error_class(message)
+    return InfoXLMError(message)
 
 
 def one_line(error: BaseException) -> str:
-    """What an error of a library says, in one line that holds no password."""
+    """Return the message of a library's error as one line without passwords."""
     return " ".join(without_password(str(error)).split())[:200] or type(error).__name__
 
 
 def without_password(text: str) -> str:
-    """A text whose addresses name no user and password; a tracking URI may."""
+    """Remove user names and passwords from the URLs in a text."""
     return re.sub(r"//[^/@\s]*@", "//", text)
 
 
 class InputError(InfoXLMError):
-    """Something that was given to us cannot be used."""
+    """An input cannot be used."""
 
     exit_code = 2
 
 
 class ConfigError(InputError):
-    """A config has an unknown name, a wrong type or a value out of range."""
+    """A config has an unknown field, a wrong type or a value out of range."""
 
 
 class ConfigMismatch(InputError):
-    """A run cannot be resumed with other settings, data or code than it began with."""
+    """A run cannot be resumed with other settings, data or code than it started with."""
 
 
 class EncodingError(InputError):
@@ -56,7 +58,7 @@ class EncodingError(InputError):
 
 
 class ParallelMismatch(InputError):
-    """The two sides of parallel text do not have the same number of lines."""
+    """The two sides of parallel text are not translations of each other, line by line."""
 
 
 class CorpusTooSmall(InputError):
@@ -68,61 +70,61 @@ class TokenizerMismatch(InputError):
 
 
 class NotPromoted(InputError):
-    """A model is not shown to be good enough to become champion."""
+    """The evaluation does not show that a model is good enough to become champion."""
 
 
 class DataCorrupt(InfoXLMError):
-    """A file of ours is not what we wrote."""
+    """A file that the pipeline wrote has changed."""
 
     exit_code = 3
 
 
 class EvaluationLeak(InfoXLMError):
-    """A sentence kept for evaluation is in the training text."""
+    """The training text contains a sentence reserved for evaluation."""
 
     exit_code = 3
 
 
 class SignatureInvalid(InfoXLMError):
-    """A model is not signed, or not with the key that it must be, or not as it is now."""
+    """A model is not signed, is signed with another key, or has changed since."""
 
     exit_code = 3
 
 
 class RankDesync(InfoXLMError):
-    """Workers of one training do not hold the same weights or queue."""
+    """The workers of a training hold different weights or queues."""
 
     exit_code = 3
 
 
 class NoValidCheckpoint(InfoXLMError):
-    """A run has saved before, but none of its checkpoints can be trusted."""
+    """A run has saved checkpoints, but none of them is valid."""
 
     exit_code = 4
 
 
 class TrainingDiverged(InfoXLMError):
-    """Too many steps in a row had a loss or gradient that is not finite."""
+    """Too many steps in a row had a loss or gradient that is not finite or far above normal."""
 
     exit_code = 5
 
 
 class TryAgain(InfoXLMError):
-    """Nothing is wrong with the input: the same command continues the run."""
+    """A temporary failure: the same command continues the run."""
 
     exit_code = 75
 
 
 class Preempted(TryAgain):
-    """The process was asked to stop, saved a checkpoint and stopped."""
+    """The process received a signal to stop, saved a checkpoint and stopped."""
 
 
 class LeaseHeld(TryAgain):
-    """Another process is training this very run."""
+    """Another process is training the same run."""
 
 
 class Fenced(TryAgain):
-    """Another process has taken this run over: what this one would still write must not be kept."""
+    """Another process has taken over the run, so this process must not write any more."""
 
 
 class WorkerLost(TryAgain):
@@ -134,8 +136,8 @@ class StorageFull(TryAgain):
 
 
 class StorageUnavailable(TryAgain):
-    """Storage or the package index does not answer."""
+    """The storage or the package index does not answer."""
 
 
 class ResourcesUnavailable(TryAgain):
-    """The GPUs did not come in time, or the time that a job may hold them is over."""
+    """The GPUs did not become available in time, or the job reached its time limit."""

@@ -1,11 +1,11 @@
-"""A directory is an artifact when it holds a manifest: sizes and digests of its files, written last.
+"""Manifests of artifacts: sizes and digests of all files of a directory, written last.
 
     {"kind": "corpus", "digest": "sha256:…", "files": {"mono/de/weblate.parquet": {"size": 1, "sha256": "…"}},
      "facts": {"lines": 3000}, "inputs": {"…": "sha256:…"}, "made_by": {"code": "…", "torch": "2.13.0"},
      "seal": "sha256:…"}
 
-`digest` covers kind, files and facts, so equal content has an equal digest wherever and whenever it was made. `seal`
-covers all the rest as well, so that no bit of a manifest changes unseen.
+`digest` covers kind, files and facts: equal content has an equal digest on every machine. `seal` covers the whole
+manifest, so that every change of it is detected.
 """
 
 import errno
@@ -26,7 +26,7 @@ from infoxlm_core.errors import DataCorrupt, InputError, TryAgain
 
 NAME = "manifest.json"
 FINETUNING = 1
-"""Version of one computation that makes two kinds of artifacts: in a pipeline `classifier`, in a suite `tuned`."""
+"""Version of fine-tuning, whose artifact is called `classifier` in a pipeline and `tuned` in a suite."""
 VERSIONS = {
     "corpus": 2,  # prepare_corpus
     "shards": 1,  # tokenize_corpus
@@ -38,25 +38,18 @@ VERSIONS = {
     "comparison": 2,  # compare
     "suite": 2,  # summarise
 }
-"""Raise the version of a kind of artifact when the same config and inputs give another content: what was made before is
-then made anew. Digests of source do not tell: they also change with a comment. `tests/infoxlm_core/test_versions.py`
-fails if results of a stage change and its version does not."""
+"""Raise the version of a kind of artifact when the same config and inputs produce other content, so that existing
+artifacts are not used again. `tests/infoxlm_core/test_versions.py` fails if results change without their version."""
 
-_BESIDE = (
-    NAME,
-    "README.md",
-    "LICENSE",
-    ".gitattributes",
-    ".gitignore",
-    ".DS_Store",
-)  # nobody reads them; manifests are those of parts
-_UNSEALED = {"kind", "digest", "files", "facts", "inputs", "made_by"}  # names in older manifests, which have no seal
+_IGNORED = (NAME, "README.md", "LICENSE", ".gitattributes", ".gitignore", ".DS_Store")
+"""Files that readers ignore. Nested manifests belong to inner artifacts."""
+_KEYS_BEFORE_SEALS = {"kind", "digest", "files", "facts", "inputs", "made_by"}  # older manifests have no seal
 _LIBRARIES = ("torch", "transformers", "sentencepiece", "pyarrow", "numpy")
 
 
 @outside.allow_extra_keys
 class Entry(TypedDict):
-    """What a manifest says of one file."""
+    """Size and digest of one file."""
 
     size: int
     sha256: str
@@ -64,7 +57,7 @@ class Entry(TypedDict):
 
 @outside.allow_extra_keys
 class Manifest(TypedDict):
-    """What every manifest of ours has; some have more."""
+    """The keys that every manifest has."""
 
     kind: str
     digest: str
@@ -73,26 +66,30 @@ class Manifest(TypedDict):
 
 
 def digest(value: Any) -> str:
-    """SHA-256 of a JSON value, independent of the order of its keys."""
+    """Return the SHA-256 of a JSON value, independent of the order of its keys."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=str)
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
 def file_sha256(path: Path) -> str:
-    """SHA-256 of a file's bytes, as hexadecimal digits."""
+    """Return the SHA-256 of a file as hexadecimal digits."""
     with outside.check_readable(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def digest_files(place: Path) -> str:
-    """SHA-256 of names and bytes of all files below a folder, or of a file; InputError if one may not be listed."""
-    files = [place] if place.is_file() else [path for path in outside.list_tree(place) if path.is_file()]
-    return digest({str(path.relative_to(place)): file_sha256(path) for path in files})
+def digest_files(path: Path) -> str:
+    """Return the SHA-256 of the names and bytes of a file, or of all files below a folder.
+
+    Raises:
+        InputError: a folder may not be listed.
+    """
+    files = [path] if path.is_file() else [entry for entry in outside.list_tree(path) if entry.is_file()]
+    return digest({str(file.relative_to(path)): file_sha256(file) for file in files})
 
 
 @cache
 def describe_software() -> dict[str, str]:
-    """What computed an artifact, for the record: a digest of this package's source, and versions of libraries."""
+    """Return a digest of this package's source and the versions of libraries, to be recorded in manifests."""
     root = Path(__file__).parent
     files = [path for path in sorted(root.rglob("*")) if path.suffix in (".py", ".j2", ".yaml")]
     code = digest({str(path.relative_to(root)): file_sha256(path) for path in files})
@@ -100,28 +97,33 @@ def describe_software() -> dict[str, str]:
 
 
 def join_inside(directory: Path | str, name: str, source: str = "") -> Path:
-    """Join a name that comes from outside, from a manifest or a listing, to the folder that it must not leave.
+    """Return the path of a file whose name comes from a manifest or a listing.
 
-    Raises InputError, naming the `source` that the folder is a copy of, if the name is absolute, or has a part that is
-    empty, `.` or `..`.
+    Args:
+        directory: the folder that the path must not leave.
+        name: the file's name, with `/` between folders.
+        source: where the folder was copied from, for the error message.
+
+    Raises:
+        InputError: the name is absolute, or one of its parts is empty, `.` or `..`.
     """
     if "\0" in name or not {"", ".", ".."}.isdisjoint(name.split("/")):
-        shown = repr(f"{source or directory}/{name}")[1:-1]  # one line, whatever is in the name
-        raise InputError(f"{shown}: a name that leads out of its folder: rename it")
+        path_without_control_characters = repr(f"{source or directory}/{name}")[1:-1]
+        raise InputError(f"{path_without_control_characters}: a name that leads out of its folder: rename it")
     return Path(directory, name)
 
 
 def load(directory: Path) -> dict[str, Any]:
-    """The manifest of an artifact as it stands, nothing verified but its form; DataCorrupt if it is none."""
+    """Return the manifest of an artifact without comparing the files; DataCorrupt if it is not valid."""
     return outside.read_json(directory / NAME, Manifest, "make or copy it again", DataCorrupt)
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file so that a reader sees the old content or all of the new, also after a crash.
+    """Write a file so that readers see either the old or the new content, also after a crash.
 
-    Several processes may write it at once: each has a temporary file of its own, and the last to finish counts.
+    Several processes may write the file at the same time. The last one to finish wins.
     """
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")  # tempfile's would be readable by us alone
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")  # files of tempfile are private to the user
     try:
         with temporary.open("xb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
@@ -129,7 +131,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
-        error.filename = error.filename or str(path)  # a write names none: of several disks it may be any that is full
+        error.filename = error.filename or str(path)  # errors of write() do not name the file
         raise
     finally:
         temporary.unlink(missing_ok=True)
@@ -137,21 +139,29 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def move_into_place(partial: Path, final: Path, sign: str = "") -> None:
-    """Rename a finished directory, so that it is whole or not there, also after a power cut; somebody may have been
-    faster, and then has made the same, if the file `sign` is there. InputError: a file or a link has the name."""
-    sync_tree(partial)  # else the name may outlive what is in it
+    """Rename a finished directory, so that after a power cut it is complete or missing.
+
+    Args:
+        partial: the finished directory.
+        final: its new name. An existing directory stays if it holds the file `sign`: another process was faster.
+        sign: a file that only complete directories hold.
+
+    Raises:
+        InputError: `final` is a file or a link.
+    """
+    sync_tree(partial)  # the rename may reach the disk before the content
     try:
         partial.replace(final)
     except OSError as error:
         if isinstance(error, NotADirectoryError) and final.is_symlink() | final.is_file():  # the error names `partial`
-            raise InputError(f"{final} is in the way: it is no folder of ours; remove it") from None
+            raise InputError(f"{final} is in the way: it is not a folder; remove it") from None
         if not (final / sign).exists():
             raise
     sync_file(final.parent)
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, and those above it, that survive a power cut, even if somebody else has just made it."""
+    """Create a folder and its parents so that they survive a power cut."""
     missing = [folder for folder in path.parents if not folder.is_dir()]
     path.mkdir(parents=True, exist_ok=True)
     for folder in (path, *missing):
@@ -159,14 +169,13 @@ def make_folder(path: Path) -> None:
 
 
 def sync_tree(directory: Path) -> None:
-    """Make all files below a directory, and their names, survive a power cut."""
+    """Flush all files and folders below a directory to disk."""
     for path in (*directory.rglob("*"), directory):
         sync_file(path)
 
 
 def sync_file(path: Path) -> None:
-    """Make a written file, or the renames inside a directory, survive a power cut; not in a directory that we may
-    enter and not list, which nobody can open."""
+    """Flush a file, or the entries of a directory, to disk. A directory without read permission is skipped."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except PermissionError:
@@ -175,7 +184,7 @@ def sync_file(path: Path) -> None:
         raise
     try:
         os.fsync(descriptor)
-    except OSError as error:  # some network file systems cannot
+    except OSError as error:  # some network file systems do not support it
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
     finally:
@@ -185,7 +194,7 @@ def sync_file(path: Path) -> None:
 def write(
     directory: Path, kind: str, facts: dict[str, Any] | None = None, inputs: dict[str, str] | None = None
 ) -> dict[str, Any]:
-    """Describe all files below a directory in its manifest and return it. The last act of making an artifact."""
+    """Write and return the manifest of all files below a directory, the last step of creating an artifact."""
     files = {
         str(path.relative_to(directory)): {"size": path.stat().st_size, "sha256": file_sha256(path)}
         for path in sorted(directory.rglob("*"))
@@ -198,26 +207,33 @@ def write(
     return manifest
 
 
-def unnamed(directory: Path, files: Collection[str]) -> list[str]:
-    """Files of a directory that its manifest does not name, though a reader of the directory might take them in."""
-    found = []
+def unlisted_files(directory: Path, files: Collection[str]) -> list[str]:
+    """Return the files of a directory that its manifest does not list and that readers might use."""
+    unlisted = []
     for path in sorted(directory.rglob("*")):
         name = str(path.relative_to(directory))
-        hidden = name[0] == "." and "/" in name  # .git, or .cache of the hub's client
-        beside = hidden or path.name in _BESIDE or (path.name[0] == "." and path.suffix in (".lock", ".tmp"))
-        if not beside and name not in files and (path.is_symlink() or not path.is_dir()):
-            found.append(name)
-    return found
+        is_in_hidden_folder = name[0] == "." and "/" in name  # .git, or .cache of the Hugging Face client
+        is_temporary = path.name[0] == "." and path.suffix in (".lock", ".tmp")
+        is_ignored = is_in_hidden_folder or is_temporary or path.name in _IGNORED
+        if not is_ignored and name not in files and (path.is_symlink() or not path.is_dir()):
+            unlisted.append(name)
+    return unlisted
 
 
 def read(
     directory: Path | str, kind: str, made_with: str, check: Callable[[Path], bool] = lambda _: True
 ) -> dict[str, Any]:
-    """Read a manifest and compare every file with it; hash only those for which `check` is true.
+    """Read a manifest and compare every file with it.
+
+    Args:
+        directory: the artifact.
+        kind: the expected kind of artifact.
+        made_with: the stage that creates this kind, for error messages.
+        check: says which files are hashed; of the others only the size is compared.
 
     Raises:
-        InputError: there is no manifest (its stage, `made_with`, was not run), or it describes something else.
-        DataCorrupt: a file is missing, differs from what was written, or was put there later.
+        InputError: there is no manifest, or it describes another kind of artifact.
+        DataCorrupt: a file is missing, was changed or was added.
     """
     directory = Path(directory)
     path = directory / NAME
@@ -225,34 +241,46 @@ def read(
         raise InputError(f"no {NAME} in {directory}: run {made_with} first")
     remedy = f"remove the directory and run {made_with} again"
     manifest: dict[str, Any] = outside.read_json(path, Manifest, remedy, DataCorrupt)
-    found, files, facts = manifest["kind"], manifest["files"], manifest["facts"]
-    described = digest({"kind": found, "files": files, "facts": facts})
-    if described != manifest["digest"]:
-        raise DataCorrupt(f"{path} has digest {manifest['digest']} but describes {described}: {remedy}")
-    sealed = {name: value for name, value in manifest.items() if name != "seal"}
-    seal = manifest.get("seal", digest(sealed) if sealed.keys() <= _UNSEALED else "")
-    if seal != digest(sealed):
-        raise DataCorrupt(f"{path} has seal {seal!s:.80} but describes {digest(sealed)}: {remedy}")
+    _verify_seal(manifest, path, remedy)
+    files = manifest["files"]
     try:
         for name, entry in files.items():
             verify_file(join_inside(directory, name), entry, remedy, hashed=check(Path(name)))
-    except (InputError, OSError) as error:  # a name that leads elsewhere, or is too long to be one
-        said = outside.translate_error(error, path)
-        if isinstance(said, TryAgain) or isinstance(error, PermissionError):  # which damages nothing
-            raise said or error from error
+    except (InputError, OSError) as error:  # the name leads out of the directory, or is too long for a file
+        known_error = outside.translate_error(error, path)
+        if isinstance(known_error, TryAgain) or isinstance(error, PermissionError):  # the files are not damaged
+            raise known_error or error from error
         raise DataCorrupt(f"{path} cannot be read ({error}): {remedy}") from error
-    if more := unnamed(directory, files):
-        raise DataCorrupt(f"{directory / more[0]} is not named in {path}: move it elsewhere")
-    if found != kind:
-        raise InputError(f"{directory} holds a {found}, not a {kind}: give the output of {made_with}")
+    unlisted = unlisted_files(directory, files)
+    if unlisted:
+        raise DataCorrupt(f"{directory / unlisted[0]} is not named in {path}: move it elsewhere")
+    if manifest["kind"] != kind:
+        raise InputError(f"{directory} holds a {manifest['kind']}, not a {kind}: give the output of {made_with}")
     return manifest
 
 
+def _verify_seal(manifest: dict[str, Any], path: Path, remedy: str) -> None:
+    """Raise DataCorrupt if a manifest does not match its own digests."""
+    content_digest = digest({name: manifest[name] for name in ("kind", "files", "facts")})
+    if content_digest != manifest["digest"]:
+        raise DataCorrupt(f"{path} has digest {manifest['digest']} but describes {content_digest}: {remedy}")
+    sealed = {name: value for name, value in manifest.items() if name != "seal"}
+    may_lack_seal = sealed.keys() <= _KEYS_BEFORE_SEALS
+    expected_seal = digest(sealed)
+    seal = manifest.get("seal", expected_seal if may_lack_seal else "")
+    if seal != expected_seal:
+        raise DataCorrupt(f"{path} has seal {seal!s:.80} but describes {expected_seal}: {remedy}")
+
+
 def verify_file(path: Path, entry: dict[str, Any], remedy: str, hashed: bool = True) -> None:
-    """Compare one file with its entry in a manifest; raise DataCorrupt if it differs."""
+    """Raise DataCorrupt if the size or, with `hashed`, the digest of a file differs from its manifest entry."""
     if not path.is_file():
         raise DataCorrupt(f"{path} is missing: {remedy}")
-    if path.stat().st_size != entry["size"]:
-        raise DataCorrupt(f"{path} has {path.stat().st_size} bytes, its manifest says {entry['size']}: {remedy}")
-    if hashed and (found := file_sha256(path)) != entry["sha256"]:
-        raise DataCorrupt(f"{path} has sha256 {found[:12]}…, its manifest says {entry['sha256'][:12]}…: {remedy}")
+    size = path.stat().st_size
+    if size != entry["size"]:
+        raise DataCorrupt(f"{path} has {size} bytes, its manifest says {entry['size']}: {remedy}")
+    if not hashed:
+        return
+    sha256 = file_sha256(path)
+    if sha256 != entry["sha256"]:
+        raise DataCorrupt(f"{path} has sha256 {sha256[:12]}…, its manifest says {entry['sha256'][:12]}…: {remedy}")
