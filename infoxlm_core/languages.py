@@ -1,7 +1,7 @@
-"""Codes of languages: test sets name a language with two letters, three, or a script besides; tables have an order.
+"""Language codes: test sets use two letters, three letters, or a script or region in addition.
 
-de   deu   deu_Latn        one language; `de` is the name we compare
-zh   cmn   zho   zh-CN     likewise
+de   deu   deu_Latn        one language, compared as `de`
+zh   cmn   zho   zh-CN     one language, compared as `zh`
 """
 
 import re
@@ -12,8 +12,8 @@ import yaml
 
 from infoxlm_core.errors import InputError
 
-# The 14 languages with parallel training text in the paper, in the order of its Table 2; the 22 of XTREME's Tatoeba
-# without, in the order of its Table 3.
+# The 14 languages with parallel training text in the paper's Table 2, and the other 22 of XTREME's Tatoeba in its
+# Table 3, in the order of the tables.
 COVERED = ("ar", "bg", "zh", "de", "el", "fr", "hi", "ru", "es", "sw", "th", "tr", "ur", "vi")
 UNCOVERED = (
     "af", "bn", "et", "eu", "fi", "he", "hu", "id", "it", "jv", "ja",
@@ -26,52 +26,64 @@ _TWO_LETTERS = dict(code.split(":") for code in _CODES["three_letters"].split())
 
 
 def two_letters(code: str) -> str:
-    """`deu`, `deu_Latn` and `de` -> `de`; a language that is in none of the paper's tables keeps its code."""
+    """Return `de` for `deu`, `deu_Latn` and `de`; a language without a known two-letter code keeps its code."""
     language = re.split("[-_]", code)[0]
     return _TWO_LETTERS.get(language, language)
 
 
 def is_known(code: str) -> bool:
-    """Whether a word is the code of a language: ISO 639-1, one of the paper's in three letters, or with a script."""
+    """Return whether a word is a language code: ISO 639-1, three letters, or three letters with a script."""
     language, *more = re.split("[-_]", code)
     return language in _CODES["iso_639_1"].split() or language in _TWO_LETTERS or (len(language) == 3 and bool(more))
 
 
 def shorten(codes: Iterable[str]) -> dict[str, str]:
-    """The names under which the languages of a set are counted: two letters where there are such.
+    """Return the name under which each code of a test set is reported: two letters where possible.
 
-    Of a language in several scripts or regions only the one that `choose` takes: `zho_Hans` is `zh`, and `zho_Hant`
-    beside it stays what it is.
+    Only the variant that `choose` selects gets the short name: `zho_Hans` becomes `zh`, and `zho_Hant` beside it keeps
+    its code.
     """
     names: dict[str, str] = {}
-    taken: dict[str, str] = {}  # short name -> the script or region that has it
-    for code in sorted(codes, key=lambda code: (len(re.split("[-_]", code)), code)):
-        variant, short = "-".join(re.split("[-_]", code)[1:]), two_letters(code)
-        names[code] = short if not variant or taken.setdefault(short, variant) == variant else code
+    variant_of_name: dict[str, str] = {}
+    for code in _plain_codes_first(codes):
+        short_name, variant = two_letters(code), "-".join(re.split("[-_]", code)[1:])
+        has_short_name = not variant or variant_of_name.setdefault(short_name, variant) == variant
+        names[code] = short_name if has_short_name else code
     return names
 
 
+def _plain_codes_first(codes: Iterable[str]) -> list[str]:
+    """Sort codes without a script or region before those with one."""
+    return sorted(codes, key=lambda code: (len(re.split("[-_]", code)), code))
+
+
 def sort(codes: Iterable[str]) -> list[str]:
-    """Codes in the order of the paper's Tables 2 and 3, then all others by name."""
-    places = {language: place for place, language in enumerate(GROUPS["36"])}
-    return sorted(codes, key=lambda code: (places.get(two_letters(code), len(places)), code))
+    """Sort codes in the order of the paper's Tables 2 and 3, then all others by name."""
+    ranks = {language: rank for rank, language in enumerate(GROUPS["36"])}
+    return sorted(codes, key=lambda code: (ranks.get(two_letters(code), len(ranks)), code))
 
 
 def choose(available: Collection[str], wanted: str | Iterable[str], where: str) -> list[str]:
-    """Pick the codes of the wanted languages out of those of a test set, sorted; InputError, naming `where`, if one
-    lacks.
+    """Return the sorted codes of the wanted languages in a test set.
 
-    `wanted` is `all`, a key of GROUPS, or codes in any spelling. Where a set has a language in several scripts or
-    regions, the one without is taken, else the first by name (`zho_Hans`, not `zho_Hant`).
+    Args:
+        available: the codes in the test set. A language in several variants is represented by the code without a
+            script or region, else by the first one (`zho_Hans`, not `zho_Hant`).
+        wanted: `all`, a key of GROUPS, or codes in any spelling.
+        where: the test set, for the error message.
+
+    Raises:
+        InputError: the test set lacks a language.
     """
     if wanted == "all":
         return sort(available)
-    by_language: dict[str, list[str]] = {}
-    for code in sorted(available, key=lambda code: (len(re.split("[-_]", code)), code)):
-        by_language.setdefault(two_letters(code), []).append(code)
-    asked = list(GROUPS[wanted] if isinstance(wanted, str) else dict.fromkeys(map(two_letters, wanted)))
-    if missing := [language for language in asked if language not in by_language]:
+    code_of_language: dict[str, str] = {}
+    for code in _plain_codes_first(available):
+        code_of_language.setdefault(two_letters(code), code)
+    languages = list(GROUPS[wanted] if isinstance(wanted, str) else dict.fromkeys(map(two_letters, wanted)))
+    missing = [language for language in languages if language not in code_of_language]
+    if missing:
         raise InputError(
             f"{where} has no {', '.join(missing)} (asked for by languages): it has {', '.join(sort(available))}"
         )
-    return sort(by_language[language][0] for language in asked)
+    return sort(code_of_language[language] for language in languages)

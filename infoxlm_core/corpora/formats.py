@@ -1,14 +1,15 @@
-"""Read a corpus as rows: every line, message or translation unit of a file is one row, kept or dropped for a reason.
+"""Corpus formats: every line, message or translation unit of a file becomes one row, kept or dropped for a reason.
 
-Formats differ, rows do not: one language is a monolingual line, two are a translation pair that begins with the pivot.
-One line of a file `x.tsv` walks through like this:
+A row of one language is a monolingual line. A row of two languages is a translation pair that begins with the pivot.
+A line of a file `x.tsv` becomes:
 
     b"Hello\\tHallo\\r\\n"  ->  Row(("en", "de"), ("Hello", "Hallo"), "x.tsv", 1)
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 from xml.etree.ElementTree import Element, ParseError
 
 import numpy as np
@@ -25,64 +26,77 @@ from infoxlm_core.errors import CorpusTooSmall, InputError, ParallelMismatch, on
 
 Lengths = tuple[int, int, int]  # line, bytes of its two sides
 WINDOW = 1000  # pairs
-MIN_CORRELATION = 0.4
-FEWEST = 50  # pairs that tell anything
-UNRELATED = 0.15  # correlation of so few pairs, below which they are no translations
+MIN_CORRELATION = 0.4  # of a window
+FEWEST = 50  # pairs of a short window that are significant
+UNRELATED = 0.15  # correlation of a short window, below which its pairs are no translations
 MAX_SHIFT = 3  # lines
-SHIFTED = 0.15  # by which a correlation with lines further down or up is higher than by chance
-MAX_DEPTH = 100  # of elements in a TMX segment
+SHIFTED = 0.15  # a correlation with shifted lines that is higher by this is no coincidence
+MAX_DEPTH = 100  # nested elements of a TMX segment
+
+
+class LocalCorpus(NamedTuple):
+    """One corpus on this machine."""
+
+    source: CorpusSource
+    languages: list[str]  # those to read
+    pivot: str
+    paths: Sequence[Path]  # one for each of `source.paths`
 
 
 def read(source: CorpusSource, languages: Sequence[str], pivot: str, paths: Sequence[Path]) -> Iterator[Row]:
-    """Yield the rows of one corpus, in the order of its files; languages that are not of the run are passed over.
+    """Yield the rows of one corpus in the order of its files.
 
-    `paths` are the local files of `source`, one for each of its paths.
+    Args:
+        source: the corpus as the config describes it.
+        languages: the languages of the run; text in other languages is skipped.
+        pivot: the language that every pair contains.
+        paths: the local copies of `source.paths`.
 
     Raises:
         InputError: a file is missing, damaged or not of its format.
         CorpusTooSmall: a file is empty.
-        ParallelMismatch: the sides of parallel text differ in number of lines, or do not belong together.
+        ParallelMismatch: the sides of parallel text differ in number of lines, or are not translations.
     """
-    wanted = _check(source, languages, pivot, paths)
-    match source.format:
-        case "text":
-            return (Row((wanted[0],), (text,), paths[0].name, n, why) for n, text, why in lines.read(paths[0]))
-        case "tsv":
-            return _read_tsv(source, pivot, paths[0])
-        case "moses":
-            return _read_moses(source.languages, pivot, paths)
-        case "tmx":
-            return _read_tmx(wanted, pivot, paths[0])
-        case "parquet":
-            return _read_parquet(wanted, pivot, paths[0])
-        case "gettext":
-            return catalogs.read(wanted, pivot, paths[0])
+    corpus = LocalCorpus(source, _check(source, languages, pivot, paths), pivot, paths)
+    return READERS[source.format](corpus)
 
 
 def _check(source: CorpusSource, languages: Sequence[str], pivot: str, paths: Sequence[Path]) -> list[str]:
-    """Refuse a corpus that cannot be read; return the languages that are read from it."""
+    """Return the languages to read; raise an error if the corpus cannot be read."""
     for path in paths:
         if source.format != "gettext" and not path.is_file():
-            found = "is no file" if path.exists() else "no such file"
-            raise InputError(f"{path}: {found} (corpus {source.name}): check its path")
+            problem = "is no file" if path.exists() else "no such file"
+            raise InputError(f"{path}: {problem} (corpus {source.name}): check its path")
         if path.is_file() and not path.stat().st_size:
             raise CorpusTooSmall(f"{path} (corpus {source.name}) is empty: have=0 need=1 bytes")
-    wanted = [language for language in (source.languages or languages) if language in {*languages, pivot}]
-    if unknown := set(source.languages) - set(wanted):
+    selected = [language for language in (source.languages or languages) if language in {*languages, pivot}]
+    unknown = set(source.languages) - set(selected)
+    if unknown:
         raise InputError(f"corpus {source.name}: {', '.join(sorted(unknown))} is not among the run's languages")
-    if len(source.languages) > 1 and pivot not in wanted:
+    if len(source.languages) > 1 and pivot not in selected:
         raise InputError(f"corpus {source.name}: no side of its pairs is the pivot {pivot}: name it in languages")
-    return wanted
+    return selected
+
+
+def _read_text(corpus: LocalCorpus) -> Iterator[Row]:
+    (path,) = corpus.paths
+    for number, text, reason in lines.read(path):
+        yield Row((corpus.languages[0],), (text,), path.name, number, reason)
+
+
+def _read_gettext(corpus: LocalCorpus) -> Iterator[Row]:
+    return catalogs.read(corpus.languages, corpus.pivot, corpus.paths[0])
 
 
 # ---------------------------------------------------------------- parallel lines
 
 
-def _read_tsv(source: CorpusSource, pivot: str, path: Path) -> Iterator[Row]:
-    """Columns are divided by tabs and nothing else: quotation marks are text."""
+def _read_tsv(corpus: LocalCorpus) -> Iterator[Row]:
+    """Yield rows of columns divided by tabs; quotation marks are text."""
+    source, path = corpus.source, corpus.paths[0]
     columns = source.columns or range(len(source.languages))
-    order = sorted(zip(source.languages, columns, strict=True), key=lambda item: item[0] != pivot)
-    languages = tuple(language for language, _ in order)
+    order = sorted(zip(source.languages, columns, strict=True), key=lambda item: item[0] != corpus.pivot)
+    row_languages = tuple(language for language, _ in order)
 
     def rows() -> Iterator[Row]:
         for number, text, reason in lines.read(path):
@@ -90,39 +104,45 @@ def _read_tsv(source: CorpusSource, pivot: str, path: Path) -> Iterator[Row]:
             if reason is None and max(columns) >= len(cells):
                 reason = "missing_column"
             texts = (text,) if reason else tuple(cells[column] for _, column in order)
-            yield Row(languages, texts, path.name, number, reason)
+            yield Row(row_languages, texts, path.name, number, reason)
 
-    return _check_alignment(rows(), path.name) if len(languages) == 2 else rows()
+    return _check_alignment(rows(), path.name) if len(row_languages) == 2 else rows()
 
 
-def _read_moses(languages: Sequence[str], pivot: str, paths: Sequence[Path]) -> Iterator[Row]:
+def _read_moses(corpus: LocalCorpus) -> Iterator[Row]:
+    """Yield pairs of two files with one sentence a line each."""
+    paths = corpus.paths
     if paths[0].samefile(paths[1]):
         raise InputError(f"{paths[0]} is given as both sides of parallel text: give one file for each language")
-    sides = sorted(zip(languages, paths, strict=True), key=lambda side: side[0] != pivot)
+    sides = sorted(zip(corpus.source.languages, paths, strict=True), key=lambda side: side[0] != corpus.pivot)
     names = tuple(language for language, _ in sides)
     file = " ".join(path.name for _, path in sides)
     counts = [sum(1 for _ in lines.read(path)) for _, path in sides]
     if counts[0] != counts[1]:
-        found = " ".join(f"{name}={count}" for name, count in zip(names, counts, strict=True))
-        raise ParallelMismatch(f"{file}: different numbers of lines, {found}: align the files again")
+        line_counts = " ".join(f"{name}={count}" for name, count in zip(names, counts, strict=True))
+        raise ParallelMismatch(f"{file}: different numbers of lines, {line_counts}: align the files again")
 
     def rows() -> Iterator[Row]:
-        for (number, source, why), (_, target, why_too) in zip(*(lines.read(path) for _, path in sides), strict=True):
-            texts = (source, target) if why or not why_too else (target, source)  # the damaged one tells where
-            yield Row(names, texts, file, number, why or why_too)
+        for source_line, target_line in zip(*(lines.read(path) for _, path in sides), strict=True):
+            number, source_text, source_reason = source_line
+            _, target_text, target_reason = target_line
+            texts = (source_text, target_text)
+            if target_reason and not source_reason:
+                texts = (target_text, source_text)  # the first text of a dropped row says where the damage is
+            yield Row(names, texts, file, number, source_reason or target_reason)
 
     return _check_alignment(rows(), file)
 
 
 def _check_alignment(rows: Iterable[Row], file: str) -> Iterator[Row]:
-    """Pass rows on; raise ParallelMismatch where the lengths of the two sides have nothing to do with each other.
+    """Yield the rows; raise ParallelMismatch where the lengths of the two sides are not correlated.
 
-    A shift by one line leaves every length ratio plausible, but the correlation over a window falls to about 0, or to
-    that of neighbours, and with the lines that belong together it is higher. A long window tells sides that hardly
-    belong together, a short one a block of the file that does not.
+    A shift by one line leaves every length ratio plausible, but the correlation of lengths falls to about 0, and is
+    higher with the lines that belong together. A long window detects sides that hardly correspond, a short window
+    detects a shifted block.
     """
     pairs: list[Lengths] = []
-    short = WINDOW // 10  # of a small file, of which every pair counts
+    short = WINDOW // 10  # rows of a short window in a small file
     for row in rows:
         yield row
         if row.dropped is None and all(row.texts):
@@ -132,15 +152,15 @@ def _check_alignment(rows: Iterable[Row], file: str) -> Iterator[Row]:
             _check_window(pairs[:WINDOW], MIN_CORRELATION, file)
             _check_blocks(pairs[: WINDOW + short], short, file)
             del pairs[:WINDOW]
-    if len(pairs) >= WINDOW // 2:  # fewer say little of a correlation that is low
-        for start in range(0, len(pairs), WINDOW):  # the last window reaches back, so that it is a full one
+    if len(pairs) >= WINDOW // 2:  # in fewer pairs a low correlation is not significant
+        for start in range(0, len(pairs), WINDOW):  # the last window reaches back to be complete
             last = max(0, min(start, len(pairs) - WINDOW))
             _check_window(pairs[last : last + WINDOW], MIN_CORRELATION, file)
     _check_blocks(pairs, WINDOW // 5 if len(pairs) >= WINDOW else short, file)
 
 
 def _check_blocks(pairs: list[Lengths], size: int, file: str) -> None:
-    """Look at short windows that overlap by half, the last one a full one."""
+    """Check short windows that overlap by half; the last one is complete."""
     last = max(0, len(pairs) - size)
     for start in [*range(0, last, size // 2), last]:
         block = pairs[start : start + size]
@@ -159,27 +179,30 @@ def _check_window(pairs: list[Lengths], least: float, file: str) -> None:
 
 
 def _check_shift(pairs: list[Lengths], file: str) -> None:
-    """Refuse pairs whose sides agree better with those of a line that stands some lines further down or up."""
+    """Raise ParallelMismatch if the lengths agree better with those some lines further down or up."""
     source, target = _logarithms(pairs)
     source, end = source[MAX_SHIFT:-MAX_SHIFT], len(target) - MAX_SHIFT
-    found = {n: _correlate(source, target[MAX_SHIFT + n : end + n]) for n in range(-MAX_SHIFT, MAX_SHIFT + 1)}
-    known = {shift: value for shift, value in found.items() if value is not None}
-    best = max(known, key=lambda shift: known[shift], default=0)
-    if 0 in known and known[best] > known[0] + SHIFTED:
+    correlations: dict[int, float] = {}
+    for shift in range(-MAX_SHIFT, MAX_SHIFT + 1):
+        correlation = _correlate(source, target[MAX_SHIFT + shift : end + shift])
+        if correlation is not None:
+            correlations[shift] = correlation
+    best = max(correlations, key=lambda shift: correlations[shift], default=0)
+    if 0 in correlations and correlations[best] > correlations[0] + SHIFTED:
         raise ParallelMismatch(
             f"{file}: the sides do not belong together from line {pairs[0][0]} to {pairs[-1][0]}: correlation of "
-            f"lengths {known[0]:.2f}, and {known[best]:.2f} with lines that stand {abs(best)} "
+            f"lengths {correlations[0]:.2f}, and {correlations[best]:.2f} with lines that stand {abs(best)} "
             f"{'further down' if best > 0 else 'further up'}: align the files again"
         )
 
 
 def _logarithms(pairs: list[Lengths]) -> np.ndarray:
-    """(2, N) of lengths."""
+    """Return the logarithms of the lengths of both sides, (2, N)."""
     return np.log(np.array(pairs, dtype=float)[:, 1:].T)
 
 
 def _correlate(source: np.ndarray, target: np.ndarray) -> float | None:
-    """Correlation of (N,) and (N,); None of lines of nearly equal length, which says nothing."""
+    """Return the correlation of (N,) and (N,); None if the lengths hardly vary, which proves nothing."""
     deviations = source.std(), target.std()
     if min(deviations) < 0.25:
         return None
@@ -190,8 +213,10 @@ def _correlate(source: np.ndarray, target: np.ndarray) -> float | None:
 # ---------------------------------------------------------------- TMX and Parquet
 
 
-def _read_tmx(languages: Sequence[str], pivot: str, path: Path) -> Iterator[Row]:
-    number, parents = 0, []
+def _read_tmx(corpus: LocalCorpus) -> Iterator[Row]:
+    """Yield a pair for each translation of a unit into one of the languages."""
+    path, pivot, number = corpus.paths[0], corpus.pivot, 0
+    parents: list[Element] = []
     try:
         with lines.unpack(path) as file:
             for event, element in iterparse(file, events=("start", "end")):
@@ -206,19 +231,19 @@ def _read_tmx(languages: Sequence[str], pivot: str, path: Path) -> Iterator[Row]
                 for variant in element.iter("tuv"):
                     name = variant.get("{http://www.w3.org/XML/1998/namespace}lang") or variant.get("lang") or ""
                     texts.setdefault(re.split("[-_]", name.lower())[0], _segment(variant.find("seg")))
-                found = [language for language in languages if language != pivot and language in texts]
-                if pivot not in texts or not found:
+                translations = [language for language in corpus.languages if language != pivot and language in texts]
+                if pivot not in texts or not translations:
                     yield Row((pivot, "und"), ("", ""), path.name, number, "missing_side")
                 else:
-                    for language in found:
+                    for language in translations:
                         yield Row((pivot, language), (texts[pivot], texts[language]), path.name, number)
-                parents[-1].clear()  # or memory grows with the file
-    except (ParseError, DefusedXmlException, LookupError, ValueError) as error:  # the last two: encoding, nesting
+                parents[-1].clear()  # otherwise memory grows with the file
+    except (ParseError, DefusedXmlException, LookupError, ValueError) as error:  # encoding, nesting
         raise InputError(f"{path}: no valid TMX after unit {number} ({error}): export it again") from None
 
 
 def _segment(segment: Element | None, depth: int = 0) -> str:
-    """Text of a segment without the native codes of the program that it comes from (<ph>, <bpt>, ...)."""
+    """Return the text of a segment without native codes (<ph>, <bpt>, …)."""
     if segment is None:
         return ""
     if depth > MAX_DEPTH:
@@ -229,16 +254,32 @@ def _segment(segment: Element | None, depth: int = 0) -> str:
     return "".join(parts)
 
 
-def _read_parquet(languages: Sequence[str], pivot: str, path: Path) -> Iterator[Row]:
+def _read_parquet(corpus: LocalCorpus) -> Iterator[Row]:
+    """Yield rows of a table with one column for each language: pairs with the pivot, if the table has it."""
+    path, pivot = corpus.paths[0], corpus.pivot
     try:
-        found = [language for language in languages if language in pq.read_schema(outside.check_readable(path)).names]
-        if not found:
-            raise InputError(f"{path} has no column for {', '.join(languages)}: name its columns by language")
-        others = [language for language in found if language != pivot]
-        groups = [(pivot, other) for other in others] if pivot in found and others else [(name,) for name in found]
-        for number, cells in enumerate(tables.read_text(path, found), start=1):
-            values = dict(zip(found, cells, strict=True))
+        names = pq.read_schema(outside.check_readable(path)).names
+        columns = [language for language in corpus.languages if language in names]
+        if not columns:
+            raise InputError(f"{path} has no column for {', '.join(corpus.languages)}: name its columns by language")
+        others = [language for language in columns if language != pivot]
+        groups: list[tuple[str, ...]] = [(language,) for language in columns]
+        if pivot in columns and others:
+            groups = [(pivot, other) for other in others]
+        for number, cells in enumerate(tables.read_text(path, columns), start=1):
+            values = dict(zip(columns, cells, strict=True))
             for group in groups:
                 yield Row(group, tuple(values[name] or "" for name in group), path.name, number)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is no readable Parquet file ({one_line(error)}): write it again") from None
+
+
+READERS: dict[str, Callable[[LocalCorpus], Iterator[Row]]] = {
+    "text": _read_text,
+    "tsv": _read_tsv,
+    "moses": _read_moses,
+    "tmx": _read_tmx,
+    "parquet": _read_parquet,
+    "gettext": _read_gettext,
+}
+"""The reader of each format."""

@@ -23,35 +23,43 @@ SENTENCE_ID = "sentence_id"
 
 @functools.lru_cache(maxsize=1)  # a worker encodes many chunks with one model
 def processor_of(model: bytes) -> sentencepiece.SentencePieceProcessor:
+    """Return the processor of a serialized SentencePiece model."""
     return sentencepiece.SentencePieceProcessor(model_proto=model)
 
 
 def encode(processor: sentencepiece.SentencePieceProcessor, texts: list[str]) -> list[np.ndarray]:
-    """Ids of each text in XLM-R's layout, without special tokens: SentencePiece's ids move up by one."""
-    found = processor.encode(texts)
-    flat = np.fromiter(itertools.chain.from_iterable(found), np.int64)
+    """Return the ids of each text in XLM-R's layout, without special tokens: SentencePiece's ids plus one."""
+    pieces = processor.encode(texts)
+    flat = np.fromiter(itertools.chain.from_iterable(pieces), np.int64)
     flat = np.where(flat == 0, UNK, flat + FIRST_PIECE - 3)
-    ends = itertools.accumulate(map(len, found), initial=0)
+    ends = itertools.accumulate(map(len, pieces), initial=0)
     return [flat[start:end] for start, end in itertools.pairwise(ends)]
 
 
 def encode_chunk(chunk: pa.Table, model: bytes) -> pa.Table:
-    """Encode rows of text (column text, or source and target): columns of the same names with token ids, and of pairs
-    the id of their sentence. A row with a side that has no token goes. Monolingual rows end with `</s>`.
+    """Encode rows of text and drop rows in which a side has no tokens.
 
-    The SentencePiece model comes as bytes, since other machines do not have its file.
+    Args:
+        chunk: the column `text`, or the columns `source` and `target`.
+        model: a serialized SentencePiece model; other machines do not have its file.
+
+    Returns:
+        The same columns with token ids, and for pairs the column `sentence_id`. Monolingual rows end with `</s>`.
     """
     texts = {side: chunk[side].to_pylist() for side in chunk.column_names}
     ids = {side: encode(processor_of(model), column) for side, column in texts.items()}
-    filled = [row for row in range(len(chunk)) if all(len(column[row]) for column in ids.values())]
-    columns = {side: _lists([column[row] for row in filled], ends=side == "text") for side, column in ids.items()}
+    kept_rows = [row for row in range(len(chunk)) if all(len(column[row]) for column in ids.values())]
+    columns = {}
+    for side, column in ids.items():
+        columns[side] = _lists([column[row] for row in kept_rows], ends=side == "text")
     if "source" in texts:
-        columns[SENTENCE_ID] = pa.array([sentence_id(texts["source"][row]) for row in filled], pa.uint64())
+        sentence_ids = [sentence_id(texts["source"][row]) for row in kept_rows]
+        columns[SENTENCE_ID] = pa.array(sentence_ids, pa.uint64())
     return pa.table(columns)
 
 
 def _lists(rows: Sequence[np.ndarray], ends: bool) -> pa.Array:
-    """A column of lists of ids, of which each ends with `</s>` or does not."""
+    """Return a column of lists of ids; with `ends` each list ends with `</s>`."""
     if ends:
         rows = [np.append(row, EOS) for row in rows]
     flat = np.concatenate([np.empty(0, np.int64), *rows]).astype(TOKENS)
@@ -59,6 +67,6 @@ def _lists(rows: Sequence[np.ndarray], ends: bool) -> pa.Array:
 
 
 def sentence_id(text: str) -> int:
-    """64-bit hash of a pair's first side: pairs of equal hash are translations of the same sentence."""
+    """Return a 64-bit hash of a pair's pivot side; pairs with the same hash translate the same sentence."""
     plain = " ".join(unicodedata.normalize("NFKC", text).casefold().split())
     return int.from_bytes(hashlib.blake2b(plain.encode(), digest_size=8).digest(), "little")

@@ -1,9 +1,9 @@
 """Stage prepare_corpus: raw text files -> clean, deduplicated, decontaminated corpora, as Parquet with a report.
 
-Two passes. The first reads and cleans every row, stages the good ones and notes what is kept for evaluation. The
-second takes duplicates and everything kept for evaluation out of the staged text and writes the result. Then the
-result is read again, to prove it. What is done to a row by itself is most of the work and may be spread over many
-machines (`corpora/parallel.py`); what rows have to do with each other is decided here, in their order.
+The first pass reads and cleans every row, stages the clean ones and collects what is reserved for evaluation. The
+second pass removes duplicates and everything reserved from the staged text and writes the result. The result is then
+read again to prove that nothing leaked. Cleaning of single rows is most of the work and may run on many machines
+(`corpora/parallel.py`). Comparisons between rows run here, in the order of the rows.
 
     mono/<language>/<corpus>.parquet              text
     pairs/<pivot>-<language>/<corpus>.parquet     source (the pivot's side), target
@@ -13,6 +13,7 @@ machines (`corpora/parallel.py`); what rows have to do with each other is decide
 """
 
 import functools
+import itertools
 import json
 import logging
 import shutil
@@ -36,8 +37,8 @@ from infoxlm_core.progress import progress
 
 logger = logging.getLogger(__name__)
 
-MAX_WRONG_LANGUAGE = 0.3  # of a file's rows; beyond it, the file is not what the config says …
-JUDGED_ROWS = 1000  # … unless it is so small that chance decides
+MAX_WRONG_LANGUAGE = 0.3  # share of a file's rows above which the config names the wrong language
+MIN_ROWS_TO_JUDGE = 1000  # in smaller files the share is not significant
 _OURS = (*TRAINING, *HELD_OUT, "staging", "labelled.parquet", "report.json", manifests.NAME)
 _WRITTEN = [tables.of_text(*columns) for columns in (("text",), ("source", "target"), tables.LABELLED)]
 _STAGED = pa.schema([row_chunks.TEXTS, row_chunks.FILE, *row_chunks.KEYS])
@@ -47,26 +48,28 @@ Outcomes = defaultdict[Entry, Counter[str]]  # rows `read`, `kept`, and dropped 
 
 
 def prepare(config: PreparationConfig, output: Path, parallel_map: ParallelMap | None = None) -> dict[str, Any]:
-    """Prepare the corpora of a run, which are all on this machine, and return the report.
+    """Prepare the corpora of a run and return the report.
 
-    What an earlier attempt left in `output`, the folder of the artifact, is replaced; the caller writes its manifest.
-    `parallel_map` has the work on single rows done, with the same result wherever that is; None: in this process.
+    Args:
+        config: names corpora on this machine.
+        output: folder of the artifact. Files of an earlier attempt are replaced; the caller writes the manifest.
+        parallel_map: runs the work on single rows; None: in this process. The result is the same.
 
     Raises:
-        InputError: something that was given cannot be used; nothing stays in `output`.
-        EvaluationLeak: a sentence kept for evaluation survived in the training text; nothing stays either.
+        InputError: a corpus or test set cannot be used; `output` is left empty.
+        EvaluationLeak: the training text contains a sentence reserved for evaluation; `output` is left empty.
     """
     output.mkdir(parents=True, exist_ok=True)
     _remove(output)
     outcomes: Outcomes = defaultdict(Counter)
     try:
-        reserved, known = _reserve(config)
+        reserved, test_files = _reserve(config)
         reserved = _stage(config, output / "staging", reserved, outcomes, parallel_map or in_process)
         _write(config, output, reserved, outcomes)
         shutil.rmtree(output / "staging", ignore_errors=True)
         report = _report(outcomes, output, config.pivot)
-        if known:
-            report["evaluation_sets"] = known
+        if test_files:
+            report["evaluation_sets"] = test_files
         check_leaks(output, reserved, parallel_map or in_process)
     except BaseException:
         _remove(output)
@@ -76,21 +79,21 @@ def prepare(config: PreparationConfig, output: Path, parallel_map: ParallelMap |
 
 
 def digest_sources(config: PreparationConfig) -> list[str]:
-    """Digests of the corpora's files on this machine: with the config (and its digests of wheels), all that is read."""
+    """Return digests of the local files of all corpora and test sets; the config has those of wheels."""
     paths = [Path(path) for path in config.paths]
-    there = [path for path in paths if path.is_file() or any(file.is_file() for file in outside.list_tree(path))]
-    return [manifests.digest_files(path) for path in there]
+    local = [path for path in paths if path.is_file() or any(file.is_file() for file in outside.list_tree(path))]
+    return [manifests.digest_files(path) for path in local]
 
 
 def facts(report: dict[str, Any]) -> dict[str, Any]:
-    """Return what of a report belongs into the manifest: counts, and which files of test sets are in no text of it."""
+    """Return the counts of a report and the digests of its test sets, for the manifest."""
     counts = report["languages"]
     totals = {
         "sentences": sum(counts["mono"].values()),
         "translation_pairs": sum(counts["pairs"].values()),
         "held_out_pairs": sum(counts["held_out"].values()),
     }
-    reserved = sorted({one["sha256"] for one in report.get("evaluation_sets", ())})
+    reserved = sorted({test_file["sha256"] for test_file in report.get("evaluation_sets", ())})
     return totals | counts | {"totals": report["totals"]} | ({"reserved": reserved} if reserved else {})
 
 
@@ -103,84 +106,110 @@ def _remove(output: Path) -> None:
 
 
 def _reserve(config: PreparationConfig) -> tuple[Reserved, list[dict[str, Any]]]:
-    """What training text must not contain of test sets, and their files: name, digest, number of texts."""
+    """Return the texts of test sets, and for each of their files the name, digest and number of texts."""
     reserved = Reserved(overlap=config.overlap)
-    known = []
+    test_files = []
     for path in map(Path, config.evaluation_sets):
         for file in evaluation_sets.files(path):
             texts = 0
             for text in evaluation_sets.read(file):
                 reserved.note_test(text)
                 texts += 1
-            known.append({"file": file.name, "sha256": evaluation_sets.digest(file), "texts": texts})
-        logger.info("%s: its texts stay out of the training text", path)
-    return reserved, known
+            test_files.append({"file": file.name, "sha256": evaluation_sets.digest(file), "texts": texts})
+        logger.info("%s: its texts are kept out of the training text", path)
+    return reserved, test_files
 
 
 def _stage(
     config: PreparationConfig, staging: Path, reserved: Reserved, outcomes: Outcomes, parallel_map: ParallelMap
 ) -> Reserved:
-    """Read and clean all corpora into `staging`; return what training text must not contain."""
+    """Read and clean all corpora into `staging`; return everything that is reserved for evaluation."""
     paths = [[_verified(path, source.sha256) for path in source.paths] for source in config.corpora]
     overlap = config.overlap if config.held_out or config.evaluation_sets else 0
     clean = functools.partial(row_chunks.clean_rows, languages=config.languages, rules=config.cleaning, overlap=overlap)
     sources = list(zip(config.corpora, paths, strict=True))
     with Tables(staging, _STAGED) as staged, progress("reading", len(sources), "corpora") as advance:
-        for source, local in sources:
-            found: Outcomes = defaultdict(Counter)
-            invalid: dict[Entry, str] = {}
-            chunks = row_chunks.chunks(formats.read(source, config.languages, config.pivot, local))
-            for row in (row for cleaned in parallel_map(clean, chunks) for row in tables.rows_of(cleaned)):
-                languages, texts, file, reason, keys = row[0].split("-"), *row[1:4], Keys(*row[4:])
-                kind = (HELD_OUT if source.name in config.held_out else TRAINING)[len(languages) - 1]
-                entry = (source.name, languages[-1], kind, file)
-                found[entry].update({"read": 1, reason: 1} if reason else {"read": 1})
+        for source, local_paths in sources:
+            source_outcomes: Outcomes = defaultdict(Counter)
+            first_invalid: dict[Entry, str] = {}
+            chunks = row_chunks.chunks(formats.read(source, config.languages, config.pivot, local_paths))
+            rows = itertools.chain.from_iterable(map(tables.rows_of, parallel_map(clean, chunks)))
+            for own_languages, texts, file, reason, *digests in rows:
+                languages, keys = own_languages.split("-"), Keys(*digests)
+                entry = (source.name, languages[-1], _kind_of(source.name, languages, config), file)
+                source_outcomes[entry]["read"] += 1
                 if reason is None:
-                    staged.add(f"{source.name}/{row[0]}.parquet", (texts, file, *keys))
+                    staged.add(f"{source.name}/{own_languages}.parquet", (texts, file, *keys))
                     reserved.note(texts, keys, source.name, config)
-                elif reason == "invalid_utf8":
-                    invalid.setdefault(entry, texts[0])
-            _refuse_or_log(source, config.cleaning.max_invalid_utf8, found, invalid)
-            for entry, counts in found.items():
+                    continue
+                source_outcomes[entry][reason] += 1
+                if reason == "invalid_utf8":
+                    first_invalid.setdefault(entry, texts[0])
+            _refuse_or_log(source, config.cleaning.max_invalid_utf8, source_outcomes, first_invalid)
+            for entry, counts in source_outcomes.items():
                 outcomes[entry].update(counts)
             advance(1)
     return reserved.settle()
 
 
-def _verified(path: str, sha256: str | None) -> Path:
-    """The file or folder at a path, which must have the digest that the config says, if it says one."""
-    found = Path(path)
-    if not found.exists():
+def _kind_of(corpus: str, languages: Sequence[str], config: PreparationConfig) -> str:
+    """Return the folder of a corpus' rows of one or two languages."""
+    kinds = HELD_OUT if corpus in config.held_out else TRAINING
+    return kinds[len(languages) - 1]
+
+
+def _verified(name: str, sha256: str | None) -> Path:
+    """Return the path of a file or folder; InputError if it is missing or has another digest than the config says."""
+    path = Path(name)
+    if not path.exists():
         raise InputError(f"{path}: no such file or folder: check the path of the corpus")
-    if sha256 and not found.is_file():
+    if not sha256:
+        return path
+    if not path.is_file():
         raise InputError(f"{path} is no file, so its sha256 cannot be checked: leave sha256 out or give an archive")
-    if sha256 and (digest := manifests.file_sha256(found)) != sha256:
+    digest = manifests.file_sha256(path)
+    if digest != sha256:
         raise InputError(f"{path} has sha256 {digest}, expected {sha256}: check the config")
-    return found
+    return path
 
 
-def _refuse_or_log(source: CorpusSource, max_invalid: float, found: Outcomes, invalid: dict[Entry, str]) -> None:
-    """Refuse a corpus with a file that is not what the config says; log what was read of the others."""
-    for entry, counts in found.items():
+def _refuse_or_log(
+    source: CorpusSource, max_invalid: float, outcomes: Outcomes, first_invalid: dict[Entry, str]
+) -> None:
+    """Log what was read of a corpus.
+
+    Args:
+        source: the corpus.
+        max_invalid: share of a file's lines that may be invalid UTF-8.
+        outcomes: the counts of this corpus.
+        first_invalid: file:line:byte of the first invalid UTF-8 of each entry.
+
+    Raises:
+        EncodingError: a file has too many lines that are not UTF-8.
+        InputError: a file is in another language than the config says.
+        CorpusTooSmall: no row can be used.
+    """
+    for entry, counts in outcomes.items():
         _, language, _, file = entry
         rows, wrong = counts["read"], counts["wrong_script"] + counts["wrong_language"]
         if counts["invalid_utf8"] > max_invalid * rows:
             raise EncodingError(
-                f"{invalid[entry]}: invalid UTF-8 begins here, {counts['invalid_utf8']} of {rows} lines have it, "
+                f"{first_invalid[entry]}: invalid UTF-8 begins here, {counts['invalid_utf8']} of {rows} lines have it, "
                 f"cleaning.max_invalid_utf8 allows a share of {max_invalid:g}: convert the file to UTF-8"
             )
-        if rows >= JUDGED_ROWS and wrong > MAX_WRONG_LANGUAGE * rows:
+        if rows >= MIN_ROWS_TO_JUDGE and wrong > MAX_WRONG_LANGUAGE * rows:
             raise InputError(
                 f"{file} (corpus {source.name}): {wrong} of {rows} rows are not in the language expected "
                 f"({language}): check its languages"
             )
-    total = sum(found.values(), Counter())
+    total = sum(outcomes.values(), Counter())
     dropped = total.total() - total["read"]
-    if not total["read"] and not source.languages:  # such as one of many files for all languages
+    if not total["read"] and not source.languages:  # one of many files, each with some languages
         logger.warning("read %s: it holds no row in a language of this run", source.name)
         return
     if total["read"] == dropped:
-        most = ", ".join(f"{why} {n}" for why, n in total.most_common(4) if why != "read") or "it holds no row"
+        reasons = [f"{reason} {count}" for reason, count in total.most_common(4) if reason != "read"]
+        most = ", ".join(reasons) or "it holds no row"
         raise CorpusTooSmall(
             f"corpus {source.name}: none of its {dropped} rows can be used: have=0 need=1 ({most}): check its format, "
             "languages and columns, or take it out of the config"
@@ -192,13 +221,13 @@ def _refuse_or_log(source: CorpusSource, max_invalid: float, found: Outcomes, in
 
 
 def _write(config: PreparationConfig, output: Path, reserved: Reserved, outcomes: Outcomes) -> None:
-    """Write what was staged, each row where it belongs: a training pair also as two sentences and as labelled text."""
+    """Write every staged row to its table; a training pair also as two sentences and as labelled text."""
     with Tables(output, *_WRITTEN) as written:
         writer = Writer(written, outcomes)
         for corpus in dict.fromkeys(source.name for source in config.corpora):
             for staged in sorted((output / "staging" / corpus).glob("*.parquet")):
                 languages = tuple(staged.stem.split("-"))
-                kind = (HELD_OUT if corpus in config.held_out else TRAINING)[len(languages) - 1]
+                kind = _kind_of(corpus, languages, config)
                 for texts, file, *digests in read_rows(staged):
                     keys = Keys(*digests)
                     if kind in HELD_OUT:
@@ -216,7 +245,7 @@ def _write(config: PreparationConfig, output: Path, reserved: Reserved, outcomes
 
 @dataclass
 class Writer:
-    """Writes rows that were not written before."""
+    """Writes rows that are no duplicates of earlier rows."""
 
     tables: Tables
     outcomes: Outcomes
@@ -227,16 +256,20 @@ class Writer:
     ) -> bool:
         """Write a row, or count it as a duplicate; return whether it was written."""
         scope = f"{kind}/{'-'.join(languages)}"
-        key, text = cleaning.digest(scope, *map(str, keys.near)), cleaning.digest(*map(str, keys.exact))
-        outcome = "kept" if key not in self.seen else "duplicate" if self.seen[key] == text else "near_duplicate"
+        near_digest = cleaning.digest(scope, *map(str, keys.near))
+        text_digest = cleaning.digest(*map(str, keys.exact))
+        if near_digest not in self.seen:
+            outcome = "kept"
+        else:
+            outcome = "duplicate" if self.seen[near_digest] == text_digest else "near_duplicate"
         self.outcomes[corpus, languages[-1], kind, file][outcome] += 1
         if outcome == "kept":
-            self.seen[key] = text
+            self.seen[near_digest] = text_digest
             self.tables.add(f"{scope}/{corpus}.parquet", tuple(texts))
         return outcome == "kept"
 
     def keep_sides(self, corpus: str, languages: tuple[str, ...], texts: Sequence[str], keys: Keys, file: str) -> None:
-        """Write each side of a pair as a sentence of its own."""
+        """Write each side of a pair as a monolingual sentence."""
         for side, language in enumerate(languages):
             self.outcomes[corpus, language, "mono", file]["read"] += 1
             self.keep("mono", corpus, (language,), [texts[side]], keys.of(side), file)
@@ -250,7 +283,7 @@ class Writer:
         keys: Keys,
         owners: dict[int, str | None],
     ) -> None:
-        """Write each side with its corpus as label, unless it also stands in another corpus."""
+        """Write each side with its corpus as the label, unless another corpus has the same text."""
         for language, text, near in zip(languages, texts, keys.near, strict=True):
             key = cleaning.digest("labelled", language, str(near))
             if owners[near] and key not in self.seen:
