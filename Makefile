@@ -39,8 +39,8 @@ test: $(VENV)/installed ## run all tests
 quick: $(VENV)/installed ## the tests that need no servers, no Ray and no patience: about two minutes
 	$(PYTEST) -m "not slow"
 
-fuzz: $(VENV)/installed ## read damaged files for MINUTES=10, by all readers or TARGETS="tmx po"; tests keep what fails
-	nice $(BIN)/python -m tests.fuzz $(or $(MINUTES),10) $(TARGETS)
+fuzz: $(VENV)/installed ## read INPUTS=5000 damaged files with each reader, or TARGETS="tmx or po"; what fails is saved
+	FUZZ_INPUTS=$(or $(INPUTS),5000) nice $(BIN)/python -m pytest -q tests/fuzz $(if $(TARGETS),-k "$(TARGETS)")
 
 processors: $(VENV)/installed ## the tests that compute, as on processors with SSE4, AVX2 and AVX-512 (as far as this one has them)
 	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2 $(COMPUTE)

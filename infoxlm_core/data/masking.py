@@ -1,36 +1,25 @@
-"""Which tokens a masked language model must predict, and what it sees in their place.
+"""Masking: which tokens a masked language model predicts, and what it sees instead of them.
 
 Of a sequence of L tokens, floor(0.15 L + u) are chosen, u uniform in [0, 1), without replacement and special tokens
 included; each becomes `<mask>` with 0.8, stays with 0.1, becomes a random piece with 0.1, as the released code does.
-`ObjectivesConfig.masking` names the variants: who is chosen, and among which ids the random token is drawn.
+`ObjectivesConfig.masking` names variants of the choice of tokens and of the ids that replace them.
 """
 
+import json
 from pathlib import Path
 
 import numpy as np
-from typing_extensions import TypedDict
 
-from infoxlm_core import outside
 from infoxlm_core.config import ObjectivesConfig
 from infoxlm_core.data.vocabulary import EOS, FIRST_PIECE
 from infoxlm_core.errors import InputError
 
 
-class _Pieces(TypedDict):
-    vocab: list[tuple[str, float]]
-
-
-class _Tokenizer(TypedDict):
-    """What tokenizer.json of a unigram model says, as far as it is read."""
-
-    model: _Pieces
-
-
 def pick(lengths: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """counts[i] rows, without replacement, of the i-th of the flat sequences; all ascending.
+    """Draw counts[i] rows without replacement from the i-th sequence; return them in ascending order.
 
-    Rows are drawn, and drawn again where they were taken already: no position is preferred, and only as many random
-    numbers are needed as rows, not as tokens. Of most rows of a sequence, those that stay out are drawn.
+    A row that was drawn before is drawn again, so every position is equally likely, and the number of random numbers
+    depends on the rows, not on the tokens. If most rows of a sequence are needed, the rest is drawn instead.
     """
     few, edges = np.minimum(counts, lengths - counts), np.concatenate([[0], lengths.cumsum()])
     taken, last = np.zeros(edges[-1], bool), np.empty(edges[-1], np.int64)
@@ -38,7 +27,7 @@ def pick(lengths: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> n
     while len(sequence):
         row = edges[sequence] + (rng.random(len(sequence)) * lengths[sequence]).astype(np.int64)
         last[row] = number = np.arange(len(row))
-        failed = taken[row] | (last[row] != number)  # of several draws of one row, the last has it
+        failed = taken[row] | (last[row] != number)  # of equal draws, the last one counts
         taken[row] = True
         sequence = sequence[failed]
     if (few < counts).any():
@@ -54,11 +43,18 @@ def mask(
     rng: np.random.Generator,
     starts_word: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Mask flat sequences: (T,) ids of N sequences end to end -> the (T,) ids that the model sees, and the rows
-    (targets,) it must predict; their answers are flat[rows].
+    """Mask sequences.
 
-    `<mask>` is V - 1. `starts_word` (V,), of `word_starts`, is needed by whole-word masking alone, which draws words in
-    place of tokens.
+    Args:
+        flat: (T,) ids of N sequences end to end.
+        lengths: (N,) tokens of each sequence.
+        vocabulary_size: V; `<mask>` is V - 1.
+        config: the variant and its shares.
+        rng: draws the rows and what replaces them.
+        starts_word: (V,) result of `word_starts`, required by whole-word masking.
+
+    Returns:
+        The masked ids (T,), and the rows (targets,) to predict; their answers are flat[rows].
     """
     if config.whole_words:
         rows = _choose_words(flat, lengths, config, rng, starts_word)
@@ -74,7 +70,7 @@ def mask(
 
 
 def _choose(flat: np.ndarray, lengths: np.ndarray, config: ObjectivesConfig, rng: np.random.Generator) -> np.ndarray:
-    """Rows to predict, ascending, by the variant that the config names."""
+    """Return the ascending rows to predict, by the variant of the config."""
     if config.masking == "xlm":
         chosen = rng.random(len(flat)) < config.mask_ratio
         chosen[(lengths.cumsum() - lengths)[lengths > 0]] = False  # position 0
@@ -95,7 +91,7 @@ def _choose_words(
     rng: np.random.Generator,
     starts_word: np.ndarray | None,
 ) -> np.ndarray:
-    """The same draw over words, each then with all its pieces; a special token is a word of its own."""
+    """Return the ascending rows of the chosen words, with all pieces of each; a special token is a word."""
     if starts_word is None:
         raise InputError("whole-word masking needs the tokenizer to know where words start: tokenize again")
     special = flat <= EOS
@@ -111,11 +107,20 @@ def _choose_words(
 
 
 def word_starts(tokenizer: Path, vocabulary_size: int) -> np.ndarray:
-    """(V,) true for pieces that begin a word (with U+2581); InputError if the directory holds no tokenizer.json."""
+    """Return which ids begin a word (their pieces start with U+2581), (V,).
+
+    Args:
+        tokenizer: folder of verified shards.
+        vocabulary_size: V.
+
+    Raises:
+        InputError: there is no tokenizer.json.
+    """
     path = tokenizer / "tokenizer.json"
-    remedy = "whole-word masking needs a tokenizer: tokenize again"
-    vocabulary = outside.read_json(path, _Tokenizer, remedy)["model"]["vocab"]
-    found = np.zeros(vocabulary_size, bool)
-    starts = [piece.startswith("\u2581") for piece, _ in vocabulary[:vocabulary_size]]
-    found[: len(starts)] = starts
-    return found
+    if not path.is_file():
+        raise InputError(f"{path}: no such file: whole-word masking needs a tokenizer: tokenize again")
+    vocabulary = json.loads(path.read_bytes())["model"]["vocab"]
+    starts_word = np.zeros(vocabulary_size, bool)
+    for number, (piece, _) in enumerate(vocabulary[:vocabulary_size]):
+        starts_word[number] = piece.startswith("\u2581")
+    return starts_word

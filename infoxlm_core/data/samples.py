@@ -10,19 +10,18 @@ from infoxlm_core.config import ObjectivesConfig, PretrainingConfig
 from infoxlm_core.data import masking
 from infoxlm_core.data.layouts import NOTHING, Sequences, choose, gather, join, lay_out, mix
 from infoxlm_core.data.sampling import TableSampler, generator
-from infoxlm_core.data.shards import Shards, end_to_end, make_blocks
+from infoxlm_core.data.shards import Blocks, Pairs, Shards, end_to_end, make_blocks
 from infoxlm_core.data.vocabulary import BOS
 from infoxlm_core.errors import CorpusTooSmall
 
 logger = logging.getLogger(__name__)
 BEGIN = np.array([BOS], np.uint32)
-OFTEN = 100
-"""Draws of each pair of a corpus in one training, above which there is a warning."""
+MAX_DRAWS = 100  # draws of one pair in a training, above which a warning is logged
 
 
 @dataclass(frozen=True)
 class Masked:
-    """Sequences with what the model sees in their place, the rows it must predict, and the group each belongs to."""
+    """Sequences, their masked ids (T,), the rows to predict (N,), and the group of each sequence."""
 
     sequences: Sequences
     seen: np.ndarray
@@ -43,9 +42,9 @@ class Masked:
 
 @dataclass(frozen=True)
 class Draw:
-    """All samples of some virtual shards at one step, laid out and masked, in the order of the global batch.
+    """The samples of some virtual shards at one step, laid out and masked, in the order of the global batch.
 
-    Groups are numbers of `Sampler.groups`: which objective and language, or language pair, a sample counts for.
+    A group is an index into `Sampler.groups`: the objective and language (pair) of a sample, for metrics.
     """
 
     mlm: Masked
@@ -57,7 +56,7 @@ class Draw:
 
 
 class StepSampler:
-    """What the samplers of all systems share: how many samples a virtual shard has, and how tokens are masked."""
+    """Base of the samplers of all systems: the size of a virtual shard, and masking."""
 
     def __init__(self, shards: Shards, config: PretrainingConfig) -> None:
         self.config, self.vocabulary_size, self.starts_word = config, shards.vocabulary_size, None
@@ -68,44 +67,63 @@ class StepSampler:
     def mask(
         self, sequences: Sequences, rng: np.random.Generator, config: ObjectivesConfig | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """What the model sees (T,), and the rows (N,) it must predict; masked as the run says, or as `config` does."""
+        """Return the masked ids (T,) and the rows (N,) to predict; `config` replaces the objectives of the run."""
         flat, lengths, config = sequences.flat, sequences.lengths, config or self.config.objectives
         return masking.mask(flat, lengths, self.vocabulary_size, config, rng, self.starts_word)
 
 
 class Sampler(StepSampler):
-    """Draws the samples of every step from shards; CorpusTooSmall if an objective has no text at all."""
+    """Draws the samples of every step from shards; raises CorpusTooSmall if an objective has no text."""
 
     def __init__(self, shards: Shards, config: PretrainingConfig) -> None:
         super().__init__(shards, config)
-        batches, objectives = config.batches, config.objectives
-        # The token limit counts <s>, which blocks get when they are laid out.
         languages, language_pairs = sorted(shards.mono), sorted(shards.pairs)
-        blocks = [[make_blocks(table, batches.block_tokens - 1) for table in shards.mono[name]] for name in languages]
-        self.blocks = [block for found in blocks for block in found]
-        self.pairs = [pairs for name in language_pairs for pairs in shards.pairs[name]]
+        self.blocks: list[Blocks] = []
+        block_counts: list[list[int]] = []  # of each language, of each corpus
+        for language in languages:
+            # The token limit includes <s>, which is added to a block by the layout.
+            blocks = [make_blocks(table, config.batches.block_tokens - 1) for table in shards.mono[language]]
+            self.blocks += blocks
+            block_counts.append([len(block) for block in blocks])
+        self.pairs: list[Pairs] = []
+        self.pair_names: list[str] = []
+        pair_counts: list[list[int]] = []  # of each language pair, of each corpus
+        for name in language_pairs:
+            self.pairs += shards.pairs[name]
+            self.pair_names += [f"{name}/{pairs.corpus}" for pairs in shards.pairs[name]]
+            pair_counts.append([len(pairs) for pairs in shards.pairs[name]])
         self.corpora = [pairs.corpus for pairs in self.pairs]
-        self.pair_names = [f"{name}/{pairs.corpus}" for name in language_pairs for pairs in shards.pairs[name]]
+        self._check_amount_of_text()
+        self.block_sampler = TableSampler(block_counts, config.batches.alpha)
+        self.pair_sampler = TableSampler(pair_counts, config.batches.alpha)
+        self.groups = [f"mlm/{name}" for name in languages]
+        self.groups += [f"tlm/{name}" for name in language_pairs]
+        self.groups += [f"xlco/{name}" for name in language_pairs]
+        self.block_groups = _group_of_tables(block_counts)
+        self.pair_groups = _group_of_tables(pair_counts) + len(languages)
+
+    def _check_amount_of_text(self) -> None:
+        """Raise CorpusTooSmall if an enabled objective has no text."""
+        objectives = self.config.objectives
         if objectives.mlm and not self.blocks:
             raise CorpusTooSmall(
                 "MLM has no monolingual text: have=0 need=1 block; set objectives.mlm to 0 or add text"
             )
-        need = 2 if objectives.xlco and config.contrast.mixup else 1
-        if (objectives.tlm or objectives.xlco) and (have := sum(map(len, self.pairs))) < need:
+        pair_count = sum(map(len, self.pairs))
+        needed = 2 if objectives.xlco and self.config.contrast.mixup else 1
+        if (objectives.tlm or objectives.xlco) and pair_count < needed:
             raise CorpusTooSmall(
-                f"TLM and XLCO need translation pairs: have={have} need={need}; add pairs or set both to 0"
+                f"TLM and XLCO need translation pairs: have={pair_count} need={needed}; add pairs or set both to 0"
             )
-        self.block_sampler = TableSampler([[len(block) for block in found] for found in blocks], batches.alpha)
-        sizes = [[len(pairs) for pairs in shards.pairs[name]] for name in language_pairs]
-        self.pair_sampler = TableSampler(sizes, batches.alpha)
-        self.groups = [f"mlm/{name}" for name in languages]
-        self.groups += [f"{objective}/{name}" for objective in ("tlm", "xlco") for name in language_pairs]
-        self.block_groups = np.repeat(np.arange(len(blocks)), [len(found) for found in blocks])
-        self.pair_groups = np.repeat(np.arange(len(sizes)), [len(counts) for counts in sizes]) + len(blocks)
 
     def draw(self, step: int | str, virtual_shards: range, only: str = "") -> Draw:
-        """The samples of some virtual shards at a step; `prefill…` names the steps of the reserved stream. `only`: "lm"
-        leaves out contrast, "xlco" all but contrast."""
+        """Draw the samples of some virtual shards at a step.
+
+        Args:
+            step: the optimizer step, or `prefill…` for the separate stream that fills the queue.
+            virtual_shards: slices of the global batch.
+            only: "lm" skips contrast; "xlco" skips everything else.
+        """
         objectives = self.config.objectives
         mlm, tlm, xlco = [], [], []
         for shard in virtual_shards:
@@ -123,19 +141,19 @@ class Sampler(StepSampler):
         return Draw(_merge(mlm), _merge(tlm), *views)
 
     def draws_of_a_pair(self, steps: int) -> dict[str, float]:
-        """How often each pair of a corpus, `en-de/wiki`, is drawn in a training of so many steps, on average: for TLM,
-        for contrast, and as a partner in mixup."""
+        """Return how often a pair of each corpus (`en-de/wiki`) is drawn on average in a training of `steps` steps: for
+        TLM, for contrast, and as a partner in mixup."""
         objectives, contrast, sampler = self.config.objectives, self.config.contrast, self.pair_sampler
-        of_tlm = steps if objectives.tlm else 0
-        of_xlco = max(0, steps - contrast.start_step) if objectives.xlco else 0
+        tlm_steps = steps if objectives.tlm else 0
+        xlco_steps = max(0, steps - contrast.start_step) if objectives.xlco else 0
         chances = sampler.chances()
-        partners = chances if contrast.partner == "next" else sampler.chances_elsewhere(self.corpora)
-        drawn = chances * (of_tlm + of_xlco) + partners * contrast.mixup * of_xlco
-        each = drawn * self.config.batches.global_batch_size / np.maximum(sampler.sizes, 1)
-        return dict(zip(self.pair_names, each.tolist(), strict=True))
+        partner_chances = chances if contrast.partner == "next" else sampler.chances_elsewhere(self.corpora)
+        draws_per_batch_row = chances * (tlm_steps + xlco_steps) + partner_chances * contrast.mixup * xlco_steps
+        draws = draws_per_batch_row * self.config.batches.global_batch_size / np.maximum(sampler.sizes, 1)
+        return dict(zip(self.pair_names, draws.tolist(), strict=True))
 
     def tell_draws(self, steps: int) -> None:
-        """Say which pairs are drawn most and least often; warn of corpora too small for what they have to give."""
+        """Log which pairs are drawn most and least often; warn about corpora whose pairs are drawn too often."""
         draws = {name: count for name, count in self.draws_of_a_pair(steps).items() if count}
         if not draws:
             return
@@ -144,10 +162,11 @@ class Sampler(StepSampler):
             "in %d steps a pair of %s is drawn %.3g times, one of %s %.3g times",
             steps, most, draws[most], least, draws[least],
         )  # fmt: skip
-        if often := [f"{name} ({count:.0f})" for name, count in draws.items() if count > OFTEN]:
+        often = [f"{name} ({count:.0f})" for name, count in draws.items() if count > MAX_DRAWS]
+        if often:
             logger.warning(
                 "each pair of these corpora is drawn more than %d times: %s: add text, lower batches.alpha or "
-                "contrast.mixup, or train for fewer steps", OFTEN, ", ".join(often[:20]),
+                "contrast.mixup, or train for fewer steps", MAX_DRAWS, ", ".join(often[:20]),
             )  # fmt: skip
 
     def _masked(self, sequences: Sequences, groups: np.ndarray, rng: np.random.Generator) -> Masked:
@@ -157,7 +176,7 @@ class Sampler(StepSampler):
     def _corrupted(
         self, queries: Sequences, keys: Sequences, sentence_ids: np.ndarray, groups: np.ndarray, key: tuple[Any, ...]
     ) -> tuple[Sequences, Sequences, np.ndarray, np.ndarray]:
-        """Both views masked independently, the answers thrown away."""
+        """Return both views masked independently; their masked tokens are not predicted."""
         rng = generator(*key, "corruption")
         config = self.config.objectives.model_copy(update={"mask_ratio": self.config.contrast.corruption})
         queries, keys = (Sequences(self.mask(view, rng, config)[0], view.lengths) for view in (queries, keys))
@@ -169,7 +188,7 @@ class Sampler(StepSampler):
         for number, row in zip(tables.tolist(), rows.tolist(), strict=True):
             blocks = self.blocks[number]
             start = blocks.starts.item(row)
-            # sentences bring their own </s>: only <s> is put in front
+            # Sentences end with </s> already.
             parts += [BEGIN, blocks.table.tokens[start : start + blocks.lengths.item(row)]]
         lengths = np.fromiter(map(len, parts[1::2]), np.int64, self.per_shard) + 1
         return Sequences(end_to_end(parts), lengths), self.block_groups[tables]
@@ -201,7 +220,10 @@ class Sampler(StepSampler):
     def _partners(
         self, tables: np.ndarray, rows: np.ndarray, sentence_ids: np.ndarray, rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Mixup partners and their ids: of another corpus where there is one, and never of the same sentence."""
+        """Return the tables, rows and sentence ids of mixup partners, (count,) each.
+
+        A partner comes from another corpus if there is one, and is never a translation of the same sentence.
+        """
         if self.config.contrast.partner == "next":
             following = (rows + 1) % np.array([len(pairs) for pairs in self.pairs])[tables]
             return tables, following, self._sentence_ids(tables, following)
@@ -217,6 +239,11 @@ class Sampler(StepSampler):
     def _sentence_ids(self, tables: np.ndarray, rows: np.ndarray) -> np.ndarray:
         drawn = zip(tables.tolist(), rows.tolist(), strict=True)
         return np.array([self.pairs[table].sentence_ids.item(row) for table, row in drawn], np.int64)
+
+
+def _group_of_tables(counts: list[list[int]]) -> np.ndarray:
+    """Return the index of the language (pair) of each table, in the order of the tables."""
+    return np.repeat(np.arange(len(counts)), [len(tables) for tables in counts])
 
 
 def _merge(parts: list[Masked]) -> Masked:

@@ -9,50 +9,28 @@ tokens[offsets[i]:offsets[i + 1]]). Per corpus and language (pair) there are
     held_out/en-de/django.source …             the same for pairs that are kept for evaluation, for probes in training
 """
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from typing_extensions import TypedDict
 
-from infoxlm_core import manifests, outside
+from infoxlm_core import manifests
 from infoxlm_core.errors import CorpusTooSmall, DataCorrupt
 
-_TABLE = re.compile(r"mono/[^/]+/[^/]+|(pairs|held_out)/[^/]+/[^/]+\.(source|target)")
 TOKENS, OFFSETS, SENTENCE_IDS = np.dtype("<u4"), np.dtype("<u8"), np.dtype("<u8")
 REMEDY = "remove the directory and run tokenize_corpus again"
-_PART = 1 << 20  # rows that are compared at a time
-
-
-@outside.allow_extra_keys
-class TableFacts(TypedDict):
-    """What a manifest says of a table."""
-
-    rows: int
-    tokens: int
-    largest_id: int
-
-
-@outside.allow_extra_keys
-class Facts(TypedDict):
-    """What a manifest of shards says."""
-
-    vocabulary_size: int
-    tokenizer: str
-    corpus: str
-    tables: dict[str, TableFacts]
+_ROWS_AT_ONCE = 1 << 20  # offsets that are compared at a time
 
 
 def write_array(path: Path, values: np.ndarray) -> None:
-    """Write the bytes of an array (`ndarray.tofile` does not say when the disk is full)."""
+    """Write the bytes of an array. `ndarray.tofile` does not report a full disk."""
     path.write_bytes(values.tobytes())
 
 
 class TableWriter:
-    """A table that grows chunk by chunk; only the lengths of its rows are held in memory."""
+    """Writes a table chunk by chunk and holds only the lengths of its rows in memory."""
 
     def __init__(self, path: Path):
         self.path, self.lengths, self.largest = path, [np.zeros(1, np.int64)], -1
@@ -60,14 +38,14 @@ class TableWriter:
         self.file = Path(f"{path}.tokens").open("wb")  # noqa: SIM115
 
     def add(self, flat: np.ndarray, lengths: np.ndarray) -> None:
-        """Add rows: their token ids end to end, and how many each has."""
+        """Add rows: their token ids end to end (T,) and their lengths (N,)."""
         self.file.write(np.ascontiguousarray(flat, TOKENS).tobytes())
         self.lengths.append(lengths)
         if len(flat):
             self.largest = max(self.largest, int(flat.max()))
 
     def close(self) -> dict[str, int]:
-        """Finish the table; return how many rows and tokens it has, and the largest id."""
+        """Finish the table; return the numbers of rows and tokens, and the largest id."""
         self.file.close()
         ends = np.concatenate(self.lengths).cumsum()
         write_array(Path(f"{self.path}.offsets"), ends.astype(OFFSETS))
@@ -75,7 +53,7 @@ class TableWriter:
 
 
 def write_table(path: Path, chunks: Iterable[tuple[np.ndarray, np.ndarray]]) -> dict[str, int]:
-    """Write chunks of (flat token ids, lengths) as one table; return how many rows and tokens, and the largest id."""
+    """Write chunks of (flat token ids, lengths) as one table; return its sizes as `TableWriter.close`."""
     table = TableWriter(path)
     for flat, lengths in chunks:
         table.add(flat, lengths)
@@ -91,14 +69,16 @@ class Table:
 
     @classmethod
     def open(cls, path: Path, verified: bool = False) -> "Table":
-        """Map a table; compare what is in it with itself, unless somebody has `verified` it."""
+        """Map a table into memory; check that its offsets ascend unless its digests were `verified`."""
         tokens, offsets = _map(Path(f"{path}.tokens"), TOKENS), _map(Path(f"{path}.offsets"), OFFSETS)
         if not len(offsets) or offsets[0] != 0 or int(offsets[-1]) != len(tokens):
             raise DataCorrupt(f"{path}.offsets does not fit {path}.tokens: {REMEDY}")
-        parts = () if verified else (offsets[at : at + _PART + 1] for at in range(0, len(offsets) - 1, _PART))
-        if any((part[1:] < part[:-1]).any() for part in parts):
-            raise DataCorrupt(f"{path}.offsets has a row that ends before it begins: {REMEDY}")
-        return cls(tokens, offsets.view(np.int64))  # stays on disk: workers of a machine share its pages
+        if not verified:
+            for start in range(0, len(offsets) - 1, _ROWS_AT_ONCE):
+                part = offsets[start : start + _ROWS_AT_ONCE + 1]
+                if (part[1:] < part[:-1]).any():
+                    raise DataCorrupt(f"{path}.offsets has a row that ends before it begins: {REMEDY}")
+        return cls(tokens, offsets.view(np.int64))  # not copied: the workers of a machine share its pages
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -125,10 +105,10 @@ class Blocks:
 
 
 def make_blocks(table: Table, limit: int, rows_of_a_part: int = 8192) -> Blocks:
-    """Join whole sentences greedily, in order, up to `limit` tokens; a longer sentence is cut and lacks its `</s>`.
+    """Join whole sentences greedily, in order, up to `limit` tokens; a longer sentence is cut and loses its `</s>`.
 
-    Where a block begins depends on all before it, but two ways through a text soon meet. So ways through many parts of
-    it are walked at once, one block of each a time; the way from the first row follows each of them once it meets it.
+    The start of a block depends on all earlier blocks, but two walks through a text soon meet. So many parts of the
+    text are walked at the same time, and the walk from the first row continues along each of them once it meets it.
     """
     if not len(table):
         return Blocks(table, np.empty(0, np.int64), np.empty(0, np.int64))
@@ -137,7 +117,7 @@ def make_blocks(table: Table, limit: int, rows_of_a_part: int = 8192) -> Blocks:
     borders = np.linspace(0, len(table), parts + 1).astype(np.int64)
 
     def following(rows: np.ndarray) -> np.ndarray:
-        """First row of the next block, for blocks that begin with these; a row that is too long is one alone."""
+        """Return the first rows of the next blocks; a row that is too long is a block."""
         return np.maximum(np.searchsorted(offsets, offsets[rows] + limit, side="right") - 1, rows + 1)
 
     steps, at = [], borders[:-1].copy()
@@ -178,7 +158,7 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Shards:
-    """All training text: languages and language pairs in alphabetical order, each with its corpora in order."""
+    """All training text by language and language pair, in alphabetical order, with the corpora of each in order."""
 
     mono: dict[str, list[Table]]
     pairs: dict[str, list[Pairs]]
@@ -192,12 +172,12 @@ class Shards:
 
 
 def read_manifest(directory: Path, hashed: bool = True) -> dict[str, Any]:
-    """The manifest of token shards, compared with their sizes and, if `hashed`, every byte. Raises as `open_shards`."""
+    """Return the manifest of shards after comparing sizes and, with `hashed`, digests; raises like `open_shards`."""
     return manifests.read(directory, "shards", made_with="tokenize_corpus", check=lambda _: hashed)
 
 
 def open_shards(directory: Path, hashed: bool = True) -> Shards:
-    """Verify sizes, ids and, unless somebody has just done it, digests (`hashed`), and map everything.
+    """Verify the sizes, ids and, with `hashed`, digests of shards, and map them into memory.
 
     Raises:
         InputError: there is no manifest.
@@ -205,13 +185,11 @@ def open_shards(directory: Path, hashed: bool = True) -> Shards:
         CorpusTooSmall: there is neither monolingual text nor a pair.
     """
     manifest = read_manifest(directory, hashed)
-    facts = outside.validate(manifest["facts"], Facts, directory / manifests.NAME, REMEDY, DataCorrupt)
+    facts = manifest["facts"]
     mono: dict[str, list[Table]] = {}
     pairs: dict[str, list[Pairs]] = {}
     held_out: dict[str, list[Pairs]] = {}
     for name, table in sorted(facts["tables"].items()):
-        if not _TABLE.fullmatch(name) or f"{name}.offsets" not in manifest["files"]:
-            raise DataCorrupt(f"{directory / manifests.NAME}: there is no table {name!r:.120}: {REMEDY}")
         if table["largest_id"] >= facts["vocabulary_size"]:
             raise DataCorrupt(
                 f"{directory / name} holds id {table['largest_id']}, the vocabulary has {facts['vocabulary_size']}: "
@@ -235,5 +213,5 @@ def open_shards(directory: Path, hashed: bool = True) -> Shards:
 
 
 def end_to_end(parts: Sequence[np.ndarray | Sequence[int]]) -> np.ndarray:
-    """All parts, one after the other, as int64."""
+    """Concatenate parts as int64."""
     return np.concatenate(parts).astype(np.int64) if parts else np.empty(0, np.int64)

@@ -1,6 +1,6 @@
 """Damage to a valid file: what disks, editors, other programs and people with bad intentions do to it.
 
-`choose(n)` gives a number from 0 to n - 1: hypothesis draws it in the suite, a plain generator in a long run.
+`choose(n)` draws a number from 0 to n - 1.
 """
 
 import json

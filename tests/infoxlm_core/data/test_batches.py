@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from infoxlm_core import manifests
 from infoxlm_core.config import ObjectivesConfig, PretrainingConfig
 from infoxlm_core.data import masking
 from infoxlm_core.data.batches import give_each_a_row, micro_batches
@@ -413,26 +412,3 @@ def test_a_sequence_without_an_answer_gets_its_first_row_and_the_others_keep_the
     assert rows.tolist() == [1, 3, 4, 9, 10] and counts == (2, 1, 1, 1)
     assert rows[answered].tolist() == [1, 3, 9]
     assert give_each_a_row(torch.tensor([1, 3]), (1, 1), (3, 3))[2] is None
-
-
-@pytest.mark.item("F15", "B18")
-@pytest.mark.parametrize(
-    "facts",
-    [
-        {},
-        {"tables": []},
-        {"tables": {"mono/de/a": 5}},
-        {"tables": {"mono/de/a": {"rows": 1, "tokens": 1, "largest_id": "x"}}},
-        {"tables": {"../../x/y": {"rows": 1, "tokens": 1, "largest_id": 1}}},
-        {"tables": {"mono/de/none": {"rows": 1, "tokens": 1, "largest_id": 1}}},
-        {"vocabulary_size": "many"},
-    ],
-    ids=str,
-)
-def test_facts_of_shards_that_fit_their_digest_and_cannot_be_are_refused(tmp_path, facts):
-    directory = write_shards(tmp_path, {"only": 6}, ("de",))
-    said = manifests.load(directory)["facts"]
-    manifests.write(directory, "shards", (said | facts) if facts else {})
-
-    with pytest.raises(DataCorrupt, match="remove the directory and run tokenize_corpus again"):
-        open_shards(directory)

@@ -14,7 +14,7 @@ from infoxlm_core.config import PreparationConfig
 from infoxlm_core.corpora import evaluation_sets
 from infoxlm_core.corpora.fingerprints import keys
 from infoxlm_core.corpora.reserved import Reserved, check_leaks
-from infoxlm_core.errors import CorpusTooSmall, EncodingError, EvaluationLeak, InputError, ParallelMismatch
+from infoxlm_core.errors import CorpusTooSmall, EncodingError, EvaluationLeak, InputError
 from infoxlm_core.stages import preparation
 
 NUMBERS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
@@ -254,17 +254,6 @@ def test_a_file_in_another_language_than_promised_is_refused(tmp_path):
 
     with pytest.raises(InputError, match=r"m\.txt .*500 of 1400 rows are not in the language expected \(de\)"):
         prepare(tmp_path, text(tmp_path / "m.txt", lines))
-
-
-@pytest.mark.item("B04")
-def test_misaligned_files_are_refused_before_anything_is_written(tmp_path):
-    text(tmp_path / "x.en", ["One line"])
-    text(tmp_path / "x.de", ["Eine Zeile", "Noch eine"])
-    moses = {"name": "x", "format": "moses", "path": [str(tmp_path / "x.en"), str(tmp_path / "x.de")]}
-
-    with pytest.raises(ParallelMismatch, match="en=1 de=2"):
-        prepare(tmp_path, tsv(tmp_path / "a.tsv", PAIRS), moses | {"languages": ["en", "de"]})
-    assert list((tmp_path / "out").iterdir()) == []
 
 
 @pytest.mark.item("B13")
