@@ -1,4 +1,4 @@
-"""Locks between processes that end with the process that holds them, however it ends."""
+"""File locks between processes, which the system releases when the process ends."""
 
 import errno
 from pathlib import Path
@@ -11,17 +11,17 @@ __all__ = ["Timeout", "acquire"]
 
 
 def acquire(path: Path | str, timeout: float = -1, poll_interval: float = 0.05) -> AcquireReturnProxy[FileLock]:
-    """Lock a file, which is made if it is missing; `with` releases it.
+    """Lock a file and create it if it is missing; `with` releases the lock.
 
     Args:
         path: the file.
-        timeout: seconds to wait for another process; negative: for as long as it takes.
-        poll_interval: seconds between two tries.
+        timeout: seconds to wait for another process; negative: no limit.
+        poll_interval: seconds between two attempts.
 
     Raises:
-        Timeout: another process holds it.
-        InputError: the file system has no locks. Without this filelock would go by whether the file exists, and a
-            killed process would hold it for ever.
+        Timeout: another process holds the lock.
+        InputError: the file system has no locks. filelock would otherwise use the existence of the file as the lock,
+            which a killed process would hold forever.
     """
     try:
         return FileLock(path, fallback_to_soft=False).acquire(timeout=timeout, poll_interval=poll_interval)

@@ -1,4 +1,4 @@
-"""Progress of long work: a bar where somebody watches, a log line now and then where nobody does."""
+"""Progress of long work: a bar on a terminal, log lines elsewhere."""
 
 import logging
 import sys
@@ -14,29 +14,29 @@ SECONDS_BETWEEN_LINES = 15.0
 
 
 def time_left(seconds: float, done: int, total: int) -> str:
-    """`3:20 left`, if the rest goes as fast as what is done in so many seconds."""
+    """Return `3:20 left`, assuming that the rest takes as long per unit as the units that are done."""
     left = seconds / done * (total - done)
     return f"{left // 60:.0f}:{int(left % 60):02d} left"
 
 
 @contextmanager
-def progress(what: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
-    """Show how far `what` is; the function it gives takes how many more units are done."""
+def progress(title: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
+    """Show the progress of work; the context is a function to call with the number of newly finished units."""
     if sys.stderr.isatty():
-        columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeRemainingColumn())
+        columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeRemainingColumn())
         with Progress(*columns, console=Console(stderr=True)) as bar:
-            task = bar.add_task(what, total=total)
+            task = bar.add_task(title, total=total)
             yield lambda count: bar.advance(task, count)
         return
-    began = spoke = time.monotonic()
+    started = logged = time.monotonic()
     done = 0
 
     def advance(count: int) -> None:
-        nonlocal done, spoke
+        nonlocal done, logged
         done += count
         now = time.monotonic()
-        if now - spoke >= SECONDS_BETWEEN_LINES:
-            logger.info("%s: %d of %d %s, %s", what, done, total, unit, time_left(now - began, done, total))
-            spoke = now
+        if now - logged >= SECONDS_BETWEEN_LINES:
+            logger.info("%s: %d of %d %s, %s", title, done, total, unit, time_left(now - started, done, total))
+            logged = now
 
     yield advance

@@ -1,7 +1,6 @@
-"""Read gettext catalogs: what programs say, in the languages they say it in.
+"""Reader of gettext catalogs, the translated messages of programs.
 
-A message is a pair of its id (or the English text behind a symbolic id) and its translation, kept or dropped for a
-reason:
+A row is a message id (or the English text behind a symbolic id) and its translation:
 
     msgid "Save the file"  msgstr "Datei speichern"  ->  Row(("en", "de"), ("Save the file", "Datei speichern"), …)
 """
@@ -26,7 +25,7 @@ from infoxlm_core.errors import InputError, one_line
 
 MAX_CATALOG = 64 << 20  # bytes
 MAX_CONTENTS = 8 << 20  # bytes of an archive's table of contents: some 100,000 entries
-MAX_PATH = 4096  # bytes; what is longer cannot name a file
+MAX_PATH = 4096  # bytes; a longer string is no path of a file
 NEVER = 9  # rank of a locale that is not read
 _IS_CATALOG = re.compile(r"[^/]/LC_MESSAGES/[^/]+\.[mp]o$|/[a-z]{2,3}([_@-]\w+)*\.po$")
 IDENTIFIER = re.compile(r"[\w.:-]*_[\w.:-]*")  # label_foo: a key, no English text
@@ -37,11 +36,14 @@ Members = dict[str, Callable[[], bytes]]  # the files of a folder or archive: na
 def read(languages: Sequence[str], pivot: str, path: Path) -> Iterator[Row]:
     """Yield a row for each message of each language in a folder, wheel or zip; its line is the number of the message.
 
-    The pivot is the language of the message ids. Raises InputError if there is no catalog, or one cannot be read.
+    The pivot is the language of the message ids.
+
+    Raises:
+        InputError: there is no catalog, or a catalog cannot be read.
     """
     members = _catalogs(path)
     domains: dict[tuple[str, str], dict[str, dict[str, str]]] = defaultdict(lambda: defaultdict(dict))
-    for name in sorted(members):  # .po after .mo, which it replaces: it also tells fuzzy messages and default texts
+    for name in sorted(members):  # a .po replaces a .mo: it also has fuzzy flags and default texts
         folder, locale, domain = _place(name)
         language = re.split("[-_.@]", locale.lower())[0]
         if language in {*languages, pivot} and _rank(locale, language) < NEVER:
@@ -64,21 +66,21 @@ def read(languages: Sequence[str], pivot: str, path: Path) -> Iterator[Row]:
 def _choose(
     variants: dict[str, str], language: str, members: Members, path: Path
 ) -> tuple[list[polib.POEntry], int, str]:
-    """Messages, rank and name of the one locale that is read of a language; of equal ones that with most messages."""
+    """Return messages, rank and name of the best locale of a language; of equal locales the one with most messages."""
     best = min((_rank(locale, language) for locale in variants), default=NEVER)
     chosen = [name for locale, name in variants.items() if _rank(locale, language) == best]
-    found = [(_entries(name, members, path), name) for name in chosen]
-    if not found:
+    candidates = [(_entries(name, members, path), name) for name in chosen]
+    if not candidates:
         return [], best, ""
-    entries, name = max(found, key=lambda item: sum(_problem(entry) is None for entry in item[0]))
+    entries, name = max(candidates, key=lambda candidate: sum(_problem(entry) is None for entry in candidate[0]))
     return entries, best, name
 
 
 def _catalogs(path: Path) -> Members:
-    """Name and reader of every catalog `…/<locale>/LC_MESSAGES/<domain>.po` in a folder, wheel or zip."""
+    """Return name and reader of every catalog `…/<locale>/LC_MESSAGES/<domain>.po` in a folder, wheel or zip."""
     if path.is_dir():
         files = (p for p in outside.list_tree(path) if p.suffix in (".po", ".mo") and _IS_CATALOG.search(f"/{p}"))
-        found: Members = {str(p.relative_to(path)): partial(outside.read_bytes, p, MAX_CATALOG) for p in files}
+        members: Members = {str(p.relative_to(path)): partial(outside.read_bytes, p, MAX_CATALOG) for p in files}
     else:
         try:
             with outside.check_readable(path).open("rb") as file:
@@ -90,16 +92,16 @@ def _catalogs(path: Path) -> Members:
         for info in infos:
             if info.file_size > min(MAX_CATALOG, MAX_RATIO * info.compress_size + MAX_LINE):
                 raise InputError(f"{path}: DecompressionLimit: {info.filename} has {info.file_size} bytes: refused")
-        found = {info.filename: partial(archive.read, info) for info in infos}
-    if not found:
+        members = {info.filename: partial(archive.read, info) for info in infos}
+    if not members:
         raise InputError(f"{path} holds no catalog <locale>/LC_MESSAGES/<domain>.po or .mo, nor a <locale>.po")
-    return found
+    return members
 
 
 def _check_directory(file: BinaryIO, path: Path) -> None:
-    """Refuse an archive whose table of contents, which is read before anything else, is longer than any wheel's.
+    """Raise InputError for an archive whose table of contents, which zipfile reads at once, is longer than any wheel's.
 
-    Its end record is looked for as zipfile does: the last 22 bytes, or, before a comment, the last that looks like one.
+    The end record is located as zipfile does: in the last 22 bytes, or before a comment.
     """
     size = file.seek(0, os.SEEK_END)
     start = max(0, size - (1 << 16) - 22)  # of the end record and the longest comment after it
@@ -118,7 +120,7 @@ def _check_directory(file: BinaryIO, path: Path) -> None:
 
 
 def _place(name: str) -> tuple[str, str, str]:
-    """Folder, locale and domain of `…/<locale>/LC_MESSAGES/<domain>.po`, or of `…/<locale>.po`."""
+    """Return folder, locale and domain of `…/<locale>/LC_MESSAGES/<domain>.po`, or of `…/<locale>.po`."""
     *folder, last = PurePosixPath(name).parts
     if len(folder) > 1 and folder[-1] == "LC_MESSAGES":
         return "/".join(folder[:-2]), folder[-2], last[:-3]
@@ -126,7 +128,7 @@ def _place(name: str) -> tuple[str, str, str]:
 
 
 def _rank(locale: str, language: str) -> int:
-    """Order among the locales of one language, down to NEVER. `zh` means simplified characters."""
+    """Return the rank of a locale of a language; NEVER excludes it. `zh` means simplified characters."""
     variant = re.sub(r"^[a-z]+[-_.@]?", "", locale.lower())
     if language == "zh":
         return {"hans": 0, "cn": 0, "": 1}.get(variant, NEVER)
@@ -134,7 +136,7 @@ def _rank(locale: str, language: str) -> int:
 
 
 def _entries(name: str, members: Members, path: Path) -> list[polib.POEntry]:
-    """Messages of one catalog; of plural forms, `msgstr` becomes the one for n = 1, which goes with the message id."""
+    """Return the messages of one catalog; `msgstr` of a plural message is its form for n = 1."""
     content = _content(name, members, path)
     try:
         binary = content + b"\0"  # polib takes the path of a file for that file, and no path holds a zero byte
@@ -155,7 +157,7 @@ def _entries(name: str, members: Members, path: Path) -> list[polib.POEntry]:
 
 
 def _check_strings(content: bytes) -> None:
-    """Refuse a .mo that ends within its strings: polib would take what is left of them. ValueError, struct.error."""
+    """Raise ValueError or struct.error for a .mo that ends within its strings, which polib would truncate."""
     order = {b"\xde\x12\x04\x95": "<", b"\x95\x04\x12\xde": ">"}.get(content[:4], "<")
     count, *starts = struct.unpack_from(f"{order}3I", content, 8)
     for start in starts:
@@ -178,7 +180,7 @@ def _problem(entry: polib.POEntry) -> str | None:
 
 
 def _default(comment: str | None) -> str:
-    """English text that stands in the comment of a message with a symbolic id: `Default: "…"`, over several lines."""
+    """Return the English text in the comment of a message with a symbolic id: `Default: "…"`, on several lines."""
     if not comment or not comment.startswith('Default: "'):
         return ""
     lines = [line.strip() for line in comment.removeprefix("Default:").splitlines()]

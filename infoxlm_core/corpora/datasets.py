@@ -1,4 +1,4 @@
-"""The corpora of a prepared text, as a tracker lists what a run has read: by name and digest of what was kept."""
+"""The corpora of a prepared text, as a tracker lists the inputs of a run: by name and digest."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -16,44 +16,46 @@ class Dataset:
 
     name: str
     digest: str
-    """Of all its files, as hexadecimal digits: another corpus, cleaning or split has another one."""
+    """Digest of all its files; it changes with the corpus, the cleaning and the split."""
 
     held_out: bool
-    """No training text: kept for evaluation."""
+    """Whether the corpus is reserved for evaluation."""
 
     languages: tuple[str, ...]
     lines: Mapping[str, int] = field(default_factory=dict)
-    """Read and kept, of each kind of text."""
+    """Numbers of lines read and kept, by kind of text."""
 
 
 def list_datasets(files: Mapping[str, Mapping[str, Any]], report: Iterable[Mapping[str, Any]]) -> list[Dataset]:
-    """The corpora of a prepared text in the order of their names.
+    """List the corpora of a prepared text by name.
 
     Args:
-        files: of its manifest, with their SHA-256.
-        report: `files` of its report.json, with the lines that were read and kept.
+        files: `files` of its manifest.
+        report: `files` of its report.json.
     """
-    parts: dict[str, dict[str, str]] = {}
+    digests_of_corpus: dict[str, dict[str, str]] = {}
     languages: dict[str, set[str]] = {}
     training: set[str] = set()
-    for path, said in files.items():
-        if match := _PART.fullmatch(path):
-            parts.setdefault(match["corpus"], {})[path] = said["sha256"]
+    for path, entry in files.items():
+        match = _PART.fullmatch(path)
+        if match:
+            digests_of_corpus.setdefault(match["corpus"], {})[path] = entry["sha256"]
             languages.setdefault(match["corpus"], set()).update(match["language"].split("-"))
             if not match["kind"].startswith("held_out"):
                 training.add(match["corpus"])
     lines: dict[str, dict[str, int]] = {}
     for entry in report:
-        of = lines.setdefault(entry["corpus"], {})
-        for what in ("read", "kept"):
-            of[f"{entry['kind']} {what}"] = of.get(f"{entry['kind']} {what}", 0) + entry[what]
+        counts = lines.setdefault(entry["corpus"], {})
+        for outcome in ("read", "kept"):
+            name = f"{entry['kind']} {outcome}"
+            counts[name] = counts.get(name, 0) + entry[outcome]
     return [
         Dataset(
             name=name,
-            digest=manifests.digest(found).removeprefix("sha256:"),
+            digest=manifests.digest(digests).removeprefix("sha256:"),
             held_out=name not in training,
             languages=tuple(sorted(languages[name])),
             lines=lines.get(name, {}),
         )
-        for name, found in sorted(parts.items())
+        for name, digests in sorted(digests_of_corpus.items())
     ]

@@ -1,4 +1,4 @@
-"""Test sets whose sentences stay out of training text: every text in a file, whatever its layout is.
+"""Reader of test sets whose sentences are removed from the training text: every text of a file in any layout.
 
     NAME.json      every text of it                                            SQuAD, MLQA, XQuAD, TyDiQA
     NAME.jsonl     every text of each line
@@ -7,8 +7,8 @@
     any other      every line, cut at tabs, with and without its markup        Tatoeba, FLORES, XNLI, XTREME, PAWS-X
                    words with tags, a line each, as sentences                  WikiANN, XTREME's panx
 
-Paragraphs are taken sentence by sentence, too; all but Parquet may be compressed. Codes and labels among the texts cost
-a training line that says just that, and nothing else.
+Paragraphs are also split into sentences. All files but Parquet may be compressed. Codes and labels among the texts
+remove only training lines that consist of nothing else.
 """
 
 import codecs
@@ -26,34 +26,39 @@ from infoxlm_core import manifests, outside
 from infoxlm_core.corpora import lines, tables
 from infoxlm_core.errors import EncodingError, InputError, one_line
 
-DIGITS = 16  # of a SHA-256 by which a file is known
-SHORTEST = 20  # characters of a part of a paragraph that is looked for by itself: "Yes." is no sentence of a test
+DIGITS = 16  # of the SHA-256 that identifies a file
+SHORTEST = 20  # characters of a sentence of a paragraph: "Yes." may occur anywhere
 _END = re.compile(r"(?<=[.!?。！？।؟])\s*")
 _TAGGED = re.compile(r"(?:[a-z]{2,3}:)?(?P<word>\S+)\t(?:O|[BI]-\S+)")
 _MARKUP = re.compile(r"<[^<>]*>")
-ROWS = 1024  # of a table that are held at a time
+ROWS = 1024  # rows of a table that are held at a time
 _ARCHIVES = (".zip", ".tar", ".tgz", ".7z", ".whl")
 _REMEDY = "give a test set as JSON, Parquet, CSV or lines of text"
 
 
 def files(path: Path) -> list[Path]:
-    """The file itself, or those below a folder that are not hidden; InputError if there is none."""
+    """Return the file, or the files below a folder that are not hidden; InputError if there is none."""
     if not path.exists():
         raise InputError(f"{path}: no such file or folder: check preparation.evaluation_sets")
-    found = [path] if not path.is_dir() else [one for one in outside.list_tree(path) if not one.is_dir()]
-    shown = [one for one in found if one == path or not any(part[0] == "." for part in one.relative_to(path).parts)]
-    if not shown:
+    if not path.is_dir():
+        return [path]
+    visible_files = []
+    for file in outside.list_tree(path):
+        is_hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
+        if not is_hidden and not file.is_dir():
+            visible_files.append(file)
+    if not visible_files:
         raise InputError(f"{path}: an empty folder: check preparation.evaluation_sets")
-    return shown
+    return visible_files
 
 
 def digest(file: Path) -> str:
-    """What a file is known by, wherever it lies and whatever it is called."""
+    """Return the digest that identifies a file under any path."""
     return manifests.file_sha256(file)[:DIGITS]
 
 
 def read(file: Path) -> Iterator[str]:
-    """Yield every text of a file, and its sentences; InputError if it cannot be read, or its texts cannot be found."""
+    """Yield every text of a file and the sentences of each; InputError if the file cannot be read."""
     try:
         for text in _texts(outside.check_readable(file)):
             yield text
@@ -90,7 +95,7 @@ def _texts(file: Path) -> Iterator[str]:
 
 
 def _columns(file: Path) -> Iterator[str]:
-    """The texts of a table, wherever they are in it; InputError if no column holds any."""
+    """Yield the texts in all columns of a table; InputError if no column has text."""
     kinds = {field.name: field.type for field in pq.read_schema(file)}
     plain = [name for name, kind in kinds.items() if tables.is_text(kind)]
     others = [name for name, kind in kinds.items() if pa.types.is_nested(kind) or pa.types.is_dictionary(kind)]
@@ -105,7 +110,7 @@ def _columns(file: Path) -> Iterator[str]:
 
 def _lines(file: Path) -> Iterator[tuple[int, str]]:
     for number, text, reason in lines.read(file):
-        if reason == "invalid_utf8":  # then the text says where
+        if reason == "invalid_utf8":  # the text is file:line:byte
             raise EncodingError(f"{text}: not UTF-8 from this byte on: convert the file")
         if reason:
             raise InputError(f"{file}:{number} is {reason.replace('_', ' ')}: {_REMEDY}")
@@ -113,10 +118,11 @@ def _lines(file: Path) -> Iterator[tuple[int, str]]:
 
 
 def _cells(file: Path) -> Iterator[str]:
-    """What stands between tabs; of words with tags the sentences."""
+    """Yield the cells between tabs, with and without markup, and the sentences of lines with one tagged word each."""
     words: list[str] = []
     for _, text in _lines(file):
-        if tagged := _TAGGED.fullmatch(text):
+        tagged = _TAGGED.fullmatch(text)
+        if tagged:
             words.append(tagged["word"])
             continue
         yield " ".join(words)
@@ -128,7 +134,7 @@ def _cells(file: Path) -> Iterator[str]:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """All texts of a JSON value."""
+    """Yield all texts of a JSON value."""
     waiting = [value]
     while waiting:
         value = waiting.pop()

@@ -1,4 +1,4 @@
-"""Digests of texts by which duplicates, and text kept for evaluation, are found again."""
+"""Digests of texts that identify duplicates and text reserved for evaluation."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -13,25 +13,25 @@ _UNIT = regex.compile(rf"[{_WITHOUT_SPACES}]|[[\p{{L}}\p{{M}}\p{{N}}]--[{_WITHOU
 
 
 class Keys(NamedTuple):
-    """Digests, 64 bits each: three of every text of a row, and those of all runs of words in them."""
+    """64-bit digests: three of every text of a row, and those of all runs of words in them."""
 
-    equal: Sequence[int]  # of the form in which training text is compared with text kept for evaluation
-    near: Sequence[int]  # of what near duplicates have in common
-    exact: Sequence[int]  # of the very text
+    equal: Sequence[int]  # of the form that is compared with reserved text
+    near: Sequence[int]  # equal for near duplicates
+    exact: Sequence[int]  # of the unchanged text
     runs: Sequence[int] = ()
 
     def of(self, side: int) -> "Keys":
-        """Those of one side of a pair."""
+        """Return the keys of one side of a pair."""
         return Keys(*(digests[side : side + 1] for digests in self[:3]))
 
 
 def keys(texts: Sequence[str], overlap: int = 0) -> Keys:
-    """Return the keys of a row; its runs are of `overlap` words, none if that is 0."""
+    """Return the keys of a row; runs have `overlap` words, and there are none if it is 0."""
     equal, near, exact = zip(*map(_keys, texts), strict=True)
     return Keys(equal, near, exact, [digest for text in texts for digest in runs(text, overlap)])
 
 
-@lru_cache(maxsize=1 << 16)  # the pivot's side of a message returns in every language
+@lru_cache(maxsize=1 << 16)  # the pivot's side of a message occurs in every language
 def _keys(text: str) -> tuple[int, int, int]:
     return (
         cleaning.digest("equal", cleaning.comparable(text)),
@@ -41,9 +41,9 @@ def _keys(text: str) -> tuple[int, int, int]:
 
 
 def runs(text: str, length: int) -> list[int]:
-    """Digests of every run of so many words, or of signs where a script has no spaces; none if `length` is 0.
+    """Return the digests of every run of `length` words, or of signs in scripts without spaces; none if it is 0.
 
-    Case, punctuation and spaces do not count: texts that share a run have copied, or quote the same source.
+    Case, punctuation and spaces are ignored. Texts that share a long run quote the same source.
     """
     if not length:
         return []

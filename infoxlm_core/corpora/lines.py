@@ -1,4 +1,4 @@
-"""A row of a corpus, and the lines of a file: whatever its compression, each is text or dropped for a reason."""
+"""Rows of a corpus, and the lines of plain and compressed files."""
 
 import io
 import lzma
@@ -12,25 +12,25 @@ from infoxlm_core import outside
 from infoxlm_core.errors import InputError
 
 MAX_LINE = 1 << 20  # bytes; longer lines are skipped without holding them in memory
-LOOK_AHEAD = 32 << 20  # bytes
+LOOK_AHEAD = 32 << 20  # bytes that are unpacked to detect a bomb before the first line is used
 _CODECS = {".bz2": "bz2", ".gz": "gzip", ".lz4": "lz4", ".zst": "zstd"}
 COMPRESSED = (".xz", *_CODECS)
-MAX_RATIO = 100  # of unpacked to packed size, above which a file is a bomb
+MAX_RATIO = 100  # unpacked by packed size; a file above it is a decompression bomb
 
 
 class Row(NamedTuple):
-    """One line (one language) or one pair (the pivot's first), and where it stands (gettext: the n-th message)."""
+    """One sentence, or one pair whose first side is the pivot's, with its file and line (gettext: its n-th message)."""
 
     languages: tuple[str, ...]
     texts: tuple[str, ...]
     file: str
     line: int
     dropped: str | None = None
-    """Why the row cannot be used at all; its texts then mean nothing, but for `invalid_utf8`: file:line:byte."""
+    """Why the row is dropped, or None. A dropped row has no texts; with `invalid_utf8` the first is file:line:byte."""
 
 
 class _Unpacked(io.RawIOBase):
-    """Bytes of a file that may be compressed; refuses damaged files and bombs."""
+    """The unpacked bytes of a file. Raises InputError for damaged files and decompression bombs."""
 
     def __init__(self, path: Path):
         self.path, self.count = path, 0
@@ -47,7 +47,7 @@ class _Unpacked(io.RawIOBase):
             raise InputError(f"{self.path} is damaged ({error}): fetch it again") from None
         buffer[: len(chunk)] = chunk
         self.count += len(chunk)
-        if self.count > MAX_RATIO * self.packed.tell() + MAX_LINE:  # so far, lest a bomb is read for long
+        if self.count > MAX_RATIO * self.packed.tell() + MAX_LINE:  # relative to what was read so far
             raise InputError(f"{self.path}: DecompressionLimit: unpacks to over {MAX_RATIO} times its size: refused")
         return len(chunk)
 
@@ -58,7 +58,7 @@ def _decompressed(packed: Any, path: Path) -> Any:
 
 
 def unpack(path: Path) -> IO[bytes]:
-    """Open a file; how it is compressed, if at all, its suffix tells. A bomb is refused before a line of it is used."""
+    """Open a file that is compressed as its suffix says; InputError for a decompression bomb."""
     try:
         if path.suffix in COMPRESSED:
             with io.BufferedReader(_Unpacked(path), MAX_LINE) as ahead:

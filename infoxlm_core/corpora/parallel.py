@@ -1,7 +1,7 @@
-"""Work on tables, a chunk of rows at a time: here, in several processes, or on the machines of whoever calls a stage.
+"""Parallel work on chunks of tables: in this process, in several processes, or on machines that the caller provides.
 
-A stage says what is to be done to each chunk; a `ParallelMap` has it done and gives the results in order.
-So nothing that a stage writes depends on who worked for it.
+A `ParallelMap` applies a function to every chunk and returns the results in order, so that the output of a stage does
+not depend on where the work ran.
 """
 
 import multiprocessing
@@ -22,11 +22,11 @@ Work = Callable[[pa.Table], pa.Table]
 """A pure function that other processes can import, or a `functools.partial` of one."""
 
 ParallelMap = Callable[[Work, Iterable[pa.Table]], Iterator[pa.Table]]
-"""Gives one result for each chunk, in order. Chunks are read in the caller's thread, only some of them ahead."""
+"""Yields one result for each chunk, in order. Chunks are read in the caller's thread, a few of them ahead."""
 
 
 def in_process(work: Work, chunks: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Work in this process."""
+    """Apply `work` to the chunks in this process."""
     return map(work, chunks)
 
 
@@ -34,36 +34,37 @@ def in_processes(count: int) -> ParallelMap:
     """Return a `ParallelMap` that uses `count` processes of this machine."""
 
     def parallel_map(work: Work, chunks: Iterable[pa.Table]) -> Iterator[pa.Table]:
-        spawn = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
+        spawn = multiprocessing.get_context("spawn")  # forking a process with threads may deadlock
         waiting: deque[Future[pa.Table]] = deque()
         try:
-            with ProcessPoolExecutor(count, spawn, initializer=_take, initargs=(work,)) as pool:
+            with ProcessPoolExecutor(count, spawn, initializer=_start, initargs=(work,)) as pool:
                 for chunk in chunks:
                     waiting.append(pool.submit(_do, chunk))
                     if len(waiting) > 4 * count:
                         yield waiting.popleft().result()
                 while waiting:
                     yield waiting.popleft().result()
-        except BrokenProcessPool:  # out of memory, most often
+        except BrokenProcessPool:  # usually out of memory
             raise WorkerLost("a process that worked on text was killed: free memory, then run again") from None
 
     return parallel_map
 
 
-_taken: list[Work] = []  # by this process: work may hold a model, which is not sent with every chunk
+_work_of_process: list[Work] = []  # sent once, not with every chunk: it may hold a model
 
 
-def _take(work: Work) -> None:
-    _taken[:] = [work]
+def _start(work: Work) -> None:
+    _work_of_process[:] = [work]
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _end_with_parent() -> None:
-    """A parent that is killed cannot end its pool, whose processes would wait for work for ever."""
-    if parent := multiprocessing.parent_process():
+    """Exit with the parent: a killed parent cannot end its pool, whose processes would wait forever."""
+    parent = multiprocessing.parent_process()
+    if parent:
         parent.join()
         os._exit(1)
 
 
 def _do(chunk: pa.Table) -> pa.Table:
-    return _taken[0](chunk)
+    return _work_of_process[0](chunk)

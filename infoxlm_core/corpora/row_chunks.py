@@ -1,4 +1,4 @@
-"""What preparation does to each row by itself, a chunk of rows at a time, on whatever machine: normalise, clean, key.
+"""Work of preparation on single rows, in chunks that may run on any machine: normalise, clean, compute keys.
 
 ("en-de", ["Hello", "Hal\\u00adlo"], "x.tsv", None)  ->  ("en-de", ["Hello", "Hallo"], "x.tsv", None, keys …)
 ("en-de", ["Hello", "Hello"], "x.tsv", None)       ->  ("en-de", ["Hello", "Hello"], "x.tsv", "untranslated", …)
@@ -24,17 +24,17 @@ _CLEANED = pa.schema([*_READ, *KEYS])
 
 
 def chunks(rows: Iterable[Row]) -> Iterator[pa.Table]:
-    """Collect rows as tables of at most CHUNK rows, and fewer if they are long."""
-    some: list[Row] = []
-    size = 0
+    """Yield tables of at most CHUNK rows and about MAX_CHARACTERS characters."""
+    chunk: list[Row] = []
+    characters = 0
     for row in rows:
-        some.append(row)
-        size += sum(map(len, row.texts))
-        if len(some) == CHUNK or size > MAX_CHARACTERS:
-            yield _table(some)
-            some, size = [], 0
-    if some:
-        yield _table(some)
+        chunk.append(row)
+        characters += sum(map(len, row.texts))
+        if len(chunk) == CHUNK or characters > MAX_CHARACTERS:
+            yield _table(chunk)
+            chunk, characters = [], 0
+    if chunk:
+        yield _table(chunk)
 
 
 def _table(rows: list[Row]) -> pa.Table:
@@ -42,9 +42,13 @@ def _table(rows: list[Row]) -> pa.Table:
 
 
 def clean_rows(chunk: pa.Table, languages: tuple[str, ...], rules: CleaningConfig, overlap: int = 0) -> pa.Table:
-    """Normalise texts of `chunks`, say why a row is dropped, if it is, and give the others their keys.
+    """Normalise texts, decide which rows are dropped, and compute the keys of the others.
 
-    `overlap`: words of the runs among the keys, which take longest: none unless text is kept for evaluation.
+    Args:
+        chunk: a table of `chunks`.
+        languages: of the run.
+        rules: what is dropped.
+        overlap: length of the runs of words among the keys; 0 skips them, which saves most of the time.
     """
     cleaned = []
     for own, texts, file, dropped in rows_of(chunk):
@@ -57,7 +61,7 @@ def clean_rows(chunk: pa.Table, languages: tuple[str, ...], rules: CleaningConfi
 
 def mark(chunk: pa.Table, overlap: int = 0) -> pa.Table:
     """Add the keys of each row's `texts` to a table."""
-    found = [keys(texts, overlap) for texts in chunk["texts"].to_pylist()]
-    for (name, kind), column in zip(KEYS, zip(*found, strict=True), strict=True):
+    row_keys = [keys(texts, overlap) for texts in chunk["texts"].to_pylist()]
+    for (name, kind), column in zip(KEYS, zip(*row_keys, strict=True), strict=True):
         chunk = chunk.append_column(name, pa.array(column, kind))
     return chunk

@@ -19,25 +19,25 @@ from infoxlm_core.errors import DataCorrupt, InfoXLMError, InputError, one_line
 
 ROW_GROUP = 1 << 15  # rows
 MAX_FRAME = 1 << 30  # bytes of a table that is held as a whole, unless its file is large itself
-MAX_BATCH = 64 << 20  # bytes of somebody's text that are held at a time
+MAX_BATCH = 64 << 20  # bytes of text that are held at a time
 TRAINING = ("mono", "pairs")  # folders for rows of one language and of two
-HELD_OUT = ("held_out_mono", "held_out")
+HELD_OUT = ("held_out_mono", "held_out")  # the same for reserved text
 LABELLED = ("text", "label", "language", "split")  # columns of labelled text
 
 
 @contextmanager
 def reading(path: Path, remedy: str, error: type[InfoXLMError] = InputError) -> Iterator[None]:
-    """Turn whatever Arrow says of a damaged Parquet file into an `error` that names it and what to do."""
+    """Turn Arrow's errors about a damaged Parquet file into an `error` with the path and the remedy."""
     try:
         yield
-    except (pa.ArrowException, OSError, ValueError) as failure:  # ValueError: what is no UTF-8, a missing column
+    except (pa.ArrowException, OSError, ValueError) as failure:  # ValueError: invalid UTF-8, a missing column
         raise outside.translate_error(failure, path) or error(
             f"{path} cannot be read ({one_line(failure)}): {remedy}"
         ) from None
 
 
 def read_rows(path: Path) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of one file of ours; DataCorrupt if it cannot be read."""
+    """Yield the rows of a table that the pipeline wrote; DataCorrupt if it cannot be read."""
     with reading(path, "prepare the text again", DataCorrupt), pq.ParquetFile(path) as file:
         for batch in file.iter_batches(ROW_GROUP):
             yield from rows_of(batch)
@@ -81,19 +81,20 @@ def _check_unpacked_size(path: Path, columns: list[str] | None) -> None:
 
 
 def count_rows(path: Path) -> int:
-    """Return the number of rows of a file of ours; DataCorrupt if the file cannot be read."""
+    """Return the number of rows of a table that the pipeline wrote; DataCorrupt if it cannot be read."""
     with reading(path, "prepare the text again", DataCorrupt):
         return pq.read_metadata(path).num_rows
 
 
 def read_text(path: Path, columns: Sequence[str]) -> Iterator[tuple[str | None, ...]]:
-    """Yield rows of somebody's Parquet file, columns of text alone; what repeats is not held more than once.
+    """Yield rows of the text columns of a user's Parquet file.
+
+    Repeated values are held in memory once. A column of type null has empty cells.
 
     Raises:
-        InputError: a column is no text, or the file unpacks to over `MAX_RATIO` times its size. A column without a
-            type is one without text; what repeats in a batch is unpacked once.
+        InputError: a column is not text, or its distinct values have over `MAX_RATIO` times the size of the file.
     """
-    limit, count = MAX_RATIO * outside.check_readable(path).stat().st_size + MAX_LINE, 0
+    limit, unpacked_bytes = MAX_RATIO * outside.check_readable(path).stat().st_size + MAX_LINE, 0
     schema = pq.read_schema(path)
     for column in columns:
         kind = _value_type(schema.field(column).type)
@@ -101,18 +102,19 @@ def read_text(path: Path, columns: Sequence[str]) -> Iterator[tuple[str | None, 
             raise InputError(f"{path}: column {column} is {kind!s:.80}, not text: write a string in each row")
     with pq.ParquetFile(path, read_dictionary=list(columns)) as file:
         for batch in file.iter_batches(ROW_GROUP, columns=list(columns)):
-            by_column = [_sizes(batch[column]) for column in columns]
-            count += sum(_distinct(batch[c], of) for c, of in zip(columns, by_column, strict=True))
-            sizes = np.sum(by_column, axis=0)
-            if count > limit:
+            sizes_of_columns = [_sizes(batch[column]) for column in columns]
+            for column, column_sizes in zip(columns, sizes_of_columns, strict=True):
+                unpacked_bytes += _distinct(batch[column], column_sizes)
+            if unpacked_bytes > limit:
                 raise InputError(f"{path}: DecompressionLimit: unpacks to over {MAX_RATIO} times its size: refused")
-            parts = np.cumsum(sizes) // MAX_BATCH
-            for first, end in itertools.pairwise([*np.unique(parts, return_index=True)[1], len(batch)]):
-                yield from zip(*(batch[c].slice(first, end - first).to_pylist() for c in columns), strict=True)
+            part_of_row = np.cumsum(np.sum(sizes_of_columns, axis=0)) // MAX_BATCH
+            first_rows = np.unique(part_of_row, return_index=True)[1]
+            for first, end in itertools.pairwise([*first_rows, len(batch)]):
+                yield from rows_of(batch.select(list(columns)).slice(first, end - first))
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether values of a type are text."""
+    """Return whether the values of a type are text."""
     return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
 
 
@@ -121,40 +123,40 @@ def _value_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _distinct(column: pa.Array, sizes: np.ndarray) -> int:
-    """Bytes of a column whose cells have these sizes, what repeats counted once."""
+    """Return the bytes of a column whose cells have these sizes, counting repeated values once."""
     total = int(sizes.sum())
     return min(total, int(_sizes(column.dictionary).sum())) if pa.types.is_dictionary(column.type) else total
 
 
 def _sizes(column: pa.Array) -> np.ndarray:
-    """Bytes of each cell."""
+    """Return the bytes of each cell, (rows,)."""
     if pa.types.is_null(column.type):
         return np.zeros(len(column), np.int64)
     if pa.types.is_dictionary(column.type):
-        found = pc.binary_length(column.dictionary).take(column.indices)
+        sizes = pc.binary_length(column.dictionary).take(column.indices)
     else:
-        found = pc.binary_length(column)
-    return pc.fill_null(found, 0).to_numpy(zero_copy_only=False).astype(np.int64)
+        sizes = pc.binary_length(column)
+    return pc.fill_null(sizes, 0).to_numpy(zero_copy_only=False).astype(np.int64)
 
 
 def rows_of(table: pa.Table | pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of a table as plain values."""
+    """Yield the rows of a table as Python values."""
     return zip(*(column.to_pylist() for column in table.columns), strict=True)
 
 
 def of_text(*columns: str) -> pa.Schema:
-    """The schema of a table of text."""
+    """Return the schema of a table of text columns."""
     return pa.schema([(column, pa.string()) for column in columns])
 
 
 def of_rows(schema: pa.Schema, rows: list[tuple[Any, ...]]) -> pa.Table:
-    """A table of at least one row."""
+    """Return a table of at least one row."""
     columns = zip(*rows, strict=True)
     return pa.table([pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)
 
 
 class Tables:
-    """Parquet files below a folder that grow row by row; one that gets no row does not exist."""
+    """Writes Parquet files below a folder row by row; a file without rows is not created."""
 
     def __init__(self, folder: Path, *schemas: pa.Schema):
         self.folder, self.schemas = folder, {len(schema): schema for schema in schemas}  # by width of a row

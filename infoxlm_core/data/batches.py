@@ -1,6 +1,6 @@
-"""Packed batches: what one forward pass sees.
+"""Packed batches: the input of one forward pass.
 
-A micro-batch holds MLM and TLM sequences, then query views, end to end; key views stand in a pack of their own.
+A micro-batch holds MLM and TLM sequences, then query views, end to end. Key views are packed separately.
 """
 
 from collections.abc import Sequence
@@ -23,23 +23,23 @@ class PackedBatch:
     ids: Tensor  # (T,) of all MLM, TLM and query-view sequences end to end
     positions: Tensor  # (T,)
     lengths: tuple[int, ...]  # tokens of each sequence
-    lm_sequences: int  # the first ones are MLM and TLM, the rest query views
-    target_rows: Tensor  # (N,) rows to predict, MLM's first; the last layer computes only these
+    lm_sequences: int  # MLM and TLM sequences, which come first; the rest are query views
+    target_rows: Tensor  # (N,) rows to predict, MLM's first; the last layer computes only these rows
     target_ids: Tensor  # (N,) their answers
-    target_counts: tuple[int, ...]  # how many of the rows lie in each MLM and TLM sequence
-    target_groups: Tensor  # (N,) group of `Sampler.groups` that each target counts for
-    mlm_targets: int  # how many of the targets are MLM's
+    target_counts: tuple[int, ...]  # rows to predict in each MLM and TLM sequence
+    target_groups: Tensor  # (N,) index into `Sampler.groups` of each target
+    mlm_targets: int  # the number of MLM's targets
     key_ids: Tensor  # of the key views, one for each query view
     key_positions: Tensor
     key_lengths: tuple[int, ...]
     sentence_ids: Tensor  # (B, 2) int64 ids of the sentences joined in each view
     view_groups: Tensor  # (B,) groups of the views
     items: int  # contrast items: B, or B / 2 if a second half repeats them with query and key views exchanged
-    rng_key: tuple[int, int, int] = (0, 0, 0)  # step, first virtual shard, number of the micro-batch: draws dropout
-    flops: float = 0.0  # what it must cost, for the network that it was made for
-    answered: Tensor | None = None  # (N,) which rows have an answer, if not all do: see `aligned`
-    padding: int = 0  # how many of the tokens are padding, which nobody counts
-    idle: bool = False  # computed because other workers have one more, and counted by nobody
+    rng_key: tuple[int, int, int] = (0, 0, 0)  # step, first virtual shard, number of the micro-batch: seeds dropout
+    flops: float = 0.0  # of a forward and backward pass of the network
+    answered: Tensor | None = None  # (N,) which rows have targets, if not all do: see `aligned`
+    padding: int = 0  # padding tokens, which are not counted
+    idle: bool = False  # computed only because other workers have one more batch, and not counted
 
     @property
     def tokens(self) -> int:
@@ -68,9 +68,11 @@ class PackedBatch:
         return PackedBatch(**parts)
 
     def aligned(self, multiple: int) -> "PackedBatch":
-        """The same for the kernels of a GPU, on the CPU: tokens of MLM and TLM, of query and of key views are multiples
-        of a number, each by one more sequence of padding; and every sequence has a row that the last layer computes, as
-        FlashAttention 3 needs it."""
+        """Return the batch padded for GPU kernels.
+
+        One sequence of padding makes each of three token counts a multiple of `multiple`: MLM and TLM, query views, key
+        views. Every sequence gets a row that the last layer computes, which FlashAttention 3 requires.
+        """
         lm, views = list(self.lengths[: self.lm_sequences]), list(self.lengths[self.lm_sequences :])
         keys, cut = list(self.key_lengths), sum(lm)
         more = [-sum(part) % multiple for part in (lm, views, keys)]
@@ -104,20 +106,30 @@ class PackedBatch:
 def give_each_a_row(
     rows: Tensor, counts: Sequence[int], lengths: Sequence[int]
 ) -> tuple[Tensor, tuple[int, ...], Tensor | None]:
-    """Ascending rows (R,) of packed sequences, so many of each, with the first row of every sequence that had none;
-    how many of each there are now; and where among them the old ones stand, None if they are all."""
+    """Add the first row of every sequence that has no row.
+
+    Args:
+        rows: (R,) ascending rows of packed sequences.
+        counts: rows of each sequence.
+        lengths: tokens of each sequence.
+
+    Returns:
+        The new rows, their number in each sequence, and the indices of the old rows among them; None if none was added.
+    """
     missing = np.flatnonzero(np.array(counts, np.int64) == 0)
     if not len(missing):
         return rows, tuple(counts), None
     ends = np.array(lengths, np.int64).cumsum()
-    found = np.sort(np.concatenate([rows.numpy(), (ends - lengths)[missing]]))
-    answered = torch.from_numpy(np.searchsorted(found, rows.numpy()))
-    return torch.from_numpy(found), tuple(max(1, count) for count in counts), answered
+    all_rows = np.sort(np.concatenate([rows.numpy(), (ends - lengths)[missing]]))
+    answered = torch.from_numpy(np.searchsorted(all_rows, rows.numpy()))
+    return torch.from_numpy(all_rows), tuple(max(1, count) for count in counts), answered
 
 
 def micro_batches(draw: Draw, size: int, symmetric: bool = False) -> list[PackedBatch]:
-    """Cut a worker's samples into packed micro-batches of at most `size` samples of each objective; with `symmetric`
-    each contrast item comes also with query and key view exchanged."""
+    """Split a worker's samples into packed micro-batches of at most `size` samples of each objective.
+
+    With `symmetric`, each contrast item is repeated with query and key view exchanged.
+    """
     most = max(len(draw.mlm.groups), len(draw.tlm.groups), len(draw.groups))
     return [_pack(draw, slice(start, start + size), symmetric) for start in range(0, most, size)]
 

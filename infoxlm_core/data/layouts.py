@@ -1,6 +1,6 @@
-"""Sequence layouts: pieces of sentences -> sequences with their special tokens, many at once, end to end.
+"""Sequence layouts: pieces of sentences -> sequences with special tokens, end to end.
 
-One walk, letters being pieces: the pairs (ab, xyz) and (c, uv) of two corpora, with mixup and mode 0, become
+With letters as pieces, mixup and mode 0, the pairs (ab, xyz) and (c, uv) of two corpora become
 
     query view  <s> a b </s> c </s>          key view  <s> x y z </s> u v </s>
 
@@ -18,7 +18,7 @@ from infoxlm_core.data.vocabulary import BOS, EOS, FIRST_POSITION
 
 @dataclass(frozen=True)
 class Sequences:
-    """N sequences end to end, in numpy: flat ids (T,) and lengths (N,)."""
+    """N sequences end to end: flat ids (T,) and lengths (N,)."""
 
     flat: np.ndarray
     lengths: np.ndarray
@@ -30,20 +30,20 @@ class Sequences:
 
     @property
     def rows(self) -> list[np.ndarray]:
-        """The ids of each sequence, not copied."""
+        """Views of the ids of each sequence."""
         ends = self.lengths.cumsum()
         spans = zip((ends - self.lengths).tolist(), ends.tolist(), strict=True)
         return [self.flat[start:end] for start, end in spans]
 
 
 def gather(tables: list[Table], which: np.ndarray, rows: np.ndarray, limit: int) -> Sequences:
-    """Read N rows, row rows[i] of tables[which[i]], each cut to `limit` tokens."""
-    found = []
+    """Read N rows, rows[i] of tables[which[i]], each truncated to `limit` tokens."""
+    parts = []
     for number, row in zip(which.tolist(), rows.tolist(), strict=True):
         table = tables[number]
         start, end = table.offsets.item(row), table.offsets.item(row + 1)
-        found.append(table.tokens[start : min(end, start + limit)])
-    return Sequences(end_to_end(found), np.fromiter(map(len, found), np.int64, len(found)))
+        parts.append(table.tokens[start : min(end, start + limit)])
+    return Sequences(end_to_end(parts), np.fromiter(map(len, parts), np.int64, len(parts)))
 
 
 _BOS, _EOS = np.array([BOS]), np.array([EOS])
@@ -51,23 +51,25 @@ NOTHING = Sequences(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 def join(parts: list[Sequences]) -> Sequences:
-    """The sequences of all parts, one part after the other."""
-    return Sequences(np.concatenate([p.flat for p in parts]), np.concatenate([p.lengths for p in parts]))
+    """Concatenate sequences."""
+    flat = np.concatenate([part.flat for part in parts])
+    return Sequences(flat, np.concatenate([part.lengths for part in parts]))
 
 
 def choose(condition: np.ndarray, yes: Sequences, no: Sequences) -> Sequences:
-    """Sequence i of `yes` where condition[i], else of `no`."""
-    chosen = [y if c else n for c, y, n in zip(condition.tolist(), yes.rows, no.rows, strict=True)]
+    """Return sequence i of `yes` where condition[i], else of `no`."""
+    triples = zip(condition.tolist(), yes.rows, no.rows, strict=True)
+    chosen = [yes_row if is_true else no_row for is_true, yes_row, no_row in triples]
     return Sequences(end_to_end(chosen), np.where(condition, yes.lengths, no.lengths))
 
 
 def lay_out(*segments: Sequences) -> Sequences:
-    """`<s> segment </s> segment </s> …` for each i; a segment of no tokens is left out with its `</s>`."""
+    """Lay out `<s> segment </s> segment </s> …` for each i; an empty segment is omitted with its `</s>`."""
     return _write(list(zip(*(s.rows for s in segments), strict=True)))
 
 
 def _write(sequences: Sequence[Sequence[np.ndarray]]) -> Sequences:
-    """The same for the segments of each sequence."""
+    """Lay out the segments of each sequence."""
     parts: list[np.ndarray] = []
     lengths = []
     for segments in sequences:
@@ -88,14 +90,14 @@ def mix(
     cross: np.ndarray,
     joined: np.ndarray,
 ) -> tuple[Sequences, Sequences]:
-    """Mixup (InfoXLM, section 3.3): pairs (c1, c2) and (d1, d2), both sides of N each -> query and key views.
+    """Apply mixup (InfoXLM, section 3.3) to pairs (c1, c2) and (d1, d2); return query and key views.
 
     Args:
         first: both sides of N pairs.
-        second: likewise, the pairs to join with them.
+        second: both sides of the N pairs to join with them.
         mode: (N,) in 0…7; bit 1 swaps the order on the source side, 2 on the target side, 4 exchanges the sides.
-        cross: (N,) true exchanges d1 and d2 first, so that each view mixes languages.
-        joined: (N,) false leaves the second pair out; only bit 4 of the mode then counts.
+        cross: (N,) true first exchanges d1 and d2, so that each view mixes languages.
+        joined: (N,) false omits the second pair; then only bit 4 of the mode has an effect.
     """
     queries, keys = [], []
     pairs = zip(first[0].rows, first[1].rows, second[0].rows, second[1].rows, strict=True)
@@ -116,5 +118,5 @@ def mix(
 
 
 def positions(lengths: np.ndarray) -> np.ndarray:
-    """(N,) lengths -> (T,) positions that restart at 2 in every sequence, as XLM-R counts them."""
+    """Return positions (T,) that restart at 2 in every sequence, as XLM-R counts them."""
     return np.arange(lengths.sum()) - np.repeat(lengths.cumsum() - lengths, lengths) + FIRST_POSITION

@@ -1,7 +1,7 @@
-"""Stage: encoder + examples of a task -> a model of the task, the one that a rule of selection chooses.
+"""Stage finetune: an encoder and the examples of a task -> the model that the selection rule chooses.
 
-All tasks are the same training: every example once an epoch, an evaluation on the development sets every so often. What
-the examples are, and how a model is scored on the development sets, says the task.
+All tasks share one training loop: every example once an epoch, and regular evaluations on the development sets. The
+task provides the examples and the scores.
 """
 
 import hashlib
@@ -40,15 +40,23 @@ def finetune(
     track: Callable[[Path], Tracker] = FileTracker,
     remote: RemoteCheckpoints | None = None,
 ) -> dict[str, Any]:
-    """Fine-tune an encoder in Hugging Face format on a task; every worker calls this.
+    """Fine-tune an encoder in Hugging Face format on a task; every worker calls this function.
 
-    `corpus` is the prepared one whose labelled set is used if a config of classification names no data. `output` gets
-    the model, its tokenizer, `selection.json`, `metrics.jsonl` and, of classification, `test.parquet`; `run` gets
-    checkpoints: the same directory continues the same run. `track` and `remote` are those of `pretrain`. Returns the
-    last step's figures, `steps`, and `examples`, how many there were to learn from.
+    Args:
+        config: settings of the task.
+        encoder: a Hugging Face directory.
+        corpus: the prepared corpus whose labelled set is used if the config names no data.
+        output: receives the model, its tokenizer, `selection.json`, `metrics.jsonl` and, for classification,
+            `test.parquet`.
+        run: receives the checkpoints; the same directory continues the same run.
+        track: opens the tracker of the run.
+        remote: where checkpoints are copied.
+
+    Returns:
+        The figures of the last step, `steps`, and the number of training `examples`.
 
     Raises:
-        InputError: data or encoder are not usable, or the rule of selection lacks development sets.
+        InputError: data or encoder cannot be used, or the selection rule lacks development sets.
         CorpusTooSmall: no text to train on, or fewer than two labels.
     """
     task = read_training(config, encoder, corpus)
@@ -61,34 +69,36 @@ def finetune(
     learner = TaskLearner(config, module, learned, optimization.steps, best)
     logger.info("fine-tuning on %d examples, %d steps", len(task.examples), optimization.steps)
     with run_directory(run, fingerprint, config.checkpoints, track, remote) as (checkpoints, tracker):
-        found = loop.train(learner, optimization, checkpoints, tracker, config.log_every, learner.observe)
+        figures = loop.train(learner, optimization, checkpoints, tracker, config.log_every, learner.observe)
         distributed.on_first(lambda: export(learner, encoder, run, output, all_words))
-    return found | {"steps": optimization.steps, "examples": len(task.examples)}
+    return figures | {"steps": optimization.steps, "examples": len(task.examples)}
 
 
 def read_training(config: RecipeConfig, encoder: Path, corpus: Path | None) -> Training:
-    """Read and tokenise what a config names."""
+    """Read and tokenise the data of a config."""
     return task_of(config).training(config, encoder, corpus)
 
 
 def fingerprint_of(config: RecipeConfig, encoder: Path, learned: Training) -> Fingerprint:
-    """What a checkpoint belongs to: the content of data, wherever they lie, and no setting that only tests read."""
+    """Return what must be equal to resume a run: the content of the data, and the settings of training."""
     settings, data = task_of(config).training_part(config)
-    by_role = {role: manifests.digest(digest_inputs(paths)) for role, paths in data.items()}  # development sets, too
+    by_role = {
+        role: manifests.digest(digest_inputs(paths)) for role, paths in data.items()
+    }  # includes development sets
     inputs = {"encoder": pretrained.digest_of(encoder), "examples": digest_of(learned), **by_role}
     return Fingerprint.of(settings, manifests.FINETUNING, inputs)
 
 
 def digest_of(task: Training) -> str:
-    """What a resumed run must find again: training examples, their answers, the languages of its development sets."""
-    found = hashlib.sha256(json.dumps([task.head.name, task.labels, task.development]).encode())
+    """Return the digest of the training examples, their targets and the development languages."""
+    digest = hashlib.sha256(json.dumps([task.head.name, task.labels, task.development]).encode())
     for array in (task.examples.ids, task.examples.types, task.examples.lengths, task.targets):
-        found.update(np.ascontiguousarray(array).data)  # as it is stored: gigabytes are not copied
-    return f"sha256:{found.hexdigest()}"
+        digest.update(np.ascontiguousarray(array).data)  # without a copy of gigabytes
+    return f"sha256:{digest.hexdigest()}"
 
 
 def schedule(config: RecipeConfig, examples: int) -> OptimizationConfig:
-    """Steps and warm-up: as they are, or of so many epochs."""
+    """Return the optimization settings with steps and warm-up computed from `epochs`, if that is set."""
     if config.epochs is None:
         return config.optimization
     steps = -(-config.epochs * examples // config.batch_size)
@@ -99,7 +109,7 @@ def schedule(config: RecipeConfig, examples: int) -> OptimizationConfig:
 def export(
     learner: TaskLearner, encoder: Path, run: Path, output: Path, all_words: Callable[[], AbstractContextManager[Any]]
 ) -> None:
-    """Write the model, or models, that the rule chose; the module then holds the last of them."""
+    """Write the models that the selection rule chose; afterwards the module holds the last of them."""
     config, module, best = learner.config.selection, learner.module, learner.best
     evaluations = best.evaluations()
     chosen = best.choose(evaluations, learner.steps)
