@@ -1,4 +1,4 @@
-"""A run is one YAML file whose sections are the configs of the stages: read strictly, override, check."""
+"""The YAML file of a run, whose sections are the configs of the stages: strict reading, overrides, validation."""
 
 import copy
 import json
@@ -23,12 +23,12 @@ from infoxlm_core.config.base import NonNegativeInt
 from infoxlm_core.errors import ConfigError, InputError
 from infoxlm_core.tasks.classification.settings import ClassificationConfig
 
-MAX_SIZE = 1 << 18  # bytes of a config; reading a longer one of one key a line would take minutes
+MAX_SIZE = 1 << 18  # bytes of a config file; PyYAML would read a larger one for minutes
 Config = TypeVar("Config", bound=StageConfig)
 
 
 class RunConfig(StageConfig):
-    """One YAML file: everything a run of the pipeline needs."""
+    """All settings of a run of the pipeline."""
 
     preparation: PreparationConfig
     tokenization: TokenizationConfig = TokenizationConfig()
@@ -58,26 +58,26 @@ class RunConfig(StageConfig):
 
 
 class StrictLoader(yaml.SafeLoader):
-    """YAML 1.2 without surprises: `no` is a word, 0400 is four hundred; no anchors, no tags, no key twice."""
+    """A safe loader of YAML 1.2: `no` is a word, 0400 is four hundred; anchors, tags and repeated keys are errors."""
 
-    yaml_implicit_resolvers: ClassVar[
-        dict[str, Any]
-    ] = {}  # those of PyYAML are YAML 1.1's: `no` is false there, 1:30 is 90
+    # The resolvers of PyYAML implement YAML 1.1, in which `no` is false and 1:30 is 90.
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        if getattr(self.peek_event(), "anchor", None):  # an alias has one, too
+        if getattr(self.peek_event(), "anchor", None):  # aliases have the attribute, too
             raise ConfigError(f"line {self.peek_event().start_mark.line + 1}: anchors and aliases are not allowed")
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        found = super().construct_mapping(node, deep)
-        if len(found) < len(node.value):
+        mapping = super().construct_mapping(node, deep)
+        if len(mapping) < len(node.value):
             seen = set()
             for key_node, _ in node.value:
-                if (key := self.construct_object(key_node, deep=True)) in seen:
+                key = self.construct_object(key_node, deep=True)
+                if key in seen:
                     raise ConfigError(f"line {key_node.start_mark.line + 1}: {key!r} stands twice")
                 seen.add(key)
-        return found
+        return mapping
 
     def construct_integer(self, node: Any) -> int:
         text = self.construct_scalar(node)
@@ -96,15 +96,16 @@ StrictLoader.add_constructor("tag:yaml.org,2002:int", StrictLoader.construct_int
 
 
 def load(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read a run's YAML file and apply overrides such as `pretraining.optimization.steps=100`.
+    """Read the YAML file of a run and apply overrides such as `pretraining.optimization.steps=100`.
 
-    Raises ConfigError: one line with file, field, value and rule.
+    Raises:
+        ConfigError: one line with file, field, value and rule.
     """
     return load_as(RunConfig, path, overrides)
 
 
 def load_as(kind: type[Config], path: Path | str, overrides: Sequence[str] = ()) -> Config:
-    """`load` for a file of another kind, such as a suite's."""
+    """Read a YAML file of another kind, such as a suite, as `load` does."""
     path = Path(path)
     if not path.is_file():
         raise ConfigError(f"{path}: no such config file")
@@ -120,7 +121,7 @@ def load_as(kind: type[Config], path: Path | str, overrides: Sequence[str] = ())
 
 
 def override(values: Any, change: str) -> None:
-    """Change one value inside a mapping of sections: `pretraining.optimization.steps=100`."""
+    """Apply an override such as `pretraining.optimization.steps=100` to a mapping of sections."""
     name, equals, value = change.partition("=")
     if not equals:
         raise ConfigError(f"override {change!r}: write section.name=value")
@@ -128,7 +129,7 @@ def override(values: Any, change: str) -> None:
 
 
 def put(values: Any, name: str, value: Any) -> None:
-    """Set one value inside a mapping of sections, by its name in them: `pretraining.optimization.steps`."""
+    """Set the value with a dotted name, such as `pretraining.optimization.steps`, in a mapping of sections."""
     *sections, last = name.split(".")
     for section in sections:
         values = values.setdefault(section, {}) if isinstance(values, dict) else None
@@ -138,7 +139,7 @@ def put(values: Any, name: str, value: Any) -> None:
 
 
 def parse_changed(kind: type[Config], values: Mapping[str, Any], changes: Mapping[str, Any], where: str) -> Config:
-    """A config after single changes such as {"tasks.xnli.seeds": [1, 2]}; ConfigError names the first wrong field."""
+    """Return a config after changes such as {"tasks.xnli.seeds": [1, 2]}; ConfigError names the first wrong field."""
     parsed = kind.parse(values, where)
     if not changes:
         return parsed
@@ -149,17 +150,17 @@ def parse_changed(kind: type[Config], values: Mapping[str, Any], changes: Mappin
 
 
 def _get(values: Any, name: str) -> Any:
-    """One value inside a mapping of sections, by its name in them; None where there is none."""
-    for part in name.split("."):
-        values = values.get(part) if isinstance(values, dict) else None
+    """Return the value with a dotted name in a mapping of sections, or None."""
+    for key in name.split("."):
+        values = values.get(key) if isinstance(values, dict) else None
     return values
 
 
 def override_sections(
     sections: Mapping[str, Any], overrides: Mapping[str, Any], num_workers: int = 0
 ) -> dict[str, Any]:
-    """The sections of a run as plain values, defaults filled in, after single changes such as
-    {"pretraining.optimization.steps": 2000}; all of it checked.
+    """Return the validated sections of a run with defaults, after changes such as
+    {"pretraining.optimization.steps": 2000}.
 
     Raises:
         ConfigError: one line that names the first wrong field.
@@ -171,31 +172,31 @@ def override_sections(
             known = ", ".join(sections)
             raise ConfigError(f"overrides: {name!r} is no field of a section: write SECTION.NAME; sections are {known}")
         put(values, name, value)
-    checked = RunConfig.parse({**values, "num_workers": num_workers}).model_dump(mode="json", exclude_none=True)
-    return {name: checked[name] for name in sections}
+    run = RunConfig.parse({**values, "num_workers": num_workers}).model_dump(mode="json", exclude_none=True)
+    return {name: run[name] for name in sections}
 
 
 def override_trials(
     sections: Mapping[str, Any], trials: Sequence[Mapping[str, Any]], overrides: Mapping[str, Any], num_workers: int = 0
 ) -> list[dict[str, Any]]:
-    """The trials of an ablation after the same changes; each with all settings.
+    """Return the trials of an ablation after the same changes, each with all settings.
 
     Raises:
-        ConfigError: a field is wrong, or one in which the trials differ: it would change what a variant's name means.
+        ConfigError: a field is wrong, or the trials differ in it, so that the names of the variants would be wrong.
     """
     planned = [PretrainingConfig.parse(item["pretraining"], "pretraining").model_dump(mode="json") for item in trials]
     for name in overrides:
         if trials and name in ("pretraining.seed", "finetuning.seed"):
             raise ConfigError(f"overrides: {name!r}: each trial has a seed of its own: change `trials`")
-        if len({json.dumps(_get({"pretraining": one}, name)) for one in planned}) > 1:
+        if len({json.dumps(_get({"pretraining": settings}, name)) for settings in planned}) > 1:
             raise ConfigError(f"overrides: {name!r}: the variants differ in it: change `trials`")
     changed: list[dict[str, Any]] = []
     for item in trials:
         own = {**sections, "pretraining": item["pretraining"]}
         run = RunConfig.parse(override_sections(own, overrides, num_workers))
-        # without defaults: all trials together are one parameter, and these have a limit
+        # Defaults are omitted, because all trials together are one parameter of limited size.
         plain = run.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
-        each = {name: plain.get(name, {}) for name in ("pretraining", "finetuning", "evaluation")}
-        each["pretraining"] |= {"seed": run.pretraining.seed}
-        changed.append({"trial": dict(item["trial"]), **each})
+        trial = {name: plain.get(name, {}) for name in ("pretraining", "finetuning", "evaluation")}
+        trial["pretraining"] |= {"seed": run.pretraining.seed}
+        changed.append({"trial": dict(item["trial"]), **trial})
     return changed

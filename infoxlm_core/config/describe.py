@@ -1,4 +1,4 @@
-"""What each field of a config means, read from the docstrings under the fields: for the console and for a page."""
+"""Descriptions of config fields, from the docstrings under the fields, for the console and for documentation."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,7 +17,7 @@ _BOUNDS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "min_length": "length >
 
 @dataclass(frozen=True)
 class Setting:
-    """One value that a YAML file may set; `name` is dotted, as `--set` takes it."""
+    """One value of a YAML file; `name` is dotted, as in `--set`."""
 
     name: str
     type: str
@@ -26,39 +26,45 @@ class Setting:
 
 
 def settings(kind: type[StageConfig], prefix: str = "", parent: StageConfig | None = None) -> Iterator[Setting]:
-    """List every value of a config, those of configs inside it too, with the defaults that hold at that place: those of
-    `parent`, an instance that stands as a default somewhere, if there is one. `prefix`: of all names, with its dot."""
+    """Yield every setting of a config and of the configs inside it.
+
+    Args:
+        kind: the config.
+        prefix: precedes all names, with its dot.
+        parent: an instance whose values are the defaults; None: those of the class.
+    """
     for name, field in kind.model_fields.items():
         default = field.get_default(call_default_factory=True) if parent is None else getattr(parent, name)
         inner, suffix = _config_in(field.annotation)
         if inner is None or field.description:
-            shown = "required" if default is PydanticUndefined else json.dumps(to_jsonable_python(default))
-            yield Setting(prefix + name, _type(field), shown, " ".join((field.description or "").split()))
+            default_text = "required" if default is PydanticUndefined else json.dumps(to_jsonable_python(default))
+            yield Setting(prefix + name, _type(field), default_text, " ".join((field.description or "").split()))
         if inner is not None:
-            held = default if isinstance(default, StageConfig) else None
-            yield from settings(inner, f"{prefix}{name}{suffix}.", held)
+            instance = default if isinstance(default, StageConfig) else None
+            yield from settings(inner, f"{prefix}{name}{suffix}.", instance)
 
 
 def as_text(found: Iterable[Setting]) -> str:
-    """Two lines a setting, for the console."""
-    return "\n".join(f"{one.name}: {one.default}  ({one.type})\n    {one.meaning}" for one in found)
+    """Return two lines for each setting, for the console."""
+    lines = [f"{setting.name}: {setting.default}  ({setting.type})\n    {setting.meaning}" for setting in found]
+    return "\n".join(lines)
 
 
 def as_markdown(kinds: Mapping[str, type[StageConfig]]) -> str:
-    """A page with a table for each config."""
+    """Return a page with a table for each config."""
     parts = []
     for title, kind in kinds.items():
         parts += [f"## {title}", "", " ".join((kind.__doc__ or "").split()), ""]
         parts += ["| name | value | default | meaning |", "|---|---|---|---|"]
-        for one in settings(kind):
-            cells = (f"`{one.name}`", one.type, f"`{one.default}`", one.meaning)
+        for setting in settings(kind):
+            cells = (f"`{setting.name}`", setting.type, f"`{setting.default}`", setting.meaning)
             parts.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
         parts.append("")
     return "\n".join(parts)
 
 
 def _config_in(annotation: Any) -> tuple[type[StageConfig] | None, str]:
-    """The one config that an annotation holds, and how its place is written: nothing, `[]` or `.NAME`."""
+    """Return the config inside an annotation, and the suffix of its name: empty, `[]` or `.NAME`."""
     if isinstance(annotation, type) and issubclass(annotation, StageConfig):
         return annotation, ""
     if get_origin(annotation) in (tuple, dict):
@@ -89,4 +95,4 @@ def _words(annotation: Any) -> str:
         return f"list of {_words(arguments[0])}"
     if origin is dict:
         return f"mapping of {_words(arguments[0])} to {_words(arguments[1])}"
-    return _PLAIN.get(annotation, "mapping")  # what is left is a config
+    return _PLAIN.get(annotation, "mapping")  # the rest are configs

@@ -1,4 +1,4 @@
-"""Decide what text is kept. Every text is normalised, then kept or dropped for one reason that has a fixed name.
+"""Cleaning of single texts: each is normalised, then kept or dropped for one named reason.
 
 normalise("Datei\\u00a0\\u202aöffnen…\\n")                          ->  "Datei öffnen…"
 reason_to_drop("Datei öffnen…", "ru", ("en", "ru"), CleaningConfig())  ->  "wrong_script"
@@ -30,23 +30,23 @@ _MARKUP = regex.compile(
     r"<[^<>]*>|&#?\w+;|https?:\S+|\S+@\S+|%\([^()]*\)\w|%\w|\$?\{[^{}]*\}|`[^`]*`|:\w+:|\w*[_/\\.]\w[\w/\\.-]*"
 )
 _RUN = re.compile(r"(\S)\1{19}")
-_MAX_ONE_SIGN = 0.9  # share of a text that may be one and the same sign, if it has a long run of it
-_FEWEST_SIGNS = 5  # letters that are all the same say nothing: "aaaaa", "AA, AAA, …"
+_MAX_ONE_SIGN = 0.9  # share of one sign in a text that repeats it many times
+_FEWEST_SIGNS = 5  # letters from which a text of one repeated letter is dropped: "aaaaa", "AA, AAA, …"
 _INSIGNIFICANT = regex.compile(r"[\p{P}\p{N}\s]+")
-_MIN_OWN_SCRIPT = 0.15  # share of letters; Latin names and commands are guests in every script …
-_MAX_FOREIGN_SCRIPT = 0.2  # … a third script is not
-_MAX_PROBABILITY = 0.05  # of the language that the text should be, to believe that it is another one
+_MIN_OWN_SCRIPT = 0.15  # share of letters in the language's scripts; Latin names and commands occur in every language
+_MAX_FOREIGN_SCRIPT = 0.2  # share of letters in scripts that are neither the language's nor Latin
+_MAX_PROBABILITY = 0.05  # of the expected language, below which a text is in another language
 
 
 def normalise(text: str) -> str:
-    """NFC, without control and format characters (bidi marks too), every run of white space one space."""
+    """Return a text in NFC, without control and format characters, with single spaces."""
     if text.isascii() and text.isprintable():
         return " ".join(text.split())
     return " ".join(unicodedata.normalize("NFC", _INVISIBLE.sub("", text)).split())
 
 
 def comparable(text: str) -> str:
-    """The form in which training text is compared with text kept for evaluation: NFKC, casefolded, all visible."""
+    """Return the form that is compared with reserved text: NFKC, casefolded, visible characters only."""
     if text.isascii() and text.isprintable():
         return " ".join(text.casefold().split())
     folded = unicodedata.normalize("NFKC", _INVISIBLE_OR_JOINER.sub("", text)).casefold()
@@ -54,18 +54,18 @@ def comparable(text: str) -> str:
 
 
 def digest(*texts: str) -> int:
-    """64 bits that stand for texts: sets of a hundred million fit in memory; the same in every process."""
+    """Return a 64-bit digest of texts that is equal in every process; sets of 100 million digests fit into memory."""
     return int.from_bytes(hashlib.blake2b("\0".join(texts).encode(), digest_size=8).digest(), "little")
 
 
 def near_key(text: str) -> str:
-    """What near duplicates have in common: case, digits, punctuation and spaces do not count (CCNet, section 3.1)."""
+    """Return a text without case, digits, punctuation and spaces: equal for near duplicates (CCNet, section 3.1)."""
     return _INSIGNIFICANT.sub("", text.casefold()) or text
 
 
-@lru_cache(maxsize=1 << 16)  # the pivot's side of a message returns in every language
+@lru_cache(maxsize=1 << 16)  # the pivot's side of a message occurs in every language
 def reason_to_drop(text: str, language: str, languages: tuple[str, ...], rules: CleaningConfig) -> str | None:
-    """Return the reason to drop a normalised text, or None. Among the run's `languages` alone it may be in another."""
+    """Return the reason to drop a normalised text, or None. Only the run's `languages` are told apart."""
     if not text:
         return "empty"
     if len(text) < rules.min_characters:
@@ -81,8 +81,8 @@ def reason_to_drop(text: str, language: str, languages: tuple[str, ...], rules: 
     if not letters:
         return "no_letters"
     own = len(_own_letters(language).findall(words))
-    guests = len(_LATIN.findall(words)) if "Latin" not in _scripts(language) else 0
-    if own < _MIN_OWN_SCRIPT * letters or letters - own - guests > _MAX_FOREIGN_SCRIPT * letters:
+    latin = len(_LATIN.findall(words)) if "Latin" not in _scripts(language) else 0
+    if own < _MIN_OWN_SCRIPT * letters or letters - own - latin > _MAX_FOREIGN_SCRIPT * letters:
         return "wrong_script"
     signs = _LETTER.findall(words.casefold())
     if letters >= _FEWEST_SIGNS and max(Counter(signs).values()) > _MAX_ONE_SIGN * letters:
@@ -97,7 +97,8 @@ def reason_to_drop_row(
 ) -> str | None:
     """Return the reason to drop a sentence or pair of normalised texts, or None; one bad side drops the pair."""
     for text, language in zip(texts, languages, strict=True):
-        if reason := reason_to_drop(text, language, all_languages, rules):
+        reason = reason_to_drop(text, language, all_languages, rules)
+        if reason:
             return reason
     if len(texts) == 1:
         return None
@@ -108,7 +109,7 @@ def reason_to_drop_row(
 
 
 def is_other_language(text: str, language: str, languages: tuple[str, ...]) -> bool:
-    """Whether a text is clearly in another one of the languages (those that the identifier knows)."""
+    """Return whether a text is clearly in another of the languages, as far as the identifier knows them."""
     identifier = _identifier(languages)
     return language in identifier.labels and dict(identifier.rank(text))[language] < _MAX_PROBABILITY
 
@@ -127,5 +128,5 @@ def _scripts(language: str) -> tuple[str, ...]:
 
 @lru_cache
 def _own_letters(language: str) -> regex.Pattern:
-    """Letters and marks of a language's scripts; marks and the long vowel sign belong to several scripts."""
+    """Return the pattern of the letters of a language's scripts, with marks and the long vowel sign."""
     return regex.compile("[" + "".join(rf"\p{{{script}}}" for script in _scripts(language)) + r"\p{Inherited}ー]")

@@ -1,4 +1,4 @@
-"""Stage: prepared corpora -> a SentencePiece unigram model in XLM-R's id layout, and token shards.
+"""Stage tokenize_corpus: prepared corpora -> a SentencePiece unigram model in XLM-R's id layout, and token shards.
 
 shards/tokenizer/   sentencepiece.bpe.model, and tokenizer.json for `transformers`: equal ids
 shards/mono/, shards/pairs/   flat arrays, see data/shards.py
@@ -33,19 +33,25 @@ from infoxlm_core.model.huggingface import tokenizers
 from infoxlm_core.progress import progress
 
 logger = logging.getLogger(__name__)
-COMPARED = 2_000  # sentences a language on which both tokenizers must agree
+COMPARED = 2_000  # sentences of each language on which both tokenizers are compared
 
 
 def tokenize(
     config: TokenizationConfig, corpus: Path, output: Path, parallel_map: ParallelMap | None = None
 ) -> dict[str, Any]:
-    """Train or take the SentencePiece model, encode every corpus, write shards; return the facts of the manifest.
+    """Train or read the SentencePiece model, encode every corpus and write shards.
 
-    The caller writes the manifest of `output`. `parallel_map` has sentences encoded, the same wherever that is; None:
-    by `config.processes` processes here.
+    Args:
+        config: the model, or how to train one.
+        corpus: a prepared corpus.
+        output: folder of the artifact; the caller writes its manifest.
+        parallel_map: encodes chunks of sentences; None: in `config.processes` processes. The result is the same.
+
+    Returns:
+        The facts of the manifest.
 
     Raises:
-        InputError: `corpus` is no prepared corpus, or `config.model` is no SentencePiece model.
+        InputError: `corpus` is not a prepared corpus, or `config.model` is not a SentencePiece model.
         CorpusTooSmall: too little text for a vocabulary of this size.
         TokenizerMismatch: `config.model` has another vocabulary size, or the exported tokenizer gives other ids.
     """
@@ -55,11 +61,12 @@ def tokenize(
     folder.mkdir(parents=True)
     (folder / tokenizers.MODEL).write_bytes(model)
     tokenizers.write_fast(model, folder)
-    # a model of our own has rounded scores and so no differences; XLM-R's has a few where two splits tie
+    # A model that was trained here has rounded scores and no differences. XLM-R's has a few where two splits tie.
     _compare(folder, model, corpus, tolerated=0.001 if config.model else 0.0)
     tables = _encode(corpus, model, output, parallel_map or in_processes(config.processes))
     training = [table for name, table in tables.items() if not name.startswith("held_out/")]
-    rows, tokens = (sum(table[what] for table in training) for what in ("rows", "tokens"))
+    rows = sum(table["rows"] for table in training)
+    tokens = sum(table["tokens"] for table in training)
     logger.info("wrote %d sequences (%d tokens) to %s", rows, tokens, output)
     return {
         "sequences": rows,
@@ -76,7 +83,7 @@ def _files(corpus: Path, language: str) -> list[Path]:
 
 
 def _texts(corpus: Path, language: str) -> Iterator[str]:
-    """Sentences in order, a chunk at a time: a file may be larger than memory."""
+    """Yield sentences in order, reading in chunks because a file may be larger than memory."""
     for path in _files(corpus, language):
         for chunk in _chunks(path):
             yield from chunk["text"].to_pylist()
@@ -106,50 +113,53 @@ def _train_model(config: TokenizationConfig, corpus: Path) -> bytes:
     sizes = np.array([sum(count_rows(path) for path in _files(corpus, name)) for name in languages])
     if not sizes.sum():
         raise CorpusTooSmall(f"{corpus}/mono: have=0 need=1 sentence to train a vocabulary: prepare more text")
-    wanted = probabilities(sizes, config.alpha) * min(config.training_sentences, sizes.sum())
+    counts = probabilities(sizes, config.alpha) * min(config.training_sentences, sizes.sum())
     sentences: list[str] = []
-    for language, size, count in zip(languages, sizes, wanted, strict=True):
+    for language, size, count in zip(languages, sizes, counts, strict=True):
         chosen = np.zeros(size, np.bool_)
         chosen[generator(config.seed, "vocabulary", language).permutation(size)[: round(count)]] = True
         sentences += itertools.compress(_texts(corpus, language), chosen)
-    written = io.BytesIO()
+    model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(sentences),
-            model_writer=written,
+            model_writer=model,
             model_type="unigram",
-            vocab_size=config.vocabulary_size - 2,  # without <pad> and <mask>, which SentencePiece does not know
+            vocab_size=config.vocabulary_size - 2,  # <pad> and <mask> are added later
             character_coverage=config.character_coverage,
             num_threads=2,  # fixed: the result depends on it
             minloglevel=2,
         )
     except RuntimeError as error:
-        most, least = (re.search(said, str(error)) for said in (r"value <= (\d+)", r"required_chars\. \d+ vs (\d+)"))
-        given = f"{corpus}: {len(sentences)} sentences do not give a vocabulary of {config.vocabulary_size}"
+        most = re.search(r"value <= (\d+)", str(error))
+        least = re.search(r"required_chars\. \d+ vs (\d+)", str(error))
+        problem = f"{corpus}: {len(sentences)} sentences do not give a vocabulary of {config.vocabulary_size}"
         if least:
             need = int(least[1]) + 2
             raise CorpusTooSmall(
-                f"{given} (their characters alone need {need}): raise tokenization.vocabulary_size to {need} or more, "
-                f"or lower tokenization.character_coverage ({config.character_coverage}; at least 0.98)"
+                f"{problem} (their characters alone need {need}): raise tokenization.vocabulary_size to {need} or "
+                f"more, or lower tokenization.character_coverage ({config.character_coverage}; at least 0.98)"
             ) from None
-        why = f"at most {int(most[1]) + 2} are possible" if most else " ".join(str(error).split())[-160:]
-        raise CorpusTooSmall(f"{given} ({why}): lower tokenization.vocabulary_size or prepare more text") from None
+        reason = f"at most {int(most[1]) + 2} are possible" if most else " ".join(str(error).split())[-160:]
+        raise CorpusTooSmall(f"{problem} ({reason}): lower tokenization.vocabulary_size or prepare more text") from None
     logger.info("trained a vocabulary of %d ids on %d sentences", config.vocabulary_size, len(sentences))
-    return tokenizers.round_scores(written.getvalue())
+    return tokenizers.round_scores(model.getvalue())
 
 
 def _compare(folder: Path, model: bytes, corpus: Path, tolerated: float) -> None:
-    """Refuse a `transformers` tokenizer that differs from SentencePiece on more than a share of the sentences."""
+    """Raise TokenizerMismatch if tokenizer.json and SentencePiece differ on more than a share of sentences."""
     fast = tokenizers.load_fast(folder)
     processor = processor_of(model)
     compared, different = 0, []
     for language in _languages(corpus):
-        # `transformers` takes a literal "<s>" in a text for the token of this name, as it does with XLM-R's own
+        # Transformers reads a literal "<s>" in a text as the special token.
         plain = (text for text in _texts(corpus, language) if not any(token in text for token in SPECIAL_TOKENS))
         texts = list(itertools.islice(plain, COMPARED))
         theirs = fast.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
         pairs = zip(texts, encode(processor, texts), theirs, strict=True)
-        different += [f"{language} {text!r:.80}" for text, own, other in pairs if own.tolist() != other.ids]
+        for text, own_ids, other in pairs:
+            if own_ids.tolist() != other.ids:
+                different.append(f"{language} {text!r:.80}")
         compared += len(texts)
     logger.info("tokenizer.json equals SentencePiece on %d of %d sentences", compared - len(different), compared)
     if len(different) > tolerated * compared:
@@ -160,35 +170,35 @@ def _compare(folder: Path, model: bytes, corpus: Path, tolerated: float) -> None
 
 
 def _encode(corpus: Path, model: bytes, output: Path, parallel_map: ParallelMap) -> dict[str, dict[str, int]]:
-    """Encode every corpus and write its shards, which do not depend on who does it."""
+    """Encode every corpus, write its shards, and return the facts of all tables."""
     files = sorted(path for kind in ("mono", "pairs", "held_out") for path in corpus.glob(f"{kind}/*/*.parquet"))
     total = sum(count_rows(path) for path in files)
-    here, sent = itertools.tee((path, chunk) for path in files for chunk in _chunks(path))
-    encoded = parallel_map(functools.partial(encode_chunk, model=model), (chunk for _, chunk in sent))
+    local_chunks, sent_chunks = itertools.tee((path, chunk) for path in files for chunk in _chunks(path))
+    encoded = parallel_map(functools.partial(encode_chunk, model=model), (chunk for _, chunk in sent_chunks))
     tables: dict[str, dict[str, int]] = {}
     with progress("tokenizing", total, "rows") as advance:
 
         def results() -> Iterator[tuple[Path, pa.Table]]:
-            for (path, chunk), result in zip(here, encoded, strict=True):
+            for (path, chunk), result in zip(local_chunks, encoded, strict=True):
                 yield path.relative_to(corpus).with_suffix(""), result
                 advance(len(chunk))
 
-        for name, found in itertools.groupby(results(), key=lambda item: item[0]):
-            tables |= _write(output, str(name), (result for _, result in found))
+        for name, group in itertools.groupby(results(), key=lambda item: item[0]):
+            tables |= _write(output, str(name), (result for _, result in group))
     return tables
 
 
 def _chunks(path: Path) -> Iterator[pa.Table]:
-    """Yield the columns of text of a prepared corpus."""
+    """Yield the text columns of a table of a prepared corpus in chunks."""
     with reading(path, "prepare the text again", DataCorrupt), pq.ParquetFile(path) as file:
         columns = [name for name in SIDES if name in file.schema_arrow.names]
         for batch in file.iter_batches(CHUNK, columns=columns):
-            batch.validate(full=True)  # text that is no UTF-8
+            batch.validate(full=True)  # detects invalid UTF-8
             yield pa.Table.from_batches([batch])
 
 
 def _write(output: Path, name: str, results: Iterable[pa.Table]) -> dict[str, dict[str, int]]:
-    """Write one corpus chunk by chunk; return the facts of its tables."""
+    """Write the encoded chunks of one corpus; return the facts of its tables."""
     writers: dict[str, shards.TableWriter] = {}
     sentence_ids = []
     for result in results:
