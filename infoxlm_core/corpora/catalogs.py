@@ -5,7 +5,6 @@ A row is a message id (or the English text behind a symbolic id) and its transla
     msgid "Save the file"  msgstr "Datei speichern"  ->  Row(("en", "de"), ("Save the file", "Datei speichern"), …)
 """
 
-import os
 import re
 import struct
 import zipfile
@@ -15,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from gettext import c2py
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
 
 import polib
 
@@ -24,7 +22,7 @@ from infoxlm_core.corpora.lines import MAX_LINE, MAX_RATIO, Row
 from infoxlm_core.errors import InputError, one_line
 
 MAX_CATALOG = 64 << 20  # bytes
-MAX_CONTENTS = 8 << 20  # bytes of an archive's table of contents: some 100,000 entries
+MAX_ENTRIES = 100_000  # files of an archive
 MAX_PATH = 4096  # bytes; a longer string is no path of a file
 NEVER = 9  # rank of a locale that is not read
 _IS_CATALOG = re.compile(r"[^/]/LC_MESSAGES/[^/]+\.[mp]o$|/[a-z]{2,3}([_@-]\w+)*\.po$")
@@ -83,11 +81,11 @@ def _catalogs(path: Path) -> Members:
         members: Members = {str(p.relative_to(path)): partial(outside.read_bytes, p, MAX_CATALOG) for p in files}
     else:
         try:
-            with outside.check_readable(path).open("rb") as file:
-                _check_directory(file, path)
-            archive = zipfile.ZipFile(path)
+            archive = zipfile.ZipFile(outside.check_readable(path))
         except (zipfile.BadZipFile, OSError, NotImplementedError, ValueError) as error:  # another version, bad names
             raise InputError(f"{path} is no folder, wheel or zip of gettext catalogs ({error})") from None
+        if len(archive.infolist()) > MAX_ENTRIES:
+            raise InputError(f"{path} lists {len(archive.infolist()):,} files, more than {MAX_ENTRIES:,}: refused")
         infos = [info for info in archive.infolist() if _IS_CATALOG.search(f"/{info.filename}")]
         for info in infos:
             if info.file_size > min(MAX_CATALOG, MAX_RATIO * info.compress_size + MAX_LINE):
@@ -96,27 +94,6 @@ def _catalogs(path: Path) -> Members:
     if not members:
         raise InputError(f"{path} holds no catalog <locale>/LC_MESSAGES/<domain>.po or .mo, nor a <locale>.po")
     return members
-
-
-def _check_directory(file: BinaryIO, path: Path) -> None:
-    """Raise InputError for an archive whose table of contents, which zipfile reads at once, is longer than any wheel's.
-
-    The end record is located as zipfile does: in the last 22 bytes, or before a comment.
-    """
-    size = file.seek(0, os.SEEK_END)
-    start = max(0, size - (1 << 16) - 22)  # of the end record and the longest comment after it
-    file.seek(max(0, start - 20))
-    before = file.read(start - file.tell())  # a record that stands first there has a locator still before it
-    end = file.read()
-    plain = end[-22:].startswith(b"PK\x05\x06") and end.endswith(b"\0\0")
-    at = len(end) - 22 if plain else end.rfind(b"PK\x05\x06")
-    if at < 0:
-        return
-    if (before + end)[: len(before) + at][-20:].startswith(b"PK\x06\x07"):  # then another record says its length
-        raise InputError(f"{path}: DecompressionLimit: its table of contents is one of zip64: pack fewer files into it")
-    length = int.from_bytes(end[at + 12 : at + 16], "little")
-    if length > MAX_CONTENTS:
-        raise InputError(f"{path}: DecompressionLimit: its table of contents has {length:,} bytes: refused")
 
 
 def _place(name: str) -> tuple[str, str, str]:
