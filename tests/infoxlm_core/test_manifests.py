@@ -25,11 +25,6 @@ def test_a_name_from_outside_that_leads_out_of_its_folder_is_refused_in_one_line
     assert str(refused.value).isprintable()
 
 
-@pytest.mark.parametrize("name", ["a", "a/b.c", "..a/b..", "ä b/…", r"a\b"])
-def test_any_other_name_is_joined_to_its_folder(tmp_path, name):
-    assert manifests.join_inside(tmp_path, name) == tmp_path / name
-
-
 @pytest.mark.item("S10")
 def test_a_manifest_that_names_a_file_outside_its_directory_is_refused(tmp_path):
     (tmp_path / "outside").write_text("x")

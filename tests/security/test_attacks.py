@@ -66,23 +66,6 @@ def test_what_never_ends_or_is_no_file_is_refused_before_it_is_opened(reader, tm
             READERS[reader](path)
 
 
-@pytest.mark.parametrize("kind", ["pipe", "device", "round", "folder"])
-def test_what_never_ends_beside_a_good_catalog_is_refused(kind, tmp_path):
-    folder = tmp_path / "c/de/LC_MESSAGES"
-    folder.mkdir(parents=True)
-    (folder / "good.po").write_bytes(po())
-    bad = folder / "x.po"
-    if kind == "pipe":
-        os.mkfifo(bad)
-    elif kind == "folder":
-        bad.mkdir()
-    else:
-        bad.symlink_to({"device": "/dev/zero", "round": "x.po"}[kind])
-
-    with pytest.raises(InputError, match=r"x\.po"):
-        _corpus("gettext", tmp_path / "c")
-
-
 FOLDERS = {
     "gettext": lambda path: _corpus("gettext", path),
     "digest of a corpus": lambda path: preparation.digest_sources(
@@ -116,12 +99,3 @@ def _unless_locked(list_it, path="."):
     if Path(path).name == "locked":
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
     return list_it(path)
-
-
-@pytest.mark.parametrize("kind", ["pipe", "device"])
-def test_what_never_ends_in_a_folder_of_questions_is_refused(kind, tmp_path):
-    path = tmp_path / "x.en.json"
-    os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
-
-    with pytest.raises(InputError, match=r"x\.en\.json is a"):
-        read_training([str(tmp_path)])

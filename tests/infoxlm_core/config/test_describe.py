@@ -6,7 +6,6 @@ import pytest
 
 from infoxlm_core.config import StageConfig, describe
 from infoxlm_core.run_file import RunConfig
-from infoxlm_core.systems.translation import config
 
 
 def configs(kind: type[StageConfig] = StageConfig) -> Iterator[type[StageConfig]]:
@@ -40,9 +39,3 @@ def test_a_type_is_said_in_words_with_its_bounds():
     assert found["pretraining.contrast.pooling"] == "`cls` · `mean`"
     assert found["preparation.corpora[].sha256"] == "text or null"
     assert found["registration.gate"] == "mapping of text to number, > -1, < 1"
-
-
-def test_a_list_of_pairs_is_said_in_words():
-    found = {one.name: one.type for one in describe.settings(config.TranslationConfig)}
-
-    assert found["denoising"] == "list of [integer, >= 0, number, >= 0]"

@@ -41,12 +41,6 @@ def test_processes_of_this_machine_give_results_in_order_and_read_chunks_as_they
     assert os.getpid() not in {table["who"][0].as_py() for table in found}
 
 
-def test_work_here_is_done_in_this_process():
-    found = list(parallel.in_process(who, numbers(3)))
-
-    assert [table.to_pylist()[0] for table in found] == [{"number": n, "who": os.getpid()} for n in range(3)]
-
-
 @pytest.mark.slow
 def test_an_error_of_ours_comes_back_from_another_process():
     with pytest.raises(InputError, match="mend it"):
