@@ -1,4 +1,4 @@
-"""Component: points of a suite -> scores; what must be trained for them is trained, on Ray workers or here."""
+"""Component: trials of a suite -> scores."""
 
 from typing import Any
 
@@ -15,14 +15,14 @@ def measure(
     scores: dsl.Output[dsl.Artifact],
     metrics: dsl.Output[dsl.Metrics],
 ) -> None:
-    """Fine-tune an encoder on a task, if it needs that, and measure it; likewise the other points of the batch.
+    """Measure the trials of a batch, each after fine-tuning its encoder if its task needs that.
 
     Args:
-        batch: of `plan_suite`: its points, each which model, task, place in the grid and seed, with all settings.
+        batch: of `plan_suite`: its trials, each with its settings.
         store: directory, or s3://bucket/prefix, where artifacts are found by content and checkpoints are kept.
         num_workers: Ray workers of a fine-tuning, one per GPU; 0 trains inside this process.
-        scores: where scores.json and the predictions of every point are.
-        metrics: the main scores of a point that is alone; else how many points there are.
+        scores: the locations of scores.json and predictions of every trial.
+        metrics: the scores of the trial; of several trials only their number.
     """
     import json
     from pathlib import Path
@@ -32,10 +32,10 @@ def measure(
     from infoxlm_core import manifests
 
     with stage_run("measure", store, reports=False) as step:
-        points = step.read(batch["points"])
-    measured = measuring.measure_all(points, store, num_workers)
-    pointers = {name: {"location": one.location, "digest": one.digest} for name, one in measured.items()}
+        planned = step.read(batch["points"])
+    measured = measuring.measure_all(planned, store, num_workers)
+    pointers = {name: {"location": trial.location, "digest": trial.digest} for name, trial in measured.items()}
     Path(scores.path).parent.mkdir(parents=True, exist_ok=True)
     manifests.write_atomically(Path(scores.path), json.dumps(pointers, indent=1))
-    alone = next(iter(measured.values())).figures if len(measured) == 1 else {}
-    artifacts.show(alone or {"points": len(measured)}, metrics)
+    figures = next(iter(measured.values())).figures if len(measured) == 1 else {}
+    artifacts.show(figures or {"points": len(measured)}, metrics)

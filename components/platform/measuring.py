@@ -1,5 +1,6 @@
-"""Points of a suite, one after the other: found by content; one that fails sinks no other."""
+"""Measure the trials of a suite, one after the other; a trial that fails does not stop the others."""
 
+import contextlib
 import logging
 import multiprocessing
 import signal
@@ -21,51 +22,51 @@ logger = logging.getLogger(__name__)
 
 
 class Measured(NamedTuple):
-    """A point that is finished."""
+    """A finished trial."""
 
     location: str
-    """Of its scores, in the store."""
+    """Location of its scores in the store."""
     digest: str
     figures: dict[str, float]
-    """Its main scores."""
+    """Its scores as metrics."""
 
 
-def measure(point: Mapping[str, Any], store: str, num_workers: int) -> Measured:
-    """Fine-tune an encoder on a task, if it needs that, and measure it; what goes wrong ends the process.
+def measure(planned: Mapping[str, Any], store: str, num_workers: int) -> Measured:
+    """Fine-tune an encoder on a task, if the task needs that, and measure it. A failure ends the process.
 
     Args:
-        point: of `plan_suite`: which model, task, place in the grid and seed, with all settings.
-        store: directory, or s3://bucket/prefix, where artifacts are found by content and checkpoints are kept.
+        planned: a trial of `plan_suite` with the source of its model and its settings.
+        store: directory, or s3://bucket/prefix, with artifacts and checkpoints.
         num_workers: Ray workers of a fine-tuning, one per GPU; 0 trains inside this process.
     """
-    named, source = point["point"], point["source"]
-    with stage_run("measure", store, named) as step:
-        settings = trials.read_settings(point["settings"])
-        step.report(model=named["model"], source=source, task=named["task"], settings=settings)
-        local = sources.localise(settings, step.here)
-        task = task_of(local)
+    trial, source = planned["point"], planned["source"]
+    with stage_run("measure", store, trial) as step:
+        settings = trials.read_settings(planned["settings"])
+        step.report(model=trial["model"], source=source, task=trial["task"], settings=settings)
+        local_settings = sources.localise(settings, step.here)
+        task = task_of(local_settings)
         encoder = sources.fetch_model(source, step.here)
-        model, learned_from = _fine_tune(settings, local, source, encoder, num_workers, store, step.run)
-        inputs = [*fingerprint.digest_inputs(str(model)), fingerprint.digest_inputs_by_role(task.data(local))]
-        key = artifacts.key_of("points", task.without_data(local), *inputs)
+        model, training = _fine_tune(settings, local_settings, source, encoder, num_workers, store, step.run)
+        inputs = [*fingerprint.digest_inputs(str(model)), fingerprint.digest_inputs_by_role(task.data(local_settings))]
+        key = artifacts.key_of("points", task.without_data(local_settings), *inputs)
 
         def build(output: Path) -> None:
-            trials.measure(local, encoder, model, learned_from, output)
+            trials.measure(local_settings, encoder, model, training, output)
 
-        made = artifacts.get_or_build(store, "points", key, build)
-        figures = task.name_metrics(trials.read_scores(made / trials.SCORES), settings, named["task"])
+        scores = artifacts.get_or_build(store, "points", key, build)
+        figures = task.name_metrics(trials.read_scores(scores / trials.SCORES), settings, trial["task"])
         step.report(figures)
-        step.run.log_artifacts(made / trials.SCORES)
+        step.run.log_artifacts(scores / trials.SCORES)
         step.run.end()
-    return Measured(artifacts.url_of(made), manifests.load(made)["digest"], figures)
+    return Measured(artifacts.url_of(scores), manifests.load(scores)["digest"], figures)
 
 
 def _fine_tune(
     settings: Any, local: Any, source: str, encoder: Path, num_workers: int, store: str, run: tracking.Run
 ) -> tuple[Path, dict[str, Any]]:
-    """Return the model that a point measures, fine-tuned if its task needs that, and the facts of its training.
+    """Return the model that a trial measures, fine-tuned if its task needs that, and the facts of its training.
 
-    Its name is a digest of what decides its weights alone, so points that differ only in how they test share it.
+    Trials that differ only in how they test share a model: its name depends only on what decides its weights.
 
     Args:
         settings: settings of the task.
@@ -96,74 +97,89 @@ def _fine_tune(
         num_workers=num_workers,
         tracker_run=run.id,
     )
-    with artifacts.exclusive(store, "tuned", name):  # another point may need the same model
+    with artifacts.exclusive(store, "tuned", name):  # another trial may need the same model
         model = artifacts.locate(artifacts.url_of(launchers.run(training)))  # compares every byte before it is read
         work.delete_checkpoints(training)
     run.log_curves(model / "metrics.jsonl")
     return model, manifests.load(model)["facts"] | {"tuned": f"tuned/{name}"}
 
 
-def measure_all(points: Sequence[Mapping[str, Any]], store: str, num_workers: int) -> dict[str, Measured]:
-    """Measure points, by name. Several have a process each, as if they were steps: memory and GPUs are free again.
+def measure_all(planned: Sequence[Mapping[str, Any]], store: str, num_workers: int) -> dict[str, Measured]:
+    """Measure trials; return the finished ones by name.
 
-    When all have been tried, a point that failed ends this process as it would have ended its own. A signal to stop is
-    handed to the point that is being measured, and no other begins.
+    Each of several trials runs in its own process, so that its memory and GPUs are released. If trials failed, this
+    process exits like the last of them, after all have been tried. A signal to stop is passed to the running trial, and
+    no other trial starts.
     """
-    if len(points) == 1:
-        return {points[0]["point"]["name"]: measure(points[0], store, num_workers)}
-    stopped: list[int] = []
-    found: dict[str, Measured] = {}
-    codes: list[int] = []
-    for number, point in enumerate(points, 1):
-        logger.info("point %d of %d: %s", number, len(points), point["point"]["name"])
-        made, code = _apart(stopped, point, store, num_workers)
-        if made:
-            found[point["point"]["name"]] = made
+    names = [trial["point"]["name"] for trial in planned]
+    if len(planned) == 1:
+        return {names[0]: measure(planned[0], store, num_workers)}
+    signals: list[int] = []
+    finished: dict[str, Measured] = {}
+    exit_codes: list[int] = []
+    for number, (name, trial) in enumerate(zip(names, planned, strict=True), 1):
+        logger.info("Trial %d of %d: %s.", number, len(planned), name)
+        measured, exit_code = _measure_in_process(signals, trial, store, num_workers)
+        if measured:
+            finished[name] = measured
         else:
-            codes.append(code)
-        if stopped:
+            exit_codes.append(exit_code)
+        if signals:
             break
-    if codes:
-        logger.error("%d points: %d finished, %d failed", len(points), len(found), len(codes))
-        sys.exit(codes[-1])  # whose outcome is the newest
-    return found
+    if exit_codes:
+        logger.error("%d of %d trials are finished, %d failed.", len(finished), len(planned), len(exit_codes))
+        sys.exit(exit_codes[-1])  # the step's outcome is that of the last failure, too
+    return finished
 
 
-def _apart(stopped: list[int], point: Mapping[str, Any], store: str, num_workers: int) -> tuple[Measured | None, int]:
-    """`measure` in a process of its own -> what it returned, if it did, and its exit code."""
+def _measure_in_process(
+    signals: list[int], planned: Mapping[str, Any], store: str, num_workers: int
+) -> tuple[Measured | None, int]:
+    """Measure a trial in a process of its own.
+
+    Args:
+        signals: gets the signals to stop that arrive meanwhile.
+        planned: the trial, as of `measure`.
+        store: as of `measure`.
+        num_workers: as of `measure`.
+
+    Returns:
+        The finished trial, or None if it failed, and the exit code of its process.
+    """
     spawn = multiprocessing.get_context("spawn")
-    here, there = spawn.Pipe(duplex=False)
-    child = spawn.Process(target=_send, args=(there, point, store, num_workers))
+    receiver, sender = spawn.Pipe(duplex=False)
+    child = spawn.Process(target=_measure_and_send, args=(sender, planned, store, num_workers))
 
-    def hand_on(number: int, _: object) -> None:
-        stopped.append(number)
+    def pass_on(number: int, _: object) -> None:
+        signals.append(number)
         if child.pid:
             child.terminate()
 
-    before = {number: signal.signal(number, hand_on) for number in (signal.SIGTERM, signal.SIGINT)}
+    handlers = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
+    measured: Measured | None = None
     try:
         child.start()
-        there.close()
-        if stopped:
+        sender.close()
+        if signals:
             child.terminate()
-        made = here.recv()
-    except EOFError:
-        made = None
+        with contextlib.suppress(EOFError):  # the process ended without a result
+            measured = receiver.recv()
     finally:
         child.join()
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
-    code = child.exitcode or 0
-    if made is None and code < 0:  # it could not say why
+    exit_code = child.exitcode or 0
+    if measured is None and exit_code < 0:  # killed by a signal, so it could not report its failure
         try:
-            with runtime.report_failure(store, "measure", point["point"]):
-                if stopped:
-                    raise Preempted("asked to stop: what is finished is found when it is tried again")
-                raise WorkerLost(f"ended by signal {-code}" + (" (out of memory?)" if code == -signal.SIGKILL else ""))
-        except SystemExit as ended:
-            code = int(ended.code or 0)
-    return made, code
+            with runtime.report_failure(store, "measure", planned["point"]):
+                if signals:
+                    raise Preempted("Stopped by a signal. Run again: what is finished is not measured again.")
+                cause = " (out of memory?)" if exit_code == -signal.SIGKILL else ""
+                raise WorkerLost(f"The process of the trial was ended by signal {-exit_code}{cause}.")
+        except SystemExit as exit_:
+            exit_code = int(exit_.code or 0)
+    return measured, exit_code
 
 
-def _send(there: Connection, point: Mapping[str, Any], store: str, num_workers: int) -> None:
-    there.send(measure(point, store, num_workers))
+def _measure_and_send(sender: Connection, planned: Mapping[str, Any], store: str, num_workers: int) -> None:
+    sender.send(measure(planned, store, num_workers))

@@ -1,4 +1,4 @@
-"""Config of a suite: which encoders are measured on which tasks."""
+"""The config of a suite: which encoders are measured on which tasks."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Union
@@ -19,36 +19,36 @@ else:
 
 
 class SuiteTaskConfig(StageConfig):
-    """One task of a suite: what is measured, with which seeds, over which grid."""
+    """One task of a suite, with its seeds and its grid."""
 
     settings: Annotated[Settings, Field(discriminator="task")]
-    """The task's own settings, of which `task` says the kind: as a run's section `finetuning`, `question_answering` or
-    `retrieval`."""
+    """Settings of the task; their field `task` says its kind."""
 
     grid: dict[str, Annotated[tuple[float | int | str, ...], Field(min_length=1)]] = Field(default_factory=dict)
-    """Field of `settings`, dotted, -> values to try; the best on the development sets is reported."""
+    """Field of `settings`, such as `optimization.learning_rate` -> values to try; the best on the development sets is
+    reported."""
 
     seeds: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] = (1,)
-    """Of fine-tuning; mean and deviation are reported."""
+    """Seeds of fine-tuning; mean and deviation over them are reported."""
 
     table: Table = "none"
-    """Published numbers that stand beside ours."""
+    """The published table that is shown beside our scores."""
 
 
 class SuiteConfig(StageConfig):
     """Encoders x tasks -> tables, figures and metrics."""
 
     models: Annotated[dict[Name, str], Field(min_length=1)]
-    """Name -> a directory, s3://bucket/prefix, a name on the hub, or models:/NAME@ALIAS. The first is the one under
-    test; the others are floors and peers."""
+    """Name -> a directory, s3://bucket/prefix, a name on the hub, or models:/NAME@ALIAS. The first model is the one
+    under test; the others are floors and peers."""
 
     tasks: Annotated[dict[Name, SuiteTaskConfig], Field(min_length=1)]
-    """Name, which begins the names of its metrics -> what is measured."""
+    """Name, with which the names of its metrics begin -> the task."""
 
     @model_validator(mode="before")
     @classmethod
     def _read_lists(cls, values: Any) -> Any:
-        """Take also what `listed` gives."""
+        """Read models and tasks from lists, too, as `listed` returns them."""
         if not isinstance(values, dict):
             return values
         lists = {key: values[key] for key in ("models", "tasks") if isinstance(values.get(key), list)}
@@ -64,7 +64,7 @@ class SuiteConfig(StageConfig):
         return values
 
     def choose(self, tasks: Sequence[str]) -> Self:
-        """Only some of the tasks, in the order of the config, all if none is named; ConfigError if one is unknown."""
+        """Keep only the named tasks, in the order of the config, or all if none is named."""
         for name in tasks:
             if name not in self.tasks:
                 raise ConfigError(f"no task {name!r}; known are {', '.join(self.tasks)}")
@@ -72,7 +72,7 @@ class SuiteConfig(StageConfig):
         return self.model_copy(update={"tasks": chosen})
 
     def listed(self) -> dict[str, Any]:
-        """The config as plain values in lists: KFP's mappings forget their order, and the first model is special."""
+        """Return plain values with lists: KFP's mappings forget their order, and the first model is special."""
         values = self.model_dump(mode="json", exclude_none=True)
         return {
             "models": [{"name": name, "source": source} for name, source in values["models"].items()],

@@ -75,8 +75,8 @@ def test_models_and_tasks_keep_their_order_in_lists_since_kfp_forgets_that_of_ma
     ("task", "said"),
     [
         (CLASSIFICATION | {"grid": {"optimization.learningrate": [1]}},
-         "tasks.it.grid.optimization.learningrate: unknown name 'learningrate'; known are betas, "),
-        (CLASSIFICATION | {"grid": {"lr": [1]}}, "tasks.it.grid.lr: unknown name 'lr'; known are batch_size, "),
+         "tasks.it.settings.optimization.learningrate: unknown name; known are betas, "),
+        (CLASSIFICATION | {"grid": {"lr": [1]}}, "tasks.it.settings.lr: unknown name; known are batch_size, "),
         (CLASSIFICATION | {"grid": {"seed": [1, 2]}}, "tasks.it.grid.seed: not here: seeds and settings.task say it"),
         (CLASSIFICATION | {"grid": {"batch_size": [0]}}, "tasks.it.settings.batch_size: Input should be greater than"),
         (CLASSIFICATION | {"grid": {"batch_size": [8, 8]}}, "tasks.it.grid.batch_size: [8, 8] has a value twice"),
