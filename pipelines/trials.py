@@ -1,4 +1,4 @@
-"""The variants of an ablation, a YAML file of overrides -> its trials, every one checked before any starts."""
+"""The trials of an ablation, planned from a YAML file of variants and checked before any of them starts."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -13,41 +13,41 @@ from infoxlm_core.errors import ConfigError, InputError
 from infoxlm_core.run_file import RunConfig
 
 _NAME = re.compile(r"[\w+.:-][\w+.: -]*")
-_SAID = ("what", "also")
-"""Keys of a variant that say something of it; all others override `pretraining`."""
+_DESCRIPTIVE = ("what", "also")
+"""Keys of a variant that describe it; all others override `pretraining`."""
 
 
 def plan(config: RunConfig, path: Path, only: Sequence[str], seeds: Sequence[int]) -> list[dict[str, Any]]:
-    """List the trials: every chosen variant with every seed, as the pipeline's parameter `trials`.
+    """List the trials, every chosen variant with every seed, as the pipeline's parameter `trials`.
 
     Args:
-        config: what the variants change.
-        path: YAML file: name -> overrides of `pretraining`, with `what` it is and `also`, another name.
+        config: the run that the variants change.
+        path: YAML file: name -> overrides of `pretraining`, a description `what`, and `also`, another name.
         only: names of variants; empty for all.
         seeds: of initialisation, data and fine-tuning.
 
     Raises:
-        ConfigError: one line that names the variant.
+        ConfigError: the file, a name or a variant is wrong; the message names the variant.
     """
     trials: list[dict[str, Any]] = []
-    same: dict[str, str] = {}
+    variant_of: dict[str, str] = {}  # settings -> name of the variant that has them
     for name, variant in choose(read(path), only, path).items():
-        overrides = {key: value for key, value in variant.items() if key not in _SAID}
+        overrides = {key: value for key, value in variant.items() if key not in _DESCRIPTIVE}
         try:
             merged = merge(config.pretraining.model_dump(mode="json", exclude_none=True), overrides)
             checked = PretrainingConfig.parse(resolve(merged), "pretraining")
         except ConfigError as error:
             raise ConfigError(f"{path}: variant {name}: {error}") from None
         settings = checked.model_copy(update={"seed": 0}).model_dump_json()
-        if settings in same:
+        if settings in variant_of:
             raise ConfigError(
-                f"{path}: {same[settings]} and {name} are the same with this config: leave one out (--only)"
+                f"{path}: {variant_of[settings]} and {name} are the same with this config: leave one out (--only)"
             )
-        same[settings] = name
+        variant_of[settings] = name
         trials += [
             {
                 "trial": {"variant": name, "seed": seed, "what": variant.get("what", "")},
-                # without defaults: all trials together are one argument of a process, of 128 KiB at most
+                # Without defaults, because all trials together are one argument of a process: 128 KiB at most.
                 "pretraining": checked.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
                 | {"seed": seed},
             }
@@ -57,7 +57,7 @@ def plan(config: RunConfig, path: Path, only: Sequence[str], seeds: Sequence[int
 
 
 def read_seeds(text: str) -> list[int]:
-    """Seeds separated by commas."""
+    """Parse seeds separated by commas."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() for part in parts) or len(set(parts)) < len(parts):
         raise ConfigError(f"--seeds {text!r}: give different whole numbers, such as 1,2,3")
@@ -65,25 +65,25 @@ def read_seeds(text: str) -> list[int]:
 
 
 def read(path: Path) -> dict[str, dict[str, Any]]:
-    """Read the variants strictly: no anchors, no tags, no name twice."""
+    """Read a file of variants; anchors, tags and repeated names are refused."""
     if not path.is_file():
         raise ConfigError(f"{path}: no such file of variants")
     try:
-        found = yaml.load(outside.read_text(path, run_file.MAX_SIZE), Loader=run_file.StrictLoader)  # noqa: S506 - a SafeLoader
+        variants = yaml.load(outside.read_text(path, run_file.MAX_SIZE), Loader=run_file.StrictLoader)  # noqa: S506 - a SafeLoader
     except (InputError, yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
-    if not isinstance(found, dict) or not found:
+    if not isinstance(variants, dict) or not variants:
         raise ConfigError(f"{path}: the file holds no mapping of variants")
-    for name, variant in found.items():
+    for name, variant in variants.items():
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise ConfigError(f"{path}: variant {name!r}: use letters, digits and + - . : _ in names")
         if not isinstance(variant, dict | None):
             raise ConfigError(f"{path}: variant {name}: {variant!r} is no mapping of overrides")
-    return {name: variant or {} for name, variant in found.items()}
+    return {name: variant or {} for name, variant in variants.items()}
 
 
 def choose(variants: dict[str, dict[str, Any]], only: Sequence[str], path: Path) -> dict[str, dict[str, Any]]:
-    """The variants that are asked for, in the order of the file."""
+    """Return the named variants, all if none is named, in the order of the file."""
     by_name = {name: name for name in variants}
     by_name |= {variant["also"]: name for name, variant in variants.items() if "also" in variant}
     for name in only:
@@ -94,7 +94,7 @@ def choose(variants: dict[str, dict[str, Any]], only: Sequence[str], path: Path)
 
 
 def merge(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Override part by part: a mapping changes what it names, anything else replaces."""
+    """Override values recursively: a mapping changes the keys that it names, any other value replaces."""
     merged = dict(values)
     for key, value in overrides.items():
         before = merged.get(key)
@@ -103,7 +103,7 @@ def merge(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, 
 
 
 def resolve(pretraining: dict[str, Any]) -> dict[str, Any]:
-    """Put the number of the last layer in for `contrast.layer: last`: that of a start directory, else model.layers."""
+    """Replace `contrast.layer: last` by the number of layers of the model to start from, else of model.layers."""
     contrast, model = pretraining.get("contrast"), pretraining.get("model")
     if not isinstance(contrast, Mapping) or contrast.get("layer") != "last" or not isinstance(model, Mapping):
         return pretraining

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from infoxlm_core import manifests, outside, run_file
+from infoxlm_core import manifests, outside
 from infoxlm_core.errors import ConfigError, InputError
 from infoxlm_core.results.suite_config import Settings, SuiteConfig, SuiteTaskConfig
 from infoxlm_core.tasks import task_of, unreserved
@@ -98,7 +98,13 @@ def apply(task: str, measure: SuiteTaskConfig, grid: Mapping[str, Any], seed: in
     """Return the settings at one point of the grid, with one seed."""
     values = measure.settings.model_dump(mode="json")
     for name, value in grid.items():
-        run_file.put(values, name, value)
+        *sections, last = name.split(".")
+        section = values
+        for part in sections:
+            section = section.setdefault(part, {})  # `parse` refuses unknown names
+            if not isinstance(section, dict):
+                raise ConfigError(f"tasks.{task}.grid.{name}: {part} has no fields")
+        section[last] = value
     if task_of(measure.settings).trained:
         values["seed"] = seed
     return type(measure.settings).parse(values, f"tasks.{task}.settings")

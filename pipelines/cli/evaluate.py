@@ -1,4 +1,4 @@
-"""`infoxlm evaluate`: one task for any encoder, or any fine-tuned model, beside the published numbers."""
+"""The command `infoxlm evaluate`: measure any encoder or fine-tuned model on one task."""
 
 import re
 from dataclasses import replace
@@ -19,7 +19,7 @@ from pipelines.cli.app import Store, app, report_errors
 
 HELD_OUT = "held-out"
 PRESETS = {name: (task, preset) for task in TASKS.values() for name, preset in task.presets.items()}
-"""By name, besides HELD_OUT."""
+"""Values of --task, except HELD_OUT."""
 
 
 @app.command()
@@ -62,27 +62,25 @@ def evaluate(
         from components.platform import artifacts
 
         models = name_models(model, floor)
-        pages = [path.name for path in output.iterdir()] if output.is_dir() else []
-        if pages and not {"report.html", "suite.html"} & set(pages):
-            raise InputError(
-                f"--output {output}: {pages[0]} and more lie there, and no evaluation: give an empty folder"
-            )
+        files = [path.name for path in output.iterdir()] if output.is_dir() else []
+        if files and not {"report.html", "suite.html"} & set(files):
+            raise InputError(f"--output {output} has other files, such as {files[0]}. Give an empty folder.")
         if task == HELD_OUT:
             measure_held_out(models, data, output, artifacts.local(store))
         elif task in PRESETS:
-            more = {"languages": languages, "vectors": vector, "prefix": prefix, "margin": margin}
-            measure_task(parse(models, task, data, more, set_ or []), task, output, artifacts.local(store))
+            options = {"languages": languages, "vectors": vector, "prefix": prefix, "margin": margin}
+            measure_task(parse(models, task, data, options, set_ or []), task, output, artifacts.local(store))
         else:
             raise InputError(f"--task {task}: give one of {HELD_OUT}, {', '.join(PRESETS)}")
 
 
 def name_of(source: str) -> str:
-    """What a model is called in tables: the last part of where it is (models:/infoxlm@champion: infoxlm-champion)."""
+    """Return the name of a model in tables: the last part of its source, such as infoxlm-champion."""
     return re.sub("[^A-Za-z0-9]+", "-", re.split("[/:]", source.rstrip("/"))[-1]).strip("-") or "model"
 
 
 def name_models(model: str, floor: str | None) -> dict[str, str]:
-    """Where the models are, by names of which none could be taken for another's."""
+    """Return name -> source of the model and the floor; their names differ in more than case."""
     models = {name_of(model): model}
     if floor is not None:
         name = name_of(floor)
@@ -90,12 +88,20 @@ def name_models(model: str, floor: str | None) -> dict[str, str]:
     return models
 
 
-def parse(models: dict[str, str], task: str, data: str, more: dict[str, Any], changes: list[str]) -> SuiteConfig:
-    """The task as a suite of one task; `more` are options that some tasks have, `changes` any other fields."""
+def parse(models: dict[str, str], task: str, data: str, options: dict[str, Any], changes: list[str]) -> SuiteConfig:
+    """Return a suite of one task.
+
+    Args:
+        models: name -> source.
+        task: one of PRESETS.
+        data: the test sets.
+        options: options of the command, of which some tasks have some.
+        changes: other fields, such as `batch_size=16`.
+    """
     kind, preset = PRESETS[task]
     settings: dict[str, Any] = {"task": kind.name, **kind.for_testing(data), **preset.settings}
     settings |= {
-        name: value for name, value in more.items() if name in kind.settings.model_fields and value is not None
+        name: value for name, value in options.items() if name in kind.settings.model_fields and value is not None
     }
     if codes := settings.get("languages"):
         if not re.fullmatch(r"all|14|22|36|[a-z]{2,3}(,[a-z]{2,3})*", codes):
@@ -110,7 +116,7 @@ def parse(models: dict[str, str], task: str, data: str, more: dict[str, Any], ch
 
 
 def measure_task(config: SuiteConfig, task: str, output: Path, store: Path) -> None:
-    """Measure every model on a task; print and write what a suite of this task alone would."""
+    """Measure every model on a task; print and write the page of a suite of this task."""
     from components.platform import sources
     from infoxlm_core.results import page, trials
     from infoxlm_core.results.summary import summarise
@@ -128,29 +134,29 @@ def measure_task(config: SuiteConfig, task: str, output: Path, store: Path) -> N
         for trial, _, _ in trials.plan(config)
     }
     summary = summarise(config, scores)
-    if task_of(settings).trained:  # how these models were trained is not known here
-        found = summary.tasks[task]
-        known = tuple(fact for fact in found.protocol if fact.what in ("test set", "normaliser"))
-        summary = replace(summary, tasks={task: replace(found, protocol=known)})
+    if task_of(settings).trained:  # the models were fine-tuned elsewhere, so their training is not known
+        task_summary = summary.tasks[task]
+        known = tuple(fact for fact in task_summary.protocol if fact.what in ("test set", "normaliser"))
+        summary = replace(summary, tasks={task: replace(task_summary, protocol=known)})
     page.write(output, "suite", summary)
     typer.echo((output / "suite.md").read_text(encoding="utf-8"))
     typer.echo(f"page        {output / 'suite.html'}")
 
 
 def check_tuned(directory: Path, task: Task[Any]) -> None:
-    """Refuse a model that says of itself that it was made for something else than a task, before anything is read."""
+    """Refuse a model whose config names an architecture for another task."""
     from infoxlm_core.model.huggingface import pretrained
 
-    said = pretrained.read_config(directory).get("architectures")
-    if task.head and said and not any(f"For{task.head.architecture}" in name for name in said):
+    architectures = pretrained.read_config(directory).get("architectures")
+    if task.head and architectures and not any(f"For{task.head.architecture}" in name for name in architectures):
         raise InputError(
-            f"{directory} ({', '.join(said)}) is not fine-tuned for {task.name.replace('_', ' ')}: fine-tune and "
-            "measure it with `infoxlm suite`, or give a model that is"
+            f"{directory} ({', '.join(architectures)}) is not fine-tuned for {task.name.replace('_', ' ')}: fine-tune "
+            "and measure it with `infoxlm suite`, or give a model that is"
         )
 
 
 def measure_held_out(models: dict[str, str], corpus: str, output: Path, store: Path) -> None:
-    """Retrieval by layer and perplexity on the held-out text of a prepared corpus."""
+    """Measure retrieval by layer and perplexity on the held-out text of a prepared corpus."""
     from components.platform import sources
     from infoxlm_core.stages import evaluation
 

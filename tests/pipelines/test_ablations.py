@@ -44,7 +44,7 @@ def test_a_variant_may_be_asked_for_by_what_it_is(demo, tmp_path):
     planned = plan(demo, tmp_path, only=("MLM", "MLM+TLM", "full"))
 
     assert [item["trial"]["variant"] for item in planned] == ["full", "-XLCO", "-TLM-XLCO"]
-    assert [item["trial"]["what"] for item in planned][-1] == "MLM alone"
+    assert [item["trial"]["what"] for item in planned][-1] == "MLM only"
 
 
 @pytest.mark.item("A27")
