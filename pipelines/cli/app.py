@@ -49,6 +49,25 @@ def config_file(given: str | Path) -> Path:
         return path
 
 
+RunFile = Annotated[
+    Path,
+    typer.Argument(help="YAML file of the run, or demo, base, large, base15.", parser=config_file, metavar="FILE"),
+]
+Variants = Annotated[
+    Path,
+    typer.Option(help="YAML file: name -> overrides of the section pretraining.", parser=config_file, metavar="FILE"),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Override a value: pretraining.optimization.steps=100. Repeatable."),
+]
+
+
+def split_list(text: str) -> list[str]:
+    """Return the names in a text that are separated by commas."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
 def interrupt_on_signals() -> None:
     """Let SIGTERM and SIGHUP do what Ctrl-C does."""
 

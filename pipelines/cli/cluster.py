@@ -10,14 +10,11 @@ from components.settings.cluster import ClusterFile
 from infoxlm_core import run_file
 from infoxlm_core.errors import ConfigError
 from infoxlm_core.results.suite_config import SuiteConfig
-from pipelines.cli.app import app, config_file, report_errors
+from pipelines.cli.app import Overrides, Variants, app, config_file, report_errors, split_list
 
 UPLOADED_VARIANTS = ["MLM", "MLM+TLM", "full"]
 """Variants of the ablation that is uploaded: those of `make ablation`."""
 Host = Annotated[str, typer.Option(envvar="KF_PIPELINES_ENDPOINT", help="Address of Kubeflow Pipelines: https://…")]
-Overrides = Annotated[
-    list[str] | None, typer.Option("--set", help="Override a value of the run, as in `run`. Repeatable.")
-]
 
 
 @app.command()
@@ -38,9 +35,7 @@ def submit(
         Literal["infoxlm", "ablations", "suite", "promotion"],
         typer.Option(help="promotion: of the candidate that the file's registration names, by its gate."),
     ] = "infoxlm",
-    variants: Annotated[
-        Path, typer.Option(help="Of ablations: as in `ablate`.", parser=config_file, metavar="FILE")
-    ] = Path("ablations"),
+    variants: Variants = Path("ablations"),
     only: Annotated[str, typer.Option(help="Of ablations: variants; of suite: tasks. Separated by commas.")] = "",
     seeds: Annotated[str, typer.Option(help="Of ablations: seeds of every variant.")] = "1,2,3",
     set_: Overrides = None,
@@ -60,8 +55,7 @@ def submit(
     """
     with report_errors():
         place = run_file.load_as(ClusterFile, cluster)
-        chosen = [part.strip() for part in only.split(",") if part.strip()]
-        arguments = prepare(pipeline, config, place, set_ or [], variants, chosen, seeds)
+        arguments = prepare(pipeline, config, place, set_ or [], variants, split_list(only), seeds)
         from pipelines import submit as kubeflow
 
         submission = kubeflow.Submission(

@@ -13,7 +13,7 @@ from infoxlm_core.errors import InputError
 from pipelines.cli.app import Store, app, report_errors
 
 LONGEST = 1 << 20
-"""Characters of a sentence to embed: what is longer is a file without line feeds."""
+"""Characters of a sentence to embed. A longer text is probably a file without line feeds."""
 
 
 @app.command(name="import")
@@ -25,22 +25,24 @@ def import_(
     ] = None,
     heads: Annotated[int | None, typer.Option(min=1, help="Attention heads; default: hidden size / 64.")] = None,
 ) -> None:
-    """Convert pickled weights, fairseq's or Hugging Face's, to a directory of safetensors; run none of their code."""
+    """Convert pickled weights of fairseq or Hugging Face to a directory of safetensors, without running their code."""
     with report_errors():
         from infoxlm_core.model.huggingface import fairseq
 
-        found = fairseq.convert(checkpoint, directory, tokenizer, heads)
-        typer.echo(f"wrote {directory}: {found.size}, {'with' if found.projection else 'without'} projection")
-        for name in found.missing:
+        imported = fairseq.convert(checkpoint, directory, tokenizer, heads)
+        typer.echo(f"wrote {directory}: {imported.size}, {'with' if imported.projection else 'without'} projection")
+        for name in imported.missing:
             typer.echo(f"missing {name}: the masked-LM head is left out")
-        for name, number in found.unused_parts.items():
+        for name, number in imported.unused_parts.items():
             typer.echo(f"unused {name}: {number} tensors")
 
 
 def read_lines(stream: BinaryIO) -> list[str]:
-    """Lines of UTF-8, whatever the locale says; EncodingError names line and byte where they are none."""
+    """Return the lines of a UTF-8 stream in any locale; EncodingError names the line and byte that are not UTF-8."""
     text = outside.decode(stream.read(), "standard input")
-    return text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n").split("\n") if text else []
+    if not text:
+        return []
+    return text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n").split("\n")
 
 
 @app.command()
@@ -64,7 +66,7 @@ def embed(
 
         texts = sentences or read_lines(sys.stdin.buffer)
         if not texts:
-            raise InputError("no sentence to embed: give some as arguments or on standard input, one a line")
+            raise InputError("no sentence to embed: give sentences as arguments, or on standard input, one a line")
         for number, text in enumerate(texts, 1):
             if any("\ud800" <= character <= "\udfff" for character in text):
                 raise InputError(f"sentence {number} is not UTF-8: {text!r:.60}: convert it")
@@ -93,15 +95,15 @@ def serve_check(
     ] = sys.executable,
     store: Store = "runs",
 ) -> None:
-    """Show that a model gives outside of this project the vectors that were registered with it.
+    """Show that a model gives the vectors that were registered with it, without the code of this project.
 
-    Every exported model has reference_vectors.json beside it: ten sentences and their vectors. The registered files are
-    fetched and compared with digest and signature; then a fresh process, where this project cannot be imported, loads
-    them with transformers as the model card says and computes the ten vectors anew. They must be equal but for the
-    rounding of fp32, which other kernels do in another order.
+    Every exported model has reference_vectors.json: ten sentences and their vectors. The registered files are fetched
+    and compared with digest and signature. Then a new process, which cannot import this project, loads them with
+    transformers as the model card says and computes the ten vectors. They must be equal up to the rounding of fp32,
+    since other kernels add in another order.
 
-    Ends with 0 and one line that has the worst cosine and difference; with 3 if the vectors are others; with 2 if the
-    model has none, as before they were kept, or the other Python cannot load it.
+    Exit codes: 0 with the worst cosine and difference in one line; 3 if the vectors differ; 2 if the model has no
+    reference vectors, or the other Python cannot load it.
     """
     with report_errors():
         from components.adapters.mlflow import model_registry

@@ -8,7 +8,7 @@ import typer
 
 from infoxlm_core import manifests, run_file
 from infoxlm_core.results.suite_config import SuiteConfig
-from pipelines.cli.app import Store, app, config_file, report_errors
+from pipelines.cli.app import Overrides, RunFile, Store, Variants, app, config_file, report_errors, split_list
 
 if TYPE_CHECKING:
     from components.platform.tracking import Run
@@ -21,21 +21,15 @@ Launcher = Annotated[
 
 @app.command()
 def run(
-    config: Annotated[
-        Path,
-        typer.Argument(help="YAML file of the run, or demo, base, large, base15.", parser=config_file, metavar="FILE"),
-    ],
+    config: RunFile,
     store: Store = "runs",
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Override a value: pretraining.optimization.steps=100. Repeatable."),
-    ] = None,
+    set_: Overrides = None,
     launcher: Launcher = "ray",
 ) -> None:
     """Run the whole pipeline on this machine: prepare, tokenize, pre-train, fine-tune, evaluate, register.
 
-    It is the DAG that a Kubeflow cluster runs, each step in a subprocess. Everything is kept in STORE by content:
-    a step whose inputs did not change is not run again, and a training that was killed goes on from its checkpoint.
+    It is the DAG that a Kubeflow cluster runs, each step in a subprocess. STORE keeps all results by content: a step
+    whose inputs did not change is not run again, and a training that was killed continues from its checkpoint.
     """
     with report_errors():
         checked = run_file.load(config, tuple(set_ or ()))
@@ -46,13 +40,13 @@ def run(
         done = local.run(infoxlm, local.sections(checked, infoxlm), store, config.stem, launcher)
         report = local.artifact(store, "evaluate", "scores")
         if not report:
-            raise RuntimeError("the pipeline is done and has no scores")
+            raise RuntimeError("the pipeline has finished without scores")
         scores = manifests.load(report)["facts"]
         for name in HEADLINES:
             if name in scores:
                 typer.echo(f"{name:28}{scores[name]:10.4f}    untrained {scores[f'untrained/{name}']:10.4f}")
         typer.echo(f"report      {report}/report.html")
-        _tell(done)
+        _show_address(done)
         typer.echo(
             f"the model   infoxlm embed --store {store} models:/{checked.registration.name}@champion 'a sentence'"
         )
@@ -66,41 +60,36 @@ def ablate(
             help="YAML file of the run that the variants change, or demo.", parser=config_file, metavar="FILE"
         ),
     ],
-    variants: Annotated[
-        Path,
-        typer.Option(
-            help="YAML file: name -> overrides of the section pretraining.", parser=config_file, metavar="FILE"
-        ),
-    ] = Path("ablations"),
+    variants: Variants = Path("ablations"),
     only: Annotated[str, typer.Option(help="Variants, separated by commas; default: all of the file.")] = "",
     seeds: Annotated[str, typer.Option(help="Seeds of every variant, separated by commas.")] = "1,2,3",
     store: Store = "runs",
     num_workers: Annotated[
         int, typer.Option(help="Workers of each trial; two trials run at a time. 0: in the step itself.")
     ] = 0,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Override a value, as in `run`. Repeatable.")] = None,
+    set_: Overrides = None,
     launcher: Launcher = "ray",
 ) -> None:
     """Train variants of a run with several seeds each; end in one table with error bars.
 
-    Prepares and tokenizes once. Kill it and start it again: what is finished is found, the rest goes on. A trial that
-    fails is named and does not stop the others.
+    Text is prepared and tokenized once. If the command is killed, start it again: it continues where it was. A trial
+    that fails is named and does not stop the others.
     """
     with report_errors():
         checked = run_file.load(config, (f"num_workers={num_workers}", *(set_ or ())))
         from pipelines import local, trials
         from pipelines.ablations import AT_A_TIME, ablations
 
-        planned = trials.plan(checked, variants, _split(only), trials.read_seeds(seeds))
+        planned = trials.plan(checked, variants, split_list(only), trials.read_seeds(seeds))
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // AT_A_TIME)))
         arguments = local.sections(checked, ablations) | {"trials": planned}
         try:
             done = local.run(ablations, arguments, store, f"{config.stem}-ablations", launcher)
-        finally:  # what has finished is shown, also when a trial failed
-            if found := local.artifact(store, "compare", "comparison"):
-                typer.echo((found / "comparison.md").read_text(encoding="utf-8"))
-                typer.echo(f"comparison  {found}/comparison.html")
-        _tell(done)
+        finally:  # print the finished trials also if one failed
+            if directory := local.artifact(store, "compare", "comparison"):
+                typer.echo((directory / "comparison.md").read_text(encoding="utf-8"))
+                typer.echo(f"comparison  {directory}/comparison.html")
+        _show_address(done)
 
 
 @app.command()
@@ -120,7 +109,7 @@ def compare(
 
         chosen = tracking.tracker().find_ablation(run, artifacts.local(store))
         results = [(trial_run.trial, trial_run.metrics) for trial_run in chosen.trials()]
-        summary = summarise_metrics(chosen.name, results, _split(metrics))
+        summary = summarise_metrics(chosen.name, results, split_list(metrics))
         typer.echo(page.to_markdown(summary))
         if output:
             page.write(output, "comparison", summary)
@@ -153,7 +142,7 @@ def suite(
     """
     with report_errors():
         checked = run_file.load_as(SuiteConfig, config, [*(set_ or ()), *(f"models.{named}" for named in model or ())])
-        checked = checked.choose(_split(only))
+        checked = checked.choose(split_list(only))
         from infoxlm_core.results.trials import plan
         from pipelines import local
         from pipelines.suite import AT_A_TIME
@@ -164,36 +153,29 @@ def suite(
         try:
             arguments = {"suite": checked.listed(), "num_workers": num_workers}
             done = local.run(dag, arguments, store, config.stem, launcher)
-        finally:  # what has finished is shown, also when a point failed
-            if found := local.artifact(store, "summarise", "comparison"):
-                typer.echo((found / "suite.md").read_text(encoding="utf-8"))
-                typer.echo(f"report      {found}/suite.html")
-        _tell(done)
+        finally:  # print the finished points also if one failed
+            if directory := local.artifact(store, "summarise", "comparison"):
+                typer.echo((directory / "suite.md").read_text(encoding="utf-8"))
+                typer.echo(f"report      {directory}/suite.html")
+        _show_address(done)
 
 
-def _split(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
-
-
-def _tell(run: "Run | None") -> None:
-    """Where to look at a run, if its tracker has such a place."""
+def _show_address(run: "Run | None") -> None:
+    """Print where a person can look at a run, if its tracker shows it somewhere."""
     if run and (lines := run.describe()):
         typer.echo(lines)
 
 
 @app.command()
 def plan(
-    config: Annotated[
-        Path,
-        typer.Argument(help="YAML file of the run, or demo, base, large, base15.", parser=config_file, metavar="FILE"),
-    ],
+    config: RunFile,
     gpus: Annotated[
         int | None, typer.Option(min=1, help="Workers, one a GPU: 8, or as many as there are virtual shards.")
     ] = None,
     gpu: Annotated[str, typer.Option(help="h200, h100-pcie, a100, …; an unknown one lists all.")] = "h200",
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Override a value, as in `run`. Repeatable.")] = None,
+    set_: Overrides = None,
 ) -> None:
-    """Say what pre-training would take: parameters, memory, FLOPs, time. Needs no data, no weights and no GPU."""
+    """Estimate parameters, memory, FLOPs and time of a pre-training, without data, weights or a GPU."""
     with report_errors():
         checked = run_file.load(config, tuple(set_ or ()))
         from infoxlm_core.systems.infoxlm import plan
