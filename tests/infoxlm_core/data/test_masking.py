@@ -128,6 +128,7 @@ def test_whole_words_without_a_tokenizer_are_refused(tmp_path):
         masked("exact", whole_words=True)
 
 
+@pytest.mark.item("A15")
 @pytest.mark.parametrize("variant", ["exact", "released", "xlm", "bert"])
 def test_the_same_key_gives_the_same_mask_and_another_key_another(variant):
     config = ObjectivesConfig(masking=variant)
