@@ -8,6 +8,7 @@ from kfp import dsl
 from typer.testing import CliRunner
 
 from components.adapters.mlflow import connection, runs, trial_runs
+from components.adapters.mlflow.tracker import MlflowRun
 from components.compare import compare
 from components.platform import artifacts, tracking
 from infoxlm_core.errors import InputError
@@ -28,12 +29,12 @@ def ablation(store, monkeypatch) -> Path:
     monkeypatch.setenv("RUN_NAME", "toy")
     for trial in TRIALS[:-1]:
         run = tracking.open_run(str(store), trial).id
-        runs.log_params(run, {"pretraining": {"seed": trial["seed"]}})
-        runs.log_metrics(run, {"loss/mlm": 5.0}, step=10)
+        MlflowRun(run).log_params({"pretraining": {"seed": trial["seed"]}})
+        MlflowRun(run).log_metrics({"loss/mlm": 5.0}, step=10)
         if trial["variant"] != "-TLM":
             base = 0.4 if trial["variant"] == "full" else 0.3
-            runs.log_metrics(run, {"retrieval/best": base + trial["seed"] / 1000, "loss/mlm": 4.0}, step=20)
-            runs.end_run(run)
+            MlflowRun(run).log_metrics({"retrieval/best": base + trial["seed"] / 1000, "loss/mlm": 4.0}, step=20)
+            MlflowRun(run).end()
     return store
 
 
@@ -70,7 +71,7 @@ def test_a_trial_of_a_platforms_task_is_nested_in_the_platforms_pipeline_run(sto
     task = client.create_run(experiment, tags={"mlflow.parentRunId": pipeline}).info.run_id
     monkeypatch.setenv("MLFLOW_RUN_ID", task)
 
-    runs.end_run(tracking.open_run(str(store), TRIALS[0]).id)
+    tracking.open_run(str(store), TRIALS[0]).end()
 
     (found,) = trial_runs.read(task)
     assert (found.trial.model, found.trial.seed) == ("full", 1) and trial_runs.root(found.run_id) == pipeline
@@ -145,8 +146,8 @@ def test_trials_of_an_older_version_are_found(store):
     client = connection.connect(store)
     tags = {"variant": "full", "seed": "1", "what": "all", "infoxlm.run": "toy-0/full/1", runs.PARENT: parent}
     old = client.create_run(client.get_run(parent).info.experiment_id, tags=tags, run_name="full seed 1").info.run_id
-    runs.log_metrics(old, {"retrieval/best": 0.4})
-    runs.end_run(old)
+    MlflowRun(old).log_metrics({"retrieval/best": 0.4})
+    MlflowRun(old).end()
 
     (found,) = trial_runs.read(parent)
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from kfp import dsl
 
-from components.adapters.mlflow import connection, runs, trial_runs
+from components.adapters.mlflow import connection, trial_runs
+from components.adapters.mlflow.tracker import MlflowRun
 from components.measure import measure
 from components.plan_suite import plan_suite
 from components.platform import artifact_files, artifacts, launchers, parameters, tracking
@@ -278,6 +279,6 @@ def test_the_summary_goes_to_the_pipelines_run_and_what_nobody_works_on_is_close
 
 def test_more_metrics_than_one_request_takes_are_logged(store):
     run = tracking.open_run(str(store)).id
-    runs.log_metrics(run, {f"pairs/x{number}": number / 2000 for number in range(1500)})
+    MlflowRun(run).log_metrics({f"pairs/x{number}": number / 2000 for number in range(1500)})
 
     assert len(connection.connect(store).get_run(run).data.metrics) == 1500

@@ -10,6 +10,7 @@ import pytest
 
 from components.adapters.mlflow import connection, model_registry, runs
 from components.adapters.mlflow.errors import translate_errors
+from components.adapters.mlflow.tracker import MlflowRun
 from infoxlm_core.errors import InputError
 from tests.components.conftest import open_run
 from tests.k8s.manifests import environment_of, made, pods
@@ -111,9 +112,9 @@ def test_a_training_logs_runs_and_reads_models_and_only_the_account_of_the_regis
 
     with logged_in(accounts["trainings"]):
         run_id = open_run(tmp_path, "trained")
-        runs.log_params(run_id, {"pretraining": {"seed": 1}})
+        MlflowRun(run_id).log_params({"pretraining": {"seed": 1}})
         (tmp_path / "report.html").write_text("<p>good</p>")
-        runs.log_artifacts(run_id, tmp_path / "report.html", "evaluation")
+        MlflowRun(run_id).log_artifacts(tmp_path / "report.html", "evaluation")
         stored = [item.key for item in s3.bucket(s3_server, "infoxlm").objects.filter(Prefix="mlflow/")]
         assert [key for key in stored if run_id in key and key.endswith("/evaluation/report.html")]
         with pytest.raises(
@@ -124,7 +125,7 @@ def test_a_training_logs_runs_and_reads_models_and_only_the_account_of_the_regis
 
     with logged_in(accounts["pipelines"]):
         assert register().champion
-        runs.end_run(run_id)
+        MlflowRun(run_id).end()
 
     with logged_in(accounts["trainings"]):
         assert model_registry.load_encoder("models:/infoxlm@champion", tmp_path / "cache")

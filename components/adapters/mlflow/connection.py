@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from components.adapters.mlflow import tables
 from components.adapters.mlflow.errors import translate_errors
 from components.settings import environment
 from infoxlm_core import locks, outside
@@ -64,10 +63,8 @@ def check_uri(uri: str) -> None:
             "sqlite:///…/mlflow.db, or not at all"
         )
     elif file:
-        if file.exists() and outside.check_readable(file).stat().st_size:
-            with file.open("rb") as content:
-                if not content.read(16).startswith(b"SQLite format 3"):
-                    raise InputError(f"{file} is no database of MLflow: move it elsewhere, or restore it")
+        if file.exists():
+            outside.check_readable(file)
     elif scheme in ("", "file"):
         raise InputError(
             f"MLFLOW_TRACKING_URI={shown}: MLflow keeps no folders of files any more: set it to a server "
@@ -138,11 +135,8 @@ def connect(store: Path) -> "MlflowClient":
         raise outside.translate_error(error) or InputError(
             f"{directory} cannot be made ({error}): give another"
         ) from None
-    # If two processes created the tables at once, one would fail.
     with locks.acquire(directory / ".mlflow.lock"), translate_errors(str(file)):
-        if not (file.exists() and file.stat().st_size):
-            tables.create_file(file.resolve())
-        return mlflow.MlflowClient()
+        return mlflow.MlflowClient()  # creates the tables of a new file; of two processes at once, one would fail
 
 
 def connect_existing(store: Path) -> "MlflowClient":

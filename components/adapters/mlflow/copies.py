@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from components.adapters.mlflow import model_versions, runs, signing
 from components.adapters.mlflow.errors import translate_errors
 from components.adapters.mlflow.model_versions import CANDIDATE, DECISION, GATE, PREVIOUS
+from components.adapters.mlflow.tracker import MlflowRun
 from infoxlm_core import manifests
 from infoxlm_core.errors import DataCorrupt
 
@@ -93,7 +94,7 @@ def register(client: "MlflowClient", copied: Copy) -> "ModelVersion":
             raise DataCorrupt(
                 f"{copied.name} version {version.version} at the target differs in {different[0]}: delete it"
             )
-    runs.end_run(run_id)
+    MlflowRun(run_id).end()
     return version
 
 

@@ -53,7 +53,7 @@ def _of_database(error: Exception, subject: str, status: int) -> InfoXLMError | 
         return StorageUnavailable(f"{subject}: MLflow's database is locked: run the same again")
     if "disk I/O error" in str(error):
         return StorageUnavailable(f"{subject}: the disk of MLflow's database fails: run again when it is well")
-    return InputError(f"{subject}: MLflow's database cannot be used ({reason}): restore it")
+    return InputError(f"{subject}: MLflow's database cannot be used ({reason}): restore it, or delete a new one")
 
 
 def _of_server(error: Exception, subject: str, status: int, account: str) -> InfoXLMError | None:

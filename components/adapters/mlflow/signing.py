@@ -1,31 +1,29 @@
-"""Signatures of models: made when one is registered, checked before one becomes champion and whenever one is used.
+"""Signatures of models: created when a model is registered, verified before it becomes champion and before each use.
 
-A signature covers every file of the model's folder and lies beside it, so it travels with the model through any
-registry. The keys are files that the platform mounts; they are no parameters, and without them nothing is signed:
+A signature covers every file of the model's folder and lies beside the folder, so any registry keeps it. The platform
+mounts the keys as files; without a key nothing is signed or verified:
 
-    INFOXLM_SIGNING_KEY    an elliptic-curve key (PEM); what is registered is signed with it
-    INFOXLM_VERIFYING_KEY  its public key (PEM); where this is set, what is not signed with it is refused
+    INFOXLM_SIGNING_KEY    elliptic-curve key (PEM) that signs models when they are registered
+    INFOXLM_VERIFYING_KEY  its public key (PEM); if set, a model without a valid signature is refused
 """
 
-import logging
 import os
 from pathlib import Path
 
 from infoxlm_core.errors import InputError, SignatureInvalid
-
-logger = logging.getLogger(__name__)
 
 FILE = "signature.json"
 SIGNING, VERIFYING = "INFOXLM_SIGNING_KEY", "INFOXLM_VERIFYING_KEY"
 
 
 def sign(model: Path, signature: Path) -> None:
-    """Sign all files of a folder, if there is a key for it.
+    """Sign all files of a folder if INFOXLM_SIGNING_KEY is set.
 
     Raises:
         InputError: the key cannot be used.
     """
-    if not (key := os.environ.get(SIGNING)):
+    key = os.environ.get(SIGNING)
+    if not key:
         return
     from model_signing import signing
 
@@ -36,18 +34,19 @@ def sign(model: Path, signature: Path) -> None:
 
 
 def verify(model: Path, signature: Path, name: str) -> None:
-    """Check the signature of a folder, if there is a key for it.
+    """Verify the signature of a folder if INFOXLM_VERIFYING_KEY is set.
 
     Args:
         model: folder with the signed files.
-        signature: file that was made when it was signed.
-        name: what people call the model.
+        signature: the signature file.
+        name: name of the model, for messages.
 
     Raises:
         InputError: the key cannot be read.
-        SignatureInvalid: there is no signature, it is of another key, or the files are not those that were signed.
+        SignatureInvalid: the signature is missing, belongs to another key, or does not fit the files.
     """
-    if not (key := os.environ.get(VERIFYING)):
+    key = os.environ.get(VERIFYING)
+    if not key:
         return
     if not Path(key).is_file():
         raise InputError(f"{VERIFYING}={key}: no such file: give a public key (PEM)")
@@ -57,7 +56,7 @@ def verify(model: Path, signature: Path, name: str) -> None:
 
     try:
         verifying.Config().use_elliptic_key_verifier(public_key=key).verify(model, signature)
-    except Exception as error:  # what the library says of a forged file is not one class
+    except Exception as error:  # the library has no common class for its errors about forged files
         raise SignatureInvalid(f"{name}: {_reason(error)}: it is not what was signed with {key}") from None
 
 

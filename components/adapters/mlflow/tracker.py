@@ -1,250 +1,187 @@
-"""MLflow as a tracker: its runs, and what ships the curves of a training to one of them in the background.
+"""MLflow as a tracker of the table in `components.platform.tracking`."""
 
-What a training logs is in its `metrics.jsonl` first; an outbox remembers how much of that file has arrived.
-"""
-
-import logging
+import json
 import os
-import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from components.adapters.mlflow import runs, trial_runs
-from components.adapters.mlflow.runs import points, translate_errors
+from components.adapters.mlflow import curves, runs, trial_runs
+from components.adapters.mlflow.errors import translate_errors
 from infoxlm_core.corpora.datasets import Dataset
-from infoxlm_core.errors import InputError, one_line, without_password
-from infoxlm_core.results.trials import Trial
-from infoxlm_core.training.tracker import FileTracker, parse
+from infoxlm_core.errors import ConfigMismatch, InputError, without_password
+from infoxlm_core.results.trials import LINK, Trial
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
 
 PAGES = "INFOXLM_MLFLOW_PAGES"
-"""Environment variable: where people open MLflow, if that is another address than that of the steps."""
-_SHIPPING = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "5"}  # seconds; we retry ourselves
-_LONGEST_PAUSE = 60  # seconds between two attempts to reach a server that is gone
-
-
-def ship(path: Path, run_id: str, prefix: str = "") -> None:
-    """Deliver a whole `metrics.jsonl`, `prefix` before each name; points that arrived before stay single."""
-    with translate_errors(f"{path} -> MLflow run {run_id}"):
-        _Outbox(path, run_id, prefix).ship()
+"""Environment variable: the address at which people open MLflow, if the steps use another one."""
 
 
 def open_run(key: str, name: str, store: str, here: Path, trial: Trial | None) -> "MlflowRun":
-    """The run of a pipeline run, in MLFLOW_EXPERIMENT_NAME, or of a trial, nested in that.
+    """Find or open the run of a pipeline run in MLFLOW_EXPERIMENT_NAME, or the run of a trial nested in it.
 
     Raises:
-        InputError: the store is for many machines, and MLFLOW_TRACKING_URI names no server that is so, too.
+        InputError: many machines share the store, and MLFLOW_TRACKING_URI names no server that they share, too.
     """
     if "://" in store and not os.environ.get("MLFLOW_TRACKING_URI"):
         raise InputError(f"{store} is for many machines, MLflow's database in a file is not: set MLFLOW_TRACKING_URI")
-    run = runs.open_run(
-        os.environ.get("MLFLOW_EXPERIMENT_NAME", "infoxlm"), name, {runs.RUN_TAG: key, **runs.source()}, here
-    )
-    return MlflowRun(trial_runs.open_trial(run, key, trial) if trial else run)
+    experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME", "infoxlm")
+    run_id = runs.open_run(experiment, name, {runs.RUN_TAG: key, **runs.source_tags()}, here)
+    return MlflowRun(trial_runs.open_trial(run_id, key, trial) if trial else run_id)
 
 
 def find_run(run_id: str) -> "MlflowRun":
-    """The run with an id that another process has opened."""
+    """Return the run with an id that another process has opened."""
     return MlflowRun(run_id)
 
 
 def check_sweeps() -> None:
-    """It keeps trials."""
+    """Do nothing: MLflow keeps trials."""
 
 
 def find_ablation(which: str, here: Path) -> "MlflowRun":
-    """See `trials.find_ablation`."""
+    """Return the run of an ablation; see `trial_runs.find_ablation`."""
     return MlflowRun(trial_runs.find_ablation(which, here)[0])
 
 
 class MlflowRun:
-    """A run of MLflow as stages report to it."""
+    """A run of MLflow that stages report to. Whatever is logged twice is stored once."""
 
     def __init__(self, run_id: str) -> None:
         self.id = run_id
 
     @property
     def name(self) -> str:
+        """The name of the run, or of the outermost run that it is nested in."""
         return trial_runs.name_of(self.id)
 
     def log_params(self, config: Mapping[str, Any]) -> None:
-        runs.log_params(self.id, config)
+        """Log a nested config as parameters such as `pretraining.optimization.steps`.
 
-    def log_metrics(self, metrics: Mapping[str, float]) -> None:
-        runs.log_metrics(self.id, metrics)
+        Raises:
+            ConfigMismatch: a parameter of the run has another value; parameters of MLflow cannot change.
+        """
+        from mlflow.entities import Param
+        from mlflow.utils.validation import MAX_PARAM_VAL_LENGTH
+
+        values = {key: text[:MAX_PARAM_VAL_LENGTH] for key, text in _flatten(config).items()}
+        with translate_errors(f"parameters of MLflow run {self.id}"):
+            known = self._client.get_run(self.id).data.params
+            for key in values.keys() & known.keys():
+                if values[key] != known[key]:
+                    raise ConfigMismatch(
+                        f"MLflow run {self.id} has {key} = {known[key]:.120}, not {values[key]:.120}: "
+                        "set it back or start another run"
+                    )
+            new = [Param(key, value) for key, value in values.items() if key not in known]
+            self._client.log_batch(self.id, params=new)
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int = 0) -> None:
+        """Log results of a stage."""
+        with translate_errors(f"metrics of MLflow run {self.id}"):
+            start_ms = self._client.get_run(self.id).info.start_time
+            self._client.log_batch(self.id, curves.points(metrics, step, start_ms))
 
     def read_metrics(self) -> dict[str, float]:
-        return runs.read_metrics(self.id)
+        """Return the newest value of each metric."""
+        with translate_errors(f"metrics of MLflow run {self.id}"):
+            return dict(self._client.get_run(self.id).data.metrics)
 
     def log_artifacts(self, source: Path, path: str | None = None) -> None:
-        runs.log_artifacts(self.id, source, path)
+        """Copy a file, or all files below a directory, into the folder `path` of the run."""
+        with translate_errors(f"artifacts of MLflow run {self.id}"):
+            log = self._client.log_artifacts if source.is_dir() else self._client.log_artifact
+            log(self.id, str(source), path)
 
     def log_datasets(self, datasets: Sequence[Dataset], source: str) -> None:
-        runs.log_datasets(self.id, datasets, source)
+        """List corpora as inputs of the run."""
+        from mlflow import entities
+        from mlflow.utils.validation import MAX_DATASET_DIGEST_SIZE
+
+        inputs = []
+        for dataset in datasets:
+            described = entities.Dataset(
+                name=dataset.name,
+                digest=dataset.digest[:MAX_DATASET_DIGEST_SIZE],
+                source_type="s3" if source.startswith("s3:") else "local",
+                source=json.dumps({"uri": source}),
+                profile=json.dumps({"languages": dataset.languages, **dataset.lines}),
+            )
+            context = "evaluation" if dataset.held_out else "training"
+            inputs.append(entities.DatasetInput(described, [entities.InputTag("mlflow.data.context", context)]))
+        with translate_errors(f"datasets of MLflow run {self.id}"):
+            self._client.log_inputs(self.id, inputs)
 
     def annotate(self, text: str) -> None:
-        runs.annotate(self.id, text)
+        """Make a text the description of the run; links to files of the run become links of MLflow's pages."""
+        path, _, query = self._path.partition("?")
+        linked = re.sub(rf"\]\({LINK}([^)\s]+)\)", rf"](#/{path}/artifacts/\1?{query})", text)
+        with translate_errors(f"description of MLflow run {self.id}"):
+            self._client.set_tag(self.id, "mlflow.note.content", linked)
 
     def log_curves(self, path: Path, prefix: str = "") -> None:
-        ship(path, self.id, prefix)
+        """Ship the points of a whole `metrics.jsonl` that have not arrived during the training."""
+        curves.ship(path, self.id, prefix)
 
-    def follow(self, path: Path) -> "MlflowTracker":
-        return MlflowTracker(path, self.id)
+    def follow(self, path: Path) -> curves.MlflowTracker:
+        """Return the tracker of a training: its file, which is shipped meanwhile."""
+        return curves.MlflowTracker(path, self.id)
 
     def trials(self) -> list[trial_runs.TrialRun]:
+        """Return the trials of a sweep, oldest first."""
         return trial_runs.read(self.id)
 
     def end(self, status: str = "FINISHED") -> None:
-        runs.end_run(self.id, status)
+        """End the run, unless it is, or contains, the run of MLFLOW_RUN_ID: whoever opened that run ends it."""
+        of_plugin = os.environ.get("MLFLOW_RUN_ID")
+        with translate_errors(f"MLflow run {self.id}"):
+            if not of_plugin or self.id not in (of_plugin, runs.outermost(self._client, of_plugin)):
+                self._client.set_terminated(self.id, status)
 
     @property
     def page(self) -> str:
+        """The address of the run's page if a server shows it, else empty."""
         server = os.environ.get(PAGES) or _server()
-        return f"{server.rstrip('/')}/#/{runs.page(self.id)}" if server.startswith("http") else ""
+        return f"{server.rstrip('/')}/#/{self._path}" if server.startswith("http") else ""
 
     def describe(self) -> str:
+        """Return how to open the run's page, as lines for the console."""
         if page := self.page:
             return f"MLflow      {page}"
         return (
             f"MLflow      mlflow ui --backend-store-uri {_server()}   (run {self.id})\n"
-            f"            then http://127.0.0.1:5000/#/{runs.page(self.id)}"
+            f"            then http://127.0.0.1:5000/#/{self._path}"
         )
+
+    @property
+    def _path(self) -> str:
+        """The path of the run's page; without its query MLflow 3 opens any experiment as that of a chat application."""
+        with translate_errors(f"MLflow run {self.id}"):
+            experiment = self._client.get_run(self.id).info.experiment_id
+        return f"experiments/{experiment}/runs/{self.id}?workflowType=machine_learning"
+
+    @property
+    def _client(self) -> "MlflowClient":
+        from mlflow import MlflowClient
+
+        return MlflowClient()
 
 
 def _server() -> str:
-    """MLFLOW_TRACKING_URI without the password that it may hold."""
+    """Return MLFLOW_TRACKING_URI without the password that it may hold."""
     return without_password(os.environ["MLFLOW_TRACKING_URI"]).rstrip("/")
 
 
-class MlflowTracker:
-    """A `FileTracker` whose file a daemon thread ships to MLflow in step order; it starts over after a restart.
-
-    Training never waits for MLflow and never hears of its errors: what is not shipped stays in the file for `ship`.
-    Only a training that goes back waits for what it did until then, which the file is about to lose: MLflow keeps it,
-    and the steps that are taken again follow under names of their own, `rewind1/loss/mlm`.
-    """
-
-    def __init__(self, path: Path, run_id: str) -> None:
-        self._file = FileTracker(path)
-        self._outbox = _Outbox(path, run_id)
-        self._closing = threading.Event()
-        self._deadline = 0.0  # of shipping after close(), on the monotonic clock
-        self._thread = threading.Thread(target=self._ship, name="mlflow-tracker", daemon=True)
-        self._environment: dict[str, str | None] = {}
-
-    def resume(self, step: int) -> None:
-        if self._thread.is_alive():
-            self._outbox.shorten(lambda: self._file.resume(step))
-            return
-        self._file.resume(step)
-        self._environment = {name: os.environ.get(name) for name in _SHIPPING}
-        os.environ.update(_SHIPPING)
-        self._thread.start()
-
-    def log(self, step: int, values: dict[str, float]) -> None:
-        self._file.log(step, values)
-
-    def sync(self) -> None:
-        self._file.sync()
-
-    def close(self, timeout: float = 30.0) -> None:
-        """Ship what is left, for `timeout` seconds at most, and say what is not shipped."""
-        self._file.close()
-        self._deadline = time.monotonic() + timeout
-        self._closing.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout)
-        for name, value in self._environment.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
-        self._environment = {}
-        if left := self._outbox.left():
-            logger.warning("%d points of %s are not in MLflow run %s", left, self._file.path, self._outbox.run_id)
-
-    def _ship(self) -> None:
-        failures = 0
-        while True:
-            closing = self._closing.is_set()  # asked first: what was logged before close() is then in the file
-            try:
-                self._outbox.ship()
-                if failures:
-                    logger.info("MLflow takes points again, after %d attempts", failures)
-                failures = 0
-            except Exception as error:  # whatever it is, training goes on
-                if not failures:
-                    logger.warning("MLflow takes no points (%s): they wait in %s", one_line(error), self._file.path)
-                failures += 1
-            if closing and (not failures or time.monotonic() > self._deadline):
-                return
-            if closing:
-                time.sleep(1)
-            else:
-                self._closing.wait(min(2**failures, _LONGEST_PAUSE))  # 1 s when all is well: points travel together
-
-
-class _Outbox:
-    """How far a `metrics.jsonl` has been shipped. Every (name, step) arrives once, whatever is sent again.
-
-    Steps that MLflow has from an attempt that crashed are not sent: redone, they may differ (tokens per second).
-    """
-
-    def __init__(self, path: Path, run_id: str, prefix: str = "") -> None:
-        self.path, self.run_id, self.prefix = path, run_id, prefix
-        self._server = os.environ.get("MLFLOW_TRACKING_URI")  # a thread that is late must not go by what is there then
-        self._position = 0  # bytes of the file that are shipped
-        self._last_steps: dict[str, int] | None = None  # by metric, what MLflow had when we first asked
-        self._busy = threading.Lock()
-
-    def left(self) -> int:
-        """Lines that are not shipped yet."""
-        with self.path.open("rb") as file:
-            file.seek(self._position)
-            return sum(1 for _ in file)
-
-    def shorten(self, action: Callable[[], None]) -> None:
-        """Ship what can be shipped, then let `action` cut off the end of the file."""
-        with self._busy:
-            try:
-                self._ship()
-            except Exception as error:  # whatever it is, training goes on
-                logger.warning("MLflow takes no points (%s): %d are lost", one_line(error), self.left())
-            action()
-            self._position = min(self._position, self.path.stat().st_size)
-
-    def ship(self) -> None:
-        """Ship all complete lines of the file, batch by batch; an exception of MLflow leaves the rest for next time."""
-        with self._busy:
-            self._ship()
-
-    def _ship(self) -> None:
-        from mlflow import MlflowClient
-        from mlflow.utils.validation import MAX_METRICS_PER_BATCH
-
-        if self.path.stat().st_size == self._position:
-            return
-        client = MlflowClient(self._server)
-        run = client.get_run(self.run_id)
-        start_ms = run.info.start_time
-        if self._last_steps is None:  # one request for all; a history each is twenty, and accounts make them slow
-            self._last_steps = {metric.key: metric.step for metric in run.data.to_proto().metrics}
-        batch: list[Any] = []
-        reached = self._position
-        with self.path.open("rb") as file:
-            file.seek(reached)
-            for line in file:
-                if not line.endswith(b"\n"):  # being written
-                    break
-                step, values = parse(line, f"{self.path}, byte {reached}")
-                again = f"rewind{values['rewinds']:.0f}/" if values.pop("repeated", None) else ""
-                values = {self.prefix + again + name: value for name, value in values.items()}
-                new = {name: value for name, value in values.items() if step > self._last_steps.get(name, -1)}
-                if len(batch) + len(new) > MAX_METRICS_PER_BATCH:
-                    client.log_batch(self.run_id, batch)
-                    self._position, batch = reached, []
-                batch += points(new, step, start_ms)
-                reached += len(line)
-        if batch:
-            client.log_batch(self.run_id, batch)
-        self._position = reached
+def _flatten(value: Any, prefix: str = "") -> dict[str, str]:
+    """Return the leaves of a nested config as text, by their dotted names."""
+    if isinstance(value, (list, tuple)) and any(isinstance(element, Mapping) for element in value):
+        value = {str(index): element for index, element in enumerate(value)}
+    if not isinstance(value, Mapping) or not value:
+        return {prefix: str(list(value) if isinstance(value, tuple) else value)}
+    leaves: dict[str, str] = {}
+    for key, element in value.items():
+        leaves |= _flatten(element, f"{prefix}.{key}" if prefix else str(key))
+    return leaves

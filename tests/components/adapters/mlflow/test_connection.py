@@ -6,7 +6,6 @@ import socket
 import sqlite3
 
 import pytest
-from mlflow.store.db import utils
 
 from components.adapters.mlflow import connection
 from components.settings import environment
@@ -59,7 +58,7 @@ def test_an_address_that_can_be_no_database_is_refused_and_the_remedy_named(stor
     [
         (lambda path: path.mkdir(), "is a folder"),
         (os.mkfifo, "is a named pipe"),
-        (lambda path: path.write_bytes(b"x" * 9999), "is no database of MLflow"),
+        (lambda path: path.write_bytes(b"x" * 9999), "database cannot be used"),
         (lambda path: path.write_bytes(b"SQLite format 3\0" + b"x" * 9999), "database cannot be used"),
     ],
     ids=["folder", "pipe", "garbage", "torn"],
@@ -88,30 +87,6 @@ def test_a_database_that_stays_as_it_is_is_not_tried_again(store, statement, sai
         open_run(store)
 
     assert "Traceback" not in caplog.text
-
-
-def test_tables_that_were_half_made_when_a_process_died_are_made_again(store, empty_database, monkeypatch):
-    def make(engine, whole: bool) -> None:
-        with contextlib.closing(sqlite3.connect(engine.url.database)) as made:
-            if whole:
-                with contextlib.closing(sqlite3.connect(empty_database)) as known:
-                    known.backup(made)
-                return
-            made.execute("CREATE TABLE spans (trace_id VARCHAR(50))")
-            made.commit()
-        raise KeyboardInterrupt  # or killed: then the next one finds the folder in which it was made
-
-    making = store / ".mlflow.db.making"
-    (store / "mlflow.db").unlink()
-    monkeypatch.setattr(utils, "_initialize_tables", lambda engine: make(engine, whole=False))
-    with pytest.raises(KeyboardInterrupt):
-        connection.connect(store)
-    assert not (store / "mlflow.db").exists() and not making.exists()
-    making.mkdir()
-    (making / "mlflow.db").write_text("half")
-    monkeypatch.setattr(utils, "_initialize_tables", lambda engine: make(engine, whole=True))
-
-    assert connection.connect(store).search_experiments() and not making.exists()
 
 
 def test_a_store_whose_name_cannot_stand_in_an_address_is_refused(store):

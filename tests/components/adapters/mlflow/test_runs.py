@@ -3,6 +3,7 @@
 import pytest
 
 from components.adapters.mlflow import connection, runs
+from components.adapters.mlflow.tracker import MlflowRun
 from infoxlm_core.corpora.datasets import Dataset
 from infoxlm_core.errors import ConfigMismatch, InputError
 from tests.components.conftest import history, open_run
@@ -10,10 +11,10 @@ from tests.components.conftest import history, open_run
 
 def test_without_a_tracking_server_everything_lies_in_the_store(store):
     run_id = open_run(store)
-    runs.log_metrics(run_id, {"retrieval/best": 0.5})
+    MlflowRun(run_id).log_metrics({"retrieval/best": 0.5})
     report = store / "report.html"
     report.write_text("<p>")
-    runs.log_artifacts(run_id, report, "reports")
+    MlflowRun(run_id).log_artifacts(report, "reports")
 
     assert sorted(path.name for path in store.iterdir()) == [".mlflow.lock", "mlartifacts", "mlflow.db", "report.html"]
     assert [path.parent.name for path in (store / "mlartifacts").rglob("report.html")] == ["reports"]
@@ -23,7 +24,7 @@ def test_without_a_tracking_server_everything_lies_in_the_store(store):
 def test_all_stages_of_one_pipeline_run_share_one_run_and_a_retried_stage_opens_it_again(store):
     run_id = open_run(store, "r1")
     assert open_run(store, "r1") == run_id != open_run(store, "r2")
-    runs.end_run(run_id, "FAILED")
+    MlflowRun(run_id).end("FAILED")
     client = connection.connect(store)
     assert client.get_run(run_id).info.status == "FAILED"
 
@@ -40,7 +41,7 @@ def test_a_run_of_the_platform_is_adopted_reopened_and_never_ended(store, monkey
     monkeypatch.setenv("MLFLOW_RUN_ID", theirs)
 
     run_id = open_run(store)
-    runs.end_run(run_id)
+    MlflowRun(run_id).end()
 
     run = client.get_run(run_id)
     assert (run_id, run.info.status, run.data.tags["infoxlm.run"]) == (theirs, "RUNNING", "r1")
@@ -57,8 +58,8 @@ def test_tasks_for_which_the_platform_opens_nested_runs_share_the_outermost(stor
     for task in (nested(whole), nested(nested(whole))):  # a task, and one of a loop
         monkeypatch.setenv("MLFLOW_RUN_ID", task)
         assert open_run(store) == whole
-        runs.end_run(whole)
-        runs.end_run(task)
+        MlflowRun(whole).end()
+        MlflowRun(task).end()
         assert client.get_run(whole).info.status == client.get_run(task).info.status == "RUNNING"
 
     monkeypatch.delenv("MLFLOW_RUN_ID")
@@ -69,8 +70,8 @@ def test_nested_settings_become_parameters_and_may_be_logged_twice(store):
     run_id = open_run(store)
     config = {"pretraining": {"seed": 1, "model": {"start": None}, "betas": (0.9, 0.98)}, "corpora": [{"name": "a"}]}
 
-    runs.log_params(run_id, config)
-    runs.log_params(run_id, config | {"long": "x" * 7000, "many": {str(i): i for i in range(150)}})
+    MlflowRun(run_id).log_params(config)
+    MlflowRun(run_id).log_params(config | {"long": "x" * 7000, "many": {str(i): i for i in range(150)}})
 
     params = connection.connect(store).get_run(run_id).data.params
     assert params["pretraining.model.start"] == "None"
@@ -79,7 +80,7 @@ def test_nested_settings_become_parameters_and_may_be_logged_twice(store):
     assert len(params["long"]) == 6000
     assert len(params) == 4 + 1 + 150
     with pytest.raises(ConfigMismatch, match=r"pretraining\.seed = 1, not 2: set it back"):
-        runs.log_params(run_id, {"pretraining": {"seed": 2}})
+        MlflowRun(run_id).log_params({"pretraining": {"seed": 2}})
 
 
 def test_an_experiment_that_points_elsewhere_is_refused(store, tmp_path):
@@ -98,7 +99,7 @@ def test_corpora_are_inputs_of_a_run_by_digest_once_however_often_they_are_told(
         Dataset("exam", "b" * 64, held_out=True, languages=("en",)),
     ]
     for place in ("s3://b/store/corpus/1", "s3://b/store/corpus/1"):
-        runs.log_datasets(run_id, corpora, place)
+        MlflowRun(run_id).log_datasets(corpora, place)
 
     found = {one.dataset.name: one for one in MlflowClient().get_run(run_id).inputs.dataset_inputs}
     assert {name: one.tags[0].value for name, one in found.items()} == {"mail": "training", "exam": "evaluation"}
@@ -108,7 +109,7 @@ def test_corpora_are_inputs_of_a_run_by_digest_once_however_often_they_are_told(
 
 def test_a_description_leads_to_files_of_its_run(store):
     run_id = open_run(store)
-    runs.annotate(run_id, "good: [Report](artifact:evaluation/report.html)")
+    MlflowRun(run_id).annotate("good: [Report](artifact:evaluation/report.html)")
 
     said = connection.connect(store).get_run(run_id).data.tags["mlflow.note.content"]
     assert said.startswith("good: [Report](#/experiments/1/runs/")
@@ -119,7 +120,7 @@ def test_a_description_leads_to_files_of_its_run(store):
 def test_the_commit_of_the_image_is_the_source_of_the_run_if_it_is_one(monkeypatch, commit):
     monkeypatch.setenv(runs.COMMIT, commit)
 
-    assert runs.source().get("mlflow.source.git.commit", "") == (commit if len(commit) == 40 else "")
+    assert runs.source_tags().get("mlflow.source.git.commit", "") == (commit if len(commit) == 40 else "")
 
 
 def test_a_run_whose_name_has_a_quotation_mark_is_found_again(store):

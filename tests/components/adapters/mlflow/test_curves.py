@@ -1,0 +1,163 @@
+"""Curves that a thread ships to MLflow: each point once, and never in the way of the training."""
+
+import http.server
+import os
+import threading
+import time
+
+import pytest
+
+from components.adapters.mlflow import connection
+from components.adapters.mlflow.curves import MlflowTracker, ship
+from infoxlm_core.training.tracker import FileTracker
+from infoxlm_core.training.tracker import read as points_of
+from tests.components.conftest import history, open_run
+from tests.servers.processes import free_port, kill
+from tests.servers.tracking import running_mlflow
+
+
+def test_a_shipped_curve_arrives_whole_and_shipping_it_again_adds_nothing(store):
+    run_id = open_run(store)
+    curve = FileTracker(store / "metrics.jsonl")
+    for step in range(1, 701):  # 1400 metrics: more than one batch
+        curve.log(step, {"loss/mlm": 1 / step, "rate": float("nan") if step == 700 else 0.1})
+    curve.close()
+    with (store / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 701, "lo')  # the crash
+
+    ship(store / "metrics.jsonl", run_id)
+    ship(store / "metrics.jsonl", run_id)
+
+    assert history(run_id, "loss/mlm") == [(step, 1 / step) for step in range(1, 701)]
+    assert [step for step, _ in history(run_id, "rate")] == list(range(1, 701))
+
+
+@pytest.mark.item("F11")
+def test_a_resumed_run_ships_what_its_predecessor_could_not_and_no_step_twice(store):
+    run_id = open_run(store)
+    crashed = FileTracker(store / "metrics.jsonl")
+    for step in (1, 2, 3):
+        crashed.log(step, {"loss": float(step), "seconds": 0.5})
+    ship(store / "metrics.jsonl", run_id)
+    crashed.log(4, {"loss": 4.0, "seconds": 0.5})  # the last checkpoint was at step 2
+
+    tracker = MlflowTracker(store / "metrics.jsonl", run_id)
+    tracker.resume(2)
+    for step in (3, 4, 5):
+        tracker.log(step, {"loss": float(step), "seconds": 0.7})  # step 3 is redone, a little slower
+    tracker.close()
+
+    assert history(run_id, "loss") == [(step, float(step)) for step in (1, 2, 3, 4, 5)]
+    assert history(run_id, "seconds") == [(1, 0.5), (2, 0.5), (3, 0.5), (4, 0.7), (5, 0.7)]
+    assert "MLFLOW_HTTP_REQUEST_TIMEOUT" not in os.environ
+
+
+def test_steps_that_a_run_takes_again_stand_beside_those_that_it_went_back_from(store):
+    run_id = open_run(store)
+    tracker = MlflowTracker(store / "metrics.jsonl", run_id)
+    tracker.resume(0)
+    for step in (1, 2, 3, 4):
+        tracker.log(step, {"loss": 10.0 * step})
+    tracker.resume(2)  # while the thread ships
+    for step in (3, 4):
+        tracker.log(step, {"loss": float(step), "rewinds": 1.0, "repeated": 1.0})
+    tracker.log(5, {"loss": 5.0, "rewinds": 1.0})
+    tracker.close()
+    ship(store / "metrics.jsonl", run_id)  # again, as the stage that registers does
+
+    assert history(run_id, "loss") == [(1, 10.0), (2, 20.0), (3, 30.0), (4, 40.0), (5, 5.0)]
+    assert history(run_id, "rewind1/loss") == [(3, 3.0), (4, 4.0)]
+    assert [step for step, _ in points_of(store / "metrics.jsonl")] == [1, 2, 3, 4, 5]
+
+
+def test_points_that_are_late_go_to_the_server_of_their_run_and_to_no_database_in_the_working_directory(
+    store, tmp_path, monkeypatch
+):
+    import mlflow
+
+    run_id = open_run(store)
+    server = os.environ["MLFLOW_TRACKING_URI"]
+    tracker = MlflowTracker(store / "metrics.jsonl", run_id)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    mlflow.set_tracking_uri(None)
+    os.environ.pop("MLFLOW_TRACKING_URI", None)
+
+    tracker.resume(0)
+    tracker.log(1, {"loss": 0.5})
+    tracker.close()
+
+    assert not list((tmp_path / "here").iterdir())
+    mlflow.set_tracking_uri(server)
+    assert history(run_id, "loss") == [(1, 0.5)]
+
+
+class _Answers(http.server.BaseHTTPRequestHandler):
+    """A server that is well when it is first asked, and then answers with an error, late."""
+
+    delay, status = 0.0, 500
+
+    def _answer(self) -> None:
+        if self.path != "/health":
+            time.sleep(self.delay)
+        self.send_response(self.status)
+        self.end_headers()
+
+    do_GET = do_POST = _answer
+
+    def log_message(self, *_) -> None: ...
+
+
+@pytest.mark.item("F11")
+@pytest.mark.parametrize(("delay", "status"), [(0.0, 500), (60.0, 500), (0.0, 403)])
+def test_a_slow_or_broken_server_delays_no_point_and_the_end_says_what_is_missing(store, caplog, delay, status):
+    handler = type("_Handler", (_Answers,), {"delay": delay, "status": status})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    os.environ["MLFLOW_TRACKING_URI"] = f"http://127.0.0.1:{server.server_port}"
+    connection.connect(store)
+
+    tracker = MlflowTracker(store / "metrics.jsonl", "0" * 32)
+    tracker.resume(0)
+    for step in range(1, 21):
+        tracker.log(step, {"loss": 1.0})
+    began = time.monotonic()
+    tracker.close(timeout=2)
+
+    assert time.monotonic() - began < 30  # one answer of the slow server takes 60
+    assert "20 points" in caplog.text and "are not in MLflow run" in caplog.text
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.item("F11")
+@pytest.mark.slow
+def test_a_server_killed_during_training_costs_no_point_and_doubles_none(store, tmp_path, record_property):
+    port = free_port()
+    os.environ["MLFLOW_TRACKING_URI"] = f"http://127.0.0.1:{port}"
+    with running_mlflow(tmp_path, port) as server:
+        run_id = open_run(store)
+        tracker = MlflowTracker(tmp_path / "metrics.jsonl", run_id)
+        tracker.resume(0)
+        seconds = [_timed_log(tracker, step) for step in range(1, 201)]
+        while not history(run_id, "loss"):  # some points have arrived
+            time.sleep(0.1)
+        kill(server)
+        seconds += [_timed_log(tracker, step) for step in range(201, 401)]
+
+    with running_mlflow(tmp_path, port):
+        seconds += [_timed_log(tracker, step) for step in range(401, 501)]
+        tracker.close(timeout=120)  # a busy machine needs its time
+
+        assert history(run_id, "loss") == [(step, 1 / step) for step in range(1, 501)]
+    ordered = [1000 * value for value in sorted(seconds)]
+    record_property("figure", f"500 points once each; log() took {ordered[250]:.3f} ms (p50), {ordered[495]:.3f} (p99)")
+    assert sum(seconds) < 60  # 200 requests to a dead server, one after the other, take minutes
+
+
+def _timed_log(tracker: MlflowTracker, step: int) -> float:
+    time.sleep(0.01)  # the training step
+    began = time.perf_counter()
+    tracker.log(step, {"loss": 1 / step})
+    return time.perf_counter() - began
