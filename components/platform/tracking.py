@@ -1,10 +1,10 @@
-"""Trackers: where runs keep settings, numbers, files and curves, and are found again. INFOXLM_TRACKER chooses.
+"""Trackers keep the settings, numbers, files and curves of runs. INFOXLM_TRACKER chooses one.
 
     mlflow      the default: a server, or a file in the store
-    none        nowhere; curves and scores are in the artifacts all the same. A sweep needs one that has its trials
+    none        keeps nothing; curves and scores are in the artifacts all the same. A sweep needs another tracker
 
-A new tracker is an adapter, and here a function and a line in the table. The model registry is MLflow's, whatever
-tracks (docs/architecture.md, 12): a version belongs to a run of MLflow's, which `register` and `promote` open by name.
+A new tracker is an adapter, a function here and a line in the table. The model registry is always MLflow's
+(docs/architecture.md, 12): a version belongs to a run of MLflow, so `register` and `promote` open one by name.
 """
 
 import os
@@ -23,7 +23,7 @@ VARIABLE = "INFOXLM_TRACKER"
 
 
 class TrialRun(Protocol):
-    """A trial of a sweep, as the tracker has it."""
+    """A trial of a sweep, as the tracker keeps it."""
 
     @property
     def run_id(self) -> str: ...
@@ -35,90 +35,90 @@ class TrialRun(Protocol):
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """Empty if it is not finished."""
+        """Empty while the trial is not finished."""
 
     def read_scores(self) -> Scores:
-        """Of a suite's trial: the `scores.json` among its files."""
+        """Return the scores in `scores.json` among the files of a suite's trial."""
 
 
 class Run(Protocol):
-    """What a stage reports to; all stages of a pipeline run share one, a trial has its own nested in that.
+    """A run that stages report to: one for all stages of a pipeline run, and one for each trial nested in it.
 
-    Stages are repeated: the same again is stored once.
+    Stages are repeated, so whatever is logged twice is stored once.
     """
 
     @property
     def id(self) -> str:
-        """By which other processes find it again."""
+        """The id by which other processes find the run."""
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """The name for people."""
 
     def log_params(self, config: Mapping[str, Any]) -> None:
-        """Settings, nested; raises ConfigMismatch if the run has other ones."""
+        """Log nested settings; raises ConfigMismatch if the run has other values."""
 
     def log_metrics(self, metrics: Mapping[str, float]) -> None:
-        """Results."""
+        """Log results."""
 
     def read_metrics(self) -> Mapping[str, float]:
         """Return the newest value of each metric that the run has so far."""
 
     def log_artifacts(self, source: Path, path: str | None = None) -> None:
-        """A file, or all files below a directory, into a folder of the run."""
+        """Copy a file, or all files below a directory, into a folder of the run."""
 
     def log_datasets(self, datasets: Sequence[Dataset], source: str) -> None:
-        """The corpora that it reads; `source` is where they are."""
+        """Log the corpora that the run reads; `source` is their location."""
 
     def annotate(self, text: str) -> None:
-        """What it is, in Markdown; a link to `artifact:FOLDER/FILE` leads to one of its files."""
+        """Set the description, in Markdown; a link to `artifact:FOLDER/FILE` leads to a file of the run."""
 
     def log_curves(self, path: Path, prefix: str = "") -> None:
-        """What of a whole `metrics.jsonl` has not arrived during the training."""
+        """Log the points of a `metrics.jsonl` that have not arrived during the training."""
 
     def follow(self, path: Path) -> Tracker:
-        """The tracker of a training that goes on: its file, and what ships that meanwhile."""
+        """Return the tracker of a training, which writes a file and ships it meanwhile."""
 
     def trials(self) -> Sequence[TrialRun]:
-        """Of a sweep: the trials nested in it, oldest first."""
+        """Return the trials of a sweep, oldest first."""
 
     def end(self, status: str = "FINISHED") -> None:
-        """Close it; FAILED and KILLED are the other ways to end."""
+        """End the run as FINISHED, FAILED or KILLED."""
 
     @property
     def page(self) -> str:
-        """Its address, if a server shows it; else empty."""
+        """The address of the run's page if a server shows it, else empty."""
 
     def describe(self) -> str:
-        """Where a person looks at it, as lines for the console; empty if there is no such place."""
+        """Return how to open the run's page, as lines for the console; empty if the tracker has no pages."""
 
 
 class RunTracker(Protocol):
-    """Opens runs and finds them again; a module may be one."""
+    """Opens and finds runs; may be a module."""
 
     def open_run(self, key: str, name: str, store: str, here: Path, trial: Trial | None) -> Run:
-        """Find or open a run, in whatever process a stage is.
+        """Find or open the run of a pipeline run, or of a trial nested in it, from any process.
 
         Args:
-            key: what tells this pipeline run from others.
-            name: what people call it.
-            store: of the run, a directory or s3://bucket/prefix.
+            key: identifies the pipeline run.
+            name: name for people.
+            store: directory, or s3://bucket/prefix.
             here: the store on this machine, for a tracker that keeps files.
-            trial: the run is that of a trial, nested in the one of the pipeline.
+            trial: the trial, if the run is that of a trial.
         """
 
     def find_run(self, run_id: str) -> Run:
-        """The run with an id that another process has opened."""
+        """Return the run with an id that another process has opened."""
 
     def check_sweeps(self) -> None:
-        """Raise ConfigError if it keeps no trials: a sweep reads them from it."""
+        """Raise ConfigError if the tracker keeps no trials, which a sweep reads."""
 
     def find_ablation(self, which: str, here: Path) -> Run:
-        """The run of an ablation: `latest`, an id, or a name (then the newest); InputError if there is none."""
+        """Return the run of an ablation by `latest`, an id or a name (then the newest); InputError if there is none."""
 
 
 class Untracked:
-    """The tracker `none`, and its run: curves stay in the artifact, where they always are."""
+    """The tracker `none` and its run: curves are in the artifacts alone."""
 
     id = name = page = ""
 
@@ -167,10 +167,10 @@ TRACKERS: dict[str, Callable[[], RunTracker]] = {"mlflow": _mlflow, "none": Untr
 
 
 def tracker(name: str = "") -> RunTracker:
-    """The tracker of a name, else the one that INFOXLM_TRACKER names.
+    """Return the tracker of a name, by default the one that INFOXLM_TRACKER names.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no such tracker.
     """
     name = name or os.environ.get(VARIABLE) or "mlflow"
     if name not in TRACKERS:
@@ -179,12 +179,12 @@ def tracker(name: str = "") -> RunTracker:
 
 
 def open_run(store: str, trial: Mapping[str, Any] | None = None, by: str = "") -> Run:
-    """Find or open the run of this pipeline run, or of a trial of it, which is nested in that.
+    """Find or open the run of this pipeline run, or of a trial nested in it.
 
     Args:
         store: directory, or s3://bucket/prefix.
-        trial: of an ablation or a suite.
-        by: the tracker, if it is not for INFOXLM_TRACKER to choose.
+        trial: the trial of an ablation or a suite.
+        by: name of the tracker; empty: INFOXLM_TRACKER chooses.
 
     Raises:
         ConfigError: there is no such tracker, or it keeps no trials.

@@ -5,13 +5,9 @@ the local store. MLflow takes seconds to import, so functions import it where th
 """
 
 import functools
-import gc
 import logging
 import os
 import re
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -91,24 +87,6 @@ def _wait_for_answer(uri: str) -> None:
         return
 
 
-@contextmanager
-def _importing() -> Iterator[None]:
-    """Turn garbage collection off while MLflow is imported, which halves the time.
-
-    The 400,000 objects of the import stay, so `freeze` excludes them from later collections, too.
-    """
-    if "mlflow" in sys.modules or not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
-
-
-@_importing()
 def connect(store: Path) -> "MlflowClient":
     """Connect this process, and those that it starts, to `tracking_uri(store)`.
 
