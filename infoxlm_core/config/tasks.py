@@ -1,4 +1,4 @@
-"""Configs of what is done with an encoder: fine-tuning on a task, retrieval, `evaluate` and `register`."""
+"""Settings of what all fine-tuning tasks share, of `evaluate` and of `register`."""
 
 from typing import Annotated, Literal
 
@@ -18,7 +18,7 @@ from infoxlm_core.config.base import (
 from infoxlm_core.config.training import Beta, CheckpointsConfig, OptimizationConfig
 
 _SCORE = r"(mean|best|contrast|no_overlap|xx_[a-z]{2,3}|[a-z]{2,3}_xx|[a-z]{2,3}([-_][A-Za-z0-9]{2,4}){0,2})"
-Metric = Annotated[str, Field(pattern=rf"^(retrieval|mining|classification)/{_SCORE}$")]
+Metric = Annotated[str, Field(pattern=rf"^(retrieval|classification)/{_SCORE}$")]
 """A share of right answers, question by question: retrieval/best, classification/mean, classification/de."""
 Paths = Annotated[tuple[str, ...], Field(min_length=1)]
 

@@ -2,13 +2,16 @@
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 from transformers import XLMRobertaConfig
 
+from infoxlm_core.stages.finetuning import finetune
 from infoxlm_core.tasks import TASKS, task_of
 from infoxlm_core.tasks.scores import Scores
 from tests.toys.scores import answered, labelled, retrieved
+from tests.toys.text import messages
 
 STORED = {"classification": labelled(0.8, 0.6), "question_answering": answered(0.5), "retrieval": retrieved(0.7)}
 NAMES = {
@@ -68,3 +71,23 @@ def test_a_task_finds_its_data_by_role_fetches_them_and_leaves_them_out_of_what_
     assert task.without_data(settings) == task.without_data(settings.model_copy(update={"data": ("c",)}))
     assert task.training_part(settings)[0] == settings.model_copy(update={"mixed": False})
     assert task.localise(task.settings(), str.upper).data is None
+
+
+def test_the_task_of_contributing_md_is_learned_and_measured(encoder, tmp_path, monkeypatch):
+    text = (Path(__file__).parents[3] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    [code] = [block for block in text.split("```python\n")[1:] if block.startswith("# infoxlm_core/tasks/")]
+    names: dict = {}
+    exec(code.split("```")[0], names)
+    task = names["Acceptability"]()
+    monkeypatch.setitem(TASKS, task.name, task)
+    lines = [f"{'yes' if number % 2 else 'no'}\t{source}" for number, (source, _) in enumerate(messages(0)[:40])]
+    (tmp_path / "cola.tsv").write_text("\n".join(lines))
+    values = {"train": str(tmp_path / "cola.tsv"), "test": str(tmp_path / "cola.tsv"), "max_tokens": 30}
+    settings = task.settings.parse(values | {"optimization": {"steps": 2, "warmup_steps": 1}})
+
+    task.check(settings, chosen=False)
+    finetune(settings, encoder, None, tmp_path / "tuned", tmp_path / "run")
+    scores = task.measure(settings, tmp_path / "tuned", tmp_path / "out")
+
+    assert 0 < scores.mean["accuracy"] < 1 and scores.counts == {"en": 40}
+    assert task.name_metrics(scores, settings, "cola") == {f"cola/{x}": scores.mean["accuracy"] for x in ("mean", "en")}
