@@ -116,13 +116,18 @@ class ObjectivesConfig(StageConfig):
 
     @classmethod
     def systems(cls) -> dict[str, tuple[str, ...]]:
-        """The systems that have each objective."""
-        marks = {name: mark for name, field in cls.model_fields.items() for mark in field.metadata}
-        return {name: mark.systems for name, mark in marks.items() if isinstance(mark, Objective)}
+        """Return the systems that have each objective."""
+        systems = {}
+        for name, field in cls.model_fields.items():
+            for mark in field.metadata:
+                if isinstance(mark, Objective):
+                    systems[name] = mark.systems
+        return systems
 
     def weights(self) -> dict[str, float]:
-        """Weight of each objective that is on."""
-        return {name: weight for name in self.systems() if (weight := getattr(self, name))}
+        """Return the weights of the enabled objectives."""
+        weights = {name: getattr(self, name) for name in self.systems()}
+        return {name: weight for name, weight in weights.items() if weight}
 
     @model_validator(mode="after")
     def _something_to_learn(self) -> Self:
@@ -260,16 +265,16 @@ class PretrainingConfig(StageConfig):
 
     def result_fields(self) -> dict[str, Any]:
         values = super().result_fields()
-        for name in ("sharded", "recompute", "compiled"):  # a run may go on with or without, as on other workers
+        for name in ("sharded", "recompute", "compiled"):  # a run may resume with or without them
             del values["model"][name]
-        if self.model.precision == "auto":  # what came later: runs from before do not name it, and go on
+        if self.model.precision == "auto":  # runs of earlier versions, which lack it, may resume
             del values["model"]["precision"]
         values["guard"] = self.guard.model_dump(mode="json", exclude_defaults=True)
         return values if values["guard"] else {name: value for name, value in values.items() if name != "guard"}
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sequence that is laid out."""
+        """The number of tokens of the longest sequence."""
         return max(self.batches.block_tokens, 2 * self.batches.side_tokens + 3)
 
     @model_validator(mode="after")

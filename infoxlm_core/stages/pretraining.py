@@ -27,12 +27,18 @@ def pretrain(
     track: Callable[[Path], Tracker] = FileTracker,
     remote: RemoteCheckpoints | None = None,
 ) -> dict[str, Any]:
-    """Pre-train, continuing from the newest valid checkpoint in `run`; every worker calls this.
+    """Pre-train from the newest valid checkpoint in `run`; every worker calls this.
 
-    `output` gets `encoder/` and `start/` (the model before its first step), both in Hugging Face format; `run` gets
-    checkpoints and `metrics.jsonl`. `track` makes the tracker that writes the curves into a file, `remote` is where
-    checkpoints are for machines that share no disk with this one. Returns the last step's figures, and raises what
-    `open_shards`, the system's parts and `loop.train` raise.
+    Args:
+        config: of the stage.
+        shards_path: token shards.
+        output: gets `encoder/`, and `start/`, the model before its first step, both in Hugging Face format.
+        run: gets checkpoints and `metrics.jsonl`.
+        track: returns the tracker that writes a file of curves.
+        remote: the checkpoints where machines share no disk.
+
+    Returns:
+        The figures of the last step.
     """
     system, shards = SYSTEMS[config.system], distributed.open_shards(shards_path)
     learner = system.learner(config, system.build(config, shards), shards)
@@ -70,12 +76,16 @@ def _export(config: PretrainingConfig, weights: dict[str, Tensor], shards: Shard
 
 
 def _reserved(config: PretrainingConfig, shards: Shards) -> dict[str, Any]:
-    """Files of test sets that were taken out of all text of this training, and of the one that it starts from; and of
-    which corpora that one's text was, if of others: what this corpus holds out may stand in them."""
+    """Return the facts that tell which test sets are not in the training text.
+
+    `reserved` are files of test sets that were removed from the text of this training and of its start. `other_corpora`
+    are the corpora of the start, if others: they may contain what this corpus holds out.
+    """
     reserved, others = set(shards.manifest["facts"].get("reserved", ())), set()
-    if config.model.start and (start := unreserved.trained_by_us(Path(config.model.start))):
+    start = unreserved.trained_by_us(Path(config.model.start)) if config.model.start else None
+    if start:
         reserved &= set(start["facts"].get("reserved", ()))
         others = {start["inputs"].get("corpus"), *start["facts"].get("other_corpora", ())}
         others -= {None, shards.manifest["facts"]["corpus"]}
-    said = {"reserved": sorted(reserved), "other_corpora": sorted(others)}
-    return {name: values for name, values in said.items() if values}
+    facts = {"reserved": sorted(reserved), "other_corpora": sorted(others)}
+    return {name: values for name, values in facts.items() if values}

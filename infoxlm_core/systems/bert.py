@@ -27,7 +27,7 @@ from infoxlm_core.systems.text_learner import Loss, TextNetwork
 from infoxlm_core.systems.text_system import TextSystem
 
 DOCUMENT = 32  # sentences of a document
-SHORTER = 0.1  # share of samples that aim at a random length, so that short sequences are known too
+SHORTER = 0.1  # share of samples with a random target length, so that short sequences occur
 
 
 class BERT(TextNetwork):
@@ -40,7 +40,7 @@ class BERT(TextNetwork):
         self.follows = nn.Linear(size.hidden, 2)
 
     def states(self, batch: TextBatch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """The head's states at the batch's rows, and (sequences, 2) whether the second part follows (0) or not (1)."""
+        """Return the head's states at the batch's rows, and (sequences, 2) logits of NSP: follows (0), or not (1)."""
         hidden = self.encoder.embed(batch.ids, batch.positions, batch.types)
         hidden = self.encoder.run(hidden, batch.lengths, 0, self.encoder.size.layers)  # (T, d)
         pooled = torch.tanh(self.pooler(pool(hidden, batch.lengths, "cls")))
@@ -61,7 +61,8 @@ class BERTSampler(TextSampler):
         self.language = np.array([number for number, name in enumerate(names) for _ in shards.mono[name]])
         self.documents = np.array([-(-len(table) // DOCUMENT) for table in self.tables], np.int64)
         for number, name in enumerate(names):
-            if (have := int(self.documents[self.language == number].sum())) < 2:
+            have = int(self.documents[self.language == number].sum())
+            if have < 2:
                 raise CorpusTooSmall(
                     f"next sentences need two documents of {DOCUMENT} sentences of each language: {name} have={have} "
                     "need=2; add text or leave the language out"
@@ -73,7 +74,7 @@ class BERTSampler(TextSampler):
         )
 
     def draw(self, step: int, shard: int) -> Samples:
-        """The samples of a virtual shard at a step."""
+        """Return the samples of a virtual shard at a step."""
         rng = generator(self.config.seed, step, shard, "bert")
         drawn = zip(*self.sampler.draw(self.per_shard, rng), strict=True)
         first, second, labels = zip(*(self._pair(int(table), int(row), rng) for table, row in drawn), strict=True)
@@ -92,9 +93,9 @@ class BERTSampler(TextSampler):
         )
 
     def _pair(self, table: int, row: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, int]:
-        """Both parts, without special tokens, and the label: 0 if the second really follows, 1 if it does not.
+        """Return both parts without special tokens, and the label: 0 if the second part follows, else 1.
 
-        A document's last sentence, which nothing follows, begins no sample unless it is the only one.
+        The last sentence of a document begins no sample unless it is the only one.
         """
         most = self.config.batches.block_tokens - 3
         target = int(rng.integers(2, most + 1)) if rng.random() < SHORTER else most
@@ -114,28 +115,28 @@ class BERTSampler(TextSampler):
         return *truncate(a, b, most, rng), label
 
     def _document(self, table: int, document: int) -> tuple[int, int]:
-        """First row of a document, and the row after its last."""
+        """Return the first row of a document, and the row after its last."""
         return document * DOCUMENT, min((document + 1) * DOCUMENT, len(self.tables[table]))
 
     def _other(self, table: int, document: int, rng: np.random.Generator) -> tuple[int, int]:
-        """Table and number of another document of the same language, all equally likely."""
-        mine = np.flatnonzero(self.language == self.language[table])
-        counts = self.documents[mine]
-        own = counts[mine < table].sum() + document
+        """Draw another document of the same language; return its table and number."""
+        tables = np.flatnonzero(self.language == self.language[table])
+        counts = self.documents[tables]
+        own = counts[tables < table].sum() + document
         other = int(rng.integers(0, counts.sum() - 1))
         other += int(other >= own)
         which = int(np.searchsorted(counts.cumsum(), other, side="right"))
-        return int(mine[which]), other - int(counts[:which].sum())
+        return int(tables[which]), other - int(counts[:which].sum())
 
 
 def _until(table: Table, row: int, last: int, tokens: int) -> int:
-    """The row after as many sentences from `row` on as reach `tokens` tokens, at least one, none from `last` on."""
+    """Return the row after the sentences from `row` on that reach `tokens` tokens: at least one, none after `last`."""
     pieces = table.offsets[row + 1 : last + 1] - table.offsets[row] - np.arange(1, last - row + 1)  # without </s>
     return row + 1 + min(int(np.searchsorted(pieces, tokens)), last - row - 1)
 
 
 def _read(table: Table, first: int, last: int) -> np.ndarray:
-    """Tokens of some sentences, without their `</s>`."""
+    """Return the tokens of sentences without their `</s>`."""
     tokens = table.tokens[table.offsets[first] : table.offsets[last]].astype(np.int64)
     return tokens[tokens != EOS]
 
@@ -153,12 +154,12 @@ def truncate(a: np.ndarray, b: np.ndarray, most: int, rng: np.random.Generator) 
 
 
 class BERTSystem(TextSystem):
-    """What BERT declares: its network, samples and losses, and its names in Hugging Face's class."""
+    """BERT as a system, and its names in Hugging Face's class."""
 
     network, sampler = BERT, BERTSampler
     losses: ClassVar[Mapping[str, Loss]] = {"nsp": cross_entropy}
     config_class, first_token, second_segment = BertConfig, "<s>", 1
-    parameter_names: ClassVar[list[tuple[str, str]]] = [  # the others are XLM-R's with another prefix
+    parameter_names: ClassVar[list[tuple[str, str]]] = [  # all others are XLM-R's with another prefix
         (r"^head\.dense\.", "cls.predictions.transform.dense."),
         (r"^head\.norm\.", "cls.predictions.transform.LayerNorm."),
         (r"^head\.bias$", "cls.predictions.bias"),

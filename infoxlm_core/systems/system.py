@@ -1,4 +1,4 @@
-"""What `pretraining.system` names: a network, what it is trained on, how it travels."""
+"""The interface of a system: its network, its training data and losses, its export."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,19 +12,18 @@ from infoxlm_core.errors import InputError
 from infoxlm_core.systems.infoxlm.plan import Plan
 from infoxlm_core.training.learner import Learner
 
-Observe = Callable[[int], dict[str, float]]  # what is looked at after so many steps; see `loop.train`
+Observe = Callable[[int], dict[str, float]]  # returns the evaluations due after a step; see `loop.train`
 
 
 class System:
-    """A way to pre-train an encoder. A new one is a file or folder here, a line of `SYSTEMS`, and its name in the
-    config."""
+    """A way to pre-train an encoder. A new one is a file or folder here, a line of `SYSTEMS`, a name in the config."""
 
     def build(self, config: PretrainingConfig, shards: Shards) -> nn.Module:
-        """The network before its first step, on this worker's device: random weights by the seed, or a start."""
+        """Return the network before its first step on this worker's device: random by the seed, or from a start."""
         raise NotImplementedError
 
     def learner(self, config: PretrainingConfig, model: Any, shards: Shards) -> Learner:
-        """What the training loop trains: the network on the shards' text."""
+        """Return what the training loop trains: the network with the shards' text."""
         raise NotImplementedError
 
     def export(self, model: Any, config: PretrainingConfig, shards: Shards, directory: Path) -> None:
@@ -32,10 +31,9 @@ class System:
         raise NotImplementedError
 
     def observer(self, config: PretrainingConfig, learner: Any, shards: Shards) -> Observe | None:  # noqa: ARG002
-        """What is looked at now and then while it learns."""
+        """Return what evaluates the network during training, if anything."""
         return None
 
     def plan(self, config: PretrainingConfig, vocabulary: int, gpus: int = 8, gpu: str = "h200") -> Plan:  # noqa: ARG002
-        """What a run would take on so many GPUs of a kind; InputError if the GPU is not known, or nobody has written
-        down what this system costs."""
+        """Plan a run on so many GPUs of a kind; InputError if the GPU is unknown or the system has no plan."""
         raise InputError(f"pretraining.system {config.system} cannot be planned: only infoxlm (MLM, TLM, XLCO) can")

@@ -48,7 +48,7 @@ class XLM(TextNetwork):
 
 
 def first_weights(model: nn.Module, seed: int) -> None:
-    """As BERT's, but embeddings have a standard deviation of d^-0.5."""
+    """Initialise as BERT, but embeddings with a standard deviation of d^-0.5."""
     initialise(model, seed)
     with torch.no_grad():
         for module in model.modules():
@@ -59,7 +59,7 @@ def first_weights(model: nn.Module, seed: int) -> None:
 def lay_out_pairs(
     first: Sequences, second: Sequences, languages: tuple[int, int]
 ) -> tuple[Sequences, np.ndarray, np.ndarray]:
-    """XLM pairs `</s> x </s> </s> y </s>`, with their positions (T,) and languages (T,)."""
+    """Return XLM pairs `</s> x </s> </s> y </s>`, their positions (T,) and languages (T,)."""
     x, y = wrap(first), wrap(second)
     lengths = np.stack([x.lengths, y.lengths], axis=1)  # (N, 2)
     flat = end_to_end([side for pair in zip(x.rows, y.rows, strict=True) for side in pair])
@@ -68,12 +68,12 @@ def lay_out_pairs(
 
 
 def windows(table: Table, size: int) -> int:
-    """How many windows of `size` tokens a corpus gives; one `</s>` before its first sentence counts."""
+    """Return the number of windows of `size` tokens in a corpus with one `</s>` before its first sentence."""
     return -(-(len(table.tokens) + 1) // size) if len(table.tokens) else 0
 
 
 def read_windows(table: Table, rows: np.ndarray, size: int) -> np.ndarray:
-    """(N, size) windows rows[i] of the stream `</s> … </s> s1 </s> s2 </s> …`, front-filled so that all are full."""
+    """Return windows (N, size) of the stream `</s> … </s> s1 </s> s2 </s> …`, which is filled up at the front."""
     fill = windows(table, size) * size - len(table.tokens)
     read = rows[:, None] * size + np.arange(size) - fill  # (N, size) places in the table
     return np.where(read < 0, EOS, table.tokens[read.clip(0)].astype(np.int64))
@@ -104,12 +104,12 @@ class XLMSampler(TextSampler):
         self.sizes = {"mlm": sentences, "tlm": pairs, "clm": sentences}
 
     def _short(self, pairs: Pairs) -> np.ndarray:
-        """Rows whose sides are both within the limit; XLM drops the others."""
+        """Return the rows whose sides are both within the limit; XLM drops the others."""
         lengths = np.maximum(np.diff(pairs.source.offsets), np.diff(pairs.target.offsets))
         return np.flatnonzero(lengths <= self.config.batches.side_tokens)
 
     def draw(self, step: int, shard: int) -> Samples:
-        """The samples of a virtual shard at a step."""
+        """Return the samples of a virtual shard at a step."""
         key = (self.config.seed, step)
         objective, name, direction = self._choose(step)
         rng, mask_rng = generator(*key, shard, objective), generator(*key, shard, objective, "mask")
@@ -130,12 +130,12 @@ class XLMSampler(TextSampler):
         return "/".join(self._choose(step)[:2])
 
     def _choose(self, step: int) -> tuple[str, str, float]:
-        """Objective and language (pair) of a step, and a uniform number for the direction of a pair."""
+        """Return objective and language (pair) of a step, and a uniform number for the direction of a pair."""
         objective = self.objectives[step % len(self.objectives)]
         choice = generator(self.config.seed, step, "language").random(2)
         sizes = self.sizes[objective]
-        wanted = probabilities(np.array(list(sizes.values())), self.config.batches.alpha)
-        return objective, list(sizes)[int(pick(wanted, choice[:1])[0])], float(choice[1])
+        chances = probabilities(np.array(list(sizes.values())), self.config.batches.alpha)
+        return objective, list(sizes)[int(pick(chances, choice[:1])[0])], float(choice[1])
 
     def _stream(self, language: str, rng: np.random.Generator) -> Sequences:
         tables, size = self.streams[language], self.config.batches.block_tokens
@@ -156,7 +156,7 @@ class XLMSampler(TextSampler):
 
 
 class XLMSystem(TextSystem):
-    """What XLM declares: its networks, samples and losses, and its names in Hugging Face's class."""
+    """XLM as a system, and its names in Hugging Face's class."""
 
     network, sampler = XLM, XLMSampler
     losses: ClassVar[Mapping[str, Loss]] = {}
@@ -190,9 +190,10 @@ class XLMSystem(TextSystem):
         return {"ffn": 4 * found.hidden_size, "types": found.n_langs}
 
     def check_start(self, found: PretrainedConfig, directory: Path, shards: Shards) -> None:
-        if (known := list(found.lang2id or {})) != (wanted := languages_of(shards)):
+        known, languages = list(found.lang2id or {}), languages_of(shards)
+        if known != languages:
             raise ConfigError(
-                f"{directory} knows the languages {known}, the shards have {wanted}: they must be the same"
+                f"{directory} knows the languages {known}, the shards have {languages}: they must be the same"
             )
 
     def hugging_face_config(

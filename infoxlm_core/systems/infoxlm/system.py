@@ -1,4 +1,4 @@
-"""InfoXLM (Chi et al. 2021), with all ablations of it: XLM-R's encoder on MLM, TLM and XLCO."""
+"""InfoXLM (Chi et al. 2020) and its ablations: XLM-R's encoder on MLM, TLM and XLCO."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from infoxlm_core.training import distributed, sharding
 
 
 class InfoXLMSystem(System):
-    """The parts of InfoXLM."""
+    """InfoXLM as a system."""
 
     def build(self, config: PretrainingConfig, shards: Shards) -> InfoXLM:
         return build(config, shards)
@@ -56,32 +56,38 @@ class InfoXLMSystem(System):
 
 
 def build(config: PretrainingConfig, shards: Shards) -> InfoXLM:
-    """The query encoder with heads: random weights by the seed, or those of `model.start`; the projection is random."""
-    wanted, contrast, tokenizer = config.model, config.contrast, shards.manifest["facts"]["tokenizer"]
-    size = EncoderSize.of(wanted, shards.vocabulary_size)
-    if wanted.start:
-        size = pretrained.size_of(Path(wanted.start))
+    """Return the query encoder with its heads: random weights by the seed, or those of `model.start`.
+
+    Raises:
+        TokenizerMismatch: the start has another vocabulary or tokenizer than the shards.
+        ConfigError: the start is too small for the config, or the device has too little memory.
+    """
+    start, contrast, tokenizer = config.model.start, config.contrast, shards.manifest["facts"]["tokenizer"]
+    size = EncoderSize.of(config.model, shards.vocabulary_size)
+    if start:
+        size = pretrained.size_of(Path(start))
         if size.vocabulary != shards.vocabulary_size:
             raise TokenizerMismatch(
-                f"{wanted.start} has {size.vocabulary} embeddings, {shards.directory} {shards.vocabulary_size} ids: "
+                f"{start} has {size.vocabulary} embeddings, {shards.directory} {shards.vocabulary_size} ids: "
                 "tokenize with the model's own SentencePiece model (tokenization.model)"
             )
-        model_file = Path(wanted.start) / tokenizers.MODEL
-        if model_file.is_file() and (own := f"sha256:{manifests.file_sha256(model_file)}") != tokenizer:
+        model_file = Path(start) / tokenizers.MODEL
+        own = f"sha256:{manifests.file_sha256(model_file)}" if model_file.is_file() else tokenizer
+        if own != tokenizer:
             raise TokenizerMismatch(
-                f"{wanted.start} has tokenizer {own[:15]}…, {shards.directory} {tokenizer[:15]}…: "
+                f"{start} has tokenizer {own[:15]}…, {shards.directory} {tokenizer[:15]}…: "
                 f"tokenize with the model's own (tokenization.model: {model_file})"
             )
         if config.longest > size.positions - FIRST_POSITION:
             raise ConfigError(
                 f"sequences of {config.longest} tokens (batches.block_tokens, two batches.side_tokens and 3) exceed "
-                f"the {size.positions - FIRST_POSITION} positions of {wanted.start}: lower them"
+                f"the {size.positions - FIRST_POSITION} positions of {start}: lower them"
             )
         if contrast.layer > size.layers:
-            raise ConfigError(f"contrast.layer ({contrast.layer}) is above the {size.layers} layers of {wanted.start}")
+            raise ConfigError(f"contrast.layer ({contrast.layer}) is above the {size.layers} layers of {start}")
     check_memory(config, size, devices.memory(distributed.device()))
-    model = InfoXLM(size, contrast.layer, contrast.pooling, contrast.normalise, wanted.dropout)
+    model = InfoXLM(size, contrast.layer, contrast.pooling, contrast.normalise, config.model.dropout)
     initialise(model, config.seed)
-    if wanted.start:
-        pretrained.load_into(model, Path(wanted.start))
+    if start:
+        pretrained.load_into(model, Path(start))
     return model.to(distributed.device())

@@ -20,7 +20,7 @@ class StartConfig(StageConfig):
 
 
 class NoiseConfig(StageConfig):
-    """What a denoised sentence has suffered."""
+    """Noise that denoising removes."""
 
     shuffle: Weight = 3.0
     """No token moves further than this."""
@@ -96,7 +96,8 @@ class TranslationConfig(StageConfig):
             raise ValueError("model.start is not used here: set encoder.model and decoder.model")
         if self.model.precision != "auto":
             raise ValueError("model.precision is auto here: bf16 on GPUs, fp32 on CPUs")
-        if (most := generated_tokens(self.side_tokens + 2, 1.5, 10)) > self.model.max_tokens:
+        most = generated_tokens(self.side_tokens + 2, 1.5, 10)
+        if most > self.model.max_tokens:
             raise ValueError(
                 f"translations of {most} tokens (1.5 side_tokens and 13) exceed model.max_tokens "
                 f"({self.model.max_tokens})"
@@ -108,5 +109,5 @@ class TranslationConfig(StageConfig):
 
 
 def generated_tokens(source: int, factor: float, more: int) -> int:
-    """Most tokens of a translation of `source` tokens, special ones counted on both sides."""
+    """Return the limit on the tokens of a translation of `source` tokens, special tokens included."""
     return int(factor * source + more)

@@ -29,7 +29,7 @@ from infoxlm_core.systems.text_system import EPSILON
 from infoxlm_core.systems.translation.config import StartConfig, TranslationConfig, generated_tokens
 from infoxlm_core.systems.translation.decoding import BLEU, Validation
 from infoxlm_core.systems.translation.model import Translator, start_from
-from infoxlm_core.systems.translation.samples import Side, Task, TranslationSampler, denoising_weight, side
+from infoxlm_core.systems.translation.samples import Side, TranslationBatch, TranslationSampler, denoising_weight, side
 from infoxlm_core.systems.xlm import XLM, XLMSystem, first_weights
 from infoxlm_core.training import distributed, loop, tracker
 from infoxlm_core.training.checkpoints import Checkpoints
@@ -59,10 +59,11 @@ def train(
     """
     shards = distributed.open_shards(shards_path)
     validation = Validation.read(config, shards, corpus)
-    learner = Translating(config, build(config, shards), TranslationSampler(shards, config), validation)
+    learner = TranslationLearner(config, build(config, shards), TranslationSampler(shards, config), validation)
     inputs = {"shards": shards.manifest["digest"]}
     for half in ("encoder", "decoder"):
-        if start := getattr(config, half).model:
+        start = getattr(config, half).model
+        if start:
             inputs[f"{half}.model"] = pretrained.digest_of(Path(start))
     fingerprint = Fingerprint.of(config, VERSION, inputs)
     with run_directory(run, fingerprint, config.checkpoints, track) as (checkpoints, curves):
@@ -81,7 +82,7 @@ def train(
 
 
 def _ends(config: TranslationConfig, checkpoints: Checkpoints) -> list[int]:
-    """Steps at which training pauses for a look at BLEU, from the last one that was reached before."""
+    """Return the steps at which training pauses to compare BLEU, from the last one that was reached before."""
     every, total = config.validate_every, config.optimization.steps
     ends = [*range(every, total, every), total]
     newest = distributed.on_first(checkpoints.load_newest)
@@ -90,13 +91,13 @@ def _ends(config: TranslationConfig, checkpoints: Checkpoints) -> list[int]:
 
 
 def _history(run: Path, steps: int) -> list[float]:
-    """BLEU of each validation up to a step."""
+    """Return the BLEU of each validation up to a step."""
     points = distributed.on_first(lambda: tracker.read(run / tracker.METRICS)) or []
     return distributed.from_first([values[BLEU] for step, values in points if BLEU in values and step <= steps])
 
 
 def build(config: TranslationConfig, shards: Shards) -> Translator:
-    """A translator of random weights by the seed, or of those the config starts from.
+    """Return a translator with random weights by the seed, or with those of its starts.
 
     Raises ConfigError if the starts are of two sizes, or too short; and what `XLMSystem.size_of` and `load_into` raise.
     """
@@ -109,7 +110,8 @@ def build(config: TranslationConfig, shards: Shards) -> Translator:
     if len(set(sizes.values())) > 1:
         raise ConfigError(f"{' and '.join(sizes)} differ in size: both starts must be of one size")
     size = next(iter(sizes.values()), size)
-    if (most := generated_tokens(config.side_tokens + 2, 1.5, 10)) > size.positions:
+    most = generated_tokens(config.side_tokens + 2, 1.5, 10)
+    if most > size.positions:
         raise ConfigError(f"translations of {most} tokens exceed {size.positions} positions: lower side_tokens")
     model = Translator(size, wanted.dropout)
     first_weights(model, config.seed)
@@ -121,8 +123,8 @@ def build(config: TranslationConfig, shards: Shards) -> Translator:
     return model.to(distributed.device())
 
 
-class Translating(Learner):
-    """The learner: denoising and back-translation by turns, one language a step."""
+class TranslationLearner(Learner):
+    """Alternates denoising and back-translation, one language a step."""
 
     module: Translator
 
@@ -134,10 +136,10 @@ class Translating(Learner):
         self.config, self.module, self.sampler, self.validation = config, model, sampler, validation
         self.device = distributed.device()
 
-    def batches(self, step: int, skipped: int = 0) -> Sequence[Task]:
+    def batches(self, step: int, skipped: int = 0) -> Sequence[TranslationBatch]:
         return [self.sampler.draw(step + skipped, shard) for shard in distributed.my_share(self.config.virtual_shards)]
 
-    def losses(self, batch: Task, scales: Mapping[str, float]) -> tuple[Tensor, dict[str, Tensor]]:
+    def losses(self, batch: TranslationBatch, scales: Mapping[str, float]) -> tuple[Tensor, dict[str, Tensor]]:
         target = batch.target.to(self.device)
         source = self.back_translate(target) if batch.source is None else batch.source.to(self.device)
         seed_dropout(self.config.seed, *batch.rng_key)
@@ -148,31 +150,31 @@ class Translating(Learner):
         return loss * weight * scales[batch.objective], {batch.objective: loss.detach()}
 
     def back_translate(self, target: Side) -> Side:
-        """What the model, as it is, makes of sentences in the other language: without dropout, without gradient."""
-        mine, other = (self.sampler.numbers[name] for name in self.config.languages)
-        if int(target.types[0]) == other:
-            other = mine
+        """Translate sentences into the other language, without dropout and without gradient."""
+        first, second = (self.sampler.numbers[name] for name in self.config.languages)
+        other = first if int(target.types[0]) == second else second
         limits = [generated_tokens(length, 1.3, 5) for length in target.lengths]
         with evaluating(self.module), torch.no_grad(), autocast(self.device):
-            made = self.module.generate(target, other, limits)
-        return side([np.array(words, np.int64) for words in made], other).to(self.device)
+            translations = self.module.generate(target, other, limits)
+        return side([np.array(words, np.int64) for words in translations], other).to(self.device)
 
     def observe(self, step: int) -> dict[str, float]:
         due = step % self.config.validate_every == 0 or step == self.config.optimization.steps
-        if not (validation := self.validation) or not due:
+        validation = self.validation
+        if validation is None or not due:
             return {}
         return distributed.on_first(lambda: validation.score(self.module)) or {}
 
 
 def _after_first(target: Side) -> Tensor:
-    """(T - N,) every token but the first of each sentence: what the logits of a translator are compared with."""
+    """Return every token but the first of each sentence, (T - N,): the targets of the translator's logits."""
     starts = torch.tensor((0, *target.lengths[:-1]), device=target.ids.device).cumsum(0)
     return target.ids[torch.ones_like(target.ids, dtype=torch.bool).index_fill(0, starts, False)]
 
 
 def export(model: Translator, shards: Shards, directory: Path) -> None:
-    """Write a translator: weights, sizes and the numbers of its languages. `transformers` has no such class."""
-    (directory / manifests.NAME).unlink(missing_ok=True)  # half-written is not valid
+    """Write a translator: weights, sizes and languages by number. `transformers` has no class for it."""
+    (directory / manifests.NAME).unlink(missing_ok=True)  # so that nobody takes a partial translator for valid
     directory.mkdir(parents=True, exist_ok=True)
     weights = {name: tensor.detach().float().cpu().contiguous() for name, tensor in model.named_parameters()}
     save_file(weights, directory / pretrained.WEIGHTS)
@@ -183,14 +185,14 @@ def export(model: Translator, shards: Shards, directory: Path) -> None:
 
 
 class _Described(TypedDict):
-    """What translator.json says."""
+    """The content of translator.json."""
 
     size: EncoderSize
     languages: list[str]
 
 
 def load(directory: Path) -> tuple[Translator, list[str]]:
-    """A translator that `export` wrote, ready to translate, and its languages by number."""
+    """Load a translator that `export` wrote, in evaluation mode, and its languages by number."""
     about = outside.read_json(directory / "translator.json", _Described, "give a translator that was exported")
     model = Translator(about["size"])
     model.load_state_dict(pretrained.read_tensors(directory / pretrained.WEIGHTS))

@@ -237,9 +237,9 @@ def test_a_start_gives_the_decoder_everything_but_its_attention_to_the_source():
 # the learner
 
 
-def learner_of(shards, **changes) -> stage.Translating:
+def learner_of(shards, **changes) -> stage.TranslationLearner:
     config = tiny(**changes)
-    return stage.Translating(config, stage.build(config, shards), TranslationSampler(shards, config), None)
+    return stage.TranslationLearner(config, stage.build(config, shards), TranslationSampler(shards, config), None)
 
 
 @pytest.mark.item("A30")
