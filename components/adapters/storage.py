@@ -83,8 +83,8 @@ class Store(Protocol):
 
 def scheme(uri: str | Path, separator: str = "://") -> str:
     """Return the text before the separator, a colon alone in sources such as `pypi:package==1.0`; "" for a path."""
-    before, found, _ = str(uri).partition(separator)
-    return before if found and _SCHEME.fullmatch(before) else ""
+    before, has_separator, _ = str(uri).partition(separator)
+    return before if has_separator and _SCHEME.fullmatch(before) else ""
 
 
 def open(uri: str | Path) -> Store:

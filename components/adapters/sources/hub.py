@@ -38,8 +38,8 @@ def fetch(source: str, store: Path, only: str | None = None) -> Path | None:
             endpoint=os.environ.get("HF_ENDPOINT"),
         )
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError) as error:
-        said = one_line(error)
-        raise InputError(f"{name}: no such directory, and no such model on the hub ({said}): check its name") from error
+        reason = f"no such directory, and no such model on the hub ({one_line(error)})"
+        raise InputError(f"{name}: {reason}: check its name") from error
     except OSError as error:  # all the hub's errors are
         raise StorageUnavailable(
             f"{name}: no such directory, and the hub does not answer ({one_line(error)}): "
@@ -51,5 +51,5 @@ def fetch(source: str, store: Path, only: str | None = None) -> Path | None:
         blob = path.resolve()
         if re.fullmatch("[0-9a-f]{64}", blob.name) and manifests.file_sha256(blob) != blob.name:
             blob.unlink()
-            raise DataCorrupt(f"{blob} is not what the hub has: it was removed, run again")
+            raise DataCorrupt(f"{blob} is not what the hub has: the file was removed, run again")
     return Path(snapshot)

