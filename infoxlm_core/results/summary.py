@@ -201,8 +201,8 @@ def summarise_evaluation(
     for task, settings in tasks:
         measured = {model: own[task.name] for model, own in scores.items() if task.name in own}
         rows = {}
-        for model, found in measured.items():
-            point = _Point.of({}, {1: found})
+        for model, own_scores in measured.items():
+            point = _Point.of({}, {1: own_scores})
             rows[model] = _summarise_row(task, task.name, settings, point, [point])
         if rows:
             summaries[task.name] = _summarise_task(task, rows, list(measured.values()), [])
@@ -288,8 +288,8 @@ class _Point:
 
     @classmethod
     def of(cls, grid: Mapping[str, Any], scores: Mapping[int, Scores]) -> "_Point":
-        developed = [one for one in scores.values() if one.dev]
-        dev = fmean(one.dev["mean"] for one in developed if one.dev) if developed else None
+        developed = [own for own in scores.values() if own.dev]
+        dev = fmean(own.dev["mean"] for own in developed if own.dev) if developed else None
         by = fmean(map(_rank_by, developed)) if developed else None
         return cls(GridPoint(grid, dev, by, tuple(scores)), scores)
 

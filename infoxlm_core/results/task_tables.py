@@ -42,7 +42,7 @@ def tabulate(summary: Summary) -> dict[str, list[Table]]:
     """Return all tables of tasks: by task, and under `transfer` and `mixed` those of several tasks."""
     tables = {name: _of_task(name, task, summary.model) for name, task in summary.tasks.items() if task.models}
     tables |= {"transfer": _of_gaps(summary), "mixed": _of_mixed(summary)}
-    return {name: found for name, found in tables.items() if found}
+    return {name: own for name, own in tables.items() if own}
 
 
 def tabulate_headlines(summary: Summary) -> Table:

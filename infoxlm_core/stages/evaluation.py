@@ -63,7 +63,7 @@ def evaluate(
         missing = unreserved.find(encoder, tests, corpus) if encoder else []
         models[name] = {
             "encoder": dict(own["retrieval"].details["encoder"]) if encoder else {},
-            "tasks": {task: found.to_dict() for task, found in own.items()},
+            "tasks": {task: task_scores.to_dict() for task, task_scores in own.items()},
             "curves": read_curves(encoder) if encoder else {},
             **({"not_reserved": missing} if missing else {}),
         }
@@ -88,9 +88,9 @@ def evaluate(
     descriptions = {name: report.describe_encoder(own["encoder"]) for name, own in models.items()}
     tasks_with_settings = [(task, questions) for task in EVALUATED]
     report.write(output, plain, summarise_evaluation(title, descriptions, tasks_with_settings, scores))
-    outcomes = {
-        name: [found.outcomes for found in own.values() if found.outcomes is not None] for name, own in scores.items()
-    }
+    outcomes = {}
+    for name, own in scores.items():
+        outcomes[name] = [task_scores.outcomes for task_scores in own.values() if task_scores.outcomes is not None]
     evidence.write(output / evidence.FILE, outcomes)
     return _name_metrics(scores, questions)
 
