@@ -1,11 +1,11 @@
-"""Vectors of sentences over HTTP, from one model, in KServe's protocol V1, served by the standard library.
+"""Serve vectors of sentences over HTTP by KServe's protocol V1, with the standard library.
 
     POST /v1/models/infoxlm:predict    {"instances": ["Save the file"]}  ->  {"predictions": [[0.12, -0.03, …]]}
     GET  /v1/models/infoxlm            {"name": "infoxlm", "ready": true}
     GET  /                             {"status": "alive"}
 
-One request is computed at a time, with all cores; others wait, and more pods are what scales. But for rounding a vector
-does not depend on the sentences that it is asked with. There is no TLS and no login: what stands before it has both.
+The server computes one request at a time with all cores; more pods serve more requests. Up to rounding, a vector does
+not depend on the other sentences of its request. There is no TLS and no login: put a proxy with both in front of it.
 """
 
 import json
@@ -25,11 +25,11 @@ logger = logging.getLogger(__name__)
 
 Embed = Callable[[Sequence[str]], Tensor]
 MOST_BYTES, MOST_SENTENCES = 4 * 2**20, 1024
-"""Of one request."""
+"""Limits of one request."""
 
 
 class Refused(Exception):
-    """A request that is answered with a status other than 200."""
+    """The request cannot be answered; the client gets this status and message."""
 
     def __init__(self, status: HTTPStatus, why: str) -> None:
         super().__init__(why)
@@ -37,16 +37,16 @@ class Refused(Exception):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One request; `server` has the model."""
+    """Answers one request; `server` has the model."""
 
     server: "Server"
     timeout = 60  # seconds that a client may be silent
 
     def do_GET(self) -> None:
-        known: dict[str, dict[str, Any]] = {"/": {"status": "alive"}}
-        known[self.server.path] = {"name": self.server.name, "ready": True}
-        found = known.get(self.path)
-        self._answer(HTTPStatus.OK if found else HTTPStatus.NOT_FOUND, found or self._unknown())
+        pages: dict[str, dict[str, Any]] = {"/": {"status": "alive"}}
+        pages[self.server.path] = {"name": self.server.name, "ready": True}
+        page = pages.get(self.path)
+        self._answer(HTTPStatus.OK if page else HTTPStatus.NOT_FOUND, page or self._unknown())
 
     def do_POST(self) -> None:
         try:
@@ -55,7 +55,7 @@ class Handler(BaseHTTPRequestHandler):
             self._answer(refused.status, {"error": str(refused)})
         except Exception:
             logger.exception("a request failed")
-            self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, {"error": "internal error: the log says which"})
+            self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, {"error": "internal error: see the log of the server"})
 
     def _sentences(self) -> list[str]:
         if self.path != f"{self.server.path}:predict":
@@ -67,18 +67,18 @@ class Handler(BaseHTTPRequestHandler):
             raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"{length} bytes: send at most {MOST_BYTES}")
         try:
             sentences = json.loads(self.rfile.read(int(length)))["instances"]
-            if not isinstance(sentences, list) or not all(isinstance(one, str) for one in sentences):
+            if not isinstance(sentences, list) or not all(isinstance(sentence, str) for sentence in sentences):
                 raise TypeError("instances is no list of texts")
-            "".join(sentences).encode()  # half a surrogate pair is no text
-        except (ValueError, KeyError, TypeError, RecursionError) as error:  # the last: nested a thousand deep
-            asked = 'send {"instances": ["a sentence", …]}'
-            raise Refused(HTTPStatus.BAD_REQUEST, f"{type(error).__name__}: {error}: {asked}") from None
+            "".join(sentences).encode()  # fails for half a surrogate pair
+        except (ValueError, KeyError, TypeError, RecursionError) as error:  # RecursionError: JSON nested very deep
+            remedy = 'send {"instances": ["a sentence", …]}'
+            raise Refused(HTTPStatus.BAD_REQUEST, f"{type(error).__name__}: {error}: {remedy}") from None
         if not 0 < len(sentences) <= MOST_SENTENCES:
             raise Refused(HTTPStatus.BAD_REQUEST, f"{len(sentences)} sentences: send 1 to {MOST_SENTENCES}")
         return sentences
 
     def _unknown(self) -> dict[str, str]:
-        return {"error": f"nothing is at {self.path[:100]}: there is {self.server.path} and {self.server.path}:predict"}
+        return {"error": f"no page {self.path[:100]}: use {self.server.path} or {self.server.path}:predict"}
 
     def _answer(self, status: HTTPStatus, body: dict[str, Any]) -> None:
         content = json.dumps(body).encode()
@@ -89,39 +89,39 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *values: Any) -> None:
-        if self.command != "GET":  # probes say nothing
+        if self.command != "GET":  # probes would fill the log
             logger.info("%s %r", self.address_string(), format % values)
 
 
 class Server(ThreadingHTTPServer):
-    """Answers in threads, computes in one at a time."""
+    """Answers each request in a thread, and computes one request at a time."""
 
-    daemon_threads = False  # whoever waits for an answer when we are told to stop still gets it
+    daemon_threads = False  # requests that wait when the server stops are still answered
 
     def __init__(self, address: tuple[str, int], name: str, embed: Embed) -> None:
-        self.name, self.path, self._embed, self._one = name, f"/v1/models/{name}", embed, threading.Lock()
+        self.name, self.path, self._embed, self._lock = name, f"/v1/models/{name}", embed, threading.Lock()
         super().__init__(address, Handler)
 
     def embed(self, sentences: Sequence[str]) -> Tensor:
-        with self._one:
+        with self._lock:
             return self._embed(sentences)
 
 
 def serve(embed: Embed, name: str, host: str, port: int) -> None:
-    """Serve until SIGTERM or Ctrl-C; answers that are under way are still given.
+    """Serve until SIGTERM or Ctrl-C, then answer the requests that wait.
 
     Raises:
-        InputError: the port is not free, or not ours to take; or no address is given, which to a socket means all.
+        InputError: the port is not free or not allowed, or the address is empty, which means all to a socket.
     """
     if not host:
-        raise InputError("--host is empty: give the address to listen at; 0.0.0.0 is all of this machine's")
+        raise InputError("--host is empty: give an address of this machine, or 0.0.0.0 for all of them")
     try:
         server = Server((host, port), name, embed)
     except OSError as error:
-        raise InputError(f"{host}:{port} cannot be listened to ({error}): give another --port or --host") from None
+        raise InputError(f"cannot listen at {host}:{port} ({error}): give another --port or --host") from None
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: threading.Thread(target=server.shutdown).start())
     with server:
         logger.info("serving http://%s:%d%s:predict", host, server.server_port, server.path)
         server.serve_forever(poll_interval=0.1)
-    logger.info("told to stop: all requests are answered")
+    logger.info("stopped after answering all requests")
