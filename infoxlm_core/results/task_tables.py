@@ -62,7 +62,8 @@ def tabulate_headlines(summary: Summary) -> Table:
             cells.insert(0, str(finished) if finished == planned else f"{finished} of {planned}")
         own = model == summary.model and bool(summary.tasks)
         lines.append(Line(model, tuple(cells), what=variant.what, seeds=finished, own=own))
-    return Table("headlines", "", tuple(columns), tuple(lines))
+    head = "model" if summary.tasks else "variant"
+    return Table("headlines", "", tuple(columns), tuple(lines), head=head)
 
 
 def tabulate_published_ablations(summary: Summary) -> Table | None:
