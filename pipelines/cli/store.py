@@ -8,7 +8,7 @@ import typer
 
 from infoxlm_core.errors import InputError
 from infoxlm_core.progress import progress
-from pipelines.cli.app import app, report_errors
+from pipelines.cli.app import app, report_errors, split_list
 
 
 @app.command()
@@ -26,11 +26,11 @@ def gc(
 ) -> None:
     """Show, or delete, what nobody needs any more: old artifacts, checkpoints, costs, and notes on jobs and failures.
 
-    What stays: all that is younger than --older-than; what registered models were made of, corpus and shards included;
-    and whatever one of these names by its digest, such as the shards of a training that still saves checkpoints. The
-    registered models themselves lie in MLflow and are never touched. MLflow shows an account only the models that it
-    may read: ask as one that reads all. What a later run needs again is made again; on Kubeflow, whose cache may still
-    name what is gone, with `infoxlm submit --no-cache`.
+    These items stay: items younger than --older-than; the artifacts from which registered models were made, corpus and
+    shards included; and all that one of these names by its digest, such as the shards of a training that still saves
+    checkpoints. The registered models themselves are in MLflow and stay. MLflow shows an account only the models that
+    the account may read: use an account that reads all. A later run makes deleted artifacts again; on Kubeflow, whose
+    cache may still name them, submit it with `--no-cache`.
     """
     with report_errors():
         age = _age(older_than)
@@ -39,7 +39,7 @@ def gc(
 
         store = store.rstrip("/")
         here = artifacts.local(store)
-        aliases = [alias.strip() for alias in keep.split(",") if alias.strip()]
+        aliases = split_list(keep)
         connection.connect_existing(here)
         needed = model_versions.made_of(aliases)
         items = garbage.survey(store)
@@ -60,7 +60,9 @@ def gc(
         typer.echo(f"{total}, deleted")
 
 
-def _age(said: str) -> timedelta:
-    if not (match := re.fullmatch(r"([1-9][0-9]{0,4})([dh])", said)):
-        raise InputError(f"--older-than {said}: give days or hours, such as 30d or 12h")
-    return timedelta(**{{"d": "days", "h": "hours"}[match[2]]: int(match[1])})
+def _age(text: str) -> timedelta:
+    match = re.fullmatch(r"([1-9][0-9]{0,4})([dh])", text)
+    if not match:
+        raise InputError(f"--older-than {text}: give days or hours, such as 30d or 12h")
+    number = int(match[1])
+    return timedelta(days=number) if match[2] == "d" else timedelta(hours=number)
