@@ -147,9 +147,9 @@ def measure(config: AnsweringConfig, tuned: Path, output: Path) -> Scores:
 def _digest(sets: Mapping[LanguagePair, QuestionSet]) -> str:
     """Digest paragraphs, questions and answers; names and layout of the files do not matter."""
     content = {}
-    for pair, asked in sets.items():
-        rows = [(question.id, question.text, question.paragraph, question.answers) for question in asked.questions]
-        content["-".join(pair)] = manifests.digest([asked.paragraphs, rows])
+    for pair, questions in sets.items():
+        rows = [(question.id, question.text, question.paragraph, question.answers) for question in questions.questions]
+        content["-".join(pair)] = manifests.digest([questions.paragraphs, rows])
     return manifests.digest(content)
 
 

@@ -7,7 +7,7 @@ from pydantic import model_validator
 from infoxlm_core.config.base import Flag, PositiveInt
 from infoxlm_core.config.tasks import Paths, RecipeConfig
 
-TRAINED = "train.en.json"  # for the training text of a reader that is trained: its language counts for the gap
+TRAINED = "train.en.json"  # stands for the training text of a reader that is only measured; names the source language
 
 
 class AnsweringConfig(RecipeConfig):

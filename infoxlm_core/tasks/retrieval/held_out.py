@@ -34,7 +34,7 @@ def measure(questions: Questions, directory: Path, config: EvaluationConfig) -> 
     layers = range(model.config.num_hidden_layers + 1)
     specs = [VectorSpec(pooling, layer) for pooling in POOLINGS for layer in layers]
     nearest = search(_embed(model, tokenizer, questions.pairs, specs, config))
-    hits = {spec: {language: mark_hits(found[spec]) for language, found in nearest.items()} for spec in specs}
+    hits = {spec: {language: mark_hits(by_spec[spec]) for language, by_spec in nearest.items()} for spec in specs}
     shares = {spec: score_languages(by_language, questions.unshared) for spec, by_language in hits.items()}
     rows = {spec: {language: summarise(cell) for language, cell in shares[spec].items()} for spec in specs}
     means = {spec: mean_over(rows[spec]) for spec in specs}
@@ -119,7 +119,7 @@ def tabulate(questions: Questions, hits: Mapping[str, Mapping[str, Mapping[str, 
     """Return a row for each question, direction and reported vector (`place`); see `results/evidence.py`.
 
     Args:
-        questions: what was asked.
+        questions: the questions of the evaluation.
         hits: `best` or `contrast` -> language -> direction -> (N,) bool.
     """
     tables = []

@@ -60,7 +60,7 @@ def measure(config: RetrievalConfig, encoder: Path, output: Path) -> Scores:
     means = {spec: mean_over(rows[spec]) for spec in ordered}
     chosen = {vector: max(named, key=lambda spec: means[spec]["mean"]) for vector, named in candidates.items()}
     main = chosen[config.vectors[0]]
-    write_misses(output / "misses.parquet", sets, {language: found[main] for language, found in nearest.items()})
+    write_misses(output / "misses.parquet", sets, {language: by_spec[main] for language, by_spec in nearest.items()})
     logger.info("%s: %.4f over %d languages (%s, layer %d)", encoder, means[main]["mean"], len(sets), *main)
     vectors = {
         vector: {**spec._asdict(), "languages": rows[spec], "mean": means[spec]} for vector, spec in chosen.items()
@@ -135,9 +135,9 @@ def write_misses(path: Path, sets: Mapping[str, Sides], nearest: Mapping[str, Ne
     rows = []
     for language, (sources, targets) in sets.items():
         for direction, queries, candidates in (("to_pivot", targets, sources), ("from_pivot", sources, targets)):
-            for row, found in enumerate(nearest[language][direction].tolist()):
-                if row != found:
-                    miss = (language, direction, row, queries[row], candidates[row], candidates[found])
+            for row, best in enumerate(nearest[language][direction].tolist()):
+                if row != best:
+                    miss = (language, direction, row, queries[row], candidates[row], candidates[best])
                     rows.append(dict(zip(kinds, miss, strict=True)))
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.Table.from_pylist(rows, pa.schema(kinds.items())), path)
