@@ -1,4 +1,4 @@
-"""Directories of models, ours and Hugging Face's: what may be loaded from one."""
+"""Which directories of models, ours and Hugging Face's, may be loaded."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from infoxlm_core.errors import DataCorrupt, InputError
 
 @outside.allow_extra_keys
 class Index(TypedDict):
-    """What says which file of a large model holds which weight."""
+    """The index of a large model: the file of each weight."""
 
     weight_map: dict[str, str]
 
@@ -27,15 +27,17 @@ def check(directory: Path) -> None:
 
 
 def check_encoder(directory: Path) -> None:
-    """Refuse what is no encoder, and what could run code while it is loaded."""
+    """Raise InputError if a directory holds no encoder, or something that could run code while it is loaded."""
     if not (directory / "config.json").is_file() or not list(directory.glob("*.safetensors")):
         raise InputError(f"{directory} holds no config.json with *.safetensors: give the output of pretrain")
-    if pickles := [path.name for path in directory.rglob("*") if path.suffix in (".bin", ".pt", ".pth", ".pkl", ".py")]:
+    pickles = [path.name for path in directory.rglob("*") if path.suffix in (".bin", ".pt", ".pth", ".pkl", ".py")]
+    if pickles:
         raise InputError(f"{directory} holds {pickles[0]}, which could run code: keep only safetensors and JSON")
     for path in directory.glob("*.index.json"):
         named = outside.read_json(path, Index, "export the model again")["weight_map"].values()
-        if out := next((name for name in named if Path(name).name != name), None):
-            raise InputError(f"{path}: {out!r:.200} is not in this folder: export the model again")
+        outside_names = [name for name in named if Path(name).name != name]
+        if outside_names:
+            raise InputError(f"{path}: {outside_names[0]!r:.200} is not in this folder: export the model again")
     for path in directory.glob("*config.json"):
         if "auto_map" in outside.read_json(path, dict[str, Any], "export the model again"):
             raise InputError(f"{path} asks for code of its own (auto_map): export the model with a built-in class")

@@ -179,12 +179,14 @@ def _size(
     named: Mapping[str, Tensor], naming: Callable[[str], str], heads: int | None, checkpoint: Path
 ) -> EncoderSize:
     def rows(name: str) -> int:
-        if (value := named.get(naming(name))) is None:
+        value = named.get(naming(name))
+        if value is None:
             raise InputError(f"{checkpoint} has no {naming(name)}: give a checkpoint of XLM-R or InfoXLM")
         return value.shape[0]
 
     hidden = rows("encoder.embedding_norm.weight")
-    layers = 1 + max((int(found[1]) for name in named if (found := re.search(r"\.layers?\.(\d+)\.", name))), default=-1)
+    numbers = [int(number) for name in named for number in re.findall(r"\.layers?\.(\d+)\.", name)[:1]]
+    layers = 1 + max(numbers, default=-1)
     heads = heads or max(1, hidden // HEAD_SIZE)
     if hidden % heads:
         raise InputError(f"{checkpoint}: hidden size {hidden} is no multiple of {heads} heads: give --heads")
@@ -209,18 +211,20 @@ def _fill(
     holder = nn.Module()
     with torch.device("meta"):
         holder.encoder, holder.head = Encoder(size), MaskedLMHead(size)
-    if missing := tuple(
-        naming(f"head.{name}") for name in holder.head.state_dict() if naming(f"head.{name}") not in named
-    ):
+    head_names = [naming(f"head.{name}") for name in holder.head.state_dict()]
+    missing = tuple(name for name in head_names if name not in named)
+    if missing:
         del holder.head
     tensors = {}
     for name, parameter in holder.named_parameters():
-        if (value := named.get(naming(name))) is None:
+        value = named.get(naming(name))
+        if value is None:
             raise InputError(f"{checkpoint} has no {naming(name)}: give a complete checkpoint")
         if value.shape != parameter.shape:
             raise InputError(f"{checkpoint}: {naming(name)} is {tuple(value.shape)}, not {tuple(parameter.shape)}")
         tensors[name] = value
-    if (types := named.get(pretrained.TYPE_ROW)) is not None:  # one row, added everywhere
+    types = named.get(pretrained.TYPE_ROW)
+    if types is not None:  # one row, added everywhere
         tensors["encoder.position_embedding.weight"] = tensors["encoder.position_embedding.weight"] + types[0]
     holder.load_state_dict(tensors, assign=True)
     return holder, missing

@@ -249,7 +249,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 def read_projection(path: Path) -> Tensor:
     """The contrast projection of a file; InputError if it holds none, or what is no number."""
-    if (found := read_tensors(path).get("projection")) is None:
+    found = read_tensors(path).get("projection")
+    if found is None:
         raise InputError(f"{path} holds no tensor projection: copy it again")
     if not found.isfinite().all():
         raise InputError(f"{path} holds what is no number: copy it again, or take another model")
@@ -321,5 +322,6 @@ def load_into(
 
 def check_numbers(model: nn.Module, directory: Path) -> None:
     """Refuse weights of a directory that are no numbers: InputError names the first."""
-    if wrong := next((name for name, value in model.named_parameters() if not value.isfinite().all()), ""):
-        raise InputError(f"{directory}: {wrong} holds what is no number: {_FAILED}")
+    wrong = [name for name, value in model.named_parameters() if not value.isfinite().all()]
+    if wrong:
+        raise InputError(f"{directory}: {wrong[0]} holds what is no number: {_FAILED}")

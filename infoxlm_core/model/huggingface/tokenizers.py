@@ -103,7 +103,8 @@ def load(directory: Path) -> PreTrainedTokenizerBase:
         # what its template names may not be there, and has ids of its own
         used = [number for texts in (("a",), ("a", "b")) for number in found(*texts)["input_ids"]]
         ids = max(len(found), *(number + 1 for number in (*used, *found.get_added_vocab().values())))
-    if (config := directory / "config.json").is_file():
+    config = directory / "config.json"
+    if config.is_file():
         rows = outside.read_json(config, dict[str, Any], "copy it again").get("vocab_size")
         if isinstance(rows, int) and ids > rows:
             raise InputError(f"{directory}: its tokenizer has {ids} ids, the model {rows}: give the tokenizer it had")
