@@ -55,7 +55,7 @@ def test_the_task_of_the_config_is_learned_and_found_again(suite, store, handed,
 
 
 FIND_AGAIN = """
-import gc, json, sys
+import json, sys
 from kfp import dsl
 from components.finetune import finetune
 
@@ -63,7 +63,7 @@ given = json.loads(sys.argv[1])
 artifacts = {name: dsl.Artifact(name=name, uri=uri) for name, uri in given.pop("uris").items()}
 artifacts["metrics"] = dsl.Metrics(name="metrics", uri=artifacts["metrics"].uri)
 finetune.python_func(**given, **artifacts)
-print(json.dumps([sorted(sys.modules), gc.isenabled(), gc.get_freeze_count()]))
+print(json.dumps(sorted(sys.modules)))
 """
 
 
@@ -77,12 +77,11 @@ def test_a_step_that_finds_its_artifact_and_reports_to_mlflow_starts_fast(suite,
 
     again = [sys.executable, "-c", FIND_AGAIN, json.dumps(given)]
     said = subprocess.run(again, capture_output=True, text=True, check=True)
-    modules, collects, frozen = json.loads(said.stdout.splitlines()[-1])
+    modules = json.loads(said.stdout.splitlines()[-1])
 
     assert "made before from the same inputs" in said.stderr
     assert "mlflow" in modules
     assert not {"torch", "transformers", "datasets", "ray", "matplotlib", "mlflow.pyfunc"} & {*modules}
-    assert collects and frozen > 100_000  # MLflow came without garbage collection, which is at work again
 
 
 def test_other_text_under_the_same_name_is_another_training(suite, store, handed, tmp_path):
