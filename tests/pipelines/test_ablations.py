@@ -143,7 +143,7 @@ def test_a_killed_ablation_goes_on_and_ends_in_one_table_though_a_variant_fails(
     assert killed.stdout.count("made before from the same inputs") >= 2  # corpus and shards
     assert "resuming after step" in killed.stdout
     assert "pretrain full seed 1: step" in killed.stdout and "pretrain full seed 2: step" in killed.stdout
-    assert "| full    | 2       |" in table and "| broken  | 0 of 2  |" in table and "±" in table
+    assert "| full      | 2       |" in table and "| broken    | 0 of 2  |" in table and "±" in table
     assert "Not finished**, and not in the numbers: broken seed 1, broken seed 2" in table
     assert "TrainingDiverged: pretrain broken seed" in killed.stderr.strip().splitlines()[-1]
 
