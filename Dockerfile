@@ -1,4 +1,4 @@
-# One image for every step, the Ray pods and the MLflow server. `make image` builds it; docs/cluster.md says how to pin it.
+# One image for every step, the Ray pods and the MLflow server. `make image` builds it; docs/cluster/install.md says how to pin it.
 #
 #   BASE      a Debian 12 with Python 3.11 as python3, by digest: docker/build.sh takes no other
 #   VARIANT   cpu or cuda: which build of torch, and whether there is a compiler for what torch compiles on GPUs

@@ -312,7 +312,7 @@ def _account_advice(error: Any) -> str:
         return ""
     return (
         ": the account must be in ALLOWEDSERVICEACCOUNTS of Kubeflow's API server, and you be bound to the Role"
-        " infoxlm-submitter: docs/cluster.md, section 3"
+        " infoxlm-submitter: docs/cluster/install.md, section 3"
     )
 
 

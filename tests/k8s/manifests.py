@@ -13,8 +13,14 @@ ROOT = Path(__file__).parents[2]
 K8S = ROOT / "k8s"
 KUBECTL = str(Path(sys.executable).with_name("kubectl"))
 OVERLAYS = ("small", "production")
+CLUSTER_PAGES = tuple(f"cluster/{page}.md" for page in ("install", "run", "operate", "reference", "troubleshooting"))
 SINGLE_USER = "single-user"
 """Small, and runs in Kubeflow's namespace."""
+
+
+def read_cluster_pages() -> str:
+    """Return the text of all pages in docs/cluster, in the order of their reading."""
+    return "\n".join((ROOT / "docs" / page).read_text() for page in CLUSTER_PAGES)
 
 
 def kustomize(folder: Path) -> str:

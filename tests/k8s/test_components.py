@@ -5,7 +5,7 @@ import re
 import kubernetes_validate
 import pytest
 
-from tests.k8s.manifests import K8S, OVERLAYS, ROOT, rendered, with_components
+from tests.k8s.manifests import K8S, OVERLAYS, read_cluster_pages, rendered, with_components
 from tests.k8s.network import INFERENCE, MLFLOW, RAY, SERVING, STEP, STRAY, SUBMITTER, Pod, may, policies, selects
 from tests.k8s.rules import static_keys, too_much
 
@@ -108,10 +108,10 @@ def test_on_openshift_every_account_of_a_pod_may_have_the_user_that_its_pod_name
 
 
 def test_the_document_names_every_component_and_overlay_and_no_other():
-    document = (ROOT / "docs/cluster.md").read_text()
+    document = read_cluster_pages()
     rows = {
         head: set(re.findall(r"^\| `([\w-]+)` \|", document.partition(head)[2].partition("\n\n")[0], re.MULTILINE))
-        for head in ("| component | for a cluster where", "| overlay | what it is")
+        for head in ("| component | for a cluster where", "| overlay | purpose")
     }
 
     components, overlays = rows.values()

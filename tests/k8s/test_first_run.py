@@ -8,15 +8,27 @@ from components.adapters.kuberay.manifest import _SUBMITTER
 from components.settings.cluster import ClusterFile, Pool, RayConfig
 from infoxlm_core import run_file
 from pipelines.cli.cluster import prepare
-from tests.k8s.manifests import K8S, OVERLAYS, ROOT, SINGLE_USER, made, named, pods, rendered, with_components
+from tests.k8s.manifests import (
+    CLUSTER_PAGES,
+    K8S,
+    OVERLAYS,
+    ROOT,
+    SINGLE_USER,
+    made,
+    named,
+    pods,
+    read_cluster_pages,
+    rendered,
+    with_components,
+)
 
-DOCUMENT = (ROOT / "docs/cluster.md").read_text()
+DOCUMENT = read_cluster_pages()
 _UNITS = {"m": 1e-3, "Mi": 2**20, "Gi": 2**30}
 
 
 def first_run() -> ClusterFile:
     """configs/cluster.yaml with the lines of the document."""
-    block = DOCUMENT.partition("## 4. The first run")[2].partition("```yaml\n")[2].partition("```")[0]
+    block = DOCUMENT.partition("## 1. Describe the cluster")[2].partition("```yaml\n")[2].partition("```")[0]
     known, changed = yaml.safe_load((ROOT / "configs/cluster.yaml").read_text()), yaml.safe_load(block)
     for name, value in changed.items():
         known[name] = known[name] | value if isinstance(value, dict) else value
@@ -55,7 +67,7 @@ def test_the_demo_asks_for_what_the_document_says_and_the_quota_of_small_holds_i
     limits = named("small", "LimitRange", "infoxlm")["spec"]["limits"][0]["defaultRequest"]
     quota = named("small", "ResourceQuota", "infoxlm")["spec"]["hard"]
     said = dict(
-        zip(("cpu", "memory"), re.search(r"asks for (\d+) cores and (\d+) GiB", DOCUMENT).groups(), strict=True)
+        zip(("cpu", "memory"), re.search(r"requests (\d+)\s+cores and (\d+) GiB", DOCUMENT).groups(), strict=True)
     )
     submitter = {name: amount(value) for name, value in _SUBMITTER.items()}
 
@@ -95,7 +107,7 @@ KINDS = r"(?P<kind>svc|service|deploy|deployment|secret|configmap|job|serviceacc
 
 def test_what_the_documents_ask_kubernetes_for_is_what_the_manifests_make():
     """A name that is typed is that of an object of an overlay, of a Secret of the script, or of Kubeflow's own."""
-    commands = [one for one in typed("cluster.md", "runbook.md", "security.md") if re.search(r"\bkubectl |^k ", one)]
+    commands = [one for one in typed(*CLUSTER_PAGES, "runbook.md", "security.md") if re.search(r"\bkubectl |^k ", one)]
     extras = sorted(
         path.name for path in (K8S / "components").iterdir() if path.name not in ("own-namespace", "priority")
     )
@@ -116,7 +128,7 @@ def test_what_the_documents_ask_kubernetes_for_is_what_the_manifests_make():
 
 def test_a_profile_is_there_before_anything_is_put_into_its_namespace():
     """Its controller refuses a namespace that exists."""
-    many = DOCUMENT.partition("**Many users**")[2].partition("```bash\n")[2].partition("```")[0]
+    many = DOCUMENT.partition("**Multi-user Kubeflow.**")[2].partition("```bash\n")[2].partition("```")[0]
 
     steps = ("kind: Profile", "get configmap kfp-launcher", "make_secrets.py", "make deploy OVERLAY")
     order = [many.index(one) for one in steps]

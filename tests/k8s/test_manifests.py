@@ -18,6 +18,7 @@ from tests.k8s.manifests import (
     kustomize,
     named,
     pods,
+    read_cluster_pages,
     rendered,
     text,
     with_components,
@@ -266,7 +267,7 @@ def test_the_queue_covers_all_that_a_training_asks_for():
 
 
 def test_other_gpus_are_put_into_the_queue_by_the_patch_of_the_document():
-    patch = (ROOT / "docs/cluster.md").read_text().partition("```yaml\n# a MIG slice")[2].partition("```")[0]
+    patch = read_cluster_pages().partition("```yaml\n# a MIG slice")[2].partition("```")[0]
     patches = yaml.safe_load("# a MIG slice" + patch)
 
     [queue] = [item for item in with_components("production", "kueue", **patches) if item["kind"] == "ClusterQueue"]

@@ -12,7 +12,7 @@ from components.adapters.mlflow.curves import MlflowTracker
 from components.settings import environment
 from infoxlm_core.errors import InputError, StorageUnavailable
 from tests.components.conftest import history, open_run
-from tests.k8s.manifests import OVERLAYS, ROOT, environment_of, made, named, pods
+from tests.k8s.manifests import OVERLAYS, ROOT, environment_of, made, named, pods, read_cluster_pages
 from tests.servers.processes import balanced, kill, port_of
 from tests.servers.tracking import ADMIN, READER, USER, logged_in, replica
 from tests.toys.evaluation import evaluated
@@ -87,7 +87,7 @@ def test_it_has_time_to_start_and_room_for_several_models_that_pass_through_it(o
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_the_plugin_of_the_document_asks_for_what_the_namespace_has(overlay):
     """With many users Kubeflow reads some settings from the namespace's kfp-launcher, with one user none."""
-    document = (ROOT / "docs/cluster.md").read_text()
+    document = read_cluster_pages()
     plugin = json.loads(document.partition("```json\n")[2].partition("```")[0])
     namespace = json.loads(named(overlay, "ConfigMap", "kfp-launcher")["data"]["plugins.mlflow"])["settings"]
 

@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from components.adapters.kuberay.manifest import _labels
-from tests.k8s.manifests import ROOT, SINGLE_USER, named, rendered, secrets, with_components
+from tests.k8s.manifests import SINGLE_USER, named, read_cluster_pages, rendered, secrets, with_components
 from tests.k8s.network import Pod, may, selects
 
 THEIRS = {"kubernetes.io/metadata.name": "kubeflow"}
@@ -107,7 +107,7 @@ def test_secrets_of_runs_are_the_same_in_both_namespaces():
 
 def test_the_document_gives_kubeflows_launcher_the_same_address_of_s3_as_the_overlay():
     """Kubeflow's own ConfigMap is patched by hand: kubectl reads the patch as YAML."""
-    document = (ROOT / "docs/cluster.md").read_text()
+    document = read_cluster_pages()
     patch = document.partition("patch configmap kfp-launcher --type merge --patch '")[2].partition("'\n")[0]
 
     providers = yaml.safe_load(yaml.safe_load(patch)["data"]["providers"])
