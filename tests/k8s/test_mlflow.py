@@ -7,11 +7,11 @@ import urllib.request
 import pytest
 import yaml
 
-from components.adapters.mlflow import model_registry, user
+from components.adapters.mlflow import model_registry, runs, user
 from components.adapters.mlflow.curves import MlflowTracker
 from components.settings import environment
 from infoxlm_core.errors import InputError, StorageUnavailable
-from tests.components.conftest import history, open_run
+from tests.components.conftest import history
 from tests.k8s.manifests import OVERLAYS, ROOT, environment_of, made, named, pods, read_cluster_pages
 from tests.servers.processes import balanced, kill, port_of
 from tests.servers.tracking import ADMIN, READER, USER, logged_in, replica
@@ -167,7 +167,7 @@ def test_a_run_that_reports_to_two_servers_misses_and_doubles_nothing_when_one_o
     service = port_of(listener)
     with replica(tmp_path, database, s3_server, service) as (port, other), balanced(listener, first, port) as taken:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://localhost:{service}")
-        run_id = open_run(tmp_path, "two-servers")
+        run_id = runs.open_run("two-servers", "demo", {runs.RUN_TAG: "two-servers"}, tmp_path)
         tracker = MlflowTracker(tmp_path / "metrics.jsonl", run_id)
         tracker.resume(0)
         for step in range(1, steps + 1):
