@@ -1,4 +1,4 @@
-"""A prepared corpus of given text, as the stage of preparation writes it, and its shards."""
+"""Write a prepared corpus of given text, in the layout of the preparation stage, and its shards."""
 
 from pathlib import Path
 

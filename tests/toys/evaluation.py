@@ -1,4 +1,4 @@
-"""The output of an evaluation whose scores are known, for the tests of the registry."""
+"""Write the output of an evaluation with known scores."""
 
 import json
 from pathlib import Path

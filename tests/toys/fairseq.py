@@ -1,4 +1,4 @@
-"""Checkpoints in fairseq's layout, of random weights."""
+"""Checkpoints in fairseq's layout, with random weights."""
 
 import argparse
 from pathlib import Path
@@ -13,7 +13,7 @@ def random(*shape: int) -> torch.Tensor:
 
 
 def layer_tensors(fused: bool) -> dict[str, torch.Tensor]:
-    """One layer as fairseq names it; older files hold q, k and v in one matrix."""
+    """Return one layer under fairseq's names; `fused`: q, k and v in one matrix, as in older files."""
     attention = {f"self_attn.{p}_proj.{k}": random(*s) for p in "qkv" for k, s in (("weight", (D, D)), ("bias", (D,)))}
     if fused:
         attention = {
@@ -28,7 +28,7 @@ def layer_tensors(fused: bool) -> dict[str, torch.Tensor]:
 
 
 def model_tensors(fused: bool = False) -> dict[str, torch.Tensor]:
-    """XLM-R with its masked-LM head, without prefix."""
+    """Return XLM-R with its masked-LM head, under names without prefix."""
     state = {
         "sentence_encoder.embed_tokens.weight": random(V, D),
         "sentence_encoder.embed_positions.weight": random(POSITIONS, D),
@@ -50,7 +50,7 @@ def under(prefix: str, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor
 
 
 def infoxlm_checkpoint(path: Path, state: dict[str, torch.Tensor]) -> torch.Tensor:
-    """As InfoXLM's released trainer saves it, in half precision; return its projection."""
+    """Write a checkpoint as InfoXLM's released trainer does, in half precision, and return its projection."""
     projection = random(1, D, D)
     model = under("model_fast.decoder.", state) | under("model_slow.decoder.", model_tensors())
     model |= {"proj_matrix_fast": projection, "proj_matrix_slow": random(1, D, D), "queue": random(16, D),

@@ -1,4 +1,4 @@
-"""Settings of a fine-tuning that learns the table of the fixture `data` in 60 steps."""
+"""Settings with which a classifier learns the table of the fixture `data` in 60 steps."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Tiny encoders with random weights and tokenizers of whole words, in directories as our export writes them."""
+"""Write tiny encoders with random weights and tokenizers of whole words, as our export does."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ WORDS = sorted({word for text in TEXTS for word in text.split()} | set("bcdefghi
 
 
 def save_tokenizer(directory: Path, words: list[str] = WORDS) -> PreTrainedTokenizerFast:
-    """A word-level tokenizer with XLM-R's special tokens and layout."""
+    """Write a tokenizer of whole words with XLM-R's special tokens and layout."""
     pieces = ["<s>", "<pad>", "</s>", "<unk>", *words, "<mask>"]
     inner = Tokenizer(models.WordLevel({piece: i for i, piece in enumerate(pieces)}, unk_token="<unk>"))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -48,7 +48,7 @@ NUMBERED = [f"w{number}" for number in range(40)]  # the words of `write_tokeniz
 
 
 def write_tokenizer(directory: Path, bert: bool) -> None:
-    """`<s> a </s> </s> b </s>`, or BERT's `<s> a </s> b </s>` with segments; a word is a token."""
+    """Write a tokenizer of whole words: `<s> a </s> </s> b </s>`, or BERT's `<s> a </s> b </s>` with segments."""
     words = ["<s>", "<pad>", "</s>", "<unk>", *NUMBERED]
     tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()

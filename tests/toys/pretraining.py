@@ -1,4 +1,4 @@
-"""Token shards of random but learnable pairs, and the settings of a pre-training of seconds on them."""
+"""Token shards of random but learnable pairs, and the config of a pre-training on them that takes seconds."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ VOCABULARY = 64
 
 
 def write_shards(directory: Path, corpora: dict[str, int], languages: tuple[str, ...] = ("de", "fr")) -> Path:
-    """Random but learnable pairs: a target token is its source token plus half the pieces."""
+    """Write random but learnable pairs: a target token is its source token plus half the pieces."""
     rng = np.random.default_rng(7)
     tables, half = {}, (VOCABULARY - FIRST_PIECE - 1) // 2
     for language in languages:
@@ -34,7 +34,11 @@ def write_shards(directory: Path, corpora: dict[str, int], languages: tuple[str,
 
 
 def tiny_config(**changes) -> PretrainingConfig:
-    """Two layers of 16, a queue of 32, 8 samples an objective; `optimization={"steps": 3}` changes a section."""
+    """Return a config with 2 layers of 16, a queue of 32 and 8 samples per objective.
+
+    Args:
+        changes: fields to change, by section: `optimization={"steps": 3}`.
+    """
     values = {
         "model": {"layers": 2, "hidden": 16, "ffn": 32, "heads": 2, "max_tokens": 32},
         "contrast": {"layer": 1, "queue_size": 32, "momentum": 0.9, "temperature": 0.1, "normalise": True},
@@ -45,5 +49,5 @@ def tiny_config(**changes) -> PretrainingConfig:
         "log_every": 1,
     }  # fmt: skip
     for section, change in changes.items():
-        values[section] = {**values.get(section, {}), **change} if isinstance(change, dict) else change
+        values[section] = values.get(section, {}) | change if isinstance(change, dict) else change
     return PretrainingConfig.parse(values)

@@ -1,4 +1,4 @@
-"""Small sets of questions in SQuAD's format, and tokenizers of text in many scripts, made by rule."""
+"""Generate small sets of questions in SQuAD's format, and tokenizers for text in many scripts."""
 
 import io
 import json
@@ -32,32 +32,34 @@ WORDS = ("stone", "river", "table", "cloud", "paper", "garden", "window", "bottl
 
 
 def write_squad(path: Path, rows: Sequence[tuple[str, str, str, str]]) -> Path:
-    """Write rows of (id, paragraph, question, answer), each paragraph once; answers stand where they first occur."""
+    """Write rows of (id, paragraph, question, answer), each paragraph once; an answer starts where it first occurs."""
     paragraphs: dict[str, list[dict]] = {}
     for name, paragraph, question, answer in rows:
         answers = [{"text": answer, "answer_start": paragraph.find(answer)}]
         paragraphs.setdefault(paragraph, []).append({"id": name, "question": question, "answers": answers})
-    articles = [{"title": "toy", "paragraphs": [{"context": text, "qas": asked} for text, asked in paragraphs.items()]}]
+    articles = [
+        {"title": "toy", "paragraphs": [{"context": text, "qas": questions} for text, questions in paragraphs.items()]}
+    ]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"version": "1.1", "data": articles}))
     return path
 
 
 def riddles(count: int, seed: int, words: int = 8) -> list[tuple[str, str, str, str]]:
-    """Questions for the colour, season, animal or fruit in a paragraph that has one of each."""
+    """Return questions for the colour, season, animal or fruit of a paragraph that contains one of each."""
     rng = random.Random(seed)
     rows = []
     for number in range(count):
-        asked = {name: rng.choice(members) for name, members in CLASSES.items()}
-        text = [*rng.choices(WORDS, k=words), *asked.values()]
+        answers = {name: rng.choice(members) for name, members in CLASSES.items()}
+        text = [*rng.choices(WORDS, k=words), *answers.values()]
         rng.shuffle(text)
-        name = rng.choice(sorted(asked))
-        rows.append((f"q{number}", " ".join(text), f"which {name}", asked[name]))
+        name = rng.choice(sorted(answers))
+        rows.append((f"q{number}", " ".join(text), f"which {name}", answers[name]))
     return rows
 
 
 def write_xlmr_tokenizer(directory: Path, texts: Sequence[str], pieces: int, kind: str = "unigram") -> Path:
-    """Train SentencePiece; `kind` "char" makes every character a token."""
+    """Train SentencePiece; with `kind` "char" every character is a token."""
     directory.mkdir(parents=True, exist_ok=True)
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
@@ -69,7 +71,7 @@ def write_xlmr_tokenizer(directory: Path, texts: Sequence[str], pieces: int, kin
 
 
 def write_bert_tokenizer(directory: Path, texts: Sequence[str]) -> Path:
-    """WordPiece of single characters, with BERT's layout and segments."""
+    """Write a WordPiece tokenizer of single characters, with BERT's layout and segments."""
     directory.mkdir(parents=True, exist_ok=True)
     clean = normalizers.BertNormalizer(lowercase=True)
     letters = sorted(set("".join(clean.normalize_str(text) for text in texts)) - {" "})

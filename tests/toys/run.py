@@ -1,4 +1,4 @@
-"""A whole run of the DAG on toy catalogs: its config."""
+"""The config of a run of the whole DAG on toy catalogs."""
 
 from pathlib import Path
 

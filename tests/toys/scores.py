@@ -1,4 +1,4 @@
-"""Suites, and scores of their points, made by hand."""
+"""Configs of suites, and scores of their trials, written by hand."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def config(models: Any = ("ours",), **tasks: dict) -> SuiteConfig:
 
 
 def labelled(en: float, de: float, fr: float = 0.5, dev: float | None = 0.5, **more) -> dict:
-    """Scores of a classifier."""
+    """Return the scores of a classifier."""
     languages = {"de": {"accuracy": de}, "en": {"accuracy": en}, "fr": {"accuracy": fr}}
     return {
         "task": "classification", "languages": languages, "mean": {"accuracy": (en + de + fr) / 3},
@@ -39,14 +39,14 @@ def answered(f1: float) -> dict:
 
 
 def retrieved(to_de: float, layer: int = 7, codes: tuple[str, ...] = ("deu", "afr", "gle")) -> dict:
-    """Scores of retrieval: German is covered by the paper's parallel text, Afrikaans is not, Irish is in no table."""
+    """Return scores of retrieval; the paper has parallel text of German, none of Afrikaans, and no figure of Irish."""
 
     def vector(pooling: str, layer: int, share: float) -> dict:
         cell = {"to_pivot": share, "from_pivot": share / 2, "mean": share * 3 / 4}
         return {"pooling": pooling, "layer": layer, "languages": dict.fromkeys(codes, cell), "mean": cell}
 
     vectors = {"mean@best": vector("mean", layer, to_de), "cls@last": vector("cls", 12, to_de / 4)}
-    curve = [to_de * place / 12 for place in range(13)]
+    curve = [to_de * layer / 12 for layer in range(13)]
     return labelled(0, 0) | {
         "task": "retrieval", "languages": vectors["mean@best"]["languages"], "mean": vectors["mean@best"]["mean"],
         "transfer_gap": None, "dev": None, "selection": None, "counts": dict.fromkeys(codes, 1000),
@@ -56,11 +56,11 @@ def retrieved(to_de: float, layer: int = 7, codes: tuple[str, ...] = ("deu", "af
 
 
 def summed(planned: SuiteConfig, results: dict[str, dict]) -> Summary:
-    """The summary of a suite whose trials have these scores."""
+    """Return the summary of a suite whose trials have these scores."""
     return summarise(planned, {name: Scores.from_dict(scores) for name, scores in results.items()})
 
 
 def trial(variant: str, seed: int, **metrics: float) -> tuple[Trial, dict[str, float]]:
-    """A trial of an ablation and its metrics: `retrieval__best` for `retrieval/best`."""
+    """Return a trial of an ablation and its metrics; `retrieval__best` stands for `retrieval/best`."""
     named = {name.replace("__", "/"): value for name, value in metrics.items()}
     return Trial.parse({"variant": variant, "seed": seed, "what": f"what {variant} is"}), named

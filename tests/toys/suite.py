@@ -1,4 +1,4 @@
-"""A suite small enough to be run in a test: an encoder that has seen nothing, and three tasks made by rule."""
+"""A suite that a test can run: an encoder with random weights, and three generated tasks."""
 
 import csv
 import json
@@ -14,7 +14,7 @@ STEPS = {"learning_rate": 0.003, "steps": 12, "warmup_steps": 2}
 
 
 def write_model(directory: Path) -> Path:
-    """An encoder of 2 layers x 32."""
+    """Write an encoder of 2 layers x 32."""
     write_xlmr_tokenizer(directory, [" ".join([*WORDS, *sum(CLASSES.values(), ()), "which", *CLASSES])], 200)
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     XLMRobertaForMaskedLM(XLMRobertaConfig(vocab_size=300, max_position_embeddings=80, **sizes)).save_pretrained(
@@ -24,7 +24,7 @@ def write_model(directory: Path) -> Path:
 
 
 def write_data(directory: Path) -> dict[str, Any]:
-    """Sets of two languages; returns the tasks that read them."""
+    """Write sets of two languages and return the tasks that read them."""
     rng = random.Random(1)
     with (directory / "labelled.csv").open("w", newline="") as file:
         writer = csv.writer(file)
@@ -58,8 +58,10 @@ def write_data(directory: Path) -> dict[str, Any]:
 
 
 def write_suite(directory: Path, **changes: dict[str, Any]) -> Path:
-    """Data, an encoder, and the config that names them; `changes` are tasks that are added or replaced."""
+    """Write data, an encoder and the config of a suite; `changes` are tasks to add or replace."""
     tasks = write_data(directory) | changes
     path = directory / "toy.yaml"
-    path.write_text(json.dumps({"models": {"toy": str(write_model(directory / "toy"))}, "tasks": tasks}))  # YAML too
+    path.write_text(
+        json.dumps({"models": {"toy": str(write_model(directory / "toy"))}, "tasks": tasks})
+    )  # JSON is valid YAML
     return path

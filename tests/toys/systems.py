@@ -1,4 +1,4 @@
-"""Rows of configs/systems.yaml at toy size, and what is done with a system by its name."""
+"""Rows of configs/systems.yaml at toy size, and their learners and exports."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from infoxlm_core.systems.text_learner import TextLearner
 from tests.toys.pretraining import tiny_config
 
 ROWS = yaml.safe_load((Path(__file__).parents[2] / "configs/systems.yaml").read_text())
-TINY = tiny_config(model={"ffn": 64}).model_dump()  # 4 * hidden, as XLM has it
+TINY = tiny_config(model={"ffn": 64}).model_dump()  # 4 * hidden, as in XLM
 PUBLISHED = [name for name in ROWS if ":" in name]
 SIZES = {
     "model": {"start": None, **{name: TINY["model"][name] for name in ("layers", "hidden", "ffn", "heads",
@@ -37,6 +37,6 @@ def export(learner: TextLearner, shards: Shards, directory: Path) -> None:
 
 
 def config_of(row: str, **changes) -> PretrainingConfig:
-    """A row of the comparison on the tiny config; a row with published sizes is brought back to toy size."""
+    """Return a row of the comparison on the tiny config; a row with published sizes gets toy sizes."""
     values = merge(TINY, ROWS[row])
     return PretrainingConfig.parse(merge(merge(values, SIZES) if row in PUBLISHED else values, changes))

@@ -1,4 +1,4 @@
-"""Small translated catalogs, made by rule: enough structure to learn from, and nothing to download."""
+"""Generate small translated catalogs with enough structure to learn from."""
 
 import itertools
 import random
@@ -19,7 +19,7 @@ PLACES = {"archive": ("Ablage", "réserve"), "library": ("Bücherei", "biblioth�
 
 
 def messages(language: int) -> list[tuple[str, str]]:
-    """All (English, translation) messages; language 0 is German, 1 French."""
+    """Return all (English, translation) messages; language 0 is German, 1 is French."""
     words = ("der", "aus") if language == 0 else ("la", "de")
     return [
         (
@@ -32,7 +32,7 @@ def messages(language: int) -> list[tuple[str, str]]:
 
 
 def write_catalogs(directory: Path, corpora: dict[str, int]) -> Path:
-    """Write directory/CORPUS/locale/LANGUAGE/LC_MESSAGES/django.po; each corpus has messages of its own."""
+    """Write directory/CORPUS/locale/LANGUAGE/LC_MESSAGES/django.po; no message is in two corpora."""
     order = list(range(len(messages(0))))
     random.Random(5).shuffle(order)
     for corpus, count in corpora.items():
@@ -40,8 +40,8 @@ def write_catalogs(directory: Path, corpora: dict[str, int]) -> Path:
         for number, language in enumerate(("de", "fr")):
             catalog = polib.POFile()
             catalog.metadata = {"Content-Type": "text/plain; charset=utf-8", "Language": language}
-            every = messages(number)
-            catalog.extend(polib.POEntry(msgid=every[i][0], msgstr=every[i][1]) for i in chosen)
+            pairs = messages(number)
+            catalog.extend(polib.POEntry(msgid=pairs[i][0], msgstr=pairs[i][1]) for i in chosen)
             path = directory / corpus / "locale" / language / "LC_MESSAGES" / "django.po"
             path.parent.mkdir(parents=True)
             catalog.save(str(path))
