@@ -1,4 +1,4 @@
-"""Ablations: which trials are run, refusals before anything starts, and a whole one, killed and started again."""
+"""Ablations: the trials that they plan, refusals before anything starts, and a whole one with a failing variant."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.errors import ConfigError
 from pipelines import trials
 from pipelines.cli import app
-from tests.helpers.commands import infoxlm, kill_in_pretraining, only, runs_of
+from tests.helpers.commands import infoxlm, only, runs_of
 from tests.toys.run import write_config
 
 ROOT = Path(__file__).parents[2]
@@ -119,8 +119,8 @@ def test_the_command_refuses_an_unknown_variant_before_anything_runs(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory) -> subprocess.CompletedProcess:
-    """The second attempt of an ablation whose driver was killed in the first pre-training; one variant explodes."""
+def finished(tmp_path_factory) -> subprocess.CompletedProcess:
+    """Run an ablation of two seeds, of which one variant diverges."""
     base = tmp_path_factory.mktemp("ablation")
     config, store, variants = write_config(base), base / "store", base / "variants.yaml"
     variants.write_text(
@@ -129,30 +129,27 @@ def killed(tmp_path_factory) -> subprocess.CompletedProcess:
         )
     )
     arguments = ["ablate", str(config), "--variants", str(variants), "--seeds", "1,2", "--store", str(store)]
-    arguments += ["--set", "pretraining.optimization.steps=120", "--set", "finetuning.optimization.steps=3"]
-    kill_in_pretraining(arguments, store, patience=30)
+    arguments += ["--set", "pretraining.optimization.steps=60", "--set", "finetuning.optimization.steps=3"]
     return infoxlm(*arguments)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_killed_ablation_goes_on_and_ends_in_one_table_though_a_variant_fails(killed):
-    table = killed.stdout[killed.stdout.index("# toy-ablations") :]
+def test_an_ablation_ends_in_one_table_although_a_variant_fails(finished):
+    table = finished.stdout[finished.stdout.index("# toy-ablations") :]
 
-    assert killed.returncode == 5, killed.stderr[-3000:]
-    assert killed.stdout.count("made before from the same inputs") >= 2  # corpus and shards
-    assert "resuming after step" in killed.stdout
-    assert "pretrain full seed 1: step" in killed.stdout and "pretrain full seed 2: step" in killed.stdout
+    assert finished.returncode == 5, finished.stderr[-3000:]
+    assert "pretrain full seed 1: step" in finished.stdout and "pretrain full seed 2: step" in finished.stdout
     assert "| full      | 2       |" in table and "| broken    | 0 of 2  |" in table and "±" in table
     assert "Not finished**, and not in the numbers: broken seed 1, broken seed 2" in table
-    assert "TrainingDiverged: pretrain broken seed" in killed.stderr.strip().splitlines()[-1]
+    assert "TrainingDiverged: pretrain broken seed" in finished.stderr.strip().splitlines()[-1]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_seeds_differ_throughout_and_all_of_it_is_one_ablation_in_mlflow(killed, monkeypatch):
+def test_all_trials_are_one_ablation_in_mlflow_and_seeds_differ(finished, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    store = Path(killed.args[killed.args.index("--store") + 1])
+    store = Path(finished.args[finished.args.index("--store") + 1])
     client, parent, nested = runs_of(store)
     children = {(run.data.tags["variant"], run.data.tags["seed"]): run for run in nested}
 
@@ -166,7 +163,7 @@ def test_seeds_differ_throughout_and_all_of_it_is_one_ablation_in_mlflow(killed,
         assert params["pretraining.seed"] == params["finetuning.seed"] == seed and params["evaluation.seed"] == "1"
     assert children["broken", "1"].data.params["pretraining.optimization.learning_rate"] == "1e+30"
     curves = [client.get_metric_history(children["full", seed].info.run_id, "loss/xlco") for seed in "12"]
-    assert [point.step for point in curves[0]] == list(range(10, 121, 10))
+    assert [point.step for point in curves[0]] == list(range(10, 61, 10))
     assert [point.value for point in curves[0]] != [point.value for point in curves[1]]
     compared = json.loads((only(store, "comparison/*") / "comparison.json").read_text())
     assert parent.data.metrics["full/retrieval/best"] == pytest.approx(
