@@ -36,13 +36,13 @@ ablation: $(VENV)/installed ## MLM, MLM+TLM and MLM+TLM+XLCO on real text, three
 test: $(VENV)/installed ## run all tests
 	$(PYTEST)
 
-quick: $(VENV)/installed ## the tests that need no servers, no Ray and no patience: about two minutes
+quick: $(VENV)/installed ## run the tests that need no servers and no Ray: about two minutes
 	$(PYTEST) -m "not slow"
 
 fuzz: $(VENV)/installed ## read INPUTS=5000 damaged files with each reader, or TARGETS="tmx or po"; what fails is saved
 	FUZZ_INPUTS=$(or $(INPUTS),5000) nice $(BIN)/python -m pytest -q tests/fuzz $(if $(TARGETS),-k "$(TARGETS)")
 
-processors: $(VENV)/installed ## the tests that compute, as on processors with SSE4, AVX2 and AVX-512 (as far as this one has them)
+processors: $(VENV)/installed ## run the tests of the core as on processors with SSE4, AVX2 and AVX-512, as far as this one has them
 	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2 $(COMPUTE)
 	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 $(COMPUTE)
 	ATEN_CPU_CAPABILITY=avx512 ONEDNN_MAX_CPU_ISA=AVX512_CORE MKL_ENABLE_INSTRUCTIONS=AVX512 $(COMPUTE)
@@ -69,13 +69,13 @@ lock: $(VENV)/installed ## choose the image's dependencies anew, by hash
 deploy: $(VENV)/installed ## apply k8s/: OVERLAY=small, single-user or production, IMAGE=name@sha256:…, WITH="downloads postgres@sha256:… …"
 	KUBECTL=$(BIN)/kubectl k8s/render.sh "$(OVERLAY)" "$(IMAGE)" $(WITH) | $(BIN)/kubectl apply --server-side --force-conflicts -f -
 
-bench: $(PEERS)/installed ## measure against other people's tools: half an hour; QUICK=1: two
+bench: $(PEERS)/installed ## compare the speed of training with Hugging Face and fairseq: half an hour; QUICK=1: two minutes
 	$(PEERS)/bin/python -m benchmarks $(if $(QUICK),--quick)
 
-soak: $(VENV)/installed ## whole toy runs under random faults, each to end exactly as undisturbed: RUNS=20, SEED=1
+soak: $(VENV)/installed ## repeat a toy run under random faults and compare it with an undisturbed one: RUNS=20, SEED=1
 	$(BIN)/python -m tests.e2e.soak --runs $(or $(RUNS),20) --seed $(or $(SEED),1)
 
-gpu: $(VENV)/installed ## the first ten minutes on a GPU: is it right, how fast (base; FULL=1: and large); where nothing can be installed: python3 -m benchmarks.gpu
+gpu: $(VENV)/installed ## check results and measure speed on a GPU: ten minutes; FULL=1: base and large; without .venv: python3 -m benchmarks.gpu
 	$(BIN)/python -m benchmarks.gpu $(if $(FULL),--full)
 
 clean: ## remove the virtual environment and what runs left behind

@@ -39,7 +39,8 @@ VERSIONS = {
     "suite": 2,  # summarise
 }
 """Raise the version of a kind of artifact when the same config and inputs produce other content, so that existing
-artifacts are not used again. `tests/infoxlm_core/stages/test_versions.py` fails if results change without their version."""
+artifacts are not used again. `tests/infoxlm_core/stages/test_versions.py` fails if results change and their version
+does not."""
 
 _IGNORED = (NAME, "README.md", "LICENSE", ".gitattributes", ".gitignore", ".DS_Store")
 """Files that readers ignore. Nested manifests belong to inner artifacts."""
