@@ -1,4 +1,4 @@
-"""InfoXLM (Chi et al. 2020) and its ablations: XLM-R's encoder on MLM, TLM and XLCO."""
+"""InfoXLM (Chi et al. 2021) and its ablations: XLM-R's encoder on MLM, TLM and XLCO."""
 
 from pathlib import Path
 
