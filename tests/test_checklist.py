@@ -118,9 +118,10 @@ def test_the_report_of_a_run_names_items_that_no_test_has_proved():
     assert [checklists.outcome(item, broken, rows) for item in rows] == ["failed", "passed", "failed"]
 
 
-def test_the_tests_that_the_decisions_name_exist():
-    named = set(re.findall(r"`(test_\w+)`", (TESTS.parent / "docs/architecture.md").read_text(encoding="utf-8")))
-    text = "\n".join(path.read_text(encoding="utf-8") for path in TESTS.rglob("test_*.py"))
+def test_every_design_decision_links_to_its_tests():
+    text = (TESTS.parent / "docs/architecture.md").read_text(encoding="utf-8")
+    sections = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
 
-    assert named
-    assert {name for name in named if f"def {name}(" not in text} == set()
+    links = [re.findall(r"\(\.\./(tests/\S+\.py)\)", section) for section in sections]
+    assert sections and all(links)
+    assert [path for paths in links for path in paths if not (TESTS.parent / path).is_file()] == []
