@@ -47,7 +47,10 @@ def measure(planned: Mapping[str, Any], store: str, num_workers: int) -> Measure
         task = task_of(local_settings)
         encoder = sources.fetch_model(source, step.here)
         model, training = _fine_tune(settings, local_settings, source, encoder, num_workers, store, step.run)
-        inputs = [*fingerprint.digest_inputs(str(model)), fingerprint.digest_inputs_by_role(task.data(local_settings))]
+        inputs = [
+            *fingerprint.digest_inputs(str(model)),
+            fingerprint.digest_inputs_by_role(task.list_data(local_settings)),
+        ]
         key = artifacts.key_of("points", task.without_data(local_settings), *inputs)
 
         def build(output: Path) -> None:
@@ -80,7 +83,7 @@ def _fine_tune(
     task = task_of(local)
     if not task.trained:
         return encoder, {}
-    part, data = task.training_part(local)
+    part, data = task.select_training_inputs(local)
     inputs = [*fingerprint.digest_inputs(str(encoder)), fingerprint.digest_inputs_by_role(data)]
     if task.depends_on_workers(part, encoder):
         inputs.append(f"workers={max(1, num_workers)}")

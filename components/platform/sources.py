@@ -140,7 +140,7 @@ def localise_corpora(config: "PreparationConfig", store: Path) -> "PreparationCo
 def digest_training_data(settings: Any, store: Path) -> list[str]:
     """Return the digests of the data that a task is trained on, after fetching it into the store."""
     local = localise(settings, store)
-    _, data = task_of(local).training_part(local)
+    _, data = task_of(local).select_training_inputs(local)
     return fingerprint.digest_inputs([path for paths in data.values() for path in paths])
 
 

@@ -41,7 +41,7 @@ def name_setting(measure: SuiteTaskConfig, finished: Iterable[Scores]) -> str:
 
 def _list_trained(measure: SuiteTaskConfig, finished: Iterable[Scores]) -> list[str]:
     """Return the languages of the training text: those that the settings declare, else those of finished trials."""
-    declared = task_of(measure.settings).declared_languages(measure.settings)
+    declared = task_of(measure.settings).list_declared_languages(measure.settings)
     return declared or list(dict.fromkeys(language for scores in finished for language in scores.trained_on))
 
 

@@ -175,12 +175,12 @@ def measure(settings: Settings, encoder: Path, model: Path, training: Mapping[st
         output: directory for scores and predictions.
     """
     task = task_of(settings)
-    data = [Path(path) for paths in task.data(settings).values() for path in paths]
+    data = [Path(path) for paths in task.list_data(settings).values() for path in paths]
     corpus = next((path for path in data if (path / "held_out").is_dir()), None)
-    missing = unreserved.find(encoder, task.tests(settings), corpus)
+    missing = unreserved.find(encoder, task.list_test_files(settings), corpus)
     scores = task.measure(settings, model, output)
     details = {**scores.details, "not_reserved": missing} if missing else scores.details
-    languages = task.training_languages(settings)
+    languages = task.list_training_languages(settings)
     scores = replace(scores, trained_on=languages, training=training, details=details)
     manifests.write_atomically(output / SCORES, json.dumps(scores.to_dict(), indent=1, ensure_ascii=False) + "\n")
     return scores

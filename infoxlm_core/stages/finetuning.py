@@ -76,12 +76,12 @@ def finetune(
 
 def read_training(config: RecipeConfig, encoder: Path, corpus: Path | None) -> Training:
     """Read and tokenise the data of a config."""
-    return task_of(config).training(config, encoder, corpus)
+    return task_of(config).read_training(config, encoder, corpus)
 
 
 def fingerprint_of(config: RecipeConfig, encoder: Path, learned: Training) -> Fingerprint:
     """Return what must be equal to resume a run: the content of the data, and the settings of training."""
-    settings, data = task_of(config).training_part(config)
+    settings, data = task_of(config).select_training_inputs(config)
     by_role = {
         role: manifests.digest(digest_inputs(paths)) for role, paths in data.items()
     }  # includes development sets

@@ -61,12 +61,12 @@ class Task(Generic[Settings]):
         """Whether an encoder is fine-tuned for the task."""
         return self.head is not None
 
-    def data(self, settings: Settings) -> dict[str, list[str]]:
+    def list_data(self, settings: Settings) -> dict[str, list[str]]:
         """Return the paths of all data by role."""
         values = {role: getattr(settings, role) for role in self.roles}
         return {role: [value] if isinstance(value, str) else list(value or ()) for role, value in values.items()}
 
-    def tests(self, settings: Settings) -> list[Path]:
+    def list_test_files(self, settings: Settings) -> list[Path]:
         """Return the local files with test questions, without files of training text."""
         raise NotImplementedError
 
@@ -98,13 +98,13 @@ class Task(Generic[Settings]):
         """
         raise NotImplementedError
 
-    def for_testing(self, data: str) -> dict[str, Any]:
+    def build_test_settings(self, data: str) -> dict[str, Any]:
         """Return settings, as plain values, that measure any fine-tuned model on the test sets at `data`."""
         return {role: data for role in self.roles}
 
-    def training_part(self, settings: Settings) -> tuple[Settings, dict[str, list[str]]]:
+    def select_training_inputs(self, settings: Settings) -> tuple[Settings, dict[str, list[str]]]:
         """Return the settings and the data (by role) that a fine-tuned model depends on, without those for tests."""
-        data = {role: paths for role, paths in self.data(settings).items() if role not in self.only_tested}
+        data = {role: paths for role, paths in self.list_data(settings).items() if role not in self.only_tested}
         return _emptied(settings, self.only_tested), data
 
     def depends_on_workers(self, settings: Settings, encoder: Path) -> bool:
@@ -121,7 +121,7 @@ class Task(Generic[Settings]):
         dropout, head_dropout = (getattr(settings, name, 0.0) for name in ("dropout", "head_dropout"))
         return dropout > 0 or (head_dropout > 0 and not drawn_by_example)
 
-    def training(self, settings: Settings, encoder: Path, corpus: Path | None) -> "Training":
+    def read_training(self, settings: Settings, encoder: Path, corpus: Path | None) -> "Training":
         """Read and tokenise the training text; `corpus` is the prepared one, for settings that name no data.
 
         Raises:
@@ -130,11 +130,11 @@ class Task(Generic[Settings]):
         """
         raise NotImplementedError
 
-    def training_languages(self, settings: Settings) -> list[str]:
+    def list_training_languages(self, settings: Settings) -> list[str]:
         """Return the languages of the training text, the source first; paths are local."""
-        return self.declared_languages(settings)
+        return self.list_declared_languages(settings)
 
-    def declared_languages(self, settings: Settings) -> list[str]:
+    def list_declared_languages(self, settings: Settings) -> list[str]:
         """Return the languages of the training text that the settings name; empty if only the data tell."""
         return list(dict.fromkeys(map(languages.two_letters, getattr(settings, "train_languages", ()))))
 

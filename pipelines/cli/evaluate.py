@@ -99,7 +99,7 @@ def parse(models: dict[str, str], task: str, data: str, options: dict[str, Any],
         changes: other fields, such as `batch_size=16`.
     """
     kind, preset = PRESETS[task]
-    settings: dict[str, Any] = {"task": kind.name, **kind.for_testing(data), **preset.settings}
+    settings: dict[str, Any] = {"task": kind.name, **kind.build_test_settings(data), **preset.settings}
     settings |= {
         name: value for name, value in options.items() if name in kind.settings.model_fields and value is not None
     }

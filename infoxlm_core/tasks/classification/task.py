@@ -38,12 +38,12 @@ class Classification(Task[ClassificationConfig]):
 
         run.check(settings, chosen)
 
-    def tests(self, settings: ClassificationConfig) -> list[Path]:
+    def list_test_files(self, settings: ClassificationConfig) -> list[Path]:
         from infoxlm_core.tasks.classification.table import list_files
 
         return [file.path for file in list_files(settings, None) if file.split in (None, "test")]
 
-    def training(self, settings: ClassificationConfig, encoder: Path, corpus: Path | None) -> "Training":
+    def read_training(self, settings: ClassificationConfig, encoder: Path, corpus: Path | None) -> "Training":
         from infoxlm_core.tasks.classification import run
 
         return run.read_training(settings, encoder, corpus)

@@ -33,12 +33,12 @@ class NamedEntities(Task[NamedEntitiesConfig]):
 
         run.check(settings, chosen)
 
-    def tests(self, settings: NamedEntitiesConfig) -> list[Path]:
+    def list_test_files(self, settings: NamedEntitiesConfig) -> list[Path]:
         from infoxlm_core.tasks.named_entities.files import list_files
 
         return [file.path for file in list_files(settings) if file.split == "test"]
 
-    def training(self, settings: NamedEntitiesConfig, encoder: Path, corpus: Path | None) -> "Training":  # noqa: ARG002
+    def read_training(self, settings: NamedEntitiesConfig, encoder: Path, corpus: Path | None) -> "Training":  # noqa: ARG002
         from infoxlm_core.tasks.named_entities import run
 
         return run.read_training(settings, encoder)

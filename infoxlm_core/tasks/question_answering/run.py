@@ -60,13 +60,13 @@ def read_training(config: AnsweringConfig, encoder: Path) -> Training:
         HEAD,
         join(examples),
         np.concatenate(targets),  # (N, 2) first and last token of the answer; (0, 0) if it is not in the window
-        source=training_languages(config)[0],
+        source=list_training_languages(config)[0],
         development=tuple(dev),
         score_dev=score_dev if dev else None,
     )
 
 
-def training_languages(config: AnsweringConfig) -> list[str]:
+def list_training_languages(config: AnsweringConfig) -> list[str]:
     """Return the languages of the training text by the names of its files; English first if it is one of them."""
     languages = []
     for path in map(Path, config.train):
@@ -136,7 +136,7 @@ def measure(config: AnsweringConfig, tuned: Path, output: Path) -> Scores:
     return Scores.from_languages(
         "question_answering",
         by_language,
-        training_languages(config)[0],
+        list_training_languages(config)[0],
         tuned,
         counts={language: len(sets[language, language].questions) for language in by_language},
         test_set=_digest(sets),
@@ -160,4 +160,4 @@ def check(config: AnsweringConfig) -> None:
     dev = files.read_sets(config.dev, "dev") if config.dev else {}
     for language in dict.fromkeys(context for context, _ in (*dev, *test)):
         choose_normaliser(config.normaliser, language)
-    selection.check(config.selection.rule, training_languages(config)[0], [context for context, _ in dev])
+    selection.check(config.selection.rule, list_training_languages(config)[0], [context for context, _ in dev])

@@ -30,7 +30,7 @@ class QuestionAnswering(Task[AnsweringConfig]):
     roles: ClassVar[tuple[str, ...]] = ("train", "dev", "test")
     only_tested: ClassVar[tuple[str, ...]] = ("test", "mixed")
 
-    def for_testing(self, data: str) -> dict[str, Any]:
+    def build_test_settings(self, data: str) -> dict[str, Any]:
         return {"train": [TRAINED], "test": [data]}
 
     def localise(self, settings: AnsweringConfig, fetch: Fetch) -> AnsweringConfig:
@@ -47,20 +47,20 @@ class QuestionAnswering(Task[AnsweringConfig]):
 
         run.check(settings)
 
-    def tests(self, settings: AnsweringConfig) -> list[Path]:
+    def list_test_files(self, settings: AnsweringConfig) -> list[Path]:
         from infoxlm_core.tasks.question_answering import files
 
         return list(files.find_sets(settings.test, "test", settings.mixed).values())
 
-    def training(self, settings: AnsweringConfig, encoder: Path, corpus: Path | None) -> "Training":  # noqa: ARG002
+    def read_training(self, settings: AnsweringConfig, encoder: Path, corpus: Path | None) -> "Training":  # noqa: ARG002
         from infoxlm_core.tasks.question_answering import run
 
         return run.read_training(settings, encoder)
 
-    def training_languages(self, settings: AnsweringConfig) -> list[str]:
+    def list_training_languages(self, settings: AnsweringConfig) -> list[str]:
         from infoxlm_core.tasks.question_answering import run
 
-        return run.training_languages(settings)
+        return run.list_training_languages(settings)
 
     def measure(self, settings: AnsweringConfig, model: Path, output: Path) -> Scores:
         from infoxlm_core.tasks.question_answering import run

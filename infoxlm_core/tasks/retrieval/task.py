@@ -30,7 +30,7 @@ class Retrieval(Task[RetrievalConfig]):
 
         read_aligned(Path(settings.data), settings.pivot, settings.languages)
 
-    def tests(self, settings: RetrievalConfig) -> list[Path]:
+    def list_test_files(self, settings: RetrievalConfig) -> list[Path]:
         from infoxlm_core.tasks.retrieval.files import list_test_files
 
         return list_test_files(Path(settings.data))

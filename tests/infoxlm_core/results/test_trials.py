@@ -185,9 +185,9 @@ def test_settings_of_testing_do_not_belong_to_what_was_trained():
     task, settings = TASKS["question_answering"], trials.read_settings(ANSWERING["settings"])
     other = settings.model_copy(update={"test": ("elsewhere",), "mixed": True})
 
-    assert task.training_part(settings) == task.training_part(other)
-    assert task.training_part(settings)[1] == {"train": ["t"], "dev": ["d"]}
-    assert task.data(settings) == {"train": ["t"], "dev": ["d"], "test": ["q"]}
+    assert task.select_training_inputs(settings) == task.select_training_inputs(other)
+    assert task.select_training_inputs(settings)[1] == {"train": ["t"], "dev": ["d"]}
+    assert task.list_data(settings) == {"train": ["t"], "dev": ["d"], "test": ["q"]}
     assert not TASKS["retrieval"].trained
 
 

@@ -66,10 +66,10 @@ def test_a_task_finds_its_data_by_role_fetches_them_and_leaves_them_out_of_what_
     task = TASKS["classification"]
     settings = task.settings.parse({"data": ["a", "b"], "mixed": True})
 
-    assert task.data(settings) == {"data": ["a", "b"]}
+    assert task.list_data(settings) == {"data": ["a", "b"]}
     assert task.localise(settings, str.upper).data == ("A", "B")
     assert task.without_data(settings) == task.without_data(settings.model_copy(update={"data": ("c",)}))
-    assert task.training_part(settings)[0] == settings.model_copy(update={"mixed": False})
+    assert task.select_training_inputs(settings)[0] == settings.model_copy(update={"mixed": False})
     assert task.localise(task.settings(), str.upper).data is None
 
 

@@ -84,4 +84,4 @@ def test_a_task_knows_which_of_its_files_are_the_test(tmp_path, monkeypatch, tas
         (tmp_path / name).touch()
     monkeypatch.chdir(tmp_path)
 
-    assert [path.name for path in TASKS[task].tests(TASKS[task].settings.parse(settings))] == asked
+    assert [path.name for path in TASKS[task].list_test_files(TASKS[task].settings.parse(settings))] == asked

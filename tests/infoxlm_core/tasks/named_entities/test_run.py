@@ -109,7 +109,7 @@ def test_only_the_first_token_of_a_word_has_its_tag(encoder, tmp_path):
     rows = [Sentence(("mr", "zyx", "stone"), ("O", "B-PER", "I-PER")), Sentence(("in",), ("O",))]
     write(tmp_path / "train-en.tsv", rows)
 
-    training = TASK.training(settings(tmp_path), encoder, None)
+    training = TASK.read_training(settings(tmp_path), encoder, None)
 
     pieces = tokenizers.load(encoder)("zyx", add_special_tokens=False)["input_ids"]
     wanted = {1: "O", 2: "B-PER", 2 + len(pieces): "I-PER"}
@@ -189,4 +189,4 @@ def test_without_an_entity_there_is_nothing_to_learn(encoder, tmp_path):
     write(tmp_path / "train-en.tsv", [Sentence(("we",), ("O",))])
 
     with pytest.raises(CorpusTooSmall, match=r"have tags \['O'\]: need=2 tags"):
-        TASK.training(settings(tmp_path), encoder, None)
+        TASK.read_training(settings(tmp_path), encoder, None)

@@ -206,7 +206,7 @@ def test_the_source_is_the_language_of_the_training_files(tmp_path, files, langu
 
     config = settings("", "").model_copy(update={"train": tuple(str(tmp_path / name) for name in files)})
 
-    assert run.training_languages(config)[0] == language
+    assert run.list_training_languages(config)[0] == language
 
 
 def test_windows_fit_what_the_encoder_reads_and_wrong_answers_are_left_out(encoder, tmp_path):
