@@ -22,9 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from components.adapters import lease, storage
-from components.platform import artifacts, costs, runtime
-from components.platform import work as works
-from components.platform.work import Work
+from components.platform import artifacts, costs, runtime, stage_work
+from components.platform.stage_work import Work
 from infoxlm_core import manifests
 from infoxlm_core.errors import ConfigError, InfoXLMError
 from infoxlm_core.training import workers
@@ -65,7 +64,7 @@ def run(work: Work, cluster: dict[str, Any] | None = None, step_environment: Env
     """Return the artifact on this machine, made first if it does not exist; arguments and errors as of `Launcher`."""
     if existing := artifacts.lookup(work.store, work.kind, work.name):
         return existing
-    is_training = work.stage in works.TRAININGS
+    is_training = work.stage in stage_work.TRAININGS
     if cluster == {} and work.num_workers and is_training and os.environ.get("KFP_POD_NAME"):
         raise ConfigError(
             "cluster is empty, and this step's pod has no GPUs: start the run by `infoxlm submit`, or set `cluster` to "
@@ -138,7 +137,7 @@ def kuberay(work: Work, cluster: dict[str, Any], step_environment: Environment) 
     config = ClusterConfig.parse(cluster, "cluster")
     if not storage.is_remote(work.store):
         raise ConfigError(f"store: workers of a cluster share no directory {work.store}: give s3://bucket/prefix")
-    if work.stage not in works.TRAININGS:
+    if work.stage not in stage_work.TRAININGS:
         config = config.for_text()
     elif work.stage != "pretrain":  # the number of workers changes the results of every other training
         config = config.model_copy(update={"min_workers": 0})
@@ -182,18 +181,18 @@ def _run_with_workers(
     parallel_map: "AbstractContextManager[ParallelMap | None]",
 ) -> None:
     """Run a training by `train`, or a stage on text with `parallel_map`."""
-    if work.stage in works.TRAININGS:
+    if work.stage in stage_work.TRAININGS:
         folder = artifacts.local(work.store) / "runs" / work.run
         manifests.make_folder(folder)
         (folder / "stop").unlink(missing_ok=True)  # a request to an earlier process
         with workers.stopping_on_signals(folder):
-            train(works.train, work.num_workers, run=folder, work=work)
+            train(stage_work.train, work.num_workers, run=folder, work=work)
         return
     processes = work.num_workers or work.config.get("processes", 1)
 
     def build(output: Path) -> dict[str, Any]:
         with costs.measured(work.store, work.kind, work.name, processes, costs.CPU):
-            return works.TEXT_STAGES[work.stage](work, over_chunks, output)
+            return stage_work.TEXT_STAGES[work.stage](work, over_chunks, output)
 
     with parallel_map as over_chunks:
         artifacts.get_or_build(work.store, work.kind, work.name, build)

@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from components.platform import artifacts, launchers, runtime, sources, tracking, work
+from components.platform import artifacts, launchers, runtime, sources, stage_work, tracking
 from components.platform.stage_run import stage_run
 from infoxlm_core import manifests
 from infoxlm_core.errors import Preempted, WorkerLost
@@ -88,7 +88,7 @@ def _fine_tune(
     if task.depends_on_workers(part, encoder):
         inputs.append(f"workers={max(1, num_workers)}")
     name = artifacts.key_of("tuned", task.without_data(part), *inputs)
-    training = work.Work(
+    training = stage_work.Work(
         stage="finetune",
         store=store,
         kind="tuned",
@@ -102,7 +102,7 @@ def _fine_tune(
     )
     with artifacts.exclusive(store, "tuned", name):  # another trial may need the same model
         model = artifacts.locate(artifacts.url_of(launchers.run(training)))  # compares every byte before it is read
-        work.delete_checkpoints(training)
+        stage_work.delete_checkpoints(training)
     run.log_curves(model / "metrics.jsonl")
     return model, manifests.load(model)["facts"] | {"tuned": f"tuned/{name}"}
 

@@ -4,8 +4,7 @@ from pathlib import Path
 
 from kfp import dsl
 
-from components.platform import artifacts, tracking
-from components.platform import work as works
+from components.platform import artifacts, stage_work, tracking
 from components.tokenize_corpus import tokenize_corpus
 from infoxlm_core.training.step import count_targets
 
@@ -24,7 +23,7 @@ def test_the_tokens_of_a_corpus_have_another_name_than_those_of_a_training_step(
     monkeypatch.setitem(tracking.TRACKERS, "told", lambda: told)
     monkeypatch.setenv(tracking.VARIABLE, "told")
     facts = {"sequences": 3, "tokens": 40}
-    monkeypatch.setitem(works.TEXT_STAGES, "tokenize_corpus", lambda work, spread, output: facts)
+    monkeypatch.setitem(stage_work.TEXT_STAGES, "tokenize_corpus", lambda work, spread, output: facts)
     corpus, shards, metrics = (dsl.Artifact(uri=str(tmp_path / name)) for name in ("corpus", "shards", "metrics"))
     made = artifacts.get_or_build(str(tmp_path / "store"), "corpus", "a", lambda output: {})
     artifacts.publish(corpus, Path(made))

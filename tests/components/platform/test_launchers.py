@@ -10,9 +10,8 @@ import pytest
 
 from components.adapters import storage
 from components.adapters.kuberay import job as ray_job
-from components.platform import launchers
-from components.platform import work as works
-from components.platform.work import Work
+from components.platform import launchers, stage_work
+from components.platform.stage_work import Work
 from infoxlm_core.errors import ConfigError
 from infoxlm_core.training import tracker
 from tests.toys.pretraining import tiny_config
@@ -116,7 +115,7 @@ def test_text_is_worked_on_by_processes_of_this_machine(work, monkeypatch):
         return {"lengths": sum(table["length"][0].as_py() for table in spread(lengths, iter(chunks)))}
 
     monkeypatch.setenv(launchers.VARIABLE, "torchrun")
-    monkeypatch.setitem(works.TEXT_STAGES, "prepare_corpus", count)
+    monkeypatch.setitem(stage_work.TEXT_STAGES, "prepare_corpus", count)
 
     made = launchers.run(replace(work, stage="prepare_corpus", kind="corpus", run=""))
 

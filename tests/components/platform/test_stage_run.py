@@ -9,7 +9,7 @@ from kfp import dsl
 
 from components.platform import artifacts, launchers, tracking
 from components.platform.stage_run import stage_run
-from components.platform.work import Work
+from components.platform.stage_work import Work
 from infoxlm_core.config import EvaluationConfig, PretrainingConfig
 from infoxlm_core.errors import InputError, StorageUnavailable
 

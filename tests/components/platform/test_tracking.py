@@ -10,8 +10,7 @@ import pytest
 from kfp import dsl
 
 from components.adapters.mlflow import connection
-from components.platform import artifacts, tracking
-from components.platform import work as works
+from components.platform import artifacts, stage_work, tracking
 from components.prepare_corpus import prepare_corpus
 from infoxlm_core.errors import ConfigError
 from infoxlm_core.results.trials import Trial
@@ -63,7 +62,7 @@ def prepared(tmp_path, monkeypatch):
         (output / "report.json").write_text("{}")
         return {"sentences": 3}
 
-    monkeypatch.setitem(works.TEXT_STAGES, "prepare_corpus", prepare)
+    monkeypatch.setitem(stage_work.TEXT_STAGES, "prepare_corpus", prepare)
     (tmp_path / "corpus.txt").write_text("a sentence\n")
     source = {"name": "one", "languages": ["en"], "format": "text", "path": [str(tmp_path / "corpus.txt")]}
 

@@ -14,10 +14,9 @@ import pytest
 
 from components.adapters import lease
 from components.adapters.kuberay import job as kuberay_job
-from components.platform import artifact_files, artifacts, job, launchers
-from components.platform import work as works
+from components.platform import artifact_files, artifacts, job, launchers, stage_work
+from components.platform.stage_work import Work
 from components.platform.training_runs import RemoteRun
-from components.platform.work import Work
 from infoxlm_core import manifests
 from infoxlm_core.errors import (
     ConfigError,
@@ -307,10 +306,10 @@ def test_text_is_prepared_in_the_step_or_when_asked_to_in_a_job_of_its_own(bucke
 
     def run(name, place, *_, **__):
         done.append("in a job")
-        monkeypatch.setitem(works.TEXT_STAGES, "prepare_corpus", lambda work, spread, output: {})
+        monkeypatch.setitem(stage_work.TEXT_STAGES, "prepare_corpus", lambda work, spread, output: {})
         job.main(place)
 
-    monkeypatch.setitem(works.TEXT_STAGES, "prepare_corpus", prepare)
+    monkeypatch.setitem(stage_work.TEXT_STAGES, "prepare_corpus", prepare)
     monkeypatch.setitem(launchers.LAUNCHERS, "ray", launchers.process)
     monkeypatch.setattr(kuberay_job, "run", run)
 
