@@ -1,1 +1,1 @@
-"""What runs, in which order, on what: the DAGs, and the command that starts them."""
+"""The Kubeflow pipelines, and the `infoxlm` command that runs them locally or submits them to a cluster."""

@@ -115,7 +115,7 @@ def connect(host: str, namespace: str = "") -> Any:
         InputError: the host is no address, or the server refuses, needs a login, or is too old.
     """
     if not _HOST.fullmatch(host):  # the client looks for a server by itself if the host is empty
-        raise InputError(f"--host {host!r:.200}: give the address of Kubeflow Pipelines, https://…")
+        raise InputError(f"--host {host!r:.200}: give the URL of Kubeflow Pipelines, https://…")
     from kfp import client as kfp
 
     class Client(kfp.Client):

@@ -1,4 +1,4 @@
-"""The `infoxlm` command: run the pipeline, its ablations, compile and submit them, promote, embed, evaluate, sweep."""
+"""The `infoxlm` command. Its subcommands are in the modules of this package."""
 
 import os
 
@@ -7,7 +7,7 @@ from pipelines.cli.app import app, interrupt_on_signals
 
 
 def main() -> None:
-    """Entry point; quiet where libraries talk too much."""
+    """Run the command line."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     interrupt_on_signals()
     app()

@@ -1,4 +1,4 @@
-"""What all commands of `infoxlm` share: the application, its clear endings, the option `--store`."""
+"""Parts that all `infoxlm` commands share: the application, common options, and error reporting with exit codes."""
 
 import logging
 import signal
@@ -17,71 +17,79 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     help=(
-        "From text in many languages to an evaluated, registered cross-lingual encoder (InfoXLM).\n\n"
-        "Start with `infoxlm run demo`, then look at the report it names, then try\n"
-        '`infoxlm embed models:/infoxlm@champion "Save changes" "Enregistrer les modifications"`.\n\n'
-        "Exit codes: 0 done · 2 input or config refused · 3 our own data is damaged · 4 no valid checkpoint ·\n"
-        "5 training diverged · 70 internal error · 75 try again, the run goes on where it was."
+        "Train, evaluate, register and serve InfoXLM, a cross-lingual text encoder.\n\n"
+        "Start with `infoxlm run demo`, open the report whose path it prints, then compare two sentences:\n\n"
+        '`infoxlm embed models:/infoxlm@champion "Save changes" "Enregistrer les modifications"`\n\n'
+        "Exit codes: 0 success, 2 invalid input or setting, 3 damaged data, 4 no valid checkpoint, "
+        "5 training diverged, 70 internal error, 75 temporary failure: run the same command again to resume."
     ),
 )
 Store = Annotated[
     str,
     typer.Option(
-        help="Directory for artifacts, checkpoints and, without MLFLOW_TRACKING_URI, MLflow's database; or "
-        "s3://bucket/prefix."
+        help="Directory or s3://bucket/prefix for artifacts and checkpoints. If MLFLOW_TRACKING_URI is not set, "
+        "MLflow's database is in the directory too."
     ),
 ]
 _PACKAGED, _CHECKOUT = (Path(__file__).parents[level] / "configs" for level in (1, 2))
 CONFIGS = _PACKAGED if _PACKAGED.is_dir() else _CHECKOUT
-"""The YAML files that come with the package: `pipelines/configs` of a wheel, `configs` of a checkout."""
+"""Directory of the packaged YAML files: `pipelines/configs` in a wheel, `configs` in a checkout."""
 
 
-def config_file(given: str | Path) -> Path:
-    """Return the path of a YAML file: the user's, or one of the package by its bare name, such as `demo`.
+def config_file(argument: str | Path) -> Path:
+    """Return the path of a user's YAML file, or of a packaged one given by its bare name, such as `demo`.
 
-    The path may not exist: whoever reads the file reports that, for all commands alike.
+    The path may not exist. Reading it later reports that in the same way for all commands.
     """
-    path = Path(given)
+    path = Path(argument)
     packaged = CONFIGS / f"{path}.yaml"
     try:
         return packaged if len(path.parts) == 1 and not path.exists() and packaged.is_file() else path
-    except OSError:  # no file can have such a name, which the reader of the file reports
+    except OSError:  # an invalid file name; reading it later reports that
         return path
 
 
 RunFile = Annotated[
     Path,
-    typer.Argument(help="YAML file of the run, or demo, base, large, base15.", parser=config_file, metavar="FILE"),
+    typer.Argument(
+        help="YAML file of the run, or the name of a packaged one: demo, base, large, base15.",
+        parser=config_file,
+        metavar="FILE",
+    ),
 ]
 Variants = Annotated[
     Path,
-    typer.Option(help="YAML file: name -> overrides of the section pretraining.", parser=config_file, metavar="FILE"),
+    typer.Option(
+        help="YAML file that maps the name of each variant to its overrides of `pretraining`.",
+        parser=config_file,
+        metavar="FILE",
+    ),
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", help="Override a value: pretraining.optimization.steps=100. Repeatable."),
+    typer.Option("--set", help="Override a setting, such as pretraining.optimization.steps=100. Repeatable."),
 ]
 
 
 def split_list(text: str) -> list[str]:
-    """Return the names in a text that are separated by commas."""
+    """Split a comma-separated list; drop empty items."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def interrupt_on_signals() -> None:
-    """Let SIGTERM and SIGHUP do what Ctrl-C does."""
+    """Make SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # under `nohup`, a closed terminal ends nothing
+        if signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` ignores SIGHUP: keep that
             signal.signal(number, interrupt)
 
 
 @contextmanager
 def report_errors() -> Iterator[None]:
-    """Turn an exception into one line and its exit code; print the traceback only of an unexpected one."""
+    """Report an exception in one line and exit with its code; log the traceback only of an unexpected one."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("botocore").setLevel(logging.WARNING)
     try:
@@ -101,7 +109,7 @@ def report_errors() -> Iterator[None]:
 
 
 def _as_ours(error: BaseException) -> InfoXLMError:
-    """Return an error of this project for any error; log the traceback of an unexpected one."""
+    """Convert any exception to an `InfoXLMError`; log the traceback of an unexpected one."""
     if isinstance(error, InfoXLMError):
         return error
     if translated := outside.translate_error(error):

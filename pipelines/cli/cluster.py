@@ -13,8 +13,8 @@ from infoxlm_core.results.suite_config import SuiteConfig
 from pipelines.cli.app import Overrides, Variants, app, config_file, report_errors, split_list
 
 UPLOADED_VARIANTS = ["MLM", "MLM+TLM", "full"]
-"""Variants of the ablation that is uploaded: those of `make ablation`."""
-Host = Annotated[str, typer.Option(envvar="KF_PIPELINES_ENDPOINT", help="Address of Kubeflow Pipelines: https://…")]
+"""Variants of the uploaded ablation pipeline, the same as in `make ablation`."""
+Host = Annotated[str, typer.Option(envvar="KF_PIPELINES_ENDPOINT", help="URL of Kubeflow Pipelines: https://…")]
 
 
 @app.command()
@@ -22,57 +22,63 @@ def submit(
     config: Annotated[
         Path,
         typer.Argument(
-            help="YAML file of the run; with --pipeline suite that of a suite.", parser=config_file, metavar="FILE"
+            help="YAML file of the run, or of the suite with --pipeline suite.", parser=config_file, metavar="FILE"
         ),
     ],
     cluster: Annotated[Path, typer.Option(help="YAML file of the cluster; see configs/cluster.yaml.")],
     host: Host = "",
     save: Annotated[
         Path | None,
-        typer.Option(help="Send nothing: write the pipeline with its parameters to a YAML file for Kubeflow's page."),
+        typer.Option(help="Do not submit: write the pipeline and its parameters to this YAML file, to upload by hand."),
     ] = None,
     pipeline: Annotated[
         Literal["infoxlm", "ablations", "suite", "promotion"],
-        typer.Option(help="promotion: of the candidate that the file's registration names, by its gate."),
+        typer.Option(
+            help="promotion: promote the candidate of the model named in `registration`, with the gate there."
+        ),
     ] = "infoxlm",
     variants: Variants = Path("ablations"),
-    only: Annotated[str, typer.Option(help="Of ablations: variants; of suite: tasks. Separated by commas.")] = "",
-    seeds: Annotated[str, typer.Option(help="Of ablations: seeds of every variant.")] = "1,2,3",
+    only: Annotated[
+        str, typer.Option(help="Comma-separated variants of ablations, or tasks of suite. Default: all.")
+    ] = "",
+    seeds: Annotated[str, typer.Option(help="Comma-separated seeds for each variant of ablations.")] = "1,2,3",
     set_: Overrides = None,
-    name: Annotated[str, typer.Option(help="Of the run; default: those of file and pipeline.")] = "",
-    experiment: Annotated[str, typer.Option(help="Default: that of the cluster's file.")] = "",
+    name: Annotated[str, typer.Option(help="Name of the run. Default: from FILE and the pipeline.")] = "",
+    experiment: Annotated[str, typer.Option(help="Experiment of the run. Default: from the cluster file.")] = "",
     namespace: Annotated[
-        str, typer.Option(help="Of the run, where Kubeflow has many users. Default: that of the cluster's file.")
+        str, typer.Option(help="Namespace of the run, if Kubeflow is multi-user. Default: from the cluster file.")
     ] = "",
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Run every step, ignoring Kubeflow's cache.")] = False,
-    wait: Annotated[bool, typer.Option(help="Follow the run to its end, and end as it does.")] = True,
+    wait: Annotated[bool, typer.Option(help="Follow the run to its end, and exit with its exit code.")] = True,
 ) -> None:
-    """Start a pipeline on a Kubernetes cluster with Kubeflow Pipelines; follow it to its end.
+    """Submit a pipeline to Kubeflow Pipelines and follow its run.
 
-    All settings are checked before anything is sent. Ctrl-C ends the waiting, not the run. The next run with the same
-    settings finds what is finished, and a training continues from its checkpoint: to try again, submit again. While
-    `submit` waits, it does so itself when a run ends with "try again" (exit code 75), up to `submit_again` times.
+    All settings are checked before anything is sent. Ctrl-C stops the command, not the run. To retry, submit the same
+    settings again: finished artifacts are reused, and training resumes from its last checkpoint. While it waits, this
+    command resubmits a run that failed temporarily (exit code 75), up to `submit_again` times.
     """
     with report_errors():
-        place = run_file.load_as(ClusterFile, cluster)
-        arguments = prepare(pipeline, config, place, set_ or [], variants, split_list(only), seeds)
+        cluster_file = run_file.load_as(ClusterFile, cluster)
+        arguments = prepare(pipeline, config, cluster_file, set_ or [], variants, split_list(only), seeds)
         from pipelines import submit as kubeflow
 
         submission = kubeflow.Submission(
             pipeline,
-            parameters.fit(place.store, arguments),
+            parameters.fit(cluster_file.store, arguments),
             name or (config.stem if pipeline in ("infoxlm", "suite") else f"{config.stem}-{pipeline}"),
-            place,
-            experiment or place.experiment,
+            cluster_file,
+            experiment or cluster_file.experiment,
             not no_cache,
         )
         if save:
-            save.write_text(kubeflow.with_defaults(place, pipeline, submission.parameters), encoding="utf-8")
-            typer.echo(f"wrote {save}: upload it in Kubeflow, and start it as {place.service_account}")
+            save.write_text(kubeflow.with_defaults(cluster_file, pipeline, submission.parameters), encoding="utf-8")
+            typer.echo(
+                f"wrote {save}: upload it to Kubeflow and run it with service account {cluster_file.service_account}"
+            )
             return
         if not host:
-            raise ConfigError("--host: give the address of Kubeflow Pipelines, or set KF_PIPELINES_ENDPOINT")
-        client = kubeflow.connect(host, namespace or place.namespace or "")
+            raise ConfigError("--host is missing: give the URL of Kubeflow Pipelines, or set KF_PIPELINES_ENDPOINT")
+        client = kubeflow.connect(host, namespace or cluster_file.namespace or "")
         if wait:
             kubeflow.run_to_end(client, host, submission, typer.echo)
         else:
@@ -89,7 +95,7 @@ def upload(
     run: Annotated[
         Path,
         typer.Option(
-            help="YAML file of the run whose settings are the defaults.",
+            help="YAML file of the run whose settings become the default parameters.",
             parser=config_file,
             metavar="FILE",
             show_default="demo",
@@ -98,48 +104,54 @@ def upload(
     suite: Annotated[
         Path | None,
         typer.Option(
-            help="YAML file of a suite; without one the page asks for it.", parser=config_file, metavar="FILE"
+            help="YAML file of the suite. Without it, Kubeflow asks for the suite of each run.",
+            parser=config_file,
+            metavar="FILE",
         ),
     ] = None,
     set_: Overrides = None,
     namespace: Annotated[
         str,
-        typer.Option(help="Whose users see the pipelines; default: that of the cluster's file, else all users do."),
+        typer.Option(help="Namespace that may see the pipelines. Default: from the cluster file, else all namespaces."),
     ] = "",
 ) -> None:
-    """Upload the pipelines to Kubeflow's page, so that *Create run* needs no typing: it runs the demo on the cluster.
+    """Upload all pipelines to Kubeflow with default parameters, so that runs can be started in its web interface.
 
-    There, `overrides` changes single fields: {"pretraining.optimization.steps": 2000}. A version is named by release
-    and content; the same content is uploaded once.
+    In the form *Create run*, `overrides` changes single settings: {"pretraining.optimization.steps": 2000}. The name of
+    a version has the release and a digest of the content; an unchanged pipeline is not uploaded again.
     """
     with report_errors():
-        place, changes = run_file.load_as(ClusterFile, cluster), set_ or []
+        cluster_file, changes = run_file.load_as(ClusterFile, cluster), set_ or []
         from pipelines import submit as kubeflow
         from pipelines import upload as uploading
 
         defaults = {}
         for pipeline in kubeflow.PIPELINES:
             if pipeline != "suite":
-                known = prepare(pipeline, run, place, changes, config_file("ablations"), UPLOADED_VARIANTS, "1,2,3")
+                values = prepare(
+                    pipeline, run, cluster_file, changes, config_file("ablations"), UPLOADED_VARIANTS, "1,2,3"
+                )
             elif suite:
-                known = prepare(pipeline, suite, place, [], suite, [], "")
+                values = prepare(pipeline, suite, cluster_file, [], suite, [], "")
             else:
-                known = place_parameters(pipeline, place)
-            defaults[pipeline] = parameters.fit(place.store, known)
-        namespace = namespace or place.namespace or ""
+                values = cluster_parameters(pipeline, cluster_file)
+            defaults[pipeline] = parameters.fit(cluster_file.store, values)
+        namespace = namespace or cluster_file.namespace or ""
         client = kubeflow.connect(host, namespace)
-        for pipeline, known in defaults.items():
-            version = uploading.upload(client, host, place, pipeline, known, namespace)
-            typer.echo(f"{'uploaded' if version.new else 'is there'}    {version.name}    {version.page}")
-        typer.echo(f"start runs as {place.service_account}, in the experiment {place.experiment}")
+        for pipeline, values in defaults.items():
+            version = uploading.upload(client, host, cluster_file, pipeline, values, namespace)
+            typer.echo(f"{'uploaded' if version.new else 'unchanged':9}   {version.name}    {version.page}")
+        typer.echo(
+            f"start runs with service account {cluster_file.service_account}, in experiment {cluster_file.experiment}"
+        )
 
 
 @app.command()
 def cancel(run: Annotated[str, typer.Argument(help="Id of the run, as `submit` prints it.")], host: Host) -> None:
-    """End a run on a cluster. What is finished stays, and the next run continues from there.
+    """Terminate a run on a cluster. Finished artifacts are kept, and the next run resumes from them.
 
-    A training saves if there is time: Kubeflow kills the step that follows it after about a second. If the step was too
-    slow to delete the job, the job saves and ends itself when no step has followed it for 15 minutes.
+    Training may end without a last checkpoint, because Kubeflow kills the step that watches the job after about a
+    second. A job that the step had no time to delete saves a checkpoint and ends after 15 minutes without a step.
     """
     with report_errors():
         from pipelines import submit as kubeflow
@@ -147,42 +159,49 @@ def cancel(run: Annotated[str, typer.Argument(help="Id of the run, as `submit` p
         client = kubeflow.connect(host)
         with kubeflow.translate_errors(host):
             client.terminate_run(run)
-        typer.echo(f"asked for the end of {run}")
+        typer.echo(f"asked Kubeflow to terminate run {run}")
 
 
 def prepare(
-    pipeline: str, config: Path, place: ClusterFile, changes: list[str], variants: Path, only: list[str], seeds: str
+    pipeline: str,
+    config: Path,
+    cluster_file: ClusterFile,
+    changes: list[str],
+    variants: Path,
+    only: list[str],
+    seeds: str,
 ) -> dict[str, Any]:
-    """Return the parameters of a pipeline, checked as a local run checks them.
+    """Return the parameters of a pipeline after the checks of a local run.
 
     Raises:
-        ConfigError: a setting is wrong, or the run does not fit the cluster.
+        ConfigError: a setting is invalid, or the run does not fit the cluster.
     """
-    where = place_parameters(pipeline, place)
+    shared = cluster_parameters(pipeline, cluster_file)
     if pipeline == "suite":
-        from infoxlm_core.results import trials as points
+        from infoxlm_core.results import trials as suite_trials
 
         suite = run_file.load_as(SuiteConfig, config, changes).choose(only)
-        parameters.split_points(points.plan(suite))  # refuses a suite that is too large
-        return where | {"suite": suite.listed(), "num_workers": place.pool.gpus if place.pool.gpus > 1 else 0}
+        parameters.split_points(suite_trials.plan(suite))  # raises ConfigError if the suite is too large
+        gpus = cluster_file.pool.gpus
+        return shared | {"suite": suite.listed(), "num_workers": gpus if gpus > 1 else 0}
     run = run_file.load(config, changes)
     if pipeline == "promotion":
-        return where | {"model": f"models:/{run.registration.name}@candidate", "gate": run.registration.gates}
+        return shared | {"model": f"models:/{run.registration.name}@candidate", "gate": run.registration.gates}
     from pipelines import local, trials
     from pipelines.ablations import ablations
     from pipelines.infoxlm import infoxlm
 
-    place.pool.split(run.num_workers)  # refuses workers that do not fill their pods
+    cluster_file.pool.split(run.num_workers)  # raises ConfigError unless the workers fill whole pods
     if pipeline == "infoxlm":
-        return where | local.sections(run, infoxlm)
+        return shared | local.sections(run, infoxlm)
     planned = trials.plan(run, variants, only, trials.read_seeds(seeds))
     parameters.check_loop(3 * len(planned), f"{len(planned)} trials", "fewer variants (--only) or seeds at a time")
-    return where | local.sections(run, ablations) | {"trials": planned}
+    return shared | local.sections(run, ablations) | {"trials": planned}
 
 
-def place_parameters(pipeline: str, place: ClusterFile) -> dict[str, Any]:
-    """Return the parameters of a pipeline that come from the file of the cluster."""
+def cluster_parameters(pipeline: str, cluster_file: ClusterFile) -> dict[str, Any]:
+    """Return the parameters of a pipeline that come from the cluster file."""
     from pipelines import submit as kubeflow
 
     declared = kubeflow.declared(kubeflow.read_compiled(pipeline)[0])
-    return {name: value for name, value in place.parameters().items() if name in declared}
+    return {name: value for name, value in cluster_file.parameters().items() if name in declared}

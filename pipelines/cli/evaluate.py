@@ -25,34 +25,37 @@ PRESETS = {name: (task, preset) for task in TASKS.values() for name, preset in t
 @app.command()
 def evaluate(
     model: Annotated[
-        str, typer.Option(help="A Hugging Face directory, s3://bucket/prefix, ORG/NAME or models:/NAME@ALIAS.")
+        str, typer.Option(help="Directory in Hugging Face format, s3://bucket/prefix, ORG/NAME or models:/NAME@ALIAS.")
     ],
-    task: Annotated[str, typer.Option(help=f"{HELD_OUT}, {', '.join(PRESETS)}.")],
-    data: Annotated[str, typer.Option(help="The test sets: a folder, a file, or s3://bucket/prefix.")],
+    task: Annotated[str, typer.Option(help=f"One of {HELD_OUT}, {', '.join(PRESETS)}.")],
+    data: Annotated[str, typer.Option(help="Test sets: a directory, a file, or s3://bucket/prefix.")],
     languages: Annotated[
-        str, typer.Option(help="Of tatoeba, pairs: all, 14, 22, 36 (the paper's) or codes: de,fr.")
+        str, typer.Option(help="Only tatoeba and pairs: all, 14, 22, 36 (the paper's groups) or codes such as de,fr.")
     ] = "all",
     vector: Annotated[
         list[str] | None,
         typer.Option(
-            help="Of tatoeba, pairs: POOLING@LAYER. POOLING: mean, mean_no_special, cls, contrast; LAYER: a number, "
-            "last, contrast, best. Repeatable; default: mean@best and cls@last."
+            help="Only tatoeba and pairs: POOLING@LAYER. POOLING is mean, mean_no_special, cls or contrast; LAYER is a "
+            "number, last, contrast or best. Repeatable. Default: mean@best and cls@last."
         ),
     ] = None,
-    prefix: Annotated[str, typer.Option(help="Of tatoeba, pairs: stands before every sentence.")] = "",
-    margin: Annotated[bool, typer.Option("--margin", help="Of tatoeba, pairs: compare by ratio margin.")] = False,
-    floor: Annotated[str | None, typer.Option(help="Another model to compare with.")] = None,
+    prefix: Annotated[str, typer.Option(help="Only tatoeba and pairs: text to put before every sentence.")] = "",
+    margin: Annotated[
+        bool, typer.Option("--margin", help="Only tatoeba and pairs: rank by ratio margin instead of cosine.")
+    ] = False,
+    floor: Annotated[str | None, typer.Option(help="Baseline model to show beside the model.")] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Another value of the task's config: batch_size=16. Repeatable.")
+        list[str] | None,
+        typer.Option("--set", help="Override a setting of the task, such as batch_size=16. Repeatable."),
     ] = None,
-    output: Annotated[Path, typer.Option(help="Where scores, page and figures go.")] = Path("evaluation"),
+    output: Annotated[Path, typer.Option(help="Directory for the report, scores and figures.")] = Path("evaluation"),
     store: Store = "runs",
 ) -> None:
-    """Measure a model on one task; print the table with the published numbers, write scores, a page and figures.
+    """Evaluate a model on one task; print a table beside published results, and write a report with figures.
 
-    Any encoder: held-out (translations and perplexity of a prepared corpus), tatoeba, pairs (your own translations).
-    A model fine-tuned for it: xnli, classification; mlqa, xquad, tydiqa, squad, question-answering; panx,
-    named-entities.
+    Tasks for any encoder: held-out (retrieval and perplexity on a prepared corpus), tatoeba, pairs (your own
+    translations). Tasks for a model fine-tuned for them: xnli, classification; mlqa, xquad, tydiqa, squad,
+    question-answering; panx, named-entities.
 
     infoxlm evaluate --model models:/infoxlm@champion --task tatoeba --data LASER/data/tatoeba/v1 --languages 14
 
@@ -64,7 +67,7 @@ def evaluate(
         models = name_models(model, floor)
         files = [path.name for path in output.iterdir()] if output.is_dir() else []
         if files and not {"report.html", "suite.html"} & set(files):
-            raise InputError(f"--output {output} has other files, such as {files[0]}. Give an empty folder.")
+            raise InputError(f"--output {output} contains other files, such as {files[0]}: give an empty directory")
         if task == HELD_OUT:
             measure_held_out(models, data, output, artifacts.local(store))
         elif task in PRESETS:
@@ -75,12 +78,12 @@ def evaluate(
 
 
 def name_of(source: str) -> str:
-    """Return the name of a model in tables: the last part of its source, such as infoxlm-champion."""
+    """Return the name of a model for tables: the last part of its source, such as infoxlm-champion."""
     return re.sub("[^A-Za-z0-9]+", "-", re.split("[/:]", source.rstrip("/"))[-1]).strip("-") or "model"
 
 
 def name_models(model: str, floor: str | None) -> dict[str, str]:
-    """Return name -> source of the model and the floor; their names differ in more than case."""
+    """Map the names of the model and the floor to their sources; the names differ in more than case."""
     models = {name_of(model): model}
     if floor is not None:
         name = name_of(floor)
@@ -89,14 +92,14 @@ def name_models(model: str, floor: str | None) -> dict[str, str]:
 
 
 def parse(models: dict[str, str], task: str, data: str, options: dict[str, Any], changes: list[str]) -> SuiteConfig:
-    """Return a suite of one task.
+    """Return the config of a suite that has only this task.
 
     Args:
-        models: name -> source.
-        task: one of PRESETS.
-        data: the test sets.
-        options: options of the command, of which some tasks have some.
-        changes: other fields, such as `batch_size=16`.
+        models: maps names to sources.
+        task: a key of PRESETS.
+        data: location of the test sets.
+        options: command-line options; those that the task does not have are ignored.
+        changes: overrides of other settings, such as `batch_size=16`.
     """
     kind, preset = PRESETS[task]
     settings: dict[str, Any] = {"task": kind.name, **kind.build_test_settings(data), **preset.settings}
@@ -116,7 +119,7 @@ def parse(models: dict[str, str], task: str, data: str, options: dict[str, Any],
 
 
 def measure_task(config: SuiteConfig, task: str, output: Path, store: Path) -> None:
-    """Measure every model on a task; print and write the page of a suite of this task."""
+    """Measure every model on a task; print its table and write its report."""
     from components.platform import sources
     from infoxlm_core.results import page, trials
     from infoxlm_core.results.summary import summarise
@@ -134,24 +137,24 @@ def measure_task(config: SuiteConfig, task: str, output: Path, store: Path) -> N
         for trial, _, _ in trials.plan(config)
     }
     summary = summarise(config, scores)
-    if task_of(settings).trained:  # the models were fine-tuned elsewhere, so their training is not known
+    if task_of(settings).trained:  # the models were fine-tuned by others: keep only the facts about the test
         task_summary = summary.tasks[task]
-        known = tuple(fact for fact in task_summary.protocol if fact.what in ("test set", "normaliser"))
-        summary = replace(summary, tasks={task: replace(task_summary, protocol=known)})
+        test_facts = tuple(fact for fact in task_summary.protocol if fact.what in ("test set", "normaliser"))
+        summary = replace(summary, tasks={task: replace(task_summary, protocol=test_facts)})
     page.write(output, "suite", summary)
     typer.echo((output / "suite.md").read_text(encoding="utf-8"))
     typer.echo(f"page        {output / 'suite.html'}")
 
 
 def check_tuned(directory: Path, task: Task[Any]) -> None:
-    """Refuse a model whose config names an architecture for another task."""
+    """Raise InputError for a model whose config names an architecture of another task."""
     from infoxlm_core.model.huggingface import pretrained
 
     architectures = pretrained.read_config(directory).get("architectures")
     if task.head and architectures and not any(f"For{task.head.architecture}" in name for name in architectures):
         raise InputError(
             f"{directory} ({', '.join(architectures)}) is not fine-tuned for {task.name.replace('_', ' ')}: fine-tune "
-            "and measure it with `infoxlm suite`, or give a model that is"
+            "and measure it with `infoxlm suite`, or give a model fine-tuned for it"
         )
 
 

@@ -13,32 +13,34 @@ from infoxlm_core.errors import InputError
 from pipelines.cli.app import Store, app, report_errors
 
 LONGEST = 1 << 20
-"""Characters of a sentence to embed. A longer text is probably a file without line feeds."""
+"""Limit on the characters of a sentence. A longer text is probably a file without line feeds."""
 
 
 @app.command(name="import")
 def import_(
-    checkpoint: Annotated[Path, typer.Argument(help="XLM-R's model.pt, an InfoXLM training checkpoint, or a .bin.")],
-    directory: Annotated[Path, typer.Argument(help="Hugging Face directory to make.")],
+    checkpoint: Annotated[
+        Path, typer.Argument(help="XLM-R's model.pt, an InfoXLM checkpoint of fairseq, or a .bin file.")
+    ],
+    directory: Annotated[Path, typer.Argument(help="Directory to create, in Hugging Face format.")],
     tokenizer: Annotated[
-        Path | None, typer.Option(help="Directory of sentencepiece.bpe.model; default: the checkpoint's.")
+        Path | None, typer.Option(help="Directory with sentencepiece.bpe.model. Default: that of the checkpoint.")
     ] = None,
-    heads: Annotated[int | None, typer.Option(min=1, help="Attention heads; default: hidden size / 64.")] = None,
+    heads: Annotated[int | None, typer.Option(min=1, help="Attention heads. Default: hidden size / 64.")] = None,
 ) -> None:
-    """Convert pickled weights of fairseq or Hugging Face to a directory of safetensors, without running their code."""
+    """Convert a pickled checkpoint of fairseq or Hugging Face to safetensors without executing its code."""
     with report_errors():
         from infoxlm_core.model.huggingface import fairseq
 
         imported = fairseq.convert(checkpoint, directory, tokenizer, heads)
         typer.echo(f"wrote {directory}: {imported.size}, {'with' if imported.projection else 'without'} projection")
         for name in imported.missing:
-            typer.echo(f"missing {name}: the masked-LM head is left out")
+            typer.echo(f"missing {name}: the model has no masked-LM head")
         for name, number in imported.unused_parts.items():
             typer.echo(f"unused {name}: {number} tensors")
 
 
 def read_lines(stream: BinaryIO) -> list[str]:
-    """Return the lines of a UTF-8 stream in any locale; EncodingError names the line and byte that are not UTF-8."""
+    """Return the lines of a UTF-8 stream in any locale; an EncodingError names the invalid line and byte."""
     text = outside.decode(stream.read(), "standard input")
     if not text:
         return []
@@ -47,18 +49,24 @@ def read_lines(stream: BinaryIO) -> list[str]:
 
 @app.command()
 def embed(
-    model: Annotated[str, typer.Argument(help="A Hugging Face directory, models:/NAME@ALIAS or models:/NAME/VERSION.")],
-    sentences: Annotated[list[str] | None, typer.Argument(help="Sentences; none: lines of standard input.")] = None,
+    model: Annotated[
+        str, typer.Argument(help="Directory in Hugging Face format, models:/NAME@ALIAS or models:/NAME/VERSION.")
+    ],
+    sentences: Annotated[
+        list[str] | None, typer.Argument(help="Sentences. Default: the lines of standard input.")
+    ] = None,
     layer: Annotated[
-        int | None, typer.Option(help="Layer to read; default: the one the model was contrasted at.")
+        int | None, typer.Option(help="Layer to pool. Default: the layer that was trained by contrast.")
     ] = None,
     pooling: Annotated[
-        str | None, typer.Option(help="mean, mean_no_special, cls or contrast; default: the model's own.")
+        str | None, typer.Option(help="mean, mean_no_special, cls or contrast. Default: that of the model.")
     ] = None,
-    vectors: Annotated[bool, typer.Option("--vectors", help="Print a JSON vector a line, not similarities.")] = False,
+    vectors: Annotated[
+        bool, typer.Option("--vectors", help="Print one JSON vector per line instead of similarities.")
+    ] = False,
     store: Store = "runs",
 ) -> None:
-    """Embed sentences; print how similar each is to the first, or the vectors themselves."""
+    """Embed sentences; print the cosine similarity of each to the first, or the vectors."""
     with report_errors():
         from components.adapters.mlflow import model_registry
         from components.platform import artifacts
@@ -66,22 +74,23 @@ def embed(
 
         texts = sentences or read_lines(sys.stdin.buffer)
         if not texts:
-            raise InputError("no sentence to embed: give sentences as arguments, or on standard input, one a line")
+            raise InputError("no sentence to embed: give sentences as arguments, or one per line on standard input")
         for number, text in enumerate(texts, 1):
             if any("\ud800" <= character <= "\udfff" for character in text):
-                raise InputError(f"sentence {number} is not UTF-8: {text!r:.60}: convert it")
+                raise InputError(f"sentence {number} is not UTF-8: {text!r:.60}: convert it to UTF-8")
             if len(text) > LONGEST:
-                raise InputError(f"sentence {number} has {len(text):,} characters, more than {LONGEST:,}: cut it")
-        found = embedding.embed_sentences(
-            model_registry.load_encoder(model, artifacts.local(store)), texts, layer, pooling
-        )
+                raise InputError(
+                    f"sentence {number} has {len(text):,} characters: split it into parts of at most {LONGEST:,}"
+                )
+        directory = model_registry.load_encoder(model, artifacts.local(store))
+        embedded = embedding.embed_sentences(directory, texts, layer, pooling)
         if vectors:
-            for vector in found.tolist():
+            for vector in embedded.tolist():
                 typer.echo(json.dumps(vector))
             return
         import torch.nn.functional as F
 
-        for text, similarity in zip(texts, F.cosine_similarity(found, found[:1]).tolist(), strict=True):
+        for text, similarity in zip(texts, F.cosine_similarity(embedded, embedded[:1]).tolist(), strict=True):
             typer.echo(f"{similarity:7.4f}  {text}")
 
 
@@ -91,19 +100,19 @@ def serve_check(
         str, typer.Argument(help="models:/NAME@ALIAS, models:/NAME/VERSION, or the directory of an exported model.")
     ],
     python: Annotated[
-        str, typer.Option(help="Of an environment with torch and transformers, such as that of your server.")
+        str, typer.Option(help="Python interpreter with torch and transformers, such as that of your server.")
     ] = sys.executable,
     store: Store = "runs",
 ) -> None:
-    """Show that a model gives the vectors that were registered with it, without the code of this project.
+    """Check that a model computes its reference vectors with transformers alone, without the code of this project.
 
-    Every exported model has reference_vectors.json: ten sentences and their vectors. The registered files are fetched
-    and compared with digest and signature. Then a new process, which cannot import this project, loads them with
-    transformers as the model card says and computes the ten vectors. They must be equal up to the rounding of fp32,
-    since other kernels add in another order.
+    Every exported model has reference_vectors.json with ten sentences and their vectors. The command downloads the
+    registered files and verifies their digest and signature. A new process that cannot import this project then loads
+    them with transformers, as the model card says, and computes the vectors again. They must be equal up to fp32
+    rounding, because other kernels may add in another order.
 
-    Exit codes: 0 with the worst cosine and difference in one line; 3 if the vectors differ; 2 if the model has no
-    reference vectors, or the other Python cannot load it.
+    Exit codes: 0 success (prints the worst cosine and difference), 3 the vectors differ, 2 the model has no reference
+    vectors or the other Python cannot load it.
     """
     with report_errors():
         from components.adapters.mlflow import model_registry
@@ -118,15 +127,17 @@ def serve(
     model: Annotated[
         str, typer.Argument(help="models:/NAME@ALIAS, models:/NAME/VERSION, or the directory of an exported model.")
     ],
-    name: Annotated[str, typer.Option(help="By which clients ask for it.")] = "infoxlm",
-    host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0: all.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, envvar="INFOXLM_PORT", help="0: any that is free.")] = 8080,
+    name: Annotated[str, typer.Option(help="Name of the model in the URL.")] = "infoxlm",
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, envvar="INFOXLM_PORT", help="Port; 0 for any free one.")
+    ] = 8080,
     store: Store = "runs",
 ) -> None:
-    """Serve the vectors of sentences over HTTP, after the ten registered ones have come out as they were.
+    """Serve sentence vectors over HTTP, after checking that the model computes its ten reference vectors.
 
-    POST /v1/models/NAME:predict {"instances": ["a sentence"]} -> {"predictions": [[…]]}: KServe's protocol V1, and what
-    the components `serving` and `serving-kserve` of k8s/ run. No TLS, no login: put something before it that has them.
+    POST /v1/models/NAME:predict {"instances": ["a sentence"]} -> {"predictions": [[…]]}: KServe's protocol V1. The
+    components `serving` and `serving-kserve` of k8s/ run this command. Put a proxy with TLS and login in front of it.
     """
     with report_errors():
         from components.adapters.mlflow import model_registry
@@ -137,6 +148,6 @@ def serve(
         directory = model_registry.load_encoder(model, artifacts.local(store))
         reference = reference_vectors.read(directory)
         embed = embedding.load_embedder(directory, reference.layer, reference.pooling)
-        found = reference_vectors.compare(reference, embed(reference.sentences), model)
-        logging.info("%s: %d vectors as registered, %s", model, len(reference.sentences), found)
+        differences = reference_vectors.compare(reference, embed(reference.sentences), model)
+        logging.info("%s: %d reference vectors are equal, %s", model, len(reference.sentences), differences)
         serving.serve(embed, name, host, port)

@@ -1,4 +1,4 @@
-"""Commands on the registry: promote and rollback."""
+"""Commands that change the model registry: promote and rollback."""
 
 from typing import Annotated
 
@@ -15,23 +15,26 @@ def promote(
     metric: Annotated[
         list[str] | None,
         typer.Option(
-            help="NAME or NAME=MARGIN: the confidence interval of the gain must lie above MARGIN; below 0 it is the "
-            "loss that is tolerated. Repeatable: all must. Default: retrieval/best=0."
+            help="NAME or NAME=MARGIN: the confidence interval of the gain must lie above MARGIN; a negative MARGIN "
+            "tolerates a loss. Repeatable: all must pass. Default: retrieval/best=0."
         ),
     ] = None,
     to: Annotated[
         str,
-        typer.Option(help="Copy the model first: NAME, or URI/NAME of another server; then compare with its champion."),
+        typer.Option(
+            help="Copy the model to NAME, or to URI/NAME of another server, and compare it with the champion there."
+        ),
     ] = "",
-    by_hand: Annotated[str, typer.Option(help="Why it becomes champion whatever the gate says.")] = "",
+    by_hand: Annotated[str, typer.Option(help="Promote without the gate, for this reason.")] = "",
     store: Store = "runs",
 ) -> None:
-    """Make a registered model champion if it is better than the present one on the same questions.
+    """Promote a registered model to champion if it is better than the current champion on the same test items.
 
-    Better: a paired bootstrap interval of the gain lies above the margin. Who, when, why, from which data and code is
-    written to the version and its run before the alias moves. Where INFOXLM_VERIFYING_KEY is set, it must be signed.
+    It is better if a paired bootstrap interval of the gain lies above the margin. Before the alias moves, the version
+    and its run record who promoted it, when, why, and its data and code. If INFOXLM_VERIFYING_KEY is set, the model
+    must be signed.
 
-    Credentials of the other server of --to are those of MLflow with TARGET_ in front: TARGET_MLFLOW_TRACKING_TOKEN.
+    Credentials for the server of --to are MLflow's variables prefixed with TARGET_: TARGET_MLFLOW_TRACKING_TOKEN.
     """
     with report_errors():
         gate = read_gate(metric) if metric else RegistrationConfig().gates
@@ -39,7 +42,7 @@ def promote(
         from components.platform import artifacts
 
         here = artifacts.local(store)
-        connection.connect_existing(here)  # before the lock makes a folder of a mistyped store
+        connection.connect_existing(here)  # first, because the lock would create the folder of a mistyped store
         with artifacts.exclusive(store, *promotion.LOCK):
             promoted = promotion.promote_model(model, gate, here, to, by_hand)
         typer.echo(f"models:/{promoted.name}@champion is version {promoted.version}: {promoted.verdict.reason}")
@@ -47,11 +50,11 @@ def promote(
 
 @app.command()
 def rollback(
-    name: Annotated[str, typer.Argument(help="Of the registered model.")],
-    reason: Annotated[str, typer.Option(help="Why; it is written to both versions.")],
+    name: Annotated[str, typer.Argument(help="Name of the registered model.")],
+    reason: Annotated[str, typer.Option(help="Reason, recorded in both versions.")],
     store: Store = "runs",
 ) -> None:
-    """Make the version champion again that the present one replaced. Called again it changes nothing."""
+    """Make the previous champion the champion again. Repeating the command changes nothing."""
     with report_errors():
         from components.adapters.mlflow import connection, promotion
         from components.platform import artifacts
@@ -63,7 +66,7 @@ def rollback(
 
 
 def read_gate(metrics: list[str]) -> dict[str, float]:
-    """Parse options NAME or NAME=MARGIN into metric -> least gain.
+    """Parse options NAME or NAME=MARGIN into a mapping from metric to the least gain.
 
     Raises:
         ConfigError: a margin is not a number between -1 and 1.
@@ -74,7 +77,9 @@ def read_gate(metrics: list[str]) -> dict[str, float]:
         try:
             gate[name] = float(margin or 0)
         except ValueError:
-            raise ConfigError(f"--metric {option}: {margin!r} is no number: write retrieval/best=0.005") from None
+            raise ConfigError(
+                f"--metric {option}: {margin!r} is not a number: write, for example, retrieval/best=0.005"
+            ) from None
         if not -1 < gate[name] < 1:
-            raise ConfigError(f"--metric {option}: scores are shares from 0 to 1, and so are margins")
+            raise ConfigError(f"--metric {option}: give a margin between -1 and 1, because scores are fractions")
     return RegistrationConfig.parse({"gate": gate}, "--metric").gate

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 Launcher = Annotated[
     str,
-    typer.Option(envvar="INFOXLM_LAUNCHER", help="ray or torchrun: what starts workers, if num_workers asks for some."),
+    typer.Option(envvar="INFOXLM_LAUNCHER", help="Launcher of the workers if num_workers > 0: ray or torchrun."),
 ]
 
 
@@ -28,8 +28,8 @@ def run(
 ) -> None:
     """Run the whole pipeline on this machine: prepare, tokenize, pre-train, fine-tune, evaluate, register.
 
-    It is the DAG that a Kubeflow cluster runs, each step in a subprocess. STORE keeps all results by content: a step
-    whose inputs did not change is not run again, and a training that was killed continues from its checkpoint.
+    It runs the same DAG as a Kubeflow cluster, each step in a subprocess. Steps whose inputs have not changed reuse
+    their results in the store, and interrupted training resumes from its last checkpoint.
     """
     with report_errors():
         checked = run_file.load(config, tuple(set_ or ()))
@@ -40,7 +40,7 @@ def run(
         done = local.run(infoxlm, local.sections(checked, infoxlm), store, config.stem, launcher)
         report = local.artifact(store, "evaluate", "scores")
         if not report:
-            raise RuntimeError("the pipeline has finished without scores")
+            raise RuntimeError("the pipeline finished without scores")
         scores = manifests.load(report)["facts"]
         for name in HEADLINES:
             if name in scores:
@@ -57,23 +57,25 @@ def ablate(
     config: Annotated[
         Path,
         typer.Argument(
-            help="YAML file of the run that the variants change, or demo.", parser=config_file, metavar="FILE"
+            help="YAML file of the run that the variants change, or the name of a packaged one, such as demo.",
+            parser=config_file,
+            metavar="FILE",
         ),
     ],
     variants: Variants = Path("ablations"),
-    only: Annotated[str, typer.Option(help="Variants, separated by commas; default: all of the file.")] = "",
-    seeds: Annotated[str, typer.Option(help="Seeds of every variant, separated by commas.")] = "1,2,3",
+    only: Annotated[str, typer.Option(help="Comma-separated variants. Default: all.")] = "",
+    seeds: Annotated[str, typer.Option(help="Comma-separated seeds for each variant.")] = "1,2,3",
     store: Store = "runs",
     num_workers: Annotated[
-        int, typer.Option(help="Workers of each trial; two trials run at a time. 0: in the step itself.")
+        int, typer.Option(help="Training workers per trial; 0 trains in the step. Two trials run at a time.")
     ] = 0,
     set_: Overrides = None,
     launcher: Launcher = "ray",
 ) -> None:
-    """Train variants of a run with several seeds each; end in one table with error bars.
+    """Train variants of a run with several seeds each, and compare them in one table with error bars.
 
-    Text is prepared and tokenized once. If the command is killed, start it again: it continues where it was. A trial
-    that fails is named and does not stop the others.
+    The text is prepared and tokenized once. A failed trial is reported and does not stop the others. If the command is
+    interrupted, run it again to resume.
     """
     with report_errors():
         checked = run_file.load(config, (f"num_workers={num_workers}", *(set_ or ())))
@@ -85,7 +87,7 @@ def ablate(
         arguments = local.sections(checked, ablations) | {"trials": planned}
         try:
             done = local.run(ablations, arguments, store, f"{config.stem}-ablations", launcher)
-        finally:  # print the finished trials also if one failed
+        finally:  # print the finished trials even if one failed
             if directory := local.artifact(store, "compare", "comparison"):
                 typer.echo((directory / "comparison.md").read_text(encoding="utf-8"))
                 typer.echo(f"comparison  {directory}/comparison.html")
@@ -94,14 +96,14 @@ def ablate(
 
 @app.command()
 def compare(
-    run: Annotated[str, typer.Option(help="Id or name of an ablation's run, or latest.")] = "latest",
-    metrics: Annotated[str, typer.Option(help="Metrics, separated by commas; default: the headlines.")] = "",
+    run: Annotated[str, typer.Option(help="Id or name of the run of an ablation, or latest.")] = "latest",
+    metrics: Annotated[str, typer.Option(help="Comma-separated metrics. Default: the main ones.")] = "",
     output: Annotated[
-        Path | None, typer.Option(help="Directory for the page, its tables, figures and numbers.")
+        Path | None, typer.Option(help="Directory for the report with its tables and figures. Default: print only.")
     ] = None,
     store: Store = "runs",
 ) -> None:
-    """Print the table of an ablation from its tracker: variants over their seeds, with error bars."""
+    """Print the table of a tracked ablation: each variant over its seeds, with error bars."""
     with report_errors():
         from components.platform import artifacts, tracking
         from infoxlm_core.results import page
@@ -123,22 +125,22 @@ def suite(
     ],
     model: Annotated[
         list[str] | None,
-        typer.Option(help="NAME=SOURCE: a model beside those of the file, or instead of that of the name. Repeatable."),
+        typer.Option(help="NAME=SOURCE: add this model, or replace the one of this name in FILE. Repeatable."),
     ] = None,
-    only: Annotated[str, typer.Option(help="Tasks, separated by commas; default: all of the file.")] = "",
+    only: Annotated[str, typer.Option(help="Comma-separated tasks. Default: all.")] = "",
     store: Store = "runs",
     num_workers: Annotated[
-        int, typer.Option(help="Workers of each fine-tuning; two points run at a time. 0: in the step itself.")
+        int, typer.Option(help="Workers per fine-tuning; 0 fine-tunes in the step. Two batches run at a time.")
     ] = 0,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Override a value: tasks.xnli.seeds=[1,2]. Repeatable.")
+        list[str] | None, typer.Option("--set", help="Override a setting, such as tasks.xnli.seeds=[1,2]. Repeatable.")
     ] = None,
     launcher: Launcher = "ray",
 ) -> None:
-    """Fine-tune and measure encoders on tasks; end in one page beside the published numbers.
+    """Fine-tune and measure encoders on several tasks, and report them beside published results.
 
-    SOURCE is a directory, s3://bucket/prefix, a name on the hub, or models:/NAME@ALIAS. Kill it and start it again:
-    what is finished is found, the rest goes on. A point that fails is named and does not stop the others.
+    SOURCE is a directory, s3://bucket/prefix, a name on the Hugging Face hub, or models:/NAME@ALIAS. A failed trial is
+    reported and does not stop the others. If the command is interrupted, run it again to resume.
     """
     with report_errors():
         checked = run_file.load_as(SuiteConfig, config, [*(set_ or ()), *(f"models.{named}" for named in model or ())])
@@ -148,12 +150,12 @@ def suite(
         from pipelines.suite import AT_A_TIME
         from pipelines.suite import suite as dag
 
-        typer.echo(f"{len(plan(checked))} points: {', '.join(checked.models)} on {', '.join(checked.tasks)}")
+        typer.echo(f"{len(plan(checked))} trials: {', '.join(checked.models)} on {', '.join(checked.tasks)}")
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // AT_A_TIME)))
         try:
             arguments = {"suite": checked.listed(), "num_workers": num_workers}
             done = local.run(dag, arguments, store, config.stem, launcher)
-        finally:  # print the finished points also if one failed
+        finally:  # print the finished trials even if one failed
             if directory := local.artifact(store, "summarise", "comparison"):
                 typer.echo((directory / "suite.md").read_text(encoding="utf-8"))
                 typer.echo(f"report      {directory}/suite.html")
@@ -161,7 +163,7 @@ def suite(
 
 
 def _show_address(run: "Run | None") -> None:
-    """Print where a person can look at a run, if its tracker shows it somewhere."""
+    """Print the address of a run in its tracker, if it has one."""
     if run and (lines := run.describe()):
         typer.echo(lines)
 
@@ -170,12 +172,15 @@ def _show_address(run: "Run | None") -> None:
 def plan(
     config: RunFile,
     gpus: Annotated[
-        int | None, typer.Option(min=1, help="Workers, one a GPU: 8, or as many as there are virtual shards.")
+        int | None,
+        typer.Option(min=1, help="Number of GPUs, one worker each. Default: 8, or the virtual shards if fewer."),
     ] = None,
-    gpu: Annotated[str, typer.Option(help="h200, h100-pcie, a100, …; an unknown one lists all.")] = "h200",
+    gpu: Annotated[
+        str, typer.Option(help="Type of GPU: h200, h100-pcie, a100, … The error message for an unknown type lists all.")
+    ] = "h200",
     set_: Overrides = None,
 ) -> None:
-    """Estimate parameters, memory, FLOPs and time of a pre-training, without data, weights or a GPU."""
+    """Estimate the parameters, memory, FLOPs and time of pre-training without data, weights or a GPU."""
     with report_errors():
         checked = run_file.load(config, tuple(set_ or ()))
         from infoxlm_core.systems.infoxlm import plan
@@ -194,7 +199,7 @@ def plan(
 def compile(
     output: Annotated[Path, typer.Option(help="Directory for the YAML files.")] = Path("pipelines/compiled"),
 ) -> None:
-    """Compile the pipelines to the YAML that the Kubeflow UI and `kfp run create` take."""
+    """Compile the pipelines to YAML files for the Kubeflow UI and `kfp run create`."""
     with report_errors():
         from kfp import compiler
 

@@ -1,4 +1,4 @@
-"""The command that explains what a YAML file may say."""
+"""The command `infoxlm config`, which describes the settings of YAML files."""
 
 from typing import Annotated
 
@@ -31,14 +31,16 @@ Names are those of `--set`: `[]` stands for each item of a list, `NAME` for a na
 def config_(
     context: typer.Context,
     section: Annotated[
-        str | None, typer.Argument(help=f"Of a run: pretraining, or pretraining.contrast; or {', '.join(KINDS)}.")
+        str | None, typer.Argument(help=f"Section of a run, such as pretraining.contrast; or {', '.join(KINDS)}.")
     ] = None,
     markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print all of it as docs/configuration.md has it.")
+        bool, typer.Option("--markdown", help="Print all settings in the format of docs/configuration.md.")
     ] = False,
-    help_: Annotated[bool, typer.Option("--help", help="Say this; with a section, explain the section.")] = False,
+    help_: Annotated[
+        bool, typer.Option("--help", help="Show this message; with a section, describe the section.")
+    ] = False,
 ) -> None:
-    """Explain the fields of a YAML file: name, default, what values may be, what it means; by default of a run."""
+    """Describe the settings of a YAML file: name, default, valid values, meaning. Default: those of a run."""
     if help_ and section is None:
         typer.echo(context.get_help())
         return
@@ -47,9 +49,10 @@ def config_(
             typer.echo(PAGE + describe.as_markdown(KINDS), nl=False)
             return
         section = "run" if section is None else section
-        found = list(describe.settings(KINDS.get(section, RunConfig)))
+        settings = list(describe.settings(KINDS.get(section, RunConfig)))
         if section not in KINDS:
-            found = [one for one in found if f"{one.name}.".startswith((f"{section}.", f"{section}[]."))]
-        if not found:
-            raise InputError(f"no section {section!r}: `infoxlm config` prints all of a run; or {', '.join(KINDS)}")
-        typer.echo(describe.as_text(found))
+            prefixes = (f"{section}.", f"{section}[].")
+            settings = [setting for setting in settings if f"{setting.name}.".startswith(prefixes)]
+        if not settings:
+            raise InputError(f"no section {section!r}: give a section of a run, or one of {', '.join(KINDS)}")
+        typer.echo(describe.as_text(settings))

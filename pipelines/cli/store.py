@@ -1,4 +1,4 @@
-"""The command on a store: gc."""
+"""The command `infoxlm gc`, which deletes unneeded items of a store."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -14,23 +14,28 @@ from pipelines.cli.app import app, report_errors, split_list
 @app.command()
 def gc(
     store: Annotated[str, typer.Argument(help="Directory or s3://bucket/prefix.")],
-    older_than: Annotated[str, typer.Option(help="Age of what may go, in days (30d) or hours (12h).")] = "30d",
+    older_than: Annotated[
+        str, typer.Option(help="Age from which items may be deleted, in days (30d) or hours (12h).")
+    ] = "30d",
     keep: Annotated[
         str,
         typer.Option(
-            help="Aliases of registered versions, such as champion,candidate: what these were made of stays. Default: "
-            "what any registered version was made of."
+            help="Keep the artifacts of only the registered versions with these aliases, such as champion,candidate. "
+            "Default: keep those of all registered versions."
         ),
     ] = "",
-    delete: Annotated[bool, typer.Option("--delete", help="Delete it; without this it is only shown.")] = False,
+    delete: Annotated[
+        bool, typer.Option("--delete", help="Delete the items. Without this option they are only listed.")
+    ] = False,
 ) -> None:
-    """Show, or delete, what nobody needs any more: old artifacts, checkpoints, costs, and notes on jobs and failures.
+    """List or delete unneeded items of a store: old artifacts, checkpoints, costs, and records of jobs and failures.
 
-    These items stay: items younger than --older-than; the artifacts from which registered models were made, corpus and
-    shards included; and all that one of these names by its digest, such as the shards of a training that still saves
-    checkpoints. The registered models themselves are in MLflow and stay. MLflow shows an account only the models that
-    the account may read: use an account that reads all. A later run makes deleted artifacts again; on Kubeflow, whose
-    cache may still name them, submit it with `--no-cache`.
+    These items are kept: items younger than --older-than; the artifacts from which registered models were made,
+    including corpus and shards; and all items that one of these refers to by digest, such as the shards of a training
+    that still saves checkpoints. The registered models themselves are in MLflow and are never deleted.
+
+    Use an MLflow account that can read all models, because models that it cannot see are not protected. A later run
+    recreates deleted artifacts. On Kubeflow submit it with `--no-cache`, because the cache may still refer to them.
     """
     with report_errors():
         age = _age(older_than)
@@ -51,7 +56,7 @@ def gc(
         size = sum(item.size for item in superfluous) / 1e6
         total = f"{len(superfluous)} of {len(items)} items in {store}, {size:,.1f} MB"
         if not delete:
-            typer.echo(f"{total}, may go: --delete deletes them")
+            typer.echo(f"{total}, can be deleted: add --delete")
             return
         with progress("deleting", len(superfluous), "items") as advance:
             for item in superfluous:

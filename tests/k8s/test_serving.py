@@ -130,4 +130,4 @@ def test_the_deployments_command_serves_the_registered_vectors_to_whoever_may_on
     assert (status, ended) == (200, 0), (tmp_path / "log.txt").read_text()
     assert reference_vectors.compare(reference, torch.tensor(said["predictions"]), "served").cosine > 0.999999
     assert torch.allclose(torch.tensor(alone[0]), reference.vectors[3], atol=1e-5)
-    assert "10 vectors as registered, worst cosine" in (tmp_path / "log.txt").read_text()
+    assert "10 reference vectors are equal, worst cosine" in (tmp_path / "log.txt").read_text()

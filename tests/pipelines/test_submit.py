@@ -263,7 +263,7 @@ def test_a_host_that_is_no_address_is_refused_not_looked_for(host):
     result = run("cancel", "r-1", "--host", host)
 
     assert result.exit_code == 2 and result.stderr.count("\n") == 1
-    assert f"--host {host!r}: give the address of Kubeflow Pipelines" in result.stderr
+    assert f"--host {host!r}: give the URL of Kubeflow Pipelines" in result.stderr
 
 
 @pytest.mark.parametrize("version", ["2.17.0", "2.18.1", "unknown", "10.0.0"])
@@ -397,7 +397,7 @@ def test_a_saved_pipeline_has_its_parameters_filled_in_and_nothing_was_sent(kube
 
     assert result.exit_code == 0, result.stderr
     assert not kubeflow.sent("POST", "/runs")
-    assert "--host: give the address of Kubeflow Pipelines" in run("submit", config, "--cluster", cluster).stderr
+    assert "--host is missing: give the URL of Kubeflow Pipelines" in run("submit", config, "--cluster", cluster).stderr
     text = (tmp_path / "mine.yaml").read_text()
     spec, platform = yaml.safe_load_all(text)
     known = submit.declared(spec)

@@ -74,7 +74,7 @@ def test_a_point_that_fails_is_named_and_does_not_sink_the_others(finished):
     assert finished.returncode == 2
     *_, last = finished.stderr.strip().splitlines()
     assert last.startswith("infoxlm: InputError: measure toy projected: ") and "names no contrast layer" in last
-    assert "4 points: toy on riddles, pairs, projected" in finished.stdout
+    assert "4 trials: toy on riddles, pairs, projected" in finished.stdout
     assert "**Not finished**, and not in the numbers: toy projected." in finished.stdout
     riddles = finished.stdout.split("riddles: F1")[1]
     assert (

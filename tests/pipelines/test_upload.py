@@ -69,7 +69,7 @@ def test_the_same_is_uploaded_once_and_another_image_is_another_version(kubeflow
     versions = [version["display_name"] for version in kubeflow.versions]
     another = upload(kubeflow, write_cluster(tmp_path, image=IMAGE.replace("a1", "b2")))
 
-    assert (first.stdout.count("uploaded"), again.stdout.count("is there")) == (4, 4)
+    assert (first.stdout.count("uploaded"), again.stdout.count("unchanged")) == (4, 4)
     assert len(versions) == 4 and another.stdout.count("uploaded") == 4 and len(kubeflow.versions) == 8
     assert {p["display_name"] for p in kubeflow.pipelines} == {
         "infoxlm", "infoxlm-ablations", "infoxlm-suite", "infoxlm-promotion"

@@ -74,7 +74,11 @@ def test_a_second_promotion_waits_and_is_compared_with_the_new_champion(registry
 
 
 @pytest.mark.parametrize(
-    ("metric", "said"), [("retrieval/best=much", "'much' is no number"), ("a=5", "shares from 0 to 1")]
+    ("metric", "said"),
+    [
+        ("retrieval/best=much", "'much' is not a number"),
+        ("a=5", "give a margin between -1 and 1, because scores are fractions"),
+    ],
 )
 def test_a_wrong_margin_is_one_line(registry, metric, said):
     result = run(registry, "promote", "models:/tiny@candidate", "--metric", metric)
