@@ -1,17 +1,16 @@
-"""The outcomes of an evaluation by question, and whether one model is better than another on the same questions.
+"""Store the outcome of every question of an evaluation, and compare two models on the same questions.
 
 The outcomes are a table with a row for each question and direction, the same for every model that took the same test:
 
     model | task | place | language | direction | question | unshared | right
 
-`place` is the layer and pooling that was read, "best" or "contrast", and `direction` is "to_pivot" or "from_pivot";
-both are empty for other tasks than retrieval. `question` is a digest, so that the table may stay with a model whose
-test is confidential; a sentence that is asked in several languages has the same digest in all of them.
+`place` names the vector, "best" or "contrast", and `direction` is "to_pivot" or "from_pivot"; both are empty for
+tasks other than retrieval. `question` is a digest, so that the table of a confidential test may be published with its
+model. A sentence that is asked in several languages has the same digest in all of them.
 
-A paired bootstrap interval tells whether a gain is due to the choice of questions: questions are drawn anew thousands
-of times, as many as there are and with replacement, and both models are scored on each draw. A question that is asked
-in several languages is drawn in all of them or in none: a sentence that is hard is hard in every language, so languages
-are no independent tests.
+A paired bootstrap interval shows whether a gain could be due to the choice of questions. All questions are resampled
+with replacement thousands of times, and both models are scored on each sample. A question that is asked in several
+languages is sampled in all of them together: a hard sentence is hard in every language, so they are not independent.
 """
 
 from collections.abc import Mapping
@@ -30,8 +29,8 @@ from infoxlm_core.results.statistics import CONFIDENCE
 
 FILE = "items.parquet"
 COLUMNS = ("model", "task", "place", "language", "direction", "question", "unshared", "right")
-CHUNK = 500  # draws at a time; only memory depends on it
-NOT_ASKED = 9.0  # gains are between -1 and 1
+CHUNK = 500  # samples scored at a time; affects only memory
+MISSING = 9.0  # marks a question that a language lacks; gains are between -1 and 1
 
 
 @dataclass(frozen=True)
@@ -41,18 +40,18 @@ class Outcomes:
     table: pd.DataFrame
     pivot: str
 
-    def answers(self, metric: str) -> pd.Series:
-        """Return (language, question) -> share of directions in which the question was answered, by a metric.
+    def score_questions(self, metric: str) -> pd.Series:
+        """Return (language, question) -> share of directions in which the question was answered correctly.
 
-        The metric is the mean over languages of the mean over their questions.
+        The mean over languages of the means over their questions is the metric.
 
         Raises:
-            InputError: the metric is no share of right answers, or the model has no such outcomes.
+            InputError: the metric is not a share of correct answers, or the table has no outcomes for it.
         """
         task, _, name = metric.partition("/")
         rows, pivot = self.table[self.table["task"] == task], self.pivot
         place, direction = rows["place"], rows["direction"]
-        counted = {
+        rows_of_metric = {
             "mean": place == "",
             "best": place == "best",
             "contrast": place == "contrast",
@@ -60,23 +59,26 @@ class Outcomes:
             f"xx_{pivot}": (place == "best") & (direction == "to_pivot"),
             f"{pivot}_xx": (place == "best") & (direction == "from_pivot"),
         }
-        rows = rows[counted[name] if name in counted else (place != "contrast") & (rows["language"] == name)]
+        if name in rows_of_metric:
+            rows = rows[rows_of_metric[name]]
+        else:  # the metric of one language
+            rows = rows[(place != "contrast") & (rows["language"] == name)]
         if rows.empty:
             raise InputError(
-                f"{metric} has no outcomes by question: compare by a share of right answers (retrieval/best)"
+                f"{metric} has no outcomes by question: compare by a share of correct answers (retrieval/best)"
             )
         return rows.groupby(["language", "question"], sort=True)["right"].mean()
 
 
 def write(path: Path, tables: Mapping[str, list[pd.DataFrame]]) -> None:
-    """Write the outcomes of models: name -> tables."""
+    """Write the outcomes of several models as one table; `tables` maps a model's name to its tables."""
     named = [part.assign(model=name) for name, parts in tables.items() for part in parts]
     pd.concat(named, ignore_index=True)[list(COLUMNS)].to_parquet(path, index=False, compression="zstd")
 
 
 @outside.allow_extra_keys
 class _ScoresFile(TypedDict):
-    """The fields of an evaluation's scores.json that are read again."""
+    """The fields of an evaluation's scores.json that promotion reads."""
 
     model: str
     pivot: str
@@ -110,35 +112,35 @@ def paired_bootstrap(
     """Return the percentile interval of the difference between two models' means over languages.
 
     Args:
-        candidate: (language, question) -> score from 0 to 1, see `Outcomes.answers`.
-        other: the same of the other model.
-        resamples: number of draws.
-        level: share of the draws inside the interval.
-        seed: of the draws.
+        candidate: (language, question) -> score from 0 to 1, see `Outcomes.score_questions`.
+        other: the same for the other model.
+        resamples: number of bootstrap samples.
+        level: share of the samples inside the interval.
+        seed: seed of the samples.
 
     Raises:
-        ValueError: the models were not asked the same questions.
+        ValueError: the models answered different questions.
     """
     if not candidate.index.equals(other.index):
-        raise ValueError("the models were not asked the same questions")
-    table = (candidate - other).unstack("language").fillna(NOT_ASKED)
+        raise ValueError("the models answered different questions")
+    table = (candidate - other).unstack("language").fillna(MISSING)
     gains = table.to_numpy(dtype=float)  # (questions, languages)
-    # Questions with equal outcomes are exchangeable, so a draw is the number of questions of each kind of outcome.
+    # Questions with equal gains are interchangeable, so a sample is the number of questions of each kind.
     kinds, counts = np.unique(gains, axis=0, return_counts=True)
-    asked = kinds != NOT_ASKED
-    values = np.where(asked, kinds, 0.0)
-    draws = np.random.default_rng(seed)
+    present = kinds != MISSING
+    values = np.where(present, kinds, 0.0)
+    rng = np.random.default_rng(seed)
     means = []
     for first in range(0, resamples, CHUNK):
-        drawn = draws.multinomial(len(gains), counts / len(gains), size=min(CHUNK, resamples - first))
-        means.append(_mean_over_languages(drawn, values, asked))
+        sampled_counts = rng.multinomial(len(gains), counts / len(gains), size=min(CHUNK, resamples - first))
+        means.append(_mean_over_languages(sampled_counts, values, present))
     lower, upper = np.quantile(np.concatenate(means), [(1 - level) / 2, (1 + level) / 2])
-    gain = _mean_over_languages(counts[None], values, asked)[0]
+    gain = _mean_over_languages(counts[None], values, present)[0]
     return Interval(float(gain), float(lower), float(upper), len(gains))
 
 
-def _mean_over_languages(drawn: np.ndarray, values: np.ndarray, asked: np.ndarray) -> np.ndarray:
-    """Return the score of each draw, (R,), from drawn (R, kinds), values and asked (kinds, languages)."""
-    weights = drawn.astype(float)
-    with np.errstate(invalid="ignore"):  # a language of few questions may not be drawn at all
-        return np.nanmean((weights @ values) / (weights @ asked), axis=1)
+def _mean_over_languages(sampled_counts: np.ndarray, values: np.ndarray, present: np.ndarray) -> np.ndarray:
+    """Return the gain of each sample, (R,), from counts (R, kinds), and values and presence (kinds, languages)."""
+    weights = sampled_counts.astype(float)
+    with np.errstate(invalid="ignore"):  # a sample may contain no question of a small language
+        return np.nanmean((weights @ values) / (weights @ present), axis=1)

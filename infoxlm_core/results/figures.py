@@ -1,4 +1,4 @@
-"""The figures of a page, as PNG files and as SVG inside the page."""
+"""Draw the figures of a page: PNG files, and SVG inside the page."""
 
 import io
 import itertools
@@ -32,13 +32,13 @@ _STYLE: dict[Any, Any] = {
     "axes.titlelocation": "left",
     "legend.frameon": False,
     "legend.fontsize": 9,
-    "text.parse_math": False,  # names of languages and models come from outside: a dollar sign is one
+    "text.parse_math": False,  # names come from users: a dollar sign in them does not start a formula
     "svg.hashsalt": "infoxlm",  # equal scores give equal files
 }
 _LINES = {"mean": "-o", "cls": "--s"}
 _POOLINGS = {"cls": "[CLS]"}
 _REFERENCES = {"chance": "chance", "majority": "most frequent label"}
-"""Field of a task's details -> label of the line that it is drawn as."""
+"""Field of a task's details -> label of its dotted line."""
 
 Draw = Callable[[], Figure | None]
 Bars = Mapping[str, Sequence[Statistic | None]]
@@ -54,7 +54,7 @@ class Curve(NamedTuple):
 
 
 def render(drawings: Mapping[str, Draw]) -> dict[str, dict[str, bytes]]:
-    """Draw every figure that has data; return each by name, as `png` and `svg`. Equal figures give equal bytes."""
+    """Draw every figure that has data; return name -> `png` and `svg` -> bytes, which are equal for equal figures."""
     with matplotlib.rc_context(_STYLE):
         figures = {name: draw() for name, draw in drawings.items()}
         return {name: {kind: _save(fig, kind) for kind in ("png", "svg")} for name, fig in figures.items() if fig}
@@ -66,14 +66,14 @@ def _save(figure: Figure, kind: str) -> bytes:
     return buffer.getvalue()
 
 
-def colour(models: Iterable[str]) -> dict[str, str]:
-    """Return a colour for each model; the first model, which is under test, always has the same."""
+def assign_colours(models: Iterable[str]) -> dict[str, str]:
+    """Return a colour for each model; the first one, the model under test, always has the same colour."""
     return dict(zip(models, itertools.cycle(_COLOURS), strict=False))
 
 
-def draw(summary: Summary) -> dict[str, Draw]:
-    """Return the figures of a sweep by name: the headlines, two for each task, and the transfer gaps."""
-    colours = colour(summary.models)
+def list_drawings(summary: Summary) -> dict[str, Draw]:
+    """Return a function that draws each figure: the headlines, two for each task, and the transfer gaps."""
+    colours = assign_colours(summary.models)
     drawings: dict[str, Draw] = {"headlines": partial(_draw_headlines, summary)}
     for name, task in summary.tasks.items():
         if task.models:
@@ -156,7 +156,7 @@ def _draw_languages(name: str, task: TaskSummary, colours: Mapping[str, str]) ->
                 for model, row in task.models.items()
             }
     references = {label: first.details[key] for key, label in _REFERENCES.items() if key in first.details}
-    return _draw_bars(panels, ["mean", *task.languages], colours, parted=True, references=references)
+    return _draw_bars(panels, ["mean", *task.languages], colours, separate_mean=True, references=references)
 
 
 def _draw_gaps(summary: Summary, colours: Mapping[str, str]) -> Figure | None:
@@ -174,7 +174,7 @@ def _draw_bars(
     panels: Mapping[str, Bars],
     names: Sequence[str],
     colours: Mapping[str, str],
-    parted: bool = False,
+    separate_mean: bool = False,
     references: Mapping[str, float] = MappingProxyType({}),
 ) -> Figure:
     """Draw groups of bars: one bar for each model, with its sample deviation over seeds.
@@ -183,20 +183,20 @@ def _draw_bars(
         panels: title -> bars.
         names: of the groups.
         colours: by model.
-        parted: whether a line separates the first group, the mean, from the others.
+        separate_mean: draw a line between the first group, the mean, and the others.
         references: label -> height of a dotted line.
     """
     figure, axes = _start(max(6.0, 1.4 + 0.5 * len(names) * len(panels)), 3.5, list(panels))
     for panel, bars in zip(axes, panels.values(), strict=True):
         width = 0.8 / len(bars)
-        for rank, (model, cells) in enumerate(bars.items()):
+        for rank, (model, statistics_of_groups) in enumerate(bars.items()):
             left = [i - 0.4 + (rank + 0.5) * width for i in range(len(names))]
-            means = [(cell and cell.mean) or 0.0 for cell in cells]
-            spread = [(cell and cell.deviation) or 0.0 for cell in cells]
+            means = [statistic.mean or 0.0 if statistic else 0.0 for statistic in statistics_of_groups]
+            spread = [statistic.deviation or 0.0 if statistic else 0.0 for statistic in statistics_of_groups]
             panel.bar(left, means, width * 0.92, color=colours[model], label=model)
             if any(spread):
                 panel.errorbar(left, means, spread, fmt="none", ecolor="#1f2328", elinewidth=0.9, capsize=1.5)
-        if parted:
+        if separate_mean:
             panel.axvline(0.5, color="#8a8f98", linewidth=0.8)
         for label, height in references.items():
             panel.axhline(height, color=REFERENCE, linestyle=":", linewidth=1.2, label=label)
@@ -213,17 +213,19 @@ def _draw_points(title: str, task: TaskSummary, colours: Mapping[str, str]) -> F
         values = [cells[task.main].mean or math.nan for cells in row.languages.values()]
         axes.plot(list(row.languages), values, "o", color=colours[model], label=model)
     axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))  # the default is mathematics, which `_STYLE` turns off
-    axes.yaxis.set_minor_formatter(LogFormatter())  # labels only where less than a power of ten is shown
+    axes.yaxis.set_major_formatter(
+        StrMethodFormatter("{x:,g}")
+    )  # the default writes formulas, which `_STYLE` turns off
+    axes.yaxis.set_minor_formatter(LogFormatter())  # labels them only if the axis spans less than a power of ten
     figure.legend(loc="outside lower center", ncols=len(task.models))
     return figure
 
 
 def draw_training(curves: Mapping[str, Sequence[Sequence[float]]]) -> Figure | None:
-    """Draw losses, and the accuracy of contrast and of held-out retrieval, over the optimizer steps.
+    """Draw losses, contrast accuracy and held-out retrieval by optimizer step; None without losses.
 
     Args:
-        curves: metric -> (step, value) points.
+        curves: metric -> points (step, value).
     """
     losses = {name.removeprefix("loss/").upper(): curves[name] for name in sorted(curves) if name.startswith("loss/")}
     if not losses:
@@ -232,7 +234,7 @@ def draw_training(curves: Mapping[str, Sequence[Sequence[float]]]) -> Figure | N
     shares = {title: curves[name] for name, title in names.items() if curves.get(name)}
     panels = {"Training losses": losses}
     if shares:
-        panels[f"In training: {' and '.join(shares)}"] = shares
+        panels[f"During training: {' and '.join(shares)}"] = shares
     figure, axes = _start(9.0 if shares else 5.6, 3.4, list(panels), share_y=False)
     for panel, lines in zip(axes, panels.values(), strict=True):
         for (name, points), shade in zip(lines.items(), itertools.cycle(_COLOURS), strict=False):
@@ -255,7 +257,7 @@ def _start(width: float, height: float, titles: Sequence[str], share_y: bool = T
 
 
 def _finish(figure: Figure, axes: Sequence[Axes]) -> Figure:
-    """Make the axes percent from 0, or from below if a value is negative, and add one legend under the panels."""
+    """Show percent from 0, or from the lowest negative value, and add one legend below the panels."""
     for panel in axes:
         panel.set_ylim(bottom=min(0.0, panel.get_ylim()[0]))
         panel.yaxis.set_major_formatter(PercentFormatter(1))

@@ -1,7 +1,7 @@
-"""The gate between candidate and champion.
+"""Decide whether a candidate replaces the champion.
 
-A candidate replaces the champion if it is shown to be better on the same questions: for each metric of the gate, the
-whole paired bootstrap interval of the gain must lie above a limit.
+It does if it is shown to be better on the same questions: for each metric of the gate, the whole paired bootstrap
+interval of the gain must lie above a limit.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ from infoxlm_core.errors import InputError
 from infoxlm_core.results.evidence import Outcomes, paired_bootstrap
 from infoxlm_core.results.statistics import INTERVAL
 
-FEWEST_QUESTIONS = 50  # with fewer, the interval is too narrow: equal models would too often look different
+FEWEST_QUESTIONS = 50  # with fewer, intervals are too narrow: equal models would too often look different
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Contender:
 
     version: str
     tags: Mapping[str, str]  # metrics by name, and `test_set`, the digest of its questions
-    read_outcomes: Callable[[], Outcomes | None]  # None if the version was registered without
+    read_outcomes: Callable[[], Outcomes | None]  # returns None if the version was registered without outcomes
 
 
 @dataclass(frozen=True)
@@ -42,32 +42,36 @@ def decide(candidate: Contender, champion: Contender | None, gate: Mapping[str, 
     """
     scores = ", ".join(f"{metric} {candidate.tags.get(metric, 'missing')}" for metric in gate)
     if champion is None:
-        return Verdict(True, f"champion with {scores}: the first one")
-    known = f"{scores}: champion version {champion.version} has "
-    known += ", ".join(f"{champion.tags.get(metric, 'none')}" for metric in gate)
+        return Verdict(True, f"champion with {scores}: there was none before")
+    comparison = f"{scores}: champion version {champion.version} has "
+    comparison += ", ".join(f"{champion.tags.get(metric, 'none')}" for metric in gate)
     if champion.tags.get("test_set") != candidate.tags.get("test_set"):
-        return Verdict(False, f"candidate with {known} on another test set, promote by hand")
-    ours, theirs = candidate.read_outcomes(), champion.read_outcomes()
-    if ours is None or theirs is None:
-        without = candidate if ours is None else champion
+        return Verdict(False, f"candidate with {comparison} on another test set, promote by hand")
+    candidate_outcomes, champion_outcomes = candidate.read_outcomes(), champion.read_outcomes()
+    if candidate_outcomes is None or champion_outcomes is None:
+        incomplete = candidate if candidate_outcomes is None else champion
         return Verdict(
             False,
-            f"candidate with {known}, version {without.version} has no outcomes by question (made by an older "
-            "version): evaluate and register it again, or promote by hand",
+            f"candidate with {comparison}, version {incomplete.version} has no outcomes by question (it was registered "
+            "by an older release): evaluate and register it again, or promote by hand",
         )
     figures: dict[str, dict[str, float]] = {}
     failed = []
     for metric, least in gate.items():
         try:
-            interval = paired_bootstrap(ours.answers(metric), theirs.answers(metric))
+            interval = paired_bootstrap(
+                candidate_outcomes.score_questions(metric), champion_outcomes.score_questions(metric)
+            )
         except InputError as error:
-            return Verdict(False, f"candidate with {known}, but {error}", figures)
+            return Verdict(False, f"candidate with {comparison}, but {error}", figures)
         except ValueError:
-            return Verdict(False, f"candidate with {known} on other questions of {metric}, promote by hand", figures)
+            return Verdict(
+                False, f"candidate with {comparison} on other questions of {metric}, promote by hand", figures
+            )
         figures[metric] = asdict(interval) | {"least": least}
         if interval.questions < FEWEST_QUESTIONS:
             problem = f"{metric} has {interval.questions} questions, fewer than {FEWEST_QUESTIONS}: evaluate on more"
-            return Verdict(False, f"candidate with {known}, but {problem}", figures)
+            return Verdict(False, f"candidate with {comparison}, but {problem}", figures)
         if not interval.lower > least:
             failed.append(metric)
     gains = "; ".join(describe(metric, figure) for metric, figure in figures.items())
@@ -77,7 +81,7 @@ def decide(candidate: Contender, champion: Contender | None, gate: Mapping[str, 
 
 
 def describe(metric: str, figure: Mapping[str, float]) -> str:
-    """Describe a gain and its interval in words."""
+    """Return a gain, its interval and its limit as text."""
     return (
         f"{metric} {figure['gain']:+.4f} ({INTERVAL} {figure['lower']:+.4f} to {figure['upper']:+.4f}, "
         f"{figure['questions']} questions; must be above {figure['least']:+g})"

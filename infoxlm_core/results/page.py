@@ -1,7 +1,7 @@
-"""The page of a sweep, as HTML that needs no network and as Markdown, with its figures and tables as files.
+"""Write the page of a sweep as self-contained HTML and as Markdown, with its figures and tables as files.
 
-A suite, an ablation and an evaluation have the same page: the headlines of all models, a section for each task, and
-what a caller adds.
+The pages of a suite, an ablation and an evaluation have the same parts: the headlines of all models, a section for each
+task, and the sections that a caller adds.
 """
 
 import base64
@@ -21,7 +21,7 @@ from infoxlm_core.results.tables import Table
 from infoxlm_core.tasks.task import Fact
 
 MAX_NAMES = 12
-"""Unfinished trials that a page names."""
+"""Unfinished trials that a page lists by name."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,15 @@ class Section:
     tables: Sequence[Table] = ()
     figures: Mapping[str, str] = field(default_factory=dict)  # name -> caption
     facts: Sequence[Fact] = ()
-    folded: Mapping[str, Table | str] = field(default_factory=dict)  # heading -> content; not in Markdown
+    folded: Mapping[str, Table | str] = field(
+        default_factory=dict
+    )  # heading -> content that the reader unfolds; not in Markdown
 
 
 def write(output: Path, name: str, summary: Summary) -> None:
     """Write the files of a suite or an ablation into a directory: NAME.html, .md and .json, figures/, tables/.
 
-    A suite also gets model_card.md, a section for the card of its first model.
+    A suite also gets model_card.md, the evaluation section of its first model's card.
     """
     files = {f"{name}.json": to_json(summary.to_dict())}
     if summary.tasks:
@@ -61,14 +63,14 @@ def write_page(
 
     Args:
         output: the directory.
-        name: of the page.
-        summary: of the sweep.
+        name: the page's file name without suffix.
+        summary: the results of the sweep.
         lead: the first paragraph.
-        added: sections behind those of the summary.
-        drawings: name -> figure of an added section.
+        added: sections after those of the summary.
+        drawings: name -> function that draws a figure of an added section.
     """
     sections = [*lay_out(summary), *added]
-    rendered = figures.render(figures.draw(summary) | dict(drawings))
+    rendered = figures.render(figures.list_drawings(summary) | dict(drawings))
     context = {"summary": summary, "name": name, "lead": lead, "sections": sections}
     images = {figure: _inline(kinds["svg"]) for figure, kinds in rendered.items()}
     files: dict[str, str | bytes] = {
@@ -87,25 +89,25 @@ def to_markdown(summary: Summary) -> str:
 
 def lay_out(summary: Summary) -> list[Section]:
     """Return the sections of a sweep."""
-    built = task_tables.tabulate(summary)
+    tables_of_tasks = task_tables.tabulate(summary)
     sections = [_show_headlines(summary)]
     ablations = task_tables.tabulate_published_ablations(summary)
     if ablations:
-        text = f"Means of five runs on other data than ours: compare only the order. {published.SOURCE}."
+        text = f"Means of five runs on data that differ from ours: compare only the ranking. {published.SOURCE}."
         sections.append(Section("What the paper reports", text, tables=[ablations]))
-    sections += [_show_task(name, task, built.get(name, ())) for name, task in summary.tasks.items()]
-    if "transfer" in built:
+    sections += [_show_task(name, task, tables_of_tasks.get(name, ())) for name, task in summary.tasks.items()]
+    if "transfer" in tables_of_tasks:
         text = (
-            "Score of the source language minus the mean of the others. Lower is better, but a model that is poor in "
-            "every language has a small gap, too."
+            "Score of the source language minus the mean of the others. Lower is better, but a model that is weak in "
+            "every language also has a small gap."
         )
-        sections.append(Section("Transfer gap", text, tables=built["transfer"], figures={"transfer-gap": ""}))
-    if "mixed" in built:
+        sections.append(Section("Transfer gap", text, tables=tables_of_tasks["transfer"], figures={"transfer-gap": ""}))
+    if "mixed" in tables_of_tasks:
         text = (
-            "Within: both texts in one language. Across: the mean of all pairs of languages with one text in another, "
-            "language by language."
+            "Within: both texts are in one language. Across: they are in two languages. Both are means over languages; "
+            "of a language, `across` averages all pairs in which it is one of the two."
         )
-        sections.append(Section("Two languages in one example", text, tables=built["mixed"]))
+        sections.append(Section("Examples in two languages", text, tables=tables_of_tasks["mixed"]))
     settings = {
         name: json.dumps(task.settings, indent=1, ensure_ascii=False)
         for name, task in summary.tasks.items()
@@ -118,31 +120,31 @@ def lay_out(summary: Summary) -> list[Section]:
 
 def _show_headlines(summary: Summary) -> Section:
     caption = (
-        f"A point is a seed, the bar its mean, the line the {statistics.INTERVAL} of the mean (Student's t), which the "
-        "table has below each mean. Intervals that do not overlap show a difference; overlapping intervals do not show "
-        "that there is none."
+        f"Each point is one seed, the bar is their mean, and the line is the {statistics.INTERVAL} of the mean "
+        "(Student's t), which the table shows below the mean. Intervals that do not overlap show a difference; "
+        "overlapping intervals do not show that there is none."
     )
     return Section(
         "Headlines",
-        "Mean ± sample standard deviation over seeds; ↑ more is better, ↓ less is better.",
-        problems=() if summary.metrics else ["Nothing is finished."],
+        "Mean ± sample standard deviation over seeds; ↑ higher is better, ↓ lower is better.",
+        problems=() if summary.metrics else ["No trial has finished."],
         tables=[task_tables.tabulate_headlines(summary)] if summary.metrics else [],
         figures={"headlines": caption},
     )
 
 
-def _show_task(name: str, task: TaskSummary, built: Sequence[Table]) -> Section:
+def _show_task(name: str, task: TaskSummary, metric_tables: Sequence[Table]) -> Section:
     text = task.description
     if statistics.is_share(f"{task.kind}/{task.main}"):
         text += " In percent."
     if task.table != "none":
-        text += " Published rows may be compared with ours as far as the protocols agree."
+        text += " Compare published rows with ours only as far as the protocols agree."
     layers, grid = task_tables.tabulate_layers(name, task), task_tables.tabulate_grid(task)
     return Section(
         name,
         text,
-        problems=[*task.notes, *([] if task.models else ["Nothing is finished."])],
-        tables=[*([layers] if layers else []), *built],
+        problems=[*task.notes, *([] if task.models else ["No trial has finished."])],
+        tables=[*([layers] if layers else []), *metric_tables],
         figures={f"{name}_by_layer": "", name: ""},
         facts=task.protocol,
         folded={"Development scores by grid point": grid} if grid else {},
@@ -150,7 +152,7 @@ def _show_task(name: str, task: TaskSummary, built: Sequence[Table]) -> Section:
 
 
 def write_files(output: Path, files: Mapping[str, str | bytes]) -> None:
-    """Write files into a directory, by their names in it."""
+    """Write files into a directory; `files` maps a relative path to the content."""
     for name, content in files.items():
         (output / name).parent.mkdir(parents=True, exist_ok=True)
         manifests.write_atomically(output / name, content)
@@ -175,7 +177,7 @@ def _templates() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {"percent": tables.percent, "count": tables.count, "short": tables.short}
-    functions = (tables.show, tables.show_interval, tables.list_sources, tables.to_markdown, name_some, isinstance)
+    functions = (tables.show, tables.show_interval, tables.list_sources, tables.to_markdown, list_first, isinstance)
     environment.globals |= {function.__name__: function for function in functions} | {"str": str}
     return environment
 
@@ -185,7 +187,7 @@ def render(template: str, **context: Any) -> str:
     return _templates().get_template(f"{template}.j2").render(**context).strip() + "\n"
 
 
-def name_some(names: Sequence[str]) -> str:
-    """Return the first names of a list, and the number of the others."""
+def list_first(names: Sequence[str]) -> str:
+    """Return the first `MAX_NAMES` names of a list, and how many more there are."""
     text = ", ".join(names[:MAX_NAMES])
     return text if len(names) <= MAX_NAMES else f"{text} and {len(names) - MAX_NAMES} more"

@@ -1,6 +1,6 @@
-"""How a task was measured, side by side with how the InfoXLM paper measured it.
+"""Describe how a task was measured, side by side with how the InfoXLM paper measured it.
 
-Readers decide which numbers they may compare. What the paper did is in published.yaml.
+Readers decide from it which numbers they may compare. The paper's protocol is in published.yaml.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ _RULES = {"last": "1, last step", "source": "1, dev of the source", "joint": "1,
 
 
 def describe_rule(selection: Mapping[str, Any] | None, dev_languages: Collection[str] = ()) -> str:
-    """Describe how checkpoints were chosen: how many there are (#M), and by which development sets.
+    """Describe how checkpoints were chosen: their number (#M), and the development sets that decided.
 
     Args:
         selection: content of selection.json; None for a task that trains nothing.
@@ -25,7 +25,7 @@ def describe_rule(selection: Mapping[str, Any] | None, dev_languages: Collection
     if not selection:
         return "–"
     rule = selection["rule"]
-    if not dev_languages or rule in ("source", "joint"):  # the grid was chosen by the same sets
+    if not dev_languages or rule in ("source", "joint"):  # the same sets chose the grid point
         return _RULES[rule]
     chosen_by = "joint dev" if len(dev_languages) > 1 else f"dev of {next(iter(dev_languages))}"
     return f"{_RULES[rule]}; grid by {chosen_by}"
@@ -40,16 +40,16 @@ def name_setting(measure: SuiteTaskConfig, finished: Iterable[Scores]) -> str:
 
 
 def _list_trained(measure: SuiteTaskConfig, finished: Iterable[Scores]) -> list[str]:
-    """Return the languages of the training text: those that the settings declare, else those of finished trials."""
+    """Return the training languages that the settings declare, or else those of finished trials."""
     declared = task_of(measure.settings).list_declared_languages(measure.settings)
     return declared or list(dict.fromkeys(language for scores in finished for language in scores.trained_on))
 
 
 def compare_protocol(measure: SuiteTaskConfig, counts: Mapping[str, int], finished: Sequence[Scores]) -> list[Fact]:
-    """Describe what decides whether numbers may be compared, beside the same of the paper.
+    """Describe everything that decides whether our numbers compare with the paper's, beside the paper's choice.
 
     Args:
-        measure: the task and its settings.
+        measure: the task with its settings.
         counts: language -> number of questions.
         finished: scores of finished trials.
     """
@@ -61,7 +61,7 @@ def compare_protocol(measure: SuiteTaskConfig, counts: Mapping[str, int], finish
         has_grid = any(len(values) > 1 for values in measure.grid.values())
         dev_languages = {code for scores in finished if has_grid and scores.dev for code in scores.dev["languages"]}
         ours |= {
-            "training languages": ", ".join(_list_trained(measure, finished)) or "not known",
+            "training languages": ", ".join(_list_trained(measure, finished)) or "unknown",
             "training": _describe_training(measure, finished),
             "learning rates tried": _join(rates),
             "checkpoint (#M)": describe_rule({"rule": settings.selection.rule}, dev_languages),
@@ -73,7 +73,7 @@ def compare_protocol(measure: SuiteTaskConfig, counts: Mapping[str, int], finish
 
 def _describe_counts(counts: Mapping[str, int], unit: str) -> str:
     if not counts:
-        return "nothing is finished"
+        return "no trial has finished"
     low, high = min(counts.values()), max(counts.values())
     numbers = f"{low:,}" if low == high else f"{low:,} to {high:,}"
     where = next(iter(counts)) if len(counts) == 1 else f"each of {len(counts)} languages"
@@ -91,5 +91,5 @@ def _describe_training(measure: SuiteTaskConfig, finished: Sequence[Scores]) -> 
 
 
 def _join(numbers: Iterable[Any]) -> str:
-    """Return the numbers of a grid as text, smallest first: `5e-6, 1e-5`."""
+    """Return numbers as text, smallest first: `5e-6, 1e-5`."""
     return ", ".join(f"{float(number):g}".replace("e-0", "e-") for number in sorted(numbers))

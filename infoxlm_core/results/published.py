@@ -19,11 +19,11 @@ class Row:
 
     model: str
     size: str  # base or large
-    kind: str  # zero-shot, translate-train-all; for Tatoeba which vector
+    kind: str  # zero-shot or translate-train-all; for Tatoeba the vector
     source: str
-    cells: dict[str, float | None]  # column -> share; None where the copy at hand is not legible
-    mean: float | None = None  # as printed: rounded, and in two rows wrong (`note`)
-    rule: str = ""  # #M: `1` checkpoint for all languages, or `N`: one for each; empty if not reported
+    cells: dict[str, float | None]  # column -> share; None if our copy is not legible there
+    mean: float | None = None  # as printed: rounded, and wrong in two rows (see `note`)
+    rule: str = ""  # #M: `1` checkpoint for all languages, `N` for one each; empty if not reported
     runs: int = 1  # fine-tunings that were averaged; 1 if not reported
     note: str = ""
 
@@ -48,7 +48,7 @@ def ablations() -> dict[str, dict[str, float]]:
 
 
 def protocols() -> dict[str, dict[str, str]]:
-    """Return how the paper measured: table -> what decides whether numbers may be compared -> how the paper did it."""
+    """Return how the paper measured: table -> aspect of the protocol -> the paper's choice."""
     described: dict[str, dict[str, str]] = _load()["protocols"]
     return described
 

@@ -1,4 +1,4 @@
-"""What an evaluation is shown as: the report, the model card, and the description of its run in the tracker."""
+"""Write the report and the model card of an evaluation, and describe its run for the tracker."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -21,13 +21,13 @@ def write(output: Path, scores: Mapping[str, Any], summary: Summary) -> None:
     Args:
         output: the directory.
         scores: the content of scores.json.
-        summary: of the same scores.
+        summary: the statistics of these scores.
     """
     model = scores["models"][scores["model"]]
     corpus = count_lines(scores["corpus"])
     sections = [Section("Questions", tables=[_tabulate_pairs(scores["pairs"])])]
     if any(name.startswith("loss/") for name in model["curves"]):
-        sections.append(Section("Training", "Mean losses and accuracies over the steps.", figures={"training": ""}))
+        sections.append(Section("Training", "Mean losses and accuracies by optimizer step.", figures={"training": ""}))
     if corpus:
         sections.append(_show_corpus(corpus))
     sections.append(Section("Settings", facts=[Fact(name, str(value)) for name, value in scores["settings"].items()]))
@@ -38,7 +38,7 @@ def write(output: Path, scores: Mapping[str, Any], summary: Summary) -> None:
 
 
 def describe_encoder(encoder: Mapping[str, Any]) -> str:
-    """Return type and sizes of an encoder in words; nothing if they are not known."""
+    """Return the type and sizes of an encoder as text; empty if they are unknown."""
     if not encoder:
         return ""
     size = f"{encoder['layers']} layers × {encoder['hidden']}, {encoder['vocabulary']:,} tokens"
@@ -46,14 +46,14 @@ def describe_encoder(encoder: Mapping[str, Any]) -> str:
 
 
 def _lead(scores: Mapping[str, Any]) -> str:
-    """Say in words how often the model under test finds a translation, and which models may know the questions."""
+    """Return a paragraph: how often the model under test finds a translation, and which models may know the test."""
     model = scores["model"]
     retrieval = scores["models"][model]["tasks"]["retrieval"]
     best, mean = retrieval["best"], retrieval["mean"]
     vector = "[CLS] vector" if best["pooling"] == "cls" else "mean of tokens"
     text = (
-        f"Given a held-out sentence, {model} finds its translation as the nearest vector in {percent(mean['mean'])} %"
-        f" of the cases (guessing: {100 * retrieval['chance']:.2f} %). This is the mean of both directions and"
+        f"For {percent(mean['mean'])} % of the held-out sentences, the nearest vector of {model} is that of the"
+        f" translation (chance: {100 * retrieval['chance']:.2f} %). This is the mean of both directions and"
         f" {len(retrieval['languages'])} languages at layer {best['layer']}, {vector}; the best layer and pooling of"
         " each model are chosen on these same pairs."
     )
@@ -62,9 +62,9 @@ def _lead(scores: Mapping[str, Any]) -> str:
         text += f" At the contrast layer {fixed['layer']}, fixed before training, it is {percent(fixed['mean'])} %."
     if mean["no_overlap"] is not None:
         text += f" On pairs that share no token, where nothing can be copied, it is {percent(mean['no_overlap'])} %."
-    suspects = [name for name, own in scores["models"].items() if own.get("not_reserved")]
+    suspects = [name for name, result in scores["models"].items() if result.get("not_reserved")]
     if suspects:
-        text += f" These sentences were not taken out of the training text of {', '.join(suspects)}: compare with care."
+        text += f" These sentences were not removed from the training text of {', '.join(suspects)}: compare with care."
     return text
 
 
@@ -92,13 +92,13 @@ def count_lines(report: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _show_corpus(corpus: Mapping[str, Any]) -> Section:
-    """Return the section on what cleaning made of the text, from `count_lines`."""
+    """Return the section about cleaning, from the result of `count_lines`."""
     kinds, rows = list(corpus["by_kind"]), ["read", "kept", *corpus["reasons"]]
     lines = {name.replace("_", " "): {kind: corpus["by_kind"][kind][name] for kind in kinds} for name in rows}
     by_corpus = {f"{name} ({kind})": numbers for (name, kind), numbers in corpus["by_corpus"].items()}
     return Section(
         "Text",
-        "Cleaning kept every line that it read, or dropped it under one reason.",
+        "Cleaning either kept a line or dropped it for one reason.",
         tables=[tabulate_counts("lines", kinds, lines), tabulate_counts("kept", kinds, corpus["kept"])],
         folded={"By corpus": tabulate_counts("corpus", rows, by_corpus)},
     )
@@ -111,10 +111,10 @@ def describe_run(
 
     Args:
         scores: scores.json of the evaluation.
-        figures: its metrics; names of other models' metrics begin with the model. Hours that the run took may be
-            among them.
+        figures: its metrics, perhaps with the hours that the run took. Names of other models' metrics begin with the
+            model's name.
         datasets: the corpora of its text.
-        folder: the run's folder that has the report.
+        folder: the folder of the report among the run's files.
     """
     model, encoder = scores["model"], scores["models"][scores["model"]]["encoder"]
     sentences = [f"**{model}**"]

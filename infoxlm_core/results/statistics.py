@@ -1,4 +1,4 @@
-"""Mean, sample standard deviation and confidence interval of a metric over seeds, and how a metric is shown."""
+"""Compute the mean, sample standard deviation and confidence interval of a metric over seeds, and format metrics."""
 
 import math
 from collections.abc import Mapping
@@ -10,10 +10,10 @@ from scipy import special
 from infoxlm_core.tasks import TASKS
 
 CONFIDENCE = 0.95
-"""Level of every interval: of means over seeds, and of a candidate's gain in the promotion gate."""
+"""Level of all intervals: of means over seeds, and of a candidate's gain in the promotion gate."""
 
 INTERVAL = f"{100 * CONFIDENCE:g} % interval"
-"""What an interval is called in texts."""
+"""The name of an interval in texts."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def over_seeds(values: Mapping[int, float | None]) -> Statistic:
 
 
 def exact(value: float | None) -> Statistic | None:
-    """Return a figure that is known without its seeds as a statistic."""
+    """Return a single figure, whose seeds are unknown, as a statistic."""
     return None if value is None else Statistic(1, value)
 
 
@@ -54,12 +54,12 @@ def is_share(metric: str) -> bool:
     task, _, name = metric.partition("/")
     if metric == "xlco/accuracy":
         return True
-    known = task in TASKS or any(task in kind.presets for kind in TASKS.values())
-    return known and name.rpartition("/")[2] not in ("best_layer", "layer", "seeds")
+    is_task = task in TASKS or any(task in kind.presets for kind in TASKS.values())
+    return is_task and name.rpartition("/")[2] not in ("best_layer", "layer", "seeds")
 
 
 def show(value: float, like: float, share: bool) -> str:
-    """Format a share in percent with two decimals, others with the decimals that `like` has when it has four digits."""
+    """Format a share as percent with two decimals, and any other value so that `like` would have four digits."""
     if share:
         return f"{100 * value:.2f}"
     whole_digits = len(str(int(abs(like))))
@@ -67,7 +67,7 @@ def show(value: float, like: float, share: bool) -> str:
 
 
 def name_column(metric: str, share: bool) -> str:
-    """Return a metric's name with its unit and an arrow that says which way is better."""
+    """Return a metric's name with its unit and an arrow towards better values."""
     words = [metric, "%"] if share else [metric]
     words.append("↓" if is_lower_better(metric) else "↑")
     return "\N{NO-BREAK SPACE}".join(words)

@@ -22,7 +22,7 @@ class SuiteTaskConfig(StageConfig):
     """One task of a suite, with its seeds and its grid."""
 
     settings: Annotated[Settings, Field(discriminator="task")]
-    """Settings of the task; their field `task` says its kind."""
+    """Settings of the task; their field `task` names its kind."""
 
     grid: dict[str, Annotated[tuple[float | int | str, ...], Field(min_length=1)]] = Field(default_factory=dict)
     """Field of `settings`, such as `optimization.learning_rate` -> values to try; the best on the development sets is
@@ -48,14 +48,14 @@ class SuiteConfig(StageConfig):
     @model_validator(mode="before")
     @classmethod
     def _read_lists(cls, values: Any) -> Any:
-        """Read models and tasks from lists, too, as `listed` returns them."""
+        """Also accept lists of models and tasks, as `listed` returns them."""
         if not isinstance(values, dict):
             return values
         lists = {key: values[key] for key in ("models", "tasks") if isinstance(values.get(key), list)}
         for key, items in lists.items():
             names = [item.get("name") if isinstance(item, dict) else None for item in items]
             if None in names or len(set(names)) < len(names):
-                raise ValueError(f"{key}: every item of the list needs a name of its own, not {names}")
+                raise ValueError(f"{key}: every item of the list needs a unique name, not {names}")
         if "models" in lists:
             values = values | {"models": {item["name"]: item.get("source") for item in lists["models"]}}
         if "tasks" in lists:
@@ -64,7 +64,7 @@ class SuiteConfig(StageConfig):
         return values
 
     def choose(self, tasks: Sequence[str]) -> Self:
-        """Keep only the named tasks, in the order of the config, or all if none is named."""
+        """Return the config with only the named tasks, in its own order; with all if no task is named."""
         for name in tasks:
             if name not in self.tasks:
                 raise ConfigError(f"no task {name!r}; known are {', '.join(self.tasks)}")
@@ -72,7 +72,7 @@ class SuiteConfig(StageConfig):
         return self.model_copy(update={"tasks": chosen})
 
     def listed(self) -> dict[str, Any]:
-        """Return plain values with lists: KFP's mappings forget their order, and the first model is special."""
+        """Return plain values with lists: KFP loses the order of mappings, but the first model is special."""
         values = self.model_dump(mode="json", exclude_none=True)
         return {
             "models": [{"name": name, "source": source} for name, source in values["models"].items()],

@@ -1,7 +1,7 @@
-"""The summary of a sweep: the statistics of every model over its seeds, of headline metrics and of each task.
+"""Summarise a sweep: the statistics of every model over its seeds, of the headlines and of each task.
 
-A suite, an ablation and an evaluation have the same summary. An ablation knows only the metrics that its trials have
-logged, so it has headlines and no tasks.
+A suite, an ablation and an evaluation have summaries of one form. An ablation has headlines and no tasks, because its
+trials log only metrics.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +26,7 @@ Metrics = Mapping[str, Statistic]
 class Variant:
     """The headlines of one model over its seeds."""
 
-    what: str  # what a variant changes, or where a model is
+    what: str  # what a variant changes, or the location of a model
     seeds: tuple[int, ...]
     unfinished: tuple[int, ...]
     metrics: Metrics
@@ -38,8 +38,8 @@ class GridPoint:
 
     grid: Mapping[str, Any]
     dev: float | None  # development score over all languages, the mean over finished seeds
-    by: float | None  # the development score that chooses among points
-    seeds: tuple[int, ...]  # those that are finished
+    by: float | None  # the development score by which points are compared
+    seeds: tuple[int, ...]  # the finished seeds
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,13 @@ class Row:
     transfer_gap: Metrics | None
     within: Statistic | None
     across: Statistic | None
-    details: Mapping[str, Any]  # fields that only this task has, of the first seed: the vectors of retrieval
-    metrics: Metrics  # by their names in the tracker
+    details: Mapping[str, Any]  # of the first seed: fields of this task only, such as retrieval's vectors
+    metrics: Metrics  # by metric name in the tracker
 
 
 @dataclass(frozen=True)
 class TaskSummary:
-    """All models on one task; a model of which nothing is finished has no row."""
+    """All models on one task; a model without a finished trial has no row."""
 
     kind: str
     description: str
@@ -84,7 +84,7 @@ class Summary:
 
     title: str
     model: str  # the model under test
-    models: Mapping[str, str]  # name -> where a model is, or what a variant changes
+    models: Mapping[str, str]  # name -> location of a model, or what a variant changes
     metrics: tuple[str, ...]  # names of the headlines
     variants: Mapping[str, Variant]
     unfinished: tuple[str, ...]  # names of trials
@@ -101,7 +101,7 @@ class Summary:
         return plain
 
     def is_share(self, metric: str) -> bool:
-        """Return whether a headline is a share; its name begins with a task's, which may be of any kind."""
+        """Return whether a headline is a share. Its name begins with the task's name, not with its kind."""
         task, _, name = metric.partition("/")
         kind = self.tasks[task].kind if task in self.tasks else task
         return is_share(f"{kind}/{name}")
@@ -133,10 +133,10 @@ def summarise_metrics(
     """Summarise an ablation: every variant over its seeds, in the order of the results.
 
     Args:
-        title: of the page.
-        results: the trials with their metrics; a trial that is not finished has none.
+        title: title of the page.
+        results: the trials with their metrics, which are empty for an unfinished trial.
         metrics: names of the metrics to compare; by default the headlines, the contrast layer and the paper's tasks,
-            as far as a trial has them.
+            if any trial has them.
 
     Raises:
         InputError: no trial has a metric that `metrics` names.
@@ -169,8 +169,8 @@ def summarise(config: SuiteConfig, results: Mapping[str, Scores]) -> Summary:
     """Summarise a suite.
 
     Args:
-        config: of the suite.
-        results: name of a trial -> its scores, for all trials that are finished.
+        config: the suite.
+        results: trial name -> scores, for all finished trials.
     """
     planned = [item.trial for item in trials.plan(config)]
     tasks = {
@@ -192,17 +192,17 @@ def summarise_evaluation(
     """Summarise an evaluation: a suite in which every model has one trial on each task that it can be measured on.
 
     Args:
-        title: of the page.
+        title: title of the page.
         models: name -> description; the first is the model under test.
         tasks: the tasks with their settings.
         scores: model -> task -> scores.
     """
     summaries = {}
     for task, settings in tasks:
-        measured = {model: own[task.name] for model, own in scores.items() if task.name in own}
+        measured = {model: by_task[task.name] for model, by_task in scores.items() if task.name in by_task}
         rows = {}
-        for model, own_scores in measured.items():
-            point = _Point.of({}, {1: own_scores})
+        for model, model_scores in measured.items():
+            point = _Point.of({}, {1: model_scores})
             rows[model] = _summarise_row(task, task.name, settings, point, [point])
         if rows:
             summaries[task.name] = _summarise_task(task, rows, list(measured.values()), [])
@@ -256,11 +256,11 @@ def _summarise_task(
         files = row.details.get("not_reserved")
         if files:
             warnings.append(
-                f"{model} may have been trained on this test: {len(files)} of its files were not taken out of the "
+                f"{model} may have been trained on this test: {len(files)} of its files were not removed from the "
                 f"training text ({files[0]}, …). See preparation.evaluation_sets."
             )
     if len({scores.test_set for scores in finished}) > 1:
-        warnings.append("Not all trials were asked the same questions: their test sets differ. Do not compare them.")
+        warnings.append("The trials have different test sets. Do not compare their scores.")
     counts = {code: scores.counts[code] for scores in finished for code in scores.languages}
     languages = task.sort(counts)
     return TaskSummary(
@@ -288,9 +288,9 @@ class _Point:
 
     @classmethod
     def of(cls, grid: Mapping[str, Any], scores: Mapping[int, Scores]) -> "_Point":
-        developed = [own for own in scores.values() if own.dev]
-        dev = fmean(own.dev["mean"] for own in developed if own.dev) if developed else None
-        by = fmean(map(_rank_by, developed)) if developed else None
+        with_dev = [seed_scores for seed_scores in scores.values() if seed_scores.dev]
+        dev = fmean(seed_scores.dev["mean"] for seed_scores in with_dev if seed_scores.dev) if with_dev else None
+        by = fmean(map(_selection_score, with_dev)) if with_dev else None
         return cls(GridPoint(grid, dev, by, tuple(scores)), scores)
 
 
@@ -304,10 +304,10 @@ def _group(planned: Sequence[Trial], results: Mapping[str, Scores]) -> list[_Poi
     return [_Point.of(grid, scores[name]) for name, grid in grids.items()]
 
 
-def _rank_by(scores: Scores) -> float:
-    """Return the development score that a grid point is chosen by.
+def _selection_score(scores: Scores) -> float:
+    """Return the development score by which grid points are compared.
 
-    Under the rule `source` it is the score of the source language alone: any other would not be zero-shot.
+    Under the rule `source` it is the score of the source language alone: any other would make the test not zero-shot.
     """
     dev, source = scores.dev or {}, next(iter(scores.trained_on), "")
     chosen_by_source = (scores.selection or {}).get("rule") == "source"
@@ -316,24 +316,26 @@ def _rank_by(scores: Scores) -> float:
 
 
 def _choose(points: Sequence[_Point], model: str, notes: list[str]) -> _Point | None:
-    """Return the point with the best development score, the first of equals; test scores never choose.
+    """Return the point with the best development score, or the first of several; test scores are never used.
 
-    Only points with the most finished seeds compete: one lucky seed must not win over the mean of five.
+    Only points with the most finished seeds compete: one lucky seed must not beat a mean of five.
     """
     finished = [point for point in points if point.scores]
     if len(points) == 1 or not finished:
         return finished[0] if finished else None
-    undeveloped = [trials.describe(point.summary.grid) for point in finished if point.summary.dev is None]
-    if undeveloped:
+    without_dev = [trials.describe(point.summary.grid) for point in finished if point.summary.dev is None]
+    if without_dev:
         notes.append(
-            f"{model}: no grid point is chosen, because {', '.join(undeveloped)} have no development scores. "
+            f"{model}: no grid point is chosen, because {', '.join(without_dev)} have no development scores. "
             "Add development sets."
         )
         return None
     most = max(len(point.scores) for point in finished)
-    fewer = [trials.describe(point.summary.grid) for point in finished if len(point.scores) < most]
-    if fewer:
-        notes.append(f"{model}: {', '.join(fewer)} cannot be chosen, because fewer than {most} seeds are finished.")
+    incomplete = [trials.describe(point.summary.grid) for point in finished if len(point.scores) < most]
+    if incomplete:
+        notes.append(
+            f"{model}: {', '.join(incomplete)} cannot be chosen, because fewer than {most} seeds are finished."
+        )
     return max((point for point in finished if len(point.scores) == most), key=lambda point: point.summary.by or 0.0)
 
 
@@ -359,12 +361,12 @@ def _summarise_row(task: Task[Any], name: str, settings: Any, chosen: _Point, po
         within=mixed["within"] if first.mixed else None,
         across=mixed["across"] if first.mixed else None,
         details=first.details,
-        metrics=_over_seeds_each(named, dict.fromkeys(metric for own in named.values() for metric in own)),
+        metrics=_over_seeds_each(named, dict.fromkeys(metric for metrics in named.values() for metric in metrics)),
     )
 
 
 def _over_seeds_each(by_seed: Mapping[int, Mapping[str, Any]], names: Iterable[str] = ()) -> dict[str, Statistic]:
-    """Return the statistic of each metric; by default of all metrics that the first seed has."""
+    """Return the statistic of each named metric, by default of all metrics of the first seed."""
     chosen = tuple(names) or tuple(next(iter(by_seed.values())))
     return {
         name: over_seeds({seed: values[name] for seed, values in by_seed.items() if name in values}) for name in chosen

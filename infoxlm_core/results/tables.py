@@ -1,4 +1,4 @@
-"""What a table of a page is, and how it is written: as text, Markdown and CSV."""
+"""Tables of a page, and how they are written as text, Markdown and CSV."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ Cell = Statistic | float | str | None
 
 
 def percent(share: float | None, _: float = 0.0) -> str:
-    """Format a share in percent, without the sign."""
+    """Format a share as percent, without the percent sign."""
     return "–" if share is None else f"{100 * share:.1f}"
 
 
@@ -29,12 +29,12 @@ def short(number: float, _: float = 0.0) -> str:
 
 @dataclass(frozen=True)
 class Column:
-    """A heading, and how the figures below it are shown: (value, a value that decides the decimals) -> text."""
+    """A heading and the format of its figures. `show` gets a value, and the one that decides the decimals."""
 
     name: str
     show: Callable[[float, float], str] = percent
-    role: str = ""  # CSS class: `sum` before all other columns, `soft` in grey, `text` for what is no figure
-    intervals: bool = False  # whether the confidence interval is shown below a figure
+    role: str = ""  # CSS class: `sum` for the mean before all languages, `soft` for grey, `text` for words
+    intervals: bool = False  # show the confidence interval below a figure
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,11 @@ class Line:
     name: str
     cells: tuple[Cell, ...]
     detail: str = ""
-    rule: str = ""  # #M: the number of checkpoints for all languages, and what chose them
+    rule: str = ""  # #M: the number of checkpoints, and how they were chosen
     source: str = ""
-    own: bool = False  # the model under test
+    under_test: bool = False  # the row of the model under test
     what: str = ""  # shown below the name
-    seeds: int = 0  # that are finished; a figure of fewer seeds says so
+    seeds: int = 0  # finished seeds; a figure of fewer seeds shows its number
     marked: int | None = None  # index of the highlighted cell
 
 
@@ -56,7 +56,7 @@ class Line:
 class Table:
     """Rows of ours, and published rows below them."""
 
-    name: str  # of its CSV file
+    name: str  # of the CSV file
     title: str
     columns: tuple[Column, ...]
     ours: tuple[Line, ...]
@@ -71,7 +71,7 @@ class Table:
 
 
 def show(column: Column, cell: Cell, seeds: int = 0) -> tuple[str, str]:
-    """Return a cell as text, and its deviation over seeds: (`76.2`, ` ± 0.3`)."""
+    """Return a cell and its deviation over seeds as text: (`76.2`, ` ± 0.3`)."""
     if isinstance(cell, str):
         return cell, ""
     statistic = cell if isinstance(cell, Statistic) else exact(cell)
@@ -84,7 +84,7 @@ def show(column: Column, cell: Cell, seeds: int = 0) -> tuple[str, str]:
 
 
 def show_interval(column: Column, cell: Cell) -> str:
-    """Return the interval of a cell, `39.5 … 40.8`; nothing if it has none or the column does not show it."""
+    """Return the interval of a cell, `39.5 … 40.8`; empty if it has none or the column does not show it."""
     if not column.intervals or not isinstance(cell, Statistic) or cell.interval is None:
         return ""
     low, high = cell.interval
@@ -92,7 +92,7 @@ def show_interval(column: Column, cell: Cell) -> str:
 
 
 def list_sources(tables: Iterable[Table]) -> list[str]:
-    """Return the distinct sources of the published rows; a row refers to its source by the number in this list."""
+    """Return the distinct sources of the published rows; rows refer to a source by its number in this list."""
     return list(dict.fromkeys(line.source for table in tables for line in table.published))
 
 

@@ -1,4 +1,4 @@
-"""The tables of a sweep: rows of ours, and below them published rows of the same task and training set."""
+"""Build the tables of a sweep: our rows, and below them published rows of the same task and training set."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -12,7 +12,7 @@ from infoxlm_core.results.summary import Row, Summary, TaskSummary
 from infoxlm_core.results.tables import Cell, Column, Line, Table, percent, short
 
 BEST = "best on this set"
-_BEST_NOTE = f"“{BEST}”: the layer was chosen by the scores on these very pairs, which flatters it a little"
+_BEST_NOTE = f"“{BEST}”: the layer was chosen on these same pairs, so its scores are slightly too high"
 _GROUPS = {
     "14": "14 languages with parallel training text",
     "22": "22 languages without parallel training text",
@@ -20,29 +20,29 @@ _GROUPS = {
 }
 _TITLES = {
     "f1": "F1",
-    "mean": "found, both directions",
-    "to_pivot": "found from the other languages",
-    "from_pivot": "found from the pivot language",
-    "no_overlap": "found, pairs that share no token",
+    "mean": "accuracy, both directions",
+    "to_pivot": "accuracy, from the other languages",
+    "from_pivot": "accuracy, from the pivot language",
+    "no_overlap": "accuracy, pairs that share no token",
 }
 _POOLINGS = {"mean": "mean of tokens", "mean_no_special": "mean without special tokens", "cls": "[CLS]"}
 
 
 def title_of(metric: str) -> str:
-    """Return what people call a metric."""
+    """Return the name of a metric in titles."""
     return _TITLES.get(metric, metric.replace("_", " "))
 
 
 def name_pooling(pooling: str) -> str:
-    """Return what people call a pooling."""
+    """Return the name of a pooling in texts."""
     return _POOLINGS.get(pooling, pooling)
 
 
 def tabulate(summary: Summary) -> dict[str, list[Table]]:
-    """Return all tables of tasks: by task, and under `transfer` and `mixed` those of several tasks."""
+    """Return the tables of each task by its name; tables of several tasks are under `transfer` and `mixed`."""
     tables = {name: _of_task(name, task, summary.model) for name, task in summary.tasks.items() if task.models}
     tables |= {"transfer": _of_gaps(summary), "mixed": _of_mixed(summary)}
-    return {name: own for name, own in tables.items() if own}
+    return {name: group for name, group in tables.items() if group}
 
 
 def tabulate_headlines(summary: Summary) -> Table:
@@ -60,14 +60,14 @@ def tabulate_headlines(summary: Summary) -> Table:
         cells: list[Cell] = [variant.metrics[metric] for metric in summary.metrics]
         if several_seeds:
             cells.insert(0, str(finished) if finished == planned else f"{finished} of {planned}")
-        own = model == summary.model and bool(summary.tasks)
-        lines.append(Line(model, tuple(cells), what=variant.what, seeds=finished, own=own))
+        under_test = model == summary.model and bool(summary.tasks)
+        lines.append(Line(model, tuple(cells), what=variant.what, seeds=finished, under_test=under_test))
     head = "model" if summary.tasks else "variant"
     return Table("headlines", "", tuple(columns), tuple(lines), head=head)
 
 
 def tabulate_published_ablations(summary: Summary) -> Table | None:
-    """Tabulate what the paper reports of the same variants; nothing if it has none of them."""
+    """Tabulate the paper's results for the same variants; return None if it has none of them."""
     columns = tuple(Column(title, partial(statistics.show, share=True)) for title in published.METRICS.values())
     lines = tuple(
         Line(name, tuple(published.ablations()[name].get(metric) for metric in published.METRICS))
@@ -95,29 +95,29 @@ def tabulate_layers(name: str, task: TaskSummary) -> Table | None:
 
 
 def mean_by_layer(row: Row) -> dict[str, Sequence[float]]:
-    """Return pooling -> shares by layer, both directions; retrieval of a suite has them by direction, too."""
+    """Return pooling -> shares by layer, the mean of both directions. A suite also stores each direction."""
     by_layer: Mapping[str, Any] = row.details["by_layer"]
     return {pooling: shares["mean"] if isinstance(shares, Mapping) else shares for pooling, shares in by_layer.items()}
 
 
-def _of_task(name: str, task: TaskSummary, own: str) -> list[Table]:
+def _of_task(name: str, task: TaskSummary, model_under_test: str) -> list[Table]:
     if any("vectors" in row.details for row in task.models.values()):
-        return list(_of_vectors(name, task, own))
-    return [_of_metric(name, task, metric, own) for metric in task.metrics]
+        return list(_of_vectors(name, task, model_under_test))
+    return [_of_metric(name, task, metric, model_under_test) for metric in task.metrics]
 
 
 def _columns(codes: Iterable[str], show: Callable[[float, float], str] = percent) -> tuple[Column, ...]:
     return (Column("mean", show, role="sum"), *(Column(code, show) for code in codes))
 
 
-def _of_metric(name: str, task: TaskSummary, metric: str, own: str) -> Table:
+def _of_metric(name: str, task: TaskSummary, metric: str, model_under_test: str) -> Table:
     """Tabulate one metric by language, beside published rows of the same training set."""
     lines = tuple(
         Line(
             model,
             (row.mean[metric], *(row.languages.get(code, {}).get(metric) for code in task.languages)),
             rule=row.rule.strip("–"),  # a task that trains nothing has no rule
-            own=model == own,
+            under_test=model == model_under_test,
         )
         for model, row in task.models.items()
     )
@@ -128,7 +128,7 @@ def _of_metric(name: str, task: TaskSummary, metric: str, own: str) -> Table:
     return Table(file, f"{name}: {title_of(metric)}", _columns(task.languages, show), lines, rows, notes)
 
 
-def _of_vectors(name: str, task: TaskSummary, own: str) -> Iterable[Table]:
+def _of_vectors(name: str, task: TaskSummary, model_under_test: str) -> Iterable[Table]:
     """Tabulate retrieval by group of languages and direction, with a row for every model and vector."""
     pivot = task.settings.get("pivot", "en")
     groups = {"other": list(task.languages)}
@@ -141,7 +141,7 @@ def _of_vectors(name: str, task: TaskSummary, own: str) -> Iterable[Table]:
             continue
         for direction, label in (("to_pivot", f"xx_{pivot}"), ("from_pivot", f"{pivot}_xx")):
             key = f"{task.table}/{group}/{label}" if task.table == "tatoeba" else ""
-            lines = tuple(_list_vectors(task.models, codes, direction, own))
+            lines = tuple(_list_vectors(task.models, codes, direction, model_under_test))
             rows, notes = _lay_beside(key, codes, lambda _: True, detailed=True)
             if any(BEST in line.detail for line in lines):
                 notes = (_BEST_NOTE, *notes)
@@ -157,54 +157,55 @@ def _find_group(code: str) -> str:
     return next((group for group in ("14", "22") if two_letters in languages.GROUPS[group]), "other")
 
 
-def _list_vectors(models: Mapping[str, Row], codes: Sequence[str], direction: str, own: str) -> Iterable[Line]:
-    """List the models vector by vector, as the paper's tables do."""
+def _list_vectors(
+    models: Mapping[str, Row], codes: Sequence[str], direction: str, model_under_test: str
+) -> Iterable[Line]:
+    """Yield a row for each model, vector by vector, in the order of the paper's tables."""
     for rank in range(len(next(iter(models.values())).details["vectors"])):
         for model, row in models.items():
             name, vector = list(row.details["vectors"].items())[rank]
             shares = [vector["languages"].get(code, {}).get(direction) for code in codes]
-            known = [share for share in shares if share is not None]
+            measured = [share for share in shares if share is not None]
             detail = _describe_vector(vector, row.details["encoder"]["layers"])
             if name.endswith("@best"):
                 detail += f", {BEST}"
-            cells = (exact(fmean(known)) if known else None, *map(exact, shares))
-            yield Line(model, cells, detail, own=model == own)
+            cells = (exact(fmean(measured)) if measured else None, *map(exact, shares))
+            yield Line(model, cells, detail, under_test=model == model_under_test)
 
 
 def _describe_vector(vector: Mapping[str, Any], layers: int) -> str:
-    """Return a vector in words, such as `mean of tokens, layer 8`."""
+    """Return a vector as text, such as `mean of tokens, layer 8`."""
     layer = "last layer" if vector["layer"] == layers else f"layer {vector['layer']}"
     return f"{name_pooling(vector['pooling'])}, {layer}"
 
 
 def _lay_beside(
-    key: str, codes: Sequence[str], belongs: Callable[[published.Row], bool], detailed: bool = False
+    key: str, codes: Sequence[str], is_comparable: Callable[[published.Row], bool], detailed: bool = False
 ) -> tuple[tuple[Line, ...], tuple[str, ...]]:
-    """Return the published rows of a table in our columns, and the notes on them."""
+    """Return the comparable published rows, arranged in our columns, and their notes."""
     table = published.tables().get(key)
     if not table:
         return (), ()
     two_letters = [languages.two_letters(code) for code in codes]
     complete = set(two_letters) == set(table.columns)
     lines, notes = [], []
-    for row in filter(belongs, table.rows):
+    for row in filter(is_comparable, table.rows):
         shares = [row.cells.get(code) for code in two_letters]
-        known = [share for share in shares if share is not None]
         mean = row.mean
         if not complete:
-            mean = fmean(known) if len(known) == len(shares) else None
+            mean = None if None in shares else fmean(share for share in shares if share is not None)
         model = f"{row.model} large" if row.size == "large" else row.model
         rule = f"{row.rule} ({row.runs} runs)".strip() if row.runs > 1 else row.rule
         lines.append(Line(model, tuple(map(exact, (mean, *shares))), row.kind if detailed else "", rule, row.source))
         if row.note:
             notes.append(row.note)
     if lines and not complete:
-        notes.append("the languages are not those of the paper's table: published means are over those shown, if known")
+        notes.append("the languages differ from the paper's table: published means cover only those shown")
     return tuple(lines), tuple(dict.fromkeys(notes))
 
 
 def with_transfer_gap(summary: Summary) -> dict[str, TaskSummary]:
-    """Return the tasks in which a model of ours has a transfer gap."""
+    """Return the tasks in which at least one of our models has a transfer gap."""
     return {name: task for name, task in summary.tasks.items() if any(row.transfer_gap for row in task.models.values())}
 
 
@@ -223,7 +224,7 @@ def _of_gaps(summary: Summary) -> list[Table]:
     for model in summary.models:
         gaps = tuple(transfer_gap_of(task, model) for task in tasks.values())
         if any(gaps):
-            lines.append(Line(model, gaps, own=model == summary.model))
+            lines.append(Line(model, gaps, under_test=model == summary.model))
     tables = [task.table if task.setting == "zero-shot" else "" for task in tasks.values()]
     rows = tuple(
         Line(row.model, tuple(exact(row.cells.get(table)) for table in tables), source=row.source)
@@ -234,11 +235,11 @@ def _of_gaps(summary: Summary) -> list[Table]:
 
 
 def _of_mixed(summary: Summary) -> list[Table]:
-    """Tabulate premise and hypothesis, or paragraph and question, in one language and in two."""
+    """Tabulate scores of text pairs (premise and hypothesis, paragraph and question) in one language and in two."""
     tables = []
     for name, task in summary.tasks.items():
         lines = tuple(
-            Line(model, (row.within, row.across), rule=row.rule, own=model == summary.model)
+            Line(model, (row.within, row.across), rule=row.rule, under_test=model == summary.model)
             for model, row in task.models.items()
             if row.within
         )
@@ -250,14 +251,14 @@ def _of_mixed(summary: Summary) -> list[Table]:
             Line(row.model, tuple(map(exact, row.cells.values())), source=row.source) for row in rows
         )
         notes = tuple(row.note for row in rows if row.note)
-        title = f"{name}: both texts in one language, or in two"
+        title = f"{name}: pairs of texts in one language and in two"
         columns = (Column("within"), Column("across"))
         tables.append(Table(f"{name}-mixed", title, columns, lines, published_lines, notes))
     return tables
 
 
 def tabulate_grid(task: TaskSummary) -> Table | None:
-    """Tabulate development scores by grid point; nothing where there was no choice."""
+    """Tabulate development scores by grid point; return None if the grid has only one point."""
     rows = list(task.models.values())
     if not rows or len(rows[0].grid) == 1:
         return None

@@ -1,7 +1,7 @@
-"""The trials of a sweep: planned from a suite's config, checked before any of them starts, and measured.
+"""Plan the trials of a sweep from a suite's config, check them before any of them starts, and measure them.
 
-A trial is one model (of an ablation: one variant) with one seed; in a suite on one task, at one point of its grid. A
-task that trains nothing has one trial for each model.
+A trial of an ablation is one variant with one seed. A trial of a suite is one model on one task, with one seed, at one
+point of the grid; a task that trains nothing has one trial for each model.
 """
 
 import itertools
@@ -19,11 +19,11 @@ from infoxlm_core.tasks.scores import Scores
 
 SCORES = "scores.json"
 LINK = "artifact:"
-"""Begins a link to a file of a run; the tracker replaces it with the file's address."""
+"""Prefix of links to files of a run; the tracker replaces it with the run's address."""
 HEADLINES = (
     "retrieval/best", "retrieval/no_overlap", "perplexity/mean", "classification/mean", "classification/transfer_gap"
 )  # fmt: skip
-"""Metrics that describe a version in the registry, and by which variants are compared."""
+"""Metrics that describe a registered version and compare the variants of an ablation."""
 
 
 @dataclass(frozen=True)
@@ -31,16 +31,16 @@ class Trial:
     """One measurement of a sweep."""
 
     name: str  # unique in the sweep
-    model: str  # in an ablation the variant
+    model: str  # in an ablation, the variant
     seed: int
-    task: str = ""  # of a suite; a trial of an ablation is measured on all tasks of its evaluation
+    task: str = ""  # only in a suite: an ablation measures all tasks of its evaluation
     grid: Mapping[str, Any] = field(default_factory=dict)
     what: str = ""  # what a variant changes
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Self:
-        """Read a trial as it travels through a pipeline: {"variant", "seed", "what"}, or of a suite all fields."""
-        seed = int(values["seed"])  # KFP makes 1.0 of 1
+        """Parse a trial from a pipeline parameter: {"variant", "seed", "what"}, or all fields for a suite."""
+        seed = int(values["seed"])  # KFP turns 1 into 1.0
         if "variant" in values:
             name = f"{values['variant']} seed {seed}"
             return cls(name, values["variant"], seed, what=values.get("what", ""))
@@ -56,7 +56,7 @@ class Planned(NamedTuple):
     settings: Settings
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values, none of them None, because KFP has no None."""
+        """Return plain values without None, which KFP does not have."""
         trial = self.trial
         point = {"model": trial.model, "task": trial.task, "seed": trial.seed, "grid": trial.grid, "name": trial.name}
         return {"point": point, "source": self.source, "settings": dump(self.settings)}
@@ -83,7 +83,7 @@ def combine(measure: SuiteTaskConfig) -> Iterator[dict[str, Any]]:
 
 
 def _to_int(value: Any) -> Any:
-    """Return 16 for 16.0: KFP makes floats of all numbers, and names of trials must stay the same."""
+    """Return 16 for 16.0: KFP turns all numbers into floats, and names of trials must not change."""
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
 
 
@@ -101,7 +101,7 @@ def apply(task: str, measure: SuiteTaskConfig, grid: Mapping[str, Any], seed: in
         *sections, last = name.split(".")
         section = values
         for part in sections:
-            section = section.setdefault(part, {})  # `parse` refuses unknown names
+            section = section.setdefault(part, {})  # `parse` rejects unknown names
             if not isinstance(section, dict):
                 raise ConfigError(f"tasks.{task}.grid.{name}: {part} has no fields")
         section[last] = value
@@ -116,7 +116,7 @@ def dump(settings: Settings) -> dict[str, Any]:
 
 
 def slug(model: str) -> str:
-    """Return a model's name as it is in names of metrics."""
+    """Return a model's name as metric names contain it."""
     return model.lower().replace("_", "-")
 
 
@@ -124,12 +124,12 @@ def _check_models(config: SuiteConfig) -> None:
     seen: dict[str, str] = {}
     for model in config.models:
         if slug(model) in seen:
-            raise ConfigError(f"models: {seen[slug(model)]} and {model} would have the same metrics: rename one")
+            raise ConfigError(f"models: {seen[slug(model)]} and {model} would have the same metric names: rename one")
         seen[slug(model)] = model
 
 
 def _check(task: str, measure: SuiteTaskConfig) -> None:
-    """Refuse seeds and grids that are repeated or have no effect."""
+    """Reject seeds and grid values that are repeated or have no effect."""
     settings, where = measure.settings, f"tasks.{task}"
     if not task_of(settings).trained:
         if measure.grid or len(measure.seeds) > 1:
@@ -141,12 +141,12 @@ def _check(task: str, measure: SuiteTaskConfig) -> None:
         if len(set(values)) < len(values):
             raise ConfigError(f"{where}.grid.{name}: {list(values)} has a value twice")
         if name in ("seed", "task"):
-            raise ConfigError(f"{where}.grid.{name}: not here: seeds and settings.task say it")
+            raise ConfigError(f"{where}.grid.{name}: not a grid field: use seeds or settings.task")
     task_of(settings).check_plan(settings, len(list(combine(measure))), where)
 
 
 def read_settings(values: Mapping[str, Any]) -> Settings:
-    """Return the settings of a trial, of the kind that their `task` names."""
+    """Parse the settings of a trial as those of the task that they name."""
     return SuiteTaskConfig.parse({"settings": values}).settings
 
 
@@ -156,7 +156,7 @@ def check(task: str, measure: SuiteTaskConfig, settings: Settings) -> None:
     Args:
         task: name in the suite, for errors.
         measure: the task.
-        settings: its settings, with paths on this machine.
+        settings: its settings with local paths.
     """
     try:
         task_of(settings).check(settings, any(len(values) > 1 for values in measure.grid.values()))
@@ -168,8 +168,8 @@ def measure(settings: Settings, encoder: Path, model: Path, training: Mapping[st
     """Measure an encoder, or the model that was fine-tuned from it; write scores.json beside the predictions.
 
     Args:
-        settings: of the task.
-        encoder: directory of the encoder. Its manifest tells which files of the test were in its training text.
+        settings: settings of the task.
+        encoder: directory of the encoder. Its manifest lists the test files that were removed from its training text.
         model: directory of the model to measure; the encoder itself if the task trains nothing.
         training: facts of the fine-tuning: `steps`, `examples`, and `tuned`, the model's location in the store.
         output: directory for scores and predictions.

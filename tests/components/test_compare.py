@@ -84,7 +84,7 @@ def test_the_component_compares_finished_trials_and_ends_the_others_as_failed(ab
     assert compared["title"] == "toy" and list(compared["variants"]) == ["full", "-XLCO", "-TLM"]
     assert compared["variants"]["-TLM"]["unfinished"] == [1, 2]
     assert compared["variants"]["full"]["metrics"]["retrieval/best"]["mean"] == pytest.approx(0.4015)
-    assert "not finished" in Path(outputs["report"].path).read_text().lower()
+    assert "unfinished trials" in Path(outputs["report"].path).read_text().lower()
     assert outputs["metrics"].metadata["-XLCO_retrieval_best"] == pytest.approx(0.3015)
     client, parent = connection.connect(ablation), tracking.open_run(str(ablation)).id
     run = client.get_run(parent)
@@ -115,7 +115,7 @@ def test_the_command_prints_the_same_table_later_and_writes_it(ablation, tmp_pat
     assert ["full", "2", "40.15 ± 0.07"] in [
         [cell.strip() for cell in line.split("|")[1:-1]] for line in result.stdout.splitlines()
     ]
-    assert "Not finished**, and not in the numbers: -TLM seed 1, -TLM seed 2." in result.stdout
+    assert "Unfinished trials** are not included: -TLM seed 1, -TLM seed 2." in result.stdout
     assert result.stdout.startswith((made / "comparison.md").read_text())
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         "comparison.html", "comparison.md", "comparison.json", "figures", "tables",

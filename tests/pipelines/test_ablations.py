@@ -141,7 +141,7 @@ def test_an_ablation_ends_in_one_table_although_a_variant_fails(finished):
     assert finished.returncode == 5, finished.stderr[-3000:]
     assert "pretrain full seed 1: step" in finished.stdout and "pretrain full seed 2: step" in finished.stdout
     assert "| full      | 2       |" in table and "| broken    | 0 of 2  |" in table and "±" in table
-    assert "Not finished**, and not in the numbers: broken seed 1, broken seed 2" in table
+    assert "Unfinished trials** are not included: broken seed 1, broken seed 2" in table
     assert "TrainingDiverged: pretrain broken seed" in finished.stderr.strip().splitlines()[-1]
 
 

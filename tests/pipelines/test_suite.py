@@ -75,7 +75,7 @@ def test_a_point_that_fails_is_named_and_does_not_sink_the_others(finished):
     *_, last = finished.stderr.strip().splitlines()
     assert last.startswith("infoxlm: InputError: measure toy projected: ") and "names no contrast layer" in last
     assert "4 trials: toy on riddles, pairs, projected" in finished.stdout
-    assert "**Not finished**, and not in the numbers: toy projected." in finished.stdout
+    assert "**Unfinished trials** are not included: toy projected." in finished.stdout
     riddles = finished.stdout.split("riddles: F1")[1]
     assert (
         "1, last step" in next(line for line in riddles.splitlines() if line.startswith("| toy "))

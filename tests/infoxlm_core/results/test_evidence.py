@@ -33,8 +33,9 @@ def test_a_metric_counts_the_rows_that_it_names_whatever_the_task_is_called():
     rows += [("tagging", "", "de", "", "q", False, True)]
     outcomes = Outcomes(pd.DataFrame(rows, columns=list(COLUMNS[1:])), "en")
 
-    found = {metric: outcomes.answers(metric).to_dict() for metric in ("mining/best", "mining/fr", "mining/xx_en",
-             "mining/no_overlap", "mining/contrast", "tagging/mean", "tagging/de")}  # fmt: skip
+    metrics = ("mining/best", "mining/fr", "mining/xx_en", "mining/no_overlap", "mining/contrast", "tagging/mean",
+               "tagging/de")  # fmt: skip
+    found = {metric: outcomes.score_questions(metric).to_dict() for metric in metrics}
 
     de, fr = ("de", "q"), ("fr", "q")
     assert found == {
@@ -44,7 +45,7 @@ def test_a_metric_counts_the_rows_that_it_names_whatever_the_task_is_called():
     }  # fmt: skip
     for metric in ("mining/mean", "tagging/best", "tagging/xx_en", "tagging/no_overlap"):
         with pytest.raises(InputError, match=f"{metric} has no outcomes"):
-            outcomes.answers(metric)
+            outcomes.score_questions(metric)
 
 
 def test_equal_answers_gain_nothing_for_sure():
@@ -97,5 +98,5 @@ def test_it_repeats_itself_and_another_seed_draws_anew():
 
 
 def test_other_questions_are_refused():
-    with pytest.raises(ValueError, match="same questions"):
+    with pytest.raises(ValueError, match="different questions"):
         paired_bootstrap(coins(1, 10, 0.5, 1), coins(1, 11, 0.5, 1))

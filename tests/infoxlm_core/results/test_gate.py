@@ -25,7 +25,7 @@ def decided(candidate: Contender, champion: Contender | None, least: float = 0.0
 
 
 def test_the_first_version_is_champion_without_a_question():
-    assert decided(contender("1", 0), None) == Verdict(True, "champion with retrieval/best 0.0: the first one")
+    assert decided(contender("1", 0), None) == Verdict(True, "champion with retrieval/best 0.0: there was none before")
 
 
 def test_a_clear_gain_passes_and_an_equal_model_does_not():

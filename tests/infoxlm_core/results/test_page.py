@@ -54,8 +54,8 @@ def test_a_suite_of_which_nothing_is_finished_has_a_page_that_says_so(tmp_path):
     page.write(tmp_path, "suite", summed(planned, {}))
 
     text = (tmp_path / "suite.md").read_text()
-    assert text.count("Nothing is finished.") == 3 and "ours xnli seed 12 and 9 more" in text
-    assert "Nothing is finished." in (tmp_path / "suite.html").read_text()
+    assert text.count("No trial has finished.") == 3 and "ours xnli seed 12 and 9 more" in text
+    assert "No trial has finished." in (tmp_path / "suite.html").read_text()
 
 
 def test_an_ablation_has_the_same_page_and_names_unfinished_trials(tmp_path):
@@ -114,7 +114,7 @@ def test_a_logarithmic_axis_has_plain_numbers(values):
     summary = summarise_evaluation("toy", {"ours": ""}, [(Perplexity(), None)], {"ours": {"perplexity": scores}})
 
     with matplotlib.rc_context(figures._STYLE):
-        figure = figures.draw(summary)["perplexity"]()
+        figure = figures.list_drawings(summary)["perplexity"]()
         figure.canvas.draw()
         axis = figure.axes[0].yaxis
         labels = [label.get_text() for label in (*axis.get_ticklabels(), *axis.get_ticklabels(minor=True))]

@@ -17,7 +17,7 @@ def test_published_rows_stand_below_ours_with_rule_and_source(written):
     mean, english, *_ = infoxlm.cells
     assert (infoxlm.rule, english.mean) == ("1 (5 runs)", pytest.approx(0.864)) and "2007.07834" in infoxlm.source
     assert mean.mean == pytest.approx((0.864 + 0.806 + 0.789) / 3)  # over what is shown, not as printed
-    assert any("published means are over those shown" in note for note in table.notes)
+    assert any("published means cover only those shown" in note for note in table.notes)
     assert next(line for line in table.published if line.rule == "N").name == "mBERT"
 
 
@@ -52,5 +52,5 @@ def test_retrieval_has_the_papers_two_groups_and_the_others_apart(written):
         ("ours", "mean of tokens, layer 7, best on this set"), ("peer", "mean of tokens, layer 7, best on this set"),
         ("ours", "[CLS], last layer"), ("peer", "[CLS], last layer"),
     ]  # fmt: skip
-    assert "the layer was chosen by the scores on these very pairs" in first.notes[0]
+    assert "the layer was chosen on these same pairs" in first.notes[0]
     assert first.published and not built["tatoeba-22-en-xx"].published and not built["tatoeba-other-xx-en"].published

@@ -67,7 +67,7 @@ def test_models_and_tasks_keep_their_order_in_lists_since_kfp_forgets_that_of_ma
 
     assert [item["name"] for item in listed["models"]] == ["zebra", "apple", "m"]
     assert SuiteConfig.parse(listed) == ordered and list(SuiteConfig.parse(listed).tasks) == ["words", "a"]
-    with pytest.raises(ConfigError, match="every item of the list needs a name of its own"):
+    with pytest.raises(ConfigError, match="every item of the list needs a unique name"):
         SuiteConfig.parse(listed | {"models": [{"name": "a", "source": "x"}, {"name": "a", "source": "y"}]})
 
 
@@ -77,7 +77,8 @@ def test_models_and_tasks_keep_their_order_in_lists_since_kfp_forgets_that_of_ma
         (CLASSIFICATION | {"grid": {"optimization.learningrate": [1]}},
          "tasks.it.settings.optimization.learningrate: unknown name; known are betas, "),
         (CLASSIFICATION | {"grid": {"lr": [1]}}, "tasks.it.settings.lr: unknown name; known are batch_size, "),
-        (CLASSIFICATION | {"grid": {"seed": [1, 2]}}, "tasks.it.grid.seed: not here: seeds and settings.task say it"),
+        (CLASSIFICATION | {"grid": {"seed": [1, 2]}},
+         "tasks.it.grid.seed: not a grid field: use seeds or settings.task"),
         (CLASSIFICATION | {"grid": {"batch_size": [0]}}, "tasks.it.settings.batch_size: Input should be greater than"),
         (CLASSIFICATION | {"grid": {"batch_size": [8, 8]}}, "tasks.it.grid.batch_size: [8, 8] has a value twice"),
         (CLASSIFICATION | {"seeds": [1, 1]}, "tasks.it.seeds: [1, 1] has a seed twice"),
@@ -96,7 +97,7 @@ def test_a_task_that_cannot_be_planned_is_refused_in_one_line_that_names_the_fie
 
 
 def test_two_models_whose_metrics_would_have_one_name_are_refused():
-    with pytest.raises(ConfigError, match="models: XLM_R and xlm-r would have the same metrics: rename one"):
+    with pytest.raises(ConfigError, match="models: XLM_R and xlm-r would have the same metric names: rename one"):
         trials.plan(config(("XLM_R", "xlm-r"), words=CLASSIFICATION))
 
 

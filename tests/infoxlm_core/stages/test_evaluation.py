@@ -119,7 +119,7 @@ def test_the_report_shows_all_scores_escapes_names_and_needs_no_network(evaluate
                         "Training", "Text", "Settings"]  # fmt: skip
     assert f"{100 * metrics['retrieval/best']:.2f}" in html and "<td>too short</td><td>6</td>" in html
     assert "&lt;b&gt;no training!" in html and "<b>no" not in html
-    assert "not taken out of the training text of InfoXLM" in html
+    assert "not removed from the training text of InfoXLM" in html
     assert "<script" not in html and "<link" not in html
     assert all(source.startswith("data:image/svg+xml;base64,") for source in re.findall(r'src="([^"]*)"', html))
     figures = {path.stem for path in (output / "figures").glob("*.png")}
@@ -147,13 +147,13 @@ def test_the_outcomes_by_question_give_back_the_scores(evaluated):
     names = ("retrieval/best", "retrieval/no_overlap", "retrieval/contrast", "retrieval/xx_en", "retrieval/en_xx",
              "retrieval/de", "classification/mean", "classification/en")  # fmt: skip
     for name in names:
-        answers = ours.answers(name)
+        answers = ours.score_questions(name)
         assert answers.groupby("language").mean().mean() == pytest.approx(metrics[name]), name
-    best = floor.answers("retrieval/best")
+    best = floor.score_questions("retrieval/best")
     assert best.groupby("language").mean().mean() == pytest.approx(metrics["b-no-training/retrieval/best"])
     for name in ("perplexity/mean", "classification/transfer_gap", "retrieval/best_layer", "nothing"):
         with pytest.raises(InputError, match=f"{name} has no outcomes by question"):
-            ours.answers(name)
+            ours.score_questions(name)
 
 
 def test_no_sentence_can_be_read_from_the_outcomes(evaluated):
