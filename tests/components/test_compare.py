@@ -78,6 +78,7 @@ def test_a_trial_of_a_platforms_task_is_nested_in_the_platforms_pipeline_run(sto
 
 
 def test_the_component_compares_finished_trials_and_ends_the_others_as_failed(ablation, tmp_path):
+    parent = tracking.open_run(str(ablation)).id  # before the comparison, because opening a run sets it to RUNNING
     made, outputs = run_component(ablation, tmp_path / "kfp")
 
     compared = json.loads((made / "comparison.json").read_text())
@@ -86,7 +87,7 @@ def test_the_component_compares_finished_trials_and_ends_the_others_as_failed(ab
     assert compared["variants"]["full"]["metrics"]["retrieval/best"]["mean"] == pytest.approx(0.4015)
     assert "unfinished trials" in Path(outputs["report"].path).read_text().lower()
     assert outputs["metrics"].metadata["-XLCO_retrieval_best"] == pytest.approx(0.3015)
-    client, parent = connection.connect(ablation), tracking.open_run(str(ablation)).id
+    client = connection.connect(ablation)
     run = client.get_run(parent)
     assert run.data.metrics["full/retrieval/best/n"] == 2 and run.info.status == "FAILED"
     names = {artifact.path for artifact in client.list_artifacts(parent, "comparison")}
