@@ -1,1 +1,1 @@
-"""What a step needs from where it runs: store, workers, cluster, a clear ending."""
+"""What a step needs from its environment: the store, workers, a cluster, and a clear report when it fails."""

@@ -1,9 +1,9 @@
 """The files of an artifact: upload and download them, completely or not at all, and compare them with the manifest.
 
 push      uploads every file with its SHA-256, then the manifest, if there is none yet
-pull      downloads into a temporary folder, which gets its name when every byte is right
+pull      downloads into a temporary folder, which is renamed once every file matches the manifest
 drop      deletes the manifest first, so that no reader sees a partial artifact
-verify    hashes the files only if one was touched since the last time
+verify    hashes the files only if one of them was touched since the last check
 """
 
 import contextlib
@@ -30,7 +30,7 @@ _ABANDONED_AFTER = timedelta(days=1)
 
 
 def manifest(uri: str) -> dict[str, Any] | None:
-    """Return the manifest of a stored artifact; None if there is no manifest, and so no artifact.
+    """Return the manifest of a stored artifact; None if the artifact does not exist.
 
     Raises:
         DataCorrupt: the manifest is malformed.
@@ -43,27 +43,27 @@ def manifest(uri: str) -> dict[str, Any] | None:
 
 
 def manifest_exists(uri: str) -> bool:
-    """Whether there is an artifact at a URI."""
+    """Return whether the URI holds a complete artifact."""
     return storage.open(uri).head(manifests.NAME) is not None
 
 
 def push(directory: Path, uri: str, before_commit: Callable[[], None] = lambda: None, replace: bool = False) -> None:
-    """Upload a directory that has a manifest. A repeated call sends only the files that are missing.
+    """Upload an artifact; a repeated call sends only the files that are missing.
 
     Args:
-        directory: the directory to upload.
-        uri: URI of the copy.
-        before_commit: called when all files have arrived, before the manifest makes them an artifact.
+        directory: the artifact, with its manifest.
+        uri: where to upload it.
+        before_commit: called after all other files are uploaded and before the manifest is.
         replace: first delete the artifact that has this URI.
 
     Raises:
         DataCorrupt: a file differs from the manifest.
         InputError: the storage refuses, or the URI holds an artifact with other content.
-        StorageUnavailable: the storage does not answer; without a manifest what was sent is not an artifact.
+        StorageUnavailable: the storage does not answer. The files that were sent are no artifact without a manifest.
     """
     content = (directory / manifests.NAME).read_bytes()
     digests = {name: entry["sha256"] for name, entry in manifests.load(directory)["files"].items()}
-    for path in directory.rglob(manifests.NAME):  # of artifacts within this one
+    for path in directory.rglob(manifests.NAME):  # manifests of nested artifacts
         if path.parent != directory:
             digests[str(path.relative_to(directory))] = manifests.file_sha256(path)
     store = storage.open(uri)
@@ -86,7 +86,7 @@ def push(directory: Path, uri: str, before_commit: Callable[[], None] = lambda: 
 
 
 def pull(uri: str, directory: Path) -> None:
-    """Download an artifact: the files that its manifest names, and the manifests of artifacts within it.
+    """Download an artifact: the files that its manifest names, and the manifests of nested artifacts.
 
     Raises:
         InputError: there is no artifact, or its manifest names a path outside of it.
@@ -95,16 +95,16 @@ def pull(uri: str, directory: Path) -> None:
     """
     described = manifest(uri)
     if described is None:
-        raise InputError(f"{uri} holds no {manifests.NAME}: run the stage that makes it first")
+        raise InputError(f"{uri} holds no {manifests.NAME}: run the stage that makes this artifact first")
     store = storage.open(uri)
     manifests.make_folder(directory.parent)
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=directory.parent) as folder:
         partial = Path(folder) / "it"
         paths = {partial / manifests.NAME}
-        for name in described["files"]:  # all names are checked before the first file is written
+        for name in described["files"]:  # check all names before writing the first file
             path = manifests.join_inside(partial, name, uri)
             paths.add(path)
-            paths.update(above / manifests.NAME for above in path.parents if above.is_relative_to(partial))
+            paths.update(parent / manifests.NAME for parent in path.parents if parent.is_relative_to(partial))
         by_name = {str(path.relative_to(partial)): path for path in paths}
         for entry in store.entries():
             if entry.name in by_name:
@@ -117,10 +117,11 @@ def pull(uri: str, directory: Path) -> None:
 
 
 def drop(uri: str) -> None:
-    """Delete an artifact: first its manifest, then the rest."""
+    """Delete an artifact; the manifest goes first, so that no reader sees a partial artifact."""
     store = storage.open(uri)
     store.delete(manifests.NAME)
-    if names := [entry.name for entry in store.entries()]:
+    names = [entry.name for entry in store.entries()]
+    if names:
         store.delete(*names)
 
 
@@ -129,24 +130,25 @@ def _is_stored(store: Store, name: str, size: int, digest: str) -> bool:
     return entry is not None and (entry.size, entry.sha256) == (size, digest)
 
 
-# ---------------------------------------------------------------- comparing bytes
+# ---------------------------------------------------------------- verifying
 
 
 def verify(directory: Path, kind: str) -> dict[str, Any]:
-    """Compare an artifact with its manifest, and return the manifest.
+    """Verify an artifact against its manifest, and return the manifest.
 
-    Files are hashed only if one of them was touched since `record_verified`.
+    Files are hashed only if one of them was touched since the last `record_verified`.
     """
     state = file_state(directory)
-    known = is_verified(directory, state)
-    manifest = manifests.read(directory, kind, made_with=f"the stage that makes {kind}", check=lambda _: not known)
-    if not known:
+    already_verified = is_verified(directory, state)
+    made_with = f"the stage that makes {kind}"
+    manifest = manifests.read(directory, kind, made_with=made_with, check=lambda _: not already_verified)
+    if not already_verified:
         record_verified(directory, state)
     return manifest
 
 
 def file_state(directory: Path, excluded: str = manifests.NAME) -> str:
-    """Return a digest of sizes, times and inodes of all files; the manifest, which has its own digest, is excluded."""
+    """Return a digest of the sizes, times and inodes of all files except the manifest, which has its own digest."""
     files = [path for path in sorted(directory.rglob("*")) if path.is_file() and path.name != excluded]
     entries = []
     for path in files:
@@ -157,28 +159,28 @@ def file_state(directory: Path, excluded: str = manifests.NAME) -> str:
 
 
 def marker_of(directory: Path) -> Path:
-    """Return the file that holds the `file_state` in which every byte of a directory was last compared."""
+    """Return the path of the file that records the `file_state` at which a directory was last verified."""
     return directory.parent.parent / "verified" / f"{directory.parent.name}-{directory.name}"
 
 
 def is_verified(directory: Path, state: str) -> bool:
-    """Whether every byte of a directory was compared in this state."""
-    with contextlib.suppress(OSError):  # an unreadable marker counts as none
+    """Return whether the whole directory was verified in this state."""
+    with contextlib.suppress(OSError):  # without a readable marker the directory counts as not verified
         return marker_of(directory).read_bytes() == state.encode()
     return False
 
 
 def record_verified(directory: Path, state: str) -> None:
-    """Record that every byte of a directory was right in this state; a read-only store has no record."""
+    """Record that the whole directory was verified in this state; do nothing in a read-only store."""
     with contextlib.suppress(OSError):
         marker_of(directory).parent.mkdir(exist_ok=True)
         manifests.write_atomically(marker_of(directory), state)
 
 
 def compare_bytes(directory: Path) -> None:
-    """Compare the bytes of an artifact, except token shards and training text, which their readers compare."""
+    """Verify the files of an artifact, except token shards and training text, whose readers verify them."""
     kind = ""
-    with contextlib.suppress(DataCorrupt):  # `manifests.read` below names the fault
+    with contextlib.suppress(DataCorrupt):  # `manifests.read` below reports what is wrong
         kind = manifests.load(directory)["kind"]
 
     def is_hashed(path: Path) -> bool:

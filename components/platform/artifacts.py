@@ -1,19 +1,19 @@
-"""The store: artifacts by content, and checkpoints, in a directory or on S3.
+"""The store: content-addressed artifacts, and checkpoints, in a directory or on S3.
 
-A KFP artifact of ours is a small JSON file that points into the store: `{"location", "digest"}`. The store holds each
-artifact once, under a key of everything that decides its content (`key_of`):
+Our KFP artifacts are small JSON files that point into the store: `{"location", "digest"}`. The store holds each
+artifact once, under a digest of everything that decides its content (`key_of`):
 
-    STORE/corpus/3f2a…/manifest.json     a finished artifact, found again by every later run with the same inputs
-    STORE/runs/pretrained-77b0…/         checkpoints of a training; `training_runs` has the rest
-    STORE/begun/PIPELINE.json            the training that a pipeline began last
-    STORE/cost/demo-2026…/pretrained/…   hours that attempts of a pipeline run took (`costs`)
+    STORE/corpus/3f2a…/manifest.json     a finished artifact, reused by every later run with the same inputs
+    STORE/runs/pretrained-77b0…/         checkpoints of a training (`training_runs`)
+    STORE/begun/PIPELINE.json            the training that a pipeline started last
+    STORE/cost/demo-2026…/pretrained/…   hours that each attempt of a pipeline run took (`costs`)
     STORE/outcome/demo-2026…/…json       why a stage of a pipeline run failed; KFP keeps no exit codes
-    STORE/verified/                      when every byte of an artifact was last compared, since hashing takes long
-    STORE/parameters/                    settings that travel by reference, by their digest (`parameters`)
-    STORE/work/j-pretrain-….json         the work of a RayJob; STORE/leases/ has a lock for each upload
+    STORE/verified/                      which state of an artifact was last verified, since hashing takes long
+    STORE/parameters/                    settings that are passed by reference (`parameters`)
+    STORE/work/j-pretrain-….json         what a RayJob has to do; STORE/leases/ has a lock for each upload
 
-STORE is a directory, or `s3://bucket/prefix`; `adapters/storage.py` has the table. Each machine has a local copy of a
-remote store in its cache with the same layout. Artifacts are built there and uploaded, or downloaded when needed.
+STORE is a directory, or `s3://bucket/prefix` (see `adapters/storage.py`). Each machine has a local copy of a remote
+store in its cache with the same layout. Artifacts are built there and uploaded, or downloaded when needed.
 INFOXLM_CACHE names the cache; the default is ~/.cache/infoxlm.
 """
 
@@ -53,8 +53,8 @@ KINDS = (
 )
 """Kinds of artifacts: the folders of a store."""
 LONGEST_PUSH, LONGEST_TRAINING = 6 * 3600.0, 14 * 86_400.0
-"""Seconds to wait for another machine that uploads, or builds, the same artifact."""
-_COPY_OF = "COPY_OF"  # a file in the local copy of a remote store, with the URI of the store
+"""Seconds to wait for another machine to upload, or to build, the same artifact."""
+_COPY_OF = "COPY_OF"  # file in the local copy of a remote store; holds the URI of the store
 
 
 # ---------------------------------------------------------------- the store
@@ -81,7 +81,7 @@ def url_of(location: Path) -> str:
 
 
 def key_of(kind: str, config: StageConfig, *inputs: str) -> str:
-    """Return the key of an artifact: a digest of kind, version of the kind, config, and digests of the inputs."""
+    """Return the key of an artifact: a digest of its kind, the kind's version, the config and the inputs."""
     decisive = [kind, manifests.VERSIONS[kind], config.result_fields(), inputs]
     return manifests.digest(decisive).removeprefix("sha256:")[:16]
 
@@ -97,14 +97,14 @@ def read(store: str, name: str) -> bytes | None:
     return file[0] if file else None
 
 
-# ---------------------------------------------------------------- making and finding artifacts
+# ---------------------------------------------------------------- finding and building artifacts
 
 
 def lookup(store: str, kind: str, name: str) -> Path | None:
-    """Return the artifact `kind/name` on this machine, or None if nobody has made it yet.
+    """Return the local directory of the artifact `kind/name`, or None if it does not exist yet.
 
-    Files that were touched since their bytes were last compared are compared again; `locate` compares all of them. A
-    damaged local copy of a remote artifact is downloaded again.
+    An artifact that was touched since it was last verified is verified again; `locate` verifies always. A damaged local
+    copy of a remote artifact is downloaded again.
 
     Raises:
         DataCorrupt: a file differs from the manifest.
@@ -121,14 +121,14 @@ def lookup(store: str, kind: str, name: str) -> Path | None:
         return None
     with _locked(path.parent / f".{name}.fetching"):
         if not _is_intact(path, kind, manifest["digest"]):
-            artifact_files.pull(uri, path)  # compares every byte
+            artifact_files.pull(uri, path)  # verifies every file
             artifact_files.record_verified(path, artifact_files.file_state(path))
     logger.info("found %s, made before from the same inputs", uri)
     return path
 
 
 def _is_intact(directory: Path, kind: str, expected_digest: str) -> bool:
-    """Whether the local copy of an artifact exists, equals the remote one, and is not damaged."""
+    """Return whether the local copy of an artifact exists, equals the remote one, and is not damaged."""
     if not (directory / manifests.NAME).is_file():
         return False
     try:
@@ -139,14 +139,14 @@ def _is_intact(directory: Path, kind: str, expected_digest: str) -> bool:
 
 
 def is_made(store: str, kind: str, name: str) -> bool:
-    """Whether there is such an artifact, in the store or, not uploaded yet, on this machine."""
+    """Return whether the artifact exists: in the store, or on this machine and not uploaded yet."""
     if (local(store) / kind / name / manifests.NAME).is_file():
         return True
     return storage.is_remote(store) and artifact_files.manifest_exists(f"{store}/{kind}/{name}")
 
 
 def get_or_build(store: str, kind: str, name: str, build: Callable[[Path], dict[str, Any] | None]) -> Path:
-    """Return the artifact `kind/name` of the store; build it first if it does not exist, completely or not at all.
+    """Return the artifact `kind/name`; build it first if it does not exist. An interrupted build leaves no artifact.
 
     Args:
         store: directory, or s3://bucket/prefix.
@@ -160,7 +160,7 @@ def get_or_build(store: str, kind: str, name: str, build: Callable[[Path], dict[
     if existing := lookup(store, kind, name):
         return existing
     path, is_remote = local(store) / kind / name, storage.is_remote(store)
-    if not (is_remote and (path / manifests.NAME).is_file()):  # an earlier attempt may have built but not uploaded it
+    if not (is_remote and (path / manifests.NAME).is_file()):  # else an earlier attempt built it, but did not upload it
         _build(path, kind, build)
     if not is_remote:
         return path
@@ -194,7 +194,7 @@ def _build(path: Path, kind: str, build: Callable[[Path], dict[str, Any] | None]
 
 @contextlib.contextmanager
 def exclusive(store: str, kind: str, name: str) -> Iterator[None]:
-    """Let one process at a time build an artifact that takes long; the others wait and then find it."""
+    """Let one process at a time build a costly artifact; the others wait and then reuse it."""
     with _locked(local(store) / kind / f".{name}.lock"):
         if not storage.is_remote(store):
             yield
@@ -205,12 +205,12 @@ def exclusive(store: str, kind: str, name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold a lock file against other processes of this machine; log a line if that means waiting."""
+    """Hold a lock file against other processes of this machine; log a line before waiting for it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         lock = locks.acquire(path, timeout=0)
     except locks.Timeout:
-        logger.info("waiting for another process that holds %s", path)
+        logger.info("waiting for the process that holds the lock %s", path)
         lock = locks.acquire(path)
     with lock:
         yield
@@ -219,7 +219,10 @@ def _locked(path: Path) -> Iterator[None]:
 def _remove_abandoned(directory: Path) -> None:
     """Remove the partial artifacts of processes that have died."""
     for path in directory.glob(".making-*.lock"):
-        with contextlib.suppress(locks.Timeout, OSError), locks.acquire(path, timeout=0):  # OSError: another user's
+        with (
+            contextlib.suppress(locks.Timeout, OSError),
+            locks.acquire(path, timeout=0),
+        ):  # OSError: the folder of another user
             shutil.rmtree(path.with_suffix(""), ignore_errors=True)
             path.unlink(missing_ok=True)
 
@@ -228,7 +231,7 @@ def _remove_abandoned(directory: Path) -> None:
 
 
 class Pointer(TypedDict):
-    """Content of a KFP artifact of ours."""
+    """Content of our KFP artifacts."""
 
     location: str
     digest: str
@@ -249,17 +252,17 @@ def read_pointer(artifact: Any) -> tuple[str, str]:
 
 
 def resolve(artifact: Any) -> tuple[Path, str]:
-    """Return the local directory that a KFP input artifact points to, downloaded if needed, and its digest."""
+    """Download the artifact that a KFP input points to, if needed; return its local directory and its digest."""
     location, digest = read_pointer(artifact)
     return locate(location), digest
 
 
 def locate(location: str, hashed: bool = True) -> Path:
-    """Return the path on this machine of an artifact, or of a folder in one: `s3://bucket/prefix/pretrained/7b/encoder`.
+    """Return the local path of an artifact, or of a folder in it such as `s3://bucket/prefix/pretrained/7b…/encoder`.
 
     Args:
-        location: as `publish` has written it.
-        hashed: compare every byte with the manifest, because it will be read. A damaged local copy is downloaded again.
+        location: location as `publish` writes it.
+        hashed: verify every file, because the caller will read it. A damaged local copy is downloaded again.
 
     Raises:
         InputError: there is no such artifact, or the location is malformed or leads out of the store.
@@ -273,16 +276,16 @@ def locate(location: str, hashed: bool = True) -> Path:
     except DataCorrupt:
         if not storage.is_remote(location):
             raise
-        artifact_files.marker_of(artifact).unlink(missing_ok=True)  # so `lookup` compares every byte
+        artifact_files.marker_of(artifact).unlink(missing_ok=True)  # so that `lookup` verifies every file
         _download(location)
     return path
 
 
 def _download(location: str) -> tuple[Path, Path]:
-    """Return the directory of an artifact on this machine, and the path within it that the location names."""
+    """Return the local directory of an artifact, and the local path that the location names in it."""
     if directory := storage.open(location).directory:
         return directory, directory
-    # greedy: a folder above the store may be named like a kind
+    # the first group is greedy, since a folder above the store may have the name of a kind
     match = re.fullmatch(rf"(.+?://.+)/({'|'.join(KINDS)})/([0-9a-f]{{16}})(?:/(.*))?", location)
     if not match:
         raise InputError(f"{location} is not an artifact (STORE/KIND/KEY): run the step that makes it again")

@@ -1,9 +1,9 @@
-"""The hours that GPUs and processes have worked, recorded where they work and reported to the tracker.
+"""GPU hours and process hours: each attempt to make an artifact records its own, and the step reports the sum.
 
-    STORE/cost/RUN/pretrained/3f2a…/ID.json    {"seconds", "devices", "device"}: an attempt of a run to make an artifact
+    STORE/cost/RUN/pretrained/3f2a…/ID.json    {"seconds", "devices", "device"} of one attempt
 
-An attempt is recorded when it ends, by success or failure; one that is killed outright is not. No artifact and no
-digest depends on these records.
+An attempt is recorded when it succeeds or fails, but not when it is killed. No artifact and no digest depends on these
+records.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ class Attempt(TypedDict):
 def measured(
     store: str, kind: str, name: str, devices: int, device: str, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[None]:
-    """Record how long the block takes that makes the artifact `kind/name`.
+    """Record how long the block takes to make the artifact `kind/name`.
 
     Args:
         store: directory, or s3://bucket/prefix.
@@ -46,22 +46,22 @@ def measured(
         name: name of the artifact.
         devices: number of GPUs or processes that work on it.
         device: GPU or CPU.
-        clock: returns seconds; a clock that nobody sets.
+        clock: monotonic clock, in seconds.
     """
     start = clock()
     try:
         yield
     finally:
         attempt = Attempt(seconds=clock() - start, devices=devices, device=device)
-        with contextlib.suppress(InfoXLMError, OSError):  # the work is done even if its cost cannot be recorded
+        with contextlib.suppress(InfoXLMError, OSError):  # a cost that cannot be recorded must not fail the work
             artifacts.write(store, f"{_folder(kind, name)}/{uuid.uuid4().hex}.json", json.dumps(attempt))
 
 
 def hours_of(store: str, kind: str, name: str, step: str) -> dict[str, float]:
-    """Return the hours that this pipeline run's attempts to make an artifact took, under the metric of a step.
+    """Return the hours that this pipeline run spent on an artifact, as metrics of a step.
 
     Returns:
-        Such as {"cost/gpu_hours/pretrain": 12.5}; empty if the artifact was found.
+        metrics such as {"cost/gpu_hours/pretrain": 12.5}; empty if the run reused an existing artifact.
     """
     folder = storage.open(f"{store}/{_folder(kind, name)}")
     hours: defaultdict[str, float] = defaultdict(float)
@@ -74,7 +74,7 @@ def hours_of(store: str, kind: str, name: str, step: str) -> dict[str, float]:
 
 
 def sum_up(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the hours of all steps among a run's metrics, such as {"cost/gpu_hours/all": 13.0}."""
+    """Return the total hours over all steps of a run's metrics, such as {"cost/gpu_hours/all": 13.0}."""
     hours: defaultdict[str, float] = defaultdict(float)
     for name, value in metrics.items():
         device, _, step = name.removeprefix("cost/").partition("/")
@@ -84,6 +84,6 @@ def sum_up(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def _folder(kind: str, name: str) -> str:
-    """Return the folder of this pipeline run's attempts; a worker may not know its run."""
+    """Return the folder of this pipeline run's attempts; a worker without RUN_ID uses `by-hand`."""
     run = re.sub(r"[^\w.-]+", "-", os.environ.get("RUN_ID") or "by-hand")
     return f"cost/{run}/{kind}/{name}"

@@ -1,9 +1,9 @@
-"""What may be deleted from a store: items that are old and that no remaining item names.
+"""Garbage collection of a store: delete items that are old and that no remaining item refers to.
 
-Every item younger than a limit remains, and so does what the versions of the registry were made of. Items whose digest
-a manifest, a checkpoint or a note of a remaining item contains remain as well, and so on. A training therefore keeps
-its shards and their corpus, from the note that it has begun to its last checkpoint. `parameters/` is never deleted: a
-recurring run of Kubeflow may name its files.
+The roots are all items younger than a limit, and the artifacts of registered versions. Every item whose digest occurs
+in a manifest, a checkpoint or a note of a remaining item remains as well, transitively. A training therefore keeps its
+shards and their corpus from its start to its last checkpoint. `parameters/` is never deleted, because a recurring run
+of Kubeflow may refer to its files.
 """
 
 import re
@@ -31,7 +31,7 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Item:
-    """An artifact, the checkpoints of a run, a note, or what something has cost."""
+    """An artifact, the checkpoints of a run, a note, or the cost records of an artifact."""
 
     name: str
     """Path in the store, such as corpus/3f2a…"""
@@ -48,7 +48,7 @@ class Item:
 
 
 def survey(store: str) -> list[Item]:
-    """Return all items of a store, sorted by name; manifests, metadata of checkpoints and notes are read."""
+    """Return all items of a store, sorted by name; this reads all manifests, metadata of checkpoints, and notes."""
     opened = storage.open(store)
     by_name: dict[str, list[Entry]] = defaultdict(list)
     for entry in opened.entries():
@@ -57,7 +57,7 @@ def survey(store: str) -> list[Item]:
             continue
         name = inner[0]
         if folder == "work":
-            name = name.partition(".")[0]  # the work of a job, and the heartbeat of its step
+            name = name.partition(".")[0]  # JOB.json and JOB.followed are one item
         elif folder == "cost":
             name = "/".join(inner[:-1])
         by_name[f"{folder}/{name}"].append(entry)
@@ -78,16 +78,16 @@ def _inspect(store: storage.Store, name: str, entries: list[Entry]) -> Item:
     return Item(name, tuple(files), size, modified, frozenset(names), frozenset(mentions))
 
 
-def superfluous(
+def find_deletable(
     items: Collection[Item], needed: Collection[str], older: timedelta, now: datetime | None = None
 ) -> list[Item]:
-    """Return the items that may be deleted.
+    """Return the items that nothing refers to and that are old enough to delete.
 
     Args:
         items: all items of a store.
         needed: digests and keys of artifacts that something outside of the store needs.
-        older: age up to which every item remains.
-        now: the time that ages are counted from.
+        older: items younger than this remain.
+        now: the current time; default: the clock.
     """
     limit = (now or datetime.now(UTC)) - older
     needed_names, candidates = set(needed), list(items)
@@ -96,9 +96,9 @@ def superfluous(
     def remains(item: Item) -> bool:
         if item.modified > limit:
             return True
-        if item.name.startswith(("runs/", "cost/")):  # an artifact does not need them
+        if item.name.startswith(("runs/", "cost/")):  # no artifact depends on them
             return False
-        if item.name.startswith(NOTES):  # a job that starts again, or a training that goes on, reads its note
+        if item.name.startswith(NOTES):  # a restarted job, or a resumed training, reads its note
             return not keys_of_runs.isdisjoint(item.mentions)
         return not needed_names.isdisjoint(item.names)
 
@@ -112,7 +112,7 @@ def superfluous(
 
 
 def delete(store: str, item: Item) -> None:
-    """Delete an item: the manifest first, so that no reader sees a partial artifact; also from the local copy."""
+    """Delete an item, manifest first, so that no reader sees a partial artifact; then delete its local copy."""
     opened = storage.open(store)
     opened.delete(item.files[0])
     if len(item.files) > 1:

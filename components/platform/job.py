@@ -1,9 +1,9 @@
-"""The driver of a RayJob: reads its work, does it, and writes the reason into the store if that fails.
+"""The driver of a RayJob: reads what to do from the store, does it, and stores the reason if it fails.
 
     python -m components.platform.job s3://bucket/store/work/j-pretrain-3f2a9c01de.json
-    python -m components.platform.job --leave s3://… 100    a pod of the job must go: save, for at most 100 s
+    python -m components.platform.job --leave s3://… 100    a pod of the job is being stopped: save within 100 s
 
-A step that is told to stop deletes its job. A step that is killed cannot, so a job that nobody follows ends itself.
+A step that is asked to stop deletes its job. A killed step cannot, so a job ends itself when no step follows it.
 """
 
 import logging
@@ -21,25 +21,25 @@ from infoxlm_core.errors import InfoXLMError, InputError, Preempted
 logger = logging.getLogger(__name__)
 
 UNFOLLOWED = 900.0
-"""Seconds without a heartbeat of the step after which the job ends; its next attempt may take minutes to begin."""
+"""Seconds without a heartbeat of the step after which the job ends; a retried step may take minutes to start."""
 _POLL, _SAVING, _ENDING, _SIGNAL_POLL = 30.0, 600.0, 60.0, 1.0
 
 
 def main(url: str) -> None:
-    """Do the work that a file of the store describes; exit with the code of the error, if there is one."""
+    """Do the work that a file of the store describes; if it fails, exit with the code of the error."""
     store, _, file = url.rpartition("/work/")
     name = file.removesuffix(".json")
     with runtime.report_failure(store, "job", job=name):
         work = _read(url)
         os.environ["RUN_ID"] = work.pipeline_run
-        storage.open(store).delete(runtime.outcome_path(name, "jobs"))  # of an earlier attempt
+        storage.open(store).delete(runtime.outcome_path(name, "jobs"))  # written by an earlier attempt
         for watch in (_end_if_unfollowed, _pass_on_signals):
             threading.Thread(target=watch, args=(work,), name=watch.__name__, daemon=True).start()
         launchers.run_locally(work)
 
 
 def leave(url: str, seconds: float) -> None:
-    """Ask the training to save and stop, because this pod must go; wait until it has released its lease."""
+    """Ask the training to save and stop, because this pod is being stopped; wait until it has released its lease."""
     work = _read(url)
     lease_url = f"{work.store}/runs/{work.run}/lease.json"
     deadline = time.monotonic() + seconds
@@ -50,29 +50,29 @@ def leave(url: str, seconds: float) -> None:
 
 
 def _end_if_unfollowed(work: Work) -> None:
-    """Save and end this process when the step's heartbeat has stopped for long."""
-    last_beat, since = b"", time.monotonic()
-    while time.monotonic() - since < UNFOLLOWED:
+    """Save and end this process when the step has sent no heartbeat for `UNFOLLOWED` seconds."""
+    last_beat, last_seen = b"", time.monotonic()
+    while time.monotonic() - last_seen < UNFOLLOWED:
         time.sleep(min(_POLL, UNFOLLOWED / 10))
         try:
             beat = artifacts.read(work.store, launchers.heartbeat_path(work.job)) or b""
-        except InfoXLMError:  # a storage in trouble says nothing about the step
-            since = time.monotonic()
+        except InfoXLMError:  # without the storage we cannot tell whether the step is alive
+            last_seen = time.monotonic()
             continue
         if beat != last_beat:
-            last_beat, since = beat, time.monotonic()
+            last_beat, last_seen = beat, time.monotonic()
     logger.error("nobody has followed %s for %.0f s: saving and ending it", work.job, UNFOLLOWED)
     try:
         leave(f"{work.store}/work/{work.job}.json", _SAVING)
-        time.sleep(_ENDING)  # the training has saved, and ends this process by itself
+        time.sleep(_ENDING)  # a training that has saved normally ends this process by itself
     finally:
         os._exit(Preempted.exit_code)
 
 
 def _pass_on_signals(work: Work) -> None:
-    """Ask the workers of other pods to stop when this process was told to.
+    """Ask the workers in other pods to stop when this process has been asked to.
 
-    When KubeRay deletes the job, Ray sends SIGTERM to the driver alone, whose handler writes a file on this pod's disk.
+    When KubeRay deletes the job, Ray sends SIGTERM only to the driver, whose handler writes a file to this pod's disk.
     """
     if not work.run:
         return
@@ -90,7 +90,7 @@ def _pass_on_signals(work: Work) -> None:
 def _read(url: str) -> Work:
     file = storage.open(url).get()
     if file is None:
-        raise InputError(f"No work at {url}: submit the pipeline again")
+        raise InputError(f"{url} does not exist: submit the pipeline again")
     return outside.parse_json(file[0], Work, url, "submit the pipeline again")
 
 

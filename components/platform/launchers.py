@@ -1,12 +1,12 @@
-"""Launchers: who starts the processes that do a piece of work, follows them, and restarts them when one dies.
+"""Launchers: they start the processes that do a piece of work, follow them, and restart them when one dies.
 
-    process     this process alone
+    process     only this process
     ray         Ray workers, of this machine or of the cluster that RAY_ADDRESS names
-    torchrun    processes of this machine, by torch alone
-    kuberay     a RayJob: the step writes STORE/work/JOB.json and follows the job, whose head does the rest (`job`)
+    torchrun    processes of this machine, without Ray
+    kuberay     a RayJob: the step writes STORE/work/JOB.json and follows the job, whose head does the work (`job`)
 
-The step's parameters choose: `cluster` a RayJob, `num_workers` 0 this process; else INFOXLM_LAUNCHER says ray or
-torchrun. A new launcher is an adapter, a function here and a line in the table.
+A step with `cluster` set uses kuberay, one with `num_workers` 0 uses process, and any other uses the launcher that
+INFOXLM_LAUNCHER names (ray or torchrun). To add a launcher, write an adapter, a function here, and a line in the table.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from infoxlm_core.corpora.parallel import ParallelMap
 
 Environment = Sequence[Mapping[str, Any]]
-"""Environment variables as in a container of Kubernetes: {"name", "value"} or {"name", "valueFrom"} each."""
+"""Environment variables of a Kubernetes container, each {"name", "value"} or {"name", "valueFrom"}."""
 
 VARIABLE = "INFOXLM_LAUNCHER"
 """Environment variable that names the launcher for workers of this machine."""
@@ -42,8 +42,8 @@ _HEARTBEAT_SECONDS = 60.0
 class Launcher(Protocol):
     """Runs work, and returns when its artifact is in the store.
 
-    A launcher starts processes, or adopts the ones that an earlier attempt of the step has left running, follows them
-    to their end, and restarts them when one dies. SIGTERM and Ctrl-C let a training save and stop.
+    A launcher starts processes, or adopts those that an earlier attempt of the step left running. It follows them to
+    their end and restarts them when one dies. SIGTERM and Ctrl-C let a training save and stop.
     """
 
     def __call__(self, work: Work, cluster: dict[str, Any], step_environment: Environment, /) -> None:
@@ -61,7 +61,7 @@ class Launcher(Protocol):
 
 
 def run(work: Work, cluster: dict[str, Any] | None = None, step_environment: Environment = ()) -> Path:
-    """Return the artifact on this machine, made first if it does not exist; arguments and errors as of `Launcher`."""
+    """Return the local directory of the artifact; make it first if it does not exist. See `Launcher` for arguments."""
     if existing := artifacts.lookup(work.store, work.kind, work.name):
         return existing
     is_training = work.stage in stage_work.TRAININGS
@@ -74,10 +74,10 @@ def run(work: Work, cluster: dict[str, Any] | None = None, step_environment: Env
         LAUNCHERS["kuberay"](work, cluster, step_environment)
     else:
         run_locally(work)
-    made = artifacts.lookup(work.store, work.kind, work.name)
-    if not made:
+    artifact = artifacts.lookup(work.store, work.kind, work.name)
+    if not artifact:
         raise RuntimeError(f"the launcher succeeded, but {work.store} has no {work.kind}/{work.name}")
-    return made
+    return artifact
 
 
 def run_locally(work: Work) -> None:
@@ -128,7 +128,7 @@ def kuberay(work: Work, cluster: dict[str, Any], step_environment: Environment) 
 
     Raises:
         ConfigError: the machines of a cluster cannot share the store.
-        LeaseHeld: another pipeline run trains the same.
+        LeaseHeld: another pipeline run is doing the same training.
     """
     from components.adapters.kuberay import job as ray_job
     from components.adapters.kuberay import manifest
@@ -139,12 +139,12 @@ def kuberay(work: Work, cluster: dict[str, Any], step_environment: Environment) 
         raise ConfigError(f"store: workers of a cluster share no directory {work.store}: give s3://bucket/prefix")
     if work.stage not in stage_work.TRAININGS:
         config = config.for_text()
-    elif work.stage != "pretrain":  # the number of workers changes the results of every other training
+    elif work.stage != "pretrain":  # in any other training, the number of workers changes the results
         config = config.model_copy(update={"min_workers": 0})
     pipeline_run = runtime.pipeline_run()
     name = manifest.job_name(work.stage, work.store, work.run or f"{work.kind}/{work.name}")
-    described = asdict(work) | {"pipeline_run": pipeline_run, "job": name, "min_workers": config.min_workers}
-    artifacts.write(work.store, f"work/{name}.json", json.dumps(described, indent=1, sort_keys=True))
+    job_work = asdict(work) | {"pipeline_run": pipeline_run, "job": name, "min_workers": config.min_workers}
+    artifacts.write(work.store, f"work/{name}.json", json.dumps(job_work, indent=1, sort_keys=True))
     outcome_path = runtime.outcome_path(name, "jobs")
 
     def read_outcome() -> dict[str, Any] | None:
@@ -155,7 +155,9 @@ def kuberay(work: Work, cluster: dict[str, Any], step_environment: Environment) 
             artifacts.write(work.store, f"runs/{work.run}/stop", name)
 
     if (read_outcome() or {}).get("run", pipeline_run) != pipeline_run:
-        storage.open(work.store).delete(outcome_path)  # another pipeline run failed; its cause may have been removed
+        storage.open(work.store).delete(
+            outcome_path
+        )  # the failure of another pipeline run; its cause may be fixed by now
     if work.run:
         lease.check(f"{work.store}/runs/{work.run}/lease.json", name)
     with _heartbeat(work.store, name):
@@ -180,11 +182,11 @@ def _run_with_workers(
     train: Callable[..., Any],
     parallel_map: "AbstractContextManager[ParallelMap | None]",
 ) -> None:
-    """Run a training by `train`, or a stage on text with `parallel_map`."""
+    """Run a training through `train`, or a text stage through `parallel_map`."""
     if work.stage in stage_work.TRAININGS:
         folder = artifacts.local(work.store) / "runs" / work.run
         manifests.make_folder(folder)
-        (folder / "stop").unlink(missing_ok=True)  # a request to an earlier process
+        (folder / "stop").unlink(missing_ok=True)  # a request that was sent to an earlier process
         with workers.stopping_on_signals(folder):
             train(stage_work.train, work.num_workers, run=folder, work=work)
         return
@@ -199,14 +201,14 @@ def _run_with_workers(
 
 
 def heartbeat_path(job: str) -> str:
-    """Return the file of the store in which a step shows that it follows its job."""
+    """Return the path in the store of the heartbeat that a step writes while it follows its job."""
     return f"work/{job}.followed"
 
 
 @contextlib.contextmanager
 def _heartbeat(store: str, job: str) -> Iterator[None]:
-    """Show once a minute that this step follows its job; a job that nobody follows ends itself (`job`)."""
-    over, step = threading.Event(), uuid.uuid4().hex
+    """Write a heartbeat once a minute while this step follows its job; without it, the job ends itself (`job`)."""
+    finished, step = threading.Event(), uuid.uuid4().hex
 
     def beat() -> None:
         count = 0
@@ -214,11 +216,11 @@ def _heartbeat(store: str, job: str) -> Iterator[None]:
             count += 1
             with contextlib.suppress(InfoXLMError):
                 artifacts.write(store, heartbeat_path(job), f"{step} {count}")
-            if over.wait(_HEARTBEAT_SECONDS):
+            if finished.wait(_HEARTBEAT_SECONDS):
                 return
 
     threading.Thread(target=beat, name="heartbeat", daemon=True).start()
     try:
         yield
     finally:
-        over.set()
+        finished.set()

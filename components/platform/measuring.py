@@ -1,4 +1,4 @@
-"""Measure the trials of a suite, one after the other; a trial that fails does not stop the others."""
+"""Measure the trials of a suite one after the other; a failed trial does not stop the others."""
 
 import contextlib
 import logging
@@ -32,7 +32,7 @@ class Measured(NamedTuple):
 
 
 def measure(planned: Mapping[str, Any], store: str, num_workers: int) -> Measured:
-    """Fine-tune an encoder on a task, if the task needs that, and measure it. A failure ends the process.
+    """Fine-tune an encoder on a task, if the task requires training, and measure it. A failure ends the process.
 
     Args:
         planned: a trial of `plan_suite` with the source of its model and its settings.
@@ -67,15 +67,15 @@ def measure(planned: Mapping[str, Any], store: str, num_workers: int) -> Measure
 def _fine_tune(
     settings: Any, local: Any, source: str, encoder: Path, num_workers: int, store: str, run: tracking.Run
 ) -> tuple[Path, dict[str, Any]]:
-    """Return the model that a trial measures, fine-tuned if its task needs that, and the facts of its training.
+    """Return the model that a trial measures, fine-tuned if its task requires it, and the facts of its training.
 
-    Trials that differ only in how they test share a model: its name depends only on what decides its weights.
+    The name of the model depends only on what decides its weights, so trials that differ only in their tests share it.
 
     Args:
         settings: settings of the task.
-        local: the same settings with all data on this machine.
+        local: the same settings with local paths for all data.
         source: source of the encoder.
-        encoder: the encoder on this machine.
+        encoder: local directory of the encoder.
         num_workers: workers of the training.
         store: directory, or s3://bucket/prefix.
         run: the tracker's run, which gets the curves.
@@ -101,7 +101,7 @@ def _fine_tune(
         tracker_run=run.id,
     )
     with artifacts.exclusive(store, "tuned", name):  # another trial may need the same model
-        model = artifacts.locate(artifacts.url_of(launchers.run(training)))  # compares every byte before it is read
+        model = artifacts.locate(artifacts.url_of(launchers.run(training)))  # verifies every file before it is read
         stage_work.delete_checkpoints(training)
     run.log_curves(model / "metrics.jsonl")
     return model, manifests.load(model)["facts"] | {"tuned": f"tuned/{name}"}
@@ -110,9 +110,9 @@ def _fine_tune(
 def measure_all(planned: Sequence[Mapping[str, Any]], store: str, num_workers: int) -> dict[str, Measured]:
     """Measure trials; return the finished ones by name.
 
-    Each of several trials runs in its own process, so that its memory and GPUs are released. If trials failed, this
-    process exits like the last of them, after all have been tried. A signal to stop is passed to the running trial, and
-    no other trial starts.
+    Each of several trials runs in its own process, so that its memory and GPUs are released. If any trial
+    failed, this process tries the rest and then exits with the code of the last failure. A signal to stop is passed to
+    the running trial, and no other trial starts.
     """
     names = [trial["point"]["name"] for trial in planned]
     if len(planned) == 1:
@@ -131,20 +131,20 @@ def measure_all(planned: Sequence[Mapping[str, Any]], store: str, num_workers: i
             break
     if exit_codes:
         logger.error("%d of %d trials are finished, %d failed.", len(finished), len(planned), len(exit_codes))
-        sys.exit(exit_codes[-1])  # the step's outcome is that of the last failure, too
+        sys.exit(exit_codes[-1])  # the stored outcome is also that of the last failure
     return finished
 
 
 def _measure_in_process(
     signals: list[int], planned: Mapping[str, Any], store: str, num_workers: int
 ) -> tuple[Measured | None, int]:
-    """Measure a trial in a process of its own.
+    """Measure a trial in its own process.
 
     Args:
-        signals: gets the signals to stop that arrive meanwhile.
-        planned: the trial, as of `measure`.
-        store: as of `measure`.
-        num_workers: as of `measure`.
+        signals: list to which signals to stop are appended as they arrive.
+        planned: the trial, as in `measure`.
+        store: as in `measure`.
+        num_workers: as in `measure`.
 
     Returns:
         The finished trial, or None if it failed, and the exit code of its process.

@@ -1,14 +1,15 @@
-"""Settings that travel through Kubeflow by reference: the store has the content, and the reference is its digest.
+"""Pass large settings through Kubeflow by reference: the store holds the content, the reference is its digest.
 
     STORE/parameters/SHA256.json
 
-Kubeflow hands all inputs of a step to its pod in one variable, for which Linux takes 128 KiB, and Argo keeps the inputs
-of all steps of a run in one object of 1 MiB. So a step passes settings on by reference, and a person may give them
-directly as long as they are small. Every step calls `resolve` on the mappings and lists that it is given.
+Kubeflow passes all inputs of a step to its pod in one environment variable, which Linux limits to 128 KiB, and Argo
+keeps the inputs of all steps of a run in one object of at most 1 MiB. So steps pass settings on by reference, and only
+small settings are passed directly. Every step calls `resolve` on its parameters.
 """
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,18 +17,18 @@ from components.platform import artifacts
 from infoxlm_core.errors import ConfigError, DataCorrupt, InputError
 
 LARGEST = 32 * 1024
-"""Bytes of JSON up to which the parameters of a run travel directly. A quotation mark takes four bytes on the way."""
+"""Largest size of a run's parameters to pass directly, in bytes of JSON. Escaping makes a quotation mark 4 bytes."""
 MOST_LOOP_STEPS = 150
-"""Steps that a loop may have. Calculated from the status of a run on Kubeflow 2.17, 190 would fill Argo's object."""
+"""Largest number of steps in a loop. Extrapolated from Kubeflow 2.17, 190 steps would fill Argo's object."""
 POINTS_PER_STEP = 10
-"""Points that one step measures, of a suite with more than `MOST_LOOP_STEPS` points."""
+"""Points that one step measures if a suite has more than `MOST_LOOP_STEPS` points."""
 
 _KEY = "in_store"
 _FOLDER = "parameters"
 
 
 def fit(store: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters of a run as they can travel: directly, or, if they are large, by reference.
+    """Return the parameters of a run, with references in place of mappings and lists if they are too large.
 
     Raises:
         InputError, StorageUnavailable: the store refuses, or does not answer.
@@ -53,11 +54,11 @@ def by_reference(store: str, value: Any) -> Any:
 
 
 def resolve(store: str, value: Any) -> Any:
-    """Return what a reference of `by_reference` refers to; return any other value as it is.
+    """Return the content of a reference made by `by_reference`; return any other value unchanged.
 
     Raises:
-        InputError: the store does not have it.
-        DataCorrupt: the content has another digest.
+        InputError: the content is not in the store.
+        DataCorrupt: the content does not match its digest.
     """
     reference = value[0] if isinstance(value, list) and len(value) == 1 else value
     if not isinstance(reference, dict) or set(reference) != {_KEY}:
@@ -73,19 +74,21 @@ def resolve(store: str, value: Any) -> Any:
 
 
 def split_points(points: Sequence[Any]) -> list[list[Any]]:
-    """Divide the points of a suite among the steps of a loop, as evenly as possible.
+    """Divide the points of a suite evenly among the steps of a loop.
 
-    Neighbouring points take equally long, so they go to different steps.
+    Neighbouring points take about as long as each other, so they go to different steps to balance the load.
 
     Raises:
-        ConfigError: they need more steps than Argo can hold.
+        ConfigError: the points need more steps than Argo can hold.
     """
-    steps = len(points) if len(points) <= MOST_LOOP_STEPS else -(-len(points) // POINTS_PER_STEP)
+    steps = len(points)
+    if steps > MOST_LOOP_STEPS:
+        steps = math.ceil(len(points) / POINTS_PER_STEP)
     check_loop(steps, f"{len(points)} points", "one task at a time (--only TASK)")
     return [list(points[first::steps]) for first in range(steps)]
 
 
 def check_loop(steps: int, items: str, remedy: str) -> None:
-    """Raise ConfigError if Argo cannot hold a loop of so many steps."""
+    """Raise ConfigError if a loop has more steps than Argo can hold."""
     if steps > MOST_LOOP_STEPS:
         raise ConfigError(f"{items} need {steps} steps, and Argo holds {MOST_LOOP_STEPS}: submit {remedy}")

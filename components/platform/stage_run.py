@@ -1,4 +1,4 @@
-"""The frame of a component: it reports failures, has artifacts made, publishes them, and logs to the tracker."""
+"""What all components share: report failures, make artifacts, publish them, and log to the tracker."""
 
 import contextlib
 import functools
@@ -30,7 +30,7 @@ class StageRun:
 
     @property
     def here(self) -> Path:
-        """Directory of the store on this machine."""
+        """The local directory of the store."""
         return artifacts.local(self.store)
 
     @functools.cached_property
@@ -50,18 +50,18 @@ class StageRun:
         checkpoints: str = "",
         follow: bool = False,
     ) -> Path:
-        """Return the artifact `kind/key` on this machine; a launcher makes it if the store does not have it.
+        """Return the local directory of the artifact `kind/key`; a launcher makes it if it does not exist.
 
         Args:
-            kind: of the artifact.
-            key: of the artifact, by `artifacts.key_of`.
-            config: of the stage.
-            num_workers: workers that share the work; 0: this process does it.
-            cluster: a `ClusterConfig` as a mapping, or a reference to it; empty: no RayJob is started.
+            kind: kind of the artifact.
+            key: key of the artifact, from `artifacts.key_of`.
+            config: settings of the stage.
+            num_workers: workers that share the work; 0: only this process.
+            cluster: a `ClusterConfig` as a mapping, or a reference to it; empty: start no RayJob.
             task_config: KFP's `dsl.TaskConfig` of the step, with the environment of its pod.
             inputs: locations of artifacts in the store, by the names of the core's arguments.
-            checkpoints: of a training: the folder of STORE/runs that gets its checkpoints.
-            follow: whether the tracker's run gets the curves while the training goes on.
+            checkpoints: folder of STORE/runs for the checkpoints of a training.
+            follow: whether to send the curves to the tracker during the training.
         """
         work = Work(
             stage=self.stage,
@@ -78,11 +78,11 @@ class StageRun:
         return launchers.run(work, self.read(cluster), step_environment)
 
     def read(self, parameter: Any) -> Any:
-        """Return the value of a parameter, which may be a reference to the store."""
+        """Return the value of a parameter, which may be a reference into the store."""
         return parameters.resolve(self.store, parameter)
 
     def publish(self, output: Any, directory: Path, metrics: Any = None) -> dict[str, float]:
-        """Let a KFP output point to an artifact; log the numbers of its manifest as KFP metrics, and return them."""
+        """Make a KFP output point to an artifact; log the numbers of its manifest as KFP metrics and return them."""
         artifacts.publish(output, directory)
         return artifacts.log_facts(directory, metrics) if metrics else {}
 
@@ -91,8 +91,9 @@ class StageRun:
         self.report(costs.hours_of(self.store, directory.parent.name, directory.name, step or self.stage))
 
     def report_corpus(self, location: str) -> list[Dataset]:
-        """Log the corpora of a prepared text in the store as datasets of the run; return them."""
-        manifest, report = (artifacts.read(location, name) for name in (manifests.NAME, "report.json"))
+        """Log the corpora of a prepared text in the store as datasets of the run, and return them."""
+        manifest = artifacts.read(location, manifests.NAME)
+        report = artifacts.read(location, "report.json")
         if manifest is None:
             raise DataCorrupt(f"{location} is gone or incomplete: run prepare_corpus again")
         files, lines = json.loads(manifest)["files"], json.loads(report or b"{}").get("files", ())
@@ -101,7 +102,7 @@ class StageRun:
         return datasets
 
     def report(self, figures: Mapping[str, float] | None = None, **settings: Any) -> None:
-        """Log figures, and settings by their section."""
+        """Log figures as metrics, and settings as parameters by section."""
         if settings:
             for name, section in settings.items():
                 if isinstance(section, StageConfig):
@@ -127,9 +128,9 @@ def stage_run(
     Args:
         stage: name of the component.
         store: directory, or s3://bucket/prefix.
-        trial: of an ablation or a suite, which has a run of its own.
+        trial: a trial of an ablation or a suite, which has its own run.
         tracker: name of the tracker; empty: INFOXLM_TRACKER chooses.
-        reports: whether the body logs to the tracker, so that a run must be open.
+        reports: whether the body logs to the tracker and needs an open run.
         last: whether the step is the last of its pipeline. If it fails, it ends the tracker's run as failed; if it
             succeeds, its body ends the run.
     """
@@ -139,12 +140,12 @@ def stage_run(
             try:
                 if page := step.run.page:
                     logger.info("run: %s", page)
-            except TryAgain as error:  # the work may take hours, and the tracker may be back by then
-                logger.warning("the run cannot be opened yet: %s", error)
+            except TryAgain as error:  # the tracker may be back when the work, which may take hours, is done
+                logger.warning("the tracker's run cannot be opened yet: %s", error)
         try:
             yield step
         except Exception:
             if last:
-                with contextlib.suppress(InfoXLMError):  # the tracker may be what failed
+                with contextlib.suppress(InfoXLMError):  # the tracker itself may have failed
                     step.run.end("FAILED")
             raise

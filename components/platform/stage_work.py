@@ -1,6 +1,6 @@
-"""Work for many processes: what to make, as plain values, and what each process does for it.
+"""The work of a stage: a description of the artifact to make, and what each process does to make it.
 
-Work may begin in one pod and be done in others (`launchers`); then it travels as JSON. Its result is in the store.
+A launcher may send the description to other pods as JSON (`launchers`). The result goes to the store.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Work:
-    """What to make, as plain values."""
+    """Description of the artifact to make; all fields are plain values."""
 
     stage: str
     """prepare_corpus, tokenize_corpus, pretrain or finetune."""
@@ -33,16 +33,16 @@ class Work:
     config: dict[str, Any]
     num_workers: int
     artifacts: dict[str, str]
-    """Locations in the store by the names of the core's arguments: corpus, shards_path, encoder."""
+    """Locations of the inputs in the store, by argument name of the core's stage: corpus, shards_path, encoder."""
     run: str = ""
-    """Folder of STORE/runs with the checkpoints of a training."""
+    """Folder of STORE/runs for the checkpoints of a training."""
     sources: dict[str, str] | None = None
-    """Sources of models outside the store, by the same names; see `sources`."""
+    """Sources of models outside the store, by the same argument names; see `sources`."""
     tracker_run: str = ""
-    """Id of the tracker's run that gets the curves; empty: none yet."""
+    """Id of the tracker's run that receives the curves; empty: the curves are not sent."""
     pipeline_run: str = ""
     min_workers: int = 0
-    """With how few workers a training goes on when a cluster has lost nodes; 0: it waits for all."""
+    """Fewest workers with which a training continues when the cluster has lost nodes; 0: it waits for all."""
     job: str = ""
     """Name of the RayJob, if there is one."""
 
@@ -55,7 +55,7 @@ def delete_checkpoints(work: Work) -> None:
 
 
 def train(work: Work, run: Path) -> dict[str, Any]:
-    """Train as one of several workers; the first worker also makes the artifact and returns its facts."""
+    """Train as one of several workers; the first one also makes the artifact and returns the facts of its manifest."""
     from components.platform.training_runs import RemoteRun
     from infoxlm_core.training import distributed
 
@@ -66,15 +66,15 @@ def train(work: Work, run: Path) -> dict[str, Any]:
         holder = work.job or f"{socket.gethostname()} {run}"
         arguments["remote"] = RemoteRun(f"{work.store}/runs/{work.run}", holder)
     core = functools.partial(TRAININGS[work.stage](work), **arguments)
-    # an earlier attempt may have made the artifact and died before it was uploaded
+    # an earlier attempt may have made the artifact and died before uploading it
     is_made = distributed.from_first(artifacts.is_made(work.store, work.kind, work.name))
     if distributed.rank():
         return {} if is_made else core(output=run / "nowhere")
     device = costs.GPU if distributed.device().type == "cuda" else costs.CPU
     cost = costs.measured(work.store, work.kind, work.name, distributed.world_size(), device)
     with contextlib.nullcontext() if is_made else cost:
-        made = artifacts.get_or_build(work.store, work.kind, work.name, lambda output: core(output=output))
-    return manifests.load(made)["facts"]
+        artifact = artifacts.get_or_build(work.store, work.kind, work.name, lambda output: core(output=output))
+    return manifests.load(artifact)["facts"]
 
 
 def _pretrain(work: Work) -> Callable[..., dict[str, Any]]:
@@ -125,6 +125,6 @@ def _tokenize(work: Work, parallel_map: "ParallelMap | None", output: Path) -> d
 
 
 TRAININGS = {"pretrain": _pretrain, "finetune": _finetune}
-"""Stages that every worker runs, joined in a process group; each entry returns the core's function."""
+"""Stages that every worker runs in one process group -> function that returns the core's training."""
 TEXT_STAGES = {"prepare_corpus": _prepare, "tokenize_corpus": _tokenize}
-"""Stages that one process runs; it may hand chunks of text to others."""
+"""Stages that run in one process, which may distribute chunks of text to others -> function that runs them."""

@@ -1,4 +1,4 @@
-"""The end of a sweep: read its trials from the tracker, and publish their summary."""
+"""Finish a sweep: read its trials from the tracker and publish their summary."""
 
 import logging
 import re
@@ -16,18 +16,18 @@ from infoxlm_core.tasks.scores import Scores
 
 
 def read_metrics(step: StageRun, planned: Sequence[Mapping[str, Any]]) -> list[tuple[Trial, Mapping[str, float]]]:
-    """Return the metrics that each trial of an ablation has logged, and end the runs of unfinished trials as failed.
+    """Return the metrics of each trial of an ablation, and end the runs of unfinished trials as failed.
 
     Args:
         step: the last step of the ablation.
-        planned: its trials.
+        planned: the trials of the ablation.
     """
     logged = {run.trial.name: run.metrics for run in step.run.trials()}
     results = []
     for values in planned:
         trial = Trial.parse(values)
         metrics = logged.get(trial.name, {})
-        if not metrics:  # a trial that never began gets a run, too, so that it is not forgotten
+        if not metrics:  # a trial that never started gets a failed run, so that it is visible
             tracking.open_run(step.store, values).end("FAILED")
         results.append((trial, metrics))
     return results
@@ -51,16 +51,16 @@ def publish(
     report: Any,
     metrics: Any,
 ) -> None:
-    """Write the page of a sweep into the store, and report it to KFP and the tracker.
+    """Write the report page of a sweep into the store, and publish it to KFP and the tracker.
 
     Args:
         step: the last step of the sweep.
-        kind: of the artifact, and name of its page.
-        summary: of the trials.
+        kind: kind of the artifact, and name of its page.
+        summary: summary of the trials.
         figures: the metrics to log.
-        comparison: KFP's artifact, which points to the files.
-        report: KFP's page.
-        metrics: KFP's metrics.
+        comparison: KFP output that will point to the artifact.
+        report: KFP output for the HTML page.
+        metrics: KFP output for the metrics.
     """
     key = manifests.digest([summary.to_dict(), manifests.VERSIONS[kind]]).removeprefix("sha256:")[:16]
 
@@ -70,14 +70,14 @@ def publish(
         page.write(output, kind, summary)
         return figures
 
-    made = artifacts.get_or_build(step.store, kind, key, build)
-    step.publish(comparison, made, metrics)
-    shutil.copy(made / f"{kind}.html", report.path)
+    artifact = artifacts.get_or_build(step.store, kind, key, build)
+    step.publish(comparison, artifact, metrics)
+    shutil.copy(artifact / f"{kind}.html", report.path)
     step.report({re.sub(r"[^\w.:/ -]", "_", metric): value for metric, value in figures.items()})
-    step.run.log_artifacts(made, kind)
+    step.run.log_artifacts(artifact, kind)
     unfinished = ", ".join(summary.unfinished)
     note = f" Not finished: {unfinished}." if unfinished else ""
     step.run.annotate(f"**{step.run.name}**: [the {kind}]({LINK}{kind}/{kind}.html).{note}")
     if unfinished:
-        logging.warning("Some trials are not finished, and not in the numbers: %s.", unfinished)
+        logging.warning("Some trials are not finished, so the figures do not include them: %s.", unfinished)
     step.run.end("FAILED" if unfinished else "FINISHED")

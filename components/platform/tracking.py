@@ -1,10 +1,10 @@
-"""Trackers keep the settings, numbers, files and curves of runs. INFOXLM_TRACKER chooses one.
+"""Trackers store the settings, metrics, files and curves of runs. INFOXLM_TRACKER chooses one.
 
     mlflow      the default: a server, or a file in the store
-    none        keeps nothing; curves and scores are in the artifacts all the same. A sweep needs another tracker
+    none        stores nothing; curves and scores are still in the artifacts. Sweeps do not work with it
 
-A new tracker is an adapter, a function here and a line in the table. The model registry is always MLflow's
-(docs/architecture.md, 12): a version belongs to a run of MLflow, so `register` and `promote` open one by name.
+To add a tracker, write an adapter, a function here, and a line in the table. The model registry is always MLflow
+(docs/architecture.md, 12). A version belongs to an MLflow run, so `register` and `promote` ask for MLflow by name.
 """
 
 import os
@@ -23,7 +23,7 @@ VARIABLE = "INFOXLM_TRACKER"
 
 
 class TrialRun(Protocol):
-    """A trial of a sweep, as the tracker keeps it."""
+    """A trial of a sweep, as the tracker stores it."""
 
     @property
     def run_id(self) -> str: ...
@@ -44,7 +44,7 @@ class TrialRun(Protocol):
 class Run(Protocol):
     """A run that stages report to: one for all stages of a pipeline run, and one for each trial nested in it.
 
-    Stages are repeated, so whatever is logged twice is stored once.
+    Stages may be retried, so anything that is logged twice is stored once.
     """
 
     @property
@@ -53,7 +53,7 @@ class Run(Protocol):
 
     @property
     def name(self) -> str:
-        """The name for people."""
+        """The readable name."""
 
     def log_params(self, config: Mapping[str, Any]) -> None:
         """Log nested settings; raises ConfigMismatch if the run has other values."""
@@ -74,10 +74,10 @@ class Run(Protocol):
         """Set the description, in Markdown; a link to `artifact:FOLDER/FILE` leads to a file of the run."""
 
     def log_curves(self, path: Path, prefix: str = "") -> None:
-        """Log the points of a `metrics.jsonl` that have not arrived during the training."""
+        """Log those points of a `metrics.jsonl` that the tracker did not receive during the training."""
 
     def follow(self, path: Path) -> Tracker:
-        """Return the tracker of a training, which writes a file and ships it meanwhile."""
+        """Return the tracker of a training, which writes a file and sends its points during the training."""
 
     def trials(self) -> Sequence[TrialRun]:
         """Return the trials of a sweep, oldest first."""
@@ -87,7 +87,7 @@ class Run(Protocol):
 
     @property
     def page(self) -> str:
-        """The address of the run's page if a server shows it, else empty."""
+        """The URL of the run's page; empty without a server."""
 
     def describe(self) -> str:
         """Return how to open the run's page, as lines for the console; empty if the tracker has no pages."""
@@ -101,24 +101,24 @@ class RunTracker(Protocol):
 
         Args:
             key: identifies the pipeline run.
-            name: name for people.
+            name: readable name.
             store: directory, or s3://bucket/prefix.
-            here: the store on this machine, for a tracker that keeps files.
-            trial: the trial, if the run is that of a trial.
+            here: local directory of the store, for a tracker that stores files.
+            trial: the trial, if the run belongs to one.
         """
 
     def find_run(self, run_id: str) -> Run:
-        """Return the run with an id that another process has opened."""
+        """Return a run that another process has opened, by its id."""
 
     def check_sweeps(self) -> None:
-        """Raise ConfigError if the tracker keeps no trials, which a sweep reads."""
+        """Raise ConfigError if the tracker does not store trials, which sweeps read back."""
 
     def find_ablation(self, which: str, here: Path) -> Run:
         """Return the run of an ablation by `latest`, an id or a name (then the newest); InputError if there is none."""
 
 
 class Untracked:
-    """The tracker `none` and its run: curves are in the artifacts alone."""
+    """The tracker `none` and its run: curves are only in the artifacts."""
 
     id = name = page = ""
 
@@ -167,7 +167,7 @@ TRACKERS: dict[str, Callable[[], RunTracker]] = {"mlflow": _mlflow, "none": Untr
 
 
 def tracker(name: str = "") -> RunTracker:
-    """Return the tracker of a name, by default the one that INFOXLM_TRACKER names.
+    """Return a tracker by name; default: INFOXLM_TRACKER, else MLflow.
 
     Raises:
         ConfigError: there is no such tracker.
@@ -187,7 +187,7 @@ def open_run(store: str, trial: Mapping[str, Any] | None = None, by: str = "") -
         by: name of the tracker; empty: INFOXLM_TRACKER chooses.
 
     Raises:
-        ConfigError: there is no such tracker, or it keeps no trials.
+        ConfigError: there is no such tracker, or it does not store trials.
     """
     key = runtime.pipeline_run()
     name = os.environ.get("RUN_NAME", key)

@@ -1,13 +1,13 @@
-"""Runs: the folders of a store that hold the checkpoints of a training, and the rule which one a training continues.
+"""Runs: folders of a store with the checkpoints of a training, and the choice of the run that a training continues.
 
-STORE/runs/pretrained-77b0…/lease.json            the process that may write (see `lease`)
+STORE/runs/pretrained-77b0…/lease.json            the process that may write (`lease`)
                            /step=0000000400/      a checkpoint; its manifest.json is written last
                            /saved.json            the newest step that was ever saved
                            /stop                  a request to save and stop
-STORE/begun/PIPELINE.json                         the training that a pipeline began last
+STORE/begun/PIPELINE.json                         the training that a pipeline started last
 
-A run is named after everything that decides its result, so a training with other data or settings has another run and
-would silently start at step 0. `choose_run` compares each training with the one that its pipeline began last.
+A run is named by a digest of everything that decides its result, so a training with other data or settings would
+silently start at step 0 in another run. `choose_run` therefore compares each training with the pipeline's last one.
 """
 
 import json
@@ -53,19 +53,19 @@ def choose_run(
 ) -> str:
     """Return the folder of STORE/runs that holds the checkpoints of a training.
 
-    If the same pipeline run has an unfinished training with other settings, that is an error. If another run of the
-    pipeline has one, somebody has started something new, and a warning names the unfinished training.
+    An unfinished training with other settings is an error if this pipeline run started it. If an earlier run of the
+    pipeline started it, the new settings are intended, and a warning names the unfinished training.
 
     Args:
         store: directory, or s3://bucket/prefix.
         kind: kind of the artifact that the training produces.
         name: name of that artifact.
         config: settings of the training; `checkpoints.resume` names a run to continue.
-        inputs: digests of the inputs by name, to name what differs.
-        trial: the trial of an ablation that the training belongs to.
+        inputs: digests of the inputs by name, for the message about what differs.
+        trial: the trial of an ablation to which the training belongs.
 
     Raises:
-        ConfigMismatch: this pipeline run has begun to train on other data, or with another version of the stage.
+        ConfigMismatch: this pipeline run started a training with other settings, data or version of the stage.
         InputError: `checkpoints.resume` names no run.
     """
     run, resume = f"{kind}-{name}", config.checkpoints.resume
@@ -97,7 +97,7 @@ def choose_run(
 
 
 def _pipeline_name(trial: Mapping[str, Any] | None) -> str:
-    """Return a file name that all runs of a pipeline share, and its trials do not."""
+    """Return a file name that is the same for all runs of a pipeline, but different for each trial."""
     name = os.environ.get("RUN_NAME") or runtime.pipeline_run()
     return re.sub(r"[^\w.-]+", "-", f"{name} {trial['variant']} {trial['seed']}" if trial else name)
 
@@ -111,11 +111,11 @@ def _is_unfinished(store: str, kind: str, begun: Mapping[str, Any]) -> bool:
 
 
 class RemoteRun:
-    """The checkpoints of one run in a storage, for workers that share no disk: the core's `RemoteCheckpoints`.
+    """The checkpoints of one run in a storage, for workers that share no disk. Implements `RemoteCheckpoints`.
 
     Args:
         url: URL of the run's folder.
-        holder: name under which the lease is taken; a restarted worker with the same name need not wait.
+        holder: name of the lease's holder; a restarted worker with the same name takes the lease at once.
     """
 
     def __init__(self, url: str, holder: str) -> None:
@@ -129,7 +129,7 @@ class RemoteRun:
         """Hold the lease of the run; remove uploads and checkpoints that dead processes left incomplete."""
         with Lease(f"{self.url}/lease.json", self.holder, meanwhile=self._check_for_stop) as self._lease:
             self._store.sweep()
-            self.forget_request()  # it was addressed to an earlier process
+            self.forget_request()  # the request was meant for an earlier process
             for name in set(self._checkpoint_folders()) - set(self.names()):
                 artifact_files.drop(f"{self.url}/{name}")
             yield
@@ -146,12 +146,14 @@ class RemoteRun:
     def send(self, directory: Path, keep: int, bad: Collection[str] = (), spacing: int = 0) -> None:
         """Upload a checkpoint and delete the ones that are no longer needed.
 
-        The lease is renewed before the manifest is written, so no checkpoint of a fenced worker ever exists.
+        The lease is renewed before the manifest is written, so a worker that has lost it cannot complete a checkpoint.
         """
         lease = self._held_lease()
         artifact_files.push(directory, f"{self.url}/{directory.name}", before_commit=lease.renew, replace=True)
         self._store.put("saved.json", json.dumps({"step": directory.name}))
-        from infoxlm_core.training.checkpoints import select_outdated  # imports torch, which a step may not need
+        from infoxlm_core.training.checkpoints import (
+            select_outdated,
+        )  # here, because it imports torch, which a step may not need
 
         for old in select_outdated(self.names(), keep, bad, spacing):
             with suppress(InfoXLMError):  # the next save tries again
@@ -163,11 +165,11 @@ class RemoteRun:
         artifact_files.drop(f"{self.url}/{name}")
 
     def has_saved(self) -> bool:
-        """Whether the run has ever saved a checkpoint."""
+        """Return whether the run has ever saved a checkpoint."""
         return self._store.get("saved.json") is not None
 
     def asked_to_stop(self) -> bool:
-        """Whether this holder was asked to save and stop."""
+        """Return whether this process has been asked to save and stop."""
         return self._stop_requested
 
     def forget_request(self) -> None:
@@ -181,7 +183,7 @@ class RemoteRun:
         return self._lease
 
     def _check_for_stop(self) -> None:
-        """Read the request to stop. It names a holder, since two pipeline runs may want the same training."""
+        """Read the request to stop. It names a holder, because two pipeline runs may share a training."""
         request = self._store.get("stop", quick=True)
         if request and request[0] in (b"", self.holder.encode()):
             self._stop_requested = True

@@ -48,18 +48,18 @@ def gc(
         connection.connect_existing(here)
         needed = model_versions.made_of(aliases)
         items = garbage.survey(store)
-        superfluous = garbage.superfluous(items, needed, age)
-        for item in sorted(superfluous, key=lambda item: item.size, reverse=True):
+        deletable = garbage.find_deletable(items, needed, age)
+        for item in sorted(deletable, key=lambda item: item.size, reverse=True):
             days = (datetime.now(UTC) - item.modified).days
             typer.echo(f"{item.size / 1e6:12,.1f} MB  {days:5} days  {item.name}")
         typer.echo(f"models: {connection.public_uri(here)}")
-        size = sum(item.size for item in superfluous) / 1e6
-        total = f"{len(superfluous)} of {len(items)} items in {store}, {size:,.1f} MB"
+        size = sum(item.size for item in deletable) / 1e6
+        total = f"{len(deletable)} of {len(items)} items in {store}, {size:,.1f} MB"
         if not delete:
             typer.echo(f"{total}, can be deleted: add --delete")
             return
-        with progress("deleting", len(superfluous), "items") as advance:
-            for item in superfluous:
+        with progress("deleting", len(deletable), "items") as advance:
+            for item in deletable:
                 garbage.delete(store, item)
                 advance(1)
         typer.echo(f"{total}, deleted")

@@ -54,8 +54,8 @@ def test_all_that_is_old_may_go_and_noitem_that_is_young_or_not_ours(store):
     fill(store)
     items = garbage.survey(store)
 
-    assert names(garbage.superfluous(items, set(), OLD)) == set()
-    assert names(garbage.superfluous(items, set(), OLD, LATER)) == {
+    assert names(garbage.find_deletable(items, set(), OLD)) == set()
+    assert names(garbage.find_deletable(items, set(), OLD, LATER)) == {
         "corpus", "shards", "pretrained", "scores", "runs", "work", "outcome", "cost",
     }  # fmt: skip
 
@@ -65,7 +65,7 @@ def test_what_a_registered_model_was_made_of_stays_but_for_the_checkpoints(store
     digests = fill(store)
     needed = {digests["pretrained"] if named == "by its digest" else KEYS["pretrained"]}
 
-    gone = garbage.superfluous(garbage.survey(store), needed, OLD, LATER)
+    gone = garbage.find_deletable(garbage.survey(store), needed, OLD, LATER)
 
     assert names(gone) == {"scores", "runs", "work", "outcome", "cost"}
 
@@ -77,7 +77,7 @@ def test_a_training_that_still_saves_keeps_its_shards_their_corpus_and_its_work(
         for item in garbage.survey(store)
     ]
 
-    assert names(garbage.superfluous(items, set(), OLD, LATER)) == {"scores", "outcome", "cost"}
+    assert names(garbage.find_deletable(items, set(), OLD, LATER)) == {"scores", "outcome", "cost"}
 
 
 def test_a_training_that_has_not_saved_yet_keeps_its_shards_and_their_corpus(store):
@@ -89,10 +89,10 @@ def test_a_training_that_has_not_saved_yet_keeps_its_shards_and_their_corpus(sto
         for item in garbage.survey(store)
     ]
 
-    gone = garbage.superfluous(items, set(), OLD, LATER)
+    gone = garbage.find_deletable(items, set(), OLD, LATER)
 
     assert not {"shards", "corpus", "begun"} & names(gone)
-    assert "begun" in names(garbage.superfluous(garbage.survey(store), set(), OLD, LATER))
+    assert "begun" in names(garbage.find_deletable(garbage.survey(store), set(), OLD, LATER))
 
 
 def test_a_job_that_is_still_followed_keeps_its_work_and_what_that_reads(store):
@@ -107,13 +107,13 @@ def test_a_job_that_is_still_followed_keeps_its_work_and_what_that_reads(store):
     ]
     assert [item.name for item in items if "tokenize" in item.name] == ["work/j-tokenize-1"]
 
-    gone = garbage.superfluous(items, set(), OLD, LATER)
+    gone = garbage.find_deletable(items, set(), OLD, LATER)
 
     assert "corpus" not in names(gone) and "work/j-tokenize-1" not in {item.name for item in gone}
 
 
 def delete_all(store: str) -> None:
-    for item in garbage.superfluous(garbage.survey(store), set(), OLD, LATER):
+    for item in garbage.find_deletable(garbage.survey(store), set(), OLD, LATER):
         garbage.delete(store, item)
 
 
