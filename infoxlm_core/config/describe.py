@@ -1,4 +1,4 @@
-"""Descriptions of config fields, from the docstrings under the fields, for the console and for documentation."""
+"""Descriptions of config fields for the console and the documentation, taken from the docstrings under the fields."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,7 +17,7 @@ _BOUNDS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "min_length": "length >
 
 @dataclass(frozen=True)
 class Setting:
-    """One value of a YAML file; `name` is dotted, as in `--set`."""
+    """One setting of a YAML file; its name is dotted, as in `--set`."""
 
     name: str
     type: str
@@ -29,9 +29,9 @@ def settings(kind: type[StageConfig], prefix: str = "", parent: StageConfig | No
     """Yield every setting of a config and of the configs inside it.
 
     Args:
-        kind: the config.
-        prefix: precedes all names, with its dot.
-        parent: an instance whose values are the defaults; None: those of the class.
+        kind: class of the config.
+        prefix: what precedes every name, with its dot.
+        parent: the instance whose values are the defaults; None takes the defaults of the class.
     """
     for name, field in kind.model_fields.items():
         default = field.get_default(call_default_factory=True) if parent is None else getattr(parent, name)
@@ -44,9 +44,9 @@ def settings(kind: type[StageConfig], prefix: str = "", parent: StageConfig | No
             yield from settings(inner, f"{prefix}{name}{suffix}.", instance)
 
 
-def as_text(found: Iterable[Setting]) -> str:
+def as_text(listed: Iterable[Setting]) -> str:
     """Return two lines for each setting, for the console."""
-    lines = [f"{setting.name}: {setting.default}  ({setting.type})\n    {setting.meaning}" for setting in found]
+    lines = [f"{setting.name}: {setting.default}  ({setting.type})\n    {setting.meaning}" for setting in listed]
     return "\n".join(lines)
 
 
@@ -64,7 +64,7 @@ def as_markdown(kinds: Mapping[str, type[StageConfig]]) -> str:
 
 
 def _config_in(annotation: Any) -> tuple[type[StageConfig] | None, str]:
-    """Return the config inside an annotation, and the suffix of its name: empty, `[]` or `.NAME`."""
+    """Return the config class inside an annotation, and the suffix of the field's name: empty, `[]` or `.NAME`."""
     if isinstance(annotation, type) and issubclass(annotation, StageConfig):
         return annotation, ""
     if get_origin(annotation) in (tuple, dict):
@@ -80,19 +80,28 @@ def _type(field: FieldInfo) -> str:
 def _words(annotation: Any) -> str:
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        limits = [part for one in arguments[1:] for part in (one, *getattr(one, "metadata", ()))]
-        bounds = [
-            f"{sign} {getattr(one, name)}" for one in limits for name, sign in _BOUNDS.items() if hasattr(one, name)
-        ]
-        return ", ".join([_words(arguments[0]), *bounds])
+        return ", ".join([_words(arguments[0]), *_bounds(arguments[1:])])
     if origin is Literal:
         return " · ".join(f"`{value}`" for value in arguments)
     if origin in (Union, UnionType):
-        return " or ".join(dict.fromkeys(_words(one) for one in arguments))
+        return " or ".join(dict.fromkeys(_words(member) for member in arguments))
     if origin is tuple:
         return f"list of {_words(arguments[0])}" if arguments[-1] is ... else f"[{', '.join(map(_words, arguments))}]"
     if origin is list:
         return f"list of {_words(arguments[0])}"
     if origin is dict:
         return f"mapping of {_words(arguments[0])} to {_words(arguments[1])}"
-    return _PLAIN.get(annotation, "mapping")  # the rest are configs
+    return _PLAIN.get(annotation, "mapping")  # all other annotations are configs
+
+
+def _bounds(metadata: Iterable[Any]) -> list[str]:
+    """Return the bounds among an annotation's metadata, such as `>= 0`."""
+    constraints: list[Any] = []
+    for item in metadata:
+        constraints += [item, *getattr(item, "metadata", ())]
+    bounds = []
+    for constraint in constraints:
+        for name, sign in _BOUNDS.items():
+            if hasattr(constraint, name):
+                bounds.append(f"{sign} {getattr(constraint, name)}")
+    return bounds

@@ -1,4 +1,4 @@
-"""Config of `pretrain`: model, objectives, contrast, batches."""
+"""The config of `pretrain`: model, objectives, contrast and batches."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -19,104 +19,112 @@ from infoxlm_core.config.training import CheckpointsConfig, GuardConfig, Optimiz
 
 
 class ModelConfig(StageConfig):
-    """Size of the encoder, or the checkpoint it starts from."""
+    """Size of the encoder, or the checkpoint from which training starts."""
 
     start: Source | None = None
-    """What to continue from: a Hugging Face XLM-R directory, `s3://bucket/prefix`, a hub name such as
-    `FacebookAI/xlm-roberta-base` or `models:/NAME@ALIAS`; its sizes then replace those below. None: random weights."""
+    """Model to continue from: a Hugging Face XLM-R directory, `s3://bucket/prefix`, a hub name such as
+    `FacebookAI/xlm-roberta-base`, or `models:/NAME@ALIAS`. Its sizes replace those below. null: random weights."""
 
     layers: Annotated[Whole, Field(gt=0, le=1000)] = 12
-    """Transformer layers; 12 is base, 24 is large."""
+    """Number of Transformer layers: 12 in the base size, 24 in the large size."""
 
     hidden: Annotated[Whole, Field(gt=0, le=2**17)] = 768
-    """Width of the token vectors; a multiple of `heads`."""
+    """Dimensions of each token's hidden vector; must be a multiple of `heads`."""
 
     ffn: Annotated[Whole, Field(gt=0, le=2**20)] = 3072
-    """Width inside the feed-forward part of a layer; four times `hidden` in XLM-R."""
+    """Dimensions inside the feed-forward part of a layer; four times `hidden` in XLM-R."""
 
     heads: Annotated[Whole, Field(gt=0, le=2**12)] = 12
-    """Attention heads of a layer; 64 dimensions each in XLM-R."""
+    """Number of attention heads of each layer; in XLM-R each has 64 dimensions."""
 
     max_tokens: Annotated[Whole, Field(gt=0, le=2**20)] = 512
-    """Longest sequence, special tokens included."""
+    """Number of tokens of the longest sequence that the model can read, special tokens included."""
 
     dropout: Share = 0.0
-    """Of embeddings, attention and layer outputs; 0 in the released command, and needed for exact comparisons."""
+    """Dropout probability of embeddings, attention weights and layer outputs. The released command uses 0, which exact
+    comparisons of runs need too."""
 
     sharded: Flag = False
-    """For an encoder that does not fit: each of W workers keeps 1/W of weights, gradients, Adam's moments and key
-    encoder (16 / W bytes a parameter instead of 16) and gathers a layer when it computes. Slower; the same result."""
+    """Whether W workers each store 1/W of the weights, gradients, Adam moments and key encoder, and gather each layer
+    when they compute it. Use it if the encoder does not fit into memory: it takes 16 / W instead of 16 bytes per
+    parameter, is slower and gives the same result."""
 
     recompute: Flag = False
-    """For micro-batches that do not fit: layers keep their input alone and compute the rest again for the backward
-    pass. 2 bytes instead of 38 a token, layer and unit of width in bf16, a third more products; the same result."""
+    """Whether layers store only their input and compute the rest again in the backward pass. Use it if micro-batches do
+    not fit into memory: in bf16 it stores 2 instead of 38 bytes per token, layer and hidden dimension, computes a third
+    more matrix products, and gives the same result."""
 
     compiled: Flag = True
-    """On GPUs: layers become a few fused kernels (PyTorch's inductor), which takes a minute at the start. Not where
-    there is no C compiler, and never on CPUs."""
+    """Whether layers are compiled into a few fused kernels by PyTorch's inductor on GPUs, which takes about a minute at
+    the start. Without a C compiler, and on CPUs, layers are not compiled."""
 
     precision: Literal["auto", "bf16", "fp8"] = "auto"
-    """What products are computed in; weights, moments and sums are fp32. auto: bf16 on GPUs, fp32 on CPUs · bf16: on
-    CPUs, too, which is slower where they have no instructions for it · fp8: products of layers in FP8, by torchao, with
-    rougher gradients; on GPUs since Hopper and Ada, if `compiled`."""
+    """Number format of matrix products; weights, Adam moments and sums are fp32. auto: bf16 on GPUs, fp32 on CPUs ·
+    bf16: bf16 everywhere, which is slow on CPUs without bf16 instructions · fp8: torchao's FP8 for the products of the
+    layers, with coarser gradients; needs a GPU of compute capability 8.9 or higher (Ada, Hopper or newer) and
+    `compiled`."""
 
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:
         if self.hidden % self.heads:
             raise ValueError(f"hidden ({self.hidden}) must be a multiple of heads ({self.heads})")
         if self.precision == "fp8" and (self.sharded or not self.compiled):
-            raise ValueError("precision fp8 takes compiled layers: set compiled to true and sharded to false")
+            raise ValueError("precision fp8 needs compiled layers: set compiled to true and sharded to false")
         return self
 
 
 class Objective:
-    """Marks a field as the weight of an objective of these systems."""
+    """Marks a field as the weight of an objective that these systems support."""
 
     def __init__(self, *systems: str) -> None:
         self.systems = systems
 
 
 class ObjectivesConfig(StageConfig):
-    """Weights of the losses in L = sum of weight * mean loss (0: the objective is off), and how tokens are masked."""
+    """Weights of the objectives' losses, whose weighted sum is minimised (0 disables an objective), and how tokens are
+    masked."""
 
     mlm: Annotated[Weight, Objective("infoxlm", "xlm", "bert")] = 1.0
-    """Masked LM on text of one language."""
+    """Weight of masked language modelling (MLM) on text of one language."""
 
     tlm: Annotated[Weight, Objective("infoxlm", "xlm")] = 1.0
-    """Masked LM on a translation pair in one sequence."""
+    """Weight of translation language modelling (TLM), which masks tokens of a translation pair in one sequence."""
 
     xlco: Annotated[Weight, Objective("infoxlm")] = 1.0
-    """Cross-lingual contrast of translation pairs; see `contrast`."""
+    """Weight of cross-lingual contrast (XLCO) on translation pairs; see `contrast`."""
 
     clm: Annotated[Weight, Objective("xlm")] = 0.0
-    """Causal LM; only with system xlm."""
+    """Weight of causal language modelling (CLM); only for system xlm."""
 
     nsp: Annotated[Weight, Objective("bert")] = 0.0
-    """Next-sentence prediction; only with system bert."""
+    """Weight of next-sentence prediction (NSP); only for system bert."""
 
     weighting: Literal["mean", "count"] = "mean"
-    """mean: each loss divided by its own targets · count: all by the targets of all (as the released code)."""
+    """What each objective's summed loss is divided by. mean: its own number of targets · count: the number of targets
+    of all objectives together (as in the released code)."""
 
     mask_ratio: Share = 0.15
     """Share of the tokens of a sequence that MLM and TLM predict."""
 
     mask_share: Share = 0.8
-    """Share of these that are shown as `<mask>`."""
+    """Share of the predicted tokens that are replaced by `<mask>`."""
 
     keep_share: Share = 0.1
-    """Share of these that are shown as they are; the rest, 0.1 by default, as random tokens."""
+    """Share of the predicted tokens that stay unchanged; those neither masked nor unchanged (0.1 by default) are
+    replaced by random tokens."""
 
     masking: Literal["exact", "released", "xlm", "bert"] = "exact"
-    """Which tokens are masked. exact: floor(ratio * length + u) of all positions, random tokens never special ·
-    released: the same, but a random token may be `<mask>` · xlm: each position but the first with the ratio, random
-    tokens from all ids · bert: max(1, round(ratio * length)) of the positions that are not special."""
+    """How predicted tokens are chosen, where u is uniform in [0, 1). exact: floor(mask_ratio * length + u) of all
+    positions; random tokens are never special tokens · released: as exact, but a random token may be `<mask>` · xlm:
+    each position except the first, with probability mask_ratio; random tokens come from all ids · bert: max(1,
+    round(mask_ratio * length)) of the positions without special tokens."""
 
     whole_words: Flag = False
-    """Mask all pieces of a word together."""
+    """Whether all pieces of a word are masked together."""
 
     @classmethod
     def systems(cls) -> dict[str, tuple[str, ...]]:
-        """Return the systems that have each objective."""
+        """Return the names of the systems that support each objective."""
         systems = {}
         for name, field in cls.model_fields.items():
             for mark in field.metadata:
@@ -142,85 +150,93 @@ class ContrastConfig(StageConfig):
     """Cross-lingual contrast (InfoXLM, section 3.3) with momentum, queue and mixup."""
 
     layer: Annotated[Whole, Field(gt=0, le=1000)] = 8
-    """The universal layer: output of this Transformer layer, counted from 1."""
+    """Number of the universal layer, counted from 1: the Transformer layer whose output is contrasted."""
 
     queue_size: PositiveInt = 131_072
-    """Keys of earlier steps that serve as negatives."""
+    """Number of keys of earlier steps that serve as negatives."""
 
     enqueue: Literal["step", "micro_batch"] = "step"
-    """step: once, after the update, so that results do not depend on the micro-batch · micro_batch: after each loss,
-    before the update (as the released code)."""
+    """When new keys enter the queue. step: once per optimizer step, after the update, so that the result does not
+    depend on the micro-batch size · micro_batch: after each micro-batch's loss, before the update (as in the released
+    code)."""
 
     momentum: Share = 0.999
-    """m in key <- m * key + (1 - m) * query, once an optimizer step."""
+    """Momentum m of the key encoder, which is updated once per optimizer step: key = m * key + (1 - m) * query."""
 
     momentum_schedule: Literal["constant", "linear", "exponential", "refresh"] = "constant"
-    """linear: from `momentum` at the first step to 1 at the last · exponential: 1 - t^-alpha, at most `momentum`
-    · refresh: 0 every `refresh_every` steps, else `momentum`."""
+    """How the momentum changes during training. constant: always `momentum` · linear: from `momentum` at the first step
+    to 1 at the last · exponential: 1 - t^-momentum_alpha at step t, at most `momentum` · refresh: 0 every
+    `refresh_every` steps, else `momentum`."""
 
     momentum_alpha: PositiveFloat = 1.0
-    """Exponent of the exponential schedule; not read by the others."""
+    """Exponent of the exponential momentum schedule; other schedules ignore it."""
 
     refresh_every: PositiveInt = 1_000
-    """Optimizer steps between two copies of the query encoder; of schedule refresh alone."""
+    """Optimizer steps from one copy of the query encoder to the next in the refresh schedule; other schedules ignore
+    it."""
 
     temperature: PositiveFloat = 0.25
-    """Divides the products; lower is sharper. With `normalise`, take about 0.05."""
+    """Divisor of the dot products of queries and keys; lower values sharpen the softmax. With `normalise`, use about
+    0.05."""
 
     normalise: Flag = False
-    """Query and key to unit length before the product."""
+    """Whether queries and keys are scaled to unit length before their dot product."""
 
     pooling: Literal["cls", "mean"] = "cls"
-    """cls needs a start that knows language (XLM-R); from random weights take mean."""
+    """Vector that represents a sentence. cls: that of its first token, which needs a pre-trained start such as XLM-R ·
+    mean: the mean of its tokens' vectors; use it from random weights."""
 
     symmetric: Flag = False
-    """Half the loss from each side: the query's key finds its query too. Only the target's keys are enqueued."""
+    """Whether the loss is the mean of both directions, source to target and target to source. Only keys of the target
+    side are enqueued."""
 
     in_batch_negatives: Flag = False
-    """The other keys of the micro-batch are negatives too; then the micro-batch size changes the result."""
+    """Whether the other keys of the micro-batch are negatives too; the micro-batch size then changes the result."""
 
     mixup: Share = 1.0
-    """Probability that a pair is joined with another one."""
+    """Probability that a pair is joined with another pair before contrast."""
 
     partner: Literal["other_corpus", "next"] = "other_corpus"
-    """other_corpus: a random pair of another corpus, where there is one · next: the pair that follows in the same
-    corpus, always the same one (as the released code)."""
+    """Pair that mixup joins. other_corpus: a random pair of another corpus, if there is another · next: the pair
+    that follows in the same corpus, which is the same in every epoch (as in the released code)."""
 
     cross: Share = 0.5
-    """Probability that the joined pair exchanges its sides, so that each view mixes languages."""
+    """Probability that the joined pair's sides are swapped, so that each view mixes two languages."""
 
     corruption: Share = 0.0
-    """Share of the tokens of both views that is masked, answers thrown away (0.15 in the released code)."""
+    """Share of the tokens of both views that are masked without being predicted; 0.15 in the released code."""
 
     false_negatives: Literal["overlap", "exact", "off"] = "overlap"
-    """Which negatives are left out. overlap: those that share a sentence with the query · exact: those of exactly its
-    sentences · off: none. Sentences are the same if their English sides are."""
+    """Which keys are excluded as false negatives. overlap: keys that share a sentence with the query · exact: keys of
+    exactly the query's sentences · off: none. Two sentences are the same if their English sides are equal."""
 
     start_step: NonNegativeInt = 0
-    """Before this step contrast is off; the key encoder is a copy of the query encoder when it begins."""
+    """Number of optimizer steps before contrast begins; the key encoder then starts as a copy of the query encoder."""
 
 
 class BatchesConfig(StageConfig):
-    """What one optimizer step sees."""
+    """Sizes of the batches of an optimizer step."""
 
     global_batch_size: Annotated[Whole, Field(gt=0, le=2**24)] = 2048
-    """Samples of each objective per optimizer step, over all workers."""
+    """Samples of each objective per optimizer step, over all workers; must be a multiple of `virtual_shards`."""
 
     virtual_shards: Annotated[Whole, Field(gt=0, le=2**20)] = 64
-    """Fixed slices of the global batch: each worker takes some, one more or less, and there are no more workers than
-    slices. With dropout no micro-batch is larger than a slice."""
+    """Number of fixed slices of the global batch, which are divided as evenly as possible among the workers; there can
+    be no more workers than slices. With dropout, no micro-batch is larger than a slice."""
 
     micro_batch_size: Annotated[Whole, Field(gt=0, le=2**20)] = 32
-    """Samples of each objective per forward pass; changes memory and speed and, without dropout, never the result."""
+    """Samples of each objective per forward pass of a worker. It changes memory and speed, but not the result unless
+    there is dropout."""
 
     block_tokens: Annotated[Whole, Field(gt=0, le=2**20)] = 512
-    """Longest MLM block."""
+    """Largest number of tokens of an MLM sequence, special tokens included."""
 
     side_tokens: Annotated[Whole, Field(gt=0, le=2**20)] = 254
-    """Longest side of a pair, without special tokens."""
+    """Largest number of tokens of one side of a pair, without special tokens."""
 
     alpha: Share = 0.7
-    """Languages and pairs are drawn with p proportional to n^alpha."""
+    """Exponent of the language distribution: a language (pair) of size n is drawn with probability proportional to
+    n^alpha."""
 
     @model_validator(mode="after")
     def _batches_divide(self) -> Self:
@@ -233,21 +249,22 @@ class BatchesConfig(StageConfig):
 
 
 class ProbeConfig(StageConfig):
-    """Retrieval among a few held-out pairs while training goes on; it changes no result."""
+    """Retrieval among a few held-out pairs during training; it does not change the result."""
 
     every: NonNegativeInt = 1_000
-    """Optimizer steps between two probes; 0: none."""
+    """Optimizer steps from one probe to the next; 0: no probes."""
 
     pairs: PositiveInt = 100
-    """Held-out pairs of each language."""
+    """Number of held-out pairs of each language pair."""
 
 
 class PretrainingConfig(StageConfig):
-    """Token shards -> InfoXLM, or one of the systems it came from."""
+    """Pre-trains InfoXLM, or one of the systems it is compared with, on token shards."""
 
     system: Literal["infoxlm", "xlm", "bert"] = "infoxlm"
-    """Encoder and layouts. infoxlm: XLM-R's (also Unicoder and all ablations) · xlm: language embeddings, streams, one
-    objective and language a step · bert: segments, next-sentence pairs."""
+    """System to pre-train. infoxlm: XLM-R's encoder on MLM, TLM and XLCO (also Unicoder and all ablations) · xlm:
+    language embeddings, continuous streams of text, and one objective and one language (pair) per step · bert: segment
+    embeddings and next-sentence pairs."""
 
     model: ModelConfig = ModelConfig()
     objectives: ObjectivesConfig = ObjectivesConfig()
@@ -258,16 +275,16 @@ class PretrainingConfig(StageConfig):
     checkpoints: CheckpointsConfig = CheckpointsConfig()
     probe: ProbeConfig = ProbeConfig()
     log_every: PositiveInt = 10
-    """Optimizer steps between two points of the curves."""
+    """Optimizer steps from one point of the logged curves to the next."""
 
     seed: NonNegativeInt = 1
-    """Decides initial weights, samples, masks and dropout: the same seed, the same run."""
+    """Seed of the initial weights, samples, masks and dropout; runs with the same seed are equal."""
 
     def result_fields(self) -> dict[str, Any]:
         values = super().result_fields()
-        for name in ("sharded", "recompute", "compiled"):  # a run may resume with or without them
+        for name in ("sharded", "recompute", "compiled"):  # a run may resume with other values of these
             del values["model"][name]
-        if self.model.precision == "auto":  # runs of earlier versions, which lack it, may resume
+        if self.model.precision == "auto":  # so that runs of earlier versions, without this field, can resume
             del values["model"]["precision"]
         values["guard"] = self.guard.model_dump(mode="json", exclude_defaults=True)
         return values if values["guard"] else {name: value for name, value in values.items() if name != "guard"}
@@ -288,11 +305,12 @@ class PretrainingConfig(StageConfig):
             )
         if self.contrast.start_step and not self.objectives.mlm + self.objectives.tlm and self.objectives.xlco:
             raise ValueError(
-                f"contrast.start_step ({self.contrast.start_step}) leaves nothing to learn before: set it to 0"
+                f"contrast.start_step ({self.contrast.start_step}) leaves no objective for the steps before it: "
+                "set it to 0"
             )
-        known = ObjectivesConfig.systems()
+        systems = ObjectivesConfig.systems()
         for name in self.objectives.weights():
-            if self.system not in known[name]:
+            if self.system not in systems[name]:
                 raise ValueError(f"system {self.system} has no objective {name}: set objectives.{name} to 0")
         if self.model.sharded and self.system != "infoxlm":
             raise ValueError(f"system {self.system} cannot be sharded: set model.sharded to false")

@@ -1,4 +1,4 @@
-"""What every training needs: optimizer, schedule, checkpoints."""
+"""The configs of every training run: optimizer, schedule, guard and checkpoints."""
 
 from typing import Annotated, Literal, Self
 
@@ -11,39 +11,41 @@ RunName = Annotated[str, Field(pattern=r"^([A-Za-z0-9][\w.-]*)?$")]
 
 
 class OptimizationConfig(StageConfig):
-    """AdamW; linear warm-up, then decay."""
+    """AdamW with a linear warm-up, then a decay of the learning rate."""
 
     steps: PositiveInt = 150_000
-    """Optimizer steps of the whole run, warm-up included."""
+    """Number of optimizer steps of the whole run, warm-up included."""
 
     learning_rate: PositiveFloat = 2e-4
-    """Peak, reached after `warmup_steps` updates."""
+    """Peak learning rate, reached after `warmup_steps` steps."""
 
     warmup_steps: NonNegativeInt = 10_000
-    """Updates of the linear warm-up; below `steps`."""
+    """Optimizer steps of the linear warm-up; must be below `steps`."""
 
     schedule: Literal["linear", "inverse_sqrt"] = "linear"
-    """After the warm-up. linear: to 0 at the last step · inverse_sqrt: peak * sqrt(warmup_steps / updates), warmed up
-    from 1e-7 (as XLM)."""
+    """How the learning rate decays after the warm-up. linear: to 0 at the last step · inverse_sqrt: learning_rate *
+    sqrt(warmup_steps / step), with a warm-up that starts at 1e-7 (as XLM)."""
 
     betas: tuple[Beta, Beta] = (0.9, 0.98)
-    """Adam's decay rates of the two moments."""
+    """Decay rates of Adam's first and second moment."""
 
     epsilon: PositiveFloat = 1e-6
-    """Adam's term in the denominator."""
+    """Term that Adam adds to its denominator."""
 
     weight_decay: Weight = 0.01
-    """Decoupled from the gradient (AdamW), times the learning rate; of the parameters that `decay` names."""
+    """Decoupled weight decay (AdamW) per step, as a multiple of the learning rate; `decay` selects the parameters."""
 
     decay: Literal["all", "no_bias_norm"] = "all"
-    """What decays, decoupled: every parameter (as the released code), or matrices and embeddings only."""
+    """Which parameters decay. all: every parameter (as in the released code) · no_bias_norm: all except biases and
+    LayerNorm weights."""
 
     clip_norm: PositiveFloat = 1.0
-    """Of the gradients after division by the target count."""
+    """Largest global L2 norm of the gradients, after division by the number of targets; larger gradients are scaled
+    down to it."""
 
     max_bad_steps: PositiveInt = 3
-    """Bad steps in a row, before the run goes back to a checkpoint (see `guard`) or stops. Bad is a step whose loss or
-    gradient is not finite, or a spike: it changes nothing but its number."""
+    """Number of bad steps in a row after which the run rewinds to a checkpoint (see `guard`) or stops. A step is bad if
+    its loss or gradient is not finite or spikes; its update is skipped, but it counts as a step."""
 
     @model_validator(mode="after")
     def _warmup_ends(self) -> Self:
@@ -53,27 +55,29 @@ class OptimizationConfig(StageConfig):
 
 
 class GuardConfig(StageConfig):
-    """What is done about steps that would spoil a training."""
+    """Protection against steps that would make the training diverge."""
 
     deviations: Weight = 6.0
-    """A step is bad, too, if its loss or gradient norm is so many standard deviations above the mean of the last 128
-    good steps; from the 64th on. 0: only if it is not finite, and only steps in a row count."""
+    """Number of standard deviations above the mean of the last 128 good steps at which a loss or gradient norm counts
+    as a spike, once there are 64 good steps. 0: only steps that are not finite are bad, and only bad steps in a row
+    count."""
 
     rewinds: Annotated[Whole, Field(ge=0, le=2)] = 2
-    """After `optimization.max_bad_steps` bad steps in a row, or more than 10 in 1,000, the run goes back to a
-    checkpoint at least 100 steps before and leaves out the data since: at most so often, then it stops."""
+    """Number of times that a run may rewind before it stops. After `optimization.max_bad_steps` bad steps in a row, or
+    more than 10 bad steps in 1,000, the run returns to a checkpoint at least 100 steps back and skips the data since
+    then."""
 
 
 class CheckpointsConfig(StageConfig):
-    """How often a run saves, how much of it stays, and what it goes on from."""
+    """How often a run saves, how many checkpoints stay, and which run it resumes."""
 
     every: PositiveInt = 5_000
-    """Optimizer steps between two checkpoints."""
+    """Optimizer steps from one checkpoint to the next."""
 
     keep: PositiveInt = 3
-    """Newest checkpoints that stay on disk."""
+    """Number of newest checkpoints that stay on disk."""
 
     resume: RunName = ""
-    """Name of a pre-training's run, such as `pretrained-3f2a…` in the store's `runs`: go on from its newest checkpoint
-    although data, tokenizer or settings are no longer those it began with; each difference is logged. Without it that
-    is refused."""
+    """Name of a pre-training run, such as `pretrained-3f2a…` in the store's `runs`, to resume from its newest
+    checkpoint although data, tokenizer or settings have changed; each difference is logged. If empty, a run whose
+    inputs have changed does not resume."""

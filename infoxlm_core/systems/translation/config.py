@@ -1,4 +1,4 @@
-"""Config of unsupervised machine translation, XLM's: denoising and online back-translation."""
+"""The config of XLM's unsupervised machine translation: denoising and online back-translation."""
 
 from typing import Any, Literal, Self
 
@@ -10,80 +10,82 @@ from infoxlm_core.config.training import CheckpointsConfig, OptimizationConfig
 
 
 class StartConfig(StageConfig):
-    """Where the weights of one half of the translator come from."""
+    """Where the initial weights of the encoder or decoder come from."""
 
     model: Source | None = None
-    """An exported model of system xlm, trained with CLM or MLM. None: random weights."""
+    """An exported model of system xlm that was trained with CLM or MLM. null: random weights."""
 
     take: Literal["all", "embeddings"] = "all"
-    """embeddings: its word embeddings alone."""
+    """Which weights to copy from the model. all: all that both have · embeddings: only its word embeddings."""
 
 
 class NoiseConfig(StageConfig):
-    """Noise that denoising removes."""
+    """The noise that denoising learns to remove."""
 
     shuffle: Weight = 3.0
-    """No token moves further than this."""
+    """Largest distance, in tokens, by which a token moves."""
 
     drop: Share = 0.1
-    """Probability of each token to be left out; one always stays."""
+    """Probability that a token is dropped; at least one token of a sentence stays."""
 
     blank: Share = 0.1
-    """Probability of each token to become `<mask>`."""
+    """Probability that a token is replaced by `<mask>`."""
 
 
 class TranslationConfig(StageConfig):
-    """Monolingual text of two languages, and models pre-trained on it -> a translator of both directions."""
+    """Trains a translator of both directions on monolingual text of two languages, from models pre-trained on it."""
 
     languages: tuple[Language, Language]
     """The two languages that are translated into each other."""
 
     model: ModelConfig = ModelConfig(layers=6, hidden=1024, ffn=4096, heads=8, dropout=0.1)
-    """Of encoder and decoder alike; a start decides the sizes instead."""
+    """Sizes of both the encoder and the decoder; those of a pre-trained model replace them."""
 
     encoder: StartConfig = StartConfig()
     decoder: StartConfig = StartConfig()
-    """May be the encoder's; attention to the source is random in any case."""
+    """Start of the decoder, which may be the encoder's model; its attention to the source always starts random."""
 
     noise: NoiseConfig = NoiseConfig()
     denoising: tuple[tuple[NonNegativeInt, Weight], ...] = ((0, 1.0), (100_000, 0.1), (300_000, 0.0))
-    """Weight of denoising at steps, linear between them; back-translation weighs 1."""
+    """Pairs of an optimizer step and the weight of denoising at it, interpolated linearly; back-translation has weight
+    1."""
 
     side_tokens: PositiveInt = 100
-    """Longest sentence, without special tokens; longer ones are left out."""
+    """Largest number of tokens of a sentence, without special tokens; longer sentences are not used."""
 
     batch_tokens: PositiveInt = 2000
-    """Tokens of a denoising batch, in each virtual shard."""
+    """Tokens of a denoising batch of each virtual shard."""
 
     back_translation_sentences: PositiveInt = 32
-    """Sentences of a back-translation batch, in each virtual shard."""
+    """Sentences of a back-translation batch of each virtual shard."""
 
     virtual_shards: PositiveInt = 1
-    """Fixed slices of the global batch: each worker takes some, and there are no more workers than slices."""
+    """Number of fixed slices of the global batch, which are divided among the workers; there can be no more workers
+    than slices."""
 
     optimization: OptimizationConfig = OptimizationConfig(
         steps=500_000, schedule="inverse_sqrt", learning_rate=1e-4, warmup_steps=4_000, weight_decay=0.0, clip_norm=5.0
     )
     validate_every: PositiveInt = 6_250
-    """Optimizer steps between two translations of the held-out text: 200,000 sentences in batches of 32."""
+    """Optimizer steps from one validation to the next; the default is 200,000 sentences in batches of 32."""
 
     validation_pairs: PositiveInt = 1_000
-    """Held-out pairs that are translated both ways."""
+    """Number of held-out pairs that a validation translates in both directions."""
 
     patience: PositiveInt = 10
-    """Validations in a row without a better BLEU, before the run ends."""
+    """Number of validations in a row without a better BLEU after which the run ends."""
 
     checkpoints: CheckpointsConfig = CheckpointsConfig()
     log_every: PositiveInt = 10
-    """Optimizer steps between two points of the curves."""
+    """Optimizer steps from one point of the logged curves to the next."""
 
     seed: NonNegativeInt = 1
-    """Decides new weights, samples, noise and dropout."""
+    """Seed of the initial weights, samples, noise and dropout."""
 
     def result_fields(self) -> dict[str, Any]:
         values = super().result_fields()
         for name in ("recompute", "compiled", "precision"):
-            del values["model"][name]  # `sharded` stays, which means nothing here: runs from before have it
+            del values["model"][name]  # `sharded` has no effect here, but the records of earlier runs contain it
         return values
 
     @model_validator(mode="after")
@@ -91,23 +93,23 @@ class TranslationConfig(StageConfig):
         if self.languages[0] == self.languages[1]:
             raise ValueError(f"languages must be two, not {self.languages[0]} twice")
         if self.optimization.schedule != "inverse_sqrt":
-            raise ValueError("optimization.schedule must be inverse_sqrt: nobody knows the last step beforehand")
+            raise ValueError("optimization.schedule must be inverse_sqrt, since the last step is not known beforehand")
         if self.model.start is not None:
             raise ValueError("model.start is not used here: set encoder.model and decoder.model")
         if self.model.precision != "auto":
-            raise ValueError("model.precision is auto here: bf16 on GPUs, fp32 on CPUs")
-        most = generated_tokens(self.side_tokens + 2, 1.5, 10)
-        if most > self.model.max_tokens:
+            raise ValueError("model.precision must be auto here (bf16 on GPUs, fp32 on CPUs)")
+        longest = generated_tokens(self.side_tokens + 2, 1.5, 10)
+        if longest > self.model.max_tokens:
             raise ValueError(
-                f"translations of {most} tokens (1.5 side_tokens and 13) exceed model.max_tokens "
-                f"({self.model.max_tokens})"
+                f"translations of {longest} tokens (1.5 * side_tokens + 13) exceed model.max_tokens "
+                f"({self.model.max_tokens}): lower side_tokens"
             )
         steps = [step for step, _ in self.denoising]
         if not steps or steps != sorted(set(steps)):
-            raise ValueError(f"denoising must name rising steps, not {steps}")
+            raise ValueError(f"denoising must name increasing steps, not {steps}")
         return self
 
 
-def generated_tokens(source: int, factor: float, more: int) -> int:
-    """Return the limit on the tokens of a translation of `source` tokens, special tokens included."""
-    return int(factor * source + more)
+def generated_tokens(source: int, factor: float, extra: int) -> int:
+    """Return the largest number of tokens of a translation of `source` tokens, special tokens included."""
+    return int(factor * source + extra)

@@ -78,7 +78,11 @@ PAIRS = {"name": "a", "format": "gettext", "path": "a.zip"}
         (ClassificationConfig, {"data": ""}, "data.* String should have at least 1 character"),
         (TokenizationConfig, {"vocabulary_size": 2**62}, "vocabulary_size: "),
         (TokenizationConfig, {"character_coverage": 0.5}, "character_coverage: Input should be greater than"),
-        (PreparationConfig, {"languages": ["de", "xx"]}, "languages.1: .* code in ISO 639-1, such as de, not 'xx'"),
+        (
+            PreparationConfig,
+            {"languages": ["de", "xx"]},
+            "languages.1: .*ISO 639-1 language code, such as de, not 'xx'",
+        ),
         (PreparationConfig, {"languages": ["de"], "corpora": [PAIRS]}, r"pivot \(en\) is not among languages \(de\)"),
         (
             PreparationConfig,
@@ -94,7 +98,7 @@ PAIRS = {"name": "a", "format": "gettext", "path": "a.zip"}
         (
             CorpusSource,
             {"name": "a", "format": "tsv", "path": "a", "languages": ["en", "en"]},
-            "corpus a: languages names one twice",
+            "corpus a: languages names a language twice",
         ),
         (RegistrationConfig, {"metric": "foo/bar"}, "metric: String should match"),
         (RegistrationConfig, {"metric": "retrieval/best_layer"}, "metric: String should match"),
