@@ -1,4 +1,4 @@
-"""The DAG of an ablation: prepare and tokenize once, train every variant with every seed, end in one table."""
+"""The pipeline of an ablation: it trains every variant with every seed and compares them in one table."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from components.tokenize_corpus import tokenize_corpus
 from pipelines.placing import LIMITS, place, size
 
 AT_A_TIME = 2
-"""Trials that run at the same time."""
+"""Number of trials that run at the same time."""
 
 
 @dsl.pipeline(
@@ -35,21 +35,21 @@ def ablations(
     data_workers: int = 0,
     cluster: dict[str, Any] = {},  # noqa: B006
 ) -> None:
-    """Prepare and tokenize; for each trial pre-train, fine-tune, evaluate; compare, also what is left if one failed.
+    """Prepare and tokenize; pre-train, fine-tune and evaluate each trial; compare the trials that succeeded.
 
     Args:
         preparation: a `PreparationConfig`.
         tokenization: a `TokenizationConfig`.
-        trials: what to train: {"trial": {"variant", "seed", "what"}, "pretraining": a `PretrainingConfig`} each.
-        finetuning: a `ClassificationConfig`; each trial puts its own seed in.
-        evaluation: an `EvaluationConfig`; all trials answer the same questions.
-        store: directory, or s3://bucket/prefix, where artifacts are found by content and checkpoints are kept.
-        overrides: single fields of these sections, or of pretraining in every trial, such as
+        trials: each {"trial": {"variant", "seed", "what"}, "pretraining": a `PretrainingConfig`}.
+        finetuning: a `ClassificationConfig`; each trial replaces the seed by its own.
+        evaluation: an `EvaluationConfig`, the same for all trials.
+        store: directory or s3://bucket/prefix of artifacts and checkpoints.
+        overrides: single settings of these sections, or of `pretraining` in every trial, such as
             {"pretraining.optimization.steps": 2000}.
-        num_workers: Ray workers of each trial, one per GPU; 0 trains inside the step.
-        data_workers: Ray Data workers of preparation and tokenization; 0 does both inside the steps.
-        cluster: a `ClusterConfig`: train in RayJobs of KubeRay, with its pool of GPUs; empty: in the steps themselves.
-        image: of all steps; on a cluster by digest.
+        num_workers: training workers per trial, one per GPU; 0 trains in the step.
+        data_workers: Ray Data workers of preparation and tokenization; 0 runs both in the steps.
+        cluster: a `ClusterConfig` to train in RayJobs of KubeRay; if empty, training runs in the steps.
+        image: container image of all steps; on a cluster by digest.
     """
     text = {"store": store, "num_workers": data_workers, "cluster": cluster}
     training = {"store": store, "num_workers": num_workers, "cluster": cluster}
@@ -68,7 +68,8 @@ def ablations(
         prepared = prepare_corpus(config=settings.outputs["preparation"], **text)
         corpus = prepared.outputs["corpus"]
         shards = tokenize_corpus(config=settings.outputs["tokenization"], corpus=corpus, **text)
-        # KFP's local runner takes each output of a step outside for the items of the loop: so an item has all settings
+        # KFP's local runner takes every output of an outer step that is used in a loop for the loop's items, so each
+        # item carries all settings.
         with dsl.ParallelFor(items=settings.outputs["Output"], parallelism=AT_A_TIME) as item:
             trial = {"trial": item.trial}
             pretrained = pretrain(config=item.pretraining, shards=shards.outputs["shards"], **training, **trial)
@@ -78,7 +79,7 @@ def ablations(
             scores = evaluate(
                 config=item.evaluation, store=store, corpus=corpus, encoder=encoder, classifier=classifier, **trial
             )
-    for task in (compared, pretrained, tuned, scores):  # each logs to the new MLflow run, and finds its artifact
+    for task in (compared, pretrained, tuned, scores):  # a cached step would not log to the new MLflow run
         task.set_caching_options(False)
     steps = {
         "compare the variants": compared,

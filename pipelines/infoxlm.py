@@ -1,6 +1,6 @@
-"""The DAG: text in many languages -> an evaluated, registered InfoXLM.
+"""The main pipeline: it prepares text, trains InfoXLM, evaluates it and registers it.
 
-Each stage's config is a parameter of its own, so that a change of one stage leaves the cached results before it valid.
+Each stage has its own config parameter, so that changing one stage does not invalidate the cached steps before it.
 """
 
 from typing import Any
@@ -45,12 +45,12 @@ def infoxlm(
         finetuning: a `ClassificationConfig`: labelled text, recipe.
         evaluation: an `EvaluationConfig`: sizes of the test sets.
         registration: a `RegistrationConfig`: name in the registry, metrics of the gate.
-        store: directory, or s3://bucket/prefix, where artifacts are found by content and checkpoints are kept.
-        image: of all steps; on a cluster by digest.
-        overrides: single fields of these sections, such as {"pretraining.optimization.steps": 2000}.
-        num_workers: workers of the trainings, one per GPU; 0 trains in the step itself, on its CPU.
-        data_workers: workers of preparation and tokenization; 0 does both in the steps themselves.
-        cluster: a `ClusterConfig`: RayJobs of KubeRay train, on its pool of GPUs; empty: the steps themselves train.
+        store: directory or s3://bucket/prefix of artifacts and checkpoints.
+        image: container image of all steps; on a cluster by digest.
+        overrides: single settings of these sections, such as {"pretraining.optimization.steps": 2000}.
+        num_workers: training workers, one per GPU; 0 trains in the step, on its CPU.
+        data_workers: Ray Data workers of preparation and tokenization; 0 runs both in the steps.
+        cluster: a `ClusterConfig` to train in RayJobs of KubeRay; if empty, training runs in the steps.
     """
     text = {"store": store, "num_workers": data_workers, "cluster": cluster}
     training = {"store": store, "num_workers": num_workers, "cluster": cluster}

@@ -1,4 +1,4 @@
-"""The local runner: runs a pipeline on this machine, each step in a subprocess, with its artifacts in a store."""
+"""Run a pipeline on this machine, each step in a subprocess."""
 
 import contextlib
 import io
@@ -33,26 +33,26 @@ logger = logging.getLogger(__name__)
 def run(
     dag: Any, arguments: Mapping[str, Any], store: str | Path, name: str, launcher: str = ""
 ) -> tracking.Run | None:
-    """Run a pipeline. An interrupted run of the same pipeline with the same arguments continues.
+    """Run a pipeline, or resume its unfinished run if the last run in the store had the same arguments.
 
     Args:
-        dag: a function decorated with `dsl.pipeline` that takes `store`.
+        dag: a function decorated with `dsl.pipeline` that has a parameter `store`.
         arguments: the other parameters of the pipeline, as plain values.
-        store: directory for artifacts and checkpoints, or s3://bucket/prefix. Without MLFLOW_TRACKING_URI it also
-            gets the SQLite file of MLflow.
-        name: of the run, for people.
-        launcher: what starts workers, see `launchers`; empty: the environment decides.
+        store: directory or s3://bucket/prefix for artifacts and checkpoints. Without MLFLOW_TRACKING_URI, MLflow's
+            SQLite database is in the local directory of the store.
+        name: display name of the run.
+        launcher: launcher of the workers, see `launchers`; if empty, the environment decides.
 
     Returns:
-        the tracker's run; None if the tracker no longer answers. `artifact` finds the outputs of steps.
+        The tracker's run, or None if the tracker does not answer any more. `artifact` returns the outputs of steps.
 
     Raises:
         InfoXLMError: the error of the stage that failed.
     """
     if launcher:
         os.environ[launchers.VARIABLE] = launcher
-    launchers.local_launcher()  # refuses an unknown launcher before anything runs
-    tracking.tracker()  # and an unknown tracker
+    launchers.local_launcher()  # raises an error for an unknown launcher before anything runs
+    tracking.tracker()  # the same for an unknown tracker
     here = artifacts.local(str(store).rstrip("/")).resolve()
     here.mkdir(parents=True, exist_ok=True)
     store = str(store).rstrip("/") if is_remote(store) else str(here)
@@ -64,7 +64,7 @@ def run(
         "RUN_NAME": name,
         "PYTHONUNBUFFERED": "1",
         "OMP_WAIT_POLICY": "PASSIVE",
-        "THP_MEM_ALLOC_ENABLE": "1",  # large pages: allocating a gradient of the vocabulary takes a fifth of the time
+        "THP_MEM_ALLOC_ENABLE": "1",  # huge pages: allocating the gradient of the embeddings is 5 times faster
         "TOKENIZERS_PARALLELISM": "false",
         **{name: os.environ.get(name, value) for name, value in environment.ALLOCATOR.items()},
     }
@@ -73,7 +73,7 @@ def run(
         with _interruptible_loops():
             _run_dag(dag, {**parameters.fit(store, arguments), "store": store}, here / "pipeline" / identity["run"])
         status = "FINISHED"
-    except RuntimeError as failure:  # KFP only reports that a task failed; the stage wrote its error into the store
+    except RuntimeError as failure:  # KFP does not report the cause, but the stage wrote it to the store
         raise runtime.read_failure(store, identity["run"]) from failure
     except KeyboardInterrupt:
         status = "KILLED"
@@ -84,16 +84,16 @@ def run(
 
 
 def sections(config: RunConfig, dag: Any) -> dict[str, Any]:
-    """Return the sections of a config for which a pipeline has parameters, as plain values.
+    """Return the sections of a config that are parameters of a pipeline, as plain values.
 
-    Fields that are None are left out, which means the same: KFP has no None.
+    Fields that are None are omitted, because KFP has no None. Parsing sets them to None again.
     """
     values = config.model_dump(mode="json", exclude_none=True)
     return {name: value for name, value in values.items() if name in dag.component_spec.inputs}
 
 
 def artifact(store: str | Path, task: str, output: str) -> Path | None:
-    """Return the path of an output of the last run in a store; None if its last attempt has not made the output."""
+    """Return the path of an output of the last run in a store, or None if its last attempt did not write it."""
     here = artifacts.local(str(store).rstrip("/")).resolve()
     if not (here / "run.json").is_file():
         return None
@@ -107,7 +107,10 @@ def artifact(store: str | Path, task: str, output: str) -> Path | None:
 
 
 class Identity(TypedDict):
-    """The file run.json of a store, which describes its last run. `run` is also the name of a folder to be deleted."""
+    """The content of run.json, which describes the last run of a store.
+
+    `run` is restricted because it names a folder that is deleted.
+    """
 
     run: Annotated[str, Field(pattern=r"^\w[^/\x00]*$")]
     config: str
@@ -120,8 +123,8 @@ def _last(store: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _interruptible_loops() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM also stop the items of a loop that have not begun: KFP would start and await them."""
-    path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"  # steps run `python3`
+    """Make Ctrl-C and SIGTERM also stop loop items that have not started; KFP would start and await them."""
+    path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"  # KFP starts steps with `python3`
 
     def stop(*_: object) -> None:
         os.environ["PATH"] = "/nothing"  # no further step can be started
@@ -153,7 +156,7 @@ _BEFORE_JSON = -1
 
 
 class QuietOutput(io.TextIOBase):
-    """Standard output that shows the lines of our stages, and writes those of KFP and Ray into the log file only.
+    """Standard output that shows the lines of our stages, and hides those of KFP and Ray; the log file has all.
 
     The steps of a loop write at the same time, each from its own thread.
     """
@@ -165,7 +168,7 @@ class QuietOutput(io.TextIOBase):
 
     def write(self, text: str) -> int:
         thread = self.thread
-        depth = getattr(thread, "depth", 0)  # of braces in the JSON that KFP prints when a step begins
+        depth = getattr(thread, "depth", 0)  # open braces of the JSON that KFP prints when a step starts
         *lines, thread.unfinished = (getattr(thread, "unfinished", "") + text).split("\n")
         for line in lines:
             self.log.write(line + "\n")
@@ -187,7 +190,7 @@ def _run_dag(dag: Any, arguments: Mapping[str, Any], root: Path) -> None:
 
     warnings.filterwarnings("ignore", category=FutureWarning)
     warnings.filterwarnings("ignore", message=".* have no effect in the current local runner")
-    warnings.filterwarnings("ignore", message="You may be attemping to run a task that uses custom")  # our image
+    warnings.filterwarnings("ignore", message="You may be attemping to run a task that uses custom")  # about the image
     workspace = root / "workspace"
     workspace.mkdir(parents=True, exist_ok=True)
     local.init(
@@ -196,7 +199,7 @@ def _run_dag(dag: Any, arguments: Mapping[str, Any], root: Path) -> None:
         workspace_root=str(workspace),
         enable_caching=False,  # KFP's local cache compares names; our store compares contents
     )
-    for handler in logging.getLogger().handlers:  # KFP logs to them from inside a loop
+    for handler in logging.getLogger().handlers:  # KFP logs through the root handlers in a loop
         handler.addFilter(lambda record: "/kfp/" not in record.pathname)
     image = {"image": IMAGE} if "image" in dag.pipeline_spec.root.input_definitions.parameters else {}
     with contextlib.redirect_stdout(QuietOutput(sys.stdout, root / "log.txt")), _without_retries(dag.pipeline_spec):
@@ -205,7 +208,7 @@ def _run_dag(dag: Any, arguments: Mapping[str, Any], root: Path) -> None:
 
 @contextlib.contextmanager
 def _without_retries(spec: Any) -> Iterator[None]:
-    """Let a step that fails end the run at once: on a cluster it is retried, here a person reads why."""
+    """Disable retries, so that a failed step ends the local run at once and the user reads the cause."""
     before = spec.SerializeToString()
     for part in (spec.root, *spec.components.values()):
         for task in part.dag.tasks.values():
@@ -217,7 +220,7 @@ def _without_retries(spec: Any) -> Iterator[None]:
 
 
 def _identity(dag: str, arguments: Mapping[str, Any], store: Path, name: str) -> dict[str, Any]:
-    """Return the last run of this store if it was the same and has not finished, else a new run; write run.json."""
+    """Return the last run of the store if it is unfinished and has the same arguments, else write a new run.json."""
     path = store / "run.json"
     config_digest = manifests.digest([dag, arguments])
     if path.is_file():
@@ -231,13 +234,13 @@ def _identity(dag: str, arguments: Mapping[str, Any], store: Path, name: str) ->
 
 
 def _end(store: str, here: Path, identity: dict[str, Any], status: str) -> tracking.Run | None:
-    """Write the status of a run into run.json and to its tracker; return the tracker's run if the tracker answers."""
+    """Write the final status to run.json and to the tracker; return its run, or None if it does not answer."""
     manifests.write_atomically(here / "run.json", json.dumps(identity | {"status": status}))
     try:
         run = tracking.open_run(store)
         run.end(status)
     except errors.InfoXLMError as error:
-        logger.warning("the tracker does not know that the run has ended: %s", error)
+        logger.warning("the end of the run could not be reported to the tracker: %s", error)
         return None
     if status == "FINISHED":
         shutil.rmtree(here / "pipeline" / identity["run"] / "workspace", ignore_errors=True)

@@ -1,7 +1,7 @@
-"""How steps run on a cluster: image, settings of the namespace, sizes, retries. A local run ignores all of it.
+"""Settings of steps on a cluster: image, environment, resources, retries. A local run ignores them.
 
-Sizes are constants in a compiled pipeline, and `submit.read_for` replaces them by those of a cluster. They are not
-parameters, since Kubeflow 2.17 takes no numeric parameter in the resources of a pod, and silently drops the GPUs.
+A compiled pipeline has constant resources, and `submit.read_for` replaces them by those of the cluster file. They are
+not parameters, because Kubeflow 2.17 silently drops the GPUs of a pod if their number is a parameter.
 """
 
 import functools
@@ -16,14 +16,14 @@ from kfp.dsl import pipeline_task
 from components.settings.cluster import Pool, Steps
 from components.settings.environment import OF_REGISTRY, own_name
 
-# KFP reads the source files of all callers whenever a task is configured, to name one in an error. Without that a
-# pipeline is built in half the time, and in a tenth of the time where torch is imported.
+# Each time a task is configured, KFP reads the source files of all callers to name one in an error message. Without
+# their source lines, building a pipeline is 2 times faster, and 10 times faster if torch is imported.
 pipeline_task.inspect = SimpleNamespace(stack=functools.partial(inspect.stack, context=0))
 
 ENVIRONMENT = "infoxlm-environment"
-"""ConfigMap of the namespace with the addresses of S3 and MLflow."""
+"""Name of the ConfigMap with the addresses of S3 and MLflow."""
 STORE_KEYS, MLFLOW_LOGIN, REGISTRY_LOGIN = "infoxlm-store", "infoxlm-mlflow", "infoxlm-registry"
-"""Secrets of the namespace. They are optional: pods may have identities of their own."""
+"""Names of optional Secrets; pods with a web identity need none of them."""
 
 _SETTINGS = (
     *("AWS_ENDPOINT_URL", "AWS_DEFAULT_REGION", "AWS_CA_BUNDLE", "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"),
@@ -33,22 +33,26 @@ _SETTINGS = (
 
 
 LONGEST = 30 * 86_400
-"""Seconds that a pipeline may run."""
+"""Limit on the run time of a pipeline, in seconds."""
 _WEEK = 7 * 86_400
 LIMITS = dsl.PipelineConfig(
     active_deadline_seconds=LONGEST,
     ttl_seconds_after_finished=_WEEK,
-    # Kubeflow's default for these two, an hour, would win over the one above
+    # Kubeflow's default of an hour for these two would override the line above
     ttl_seconds_after_success=_WEEK,
     ttl_seconds_after_failure=_WEEK,
 )
-"""When Kubeflow ends a run, and when it deletes the pods of a run that has ended. Results outlive both."""
+"""When Kubeflow terminates a run, and when it deletes the pods of a finished run. Results are kept after both."""
 
 
 def place(image: Any, steps: Mapping[str, dsl.PipelineTask]) -> None:
-    """Name steps for Kubeflow's page; run them in our image, with the id of their pipeline run and our services.
+    """Set the display name, image, environment, user and retries of each step.
 
-    Nothing of this changes a result: the environment is no part of KFP's cache key.
+    The environment is not part of KFP's cache key, because it does not change results.
+
+    Args:
+        image: container image, or the pipeline parameter that names it.
+        steps: maps display names to steps.
     """
     for name, task in steps.items():
         task.set_display_name(name).set_container_image(image)
@@ -58,12 +62,12 @@ def place(image: Any, steps: Mapping[str, dsl.PipelineTask]) -> None:
         _use(task, STORE_KEYS, "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
         _use(task, MLFLOW_LOGIN, "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
         kubernetes.set_security_context(task, run_as_user=10001, run_as_group=10001, run_as_non_root=True)
-        # Argo counts this maximum, by default an hour, from the start of the first attempt, running time included
+        # Argo stops retrying this long after the start of the first attempt; the default is an hour
         task.set_retry(2, backoff_duration="60s", backoff_factor=2.0, backoff_max_duration=f"{LONGEST}s")
 
 
 def trust(*tasks: dsl.PipelineTask) -> None:
-    """Give steps the account that may register and promote, and the keys of signatures, if there are any."""
+    """Give steps the MLflow account that may register and promote, and the signing keys, if they exist."""
     for task in tasks:
         kubernetes.use_secret_as_env(task, REGISTRY_LOGIN, OF_REGISTRY, optional=True)
         for name in ("signing", "verifying"):
@@ -71,13 +75,13 @@ def trust(*tasks: dsl.PipelineTask) -> None:
 
 
 def size(*tasks: dsl.PipelineTask) -> None:
-    """Give default cores and memory to steps that read, measure or write; the others have the namespace's defaults."""
+    """Request the default CPU and memory for steps that process data; other steps get the namespace's defaults."""
     for task in tasks:
         _request(task, Steps())
 
 
 def give_gpus(task: dsl.PipelineTask) -> None:
-    """Give the default pool's GPUs to a step that trains in its own pod."""
+    """Request the default pool's GPUs, CPU and memory for a step that trains in its own pod."""
     pool = Pool()
     _request(task, pool)
     task.set_accelerator_type(pool.accelerator).set_accelerator_limit(pool.gpus)

@@ -1,4 +1,4 @@
-"""The DAG of a promotion: a single step, so that Kubeflow's history of runs shows who promoted what and why."""
+"""The pipeline of a promotion. It has one step, so that Kubeflow's run history shows who promoted what and why."""
 
 from typing import Any
 
@@ -22,15 +22,15 @@ def promotion(
     to: str = "",
     by_hand: str = "",
 ) -> None:
-    """Compare a model with the champion; move the alias if the model is better, else fail with the figures.
+    """Promote a model to champion if it is better; otherwise fail and report the gains.
 
     Args:
         model: models:/NAME@ALIAS or models:/NAME/VERSION.
-        store: directory, or s3://bucket/prefix, that gets the error message if the step fails.
-        gate: metric -> least gain; the confidence interval of the gain must lie above it.
-        to: another registered model of the same server, to which the version is copied.
+        store: directory or s3://bucket/prefix that receives the error message if the step fails.
+        gate: maps metrics to least gains; the confidence interval of the gain must lie above the least gain.
+        to: another registered model of the same server, to which the version is copied first.
         by_hand: reason for promoting without the gate.
-        image: of the step; on a cluster by digest.
+        image: container image of the step; on a cluster by digest.
     """
     promoted = promote(model=model, gate=gate, store=store, to=to, by_hand=by_hand, image=image)
     promoted.set_caching_options(False)

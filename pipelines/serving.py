@@ -1,11 +1,11 @@
-"""Serve vectors of sentences over HTTP by KServe's protocol V1, with the standard library.
+"""Serve sentence vectors over HTTP with KServe's protocol V1.
 
     POST /v1/models/infoxlm:predict    {"instances": ["Save the file"]}  ->  {"predictions": [[0.12, -0.03, …]]}
     GET  /v1/models/infoxlm            {"name": "infoxlm", "ready": true}
     GET  /                             {"status": "alive"}
 
-The server computes one request at a time with all cores; more pods serve more requests. Up to rounding, a vector does
-not depend on the other sentences of its request. There is no TLS and no login: put a proxy with both in front of it.
+The server computes one request at a time with all cores; run more pods to serve more requests. Up to rounding, a
+vector does not depend on the other sentences of its request. Put a proxy with TLS and login in front of the server.
 """
 
 import json
@@ -37,10 +37,10 @@ class Refused(Exception):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers one request; `server` has the model."""
+    """Answers the requests of one connection."""
 
     server: "Server"
-    timeout = 60  # seconds that a client may be silent
+    timeout = 60  # seconds without data until the connection is closed
 
     def do_GET(self) -> None:
         pages: dict[str, dict[str, Any]] = {"/": {"status": "alive"}}
@@ -68,9 +68,9 @@ class Handler(BaseHTTPRequestHandler):
         try:
             sentences = json.loads(self.rfile.read(int(length)))["instances"]
             if not isinstance(sentences, list) or not all(isinstance(sentence, str) for sentence in sentences):
-                raise TypeError("instances is no list of texts")
-            "".join(sentences).encode()  # fails for half a surrogate pair
-        except (ValueError, KeyError, TypeError, RecursionError) as error:  # RecursionError: JSON nested very deep
+                raise TypeError("instances is not a list of strings")
+            "".join(sentences).encode()  # raises UnicodeEncodeError for an unpaired surrogate
+        except (ValueError, KeyError, TypeError, RecursionError) as error:  # RecursionError: deeply nested JSON
             remedy = 'send {"instances": ["a sentence", …]}'
             raise Refused(HTTPStatus.BAD_REQUEST, f"{type(error).__name__}: {error}: {remedy}") from None
         if not 0 < len(sentences) <= MOST_SENTENCES:
@@ -78,7 +78,7 @@ class Handler(BaseHTTPRequestHandler):
         return sentences
 
     def _unknown(self) -> dict[str, str]:
-        return {"error": f"no page {self.path[:100]}: use {self.server.path} or {self.server.path}:predict"}
+        return {"error": f"unknown path {self.path[:100]}: use {self.server.path} or {self.server.path}:predict"}
 
     def _answer(self, status: HTTPStatus, body: dict[str, Any]) -> None:
         content = json.dumps(body).encode()
@@ -96,7 +96,7 @@ class Handler(BaseHTTPRequestHandler):
 class Server(ThreadingHTTPServer):
     """Answers each request in a thread, and computes one request at a time."""
 
-    daemon_threads = False  # requests that wait when the server stops are still answered
+    daemon_threads = False  # answer the waiting requests before stopping
 
     def __init__(self, address: tuple[str, int], name: str, embed: Embed) -> None:
         self.name, self.path, self._embed, self._lock = name, f"/v1/models/{name}", embed, threading.Lock()
@@ -108,10 +108,10 @@ class Server(ThreadingHTTPServer):
 
 
 def serve(embed: Embed, name: str, host: str, port: int) -> None:
-    """Serve until SIGTERM or Ctrl-C, then answer the requests that wait.
+    """Serve until SIGTERM or Ctrl-C, then answer the waiting requests and stop.
 
     Raises:
-        InputError: the port is not free or not allowed, or the address is empty, which means all to a socket.
+        InputError: the port is in use or not allowed, or the address is empty, which would mean all addresses.
     """
     if not host:
         raise InputError("--host is empty: give an address of this machine, or 0.0.0.0 for all of them")

@@ -1,6 +1,6 @@
-"""Start a compiled pipeline on Kubeflow Pipelines, follow the run to its end, and report how it ended.
+"""Submit a compiled pipeline to Kubeflow Pipelines, follow its run, and report its outcome.
 
-The request is made here, not by `kfp.Client.run_pipeline`, which has no argument for the plugins of a run.
+This does not use `kfp.Client.run_pipeline`, because that has no argument for the plugins of a run.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from infoxlm_core.errors import ConfigError, InfoXLMError, InputError, Preempted
 COMPILED = Path(__file__).parent / "compiled"
 PIPELINES = ("infoxlm", "ablations", "suite", "promotion")
 OLDEST = (2, 17)
-"""Version of Kubeflow Pipelines; an older one silently drops the whole Kubernetes part of a pipeline."""
+"""Oldest supported Kubeflow Pipelines. Older ones silently drop the Kubernetes settings of a pipeline."""
 
 _SECONDS_BETWEEN_RUNS = 60.0
 _SECONDS_WITHOUT_SERVER = 3600
@@ -36,7 +36,7 @@ _ENDED = ("SUCCEEDED", "SKIPPED", "FAILED", "CANCELED")
 
 @dataclass(frozen=True)
 class Submission:
-    """A run of a pipeline on a cluster."""
+    """What `create` submits: a pipeline with its parameters, for a cluster."""
 
     pipeline: str
     parameters: Mapping[str, Any]
@@ -47,7 +47,7 @@ class Submission:
 
 
 def read_compiled(pipeline: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a compiled pipeline: its specification, and the part of it for Kubernetes.
+    """Return a compiled pipeline as its specification and its Kubernetes settings.
 
     Raises:
         ConfigError: there is no compiled pipeline of this name.
@@ -60,9 +60,10 @@ def read_compiled(pipeline: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def read_for(cluster: ClusterFile, pipeline: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read a compiled pipeline, as `read_compiled` does; its pods request what the cluster's file says."""
+    """Read a compiled pipeline as `read_compiled` does, and set the resources of its pods from the cluster file."""
     spec, platform = read_compiled(pipeline)
-    pool, placements = cluster.pool, platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+    pool = cluster.pool
+    pod_settings = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
     for name, executor in spec["deploymentSpec"]["executors"].items():
         container = executor["container"]
         if "accelerator" in container.get("resources", {}):
@@ -71,7 +72,7 @@ def read_for(cluster: ClusterFile, pipeline: str) -> tuple[dict[str, Any], dict[
                 gpus = {"resourceType": pool.accelerator, "resourceCount": str(pool.gpus)}
                 container["resources"]["accelerator"] = gpus
             tolerations = [toleration.model_dump(exclude_none=True) for toleration in pool.tolerations]
-            placements[name] |= {"nodeSelector": {"labels": pool.node_selector}, "tolerations": tolerations}
+            pod_settings[name] |= {"nodeSelector": {"labels": pool.node_selector}, "tolerations": tolerations}
         elif "resources" in container:
             container["resources"] = _resources(cluster.steps)
     return spec, platform
@@ -83,12 +84,12 @@ def _resources(amounts: Pool | Steps) -> dict[str, Any]:
 
 
 def declared(spec: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the parameters of a pipeline by name: type, default, whether it is optional."""
+    """Return the parameter declarations of a pipeline by name: type, default, and whether it is optional."""
     return spec["root"].get("inputDefinitions", {}).get("parameters", {})
 
 
 def with_defaults(cluster: ClusterFile, pipeline: str, parameters: Mapping[str, Any]) -> str:
-    """Return the YAML of a pipeline for Kubeflow's page: it has these defaults, and the sizes and root of a cluster."""
+    """Return the YAML of a pipeline with these default parameters and with the resources and root of a cluster."""
     spec, platform = read_for(cluster, pipeline)
     spec["defaultPipelineRoot"] = cluster.pipeline_root
     for name, value in parameters.items():
@@ -97,7 +98,7 @@ def with_defaults(cluster: ClusterFile, pipeline: str, parameters: Mapping[str, 
 
 
 def without_cache(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the pipeline with Kubeflow's cache switched off for all tasks, those in loops included."""
+    """Return a copy of the pipeline with Kubeflow's cache disabled for all tasks, including those in loops."""
     changed = copy.deepcopy(dict(spec))
     for part in (changed["root"], *changed["components"].values()):
         for task in part.get("dag", {}).get("tasks", {}).values():
@@ -106,20 +107,20 @@ def without_cache(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def connect(host: str, namespace: str = "") -> Any:
-    """Return a client of Kubeflow Pipelines that has reached its server.
+    """Return a client of Kubeflow Pipelines after checking that its server answers.
 
-    It logs in by the variables of KFP's client (KF_PIPELINES_…); KF_PIPELINES_TOKEN may have a bearer token.
+    It logs in with the variables of KFP's client (KF_PIPELINES_…), or with a bearer token in KF_PIPELINES_TOKEN.
 
     Raises:
         StorageUnavailable: the server does not answer.
-        InputError: the host is no address, or the server refuses, needs a login, or is too old.
+        InputError: the host is not a URL, or the server refuses, needs a login, or is too old.
     """
-    if not _HOST.fullmatch(host):  # the client looks for a server by itself if the host is empty
+    if not _HOST.fullmatch(host):  # with an empty host, the client would search for a server
         raise InputError(f"--host {host!r:.200}: give the URL of Kubeflow Pipelines, https://…")
     from kfp import client as kfp
 
     class Client(kfp.Client):
-        # KFP's own method retries for half a minute with tracebacks, accepts a login page, and drops the version
+        # KFP's method retries for 30 s with tracebacks, accepts a login page, and drops the version
         def get_kfp_healthz(self, sleep_duration: int = 5) -> Any:  # noqa: ARG002 - KFP passes it
             answer = self._healthz_api.healthz_service_get_healthz(_preload_content=False)
             return _check_health(host, answer.data)
@@ -138,7 +139,7 @@ def connect(host: str, namespace: str = "") -> Any:
 
 
 def _check_health(host: str, answer: bytes) -> Any:
-    """Return the health that a server reports if it is a Kubeflow Pipelines that is new enough."""
+    """Parse the health answer; raise InputError unless the server is a recent enough Kubeflow Pipelines."""
     import kfp_server_api as api
 
     try:
@@ -158,10 +159,10 @@ def _check_health(host: str, answer: bytes) -> Any:
 
 @contextlib.contextmanager
 def translate_errors(host: str) -> Iterator[None]:
-    """Turn errors of the client into one-line errors of ours; suppress what the client prints.
+    """Convert exceptions of the client to one-line errors of this project; suppress the client's output.
 
     Raises:
-        StorageUnavailable: the server does not answer, or answers with a 5xx.
+        StorageUnavailable: the server does not answer, or answers with status 5xx.
         InputError: the server refuses.
     """
     import kfp_server_api
@@ -180,7 +181,7 @@ def translate_errors(host: str) -> Iterator[None]:
 
 
 def create(client: Any, host: str, submission: Submission) -> str:
-    """Start a run; return its id.
+    """Start a run and return its id.
 
     Raises:
         InputError, StorageUnavailable: the server refuses, or does not answer.
@@ -206,9 +207,16 @@ def create(client: Any, host: str, submission: Submission) -> str:
 
 
 def follow(client: Any, host: str, run: str, say: Callable[[str], None], every: float = 10) -> str:
-    """Wait until a run has ended; return its state. Each change of state is one line, with the time since the start.
+    """Wait until a run has ended and return its state; report each change of state with the time since the start.
 
-    The run continues while the server does not answer.
+    While the server does not answer, the run continues, and so does the waiting.
+
+    Args:
+        client: result of `connect`.
+        host: URL of Kubeflow Pipelines.
+        run: id of the run.
+        say: receives the lines of the report.
+        every: seconds between two requests.
 
     Raises:
         StorageUnavailable: the server has not answered for an hour.
@@ -225,7 +233,7 @@ def follow(client: Any, host: str, run: str, say: Callable[[str], None], every: 
     while True:
         try:
             with translate_errors(host):
-                found = client.get_run(run)
+                status = client.get_run(run)
             answered = time.monotonic()
         except StorageUnavailable as error:
             if time.monotonic() - answered > _SECONDS_WITHOUT_SERVER:
@@ -235,9 +243,9 @@ def follow(client: Any, host: str, run: str, say: Callable[[str], None], every: 
             continue
         except InputError as error:
             raise InputError(f"{error}; the run goes on: log in again and look at {page(host, run)}") from None
-        tasks = getattr(found.run_details, "task_details", None) or ()
+        tasks = getattr(status.run_details, "task_details", None) or ()
         current = {task.display_name: task.state for task in tasks if task.display_name and task.state}
-        current["run"] = found.state or "PENDING"
+        current["run"] = status.state or "PENDING"
         for name, state in current.items():
             if states.get(name) != state:
                 report(name, state.lower())
@@ -247,16 +255,16 @@ def follow(client: Any, host: str, run: str, say: Callable[[str], None], every: 
                 reminders[name] = minutes // _MINUTES_BETWEEN_REMINDERS
                 report(name, f"still pending after {minutes} min: {_PENDING}")
         states |= current
-        if found.state in _ENDED:
-            return found.state
+        if status.state in _ENDED:
+            return status.state
         time.sleep(every)
 
 
 def run_to_end(client: Any, host: str, submission: Submission, say: Callable[[str], None]) -> None:
-    """Start a run and follow it to its end; start it again, `submit_again` times at most, if it ends with "try again".
+    """Start a run and follow it to its end; resubmit it up to `submit_again` times after a temporary failure.
 
-    Kubeflow loses exit codes, and which lost pods it retries is a setting of the cluster. Finished work is found by
-    content, so a run that is started again continues where the last one ended.
+    Kubeflow does not keep exit codes, and the cluster decides which lost pods it retries. Artifacts are addressed by
+    content, so a resubmitted run resumes where the last one ended.
 
     Raises:
         as `create`, `follow` and `failure` do.
@@ -280,7 +288,7 @@ def run_to_end(client: Any, host: str, submission: Submission, say: Callable[[st
 
 
 def failure(state: str, run: str, store: str) -> InfoXLMError:
-    """Return the error of a run that did not succeed, as the stage that failed last wrote it into the store."""
+    """Return the error of a failed run, as its last failed stage wrote it to the store."""
     from components.platform import runtime
 
     if state == "CANCELED":
@@ -288,16 +296,18 @@ def failure(state: str, run: str, store: str) -> InfoXLMError:
     try:
         return runtime.read_failure(store, run)
     except InfoXLMError as error:
-        return InfoXLMError(f"run {run} failed; its error message in the store cannot be read ({error}): read its log")
+        return InfoXLMError(
+            f"run {run} failed, and its error message in the store cannot be read ({error}): read its log"
+        )
 
 
 def page(host: str, run: str) -> str:
-    """Return the address of a run in Kubeflow's page."""
+    """Return the URL of a run in Kubeflow's web interface."""
     return f"{page_of(host)}/#/runs/details/{run}"
 
 
 def page_of(host: str) -> str:
-    """Return the address of Kubeflow's page."""
+    """Return the URL of Kubeflow's web interface."""
     return os.environ.get("KF_PIPELINES_UI_ENDPOINT", host).rstrip("/")
 
 
@@ -307,11 +317,11 @@ def _clock(seconds: float) -> str:
 
 
 def _account_advice(error: Any) -> str:
-    """Return what to do if the server refuses the service account of a run, as Kubeflow does from 2.18 on."""
+    """Return a remedy if the server refused the service account of a run, as Kubeflow 2.18 and newer may do."""
     if "serviceaccount" not in str(error.body).lower().replace(" ", ""):
         return ""
     return (
-        ": the account must be in ALLOWEDSERVICEACCOUNTS of Kubeflow's API server, and you be bound to the Role"
+        ": add the account to ALLOWEDSERVICEACCOUNTS of Kubeflow's API server, and bind your user to the Role"
         " infoxlm-submitter: docs/cluster/install.md, section 3"
     )
 

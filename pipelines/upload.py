@@ -1,7 +1,7 @@
-"""Upload the pipelines to Kubeflow's page, with defaults for their parameters.
+"""Upload the pipelines to Kubeflow with default parameters.
 
-A version is named by release and content: it never changes, and the same content is uploaded once. Image, store and
-pool of the cluster become defaults, since Kubeflow takes no parameter from the cluster when a run starts.
+The name of a version has the release and a digest of the content, so an unchanged pipeline is uploaded only once. The
+image, store and pool of the cluster become defaults, because Kubeflow cannot take them from the cluster at run time.
 """
 
 import hashlib
@@ -17,21 +17,21 @@ from components.settings.cluster import ClusterFile
 from pipelines import submit
 
 NAMES = {name: name if name == "infoxlm" else f"infoxlm-{name}" for name in submit.PIPELINES}
-"""Names of the pipelines in Kubeflow's page."""
+"""Names of the pipelines in Kubeflow."""
 
 
 @dataclass(frozen=True)
 class Uploaded:
-    """A version of a pipeline in Kubeflow's page."""
+    """A version of a pipeline in Kubeflow."""
 
     name: str
     page: str
     new: bool
-    """False if it was there before."""
+    """False if the version existed before."""
 
 
 def version_name(pipeline: str, text: str) -> str:
-    """Return a name for a version: pipeline, release and digest of the content."""
+    """Return the name of a version: pipeline, release and digest of the content."""
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
     return f"{NAMES[pipeline]}-{importlib.metadata.version('infoxlm-pipeline')}-{digest}"
 
@@ -39,15 +39,15 @@ def version_name(pipeline: str, text: str) -> str:
 def upload(
     client: Any, host: str, cluster: ClusterFile, pipeline: str, parameters: Mapping[str, Any], namespace: str = ""
 ) -> Uploaded:
-    """Upload a version of a pipeline whose parameters have these defaults, if it is not there yet.
+    """Upload a version of a pipeline with these default parameters, unless it exists.
 
     Args:
-        client: of `submit.connect`.
-        host: address of Kubeflow Pipelines.
-        cluster: where its runs take place.
+        client: result of `submit.connect`.
+        host: URL of Kubeflow Pipelines.
+        cluster: cluster on which the pipeline will run.
         pipeline: one of `submit.PIPELINES`.
-        parameters: defaults; the page asks for a parameter without a default.
-        namespace: whose users see the pipeline; empty: all users.
+        parameters: default values; Kubeflow asks for parameters without a default.
+        namespace: namespace that may see the pipeline; empty for all.
 
     Raises:
         InputError, StorageUnavailable: the server refuses, or does not answer.
@@ -68,13 +68,13 @@ def upload(
 
 
 def _find(client: Any, name: str, namespace: str) -> str:
-    """Return the id of a pipeline; empty if there is none of this name."""
+    """Return the id of the pipeline with this name, or an empty string."""
     answer = client._pipelines_api.pipeline_service_list_pipelines(namespace=namespace, filter=_named(name))
     return answer.pipelines[0].pipeline_id if answer.pipelines else ""
 
 
 def _create(client: Any, name: str, spec: Mapping[str, Any], namespace: str) -> str:
-    """Create a pipeline without a version, since the server would name the first version like the pipeline."""
+    """Create a pipeline without a version, because the server would give a first version the pipeline's name."""
     import kfp_server_api as api
 
     pipeline = api.V2beta1Pipeline(

@@ -87,12 +87,12 @@ def test_the_last_layer_is_that_of_the_model_to_start_from(demo, tmp_path):
         ("a: {objectives: {mlm: 0, tlm: 0, xlco: 0}}", (), "variant a: pretraining.objectives: at least one of"),
         ("a: {contrast: {layer: first}}", (), "variant a: pretraining.contrast.layer: Input should be a valid integer"),
         ("a: {contrast: 3}", (), "variant a: pretraining.contrast: Input should be"),
-        ("a: {}\nb: {what: the same}", (), "a and b are the same with this config: leave one out"),
+        ("a: {}\nb: {what: the same}", (), "variants a and b are the same with this config: choose one"),
         ("a: {}\na: {}", (), "'a' stands twice"),
         ("a/b: {}", (), "variant 'a/b': use letters, digits and"),
-        ("a: 3", (), "variant a: 3 is no mapping of overrides"),
-        ("[a]", (), "the file holds no mapping of variants"),
-        ("", (), "the file holds no mapping of variants"),
+        ("a: 3", (), "variant a: 3 is not a mapping of overrides"),
+        ("[a]", (), "expected a mapping from names to variants"),
+        ("", (), "expected a mapping from names to variants"),
     ],
 )
 def test_a_bad_variant_is_refused_in_one_line(demo, tmp_path, text, only, said):

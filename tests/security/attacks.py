@@ -271,8 +271,8 @@ CONFIGS = [
     ("cluster-config", "a list", b"[]", ConfigError, "no mapping"),
     ("suite-config", "a list", b"[]", ConfigError, "no mapping"),
     ("suite-config", "no task", b"models: {a: b}\ntasks: {}", ConfigError, "tasks"),
-    ("variants", "a list", b"[]", ConfigError, "no mapping"),
-    ("variants", "a variant that is 5", b"a: 5", ConfigError, "no mapping of overrides"),
+    ("variants", "a list", b"[]", ConfigError, "expected a mapping"),
+    ("variants", "a variant that is 5", b"a: 5", ConfigError, "not a mapping of overrides"),
 ]  # fmt: skip
 
 ODD_JSON = (b"", b"{", b"[]", b"{}", b"5", b"null", b'"x"', NESTED, b"\xff\xfe", b"\0" * 300, b'{"a": 1}')
