@@ -1,4 +1,4 @@
-"""Reader of gettext catalogs, the translated messages of programs.
+"""Read gettext catalogs, the translated messages of programs.
 
 A row is a message id (or the English text behind a symbolic id) and its translation:
 
@@ -23,12 +23,12 @@ from infoxlm_core.errors import InputError, one_line
 
 MAX_CATALOG = 64 << 20  # bytes
 MAX_ENTRIES = 100_000  # files of an archive
-MAX_PATH = 4096  # bytes; a longer string is no path of a file
-NEVER = 9  # rank of a locale that is not read
+MAX_PATH = 4096  # bytes; a longer string is never taken for a path
+NEVER = 9  # rank of locales that are not read
 _IS_CATALOG = re.compile(r"[^/]/LC_MESSAGES/[^/]+\.[mp]o$|/[a-z]{2,3}([_@-]\w+)*\.po$")
-IDENTIFIER = re.compile(r"[\w.:-]*_[\w.:-]*")  # label_foo: a key, no English text
+IDENTIFIER = re.compile(r"[\w.:-]*_[\w.:-]*")  # such as label_foo: a key, not English text
 
-Members = dict[str, Callable[[], bytes]]  # the files of a folder or archive: name and reader
+Members = dict[str, Callable[[], bytes]]  # name of a file in a folder or archive -> function that reads it
 
 
 def read(languages: Sequence[str], pivot: str, path: Path) -> Iterator[Row]:
@@ -42,20 +42,22 @@ def read(languages: Sequence[str], pivot: str, path: Path) -> Iterator[Row]:
     members = _catalogs(path)
     domains: dict[tuple[str, str], dict[str, dict[str, str]]] = defaultdict(lambda: defaultdict(dict))
     for name in sorted(members):  # a .po replaces a .mo: it also has fuzzy flags and default texts
-        folder, locale, domain = _place(name)
+        folder, locale, domain = _split_name(name)
         language = re.split("[-_.@]", locale.lower())[0]
         if language in {*languages, pivot} and _rank(locale, language) < NEVER:
             domains[folder, domain][language][locale] = name
     for key in sorted(domains):
-        own, rank, _ = _choose(domains[key].get(pivot, {}), pivot, members, path)
-        english = {(e.msgctxt, e.msgid): e.msgstr for e in own if _problem(e) is None} if rank <= 1 else {}
+        pivot_entries, rank, _ = _choose(domains[key].get(pivot, {}), pivot, members, path)
+        english = {(e.msgctxt, e.msgid): e.msgstr for e in pivot_entries if _reason_to_skip(e) is None}
+        if rank > 1:
+            english = {}
         for language in languages:
             if language == pivot:
                 continue
             entries, _, name = _choose(domains[key].get(language, {}), language, members, path)
             for number, entry in enumerate(entries, start=1):
-                source = _default(entry.comment) or english.get((entry.msgctxt, entry.msgid)) or entry.msgid
-                reason = _problem(entry)
+                source = _default_text(entry.comment) or english.get((entry.msgctxt, entry.msgid)) or entry.msgid
+                reason = _reason_to_skip(entry)
                 if reason is None and source == entry.msgid and IDENTIFIER.fullmatch(source):
                     reason = "no_source_text"
                 yield Row((pivot, language), (source, entry.msgstr), name, number, reason)
@@ -64,13 +66,13 @@ def read(languages: Sequence[str], pivot: str, path: Path) -> Iterator[Row]:
 def _choose(
     variants: dict[str, str], language: str, members: Members, path: Path
 ) -> tuple[list[polib.POEntry], int, str]:
-    """Return messages, rank and name of the best locale of a language; of equal locales the one with most messages."""
+    """Return messages, rank and file of a language's best locale; of several, the one with most translations."""
     best = min((_rank(locale, language) for locale in variants), default=NEVER)
     chosen = [name for locale, name in variants.items() if _rank(locale, language) == best]
-    candidates = [(_entries(name, members, path), name) for name in chosen]
+    candidates = [(_read_messages(name, members, path), name) for name in chosen]
     if not candidates:
         return [], best, ""
-    entries, name = max(candidates, key=lambda candidate: sum(_problem(entry) is None for entry in candidate[0]))
+    entries, name = max(candidates, key=lambda candidate: sum(_reason_to_skip(entry) is None for entry in candidate[0]))
     return entries, best, name
 
 
@@ -96,7 +98,7 @@ def _catalogs(path: Path) -> Members:
     return members
 
 
-def _place(name: str) -> tuple[str, str, str]:
+def _split_name(name: str) -> tuple[str, str, str]:
     """Return folder, locale and domain of `…/<locale>/LC_MESSAGES/<domain>.po`, or of `…/<locale>.po`."""
     *folder, last = PurePosixPath(name).parts
     if len(folder) > 1 and folder[-1] == "LC_MESSAGES":
@@ -112,11 +114,11 @@ def _rank(locale: str, language: str) -> int:
     return {"": 0, language: 1, "us": 1}.get(variant, 2)  # de, then de_DE, en_US, then de_Formal, de_AT …
 
 
-def _entries(name: str, members: Members, path: Path) -> list[polib.POEntry]:
+def _read_messages(name: str, members: Members, path: Path) -> list[polib.POEntry]:
     """Return the messages of one catalog; `msgstr` of a plural message is its form for n = 1."""
-    content = _content(name, members, path)
+    content = _read_member(name, members, path)
     try:
-        binary = content + b"\0"  # polib takes the path of a file for that file, and no path holds a zero byte
+        binary = content + b"\0"  # polib opens the file if the content is a path; no path has a zero byte
         if name.endswith(".mo"):
             _check_strings(content)
             catalog = polib.mofile(binary)
@@ -125,8 +127,10 @@ def _entries(name: str, members: Members, path: Path) -> list[polib.POEntry]:
             catalog = polib.pofile(text + "\n" * MAX_PATH)
         rule = re.search(r"plural\s*=([^;]+)", catalog.metadata.get("Plural-Forms", ""))
         singular = c2py(rule[1].strip())(1) if rule else 0
-    except Exception as error:  # polib raises whatever its parser trips over
-        raise InputError(f"{path}: {name} is no readable gettext catalog ({error}): check it with msgfmt -c") from None
+    except Exception as error:  # polib's parser may raise any exception
+        raise InputError(
+            f"{path}: {name} is not a readable gettext catalog ({error}): check it with msgfmt -c"
+        ) from None
     for entry in catalog:
         if entry.msgid_plural:
             entry.msgstr = entry.msgstr_plural.get(singular, "")
@@ -134,29 +138,30 @@ def _entries(name: str, members: Members, path: Path) -> list[polib.POEntry]:
 
 
 def _check_strings(content: bytes) -> None:
-    """Raise ValueError or struct.error for a .mo that ends within its strings, which polib would truncate."""
+    """Raise ValueError or struct.error if a .mo ends within its strings; polib would silently truncate them."""
     order = {b"\xde\x12\x04\x95": "<", b"\x95\x04\x12\xde": ">"}.get(content[:4], "<")
     count, *starts = struct.unpack_from(f"{order}3I", content, 8)
     for start in starts:
-        for length, at in struct.iter_unpack(f"{order}2I", content[start : start + 8 * count]):
-            if at + length > len(content):
-                raise ValueError(f"its string at byte {at} ends behind the file")
+        for length, offset in struct.iter_unpack(f"{order}2I", content[start : start + 8 * count]):
+            if offset + length > len(content):
+                raise ValueError(f"its string at byte {offset} ends after the end of the file")
 
 
-def _content(name: str, members: Members, path: Path) -> bytes:
+def _read_member(name: str, members: Members, path: Path) -> bytes:
     try:
         return members[name]()
     except (zipfile.BadZipFile, zlib.error, OSError, NotImplementedError, RuntimeError, EOFError) as error:
         raise InputError(f"{path}: {name} cannot be unpacked ({one_line(error)}): fetch the archive again") from None
 
 
-def _problem(entry: polib.POEntry) -> str | None:
+def _reason_to_skip(entry: polib.POEntry) -> str | None:
+    """Return why a message has no usable translation, or None."""
     if entry.obsolete or "fuzzy" in (entry.flags or ()):
         return "obsolete" if entry.obsolete else "fuzzy"
     return None if entry.msgstr else "empty"
 
 
-def _default(comment: str | None) -> str:
+def _default_text(comment: str | None) -> str:
     """Return the English text in the comment of a message with a symbolic id: `Default: "…"`, on several lines."""
     if not comment or not comment.startswith('Default: "'):
         return ""

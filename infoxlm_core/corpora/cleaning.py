@@ -1,4 +1,4 @@
-"""Cleaning of single texts: each is normalised, then kept or dropped for one named reason.
+"""Clean single texts: normalise each, then keep it or drop it for one named reason.
 
 normalise("Datei\\u00a0\\u202aöffnen…\\n")                          ->  "Datei öffnen…"
 reason_to_drop("Datei öffnen…", "ru", ("en", "ru"), CleaningConfig())  ->  "wrong_script"
@@ -30,12 +30,14 @@ _MARKUP = regex.compile(
     r"<[^<>]*>|&#?\w+;|https?:\S+|\S+@\S+|%\([^()]*\)\w|%\w|\$?\{[^{}]*\}|`[^`]*`|:\w+:|\w*[_/\\.]\w[\w/\\.-]*"
 )
 _RUN = re.compile(r"(\S)\1{19}")
-_MAX_ONE_SIGN = 0.9  # share of one sign in a text that repeats it many times
-_FEWEST_SIGNS = 5  # letters from which a text of one repeated letter is dropped: "aaaaa", "AA, AAA, …"
+_MAX_ONE_CHARACTER = 0.9  # largest share of one character in a text with a long run of it
+_FEWEST_LETTERS = 5  # a text of at least so many letters, all the same, is dropped: "aaaaa", "AA, AAA, …"
 _INSIGNIFICANT = regex.compile(r"[\p{P}\p{N}\s]+")
-_MIN_OWN_SCRIPT = 0.15  # share of letters in the language's scripts; Latin names and commands occur in every language
-_MAX_FOREIGN_SCRIPT = 0.2  # share of letters in scripts that are neither the language's nor Latin
-_MAX_PROBABILITY = 0.05  # of the expected language, below which a text is in another language
+_MIN_OWN_SCRIPT = (
+    0.15  # least share of letters in the language's scripts; Latin names and commands occur in every language
+)
+_MAX_FOREIGN_SCRIPT = 0.2  # largest share of letters in scripts that are neither the language's nor Latin
+_MAX_PROBABILITY = 0.05  # a text is in another language if the expected one is less probable
 
 
 def normalise(text: str) -> str:
@@ -46,7 +48,7 @@ def normalise(text: str) -> str:
 
 
 def comparable(text: str) -> str:
-    """Return the form that is compared with reserved text: NFKC, casefolded, visible characters only."""
+    """Return the form for comparison with reserved text: NFKC, casefolded, visible characters only."""
     if text.isascii() and text.isprintable():
         return " ".join(text.casefold().split())
     folded = unicodedata.normalize("NFKC", _INVISIBLE_OR_JOINER.sub("", text)).casefold()
@@ -54,7 +56,7 @@ def comparable(text: str) -> str:
 
 
 def digest(*texts: str) -> int:
-    """Return a 64-bit digest of texts that is equal in every process; sets of 100 million digests fit into memory."""
+    """Return a 64-bit digest of texts that is equal in every process. Sets of 100 million digests fit into memory."""
     return int.from_bytes(hashlib.blake2b("\0".join(texts).encode(), digest_size=8).digest(), "little")
 
 
@@ -65,7 +67,7 @@ def near_key(text: str) -> str:
 
 @lru_cache(maxsize=1 << 16)  # the pivot's side of a message occurs in every language
 def reason_to_drop(text: str, language: str, languages: tuple[str, ...], rules: CleaningConfig) -> str | None:
-    """Return the reason to drop a normalised text, or None. Only the run's `languages` are told apart."""
+    """Return the reason to drop a normalised text, or None; only the run's `languages` are distinguished."""
     if not text:
         return "empty"
     if len(text) < rules.min_characters:
@@ -74,18 +76,18 @@ def reason_to_drop(text: str, language: str, languages: tuple[str, ...], rules: 
         return "too_long"
     if language not in WITHOUT_SPACES and len(text.split()) < rules.min_words:
         return "few_words"
-    if _RUN.search(text) and max(map(text.count, set(text))) > _MAX_ONE_SIGN * len(text):
+    if _RUN.search(text) and max(map(text.count, set(text))) > _MAX_ONE_CHARACTER * len(text):
         return "one_sign"
     words = _MARKUP.sub(" ", text)
     letters = len(_LETTER.findall(words))
     if not letters:
         return "no_letters"
-    own = len(_own_letters(language).findall(words))
+    in_own_script = len(_own_letters(language).findall(words))
     latin = len(_LATIN.findall(words)) if "Latin" not in _scripts(language) else 0
-    if own < _MIN_OWN_SCRIPT * letters or letters - own - latin > _MAX_FOREIGN_SCRIPT * letters:
+    if in_own_script < _MIN_OWN_SCRIPT * letters or letters - in_own_script - latin > _MAX_FOREIGN_SCRIPT * letters:
         return "wrong_script"
-    signs = _LETTER.findall(words.casefold())
-    if letters >= _FEWEST_SIGNS and max(Counter(signs).values()) > _MAX_ONE_SIGN * letters:
+    folded_letters = _LETTER.findall(words.casefold())
+    if letters >= _FEWEST_LETTERS and max(Counter(folded_letters).values()) > _MAX_ONE_CHARACTER * letters:
         return "one_sign"
     if letters >= rules.min_identified_characters and is_other_language(words, language, languages):
         return "wrong_language"
@@ -109,7 +111,7 @@ def reason_to_drop_row(
 
 
 def is_other_language(text: str, language: str, languages: tuple[str, ...]) -> bool:
-    """Return whether a text is clearly in another of the languages, as far as the identifier knows them."""
+    """Return whether a text is clearly in another of the languages; False if the identifier does not know its own."""
     identifier = _identifier(languages)
     return language in identifier.labels and dict(identifier.rank(text))[language] < _MAX_PROBABILITY
 

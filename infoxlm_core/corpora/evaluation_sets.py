@@ -1,6 +1,6 @@
-"""Reader of test sets whose sentences are removed from the training text: every text of a file in any layout.
+"""Read the test sets whose sentences are removed from the training text: every text of a file in any layout.
 
-    NAME.json      every text of it                                            SQuAD, MLQA, XQuAD, TyDiQA
+    NAME.json      all its texts                                               SQuAD, MLQA, XQuAD, TyDiQA
     NAME.jsonl     every text of each line
     NAME.parquet   every text of its columns, of lists and of records, too     XNLI and others on the Hub, a held_out/
     NAME.csv       every cell
@@ -27,17 +27,17 @@ from infoxlm_core.corpora import lines, tables
 from infoxlm_core.errors import EncodingError, InputError, one_line
 
 DIGITS = 16  # of the SHA-256 that identifies a file
-SHORTEST = 20  # characters of a sentence of a paragraph: "Yes." may occur anywhere
+SHORTEST = 20  # characters; shorter sentences of a paragraph, such as "Yes.", may occur anywhere
 _END = re.compile(r"(?<=[.!?。！？।؟])\s*")
 _TAGGED = re.compile(r"(?:[a-z]{2,3}:)?(?P<word>\S+)\t(?:O|[BI]-\S+)")
 _MARKUP = re.compile(r"<[^<>]*>")
-ROWS = 1024  # rows of a table that are held at a time
+ROWS = 1024  # rows of a table in memory at a time
 _ARCHIVES = (".zip", ".tar", ".tgz", ".7z", ".whl")
 _REMEDY = "give a test set as JSON, Parquet, CSV or lines of text"
 
 
-def files(path: Path) -> list[Path]:
-    """Return the file, or the files below a folder that are not hidden; InputError if there is none."""
+def list_files(path: Path) -> list[Path]:
+    """Return the file itself, or all visible files below a folder; InputError if there is none."""
     if not path.exists():
         raise InputError(f"{path}: no such file or folder: check preparation.evaluation_sets")
     if not path.is_dir():
@@ -60,7 +60,7 @@ def digest(file: Path) -> str:
 def read(file: Path) -> Iterator[str]:
     """Yield every text of a file and the sentences of each; InputError if the file cannot be read."""
     try:
-        for text in _texts(outside.check_readable(file)):
+        for text in _read_texts(outside.check_readable(file)):
             yield text
             parts = _END.split(text)
             yield from (part for part in parts if SHORTEST <= len(part) < len(text))
@@ -68,33 +68,35 @@ def read(file: Path) -> Iterator[str]:
         raise InputError(f"{file} cannot be read ({one_line(error)}): {_REMEDY}, in UTF-8") from None
 
 
-def _texts(file: Path) -> Iterator[str]:
+def _read_texts(file: Path) -> Iterator[str]:
     packed = file.suffix in lines.COMPRESSED
     suffix = (file.with_suffix("") if packed else file).suffix.lower()
     if suffix in _ARCHIVES or (packed and suffix == ".parquet"):
-        raise InputError(f"{file} is packed, its texts would not be found: unpack it")
+        raise InputError(f"{file} is packed, so its texts cannot be read: unpack it")
     match suffix:
         case ".json":
             with lines.unpack(file) as opened:
                 content = opened.read(outside.MAX_JSON + 1)
             if len(content) > outside.MAX_JSON:
                 raise InputError(f"{file} has more than {outside.MAX_JSON:,} bytes: give several files")
-            yield from _strings(outside.parse_json(content.removeprefix(codecs.BOM_UTF8), Any, file, _REMEDY))
+            yield from _find_strings(outside.parse_json(content.removeprefix(codecs.BOM_UTF8), Any, file, _REMEDY))
         case ".jsonl" | ".ndjson":
-            for number, text in _lines(file):
-                yield from _strings(outside.parse_json(text, Any, f"{file}:{number}", _REMEDY) if text.strip() else "")
+            for number, text in _read_lines(file):
+                yield from _find_strings(
+                    outside.parse_json(text, Any, f"{file}:{number}", _REMEDY) if text.strip() else ""
+                )
         case ".parquet":
             with tables.reading(file, _REMEDY):
-                yield from _columns(file)
+                yield from _read_columns(file)
         case ".csv":
             with lines.unpack(file) as opened:
                 for row in csv.reader(io.TextIOWrapper(opened, encoding="utf-8-sig", newline="")):
                     yield from row
         case _:
-            yield from _cells(file)
+            yield from _read_cells(file)
 
 
-def _columns(file: Path) -> Iterator[str]:
+def _read_columns(file: Path) -> Iterator[str]:
     """Yield the texts in all columns of a table; InputError if no column has text."""
     kinds = {field.name: field.type for field in pq.read_schema(file)}
     plain = [name for name, kind in kinds.items() if tables.is_text(kind)]
@@ -105,22 +107,22 @@ def _columns(file: Path) -> Iterator[str]:
     if others:
         with pq.ParquetFile(file) as opened:
             for batch in opened.iter_batches(ROWS, columns=others):
-                yield from _strings(batch.to_pylist())
+                yield from _find_strings(batch.to_pylist())
 
 
-def _lines(file: Path) -> Iterator[tuple[int, str]]:
+def _read_lines(file: Path) -> Iterator[tuple[int, str]]:
     for number, text, reason in lines.read(file):
-        if reason == "invalid_utf8":  # the text is file:line:byte
+        if reason == "invalid_utf8":  # then the text is file:line:byte
             raise EncodingError(f"{text}: not UTF-8 from this byte on: convert the file")
         if reason:
             raise InputError(f"{file}:{number} is {reason.replace('_', ' ')}: {_REMEDY}")
         yield number, text
 
 
-def _cells(file: Path) -> Iterator[str]:
+def _read_cells(file: Path) -> Iterator[str]:
     """Yield the cells between tabs, with and without markup, and the sentences of lines with one tagged word each."""
     words: list[str] = []
-    for _, text in _lines(file):
+    for _, text in _read_lines(file):
         tagged = _TAGGED.fullmatch(text)
         if tagged:
             words.append(tagged["word"])
@@ -133,12 +135,12 @@ def _cells(file: Path) -> Iterator[str]:
     yield " ".join(words)
 
 
-def _strings(value: Any) -> Iterator[str]:
+def _find_strings(value: Any) -> Iterator[str]:
     """Yield all texts of a JSON value."""
-    waiting = [value]
-    while waiting:
-        value = waiting.pop()
+    pending = [value]
+    while pending:
+        value = pending.pop()
         if isinstance(value, str):
             yield value
         elif isinstance(value, dict | list):
-            waiting += value.values() if isinstance(value, dict) else value
+            pending += value.values() if isinstance(value, dict) else value

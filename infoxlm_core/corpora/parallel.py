@@ -1,4 +1,4 @@
-"""Parallel work on chunks of tables: in this process, in several processes, or on machines that the caller provides.
+"""Process chunks of tables in this process, in several processes, or on machines that the caller provides.
 
 A `ParallelMap` applies a function to every chunk and returns the results in order, so that the output of a stage does
 not depend on where the work ran.
@@ -35,17 +35,19 @@ def in_processes(count: int) -> ParallelMap:
 
     def parallel_map(work: Work, chunks: Iterable[pa.Table]) -> Iterator[pa.Table]:
         spawn = multiprocessing.get_context("spawn")  # forking a process with threads may deadlock
-        waiting: deque[Future[pa.Table]] = deque()
+        pending: deque[Future[pa.Table]] = deque()
         try:
-            with ProcessPoolExecutor(count, spawn, initializer=_start, initargs=(work,)) as pool:
+            with ProcessPoolExecutor(count, spawn, initializer=_initialise_worker, initargs=(work,)) as pool:
                 for chunk in chunks:
-                    waiting.append(pool.submit(_do, chunk))
-                    if len(waiting) > 4 * count:
-                        yield waiting.popleft().result()
-                while waiting:
-                    yield waiting.popleft().result()
+                    pending.append(pool.submit(_process_chunk, chunk))
+                    if len(pending) > 4 * count:
+                        yield pending.popleft().result()
+                while pending:
+                    yield pending.popleft().result()
         except BrokenProcessPool:  # usually out of memory
-            raise WorkerLost("a process that worked on text was killed: free memory, then run again") from None
+            raise WorkerLost(
+                "a worker process was killed, usually for lack of memory: free memory, then run again"
+            ) from None
 
     return parallel_map
 
@@ -53,18 +55,18 @@ def in_processes(count: int) -> ParallelMap:
 _work_of_process: list[Work] = []  # sent once, not with every chunk: it may hold a model
 
 
-def _start(work: Work) -> None:
+def _initialise_worker(work: Work) -> None:
     _work_of_process[:] = [work]
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _end_with_parent() -> None:
-    """Exit with the parent: a killed parent cannot end its pool, whose processes would wait forever."""
+    """Exit with the parent: a killed parent cannot end its pool, and its workers would wait forever."""
     parent = multiprocessing.parent_process()
     if parent:
         parent.join()
         os._exit(1)
 
 
-def _do(chunk: pa.Table) -> pa.Table:
+def _process_chunk(chunk: pa.Table) -> pa.Table:
     return _work_of_process[0](chunk)

@@ -1,7 +1,7 @@
-"""Text reserved for evaluation: collected while corpora are read, then proved to be absent from the training text.
+"""Collect the text reserved for evaluation while corpora are read, then prove that no training text contains it.
 
 Three kinds of text are reserved: held-out corpora, the test sets of the config, and a random share of the messages of
-all other corpora, the labelled test set.
+all other corpora, which becomes the labelled test set.
 """
 
 import functools
@@ -19,7 +19,7 @@ from infoxlm_core.corpora.parallel import CHUNK, ParallelMap, in_process
 from infoxlm_core.corpora.tables import HELD_OUT, LABELLED, read_rows, rows_of
 from infoxlm_core.errors import EvaluationLeak
 
-LABELLED_CHARACTERS = 20  # the corpus of shorter messages cannot be predicted
+LABELLED_CHARACTERS = 20  # the corpus of a shorter message cannot be predicted from its text
 
 
 @dataclass
@@ -27,16 +27,16 @@ class Reserved:
     """Text that training text must not contain, as 64-bit digests."""
 
     held_out: set[int] = field(default_factory=set)  # sentences of held-out corpora, equal or near
-    evaluation_sets: set[int] = field(default_factory=set)  # of test sets, likewise
-    runs: set[int] = field(default_factory=set)  # of `overlap` consecutive words of both
+    evaluation_sets: set[int] = field(default_factory=set)  # the same for sentences of test sets
+    runs: set[int] = field(default_factory=set)  # runs of `overlap` consecutive words of both
     overlap: int = 0
     messages: dict[int, set[int]] = field(
         default_factory=dict
     )  # near key of a pivot message -> near keys of its translations
     labelled: set[int] = field(default_factory=set)  # all near keys of `messages`
-    owners: dict[int, str | None] = field(default_factory=dict)  # near key -> its corpus; None: in several
+    owners: dict[int, str | None] = field(default_factory=dict)  # near key -> its corpus; None if several contain it
 
-    def note(self, texts: Sequence[str], keys: Keys, corpus: str, config: PreparationConfig) -> None:
+    def add_row(self, texts: Sequence[str], keys: Keys, corpus: str, config: PreparationConfig) -> None:
         """Add a clean row if it is held out; otherwise collect it as a candidate for the labelled test set."""
         if corpus in config.held_out:
             self.held_out.update(keys.equal, keys.near)
@@ -51,15 +51,15 @@ class Reserved:
                 if cleaning.digest(str(config.seed), str(source)) / 2**64 < config.labelled_share:
                     self.messages.setdefault(source, set()).add(target)
 
-    def note_test(self, text: str) -> None:
-        """Add a text of a test set, as it stands in its file."""
+    def add_test_text(self, text: str) -> None:
+        """Add a text of a test set, unchanged from its file."""
         clean = cleaning.normalise(text)
         if clean:
             keys = fingerprints.keys([clean], self.overlap)
             self.evaluation_sets.update(keys.equal, keys.near)
             self.runs.update(keys.runs)
 
-    def settle(self) -> "Reserved":
+    def finalise(self) -> "Reserved":
         """Return the final sets after all corpora are read, without messages that several corpora contain."""
         messages = {key: targets for key, targets in self.messages.items() if self.owners[key]}
         return replace(self, messages=messages, labelled=set(messages).union(*messages.values()))
@@ -77,16 +77,16 @@ class Reserved:
 def check_leaks(output: Path, reserved: Reserved, parallel_map: ParallelMap = in_process) -> None:
     """Read the written corpora again; raise EvaluationLeak if training text contains reserved text."""
     mark = functools.partial(row_chunks.mark, overlap=reserved.overlap if reserved.runs else 0)
-    for marked in parallel_map(mark, _written(output)):
+    for marked in parallel_map(mark, _read_training_rows(output)):
         for path, number, texts, split, *keys in rows_of(marked):
             reason = reserved.reason(Keys(*keys))
             if reason in ("held_out", "evaluation_set") or (reason and split == "train"):
                 raise EvaluationLeak(
-                    f"{path} row {number} is kept for evaluation ({reason}): {texts[0]!r:.80}: report it"
+                    f"{path} row {number} is reserved for evaluation ({reason}): {texts[0]!r:.80}: report this as a bug"
                 )
 
 
-def _written(output: Path) -> Iterator[pa.Table]:
+def _read_training_rows(output: Path) -> Iterator[pa.Table]:
     """Yield the rows of all training tables with their file, number, texts and split."""
     for path in sorted(output.rglob("*.parquet")):
         if path.relative_to(output).parts[0] in HELD_OUT:

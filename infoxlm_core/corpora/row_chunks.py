@@ -1,4 +1,4 @@
-"""Work of preparation on single rows, in chunks that may run on any machine: normalise, clean, compute keys.
+"""Normalise, clean and digest single rows during preparation, in chunks that any machine can process.
 
 ("en-de", ["Hello", "Hal\\u00adlo"], "x.tsv", None)  ->  ("en-de", ["Hello", "Hallo"], "x.tsv", None, keys …)
 ("en-de", ["Hello", "Hello"], "x.tsv", None)       ->  ("en-de", ["Hello", "Hello"], "x.tsv", "untranslated", …)
@@ -46,16 +46,17 @@ def clean_rows(chunk: pa.Table, languages: tuple[str, ...], rules: CleaningConfi
 
     Args:
         chunk: a table of `chunks`.
-        languages: of the run.
+        languages: the languages of the run.
         rules: what is dropped.
         overlap: length of the runs of words among the keys; 0 skips them, which saves most of the time.
     """
     cleaned = []
-    for own, texts, file, dropped in rows_of(chunk):
+    for languages_of_row, texts, file, dropped in rows_of(chunk):
         if not dropped:
             texts = [cleaning.normalise(text) for text in texts]
-            dropped = cleaning.reason_to_drop_row(texts, own.split("-"), languages, rules)
-        cleaned.append((own, texts, file, dropped, *(Keys((), (), ()) if dropped else keys(texts, overlap))))
+            dropped = cleaning.reason_to_drop_row(texts, languages_of_row.split("-"), languages, rules)
+        row_keys = Keys((), (), ()) if dropped else keys(texts, overlap)
+        cleaned.append((languages_of_row, texts, file, dropped, *row_keys))
     return of_rows(_CLEANED, cleaned)
 
 

@@ -1,4 +1,4 @@
-"""Sentences -> token ids in XLM-R's layout, a chunk of rows at a time, on whatever machine.
+"""Encode sentences as token ids in XLM-R's layout, a chunk of rows at a time; any machine can process a chunk.
 
 source: ["Open the page"]  target: ["Öffne die Seite"]
 source: [[31, 7, 52]]      target: [[88, 12, 9, 40]]    sentence_id: [1234567890123456789]

@@ -1,8 +1,8 @@
-"""Masking: which tokens a masked language model predicts, and what it sees instead of them.
+"""Choose which tokens a masked language model predicts, and what it sees in their place.
 
-Of a sequence of L tokens, floor(0.15 L + u) are chosen, u uniform in [0, 1), without replacement and special tokens
-included; each becomes `<mask>` with 0.8, stays with 0.1, becomes a random piece with 0.1, as the released code does.
-`ObjectivesConfig.masking` names variants of the choice of tokens and of the ids that replace them.
+Of a sequence of L tokens, special tokens included, floor(0.15 L + u) are chosen without replacement, u uniform in
+[0, 1). Each becomes `<mask>` (80 %), stays (10 %) or becomes a random piece (10 %), as in the released code.
+`ObjectivesConfig.masking` names the variants.
 """
 
 import json
@@ -18,20 +18,21 @@ from infoxlm_core.errors import InputError
 def pick(lengths: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Draw counts[i] rows without replacement from the i-th sequence; return them in ascending order.
 
-    A row that was drawn before is drawn again, so every position is equally likely, and the number of random numbers
-    depends on the rows, not on the tokens. If most rows of a sequence are needed, the rest is drawn instead.
+    A row that was drawn before is drawn again, so every position is equally likely, and the amount of random numbers
+    depends on the number of rows, not of tokens. If most rows of a sequence are needed, the other rows are drawn
+    instead.
     """
-    few, edges = np.minimum(counts, lengths - counts), np.concatenate([[0], lengths.cumsum()])
+    draw_counts, edges = np.minimum(counts, lengths - counts), np.concatenate([[0], lengths.cumsum()])
     taken, last = np.zeros(edges[-1], bool), np.empty(edges[-1], np.int64)
-    sequence = np.repeat(np.arange(len(lengths)), few)
+    sequence = np.repeat(np.arange(len(lengths)), draw_counts)
     while len(sequence):
         row = edges[sequence] + (rng.random(len(sequence)) * lengths[sequence]).astype(np.int64)
         last[row] = number = np.arange(len(row))
         failed = taken[row] | (last[row] != number)  # of equal draws, the last one counts
         taken[row] = True
         sequence = sequence[failed]
-    if (few < counts).any():
-        taken ^= np.repeat(few < counts, lengths)
+    if (draw_counts < counts).any():
+        taken ^= np.repeat(draw_counts < counts, lengths)
     return np.flatnonzero(taken)
 
 
@@ -50,7 +51,7 @@ def mask(
         lengths: (N,) tokens of each sequence.
         vocabulary_size: V; `<mask>` is V - 1.
         config: the variant and its shares.
-        rng: draws the rows and what replaces them.
+        rng: draws the rows and their replacements.
         starts_word: (V,) result of `word_starts`, required by whole-word masking.
 
     Returns:
@@ -61,11 +62,13 @@ def mask(
     else:
         rows = _choose(flat, lengths, config, rng)
     first, last = {"exact": (FIRST_PIECE, 1), "released": (FIRST_PIECE, 0)}.get(config.masking, (0, 0))
-    fate = rng.random(len(rows))
+    uniform = rng.random(len(rows))
     pieces = rng.integers(first, vocabulary_size - last, len(rows))  # exact: neither special tokens nor <mask>
     seen = flat.copy()
     keep = config.mask_share + config.keep_share
-    seen[rows] = np.where(fate < config.mask_share, vocabulary_size - 1, np.where(fate < keep, flat[rows], pieces))
+    seen[rows] = np.where(
+        uniform < config.mask_share, vocabulary_size - 1, np.where(uniform < keep, flat[rows], pieces)
+    )
     return seen, rows
 
 
@@ -79,8 +82,8 @@ def _choose(flat: np.ndarray, lengths: np.ndarray, config: ObjectivesConfig, rng
         sequence = np.repeat(np.arange(len(lengths)), lengths)
         plain = np.flatnonzero(flat > EOS)  # neither [CLS] nor [SEP], which are <s> and </s> here
         maskable = np.bincount(sequence[plain], minlength=len(lengths))
-        wanted = np.maximum(1, np.rint(config.mask_ratio * lengths)).astype(np.int64)
-        return plain[pick(maskable, np.minimum(wanted, maskable), rng)]
+        target_counts = np.maximum(1, np.rint(config.mask_ratio * lengths)).astype(np.int64)
+        return plain[pick(maskable, np.minimum(target_counts, maskable), rng)]
     return pick(lengths, np.floor(config.mask_ratio * lengths + rng.random(len(lengths))).astype(np.int64), rng)
 
 

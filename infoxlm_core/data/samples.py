@@ -1,4 +1,4 @@
-"""The samples of a step, drawn from shards, laid out and masked: a pure function of (seed, step, virtual shard)."""
+"""Draw, lay out and mask the samples of a step: a pure function of (seed, step, virtual shard)."""
 
 import logging
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from infoxlm_core.errors import CorpusTooSmall
 
 logger = logging.getLogger(__name__)
 BEGIN = np.array([BOS], np.uint32)
-MAX_DRAWS = 100  # draws of one pair in a training, above which a warning is logged
+MAX_DRAWS = 100  # a warning is logged if one pair is drawn more often in a training
 
 
 @dataclass(frozen=True)
@@ -129,20 +129,22 @@ class Sampler(StepSampler):
         for shard in virtual_shards:
             key = (self.config.seed, step, shard)
             if objectives.mlm and only != "xlco":
-                mlm.append(self._masked(*self._mlm(generator(*key, "mlm")), generator(*key, "mlm mask")))
+                mlm.append(self._mask_samples(*self._draw_mlm(generator(*key, "mlm")), generator(*key, "mlm mask")))
             if objectives.tlm and only != "xlco":
-                tlm.append(self._masked(*self._tlm(generator(*key, "tlm")), generator(*key, "tlm mask")))
+                tlm.append(self._mask_samples(*self._draw_tlm(generator(*key, "tlm")), generator(*key, "tlm mask")))
             if objectives.xlco and only != "lm":
-                views = self._xlco(generator(*key, "xlco"))
-                xlco.append(self._corrupted(*views, key) if self.config.contrast.corruption else views)
+                views = self._draw_xlco(generator(*key, "xlco"))
+                xlco.append(self._corrupt(*views, key) if self.config.contrast.corruption else views)
         empty = (NOTHING, NOTHING, np.empty((0, 2), np.int64), NOTHING.flat)
         queries, keys, sentence_ids, groups = zip(*xlco or [empty], strict=True)
         views = join(list(queries)), join(list(keys)), np.concatenate(sentence_ids), np.concatenate(groups)
         return Draw(_merge(mlm), _merge(tlm), *views)
 
     def draws_of_a_pair(self, steps: int) -> dict[str, float]:
-        """Return how often a pair of each corpus (`en-de/wiki`) is drawn on average in a training of `steps` steps: for
-        TLM, for contrast, and as a partner in mixup."""
+        """Return how often a pair of each corpus (`en-de/wiki`) is drawn in `steps` steps, on average.
+
+        Draws for TLM, for contrast and as partners in mixup are added.
+        """
         objectives, contrast, sampler = self.config.objectives, self.config.contrast, self.pair_sampler
         tlm_steps = steps if objectives.tlm else 0
         xlco_steps = max(0, steps - contrast.start_step) if objectives.xlco else 0
@@ -152,7 +154,7 @@ class Sampler(StepSampler):
         draws = draws_per_batch_row * self.config.batches.global_batch_size / np.maximum(sampler.sizes, 1)
         return dict(zip(self.pair_names, draws.tolist(), strict=True))
 
-    def tell_draws(self, steps: int) -> None:
+    def log_draws(self, steps: int) -> None:
         """Log which pairs are drawn most and least often; warn about corpora whose pairs are drawn too often."""
         draws = {name: count for name, count in self.draws_of_a_pair(steps).items() if count}
         if not draws:
@@ -169,11 +171,11 @@ class Sampler(StepSampler):
                 "contrast.mixup, or train for fewer steps", MAX_DRAWS, ", ".join(often[:20]),
             )  # fmt: skip
 
-    def _masked(self, sequences: Sequences, groups: np.ndarray, rng: np.random.Generator) -> Masked:
+    def _mask_samples(self, sequences: Sequences, groups: np.ndarray, rng: np.random.Generator) -> Masked:
         seen, rows = self.mask(sequences, rng)
         return Masked(sequences, seen, rows, groups)
 
-    def _corrupted(
+    def _corrupt(
         self, queries: Sequences, keys: Sequences, sentence_ids: np.ndarray, groups: np.ndarray, key: tuple[Any, ...]
     ) -> tuple[Sequences, Sequences, np.ndarray, np.ndarray]:
         """Return both views masked independently; their masked tokens are not predicted."""
@@ -182,42 +184,46 @@ class Sampler(StepSampler):
         queries, keys = (Sequences(self.mask(view, rng, config)[0], view.lengths) for view in (queries, keys))
         return queries, keys, sentence_ids, groups
 
-    def _mlm(self, rng: np.random.Generator) -> tuple[Sequences, np.ndarray]:
+    def _draw_mlm(self, rng: np.random.Generator) -> tuple[Sequences, np.ndarray]:
         tables, rows = self.block_sampler.draw(self.per_shard, rng)
         parts = []
         for number, row in zip(tables.tolist(), rows.tolist(), strict=True):
             blocks = self.blocks[number]
             start = blocks.starts.item(row)
-            # Sentences end with </s> already.
+            # The sentences already end with </s>.
             parts += [BEGIN, blocks.table.tokens[start : start + blocks.lengths.item(row)]]
         lengths = np.fromiter(map(len, parts[1::2]), np.int64, self.per_shard) + 1
         return Sequences(end_to_end(parts), lengths), self.block_groups[tables]
 
-    def _sides(self, tables: np.ndarray, rows: np.ndarray) -> tuple[Sequences, Sequences]:
+    def _read_sides(self, tables: np.ndarray, rows: np.ndarray) -> tuple[Sequences, Sequences]:
         limit = self.config.batches.side_tokens
         source = gather([pairs.source for pairs in self.pairs], tables, rows, limit)
         return source, gather([pairs.target for pairs in self.pairs], tables, rows, limit)
 
-    def _tlm(self, rng: np.random.Generator) -> tuple[Sequences, np.ndarray]:
+    def _draw_tlm(self, rng: np.random.Generator) -> tuple[Sequences, np.ndarray]:
         tables, rows = self.pair_sampler.draw(self.per_shard, rng)
-        source, target = self._sides(tables, rows)
+        source, target = self._read_sides(tables, rows)
         swap = rng.random(self.per_shard) < 0.5
         return lay_out(choose(swap, target, source), choose(swap, source, target)), self.pair_groups[tables]
 
-    def _xlco(self, rng: np.random.Generator) -> tuple[Sequences, Sequences, np.ndarray, np.ndarray]:
+    def _draw_xlco(self, rng: np.random.Generator) -> tuple[Sequences, Sequences, np.ndarray, np.ndarray]:
         contrast, count = self.config.contrast, self.per_shard
         tables, rows = self.pair_sampler.draw(count, rng)
-        mine = self._sentence_ids(tables, rows)
-        other_tables, other_rows, partner = self._partners(tables, rows, mine, rng)
+        own_ids = self._sentence_ids(tables, rows)
+        other_tables, other_rows, partner_ids = self._draw_partners(tables, rows, own_ids, rng)
         mode, uniform = rng.integers(0, 8, count), rng.random((2, count))
         joined = uniform[0] < contrast.mixup
         queries, keys = mix(
-            self._sides(tables, rows), self._sides(other_tables, other_rows), mode, uniform[1] < contrast.cross, joined
+            self._read_sides(tables, rows),
+            self._read_sides(other_tables, other_rows),
+            mode,
+            uniform[1] < contrast.cross,
+            joined,
         )
-        sentence_ids = np.stack([mine, np.where(joined, partner, mine)], axis=1)
+        sentence_ids = np.stack([own_ids, np.where(joined, partner_ids, own_ids)], axis=1)
         return queries, keys, sentence_ids, self.pair_groups[tables] + len(self.pair_sampler.totals)
 
-    def _partners(
+    def _draw_partners(
         self, tables: np.ndarray, rows: np.ndarray, sentence_ids: np.ndarray, rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the tables, rows and sentence ids of mixup partners, (count,) each.

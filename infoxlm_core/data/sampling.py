@@ -1,7 +1,7 @@
-"""Which samples a step sees: a pure function of (seed, step, virtual shard), no state but the step.
+"""Decide which samples a step sees: a pure function of (seed, step, virtual shard).
 
 Languages, or language pairs, are drawn with p proportional to n^alpha over their number of samples n, then a sample
-uniformly over all corpora of the language together (InfoXLM, appendix).
+uniformly from all corpora of the language together (InfoXLM, appendix).
 """
 
 import hashlib

@@ -107,8 +107,9 @@ class Blocks:
 def make_blocks(table: Table, limit: int, rows_of_a_part: int = 8192) -> Blocks:
     """Join whole sentences greedily, in order, up to `limit` tokens; a longer sentence is cut and loses its `</s>`.
 
-    The start of a block depends on all earlier blocks, but two walks through a text soon meet. So many parts of the
-    text are walked at the same time, and the walk from the first row continues along each of them once it meets it.
+    A block starts where the one before it ends. To vectorise this, blocks are first made in many parts of the text at
+    once, as if each part began with a block. Blocks from different starts soon coincide, so the blocks from the first
+    row follow those of a part from the first block that they share.
     """
     if not len(table):
         return Blocks(table, np.empty(0, np.int64), np.empty(0, np.int64))
@@ -116,28 +117,29 @@ def make_blocks(table: Table, limit: int, rows_of_a_part: int = 8192) -> Blocks:
     parts = min(4096, -(-len(table) // rows_of_a_part))
     borders = np.linspace(0, len(table), parts + 1).astype(np.int64)
 
-    def following(rows: np.ndarray) -> np.ndarray:
-        """Return the first rows of the next blocks; a row that is too long is a block."""
+    def next_starts(rows: np.ndarray) -> np.ndarray:
+        """Return the rows at which the next blocks start; a row that is too long is a block."""
         return np.maximum(np.searchsorted(offsets, offsets[rows] + limit, side="right") - 1, rows + 1)
 
-    steps, at = [], borders[:-1].copy()
-    while len(inside := np.flatnonzero(at < borders[1:])):
-        steps.append(np.where(at < borders[1:], at, -1))
-        at[inside] = following(at[inside])
-    ways = np.ascontiguousarray(np.array(steps, np.int64).reshape(-1, len(at)).T)  # one a part: rows, then -1
+    steps, current = [], borders[:-1].copy()
+    while (current < borders[1:]).any():
+        inside = np.flatnonzero(current < borders[1:])
+        steps.append(np.where(current < borders[1:], current, -1))
+        current[inside] = next_starts(current[inside])
+    starts_of_parts = np.ascontiguousarray(np.array(steps, np.int64).reshape(-1, len(current)).T)  # rows, then -1
 
-    row, firsts = np.zeros(1, np.int64), []
-    for way, stop, beyond in zip(ways, borders[1:], at, strict=True):
-        way = way[: np.count_nonzero(way >= 0)]
+    row, first_rows = np.zeros(1, np.int64), []
+    for part_starts, stop, start_after_part in zip(starts_of_parts, borders[1:], current, strict=True):
+        part_starts = part_starts[: np.count_nonzero(part_starts >= 0)]
         while row[0] < stop:
-            place = np.searchsorted(way, row[0])
-            if place < len(way) and way[place] == row[0]:
-                firsts.append(way[place:])
-                row = beyond[None]
+            index = np.searchsorted(part_starts, row[0])
+            if index < len(part_starts) and part_starts[index] == row[0]:
+                first_rows.append(part_starts[index:])
+                row = start_after_part[None]
             else:
-                firsts.append(row)
-                row = following(row)
-    begins = np.concatenate(firsts)
+                first_rows.append(row)
+                row = next_starts(row)
+    begins = np.concatenate(first_rows)
     starts = offsets[begins]
     ends = offsets[np.append(begins[1:], len(table))]
     return Blocks(table, starts, np.minimum(ends - starts, limit))
@@ -205,8 +207,8 @@ def open_shards(directory: Path, hashed: bool = True) -> Shards:
             sentence_ids = _map(Path(f"{stem}.meanings"), SENTENCE_IDS)
             if not len(source) == len(target) == len(sentence_ids):
                 raise DataCorrupt(f"{stem}: source, target and meanings differ in length: {REMEDY}")
-            where = pairs if kind == "pairs" else held_out
-            where.setdefault(language, []).append(Pairs(corpus, source, target, sentence_ids.view(np.int64)))
+            tables_of_kind = pairs if kind == "pairs" else held_out
+            tables_of_kind.setdefault(language, []).append(Pairs(corpus, source, target, sentence_ids.view(np.int64)))
     if not mono and not pairs:
         raise CorpusTooSmall(f"{directory} holds no text: have=0 need=1 sentence")
     return Shards(mono, pairs, held_out, manifest, directory)

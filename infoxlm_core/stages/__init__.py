@@ -1,1 +1,1 @@
-"""One file a stage of the pipeline: each assembles the parts and runs."""
+"""The stages of the pipeline, one in each file: each assembles its parts and runs them."""

@@ -1,4 +1,4 @@
-"""Stage: models and held-out text -> scores, tables, figures, a model card.
+"""Stage evaluate: models and held-out text -> scores, tables, figures, a model card.
 
 The first encoder is the one under test; the others (an untrained one, a baseline) are floors to compare it with.
 Every model answers the same questions: the same pairs, and, with the same tokenizer, the same gaps.
@@ -33,7 +33,7 @@ def evaluate(
     """Score models and write scores.json, items.parquet, model_card.md and the report into `output`.
 
     Args:
-        config: of the evaluation.
+        config: settings of the evaluation.
         corpus: a prepared corpus with held_out/<pivot>-<language>/*.parquet; its report.json is shown if it has one.
         encoders: name -> Hugging Face directory, the model under test first.
         classifiers: name -> directory of the classifier that was fine-tuned from the encoder of that name, with its
@@ -56,14 +56,14 @@ def evaluate(
             measured = task.measure_held_out(questions, directory, config)
             if measured is not None:
                 scores.setdefault(name, {})[task.name] = measured
-    tests = sorted((corpus / "held_out").glob("*/*.parquet"))
+    test_files = sorted((corpus / "held_out").glob("*/*.parquet"))
     models: dict[str, dict[str, Any]] = {}
-    for name, own in scores.items():
+    for name, by_task in scores.items():
         encoder = encoders.get(name)
-        missing = unreserved.find(encoder, tests, corpus) if encoder else []
+        missing = unreserved.find(encoder, test_files, corpus) if encoder else []
         models[name] = {
-            "encoder": dict(own["retrieval"].details["encoder"]) if encoder else {},
-            "tasks": {task: task_scores.to_dict() for task, task_scores in own.items()},
+            "encoder": dict(by_task["retrieval"].details["encoder"]) if encoder else {},
+            "tasks": {task: task_scores.to_dict() for task, task_scores in by_task.items()},
             "curves": read_curves(encoder) if encoder else {},
             **({"not_reserved": missing} if missing else {}),
         }
@@ -85,12 +85,12 @@ def evaluate(
         "models": models,
     }
     title = f"{model}: how well it carries meaning across languages"
-    descriptions = {name: report.describe_encoder(own["encoder"]) for name, own in models.items()}
+    descriptions = {name: report.describe_encoder(result["encoder"]) for name, result in models.items()}
     tasks_with_settings = [(task, questions) for task in EVALUATED]
     report.write(output, plain, summarise_evaluation(title, descriptions, tasks_with_settings, scores))
     outcomes = {}
-    for name, own in scores.items():
-        outcomes[name] = [task_scores.outcomes for task_scores in own.values() if task_scores.outcomes is not None]
+    for name, by_task in scores.items():
+        outcomes[name] = [task_scores.outcomes for task_scores in by_task.values() if task_scores.outcomes is not None]
     evidence.write(output / evidence.FILE, outcomes)
     return _name_metrics(scores, questions)
 
@@ -98,20 +98,20 @@ def evaluate(
 def _name_metrics(scores: Mapping[str, Mapping[str, Scores]], questions: Questions) -> dict[str, float]:
     """Return the scores of all models as metrics; names of the first model's metrics have no prefix."""
     metrics: dict[str, float] = {}
-    for rank, (name, own) in enumerate(scores.items()):
+    for rank, (name, by_task) in enumerate(scores.items()):
         prefix = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") + "/" if rank else ""
         for task in EVALUATED:
-            if task.name in own:
-                metrics |= task.name_metrics(own[task.name], questions, prefix + task.name)
+            if task.name in by_task:
+                metrics |= task.name_metrics(by_task[task.name], questions, prefix + task.name)
     return metrics
 
 
 def read_curves(encoder: Path) -> dict[str, list[Sequence[float]]]:
-    """Read the training curves beside an encoder: metric -> (step, value), thinned to what a figure can show."""
+    """Read the training curves beside an encoder: metric -> points (step, value), at most about `CURVE_POINTS` each."""
     path = encoder / "metrics.jsonl"
     curves: dict[str, list[Sequence[float]]] = {}
     for step, values in tracker.read(path) if path.is_file() else ():
         for name, value in values.items():
-            if name.startswith("loss/") or name in ("xlco/accuracy", "probe/retrieval"):  # not those by language
+            if name.startswith("loss/") or name in ("xlco/accuracy", "probe/retrieval"):  # without those by language
                 curves.setdefault(name, []).append((step, value))
     return {name: points[:: math.ceil(len(points) / CURVE_POINTS)] for name, points in curves.items()}

@@ -80,11 +80,10 @@ def read_training(config: RecipeConfig, encoder: Path, corpus: Path | None) -> T
 
 
 def fingerprint_of(config: RecipeConfig, encoder: Path, learned: Training) -> Fingerprint:
-    """Return what must be equal to resume a run: the content of the data, and the settings of training."""
+    """Return what must not change for a run to resume: the content of its data and the settings of training."""
     settings, data = task_of(config).select_training_inputs(config)
-    by_role = {
-        role: manifests.digest(digest_inputs(paths)) for role, paths in data.items()
-    }  # includes development sets
+    # Development sets count, too: they decide which step is exported.
+    by_role = {role: manifests.digest(digest_inputs(paths)) for role, paths in data.items()}
     inputs = {"encoder": pretrained.digest_of(encoder), "examples": digest_of(learned), **by_role}
     return Fingerprint.of(settings, manifests.FINETUNING, inputs)
 

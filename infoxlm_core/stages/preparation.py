@@ -79,7 +79,7 @@ def prepare(config: PreparationConfig, output: Path, parallel_map: ParallelMap |
 
 
 def digest_sources(config: PreparationConfig) -> list[str]:
-    """Return digests of the local files of all corpora and test sets; the config has those of wheels."""
+    """Return digests of the local files of all corpora and test sets; the config itself names those of wheels."""
     paths = [Path(path) for path in config.paths]
     local = [path for path in paths if path.is_file() or any(file.is_file() for file in outside.list_tree(path))]
     return [manifests.digest_files(path) for path in local]
@@ -106,17 +106,17 @@ def _remove(output: Path) -> None:
 
 
 def _reserve(config: PreparationConfig) -> tuple[Reserved, list[dict[str, Any]]]:
-    """Return the texts of test sets, and for each of their files the name, digest and number of texts."""
+    """Return the texts of all test sets, and the name, digest and number of texts of each file."""
     reserved = Reserved(overlap=config.overlap)
     test_files = []
     for path in map(Path, config.evaluation_sets):
-        for file in evaluation_sets.files(path):
+        for file in evaluation_sets.list_files(path):
             texts = 0
             for text in evaluation_sets.read(file):
-                reserved.note_test(text)
+                reserved.add_test_text(text)
                 texts += 1
             test_files.append({"file": file.name, "sha256": evaluation_sets.digest(file), "texts": texts})
-        logger.info("%s: its texts are kept out of the training text", path)
+        logger.info("%s: its texts will be removed from the training text", path)
     return reserved, test_files
 
 
@@ -124,7 +124,7 @@ def _stage(
     config: PreparationConfig, staging: Path, reserved: Reserved, outcomes: Outcomes, parallel_map: ParallelMap
 ) -> Reserved:
     """Read and clean all corpora into `staging`; return everything that is reserved for evaluation."""
-    paths = [[_verified(path, source.sha256) for path in source.paths] for source in config.corpora]
+    paths = [[_verify_path(path, source.sha256) for path in source.paths] for source in config.corpora]
     overlap = config.overlap if config.held_out or config.evaluation_sets else 0
     clean = functools.partial(row_chunks.clean_rows, languages=config.languages, rules=config.cleaning, overlap=overlap)
     sources = list(zip(config.corpora, paths, strict=True))
@@ -134,13 +134,13 @@ def _stage(
             first_invalid: dict[Entry, str] = {}
             chunks = row_chunks.chunks(formats.read(source, config.languages, config.pivot, local_paths))
             rows = itertools.chain.from_iterable(map(tables.rows_of, parallel_map(clean, chunks)))
-            for own_languages, texts, file, reason, *digests in rows:
-                languages, keys = own_languages.split("-"), Keys(*digests)
+            for row_languages, texts, file, reason, *digests in rows:
+                languages, keys = row_languages.split("-"), Keys(*digests)
                 entry = (source.name, languages[-1], _kind_of(source.name, languages, config), file)
                 source_outcomes[entry]["read"] += 1
                 if reason is None:
-                    staged.add(f"{source.name}/{own_languages}.parquet", (texts, file, *keys))
-                    reserved.note(texts, keys, source.name, config)
+                    staged.add(f"{source.name}/{row_languages}.parquet", (texts, file, *keys))
+                    reserved.add_row(texts, keys, source.name, config)
                     continue
                 source_outcomes[entry][reason] += 1
                 if reason == "invalid_utf8":
@@ -149,7 +149,7 @@ def _stage(
             for entry, counts in source_outcomes.items():
                 outcomes[entry].update(counts)
             advance(1)
-    return reserved.settle()
+    return reserved.finalise()
 
 
 def _kind_of(corpus: str, languages: Sequence[str], config: PreparationConfig) -> str:
@@ -158,7 +158,7 @@ def _kind_of(corpus: str, languages: Sequence[str], config: PreparationConfig) -
     return kinds[len(languages) - 1]
 
 
-def _verified(name: str, sha256: str | None) -> Path:
+def _verify_path(name: str, sha256: str | None) -> Path:
     """Return the path of a file or folder; InputError if it is missing or has another digest than the config says."""
     path = Path(name)
     if not path.exists():
@@ -166,7 +166,7 @@ def _verified(name: str, sha256: str | None) -> Path:
     if not sha256:
         return path
     if not path.is_file():
-        raise InputError(f"{path} is no file, so its sha256 cannot be checked: leave sha256 out or give an archive")
+        raise InputError(f"{path} is not a file, so its sha256 cannot be checked: leave sha256 out or give an archive")
     digest = manifests.file_sha256(path)
     if digest != sha256:
         raise InputError(f"{path} has sha256 {digest}, expected {sha256}: check the config")
@@ -204,15 +204,15 @@ def _refuse_or_log(
             )
     total = sum(outcomes.values(), Counter())
     dropped = total.total() - total["read"]
-    if not total["read"] and not source.languages:  # one of many files, each with some languages
-        logger.warning("read %s: it holds no row in a language of this run", source.name)
+    if not total["read"] and not source.languages:  # a corpus of many languages may lack those of this run
+        logger.warning("read %s: it has no row in a language of this run", source.name)
         return
     if total["read"] == dropped:
         reasons = [f"{reason} {count}" for reason, count in total.most_common(4) if reason != "read"]
-        most = ", ".join(reasons) or "it holds no row"
+        dropped_for = ", ".join(reasons) or "it has no rows"
         raise CorpusTooSmall(
-            f"corpus {source.name}: none of its {dropped} rows can be used: have=0 need=1 ({most}): check its format, "
-            "languages and columns, or take it out of the config"
+            f"corpus {source.name}: none of its {dropped} rows can be used: have=0 need=1 ({dropped_for}): check its "
+            "format, languages and columns, or remove it from the config"
         )
     logger.info("read %s: %d rows, %d dropped in cleaning", source.name, total["read"], dropped)
 
@@ -221,7 +221,7 @@ def _refuse_or_log(
 
 
 def _write(config: PreparationConfig, output: Path, reserved: Reserved, outcomes: Outcomes) -> None:
-    """Write every staged row to its table; a training pair also as two sentences and as labelled text."""
+    """Write every staged row to its table; write a training pair also as two sentences and as labelled text."""
     with Tables(output, *_WRITTEN) as written:
         writer = Writer(written, outcomes)
         for corpus in dict.fromkeys(source.name for source in config.corpora):
@@ -245,7 +245,7 @@ def _write(config: PreparationConfig, output: Path, reserved: Reserved, outcomes
 
 @dataclass
 class Writer:
-    """Writes rows that are no duplicates of earlier rows."""
+    """Writes rows that do not duplicate earlier rows."""
 
     tables: Tables
     outcomes: Outcomes

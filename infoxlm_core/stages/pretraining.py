@@ -1,4 +1,4 @@
-"""Stage: token shards -> InfoXLM, or one of the systems it came from. Assembles the parts, trains, exports."""
+"""Stage pretrain: token shards -> an encoder of InfoXLM or of a system that it builds on."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -27,10 +27,10 @@ def pretrain(
     track: Callable[[Path], Tracker] = FileTracker,
     remote: RemoteCheckpoints | None = None,
 ) -> dict[str, Any]:
-    """Pre-train from the newest valid checkpoint in `run`; every worker calls this.
+    """Pre-train from the newest valid checkpoint in `run`; every worker calls this function.
 
     Args:
-        config: of the stage.
+        config: settings of the stage.
         shards_path: token shards.
         output: gets `encoder/`, and `start/`, the model before its first step, both in Hugging Face format.
         run: gets checkpoints and `metrics.jsonl`.
@@ -47,7 +47,7 @@ def pretrain(
     if config.model.start:
         inputs["model.start"] = pretrained.digest_of(Path(config.model.start))
     fingerprint = Fingerprint.of(config, manifests.VERSIONS["pretrained"], inputs)
-    background = distributed.device().type == "cuda"  # a CPU would write at the cost of its steps
+    background = distributed.device().type == "cuda"  # on a CPU, writing would slow down the steps
     rewinds = config.guard.rewinds > 0
     directory = run_directory(run, fingerprint, config.checkpoints, track, remote, background, rewinds)
     with directory as (checkpoints, tracker):
@@ -71,11 +71,11 @@ def _export(config: PretrainingConfig, weights: dict[str, Tensor], shards: Shard
     export_curves(run, output / "encoder")
     reference_vectors.write(output / "encoder")
     facts = {"steps": config.optimization.steps}
-    manifests.write(output / "encoder", "encoder", facts | _reserved(config, shards), lineage)
+    manifests.write(output / "encoder", "encoder", facts | _reservation_facts(config, shards), lineage)
     manifests.write(output / "start", "encoder", {"steps": 0}, lineage)
 
 
-def _reserved(config: PretrainingConfig, shards: Shards) -> dict[str, Any]:
+def _reservation_facts(config: PretrainingConfig, shards: Shards) -> dict[str, Any]:
     """Return the facts that tell which test sets are not in the training text.
 
     `reserved` are files of test sets that were removed from the text of this training and of its start. `other_corpora`

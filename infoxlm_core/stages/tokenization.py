@@ -56,12 +56,12 @@ def tokenize(
         TokenizerMismatch: `config.model` has another vocabulary size, or the exported tokenizer gives other ids.
     """
     manifest = manifests.read(corpus, "corpus", made_with="prepare_corpus")
-    model = _given_model(config) if config.model else _train_model(config, corpus)
+    model = _read_model(config) if config.model else _train_model(config, corpus)
     folder = output / "tokenizer"
     folder.mkdir(parents=True)
     (folder / tokenizers.MODEL).write_bytes(model)
     tokenizers.write_fast(model, folder)
-    # A model that was trained here has rounded scores and no differences. XLM-R's has a few where two splits tie.
+    # Our models have rounded scores and never differ. XLM-R's differs rarely, where two segmentations tie.
     _compare(folder, model, corpus, tolerated=0.001 if config.model else 0.0)
     tables = _encode(corpus, model, output, parallel_map or in_processes(config.processes))
     training = [table for name, table in tables.items() if not name.startswith("held_out/")]
@@ -78,22 +78,22 @@ def tokenize(
     } | {name: manifest["facts"][name] for name in ("reserved",) if name in manifest["facts"]}
 
 
-def _files(corpus: Path, language: str) -> list[Path]:
+def _list_files(corpus: Path, language: str) -> list[Path]:
     return sorted((corpus / "mono" / language).glob("*.parquet"))
 
 
-def _texts(corpus: Path, language: str) -> Iterator[str]:
+def _read_texts(corpus: Path, language: str) -> Iterator[str]:
     """Yield sentences in order, reading in chunks because a file may be larger than memory."""
-    for path in _files(corpus, language):
+    for path in _list_files(corpus, language):
         for chunk in _chunks(path):
             yield from chunk["text"].to_pylist()
 
 
-def _languages(corpus: Path) -> list[str]:
+def _list_languages(corpus: Path) -> list[str]:
     return sorted(path.name for path in (corpus / "mono").iterdir()) if (corpus / "mono").is_dir() else []
 
 
-def _given_model(config: TokenizationConfig) -> bytes:
+def _read_model(config: TokenizationConfig) -> bytes:
     path = Path(config.model or "")
     try:
         model = outside.check_readable(path).read_bytes()
@@ -108,9 +108,9 @@ def _given_model(config: TokenizationConfig) -> bytes:
 
 
 def _train_model(config: TokenizationConfig, corpus: Path) -> bytes:
-    """Unigram model of sentences drawn by language with exponent alpha, English no more than its share."""
-    languages = _languages(corpus)
-    sizes = np.array([sum(count_rows(path) for path in _files(corpus, name)) for name in languages])
+    """Train a unigram model on sentences whose languages are drawn with exponent alpha."""
+    languages = _list_languages(corpus)
+    sizes = np.array([sum(count_rows(path) for path in _list_files(corpus, name)) for name in languages])
     if not sizes.sum():
         raise CorpusTooSmall(f"{corpus}/mono: have=0 need=1 sentence to train a vocabulary: prepare more text")
     counts = probabilities(sizes, config.alpha) * min(config.training_sentences, sizes.sum())
@@ -118,7 +118,7 @@ def _train_model(config: TokenizationConfig, corpus: Path) -> bytes:
     for language, size, count in zip(languages, sizes, counts, strict=True):
         chosen = np.zeros(size, np.bool_)
         chosen[generator(config.seed, "vocabulary", language).permutation(size)[: round(count)]] = True
-        sentences += itertools.compress(_texts(corpus, language), chosen)
+        sentences += itertools.compress(_read_texts(corpus, language), chosen)
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -151,14 +151,14 @@ def _compare(folder: Path, model: bytes, corpus: Path, tolerated: float) -> None
     fast = tokenizers.load_fast(folder)
     processor = processor_of(model)
     compared, different = 0, []
-    for language in _languages(corpus):
+    for language in _list_languages(corpus):
         # Transformers reads a literal "<s>" in a text as the special token.
-        plain = (text for text in _texts(corpus, language) if not any(token in text for token in SPECIAL_TOKENS))
+        plain = (text for text in _read_texts(corpus, language) if not any(token in text for token in SPECIAL_TOKENS))
         texts = list(itertools.islice(plain, COMPARED))
-        theirs = fast.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
-        pairs = zip(texts, encode(processor, texts), theirs, strict=True)
-        for text, own_ids, other in pairs:
-            if own_ids.tolist() != other.ids:
+        encodings = fast.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
+        pairs = zip(texts, encode(processor, texts), encodings, strict=True)
+        for text, ids, encoding in pairs:
+            if ids.tolist() != encoding.ids:
                 different.append(f"{language} {text!r:.80}")
         compared += len(texts)
     logger.info("tokenizer.json equals SentencePiece on %d of %d sentences", compared - len(different), compared)

@@ -27,7 +27,7 @@ class InfoXLMSystem(System):
     def learner(self, config: PretrainingConfig, model: InfoXLM, shards: Shards) -> InfoXLMLearner:
         learner = InfoXLMLearner(config, model, shards)
         if distributed.rank() == 0:
-            learner.sampler.tell_draws(config.optimization.steps)
+            learner.sampler.log_draws(config.optimization.steps)
         return learner
 
     def export(self, model: InfoXLM, config: PretrainingConfig, shards: Shards, directory: Path) -> None:  # noqa: ARG002

@@ -67,8 +67,8 @@ def read_aligned(folder: Path, pivot: str, wanted: str | Iterable[str] = "all") 
 def list_test_files(data: Path) -> list[Path]:
     """List the files of an aligned set; of a prepared corpus only the held-out ones, not its training text."""
     if (data / "held_out").is_dir():
-        return evaluation_sets.files(data / "held_out")
-    return [file for file in evaluation_sets.files(data) if _ONE.fullmatch(file.name) or _TWO.fullmatch(file.name)]
+        return evaluation_sets.list_files(data / "held_out")
+    return [file for file in evaluation_sets.list_files(data) if _ONE.fullmatch(file.name) or _TWO.fullmatch(file.name)]
 
 
 def _is_same(code: str, language: str) -> bool:

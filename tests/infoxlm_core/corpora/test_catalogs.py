@@ -82,7 +82,7 @@ def test_a_catalog_whose_content_is_a_path_does_not_read_that_file(tmp_path, kin
             wheel.write(given / member, member)
         given = tmp_path / "theirs.whl"
 
-    with pytest.raises(InputError, match=f"{given}: {member} is no readable gettext catalog") as caught:
+    with pytest.raises(InputError, match=f"{given}: {member} is not a readable gettext catalog") as caught:
         list(catalogs.read(("en", "de"), "en", given))
 
     assert str(private) not in str(caught.value)

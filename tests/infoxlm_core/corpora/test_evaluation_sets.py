@@ -61,11 +61,11 @@ def test_the_files_of_a_set_are_those_that_are_not_hidden_and_known_by_their_con
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(SENTENCE)
 
-    found = evaluation_sets.files(tmp_path)
+    found = evaluation_sets.list_files(tmp_path)
 
     assert [path.name for path in found] == ["one.txt", "two.txt"]
     assert len({evaluation_sets.digest(path) for path in found}) == 1
-    assert evaluation_sets.files(found[0]) == found[:1]
+    assert evaluation_sets.list_files(found[0]) == found[:1]
 
 
 def test_what_is_no_set_is_refused_in_one_line(tmp_path):
@@ -90,4 +90,4 @@ def test_what_is_no_set_is_refused_in_one_line(tmp_path):
             list(evaluation_sets.read(tmp_path / name))
     for name in ("empty", "nowhere"):
         with pytest.raises(InputError, match=f"{name}: .*: check preparation.evaluation_sets"):
-            evaluation_sets.files(tmp_path / name)
+            evaluation_sets.list_files(tmp_path / name)

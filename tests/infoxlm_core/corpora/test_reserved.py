@@ -18,8 +18,8 @@ PAIR = ["Open the file of the archive", "Öffne die Datei der Ablage"]
 def noted(*rows: tuple[str, list[str]]) -> Reserved:
     reserved = Reserved()
     for corpus, texts in rows:
-        reserved.note(texts, keys(texts), corpus, CONFIG)
-    return reserved.settle()
+        reserved.add_row(texts, keys(texts), corpus, CONFIG)
+    return reserved.finalise()
 
 
 def reason(reserved: Reserved, *texts: str) -> str | None:
@@ -46,5 +46,5 @@ def test_training_text_that_holds_a_held_out_sentence_is_refused_with_its_row(tm
         made.add("mono/en/a.parquet", (PAIR[0],))
 
     check_leaks(tmp_path, Reserved())
-    with pytest.raises(EvaluationLeak, match=r"a\.parquet row 2 is kept for evaluation \(held_out\): 'Open the file"):
+    with pytest.raises(EvaluationLeak, match=r"a\.parquet row 2 is reserved for evaluation \(held_out\): 'Open the"):
         check_leaks(tmp_path, noted(("c", PAIR)))

@@ -206,7 +206,7 @@ def test_how_often_a_pair_is_drawn_is_known_before_a_training_and_warned_of_wher
         drawn.update(sampler.corpora.index(owner[two]) for one, two in zip(first, second, strict=True) if one != two)
 
     expected = sampler.draws_of_a_pair(25)
-    sampler.tell_draws(25)
+    sampler.log_draws(25)
 
     assert {"en-de/large": drawn[0] / 400, "en-de/small": drawn[1] / 20} == pytest.approx(expected, rel=0.03)
     assert expected["en-de/small"] > 4 * expected["en-de/large"]  # it gives nearly all partners

@@ -180,7 +180,7 @@ def test_a_held_out_sentence_that_survives_stops_the_stage(tmp_path, monkeypatch
         return original(writer, kind, corpus, languages, texts, keys, file)
 
     monkeypatch.setattr(preparation.Writer, "keep", keep_and_leak)
-    with pytest.raises(EvaluationLeak, match="kept for evaluation"):
+    with pytest.raises(EvaluationLeak, match="reserved for evaluation"):
         prepare(tmp_path, *corpora, held_out=("test",))
     assert list((tmp_path / "out").iterdir()) == []
 
@@ -280,7 +280,7 @@ def test_a_corpus_in_none_of_the_runs_languages_is_only_told_unless_it_is_asked_
     report = prepare(tmp_path, tsv(tmp_path / "a.tsv", PAIRS), other)
 
     assert preparation.facts(report)["pairs"] == {"en-de": 144}
-    assert "read b: it holds no row in a language of this run" in caplog.messages
+    assert "read b: it has no row in a language of this run" in caplog.messages
     with pytest.raises(CorpusTooSmall, match="corpus b: none of its 0 rows can be used"):
         prepare(tmp_path, tsv(tmp_path / "a.tsv", PAIRS), other | {"languages": ["en", "de"]})
 

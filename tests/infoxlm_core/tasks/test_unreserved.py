@@ -16,7 +16,7 @@ def tests(tmp_path) -> list[Path]:
     (tmp_path / "set").mkdir()
     for name, line in (("a.en-de.en", "open the door"), ("a.en-de.de", "close it")):
         (tmp_path / "set" / name).write_text(f"{line}\nsave the file\n")
-    return evaluation_sets.files(tmp_path / "set")
+    return evaluation_sets.list_files(tmp_path / "set")
 
 
 def encoder(directory: Path, kind: str = "encoder", inputs: dict | None = None, **facts) -> Path:
