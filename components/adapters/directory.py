@@ -1,4 +1,4 @@
-"""A directory of this machine, or one that many machines share, as a storage."""
+"""A local or shared directory as a storage."""
 
 import os
 import shutil
@@ -12,9 +12,9 @@ from infoxlm_core import locks, manifests
 
 
 class Directory:
-    """See `Store`; errors of the file system remain OSErrors.
+    """A storage in a directory; see `Store`. Errors of the file system are raised as OSError.
 
-    Each write makes a new file; a version is the file's inode and time.
+    Each write creates a new file, so inode and modification time serve as the version.
     """
 
     def __init__(self, uri: str) -> None:

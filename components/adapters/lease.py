@@ -1,10 +1,10 @@
-"""A lease: the right of one process to write, kept in a small file of a storage that its holder rewrites regularly.
+"""A lease: the right of one process to write, recorded in a small file that its holder rewrites regularly.
 
     {"holder": "…", "attempt": 3, "beat": 17}       the lease is free if holder is ""
 
-The file is created and changed only conditionally (`Store.put_if`), so two processes never hold a lease at once. Clocks
-of different machines are not compared: a process that wants the lease watches the beat on its own clock. A holder that
-was taken for dead and wakes up finds the lease of another process and stops.
+The file changes only by compare-and-swap (`Store.put_if`), so two processes never hold a lease at once. Clocks of
+different machines are not compared: a process that waits for the lease times the beats on its own clock. A holder that
+was declared dead and wakes up sees that the lease has another holder, and stops.
 """
 
 import contextlib
@@ -50,12 +50,12 @@ def read(url: str) -> tuple[dict[str, Any], str | None]:
     file = storage.open(url).get()
     if file is None:
         return {"holder": "", "attempt": 0, "beat": 0}, None
-    state = outside.parse_json(file[0], State, url, "it is no lease: delete it, then run again", DataCorrupt)
+    state = outside.parse_json(file[0], State, url, "it is not a lease: delete it, then run again", DataCorrupt)
     return {name: state[name] for name in ("holder", "attempt", "beat")}, file[1]
 
 
 def check(url: str, holder: str) -> None:
-    """Raise LeaseHeld if a process other than `holder` has the lease and is alive; the lease stays as it is."""
+    """Raise LeaseHeld if a process other than `holder` has the lease and is alive; do not change the lease."""
     first, _ = read(url)
     if first["holder"] in ("", holder):
         return
@@ -67,12 +67,12 @@ def check(url: str, holder: str) -> None:
 
 
 class Lease:
-    """Holds the lease at `url` inside a `with` block; a thread beats.
+    """Hold the lease at `url` inside a `with` block, while a thread writes the beats.
 
     Args:
         url: URL of the lease.
-        holder: name of this process; a lease that this name holds is taken over at once, after a restart.
-        wait: seconds to wait for a holder that is alive; then LeaseHeld.
+        holder: name of this process. A restarted process with the same name takes its lease over at once.
+        wait: seconds to wait for a live holder before raising LeaseHeld.
         meanwhile: called every few seconds while the lease is held.
 
     Raises:
@@ -87,12 +87,12 @@ class Lease:
         self.meanwhile = meanwhile or (lambda: None)
         self.attempt = self.beat = 0
         self.lost = False
-        self._writer = uuid.uuid4().hex  # tells two processes with one holder's name apart
+        self._writer = uuid.uuid4().hex  # distinguishes two processes with the same holder name
         self._file = storage.open(url)
         self._version: str | None = None
         self._lock = threading.Lock()
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
+        self._released = threading.Event()
+        self._thread = threading.Thread(target=self._beat_until_released, name="lease", daemon=True)
 
     def __enter__(self) -> Self:
         began = time.monotonic()
@@ -113,18 +113,20 @@ class Lease:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._over.set()
+        self._released.set()
         self._thread.join()
         if not self.lost:
-            with contextlib.suppress(InfoXLMError):  # the lease then looks dead for a while
+            with contextlib.suppress(
+                InfoXLMError
+            ):  # if this fails, the next process must wait until the holder counts as dead
                 self._write(holder="")
 
     def renew(self) -> None:
-        """Make sure that this process still holds the lease, before it writes something final.
+        """Renew the lease before a final write, to be sure that this process still holds it.
 
         Raises:
             Fenced: another process has taken the lease.
-            StorageUnavailable: the storage has not answered for as long as a holder without a beat counts as alive.
+            StorageUnavailable: the storage has not answered for `PATIENCE` seconds.
         """
         deadline = time.monotonic() + PATIENCE
         while not self.lost:
@@ -139,7 +141,7 @@ class Lease:
             raise Fenced(f"{self.url}: another process has taken over: this process must not go on")
 
     def _take(self, dead: dict[str, Any] | None = None) -> bool:
-        """Take the lease if it is free, has our holder's name, or is in the state `dead`."""
+        """Take the lease if it is free, if `holder` already has it, or if it is in the state `dead`."""
         state, version = read(self.url)
         if state["holder"] not in ("", self.holder) and state != dead:
             return False
@@ -147,19 +149,21 @@ class Lease:
         return self._write(quick=False)
 
     def _write(self, holder: str | None = None, quick: bool = True) -> bool:
-        """Write the next beat over the version that we know; return whether that worked."""
+        """Write the next beat if the file still has the last known version; return whether it had."""
         with self._lock:
             self.beat += 1
             state = {"holder": self.holder if holder is None else holder, "attempt": self.attempt, "beat": self.beat}
             content = json.dumps(state | {"by": self._writer})
             version = self._file.put_if("", content, self._version, quick)
-            if version is None and (own_version := self._version_without_answer()):
-                version = self._file.put_if("", content, own_version, quick)
+            if version is None:
+                unconfirmed = self._unconfirmed_version()
+                if unconfirmed:
+                    version = self._file.put_if("", content, unconfirmed, quick)
             self._version = version or self._version
             return version is not None
 
-    def _version_without_answer(self) -> str | None:
-        """Return the version of the file if this object wrote it but never got the answer."""
+    def _unconfirmed_version(self) -> str | None:
+        """Return the version of the file if this object wrote it, but the storage's answer was lost."""
         file = self._file.get(quick=True)
         if not file:
             return None
@@ -168,25 +172,25 @@ class Lease:
             return file[1] if state.get("by") == self._writer else None
         return None
 
-    def _keep(self) -> None:
-        """Beat, and call `meanwhile`, until the block ends or the lease is lost."""
+    def _beat_until_released(self) -> None:
+        """Write beats, and call `meanwhile`, until the block ends or the lease is lost."""
         last_beat = time.monotonic()
-        while not self._over.wait(min(_POLL, BEAT)):
+        while not self._released.wait(min(_POLL, BEAT)):
             try:
                 if time.monotonic() - last_beat >= BEAT:
                     self.lost = self.lost or not self._write()
                     last_beat = time.monotonic()
-            except Exception as error:  # the next beat may arrive; if not, `renew` says so
-                self._warn("no beat", error)
+            except Exception as error:  # the next beat may succeed; if none does, `renew` raises
+                self._warn("the lease could not be renewed", error)
             if self.lost:
                 return
             try:
                 self.meanwhile()
-            except Exception as error:  # it must not cost the lease
-                self._warn("no look at requests", error)
+            except Exception as error:  # an error here must not lose the lease
+                self._warn("requests could not be read", error)
 
     def _warn(self, failure: str, error: Exception) -> None:
-        """Log an expected error in one line, such as a storage that is away, and another error with its trace."""
+        """Log an InfoXLMError, such as an unavailable storage, in one line, and any other error with its traceback."""
         logger.warning("%s: %s (%s)", self.url, failure, error, exc_info=not isinstance(error, InfoXLMError))
 
 

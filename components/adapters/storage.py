@@ -1,7 +1,7 @@
-"""The protocol of a storage, and the table of storages.
+"""The protocol of a storage, which holds files by name below a URI, and the table of storages.
 
-A storage holds files by name below a URI. Checkpoints, artifacts and leases use `Store` alone, so a new storage is a
-class in a file of this folder and a line in `SCHEMES`.
+Checkpoints, artifacts and leases depend only on `Store`. To add a storage, write a class in a file of this folder and
+add a line to `SCHEMES`.
 """
 
 import importlib
@@ -18,12 +18,12 @@ SCHEMES = {
     "s3": "components.adapters.s3.store:S3Store",
 }
 """Scheme of a URI -> the class that opens it; imported on first use."""
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+")  # a single letter is a drive of Windows
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+")  # a single letter would be a Windows drive
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A file of a storage in a listing."""
+    """A file of a storage, as listed."""
 
     name: str
     """Path below the URI of the storage."""
@@ -32,7 +32,7 @@ class Entry:
     """Changes with the content."""
     modified: datetime
     sha256: str = ""
-    """Digest that `upload` was given; `head` returns it, a listing may not."""
+    """The digest passed to `upload`; `head` returns it, `entries` may not."""
 
 
 class Store(Protocol):
@@ -47,16 +47,16 @@ class Store(Protocol):
     """Directory of the files on this machine; None for a remote storage, whose files must be copied to be used."""
 
     def get(self, name: str = "", quick: bool = False) -> tuple[bytes, str] | None:
-        """Return content and version of a small file; None if it does not exist."""
+        """Return the content and version of a small file; None if it does not exist."""
 
     def put(self, name: str, content: str | bytes) -> None:
-        """Write a small file, over any existing one."""
+        """Write a small file; replace an existing one."""
 
     def put_if(self, name: str, content: str | bytes, version: str | None, quick: bool = False) -> str | None:
-        """Write a small file over this version of it, or, for None, only if it does not exist.
+        """Write a small file only if it still has this version, or, for None, only if it does not exist.
 
         Returns:
-            its new version; None if another process was faster.
+            the new version; None if another process has changed the file.
         """
 
     def delete(self, *names: str) -> None:
@@ -69,20 +69,20 @@ class Store(Protocol):
         """Return the names of the folders directly below the URI, sorted."""
 
     def head(self, name: str = "") -> Entry | None:
-        """Return the entry of a file, by default of the one at the URI itself; None if it does not exist."""
+        """Return the entry of a file, by default the file at the URI itself; None if it does not exist."""
 
     def upload(self, path: Path, name: str, sha256: str) -> None:
-        """Write a large file with its digest."""
+        """Upload a large file with its digest."""
 
     def download(self, name: str, path: Path) -> None:
-        """Copy a file to a path of this machine."""
+        """Download a file to a local path."""
 
     def sweep(self, older: timedelta = timedelta(0)) -> int:
-        """Remove unfinished uploads that began at least so long ago; return their number."""
+        """Remove unfinished uploads that are at least this old; return their number."""
 
 
 def scheme(uri: str | Path, separator: str = "://") -> str:
-    """Return the text before the separator, a colon alone in sources such as `pypi:package==1.0`; "" for a path."""
+    """Return the scheme of a URI; "" for a path. Sources such as `pypi:package==1.0` have the separator ":"."""
     before, has_separator, _ = str(uri).partition(separator)
     return before if has_separator and _SCHEME.fullmatch(before) else ""
 
@@ -96,12 +96,12 @@ def open(uri: str | Path) -> Store:
     if not str(uri):
         raise InputError("the store has no name: give a directory, or a URI such as s3://bucket/prefix")
     if scheme(uri) not in SCHEMES:
-        known = ", ".join(f"{name}://" for name in SCHEMES if name)
-        raise InputError(f"{uri}: no storage that is known: give a directory, or a URI that begins with {known}")
+        prefixes = ", ".join(f"{name}://" for name in SCHEMES if name)
+        raise InputError(f"{uri}: unknown storage: give a directory, or a URI that begins with {prefixes}")
     module, _, name = SCHEMES[scheme(uri)].partition(":")
     return getattr(importlib.import_module(module), name)(str(uri))
 
 
 def is_remote(uri: str | Path) -> bool:
-    """Whether files at a URI must be copied to this machine to be used."""
+    """Return whether files at a URI must be copied to this machine before they can be used."""
     return open(uri).directory is None

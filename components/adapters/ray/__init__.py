@@ -1,1 +1,1 @@
-"""Ray: workers that train together, workers that share out rows."""
+"""Ray: workers that train together, and workers that process chunks of rows."""

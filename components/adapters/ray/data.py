@@ -1,8 +1,8 @@
 """Process chunks of rows on N Ray workers, of this machine or of a whole cluster.
 
-Ray Data makes each chunk a task, returns results in order, and repeats a task elsewhere if its worker or node dies.
-Chunks travel through Ray's object store, and so does what the work needs, such as a model: workers need our package,
-but none of our files.
+Ray Data runs each chunk as a task, returns results in order, and repeats a task elsewhere if its worker or node dies.
+Chunks and the data that the work needs, such as a model, are passed through Ray's object store: workers need our
+package, but none of our files.
 """
 
 import contextlib
@@ -24,22 +24,22 @@ from infoxlm_core.corpora.parallel import ParallelMap, Work
 from infoxlm_core.errors import InfoXLMError, WorkerLost
 
 _WINDOW = 8
-"""Chunks per worker that are read before they are handed to Ray Data. Three windows are in memory: one that is
-processed, one before it and one after it."""
+"""Chunks per worker in one window. Three windows are in memory: one being read, one being processed, and one being
+consumed."""
 _RETRIES = 3
-"""Retries of one chunk. Ray Data would retry for ever, even a chunk that exhausts the memory of each worker."""
+"""Retries of one chunk. By default Ray Data retries for ever, even a chunk that exhausts every worker's memory."""
 
 
 @contextlib.contextmanager
 def workers(count: int) -> Iterator[ParallelMap | None]:
-    """Yield a `ParallelMap` over `count` Ray workers with a CPU core each; for 0 yield None, which means this process.
+    """Yield a `ParallelMap` over `count` Ray workers with one CPU core each; yield None for 0 workers.
 
-    Joins the Ray that this process uses, or the cluster that RAY_ADDRESS names, all of whose cores are workers then, or
-    starts Ray on this machine.
+    Uses the Ray instance of this process if there is one, else the cluster that RAY_ADDRESS names, with all its cores,
+    else a new instance on this machine.
 
     Raises:
         WorkerLost: Ray does not start, or a chunk has lost its worker too often.
-        and the errors of the work that are ours.
+        and any InfoXLMError that the work raises.
     """
     if not count:
         yield None
@@ -50,8 +50,8 @@ def workers(count: int) -> Iterator[ParallelMap | None]:
     is_ours = not ray.is_initialized()
     if is_ours:
         ray_train.start(count)
-    warnings.filterwarnings("ignore", message="`ray_remote_args` is deprecated")  # nothing else limits retries
-    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # what matters is raised
+    warnings.filterwarnings("ignore", message="`ray_remote_args` is deprecated")  # no other option limits retries
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # errors that matter are raised
     context = ray.data.DataContext.get_current().copy()
     context.execution_options.preserve_order = True
     context.enable_progress_bars = False
@@ -80,7 +80,7 @@ def _map_windows(count: int, work: Work, chunks: Iterable[pa.Table]) -> Iterator
 
 
 def _run(count: int, work: Work, window: list[pa.Table]) -> list[pa.Table]:
-    """Process some chunks; each row of the data set is a chunk."""
+    """Process one window of chunks; each row of the Ray data set is a chunk."""
     import ray.data
     from ray.exceptions import RayError, RayTaskError
 
@@ -104,7 +104,7 @@ def _run(count: int, work: Work, window: list[pa.Table]) -> list[pa.Table]:
 
 
 def _apply(row: dict[str, Any], work: Work) -> dict[str, Any]:
-    """Process one chunk in a Ray worker; an error of ours is a result, since a retry would not help."""
+    """Process one chunk in a Ray worker; return an InfoXLMError as a result, because a retry would not help."""
     try:
         return {"chunk": _pack(work(_unpack(row["chunk"]))), "error": "", "message": ""}
     except InfoXLMError as error:

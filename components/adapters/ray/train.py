@@ -1,8 +1,8 @@
 """Run a training stage of the core on N Ray workers.
 
 The core writes checkpoints, curves and results; Ray starts workers, joins them in a process group and restarts them
-when one dies. A worker ends in one of three ways: it returns figures; it returns an error of ours, which all workers
-share and a restart would repeat; or it dies.
+when one dies. A worker returns figures, returns an InfoXLMError (which all workers raise and a restart would repeat),
+or dies.
 """
 
 import contextlib
@@ -24,10 +24,10 @@ logger = logging.getLogger(__name__)
 
 _START_ATTEMPTS = 3
 _FAILURES = 3
-_GPU_SECONDS = 1800  # to wait for a GPU of a lost pod; as long as Ray Train waits
+_GPU_SECONDS = 1800  # to wait for the GPU of a lost pod; Ray Train waits as long
 _SECONDS_FOR_ALL, _SECONDS_FOR_SOME = 300.0, 30.0
-"""Seconds that a training which may go on with fewer workers waits for all workers, and for each smaller number."""
-_COLLECTIVE_SECONDS = 300  # for gradients; for work of the first worker alone the others wait longer (`distributed`)
+"""Seconds to wait for all workers, and for each smaller number, if a training may continue with fewer."""
+_COLLECTIVE_SECONDS = 300  # for gradients; workers wait longer while the first one works alone (`distributed`)
 
 
 def run(
@@ -35,8 +35,8 @@ def run(
 ) -> dict[str, Any]:
     """Call `train(run=run, **arguments)` on every worker; return the result of the first worker.
 
-    A machine with fewer GPUs than workers trains with one worker per GPU. On a cluster a training waits for a node that
-    was lost; with `min_workers` it goes on without, with as many workers as have a place, and at least `min_workers`.
+    A machine with fewer GPUs than workers trains with one worker per GPU. On a cluster, a training waits until a lost
+    node is replaced; with `min_workers` it continues with as many workers as fit, but at least `min_workers`.
 
     Raises:
         WorkerLost: workers died more often than they are restarted.
@@ -49,7 +49,7 @@ def run(
     from ray.train.torch import TorchConfig, TorchTrainer
     from ray.train.v2.api.exceptions import TrainingFailedError
 
-    scratch = Path(tempfile.mkdtemp(prefix="infoxlm-ray-"))  # Ray's own bookkeeping is disposable
+    scratch = Path(tempfile.mkdtemp(prefix="infoxlm-ray-"))  # for Ray's temporary files
     is_ours = not ray.is_initialized()
     try:
         if is_ours:
@@ -57,7 +57,7 @@ def run(
         gpus = ray.cluster_resources().get("GPU", 0)
         uses_gpus = gpus > 0
         if uses_gpus:
-            _check_a_gpu()  # NCCL would only say that there is none
+            _check_gpu()  # NCCL's own message would not tell the reason
         if uses_gpus and not os.environ.get("RAY_ADDRESS"):  # a cluster may have lost a pod: wait for its GPUs
             num_workers = workers.limit_to_gpus(num_workers, int(gpus))
         with workers.stopping_on_signals(run):  # again, since ray.init has set its own handler
@@ -83,7 +83,7 @@ def run(
                 result = fit(num_workers, _FAILURES)
     except (TrainingFailedError, ray.exceptions.RayError) as error:
         reason = " ".join(str(error).split())[-300:]
-        raise WorkerLost(f"{run}: {type(error).__name__}: {reason}: run again to go on") from error
+        raise WorkerLost(f"{run}: {type(error).__name__}: {reason}: run again to continue") from error
     finally:
         if is_ours:
             ray.shutdown()
@@ -92,9 +92,9 @@ def run(
 
 
 def _fit_elastically(fit: Callable[[int, int], Any], num_workers: int, min_workers: int, resource: str) -> Any:
-    """Call `fit`, and again after a failure with as many workers as have a place.
+    """Call `fit`; after a failure, call it again with as many workers as fit on the cluster.
 
-    Ray Train's own elasticity resizes a running training, and stops it for that without a checkpoint.
+    We do not use Ray Train's elasticity, because it stops a running training without a checkpoint to resize it.
     """
     from ray.train.v2.api.exceptions import TrainingFailedError
 
@@ -105,14 +105,14 @@ def _fit_elastically(fit: Callable[[int, int], Any], num_workers: int, min_worke
         except TrainingFailedError as error:
             if failures == _FAILURES:
                 raise
-            logger.warning("a worker is lost (%s)", " ".join(str(error).split())[-200:])
-            count = _find_places(num_workers, min_workers, resource)
-            logger.warning("going on with %d of %d workers", count, num_workers)
+            logger.warning("a worker was lost (%s)", " ".join(str(error).split())[-200:])
+            count = _count_available_workers(num_workers, min_workers, resource)
+            logger.warning("continuing with %d of %d workers", count, num_workers)
     raise AssertionError("unreachable")
 
 
-def _find_places(num_workers: int, min_workers: int, resource: str) -> int:
-    """Return how many workers can start now: all, if they can within minutes, else as many as have a place.
+def _count_available_workers(num_workers: int, min_workers: int, resource: str) -> int:
+    """Return how many workers can start: all, if their resources come within minutes, else as many as fit now.
 
     Raises:
         WorkerLost: fewer than `min_workers` can start.
@@ -120,7 +120,7 @@ def _find_places(num_workers: int, min_workers: int, resource: str) -> int:
     from ray.util import placement_group, remove_placement_group
 
     def can_start(count: int) -> bool:
-        # reserve the resources: the cluster may still list those of a node that is gone
+        # reserve the resources, because the cluster may still list those of a lost node
         group = placement_group([{resource: 1}] * count)
         is_ready = group.wait(_SECONDS_FOR_ALL if count == num_workers else _SECONDS_FOR_SOME)
         remove_placement_group(group)
@@ -143,7 +143,7 @@ def _find_places(num_workers: int, min_workers: int, resource: str) -> int:
 
 
 def _keep_token_private() -> None:
-    """Create the token of clusters on this machine before Ray does, whose file every user could read."""
+    """Create the token for local clusters with mode 0600 before Ray does, whose file every user could read."""
     if {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & set(os.environ):
         return
     path = Path.home() / ".ray" / "auth_token"
@@ -151,7 +151,7 @@ def _keep_token_private() -> None:
     with tempfile.NamedTemporaryFile("w", dir=path.parent) as file:  # mode 0600
         file.write(secrets.token_hex(32))
         file.flush()
-        with contextlib.suppress(FileExistsError):  # there is a token, perhaps of a process that was faster
+        with contextlib.suppress(FileExistsError):  # the token exists; another process may have just created it
             os.link(file.name, path)
     path.chmod(0o600)
 
@@ -160,28 +160,28 @@ def start(num_workers: int) -> None:
     """Join the cluster that RAY_ADDRESS names, or start one on this machine with a core for each worker."""
     import ray
 
-    own_cluster: dict[str, Any] = {}
-    if not os.environ.get("RAY_ADDRESS"):  # "local": not a cluster that another process has left on this machine
-        own_cluster = {"address": "local", "num_cpus": max(num_workers + 1, os.cpu_count() or 1)}
+    local_cluster: dict[str, Any] = {}
+    if not os.environ.get("RAY_ADDRESS"):  # "local" avoids joining a cluster that another process left here
+        local_cluster = {"address": "local", "num_cpus": max(num_workers + 1, os.cpu_count() or 1)}
         _keep_token_private()
     for attempt in range(1, _START_ATTEMPTS + 1):
         try:
             ray.init(
                 logging_level=logging.WARNING,
-                include_dashboard=True,  # without it Ray Train complains every second
+                include_dashboard=True,  # without it Ray Train logs a warning every second
                 runtime_env={"env_vars": _variables()},
-                **own_cluster,
+                **local_cluster,
             )
             return
         except Exception as error:
             ray.shutdown()
             if attempt == _START_ATTEMPTS:
-                raise WorkerLost(f"Ray does not start after {_START_ATTEMPTS} tries ({error}): run again") from error
+                raise WorkerLost(f"Ray did not start in {_START_ATTEMPTS} attempts ({error}): run again") from error
             logger.warning("Ray did not start (%s), trying again", error)
 
 
 def _variables() -> dict[str, str]:
-    """Return the environment variables that workers inherit; no secrets, since Ray shows them to all its users."""
+    """Return the environment variables for the workers, without secrets, because Ray shows them to all its users."""
     variables = {name: os.environ.get(name, value) for name, value in environment.RAY.items()}
     for name, value in os.environ.items():
         if name.startswith(("INFOXLM_TRACKER", "MLFLOW_", "HF_", "RUN_ID")) and not environment.is_secret(name):
@@ -189,16 +189,18 @@ def _variables() -> dict[str, str]:
     return variables
 
 
-def _check_a_gpu() -> None:
-    """Raise InputError if torch cannot use a GPU that Ray gives it."""
+def _check_gpu() -> None:
+    """Raise InputError with the reason if torch cannot use a GPU that Ray assigns."""
     import ray
 
-    if reason := ray.get(ray.remote(num_gpus=1)(devices.why_no_gpu).remote(), timeout=_GPU_SECONDS):
+    task = ray.remote(num_gpus=1)(devices.why_no_gpu).remote()
+    reason = ray.get(task, timeout=_GPU_SECONDS)
+    if reason:
         raise InputError(reason)
 
 
 def _work(settings: dict[str, Any]) -> dict[str, Any]:
-    """Run the body of one Ray worker."""
+    """Run one Ray worker."""
     import torch
     from ray import train as ray_train
     from ray.train.torch import get_device
@@ -209,6 +211,6 @@ def _work(settings: dict[str, Any]) -> dict[str, Any]:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     else:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Ray hides none from a worker that was given none
-        torch.set_num_threads(1)  # one core a worker
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Ray does not hide GPUs from a worker that was assigned none
+        torch.set_num_threads(1)  # one core per worker
     return workers.attempt(settings["train"], settings["arguments"])

@@ -1,1 +1,1 @@
-"""S3: objects, whole directories, leases, the checkpoints of a run."""
+"""S3 as a storage, and the setup of its bucket."""

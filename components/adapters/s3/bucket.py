@@ -1,8 +1,8 @@
-"""Create the bucket of a store, and let S3 delete the parts of unfinished uploads after a day.
+"""Create the bucket of a store, with a rule that deletes the parts of unfinished uploads after a day.
 
     python -m components.adapters.s3.bucket s3://infoxlm
 
-A second call changes nothing; other rules of the bucket stay.
+A second call changes nothing. Other rules of the bucket are kept.
 """
 
 import sys
@@ -17,11 +17,11 @@ RULE = {
     "Filter": {"Prefix": ""},
     "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": 1},
 }
-"""Unfinished uploads take space and are in no listing."""
+"""Unfinished uploads take up space but appear in no listing."""
 
 
 def ensure(url: str) -> None:
-    """Create the bucket `s3://NAME` and its rule, where they do not exist.
+    """Create the bucket `s3://NAME` and its rule, unless they exist.
 
     Raises:
         InputError: the URL is malformed, or S3 refuses.

@@ -1,6 +1,6 @@
-"""S3 as a storage, and the only module that calls boto3.
+"""S3 as a storage; the only module that calls boto3.
 
-The environment has address, credentials and region, as everywhere: AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, …
+Address, credentials and region come from the usual environment variables: AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, …
 """
 
 import functools
@@ -21,11 +21,11 @@ logger = logging.getLogger(__name__)
 
 LIMITS = {"attempts": 10, "connect_seconds": 5, "read_seconds": 60}
 QUICK_LIMITS = {"attempts": 3, "connect_seconds": 4, "read_seconds": 4}
-"""Of calls that must fail within the patience of a lease."""
+"""Limits of calls that must fail sooner than a lease expires (`lease.PATIENCE`)."""
 
 
 class S3Store:
-    """See `Store`: a bucket, what lies below a prefix of it, or one object. Versions are ETags.
+    """A storage in a bucket, below a prefix of it, or in one object; see `Store`. Versions are ETags.
 
     Args:
         uri: s3://bucket/prefix
@@ -41,7 +41,8 @@ class S3Store:
     def get(self, name: str = "", quick: bool = False) -> tuple[bytes, str] | None:
         with self._client(name, quick) as client, _missing():
             answer = client.get_object(Bucket=self.bucket, Key=self._key(name))
-            if (size := answer["ContentLength"]) > outside.MAX_JSON:
+            size = answer["ContentLength"]
+            if size > outside.MAX_JSON:
                 raise InputError(f"{self.uri}/{name} has {size:,} bytes, too many for a small file: remove it")
             return answer["Body"].read(), answer["ETag"]
         return None
@@ -55,7 +56,7 @@ class S3Store:
         # 409: two writers at the same moment; 404: deleted meanwhile
         with self._client(name, quick) as client, _missing(404, 409, 412):
             return client.put_object(**self._new(name, content), **condition)["ETag"]
-        existing = self.get(name, quick)  # it may be ours: the answer to an earlier attempt may have been lost
+        existing = self.get(name, quick)  # an earlier attempt may have written it, and its answer was lost
         return existing[1] if existing and existing[0] == _bytes(content) else None
 
     def delete(self, *names: str) -> None:
@@ -64,10 +65,11 @@ class S3Store:
             if len(keys) == 1:
                 client.delete_object(Bucket=self.bucket, **keys[0])
                 return
-            for start in range(0, len(keys), 1000):  # the largest request
+            for start in range(0, len(keys), 1000):  # S3 deletes at most 1000 objects per request
                 request = {"Objects": keys[start : start + 1000], "Quiet": True}
-                # errors of single objects come in an answer with status 200
-                if refused := client.delete_objects(Bucket=self.bucket, Delete=request).get("Errors"):
+                # the status is 200 even if single objects could not be deleted
+                refused = client.delete_objects(Bucket=self.bucket, Delete=request).get("Errors")
+                if refused:
                     first = f"{refused[0].get('Key')} ({refused[0].get('Code')} {refused[0].get('Message', '')})"
                     raise InputError(
                         f"{self.uri}: S3 refuses to delete {len(refused)}, the first {first}: check rights"
@@ -76,7 +78,7 @@ class S3Store:
     def entries(self, deep: bool = True) -> list[Entry]:
         prefix = self._listed()["Prefix"]
         items = self._pages("list_objects_v2", "Contents", **({} if deep else {"Delimiter": "/"}))
-        with self._client():  # translates errors of an answer that is none of S3's
+        with self._client():  # translates the errors of an answer that does not come from S3
             return [
                 Entry(item["Key"].removeprefix(prefix), item["Size"], item["ETag"], item["LastModified"])
                 for item in items
@@ -92,7 +94,7 @@ class S3Store:
             return None
         with self._client() as client, _missing():
             head = client.head_object(Bucket=self.bucket, Key=self._key(name))
-            digest = head["Metadata"].get("sha256", "")  # S3 has no digest of a multipart upload
+            digest = head["Metadata"].get("sha256", "")  # S3 itself computes no SHA-256 of a whole multipart upload
             return Entry(name, head["ContentLength"], head["ETag"], head["LastModified"], digest)
         return None
 
@@ -103,12 +105,12 @@ class S3Store:
 
     def download(self, name: str, path: Path) -> None:
         with self._client() as client:
-            client.download_file(self.bucket, self._key(name), str(path))  # compares S3's checksum
+            client.download_file(self.bucket, self._key(name), str(path))  # verifies S3's checksum
 
     def sweep(self, older: timedelta = timedelta(0)) -> int:
-        """Abort multipart uploads of killed processes: their parts cost money, and no listing shows them.
+        """Abort multipart uploads of killed processes, because their parts cost money but appear in no listing.
 
-        Ages are counted on the server's clock: if ours were a day ahead, we would abort uploads of others.
+        Ages are measured on the server's clock: a local clock that is a day ahead would abort live uploads.
         """
         with self._client() as client:
             pages = list(client.get_paginator("list_multipart_uploads").paginate(**self._listed()))
@@ -134,7 +136,7 @@ class S3Store:
         return {"Bucket": self.bucket, "Prefix": f"{self._prefix}/" if self._prefix else ""}
 
     def _pages(self, request: str, field: str, **arguments: str) -> list[dict[str, Any]]:
-        """Return the items in one field of all pages of a listing."""
+        """Return the items of one field from all pages of a listing."""
         with self._client() as client:
             pages = client.get_paginator(request).paginate(**self._listed(), **arguments)
             return [item for page in pages for item in page.get(field, ())]
@@ -145,7 +147,7 @@ class S3Store:
 
 @contextmanager
 def translate_errors(uri: str, quick: bool = False) -> Iterator[Any]:
-    """Yield an S3 client; its errors become ours, one line each that begins with the URI."""
+    """Yield an S3 client, and raise its errors as InfoXLMErrors: one line each that begins with the URI."""
     from boto3.exceptions import Boto3Error
     from botocore import exceptions
     from botocore.exceptions import BotoCoreError, ClientError
@@ -161,7 +163,7 @@ def translate_errors(uri: str, quick: bool = False) -> Iterator[Any]:
         remedy = "check AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID and the name of the bucket"
         raise InputError(f"{uri}: {one_line(error)}: {remedy}") from error
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
-        # the answer lacks a field of S3's answers; a redirect to itself is followed until the stack is full
+        # the answer lacks a field that S3 always sends; boto3 follows a redirect to itself until the stack overflows
         raise InputError(
             f"{uri}: the server is not S3 ({type(error).__name__}: {error}): check AWS_ENDPOINT_URL and proxies"
         ) from (None if isinstance(error, RecursionError) else error)
@@ -174,17 +176,20 @@ def translate_errors(uri: str, quick: bool = False) -> Iterator[Any]:
 
 @functools.lru_cache(8)
 def _client(environment: tuple[tuple[str, str], ...], quick: bool) -> Any:
-    """Return a client for these environment variables, which boto3 reads itself; making one takes 0.2 seconds."""
+    """Return a client for these environment variables; cached, because creating a client takes 0.2 seconds.
+
+    boto3 reads the variables from the environment; the argument is the key of the cache.
+    """
     import boto3
     from botocore.config import Config
 
     limits = QUICK_LIMITS if quick else LIMITS
-    has_own_server = any(name.startswith("AWS_ENDPOINT_URL") for name, _ in environment)
+    uses_other_server = any(name.startswith("AWS_ENDPOINT_URL") for name, _ in environment)
     settings = Config(
         retries={"mode": "standard", "total_max_attempts": limits["attempts"]},
         connect_timeout=limits["connect_seconds"],
         read_timeout=limits["read_seconds"],
-        s3={"addressing_style": "path"} if has_own_server else {},  # most servers take no bucket as a host name
+        s3={"addressing_style": "path"} if uses_other_server else {},  # few servers but AWS have bucket names as hosts
     )
     variables = dict(environment)
     region = variables.get("AWS_REGION") or variables.get("AWS_DEFAULT_REGION") or "us-east-1"
@@ -193,7 +198,7 @@ def _client(environment: tuple[tuple[str, str], ...], quick: bool) -> Any:
 
 @contextmanager
 def _missing(*statuses: int) -> Iterator[None]:
-    """Leave the block if S3 answers with one of these statuses; by default 404, no such object."""
+    """Leave the block silently if S3 answers with one of these statuses; default: 404, no such object."""
     from botocore.exceptions import ClientError
 
     try:

@@ -1,1 +1,1 @@
-"""The Hugging Face hub and the package index, as places to read from."""
+"""Sources to download from: the Hugging Face hub and the package index."""

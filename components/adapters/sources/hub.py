@@ -1,4 +1,4 @@
-"""A model on the Hugging Face hub: FacebookAI/xlm-roberta-base, or with `@revision`."""
+"""Download a model from the Hugging Face hub: FacebookAI/xlm-roberta-base, optionally with `@revision`."""
 
 import os
 import re
@@ -9,7 +9,7 @@ from infoxlm_core.errors import DataCorrupt, InputError, StorageUnavailable, one
 
 _HUB = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?", re.ASCII)
 _FILES = ["*.safetensors", "*.json", "*.model", "*.txt"]
-"""Files that are taken from the hub: none that could run code."""
+"""Files to download: none of them can contain code."""
 
 
 def fetch(source: str, store: Path, only: str | None = None) -> Path | None:
@@ -23,12 +23,14 @@ def fetch(source: str, store: Path, only: str | None = None) -> Path | None:
         DataCorrupt: the download differs from the hub's file.
         StorageUnavailable: the hub does not answer.
     """
-    if not (match := _HUB.fullmatch(source)):
+    match = _HUB.fullmatch(source)
+    if not match:
         return None
     from huggingface_hub import constants, errors, snapshot_download
 
     name = match["name"]
-    offline, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, False  # set for MLflow, which would download unasked
+    offline = constants.HF_HUB_OFFLINE  # set, because MLflow would download files of its own accord
+    constants.HF_HUB_OFFLINE = False
     try:
         snapshot = snapshot_download(
             name,
@@ -40,16 +42,16 @@ def fetch(source: str, store: Path, only: str | None = None) -> Path | None:
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError) as error:
         reason = f"no such directory, and no such model on the hub ({one_line(error)})"
         raise InputError(f"{name}: {reason}: check its name") from error
-    except OSError as error:  # all the hub's errors are
+    except OSError as error:  # base class of all other errors of the hub
         raise StorageUnavailable(
             f"{name}: no such directory, and the hub does not answer ({one_line(error)}): "
             "download the model where there is a network and give its directory"
         ) from error
     finally:
         constants.HF_HUB_OFFLINE = offline
-    for path in Path(snapshot).rglob("*"):  # links to blobs; the name of a large blob is its SHA-256
+    for path in Path(snapshot).rglob("*"):  # links to blobs; a large blob is named by its SHA-256
         blob = path.resolve()
         if re.fullmatch("[0-9a-f]{64}", blob.name) and manifests.file_sha256(blob) != blob.name:
             blob.unlink()
-            raise DataCorrupt(f"{blob} is not what the hub has: the file was removed, run again")
+            raise DataCorrupt(f"{blob} differs from the hub's file: the copy was removed, run again")
     return Path(snapshot)

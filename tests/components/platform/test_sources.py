@@ -180,7 +180,7 @@ def test_a_model_fetched_before_needs_no_network_and_is_verified(tiny_encoders, 
 
     blob = root / "blobs" / manifests.file_sha256(tiny_encoders["first"] / "model.safetensors")
     blob.write_bytes(blob.read_bytes()[:-1])
-    with pytest.raises(DataCorrupt, match="is not what the hub has: the file was removed"):
+    with pytest.raises(DataCorrupt, match="differs from the hub's file: the copy was removed"):
         sources.fetch_model("org/model", tmp_path)
     assert not blob.exists()
 

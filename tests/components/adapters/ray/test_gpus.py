@@ -33,7 +33,7 @@ def train_on_a_gpu_that_is_none(base: Path) -> list[str]:
     ray.init(address="local", num_cpus=2, num_gpus=1, include_dashboard=False)
     try:
         said = [ended(base, 1)]
-        ray_train._check_a_gpu = lambda: None
+        ray_train._check_gpu = lambda: None
         ray.train.torch.TorchTrainer = tell_workers
         return [*said, ended(base, 2)]
     finally:

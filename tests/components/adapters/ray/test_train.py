@@ -54,9 +54,9 @@ def test_of_64_workers_as_many_go_on_as_there_are_places_for_and_few_numbers_are
 
     if expected is None:
         with pytest.raises(WorkerLost, match=r"no place for 8 workers \(ray.min_workers\), of 64"):
-            ray_train._find_places(64, 8, "GPU")
+            ray_train._count_available_workers(64, 8, "GPU")
     else:
-        assert ray_train._find_places(64, 8, "GPU") == expected
+        assert ray_train._count_available_workers(64, 8, "GPU") == expected
     assert asked[0] == 64 and len(asked) <= 7
 
 
@@ -93,7 +93,7 @@ def test_a_killed_worker_is_replaced_and_a_killed_controller_ends_the_call_with_
     worker = kill_first_worker(tmp_path / "run")
     controller = kill_first_worker(tmp_path / "run", instead=b"ray::TrainController", after=20)
 
-    with pytest.raises(WorkerLost, match="run again to go on") as lost:
+    with pytest.raises(WorkerLost, match="run again to continue") as lost:
         train(2, tiny_shards, tmp_path, **LONGER)
     saved = max(path.name for path in (tmp_path / "run").glob("step=*"))
     found = train(2, tiny_shards, tmp_path, **LONGER)

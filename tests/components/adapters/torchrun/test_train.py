@@ -96,7 +96,7 @@ def die(run: Path) -> dict:
 def test_workers_that_die_each_time_end_the_run_with_one_clear_line(tmp_path, monkeypatch):
     monkeypatch.setattr(torchrun_train, "MAX_RESTARTS", 1)
 
-    with pytest.raises(WorkerLost, match=r"worker 0 ended with exit code 3, and so after 1 restarts: run again"):
+    with pytest.raises(WorkerLost, match=r"worker 0 ended with exit code 3, even after 1 restarts: run again"):
         torchrun_train.run(die, 1, run=tmp_path)
 
     assert (tmp_path / "attempts").read_text() == "xx"
