@@ -1,1 +1,1 @@
-"""One file a step of the DAG: a typed Kubeflow signature around one call of the core."""
+"""The steps of the pipelines, one per file: a typed Kubeflow signature around a call of `infoxlm_core`."""

@@ -1,4 +1,4 @@
-"""Component: the sections of a run and overrides -> the sections that its steps get, all checked."""
+"""Component: apply overrides to the settings of a run and validate them."""
 
 from typing import Any, NamedTuple
 
@@ -26,27 +26,27 @@ def check_settings(
         ("finetuning", dict),
         ("evaluation", dict),
         ("registration", dict),
-        ("Output", list),  # the trials: KFP's local runner loops over outputs of no other name
+        ("Output", list),  # the trials; KFP's local runner can only loop over an output of this name
     ],
 ):
-    """Apply overrides to the sections of a run, and check all sections before a step has cost anything.
+    """Apply overrides to the sections of a run, and validate all sections before an expensive step starts.
 
-    Each step gets its section alone, so that a change of one section leaves Kubeflow's cache of the steps before it.
+    Each step receives only its section, so that changing one section does not invalidate the cached steps before it.
 
     Args:
-        store: directory, or s3://bucket/prefix, that gets the error message if a setting is wrong.
-        preparation: a `PreparationConfig` as a mapping; the other sections likewise.
+        store: directory or s3://bucket/prefix that receives the error message if a setting is invalid.
+        preparation: a `PreparationConfig` as a mapping, like the other sections.
         tokenization: a `TokenizationConfig`.
         finetuning: a `ClassificationConfig`.
         evaluation: an `EvaluationConfig`.
         pretraining: a `PretrainingConfig`; each trial of an ablation has its own.
         registration: a `RegistrationConfig`; an ablation registers nothing.
-        trials: of an ablation: {"trial", "pretraining"} each.
-        overrides: single fields by their names, such as {"pretraining.optimization.steps": 2000}.
-        num_workers: workers of the trainings; their settings must have work for all.
+        trials: trials of an ablation, each {"trial", "pretraining"}.
+        overrides: single settings, such as {"pretraining.optimization.steps": 2000}.
+        num_workers: training workers; the batches must give each of them work.
 
     Returns:
-        the sections with their defaults, and the trials; all settings are references to the store.
+        The sections with their defaults, and the trials; all settings are references to the store.
     """
     from components.platform import parameters, tracking
     from components.platform.stage_run import stage_run

@@ -1,4 +1,4 @@
-"""Component: the trials of an ablation -> a page that compares its variants over their seeds."""
+"""Component: compare the variants of an ablation over their seeds."""
 
 from typing import Any
 
@@ -15,14 +15,14 @@ def compare(
     report: dsl.Output[dsl.HTML],
     metrics: dsl.Output[dsl.Metrics],
 ) -> None:
-    """Compare the metrics that the trials of this pipeline run have logged, also when some of them failed.
+    """Compare the metrics logged by the successful trials of this pipeline run.
 
     Args:
-        trials: the items of the loop, each with its `trial`: variant, seed, and what the variant changes.
-        store: directory where artifacts are found by content.
-        comparison: the page, its tables and figures, and all numbers as JSON.
-        report: the page as HTML.
-        metrics: mean and deviation of every metric of every variant.
+        trials: items of the loop; `trial` has the variant, the seed, and a description of the change.
+        store: directory or s3://bucket/prefix of artifacts.
+        comparison: the report with its tables and figures, and all numbers as JSON.
+        report: the report as HTML.
+        metrics: mean and standard deviation of each metric of each variant.
     """
     from components.platform import sweeps
     from components.platform.stage_run import stage_run

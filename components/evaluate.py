@@ -1,4 +1,4 @@
-"""Component: models + held-out text -> scores, tables, figures, model card."""
+"""Component: evaluate models on held-out text; write scores, a report and a model card."""
 
 from typing import Any
 
@@ -22,21 +22,21 @@ def evaluate(
     classifier_of_start: dsl.Input[dsl.Model] = None,
     trial: dict[str, Any] = {},  # noqa: B006
 ) -> None:
-    """Evaluate an encoder beside the same model before its first step, if that is given.
+    """Evaluate an encoder and, if given, the untrained model as a floor.
 
     Args:
         config: an `EvaluationConfig` as a mapping.
-        store: directory where artifacts are found by content.
-        corpus: output of prepare_corpus, with held-out text.
+        store: directory or s3://bucket/prefix of artifacts.
+        corpus: output of prepare_corpus; its held-out text is the test set.
         encoder: the trained model.
-        classifier: fine-tuned from `encoder`.
+        classifier: classifier fine-tuned from `encoder`.
         scores: all scores, the report with its tables and figures, and the model card.
         report: the HTML report.
         model_card: the model card.
         metrics: the main scores.
-        start: the untrained model, a floor to compare with.
-        classifier_of_start: fine-tuned from `start`; both or neither.
-        trial: of an ablation: its variant and seed; its run in the tracker ends here.
+        start: the model before the first training step.
+        classifier_of_start: classifier fine-tuned from `start`; give both or neither.
+        trial: variant and seed of a trial of an ablation; this step ends its run in the tracker.
     """
     import re
     import shutil
@@ -78,10 +78,10 @@ def evaluate(
         Path(model_card.path).write_text(re.sub(r"\A---\n.*?\n---\n", "", card, flags=re.DOTALL), encoding="utf-8")
         figures = step.publish(scores, evaluation, metrics)
         step.report(figures, evaluation=checked)
-        if not trial:  # the few main figures get a group of their own among all curves
+        if not trial:  # group the main metrics apart from the many others
             step.report({f"headline/{name.replace('/', '_')}": figures[name] for name in HEADLINES if name in figures})
         step.run.log_artifacts(evaluation, "evaluation")
-        datasets = step.report_corpus(text)  # again: Kubeflow may have skipped the step that prepared it
+        datasets = step.report_corpus(text)  # again, because Kubeflow may have skipped prepare_corpus
         step.run.annotate(describe_run(evidence.read_scores(evaluation), figures | hours, datasets, "evaluation"))
         if trial:
             step.run.end()

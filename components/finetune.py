@@ -1,4 +1,4 @@
-"""Component: encoder + examples of a task -> a classifier, or a reader, on Ray workers or in this process."""
+"""Component: fine-tune an encoder on a task, on Ray workers or in this process."""
 
 from typing import Any
 
@@ -23,16 +23,16 @@ def finetune(
     """Fine-tune an encoder on a task.
 
     Args:
-        config: settings of a task as a mapping; `task` names the task, by default classification.
+        config: settings of a task as a mapping; `task` names the task, classification by default.
         num_workers: Ray workers, one per GPU; 0 trains in this process.
-        store: directory, or s3://bucket/prefix, where artifacts are found by content and checkpoints are kept.
+        store: directory or s3://bucket/prefix of artifacts and checkpoints.
         encoder: a model in Hugging Face format.
-        corpus: output of prepare_corpus, whose labelled examples are used if the config names no data.
-        classifier: the fine-tuned model; a classifier comes with its test set.
+        corpus: output of prepare_corpus; its labelled examples are used if the config names no data.
+        classifier: the fine-tuned model; a classifier includes its test set.
         metrics: loss and accuracy of the last step.
-        cluster: a `ClusterConfig` as a mapping: train in a RayJob; empty: in this step.
-        trial: of an ablation: its variant and seed, which replaces the seed of the config.
-        task_config: the environment of the step, for the pods of the RayJob.
+        cluster: a `ClusterConfig` as a mapping, to train in a RayJob; if empty, training runs in this step.
+        trial: variant and seed of a trial of an ablation; the seed replaces that of the config.
+        task_config: environment of the step, which the pods of the RayJob receive.
     """
     from components.platform import artifacts, sources
     from components.platform.stage_run import stage_run

@@ -1,4 +1,4 @@
-"""Component: trials of a suite -> scores."""
+"""Component: measure the trials of a suite."""
 
 from typing import Any
 
@@ -15,14 +15,14 @@ def measure(
     scores: dsl.Output[dsl.Artifact],
     metrics: dsl.Output[dsl.Metrics],
 ) -> None:
-    """Measure the trials of a batch, each after fine-tuning its encoder if its task needs that.
+    """Measure the trials of a batch; fine-tune the encoder first if the task needs it.
 
     Args:
-        batch: of `plan_suite`: its trials, each with its settings.
-        store: directory, or s3://bucket/prefix, where artifacts are found by content and checkpoints are kept.
-        num_workers: Ray workers of a fine-tuning, one per GPU; 0 trains inside this process.
-        scores: the locations of scores.json and predictions of every trial.
-        metrics: the scores of the trial; of several trials only their number.
+        batch: trials with their settings, from `plan_suite`.
+        store: directory or s3://bucket/prefix of artifacts and checkpoints.
+        num_workers: workers per fine-tuning, one per GPU; 0 trains in this process.
+        scores: location and digest of the scores and predictions of each trial.
+        metrics: the scores of a single trial, or the number of several trials.
     """
     import json
     from pathlib import Path

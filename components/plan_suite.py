@@ -1,4 +1,4 @@
-"""Component: a suite's config -> its trials in batches, after every model and every data set was checked."""
+"""Component: plan the trials of a suite after checking its models and data."""
 
 from typing import Any
 
@@ -11,15 +11,15 @@ def plan_suite(
     store: str,
     overrides: dict[str, Any] = {},  # noqa: B006
 ) -> list:  # type: ignore[type-arg]  # with an item's type KFP compiles another loop
-    """Plan the trials of a suite, and fetch models and data, so that a wrong name fails before a GPU is used.
+    """Plan the trials of a suite; download models and data, so that a wrong name fails before a GPU is used.
 
     Args:
-        suite: a `SuiteConfig` in lists.
-        store: directory for copies of models and data.
-        overrides: name of a field -> value, such as {"tasks.xnli.seeds": [1, 2]}.
+        suite: a `SuiteConfig` as lists.
+        store: directory or s3://bucket/prefix for copies of models and data.
+        overrides: single settings, such as {"tasks.xnli.seeds": [1, 2]}.
 
     Returns:
-        Batches, each a reference to trials: {"point": model, task, seed, grid, name; "source", "settings"}.
+        Batches, each a reference to its trials: {"point": model, task, seed, grid, name; "source", "settings"}.
     """
     import logging
 

@@ -1,4 +1,4 @@
-"""Component: raw text files -> clean, deduplicated, decontaminated corpora."""
+"""Component: clean, deduplicate and decontaminate raw text."""
 
 from typing import Any
 
@@ -17,16 +17,16 @@ def prepare_corpus(
     cluster: dict[str, Any] = {},  # noqa: B006
     task_config: dsl.TaskConfig = None,
 ) -> None:
-    """Clean and deduplicate corpora, and set held-out text aside.
+    """Clean and deduplicate corpora, and reserve the held-out text.
 
     Args:
         config: a `PreparationConfig` as a mapping.
-        store: directory, or s3://bucket/prefix, where artifacts are found by content.
+        store: directory or s3://bucket/prefix of artifacts.
         corpus: the prepared corpora.
-        metrics: numbers of sentences and pairs.
-        num_workers: Ray Data workers, of a cluster pods; 0 prepares in this process.
-        cluster: a `ClusterConfig` as a mapping: the workers are those of a RayJob; empty: of this step.
-        task_config: the environment of the step, for the pods of the RayJob.
+        metrics: numbers of sentences and translation pairs.
+        num_workers: Ray Data workers, which are pods on a cluster; 0 prepares in this process.
+        cluster: a `ClusterConfig` as a mapping, for workers in a RayJob; if empty, they run in this step.
+        task_config: environment of the step, which the pods of the RayJob receive.
     """
     from components.platform import artifacts, sources
     from components.platform.stage_run import stage_run

@@ -1,4 +1,4 @@
-"""Component: token shards -> InfoXLM, on Ray workers or in this process."""
+"""Component: pre-train a model on token shards, on Ray workers or in this process."""
 
 from typing import Any
 
@@ -25,14 +25,14 @@ def pretrain(
     Args:
         config: a `PretrainingConfig` as a mapping.
         num_workers: Ray workers, one per GPU; 0 trains in this process.
-        store: directory, or s3://bucket/prefix, where artifacts are found by content and checkpoints are kept.
+        store: directory or s3://bucket/prefix of artifacts and checkpoints.
         shards: output of tokenize_corpus.
         encoder: the trained model in Hugging Face format.
-        start: the same model before its first step, the floor of every comparison.
+        start: the model before its first step, used as a floor in evaluation.
         metrics: the losses of the last step.
-        cluster: a `ClusterConfig` as a mapping: train in a RayJob; empty: in this step.
-        trial: of an ablation: its variant and seed. The curves go into the trial's run.
-        task_config: the environment of the step, for the pods of the RayJob.
+        cluster: a `ClusterConfig` as a mapping, to train in a RayJob; if empty, training runs in this step.
+        trial: variant and seed of a trial of an ablation; its run in the tracker receives the curves.
+        task_config: environment of the step, which the pods of the RayJob receive.
     """
     from components.platform import artifacts, sources, training_runs
     from components.platform.stage_run import stage_run

@@ -1,4 +1,4 @@
-"""Component: a registered model -> champion, if it is shown to be better than the present one."""
+"""Component: promote a registered model to champion if it is significantly better."""
 
 from typing import Any
 
@@ -17,18 +17,16 @@ def promote(
     by_hand: str = "",
     image: str = "",
 ) -> None:
-    """Compare a registered model with the champion on the same questions; move the alias if it is better.
-
-    The step fails with NotPromoted if it is not.
+    """Promote a registered model to champion if it is better on the same test items; else raise NotPromoted.
 
     Args:
         model: models:/NAME@ALIAS or models:/NAME/VERSION.
-        gate: metric -> least gain; the confidence interval of the gain must lie above it.
-        store: directory of the local registry, if MLFLOW_TRACKING_URI names no server.
-        to: another registered model of the same server that it is copied to, and compared with the champion of.
-        by_hand: why the gate is not asked.
-        image: of this step, for the record.
-        metrics: version, and for each metric of the gate the gain with its interval.
+        gate: maps metrics to least gains; the confidence interval of the gain must lie above the least gain.
+        store: directory of the local registry if MLFLOW_TRACKING_URI is not set.
+        to: another registered model of the same server; the version is copied to it and compared with its champion.
+        by_hand: reason for promoting without the gate.
+        image: container image of this step, which the record names.
+        metrics: the version, and the gain and its interval for each metric of the gate.
     """
     import os
 
@@ -46,4 +44,4 @@ def promote(
             figures |= {f"{metric}/{name}": figure[name] for name in ("gain", "lower", "upper")}
         artifacts.show({"version": promoted.version} | figures, metrics)
         step.report(figures)
-        step.run.end()  # its pipeline has no other step
+        step.run.end()  # this is the only step of its pipeline

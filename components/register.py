@@ -1,4 +1,4 @@
-"""Component: evaluated encoder -> a version in the registry, `candidate` and perhaps `champion`."""
+"""Component: register an evaluated encoder as `candidate`, and as `champion` if it passes the gate."""
 
 from typing import Any
 
@@ -16,15 +16,15 @@ def register(
     metrics: dsl.Output[dsl.Metrics],
     image: str = "",
 ) -> None:
-    """Register an encoder once per content; make it champion if it is shown to be better than the present one.
+    """Register an encoder once per content, and promote it if it is significantly better than the champion.
 
     Args:
         config: a `RegistrationConfig` as a mapping.
-        store: directory of the local registry, if MLFLOW_TRACKING_URI names no server.
+        store: directory of the local registry if MLFLOW_TRACKING_URI is not set.
         encoder: the model in Hugging Face format.
         scores: output of evaluate.
-        image: of this step, for the record.
-        metrics: version, and whether it is champion (1) or not (0).
+        image: container image of this step, which the record names.
+        metrics: the version, and whether it is champion (1) or not (0).
     """
     import logging
     import os

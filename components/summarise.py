@@ -1,4 +1,4 @@
-"""Component: the trials of a suite -> a page beside the published numbers."""
+"""Component: summarise the trials of a suite beside published results."""
 
 from typing import Any
 
@@ -16,15 +16,15 @@ def summarise(
     metrics: dsl.Output[dsl.Metrics],
     overrides: dict[str, Any] = {},  # noqa: B006
 ) -> None:
-    """Summarise all trials of this pipeline run that are finished, also when some of them failed.
+    """Summarise the finished trials of this pipeline run, even if others failed.
 
     Args:
-        suite: a `SuiteConfig` in lists.
-        store: directory where artifacts are found by content.
-        comparison: the page, its tables and figures, all numbers as JSON, and a section for the model card.
-        report: the page as HTML.
-        metrics: the main scores of every model and task.
-        overrides: as of `plan_suite`.
+        suite: a `SuiteConfig` as lists.
+        store: directory or s3://bucket/prefix of artifacts.
+        comparison: the report with its tables and figures, all numbers as JSON, and a section for the model card.
+        report: the report as HTML.
+        metrics: the main scores of each model and task.
+        overrides: single settings, as in `plan_suite`.
     """
     from components.platform import sweeps
     from components.platform.stage_run import stage_run
@@ -34,6 +34,6 @@ def summarise(
 
     with stage_run("summarise", store, last=True) as step:
         checked = run_file.parse_changed(SuiteConfig, step.read(suite), step.read(overrides), "suite")
-        found = summary.summarise(checked, sweeps.read_scores(step))
+        suite_summary = summary.summarise(checked, sweeps.read_scores(step))
         step.report(suite=checked)
-        sweeps.publish(step, "suite", found, found.name_scores(), comparison, report, metrics)
+        sweeps.publish(step, "suite", suite_summary, suite_summary.name_scores(), comparison, report, metrics)

@@ -1,4 +1,4 @@
-"""Component: prepared corpora -> SentencePiece model and token shards."""
+"""Component: train or load a tokenizer, and encode corpora to token shards."""
 
 from typing import Any
 
@@ -18,17 +18,17 @@ def tokenize_corpus(
     cluster: dict[str, Any] = {},  # noqa: B006
     task_config: dsl.TaskConfig = None,
 ) -> None:
-    """Train a SentencePiece model, or take one, and encode the corpora with it.
+    """Train a SentencePiece model, or load the configured one, and encode the corpora with it.
 
     Args:
         config: a `TokenizationConfig` as a mapping.
-        store: directory, or s3://bucket/prefix, where artifacts are found by content.
+        store: directory or s3://bucket/prefix of artifacts.
         corpus: output of prepare_corpus.
         shards: the tokenizer and the token shards.
-        metrics: numbers of sequences and tokens, and size of the vocabulary.
-        num_workers: Ray Data workers, of a cluster pods; 0 tokenizes in this process.
-        cluster: a `ClusterConfig` as a mapping: the workers are those of a RayJob; empty: of this step.
-        task_config: the environment of the step, for the pods of the RayJob.
+        metrics: numbers of sequences and tokens, and the vocabulary size.
+        num_workers: Ray Data workers, which are pods on a cluster; 0 tokenizes in this process.
+        cluster: a `ClusterConfig` as a mapping, for workers in a RayJob; if empty, they run in this step.
+        task_config: environment of the step, which the pods of the RayJob receive.
     """
     from components.platform import artifacts, sources
     from components.platform.stage_run import stage_run
@@ -44,5 +44,5 @@ def tokenize_corpus(
         directory = step.make("shards", key, checked, num_workers, cluster, task_config, inputs)
         step.report_cost(directory)
         counts = step.publish(shards, directory, metrics)
-        # with a prefix, since `tokens` is a curve of the training in MLflow
+        # with a prefix, because `tokens` is also a training curve in MLflow
         step.report({f"shards/{name}": count for name, count in counts.items()}, tokenization=checked)

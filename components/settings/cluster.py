@@ -1,8 +1,8 @@
-"""Where a run takes place on a cluster: the file that a platform engineer fills in, and the part that steps receive.
+"""Settings of a cluster.
 
-One file, such as configs/cluster.yaml, has everything that depends on the cluster. `ClusterFile.parameters` returns the
-parameters of a pipeline that come from it. The parameter `cluster` is a `ClusterConfig`: a step that trains starts a
-RayJob from it. If `cluster` is empty, the step trains in its own process.
+A `ClusterFile`, such as configs/cluster.yaml, has all settings that depend on the cluster. `ClusterFile.parameters`
+returns the pipeline parameters that come from it. One of them, `cluster`, is a `ClusterConfig`: a training step starts
+a RayJob with it. If `cluster` is empty, the step trains in its own process.
 """
 
 import re
@@ -24,73 +24,75 @@ _DIGEST = re.compile(r"[^\s@]+@sha256:([0-9a-f]{64})")
 
 
 def by_digest(image: str) -> str:
-    """Check that an image is named by its content; a tag may be another image tomorrow."""
+    """Check that an image is named by digest, because a tag may name another image later."""
     if not _DIGEST.fullmatch(image):
-        raise ValueError(f"{image!r} is no image by digest: write name@sha256:…, as `docker push` prints it")
+        raise ValueError(
+            f"{image!r} is not an image by digest: write name@sha256:… with the digest that `docker push` printed"
+        )
     return image
 
 
 class RayConfig(StageConfig):
-    """How a training becomes a RayJob, apart from its image and its GPUs."""
+    """Settings of RayJobs, except the image and the worker pods."""
 
     service_account: KubernetesName = "infoxlm-ray"
-    """Of the Ray pods: it needs no right in Kubernetes, only what reading and writing the store takes."""
+    """Service account of the Ray pods. It needs access to the store, but no permissions in Kubernetes."""
 
     environment: dict[Variable, str] = Field(default_factory=dict)
-    """Constants for the Ray pods; MLFLOW_* and AWS_ENDPOINT_URL* of the step are passed on anyway."""
+    """Additional environment variables of the Ray pods. MLFLOW_* and AWS_ENDPOINT_URL* of the step are always set."""
 
     environment_from: list[KubernetesName] = Field(default_factory=list)
-    """Secrets of the namespace whose entries become environment variables; with web identity none is needed."""
+    """Secrets whose entries become environment variables of the Ray pods. Web identity needs none."""
 
     queue: KubernetesName | None = None
-    """Kueue's LocalQueue that admits the job; none: it starts at once."""
+    """Kueue's LocalQueue for the jobs. Without one, jobs start at once."""
 
     priority_class: KubernetesName | None = None
-    """Kubernetes' PriorityClass of the Ray pods; none: the cluster's default."""
+    """PriorityClass of the Ray pods. Default: that of the cluster."""
 
     start_seconds: PositiveInt = 3600
-    """How long to wait for GPUs before the step gives up. The time in Kueue's `queue` does not count."""
+    """Seconds to wait for GPUs before the step fails. Time in Kueue's queue does not count."""
 
     run_seconds: PositiveInt = 14 * 86_400
-    """How long one job may hold them. A training goes on from its checkpoint when the step is tried again."""
+    """Limit on the run time of a job in seconds. If the step is retried, training resumes from its checkpoint."""
 
     min_workers: NonNegativeInt = 0
-    """With how few workers a pre-training goes on when a node is lost and no other comes within 5 minutes; 0: it waits.
+    """Least number of workers with which pre-training continues if a lost node is not replaced within 5 minutes.
 
-    For spot nodes: as many as have a GPU, no fewer than these. Losses are the same but for rounding. It is whole again
-    after the next loss, or with the next job. Its worker pods do not save first when they must go, with notice or
-    without, nor when the job is deleted: steps since the last checkpoint are made again.
+    0 waits for the full number. Use it for spot nodes. Losses are equal up to rounding. The full number is requested
+    again after the next loss and in the next job. With this setting, worker pods save no checkpoint when they are
+    evicted or the job is deleted, so the steps since the last checkpoint are repeated.
     """
 
     grace_seconds: PositiveInt = 120
-    """How long a Ray pod that must go may still run: twice the time that saving takes."""
+    """Termination grace period of Ray pods in seconds. Use twice the time that saving a checkpoint takes."""
 
     disk: Bytes | None = None
-    """Of a Ray pod (`ephemeral-storage`): shards and checkpoints pass through it; twice their size.
+    """Request of a Ray pod for `ephemeral-storage`, which buffers shards and checkpoints. Use twice their size.
 
-    A pod that asks for none is evicted first when the disk of its node is full.
+    A pod without a request is evicted first if the disk of its node is full.
     """
 
     devices: dict[DeviceName, PositiveInt] = Field(default_factory=dict)
-    """What a pod with GPUs asks for beside them, as Kubernetes calls it: {rdma/hca: 8}, {vpc.amazonaws.com/efa: 32}.
+    """Further extended resources of a pod with GPUs, such as {rdma/hca: 8} or {vpc.amazonaws.com/efa: 32}.
 
-    Without a network of RDMA gradients go between nodes over TCP, which takes longer than a step.
+    Without RDMA, gradients are exchanged between nodes over TCP, which takes longer than the rest of a step.
     """
 
     shared_memory: Bytes = "16Gi"
-    """What /dev/shm of a worker pod holds, part of its memory."""
+    """Size of /dev/shm in a worker pod, a part of its memory."""
 
     head_cpu: Cores = "2"
-    """CPU cores of the head pod: 2, or 500m."""
+    """CPU cores of the head pod, such as 2 or 500m."""
 
     head_memory: Bytes = "8Gi"
-    """The head trains nothing; it runs the program that starts the workers."""
+    """Memory of the head pod, which starts the workers and does not train."""
 
     head_node_selector: dict[str, str] = Field(default_factory=dict)
-    """Labels of the nodes on which the head may run; none: any."""
+    """Labels of the nodes on which the head may run. Default: any node."""
 
     retries: NonNegativeInt = 3
-    """How often a job that ended with "try again" (exit code 75) is started anew."""
+    """How often a job is restarted after a temporary failure (exit code 75)."""
 
     @field_validator("environment")
     @classmethod
@@ -98,13 +100,13 @@ class RayConfig(StageConfig):
         for name in environment:
             if is_secret(name):
                 raise ValueError(
-                    f"{name} would stand in every manifest: put it into a Secret, named in environment_from"
+                    f"{name} would be readable in every manifest: put it into a Secret of environment_from"
                 )
         return environment
 
 
 class Toleration(StageConfig):
-    """A taint of nodes that pods tolerate, with the names that Kubernetes gives to its fields."""
+    """A toleration of worker pods, with the field names of Kubernetes."""
 
     key: str | None = None
     operator: Literal["Exists", "Equal"] | None = None
@@ -114,28 +116,28 @@ class Toleration(StageConfig):
 
 
 class Pool(StageConfig):
-    """The machines that train: what one worker pod requests, and where it may run."""
+    """Resources and nodes of the worker pods that train."""
 
     accelerator: str = "nvidia.com/gpu"
-    """The extended resource that a GPU is to Kubernetes."""
+    """Extended resource that Kubernetes uses for a GPU."""
 
     gpus: NonNegativeInt = 1
-    """GPUs of one worker pod, a training worker each; 0: pods without GPUs, one training worker each."""
+    """GPUs per worker pod, one training worker each. 0: pods without GPUs, one training worker per pod."""
 
     cpu: Cores = "8"
-    """CPU cores of one worker pod: 8, or 7500m."""
+    """CPU cores of one worker pod, such as 8 or 7500m."""
 
     memory: Bytes = "64Gi"
-    """Memory of one worker pod, `ray.shared_memory` included: Mi, Gi or Ti."""
+    """Memory of one worker pod in Mi, Gi or Ti, including `ray.shared_memory`."""
 
     node_selector: dict[str, str] = Field(default_factory=dict)
-    """Labels of the nodes that train; none: any."""
+    """Labels of the nodes that train. Default: any node."""
 
     tolerations: list[Toleration] = Field(default_factory=list)
-    """As in a pod: {key, operator, value, effect}."""
+    """Tolerations as in a pod: {key, operator, value, effect}."""
 
     def split(self, num_workers: int) -> tuple[int, int]:
-        """Return how many pods a training with so many workers takes, and how many GPUs each pod has.
+        """Return the number of pods for `num_workers` training workers, and the GPUs per pod.
 
         Fewer workers than `gpus` share one pod with one GPU each.
 
@@ -147,26 +149,26 @@ class Pool(StageConfig):
         if num_workers < 1 or rest:
             raise ConfigError(
                 f"num_workers ({num_workers}) must be 1 or more, and a multiple of pool.gpus, the GPUs of one pod "
-                f"({self.gpus}), if there are more workers than that: change one of them"
+                f"({self.gpus}), if it is larger: change one of them"
             )
         return pods, gpus
 
 
 class Steps(StageConfig):
-    """What a step that does not train requests, and a pod of Ray Data if there are such."""
+    """Resources of steps that do not train, and of Ray Data pods."""
 
     cpu: Cores = "4"
-    """CPU cores: 4, or 500m."""
+    """CPU cores, such as 4 or 500m."""
 
     memory: Bytes = "16Gi"
-    """Mi, Gi or Ti."""
+    """Memory in Mi, Gi or Ti."""
 
 
 class ClusterConfig(RayConfig):
-    """What a step that may start a RayJob is told: the parameter `cluster` of a pipeline."""
+    """Settings for steps that may start a RayJob: the parameter `cluster` of a pipeline."""
 
     image: str
-    """The image of the Ray pods, by digest: name@sha256:…"""
+    """Container image of the Ray pods, by digest: name@sha256:…"""
 
     pool: Pool = Pool()
     steps: Steps = Steps()
@@ -174,34 +176,34 @@ class ClusterConfig(RayConfig):
     _image = field_validator("image")(by_digest)
 
     def for_text(self) -> Self:
-        """Return this config with worker pods for text: as large as a step, without GPUs, on any node."""
+        """Return this config with worker pods for text: resources of a step, no GPUs, any node."""
         pool = Pool(gpus=0, cpu=self.steps.cpu, memory=self.steps.memory)
         return self.model_copy(update={"pool": pool, "min_workers": 0})
 
 
 class ClusterFile(StageConfig):
-    """One YAML file: everything that depends on the cluster and on nothing else."""
+    """The YAML file of a cluster, such as configs/cluster.yaml."""
 
     image: str
-    """The one image of all steps and Ray pods, by digest."""
+    """Container image of all steps and Ray pods, by digest."""
 
     store: Annotated[str, Field(pattern=r"^[a-z][a-z0-9]*://[^/\s]+(/[^/\s]+)*$")]
-    """Where artifacts and checkpoints are, where every machine sees them: s3://bucket/prefix."""
+    """Location of artifacts and checkpoints that all pods can reach: s3://bucket/prefix."""
 
     pipeline_root: Annotated[str, Field(pattern=r"^[a-z0-9]+://[^\s]+$")]
-    """Where Kubeflow keeps its own small files."""
+    """Location of Kubeflow's own small files."""
 
     service_account: KubernetesName = "infoxlm-runner"
-    """Of the steps: it may create RayJobs."""
+    """Service account of the steps. It may create RayJobs."""
 
     experiment: str = "infoxlm"
-    """In Kubeflow and in MLflow."""
+    """Name of the experiment in Kubeflow and MLflow."""
 
     namespace: KubernetesName | None = None
-    """Of the runs, where Kubeflow has many users; with one user there is none to name."""
+    """Namespace of the runs if Kubeflow is multi-user."""
 
     submit_again: NonNegativeInt = 3
-    """How often `infoxlm submit` starts a run anew that ended with "try again" (exit code 75)."""
+    """How often `infoxlm submit` resubmits a run after a temporary failure (exit code 75)."""
 
     pool: Pool = Pool()
     steps: Steps = Steps()
@@ -216,18 +218,18 @@ class ClusterFile(StageConfig):
                 f"ray.shared_memory ({self.ray.shared_memory}) is part of pool.memory ({self.pool.memory}): lower it"
             )
         if self.pool.accelerator in self.ray.devices:
-            raise ValueError(f"ray.devices: {self.pool.accelerator} is pool.accelerator: say how many in pool.gpus")
+            raise ValueError(f"ray.devices: {self.pool.accelerator} is pool.accelerator: set its number in pool.gpus")
         return self
 
     def parameters(self) -> dict[str, Any]:
-        """The parameters of a pipeline that say where it runs.
+        """Return the pipeline parameters that depend on the cluster.
 
         Raises:
             ConfigError: the image is still the placeholder.
         """
         if set(self.image.rpartition(":")[2]) == {"0"}:
             raise ConfigError(
-                f"image: {self.image} is a placeholder: put the digest that pushing your image has printed"
+                f"image: {self.image} is a placeholder: replace it by the digest that `docker push` printed"
             )
         parts = {name: getattr(self, name).model_dump(mode="json", exclude_none=True) for name in ("pool", "steps")}
         ray = self.ray.model_dump(mode="json", exclude_none=True)

@@ -267,7 +267,7 @@ CONFIGS = [
         )
     ),
     ("override", "0400 is four hundred", b"pretraining.optimization.steps=0400", None),
-    ("cluster-config", "an image by tag", text("@sha256:", ":"), ConfigError, "no image by digest"),
+    ("cluster-config", "an image by tag", text("@sha256:", ":"), ConfigError, "not an image by digest"),
     ("cluster-config", "a list", b"[]", ConfigError, "no mapping"),
     ("suite-config", "a list", b"[]", ConfigError, "no mapping"),
     ("suite-config", "no task", b"models: {a: b}\ntasks: {}", ConfigError, "tasks"),

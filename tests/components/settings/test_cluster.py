@@ -47,15 +47,15 @@ def test_workers_that_do_not_fill_their_pods_are_refused(num_workers):
 
 
 def test_the_placeholder_of_an_image_is_not_submitted():
-    with pytest.raises(ConfigError, match="is a placeholder: put the digest"):
+    with pytest.raises(ConfigError, match="is a placeholder: replace it by the digest"):
         load_as(ClusterFile, FILE).parameters()
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("image=registry.example/infoxlm:latest", "is no image by digest: write name@sha256:…"),
-        ("image=registry.example/infoxlm@sha256:12", "is no image by digest"),
+        ("image=registry.example/infoxlm:latest", "is not an image by digest: write name@sha256:…"),
+        ("image=registry.example/infoxlm@sha256:12", "is not an image by digest"),
         ("store=/data/runs", "store"),
         ("store=s3://", "store"),
         ("gpus=8", "gpus: unknown name; known are"),
@@ -66,10 +66,10 @@ def test_the_placeholder_of_an_image_is_not_submitted():
         ("ray.shared_memory=600Gi", "ray.shared_memory (600Gi) is part of pool.memory (512Gi)"),
         ("ray.devices={rdma: 8}", "ray.devices"),
         ("ray.devices={rdma/hca: 0}", "ray.devices"),
-        ("ray.devices={nvidia.com/gpu: 8}", "nvidia.com/gpu is pool.accelerator: say how many in pool.gpus"),
+        ("ray.devices={nvidia.com/gpu: 8}", "nvidia.com/gpu is pool.accelerator: set its number in pool.gpus"),
         ("ray.service_account=Not_A_Name", "ray.service_account"),
         ("ray.start_seconds=0", "ray.start_seconds"),
-        ("ray.environment={AWS_SECRET_ACCESS_KEY: x}", "put it into a Secret, named in environment_from"),
+        ("ray.environment={AWS_SECRET_ACCESS_KEY: x}", "put it into a Secret of environment_from"),
         ("ray.environment={MLFLOW_TRACKING_PASSWORD: x}", "put it into a Secret"),
     ],
 )
