@@ -1,1 +1,1 @@
-"""The packed encoder, its heads, the momentum encoder; Hugging Face's and fairseq's models in and out."""
+"""The packed encoder, its heads and the momentum encoder; reading and writing Hugging Face and fairseq models."""

@@ -1,10 +1,10 @@
 """Attention within each of many packed sequences.
 
-CPU                    one sequence after the other; the order of dropout's draws depends on it
-CPU, compiled          all rows at once under a mask, since a graph must not depend on lengths
+CPU                    one sequence after another; changing this would change the order in which dropout is drawn
+CPU, compiled          all rows at once with a mask, since a graph must not depend on lengths
 GPU, bf16, no dropout  FlashAttention over packed rows
-GPU, else              memory-efficient attention over packed rows: FlashAttention has no fp32, and rounds the
-                       probability of dropout to 1/256
+GPU, otherwise         memory-efficient attention over packed rows: FlashAttention does not support fp32, and rounds
+                       the dropout probability to 1/256
 """
 
 import importlib.util
@@ -21,27 +21,28 @@ from torch import Tensor
 from infoxlm_core.model import devices
 
 logger = logging.getLogger(__name__)
-MIN_LONGEST = 512  # limit on the rows of a sequence for which kernels are made
+MIN_LONGEST = 512  # smallest value of `Packing.longest`
 
 
 class Packing(NamedTuple):
-    """Where N packed sequences start. Layers get no more of the lengths, so that one graph serves all batches."""
+    """Where N packed sequences start. Layers do not see the lengths themselves, so that one graph fits all batches."""
 
-    starts: Tensor  # (N + 1,) int32: first row of each sequence, and the number of rows
-    longest: int  # limit on the rows of a sequence: 512, or a higher power of 2
+    starts: Tensor  # (N + 1,) int32: first row of each sequence, then the total number of rows
+    longest: int  # upper bound on the rows of a sequence: 512, or a higher power of 2
 
 
 def pack(lengths: Sequence[int], device: torch.device) -> Packing:
-    """Return the packing of sequences with so many rows each."""
+    """Return the packing of sequences with these numbers of rows."""
     lengths = tuple(lengths)
-    most = max(lengths, default=1)
-    return Packing(starts(lengths, device), MIN_LONGEST if most <= MIN_LONGEST else 1 << (most - 1).bit_length())
+    longest = max(lengths, default=1)
+    bound = MIN_LONGEST if longest <= MIN_LONGEST else 1 << (longest - 1).bit_length()
+    return Packing(starts(lengths, device), bound)
 
 
-@lru_cache(maxsize=16)  # parts of a network call it with the same lengths
+@lru_cache(maxsize=16)  # several parts of a network call it with the same lengths
 def starts(lengths: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return the first row of each sequence, and the number of rows: (N + 1,) int32, without waiting for the device."""
-    with torch.inference_mode(False):  # cached tensors of inference mode could not be saved for backward
+    """Return each sequence's first row, then the number of rows: (N + 1,) int32, without waiting for the device."""
+    with torch.inference_mode(False):  # inference tensors in the cache could not be saved for the backward pass
         ends = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
         return devices.send(ends, device)
 
@@ -86,10 +87,10 @@ def attend(
         key: (T, d).
         value: (T, d).
         queries: packing of the query rows.
-        keys: packing of the key rows, of as many sequences.
-        heads: attention heads.
-        dropout: of the attention weights.
-        causal: no row attends to a later one.
+        keys: packing of the key rows, with the same number of sequences.
+        heads: number of attention heads.
+        dropout: probability with which attention weights are dropped.
+        causal: whether rows attend only to themselves and earlier rows.
     """
     if not len(query):
         return query
@@ -128,18 +129,19 @@ def attend_masked(
     query: Tensor, key: Tensor, value: Tensor, queries: Packing, keys: Packing, dropout: float = 0.0,
     causal: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Compute all rows at once under a (Q, T) mask: for a few thousand tokens."""
+    """Compute all rows at once with a (Q, T) mask, which fits into memory for a few thousand tokens."""
 
     def locate(rows: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the sequence of each row, and its place in it."""
+        """Return the sequence number of each row, and its position in that sequence."""
         numbers = torch.arange(len(rows), device=rows.device, dtype=torch.int32)
-        owner = torch.searchsorted(starts, numbers, right=True) - 1
-        return owner, numbers - starts[owner]
+        sequence = torch.searchsorted(starts, numbers, right=True) - 1
+        return sequence, numbers - starts[sequence]
 
-    (query_sequence, query_place), (key_sequence, key_place) = locate(query, queries.starts), locate(key, keys.starts)
+    query_sequence, query_position = locate(query, queries.starts)
+    key_sequence, key_position = locate(key, keys.starts)
     mask = query_sequence[:, None] == key_sequence
     if causal:
-        mask = mask & (query_place[:, None] >= key_place)
+        mask = mask & (query_position[:, None] >= key_position)
     q, k, v = (rows.transpose(0, 1)[None] for rows in (query, key, value))
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)[0].transpose(0, 1)
 
@@ -157,7 +159,7 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, queries: Packing, keys: Pa
 def _memory_efficient(
     query: Tensor, key: Tensor, value: Tensor, queries: Packing, keys: Packing, dropout: float, causal: bool
 ) -> Tensor:
-    """Call the kernel as PyTorch does for nested tensors."""
+    """Call the kernel in the way in which PyTorch calls it for nested tensors."""
     packed = (rows[None] for rows in (query, key, value))
     outputs = torch.ops.aten._efficient_attention_forward(
         *packed, None, queries.starts, keys.starts, queries.longest, keys.longest, dropout, int(causal), True

@@ -1,7 +1,7 @@
-"""Linear maps of layers in FP8, by torchao: all three matrix products, with one scale a row.
+"""Linear layers in FP8 by torchao: all three matrix products, with one scale per row.
 
-Weights stay fp32 parameters of the same names. Factors in bf16 are scaled and rounded to e4m3, products are in bf16.
-Small linear maps stay in bf16, since scaling would cost more than FP8 saves.
+Weights stay fp32 parameters with the same names. The bf16 factors of a product are scaled and rounded to e4m3, and the
+product is bf16. Small linear layers stay in bf16, since scaling would cost more than FP8 saves.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ from torch import nn
 from infoxlm_core.errors import ConfigError
 
 SMALLEST = 768
-"""Inputs and outputs of a linear map that gains from FP8 (torchao's measurements on an H100)."""
+"""Smallest number of inputs and outputs at which a linear layer is faster in FP8, by torchao's measurements on H100."""
 _MULTIPLE = 16  # of inputs and outputs, required by the kernel
 _FIELD = "pretraining.model.precision is fp8"
 

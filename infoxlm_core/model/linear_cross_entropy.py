@@ -1,16 +1,16 @@
 """Cross-entropy against a large vocabulary with one buffer for the logits instead of four.
 
-Logits of 250,002 words are the largest tensor of a step. They are written once, in fp32, and turned into the factors of
-the gradients, a chunk of rows at a time: in place, or into a half-precision copy of the chunk. Loss and gradients are
-those of `F.cross_entropy(F.linear(hidden, weight, bias), targets)`.
+The logits of 250,002 words are the largest tensor of a step. They are computed in fp32, one chunk of rows at a time,
+and then turned into the factors of the gradients: in place, or in a half-precision copy of the chunk. Loss and
+gradients equal those of `F.cross_entropy(F.linear(hidden, weight, bias), targets)`.
 
-In half precision `totals` and `derivatives` are compiled where layers are: they read the logits twice and write them
-once more, in bf16. Gradients are 0.06 % off fp64. Two packages were considered in November 2026:
+In half precision `totals` and `derivatives` are compiled if layers are. They read the logits twice and write them once
+more, in bf16. Gradients differ by 0.06 % from fp64. Two packages were considered in November 2026:
 
-    cut-cross-entropy 25.1.1   has no bias; multiplies again for the backward pass, or rounds logits to bf16 (gradients
-                               0.45 % off fp64)
-    Liger 0.8.5                rounds logits to bf16 before the softmax; cuts 4,915 rows of base into 308 chunks, each
-                               of which adds to the whole gradient of the weights
+    cut-cross-entropy 25.1.1   has no bias; computes the logits again in the backward pass, or rounds them to bf16
+                               (gradients differ by 0.45 % from fp64)
+    Liger 0.8.5                rounds logits to bf16 before the softmax; splits the base model's 4,915 rows into 308
+                               chunks, each of which adds to the whole gradient of the weights
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 ROWS = 4096
-"""Rows of a chunk of logits. Small chunks cost time, as each adds to the weights' gradient; large ones memory."""
+"""Rows of a chunk of logits. Small chunks cost time, since each adds to the weights' gradient; large ones memory."""
 _ALIGNED = 64  # the buffer is wider than the logits, so that rows are aligned for a vocabulary of 250,002
 
 
@@ -37,17 +37,17 @@ def linear_cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """Return the scaled sum of cross-entropies, to differentiate, and the cross-entropies (N,) in nats.
 
-    The forward pass computes the gradients, since the scale is known. Results are fp32, or fp64 for fp64 inputs. Under
-    autocast only the factors of products have its type: `hidden`, `weight`, and softmax - onehot, rounded once.
+    The forward pass computes the gradients, since the scale is known. Results are fp32, or fp64 for fp64 inputs.
+    Autocast only rounds the factors of matrix products: `hidden`, `weight`, and softmax - onehot.
 
     Args:
         hidden: (N, d); the sum is 0 if N is 0.
         weight: (V, d) of the output layer.
         bias: (V,) of the output layer.
-        targets: (N,) words.
+        targets: (N,) target ids.
         scale: (N,) factor of each row in the sum.
-        rows: of one chunk of logits.
-        compiler: of the functions between products, as in `Encoder`.
+        rows: number of rows in a chunk of logits.
+        compiler: compiler of the functions between matrix products, as in `Encoder`.
     """
     device = hidden.device.type
     if torch.is_autocast_enabled(device):
@@ -131,9 +131,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 def totals(logits: Tensor, bias: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the log-sum-exp of all words but the target, and the logit of the target, (R,) each.
+    """Return the log-sum-exp over all words except the target, and the logit of the target, (R,) each.
 
-    `logits` (R, V) lack the bias.
+    `logits` (R, V) do not contain the bias.
     """
     words = torch.arange(logits.shape[1], device=logits.device)
     others = torch.where(words == targets[:, None], -torch.inf, logits + bias)
@@ -147,14 +147,14 @@ def derivatives(
 ) -> Tensor:
     """Return scale * (softmax - onehot), (R, V) with aligned rows, rounded once to the precision of `states`.
 
-    At the target it is minus the probability of all `others`, which is exact even if the softmax is close to 1.
+    At the target, softmax - 1 is computed as minus the probability of all `others`, which stays exact near softmax 1.
     """
     vocabulary = logits.shape[1]
     words = torch.arange(vocabulary, device=logits.device)
     odds = (logits + bias - everything[:, None]).exp()
     rest = -(others - everything).exp()
-    found = torch.where(words == targets[:, None], rest[:, None], odds) * scales[:, None]
-    return F.pad(found.to(states.dtype), (0, -vocabulary % _ALIGNED))[:, :vocabulary]
+    gradient = torch.where(words == targets[:, None], rest[:, None], odds) * scales[:, None]
+    return F.pad(gradient.to(states.dtype), (0, -vocabulary % _ALIGNED))[:, :vocabulary]
 
 
 @cache

@@ -1,8 +1,8 @@
-"""Linear maps and norms of mixed precision: weights in fp32, rows in bf16. Rows in fp32 use PyTorch's functions.
+"""Linear layers and norms in mixed precision: fp32 weights and bf16 rows. For fp32 rows they call PyTorch's functions.
 
-In bf16 a product reads a copy of its weights, refreshed once an optimizer step, and returns the gradient of its
-weights in fp32. Everything between two products is written so that `torch.compile` fuses it into one kernel, which
-computes in fp32 and reads and writes bf16.
+In bf16 a matrix product reads a bf16 copy of its weights, which is refreshed once per optimizer step, and returns the
+weights' gradient in fp32. The operations between two products are written so that `torch.compile` fuses them into one
+kernel, which computes in fp32 and reads and writes bf16.
 """
 
 from collections.abc import Iterable
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 def is_shard(tensor: Tensor) -> TypeIs["DTensor"]:
     """Return whether each worker holds only a part of a tensor.
 
-    Tests for a method, since importing the class takes a second.
+    It looks for a method of DTensor, since importing that class takes a second.
     """
     return hasattr(tensor, "full_tensor")
 
 
 class Linear(nn.Linear):
-    """A linear map of rows in the precision of its weights, or in bf16."""
+    """A linear layer for rows in the precision of its weights, or in bf16."""
 
     weight_copy: Tensor | None
     bias_copy: Tensor | None
@@ -37,7 +37,7 @@ class Linear(nn.Linear):
         super().__init__(inputs, outputs)
         self.register_buffer("weight_copy", None, persistent=False)
         self.register_buffer("bias_copy", None, persistent=False)
-        self.copied: tuple[Any, ...] = ()  # type, addresses and versions of the weights that were copied
+        self.copied: tuple[Any, ...] = ()  # dtype of the copies; addresses and versions of the copied weights
 
     def forward(self, rows: Tensor) -> Tensor:
         if rows.dtype == self.weight.dtype:
@@ -49,7 +49,7 @@ class Linear(nn.Linear):
         return output
 
     def refresh(self, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
-        """Return pairs (copy, weight) that are to be copied into type `dtype`; none if the copies are current."""
+        """Return the pairs (copy, weight) to update so that the copies have type `dtype`; none if they are current."""
         if is_shard(self.weight):
             self.weight_copy = self.bias_copy = None
             return []
@@ -76,16 +76,16 @@ class AddNorm(nn.LayerNorm):
 
 
 def refresh(modules: Iterable[nn.Module], dtype: torch.dtype) -> None:
-    """Copy all weights that have changed since the last call to type `dtype`, in one kernel."""
+    """Convert all weights that changed since the last call to type `dtype`, in one kernel."""
     linears = [part for module in modules for part in module.modules() if isinstance(part, Linear)]
-    with torch.inference_mode(False), torch.no_grad():  # tensors of inference mode cannot be used in training
+    with torch.inference_mode(False), torch.no_grad():  # inference tensors cannot be used in training
         pairs = [pair for linear in linears for pair in linear.refresh(dtype)]
         if pairs:
             torch._foreach_copy_([copy for copy, _ in pairs], [weight for _, weight in pairs])
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
-    """Return left @ right in fp32, also for factors in bf16."""
+    """Return left @ right in fp32, even if the factors are bf16."""
     if left.is_cuda:
         return torch.mm(left, right, out_dtype=torch.float32)
     return left.float() @ right.float()

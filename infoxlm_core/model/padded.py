@@ -1,6 +1,6 @@
-"""Encoders of other kinds (XLM, DistilBERT, DeBERTa, …) for a task: Hugging Face's own classes, padded inside.
+"""Task models for other encoders (XLM, DistilBERT, DeBERTa, …): Hugging Face's own classes, which pad their input.
 
-They are called like our packed models, so that training and prediction know one signature.
+They have the same signature as our packed models, so that training and prediction need not distinguish them.
 """
 
 import inspect
@@ -27,16 +27,17 @@ _HEAD_DROPOUT = ("classifier_dropout", "classifier_dropout_prob", "seq_classif_d
 
 
 class Padded(nn.Module):
-    """A task model of Hugging Face, called with packed sequences; dropout in its head is its own."""
+    """A task model of Hugging Face that is called with packed sequences and draws its own dropout."""
 
     drawn_outside = 0
 
     def __init__(self, model: "PreTrainedModel", head: Head) -> None:
         super().__init__()
-        self.model = model.train()  # as any new module; Hugging Face's come in eval mode
+        self.model = model.train()  # like every new module; Hugging Face loads models in evaluation mode
         self.head = head
-        knows_types = "token_type_ids" in inspect.signature(model.forward).parameters
-        self.types = getattr(model.config, "type_vocab_size", 0) or 0 if knows_types else 0
+        self.types = 0
+        if "token_type_ids" in inspect.signature(model.forward).parameters:
+            self.types = getattr(model.config, "type_vocab_size", 0) or 0
 
     @property
     def config(self) -> PretrainedConfig:
@@ -47,38 +48,38 @@ class Padded(nn.Module):
         return labels_of(self.config)
 
     def forward(self, ids: Tensor, types: Tensor, lengths: Sequence[int], keep: Tensor | None = None) -> Tensor:  # noqa: ARG002 - as all task models
-        """(T,) ids and types of N sequences -> (N, outputs) logits, or by token (T, outputs)."""
+        """Return (N, outputs) logits of N packed sequences, or (T, outputs) for token heads; ids and types are (T,)."""
         sizes = list(lengths)
         pad = getattr(self.config, "pad_token_id", None) or 0
         mask = pad_sequence([ids.new_ones(size) for size in sizes], batch_first=True)  # (N, longest)
         inputs = {"input_ids": pad_sequence(list(ids.split(sizes)), batch_first=True, padding_value=pad)}
-        if self.types > 1:  # some (XLM) would look a type up among the words
+        if self.types > 1:  # XLM, for example, has no types and would look them up in the word embeddings
             inputs["token_type_ids"] = pad_sequence(list(types.split(sizes)), batch_first=True)
-        found = self.model(**inputs, attention_mask=mask)
-        fields = [found[field] for field in self.head.fields]
+        outputs = self.model(**inputs, attention_mask=mask)
+        fields = [outputs[field] for field in self.head.fields]
         logits = fields[0] if len(fields) == 1 else torch.stack(fields, dim=-1)
         return logits[mask.bool()] if self.head.by_token else logits  # (N, longest, outputs) -> (T, outputs)
 
 
 def labels_of(config: PretrainedConfig) -> tuple[str, ...]:
-    """Names of a classifier's labels, by number."""
+    """Return the names of a classifier's labels, in the order of their numbers."""
     names: Any = config.id2label
     return tuple(names[number] for number in sorted(names))
 
 
 def read_config(directory: Path) -> PretrainedConfig:
-    """Any model's config; InputError if there is none, or it is of a kind that Transformers does not know."""
-    pretrained.read_config(directory)  # sizes that cannot be
+    """Return the config of any model; InputError if it is missing, damaged, or of a type unknown to Transformers."""
+    pretrained.read_config(directory)  # raises InputError for impossible sizes
     try:
         return AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # a broken file shows itself by almost any exception
+    except Exception as error:  # a damaged file can raise almost any exception
         raise InputError(
-            f"{directory}/config.json: no model that we know ({one_line(error)}): give a Hugging Face model"
+            f"{directory}/config.json: unknown or damaged model ({one_line(error)}): give a Hugging Face model"
         ) from None
 
 
 def load(directory: Path, head: Head, config: PretrainedConfig, fresh: bool) -> Padded:
-    """Load a task model, or with `fresh` an encoder and a random head.
+    """Load a task model, or with `fresh` an encoder with a random head.
 
     Raises:
         InputError: the model cannot be loaded, lacks weights, or has other shapes than config.json describes.
@@ -89,12 +90,14 @@ def load(directory: Path, head: Head, config: PretrainedConfig, fresh: bool) -> 
         model, report = stored_weights.load_checked(auto_class, directory, config, new_head=fresh)
     except InputError:
         raise
-    except Exception as error:  # a damaged file raises almost any exception
+    except Exception as error:  # a damaged file can raise almost any exception
         raise InputError(
             f"{directory} cannot be loaded for {head.name} ({one_line(error)}): give another encoder"
         ) from None
-    needed = f"{model.base_model_prefix}." if fresh else ""
-    missing = sorted(name for name in report["missing_keys"] if name.startswith(needed) and "pooler" not in name)
+    required_prefix = f"{model.base_model_prefix}." if fresh else ""
+    missing = sorted(
+        name for name in report["missing_keys"] if name.startswith(required_prefix) and "pooler" not in name
+    )
     if missing:
         raise InputError(f"{directory} lacks {len(missing)} weights ({missing[0]}, …): give a complete model")
     pretrained.check_numbers(model, directory)
@@ -102,7 +105,7 @@ def load(directory: Path, head: Head, config: PretrainedConfig, fresh: bool) -> 
 
 
 def set_dropout(config: PretrainedConfig, dropout: float, head_dropout: float) -> None:
-    """Set what a config calls dropout, by whatever name."""
+    """Set the dropout of encoder and head under every name by which configs call them."""
     for names, value in ((_DROPOUT, dropout), (_HEAD_DROPOUT, head_dropout)):
         for name in names:
             if hasattr(config, name):

@@ -1,4 +1,4 @@
-"""The systems that can be pre-trained, one file or folder each; `table` has them by name.
+"""The systems that can be pre-trained, in one file or folder each; `table` lists them by name.
 
-Nothing is imported here: a learner and a plan need less than those parts of a system that read and write models.
+Nothing is imported here, so that importing a learner or a plan does not load the code that reads and writes models.
 """

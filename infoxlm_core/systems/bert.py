@@ -1,7 +1,7 @@
-"""BERT (Devlin et al. 2019): two parts of a document, or of two, in one sequence `[CLS] a [SEP] b [SEP]`; MLM and NSP.
+"""BERT (Devlin et al. 2019): MLM and NSP on two parts of one or two documents, as `[CLS] a [SEP] b [SEP]`.
 
-Our corpora keep no document boundaries: a run of 32 consecutive sentences of one corpus stands for a document.
-[CLS] and [SEP] are our `<s>` and `</s>`.
+Our corpora have no document boundaries, so 32 consecutive sentences of a corpus are treated as a document. `<s>` and
+`</s>` serve as [CLS] and [SEP].
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ SHORTER = 0.1  # share of samples with a random target length, so that short seq
 
 
 class BERT(TextNetwork):
-    """BERT's encoder, masked-LM head, and pooler with the two-way question whether part two follows part one."""
+    """BERT's encoder with a masked-LM head, and a pooler with a classifier for next-sentence prediction."""
 
     def __init__(self, size: EncoderSize, dropout: float = 0.0) -> None:
         super().__init__(size, dropout)
@@ -49,9 +49,9 @@ class BERT(TextNetwork):
 
 
 class BERTSampler(TextSampler):
-    """Draws next-sentence pairs: a language by n^alpha over sentences, a sentence, and what follows it.
+    """Draws next-sentence pairs: a language with n sentences with probability proportional to n^alpha, then a sentence.
 
-    Raises CorpusTooSmall if a language has a single document, so that nothing is a wrong continuation.
+    Raises CorpusTooSmall if a language has only one document, since a wrong continuation comes from another document.
     """
 
     def __init__(self, shards: Shards, config: PretrainingConfig) -> None:
@@ -61,11 +61,11 @@ class BERTSampler(TextSampler):
         self.language = np.array([number for number, name in enumerate(names) for _ in shards.mono[name]])
         self.documents = np.array([-(-len(table) // DOCUMENT) for table in self.tables], np.int64)
         for number, name in enumerate(names):
-            have = int(self.documents[self.language == number].sum())
-            if have < 2:
+            count = int(self.documents[self.language == number].sum())
+            if count < 2:
                 raise CorpusTooSmall(
-                    f"next sentences need two documents of {DOCUMENT} sentences of each language: {name} have={have} "
-                    "need=2; add text or leave the language out"
+                    f"next sentences need two documents of {DOCUMENT} sentences of each language: {name} have={count} "
+                    "need=2; add text or remove the language"
                 )
         if not names:
             raise CorpusTooSmall("next sentences need monolingual text: have=0 need=2 documents; add text")
@@ -80,13 +80,14 @@ class BERTSampler(TextSampler):
         first, second, labels = zip(*(self._pair(int(table), int(row), rng) for table, row in drawn), strict=True)
         sides = [Sequences(np.concatenate(side), np.array([len(part) for part in side])) for side in (first, second)]
         sequences = lay_out(*sides)
-        places = from_zero(sequences.lengths)
+        positions = from_zero(sequences.lengths)
+        in_second_part = positions >= np.repeat(sides[0].lengths + 2, sequences.lengths)  # after the first [SEP]
         seen, rows = self.mask(sequences, generator(self.config.seed, step, shard, "bert mask"))
         return Samples(
             "mlm",
             Sequences(seen, sequences.lengths),
-            places,
-            (places >= np.repeat(sides[0].lengths + 2, sequences.lengths)).astype(np.int64),  # after the first [SEP]
+            positions,
+            in_second_part.astype(np.int64),
             rows,
             sequences.flat[rows],
             {"nsp": np.array(labels, np.int64)},
@@ -95,10 +96,10 @@ class BERTSampler(TextSampler):
     def _pair(self, table: int, row: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, int]:
         """Return both parts without special tokens, and the label: 0 if the second part follows, else 1.
 
-        The last sentence of a document begins no sample unless it is the only one.
+        No sample starts with the last sentence of a document, unless it is the only one.
         """
-        most = self.config.batches.block_tokens - 3
-        target = int(rng.integers(2, most + 1)) if rng.random() < SHORTER else most
+        limit = self.config.batches.block_tokens - 3  # without [CLS] and two [SEP]
+        target = int(rng.integers(2, limit + 1)) if rng.random() < SHORTER else limit
         first, last = self._document(table, row // DOCUMENT)
         row = max(first, min(row, last - 2))
         end = _until(self.tables[table], row, last, target)
@@ -112,7 +113,7 @@ class BERTSampler(TextSampler):
             b = _read(self.tables[other], start, _until(self.tables[other], start, last, target - len(a)))
         else:
             b = _read(self.tables[table], middle, end)
-        return *truncate(a, b, most, rng), label
+        return *truncate(a, b, limit, rng), label
 
     def _document(self, table: int, document: int) -> tuple[int, int]:
         """Return the first row of a document, and the row after its last."""
@@ -122,15 +123,15 @@ class BERTSampler(TextSampler):
         """Draw another document of the same language; return its table and number."""
         tables = np.flatnonzero(self.language == self.language[table])
         counts = self.documents[tables]
-        own = counts[tables < table].sum() + document
+        current = counts[tables < table].sum() + document  # its number among all documents of the language
         other = int(rng.integers(0, counts.sum() - 1))
-        other += int(other >= own)
-        which = int(np.searchsorted(counts.cumsum(), other, side="right"))
-        return int(tables[which]), other - int(counts[:which].sum())
+        other += int(other >= current)
+        index = int(np.searchsorted(counts.cumsum(), other, side="right"))
+        return int(tables[index]), other - int(counts[:index].sum())
 
 
 def _until(table: Table, row: int, last: int, tokens: int) -> int:
-    """Return the row after the sentences from `row` on that reach `tokens` tokens: at least one, none after `last`."""
+    """Return the end row of the shortest run of sentences from `row` on with `tokens` tokens; at most `last`."""
     pieces = table.offsets[row + 1 : last + 1] - table.offsets[row] - np.arange(1, last - row + 1)  # without </s>
     return row + 1 + min(int(np.searchsorted(pieces, tokens)), last - row - 1)
 
@@ -141,11 +142,12 @@ def _read(table: Table, first: int, last: int) -> np.ndarray:
     return tokens[tokens != EOS]
 
 
-def truncate(a: np.ndarray, b: np.ndarray, most: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Drop tokens of the longer part, at the front or the back with equal chance, until both have `most` together."""
+def truncate(a: np.ndarray, b: np.ndarray, limit: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Drop tokens of the longer part, from either end with equal chance, until both together have `limit` tokens."""
     drops = [0, 0]
-    for _ in range(len(a) + len(b) - most):
-        drops[len(a) - drops[0] <= len(b) - drops[1]] += 1
+    for _ in range(len(a) + len(b) - limit):
+        longer = 0 if len(a) - drops[0] > len(b) - drops[1] else 1
+        drops[longer] += 1
     parts = []
     for part, drop in zip((a, b), drops, strict=True):
         front = int(rng.binomial(drop, 0.5))
@@ -154,12 +156,12 @@ def truncate(a: np.ndarray, b: np.ndarray, most: int, rng: np.random.Generator) 
 
 
 class BERTSystem(TextSystem):
-    """BERT as a system, and its names in Hugging Face's class."""
+    """BERT as a system, with its parameter names in Hugging Face's class."""
 
     network, sampler = BERT, BERTSampler
     losses: ClassVar[Mapping[str, Loss]] = {"nsp": cross_entropy}
     config_class, first_token, second_segment = BertConfig, "<s>", 1
-    parameter_names: ClassVar[list[tuple[str, str]]] = [  # all others are XLM-R's with another prefix
+    parameter_names: ClassVar[list[tuple[str, str]]] = [  # the other names are XLM-R's, with the prefix `bert.`
         (r"^head\.dense\.", "cls.predictions.transform.dense."),
         (r"^head\.norm\.", "cls.predictions.transform.LayerNorm."),
         (r"^head\.bias$", "cls.predictions.bias"),
@@ -170,8 +172,8 @@ class BERTSystem(TextSystem):
     def types(self, languages: Sequence[str]) -> int:  # noqa: ARG002 - the two segments, whatever the languages
         return 2
 
-    def size_from(self, found: PretrainedConfig) -> dict[str, int]:
-        return {"ffn": found.intermediate_size, "types": found.type_vocab_size}
+    def size_from(self, config: PretrainedConfig) -> dict[str, int]:
+        return {"ffn": config.intermediate_size, "types": config.type_vocab_size}
 
     def hugging_face_config(
         self,

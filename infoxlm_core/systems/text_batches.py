@@ -1,4 +1,4 @@
-"""Samples of XLM and BERT, a virtual shard at a step, cut into packed micro-batches."""
+"""The samples of XLM and BERT for one virtual shard and step, and their packed micro-batches."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -26,7 +26,7 @@ class Samples:
     types: np.ndarray  # (T,)
     rows: np.ndarray  # (N,) positions to predict, ascending
     answers: np.ndarray  # (N,) token ids at the rows
-    labels: Mapping[str, np.ndarray] = field(default_factory=dict)  # labels of sentence objectives, one a sequence
+    labels: Mapping[str, np.ndarray] = field(default_factory=dict)  # objective -> (sequences,) labels
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def languages_of(shards: Shards) -> list[str]:
 
 
 def wrap(segments: Sequences) -> Sequences:
-    """Return `</s> segment </s>` for each segment: a side of an XLM pair, or of its machine translation."""
+    """Return `</s> segment </s>` for each segment, such as one side of an XLM pair."""
     end = np.array([EOS])
     return Sequences(end_to_end([part for row in segments.rows for part in (end, row, end)]), segments.lengths + 2)
 

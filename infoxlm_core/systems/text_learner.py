@@ -1,4 +1,4 @@
-"""The learner of XLM and BERT: steps share nothing but weights and Adam's moments."""
+"""The learner of XLM and BERT, which has no state besides the weights and Adam's moments."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -21,7 +21,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]  # logits and labels of a sentence obj
 
 
 class TextNetwork(nn.Module):
-    """An encoder; subclasses have heads."""
+    """An encoder, to which subclasses add heads."""
 
     compiler = ""  # as in `Encoder`
 
@@ -32,8 +32,8 @@ class TextNetwork(nn.Module):
     def states(self, batch: TextBatch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Return (N, d) states at the batch's rows, the output bias (V,), and the logits of sentence objectives.
 
-        States times word embeddings plus bias are the logits of the rows. The logits of sentence objectives, by name,
-        are (sequences, …).
+        The logits of a row are its state times the word embeddings, plus the bias. Those of sentence objectives are
+        (sequences, …), by the name of the objective.
         """
         raise NotImplementedError
 
@@ -48,8 +48,8 @@ class TextNetwork(nn.Module):
         """Compute the losses of the rows without (N, V) logits.
 
         Returns:
-            The sum of the losses times `scale` (N,), to differentiate; the losses (N,) in nats; both None without
-            scale. And the logits of sentence objectives.
+            The sum of the losses times `scale` (N,), to differentiate; the losses (N,) in nats; and the logits of
+            sentence objectives. The first two are None without scale.
         """
         states, bias, sentence_logits = self.states(batch)
         if scale is None:
@@ -76,7 +76,7 @@ class TextLearner(Learner):
         set_precision(model.encoder, config.model, self.device)
 
     def batches(self, step: int, skipped: int = 0) -> Sequence[TextBatch]:
-        """Cut virtual shards one by one, so that dropout does not depend on which worker has which."""
+        """Split each virtual shard separately, so that dropout does not depend on the worker that computes it."""
         batches, size = [], self.module.encoder.size
         for shard in distributed.my_share(self.config.batches.virtual_shards):
             samples = self.sampler.draw(step + skipped, shard)

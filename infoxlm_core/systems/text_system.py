@@ -1,4 +1,4 @@
-"""What XLM and BERT share as systems: building, and starting from and exporting to models of Hugging Face's classes."""
+"""The common base of the systems XLM and BERT: builds networks, and reads and writes them as Hugging Face models."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -28,21 +28,21 @@ EPSILON = 1e-12  # of LayerNorm, in XLM and BERT
 
 
 class TextSystem(System):
-    """A system declares its own parts as attributes; positions count from 0."""
+    """A base class whose subclasses declare their parts as attributes. Positions count from 0."""
 
     network: ClassVar[type[TextNetwork]]
     sampler: ClassVar[type[TextSampler]]
-    losses: ClassVar[Mapping[str, Loss]]  # of sentence objectives, by name
+    losses: ClassVar[Mapping[str, Loss]]  # losses of the sentence objectives, by name
     config_class: ClassVar[type[PretrainedConfig]]
-    parameter_names: ClassVar[list[tuple[str, str]]]  # (pattern, replacement): the first match, else XLM-R's
-    first_token: ClassVar[str]  # of every sequence
-    second_segment: ClassVar[int]  # the type of a pair's second text
+    parameter_names: ClassVar[list[tuple[str, str]]]  # rules (pattern, replacement) that precede XLM-R's
+    first_token: ClassVar[str]  # the token that starts every sequence
+    second_segment: ClassVar[int]  # the token type of a pair's second text
 
     def types(self, languages: Sequence[str]) -> int:
         """Return the number of types; 0: there is no type table."""
         raise NotImplementedError
 
-    def size_from(self, found: PretrainedConfig) -> dict[str, int]:
+    def size_from(self, config: PretrainedConfig) -> dict[str, int]:
         """Return `ffn` and `types` of an exported model."""
         raise NotImplementedError
 
@@ -55,7 +55,7 @@ class TextSystem(System):
     def check(self, config: PretrainingConfig) -> None:
         """Raise ConfigError if a size does not fit the system."""
 
-    def check_start(self, found: PretrainedConfig, directory: Path, shards: Shards) -> None:
+    def check_start(self, config: PretrainedConfig, directory: Path, shards: Shards) -> None:
         """Raise ConfigError if an exported model cannot be trained on these shards."""
 
     def first_weights(self, model: nn.Module, seed: int) -> None:
@@ -132,30 +132,30 @@ class TextSystem(System):
             TokenizerMismatch: the model has another vocabulary than the shards.
             ConfigError: see `check_start`.
         """
-        path, kind = directory / "config.json", self.config_class.model_type
-        found = outside.read_json(path, dict[str, Any], f"give a directory of system {kind}")
-        stored_weights.check_counts(found, path)
-        if found.get("model_type") != kind:
+        path, model_type = directory / "config.json", self.config_class.model_type
+        content = outside.read_json(path, dict[str, Any], f"give a directory of system {model_type}")
+        stored_weights.check_counts(content, path)
+        if content.get("model_type") != model_type:
             raise InputError(
-                f"{path}: model_type is {found.get('model_type')!r}, not {kind!r}: give a model of this system"
+                f"{path}: model_type is {content.get('model_type')!r}, not {model_type!r}: give a model of this system"
             )
-        config = self.config_class.from_dict(found)
+        config = self.config_class.from_dict(content)
         if config.vocab_size != shards.vocabulary_size:
             raise TokenizerMismatch(
                 f"{directory} has {config.vocab_size} embeddings, {shards.directory} {shards.vocabulary_size} ids: "
                 "tokenize with the model's own SentencePiece model (tokenization.model)"
             )
         self.check_start(config, directory, shards)
-        own = self.size_from(config)
+        system_sizes = self.size_from(config)
         size = EncoderSize(
             vocabulary=config.vocab_size,
             layers=config.num_hidden_layers,
             hidden=config.hidden_size,
-            ffn=own["ffn"],
+            ffn=system_sizes["ffn"],
             heads=config.num_attention_heads,
             positions=config.max_position_embeddings,
             epsilon=config.layer_norm_eps,
-            types=own["types"] if own["types"] > 1 else 0,
+            types=system_sizes["types"] if system_sizes["types"] > 1 else 0,
             first=0,
         )
         with torch.device("meta"):
@@ -167,19 +167,19 @@ class TextSystem(System):
         return size
 
     def load_into(self, model: TextNetwork, directory: Path) -> None:
-        """Fill a model from an exported directory; InputError if a weight is missing or has another shape."""
+        """Copy the weights of an exported directory into a model; InputError if one is missing or has another shape."""
         path = directory / WEIGHTS
         if not path.is_file():
             raise InputError(f"{path} is missing: give the directory of a trained model")
         stored_weights.check_dtypes(directory)
-        found = pretrained.read_tensors(path)
+        weights = pretrained.read_tensors(path)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
-                theirs = self.hugging_face_name(name)
-                shape = tuple(found[theirs].shape) if theirs in found else "missing"
+                stored_name = self.hugging_face_name(name)
+                shape = tuple(weights[stored_name].shape) if stored_name in weights else "missing"
                 if shape != tuple(parameter.shape):
                     raise InputError(
-                        f"{path}: {theirs} is {shape}, not {tuple(parameter.shape)}: give a model of this size"
+                        f"{path}: {stored_name} is {shape}, not {tuple(parameter.shape)}: give a model of this size"
                     )
-                parameter.copy_(found[theirs])
+                parameter.copy_(weights[stored_name])
         pretrained.check_numbers(model, directory)

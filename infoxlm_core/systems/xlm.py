@@ -1,6 +1,6 @@
-"""XLM (Lample and Conneau 2019): language embeddings, streams of text and pairs, one objective and language a step.
+"""XLM (Lample and Conneau 2019): language embeddings, streams of text, and one objective and language per step.
 
-Letters are pieces; a stream is one corpus as `</s> a b </s> c </s> …`, cut into windows of equal length, and a pair is
+A stream is a corpus `</s> a b </s> c </s> …`, where letters are tokens, split into windows of equal length. A pair is
 
     ids         </s>  a   b  </s> </s>  x   y   z  </s>
     positions     0   1   2    3    0   1   2   3    4       they restart for the other language
@@ -31,14 +31,14 @@ from infoxlm_core.systems.text_system import TextSystem
 
 
 class XLM(TextNetwork):
-    """XLM's encoder, and the product with its word embeddings (tied) plus a free bias: no other head."""
+    """XLM's encoder, whose output matrix is its word embeddings plus a bias, without another head."""
 
     def __init__(self, size: EncoderSize, dropout: float = 0.0) -> None:
         super().__init__(size, dropout)
         self.bias = nn.Parameter(torch.zeros(size.vocabulary))
 
     def states(self, batch: TextBatch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """The encoder's top layer; each row of a CLM batch sees only what stands before it, and itself."""
+        """Return the top layer's rows. In a CLM batch each row attends only to itself and earlier rows."""
         hidden = self.encoder.embed(batch.ids, batch.positions, batch.types)
         top, causal = self.encoder.size.layers, batch.objective == "clm"
         hidden = self.encoder.run(hidden, batch.lengths, 0, top, batch.rows, batch.row_counts, causal)  # (N, d)
@@ -48,7 +48,7 @@ class XLM(TextNetwork):
 
 
 def first_weights(model: nn.Module, seed: int) -> None:
-    """Initialise as BERT, but embeddings with a standard deviation of d^-0.5."""
+    """Initialise like BERT, except that embeddings have a standard deviation of d^-0.5."""
     initialise(model, seed)
     with torch.no_grad():
         for module in model.modules():
@@ -73,16 +73,18 @@ def windows(table: Table, size: int) -> int:
 
 
 def read_windows(table: Table, rows: np.ndarray, size: int) -> np.ndarray:
-    """Return windows (N, size) of the stream `</s> … </s> s1 </s> s2 </s> …`, which is filled up at the front."""
-    fill = windows(table, size) * size - len(table.tokens)
-    read = rows[:, None] * size + np.arange(size) - fill  # (N, size) places in the table
-    return np.where(read < 0, EOS, table.tokens[read.clip(0)].astype(np.int64))
+    """Return windows (N, size) of the stream `</s> … </s> s1 </s> s2 </s> …`, padded at the front with `</s>`."""
+    padding = windows(table, size) * size - len(table.tokens)
+    indices = rows[:, None] * size + np.arange(size) - padding  # (N, size) into the table's tokens
+    return np.where(indices < 0, EOS, table.tokens[indices.clip(0)].astype(np.int64))
 
 
 class XLMSampler(TextSampler):
-    """Draws XLM's samples: objectives take turns by the step, and a step has one language (pair), drawn with p
-    proportional to (sentences)^alpha; both directions of a pair equally often. CorpusTooSmall if an objective has no
-    text at all."""
+    """Draws XLM's samples: objectives alternate, and each step has one language (pair).
+
+    A language (pair) with n sentences is drawn with probability proportional to n^alpha, and both directions of a pair
+    are equally likely. Raises CorpusTooSmall if an objective has no text.
+    """
 
     def __init__(self, shards: Shards, config: PretrainingConfig) -> None:
         super().__init__(shards, config)
@@ -90,8 +92,11 @@ class XLMSampler(TextSampler):
         self.objectives = list(weights.weights())
         self.numbers = {language: number for number, language in enumerate(languages_of(shards))}
         self.streams = {name: tables for name, tables in shards.mono.items() if any(len(t.tokens) for t in tables)}
-        self.pairs = {name: [(pairs, self._short(pairs)) for pairs in found] for name, found in shards.pairs.items()}
-        self.pairs = {name: found for name, found in self.pairs.items() if any(len(rows) for _, rows in found)}
+        self.pairs = {}  # tables of a language pair, each with the rows that are short enough
+        for name, tables in shards.pairs.items():
+            tables_and_rows = [(pairs, self._short(pairs)) for pairs in tables]
+            if any(len(rows) for _, rows in tables_and_rows):
+                self.pairs[name] = tables_and_rows
         if not self.streams and (weights.mlm or weights.clm):
             raise CorpusTooSmall("MLM and CLM have no monolingual text: have=0 need=1 sentence; add text")
         if not self.pairs and weights.tlm:
@@ -100,7 +105,7 @@ class XLMSampler(TextSampler):
                 "objectives.tlm to 0"
             )
         sentences = {name: sum(map(len, tables)) for name, tables in self.streams.items()}
-        pairs = {name: sum(len(rows) for _, rows in found) for name, found in self.pairs.items()}
+        pairs = {name: sum(len(rows) for _, rows in tables) for name, tables in self.pairs.items()}
         self.sizes = {"mlm": sentences, "tlm": pairs, "clm": sentences}
 
     def _short(self, pairs: Pairs) -> np.ndarray:
@@ -114,17 +119,17 @@ class XLMSampler(TextSampler):
         objective, name, direction = self._choose(step)
         rng, mask_rng = generator(*key, shard, objective), generator(*key, shard, objective, "mask")
         if objective == "tlm":
-            sequences, places, types = self._pair(name, direction < 0.5, rng)
+            sequences, positions, types = self._pair(name, direction < 0.5, rng)
         else:
             sequences = self._stream(name, rng)
-            places, types = from_zero(sequences.lengths), np.full(len(sequences.flat), self.numbers[name])
+            positions, types = from_zero(sequences.lengths), np.full(len(sequences.flat), self.numbers[name])
         if objective == "clm":
-            seen, rows = sequences.flat, np.flatnonzero(places < self.config.batches.block_tokens - 1)
+            seen, rows = sequences.flat, np.flatnonzero(positions < self.config.batches.block_tokens - 1)
             answers = sequences.flat[rows + 1]
         else:
             seen, rows = self.mask(sequences, mask_rng)
             answers = sequences.flat[rows]
-        return Samples(objective, Sequences(seen, sequences.lengths), places, types, rows, answers)
+        return Samples(objective, Sequences(seen, sequences.lengths), positions, types, rows, answers)
 
     def kind_of(self, step: int) -> str:
         return "/".join(self._choose(step)[:2])
@@ -186,14 +191,15 @@ class XLMSystem(TextSystem):
         if model.start is None and model.ffn != 4 * model.hidden:
             raise ConfigError(f"model.ffn ({model.ffn}) must be 4 * model.hidden ({4 * model.hidden}) with system xlm")
 
-    def size_from(self, found: PretrainedConfig) -> dict[str, int]:
-        return {"ffn": 4 * found.hidden_size, "types": found.n_langs}
+    def size_from(self, config: PretrainedConfig) -> dict[str, int]:
+        return {"ffn": 4 * config.hidden_size, "types": config.n_langs}
 
-    def check_start(self, found: PretrainedConfig, directory: Path, shards: Shards) -> None:
-        known, languages = list(found.lang2id or {}), languages_of(shards)
-        if known != languages:
+    def check_start(self, config: PretrainedConfig, directory: Path, shards: Shards) -> None:
+        model_languages, languages = list(config.lang2id or {}), languages_of(shards)
+        if model_languages != languages:
             raise ConfigError(
-                f"{directory} knows the languages {known}, the shards have {languages}: they must be the same"
+                f"{directory} has the languages {model_languages}, but the shards have {languages}: "
+                "prepare the shards with the model's languages"
             )
 
     def hugging_face_config(

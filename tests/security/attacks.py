@@ -305,7 +305,7 @@ MODELS = [
         for name, change, word in (
             ("whole numbers", lambda tensor: tensor.to(torch.int64), "stored as I64"),
             ("8 bits", lambda tensor: tensor.to(torch.float8_e4m3fn), "stored as F8_E4M3"),
-            ("NaN", lambda tensor: tensor * torch.nan, "is no number" ),
+            ("NaN", lambda tensor: tensor * torch.nan, "contains NaN"),
         )
     ),
     *(

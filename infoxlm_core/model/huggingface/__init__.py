@@ -1,1 +1,1 @@
-"""Models on disk: Hugging Face directories in and out, their tokenizers, and checkpoints of fairseq."""
+"""Reads and writes models on disk: Hugging Face directories, their tokenizers, and fairseq checkpoints."""

@@ -1,7 +1,7 @@
-"""Checkpoints of fairseq in: XLM-R's `model.pt`, a training checkpoint of InfoXLM's release; also pickles of the hub.
+"""Imports pickled checkpoints: fairseq's, such as XLM-R's `model.pt` and those of InfoXLM's release, and the hub's.
 
-Pickled weights can run code, so they are read here once, by torch's restricted reader, and become a Hugging Face
-directory of safetensors and JSON. Nothing else in the project opens a pickle.
+Pickles can run code. They are read here once, by torch's restricted reader, and converted to a Hugging Face directory
+of safetensors and JSON. No other module opens a pickle.
 """
 
 import argparse
@@ -28,11 +28,11 @@ from infoxlm_core.model.encoder import Encoder, EncoderSize
 from infoxlm_core.model.heads import MaskedLMHead
 from infoxlm_core.model.huggingface import pretrained, tokenizers
 
-HEAD_SIZE = 64  # of all of XLM-R's sizes; weights do not tell how many heads share them
+HEAD_SIZE = 64  # dimensions of a head in every XLM-R; the number of heads cannot be read from the weights
 
-_PREFIXES = ("model_fast.decoder.", "model_fast.encoder.", "decoder.", "encoder.", "")  # the longest that fits
-_PROJECTION = "proj_matrix_fast"  # (1, d, d), z = h @ it
-_RENAMED = [  # ours -> fairseq, the first that fits
+_PREFIXES = ("model_fast.decoder.", "model_fast.encoder.", "decoder.", "encoder.", "")  # the first match is used
+_PROJECTION = "proj_matrix_fast"  # (1, d, d): z = h @ projection
+_RENAMED = [  # our name -> fairseq's; the first match is used
     (r"^encoder\.token_embedding\.", "sentence_encoder.embed_tokens."),
     (r"^encoder\.position_embedding\.", "sentence_encoder.embed_positions."),
     (r"^encoder\.embedding_norm\.", "sentence_encoder.emb_layer_norm."),
@@ -52,64 +52,68 @@ _RENAMED = [  # ours -> fairseq, the first that fits
 
 @dataclass(frozen=True)
 class Imported:
-    """What came of an import; names are those of the checkpoint."""
+    """The result of an import; tensor names are those of the checkpoint."""
 
     size: EncoderSize
-    projection: bool  # whether the contrast projection was in it
-    missing: tuple[str, ...]  # of the masked-LM head; an encoder that is not complete is refused
-    unused: tuple[str, ...]
+    projection: bool  # whether the checkpoint has the contrast projection
+    missing: tuple[str, ...]  # tensors of the masked-LM head that the checkpoint lacks
+    unused: tuple[str, ...]  # tensors of the checkpoint that were not imported
 
     @property
     def unused_parts(self) -> dict[str, int]:
-        """How many names were not used, by their first part: `model_slow` 199."""
+        """Return the number of unused tensors by the first part of their names, such as `model_slow`: 199."""
         return dict(Counter(name.partition(".")[0] for name in self.unused))
 
 
 def fairseq_name(name: str) -> str:
-    """`encoder.layers.0.up.bias` -> `sentence_encoder.layers.0.fc1.bias`."""
+    """Return fairseq's name of a parameter: `encoder.layers.0.up.bias` -> `sentence_encoder.layers.0.fc1.bias`."""
     return pretrained.rename(name, _RENAMED)
 
 
 def convert(checkpoint: Path, directory: Path, tokenizer: Path | None = None, heads: int | None = None) -> Imported:
-    """Write a checkpoint as a new Hugging Face directory: the query encoder, its head, its projection.
+    """Convert a checkpoint to a new Hugging Face directory: the query encoder with its head and projection.
 
-    `checkpoint` is a pickle of fairseq's layout, or a `pytorch_model.bin` in Hugging Face's; `tokenizer` the directory
-    of `sentencepiece.bpe.model` or tokenizer.json, or the checkpoint's own; attention `heads` are hidden size / 64 if
-    not given. Raises InputError if it cannot be read without running code, or its tensors are missing, misshapen or
-    unfit.
+    Args:
+        checkpoint: a pickle in fairseq's layout, or a `pytorch_model.bin` in Hugging Face's.
+        directory: to create.
+        tokenizer: directory with sentencepiece.bpe.model or tokenizer.json; None: the checkpoint's directory.
+        heads: number of attention heads; None: hidden size / 64.
+
+    Raises:
+        InputError: the checkpoint cannot be read without running code, or a tensor is missing or has a wrong shape.
     """
     if directory.exists():
         raise InputError(f"{directory} exists: give a new directory")
     state, layer = _read(checkpoint)
-    named, naming, unused = _strip(state)
-    size = _size(named, naming, heads, checkpoint)
-    holder, missing = _fill(named, naming, size, checkpoint)
+    tensors, naming, unused = _strip(state)
+    size = _size(tensors, naming, heads, checkpoint)
+    model, missing = _fill(tensors, naming, size, checkpoint)
     projection = state.get(_PROJECTION)
     if projection is not None and projection.shape != (1, size.hidden, size.hidden):
         raise InputError(
             f"{checkpoint}: {_PROJECTION} is {tuple(projection.shape)}, not {(1, size.hidden, size.hidden)}"
         )
-    more: dict[str, Any] = {}
+    contrast: dict[str, Any] = {}
     if projection is not None and layer:
-        more["infoxlm"] = {"layer": layer, "pooling": "cls", "normalise": False}
+        contrast["infoxlm"] = {"layer": layer, "pooling": "cls", "normalise": False}
     architectures = ["XLMRobertaModel" if missing else "XLMRobertaForMaskedLM"]
-    config = pretrained.hugging_face_config(size, architectures=architectures, **more)
+    config = pretrained.hugging_face_config(size, architectures=architectures, **contrast)
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".import-", dir=directory.parent) as folder:
-        partial = Path(folder) / "it"
+        partial = Path(folder) / "model"
         if tokenizer and not any((tokenizer / name).is_file() for name in (tokenizers.MODEL, "tokenizer.json")):
             raise InputError(
                 f"{tokenizer} holds neither {tokenizers.MODEL} nor tokenizer.json: give another --tokenizer"
             )
-        pretrained.write(holder, config, tokenizer or checkpoint.parent, partial)
+        pretrained.write(model, config, tokenizer or checkpoint.parent, partial)
         if projection is not None:
             save_file({"projection": projection[0].float().contiguous()}, partial / pretrained.PROJECTION)
-        model = partial / tokenizers.MODEL
-        if model.is_file() and not (partial / "tokenizer.json").is_file():
-            tokenizers.write_fast(model.read_bytes(), partial, size.positions - FIRST_POSITION)
+        sentencepiece_model = partial / tokenizers.MODEL
+        if sentencepiece_model.is_file() and not (partial / "tokenizer.json").is_file():
+            tokenizers.write_fast(sentencepiece_model.read_bytes(), partial, size.positions - FIRST_POSITION)
         partial.replace(directory)
-    used = {naming(name) for name, _ in holder.named_parameters()} | _TIED
-    return Imported(size, projection is not None, missing, tuple(sorted([*unused, *(named.keys() - used)])))
+    used = {naming(name) for name, _ in model.named_parameters()} | _TIED
+    return Imported(size, projection is not None, missing, tuple(sorted([*unused, *(tensors.keys() - used)])))
 
 
 _TIED = {"lm_head.weight", "lm_head.decoder.weight", "lm_head.decoder.bias", pretrained.TYPE_ROW}
@@ -123,9 +127,9 @@ def _read(checkpoint: Path) -> tuple[dict[str, Tensor], int | None]:
             loaded = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=False)
     except InputError:
         raise
-    except Exception as error:  # what is no pickle raises almost any exception
+    except Exception as error:  # a damaged file can raise almost any exception
         raise InputError(
-            f"{checkpoint} is no checkpoint that can be read without running code ({one_line(error)}): "
+            f"{checkpoint} cannot be read as a checkpoint without running code ({one_line(error)}): "
             "give model.pt as it was downloaded"
         ) from None
     if not isinstance(loaded, dict):
@@ -147,49 +151,52 @@ def _check_claimed_sizes(checkpoint: Path) -> None:
             if sum(entry.file_size for entry in archive.infolist()) > file_size:
                 raise InputError(f"{checkpoint} unpacks to more than its {file_size:,} bytes: {remedy}")
     with checkpoint.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        if content.find(b"bytearray") >= 0:  # the one builtin of torch's restricted reader that allocates any size
+        if content.find(b"bytearray") >= 0:  # the only builtin in torch's restricted reader that can allocate any size
             raise InputError(f"{checkpoint} holds a bytearray, which no checkpoint needs: {remedy}")
     with FakeTensorMode():
         loaded = torch.load(checkpoint, map_location="cpu", weights_only=True)
     tensors = [value for value in tree_leaves(loaded) if isinstance(value, Tensor)]
     claimed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     largest_storage = max((tensor.untyped_storage().nbytes() for tensor in tensors), default=0)
-    # Tied weights are stored once: the embeddings may count twice, and a checkpoint may hold two such models.
+    # The file stores tied weights once, but `claimed` counts them for each name.
     if claimed > 2 * file_size or largest_storage > file_size:
         raise InputError(
-            f"{checkpoint} has {file_size:,} bytes, its tensors claim {max(claimed, largest_storage):,}: {remedy}"
+            f"{checkpoint} has {file_size:,} bytes, but its tensors claim {max(claimed, largest_storage):,}: {remedy}"
         )
 
 
 def _strip(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Callable[[str], str], list[str]]:
-    """Tensors of the query encoder without prefix, how they are named, and the names of all the others."""
+    """Return the query encoder's tensors without prefix, the function that names them, and all other names."""
     if any(name.startswith("roberta.") for name in state):
         return dict(state), pretrained.hugging_face_name, []
     prefix = next(p for p in _PREFIXES if not p or f"{p}sentence_encoder.embed_tokens.weight" in state)
-    named = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
-    named.pop(_PROJECTION, None)
+    tensors = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+    tensors.pop(_PROJECTION, None)
     unused = [name for name in state if not name.startswith(prefix) and name != _PROJECTION]
-    for name in [name for name in named if ".self_attn.in_proj_" in name]:  # older files: rows of q, k, v together
-        for part, rows in zip("qkv", named.pop(name).chunk(3), strict=True):
-            named[name.replace("in_proj_", f"{part}_proj.")] = rows
-    return named, fairseq_name, unused
+    joined = [name for name in tensors if ".self_attn.in_proj_" in name]  # older files join the rows of q, k and v
+    for name in joined:
+        for part, rows in zip("qkv", tensors.pop(name).chunk(3), strict=True):
+            tensors[name.replace("in_proj_", f"{part}_proj.")] = rows
+    return tensors, fairseq_name, unused
 
 
 def _size(
-    named: Mapping[str, Tensor], naming: Callable[[str], str], heads: int | None, checkpoint: Path
+    tensors: Mapping[str, Tensor], naming: Callable[[str], str], heads: int | None, checkpoint: Path
 ) -> EncoderSize:
     def rows(name: str) -> int:
-        value = named.get(naming(name))
-        if value is None:
+        tensor = tensors.get(naming(name))
+        if tensor is None:
             raise InputError(f"{checkpoint} has no {naming(name)}: give a checkpoint of XLM-R or InfoXLM")
-        return value.shape[0]
+        return tensor.shape[0]
 
     hidden = rows("encoder.embedding_norm.weight")
-    numbers = [int(number) for name in named for number in re.findall(r"\.layers?\.(\d+)\.", name)[:1]]
-    layers = 1 + max(numbers, default=-1)
+    layer_numbers = [int(number) for name in tensors for number in re.findall(r"\.layers?\.(\d+)\.", name)[:1]]
+    layers = 1 + max(layer_numbers, default=-1)
     heads = heads or max(1, hidden // HEAD_SIZE)
     if hidden % heads:
-        raise InputError(f"{checkpoint}: hidden size {hidden} is no multiple of {heads} heads: give --heads")
+        raise InputError(
+            f"{checkpoint}: hidden size {hidden} is not a multiple of {heads} heads: give the number with --heads"
+        )
     return EncoderSize(
         vocabulary=rows("encoder.token_embedding.weight"),
         layers=layers,
@@ -201,30 +208,33 @@ def _size(
 
 
 def _fill(
-    named: Mapping[str, Tensor], naming: Callable[[str], str], size: EncoderSize, checkpoint: Path
+    tensors: Mapping[str, Tensor], naming: Callable[[str], str], size: EncoderSize, checkpoint: Path
 ) -> tuple[nn.Module, tuple[str, ...]]:
-    """Encoder and head that hold the tensors, and what the head lacks; a head that is not whole is left out."""
-    embedding = named[naming("encoder.token_embedding.weight")]
+    """Return a module with the encoder and its head, and the tensors that the head lacks; then it is left out."""
+    embedding = tensors[naming("encoder.token_embedding.weight")]
     for name in ("lm_head.weight", "lm_head.decoder.weight"):
-        if name in named and not torch.equal(named[name], embedding):
-            raise InputError(f"{checkpoint}: {name} is not the word embeddings: an untied head cannot be used")
-    holder = nn.Module()
+        if name in tensors and not torch.equal(tensors[name], embedding):
+            raise InputError(f"{checkpoint}: {name} differs from the word embeddings: give a model with a tied head")
+    model = nn.Module()
     with torch.device("meta"):
-        holder.encoder, holder.head = Encoder(size), MaskedLMHead(size)
-    head_names = [naming(f"head.{name}") for name in holder.head.state_dict()]
-    missing = tuple(name for name in head_names if name not in named)
+        model.encoder, model.head = Encoder(size), MaskedLMHead(size)
+    head_names = [naming(f"head.{name}") for name in model.head.state_dict()]
+    missing = tuple(name for name in head_names if name not in tensors)
     if missing:
-        del holder.head
-    tensors = {}
-    for name, parameter in holder.named_parameters():
-        value = named.get(naming(name))
-        if value is None:
+        del model.head
+    weights = {}
+    for name, parameter in model.named_parameters():
+        tensor = tensors.get(naming(name))
+        if tensor is None:
             raise InputError(f"{checkpoint} has no {naming(name)}: give a complete checkpoint")
-        if value.shape != parameter.shape:
-            raise InputError(f"{checkpoint}: {naming(name)} is {tuple(value.shape)}, not {tuple(parameter.shape)}")
-        tensors[name] = value
-    types = named.get(pretrained.TYPE_ROW)
-    if types is not None:  # one row, added everywhere
-        tensors["encoder.position_embedding.weight"] = tensors["encoder.position_embedding.weight"] + types[0]
-    holder.load_state_dict(tensors, assign=True)
-    return holder, missing
+        if tensor.shape != parameter.shape:
+            raise InputError(
+                f"{checkpoint}: {naming(name)} is {tuple(tensor.shape)}, not {tuple(parameter.shape)}: "
+                "give a complete checkpoint"
+            )
+        weights[name] = tensor
+    types = tensors.get(pretrained.TYPE_ROW)
+    if types is not None:  # every token has the same type, so its row can be added to the positions
+        weights["encoder.position_embedding.weight"] = weights["encoder.position_embedding.weight"] + types[0]
+    model.load_state_dict(weights, assign=True)
+    return model, missing

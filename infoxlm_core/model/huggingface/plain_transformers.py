@@ -1,9 +1,9 @@
-"""Sentences -> vectors by torch and transformers alone, as the model card shows it: this project stays outside.
+"""Embeds sentences with torch and transformers only, as the model card shows, without this project's code.
 
     python -I infoxlm_core/model/huggingface/plain_transformers.py < request.json
 
-Run as a file, in a process of its own (`tasks.reference_vectors.check`). It imports nothing of ours and makes sure that
-nothing else does: our packages are blocked, and tried, before anything is loaded.
+`tasks.reference_vectors.check` runs this file in a separate process. Before it loads anything, it blocks the import of
+our packages and checks that importing them fails.
 """
 
 import importlib
@@ -16,7 +16,7 @@ OURS = ("infoxlm_core", "components", "pipelines")
 
 
 class Blocked(importlib.abc.MetaPathFinder):
-    """Hides our packages, wherever they are installed."""
+    """An import hook that blocks our packages, wherever they are installed."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:  # noqa: ARG002
         if name.partition(".")[0] in OURS:
@@ -24,7 +24,7 @@ class Blocked(importlib.abc.MetaPathFinder):
 
 
 def block() -> list[str]:
-    """Hide our packages; return those whose import was then seen to fail."""
+    """Block our packages, and return the names of those whose import fails."""
     sys.meta_path.insert(0, Blocked())
     failed = []
     for name in OURS:
@@ -36,7 +36,7 @@ def block() -> list[str]:
 
 
 def embed(directory: str, layer: int, pooling: str, sentences: list[str]) -> list[list[float]]:
-    """The lines of the model card, on the CPU in fp32, all sentences in one padded batch."""
+    """Return the sentences' vectors, computed as on the model card, on the CPU in fp32 and in one padded batch."""
     import torch
     from transformers import AutoModel, AutoTokenizer
 
@@ -51,7 +51,7 @@ def embed(directory: str, layer: int, pooling: str, sentences: list[str]) -> lis
 
 if __name__ == "__main__":
     blocked = block()
-    wanted = json.load(sys.stdin)
-    vectors = embed(wanted["directory"], wanted["layer"], wanted["pooling"], wanted["sentences"])
+    request = json.load(sys.stdin)
+    vectors = embed(request["directory"], request["layer"], request["pooling"], request["sentences"])
     versions = {name: sys.modules[name].__version__ for name in ("torch", "transformers")}
     print(json.dumps({"vectors": vectors, "blocked": blocked, "versions": versions}))

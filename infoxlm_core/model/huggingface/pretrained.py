@@ -1,4 +1,4 @@
-"""Hugging Face in and out: our parameters under the names of `XLMRobertaForMaskedLM`, RoBERTa's and BERT's alike."""
+"""Reads and writes models under Hugging Face's parameter names of XLM-R, RoBERTa and BERT."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,7 +21,7 @@ from infoxlm_core.model.heads import InfoXLM
 from infoxlm_core.model.huggingface import stored_weights, tokenizers
 
 WEIGHTS, PROJECTION = "model.safetensors", "projection.safetensors"
-KINDS = ("xlm-roberta", "roberta", "bert")  # model types whose encoder is ours, whatever its parameters are called
+KINDS = ("xlm-roberta", "roberta", "bert")  # model types that `Encoder` can compute
 
 Names = Sequence[tuple[str, str]]
 _Rows = Annotated[int, Field(gt=0, lt=2**31)]
@@ -31,7 +31,7 @@ _Epsilon = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
 class _Space(TypedDict):
-    """What our own models say of contrast."""
+    """The contrast settings in the config.json of our models."""
 
     layer: _Layers
     pooling: str
@@ -40,7 +40,7 @@ class _Space(TypedDict):
 
 @outside.allow_extra_keys
 class Described(TypedDict):
-    """What any config.json may say, as far as it is read for models of every kind."""
+    """The keys of config.json that are read for models of every type; all may be missing."""
 
     model_type: NotRequired[str | None]
     architectures: NotRequired[list[str] | None]
@@ -53,7 +53,7 @@ class Described(TypedDict):
 
 @outside.allow_extra_keys
 class Sizes(TypedDict):
-    """What config.json of a model of ours must say."""
+    """The keys of config.json that describe the sizes of a model of `KINDS`."""
 
     vocab_size: _Rows
     num_hidden_layers: _Layers
@@ -66,7 +66,7 @@ class Sizes(TypedDict):
     pad_token_id: NotRequired[Annotated[int, Field(ge=0, lt=2**20)] | None]
 
 
-_RENAMED = [  # ours -> Hugging Face, the first that fits
+_RENAMED = [  # our name -> Hugging Face's; the first match is used
     (r"^encoder\.token_embedding\.", "roberta.embeddings.word_embeddings."),
     (r"^encoder\.position_embedding\.", "roberta.embeddings.position_embeddings."),
     (r"^encoder\.type_embedding\.", "roberta.embeddings.token_type_embeddings."),
@@ -81,19 +81,22 @@ _RENAMED = [  # ours -> Hugging Face, the first that fits
     (r"^head\.norm\.", "lm_head.layer_norm."),
     (r"^head\.bias$", "lm_head.bias"),
 ]
-_HEADS = ("lm_head.", "cls.", "classifier.", "qa_outputs.")  # what is no part of the encoder in Hugging Face's classes
+_HEADS = ("lm_head.", "cls.", "classifier.", "qa_outputs.")  # prefixes of heads in Hugging Face's classes
 
 TYPE_ROW = "roberta.embeddings.token_type_embeddings.weight"
-_FAILED = "its training has failed, take another model"
+_FAILED = "its training failed, so use another model"
 
 
 def hugging_face_name(name: str, first: Names = ()) -> str:
-    """`encoder.layers.0.up.bias` -> `roberta.encoder.layer.0.intermediate.dense.bias`; the rules `first` go before."""
+    """Return Hugging Face's name of a parameter; the rules `first` take precedence.
+
+    Example: `encoder.layers.0.up.bias` -> `roberta.encoder.layer.0.intermediate.dense.bias`.
+    """
     return rename(name, (*first, *_RENAMED))
 
 
 def rename(name: str, rules: Names) -> str:
-    """The first of the rules (pattern, replacement) that fits; KeyError if none does."""
+    """Apply the first rule (pattern, replacement) that matches a name; KeyError if none does."""
     for ours, theirs in rules:
         renamed, count = re.subn(ours, theirs, name)
         if count:
@@ -102,10 +105,10 @@ def rename(name: str, rules: Names) -> str:
 
 
 def hugging_face_config(
-    size: EncoderSize, kind: Callable[..., PretrainedConfig] = XLMRobertaConfig, **more: Any
+    size: EncoderSize, config_class: Callable[..., PretrainedConfig] = XLMRobertaConfig, **more: Any
 ) -> PretrainedConfig:
-    """The config of XLM-R, or of another `kind` that calls its sizes by the same names."""
-    return kind(
+    """Return a config of XLM-R, or of another class with the same names for its sizes."""
+    return config_class(
         vocab_size=size.vocabulary,
         hidden_size=size.hidden,
         num_hidden_layers=size.layers,
@@ -124,7 +127,7 @@ def hugging_face_config(
 
 
 def write_model(weights: Mapping[str, Tensor], config: PretrainedConfig, directory: Path) -> None:
-    """Write weights, under Hugging Face's names, and config."""
+    """Write the config and the weights, which already have Hugging Face's names."""
     directory.mkdir(parents=True, exist_ok=True)
     weights = {name: value.detach().float().cpu().contiguous() for name, value in weights.items()}
     save_file(weights, directory / WEIGHTS, metadata={"format": "pt"})
@@ -132,7 +135,7 @@ def write_model(weights: Mapping[str, Tensor], config: PretrainedConfig, directo
 
 
 def write(module: nn.Module, config: PretrainedConfig, tokenizer: Path, directory: Path, names: Names = ()) -> None:
-    """Write a module, without projection, and the tokenizer; `names` are rules for what stands on the encoder."""
+    """Write a module without its projection, and the tokenizer; `names` are rules for the parameters of the head."""
     weights: dict[str, Tensor] = {
         hugging_face_name(name, names): value for name, value in module.named_parameters() if name != "projection"
     }
@@ -147,17 +150,17 @@ def write(module: nn.Module, config: PretrainedConfig, tokenizer: Path, director
 def export(model: InfoXLM, tokenizer: Path, directory: Path) -> None:
     """Write a directory that `AutoModel` and `AutoTokenizer` load.
 
-    The contrast projection stands beside it: `projection.safetensors`, tensor `projection` (d, d), z = h @ projection.
-    `config.json` says under `infoxlm` at which layer and with which pooling contrast was taken.
+    The contrast projection is in `projection.safetensors`, as tensor `projection` (d, d) with z = h @ projection.
+    `config.json` records the layer and pooling of contrast under `infoxlm`.
     """
-    about = {"layer": model.contrast_layer, "pooling": model.pooling, "normalise": model.normalise}
-    config = hugging_face_config(model.encoder.size, architectures=["XLMRobertaForMaskedLM"], infoxlm=about)
+    contrast = {"layer": model.contrast_layer, "pooling": model.pooling, "normalise": model.normalise}
+    config = hugging_face_config(model.encoder.size, architectures=["XLMRobertaForMaskedLM"], infoxlm=contrast)
     write(model, config, tokenizer, directory)
     save_file({"projection": model.projection.detach().float().cpu().contiguous()}, directory / PROJECTION)
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """Return a Hugging Face config.json; InputError if there is none, or a size in it is impossible."""
+    """Return the content of a Hugging Face config.json; InputError if it is missing, or a size in it is impossible."""
     path = directory / "config.json"
     config = outside.read_json(path, Described, "give a Hugging Face model directory")
     stored_weights.check_counts(config, path)
@@ -165,37 +168,37 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def is_ours(config: Mapping[str, Any]) -> bool:
-    """Whether our encoder computes what this config describes."""
+    """Return whether `Encoder` can compute the model that a config describes."""
     plain = config.get("hidden_act", "gelu") == "gelu" and not config.get("is_decoder", False)
     absolute = config.get("position_embedding_type", "absolute") == "absolute"
     return plain and absolute and config["model_type"] in KINDS
 
 
 def first_position(config: Mapping[str, Any]) -> int:
-    """Position of a sequence's first token: RoBERTa's kind counts from the one after padding's."""
+    """Return the position of a sequence's first token; models like RoBERTa start after the position of padding."""
     pad = config.get("pad_token_id")
     return 0 if config["model_type"] == "bert" else (PAD if pad is None else pad) + 1
 
 
 def longest_of(config: Mapping[str, Any]) -> int:
-    """Tokens of the longest sequence that a model can read."""
+    """Return the number of tokens of the longest sequence that a model can read."""
     positions = config.get("max_position_embeddings") or 0
     if config["model_type"] in KINDS:
         return positions - first_position(config)
-    # of other kinds some count like RoBERTa: to leave two positions unused harms none
+    # Some other models number positions like RoBERTa. For the rest, two unused positions do no harm.
     return positions - 2 if positions > 2 else 512
 
 
 def size_of(directory: Path, kinds: Sequence[str] = ("xlm-roberta",)) -> EncoderSize:
-    """Return the sizes in a Hugging Face config.json, compared with the shapes of the weights that lie beside it.
+    """Return the sizes in a Hugging Face config.json, after comparing them with the weights if there are any.
 
     Raises:
         InputError: there is no config.json, it describes another architecture, or the weights have other shapes.
     """
     path, config = directory / "config.json", read_config(directory)
     if config["model_type"] not in kinds:
-        known = " or ".join(map(repr, kinds))
-        raise InputError(f"{path}: model_type is {config['model_type']!r}, not {known}: give such a model")
+        expected = " or ".join(map(repr, kinds))
+        raise InputError(f"{path}: model_type is {config['model_type']!r}, not {expected}: give a model of this type")
     bert = config["model_type"] == "bert"
     outside.validate(config, Sizes, path, "give a complete model")
     if config["hidden_size"] % config["num_attention_heads"]:
@@ -212,13 +215,13 @@ def size_of(directory: Path, kinds: Sequence[str] = ("xlm-roberta",)) -> Encoder
         types=types if types > 1 else 0,
         first=first_position(config),
     )
-    if any(directory.glob("*.safetensors")):  # a plan needs no weights
+    if any(directory.glob("*.safetensors")):  # a run can be planned without the weights
         _check_size(size, directory)
     return size
 
 
 def _check_size(size: EncoderSize, directory: Path) -> None:
-    """Raise InputError if an encoder of this size is not what the weight files hold."""
+    """Raise InputError if the weight files do not hold an encoder of this size."""
     stored = stored_weights.read_headers(directory)
     shapes = {canonical: stored[name].shape for name, canonical in canonical_names(stored).items()}
     with torch.device("meta"):
@@ -230,8 +233,7 @@ def _check_size(size: EncoderSize, directory: Path) -> None:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The weight files of a Hugging Face model, one or the parts of a large one; InputError if none is in
-    safetensors."""
+    """Return the safetensors files of a Hugging Face model, one or several; InputError if there are none."""
     paths = [directory / WEIGHTS] if (directory / WEIGHTS).is_file() else sorted(directory.glob("model-*.safetensors"))
     if not paths:
         path = directory / WEIGHTS
@@ -240,7 +242,7 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file; InputError if there is none, or it is damaged."""
+    """Return the tensors of a safetensors file; InputError if it is missing or damaged."""
     try:
         return load_file(outside.check_readable(path))
     except (SafetensorError, OSError) as error:
@@ -248,28 +250,31 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_projection(path: Path) -> Tensor:
-    """The contrast projection of a file; InputError if it holds none, or what is no number."""
-    found = read_tensors(path).get("projection")
-    if found is None:
+    """Return the contrast projection in a file; InputError if it is missing or has values that are not finite."""
+    projection = read_tensors(path).get("projection")
+    if projection is None:
         raise InputError(f"{path} holds no tensor projection: copy it again")
-    if not found.isfinite().all():
-        raise InputError(f"{path} holds what is no number: copy it again, or take another model")
-    return found
+    if not projection.isfinite().all():
+        raise InputError(f"{path} contains NaN or infinity: copy it again, or use another model")
+    return projection
 
 
 def digest_of(directory: Path) -> str:
-    """Digest of the weights in a Hugging Face directory."""
+    """Return the digest of the weights in a Hugging Face directory."""
     digests = [manifests.file_sha256(path) for path in weight_files(directory)]
     return f"sha256:{digests[0]}" if len(digests) == 1 else manifests.digest(digests)
 
 
 def read_weights(directory: Path) -> dict[str, Tensor]:
-    """Weights by the names of `XLMRobertaFor…`, from the directory of a model of any of KINDS, or its bare encoder;
-    InputError if they are not there or damaged."""
-    found: dict[str, Tensor] = {}
+    """Return the weights of a model of `KINDS`, with or without head, under the names of `XLMRobertaFor…`.
+
+    Raises:
+        InputError: the weights are missing or damaged.
+    """
+    weights: dict[str, Tensor] = {}
     for path in weight_files(directory):
-        found |= read_tensors(path)
-    return {canonical: found[name] for name, canonical in canonical_names(found).items()}
+        weights |= read_tensors(path)
+    return {canonical: weights[name] for name, canonical in canonical_names(weights).items()}
 
 
 def canonical_names(names: Iterable[str]) -> dict[str, str]:
@@ -285,43 +290,50 @@ def canonical_names(names: Iterable[str]) -> dict[str, str]:
     return {name: canonical(name) for name in names}
 
 
-_OLD = {"gamma": "weight", "beta": "bias"}  # so Google's BERT calls them
+_OLD = {"gamma": "weight", "beta": "bias"}  # names in Google's BERT
 
 
 def load_into(
     module: nn.Module, directory: Path, optional: tuple[str, ...] = ("projection",), names: Names = ()
 ) -> None:
-    """Fill a model of ours from a Hugging Face directory, safetensors only.
+    """Copy the weights of a Hugging Face directory, in safetensors, into one of our models.
 
-    A single token-type row, zeros in every published XLM-R, is added to the positions: equal by construction.
-    Parameters whose names begin like an `optional` one may be missing there and then keep their values; `names` are
-    rules as in `hugging_face_name`. Raises InputError if a weight is missing, has another shape, or is no number.
+    A single row of token types, which all tokens share, is added to the positions; it is zero in every published XLM-R.
+
+    Args:
+        module: the model.
+        directory: holds the weights.
+        optional: prefixes of parameters that keep their values if the directory lacks them.
+        names: rules as in `hugging_face_name`.
+
+    Raises:
+        InputError: a weight is missing, has another shape, or is not finite.
     """
     stored_weights.check_dtypes(directory)
-    found = read_weights(directory)
+    weights = read_weights(directory)
     if (directory / PROJECTION).is_file():
-        found["projection"] = read_projection(directory / PROJECTION)
-    types = found.get(TYPE_ROW)
+        weights["projection"] = read_projection(directory / PROJECTION)
+    types = weights.get(TYPE_ROW)
     with torch.no_grad():
         for name, parameter in module.named_parameters():
-            theirs = name if name == "projection" else hugging_face_name(name, names)
+            stored_name = name if name == "projection" else hugging_face_name(name, names)
             path = directory / (PROJECTION if name == "projection" else WEIGHTS)
-            if theirs not in found:
+            if stored_name not in weights:
                 if name.startswith(optional):
                     continue
-                raise InputError(f"{path} has no {theirs}: give a complete model")
-            value: Tensor = found[theirs]
+                raise InputError(f"{path} has no {stored_name}: give a complete model")
+            value: Tensor = weights[stored_name]
             if value.shape != parameter.shape:
-                raise InputError(f"{path}: {theirs} is {tuple(value.shape)}, not {tuple(parameter.shape)}")
-            if not value.isfinite().all():  # looked at here: an optional one that is missing may hold anything yet
-                raise InputError(f"{path}: {theirs} holds what is no number: {_FAILED}")
+                raise InputError(f"{path}: {stored_name} is {tuple(value.shape)}, not {tuple(parameter.shape)}")
+            if not value.isfinite().all():  # checked per weight: optional ones that were skipped may be uninitialised
+                raise InputError(f"{path}: {stored_name} contains NaN or infinity: {_FAILED}")
             parameter.copy_(value)
             if name == "encoder.position_embedding.weight" and types is not None and len(types) == 1:
                 parameter.add_(types[0])
 
 
 def check_numbers(model: nn.Module, directory: Path) -> None:
-    """Refuse weights of a directory that are no numbers: InputError names the first."""
-    wrong = [name for name, value in model.named_parameters() if not value.isfinite().all()]
-    if wrong:
-        raise InputError(f"{directory}: {wrong[0]} holds what is no number: {_FAILED}")
+    """Raise InputError if a weight of a model, loaded from a directory, is not finite."""
+    not_finite = [name for name, value in model.named_parameters() if not value.isfinite().all()]
+    if not_finite:
+        raise InputError(f"{directory}: {not_finite[0]} contains NaN or infinity: {_FAILED}")

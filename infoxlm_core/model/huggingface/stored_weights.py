@@ -55,8 +55,7 @@ def read_headers(directory: Path) -> dict[str, StoredWeight]:
 
 
 def check_dtypes(directory: Path) -> None:
-    """Raise InputError for weights stored as integers or in 8 bits: the values of a quantised model mean something else
-    without their scales."""
+    """Raise InputError for weights stored as integers or in 8 bits, which mean nothing without their scales."""
     for name, weight in read_headers(directory).items():
         is_index = name.endswith("_ids")  # old exports store position_ids
         if weight.dtype.startswith(("I", "U", "F8")) and not is_index:
@@ -66,9 +65,9 @@ def check_dtypes(directory: Path) -> None:
 
 
 def check_counts(config: Mapping[str, Any], path: Path) -> None:
-    """Raise InputError for counts in a config.json that no encoder has.
+    """Raise InputError for counts in a config.json that are impossibly large.
 
-    Transformers creates a Python object for every layer and label, on whatever device.
+    Transformers creates a Python object for every layer and label, even on the meta device.
     """
     for name, value in config.items():
         if isinstance(value, Mapping):
@@ -87,7 +86,7 @@ def compare_shapes(
         if name not in stored:
             raise InputError(f"{directory} has no weight {name}: give a complete model")
         if stored[name] != shape:
-            raise InputError(f"{directory}: {name} is {stored[name]}, config.json describes {shape}: {REMEDY}")
+            raise InputError(f"{directory}: {name} is {stored[name]}, but config.json describes {shape}: {REMEDY}")
 
 
 def check_shapes(model: nn.Module, directory: Path, prefix: str = "", new_head: bool = False) -> None:
@@ -115,7 +114,7 @@ def check_shapes(model: nn.Module, directory: Path, prefix: str = "", new_head: 
             missing_values += value.numel()
         elif weight.shape != tuple(value.shape):
             raise InputError(
-                f"{weight.path}: {name} is {weight.shape}, config.json describes {tuple(value.shape)}: {REMEDY}"
+                f"{weight.path}: {name} is {weight.shape}, but config.json describes {tuple(value.shape)}: {REMEDY}"
             )
     stored_values = sum(math.prod(weight.shape) for weight in stored.values())
     if missing_values > stored_values + SPARE_VALUES:
@@ -128,13 +127,13 @@ def check_shapes(model: nn.Module, directory: Path, prefix: str = "", new_head: 
 def load_checked(
     auto_class: Any, directory: Path, config: PretrainedConfig, new_head: bool = False
 ) -> tuple[Any, dict[str, Any]]:
-    """Load a model of Hugging Face in fp32 after its config was compared with its files.
+    """Load a Hugging Face model in fp32, after comparing its config with its files.
 
     Args:
         auto_class: `transformers.AutoModel…`.
         directory: holds the model.
-        config: its config, perhaps with other labels or dropout.
-        new_head: accept a head of another shape or none, and make a random one.
+        config: its config, in which labels or dropout may have been changed.
+        new_head: replace a missing head, or one of another shape, by a random one.
 
     Returns:
         The model, and Transformers' report on missing and unexpected weights.

@@ -1,4 +1,4 @@
-"""The tokenizer that travels with a model: SentencePiece's as `transformers`' tokenizer.json, in XLM-R's id layout."""
+"""The tokenizer stored with a model: a SentencePiece model as `transformers`' tokenizer.json, in XLM-R's id layout."""
 
 import json
 import shutil
@@ -17,30 +17,34 @@ from infoxlm_core import outside
 from infoxlm_core.data.vocabulary import BOS, EOS, SPECIAL_TOKENS, UNK
 from infoxlm_core.errors import InputError, one_line
 
-MODEL = "sentencepiece.bpe.model"  # XLM-R's name of the file, though the model is a unigram one
+MODEL = "sentencepiece.bpe.model"  # XLM-R's file name, although it holds a unigram model
 
 FILES = (
     "tokenizer.json", MODEL, "spiece.model", "spm.model", "vocab.txt", "vocab.json", "merges.txt",
     "special_tokens_map.json", "added_tokens.json",
 )  # fmt: skip
-"""What a tokenizer may consist of, besides its tokenizer_config.json."""
+"""Files that may belong to a tokenizer, besides tokenizer_config.json."""
 
 
 def vocabulary_size(model: bytes) -> int:
-    """Ids of a SentencePiece model in XLM-R's layout: its pieces, `<pad>` and `<mask>`. RuntimeError if it is none."""
+    """Return the number of ids of a SentencePiece model in XLM-R's layout: its pieces, `<pad>` and `<mask>`.
+
+    Raises:
+        RuntimeError: the bytes are not a SentencePiece model.
+    """
     processor = sentencepiece.SentencePieceProcessor()
     processor.LoadFromSerializedProto(model)
     return processor.get_piece_size() + 2
 
 
 def round_scores(model: bytes) -> bytes:
-    """The same unigram model with scores rounded to 1/256, so that every tokenizer splits alike.
+    """Return the unigram model with scores rounded to 1/256, so that all libraries split text in the same way.
 
-    Two splits into the same pieces in another order have equal scores. Sums of unrounded scores differ in their
-    last bits, in fp32 (SentencePiece) otherwise than in fp64 (`tokenizers`), and so does the split; sums of rounded
-    ones are exact.
+    Two splits into the same pieces in a different order have equal scores. Sums of unrounded scores are rounded
+    differently in fp32 (SentencePiece) and fp64 (`tokenizers`), so the libraries would choose different splits. Sums
+    of rounded scores are exact.
     """
-    proto = sentencepiece_pb2.ModelProto()  # type: ignore[attr-defined]  # made at run time
+    proto = sentencepiece_pb2.ModelProto()  # type: ignore[attr-defined]  # generated at run time
     proto.ParseFromString(model)
     for piece in proto.pieces:
         piece.score = round(piece.score * 256) / 256
@@ -48,7 +52,7 @@ def round_scores(model: bytes) -> bytes:
 
 
 def write_fast(model: bytes, directory: Path, max_tokens: int = 512) -> None:
-    """Write tokenizer.json and tokenizer_config.json: the same ids as SentencePiece for `AutoTokenizer`.
+    """Write tokenizer.json and tokenizer_config.json, with which `AutoTokenizer` gives SentencePiece's ids.
 
     Raises:
         InputError: the model is damaged.
@@ -58,13 +62,13 @@ def write_fast(model: bytes, directory: Path, max_tokens: int = 512) -> None:
 
 
 def _write_fast(model: bytes, directory: Path, max_tokens: int) -> None:
-    proto = sentencepiece_pb2.ModelProto()  # type: ignore[attr-defined]  # made at run time
+    proto = sentencepiece_pb2.ModelProto()  # type: ignore[attr-defined]  # generated at run time
     proto.ParseFromString(model)
     bos, pad, eos, unk, mask = SPECIAL_TOKENS
     pieces = [(piece.piece, piece.score) for piece in proto.pieces[3:]]
     vocabulary = [(bos, 0.0), (pad, 0.0), (eos, 0.0), (unk, 0.0), *pieces, (mask, 0.0)]
     tokenizer = Tokenizer(Unigram(vocabulary, unk_id=UNK))
-    # SentencePiece normalises by its own character map, then drops spaces at the ends and doubled ones.
+    # SentencePiece normalises with its own character map, then removes outer and repeated spaces.
     charsmap = proto.normalizer_spec.precompiled_charsmap
     tokenizer.normalizer = normalizers.Sequence(
         [
@@ -90,40 +94,44 @@ def _write_fast(model: bytes, directory: Path, max_tokens: int) -> None:
 
 
 def load_fast(directory: Path) -> PreTrainedTokenizerFast:
-    """The tokenizer of a model or shards directory, from its own files alone."""
+    """Load the tokenizer of a model or shards directory from local files only."""
     return PreTrainedTokenizerFast.from_pretrained(str(directory), local_files_only=True)
 
 
 def load(directory: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of any model; InputError if there is none that can be read, or it has ids that the model lacks."""
+    """Load the tokenizer of any model; InputError if it is missing, damaged, or has ids that the model lacks."""
     for path in directory.glob("*.json"):
         outside.check_readable(path)
     with reading(f"{directory}: its tokenizer"):
-        found = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-        # what its template names may not be there, and has ids of its own
-        used = [number for texts in (("a",), ("a", "b")) for number in found(*texts)["input_ids"]]
-        ids = max(len(found), *(number + 1 for number in (*used, *found.get_added_vocab().values())))
+        tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        # The template may add special tokens whose ids lie outside the vocabulary, so encode a text and a pair.
+        used_ids = [*tokenizer("a")["input_ids"], *tokenizer("a", "b")["input_ids"]]
+        largest_id = max(*used_ids, *tokenizer.get_added_vocab().values(), len(tokenizer) - 1)
+    id_count = largest_id + 1
     config = directory / "config.json"
     if config.is_file():
         rows = outside.read_json(config, dict[str, Any], "copy it again").get("vocab_size")
-        if isinstance(rows, int) and ids > rows:
-            raise InputError(f"{directory}: its tokenizer has {ids} ids, the model {rows}: give the tokenizer it had")
-    return found
+        if isinstance(rows, int) and id_count > rows:
+            raise InputError(
+                f"{directory}: its tokenizer has {id_count} ids, but the model only {rows}: "
+                "give the tokenizer it was trained with"
+            )
+    return tokenizer
 
 
 @contextmanager
-def reading(what: str) -> Iterator[None]:
-    """Turn whatever a library says of a broken tokenizer, panics of Rust too, into InputError."""
+def reading(subject: str) -> Iterator[None]:
+    """Turn every exception about a damaged tokenizer, and every panic of Rust code, into InputError."""
     try:
         yield
-    except BaseException as error:  # a broken file shows itself by almost any exception
+    except BaseException as error:  # a damaged file can raise almost any exception
         if isinstance(error, Exception) or outside.is_panic(error):
-            raise InputError(f"{what} cannot be read ({one_line(error)}): copy its files again") from None
+            raise InputError(f"{subject} cannot be read ({one_line(error)}): copy its files again") from None
         raise
 
 
 def copy(source: Path, directory: Path, longest: int) -> None:
-    """Let a model's tokenizer travel along; `longest` is the number of tokens that the model can read."""
+    """Copy a model's tokenizer; `longest` is the largest number of tokens that the model can read."""
     for name in FILES:
         if (source / name).is_file():
             shutil.copy(source / name, directory / name)

@@ -1,4 +1,4 @@
-"""Translation of sentences, and BLEU: how many n-grams of a translation stand in the reference."""
+"""Greedy translation of sentences, and BLEU, which counts the n-grams that translation and reference share."""
 
 import logging
 from collections.abc import Sequence
@@ -24,11 +24,11 @@ from infoxlm_core.systems.translation.samples import side
 from infoxlm_core.training.learner import autocast
 
 logger = logging.getLogger(__name__)
-BLEU = "valid/bleu"  # name of the curve that decides: the mean of both directions
+BLEU = "valid/bleu"  # the metric that decides when training stops: the mean of both directions
 
 
 def bleu(translations: Sequence[str], references: Sequence[str]) -> float:
-    """Corpus BLEU in percent of text split at spaces: clipped 1- to 4-grams, brevity penalty, no smoothing.
+    """Return the corpus BLEU in percent, of text split at spaces, with 1- to 4-grams and without smoothing.
 
     Source: Papineni et al. 2002, as Moses' multi-bleu computes it with one reference.
     """
@@ -37,7 +37,7 @@ def bleu(translations: Sequence[str], references: Sequence[str]) -> float:
 
 
 def standard_bleu(translations: Sequence[str], references: Sequence[str]) -> tuple[float, str]:
-    """sacreBLEU's own BLEU, which can be compared between papers, and the signature that says how it was made."""
+    """Return sacreBLEU's default BLEU, which is comparable between papers, and the signature of its settings."""
     metric = Metric()
     score = metric.corpus_score(list(translations), [list(references)]).score
     return score, str(metric.get_signature())
@@ -46,13 +46,17 @@ def standard_bleu(translations: Sequence[str], references: Sequence[str]) -> tup
 def translate(
     model: Translator, sentences: Sequence[np.ndarray], source: int, target: int, batch_size: int = 32
 ) -> list[list[int]]:
-    """Translate sentences greedily, from the language of number `source` to that of number `target`, some at once.
+    """Return greedy translations of sentences, in their order, as token ids without special tokens.
 
-    Sentences and translations, in the same order, are ids without special tokens; a translation has at most 1.5 times
-    as many and 10.
+    Args:
+        model: the translator.
+        sentences: token ids without special tokens.
+        source: number of the sentences' language.
+        target: number of the translations' language.
+        batch_size: number of sentences that are translated together.
     """
     order = np.argsort([len(words) for words in sentences], kind="stable")
-    found: list[list[int]] = [[] for _ in sentences]
+    translations: list[list[int]] = [[] for _ in sentences]
     device = model.bias.device
     with evaluating(model):
         for start in range(0, len(order), batch_size):
@@ -61,13 +65,13 @@ def translate(
             limits = [generated_tokens(length, 1.5, 10) for length in batch.lengths]
             with torch.inference_mode(), autocast(device):
                 for i, words in zip(chosen, model.generate(batch, target, limits), strict=True):
-                    found[i] = words
-    return found
+                    translations[i] = words
+    return translations
 
 
 @dataclass(frozen=True)
 class Validation:
-    """Held-out sentences of both languages, line by line translations of each other."""
+    """Held-out pairs: sentence i of one language is the translation of sentence i of the other."""
 
     languages: tuple[str, str]
     numbers: tuple[int, int]
@@ -87,7 +91,7 @@ class Validation:
         processor = sentencepiece.SentencePieceProcessor(str(shards.directory / "tokenizer" / tokenizers.MODEL))
         names = languages_of(shards)
         if not rows or not {first, second} <= set(names):
-            raise InputError(f"{corpus}/held_out has no pairs of {first} and {second}: name two languages that it has")
+            raise InputError(f"{corpus}/held_out has no pairs of {first} and {second}: set languages to two it has")
         texts = [row[0] for row in rows], [row[1] for row in rows]
         ids = [encode(processor, column) for column in texts]
         short = [i for i in range(len(rows)) if max(len(ids[0][i]), len(ids[1][i])) <= config.side_tokens]
@@ -101,20 +105,20 @@ class Validation:
         )
 
     def score(self, model: Translator) -> dict[str, float]:
-        """BLEU of both directions, and their mean."""
+        """Return the BLEU of both directions, and their mean."""
         figures = {}
-        for a, b in ((0, 1), (1, 0)):
-            made = translate(model, self.ids[a], self.numbers[a], self.numbers[b])
-            texts = [self.text(words) for words in made]
-            name = f"{self.languages[a]}-{self.languages[b]}"
-            figures[f"{BLEU}/{name}"] = bleu(texts, self.texts[b])
-            standard, signature = standard_bleu(texts, self.texts[b])
+        for source, target in ((0, 1), (1, 0)):
+            translations = translate(model, self.ids[source], self.numbers[source], self.numbers[target])
+            texts = [self.text(words) for words in translations]
+            name = f"{self.languages[source]}-{self.languages[target]}"
+            figures[f"{BLEU}/{name}"] = bleu(texts, self.texts[target])
+            standard, signature = standard_bleu(texts, self.texts[target])
             figures[f"valid/sacrebleu/{name}"] = standard
             logger.info("%s: BLEU %.2f, sacreBLEU %.2f (%s)", name, figures[f"{BLEU}/{name}"], standard, signature)
         return {BLEU: sum(figures[name] for name in figures if name.startswith(BLEU)) / 2} | figures
 
     def text(self, ids: Sequence[int]) -> str:
-        """Pieces as text; special tokens are left out."""
-        shift = FIRST_PIECE - 3  # SentencePiece's ids are one lower
+        """Return the text of token ids, without special tokens."""
+        shift = FIRST_PIECE - 3  # the ids in the SentencePiece model are one lower
         last = self.processor.get_piece_size() + shift
         return self.processor.decode([i - shift for i in ids if FIRST_PIECE <= i < last])

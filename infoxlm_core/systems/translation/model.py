@@ -1,4 +1,4 @@
-"""XLM's translator: its encoder, and a decoder that is the same encoder, causal and with attention to the source."""
+"""XLM's translator: its encoder, and a decoder that adds causal attention and attention to the source."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,14 +18,13 @@ from infoxlm_core.systems.xlm import XLM
 
 @dataclass
 class Memory:
-    """What a layer remembers while it writes N translations: keys and values (N, …, d) of the target so far and of
-    the source, whose padding `real` (N, 1, 1, S) leaves out."""
+    """The cached keys and values of a decoder layer while it generates N translations."""
 
-    key: Tensor
-    value: Tensor
-    source_key: Tensor
-    source_value: Tensor
-    real: Tensor
+    key: Tensor  # (N, tokens so far, d)
+    value: Tensor  # (N, tokens so far, d)
+    source_key: Tensor  # (N, S, d)
+    source_value: Tensor  # (N, S, d)
+    real: Tensor  # (N, 1, 1, S) bool: false where the source is padding
 
 
 class DecoderLayer(Layer):
@@ -38,7 +37,7 @@ class DecoderLayer(Layer):
         self.source_output, self.source_norm = Linear(d, d), AddNorm(d, size.epsilon)
 
     def decode(self, hidden: Tensor, target: Packing, source: Tensor, sources: Packing) -> Tensor:
-        """(T, d) of the target, (S, d) of the source -> (T, d); no row sees a later one of its sentence."""
+        """Map target rows (T, d) and source rows (S, d) to (T, d), with causal attention within each sentence."""
         hidden, dropout = self.attend(hidden, target, causal=True), self.dropout if self.training else 0.0
         query, key, value = self.source_query(hidden), self.source_key(source), self.source_value(source)
         context = attend(query, key, value, target, sources, self.heads, dropout)
@@ -46,7 +45,7 @@ class DecoderLayer(Layer):
         return self.feed_forward(hidden)
 
     def remember(self, source: Tensor, lengths: Sequence[int]) -> Memory:
-        """Before the first token: nothing of the target, all of the source (S, d)."""
+        """Return the memory before the first token, with no target keys and all keys of the source (S, d)."""
         pieces = (self.source_key(source).split(list(lengths)), self.source_value(source).split(list(lengths)))
         key, value = (nn.utils.rnn.pad_sequence(list(rows), batch_first=True) for rows in pieces)  # (N, S, d)
         counts = torch.tensor(lengths, device=source.device)
@@ -55,7 +54,7 @@ class DecoderLayer(Layer):
         return Memory(nothing, nothing, key, value, real[:, None, None])
 
     def step(self, hidden: Tensor, memory: Memory) -> Tensor:
-        """`decode` for the next token of each sentence, without dropout: (N, d) -> (N, d)."""
+        """Decode the next token of each sentence, without dropout: (N, d) -> (N, d)."""
         memory.key = torch.cat([memory.key, self.key(hidden)[:, None]], dim=1)
         memory.value = torch.cat([memory.value, self.value(hidden)[:, None]], dim=1)
         context = self._attend_one(self.query(hidden), memory.key, memory.value)
@@ -64,7 +63,7 @@ class DecoderLayer(Layer):
         return self.feed_forward(self.source_norm(hidden, self.source_output(context)))
 
     def _attend_one(self, query: Tensor, key: Tensor, value: Tensor, real: Tensor | None = None) -> Tensor:
-        """(N, d) one query a sentence, (N, t, d) keys and values -> (N, d)."""
+        """Map one query per sentence (N, d), and keys and values (N, t, d), to (N, d)."""
         q, k, v = (rows.unflatten(2, (self.heads, -1)).transpose(1, 2) for rows in (query[:, None], key, value))
         return F.scaled_dot_product_attention(q, k, v, attn_mask=real).transpose(1, 2).flatten(1)
 
@@ -74,7 +73,7 @@ class Decoder(Encoder):
 
 
 class Translator(nn.Module):
-    """Encoder and decoder; the output matrix is the decoder's word embeddings, with a free bias."""
+    """An encoder and a decoder, whose output matrix is the decoder's word embeddings plus a bias."""
 
     def __init__(self, size: EncoderSize, dropout: float = 0.0) -> None:
         super().__init__()
@@ -82,19 +81,19 @@ class Translator(nn.Module):
         self.bias = nn.Parameter(torch.zeros(size.vocabulary))
 
     def read(self, source: Side) -> Tensor:
-        """(S, d) vectors of the source."""
+        """Return the encoder's output (S, d) for the source."""
         return self.encoder.run(
             self.encoder.embed(source.ids, source.positions, source.types), source.lengths, 0, len(self.encoder.layers)
         )
 
     def forward(self, source: Side, target: Side) -> Tensor:
-        """(T - N, V) logits of every token of the N targets but the first, each given those before it."""
+        """Return the logits (T - N, V) of every token of the N targets except the first, given the earlier tokens."""
         memory = self.read(source)
         hidden = self.decoder.embed(target.ids, target.positions, target.types)
         layers: list[Any] = list(self.decoder.layers)
         targets, sources = pack(target.lengths, hidden.device), pack(source.lengths, hidden.device)
         hidden = self.decoder.prepare(hidden, layers)
-        with torch.autocast(hidden.device.type, enabled=False):  # layers know what to do with bf16
+        with torch.autocast(hidden.device.type, enabled=False):  # layers handle bf16 themselves
             for layer in layers:
                 hidden = layer.decode(hidden, targets, memory, sources)
         ends = torch.tensor(target.lengths, device=hidden.device).cumsum(0) - 1
@@ -106,25 +105,30 @@ class Translator(nn.Module):
 
     @torch.no_grad()
     def generate(self, source: Side, language: int, limits: Sequence[int]) -> list[list[int]]:
-        """Translate greedily into the language of this number, which alone says into what: the tokens of each
-        translation, without its `</s>`. `limits`: most tokens of each, both `</s>` counted."""
-        read, count, device = self.read(source), len(source.lengths), source.ids.device
+        """Return greedy translations of N sentences, as token ids without `</s>`.
+
+        Args:
+            source: the packed sentences.
+            language: number of the target language.
+            limits: largest number of tokens of each translation, both `</s>` included.
+        """
+        encoded, count, device = self.read(source), len(source.lengths), source.ids.device
         layers: list[Any] = list(self.decoder.layers)
-        self.decoder.prepare(read, layers)
-        memories = [layer.remember(read, source.lengths) for layer in layers]
+        self.decoder.prepare(encoded, layers)
+        memories = [layer.remember(encoded, source.lengths) for layer in layers]
         last, language_row = torch.full((count,), EOS, device=device), torch.full((count,), language, device=device)
         words: list[Tensor] = []
-        open_ = torch.ones(count, dtype=torch.bool, device=device)
-        most = torch.tensor(limits, device=device)
+        unfinished = torch.ones(count, dtype=torch.bool, device=device)
+        longest = torch.tensor(limits, device=device)
         for position in range(max(limits) - 2):
-            hidden = self.decoder.embed(last, torch.full_like(last, position), language_row).to(read.dtype)
-            with torch.autocast(device.type, enabled=False):  # layers know what to do with bf16
+            hidden = self.decoder.embed(last, torch.full_like(last, position), language_row).to(encoded.dtype)
+            with torch.autocast(device.type, enabled=False):  # layers handle bf16 themselves
                 for layer, memory in zip(layers, memories, strict=True):
                     hidden = layer.step(hidden, memory)
             best = self._logits(hidden).argmax(dim=1)  # (N,)
-            open_ = open_ & (best != EOS) & (position + 2 < most)
-            last = torch.where(open_, best, EOS)
-            if not open_.any():
+            unfinished = unfinished & (best != EOS) & (position + 2 < longest)
+            last = torch.where(unfinished, best, EOS)
+            if not unfinished.any():
                 break
             words.append(last)
         rows = torch.stack(words, dim=1).tolist() if words else [[] for _ in range(count)]
@@ -134,12 +138,12 @@ class Translator(nn.Module):
 def start_from(model: Translator, pretrained: XLM, half: str, only_embeddings: bool = False) -> None:
     """Copy a pre-trained XLM into `half` ("encoder" or "decoder") of a translator of the same size.
 
-    The decoder gets all but its attention to the source, which XLM does not have; the output bias goes with it.
+    The decoder keeps its random attention to the source, which XLM does not have, and gets XLM's output bias.
     """
-    found = pretrained.encoder.state_dict()
+    weights = pretrained.encoder.state_dict()
     if only_embeddings:
-        found = {"token_embedding.weight": found["token_embedding.weight"]}
-    getattr(model, half).load_state_dict(found, strict=False)
+        weights = {"token_embedding.weight": weights["token_embedding.weight"]}
+    getattr(model, half).load_state_dict(weights, strict=False)
     if half == "decoder" and not only_embeddings:
         with torch.no_grad():
             model.bias.copy_(pretrained.bias)

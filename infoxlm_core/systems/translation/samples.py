@@ -28,8 +28,8 @@ class Side:
     lengths: tuple[int, ...]
 
     def to(self, device: torch.device) -> "Side":
-        ids, places, types = (devices.send(part, device) for part in (self.ids, self.positions, self.types))
-        return Side(ids, places, types, self.lengths)
+        ids, positions, types = (devices.send(part, device) for part in (self.ids, self.positions, self.types))
+        return Side(ids, positions, types, self.lengths)
 
 
 def side(sentences: list[np.ndarray], language: int) -> Side:
@@ -79,7 +79,7 @@ class TranslationBatch:
 
 
 class TranslationSampler:
-    """Draws sentences uniformly within a language; denoising and back-translation take turns, and the languages too.
+    """Draws sentences uniformly within a language, while objectives and languages alternate from step to step.
 
     Raises CorpusTooSmall if a language has no sentence that is short enough.
     """

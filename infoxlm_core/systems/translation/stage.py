@@ -1,7 +1,7 @@
-"""Stage: monolingual text of two languages -> a translator, without a single translation to learn from.
+"""The stage that trains a translator on monolingual text of two languages, without any translations.
 
-Lample and Conneau 2019, section 5.3: restore noisy sentences (denoising), and restore sentences from what the model
-itself has made of them in the other language (online back-translation). Held-out pairs only say when to stop.
+Source: Lample and Conneau 2019, section 5.3. The model learns to restore noisy sentences (denoising), and to restore
+sentences from its own translations of them (online back-translation). Held-out pairs only decide when to stop.
 """
 
 import json
@@ -39,7 +39,7 @@ from infoxlm_core.training.run import run_directory
 from infoxlm_core.training.tracker import FileTracker, Tracker
 
 logger = logging.getLogger(__name__)
-VERSION = 1  # raise it when the same config and data give other results
+VERSION = 1  # increase it when the same config and data give other results
 
 
 def train(
@@ -50,12 +50,22 @@ def train(
     run: Path,
     track: Callable[[Path], Tracker] = FileTracker,
 ) -> dict[str, Any]:
-    """Train until BLEU on held-out pairs has not risen for a while; every worker calls this.
+    """Train until BLEU on held-out pairs has stopped rising; every worker calls this.
 
-    The held_out/ of `corpus`, a prepared one, has pairs of the two languages. `output` gets `translator/`, the best
-    one; `run` gets checkpoints, the best translator so far and `metrics.jsonl`: the same directory continues the run.
-    Returns the last step's figures, and the best BLEU. Raises InputError if there are no held-out pairs; and what
-    `open_shards`, `build`, `TranslationSampler` and `loop.train` raise.
+    Args:
+        config: the stage's config.
+        shards_path: token shards of the two languages.
+        corpus: a prepared corpus; its held_out/ has pairs of the two languages.
+        output: receives the best translator, as `translator/`.
+        run: receives checkpoints, the best translator so far and `metrics.jsonl`; an existing run is resumed.
+        track: opens the tracker of a run's directory.
+
+    Returns:
+        The metrics of the last step, and the best BLEU.
+
+    Raises:
+        InputError: there are no held-out pairs. `open_shards`, `build`, `TranslationSampler` and `loop.train` raise
+            other errors.
     """
     shards = distributed.open_shards(shards_path)
     validation = Validation.read(config, shards, corpus)
@@ -82,7 +92,7 @@ def train(
 
 
 def _ends(config: TranslationConfig, checkpoints: Checkpoints) -> list[int]:
-    """Return the steps at which training pauses to compare BLEU, from the last one that was reached before."""
+    """Return the steps at which training pauses to compare BLEU, from the last one that a resumed run reached."""
     every, total = config.validate_every, config.optimization.steps
     ends = [*range(every, total, every), total]
     newest = distributed.on_first(checkpoints.load_newest)
@@ -97,34 +107,37 @@ def _history(run: Path, steps: int) -> list[float]:
 
 
 def build(config: TranslationConfig, shards: Shards) -> Translator:
-    """Return a translator with random weights by the seed, or with those of its starts.
+    """Return a translator with random weights by the seed, or with those of its pre-trained starts.
 
-    Raises ConfigError if the starts are of two sizes, or too short; and what `XLMSystem.size_of` and `load_into` raise.
+    Raises:
+        ConfigError: the starts differ in size, or have too few positions.
+        InputError, TokenizerMismatch: see `XLMSystem.size_of` and `load_into`.
     """
-    wanted, languages = config.model, len(languages_of(shards))
+    sizes_config, languages = config.model, len(languages_of(shards))
     size = EncoderSize.of(
-        wanted, shards.vocabulary_size, positions=wanted.max_tokens, epsilon=EPSILON, types=languages, first=0
-    )
+        sizes_config, shards.vocabulary_size, positions=sizes_config.max_tokens, epsilon=EPSILON, types=languages,
+        first=0,
+    )  # fmt: skip
     halves: list[tuple[str, StartConfig]] = [("encoder", config.encoder), ("decoder", config.decoder)]
     sizes = {start.model: XLMSystem().size_of(Path(start.model), shards) for _, start in halves if start.model}
     if len(set(sizes.values())) > 1:
         raise ConfigError(f"{' and '.join(sizes)} differ in size: both starts must be of one size")
     size = next(iter(sizes.values()), size)
-    most = generated_tokens(config.side_tokens + 2, 1.5, 10)
-    if most > size.positions:
-        raise ConfigError(f"translations of {most} tokens exceed {size.positions} positions: lower side_tokens")
-    model = Translator(size, wanted.dropout)
+    longest = generated_tokens(config.side_tokens + 2, 1.5, 10)
+    if longest > size.positions:
+        raise ConfigError(f"translations of {longest} tokens exceed {size.positions} positions: lower side_tokens")
+    model = Translator(size, sizes_config.dropout)
     first_weights(model, config.seed)
     for half, start in halves:
         if start.model:
-            known = XLM(size)
-            XLMSystem().load_into(known, Path(start.model))
-            start_from(model, known, half, start.take == "embeddings")
+            pretrained_xlm = XLM(size)
+            XLMSystem().load_into(pretrained_xlm, Path(start.model))
+            start_from(model, pretrained_xlm, half, start.take == "embeddings")
     return model.to(distributed.device())
 
 
 class TranslationLearner(Learner):
-    """Alternates denoising and back-translation, one language a step."""
+    """Alternates between denoising and back-translation, with one language per step."""
 
     module: Translator
 
@@ -167,14 +180,14 @@ class TranslationLearner(Learner):
 
 
 def _after_first(target: Side) -> Tensor:
-    """Return every token but the first of each sentence, (T - N,): the targets of the translator's logits."""
+    """Return the targets of the translator's logits (T - N,): every token except the first of each sentence."""
     starts = torch.tensor((0, *target.lengths[:-1]), device=target.ids.device).cumsum(0)
     return target.ids[torch.ones_like(target.ids, dtype=torch.bool).index_fill(0, starts, False)]
 
 
 def export(model: Translator, shards: Shards, directory: Path) -> None:
-    """Write a translator: weights, sizes and languages by number. `transformers` has no class for it."""
-    (directory / manifests.NAME).unlink(missing_ok=True)  # so that nobody takes a partial translator for valid
+    """Write a translator's weights, sizes and languages in our own format, since `transformers` has no class for it."""
+    (directory / manifests.NAME).unlink(missing_ok=True)  # so that readers do not accept a partly written translator
     directory.mkdir(parents=True, exist_ok=True)
     weights = {name: tensor.detach().float().cpu().contiguous() for name, tensor in model.named_parameters()}
     save_file(weights, directory / pretrained.WEIGHTS)

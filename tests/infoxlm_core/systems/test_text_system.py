@@ -255,7 +255,7 @@ def test_an_xlm_of_other_languages_is_no_start(tiny_shards, tmp_path):
     export(first, open_shards(tiny_shards), tmp_path / "model")
     others = open_shards(write_shards(tmp_path / "shards", {"one": 9}, languages=("de", "ru")))
 
-    with pytest.raises(ConfigError, match=r"knows the languages \['de', 'en', 'fr'\], the shards have"):
+    with pytest.raises(ConfigError, match=r"has the languages \['de', 'en', 'fr'\], but the shards have"):
         learner_of(config_of("XLM-MLM", model={"start": str(tmp_path / "model")}), others)
 
 

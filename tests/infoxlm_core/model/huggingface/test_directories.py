@@ -22,7 +22,7 @@ def model(tmp_path):
     [
         ("deep/code.py", "print()", r"holds code\.py, which could run code"),
         ("pytorch_model.bin", "", r"holds pytorch_model\.bin, which could run code"),
-        ("tokenizer_config.json", json.dumps({"auto_map": {}}), "asks for code of its own"),
+        ("tokenizer_config.json", json.dumps({"auto_map": {}}), "requires custom code"),
         ("config.json", "{", "cannot be read"),
         ("model.safetensors.index.json", "{}", "weight_map: Field required"),
         ("model.safetensors.index.json", '{"weight_map": {"a": "../other.safetensors"}}', "is not in this folder"),

@@ -160,7 +160,7 @@ def test_an_encoder_without_its_head_is_imported_and_the_head_reported(tmp_path)
         ({"sentence_encoder.layers.1.fc2.weight": None}, r"no sentence_encoder\.layers\.1\.fc2\.weight"),
         ({"sentence_encoder.embed_tokens.weight": None}, r"no sentence_encoder"),
         ({"sentence_encoder.layers.1.fc2.bias": torch.zeros(3)}, r"layers\.1\.fc2\.bias is \(3,\), not \(128,\)"),
-        ({"lm_head.weight": torch.zeros(V, D)}, r"lm_head\.weight is not the word embeddings"),
+        ({"lm_head.weight": torch.zeros(V, D)}, r"lm_head\.weight differs from the word embeddings"),
         ({"proj_matrix_fast": torch.zeros(2, D, D)}, r"proj_matrix_fast is \(2, 128, 128\), not \(1, 128, 128\)"),
     ],
 )
@@ -185,17 +185,17 @@ def test_a_pickle_that_would_run_code_does_not(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.save({"model": model_tensors(), "extra": Evil()}, tmp_path / "m.pt")
 
-    with pytest.raises(InputError, match="no checkpoint that can be read without running code"):
+    with pytest.raises(InputError, match="cannot be read as a checkpoint without running code"):
         fairseq.convert(tmp_path / "m.pt", tmp_path / "out")
 
     assert not (tmp_path / "it-ran").exists()
     (tmp_path / "m.pt").write_text("root:x:0:0:root:/root:/bin/bash\n")
-    with pytest.raises(InputError, match=r"m\.pt is no checkpoint"):
+    with pytest.raises(InputError, match=r"m\.pt cannot be read as a checkpoint"):
         fairseq.convert(tmp_path / "m.pt", tmp_path / "out")
 
 
 def test_a_directory_that_exists_and_heads_that_do_not_divide_are_refused(xlmr, tmp_path):
     with pytest.raises(InputError, match="exists: give a new directory"):
         fairseq.convert(xlmr[0], tmp_path)
-    with pytest.raises(InputError, match="128 is no multiple of 7 heads"):
+    with pytest.raises(InputError, match="128 is not a multiple of 7 heads"):
         fairseq.convert(xlmr[0], tmp_path / "out", heads=7)

@@ -400,7 +400,7 @@ def test_a_run_ends_when_bleu_has_not_risen_for_a_while(toy, tmp_path):
     [
         ({"languages": ("de", "de")}, "languages must be two"),
         ({"side_tokens": 30}, "translations of 58 tokens"),
-        ({"denoising": ((5, 1.0), (5, 0.0))}, "rising steps"),
+        ({"denoising": ((5, 1.0), (5, 0.0))}, "increasing steps"),
         ({"optimization": {"steps": 9, "warmup_steps": 1}}, "schedule must be inverse_sqrt"),
     ],
 )
