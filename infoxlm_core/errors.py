@@ -14,7 +14,7 @@ class InfoXLMError(Exception):
     exit_code = 70
 
     def __str__(self) -> str:
-        """Return the message as one line. A long message keeps its start, which names the place, and its remedy."""
+        """Return the message as one line. A long one keeps its start, the location, and its end, the remedy."""
         message = "\\n".join(super().__str__().splitlines())
         if len(message) <= MAX_MESSAGE_LENGTH:
             return message

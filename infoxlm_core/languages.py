@@ -1,4 +1,4 @@
-"""Language codes: test sets use two letters, three letters, or a script or region in addition.
+"""Compare language codes, which in test sets have two or three letters, and perhaps a script or region.
 
 de   deu   deu_Latn        one language, compared as `de`
 zh   cmn   zho   zh-CN     one language, compared as `zh`
@@ -63,27 +63,27 @@ def sort(codes: Iterable[str]) -> list[str]:
     return sorted(codes, key=lambda code: (ranks.get(two_letters(code), len(ranks)), code))
 
 
-def choose(available: Collection[str], wanted: str | Iterable[str], where: str) -> list[str]:
-    """Return the sorted codes of the wanted languages in a test set.
+def choose(available: Collection[str], requested: str | Iterable[str], where: str) -> list[str]:
+    """Return the sorted codes of the requested languages in a test set.
 
     Args:
         available: the codes in the test set. A language in several variants is represented by the code without a
             script or region, else by the first one (`zho_Hans`, not `zho_Hant`).
-        wanted: `all`, a key of GROUPS, or codes in any spelling.
+        requested: `all`, a key of GROUPS, or codes in any spelling.
         where: the test set, for the error message.
 
     Raises:
         InputError: the test set lacks a language.
     """
-    if wanted == "all":
+    if requested == "all":
         return sort(available)
     code_of_language: dict[str, str] = {}
     for code in _plain_codes_first(available):
         code_of_language.setdefault(two_letters(code), code)
-    languages = list(GROUPS[wanted] if isinstance(wanted, str) else dict.fromkeys(map(two_letters, wanted)))
+    languages = list(GROUPS[requested] if isinstance(requested, str) else dict.fromkeys(map(two_letters, requested)))
     missing = [language for language in languages if language not in code_of_language]
     if missing:
         raise InputError(
-            f"{where} has no {', '.join(missing)} (asked for by languages): it has {', '.join(sort(available))}"
+            f"{where} has no {', '.join(missing)} (requested by `languages`): it has {', '.join(sort(available))}"
         )
     return sort(code_of_language[language] for language in languages)

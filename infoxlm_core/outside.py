@@ -1,7 +1,7 @@
-"""Safe reading of files from outside: refuse pipes and devices, validate JSON, translate errors of the system.
+"""Read files of users safely: refuse pipes and devices, validate JSON, translate errors of the operating system.
 
-Opening a named pipe blocks forever, reading a device never ends, and valid JSON may be of any shape. Each of these
-becomes an error that names the file and the remedy.
+Opening a named pipe blocks forever, reading a device never ends, and valid JSON may have any structure. Each becomes
+an error that names the file and the remedy.
 """
 
 import errno

@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal, log lines elsewhere."""
+"""Show the progress of long work: a bar on a terminal, log lines elsewhere."""
 
 import logging
 import sys

@@ -1,4 +1,4 @@
-"""The YAML file of a run, whose sections are the configs of the stages: strict reading, overrides, validation."""
+"""Read, override and validate the YAML file of a run, whose sections are the configs of the stages."""
 
 import copy
 import json
@@ -37,11 +37,11 @@ class RunConfig(StageConfig):
     evaluation: EvaluationConfig = EvaluationConfig()
     registration: RegistrationConfig = RegistrationConfig()
     data_workers: NonNegativeInt = 0
-    """Ray Data workers of preparation and tokenization, one a CPU core; 0: in the calling process. They change how long
-    it takes and nothing else."""
+    """Ray Data workers of preparation and tokenization, one for each CPU core; 0: the calling process does the work.
+    They affect speed, never results."""
 
     num_workers: NonNegativeInt = 0
-    """Ray workers of pre-training and fine-tuning, one a GPU or CPU core; 0: in the calling process."""
+    """Ray workers of pre-training and fine-tuning, one for each GPU or CPU core; 0: the calling process trains."""
 
     @model_validator(mode="after")
     def _enough_for_all_workers(self) -> Self:
@@ -64,7 +64,7 @@ class StrictLoader(yaml.SafeLoader):
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        if getattr(self.peek_event(), "anchor", None):  # aliases have the attribute, too
+        if getattr(self.peek_event(), "anchor", None):  # of an anchor, or of an alias of one
             raise ConfigError(f"line {self.peek_event().start_mark.line + 1}: anchors and aliases are not allowed")
         return super().compose_node(parent, index)
 
@@ -75,7 +75,7 @@ class StrictLoader(yaml.SafeLoader):
             for key_node, _ in node.value:
                 key = self.construct_object(key_node, deep=True)
                 if key in seen:
-                    raise ConfigError(f"line {key_node.start_mark.line + 1}: {key!r} stands twice")
+                    raise ConfigError(f"line {key_node.start_mark.line + 1}: {key!r} occurs twice")
                 seen.add(key)
         return mapping
 
@@ -114,7 +114,7 @@ def load_as(kind: type[Config], path: Path | str, overrides: Sequence[str] = ())
         for change in overrides:
             override(values, change)
         if not isinstance(values, dict):
-            raise ConfigError("the file holds no mapping of sections")
+            raise ConfigError("the file must contain a mapping of sections")
         return kind.parse(values)
     except (InputError, yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
@@ -134,7 +134,7 @@ def put(values: Any, name: str, value: Any) -> None:
     for section in sections:
         values = values.setdefault(section, {}) if isinstance(values, dict) else None
     if not isinstance(values, dict):
-        raise ConfigError(f"override {name!r}: {'.'.join(sections)} is no section")
+        raise ConfigError(f"override {name!r}: {'.'.join(sections)} is not a section")
     values[last] = value
 
 
@@ -170,7 +170,9 @@ def override_sections(
         section, dot, _ = name.partition(".")
         if not dot or section not in sections:
             known = ", ".join(sections)
-            raise ConfigError(f"overrides: {name!r} is no field of a section: write SECTION.NAME; sections are {known}")
+            raise ConfigError(
+                f"overrides: {name!r} is not a field of a section: write SECTION.NAME; sections are {known}"
+            )
         put(values, name, value)
     run = RunConfig.parse({**values, "num_workers": num_workers}).model_dump(mode="json", exclude_none=True)
     return {name: run[name] for name in sections}
@@ -179,7 +181,7 @@ def override_sections(
 def override_trials(
     sections: Mapping[str, Any], trials: Sequence[Mapping[str, Any]], overrides: Mapping[str, Any], num_workers: int = 0
 ) -> list[dict[str, Any]]:
-    """Return the trials of an ablation after the same changes, each with all settings.
+    """Return the trials of an ablation after the same changes, each with all its settings.
 
     Raises:
         ConfigError: a field is wrong, or the trials differ in it, so that the names of the variants would be wrong.
@@ -187,13 +189,13 @@ def override_trials(
     planned = [PretrainingConfig.parse(item["pretraining"], "pretraining").model_dump(mode="json") for item in trials]
     for name in overrides:
         if trials and name in ("pretraining.seed", "finetuning.seed"):
-            raise ConfigError(f"overrides: {name!r}: each trial has a seed of its own: change `trials`")
+            raise ConfigError(f"overrides: {name!r}: each trial has its own seed: change `trials`")
         if len({json.dumps(_get({"pretraining": settings}, name)) for settings in planned}) > 1:
             raise ConfigError(f"overrides: {name!r}: the variants differ in it: change `trials`")
     changed: list[dict[str, Any]] = []
     for item in trials:
-        own = {**sections, "pretraining": item["pretraining"]}
-        run = RunConfig.parse(override_sections(own, overrides, num_workers))
+        sections_of_trial = {**sections, "pretraining": item["pretraining"]}
+        run = RunConfig.parse(override_sections(sections_of_trial, overrides, num_workers))
         # Defaults are omitted, because all trials together are one parameter of limited size.
         plain = run.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
         trial = {name: plain.get(name, {}) for name in ("pretraining", "finetuning", "evaluation")}

@@ -1,4 +1,4 @@
-"""Ten sentences and their vectors beside every exported model, so that a server can check that it computes the same.
+"""Store ten sentences and their vectors beside every exported model, so that a server can check its own results.
 
     reference_vectors.json    {"layer": 8, "pooling": "mean", "sentences": [10 texts], "vectors": [10 rows of d]}
 
@@ -128,9 +128,7 @@ def compare(reference: Reference, vectors: Tensor, name: str, computed: str = ""
     """
     expected, actual = reference.vectors.double(), vectors.double()
     if actual.shape != expected.shape:
-        raise DataCorrupt(
-            f"{name} gives vectors {tuple(actual.shape)}, registered are {tuple(expected.shape)}{computed}"
-        )
+        raise DataCorrupt(f"{name} gives vectors {tuple(actual.shape)}, expected {tuple(expected.shape)}{computed}")
     errors = actual - expected
     shares = errors.norm(dim=1) / expected.norm(dim=1)
     cosines = torch.nn.functional.cosine_similarity(actual, expected)
@@ -186,8 +184,10 @@ def _run(python: str, request: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _describe_versions(directory: Path) -> str:
-    """Return with which versions the model was exported, if its manifest has them."""
+    """Return the versions that exported the model, if its manifest names them."""
     if not (directory / manifests.NAME).is_file():
         return ""
     versions = manifests.load(directory).get("made_by", {})
-    return ", made by " + ", ".join(f"{one} {versions[one]}" for one in ("torch", "transformers") if one in versions)
+    return ", made by " + ", ".join(
+        f"{library} {versions[library]}" for library in ("torch", "transformers") if library in versions
+    )

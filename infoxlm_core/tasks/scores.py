@@ -52,11 +52,10 @@ class Scores:
     selection: Mapping[str, Any] | None = None  # the content of selection.json
     mixed: Mapping[str, Any] | None = None  # scores by pair of languages, {"within", "across", "cells"}
     trained_on: Sequence[str] = ()  # languages of the training text, the source first
-    training: Mapping[str, Any] = field(default_factory=dict)  # steps, examples, where the model is
+    training: Mapping[str, Any] = field(default_factory=dict)  # steps, examples, location of the model
     details: Mapping[str, Any] = field(default_factory=dict)  # what only this task has, such as retrieval's vectors
-    outcomes: Any = field(
-        default=None, compare=False, repr=False
-    )  # a table with a row per question; not in scores.json
+    outcomes: Any = field(default=None, compare=False, repr=False)
+    """A table with a row for each question; it is not in scores.json."""
 
     @classmethod
     def from_languages(

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 Settings = TypeVar("Settings", bound=StageConfig)
 Fetch = Callable[[str], str]  # a path or URI -> a path on this machine
 SPLITS = {"train": "train", "dev": "dev", "valid": "dev", "validation": "dev", "test": "test"}
-"""What files and columns call a split -> what we call it."""
+"""Name of a split in files and columns -> our name."""
 
 
 class Fact(NamedTuple):
-    """How something was done here and in the paper."""
+    """One aspect of a protocol, here and in the paper."""
 
     what: str
     ours: str
@@ -43,17 +43,19 @@ class Preset(NamedTuple):
 
 
 class Task(Generic[Settings]):
-    """A kind of task. Subclasses override what differs from the defaults below."""
+    """A kind of task. Subclasses override the defaults that do not fit."""
 
     name: ClassVar[str]
     settings: type[Settings]
-    metrics: ClassVar[tuple[str, ...]]  # the first one is the main metric: figures show it, grids are chosen by it
-    unit: ClassVar[str] = "questions"  # what is counted
+    metrics: ClassVar[
+        tuple[str, ...]
+    ]  # the first is the main metric, which figures show and which chooses among grid points
+    unit: ClassVar[str] = "questions"  # what `counts` of the scores count
     order: ClassVar[Sequence[str]] = ()  # languages in the order of the paper's table
     tables: ClassVar[tuple[str, ...]] = ()  # names of published tables that a suite may show beside our scores
-    presets: ClassVar[Mapping[str, Preset]] = {}  # by their name on the command line of `evaluate`
+    presets: ClassVar[Mapping[str, Preset]] = {}  # by name on the command line of `evaluate`
     head: ClassVar[Head | None] = None  # the head to fine-tune; None if the encoder is measured as it is
-    roles: ClassVar[tuple[str, ...]] = ("data",)  # fields of the settings that hold paths of data
+    roles: ClassVar[tuple[str, ...]] = ("data",)  # fields of the settings that contain paths of data
     only_tested: ClassVar[tuple[str, ...]] = ()  # fields of the settings that training does not depend on
 
     @property
@@ -62,7 +64,7 @@ class Task(Generic[Settings]):
         return self.head is not None
 
     def list_data(self, settings: Settings) -> dict[str, list[str]]:
-        """Return the paths of all data by role."""
+        """Return the paths of all data by role, which is the name of the field."""
         values = {role: getattr(settings, role) for role in self.roles}
         return {role: [value] if isinstance(value, str) else list(value or ()) for role, value in values.items()}
 
@@ -81,10 +83,10 @@ class Task(Generic[Settings]):
 
     def without_data(self, settings: Settings) -> Settings:
         """Return the settings without paths, for artifact keys, which identify data by digests."""
-        return _emptied(settings, self.roles)
+        return _clear_fields(settings, self.roles)
 
     def check_plan(self, settings: Settings, grid_points: int, where: str) -> None:
-        """Refuse settings that a suite cannot measure, before any data is read: ConfigError naming `where`."""
+        """Raise ConfigError, which names `where`, for settings that a suite cannot measure; read no data."""
 
     def check(self, settings: Settings, chosen: bool) -> None:
         """Read all local sets once, so that a mistake is found before hours of training.
@@ -105,13 +107,13 @@ class Task(Generic[Settings]):
     def select_training_inputs(self, settings: Settings) -> tuple[Settings, dict[str, list[str]]]:
         """Return the settings and the data (by role) that a fine-tuned model depends on, without those for tests."""
         data = {role: paths for role, paths in self.list_data(settings).items() if role not in self.only_tested}
-        return _emptied(settings, self.only_tested), data
+        return _clear_fields(settings, self.only_tested), data
 
     def depends_on_workers(self, settings: Settings, encoder: Path) -> bool:
         """Return whether the trained weights depend on the number of workers.
 
-        Dropout that every worker draws for its own tokens makes them depend on it: dropout in the encoder, in token
-        heads, and in models that Hugging Face's code runs.
+        They do if each worker draws dropout for its own tokens: in the encoder, in token heads, and in models that run
+        in Hugging Face's code.
         """
         from infoxlm_core.model.huggingface import pretrained
 
@@ -122,7 +124,7 @@ class Task(Generic[Settings]):
         return dropout > 0 or (head_dropout > 0 and not drawn_by_example)
 
     def read_training(self, settings: Settings, encoder: Path, corpus: Path | None) -> "Training":
-        """Read and tokenise the training text; `corpus` is the prepared one, for settings that name no data.
+        """Read and tokenise the training text; `corpus` is a prepared corpus for settings that name no data.
 
         Raises:
             InputError: a set is missing or not usable.
@@ -135,7 +137,7 @@ class Task(Generic[Settings]):
         return self.list_declared_languages(settings)
 
     def list_declared_languages(self, settings: Settings) -> list[str]:
-        """Return the languages of the training text that the settings name; empty if only the data tell."""
+        """Return the languages of the training text that the settings name; empty if only the data shows them."""
         return list(dict.fromkeys(map(languages.two_letters, getattr(settings, "train_languages", ()))))
 
     def measure(self, settings: Settings, model: Path, output: Path) -> Scores:
@@ -154,7 +156,7 @@ class Task(Generic[Settings]):
         raise NotImplementedError
 
     def describe(self, settings: Settings, table: str) -> dict[str, str]:  # noqa: ARG002
-        """Describe what else, besides test set and training, decides whether scores compare with a published table."""
+        """Return aspects, besides test set and training, that decide whether scores compare with a published table."""
         return {}
 
     def sort(self, codes: Iterable[str]) -> list[str]:
@@ -170,9 +172,9 @@ class Task(Generic[Settings]):
         """
         flat: dict[str, Any] = self._name_common(scores, prefix)
         for metric in self.metrics:
-            under = prefix if len(self.metrics) == 1 else f"{prefix}/{metric}"
-            flat[f"{under}/mean" if len(self.metrics) == 1 else under] = scores.mean[metric]
-            flat |= {f"{under}/{code}": cell[metric] for code, cell in scores.languages.items()}
+            metric_prefix = prefix if len(self.metrics) == 1 else f"{prefix}/{metric}"
+            flat[f"{metric_prefix}/mean" if len(self.metrics) == 1 else metric_prefix] = scores.mean[metric]
+            flat |= {f"{metric_prefix}/{code}": cell[metric] for code, cell in scores.languages.items()}
         return finite(flat)
 
     def _name_common(self, scores: Scores, prefix: str) -> dict[str, Any]:
@@ -181,12 +183,12 @@ class Task(Generic[Settings]):
         return flat | {f"{prefix}/{name}": (scores.mixed or {}).get(name) for name in ("within", "across")}
 
 
-def _emptied(settings: Settings, fields: Iterable[str]) -> Settings:
+def _clear_fields(settings: Settings, fields: Iterable[str]) -> Settings:
     return settings.model_copy(update={name: type(getattr(settings, name))() for name in fields})
 
 
 def load_chosen(tuned: Path, head: Head, languages: Iterable[str]) -> Iterator[tuple[Path, "TaskModel", list[str]]]:
-    """Load the models that the selection chose, one after the other; yield directory, model and its languages."""
+    """Load the selected models one after the other; yield the directory, the model and its languages."""
     from infoxlm_core.model import task_models
 
     directory_of = selection.directories(tuned)

@@ -1,14 +1,14 @@
-"""Checkpoints of a training: complete directories of safetensors and JSON whose manifest is written last.
+"""Save and load the checkpoints of a training: directories of safetensors and JSON whose manifest is written last.
 
     RUN/step=0000000400/   state.safetensors, meta.json, manifest.json (sizes and SHA-256)
-    RUN/saved.json         the newest step ever saved: with it, a run never silently starts over
+    RUN/saved.json         the last saved step: a run that has saved never silently starts over
     RUN/lock               held by the one process that trains
-    RUN/stop               asks the run to save and stop
+    RUN/stop               a request to save and stop
 
-The newest checkpoint is the one of the highest step; clocks do not matter. Every byte is hashed before it is used.
+The newest checkpoint is that of the highest step, whatever the clocks say. Every byte is hashed before it is used.
 
-Workers that share no disk use `RemoteCheckpoints`: a checkpoint exists once it is there. It then contains everything
-else that a run resumes from (`COMPANIONS`).
+Workers without a shared disk use `RemoteCheckpoints`: a checkpoint counts once it is uploaded. It then also contains
+the other files from which a run resumes (`COMPANIONS`).
 """
 
 import contextlib
@@ -47,7 +47,7 @@ def directory_name(step: int) -> str:
 
 
 def step_of(name: str) -> int | None:
-    """Return the step of a checkpoint's directory, None for other names."""
+    """Return the step of a checkpoint's directory, or None for another name."""
     match = _NAME.fullmatch(name)
     return int(match[1]) if match else None
 
@@ -63,14 +63,14 @@ def list_checkpoints(run: Path) -> list[tuple[int, Path]]:
 
 
 def select_outdated(names: Iterable[str], keep: int, bad: Collection[str], spacing: int = 0) -> list[str]:
-    """Return the names of the checkpoints to delete: the bad ones, and all others but the newest.
+    """Return the names of the checkpoints to delete: all bad ones, and all valid ones but the newest.
 
     Args:
-        names: of all checkpoints.
-        keep: how many of the newest checkpoints stay.
+        names: names of all checkpoints.
+        keep: number of newest checkpoints to keep.
         bad: names of checkpoints that are known to be damaged.
         spacing: if not 0, rewind targets at multiples of it stay as well: the two newest that precede the newest
-            checkpoint by `guard.DISTANCE` steps, since training may diverge again after a rewind, and all newer ones.
+            checkpoint by `guard.DISTANCE` steps, as training may diverge again after a rewind, and all newer targets.
     """
     newest_first = sorted(names, reverse=True)
     valid = [name for name in newest_first if name not in bad]
@@ -86,7 +86,7 @@ def select_outdated(names: Iterable[str], keep: int, bad: Collection[str], spaci
 
 @contextlib.contextmanager
 def deleted_on_failure(partial: Path) -> Iterator[None]:
-    """Delete a partly written file or directory if writing fails; name what the operating system reports.
+    """Delete a partly written file or directory if writing fails; translate errors of the operating system.
 
     Raises:
         StorageFull, StorageUnavailable, InputError: see `outside.translate_error`.
@@ -120,10 +120,10 @@ class Meta(TypedDict):
 
 
 class RemoteCheckpoints(Protocol):
-    """Checkpoints of a run in a storage that all machines reach, by the names of their directories."""
+    """Checkpoints of a run, by directory name, in a storage that all machines can reach."""
 
     def held(self) -> contextlib.AbstractContextManager[Any]:
-        """Be the only writer; raises LeaseHeld if there is another one."""
+        """Return a context in which this process is the only writer; raises LeaseHeld if another process is."""
 
     def names(self) -> list[str]:
         """Return the names of all complete checkpoints."""
@@ -141,7 +141,7 @@ class RemoteCheckpoints(Protocol):
         """Return whether a checkpoint was ever uploaded."""
 
     def asked_to_stop(self) -> bool:
-        """Return at once whether the run is asked to save and stop."""
+        """Return without waiting whether someone requested the run to save and stop."""
 
     def forget_request(self) -> None:
         """Delete the request to stop."""
@@ -151,14 +151,14 @@ class Checkpoints:
     """The checkpoints of one run.
 
     Args:
-        directory: of the run; created if missing.
-        fingerprint: a checkpoint must have the same, see `Fingerprint.check`.
+        directory: directory of the run; created if missing.
+        fingerprint: a checkpoint must match it; see `Fingerprint.check`.
         every: steps between two checkpoints.
-        keep: how many of the newest valid checkpoints stay.
-        remote: where other machines find the checkpoints; None if all machines share `directory`.
-        accept_changes: resume although data or settings have changed.
-        background: training continues while a checkpoint is written.
-        rewinds: training may rewind, so that its targets stay, too.
+        keep: number of newest valid checkpoints to keep.
+        remote: shared storage of the checkpoints; None if all machines share `directory`.
+        accept_changes: resume even if data or settings have changed.
+        background: continue training while a checkpoint is written.
+        rewinds: training may rewind, so rewind targets are kept, too.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def locked(self, patience: float = 60.0) -> Iterator[None]:
-        """Be the only process that trains this run; raise LeaseHeld if another one still does after `patience` s."""
+        """Lock the run for this process; raise LeaseHeld if another process still holds it after `patience` seconds."""
         try:
             lock = locks.acquire(self.directory / "lock", timeout=patience, poll_interval=0.5)
         except locks.Timeout:
@@ -191,15 +191,15 @@ class Checkpoints:
                 f"{self.directory} is in use: another process trains this run. Wait for it or stop it"
             ) from None
         with lock:
-            for partial in self.directory.glob(".step=*"):  # of a process that died while it saved
+            for partial in self.directory.glob(".step=*"):  # left by a process that died while saving
                 shutil.rmtree(partial, ignore_errors=True)
             with self.remote.held() if self.remote else contextlib.nullcontext():
                 try:
                     yield
                 finally:
-                    self._writer.shutdown()  # before the lock is released
+                    self._writer.shutdown()  # waits for a pending save before the lock is released
                     error = self._pending_save.exception()
-                    if error is not None and error is not sys.exception():  # another error ended the training
+                    if error is not None and error is not sys.exception():  # the training failed with another error
                         logger.error("a checkpoint could not be saved: %s", error)
 
     def asked_to_stop(self) -> bool:
@@ -212,7 +212,7 @@ class Checkpoints:
             self.remote.forget_request()
 
     def begin_save(self, checkpoint: Checkpoint) -> None:
-        """Save in a thread. Nothing may change the tensors meanwhile, and `finish_save` must have returned."""
+        """Start saving in a thread; call `finish_save` before the next one, and keep the tensors until then."""
         self._pending_save = self._writer.submit(self.save, checkpoint)
 
     def finish_save(self) -> None:
@@ -220,7 +220,7 @@ class Checkpoints:
         self._pending_save.result()
 
     def save_has_failed(self) -> bool:
-        """Return at once whether `finish_save` would raise."""
+        """Return without waiting whether the pending save has failed."""
         return self._pending_save.done() and self._pending_save.exception() is not None
 
     def save(self, checkpoint: Checkpoint, last: bool = False) -> None:
@@ -228,10 +228,10 @@ class Checkpoints:
 
         Args:
             checkpoint: to write.
-            last: no other save follows in this process, so that this upload must succeed.
+            last: this is the last save of the process, so its upload must succeed.
 
         Raises:
-            StorageUnavailable: the last, or several consecutive uploads failed.
+            StorageUnavailable: the last upload, or several consecutive ones, failed.
             StorageFull: older checkpoints are untouched.
         """
         name = directory_name(checkpoint.step)
@@ -265,11 +265,13 @@ class Checkpoints:
         manifests.write(directory, "checkpoint", {"step": checkpoint.step})
 
     def _delete(self, directory: Path) -> None:
-        (directory / manifests.NAME).unlink(missing_ok=True)  # first, so that nobody takes the rest for valid
+        (directory / manifests.NAME).unlink(
+            missing_ok=True
+        )  # first, so that no reader takes the rest for a valid checkpoint
         shutil.rmtree(directory, ignore_errors=True)
 
     def _upload(self, directory: Path, bad: set[str], last: bool) -> bool:
-        """Upload a checkpoint; return whether it exists where it has to. Training survives a few failures."""
+        """Upload a checkpoint if there is remote storage; return False if that failed. A few failures are tolerated."""
         if not self.remote:
             return True
         try:
@@ -287,7 +289,7 @@ class Checkpoints:
         return True
 
     def load_newest(self) -> Checkpoint | None:
-        """Return the newest checkpoint whose every byte is as written; None if this run never saved one.
+        """Return the newest valid checkpoint, after hashing all its bytes; None if this run never saved one.
 
         Raises:
             NoValidCheckpoint: there were checkpoints, and none is valid.
@@ -296,7 +298,7 @@ class Checkpoints:
         candidates = self._candidates()
         checkpoint, problems = self._load_first_valid(candidates)
         if checkpoint is not None:
-            # Newer ones are damaged, or were never uploaded. They stay until there is a newer valid checkpoint.
+            # Newer ones are damaged or were never uploaded. Delete them only once a newer valid checkpoint exists.
             on_disk = list_checkpoints(self.directory)
             self._bad = {path.name for step, path in candidates + on_disk if step > checkpoint.step}
             if self.remote:
@@ -319,19 +321,19 @@ class Checkpoints:
         """
         candidates = self._candidates()
         last_target = step - guard.DISTANCE
-        targets = [(at, path) for at, path in candidates if self.spacing and at % self.spacing == 0]
-        checkpoint, _ = self._load_first_valid([(at, path) for at, path in targets if at <= last_target])
+        targets = [item for item in candidates if self.spacing and item[0] % self.spacing == 0]
+        checkpoint, _ = self._load_first_valid([item for item in targets if item[0] <= last_target])
         if checkpoint is None:
             return None
-        for at, path in sorted({*candidates, *list_checkpoints(self.directory)}, reverse=True):
-            if at > checkpoint.step:  # else a restart would resume from it, with the data that is left out
+        for saved_step, path in sorted({*candidates, *list_checkpoints(self.directory)}, reverse=True):
+            if saved_step > checkpoint.step:  # a restart would resume from it and use the skipped data
                 if self.remote:
                     self.remote.drop(path.name)
                 self._delete(path)
         return checkpoint
 
     def _load_first_valid(self, candidates: Iterable[tuple[int, Path]]) -> tuple[Checkpoint | None, list[str]]:
-        """Return the first checkpoint whose every byte is as written, and the problems of those before it."""
+        """Return the first valid checkpoint, and the problems of the candidates before it."""
         problems: list[str] = []
         for step, path in candidates:
             try:
@@ -342,7 +344,7 @@ class Checkpoints:
                 raise
             except (InfoXLMError, OSError, ValueError, SafetensorError) as error:
                 known_error = outside.translate_error(error, path)
-                if isinstance(known_error, TryAgain):  # nor is a failing disk
+                if isinstance(known_error, TryAgain):  # a failing disk is not damage, either
                     raise known_error from error
                 logger.warning("CheckpointCorrupt step=%d reason=%s", step, error)
                 problems.append(f"step {step}: {error}")
@@ -353,7 +355,7 @@ class Checkpoints:
         return None, problems
 
     def _candidates(self) -> list[tuple[int, Path]]:
-        """Return steps of the existing checkpoints, newest first, and their directories here, present or not."""
+        """Return steps and local directories of all checkpoints, newest first; a directory may not exist here yet."""
         if self.remote is None:
             return list_checkpoints(self.directory)
         steps = [step for step in map(step_of, self.remote.names()) if step is not None]
@@ -366,7 +368,7 @@ class Checkpoints:
         except InfoXLMError:
             if self.remote is None:
                 raise
-            self.remote.fetch(path.name, path)  # verifies every byte, so that the manifest alone is read again
+            self.remote.fetch(path.name, path)  # verifies every byte, so only the manifest is read again
             manifests.read(path, "checkpoint", made_with="pretrain", check=lambda _: False)
 
 

@@ -1,4 +1,4 @@
-"""What workers of one training do together. Without a process group each function handles the case of one worker."""
+"""Collective operations of the workers of one training; without a process group, there is one worker."""
 
 import functools
 import itertools
@@ -20,7 +20,7 @@ from infoxlm_core.errors import ConfigError, InfoXLMError, RankDesync
 from infoxlm_core.model import devices, mixed
 
 T = TypeVar("T")
-PATIENCE = timedelta(days=1)  # the others wait so long while the first worker works alone: writing may take hours
+PATIENCE = timedelta(days=1)  # how long workers wait while the first one works alone: writing may take hours
 CHECKSUM_CHUNK = 2**22  # values that a checksum converts to 64 bits at a time
 
 
@@ -38,7 +38,7 @@ def device() -> torch.device:
 
 
 def describe() -> dict[str, object]:
-    """Return what the last bits of a result may depend on: threads of a worker, workers, kind of device."""
+    """Return what may change the last bits of a result: threads of a worker, number of workers, kind of device."""
     return {"threads": torch.get_num_threads(), "workers": world_size(), "device": device().type}
 
 
@@ -78,7 +78,7 @@ def sum_numbers(values: Mapping[str, float]) -> dict[str, float]:
 
 
 def gather_rows(rows: Tensor, counts: Sequence[int] = ()) -> Tensor:
-    """Return the rows (B, …) of all workers in the order of their ranks; `counts`: B of each if they differ."""
+    """Return the rows (B, …) of all workers in rank order; `counts` has each worker's B if they differ."""
     if world_size() == 1:
         return rows
     missing = max(counts, default=len(rows)) - len(rows)  # all_gather needs equal shapes: pad with zeros
@@ -94,9 +94,9 @@ def from_first(value: T) -> T:
     """Return the first worker's value on every worker."""
     if world_size() == 1:
         return value
-    box = [value]
-    dist.broadcast_object_list(box, src=0, group=_patient_group(dist.group.WORLD))
-    return box[0]
+    values = [value]
+    dist.broadcast_object_list(values, src=0, group=_patient_group(dist.group.WORLD))
+    return values[0]
 
 
 @functools.lru_cache(1)
@@ -107,7 +107,7 @@ def _patient_group(workers: dist.ProcessGroup) -> dist.ProcessGroup:  # noqa: AR
     """
     group = dist.new_group(backend="gloo", timeout=PATIENCE)
     if group is None:
-        raise RuntimeError("every worker belongs to the group of all")
+        raise RuntimeError("this worker is not a member of the group of all workers")
     return group
 
 
@@ -203,7 +203,7 @@ def copy_from_first(sources: Mapping[str, Tensor], targets: Mapping[str, Tensor]
 def tensors_on_first(tensors: Mapping[str, Tensor], copy: bool = False) -> dict[str, Tensor]:
     """Return whole tensors on the first worker's CPU, and nothing on the others; all workers must call this.
 
-    `copy`: copy tensors that are on the CPU already, too.
+    `copy`: also copy tensors that are already on the CPU.
     """
     gathered = {}
     for name, tensor in tensors.items():

@@ -1,7 +1,7 @@
-"""What a checkpoint belongs to: data, tokenizer and settings must be equal when a run resumes, code and libraries not.
+"""Compare a run with its checkpoints: data, tokenizer and settings must be equal, code and libraries need not be.
 
-Resuming with other data or settings is refused, unless the config names the run (`checkpoints.resume`): nobody could
-repeat the resulting curve. Other code or libraries are logged: a bug fix must not cost a week of training.
+Resuming with other data or settings is refused, unless the config names the run (`checkpoints.resume`), because the
+resulting curve could not be reproduced. Other code or libraries are only logged: a bug fix must not cost a week.
 """
 
 import logging
@@ -22,7 +22,7 @@ LOADED_SUFFIXES = (".safetensors", ".json", ".model", ".txt")  # the files of a 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What one start of a training depends on."""
+    """Everything that one start of a training depends on."""
 
     compared: dict[str, object] = field(default_factory=dict)  # stage version, decisive settings, digests of inputs
     recorded: dict[str, object] = field(default_factory=dict)  # code, libraries, threads, workers, kind of device
@@ -41,7 +41,7 @@ class Fingerprint:
         return cls(decisive(config, version, inputs), manifests.describe_software() | distributed.describe())
 
     def meta(self) -> dict[str, Any]:
-        """Return what a checkpoint stores of this fingerprint."""
+        """Return the fields of this fingerprint in a checkpoint."""
         return {"fingerprint": self.compared, "made_by": self.recorded}
 
     def check(self, meta: Mapping[str, Any], run: str, accept_changes: bool = False) -> None:
@@ -59,9 +59,9 @@ class Fingerprint:
 
 
 def decisive(config: StageConfig, version: int, inputs: Mapping[str, str]) -> dict[str, object]:
-    """Return what decides a stage's result, by name: all settings but those of saving, logging and probing.
+    """Return by name what determines a stage's result: all settings except those of saving, logging and probing.
 
-    The digest of an input replaces the setting of the same name: content counts, not the path.
+    The digest of an input replaces the setting of the same name, so content counts, not the path.
     """
     return {"version": version, **flatten(config.result_fields()), **inputs}
 
@@ -98,7 +98,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
 def digest_inputs(paths: str | Sequence[str] | None) -> list[str]:
     """Return digests of the existing files and directories among the paths that a config names.
 
-    The location does not count. The name of a file does, since it often contains language and split
+    Their location does not matter. The name of a file does, since it often contains language and split
     (`xquad.de.json`), and so does the name of its directory if that is a language code (`fr/dev_2k.tsv`).
     """
     named = [paths] if isinstance(paths, str) else paths or []
@@ -120,7 +120,7 @@ def digest_inputs_by_role(roles: Mapping[str, Sequence[str]]) -> str:
 def _digest_directory(directory: Path) -> str:
     """Digest names and contents of the files below a directory; of a model directory only the files that are loaded.
 
-    The manifest never counts: it records which code wrote the files.
+    The manifest is excluded, because it records which code wrote the files.
     """
     files = [path for path in outside.list_tree(directory) if path.is_file() and path.name != manifests.NAME]
     language = _language_of(directory)

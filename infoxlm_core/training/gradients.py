@@ -1,4 +1,4 @@
-"""Sums gradients over workers during the backward pass, in an order that only the model decides.
+"""Sum gradients over workers during the backward pass, in an order that depends only on the model.
 
 PyTorch's DistributedDataParallel regroups its buckets after the first backward pass, so that a resumed run would add in
 another order than an uninterrupted one. It also averages, while our losses are divided before.
@@ -15,7 +15,7 @@ from infoxlm_core.model import mixed
 from infoxlm_core.training import distributed
 
 BUCKET_BYTES = 2**25
-"""Gradients that are sent together, about a layer of base: small buckets cost latency, large ones start late."""
+"""Size of gradients that are sent together, about one layer of base: small buckets add latency, large ones wait."""
 
 
 @contextlib.contextmanager

@@ -1,19 +1,19 @@
-"""The guard of a training: which steps are bad, when to rewind to a checkpoint, and which data to leave out then.
+"""Detect bad training steps, and decide when to rewind to a checkpoint and which data to skip then.
 
 A step is bad if its loss or gradient norm is not finite, or far above those of the good steps before it: 6 standard
 deviations above the mean of the last 128, from the 64th good step on (as OLMo-core's `SkipStepOptimizer`). A low value
 is never bad: losses fall fast at the start of every training.
 
-Bad steps in a row, or too many among the last thousand, mean that the training cannot recover by itself. It then
-rewinds to a checkpoint from well before them and leaves out the data of the steps in between. A step (which schedules
-count) and its position in the stream of data are therefore two numbers:
+Several bad steps in a row, or too many among the last thousand, mean that the training cannot recover by itself. It
+then rewinds to a checkpoint from well before them and skips the data of the steps in between. The number of a step, by
+which schedules go, therefore differs from its position in the stream of data:
 
     steps      0 … 399 | 400 … 503 |                       rewind to 400: (400, 104) joins `skips`
     positions  0 … 399 | 400 … 503 |
     steps      0 … 399             | 400 …
     positions  0 … 399             | 504 …
 
-All workers share the state of the guard, and every checkpoint contains it: an interrupted run decides as any other.
+All workers share the state of the guard, and every checkpoint contains it: an interrupted run makes the same decisions.
 """
 
 import copy
@@ -27,7 +27,7 @@ from typing_extensions import TypedDict
 
 WINDOW = 128  # good steps with which a step is compared
 MIN_WINDOW = 64  # with fewer good steps, no step is a spike
-RECENT_STEPS, MAX_RECENT_BAD = 1_000, 10  # more bad steps than these among so many: the training is in trouble
+RECENT_STEPS, MAX_RECENT_BAD = 1_000, 10  # more bad steps among the recent ones: the training is in trouble
 DISTANCE = 100  # steps by which a checkpoint must precede the trouble to be a rewind target
 
 Skips = list[tuple[int, int]]
@@ -47,13 +47,13 @@ class GuardState(TypedDict):
 
 @dataclass
 class Guard:
-    """The guard of one training and what it remembers."""
+    """Judges the steps of one training by those before them."""
 
-    deviations: float = 0.0  # a step is a spike above so many standard deviations; 0: only non-finite steps are bad
+    deviations: float = 0.0  # limit of a spike, in standard deviations; 0: only non-finite steps are bad
     good: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     """Loss and gradient norm of the last good steps, by the kind of step."""
-    bad: list[int] = field(default_factory=list)  # the bad ones among the recent steps
-    skips: Skips = field(default_factory=list)  # (step, number of positions that are left out before it)
+    bad: list[int] = field(default_factory=list)  # numbers of the bad steps among the recent ones
+    skips: Skips = field(default_factory=list)  # (step, number of positions skipped before it)
     rewinds: int = 0
     furthest: int = 0  # the last step before a rewind: steps up to it are repeated
 
@@ -99,7 +99,7 @@ class Guard:
         return ""
 
     def skipped_positions(self, step: int) -> int:
-        """Return how many positions are left out before a step: its position is `step` plus these."""
+        """Return how many positions are skipped before a step, whose position is `step` plus this number."""
         return sum(count for skip_step, count in self.skips if skip_step <= step)
 
     def rewind(self, past: "Guard", target: int, step: int) -> None:
@@ -139,7 +139,7 @@ class Guard:
 
 
 def upper_limit(values: Sequence[float], deviations: float) -> float:
-    """Return the mean plus so many standard deviations; sums are exact, so that the order does not matter."""
+    """Return the mean plus so many standard deviations; sums are exact, so their order does not matter."""
     mean = math.fsum(values) / len(values)
     return mean + deviations * math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
 

@@ -1,4 +1,4 @@
-"""What the training loop needs of a model to train it, and what all learners share: dropout by key, precision."""
+"""The interface between training loop and models, and what all learners share: seeded dropout, precision."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,9 @@ class LossWeights:
     """The enabled objectives and their weights: L = sum of weight * summed loss / divisor."""
 
     by_name: Mapping[str, float]
-    divide: Literal["mean", "count"] = "mean"  # mean: by the objective's targets · count: by those of all objectives
+    divide: Literal["mean", "count"] = (
+        "mean"  # mean: by the objective's own targets · count: by the targets of all objectives
+    )
 
     def divisors(self, counts: Mapping[str, float]) -> dict[str, float]:
         """Return the divisor of each objective's summed loss, from the targets in the whole global batch."""
@@ -72,7 +74,7 @@ class Learner:
         return {}
 
     def after_step(self, step: int, good: bool = True) -> None:
-        """Update what is not a parameter after `step` steps; called with 0 when a run begins, and not on resume.
+        """Update state that is no parameter after `step` steps; called with 0 when a run starts, not on resume.
 
         `good`: the last step changed the weights.
         """
@@ -83,7 +85,7 @@ class Learner:
 
 
 def seed_dropout(*key: object) -> None:
-    """Seed dropout by a key such as (seed, step, worker, micro-batch), whatever was drawn before."""
+    """Seed dropout by a key such as (seed, step, worker, micro-batch), independently of earlier draws."""
     seed = int.from_bytes(digest_key(*key)[:8], "little")
     torch.default_generator.manual_seed(seed)  # torch.manual_seed would record a stack for each kind of device
     if torch.cuda.is_initialized():

@@ -24,7 +24,7 @@ from infoxlm_core.training.tracker import Tracker
 
 logger = logging.getLogger(__name__)
 NO_GUARD = GuardConfig(deviations=0.0, rewinds=0)
-"""For trainings whose healthy losses have spikes, as fine-tuning with small batches."""
+"""For trainings in which spikes of the loss are normal, such as fine-tuning with small batches."""
 
 
 def train(
@@ -40,12 +40,12 @@ def train(
 
     Args:
         learner: what is trained.
-        config: of the optimizer and the number of steps.
-        checkpoints: of this run; the first worker saves.
-        tracker: of the curves; the first worker writes.
+        config: the optimizer and the number of steps.
+        checkpoints: the run's checkpoints; the first worker saves.
+        tracker: receives the curves; the first worker writes.
         log_every: steps between two points of the curves.
-        observe: returns evaluations that are due after a step, such as scores on held-out text.
-        guard: what is done about bad steps.
+        observe: returns the evaluations due after a step, such as scores on held-out text.
+        guard: how bad steps are handled.
 
     Returns:
         The figures of the last step.
@@ -71,9 +71,9 @@ def train(
         while progress.step < config.steps:
             # The CPU prepares the next step's batches while this step computes.
             stop = first and (checkpoints.asked_to_stop() or checkpoints.save_has_failed())
-            began = time.monotonic()
+            wait_started = time.monotonic()
             batches = next_batches.result()
-            waited = time.monotonic() - began
+            waited = time.monotonic() - wait_started
             if progress.step + 1 < config.steps:
                 next_batches = prepare(progress.step + 1)
             figures, stopping = train_step(learner, optimizer, config, progress, batches, stop)
@@ -87,18 +87,18 @@ def train(
                 if progress.step % log_every == 0 or observed or last:
                     tracker.log(progress.step, figures | speed)
 
-            # A single bad step was skipped; several do not heal by themselves.
+            # A single bad step was skipped. After several, the training does not recover by itself.
             trouble = progress.guard.trouble(progress.step, progress.bad_in_a_row, config.max_bad_steps)
             if trouble:
                 _rewind(learner, optimizer, progress, checkpoints, tracker, guard.rewinds, trouble)
                 next_batches, save_due = prepare(progress.step), False
                 continue
 
-            # Compare the workers more often than checkpoints are saved: it reads all weights once.
+            # Compare the workers more often than checkpoints are saved: it is cheap, one pass over all weights.
             if progress.step % max(8, checkpoints.every // 10) == 0:
                 _compare_workers(learner, progress.step)
 
-            # Save none among bad steps: it would replace checkpoints from before the trouble.
+            # Do not save among bad steps: that would replace checkpoints from before the trouble.
             save_due = save_due or progress.step % checkpoints.every == 0 or stopping
             if last or (save_due and progress.bad_in_a_row == 0):
                 _save(learner, optimizer, progress, figures, checkpoints, tracker, stopping or last)
@@ -106,7 +106,9 @@ def train(
 
             if stopping and not save_due:
                 distributed.on_first(checkpoints.forget_request)
-                raise Preempted(f"asked to stop after step {progress.step}: a checkpoint is saved, run again to go on")
+                raise Preempted(
+                    f"asked to stop after step {progress.step}: a checkpoint is saved. Run again to continue"
+                )
     return figures
 
 
@@ -136,10 +138,10 @@ def _rewind(
     max_rewinds: int,
     trouble: str,
 ) -> None:
-    """Restore a checkpoint from before the trouble and skip the data since.
+    """Restore a checkpoint from before the trouble and skip the data since then.
 
     Raises:
-        TrainingDiverged: there were `max_rewinds` before, or there is no such checkpoint.
+        TrainingDiverged: `max_rewinds` rewinds were made before, or there is no such checkpoint.
     """
     step, guard = progress.step, progress.guard
     distributed.on_first(checkpoints.finish_save)
@@ -170,7 +172,7 @@ def _save(
     tracker: Tracker,
     last: bool,
 ) -> None:
-    """Save a checkpoint of equal workers; wait for the last one of this process."""
+    """Save a checkpoint after comparing the workers; wait until it is written if it is the last of this process."""
     distributed.on_first(checkpoints.finish_save)
     _compare_workers(learner, progress.step)
     background = checkpoints.background and not last

@@ -44,7 +44,7 @@ def make_adamw(parameters: Iterable[nn.Parameter], config: OptimizationConfig) -
         weight_decay=config.weight_decay,
         fused=True,
     )
-    # The fused step does not change the versions of the weights, by which their bf16 copies notice a change.
+    # The fused step does not update the weights' version counters, by which their bf16 copies detect a change.
     adam.register_step_post_hook(lambda *_: increment_version(parameters))
     for parameter in parameters:
         adam.state[parameter] = {

@@ -1,4 +1,4 @@
-"""The speed of a training: a log line every ten seconds, and figures for the curves."""
+"""Measure the speed of a training, for a log line every ten seconds and for the curves."""
 
 import logging
 import time
@@ -20,8 +20,8 @@ class Pace:
     """Measures the speed of one training of so many steps, in this process."""
 
     def __init__(self, steps: int) -> None:
-        self.steps, self.steps_taken = steps, 0  # steps taken here exceed the progress after a rewind
-        self.began = self.last_line = time.monotonic()
+        self.steps, self.steps_taken = steps, 0  # of this process, repeated steps included
+        self.started = self.last_line = time.monotonic()
         self.tokens = self.seconds_waited = 0.0  # since the last line
         self.last_probe: dict[str, float] = {}
 
@@ -47,13 +47,13 @@ class Pace:
             if gpu_peak and "flops" in figures:
                 speed["mfu"] = figures["flops"] / figures["tokens"] * rate / (gpu_peak * distributed.world_size())
         if now - self.last_line >= SECONDS_BETWEEN_LINES or step == self.steps:
-            left = time_left(now - self.began, self.steps_taken, self.steps_taken + self.steps - step)
+            left = time_left(now - self.started, self.steps_taken, self.steps_taken + self.steps - step)
             logger.info("step %d/%d %s, %.0f tokens/s, %s", step, self.steps, self._quality(figures), rate, left)
             self.last_line, self.tokens, self.seconds_waited = now, 0.0, 0.0
         return speed
 
     def _quality(self, figures: Mapping[str, float]) -> str:
-        """Return losses, accuracies and the last probe as words."""
+        """Return losses, accuracies and the last probe as text."""
         losses = {name: value for name, value in figures.items() if name.startswith("loss/")}
         accuracies = {name: value for name, value in figures.items() if name.endswith("accuracy")}
         shown = losses | accuracies | self.last_probe

@@ -24,7 +24,7 @@ def run_directory(
     background: bool = False,
     rewinds: bool = False,
 ) -> Iterator[tuple[Checkpoints, Tracker]]:
-    """Open checkpoints and tracker of a run; the first worker holds the run's lock meanwhile.
+    """Open checkpoints and tracker of a run; the first worker holds the run's lock inside this context.
 
     Raises:
         LeaseHeld: another process trains this run.

@@ -43,7 +43,7 @@ def shard(module: nn.Module, layers: Iterable[nn.Module], half: torch.dtype | No
 
 
 def sum_gradients_in(module: nn.Module, last: bool) -> None:
-    """Before a backward pass: let a sharded module sum gradients over workers only in the step's last one."""
+    """Let a sharded module sum gradients over workers only in the last backward pass of a step; call it before each."""
     if is_sharded(module):
         module.set_requires_gradient_sync(last)
 
@@ -70,5 +70,5 @@ def norm_of(gradients: Sequence[Tensor]) -> Tensor:
     """Return the Euclidean norm of all gradients together; of shards, over all workers."""
     if not any(mixed.is_shard(gradient) for gradient in gradients):
         return nn.utils.get_total_norm(gradients)
-    own = nn.utils.get_total_norm([g.to_local() if mixed.is_shard(g) else g for g in gradients])
-    return distributed.sum_over_workers(own.square()).sqrt()
+    local_norm = nn.utils.get_total_norm([g.to_local() if mixed.is_shard(g) else g for g in gradients])
+    return distributed.sum_over_workers(local_norm.square()).sqrt()

@@ -28,7 +28,7 @@ class _Meta(TypedDict):
 
 @dataclass
 class Progress:
-    """How far a training is. `updates` counts optimizer updates: fewer than `step` if there were bad steps."""
+    """How far a training has come. Bad steps count in `step`, but not in `updates` of the weights."""
 
     step: int = 0
     updates: int = 0
@@ -55,7 +55,7 @@ def snapshot(
 ) -> Checkpoint:
     """Return everything the next step depends on, and the last figures; all workers must call this.
 
-    The first worker gets whole tensors, also of a sharded model. `copy`: later steps do not change them.
+    The first worker gets whole tensors, even of a sharded model. With `copy`, later steps do not change them.
     """
     tensors = distributed.tensors_on_first(named_tensors(learner, optimizer), copy)
     meta = {"updates": progress.updates, "bad_in_a_row": progress.bad_in_a_row, "figures": dict(figures)}

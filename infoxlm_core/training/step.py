@@ -45,11 +45,13 @@ def train_step(
     parameters = [p for p in learner.module.parameters() if p.requires_grad]
     sums = _backward(learner, batches, scales, parameters)
     for parameter in parameters:
-        if parameter.grad is None:  # its objective had no target: it decays with any number of workers
+        if (
+            parameter.grad is None
+        ):  # its objective had no target; weight decay applies anyway, for any number of workers
             parameter.grad = torch.zeros_like(parameter)
     norm_tensor = sharding.norm_of([p.grad for p in parameters if p.grad is not None])
 
-    # Only here a step waits for its device. All workers read the same sums and norm, and so judge the step alike.
+    # Only here does a step wait for its device. All workers read the same sums and norm, so they judge it alike.
     totals, norm = _read(sums, norm_tensor)
     finite = math.isfinite(norm) and all(bool(np.isfinite(value).all()) for value in totals.values())
     means = {name: totals[name] / divisors[name] for name in weights if counts[name]}
@@ -112,7 +114,7 @@ def _is_good(learner: Learner, progress: Progress, loss: float, norm: float, fin
     kind = learner.kind_of(step, guard.skipped_positions(step))
     reason = guard.judge(step + 1, kind, loss, norm, finite)
     if reason and distributed.rank() == 0:
-        logger.warning("step %d changes nothing: %s", step + 1, reason)
+        logger.warning("step %d is skipped: %s", step + 1, reason)
     return not reason
 
 
@@ -131,9 +133,10 @@ def _read(sums: Mapping[str, Tensor], norm: Tensor) -> tuple[dict[str, Any], flo
     The norm is the first worker's: different devices may round it differently, and all must judge alike.
     """
     names = sorted(sums)
-    own_norm = norm.double().reshape(1)
-    own_norm = own_norm if distributed.rank() == 0 else torch.zeros_like(own_norm)
-    flat = torch.cat([*(sums[name].flatten() for name in names), own_norm])
+    first_norm = norm.double().reshape(1)
+    if distributed.rank() > 0:
+        first_norm = torch.zeros_like(first_norm)
+    flat = torch.cat([*(sums[name].flatten() for name in names), first_norm])
     values = distributed.sum_over_workers(flat).cpu().numpy()
     ends = np.cumsum([sums[name].numel() for name in names])
     totals: dict[str, Any] = {}

@@ -1,7 +1,7 @@
-"""Where a run writes its curves: a Protocol, and the tracker that needs only a file.
+"""Write and read the curves of a run: the Protocol of trackers, and a tracker that writes a file.
 
-The file, `metrics.jsonl`, has one line per call: `{"step": 10, "loss/mlm": 2.3}`. Whatever sends the points elsewhere
-reads them from there, so that a slow server never delays a step.
+The file, `metrics.jsonl`, has one line per call: `{"step": 10, "loss/mlm": 2.3}`. Other trackers send
+the points from this file to a server, so that a slow server never delays a step.
 """
 
 import json
@@ -90,4 +90,4 @@ def parse(line: bytes, where: str) -> Point:
             raise InputError("no step")
         return step, values
     except InputError:
-        raise DataCorrupt(f"{where}: {line[:80]!r} is no point of a curve: remove this line") from None
+        raise DataCorrupt(f"{where}: {line[:80]!r} is not a point of a curve: remove this line") from None

@@ -1,4 +1,4 @@
-"""What all launchers of training workers share: the number of workers, errors as results, requests to stop."""
+"""Code shared by all launchers of training workers: the number of workers, errors as results, requests to stop."""
 
 import contextlib
 import logging
@@ -22,7 +22,7 @@ def limit_to_gpus(workers: int, gpus: int) -> int:
 
 
 def attempt(train: Callable[..., dict[str, Any]], arguments: dict[str, Any]) -> dict[str, Any]:
-    """Train in a worker; return {"figures": …}, or {"error": class, "message": …} of an error that all workers share.
+    """Train in a worker; return {"figures": …}, or {"error": class, "message": …} if all workers fail alike.
 
     Such an error is a result, because a restart of the workers would not help. An error of the operating system on one
     of several workers is raised: the others must not wait for a worker that seems to have succeeded.

@@ -48,8 +48,8 @@ def test_norwegian_is_a_language_of_a_run(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("a: 1\nb: 2\na: 3", "line 3: 'a' stands twice"),
-        ("x: {no: 1, no: 2}", "line 1: 'no' stands twice"),
+        ("a: 1\nb: 2\na: 3", "line 3: 'a' occurs twice"),
+        ("x: {no: 1, no: 2}", "line 1: 'no' occurs twice"),
         ("a: &b 1\nc: *b", "line 1: anchors and aliases are not allowed"),
         ("a: 1\nb: &c {}", "line 2: anchors and aliases are not allowed"),
     ],
@@ -111,9 +111,12 @@ def test_an_override_changes_its_field_and_no_other_and_one_that_says_the_same_c
     ("overrides", "said"),
     [
         ({"pretraining.optimization.stepz": 1}, "pretraining.optimization.stepz: unknown name; known are .*steps"),
-        ({"steps": 1}, "'steps' is no field of a section: write SECTION.NAME; sections are preparation, pretraining"),
-        ({"num_workers": 2}, "'num_workers' is no field of a section"),
-        ({"pretraining.optimization.steps.x": 1}, "pretraining.optimization.steps is no section"),
+        (
+            {"steps": 1},
+            "'steps' is not a field of a section: write SECTION.NAME; sections are preparation, pretraining",
+        ),
+        ({"num_workers": 2}, "'num_workers' is not a field of a section"),
+        ({"pretraining.optimization.steps.x": 1}, "pretraining.optimization.steps is not a section"),
         ({"pretraining.optimization.steps": "many"}, "pretraining.optimization.steps: .* not 'many'"),
         ({"pretraining.batches.virtual_shards": 1}, r"num_workers \(2\) must not exceed"),
     ],
@@ -138,7 +141,7 @@ def test_an_override_reaches_every_trial_and_leaves_its_seed_and_what_makes_it_a
         with pytest.raises(ConfigError, match=f"'{name}': the variants differ in it: change `trials`"):
             run_file.override_trials(SECTIONS, trials, {name: 0.5})
     for name in ("pretraining.seed", "finetuning.seed"):
-        with pytest.raises(ConfigError, match=f"'{name}': each trial has a seed of its own"):
+        with pytest.raises(ConfigError, match=f"'{name}': each trial has its own seed"):
             run_file.override_trials(SECTIONS, trials, {name: 1})
 
 

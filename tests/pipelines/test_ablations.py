@@ -88,7 +88,7 @@ def test_the_last_layer_is_that_of_the_model_to_start_from(demo, tmp_path):
         ("a: {contrast: {layer: first}}", (), "variant a: pretraining.contrast.layer: Input should be a valid integer"),
         ("a: {contrast: 3}", (), "variant a: pretraining.contrast: Input should be"),
         ("a: {}\nb: {what: the same}", (), "variants a and b are the same with this config: choose one"),
-        ("a: {}\na: {}", (), "'a' stands twice"),
+        ("a: {}\na: {}", (), "'a' occurs twice"),
         ("a/b: {}", (), "variant 'a/b': use letters, digits and"),
         ("a: 3", (), "variant a: 3 is not a mapping of overrides"),
         ("[a]", (), "expected a mapping from names to variants"),

@@ -49,12 +49,14 @@ def read_test_set(directory: Path) -> pd.DataFrame:
     if not path.is_file():
         raise InputError(f"{path} is missing. {REMEDY}")
     table = tables.read_frame(path, None, "give the output of finetune").astype("string")
-    if missing := {"text", "label", "language"} - set(table.columns):
+    missing = {"text", "label", "language"} - set(table.columns)
+    if missing:
         raise InputError(f"{path} has no column {', '.join(sorted(missing))}. {REMEDY}")
     if table.empty:
         raise InputError(f"{path} has no rows. Add rows of split test to the data of the fine-tuning.")
     labels = padded.labels_of(padded.read_config(directory))
-    if unknown := sorted(set(table["label"]) - set(labels)):
+    unknown = sorted(set(table["label"]) - set(labels))
+    if unknown:
         raise InputError(f"{path}: label {unknown[0]!r} is not one of the classifier's ({', '.join(labels)}).")
     return table
 

@@ -196,7 +196,7 @@ def _score_mixed(
 
 
 def check(config: ClassificationConfig, chosen: bool) -> None:
-    """Check that there are rows to train on, to test on and, if something is chosen by them, to develop on."""
+    """Check that there are training and test rows and, if a choice depends on them, development rows."""
     labels, table = _read_for_check(config)
     paths = ", ".join(dict.fromkeys([config.data] if isinstance(config.data, str) else config.data or ()))
     remedy = "Add a split, or settings.data."
@@ -222,7 +222,7 @@ def _read_for_check(config: ClassificationConfig) -> tuple[set[str], pd.DataFram
     """
     languages = {two_letters(language) for language in config.train_languages}
     files = list_files(config, None)
-    if any(file.split is None for file in files):  # then only the content tells the splits
+    if any(file.split is None for file in files):  # then only the content shows the splits
         table = read_labelled(config, None)
         train = table[(table["split"] == "train") & table["language"].isin(languages)]
         return set(train["label"]), table

@@ -123,7 +123,8 @@ def encode(sentences: Sequence[Sentence], directory: Path, max_tokens: int) -> t
                 positions.setdefault(word, position)
         first_tokens.append(positions)
     total = sum(map(len, words))
-    if lost := total - sum(map(len, first_tokens)):
+    lost = total - sum(map(len, first_tokens))
+    if lost:
         logger.warning("%d of %d words are truncated or have no token, and are tagged O", lost, total)
     return from_lists(columns["input_ids"], columns["token_type_ids"]), first_tokens
 

@@ -42,7 +42,8 @@ def normalise(text: str, language: str) -> str:
     if language not in _ARTICLES:
         raise InputError(f"language {language!r} is not one of MLQA's ({', '.join(_ARTICLES)}). Set normaliser: squad.")
     text = "".join(character for character in text.lower() if not is_punctuation(character))
-    if articles := _ARTICLES[language]:
+    articles = _ARTICLES[language]
+    if articles:
         text = re.sub(articles, " ", text)
     if language == "zh":
         text = _IDEOGRAPH.sub(r" \1 ", text)

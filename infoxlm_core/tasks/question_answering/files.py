@@ -88,7 +88,8 @@ def read_training(paths: Sequence[str]) -> list[QuestionSet]:
     for path in list_files(paths, "train"):
         questions = read_squad(path)
         usable = tuple(question for question in questions.questions if question.span)
-        if lost := len(questions.questions) - len(usable):
+        lost = len(questions.questions) - len(usable)
+        if lost:
             logger.warning("%s: %d answers are not at their answer_start: their questions are left out", path, lost)
         if usable:
             sets.append(replace(questions, questions=usable))
@@ -110,7 +111,8 @@ def read_sets(paths: Sequence[str], split: Split, mixed: bool = False) -> dict[L
         ((id_, count),) = Counter(question.id for question in questions.questions).most_common(1)
         if count > 1:
             raise InputError(f"{questions.path}: question {id_}: {count} questions have this id. Make ids unique.")
-        if lost := sum(question.span is None for question in questions.questions):
+        lost = sum(question.span is None for question in questions.questions)
+        if lost:
             logger.warning(
                 "%s: %d answers are not at their answer_start: they are scored by their texts", questions.path, lost
             )
@@ -172,13 +174,14 @@ def languages_of(path: Path) -> LanguagePair:
     Raises:
         InputError: the name contains no language.
     """
-    if match := re.search(r"context-([a-z]{2,3})-question-([a-z]{2,3})", path.name):
+    match = re.search(r"context-([a-z]{2,3})-question-([a-z]{2,3})", path.name)
+    if match:
         return match[1], match[2]
     words = re.split(r"[._-]", re.sub("^[a-z]+-", "", path.stem))  # `my-squad` is not Burmese
     codes = [_TYDIQA_NAMES.get(word, word) for word in words]
-    known = [code for code in codes if len(code) == 2 and is_known(code)]
-    if known:
-        return known[-1], known[-1]
+    languages = [code for code in codes if len(code) == 2 and is_known(code)]
+    if languages:
+        return languages[-1], languages[-1]
     if re.match(r"(?i:(?:train|dev)-v1|squad)", path.name):
         return "en", "en"
     raise InputError(f"{path}: its name contains no language. Call it {path.stem}.de.json if it is German.")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class QuestionAnswering(Task[AnsweringConfig]):
-    """Where in its paragraph the answer to a question starts and ends."""
+    """Find where in its paragraph the answer to a question starts and ends."""
 
     name: ClassVar[str] = "question_answering"
     settings = AnsweringConfig
@@ -42,7 +42,7 @@ class QuestionAnswering(Task[AnsweringConfig]):
                 f"{where}.grid: {grid_points} points, but no development sets to choose by. Give settings.dev."
             )
 
-    def check(self, settings: AnsweringConfig, chosen: bool) -> None:  # noqa: ARG002 - `check_plan` has looked at it
+    def check(self, settings: AnsweringConfig, chosen: bool) -> None:  # noqa: ARG002 - `check_plan` has checked it
         from infoxlm_core.tasks.question_answering import run
 
         run.check(settings)

@@ -27,21 +27,21 @@ logger = logging.getLogger(__name__)
 Sides = tuple[list[str], list[str]]  # sentences of the pivot, and their translations
 Pairs = list[tuple[str, str]]  # (sentence of the pivot, its translation)
 _CODE = r"[a-z]{2,3}(?:[-_][A-Z][A-Za-z]{1,3})?"  # de, deu, deu_Latn, zho-CN
-_ONE = re.compile(rf"(?:newstest2019-(?:ref|src)\.)?(?P<code>{_CODE})\.(?:txt|dev|devtest|test)")
+_SINGLE_FILE = re.compile(rf"(?:newstest2019-(?:ref|src)\.)?(?P<code>{_CODE})\.(?:txt|dev|devtest|test)")
 _PAIR = re.compile("[a-z]{2,3}-[a-z]{2,3}")
-_TWO = re.compile(rf"(?P<pair>(?:.+\.)?(?P<a>{_CODE})-(?P<b>{_CODE}))\.(?P<side>{_CODE})")
+_PAIR_FILE = re.compile(rf"(?P<pair>(?:.+\.)?(?P<a>{_CODE})-(?P<b>{_CODE}))\.(?P<side>{_CODE})")
 _LAYOUTS = "NAME.de-en.de and NAME.de-en.en, en-de.tsv, de.txt and en.txt, or held_out/en-de/*.parquet"
 _HELD_OUT_REMEDY = "Give a prepared corpus with held_out/en-xx/NAME.parquet."
-SORTED_LINES = 20  # this many lines are not in alphabetical order by chance
+SORTED_LINES = 20  # so many lines are not in alphabetical order by chance
 
 
-def read_aligned(folder: Path, pivot: str, wanted: str | Iterable[str] = "all") -> dict[str, Sides]:
+def read_aligned(folder: Path, pivot: str, requested: str | Iterable[str] = "all") -> dict[str, Sides]:
     """Read an aligned set. Keys are the files' language codes, sorted as in the paper's tables.
 
     Args:
         folder: in one of the layouts above.
         pivot: the language that all others are aligned with.
-        wanted: which languages to read; see `languages.choose`.
+        requested: which languages to read; see `languages.choose`.
 
     Raises:
         InputError: there is no such set, a language is missing, or a line is empty.
@@ -56,19 +56,23 @@ def read_aligned(folder: Path, pivot: str, wanted: str | Iterable[str] = "all") 
             raise InputError(
                 f"{folder}/held_out has pairs of {corpus_pivot}, not of {pivot}. Set pivot: {corpus_pivot}."
             )
-        return {code: _unzip(pairs[code]) for code in languages.choose(pairs, wanted, f"{folder}/held_out")}
+        return {code: _unzip(pairs[code]) for code in languages.choose(pairs, requested, f"{folder}/held_out")}
     files = sorted(path for path in folder.iterdir() if path.is_file())
     readers = _find_pairs(files, pivot) or _find_single_files(files, pivot, folder)
     if not readers:
         raise InputError(f"{folder} has no aligned files of {pivot} and another language. Give {_LAYOUTS}.")
-    return {code: readers[code]() for code in languages.choose(readers, wanted, str(folder))}
+    return {code: readers[code]() for code in languages.choose(readers, requested, str(folder))}
 
 
 def list_test_files(data: Path) -> list[Path]:
     """List the files of an aligned set; of a prepared corpus only the held-out ones, not its training text."""
     if (data / "held_out").is_dir():
         return evaluation_sets.list_files(data / "held_out")
-    return [file for file in evaluation_sets.list_files(data) if _ONE.fullmatch(file.name) or _TWO.fullmatch(file.name)]
+    return [
+        file
+        for file in evaluation_sets.list_files(data)
+        if _SINGLE_FILE.fullmatch(file.name) or _PAIR_FILE.fullmatch(file.name)
+    ]
 
 
 def _is_same(code: str, language: str) -> bool:
@@ -80,20 +84,20 @@ def _find_pairs(files: Sequence[Path], pivot: str) -> dict[str, Callable[[], Sid
     paths: dict[str, Path] = {}
     readers: dict[str, Callable[[], Sides]] = {}
     for path in files:
-        match = _TWO.fullmatch(path.name)
+        match = _PAIR_FILE.fullmatch(path.name)
         if not match or _is_same(match["a"], pivot) == _is_same(match["b"], pivot):
             continue
-        own, other = (match["a"], match["b"]) if _is_same(match["a"], pivot) else (match["b"], match["a"])
+        pivot_code, other = (match["a"], match["b"]) if _is_same(match["a"], pivot) else (match["b"], match["a"])
         if match["side"] == "tsv":
-            reader = partial(_read_table, path, swapped=own == match["b"])
-        elif match["side"] in (own, other):
-            first, second = (path.with_name(f"{match['pair']}.{code}") for code in (own, other))
+            reader = partial(_read_table, path, swapped=pivot_code == match["b"])
+        elif match["side"] in (pivot_code, other):
+            first, second = (path.with_name(f"{match['pair']}.{code}") for code in (pivot_code, other))
             for side in (first, second):
                 if not side.is_file():
                     raise InputError(f"{path}: {side.name} is missing beside it. Give both sides.")
             if path == first:
                 continue
-            xtreme = match["pair"] == f"{other}-{own}"  # XTREME's names have the pivot last
+            xtreme = match["pair"] == f"{other}-{pivot_code}"  # XTREME's names have the pivot last
             reader = partial(_read_sides, first, second, may_be_sorted=xtreme)
         else:
             continue
@@ -112,30 +116,32 @@ def _find_single_files(files: Sequence[Path], pivot: str, folder: Path) -> dict[
     """Find files of one language each; return a reader for each language but the pivot."""
     paths: dict[str, Path] = {}
     for path in files:
-        if match := _ONE.fullmatch(path.name):
+        if match := _SINGLE_FILE.fullmatch(path.name):
             _add(paths, match["code"], path)
     if not paths:
         return {}
-    (own,) = languages.choose(paths, [pivot], str(folder))
-    sentences = _read_lines(paths[own])  # the same list for all languages, so that its sentences are embedded once
+    (pivot_code,) = languages.choose(paths, [pivot], str(folder))
+    sentences = _read_lines(
+        paths[pivot_code]
+    )  # the same list for all languages, so that its sentences are embedded once
     return {
-        code: partial(_read_sides, paths[own], path, sentences=sentences)
+        code: partial(_read_sides, paths[pivot_code], path, sentences=sentences)
         for code, path in paths.items()
         if not _is_same(code, pivot)
     }
 
 
-def _read_sides(own: Path, other: Path, may_be_sorted: bool = False, sentences: list[str] | None = None) -> Sides:
+def _read_sides(pivot: Path, other: Path, may_be_sorted: bool = False, sentences: list[str] | None = None) -> Sides:
     """Read two files that are translations line by line; `may_be_sorted`: refuse a pivot in alphabetical order."""
-    sentences, translations = sentences or _read_lines(own), _read_lines(other)
+    sentences, translations = sentences or _read_lines(pivot), _read_lines(other)
     if len(sentences) != len(translations):
         raise ParallelMismatch(
-            f"{own} has {len(sentences)} lines, {other} {len(translations)}. Line i must translate line i."
+            f"{pivot} has {len(sentences)} lines, {other} {len(translations)}. Line i must translate line i."
         )
     stripped = [sentence.strip() for sentence in sentences]
     if may_be_sorted and len(stripped) >= SORTED_LINES and stripped == sorted(stripped):
         raise ParallelMismatch(
-            f"{own} is in alphabetical order, by which XTREME hides which line translates which. Give LASER's files "
+            f"{pivot} is in alphabetical order, by which XTREME hides which line translates which. Give LASER's files "
             "(data/tatoeba/v1)."
         )
     return sentences, translations

@@ -26,7 +26,7 @@ Shares = dict[str, dict[str, float | None]]  # direction -> {"all", "subset"} ->
 
 
 def measure(questions: Questions, directory: Path, config: EvaluationConfig) -> Scores:
-    """Retrieve with the vectors of every layer; the scores are those of the best vector on these very pairs.
+    """Retrieve with the vectors of every layer; report those of the vector that is best on these pairs.
 
     Details have the scores at the contrast layer, which pre-training chose, and those of every layer.
     """

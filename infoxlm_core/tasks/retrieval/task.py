@@ -67,8 +67,8 @@ class Retrieval(Task[RetrievalConfig]):
                 flat["contrast"] = details["contrast"]["mean"]
             return finite({f"{prefix}/{name}": value for name, value in flat.items()})
         for rank, (vector, cells) in enumerate(details["vectors"].items()):
-            under = f"{vector.replace('@', '-')}/" if rank else ""
-            flat |= {f"{under}{name}": cells["mean"][direction] for direction, name in names.items()}
-            flat[f"{under}mean"] = cells["mean"]["mean"]
-            flat[f"{under}best_layer" if vector.endswith("@best") else f"{under}layer"] = cells["layer"]
+            vector_prefix = f"{vector.replace('@', '-')}/" if rank else ""
+            flat |= {f"{vector_prefix}{name}": cells["mean"][direction] for direction, name in names.items()}
+            flat[f"{vector_prefix}mean"] = cells["mean"]["mean"]
+            flat[f"{vector_prefix}best_layer" if vector.endswith("@best") else f"{vector_prefix}layer"] = cells["layer"]
         return finite(self._name_common(scores, prefix) | {f"{prefix}/{name}": value for name, value in flat.items()})

@@ -1,1 +1,1 @@
-"""What only fine-tuning needs: its learner, the choice of the best checkpoint, the active vocabulary."""
+"""Parts that only fine-tuning needs: its learner, the choice of the best checkpoint, the active vocabulary."""

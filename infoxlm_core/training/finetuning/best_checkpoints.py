@@ -1,8 +1,8 @@
-"""The weights of a fine-tuning's best steps until it ends: `RUN/kept/STEP.safetensors`.
+"""Keep the weights of a fine-tuning's best steps until it ends: `RUN/kept/STEP.safetensors`.
 
 `STEP.json` beside each contains its size and SHA-256, so that only verified weights are exported. The curves
-(`dev/mean`, `dev/de`, …) tell which steps these are: a resumed run drops the points after its checkpoint, and so takes
-the same decisions again.
+(`dev/mean`, `dev/de`, …) tell which steps these are: a resumed run drops the points after its checkpoint, and so
+makes the same decisions again.
 """
 
 import json
@@ -29,7 +29,7 @@ def figures(scores: DevScores) -> dict[str, float]:
 
 
 class BestCheckpoints:
-    """The best weights of one run by its rule of selection; `source` is the language of the training text."""
+    """The best weights of one run by its selection rule; `source` is the language of the training text."""
 
     def __init__(self, run: Path, config: SelectionConfig, source: str) -> None:
         self.run, self.rule, self.source = run, config.rule, source
@@ -48,23 +48,23 @@ class BestCheckpoints:
         return choose(evaluations, self.rule, self.source, last)
 
     def update(self, module: nn.Module, evaluations: list[DevScores]) -> None:
-        """Save the weights if the last evaluation is a best one; delete weights that are not needed any more.
+        """Save the weights if the last evaluation is among the best; delete weights that are no longer needed.
 
-        Steps that were the best at the time of a checkpoint stay: the run may resume there.
+        Weights that were the best at the time of a checkpoint are kept, because the run may resume there.
 
         Raises:
             StorageFull: the weights do not fit on the disk.
         """
         if self.rule == "last":
             return
-        now = evaluations[-1].step
+        step = evaluations[-1].step
         needed = set()
-        for end in [*(step for step, _ in list_checkpoints(self.run)), now]:
+        for end in [*(saved_step for saved_step, _ in list_checkpoints(self.run)), step]:
             earlier = [scores for scores in evaluations if scores.step <= end]
             if earlier:
                 needed |= set(self.choose(earlier, end).values())
-        if now in needed:
-            self._save(module, now)
+        if step in needed:
+            self._save(module, step)
         for path in (self.run / "kept").glob("*.safetensors"):
             if int(path.stem) not in needed:
                 path.unlink()

@@ -1,7 +1,7 @@
 """Choose which weights of a fine-tuning are exported, and find them in a fine-tuned model.
 
-tuned/                 the model of the rule (of `each`: the best on average, for languages without a development set)
-tuned/steps/4000/      of `each`: the model of the languages that were best after 4000 steps
+tuned/                 the model chosen by the rule; for `each`, the best on average, for languages without a dev set
+tuned/steps/4000/      only for `each`: the model for the languages whose score was best after 4000 steps
 tuned/selection.json   {"rule", "looks": [{"step", "languages", "mean"}], "chosen": {"*": step, language: step}}
 """
 
@@ -50,14 +50,14 @@ class DevScores:
 
 
 def check(rule: str, source: str, development: Sequence[str]) -> None:
-    """Refuse a rule that needs other development sets than those of the given languages: InputError."""
+    """Raise InputError if a rule needs a development set that is not among the given languages."""
     if (rule != "last" and not development) or (rule == "source" and source not in development):
         needed = f"a development set in {source}" if rule == "source" else "development sets"
         raise InputError(f"selection.rule {rule} needs {needed}; there are {', '.join(development) or 'none'}")
 
 
 def choose(evaluations: Sequence[DevScores], rule: str, source: str, last: int) -> dict[str, int]:
-    """Return the step of each language by a rule of `SelectionConfig`; the first of equals.
+    """Return the step that a rule of `SelectionConfig` chooses for each language; of equal scores, the first.
 
     Args:
         evaluations: development scores of the run, in the order of steps.
@@ -80,9 +80,9 @@ def choose(evaluations: Sequence[DevScores], rule: str, source: str, last: int) 
 
 
 def check_alike(evaluations: Sequence[DevScores], where: object) -> None:
-    """Refuse curves of several runs: DataCorrupt if evaluations differ in their languages."""
+    """Raise DataCorrupt if evaluations differ in their languages: the curves are then of several runs."""
     if not _are_alike([scores.languages for scores in evaluations]):
-        raise DataCorrupt(f"{where}: development scores change their languages. Restore it, or train again.")
+        raise DataCorrupt(f"{where}: the evaluations cover different languages. Restore the file, or train again.")
 
 
 def write(directory: Path, rule: str, evaluations: Sequence[DevScores], chosen: Mapping[str, int]) -> None:
@@ -100,14 +100,14 @@ def read(tuned: Path) -> dict[str, Any] | None:
     content: dict[str, Any] = outside.read_json(path, Selection, _REMEDY)
     chosen, steps = content["chosen"], {look["step"] for look in content["looks"]}
     if ALL not in chosen or (steps and not steps.issuperset(chosen.values())):
-        raise InputError(f"{path}: a chosen step is not among its looks: {_REMEDY}")
+        raise InputError(f"{path}: a chosen step is missing in `looks`: {_REMEDY}")
     if not _are_alike([look["languages"] for look in content["looks"]]):
-        raise InputError(f"{path}: its looks differ in their languages: {_REMEDY}")
+        raise InputError(f"{path}: the languages differ within `looks`: {_REMEDY}")
     return content
 
 
 def _are_alike(scores: Sequence[Mapping[str, float]]) -> bool:
-    """Return whether all scores are of the same languages, at least one."""
+    """Return whether all scores have the same languages, and at least one."""
     return all(scores) and len({frozenset(languages) for languages in scores}) <= 1
 
 

@@ -26,12 +26,12 @@ from infoxlm_core.training.finetuning.selection import DevScores
 from infoxlm_core.training.learner import Learner, LossWeights, autocast, seed_dropout
 
 logger = logging.getLogger(__name__)
-MIN_COMPILED_STEPS = 1000  # compiling for a GPU takes a minute or two, which fewer steps do not gain back
+MIN_COMPILED_STEPS = 1000  # compiling for a GPU takes a minute or two, which fewer steps do not repay
 
 
 @dataclass(frozen=True)
 class Training:
-    """What an encoder is fine-tuned on."""
+    """The examples, targets and development scores with which an encoder is fine-tuned."""
 
     head: Head
     examples: Examples  # N training examples
@@ -52,7 +52,7 @@ class Batch:
     types: Tensor  # (T,)
     lengths: tuple[int, ...]
     targets: Tensor  # (N, …), as in `Training`
-    keep: Tensor | None  # (N, 2, d) bool, dropout of the head; None if it is not drawn by the example
+    keep: Tensor | None  # (N, 2, d) bool, dropout mask of the head; None if the model draws it
     rng_key: tuple[int, int]  # step, and index of the first example in the global batch
     counts: dict[str, int]  # targets and tokens
 
@@ -88,7 +88,7 @@ class TaskLearner(Learner):
         ]
 
     def _draw_dropout(self, step: int, own: np.ndarray) -> Tensor | None:
-        """Draw dropout of the head for the whole batch, so that it does not depend on the number of workers."""
+        """Draw the head's dropout for the whole batch, so that it does not depend on the number of workers."""
         if isinstance(self.module, Padded) or not self.module.drawn_outside:
             return None
         shape = (self.config.batch_size, self.module.drawn_outside, self.module.encoder.size.hidden)

@@ -127,7 +127,7 @@ def test_the_tolerance_is_far_above_the_rounding_of_fp32_and_below_half_precisio
         reference_vectors.compare(reference, half, "m")
     with pytest.raises(DataCorrupt, match="nan"):
         reference_vectors.compare(reference, reference.vectors * float("nan"), "m")
-    with pytest.raises(DataCorrupt, match=r"\(10, 3\), registered are \(10, 16\)"):
+    with pytest.raises(DataCorrupt, match=r"\(10, 3\), expected \(10, 16\)"):
         reference_vectors.compare(reference, reference.vectors[:, :3], "m")
 
 

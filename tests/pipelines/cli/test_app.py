@@ -55,7 +55,7 @@ def config(tmp_path) -> Path:
         ("pretraining: {contrast: {layer: 13}}", "contrast.layer (13) is above model.layers (12)"),
         ("pretraining: {batches: {global_batch_size: 100}}", "must be a multiple of virtual_shards (64)"),
         ("num_workers: 65", "num_workers (65) must not exceed pretraining.batches.virtual_shards (64)"),
-        ("num_workers: 1\nnum_workers: 2", "'num_workers' stands twice"),
+        ("num_workers: 1\nnum_workers: 2", "'num_workers' occurs twice"),
         ("evaluation: *a", "anchors and aliases"),
         ("evaluation: !!python/object:os.system {}", "could not determine a constructor"),
         ("evaluation: [", "run.yaml"),
@@ -76,7 +76,7 @@ def test_overrides_reach_the_config_and_a_wrong_one_is_refused(config):
 
     with pytest.raises(run_file.ConfigError, match=r"write section\.name=value"):
         run_file.load(config, ("pretraining.optimization.steps",))
-    with pytest.raises(run_file.ConfigError, match="num_workers is no section"):
+    with pytest.raises(run_file.ConfigError, match="num_workers is not a section"):
         run_file.load(config, ("num_workers=1", "num_workers.x=1"))
 
 
