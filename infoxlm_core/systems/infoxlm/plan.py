@@ -1,7 +1,7 @@
-"""What a run of InfoXLM would take, without data, weights or GPUs: parameters, memory, FLOPs, time.
+"""Predicts the parameters, memory, FLOPs and time of an InfoXLM run, without data, weights or GPUs.
 
 Parameters are counted on a model on torch's meta device; a test compares the exact part of the memory with a real
-training. FLOPs are the must-do ones (`flops.py`). Time is predicted part by part (`step_time.py`).
+training run. FLOPs are the necessary ones (`flops.py`). Time is predicted part by part (`step_time.py`).
 """
 
 import math
@@ -24,7 +24,7 @@ from infoxlm_core.model.momentum import KeyEncoder
 from infoxlm_core.systems.infoxlm import step_time
 
 ACTIVATION_BYTES = 38
-"""Stored for the backward pass in bf16 without compilation, of a token, layer and unit of d; a test measures it."""
+"""Bytes stored for the backward pass per token, layer and unit of d, in bf16 without compilation; tested."""
 
 
 class PlanRow(NamedTuple):
@@ -153,10 +153,10 @@ def memory(config: PretrainingConfig, vocabulary: int, gpus: int) -> list[PlanRo
 
 
 def check_memory(config: PretrainingConfig, size: EncoderSize, available: float) -> None:
-    """Refuse a run whose exact part of the memory exceeds a device's, so that no run is refused that would fit.
+    """Refuse a run if the exact part of its memory, which excludes the estimates, exceeds the device's memory.
 
     Raises:
-        ConfigError: it names the largest part and the setting that it follows from.
+        ConfigError: the run does not fit; the message names the largest part and the setting that determines it.
     """
     gpus = config.batches.virtual_shards if config.model.sharded else 1
     rows = memory(config, size.vocabulary, gpus)[:5]

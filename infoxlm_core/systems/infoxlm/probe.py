@@ -1,4 +1,4 @@
-"""Retrieval among a few held-out pairs during training: the one curve that shows whether it works."""
+"""Retrieval among a few held-out pairs during training, which shows whether the model learns to align languages."""
 
 from collections.abc import Sequence
 from statistics import fmean
