@@ -73,7 +73,7 @@ FOLDERS = {
             {"languages": ["en"], "corpora": [{"name": "x", "format": "gettext", "path": str(path)}]}
         )
     ),
-    "test sets": evaluation_sets.files,
+    "test sets": evaluation_sets.list_files,
     "labelled": find_labelled_files,
     "questions": lambda path: read_training([str(path / "locked")]),
     "named entities": find_tagged_files,
