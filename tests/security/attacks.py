@@ -238,7 +238,8 @@ CONFIGS = [
     *(
         ("run-config", f"a file that is {content[:16]!r}", content, ConfigError, word)
         for content, word in (
-            (b"", "no mapping"), (b"# nothing", "no mapping"), (b"[1]", "no mapping"), (b"5", "no mapping"),
+            (b"", "must contain a mapping"), (b"# nothing", "must contain a mapping"), (b"[1]", "must contain a mapping"),
+            (b"5", "must contain a mapping"),
             (b"\xff\xfe\x00", "not UTF-8"), (b"a:\n\t- b", "cannot start any token"), (b"[" * 1500, ""), (b"{a: " * 1500, ""),
             (b"x" * 300_000, "more than"), (b"a: &x 1\nb: *x", "anchors"), (b"<<: {a: 1}", ""), (b"a: 1\n---\nb: 2", ""),
             (b"a: !!python/object/apply:os.system [id]", "tag"), (b"a: !!binary aGVsbG8=", ""), (b"a: 1\na: 2", "occurs twice"),
@@ -248,8 +249,8 @@ CONFIGS = [
     *(
         ("override", change, change.encode(), ConfigError, word)
         for change, word in (
-            ("pretraining", "write section.name=value"), ("preparation.corpora.0.name=x", "no section"),
-            ("num_workers.x=1", "no section"), ("=1", ""), ("pretraining..a=1", "unknown name"), ("a=[1", ""),
+            ("pretraining", "write section.name=value"), ("preparation.corpora.0.name=x", "not a section"),
+            ("num_workers.x=1", "not a section"), ("=1", ""), ("pretraining..a=1", "unknown name"), ("a=[1", ""),
             ("a=!!python/object/apply:os.getcwd []", "tag"), ("a=" + "[" * 1500, ""), ("a=&x 1", "anchors"),
             ("num_workers=1000000", "must not exceed"), ("num_workers=true", "valid integer"),
             ("pretraining.optimization.steps=1:30", "valid integer"), ("pretraining.optimization.steps=-1", "greater than 0"),
@@ -268,8 +269,8 @@ CONFIGS = [
     ),
     ("override", "0400 is four hundred", b"pretraining.optimization.steps=0400", None),
     ("cluster-config", "an image by tag", text("@sha256:", ":"), ConfigError, "not an image by digest"),
-    ("cluster-config", "a list", b"[]", ConfigError, "no mapping"),
-    ("suite-config", "a list", b"[]", ConfigError, "no mapping"),
+    ("cluster-config", "a list", b"[]", ConfigError, "must contain a mapping"),
+    ("suite-config", "a list", b"[]", ConfigError, "must contain a mapping"),
     ("suite-config", "no task", b"models: {a: b}\ntasks: {}", ConfigError, "tasks"),
     ("variants", "a list", b"[]", ConfigError, "expected a mapping"),
     ("variants", "a variant that is 5", b"a: 5", ConfigError, "not a mapping of overrides"),
