@@ -1,1 +1,1 @@
-"""KubeRay: a RayJob from its manifest to its end."""
+"""KubeRay: create a RayJob, follow it to its end, and delete it."""

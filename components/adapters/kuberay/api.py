@@ -1,4 +1,4 @@
-"""The calls of the Kubernetes API that launch and follow a RayJob; each has a time limit and an error of one line."""
+"""The calls of the Kubernetes API that launch and follow a RayJob; each has a time limit and one-line errors."""
 
 import contextlib
 import json
@@ -21,11 +21,11 @@ _RAYJOBS = {"group": "ray.io", "version": "v1", "plural": "rayjobs"}
 
 
 class NoAnswer(Exception):
-    """The API server does not answer now; the same call may succeed in a moment."""
+    """The API server does not answer; the same call may succeed later."""
 
 
 class AlreadyExists(Exception):
-    """An object of this name exists."""
+    """An object with this name exists."""
 
 
 def connect() -> "RayJobs":
@@ -57,7 +57,7 @@ class RayJobs:
         self._client, self._custom, self._core = api, client.CustomObjectsApi(api), client.CoreV1Api(api)
 
     def create(self, body: Job) -> None:
-        """Create a job; raise AlreadyExists if there is one of this name."""
+        """Create a job; raise AlreadyExists if a job has its name."""
         body = {**body, "metadata": {**body["metadata"], "namespace": self.namespace}}
         with self._translated_errors("create"):
             self._custom.create_namespaced_custom_object(**self._rayjobs, body=body, _request_timeout=_TIMEOUT)
@@ -73,7 +73,8 @@ class RayJobs:
 
         A job that the Workflow owns is deleted with it, and outlives this pod when its node is drained.
         """
-        if not (pod_name := os.environ.get("KFP_POD_NAME")):
+        pod_name = os.environ.get("KFP_POD_NAME")
+        if not pod_name:
             return None
         with self._translated_errors("get", "pods", none_if_missing=True):
             pod = self._core.read_namespaced_pod(pod_name, self.namespace, _request_timeout=_TIMEOUT)
@@ -84,7 +85,7 @@ class RayJobs:
         return None
 
     def is_under_way(self, owner: Job) -> bool:
-        """Whether the workflow of an owner reference exists and has neither ended nor been terminated."""
+        """Return whether the workflow of an owner reference exists and has neither ended nor been terminated."""
         group, _, version = owner["apiVersion"].partition("/")
         kind = {"group": group, "version": version, "plural": "workflows", "namespace": self.namespace}
         with self._translated_errors("get", "workflows", none_if_missing=True):
@@ -97,11 +98,11 @@ class RayJobs:
         return False
 
     def set_owners(self, job: Job, owners: list[Job]) -> None:
-        """Set the owners of a job, which is deleted with the last of them; NoAnswer if it has changed meanwhile."""
+        """Set the owners of a job, which is deleted with the last of them; raise NoAnswer if it has changed."""
         path = "/apis/{group}/{version}/namespaces/{namespace}/{plural}/".format(**self._rayjobs)
         version = job["metadata"].get("resourceVersion")  # the patch fails if another run has added itself meanwhile
         with self._translated_errors("patch"):
-            self._client.call_api(  # its own method sends a kind of patch that custom objects refuse
+            self._client.call_api(  # the client's own method sends a patch type that custom objects refuse
                 path + job["metadata"]["name"],
                 "PATCH",
                 header_params={"Content-Type": "application/merge-patch+json", "Accept": "application/json"},
@@ -113,7 +114,7 @@ class RayJobs:
             )
 
     def delete(self, name: str, wait_for_pods: bool = True) -> None:
-        """Delete a job if it exists; with `wait_for_pods` the job goes only after its pods."""
+        """Delete a job if it exists; with `wait_for_pods`, delete its pods first."""
         from kubernetes import client
 
         with self._translated_errors("delete", none_if_missing=True):
@@ -121,11 +122,11 @@ class RayJobs:
                 **self._rayjobs,
                 name=name,
                 body=client.V1DeleteOptions(propagation_policy="Foreground" if wait_for_pods else "Background"),
-                _request_timeout=(5, 10),  # a process that must stop has little time
+                _request_timeout=(5, 10),  # a process that is being stopped has little time
             )
 
     def submitters(self, name: str) -> list[Any]:
-        """Return the pods that have submitted a job, oldest first."""
+        """Return the submitter pods of a job, oldest first."""
         with self._translated_errors("list", "pods"):
             pods = self._core.list_namespaced_pod(
                 self.namespace, label_selector=f"job-name={name}", _request_timeout=_TIMEOUT
@@ -133,7 +134,7 @@ class RayJobs:
             return sorted(pods.items, key=lambda pod: pod.metadata.creation_timestamp)
 
     def log(self, pod: str, since_seconds: int | None) -> Iterator[str]:
-        """Yield the lines of a submitter's log as they come, from its start or from the last seconds."""
+        """Yield the lines of a submitter's log as they arrive, from the start or from `since_seconds` ago."""
         limit = {} if since_seconds is None else {"since_seconds": since_seconds}
         with self._translated_errors("get", "pods/log", none_if_missing=True):
             response = self._core.read_namespaced_pod_log(
@@ -162,7 +163,7 @@ class RayJobs:
 
     @contextlib.contextmanager
     def _translated_errors(self, verb: str, resource: str = "rayjobs", none_if_missing: bool = False) -> Iterator[None]:
-        """Raise errors of the API as ours; with `none_if_missing` leave the block if there is no such object."""
+        """Translate errors of the API; with `none_if_missing`, leave the block if the object does not exist."""
         import urllib3
         from kubernetes.client import ApiException
 
@@ -189,7 +190,7 @@ class RayJobs:
 
 
 def shorten(text: str) -> str:
-    """Return the beginning of a text in one line."""
+    """Return the first 300 characters of a text, in one line."""
     return " ".join(text.split())[:300]
 
 

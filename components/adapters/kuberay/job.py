@@ -1,9 +1,9 @@
 """Run work as a KubeRay RayJob and wait for it, so that GPUs are requested late and released at once.
 
-The job is named after the artifact that it makes and is owned by the workflow, not by the step's pod. The next attempt
-of a step, or the next run of the pipeline, therefore finds the job that a dead step left behind and continues with it.
-The job is deleted when it has ended, when its GPUs do not come, and when this process is told to stop and no running
-workflow needs the job. A job is never deleted because the API server is in trouble.
+The job is named after the artifact that it makes and is owned by the workflow, not by the step's pod. If a step dies,
+the next attempt of the step, or the next run of the pipeline, therefore finds its job and follows it. The job is
+deleted when it has ended, when its GPUs are not available in time, and when this process is asked to stop and no
+running workflow needs the job. It is never deleted because the API server has a failure.
 """
 
 import contextlib
@@ -25,21 +25,21 @@ from infoxlm_core.errors import InfoXLMError, InputError, Preempted, ResourcesUn
 
 logger = logging.getLogger(__name__)
 
-_POLL = 2.0  # seconds between two looks at the job
+_POLL = 2.0  # seconds between two requests for the state of the job
 _LONGEST_POLL = 30.0
-_FAILURES = 20  # calls without an answer in a row: about ten minutes
-_HEARTBEAT = 60.0  # seconds without a line of the log after which the state of the job is logged
-_LAST_LINES = 10.0  # seconds for the last log lines of a job that has ended
-_OPERATOR_FIRST = 300.0  # seconds by which the operator's own limit precedes the launcher's
+_FAILURES = 20  # consecutive calls without an answer: about ten minutes
+_HEARTBEAT = 60.0  # seconds without a log line after which the state of the job is logged
+_LAST_LINES = 10.0  # seconds to wait for the last log lines of a job that has ended
+_OPERATOR_FIRST = 300.0  # seconds to let the operator enforce its own time limit first
 _DELETION = 600.0  # seconds after which a deletion counts as stuck
-_DEAD_NODE = 120.0  # seconds beyond the grace period after which a pod that stays is on a dead node
+_DEAD_NODE = 120.0  # seconds beyond the grace period after which a remaining pod must be on a dead node
 _BETWEEN_ATTEMPTS = 30.0
-_STOPPING = 10.0  # seconds for the calls that end a job
-_WANTED_TRIES = 3  # rounds of calls that ask whether a workflow still needs the job
+_STOPPING = 10.0  # seconds to wait for the request to save
+_NEEDED_ATTEMPTS = 3  # attempts to find out whether a workflow still needs the job
 
 
 class _StopRequested(BaseException):
-    """Raised in the main thread by a signal; no handler of ordinary errors may swallow it."""
+    """Raised in the main thread by a signal; a BaseException, so that handlers of errors do not catch it."""
 
 
 def run(
@@ -51,7 +51,7 @@ def run(
     ask_to_stop: Callable[[], None],
     read_outcome: Callable[[], dict[str, Any] | None],
 ) -> None:
-    """Train on the cluster; return when the job has succeeded.
+    """Run work on the cluster; return when the job has succeeded.
 
     Args:
         name: name of the job, from `manifest.job_name`.
@@ -59,18 +59,18 @@ def run(
         cluster: where and how jobs run.
         num_workers: training workers, one per GPU.
         step_environment: environment variables of the step's pod, as Kubernetes describes them.
-        ask_to_stop: asks the training to save and stop, if it runs.
-        read_outcome: returns why the job failed, {"code", "class", "message"}, if the job has written that.
+        ask_to_stop: asks a running training to save and stop.
+        read_outcome: returns the job's stored failure, {"code", "class", "message"}, or None.
 
     Raises:
-        ResourcesUnavailable: the GPUs did not come in time, or were held too long.
-        Preempted: this process was told to stop.
-        WorkerLost: the job ended without an outcome, or Kubernetes does not answer any more.
+        ResourcesUnavailable: the GPUs were not available in time, or the job ran too long.
+        Preempted: this process was asked to stop.
+        WorkerLost: the job ended without an outcome, or Kubernetes stopped answering.
         InputError: Kubernetes refuses.
-        and the error in the outcome; a TryAgain only after `cluster.retries` new jobs.
+        and the error in the outcome; a TryAgain only after `cluster.retries` further jobs.
     """
     outcome = read_outcome()
-    if outcome and 2 <= int(outcome["code"]) <= 5:  # of an earlier attempt: the same would happen again
+    if outcome and 2 <= int(outcome["code"]) <= 5:  # an earlier attempt failed with an error that would happen again
         raise _error_of(outcome)
     body = manifest.render(name, work, cluster, num_workers, step_environment, version("ray"))
     jobs = api.connect()
@@ -83,9 +83,9 @@ def run(
                 status = _run_once(jobs, body, cluster)
                 if status.get("jobStatus") == "SUCCEEDED":
                     return
-                error = _why_ended(name, status, read_outcome())
-                is_worth_another = isinstance(error, TryAgain) and not isinstance(error, ResourcesUnavailable)
-                if attempt == cluster.retries or not is_worth_another:
+                error = _failure_of(name, status, read_outcome())
+                can_retry = isinstance(error, TryAgain) and not isinstance(error, ResourcesUnavailable)
+                if attempt == cluster.retries or not can_retry:
                     raise error
                 logger.warning("%s; starting it again (%d of %d)", error, attempt + 1, cluster.retries)
                 time.sleep(_BETWEEN_ATTEMPTS)
@@ -94,11 +94,12 @@ def run(
 
 
 def _find_owner(jobs: RayJobs) -> Job | None:
-    """Return the workflow of this step; a job without an owner still ends by itself when nobody follows it."""
+    """Return the workflow of this step, or None; a job without an owner ends by itself when no step follows it."""
     try:
-        if owner := jobs.workflow():
+        owner = jobs.workflow()
+        if owner:
             return owner
-        logger.info("this process is in no pod of a workflow: the job will not be deleted with one")
+        logger.info("this process does not run in a workflow, so the job has no owner that is deleted with it")
     except (NoAnswer, InputError) as error:
         logger.warning("the workflow of this step cannot be found (%s): the job will not be deleted with it", error)
     return None
@@ -119,7 +120,7 @@ def _run_once(jobs: RayJobs, body: Job, cluster: ClusterConfig) -> dict[str, Any
 
 
 def has_ended(status: dict[str, Any]) -> bool:
-    """Whether the job has ended; the operator may still be tidying up."""
+    """Return whether the job has ended; the operator may still be cleaning up."""
     return status.get("jobStatus") in ("SUCCEEDED", "FAILED", "STOPPED") or status.get("jobDeploymentStatus") in (
         "Complete",
         "Failed",
@@ -128,7 +129,7 @@ def has_ended(status: dict[str, Any]) -> bool:
 
 
 def describe(status: dict[str, Any]) -> str:
-    """Return a job's state in a few words."""
+    """Return a short description of a job's state."""
     words = [status.get("jobDeploymentStatus") or "new", status.get("jobStatus")]
     pods = status.get("rayClusterStatus") or {}
     if desired := pods.get("desiredWorkerReplicas"):
@@ -136,11 +137,11 @@ def describe(status: dict[str, Any]) -> str:
     return ", ".join(word for word in words if word)
 
 
-# ---------------------------------------------------------------- begin
+# ---------------------------------------------------------------- create or adopt
 
 
 def _create_or_adopt(jobs: RayJobs, body: Job, grace: float) -> None:
-    """Create the job; adopt the one of this name if it runs or has succeeded, else delete that first."""
+    """Create the job. Adopt an existing job of this name if it runs or has succeeded; delete it if it has failed."""
     name, failures = body["metadata"]["name"], 0
     now = time.monotonic()
     deadline, leave_pods_at = now + grace + _DELETION, now + grace + _DEAD_NODE
@@ -155,19 +156,19 @@ def _create_or_adopt(jobs: RayJobs, body: Job, grace: float) -> None:
             is_useful = not has_ended(status) or status.get("jobStatus") == "SUCCEEDED"
             if job["metadata"].get("deletionTimestamp"):
                 if time.monotonic() > leave_pods_at:
-                    logger.warning("pods of rayjob/%s do not end, maybe on a dead node: going on without them", name)
+                    logger.warning("pods of rayjob/%s do not end, maybe on a dead node: continuing without them", name)
                     jobs.delete(name, wait_for_pods=False)
                     leave_pods_at = deadline
             elif is_useful:
                 _adopt(jobs, job, body)
-                logger.info("found rayjob/%s, %s: going on with it", name, describe(status))
+                logger.info("found rayjob/%s, %s: following it", name, describe(status))
                 return
             else:
                 logger.info("rayjob/%s of an earlier attempt is %s: deleting it", name, describe(status))
                 jobs.delete(name)
             failures = 0
         except AlreadyExists:
-            pass  # another process was faster, or the answer to an earlier call was lost
+            pass  # another process created it, or the answer to an earlier call was lost
         except NoAnswer as error:
             failures = _count_failure(name, failures, error)
         time.sleep(_POLL)
@@ -186,7 +187,7 @@ def _adopt(jobs: RayJobs, job: Job, body: Job) -> None:
 
 
 def _count_failure(name: str, failures: int, error: NoAnswer) -> int:
-    """Count one more call without an answer; raise WorkerLost when there are too many in a row."""
+    """Count a call without an answer; raise WorkerLost after too many consecutive ones."""
     if failures >= _FAILURES:
         raise WorkerLost(
             f"rayjob/{name}: Kubernetes does not answer ({error}): the job was left alone; run again to find it"
@@ -199,7 +200,7 @@ def _count_failure(name: str, failures: int, error: NoAnswer) -> int:
 
 
 def _follow(jobs: RayJobs, name: str, cluster: ClusterConfig, log: JobLog) -> dict[str, Any]:
-    """Wait for the end of the job and return its status; enforce the time limits, and log the state now and then."""
+    """Wait for the end of the job and return its status; enforce the time limits, and log the state regularly."""
     began = phase_began = last_report = time.monotonic()
     was_running, obstacles = False, ObstacleWatch(jobs)
     for job in _poll(jobs, name):
@@ -211,7 +212,7 @@ def _follow(jobs: RayJobs, name: str, cluster: ClusterConfig, log: JobLog) -> di
             was_running, phase_began = is_running, now
             logger.info("rayjob/%s is %s", name, describe(status))
         if cluster.queue and status.get("jobDeploymentStatus") == "Suspended":
-            phase_began = now  # Kueue has not admitted the job: a queue may be long
+            phase_began = now  # time in the queue does not count: Kueue has not admitted the job
         _enforce_limits(jobs, job, cluster, obstacles, is_running, now - phase_began)
         if now - max(log.last_line, last_report) > _HEARTBEAT:
             last_report = now
@@ -222,7 +223,7 @@ def _follow(jobs: RayJobs, name: str, cluster: ClusterConfig, log: JobLog) -> di
 def _enforce_limits(
     jobs: RayJobs, job: Job, cluster: ClusterConfig, obstacles: ObstacleWatch, is_running: bool, seconds: float
 ) -> None:
-    """Delete a job that has run, or waited, for too long, or that cannot start, and raise the reason."""
+    """Delete a job that has run or waited for too long, or that cannot start, and raise the reason."""
     if is_running:
         if seconds > cluster.run_seconds + _OPERATOR_FIRST:
             _give_up(jobs, job, f"still not ended after {cluster.run_seconds} s")
@@ -236,7 +237,7 @@ def _enforce_limits(
 
 
 def _poll(jobs: RayJobs, name: str) -> Iterator[Job]:
-    """Yield the job again and again; raise WorkerLost if it is gone, or if Kubernetes does not answer any more."""
+    """Yield the job's current state repeatedly; raise WorkerLost if the job is gone or Kubernetes stops answering."""
     failures = 0
     while True:
         try:
@@ -246,27 +247,27 @@ def _poll(jobs: RayJobs, name: str) -> Iterator[Job]:
             time.sleep(min(_POLL * 2**failures, _LONGEST_POLL))
             continue
         if job is None:
-            raise WorkerLost(f"rayjob/{name} was deleted by somebody else: run again to go on")
+            raise WorkerLost(f"rayjob/{name} was deleted by somebody else: run again to continue")
         failures = 0
         yield job
         time.sleep(_POLL)
 
 
-def _why_ended(name: str, status: dict[str, Any], outcome: dict[str, Any] | None) -> InfoXLMError:
-    """Return the error of a job that failed: its own outcome if it has written one, else the operator's reason."""
+def _failure_of(name: str, status: dict[str, Any], outcome: dict[str, Any] | None) -> InfoXLMError:
+    """Return the error of a failed job: the operator's if it ended the job, else the job's own outcome."""
     reason = status.get("reason")
     details = " ".join(f"{describe(status)} {reason or ''}: {status.get('message') or ''}".split())[:300]
     if reason == "PreRunningDeadlineExceeded":
         return ResourcesUnavailable(f"rayjob/{name}: no GPUs in time ({details}): free or add GPUs, then run again")
     if reason == "DeadlineExceeded":
-        return ResourcesUnavailable(f"rayjob/{name}: its time is over ({details}): run again to go on")
+        return ResourcesUnavailable(f"rayjob/{name}: it reached its time limit ({details}): run again to continue")
     if "ValidationFailed" in (reason, status.get("jobDeploymentStatus")):
         return InputError(f"rayjob/{name}: refused by KubeRay ({details}): check its version, 1.7 or later")
-    return _error_of(outcome) if outcome else WorkerLost(f"rayjob/{name} ended as {details}: run again to go on")
+    return _error_of(outcome) if outcome else WorkerLost(f"rayjob/{name} ended as {details}: run again to continue")
 
 
 def _error_of(outcome: dict[str, Any]) -> InfoXLMError:
-    """Return the error that a job has written down."""
+    """Return the error that a job has stored as its outcome."""
     return errors.from_name(str(outcome.get("class")), " ".join(str(outcome.get("message")).split())[:1000])
 
 
@@ -280,11 +281,11 @@ def _give_up(jobs: RayJobs, job: Job, reason: str) -> None:
     raise ResourcesUnavailable(f"rayjob/{name}: {reason}: the job was deleted; free or add GPUs, then run again")
 
 
-# ---------------------------------------------------------------- end
+# ---------------------------------------------------------------- stop
 
 
 def _delete(jobs: RayJobs, name: str) -> None:
-    """Delete the job to release its GPUs; if that fails, log the command that does it."""
+    """Delete the job to release its GPUs; if that fails, log the command for it."""
     for _ in range(3):
         try:
             jobs.delete(name)
@@ -299,42 +300,42 @@ def _delete(jobs: RayJobs, name: str) -> None:
 
 
 def _stop(jobs: RayJobs, name: str, owner: Job | None, ask_to_stop: Callable[[], None]) -> Preempted:
-    """Ask the training to save and delete the job, both at once: Kubeflow leaves a step about a second.
+    """Ask the training to save, and delete the job at the same time, because Kubeflow gives a step about a second.
 
     This process does not wait for the training; the hooks of the pods do, for `grace_seconds`. The job is left alone if
-    a workflow needs it, and if Kubernetes does not say: if nobody follows it then, the job ends by itself.
+    a workflow needs it, or if Kubernetes does not answer: it ends by itself if no step follows it.
     """
-    is_wanted = _is_wanted(jobs, name, owner)
-    if is_wanted:
+    is_needed = _is_needed(jobs, name, owner)
+    if is_needed:
         return Preempted(f"rayjob/{name} goes on without this step, for a run that needs it: run again to follow it")
-    if is_wanted is None:
+    if is_needed is None:
         return Preempted(f"rayjob/{name} was left alone, because Kubernetes does not answer: run again to follow it")
 
     def ask() -> None:
         try:
             ask_to_stop()
-        except Exception as error:  # the hooks of the pods ask, too
+        except Exception as error:  # the hooks of the pods also ask
             logger.warning("rayjob/%s cannot be asked to save: %s", name, error)
 
     asking = threading.Thread(target=ask, name="ask to save", daemon=True)
     asking.start()
     _delete(jobs, name)
     asking.join(_STOPPING)
-    return Preempted(f"rayjob/{name} was stopped and deleted: run again to go on")
+    return Preempted(f"rayjob/{name} was stopped and deleted: run again to continue")
 
 
-def _is_wanted(jobs: RayJobs, name: str, owner: Job | None) -> bool | None:
-    """Whether a running workflow needs the job: ours, if only this pod must go, or another one that has adopted it.
+def _is_needed(jobs: RayJobs, name: str, owner: Job | None) -> bool | None:
+    """Return whether a running workflow needs the job: ours, if only this pod is stopped, or another that adopted it.
 
     Returns:
-        None if Kubernetes does not say.
+        None if Kubernetes does not answer.
     """
-    for _ in range(_WANTED_TRIES):
+    for _ in range(_NEEDED_ATTEMPTS):
         try:
-            owner = owner or jobs.workflow()  # it may not have been found at the start
+            owner = owner or jobs.workflow()  # the first call may have had no answer
             if owner is None:
                 return False
-            if jobs.is_under_way(owner):  # a node is drained: the next attempt of the step finds the job
+            if jobs.is_under_way(owner):  # the node is drained: the next attempt of the step will follow the job
                 return True
             job = jobs.get(name) or {"metadata": {}}
             others = [other for other in job["metadata"].get("ownerReferences") or [] if other["uid"] != owner["uid"]]
@@ -345,24 +346,24 @@ def _is_wanted(jobs: RayJobs, name: str, owner: Job | None) -> bool | None:
         except NoAnswer as error:
             reason = error
         except InputError as error:
-            logger.warning("rayjob/%s: whether a run still needs it is not known: %s", name, error)
+            logger.warning("rayjob/%s: cannot tell whether a run still needs it: %s", name, error)
             return False
-    logger.warning("rayjob/%s: whether a run still needs it is not known (%s): it is left alone", name, reason)
+    logger.warning("rayjob/%s: cannot tell whether a run still needs it (%s): it is left alone", name, reason)
     return None
 
 
 @contextlib.contextmanager
 def _raising_on_signals() -> Iterator[None]:
-    """Raise _StopRequested on SIGTERM or Ctrl-C, whatever the main thread waits for; ignore further signals.
+    """Raise _StopRequested in the main thread on SIGTERM or Ctrl-C; ignore further signals.
 
-    Outside of the main thread the caller handles signals.
+    Does nothing in another thread, where Python allows no signal handlers.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def stop(*_: object) -> None:
-        for number in previous:  # Kubernetes and Argo may both send one
+        for number in previous:  # Kubernetes and Argo may each send one
             signal.signal(number, signal.SIG_IGN)
         raise _StopRequested
 

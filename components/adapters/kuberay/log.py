@@ -1,7 +1,7 @@
 """The log of a RayJob, printed in the log of the step that waits for it.
 
-The submitter's pod prints what the training prints. After a broken connection the log is followed from the last lines,
-so a few lines may be printed twice; a second submitter prints the log from its start.
+The submitter's pod prints the output of the training. After a broken connection the log is read again from a few
+seconds before its last line, so some lines may be printed twice. A second submitter prints the log from the start.
 """
 
 import logging
@@ -14,7 +14,7 @@ from infoxlm_core.errors import InputError
 logger = logging.getLogger(__name__)
 
 _PAUSE = 2.0  # seconds between two connections
-_OVERLAP = 10  # seconds before the last line that are requested again
+_OVERLAP = 10  # seconds before the last line that are read again
 
 
 class JobLog:
@@ -29,7 +29,7 @@ class JobLog:
         self._thread.start()
 
     def finish(self, seconds: float) -> None:
-        """Print the remaining lines for at most so many seconds, and nothing afterwards."""
+        """Print the remaining lines for at most `seconds`, and nothing afterwards."""
         self._ending.set()
         self._thread.join(seconds)
         self._closed.set()
@@ -41,7 +41,7 @@ class JobLog:
                     return
             except NoAnswer as error:
                 logger.debug("the log of rayjob/%s: %s", self._name, error)
-            except InputError as error:  # without the right to read logs the training still runs
+            except InputError as error:  # a missing permission to read logs must not stop the training
                 logger.warning("the log of rayjob/%s cannot be shown: %s", self._name, error)
                 return
             self._ending.wait(_PAUSE)
@@ -49,7 +49,7 @@ class JobLog:
                 self._closed.wait(_PAUSE / 4)
 
     def _print_newest(self) -> bool:
-        """Print the log of the newest submitter until the connection ends; return whether it is complete."""
+        """Print the newest submitter's log until the connection ends; return whether the log is complete."""
         pods = self._jobs.submitters(self._name)
         if not pods or pods[-1].status.phase == "Pending":
             return False
@@ -63,5 +63,5 @@ class JobLog:
                 return False
             self._printed, self.last_line = pod, time.monotonic()
             print(line, flush=True)
-        self._read_to_end = pod  # the connection was not cut
+        self._read_to_end = pod  # the stream ended without an error
         return has_ended

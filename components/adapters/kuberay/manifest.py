@@ -1,7 +1,7 @@
 """The manifest of a RayJob: a head that runs the driver, worker pods, and a pod that submits the entrypoint.
 
-All pods meet the Pod Security standard "restricted": no root, no token of Kubernetes, and nothing writable but the
-scratch folders. A new field of a pod is a setting in components/settings/cluster.py and a line here.
+All pods meet the Pod Security standard "restricted": no root, no Kubernetes token, and only the scratch folders are
+writable. To add a field of a pod, add a setting to components/settings/cluster.py and a line here.
 """
 
 import hashlib
@@ -18,19 +18,19 @@ from infoxlm_core.errors import InputError
 Manifest = dict[str, Any]
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-USER = 10001  # the image's
+USER = 10001  # user id of the image
 HOME = "/home/app"
 
 _CONSTANTS = {
     "HOME": HOME,
     "PYTHONUNBUFFERED": "1",
-    "RAY_AUTH_MODE": "token",  # only who has the token, which the operator gives to these pods, can run a job
+    "RAY_AUTH_MODE": "token",  # jobs require the token, which the operator gives only to these pods
     **MLFLOW_SAFETY,
 }
 _JOB = "components.platform.job"
 _INHERITED = ("INFOXLM_TRACKER", "MLFLOW_", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION")
 _STEP_ONLY = ("KFP_", "KUBERNETES_", "ARGO_")
-_RAY_ENDS_WITHIN = 15  # seconds of the grace period
+_RAY_ENDS_WITHIN = 15  # seconds of the grace period that Ray needs to end
 _SUBMITTER_VARIABLES = ("HOME", "RAY_AUTH_MODE", "RAY_USAGE_STATS_ENABLED")
 _SUBMITTER = {"cpu": "500m", "memory": "1Gi"}
 _SCRATCH: dict[str, tuple[str, Manifest]] = {"tmp": ("/tmp", {}), "home": (HOME, {})}  # noqa: S108 - a volume of the pod
@@ -38,7 +38,7 @@ _SCRATCH: dict[str, tuple[str, Manifest]] = {"tmp": ("/tmp", {}), "home": (HOME,
 
 
 def job_name(stem: str, store: str, key: str) -> str:
-    """Return the name of the job for some work: equal for equal work, at most 47 characters, a DNS-1035 label.
+    """Return the name of the job for some work: the same for the same work, a DNS-1035 label of at most 47 characters.
 
     Args:
         stem: readable part of the name.
@@ -72,7 +72,7 @@ def render(
     Raises:
         InputError: the workers do not fill whole pods, or a shell would change `work`.
     """
-    if shlex.quote(work) != work:  # the shells of the submitter and of the head both read it
+    if shlex.quote(work) != work:  # the entrypoint passes through the shells of the submitter and of the head
         raise InputError(f"{work!r}: a store's name may have letters, digits and ./:_-@=+ only: choose another")
     pods, gpus = cluster.pool.split(num_workers)
     variables = _environment(cluster, step_environment, environment)
@@ -88,15 +88,15 @@ def render(
         "spec": {
             "entrypoint": f"python -m {_JOB} {work}",
             "submissionMode": "K8sJobMode",
-            # A retried submitter finds the job again. A new head after a lost one does not know the job and gets it a
-            # second time, which is harmless: the training holds a lease and continues from its checkpoint.
+            # A retried submitter finds the running job. A head that replaces a lost one does not know the job, so the
+            # job is submitted again. That is harmless: a training holds a lease and continues from its checkpoint.
             "submitterConfig": {"backoffLimit": 10},
             "submitterPodTemplate": _submitter(cluster),
-            "backoffLimit": 0,  # the launcher restarts the job, since it can tell which errors pass
+            "backoffLimit": 0,  # the launcher restarts the job: it knows which errors are transient
             "preRunningDeadlineSeconds": cluster.start_seconds,
             "activeDeadlineSeconds": cluster.start_seconds + cluster.run_seconds,
             "shutdownAfterJobFinishes": True,
-            "ttlSecondsAfterFinished": 60,  # for a launcher that has died; a living one deletes the job
+            "ttlSecondsAfterFinished": 60,  # in case the launcher has died; otherwise it deletes the job
             **({"suspend": True} if cluster.queue else {}),  # until Kueue admits it
             "rayClusterSpec": {
                 "rayVersion": ray_version,
@@ -123,10 +123,10 @@ def render(
 def _environment(
     cluster: ClusterConfig, step_environment: Sequence[Mapping[str, Any]], environment: Mapping[str, str]
 ) -> list[Manifest]:
-    """Return the variables of the Ray pods: this process's, then the step's, the config's and constant ones.
+    """Return the variables of the Ray pods, from this process, the step, the config and constants; later ones win.
 
-    A reference to a field of the step's pod would have another value in another pod, so its value here is copied.
-    Secrets remain references; values that may be secrets are left out.
+    A reference to a field of the step's pod would have another value in another pod, so it is replaced by its value.
+    Secrets stay references, and values that may be secrets are left out.
     """
     variables: dict[str, Manifest] = {}
     for name, value in sorted(environment.items()):
@@ -162,7 +162,7 @@ def _worker(cluster: ClusterConfig, work: str, variables: list[Manifest], num_wo
     worker = _ray_pod(cluster, "ray-worker", work, resources, variables, cluster.shared_memory)
     worker["spec"]["nodeSelector"] = pool.node_selector
     worker["spec"]["tolerations"] = [toleration.model_dump(exclude_none=True) for toleration in pool.tolerations]
-    if 0 < cluster.min_workers < num_workers:  # the others go on: this one must not ask them to save and end
+    if 0 < cluster.min_workers < num_workers:  # the other workers continue, so this one must not stop them
         del worker["spec"]["containers"][0]["lifecycle"]
     return worker
 
@@ -175,7 +175,7 @@ def _ray_pod(
     variables: list[Manifest],
     shared_memory: str = "",
 ) -> Manifest:
-    """Return what the templates of the head and the workers have in common."""
+    """Return the pod template of a head or worker, without what differs between them."""
     shared = {"medium": "Memory", "sizeLimit": shared_memory or resources["limits"]["memory"]}
     scratch = {**_SCRATCH, "dev-shm": ("/dev/shm", shared)}  # noqa: S108 - a volume of the pod
     if cluster.disk:
@@ -188,7 +188,7 @@ def _ray_pod(
         spec["priorityClassName"] = cluster.priority_class
     if cluster.environment_from:
         spec["containers"][0]["envFrom"] = [{"secretRef": {"name": name}} for name in cluster.environment_from]
-    # KubeRay sets app.kubernetes.io/name itself: the service of the job finds the head by it
+    # no app.kubernetes.io/name: KubeRay sets that itself, to select the head
     return {"metadata": {"labels": {"app.kubernetes.io/component": "training"}}, "spec": spec}
 
 
@@ -201,7 +201,9 @@ def _submitter(cluster: ClusterConfig) -> Manifest:
 
 def _labels(component: str) -> dict[str, str]:
     labels = {"app.kubernetes.io/name": "infoxlm", "app.kubernetes.io/component": component}
-    return labels | {"sidecar.istio.io/inject": "false"}  # a sidecar could not reach Istio, and is not restricted
+    return labels | {
+        "sidecar.istio.io/inject": "false"
+    }  # a sidecar could not reach Istio, and does not meet "restricted"
 
 
 def _resources(cpu: str, memory: str, **devices: str) -> dict[str, dict[str, str]]:
@@ -211,7 +213,7 @@ def _resources(cpu: str, memory: str, **devices: str) -> dict[str, dict[str, str
 
 
 def _saving_seconds(cluster: ClusterConfig) -> str:
-    """Return the seconds of the grace period in which the training may save."""
+    """Return the seconds of the grace period that remain for the training to save."""
     return str(max(cluster.grace_seconds - _RAY_ENDS_WITHIN, 1))
 
 

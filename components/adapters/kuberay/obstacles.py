@@ -1,4 +1,4 @@
-"""What keeps the pods of a RayJob from running, as their states and events say, and whether waiting helps."""
+"""Find out from states and events what keeps the pods of a RayJob from running, and whether waiting helps."""
 
 import contextlib
 import logging
@@ -11,11 +11,11 @@ from infoxlm_core.errors import InputError
 
 logger = logging.getLogger(__name__)
 
-_POLL = 30.0  # seconds between two looks
+_POLL = 30.0  # seconds between two checks
 _INVALID_IMAGE = ("InvalidImageName", "ErrImageNeverPull")
 _IMAGE_ERRORS = (*_INVALID_IMAGE, "ErrImagePull", "ImagePullBackOff")
 _REGISTRY_REFUSES = re.compile(r"not found|manifest unknown|unauthorized|denied|no match for platform", re.IGNORECASE)
-"""Messages of a registry that has no such image for us; with any other message it may only be away for a moment."""
+"""Messages of a registry that denies us an image for good; any other failure may be temporary."""
 _QUOTA = re.compile(r"exceeded quota: \S+ requested: (\S+), used: \S+ limited: (\S+)")
 
 
@@ -24,27 +24,27 @@ class Obstacle(NamedTuple):
 
     message: str
     is_permanent: bool
-    """Waiting does not help; somebody must change something."""
+    """Whether waiting does not help, because somebody must change something."""
 
 
 class ObstacleWatch:
-    """Looks now and then for what keeps a job from running, and logs it when it changes."""
+    """Check regularly what keeps a job from running, and log it when it changes."""
 
     def __init__(self, jobs: RayJobs) -> None:
-        self._jobs, self._last_look = jobs, time.monotonic()
+        self._jobs, self._last_check = jobs, time.monotonic()
         self._message, self._permanent_in_a_row = "", 0
 
     def permanent(self, job: Job) -> Obstacle | None:
-        """Return the obstacle if two looks in a row found one that does not pass by waiting."""
+        """Return the obstacle if two consecutive checks found a permanent one."""
         now = time.monotonic()
-        if now - self._last_look <= _POLL:
+        if now - self._last_check <= _POLL:
             return None
-        self._last_look = now
+        self._last_check = now
         name = job["metadata"]["name"]
         try:
             obstacle = find_obstacle(self._jobs, job)
-        except (NoAnswer, InputError) as error:  # the job may start all the same
-            logger.debug("what keeps rayjob/%s waiting is not known: %s", name, error)
+        except (NoAnswer, InputError) as error:  # the job may still start
+            logger.debug("cannot find out what keeps rayjob/%s waiting: %s", name, error)
             return None
         if obstacle and obstacle.message != self._message:
             logger.info("rayjob/%s waits: %s", name, obstacle.message)
@@ -72,7 +72,7 @@ def find_obstacle(jobs: RayJobs, job: Job) -> Obstacle | None:
 
 
 def _image_error(pod: Any, messages: list[str]) -> Obstacle | None:
-    """Return why a pod cannot pull its image, permanently if the registry has no such image for us."""
+    """Return why a pod cannot pull its image; permanent if the registry denies us the image."""
     for container in [*(pod.status.init_container_statuses or []), *(pod.status.container_statuses or [])]:
         waiting = container.state and container.state.waiting
         if waiting and waiting.reason in _IMAGE_ERRORS:
@@ -84,7 +84,7 @@ def _image_error(pod: Any, messages: list[str]) -> Obstacle | None:
 
 
 def _messages_since(events: list[Any], start: str) -> list[str]:
-    """Return the messages of events, oldest first; older ones are of an earlier job with the same name."""
+    """Return the messages of events since `start`, oldest first; earlier ones belong to another job of this name."""
     messages = []
     for event in events:
         time = str(event.last_timestamp or event.event_time or "").replace(" ", "T")[:19]
@@ -94,7 +94,7 @@ def _messages_since(events: list[Any], start: str) -> list[str]:
 
 
 def _exceeds_whole_quota(message: str) -> bool:
-    """Whether a pod was refused because it requests more than its whole quota."""
+    """Return whether a pod was refused because it requests more than the whole quota."""
     from kubernetes.utils.quantity import parse_quantity
 
     if not (match := _QUOTA.search(message)):

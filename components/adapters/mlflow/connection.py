@@ -25,10 +25,10 @@ _ANSWER_SECONDS = 60.0
 
 
 def tracking_uri(store: Path) -> str:
-    """Return MLFLOW_TRACKING_URI, or the address of the SQLite file in the directory `store`.
+    """Return MLFLOW_TRACKING_URI, or the URI of the SQLite file in the directory `store`.
 
     Raises:
-        InputError: the path of the store has a character that cannot stand in an address.
+        InputError: the path of the store has a character that such a URI cannot contain.
     """
     if uri := os.environ.get("MLFLOW_TRACKING_URI"):
         return uri
@@ -43,13 +43,14 @@ def public_uri(store: Path) -> str:
 
 
 def check_uri(uri: str) -> None:
-    """Refuse an address at which MLflow itself would wait for minutes, or fail with an unclear message.
+    """Refuse a URI with which MLflow would wait for minutes or fail with an unclear message.
 
     Raises:
-        InputError: the address is neither a server nor a file that is, or may become, MLflow's database.
-        StorageUnavailable: the server accepts the connection and does not answer.
+        InputError: the URI is neither a server nor a file that is, or may become, MLflow's database.
+        StorageUnavailable: the server accepts the connection but does not answer.
     """
-    shown, scheme = without_password(uri), uri.partition("://")[0] if "://" in uri else ""
+    shown = without_password(uri)
+    scheme = uri.partition("://")[0] if "://" in uri else ""
     file = _sqlite_file(uri)
     if scheme in ("http", "https"):
         _wait_for_answer(uri)
@@ -70,9 +71,9 @@ def check_uri(uri: str) -> None:
 
 @functools.cache
 def _wait_for_answer(uri: str) -> None:
-    """Refuse a server that accepts connections and does not answer: MLflow itself would wait for eight minutes.
+    """Refuse a server that accepts connections but does not answer, because MLflow would wait for eight minutes.
 
-    A server that refuses connections may be starting, and is left to MLflow's own retries.
+    A server that refuses connections may be starting, so MLflow's own retries handle it.
     """
     import requests
 
@@ -88,7 +89,7 @@ def _wait_for_answer(uri: str) -> None:
 
 
 def connect(store: Path) -> "MlflowClient":
-    """Connect this process, and those that it starts, to `tracking_uri(store)`.
+    """Connect this process and its child processes to `tracking_uri(store)`.
 
     Raises:
         InputError, StorageUnavailable: as `check_uri` and `translate_errors`.
@@ -98,7 +99,7 @@ def connect(store: Path) -> "MlflowClient":
     check_uri(uri)
     import mlflow
 
-    for noisy in ("mlflow", "alembic"):  # a new SQLite file means dozens of lines about migrations
+    for noisy in ("mlflow", "alembic"):  # creating a SQLite file logs dozens of lines about migrations
         logging.getLogger(noisy).setLevel(logging.WARNING)
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it logs stack traces of errors we translate
     mlflow.set_tracking_uri(uri)  # also sets MLFLOW_TRACKING_URI
@@ -114,11 +115,11 @@ def connect(store: Path) -> "MlflowClient":
             f"{directory} cannot be made ({error}): give another"
         ) from None
     with locks.acquire(directory / ".mlflow.lock"), translate_errors(str(file)):
-        return mlflow.MlflowClient()  # creates the tables of a new file; of two processes at once, one would fail
+        return mlflow.MlflowClient()  # creates the tables of a new file, which two processes at once cannot
 
 
 def connect_existing(store: Path) -> "MlflowClient":
-    """Connect to a database that exists, so that a mistyped store is refused.
+    """Connect to an existing database, so that a mistyped store is refused.
 
     Raises:
         InputError: there is no database; and as `connect`.
@@ -130,13 +131,13 @@ def connect_existing(store: Path) -> "MlflowClient":
 
 
 def artifact_root() -> str:
-    """Return the address of all artifacts: beside the SQLite file, or behind the server."""
+    """Return the URI below which all artifacts are: beside the SQLite file, or behind the server."""
     file = _sqlite_file(os.environ["MLFLOW_TRACKING_URI"])
     return (file.resolve().parent / ARTIFACTS).as_uri() if file else "mlflow-artifacts:/"
 
 
 def check_location(location: str) -> None:
-    """Refuse artifacts outside of `artifact_root`: MLflow lets any user point an experiment or a model anywhere.
+    """Refuse artifacts outside of `artifact_root`, because MLflow lets any user point an experiment or model anywhere.
 
     Raises:
         InputError: the artifacts are elsewhere, for instance because the store was moved.
@@ -152,10 +153,10 @@ def check_location(location: str) -> None:
 
 
 def quote(value: str) -> str:
-    """Quote a text for a filter of MLflow, whose filters have no escape for quotation marks.
+    """Quote a text for a filter of MLflow, which cannot escape quotation marks.
 
     Raises:
-        InputError: the text has both kinds of quotation marks.
+        InputError: the text contains a backtick, or both other kinds of quotation marks.
     """
     for mark in "'\"":
         if mark not in value and "`" not in value:

@@ -1,7 +1,7 @@
-"""Copies of a registered version, to another registered model of the same server or to another server.
+"""Copy a registered version to another registered model of the same server, or to another server.
 
-MLflow keeps the address and the login of its server in the environment and in global state, so work on another server
-has a process of its own. The other server's login is in the variables of MLflow with TARGET_ in front:
+MLflow keeps the URI and the login of its server in the environment and in global state, so calls to another server run
+in their own process. MLflow's variables with the prefix TARGET_ hold the login of the other server:
 TARGET_MLFLOW_TRACKING_USERNAME, …_PASSWORD, …_TOKEN and others.
 """
 
@@ -33,20 +33,20 @@ ORIGIN = "copied_from"
 _TARGET = "TARGET_"
 _OF_ONE_SERVER = ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME")
 _TAGS_OF_ONE_MODEL = (GATE, DECISION, PREVIOUS)
-"""Tags that speak of the registered model they are in."""
+"""Tags that describe the version's role in its registered model, and are not copied."""
 
 
 @dataclass(frozen=True)
 class Copy:
-    """A version to be registered on another server."""
+    """A version to register on another server."""
 
     name: str
-    """Name of the registered model there."""
+    """Name of the registered model on the other server."""
     files: Path
     """All files of the version."""
     tags: dict[str, str]
     origin: str
-    """Server and version that it is copied from."""
+    """Server and version from which it is copied."""
     store: Path
 
 
@@ -65,7 +65,7 @@ def copy_within_server(client: "MlflowClient", version: "ModelVersion", name: st
 def run_on_server(uri: str, function: Callable[..., T], *arguments: Any) -> T:
     """Call a function in a process that is connected to another server; return its result, or raise its error."""
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, spawn, initializer=_go_to_server, initargs=(uri,)) as process:
+    with ProcessPoolExecutor(1, spawn, initializer=_switch_server, initargs=(uri,)) as process:
         return process.submit(function, *arguments).result()
 
 
@@ -98,7 +98,8 @@ def register(client: "MlflowClient", copied: Copy) -> "ModelVersion":
     return version
 
 
-def _go_to_server(uri: str) -> None:
+def _switch_server(uri: str) -> None:
+    """Point the environment of this process to another server, with the login in the TARGET_ variables."""
     for name in list(os.environ):
         if name.startswith("MLFLOW_TRACKING_") or name in _OF_ONE_SERVER:
             del os.environ[name]
@@ -115,12 +116,12 @@ def _digests(folder: Path) -> dict[str, str]:
 
 
 def _finish(client: "MlflowClient", name: str, digest: str, origin: str) -> "ModelVersion":
-    """Leave one version of the digest, tag it with its origin, and make it `candidate` last."""
-    version, *doubles = model_versions.versions_of(client, name, digest)
-    for double in doubles:
-        client.delete_model_version(name, double.version)
+    """Keep one version of the digest, tag it with its origin, and finally make it `candidate`."""
+    version, *duplicates = model_versions.versions_of(client, name, digest)
+    for duplicate in duplicates:
+        client.delete_model_version(name, duplicate.version)
     if ORIGIN not in version.tags:
-        for tag in version.tags.keys() & set(_TAGS_OF_ONE_MODEL):  # a copy within a server brings all tags
+        for tag in version.tags.keys() & set(_TAGS_OF_ONE_MODEL):  # a copy within a server has all tags of its origin
             client.delete_model_version_tag(name, version.version, tag)
         client.set_model_version_tag(name, version.version, ORIGIN, origin)
     client.set_registered_model_alias(name, CANDIDATE, version.version)

@@ -1,4 +1,4 @@
-"""Curves of a training: a background thread ships its `metrics.jsonl` to an MLflow run."""
+"""Send the curves of a training to MLflow: a background thread ships its `metrics.jsonl` to a run."""
 
 import logging
 import os
@@ -21,7 +21,7 @@ _LONGEST_PAUSE = 60  # seconds between two attempts to reach a server that is go
 def points(values: Mapping[str, float], step: int, start_ms: int) -> list[Any]:
     """Return the values of one step as metrics of MLflow.
 
-    MLflow stores a repeated metric once only if its time is the same, so the time follows from the step.
+    MLflow stores a repeated metric once only if its timestamp is the same, so the timestamp is computed from the step.
     """
     from mlflow.entities import Metric
 
@@ -29,7 +29,7 @@ def points(values: Mapping[str, float], step: int, start_ms: int) -> list[Any]:
 
 
 def ship(path: Path, run_id: str, prefix: str = "") -> None:
-    """Ship a whole `metrics.jsonl`, with `prefix` before each name; points that arrived before are not repeated."""
+    """Ship a whole `metrics.jsonl`, with `prefix` before each name, except the points that MLflow already has."""
     with translate_errors(f"{path} -> MLflow run {run_id}"):
         _Outbox(path, run_id, prefix).ship()
 
@@ -38,8 +38,8 @@ class MlflowTracker:
     """A `FileTracker` whose file a daemon thread ships to MLflow in step order; a restart ships what is missing.
 
     Training neither waits for MLflow nor sees its errors: points that are not shipped stay in the file for `ship`.
-    Only a rewind waits, because it cuts points off the file. MLflow keeps these points, and the repeated steps follow
-    under names of their own, such as `rewind1/loss/mlm`.
+    Only a rewind waits, because it truncates the file. MLflow keeps the points that are cut off, so the repeated steps
+    get other names, such as `rewind1/loss/mlm`.
     """
 
     def __init__(self, path: Path, run_id: str) -> None:
@@ -51,7 +51,7 @@ class MlflowTracker:
         self._environment: dict[str, str | None] = {}
 
     def resume(self, step: int) -> None:
-        """Cut the file off after a step, and start to ship it."""
+        """Truncate the file after a step, and start shipping it."""
         if self._thread.is_alive():
             self._outbox.shorten(lambda: self._file.resume(step))
             return
@@ -106,10 +106,10 @@ class MlflowTracker:
 
 
 class _Outbox:
-    """The part of a `metrics.jsonl` that was shipped. Each (name, step) is shipped once.
+    """Ships a `metrics.jsonl` and remembers which part was shipped. Each (name, step) is shipped once.
 
-    Steps that MLflow has from an attempt that crashed are not shipped again: repeated values such as tokens per second
-    may differ.
+    Steps that MLflow already has from a crashed attempt are not shipped again, because repeated values such as tokens
+    per second may differ.
     """
 
     def __init__(self, path: Path, run_id: str, prefix: str = "") -> None:
@@ -126,7 +126,7 @@ class _Outbox:
             return sum(1 for _ in file)
 
     def shorten(self, cut: Callable[[], None]) -> None:
-        """Ship what can be shipped, then let `cut` cut off the end of the file."""
+        """Ship as much as possible, then call `cut`, which truncates the file."""
         with self._busy:
             try:
                 self._ship()
@@ -136,7 +136,7 @@ class _Outbox:
             self._position = min(self._position, self.path.stat().st_size)
 
     def ship(self) -> None:
-        """Ship all complete lines of the file; after an exception of MLflow the next call repeats them."""
+        """Ship all complete lines of the file; if MLflow raises, the next call ships them again."""
         with self._busy:
             self._ship()
 
@@ -147,7 +147,7 @@ class _Outbox:
             return
         client = MlflowClient(self._server)
         run = client.get_run(self.run_id)
-        if self._last_steps is None:  # one request for all metrics; the history of each would be a request of its own
+        if self._last_steps is None:  # one request, where histories would take one per metric
             self._last_steps = {metric.key: metric.step for metric in run.data.to_proto().metrics}
         metrics: list[Any] = []
         position = self._position

@@ -1,4 +1,4 @@
-"""Errors of MLflow, of its server and of its database, as errors of ours."""
+"""Translate errors of MLflow, its server and its database to InfoXLMErrors."""
 
 import os
 from collections.abc import Iterator
@@ -12,11 +12,11 @@ from infoxlm_core.errors import InfoXLMError, InputError, StorageUnavailable, on
 def translate_errors(
     subject: str, account: str = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
 ) -> Iterator[None]:
-    """Turn errors of MLflow into ours, one line each.
+    """Translate errors of MLflow to InfoXLMErrors of one line each.
 
     Args:
-        subject: what the block is about; each message begins with it.
-        account: the variables with the login of the block.
+        subject: what the block works on; each message begins with it.
+        account: environment variables with the login, to name in messages.
 
     Raises:
         StorageUnavailable: MLflow does not answer, or answers with a 5xx; or its database is busy.
@@ -39,7 +39,7 @@ def translate_errors(
 
 
 def _of_database(error: Exception, subject: str, status: int) -> InfoXLMError | None:
-    """Translate an error of a database that this process itself opens; None if the error is another."""
+    """Translate an error of a database that this process opens itself; return None for any other error."""
     reason = one_line(error)
     if isinstance(error, ImportError):
         return InputError(f"{subject}: {error}: install it, or give the address of a server, https://…")
@@ -52,12 +52,12 @@ def _of_database(error: Exception, subject: str, status: int) -> InfoXLMError | 
     if "locked" in str(error):
         return StorageUnavailable(f"{subject}: MLflow's database is locked: run the same again")
     if "disk I/O error" in str(error):
-        return StorageUnavailable(f"{subject}: the disk of MLflow's database fails: run again when it is well")
+        return StorageUnavailable(f"{subject}: the disk of MLflow's database fails: run again when it works")
     return InputError(f"{subject}: MLflow's database cannot be used ({reason}): restore it, or delete a new one")
 
 
 def _of_server(error: Exception, subject: str, status: int, account: str) -> InfoXLMError | None:
-    """Translate an answer of the server, or its absence; None if the error is not one of MLflow (status 0)."""
+    """Translate an error answer of the server; return None if the error is not MLflow's (status 0)."""
     reason = one_line(error)
     if status >= 500:
         return StorageUnavailable(f"{subject}: MLflow does not answer ({reason}): run the same again")

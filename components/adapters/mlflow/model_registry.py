@@ -1,7 +1,7 @@
-"""The registry: one version per content digest, with its evaluation, as `candidate` and perhaps `champion`.
+"""Register encoders: one version per content digest, with its evaluation, as `candidate` and perhaps `champion`.
 
-A version holds the encoder's Hugging Face directory file by file, in MLflow's transformers flavour: what is loaded
-from the registry is what was trained, byte for byte. `model_versions` lists the files beside it.
+A version holds the encoder's Hugging Face directory unchanged, in MLflow's transformers flavour, so a model loaded from
+the registry is byte for byte the trained one. `model_versions` lists the other files of a version.
 """
 
 import atexit
@@ -46,7 +46,7 @@ def register(
     tags: Mapping[str, str],
     evaluation: Path,
 ) -> Registration:
-    """Register an encoder as a version of the model `name`, once per digest, and pass it through the gate.
+    """Register an encoder as a version of the model `name`, once per digest, and apply the promotion gate to it.
 
     A second call, or a call after a crash at any point, has the same result. The caller holds `promotion.LOCK`.
 
@@ -76,9 +76,9 @@ def register(
         if not model_versions.versions_of(client, name, digest):
             described = {**tags, **{key: repr(float(value)) for key, value in metrics.items()}, "digest": digest}
             model_versions.create(client, name, log_model(run_id, encoder_dir, evaluation), run_id, described)
-        version, *doubles = model_versions.versions_of(client, name, digest)
-        for double in doubles:  # of a request that was sent twice
-            client.delete_model_version(name, double.version)
+        version, *duplicates = model_versions.versions_of(client, name, digest)
+        for duplicate in duplicates:  # made by a request that was sent twice
+            client.delete_model_version(name, duplicate.version)
         if GATE not in version.tags:
             client.set_registered_model_alias(name, CANDIDATE, version.version)
             promotion.promote(client, version, gate)
@@ -86,11 +86,11 @@ def register(
 
 
 def log_model(run_id: str, encoder_dir: Path, evaluation: Path) -> str:
-    """Copy an encoder into its MLflow run, after it has filled one mask; return its URI, `models:/m-…`.
+    """Log an encoder to its MLflow run, after testing it on one mask; return its URI, `models:/m-…`.
 
-    MLflow's own ways to log a model fall short: it stores weights and tokenizer in different folders, drops files that
-    it does not know, and cannot log a directory with transformers 5.23. So the folder `model` that MLflow writes is
-    replaced by the encoder's directory.
+    MLflow's own functions are not sufficient: MLflow stores weights and tokenizer in different folders, drops files
+    that it does not know, and cannot log a directory with transformers 5.23. So the folder `model` that MLflow writes
+    is replaced by the encoder's directory.
     """
     import mlflow
     import transformers

@@ -30,19 +30,19 @@ if TYPE_CHECKING:
 
 MODEL, EVALUATION, CARD = "model", "evaluation", "model_card.md"
 MADE_AS = "made_as"
-"""Tag of a version: kind and key of the artifact that it was made of. Such a version has a manifest of ours."""
+"""Tag: kind and key of the artifact that the version was made from. A version with this tag has our manifest."""
 CHAMPION, CANDIDATE = "champion", "candidate"
 GATE = "gate"
-"""Tag with the verdict in words. It is set after the alias: a version with this tag needs no further promotion."""
+"""Tag: the gate's verdict in words. It is set after the alias moves, so a version with it was fully processed."""
 DECISION = "decision"
-"""Tag with the last decision on a version, as JSON: verdict, intervals, who, when, by which run."""
+"""Tag: the last decision on a version, as JSON, with verdict, intervals, person or run, and time."""
 PREVIOUS = "previous_champion"
 """Tag of a champion: the version that it replaced."""
 _URI = re.compile(r"models:/(?P<name>[^/@]+)(@(?P<alias>[^/@]+)|/(?P<version>[0-9]{1,18}))")
 
 
 def is_uri(source: str) -> bool:
-    """Whether this is models:/NAME@ALIAS or models:/NAME/VERSION."""
+    """Return whether the source is models:/NAME@ALIAS or models:/NAME/VERSION."""
     return bool(_URI.fullmatch(source))
 
 
@@ -69,7 +69,7 @@ def digest_of(version: "ModelVersion") -> str:
     """Return the digest that a version was registered with.
 
     Raises:
-        InputError: the version was made by other means, and has no digest.
+        InputError: the version was not made by `register`, so it has no digest.
     """
     digest = version.tags.get("digest")
     if not digest:
@@ -85,10 +85,10 @@ def versions_of(client: "MlflowClient", name: str, digest: str) -> "list[ModelVe
 
 
 def made_of(aliases: Collection[str] = ()) -> set[str]:
-    """Return the digests and the keys of artifacts that registered versions were made of.
+    """Return the digests and keys of the artifacts that registered versions were made from.
 
     Args:
-        aliases: only versions with one of these aliases count; without any, all versions do.
+        aliases: include only versions with one of these aliases; default: all versions.
 
     Raises:
         InputError: no model has such an alias.
@@ -109,7 +109,7 @@ def made_of(aliases: Collection[str] = ()) -> set[str]:
 
 
 def create(client: "MlflowClient", name: str, source: str, run_id: str, tags: Mapping[str, str]) -> None:
-    """Create a version, and the registered model with its first version.
+    """Create a version, and the registered model if it does not exist.
 
     Args:
         client: client of the registry.
@@ -127,13 +127,13 @@ def create(client: "MlflowClient", name: str, source: str, run_id: str, tags: Ma
             raise
     try:
         client.create_model_version(name, source, run_id, tags=dict(tags), model_id=source.removeprefix("models:/"))
-    except MlflowException:  # the answer may be lost: what counts is what the registry holds
+    except MlflowException:  # the answer may be lost, so check whether the version exists
         if not versions_of(client, name, tags["digest"]):
             raise
 
 
 def open_upload(client: "MlflowClient", run_id: str) -> "LoggedModel":
-    """Open a logged model of an MLflow run, which `upload` fills."""
+    """Create an empty logged model in an MLflow run, for `upload` to fill."""
     return client.create_logged_model(client.get_run(run_id).info.experiment_id, "encoder", source_run_id=run_id)
 
 
@@ -158,7 +158,7 @@ def download(client: "MlflowClient", version: "ModelVersion", path: str, target:
 
 
 def read_outcomes(client: "MlflowClient", version: "ModelVersion") -> evidence.Outcomes | None:
-    """Return the outcomes by question of a version; None if it was registered without."""
+    """Return a version's outcomes by question; None if it was registered without them."""
     from mlflow.exceptions import MlflowException
 
     with tempfile.TemporaryDirectory() as folder:
@@ -168,7 +168,7 @@ def read_outcomes(client: "MlflowClient", version: "ModelVersion") -> evidence.O
             if error.get_http_status_code() >= 500 and "No such" not in str(error):
                 raise
             return None
-        except OSError:  # raised instead if the artifacts are files on this machine
+        except OSError:  # raised instead if the artifacts are local files
             return None
         if not (evaluation / evidence.FILE).is_file():
             return None
@@ -195,7 +195,7 @@ def check(files: Path, version: "ModelVersion") -> None:
     """
     model, name = files / MODEL, f"{version.name} version {version.version}"
     signing.verify(model, files / signing.FILE, name)
-    if (model / manifests.NAME).is_file() or MADE_AS in version.tags:  # else other means made the version
+    if (model / manifests.NAME).is_file() or MADE_AS in version.tags:  # else `register` did not make the version
         digest = manifests.read(model, "encoder", made_with="the registration of another version")["digest"]
         registered = version.tags.get("digest", "nothing")
         if digest != registered:

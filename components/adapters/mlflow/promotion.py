@@ -1,4 +1,4 @@
-"""Promotion: moves the alias `champion` of a registered model, by the gate, by a person or by a rollback.
+"""Promotion: move the alias `champion` of a registered model, by the gate, by hand or by a rollback.
 
 One promotion runs at a time: the callers hold `LOCK`. The decision is recorded before the alias moves, so
 a crash leaves the old champion, and the same command finishes the promotion.
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOCK = ("registry", "champions")
-"""Kind and name for `artifacts.exclusive`: whoever promotes, rolls back or registers holds this lock of the store."""
+"""Arguments of `artifacts.exclusive` for the lock that every promotion, rollback and registration holds."""
 ROLLED_BACK_TO = "champion again"
 _MODEL_OF_SERVER = re.compile(r"(?P<uri>\w+://.*[^/])/(?P<name>[^/:]+)")
 
 
 class Decision(TypedDict, total=False):
-    """The fields of the tag `DECISION` that are read again."""
+    """The fields of the tag `DECISION` that are read back."""
 
     what: str
     reason: str
@@ -54,7 +54,7 @@ class Promoted:
 
 
 def promote_model(model: str, gate: Mapping[str, float], store: Path, to: str = "", by_hand: str = "") -> Promoted:
-    """Make a registered model champion if the gate, or a person, says so. A second call changes nothing.
+    """Make a registered model champion if it passes the gate, or by hand. A second call changes nothing.
 
     Args:
         model: models:/NAME@ALIAS or models:/NAME/VERSION.
@@ -104,13 +104,13 @@ def champion_of(client: "MlflowClient", name: str) -> str | None:
 
 
 def promote(client: "MlflowClient", version: "ModelVersion", gate: Mapping[str, float], by_hand: str = "") -> Verdict:
-    """Make a version champion if the gate says so; record the decision in any case.
+    """Make a version champion if it passes the gate; record the decision in either case.
 
     Args:
         client: client of the registry.
         version: the candidate.
         gate: metric -> least gain; the whole interval must lie above it.
-        by_hand: the reason for a promotion without the gate. The files are checked all the same.
+        by_hand: the reason for a promotion without the gate. The files are still checked.
 
     Raises:
         As `promote_model`, except NotPromoted.
@@ -130,7 +130,7 @@ def promote(client: "MlflowClient", version: "ModelVersion", gate: Mapping[str, 
                     pass  # raises if the files are incomplete, changed or not signed
             record(client, version, "promoted" if verdict.passed else "refused", verdict, champion)
             if verdict.passed:
-                if champion_of(client, name) != champion:  # moved from another store, whose lock is another one
+                if champion_of(client, name) != champion:  # moved by a process of another store, which has its own lock
                     raise LeaseHeld(f"The champion of {name} changed during the comparison. Run the same again.")
                 client.set_registered_model_alias(name, CHAMPION, number)
         client.set_model_version_tag(name, number, GATE, verdict.reason)
@@ -151,9 +151,9 @@ def compare(
 
 
 def roll_back(client: "MlflowClient", name: str, reason: str) -> int:
-    """Make the version champion again that the present champion replaced; return its number.
+    """Make the version that the current champion replaced the champion again; return its number.
 
-    A second call changes nothing: a champion that a rollback has set stays.
+    A second call changes nothing: a champion set by a rollback stays.
 
     Raises:
         InputError: there is no champion, or it replaced no other version.
@@ -209,7 +209,7 @@ def record(client: "MlflowClient", version: "ModelVersion", what: str, verdict: 
 
 
 def decided_by() -> dict[str, str]:
-    """Return who decides: a person, or a step of a pipeline run with its service account and image."""
+    """Return who makes the decision: a person, or a pipeline step with its service account and image."""
     if pod := os.environ.get("KFP_POD_NAME"):
         variables = {"run": "RUN_ID", "service_account": "SERVICE_ACCOUNT", "image": "INFOXLM_IMAGE"}
         return {"pod": pod} | {key: os.environ[name] for key, name in variables.items() if os.environ.get(name)}

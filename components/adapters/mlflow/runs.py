@@ -1,4 +1,4 @@
-"""Runs of MLflow: all stages of a pipeline run find or open the same run."""
+"""MLflow runs: all stages of a pipeline run find or open the same one."""
 
 import os
 import re
@@ -26,8 +26,8 @@ def open_run(experiment: str, name: str, tags: dict[str, str], store: Path) -> s
     """Find or create the MLflow run of this pipeline run; return its id.
 
     KFP's MLflow plugin opens a run for the pipeline run and a nested run for each task, and sets MLFLOW_RUN_ID to the
-    latter. Then the outermost run is used, and the plugin ends it. Without the plugin it is the run of the experiment
-    with the same `RUN_TAG`.
+    latter. In that case the outermost run is used, and the plugin ends it. Without the plugin, the run of the
+    experiment with the same `RUN_TAG` is used.
     """
     client = connect(store)
     from mlflow.entities import RunTag
@@ -37,14 +37,14 @@ def open_run(experiment: str, name: str, tags: dict[str, str], store: Path) -> s
         run_id = outermost(client, of_plugin) if of_plugin else find_or_create(client, experiment, name, tags)
         run = client.get_run(run_id)
         check_location(run.info.artifact_uri)
-        if run.info.status != "RUNNING":  # the stage is retried; MLflow takes points only for an open run
+        if run.info.status != "RUNNING":  # the stage is retried, and MLflow accepts points only for an open run
             client.update_run(run_id, status="RUNNING")
         client.log_batch(run_id, tags=[RunTag(key, value) for key, value in tags.items()])
     return run_id
 
 
 def outermost(client: "MlflowClient", run_id: str) -> str:
-    """Return the outermost run that a run is nested in, else the run itself; a task in a loop is three levels deep."""
+    """Return the outermost run that contains a run, or the run itself; a task in a loop is three levels deep."""
     while parent := client.get_run(run_id).data.tags.get(PARENT):
         run_id = parent
     return run_id

@@ -9,12 +9,12 @@ from infoxlm_core import manifests
 
 
 def fetch(source: str, store: Path) -> Path:
-    """Return a copy of the model in the store; the registry's own path may be readable by this process alone.
+    """Copy a registered model to the store and return the copy; other processes may not see the registry's own path.
 
     A damaged copy is replaced.
     """
     model = model_registry.load_encoder(source, store)
-    digest = manifests.digest_files(model)  # of all files: the same weights may have more than one tokenizer
+    digest = manifests.digest_files(model)  # of all files, because the same weights may have another tokenizer
     copy = store.resolve() / "models" / f"registry-{digest.removeprefix('sha256:')[:16]}"
     copy.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=copy.parent) as scratch:

@@ -1,4 +1,4 @@
-"""Create or upgrade MLflow's tables on PostgreSQL: those of runs and models, then those of accounts and permissions.
+"""Create or upgrade MLflow's tables on PostgreSQL: first for runs and models, then for accounts and permissions.
 
     python -m components.adapters.mlflow.tables postgresql+psycopg2:///mlflow
 
@@ -9,11 +9,11 @@ same tables, one fails. A lock of PostgreSQL lets one replica migrate at a time.
 import sys
 
 LOCK = 0x696E666F786C6D
-"""Key of the lock; any number that nobody else uses."""
+"""Key of the lock: an arbitrary number ("infoxlm" in ASCII)."""
 
 
 def upgrade(url: str) -> None:
-    """Upgrade the tables of a database; libpq reads what the URL does not say from PG*."""
+    """Upgrade the tables of a database; libpq reads what the URL lacks from the PG* environment variables."""
     import sqlalchemy
     from mlflow.db import upgrade as upgrade_runs
     from mlflow.server.auth.db.cli import upgrade as upgrade_accounts

@@ -1,4 +1,4 @@
-"""MLflow as a tracker of the table in `components.platform.tracking`."""
+"""MLflow as a tracker; see the protocols in `components.platform.tracking`."""
 
 import json
 import os
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 PAGES = "INFOXLM_MLFLOW_PAGES"
-"""Environment variable: the address at which people open MLflow, if the steps use another one."""
+"""Environment variable: the URL at which people open MLflow, if it differs from the steps' URL."""
 
 
 def open_run(key: str, name: str, store: str, here: Path, trial: Trial | None) -> "MlflowRun":
@@ -34,12 +34,12 @@ def open_run(key: str, name: str, store: str, here: Path, trial: Trial | None) -
 
 
 def find_run(run_id: str) -> "MlflowRun":
-    """Return the run with an id that another process has opened."""
+    """Return a run that another process has opened, by its id."""
     return MlflowRun(run_id)
 
 
 def check_sweeps() -> None:
-    """Do nothing: MLflow keeps trials."""
+    """Do nothing, because MLflow stores trials."""
 
 
 def find_ablation(which: str, here: Path) -> "MlflowRun":
@@ -69,14 +69,14 @@ class MlflowRun:
 
         values = {key: text[:MAX_PARAM_VAL_LENGTH] for key, text in _flatten(config).items()}
         with translate_errors(f"parameters of MLflow run {self.id}"):
-            known = self._client.get_run(self.id).data.params
-            for key in values.keys() & known.keys():
-                if values[key] != known[key]:
+            logged = self._client.get_run(self.id).data.params
+            for key in values.keys() & logged.keys():
+                if values[key] != logged[key]:
                     raise ConfigMismatch(
-                        f"MLflow run {self.id} has {key} = {known[key]:.120}, not {values[key]:.120}: "
+                        f"MLflow run {self.id} has {key} = {logged[key]:.120}, not {values[key]:.120}: "
                         "set it back or start another run"
                     )
-            new = [Param(key, value) for key, value in values.items() if key not in known]
+            new = [Param(key, value) for key, value in values.items() if key not in logged]
             self._client.log_batch(self.id, params=new)
 
     def log_metrics(self, metrics: Mapping[str, float], step: int = 0) -> None:
@@ -116,18 +116,18 @@ class MlflowRun:
             self._client.log_inputs(self.id, inputs)
 
     def annotate(self, text: str) -> None:
-        """Make a text the description of the run; links to files of the run become links of MLflow's pages."""
+        """Set the description of the run; links to files of the run become links to MLflow's pages."""
         path, _, query = self._path.partition("?")
         linked = re.sub(rf"\]\({LINK}([^)\s]+)\)", rf"](#/{path}/artifacts/\1?{query})", text)
         with translate_errors(f"description of MLflow run {self.id}"):
             self._client.set_tag(self.id, "mlflow.note.content", linked)
 
     def log_curves(self, path: Path, prefix: str = "") -> None:
-        """Ship the points of a whole `metrics.jsonl` that have not arrived during the training."""
+        """Ship those points of a `metrics.jsonl` that MLflow did not receive during the training."""
         curves.ship(path, self.id, prefix)
 
     def follow(self, path: Path) -> curves.MlflowTracker:
-        """Return the tracker of a training: its file, which is shipped meanwhile."""
+        """Return the tracker of a training, which writes a file and ships it during the training."""
         return curves.MlflowTracker(path, self.id)
 
     def trials(self) -> list[trial_runs.TrialRun]:
@@ -135,7 +135,7 @@ class MlflowRun:
         return trial_runs.read(self.id)
 
     def end(self, status: str = "FINISHED") -> None:
-        """End the run, unless it is, or contains, the run of MLFLOW_RUN_ID: whoever opened that run ends it."""
+        """End the run, unless it is or contains the run of MLFLOW_RUN_ID, which KFP's plugin ends."""
         of_plugin = os.environ.get("MLFLOW_RUN_ID")
         with translate_errors(f"MLflow run {self.id}"):
             if not of_plugin or self.id not in (of_plugin, runs.outermost(self._client, of_plugin)):
@@ -143,7 +143,7 @@ class MlflowRun:
 
     @property
     def page(self) -> str:
-        """The address of the run's page if a server shows it, else empty."""
+        """The URL of the run's page; empty without a server."""
         server = os.environ.get(PAGES) or _server()
         return f"{server.rstrip('/')}/#/{self._path}" if server.startswith("http") else ""
 
@@ -158,7 +158,7 @@ class MlflowRun:
 
     @property
     def _path(self) -> str:
-        """The path of the run's page; without its query MLflow 3 opens any experiment as that of a chat application."""
+        """The path of the run's page; the query keeps MLflow 3 from showing the experiment as a chat application."""
         with translate_errors(f"MLflow run {self.id}"):
             experiment = self._client.get_run(self.id).info.experiment_id
         return f"experiments/{experiment}/runs/{self.id}?workflowType=machine_learning"
@@ -171,12 +171,12 @@ class MlflowRun:
 
 
 def _server() -> str:
-    """Return MLFLOW_TRACKING_URI without the password that it may hold."""
+    """Return MLFLOW_TRACKING_URI without its password."""
     return without_password(os.environ["MLFLOW_TRACKING_URI"]).rstrip("/")
 
 
 def _flatten(value: Any, prefix: str = "") -> dict[str, str]:
-    """Return the leaves of a nested config as text, by their dotted names."""
+    """Flatten a nested config to text values by dotted name."""
     if isinstance(value, (list, tuple)) and any(isinstance(element, Mapping) for element in value):
         value = {str(index): element for index, element in enumerate(value)}
     if not isinstance(value, Mapping) or not value:

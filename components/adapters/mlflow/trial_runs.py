@@ -1,7 +1,7 @@
-"""MLflow: the trials of a sweep, each a run nested in the run of its pipeline: variants of an ablation, or of a suite.
+"""The trials of a sweep as MLflow runs, nested in the run of their pipeline.
 
-Both kinds have the tag `seed`. An ablation's have `variant` and `what`; a suite's `point`, which is its name, `model`,
-`task` and `grid`; the scores of a suite's trial are an artifact of its run.
+All trials have the tag `seed`. Trials of an ablation have the tags `variant` and `what`; trials of a suite have `point`
+(the trial's name), `model`, `task` and `grid`, and their scores are an artifact of the run.
 """
 
 import tempfile
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class TrialRun(NamedTuple):
-    """A trial as MLflow knows it."""
+    """A trial, as MLflow stores it."""
 
     run_id: str
     trial: Trial
@@ -29,7 +29,7 @@ class TrialRun(NamedTuple):
     """Empty if it is not finished."""
 
     def read_scores(self) -> Scores:
-        """Of a suite's trial: the scores among the artifacts of its run."""
+        """Download the scores of a suite's trial from the artifacts of its run."""
         from mlflow import MlflowClient
 
         with translate_errors(f"scores of MLflow run {self.run_id}"), tempfile.TemporaryDirectory() as folder:
@@ -37,24 +37,24 @@ class TrialRun(NamedTuple):
 
 
 def open_trial(parent: str, pipeline_run: str, trial: Trial) -> str:
-    """Find or create the run of a trial, nested in `parent`; it is open afterwards. Returns its id.
+    """Find or create the run of a trial, nested in `parent`; open it and return its id.
 
     Args:
         parent: MLflow run of the pipeline run.
-        pipeline_run: what tells this pipeline run from others; with the trial's name it finds the same run again.
-        trial: of an ablation or a suite.
+        pipeline_run: id of the pipeline run; with the trial's name it identifies the run of the trial.
+        trial: the trial of an ablation or a suite.
     """
     from mlflow import MlflowClient
     from mlflow.entities import RunTag
 
     grid = " ".join(f"{field}={value}" for field, value in sorted(trial.grid.items()))
-    own = {"point": trial.name, "model": trial.model, "task": trial.task, "grid": grid}
+    trial_tags = {"point": trial.name, "model": trial.model, "task": trial.task, "grid": grid}
     if not trial.task:
-        own = {"variant": trial.model, "what": trial.what}
+        trial_tags = {"variant": trial.model, "what": trial.what}
     client = MlflowClient()
     with translate_errors(f"MLflow run of {trial.name}"):
         nested = {RUN_TAG: f"{pipeline_run}/{trial.name}", PARENT: root(parent)}
-        tags = {**own, "seed": str(trial.seed), **nested}
+        tags = {**trial_tags, "seed": str(trial.seed), **nested}
         experiment = client.get_experiment(client.get_run(parent).info.experiment_id).name
         run_id = runs.find_or_create(client, experiment, trial.name, tags)
         client.update_run(run_id, status="RUNNING")
@@ -63,14 +63,14 @@ def open_trial(parent: str, pipeline_run: str, trial: Trial) -> str:
 
 
 def root(run_id: str) -> str:
-    """The run that a run is nested in (as one that KFP opens for a task is), else itself."""
+    """Return the outermost run that contains a run (KFP nests the runs of tasks), or the run itself."""
     from mlflow import MlflowClient
 
     return runs.outermost(MlflowClient(), run_id)
 
 
 def name_of(run_id: str) -> str:
-    """The name of a run, or of the one that it is nested in."""
+    """Return the name of the outermost run that contains a run, or its own name."""
     from mlflow import MlflowClient
 
     with translate_errors(f"MLflow run {run_id}"):
@@ -78,16 +78,16 @@ def name_of(run_id: str) -> str:
 
 
 def read(run_id: str) -> list[TrialRun]:
-    """The trials of a sweep, oldest first."""
+    """Return the trials of a sweep, oldest first."""
     from mlflow import MlflowClient
 
     client = MlflowClient()
     with translate_errors(f"runs nested in MLflow run {run_id}"):
         parent = root(run_id)
         experiment = client.get_run(parent).info.experiment_id
-        wanted = f"tags.`{PARENT}` = '{parent}' AND tags.seed LIKE '%'"
+        is_trial = f"tags.`{PARENT}` = '{parent}' AND tags.seed LIKE '%'"
         order = ["start_time ASC", "run_id ASC"]
-        return [_read(run) for run in client.search_runs([experiment], wanted, max_results=5000, order_by=order)]
+        return [_read(run) for run in client.search_runs([experiment], is_trial, max_results=5000, order_by=order)]
 
 
 def _read(run: "Run") -> TrialRun:
@@ -96,12 +96,12 @@ def _read(run: "Run") -> TrialRun:
         trial = Trial.parse({"variant": tags["variant"], "seed": seed, "what": tags.get("what", "")})
     else:
         trial = Trial(tags["point"], tags["model"], seed, tags["task"])
-    done = run.info.status == "FINISHED"
-    return TrialRun(run.info.run_id, trial, run.info.status, dict(run.data.metrics) if done else {})
+    is_finished = run.info.status == "FINISHED"
+    return TrialRun(run.info.run_id, trial, run.info.status, dict(run.data.metrics) if is_finished else {})
 
 
 def find_ablation(which: str, store: Path) -> tuple[str, str]:
-    """Id and name of the run of an ablation.
+    """Return the id and the name of the run of an ablation.
 
     Args:
         which: `latest`, an id, or a name (then the newest of that name).
@@ -119,9 +119,9 @@ def find_ablation(which: str, store: Path) -> tuple[str, str]:
         ids = list(dict.fromkeys(run.data.tags[PARENT] for run in trials if PARENT in run.data.tags))
         if not ids:
             raise InputError(f"{connection.tracking_uri(store)} has no ablation: run `infoxlm ablate` first")
-        named = {run_id: name_of(run_id) for run_id in ids}
-    for run_id, name in named.items():
+        names = {run_id: name_of(run_id) for run_id in ids}
+    for run_id, name in names.items():
         if which in ("latest", run_id, name):
             return run_id, name
-    known = ", ".join(f"{name} ({run_id})" for run_id, name in list(named.items())[:10])
-    raise InputError(f"no ablation {which!r}; known are {known}")
+    available = ", ".join(f"{name} ({run_id})" for run_id, name in list(names.items())[:10])
+    raise InputError(f"no ablation {which!r}; known are {available}")

@@ -1,10 +1,10 @@
-"""Create a user of MLflow, with the password of the Secret from which a step reads it, and grant permissions.
+"""Create a user of MLflow, with the password that the steps read from a Secret, and grant permissions.
 
     python -m components.adapters.mlflow.user [--may read|train|promote|register --experiment infoxlm --model infoxlm]
 
-MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD name the user; the user `admin` acts, with the password in
-MLFLOW_AUTH_ADMIN_PASSWORD. A second call changes nothing but a changed password. Users have all permissions on what
-they create themselves; `--may` grants permissions on what others create, by name or * for all.
+MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD name the user; the calls are made as `admin`, with the
+password in MLFLOW_AUTH_ADMIN_PASSWORD. A second call only updates the password. Users have all permissions on what they
+create themselves; `--may` grants permissions on what others create, by name or * for all.
 """
 
 import argparse
@@ -78,31 +78,31 @@ def allow(server: str, user: str, experiment: str, model: str, may: str) -> None
     with translate_errors(f"{server}: permissions of {user}", _ADMIN):
         experiment_id = "*"
         if experiment != "*":
-            found = registry.get_experiment_by_name(experiment)
-            if not found:
+            existing = registry.get_experiment_by_name(experiment)
+            if not existing:
                 raise InputError(f"{server}: MLflow has no experiment {experiment}: the first run makes it")
-            experiment_id = found.experiment_id
+            experiment_id = existing.experiment_id
         if may == "register" and model != "*":
             try:
                 registry.create_registered_model(model)
             except MlflowException as error:
                 if error.error_code != "RESOURCE_ALREADY_EXISTS":
                     raise
-        of_experiment, of_model = PERMISSIONS[may]
-        _grant(server, user, "experiment", experiment_id, of_experiment)
-        _grant(server, user, "registered_model", model, of_model)
-        if of_experiment == "EDIT" and experiment_id == "*":  # two stages may open one run; one deletes its own
+        experiment_permission, model_permission = PERMISSIONS[may]
+        _grant(server, user, "experiment", experiment_id, experiment_permission)
+        _grant(server, user, "registered_model", model, model_permission)
+        if experiment_permission == "EDIT" and experiment_id == "*":  # two stages may open one run; one deletes its own
             _grant(server, user, "run", "*", "MANAGE")
 
 
 def _grant(server: str, user: str, kind: str, resource: str, permission: str) -> None:
-    """Grant a permission on a resource in place of another one."""
+    """Grant a permission on a resource; it replaces the user's previous one."""
     from mlflow.exceptions import MlflowException
 
     client = _client(server)
     try:
         if client.get_user_permission(user, kind, resource).permission == permission:
-            return  # revoking it for a moment would stop what the user is doing
+            return  # revoking it, even briefly, would interrupt the user's work
         client.revoke_user_permission(user, kind, resource)
     except MlflowException as error:
         if error.error_code != "RESOURCE_DOES_NOT_EXIST":

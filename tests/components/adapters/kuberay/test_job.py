@@ -135,7 +135,7 @@ def test_a_job_is_owned_by_the_workflow_of_its_step_and_deleted_with_all_its_pod
 
 @pytest.mark.parametrize(
     ("may_read_pods", "message"),
-    [(True, "the job will not be deleted with one"), (False, "the job will not be deleted with it")],
+    [(True, "so the job has no owner that is deleted with it"), (False, "the job will not be deleted with it")],
 )
 def test_without_a_workflow_or_the_right_to_find_it_a_job_has_no_owner_and_the_log_says_so(
     kubernetes, launch, monkeypatch, caplog, may_read_pods, message
@@ -319,7 +319,7 @@ DIVERGED = {"stage": "pretrain", "code": 5, "class": "TrainingDiverged", "messag
         ({"jobDeploymentStatus": "Complete", "jobStatus": "STOPPED"}, None, WorkerLost, 75, "STOPPED"),
         (because("SubmissionFailed"), None, WorkerLost, 75, "SubmissionFailed"),
         (because("PreRunningDeadlineExceeded"), None, ResourcesUnavailable, 75, "no GPUs in time"),
-        (because("DeadlineExceeded"), None, ResourcesUnavailable, 75, "its time is over"),
+        (because("DeadlineExceeded"), None, ResourcesUnavailable, 75, "it reached its time limit"),
         ({"jobDeploymentStatus": "ValidationFailed"}, None, InputError, 2, "refused by KubeRay"),
     ],
 )  # fmt: skip
@@ -672,4 +672,4 @@ def test_a_job_is_deleted_only_if_kubernetes_says_or_may_not_say_whether_a_run_n
         launch()
 
     assert bool(kubernetes.job(NAME)) is job_stays
-    assert resource == "pods" or "whether a run still needs it is not known" in info.text
+    assert resource == "pods" or "cannot tell whether a run still needs it" in info.text
