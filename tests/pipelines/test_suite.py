@@ -46,7 +46,7 @@ def test_the_papers_suite_is_its_grids_and_seeds():
         (["--set", "tasks.xnli.grid={batch_size: [8, 0]}"], "tasks.xnli.settings.batch_size: Input should be greater"),
         (["--model", "my model=/models/mine"], "models.my model"),
         (["--model", "mine"], "write section.name=value"),
-        (["--model", "XLM_R=/models/mine"], "models: xlm-r and XLM_R would have the same metrics"),
+        (["--model", "XLM_R=/models/mine"], "models: xlm-r and XLM_R would have the same metric names"),
     ],
 )
 def test_a_wrong_suite_is_refused_in_one_line_before_anything_runs(tmp_path, arguments, said):
