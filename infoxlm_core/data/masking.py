@@ -22,13 +22,16 @@ def pick(lengths: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> n
     depends on the number of rows, not of tokens. If most rows of a sequence are needed, the other rows are drawn
     instead.
     """
-    draw_counts, edges = np.minimum(counts, lengths - counts), np.concatenate([[0], lengths.cumsum()])
-    taken, last = np.zeros(edges[-1], bool), np.empty(edges[-1], np.int64)
+    draw_counts = np.minimum(counts, lengths - counts)
+    edges = np.concatenate([[0], lengths.cumsum()])
+    taken = np.zeros(edges[-1], bool)
+    last_draw = np.empty(edges[-1], np.int64)
     sequence = np.repeat(np.arange(len(lengths)), draw_counts)
     while len(sequence):
         row = edges[sequence] + (rng.random(len(sequence)) * lengths[sequence]).astype(np.int64)
-        last[row] = number = np.arange(len(row))
-        failed = taken[row] | (last[row] != number)  # of equal draws, the last one counts
+        draw = np.arange(len(row))
+        last_draw[row] = draw
+        failed = taken[row] | (last_draw[row] != draw)  # of equal draws, the last one counts
         taken[row] = True
         sequence = sequence[failed]
     if (draw_counts < counts).any():
