@@ -17,7 +17,13 @@ from infoxlm_core.model.huggingface import pretrained, tokenizers
 from infoxlm_core.model.task_models import TaskModel
 from infoxlm_core.tasks.classification.head import HEAD
 from infoxlm_core.tasks.classification.settings import ClassificationConfig
-from infoxlm_core.tasks.classification.table import list_files, normalise_labels, read_labelled
+from infoxlm_core.tasks.classification.table import (
+    describe_difference,
+    list_files,
+    normalise_labels,
+    read_labelled,
+    split_by_language,
+)
 from infoxlm_core.tasks.scores import Scores, mix
 from infoxlm_core.tasks.task import load_chosen
 from infoxlm_core.training.finetuning import selection
@@ -121,7 +127,7 @@ def measure(config: ClassificationConfig, tuned: Path, output: Path) -> Scores:
     if table.empty:
         raise InputError(f"{config.data}: no row is of split test. Name files or rows so.")
     test = drop_unknown(table.drop(columns="split"), list(labels.values()), "test")
-    rows = _split_by_language(test)
+    rows = split_by_language(test)
     if config.mixed:
         check_aligned(rows)
     test["predicted"] = predict_rows(tuned, test, config.max_tokens).map(labels)
@@ -137,10 +143,6 @@ def measure(config: ClassificationConfig, tuned: Path, output: Path) -> Scores:
         test_set=manifests.digest({name: part.to_dict("list") for name, part in rows.items()}),
         mixed=_score_mixed(config, tuned, rows, labels, accuracy) if config.mixed else None,
     )
-
-
-def _split_by_language(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    return {str(language): rows.reset_index(drop=True) for language, rows in table.groupby("language")}
 
 
 def drop_unknown(table: pd.DataFrame, labels: Iterable[str], split: str) -> pd.DataFrame:
@@ -159,17 +161,11 @@ def drop_unknown(table: pd.DataFrame, labels: Iterable[str], split: str) -> pd.D
 
 def check_aligned(rows: Mapping[str, pd.DataFrame]) -> None:
     """Refuse languages of which row i does not translate row i of the others, as far as labels show it."""
-    (first, expected), *others = rows.items()
-    if "text_pair" not in expected:
+    if any("text_pair" not in language_rows for language_rows in rows.values()):
         raise InputError("mixed needs pairs of texts. Set it to false.")
-    for language, other in others:
-        if len(other) != len(expected):
-            reason = f"{first} has {len(expected)} rows, {language} {len(other)}"
-        elif (differs := other["label"] != expected["label"]).any():
-            reason = f"row {differs.idxmax() + 1} has another label in {first} than in {language}"
-        else:
-            continue
-        raise InputError(f"mixed needs the same test in every language: {reason}.")
+    difference = describe_difference(rows)
+    if difference:
+        raise InputError(f"mixed needs the same test in every language: {difference}.")
 
 
 def _score_mixed(
@@ -212,7 +208,7 @@ def check(config: ClassificationConfig, chosen: bool) -> None:
     source = two_letters(config.train_languages[0])
     selection.check(config.selection.rule, source, sorted(dev["language"].unique()))
     if config.mixed:
-        check_aligned(_split_by_language(test))
+        check_aligned(split_by_language(test))
 
 
 def _read_for_check(config: ClassificationConfig) -> tuple[set[str], pd.DataFrame]:

@@ -32,7 +32,8 @@ class ClassificationConfig(RecipeConfig):
 
     split: str = "split"
     """Column that says train, dev or test; a file without it is training text, unless its name says another. If no
-    file says any, a tenth of the rows is set aside as a test."""
+    file says any, a tenth of the rows becomes the test. Several languages then need the same rows in the same order, so
+    that no test row translates a training row."""
 
     train_languages: tuple[Language, ...] = ("en",)
     """Languages to train on; every language is tested."""
@@ -41,7 +42,7 @@ class ClassificationConfig(RecipeConfig):
     """Also test premises of one language with hypotheses of another, every two languages."""
 
     head_dropout: Share = 0.1
-    """Before the classifier's layers."""
+    """Dropout probability before the classifier's layers."""
 
     @model_validator(mode="after")
     def _columns_differ(self) -> Self:

@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,8 @@ def read_labelled(
     """Read the rows of some splits into one table of strings.
 
     Languages are shortened to two letters where possible, and labels of natural language inference have one spelling.
-    If no file has a split, a tenth of the rows becomes the test, the same ones every time. Files that have other splits
-    by their names are not read.
+    If no file has a split, a tenth of the rows becomes the test, as `draw_split` says. Files that have other splits by
+    their names are not read.
 
     Args:
         config: which files and columns to read.
@@ -40,7 +40,8 @@ def read_labelled(
         splits: the splits to read.
 
     Raises:
-        InputError: a file is missing or not readable, lacks a column, or has an unusable row, named by file and line.
+        InputError: a file is missing or not readable, lacks a column, or has an unusable row, named by file and line;
+            or no split can be drawn.
     """
     files = list_files(config, corpus)
     selected = [file for file in files if file.split is None or file.split in splits]
@@ -48,29 +49,55 @@ def read_labelled(
         raise InputError(
             f"{files[0].path.parent}: no row is of split {', '.join(splits)}. Name files like test-en.tsv."
         )
-    tables = [_read_file(file, config) for file in selected]
-    without_pair = [file.path for file, table in zip(selected, tables, strict=True) if "text_pair" not in table]
-    with_pair = [file.path for file, table in zip(selected, tables, strict=True) if "text_pair" in table]
-    if without_pair and with_pair:
-        raise InputError(
-            f"{without_pair[0]} has single texts, {with_pair[0]} has pairs. Give files of one kind, all with labels."
-        )
-    table = pd.concat(tables, ignore_index=True)
-    if len(selected) == len(files) and table["split"].isna().all():
-        uniform = generator("split").random(len(table))
-        table["split"] = pd.Series(np.where(uniform < TEST_SHARE, "test", "train"), dtype="string")
-    labels = normalise_labels(table["label"].unique(), ", ".join(sorted({str(file.path.parent) for file in selected})))
-    languages = table["language"].unique()
-    for language in languages:
-        if not _LANGUAGE.fullmatch(language):  # languages become parts of the names of scores, files and figures
-            paths = ", ".join(sorted({str(file.path) for file in selected}))
-            raise InputError(f"{paths}: {language!r:.80} is not a language code. Write it like de, deu_Latn or zh-CN.")
-    table = table.assign(
-        split=table["split"].fillna("train"),
-        label=table["label"].map(labels).astype("string"),
-        language=table["language"].map(shorten(languages)).astype("string"),
-    )
+    table = _join_files(selected, config)
+    if len(selected) == len(files) and len(table) and table["split"].isna().all():
+        try:
+            table["split"] = draw_split(table)
+        except InputError as error:
+            paths = ", ".join(sorted({str(file.path) for file in files}))
+            raise InputError(
+                f"{paths}: no row has a split, and {error}. Add a column {config.split!r}, with the same split for all "
+                "translations of a row."
+            ) from None
+    table["split"] = table["split"].fillna("train")
     return table[table["split"].isin(splits)].reset_index(drop=True)
+
+
+def draw_split(table: pd.DataFrame) -> np.ndarray:
+    """Return the split of each row, train or test; the test has all translations of a tenth of the rows.
+
+    Row i of a language must translate row i of every other language. Otherwise the test could contain translations of
+    training rows, and its scores would measure memory.
+
+    Raises:
+        InputError: the languages have different numbers of rows, or different labels.
+    """
+    difference = describe_difference(split_by_language(table))
+    if difference:
+        raise InputError(f"the rows of the languages do not translate each other in order: {difference}")
+    numbers = table.groupby("language").cumcount().to_numpy()  # of each row within its language
+    uniform = generator("split").random(numbers.max() + 1)
+    return np.where(uniform[numbers] < TEST_SHARE, "test", "train")
+
+
+def split_by_language(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Return the rows of each language, numbered from 0."""
+    return {str(language): rows.reset_index(drop=True) for language, rows in table.groupby("language")}
+
+
+def describe_difference(rows: Mapping[str, pd.DataFrame]) -> str | None:
+    """Describe the first sign that row i of a language does not translate row i of the others; None without a sign.
+
+    Translations have the same label.
+    """
+    (first_language, first_rows), *others = rows.items()
+    for language, other_rows in others:
+        if len(other_rows) != len(first_rows):
+            return f"{first_language} has {len(first_rows)} rows, {language} {len(other_rows)}"
+        differs = other_rows["label"] != first_rows["label"]
+        if differs.any():
+            return f"row {differs.idxmax() + 1} has another label in {first_language} than in {language}"
+    return None
 
 
 def list_files(config: ClassificationConfig, corpus: Path | None) -> list[LabelledFile]:
@@ -82,6 +109,29 @@ def list_files(config: ClassificationConfig, corpus: Path | None) -> list[Labell
         return find_labelled_files(path)
     paths = [config.data] if isinstance(config.data, str) else config.data
     return [file for path in paths for file in find_labelled_files(Path(path))]
+
+
+def _join_files(files: Sequence[LabelledFile], config: ClassificationConfig) -> pd.DataFrame:
+    """Read files into one table in which every label and every language has one spelling."""
+    tables = [_read_file(file, config) for file in files]
+    without_pair = [file.path for file, table in zip(files, tables, strict=True) if "text_pair" not in table]
+    with_pair = [file.path for file, table in zip(files, tables, strict=True) if "text_pair" in table]
+    if without_pair and with_pair:
+        raise InputError(
+            f"{without_pair[0]} has single texts, {with_pair[0]} has pairs. Give files of one kind, all with labels."
+        )
+    table = pd.concat(tables, ignore_index=True)
+    folders = ", ".join(sorted({str(file.path.parent) for file in files}))
+    labels = normalise_labels(table["label"].unique(), folders)
+    languages = table["language"].unique()
+    for language in languages:
+        if not _LANGUAGE.fullmatch(language):  # languages become parts of the names of scores, files and figures
+            paths = ", ".join(sorted({str(file.path) for file in files}))
+            raise InputError(f"{paths}: {language!r:.80} is not a language code. Write it like de, deu_Latn or zh-CN.")
+    return table.assign(
+        label=table["label"].map(labels).astype("string"),
+        language=table["language"].map(shorten(languages)).astype("string"),
+    )
 
 
 def _read_file(file: LabelledFile, config: ClassificationConfig) -> pd.DataFrame:

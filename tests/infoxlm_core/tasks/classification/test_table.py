@@ -9,6 +9,7 @@ from infoxlm_core.config import RegistrationConfig
 from infoxlm_core.errors import InputError
 from infoxlm_core.tasks.classification.settings import ClassificationConfig
 from infoxlm_core.tasks.classification.table import read_labelled
+from tests.toys.text import messages
 
 ROW = ("Er schläft.", "Er ist wach.", "contradiction")
 
@@ -121,6 +122,40 @@ def test_without_any_split_a_tenth_is_set_aside_the_same_for_every_seed(tmp_path
     assert one.equals(two)
 
 
+def write_translations(path: Path) -> list[str]:
+    """Write a table of 1,440 English messages with their German translations; return the rows' lines."""
+    rows = [
+        f"{text},{english.split()[0]},{language}\n"
+        for english, german in messages(0)
+        for language, text in (("en", english), ("de", german))
+    ]
+    path.write_text("text,label,language\n" + "".join(rows))
+    return rows
+
+
+def test_the_automatic_split_keeps_all_translations_of_a_row_together(tmp_path):
+    write_translations(tmp_path / "x.csv")
+
+    table = read(tmp_path / "x.csv")
+
+    english, german = (table[table["language"] == language]["split"].tolist() for language in ("en", "de"))
+    assert english == german and 0.05 < english.count("test") / len(english) < 0.15
+
+
+@pytest.mark.parametrize("change", ["remove a row", "swap two rows"])
+def test_rows_in_several_languages_that_do_not_translate_each_other_need_a_split(tmp_path, change):
+    header, *rows = ["text,label,language\n", *write_translations(tmp_path / "x.csv")]
+    if change == "remove a row":
+        rows = rows[:-1]
+    else:
+        rows[1], rows[-1] = rows[-1], rows[1]  # both German
+    (tmp_path / "x.csv").write_text("".join([header, *rows]))
+
+    with pytest.raises(InputError, match=r"x\.csv: no row has a split, and .* Add a column 'split'") as refusal:
+        read(tmp_path / "x.csv")
+    assert "\n" not in str(refusal.value)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "changes", "said"),
     [
@@ -214,7 +249,7 @@ def test_a_language_that_is_no_code_is_refused_before_it_names_a_score(tmp_path,
 
 @pytest.mark.parametrize("language", ["es-419", "zh-Hant-TW", "sr_Latn_RS"])
 def test_a_language_with_script_and_region_is_a_code_and_its_score_may_decide(tmp_path, language):
-    (tmp_path / "x.csv").write_text(f"text,label,language\nHello,a,en\nHallo,b,{language}\n")
+    (tmp_path / "x.csv").write_text(f"text,label,language\nHello,a,en\nHola,a,{language}\n")
 
     read(tmp_path / "x.csv")
 
