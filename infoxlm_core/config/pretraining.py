@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from infoxlm_core.config.base import (
     Flag,
     NonNegativeInt,
+    Number,
     PositiveFloat,
     PositiveInt,
     Share,
@@ -182,6 +183,11 @@ class ContrastConfig(StageConfig):
     normalise: Flag = False
     """Whether queries and keys are scaled to unit length before their dot product."""
 
+    margin: Annotated[Number, Field(ge=0)] = 0.0
+    """Margin that is subtracted from the similarity of a query and its translation before division by `temperature`, so
+    that the translation must win by this much (LaBSE, Feng et al. 2022; not in the paper). 0: none. With `normalise`,
+    similarities are cosines: use 0.1 to 0.3."""
+
     pooling: Literal["cls", "mean"] = "cls"
     """Vector that represents a sentence. cls: that of its first token, which needs a pre-trained start such as XLM-R ·
     mean: the mean of its tokens' vectors; use it from random weights."""
@@ -286,6 +292,8 @@ class PretrainingConfig(StageConfig):
             del values["model"][name]
         if self.model.precision == "auto":  # so that runs of earlier versions, without this field, can resume
             del values["model"]["precision"]
+        if self.contrast.margin == 0:  # likewise
+            del values["contrast"]["margin"]
         values["guard"] = self.guard.model_dump(mode="json", exclude_defaults=True)
         return values if values["guard"] else {name: value for name, value in values.items() if name != "guard"}
 

@@ -56,11 +56,18 @@ def xlco_logits(
     return full_precision(torch.cat([positive, negative], dim=1))  # (B, 1 + K)
 
 
-def xlco_losses(logits: Tensor) -> Tensor:
-    """Return the contrastive loss (InfoNCE) of each item, (B,), from (B, 1 + K) logits with the translation first.
+def xlco_losses(logits: Tensor, margin: float = 0.0) -> Tensor:
+    """Return the contrastive loss (InfoNCE) of each item, (B,).
 
-    Source: InfoXLM, equation 6.
+    Args:
+        logits: (B, 1 + K) similarities divided by the temperature, with the translation's in the first column.
+        margin: is subtracted from the translations' logits.
+
+    Sources: InfoXLM, equation 6, and for the margin LaBSE (Feng et al. 2022), equation 2. LaBSE's margin m is on
+    similarities, so that `margin` is m / temperature.
     """
+    if margin:
+        logits = torch.cat([logits[:, :1] - margin, logits[:, 1:]], dim=1)
     target = torch.zeros(len(logits), dtype=torch.long, device=logits.device)
     return F.cross_entropy(logits, target, reduction="none")
 

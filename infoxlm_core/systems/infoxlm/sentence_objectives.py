@@ -99,7 +99,7 @@ class XLCO(SentenceObjective):
             negatives, sentence_ids = torch.cat([negatives, keys]), torch.cat([sentence_ids, batch.sentence_ids])
         excluded = self.exclude(batch.sentence_ids, sentence_ids)
         logits = xlco_logits(queries, keys, negatives, contrast.temperature, excluded)
-        losses = xlco_losses(logits)
+        losses = xlco_losses(logits, contrast.margin / contrast.temperature)
         share = batch.items / len(losses)  # 1, or 1/2 where each item is contrasted from both sides
         with torch.no_grad():
             add_by_group(by_group, batch.view_groups, losses.detach(), share)

@@ -38,6 +38,16 @@ def test_xlco_loss_is_the_formula():
     assert loss.item() == pytest.approx(expected.sum().item(), rel=1e-9)
 
 
+def test_a_margin_is_subtracted_from_the_similarity_of_the_translation_alone():
+    query, key, queue = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.6, 0.8]]), torch.tensor([[0.0, 1.0]])
+
+    loss = xlco_losses(xlco_logits(query, key, queue, temperature=0.5), margin=0.2 / 0.5)
+
+    translation, negative = (0.6 - 0.2) / 0.5, 0.0 / 0.5
+    expected = math.log(math.exp(translation) + math.exp(negative)) - translation
+    assert loss.item() == pytest.approx(expected, rel=1e-9)
+
+
 @pytest.mark.item("A2")
 def test_xlco_gradient_is_the_weighted_mean_of_keys_minus_the_key():
     query = torch.randn(3, 8, requires_grad=True)

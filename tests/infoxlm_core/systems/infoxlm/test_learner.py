@@ -98,6 +98,28 @@ def test_in_batch_negatives_are_the_other_keys_of_the_micro_batch(learner_of):
     assert step(learner)["loss/xlco"] == pytest.approx(expected.item(), rel=1e-9)
 
 
+@pytest.mark.usefixtures("in_fp64")
+def test_the_margin_applies_to_the_translations_of_both_directions_and_not_to_the_logged_similarity(learner_of):
+    switches = {"false_negatives": "off", "symmetric": True, "in_batch_negatives": True}
+    learner = learner_of(**ALONE, contrast={**switches, "margin": 0.3})
+    queries, keys = vectors(learner)  # 8 items, then the same 8 from the other side
+    tau, rows = learner.config.contrast.temperature, learner.xlco.queue.rows.clone()
+    losses = []
+    for i in range(16):
+        sides_of_item_i = (i, (i + 8) % 16)
+        others = [j for j in range(16) if j not in sides_of_item_i]
+        translation = (queries[i] @ keys[i] - 0.3) / tau
+        negatives = torch.cat([rows, keys[others]]) @ queries[i] / tau
+        losses.append(torch.logsumexp(torch.cat([translation[None], negatives]), 0) - translation)
+    expected = torch.stack(losses).mean()
+    similarity = ((queries * keys).sum(1) / tau).mean()
+
+    figures = step(learner)
+
+    assert figures["loss/xlco"] == pytest.approx(expected.item(), rel=1e-9)
+    assert figures["xlco/positive_logit"] == pytest.approx(similarity.item(), rel=1e-9)
+
+
 @pytest.mark.item("A10")
 @pytest.mark.parametrize("size", [5, 8, 32, 37])
 def test_the_queue_begins_with_as_many_real_keys_as_it_has_rows(learner_of, size):
