@@ -10,6 +10,7 @@ import sentencepiece
 import torch
 from sacrebleu.metrics import BLEU as Metric
 
+from infoxlm_core import languages
 from infoxlm_core.corpora import tables
 from infoxlm_core.data.encoding import encode
 from infoxlm_core.data.shards import Shards
@@ -25,20 +26,26 @@ from infoxlm_core.training.learner import autocast
 
 logger = logging.getLogger(__name__)
 BLEU = "valid/bleu"  # the metric that decides when training stops: the mean of both directions
+SEGMENTERS = {"zh": "zh", "ja": "char", "km": "char", "lo": "char", "my": "char", "th": "char"}
+"""sacreBLEU's tokenizers of languages that are written without spaces. Its word segmenters for them need other packages
+or a download."""
 
 
-def bleu(translations: Sequence[str], references: Sequence[str]) -> float:
-    """Return the corpus BLEU in percent, of text split at spaces, with 1- to 4-grams and without smoothing.
+def bleu(translations: Sequence[str], references: Sequence[str], language: str) -> float:
+    """Return the corpus BLEU in percent, with 1- to 4-grams and without smoothing.
+
+    Text is split at spaces, or by `SEGMENTERS` in languages that are written without spaces.
 
     Source: Papineni et al. 2002, as Moses' multi-bleu computes it with one reference.
     """
-    metric = Metric(tokenize="none", smooth_method="none", force=True)
+    tokenizer = SEGMENTERS.get(languages.two_letters(language), "none")
+    metric = Metric(tokenize=tokenizer, smooth_method="none", force=True)
     return metric.corpus_score(list(translations), [list(references)]).score
 
 
-def standard_bleu(translations: Sequence[str], references: Sequence[str]) -> tuple[float, str]:
-    """Return sacreBLEU's default BLEU, which is comparable between papers, and the signature of its settings."""
-    metric = Metric()
+def sacrebleu(translations: Sequence[str], references: Sequence[str], language: str) -> tuple[float, str]:
+    """Return sacreBLEU, which is comparable between papers, and the signature of its settings."""
+    metric = Metric(tokenize=SEGMENTERS.get(languages.two_letters(language)))
     score = metric.corpus_score(list(translations), [list(references)]).score
     return score, str(metric.get_signature())
 
@@ -106,19 +113,34 @@ class Validation:
 
     def score(self, model: Translator) -> dict[str, float]:
         """Return the BLEU of both directions, and their mean."""
-        figures = {}
+        scores = {}
         for source, target in ((0, 1), (1, 0)):
-            translations = translate(model, self.ids[source], self.numbers[source], self.numbers[target])
-            texts = [self.text(words) for words in translations]
-            name = f"{self.languages[source]}-{self.languages[target]}"
-            figures[f"{BLEU}/{name}"] = bleu(texts, self.texts[target])
-            standard, signature = standard_bleu(texts, self.texts[target])
-            figures[f"valid/sacrebleu/{name}"] = standard
-            logger.info("%s: BLEU %.2f, sacreBLEU %.2f (%s)", name, figures[f"{BLEU}/{name}"], standard, signature)
-        return {BLEU: sum(figures[name] for name in figures if name.startswith(BLEU)) / 2} | figures
+            translated_ids = translate(model, self.ids[source], self.numbers[source], self.numbers[target])
+            translations = [self.decode(ids) for ids in translated_ids]
+            references = [self.normalize(text) for text in self.texts[target]]
+            language = self.languages[target]
+            direction = f"{self.languages[source]}-{language}"
+            direction_bleu = bleu(translations, references, language)
+            direction_sacrebleu, signature = sacrebleu(translations, references, language)
+            scores[f"{BLEU}/{direction}"] = direction_bleu
+            scores[f"valid/sacrebleu/{direction}"] = direction_sacrebleu
+            logger.info("%s: BLEU %.2f, sacreBLEU %.2f (%s)", direction, direction_bleu, direction_sacrebleu, signature)
+        bleu_of_directions = [score for name, score in scores.items() if name.startswith(BLEU)]
+        return {BLEU: sum(bleu_of_directions) / 2} | scores
 
-    def text(self, ids: Sequence[int]) -> str:
+    def signatures(self) -> dict[str, str]:
+        """Return sacreBLEU's signature for each target language."""
+        return {language: sacrebleu(["text"], ["text"], language)[1] for language in self.languages}
+
+    def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, without special tokens."""
         shift = FIRST_PIECE - 3  # the ids in the SentencePiece model are one lower
-        last = self.processor.get_piece_size() + shift
-        return self.processor.decode([i - shift for i in ids if FIRST_PIECE <= i < last])
+        mask = self.processor.get_piece_size() + shift
+        return self.processor.decode([i - shift for i in ids if FIRST_PIECE <= i < mask])
+
+    def normalize(self, text: str) -> str:
+        """Encode and decode a reference, since translations have SentencePiece's normal form of Unicode and spaces.
+
+        Characters that the vocabulary lacks stay in the reference, so that they count as errors of the translation.
+        """
+        return self.processor.decode(self.processor.encode(text, out_type=str))

@@ -9,6 +9,7 @@ import logging
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from infoxlm_core.training.run import run_directory
 from infoxlm_core.training.tracker import FileTracker, Tracker
 
 logger = logging.getLogger(__name__)
-VERSION = 1  # increase it when the same config and data give other results
+VERSION = 2  # increase it when the same config and data give other results
 
 
 def train(
@@ -80,10 +81,12 @@ def train(
         for steps in _ends(config, checkpoints):
             so_far = config.optimization.model_copy(update={"steps": steps})
             figures = loop.train(learner, so_far, checkpoints, curves, config.log_every, learner.observe)
-            history = _history(run, steps)
+            validations = _validations(run, steps)
+            history = [scores[BLEU] for scores in validations]
             best = int(np.argmax(history))
             if best == len(history) - 1:
-                distributed.on_first(lambda: export(learner.module, shards, run / "best"))
+                facts = {"scores": validations[best], "sacrebleu_signatures": validation.signatures()}
+                distributed.on_first(partial(export, learner.module, shards, run / "best", facts))
             if len(history) - 1 - best >= config.patience:
                 break
         distributed.on_first(lambda: shutil.copytree(run / "best", output / "translator", dirs_exist_ok=True))
@@ -100,10 +103,15 @@ def _ends(config: TranslationConfig, checkpoints: Checkpoints) -> list[int]:
     return ends[max(0, sum(end <= reached for end in ends) - 1) :]
 
 
-def _history(run: Path, steps: int) -> list[float]:
-    """Return the BLEU of each validation up to a step."""
+def _validations(run: Path, steps: int) -> list[dict[str, float]]:
+    """Return the scores of each validation up to a step."""
     points = distributed.on_first(lambda: tracker.read(run / tracker.METRICS)) or []
-    return distributed.from_first([values[BLEU] for step, values in points if BLEU in values and step <= steps])
+    validations = [
+        {name: score for name, score in values.items() if name.startswith("valid/")}
+        for step, values in points
+        if BLEU in values and step <= steps
+    ]
+    return distributed.from_first(validations)
 
 
 def build(config: TranslationConfig, shards: Shards) -> Translator:
@@ -185,8 +193,11 @@ def _after_first(target: Side) -> Tensor:
     return target.ids[torch.ones_like(target.ids, dtype=torch.bool).index_fill(0, starts, False)]
 
 
-def export(model: Translator, shards: Shards, directory: Path) -> None:
-    """Write a translator's weights, sizes and languages in our own format, since `transformers` has no class for it."""
+def export(model: Translator, shards: Shards, directory: Path, facts: dict[str, Any]) -> None:
+    """Write a translator's weights, sizes and languages in our own format, since `transformers` has no class for it.
+
+    The manifest records `facts`: the scores, and how they were computed.
+    """
     (directory / manifests.NAME).unlink(missing_ok=True)  # so that readers do not accept a partly written translator
     directory.mkdir(parents=True, exist_ok=True)
     weights = {name: tensor.detach().float().cpu().contiguous() for name, tensor in model.named_parameters()}
@@ -194,7 +205,7 @@ def export(model: Translator, shards: Shards, directory: Path) -> None:
     about = {"size": asdict(model.encoder.size), "languages": languages_of(shards)}
     (directory / "translator.json").write_text(json.dumps(about, indent=1) + "\n")
     lineage = {"shards": shards.manifest["digest"]}
-    manifests.write(directory, "translator", {}, lineage)
+    manifests.write(directory, "translator", facts, lineage)
 
 
 class _Described(TypedDict):

@@ -20,7 +20,7 @@ from infoxlm_core.model.mixed import Linear
 from infoxlm_core.stages.tokenization import tokenize
 from infoxlm_core.systems.translation import stage
 from infoxlm_core.systems.translation.config import NoiseConfig, TranslationConfig
-from infoxlm_core.systems.translation.decoding import BLEU, bleu, standard_bleu, translate
+from infoxlm_core.systems.translation.decoding import BLEU, bleu, sacrebleu, translate
 from infoxlm_core.systems.translation.model import Translator, start_from
 from infoxlm_core.systems.translation.samples import TranslationSampler, add_noise, denoising_weight, side
 from infoxlm_core.systems.xlm import XLM, first_weights
@@ -331,11 +331,11 @@ def test_encoder_and_decoder_start_from_exported_models(tiny_shards, tmp_path):
     ],
 )
 def test_bleu_is_the_geometric_mean_of_clipped_precisions(translation, reference, expected):
-    assert bleu([translation], [reference]) == pytest.approx(expected)
+    assert bleu([translation], [reference], "en") == pytest.approx(expected)
 
 
 def test_the_comparable_bleu_comes_with_its_signature():
-    score, signature = standard_bleu(["Hello, world, again!"], ["Hello, world, again!"])
+    score, signature = sacrebleu(["Hello, world, again!"], ["Hello, world, again!"], "en")
 
     assert score == pytest.approx(100) and "tok:13a" in signature and "version:" in signature
 
@@ -375,9 +375,10 @@ def test_unsupervised_translation_runs_and_keeps_its_best(toy, tmp_path):
     model, languages = stage.load(tmp_path / "out" / "translator")
     assert languages == ["de", "en"]
     assert len(translate(model, [np.array([10, 11])], 1, 0)[0]) <= 1.5 * 4 + 8
-    assert (tmp_path / "out" / "translator" / "manifest.json").is_file()
+    facts = manifests.load(tmp_path / "out" / "translator")["facts"]
+    assert facts["scores"][BLEU] == figures["valid/best_bleu"] and "tok:13a" in facts["sacrebleu_signatures"]["de"]
     validation = stage.Validation.read(tiny(**STAGE), open_shards(shards), corpus)
-    assert [validation.text(ids) for ids in validation.ids[1]] == validation.texts[1]
+    assert [validation.decode(ids) for ids in validation.ids[1]] == validation.texts[1]
     with pytest.raises(InputError, match="held_out has no pairs of en and de"):
         stage.train(tiny(**STAGE), shards, tmp_path, tmp_path / "no", tmp_path / "no run")
 
