@@ -46,9 +46,10 @@ class TranslationConfig(StageConfig):
     """Start of the decoder, which may be the encoder's model; its attention to the source always starts random."""
 
     noise: NoiseConfig = NoiseConfig()
-    denoising: tuple[tuple[NonNegativeInt, Weight], ...] = ((0, 1.0), (100_000, 0.1), (300_000, 0.0))
-    """Pairs of an optimizer step and the weight of denoising at it, interpolated linearly; back-translation has weight
-    1."""
+    denoising: tuple[tuple[NonNegativeInt, Weight], ...] = ((0, 1.0), (400_000, 0.1), (1_200_000, 0.0))
+    """Pairs of an optimizer step and the weight of denoising at that step, interpolated linearly. Back-translation has
+    weight 1. The default is XLM's, which counts rounds of four optimizer steps: 0.1 after 100,000 rounds, 0 after
+    300,000."""
 
     side_tokens: PositiveInt = 100
     """Largest number of tokens of a sentence, without special tokens; longer sentences are not used."""

@@ -109,7 +109,10 @@ def test_a_noisy_sentence_keeps_its_first_and_last_token(tiny_shards):
 
 @pytest.mark.item("A29")
 def test_denoising_loses_weight_on_the_way():
-    weights = [denoising_weight(tiny(), step) for step in (0, 50_000, 100_000, 200_000, 300_000, 400_000)]
+    steps_per_round = 4  # denoising and back-translation, each in two languages; XLM's schedule counts rounds
+    rounds = (0, 50_000, 100_000, 200_000, 300_000, 400_000)
+
+    weights = [denoising_weight(tiny(), steps_per_round * number) for number in rounds]
 
     assert weights == pytest.approx([1, 0.55, 0.1, 0.05, 0, 0])
 
@@ -125,10 +128,9 @@ def test_denoising_and_back_translation_take_turns_until_denoising_is_over(tiny_
 
 
 def test_a_run_goes_on_compiled_or_not_and_from_checkpoints_of_before_there_was_the_choice():
-    config = TranslationConfig.parse({"languages": ["en", "de"]})
-    other = TranslationConfig.parse(
-        {"languages": ["en", "de"], "model": config.model.model_dump() | {"compiled": False}}
-    )
+    values = {"languages": ["en", "de"], "denoising": [(0, 1.0), (100_000, 0.1), (300_000, 0.0)]}
+    config = TranslationConfig.parse(values)
+    other = TranslationConfig.parse(values | {"model": config.model.model_dump() | {"compiled": False}})
 
     assert other.result_fields() == config.result_fields()
     assert manifests.digest(config.result_fields()).startswith("sha256:eb8bd85eea7737c4")  # of the commit 60d827c
