@@ -130,8 +130,7 @@ def kuberay(work: Work, cluster: dict[str, Any], step_environment: Environment) 
         ConfigError: the machines of a cluster cannot share the store.
         LeaseHeld: another pipeline run is doing the same training.
     """
-    from components.adapters.kuberay import job as ray_job
-    from components.adapters.kuberay import manifest
+    from components.adapters.kuberay import job, manifest
     from components.settings.cluster import ClusterConfig
 
     config = ClusterConfig.parse(cluster, "cluster")
@@ -161,7 +160,7 @@ def kuberay(work: Work, cluster: dict[str, Any], step_environment: Environment) 
     if work.run:
         lease.check(f"{work.store}/runs/{work.run}/lease.json", name)
     with _heartbeat(work.store, name):
-        ray_job.run(
+        job.run(
             name,
             f"{work.store}/work/{name}.json",
             config,

@@ -75,9 +75,9 @@ def fetch_model(source: str, store: Path, only: str | None = None) -> Path:
 def _fetch_published_model(source: str, store: Path, only: str | None) -> Path | None:
     """Fetch a model from the registry or the hub; return None if the source cannot be the name of either."""
     if storage.scheme(source, ":") == "models":
-        from components.adapters.mlflow import source as registry
+        from components.adapters.mlflow.source import fetch
 
-        return registry.fetch(source, store)
+        return fetch(source, store)
     from components.adapters.sources import hub
 
     return hub.fetch(source, store, only)

@@ -14,7 +14,7 @@ from infoxlm_core import manifests, outside
 from infoxlm_core.config import StageConfig
 from infoxlm_core.errors import ConfigMismatch
 from infoxlm_core.languages import is_known
-from infoxlm_core.training.finetuning.selection import FILE as SELECTION
+from infoxlm_core.training.finetuning import selection
 
 logger = logging.getLogger(__name__)
 LOADED_SUFFIXES = (".safetensors", ".json", ".model", ".txt")  # the files of a model directory that are loaded
@@ -126,7 +126,7 @@ def _digest_directory(directory: Path) -> str:
     language = _language_of(directory)
     if any(path.parent == directory and path.suffix == ".safetensors" for path in files):
         model_directories = [directory]
-        if (directory / SELECTION).is_file():  # a fine-tuned model may contain models of single languages
+        if (directory / selection.FILE).is_file():  # a fine-tuned model may contain models of single languages
             model_directories += (directory / "steps").glob("*")
         files = [path for path in files if path.parent in model_directories and path.suffix in LOADED_SUFFIXES]
         language = ""

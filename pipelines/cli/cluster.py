@@ -178,10 +178,10 @@ def prepare(
     """
     shared = cluster_parameters(pipeline, cluster_file)
     if pipeline == "suite":
-        from infoxlm_core.results import trials as suite_trials
+        from infoxlm_core.results.trials import plan
 
         suite = run_file.load_as(SuiteConfig, config, changes).choose(only)
-        parameters.split_points(suite_trials.plan(suite))  # raises ConfigError if the suite is too large
+        parameters.split_points(plan(suite))  # raises ConfigError if the suite is too large
         gpus = cluster_file.pool.gpus
         return shared | {"suite": suite.listed(), "num_workers": gpus if gpus > 1 else 0}
     run = run_file.load(config, changes)

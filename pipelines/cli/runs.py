@@ -118,8 +118,8 @@ def compare(
             typer.echo(f"comparison  {output}/comparison.html")
 
 
-@app.command()
-def suite(
+@app.command(name="suite")
+def suite_(
     config: Annotated[
         Path, typer.Argument(help="YAML file of the suite; see configs/suite.yaml.", parser=config_file, metavar="FILE")
     ],
@@ -147,14 +147,13 @@ def suite(
         checked = checked.choose(split_list(only))
         from infoxlm_core.results.trials import plan
         from pipelines import local
-        from pipelines.suite import AT_A_TIME
-        from pipelines.suite import suite as dag
+        from pipelines.suite import AT_A_TIME, suite
 
         typer.echo(f"{len(plan(checked))} trials: {', '.join(checked.models)} on {', '.join(checked.tasks)}")
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // AT_A_TIME)))
         try:
             arguments = {"suite": checked.listed(), "num_workers": num_workers}
-            done = local.run(dag, arguments, store, config.stem, launcher)
+            done = local.run(suite, arguments, store, config.stem, launcher)
         finally:  # print the finished trials even if one failed
             if directory := local.artifact(store, "summarise", "comparison"):
                 typer.echo((directory / "suite.md").read_text(encoding="utf-8"))

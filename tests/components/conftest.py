@@ -119,8 +119,8 @@ def ray_here() -> Iterator[None]:
     """Ray on this machine with four workers, for all tests of the session."""
     import ray
 
-    from components.adapters.ray import train as ray_train
+    from components.adapters.ray import train
 
-    ray_train.start(4)
+    train.start(4)
     yield
     ray.shutdown()

@@ -27,8 +27,8 @@ RAY_START = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--b
 
 OURS = """
 import sys
-from components.adapters.ray import train as ray_train
-ray_train.start(1)
+from components.adapters.ray import train
+train.start(1)
 import ray
 print(ray.init(ignore_reinit_error=True).dashboard_url, ray.get_runtime_context().gcs_address, flush=True)
 sys.stdin.read()
@@ -85,7 +85,7 @@ def of_our_pods() -> dict[str, str]:
 
 @contextmanager
 def our_start(home: Path) -> Iterator[Head]:
-    """The cluster that `ray_train` starts on this machine."""
+    """The cluster that `train` starts on this machine."""
     command = [sys.executable, "-c", OURS]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(command, env=environment(home), text=True, **pipes) as driver:

@@ -18,7 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from components.adapters.ray import train as ray_train
+from components.adapters.ray import train
 from infoxlm_core import errors
 from infoxlm_core.corpora.parallel import ParallelMap, Work
 from infoxlm_core.errors import InfoXLMError, WorkerLost
@@ -49,7 +49,7 @@ def workers(count: int) -> Iterator[ParallelMap | None]:
 
     is_ours = not ray.is_initialized()
     if is_ours:
-        ray_train.start(count)
+        train.start(count)
     warnings.filterwarnings("ignore", message="`ray_remote_args` is deprecated")  # no other option limits retries
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # errors that matter are raised
     context = ray.data.DataContext.get_current().copy()

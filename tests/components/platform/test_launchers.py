@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from components.adapters import storage
-from components.adapters.kuberay import job as ray_job
+from components.adapters.kuberay import job
 from components.platform import launchers, stage_work
 from components.platform.stage_work import Work
 from infoxlm_core.errors import ConfigError
@@ -53,7 +53,7 @@ def test_a_job_is_told_with_how_few_workers_it_may_go_on_if_its_figures_do_not_d
 ):
     monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "cache"))
     told: list[tuple[str, int]] = []
-    monkeypatch.setattr(ray_job, "run", lambda _, place, cluster, *__, **___: told.append((place, cluster.min_workers)))
+    monkeypatch.setattr(job, "run", lambda _, place, cluster, *__, **___: told.append((place, cluster.min_workers)))
 
     cluster = {"image": f"registry.example/infoxlm@sha256:{'1' * 64}", "min_workers": 1}
     launchers.kuberay(replace(work, stage=stage, store="s3://models/store"), cluster, None)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from components.adapters.kuberay.manifest import render
-from components.adapters.ray import train as ray_train
+from components.adapters.ray import train
 from components.settings.cluster import ClusterConfig
 from infoxlm_core.training import workers
 from tests.servers.processes import free_port, until
@@ -39,7 +39,7 @@ def drive(run: Path) -> None:
     """The entrypoint of the job, as `components.platform.job` is one."""
     run.mkdir(parents=True)
     with workers.stopping_on_signals(run):
-        ray_train.run(save_slowly, 1, run=run)
+        train.run(save_slowly, 1, run=run)
 
 
 def drive_here(run: Path) -> None:

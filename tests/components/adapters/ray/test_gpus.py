@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from components.adapters.ray import train as ray_train
+from components.adapters.ray import train
 
 
 class Started(Exception):
@@ -33,7 +33,7 @@ def train_on_a_gpu_that_is_none(base: Path) -> list[str]:
     ray.init(address="local", num_cpus=2, num_gpus=1, include_dashboard=False)
     try:
         said = [ended(base, 1)]
-        ray_train._check_gpu = lambda: None
+        train._check_gpu = lambda: None
         ray.train.torch.TorchTrainer = tell_workers
         return [*said, ended(base, 2)]
     finally:
@@ -43,7 +43,7 @@ def train_on_a_gpu_that_is_none(base: Path) -> list[str]:
 
 def ended(base: Path, workers: int) -> str:
     try:
-        ray_train.run(dict, workers, run=base / "run")
+        train.run(dict, workers, run=base / "run")
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "it trained"

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from components.adapters.ray import train as ray_train
+from components.adapters.ray import train
 from infoxlm_core.errors import ConfigMismatch, WorkerLost
 from infoxlm_core.stages.pretraining import pretrain
 from infoxlm_core.training import tracker
@@ -18,9 +18,9 @@ from tests.toys.pretraining import tiny_config
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-def train(workers: int, shards: Path, base: Path, work=pretrain, **changes) -> list[tuple[int, dict]]:
+def train_infoxlm(workers: int, shards: Path, base: Path, work=pretrain, **changes) -> list[tuple[int, dict]]:
     config = tiny_config(**changes)
-    start = functools.partial(ray_train.run, work, workers) if workers else work
+    start = functools.partial(train.run, work, workers) if workers else work
     start(config=config, shards_path=shards, output=base / "out", run=base / "run")
     return tracker.read(base / "run" / tracker.METRICS)
 
@@ -31,7 +31,7 @@ def test_zero_one_and_four_workers_give_the_same_losses(ray_here, tiny_shards, t
         torch.set_default_dtype(torch.float64)
         return pretrain(**arguments)
 
-    none, one, four = (train(n, tiny_shards, tmp_path / str(n), in_fp64_too) for n in (0, 1, 4))
+    none, one, four = (train_infoxlm(n, tiny_shards, tmp_path / str(n), in_fp64_too) for n in (0, 1, 4))
 
     assert losses(one) == losses(none)
     found, expected = ([float.fromhex(value) for value in losses(points)] for points in (four, none))
@@ -54,9 +54,9 @@ def test_of_64_workers_as_many_go_on_as_there_are_places_for_and_few_numbers_are
 
     if expected is None:
         with pytest.raises(WorkerLost, match=r"no place for 8 workers \(ray.min_workers\), of 64"):
-            ray_train._count_available_workers(64, 8, "GPU")
+            train._count_available_workers(64, 8, "GPU")
     else:
-        assert ray_train._count_available_workers(64, 8, "GPU") == expected
+        assert train._count_available_workers(64, 8, "GPU") == expected
     assert asked[0] == 64 and len(asked) <= 7
 
 
@@ -65,7 +65,7 @@ def test_workers_know_the_tracker_and_its_run_but_no_secret(monkeypatch):
     for name in ("INFOXLM_TRACKER", "MLFLOW_RUN_ID", "MLFLOW_TRACKING_PASSWORD", "HOME"):
         monkeypatch.setenv(name, f"the {name}")
 
-    known = ray_train._variables()
+    known = train._variables()
 
     assert known["INFOXLM_TRACKER"] == "the INFOXLM_TRACKER" and known["MLFLOW_RUN_ID"] == "the MLFLOW_RUN_ID"
     assert not {"MLFLOW_TRACKING_PASSWORD", "HOME"} & set(known)
@@ -73,17 +73,17 @@ def test_workers_know_the_tracker_and_its_run_but_no_secret(monkeypatch):
 
 def test_workers_allocate_gpu_memory_in_segments_that_grow_unless_the_user_says_otherwise(monkeypatch):
     monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
-    assert ray_train._variables()["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    assert train._variables()["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
 
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "backend:cudaMallocAsync")
-    assert ray_train._variables()["PYTORCH_ALLOC_CONF"] == "backend:cudaMallocAsync"
+    assert train._variables()["PYTORCH_ALLOC_CONF"] == "backend:cudaMallocAsync"
 
 
 def test_an_error_of_ours_comes_back_as_itself_without_retries(ray_here, undisturbed, tiny_shards, tmp_path):
     shutil.copytree(undisturbed, tmp_path / "run")
 
     with pytest.raises(ConfigMismatch, match="seed was 1, is 5"):
-        train(1, tiny_shards, tmp_path, seed=5, **LONGER)
+        train_infoxlm(1, tiny_shards, tmp_path, seed=5, **LONGER)
 
 
 @pytest.mark.item("F01", "F03")
@@ -94,9 +94,9 @@ def test_a_killed_worker_is_replaced_and_a_killed_controller_ends_the_call_with_
     controller = kill_first_worker(tmp_path / "run", instead=b"ray::TrainController", after=20)
 
     with pytest.raises(WorkerLost, match="run again to continue") as lost:
-        train(2, tiny_shards, tmp_path, **LONGER)
+        train_infoxlm(2, tiny_shards, tmp_path, **LONGER)
     saved = max(path.name for path in (tmp_path / "run").glob("step=*"))
-    found = train(2, tiny_shards, tmp_path, **LONGER)
+    found = train_infoxlm(2, tiny_shards, tmp_path, **LONGER)
 
     assert worker and controller and lost.value.exit_code == 75, "the fault never fired"
     assert "step=0000000020" <= saved < "step=0000000060"

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from components.adapters.ray import train as ray_train
+from components.adapters.ray import train
 from infoxlm_core.stages.pretraining import pretrain
 from infoxlm_core.training import tracker
 from tests.components.conftest import LONGER, losses
@@ -58,9 +58,9 @@ def cluster_of_two() -> Iterator[Any]:
 def pretrain_where(run: Path, **arguments: Any) -> dict:
     """Note on which node this worker is, then train."""
     import ray
-    from ray import train
+    import ray.train
 
-    node, rank = ray.get_runtime_context().get_node_id(), train.get_context().get_world_rank()
+    node, rank = ray.get_runtime_context().get_node_id(), ray.train.get_context().get_world_rank()
     (run / f"rank-{rank}-{time.time_ns()}").write_text(node)
     return pretrain(run=run, **arguments)
 
@@ -70,10 +70,10 @@ def in_double(**arguments: Any) -> dict:
     return pretrain_where(**arguments)
 
 
-def train(shards: Path, base: Path) -> None:
+def train_infoxlm(shards: Path, base: Path) -> None:
     (base / "run").mkdir()  # as the launcher does
     given = {"config": tiny_config(**LONGER), "shards_path": shards, "output": base / "out", "run": base / "run"}
-    ray_train.run(in_double, 2, min_workers=1, **given)
+    train.run(in_double, 2, min_workers=1, **given)
 
 
 def lose_a_node(cluster: Any, run: Path, after: int, training: Future[None]) -> str:
@@ -91,15 +91,15 @@ def lose_a_node(cluster: Any, run: Path, after: int, training: Future[None]) -> 
 
 def lose_two_nodes(shards: Path, base: Path) -> list[str]:
     """Train, and lose a node twice; return which. Runs in a process of its own."""
-    ray_train._SECONDS_FOR_ALL = ray_train._SECONDS_FOR_SOME = 300.0
+    train._SECONDS_FOR_ALL = train._SECONDS_FOR_SOME = 300.0
     with cluster_of_two() as cluster, ThreadPoolExecutor(1) as driver:  # nodes are added in the main thread only
-        training = driver.submit(train, shards, base)
+        training = driver.submit(train_infoxlm, shards, base)
         replaced = lose_a_node(cluster, base / "run", LOST_AFTER[0], training)
         cluster.add_node(num_cpus=1)
         while len(nodes(base / "run")) < 4:
             assert not training.done(), training.result()
             time.sleep(0.01)
-        ray_train._SECONDS_FOR_ALL = 5.0
+        train._SECONDS_FOR_ALL = 5.0
         lost = lose_a_node(cluster, base / "run", LOST_AFTER[1], training)
         training.result()
     return [replaced, lost]
