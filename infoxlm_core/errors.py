@@ -6,6 +6,7 @@ An error message is one line: where the problem is (file, line, field), its valu
 import re
 
 MAX_MESSAGE_LENGTH = 1500  # characters; a message may quote a value of any size
+MAX_REASON_LENGTH = 300  # characters of a library's message that one of our messages quotes
 
 
 class InfoXLMError(Exception):
@@ -30,8 +31,42 @@ def from_name(name: str, message: str) -> InfoXLMError:
 
 
 def one_line(error: BaseException) -> str:
-    """Return the message of a library's error as one line without passwords."""
-    return " ".join(without_password(str(error)).split())[:200] or type(error).__name__
+    """Return the message of a library's error and of its last cause as one line without passwords.
+
+    A long message keeps its start and its end, because libraries write the cause of a failure at the end.
+    """
+    cause = last_cause(error)
+    message, reason = shorten(_describe(error)), shorten(_describe(cause))
+    return message if reason in message else f"{message}, caused by {type(cause).__name__}: {reason}"
+
+
+def last_cause(error: BaseException) -> BaseException:
+    """Return the error at the end of a chain of causes; the error itself if it has no cause."""
+    causes = [error]
+    while True:
+        last = causes[-1]
+        cause = last.__cause__ or (None if last.__suppress_context__ else last.__context__)
+        if cause is None or cause in causes:
+            return last
+        causes.append(cause)
+
+
+def _describe(error: BaseException) -> str:
+    """Return the message of an error, with the body of the HTTP response if the error has one."""
+    message = str(error) or type(error).__name__
+    body = getattr(getattr(error, "response", None), "text", "")
+    if isinstance(body, str) and body and body not in message:
+        message = f"{message}: {body}"
+    return without_password(message)
+
+
+def shorten(text: str) -> str:
+    """Return a text as one line of at most `MAX_REASON_LENGTH` characters, without its middle if it is longer."""
+    line = " ".join(text.split())
+    if len(line) <= MAX_REASON_LENGTH:
+        return line
+    start, end = MAX_REASON_LENGTH // 3, 2 * MAX_REASON_LENGTH // 3 - len(" […] ")
+    return f"{line[:start]} […] {line[-end:]}"
 
 
 def without_password(text: str) -> str:
@@ -67,6 +102,10 @@ class CorpusTooSmall(InputError):
 
 class TokenizerMismatch(InputError):
     """Shards, vocabulary and model do not belong together."""
+
+
+class OutOfMemory(InputError):
+    """A worker needs more memory than its pod or its machine has."""
 
 
 class NotPromoted(InputError):
@@ -136,7 +175,7 @@ class StorageFull(TryAgain):
 
 
 class StorageUnavailable(TryAgain):
-    """The storage or the package index does not answer."""
+    """A server does not answer, or fails with a status that may pass."""
 
 
 class ResourcesUnavailable(TryAgain):

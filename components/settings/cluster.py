@@ -53,6 +53,13 @@ class RayConfig(StageConfig):
     start_seconds: PositiveInt = 3600
     """Seconds to wait for GPUs before the step fails. Time in Kueue's queue does not count."""
 
+    partial_seconds: PositiveInt = 600
+    """Seconds after which a job deletes its pods if only some of them find a node, and is created again later.
+
+    The pods of a job are scheduled one by one, so two jobs that each fit alone may block each other. Use a longer time
+    than your cloud takes to add a node. With `queue`, nothing is deleted, because Kueue admits only whole jobs.
+    """
+
     run_seconds: PositiveInt = 14 * 86_400
     """Limit on the run time of a job in seconds. If the step is retried, training resumes from its checkpoint."""
 

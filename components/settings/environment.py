@@ -10,6 +10,7 @@ ALLOCATOR = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 RAY = {
     **ALLOCATOR,
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_COLOR_PREFIX": "0",  # escape codes are unreadable in the log of a pod
     "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": "300",
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "1800",  # a new node may take long to start; the default is a minute
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",

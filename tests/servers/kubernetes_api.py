@@ -111,6 +111,43 @@ class KubernetesServer:
         pod["status"] = {"phase": "Pending", "containerStatuses": [waiting]}
         self._ask("POST", f"/api/v1/namespaces/{NAMESPACE}/pods", pod)
 
+    def put_pod(
+        self,
+        name: str,
+        node_type: str,
+        node: str = "",
+        unschedulable: str = "",
+        memory: str = "8Gi",
+        killed: tuple[str, int] | None = None,
+    ) -> None:
+        """Create a pod of a RayCluster, or with no node type of a submitter, on a node or with the scheduler's reason.
+
+        Args:
+            killed: reason and exit code of the last end of its container.
+        """
+        self.logs[name] = []
+        metadata = {"name": name, "namespace": NAMESPACE, "creationTimestamp": "2025-01-01T00:00:00Z"}
+        metadata["labels"] = {"ray.io/is-ray-node": "yes", "ray.io/node-type": node_type} if node_type else {}
+        container = {"name": "c", "image": "i", "resources": {"limits": {"memory": memory}}}
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [container]}}
+        pod["status"] = {"phase": "Running" if node else "Pending"}
+        if node:
+            pod["spec"]["nodeName"] = node
+        if unschedulable:
+            condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+            pod["status"]["conditions"] = [condition | {"message": unschedulable}]
+        if killed:
+            terminated = {"reason": killed[0], "exitCode": killed[1]}
+            status = {"name": "c", "image": "i", "imageID": "", "ready": True, "restartCount": 1}
+            pod["status"]["containerStatuses"] = [status | {"lastState": {"terminated": terminated}}]
+        self._ask("POST", f"/api/v1/namespaces/{NAMESPACE}/pods", pod)
+
+    def delete_pods(self) -> None:
+        """Delete all pods but those of steps."""
+        for pod in self._ask("GET", f"/api/v1/namespaces/{NAMESPACE}/pods")["items"]:
+            if not pod["metadata"]["name"].startswith("step"):
+                self._ask("DELETE", f"/api/v1/namespaces/{NAMESPACE}/pods/{pod['metadata']['name']}")
+
     def put_event(self, about: str, message: str, at: str = "") -> None:
         event = {"metadata": {"name": f"e-{about}", "namespace": NAMESPACE}, "message": message, "type": "Warning"}
         event["involvedObject"] = {"kind": "Pod", "name": about}

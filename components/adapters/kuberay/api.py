@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from infoxlm_core.errors import InputError
+from infoxlm_core.errors import InputError, one_line, shorten
 
 Job = dict[str, Any]
 
@@ -20,8 +20,8 @@ _TRANSIENT = (408, 409, 410, 429)  # timeout, conflict, version too old, too man
 _RAYJOBS = {"group": "ray.io", "version": "v1", "plural": "rayjobs"}
 
 
-class NoAnswer(Exception):
-    """The API server does not answer; the same call may succeed later."""
+class Unavailable(Exception):
+    """The API server does not answer, or fails; the same call may succeed later."""
 
 
 class AlreadyExists(Exception):
@@ -87,26 +87,29 @@ class RayJobs:
     def is_under_way(self, owner: Job) -> bool:
         """Return whether the workflow of an owner reference exists and has neither ended nor been terminated."""
         group, _, version = owner["apiVersion"].partition("/")
-        kind = {"group": group, "version": version, "plural": "workflows", "namespace": self.namespace}
+        workflows = {"group": group, "version": version, "plural": "workflows", "namespace": self.namespace}
         with self._translated_errors("get", "workflows", none_if_missing=True):
-            workflow = self._custom.get_namespaced_custom_object(**kind, name=owner["name"], _request_timeout=_TIMEOUT)
-            spec, metadata = workflow.get("spec") or {}, workflow["metadata"]
-            has_ended = (workflow.get("status") or {}).get("phase") in ("Succeeded", "Failed", "Error")
+            workflow = self._custom.get_namespaced_custom_object(
+                **workflows, name=owner["name"], _request_timeout=_TIMEOUT
+            )
+            spec, status, metadata = workflow.get("spec") or {}, workflow.get("status") or {}, workflow["metadata"]
+            if metadata.get("uid") != owner["uid"]:
+                return False
+            has_ended = status.get("phase") in ("Succeeded", "Failed", "Error")
             is_terminated = spec.get("activeDeadlineSeconds") == 0 or spec.get("shutdown")  # by Kubeflow, by Argo
-            is_ending = has_ended or is_terminated or metadata.get("deletionTimestamp")
-            return metadata.get("uid") == owner["uid"] and not is_ending
+            return not (has_ended or is_terminated or metadata.get("deletionTimestamp"))
         return False
 
-    def set_owners(self, job: Job, owners: list[Job]) -> None:
-        """Set the owners of a job, which is deleted with the last of them; raise NoAnswer if it has changed."""
-        path = "/apis/{group}/{version}/namespaces/{namespace}/{plural}/".format(**self._rayjobs)
-        version = job["metadata"].get("resourceVersion")  # the patch fails if another run has added itself meanwhile
+    def set_owner(self, job: Job, owner: Job) -> None:
+        """Set the owner of a job, with which the job is deleted; raise Unavailable if the job has changed meanwhile."""
+        path = f"/apis/ray.io/v1/namespaces/{self.namespace}/rayjobs/"
+        version = job["metadata"].get("resourceVersion")
         with self._translated_errors("patch"):
             self._client.call_api(  # the client's own method sends a patch type that custom objects refuse
                 path + job["metadata"]["name"],
                 "PATCH",
                 header_params={"Content-Type": "application/merge-patch+json", "Accept": "application/json"},
-                body={"metadata": {"ownerReferences": owners, "resourceVersion": version}},
+                body={"metadata": {"ownerReferences": [owner], "resourceVersion": version}},
                 auth_settings=["BearerToken"],
                 response_type="object",
                 _return_http_data_only=True,
@@ -147,19 +150,24 @@ class RayJobs:
             finally:
                 response.close()
 
-    def ray_pods(self) -> list[Any]:
-        """Return the pods of all RayClusters."""
+    def pods(self, name: str) -> list[Any]:
+        """Return the pods of a job: its submitters, and the head and workers of its RayCluster."""
+        digest = name.rpartition("-")[2]  # operators shorten the names of pods from the left
         with self._translated_errors("list", "pods"):
-            return self._core.list_namespaced_pod(
+            ray_pods = self._core.list_namespaced_pod(
                 self.namespace, label_selector="ray.io/is-ray-node=yes", _request_timeout=_TIMEOUT
-            ).items
+            )
+            pods = {pod.metadata.name: pod for pod in (*self.submitters(name), *ray_pods.items)}
+            return [pod for pod_name, pod in pods.items() if digest in pod_name]
 
-    def warnings(self) -> list[Any]:
-        """Return the newest events of type Warning."""
+    def warnings(self, name: str) -> list[Any]:
+        """Return the events of type Warning about a job and its pods, among the newest of the namespace."""
+        digest = name.rpartition("-")[2]
         with self._translated_errors("list", "events"):
-            return self._core.list_namespaced_event(
+            events = self._core.list_namespaced_event(
                 self.namespace, field_selector="type=Warning", limit=500, _request_timeout=_TIMEOUT
-            ).items
+            )
+            return [event for event in events.items if digest in (event.involved_object.name or "") and event.message]
 
     @contextlib.contextmanager
     def _translated_errors(self, verb: str, resource: str = "rayjobs", none_if_missing: bool = False) -> Iterator[None]:
@@ -171,11 +179,11 @@ class RayJobs:
             yield
         except ApiException as error:
             status = error.status or 0
-            reason = shorten(f"{status} {error.reason} {_explanation(error)}")
             if status == 404 and none_if_missing:
                 return
             if status == 409 and verb == "create":
                 raise AlreadyExists from None
+            reason = shorten(f"{status} {error.reason} {_explanation(error)}")
             call = f"{verb} {resource} in namespace {self.namespace}"
             if status in (401, 403):
                 remedy = f"check Role {ROLE} and its binding"
@@ -184,14 +192,9 @@ class RayJobs:
             if 400 <= status < 500 and status not in _TRANSIENT and not is_starting:
                 remedy = "check KubeRay's version and the settings"
                 raise InputError(f"Kubernetes cannot {call} ({reason}): {remedy}") from None
-            raise NoAnswer(reason) from None
+            raise Unavailable(f"Kubernetes fails to {call} ({reason})") from None
         except (urllib3.exceptions.HTTPError, ValueError, OSError) as error:  # ValueError: a truncated answer
-            raise NoAnswer(shorten(str(error))) from None
-
-
-def shorten(text: str) -> str:
-    """Return the first 300 characters of a text, in one line."""
-    return " ".join(text.split())[:300]
+            raise Unavailable(f"Kubernetes does not answer ({one_line(error)})") from None
 
 
 def _explanation(error: Any) -> str:

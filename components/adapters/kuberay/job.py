@@ -8,6 +8,7 @@ running workflow needs the job. It is never deleted because the API server has a
 
 import contextlib
 import logging
+import random
 import signal
 import threading
 import time
@@ -16,12 +17,21 @@ from importlib.metadata import version
 from typing import Any
 
 from components.adapters.kuberay import api, manifest
-from components.adapters.kuberay.api import AlreadyExists, Job, NoAnswer, RayJobs
+from components.adapters.kuberay.api import AlreadyExists, Job, RayJobs, Unavailable
 from components.adapters.kuberay.log import JobLog
-from components.adapters.kuberay.obstacles import ObstacleWatch, find_obstacle
+from components.adapters.kuberay.obstacles import ObstacleWatch, find_obstacle, find_out_of_memory
 from components.settings.cluster import ClusterConfig
 from infoxlm_core import errors
-from infoxlm_core.errors import InfoXLMError, InputError, Preempted, ResourcesUnavailable, TryAgain, WorkerLost
+from infoxlm_core.errors import (
+    InfoXLMError,
+    InputError,
+    OutOfMemory,
+    Preempted,
+    ResourcesUnavailable,
+    TryAgain,
+    WorkerLost,
+    shorten,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -34,12 +44,17 @@ _OPERATOR_FIRST = 300.0  # seconds to let the operator enforce its own time limi
 _DELETION = 600.0  # seconds after which a deletion counts as stuck
 _DEAD_NODE = 120.0  # seconds beyond the grace period after which a remaining pod must be on a dead node
 _BETWEEN_ATTEMPTS = 30.0
+_PAUSE_AFTER_RELEASE = (30.0, 120.0)  # random seconds, so that of two jobs that blocked each other one comes first
 _STOPPING = 10.0  # seconds to wait for the request to save
 _NEEDED_ATTEMPTS = 3  # attempts to find out whether a workflow still needs the job
 
 
 class _StopRequested(BaseException):
     """Raised in the main thread by a signal; a BaseException, so that handlers of errors do not catch it."""
+
+
+class _PartlyScheduled(Exception):
+    """Only some pods of the job have had a node for too long; they may keep another job from starting."""
 
 
 def run(
@@ -80,10 +95,9 @@ def run(
     with _raising_on_signals():
         try:
             for attempt in range(cluster.retries + 1):
-                status = _run_once(jobs, body, cluster)
-                if status.get("jobStatus") == "SUCCEEDED":
+                error = _run_once(jobs, body, cluster, read_outcome)
+                if error is None:
                     return
-                error = _failure_of(name, status, read_outcome())
                 can_retry = isinstance(error, TryAgain) and not isinstance(error, ResourcesUnavailable)
                 if attempt == cluster.retries or not can_retry:
                     raise error
@@ -100,23 +114,38 @@ def _find_owner(jobs: RayJobs) -> Job | None:
         if owner:
             return owner
         logger.info("this process does not run in a workflow, so the job has no owner that is deleted with it")
-    except (NoAnswer, InputError) as error:
-        logger.warning("the workflow of this step cannot be found (%s): the job will not be deleted with it", error)
+    except (Unavailable, InputError) as error:
+        logger.warning("the workflow of this step was not found (%s): the job will not be deleted with it", error)
     return None
 
 
-def _run_once(jobs: RayJobs, body: Job, cluster: ClusterConfig) -> dict[str, Any]:
-    """Create or adopt the job, follow it to its end, delete it, and return its last status."""
+def _run_once(
+    jobs: RayJobs, body: Job, cluster: ClusterConfig, read_outcome: Callable[[], dict[str, Any] | None]
+) -> InfoXLMError | None:
+    """Create or adopt the job, follow it to its end, and delete it; return the reason if it has failed.
+
+    A job that holds some of its pods, while the others find no node, is deleted and created again later: its pods may
+    be what another such job waits for.
+    """
     name = body["metadata"]["name"]
-    _create_or_adopt(jobs, body, cluster.grace_seconds)
-    log = JobLog(jobs, name)
-    try:
-        status = _follow(jobs, name, cluster, log)
-        log.finish(_LAST_LINES)
-    finally:
-        log.finish(0)
+    start_deadline = time.monotonic() + cluster.start_seconds
+    while True:
+        _create_or_adopt(jobs, body, cluster.grace_seconds)
+        log = JobLog(jobs, name)
+        try:
+            status = _follow(jobs, name, cluster, log, start_deadline)
+            log.finish(_LAST_LINES)
+            break
+        except _PartlyScheduled as obstacle:
+            _delete(jobs, name)
+            pause = random.uniform(*_PAUSE_AFTER_RELEASE)  # noqa: S311 - not for a secret
+            logger.warning("rayjob/%s gave its pods back (%s); creating it again in %.0f s", name, obstacle, pause)
+            time.sleep(pause)
+        finally:
+            log.finish(0)
+    error = None if status.get("jobStatus") == "SUCCEEDED" else _failure_of(jobs, name, status, read_outcome())
     _delete(jobs, name)
-    return status
+    return error
 
 
 def has_ended(status: dict[str, Any]) -> bool:
@@ -169,7 +198,7 @@ def _create_or_adopt(jobs: RayJobs, body: Job, grace: float) -> None:
             failures = 0
         except AlreadyExists:
             pass  # another process created it, or the answer to an earlier call was lost
-        except NoAnswer as error:
+        except Unavailable as error:
             failures = _count_failure(name, failures, error)
         time.sleep(_POLL)
     raise WorkerLost(
@@ -178,62 +207,71 @@ def _create_or_adopt(jobs: RayJobs, body: Job, grace: float) -> None:
 
 
 def _adopt(jobs: RayJobs, job: Job, body: Job) -> None:
-    """Make our workflow an owner of the job too, so that the job is not deleted with the run that created it."""
-    owners = job["metadata"].get("ownerReferences") or []
-    uids = {owner["uid"] for owner in owners}
-    new_owners = [owner for owner in body["metadata"].get("ownerReferences", []) if owner["uid"] not in uids]
-    if new_owners:
-        jobs.set_owners(job, owners + new_owners)
+    """Make our workflow the owner of the job, so that the job is not deleted with the run that created it."""
+    owners, new_owners = (metadata.get("ownerReferences") or [] for metadata in (job["metadata"], body["metadata"]))
+    for owner in new_owners:
+        if owner["uid"] not in [existing["uid"] for existing in owners]:
+            jobs.set_owner(job, owner)
 
 
-def _count_failure(name: str, failures: int, error: NoAnswer) -> int:
-    """Count a call without an answer; raise WorkerLost after too many consecutive ones."""
+def _count_failure(name: str, failures: int, error: Unavailable) -> int:
+    """Count a call that failed; raise WorkerLost after too many consecutive ones."""
     if failures >= _FAILURES:
-        raise WorkerLost(
-            f"rayjob/{name}: Kubernetes does not answer ({error}): the job was left alone; run again to find it"
-        ) from error
-    logger.info("rayjob/%s: Kubernetes does not answer (%s): asking again", name, error)
+        raise WorkerLost(f"rayjob/{name}: {error}: the job was left alone; run again to find it") from error
+    logger.info("rayjob/%s: %s: asking again", name, error)
     return failures + 1
 
 
 # ---------------------------------------------------------------- follow
 
 
-def _follow(jobs: RayJobs, name: str, cluster: ClusterConfig, log: JobLog) -> dict[str, Any]:
+def _follow(jobs: RayJobs, name: str, cluster: ClusterConfig, log: JobLog, start_deadline: float) -> dict[str, Any]:
     """Wait for the end of the job and return its status; enforce the time limits, and log the state regularly."""
-    began = phase_began = last_report = time.monotonic()
+    began = run_began = last_report = time.monotonic()
     was_running, obstacles = False, ObstacleWatch(jobs)
     for job in _poll(jobs, name):
         now, status = time.monotonic(), job.get("status") or {}
         if has_ended(status):
             return status
-        is_running = status.get("jobDeploymentStatus") == "Running"
+        # The operator sets its own state to Running when it has created the submitter, which may still find no node.
+        is_running = status.get("jobDeploymentStatus") == "Running" and status.get("jobStatus") == "RUNNING"
+        is_queued = cluster.queue and status.get("jobDeploymentStatus") == "Suspended"
         if is_running != was_running:
-            was_running, phase_began = is_running, now
+            was_running, run_began = is_running, now
             logger.info("rayjob/%s is %s", name, describe(status))
-        if cluster.queue and status.get("jobDeploymentStatus") == "Suspended":
-            phase_began = now  # time in the queue does not count: Kueue has not admitted the job
-        _enforce_limits(jobs, job, cluster, obstacles, is_running, now - phase_began)
+            start_deadline = now + cluster.start_seconds  # for a job that its queue takes back
+        if is_queued:  # time in the queue does not count: Kueue has not admitted the job
+            start_deadline = now + cluster.start_seconds
+        if not is_running:
+            _check_start(jobs, job, cluster, obstacles, start_deadline - now)
+        elif now - run_began > cluster.run_seconds + _OPERATOR_FIRST:
+            _give_up(jobs, job, f"still not ended after {cluster.run_seconds} s")
         if now - max(log.last_line, last_report) > _HEARTBEAT:
             last_report = now
             logger.info("rayjob/%s is %s, %.0f s after the start", name, describe(status), now - began)
     raise AssertionError("unreachable")
 
 
-def _enforce_limits(
-    jobs: RayJobs, job: Job, cluster: ClusterConfig, obstacles: ObstacleWatch, is_running: bool, seconds: float
+def _check_start(
+    jobs: RayJobs, job: Job, cluster: ClusterConfig, obstacles: ObstacleWatch, remaining_seconds: float
 ) -> None:
-    """Delete a job that has run or waited for too long, or that cannot start, and raise the reason."""
-    if is_running:
-        if seconds > cluster.run_seconds + _OPERATOR_FIRST:
-            _give_up(jobs, job, f"still not ended after {cluster.run_seconds} s")
-        return
-    if obstacle := obstacles.permanent(job):
+    """Raise the reason if a job cannot start, or has waited for too long.
+
+    Raises:
+        InputError: waiting does not help; the job was deleted.
+        ResourcesUnavailable: there is no time left; the job was deleted.
+        _PartlyScheduled: the job should give its pods back. Kueue does not admit a job in part.
+    """
+    obstacles.update(job)
+    permanent, partial = obstacles.permanent(), obstacles.partial(cluster.partial_seconds)
+    if permanent:
         name = job["metadata"]["name"]
         _delete(jobs, name)
-        raise InputError(f"rayjob/{name} cannot start: {obstacle.message}: the job was deleted; fix this, run again")
-    if seconds > cluster.start_seconds:
+        raise InputError(f"rayjob/{name} cannot start: {permanent.message}: the job was deleted; fix this, run again")
+    if remaining_seconds < 0:
         _give_up(jobs, job, f"no GPUs after {cluster.start_seconds} s ({describe(job.get('status') or {})})")
+    if partial and not cluster.queue:
+        raise _PartlyScheduled(partial.message)
 
 
 def _poll(jobs: RayJobs, name: str) -> Iterator[Job]:
@@ -242,7 +280,7 @@ def _poll(jobs: RayJobs, name: str) -> Iterator[Job]:
     while True:
         try:
             job = jobs.get(name)
-        except NoAnswer as error:
+        except Unavailable as error:
             failures = _count_failure(name, failures, error)
             time.sleep(min(_POLL * 2**failures, _LONGEST_POLL))
             continue
@@ -253,28 +291,38 @@ def _poll(jobs: RayJobs, name: str) -> Iterator[Job]:
         time.sleep(_POLL)
 
 
-def _failure_of(name: str, status: dict[str, Any], outcome: dict[str, Any] | None) -> InfoXLMError:
-    """Return the error of a failed job: the operator's if it ended the job, else the job's own outcome."""
+def _failure_of(jobs: RayJobs, name: str, status: dict[str, Any], outcome: dict[str, Any] | None) -> InfoXLMError:
+    """Return the error of a failed job: the operator's if it ended the job, else the job's own outcome.
+
+    The job of a worker or head that was killed for its memory has no outcome that says so; its pods do.
+    """
     reason = status.get("reason")
-    details = " ".join(f"{describe(status)} {reason or ''}: {status.get('message') or ''}".split())[:300]
+    details = shorten(f"{describe(status)} {reason or ''}: {status.get('message') or ''}")
     if reason == "PreRunningDeadlineExceeded":
         return ResourcesUnavailable(f"rayjob/{name}: no GPUs in time ({details}): free or add GPUs, then run again")
     if reason == "DeadlineExceeded":
         return ResourcesUnavailable(f"rayjob/{name}: it reached its time limit ({details}): run again to continue")
     if "ValidationFailed" in (reason, status.get("jobDeploymentStatus")):
         return InputError(f"rayjob/{name}: refused by KubeRay ({details}): check its version, 1.7 or later")
-    return _error_of(outcome) if outcome else WorkerLost(f"rayjob/{name} ended as {details}: run again to continue")
+    error: InfoXLMError = WorkerLost(f"rayjob/{name} ended as {details}: run again to continue")
+    if outcome:
+        error = _error_of(outcome)
+    if isinstance(error, WorkerLost):
+        with contextlib.suppress(Unavailable, InputError):
+            if out_of_memory := find_out_of_memory(jobs, name):
+                return OutOfMemory(f"rayjob/{name}: {out_of_memory}, then run again")
+    return error
 
 
 def _error_of(outcome: dict[str, Any]) -> InfoXLMError:
     """Return the error that a job has stored as its outcome."""
-    return errors.from_name(str(outcome.get("class")), " ".join(str(outcome.get("message")).split())[:1000])
+    return errors.from_name(str(outcome.get("class")), " ".join(str(outcome.get("message")).split()))
 
 
 def _give_up(jobs: RayJobs, job: Job, reason: str) -> None:
     """Delete the job and raise ResourcesUnavailable, with what Kubernetes reports about its pods."""
     name = job["metadata"]["name"]
-    with contextlib.suppress(NoAnswer, InputError):
+    with contextlib.suppress(Unavailable, InputError):
         if obstacle := find_obstacle(jobs, job):
             reason += f": {obstacle.message}"
     _delete(jobs, name)
@@ -290,7 +338,7 @@ def _delete(jobs: RayJobs, name: str) -> None:
         try:
             jobs.delete(name)
             return
-        except NoAnswer as error:
+        except Unavailable as error:
             reason: Exception = error
             time.sleep(1)
         except InputError as error:
@@ -325,7 +373,7 @@ def _stop(jobs: RayJobs, name: str, owner: Job | None, ask_to_stop: Callable[[],
 
 
 def _is_needed(jobs: RayJobs, name: str, owner: Job | None) -> bool | None:
-    """Return whether a running workflow needs the job: ours, if only this pod is stopped, or another that adopted it.
+    """Return whether a workflow needs the job: ours, if only this pod is stopped, or another one that has adopted it.
 
     Returns:
         None if Kubernetes does not answer.
@@ -338,12 +386,9 @@ def _is_needed(jobs: RayJobs, name: str, owner: Job | None) -> bool | None:
             if jobs.is_under_way(owner):  # the node is drained: the next attempt of the step will follow the job
                 return True
             job = jobs.get(name) or {"metadata": {}}
-            others = [other for other in job["metadata"].get("ownerReferences") or [] if other["uid"] != owner["uid"]]
-            if not any(jobs.is_under_way(other) for other in others):
-                return False
-            jobs.set_owners(job, others)
-            return True
-        except NoAnswer as error:
+            uids = [other["uid"] for other in job["metadata"].get("ownerReferences") or []]
+            return bool(uids) and owner["uid"] not in uids
+        except Unavailable as error:
             reason = error
         except InputError as error:
             logger.warning("rayjob/%s: cannot tell whether a run still needs it: %s", name, error)

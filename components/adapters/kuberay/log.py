@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 
-from components.adapters.kuberay.api import NoAnswer, RayJobs
+from components.adapters.kuberay.api import RayJobs, Unavailable
 from infoxlm_core.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -39,8 +39,8 @@ class JobLog:
             try:
                 if self._print_newest() and self._ending.is_set():
                     return
-            except NoAnswer as error:
-                logger.debug("the log of rayjob/%s: %s", self._name, error)
+            except Unavailable as error:
+                logger.debug("the log of rayjob/%s cannot be read: %s", self._name, error)
             except InputError as error:  # a missing permission to read logs must not stop the training
                 logger.warning("the log of rayjob/%s cannot be shown: %s", self._name, error)
                 return

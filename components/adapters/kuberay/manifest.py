@@ -32,7 +32,10 @@ _INHERITED = ("INFOXLM_TRACKER", "MLFLOW_", "AWS_ENDPOINT_URL", "AWS_REGION", "A
 _STEP_ONLY = ("KFP_", "KUBERNETES_", "ARGO_")
 _RAY_ENDS_WITHIN = 15  # seconds of the grace period that Ray needs to end
 _SUBMITTER_VARIABLES = ("HOME", "RAY_AUTH_MODE", "RAY_USAGE_STATS_ENABLED")
-_SUBMITTER = {"cpu": "500m", "memory": "1Gi"}
+_SUBMITTER = {
+    "requests": {"cpu": "50m", "memory": "256Mi"},  # so little that a job whose workers fit is not kept waiting by it
+    "limits": {"cpu": "1", "memory": "1Gi"},
+}
 _SCRATCH: dict[str, tuple[str, Manifest]] = {"tmp": ("/tmp", {}), "home": (HOME, {})}  # noqa: S108 - a volume of the pod
 """Volume -> path and kind of the folders in which every pod may write."""
 
@@ -195,7 +198,7 @@ def _ray_pod(
 def _submitter(cluster: ClusterConfig) -> Manifest:
     """Return the template of the pod that submits the entrypoint and prints its log; the operator adds the command."""
     variables = [{"name": name, "value": (RAY | _CONSTANTS)[name]} for name in _SUBMITTER_VARIABLES]
-    spec = _restricted_pod(cluster, "ray-job-submitter", _resources(**_SUBMITTER), variables, _SCRATCH)
+    spec = _restricted_pod(cluster, "ray-job-submitter", _SUBMITTER, variables, _SCRATCH)
     return {"metadata": {"labels": _labels("submitter")}, "spec": {**spec, "restartPolicy": "Never"}}
 
 

@@ -1,4 +1,4 @@
-"""Find out from states and events what keeps the pods of a RayJob from running, and whether waiting helps."""
+"""Find out from pods and events what keeps a RayJob from running, whether waiting helps, and what ran out of memory."""
 
 import contextlib
 import logging
@@ -6,8 +6,8 @@ import re
 import time
 from typing import Any, NamedTuple
 
-from components.adapters.kuberay.api import Job, NoAnswer, RayJobs, shorten
-from infoxlm_core.errors import InputError
+from components.adapters.kuberay.api import Job, RayJobs, Unavailable
+from infoxlm_core.errors import InputError, shorten
 
 logger = logging.getLogger(__name__)
 
@@ -17,58 +17,127 @@ _IMAGE_ERRORS = (*_INVALID_IMAGE, "ErrImagePull", "ImagePullBackOff")
 _REGISTRY_REFUSES = re.compile(r"not found|manifest unknown|unauthorized|denied|no match for platform", re.IGNORECASE)
 """Messages of a registry that denies us an image for good; any other failure may be temporary."""
 _QUOTA = re.compile(r"exceeded quota: \S+ requested: (\S+), used: \S+ limited: (\S+)")
+_NODE_TYPE = "ray.io/node-type"
+"""Label of the pods of a RayCluster: head or worker."""
 
 
 class Obstacle(NamedTuple):
     """What keeps the pods of a job from running."""
 
     message: str
-    is_permanent: bool
+    is_permanent: bool = False
     """Whether waiting does not help, because somebody must change something."""
+    is_partial: bool = False
+    """Whether some pods of the job have a node, whose resources no other job can use, while others have none."""
 
 
 class ObstacleWatch:
-    """Check regularly what keeps a job from running, and log it when it changes."""
+    """Checks regularly what keeps a job from running, and logs it when it changes."""
 
     def __init__(self, jobs: RayJobs) -> None:
         self._jobs, self._last_check = jobs, time.monotonic()
-        self._message, self._permanent_in_a_row = "", 0
+        self._obstacle: Obstacle | None = None
+        self._permanent_in_a_row = 0
+        self._partial_since: float | None = None
 
-    def permanent(self, job: Job) -> Obstacle | None:
-        """Return the obstacle if two consecutive checks found a permanent one."""
+    def update(self, job: Job) -> None:
+        """Check the job if the last check is long ago."""
         now = time.monotonic()
         if now - self._last_check <= _POLL:
-            return None
+            return
         self._last_check = now
         name = job["metadata"]["name"]
+        previous, self._obstacle = self._obstacle, None
         try:
-            obstacle = find_obstacle(self._jobs, job)
-        except (NoAnswer, InputError) as error:  # the job may still start
+            self._obstacle = find_obstacle(self._jobs, job)
+        except (Unavailable, InputError) as error:  # the job may still start
             logger.debug("cannot find out what keeps rayjob/%s waiting: %s", name, error)
+        if self._obstacle and self._obstacle != previous:
+            logger.info("rayjob/%s waits: %s", name, self._obstacle.message)
+        is_permanent = self._obstacle is not None and self._obstacle.is_permanent
+        self._permanent_in_a_row = self._permanent_in_a_row + 1 if is_permanent else 0
+        if self._obstacle is None or not self._obstacle.is_partial:
+            self._partial_since = None
+        elif self._partial_since is None:
+            self._partial_since = now
+
+    def permanent(self) -> Obstacle | None:
+        """Return the obstacle if two consecutive checks found a permanent one."""
+        return self._obstacle if self._permanent_in_a_row > 1 else None
+
+    def partial(self, seconds: float) -> Obstacle | None:
+        """Return the obstacle if only some pods of the job have had a node for so many seconds."""
+        if self._partial_since is None or time.monotonic() - self._partial_since < seconds:
             return None
-        if obstacle and obstacle.message != self._message:
-            logger.info("rayjob/%s waits: %s", name, obstacle.message)
-            self._message = obstacle.message
-        if not (obstacle and obstacle.is_permanent):
-            self._permanent_in_a_row = 0
-            return None
-        self._permanent_in_a_row += 1
-        return obstacle if self._permanent_in_a_row > 1 else None
+        return self._obstacle
 
 
 def find_obstacle(jobs: RayJobs, job: Job) -> Obstacle | None:
     """Return what keeps a job's pods from running, or None if Kubernetes reports nothing."""
     name, created = job["metadata"]["name"], job["metadata"].get("creationTimestamp") or ""
-    digest = name.rpartition("-")[2]  # operators shorten the names of pods from the left
-    events = [event for event in jobs.warnings() if digest in (event.involved_object.name or "") and event.message]
-    messages = _messages_since(events, created)
-    for pod in jobs.ray_pods():
-        if digest in pod.metadata.name and (obstacle := _image_error(pod, messages)):
-            return obstacle
-    if not messages:
-        return None
-    last = messages[-1]
-    return Obstacle(shorten(last), "violates PodSecurity" in last or _exceeds_whole_quota(last))
+    messages = _messages_since(jobs.warnings(name), created)
+    last_message = messages[-1] if messages else ""
+    pods = jobs.pods(name)
+    for pod in pods:
+        image_error = _image_error(pod, messages)
+        if image_error:
+            return image_error
+    if "violates PodSecurity" in last_message or _exceeds_whole_quota(last_message):
+        return Obstacle(shorten(last_message), is_permanent=True)
+    worker_count = ((job.get("status") or {}).get("rayClusterStatus") or {}).get("desiredWorkerReplicas") or 0
+    has_node = any(pod.spec.node_name for pod in pods)
+    without_node = [pod for pod in pods if _why_unschedulable(pod)]
+    if without_node:
+        return Obstacle(_describe_waiting(without_node, worker_count), is_partial=has_node)
+    if last_message:
+        existing_workers = [pod for pod in pods if _node_type(pod) == "worker"]
+        are_missing = len(existing_workers) < worker_count  # a quota, for instance, keeps them from being created
+        return Obstacle(shorten(last_message), is_partial=has_node and are_missing)
+    return None
+
+
+def find_out_of_memory(jobs: RayJobs, name: str) -> str:
+    """Return which container of a job exceeded its memory limit, with the limit and the setting; "" if none did."""
+    for pod in jobs.pods(name):
+        for status in pod.status.container_statuses or []:
+            for state in (status.state, status.last_state):
+                terminated = state and state.terminated
+                if terminated and terminated.reason == "OOMKilled":
+                    return _describe_out_of_memory(pod, status.name, terminated.exit_code)
+    return ""
+
+
+def _describe_out_of_memory(pod: Any, container_name: str, exit_code: int) -> str:
+    limits = {container.name: (container.resources.limits or {}) for container in pod.spec.containers}
+    limit = limits.get(container_name, {}).get("memory", "unknown")
+    setting = "ray.head_memory" if _node_type(pod) == "head" else "pool.memory (steps.memory for text)"
+    return (
+        f"{_node_type(pod)} {pod.metadata.name} needed more than its {limit} of memory (OOMKilled, exit code "
+        f"{exit_code}): raise {setting}"
+    )
+
+
+def _node_type(pod: Any) -> str:
+    return str((pod.metadata.labels or {}).get(_NODE_TYPE, "submitter"))
+
+
+def _why_unschedulable(pod: Any) -> str:
+    """Return why the scheduler finds no node for a pod; "" if the pod has a node or was not considered yet."""
+    for condition in pod.status.conditions or []:
+        if condition.type == "PodScheduled" and condition.reason == "Unschedulable":
+            nodes, _, _ = (condition.message or "no node fits").partition(" preemption:")
+            return nodes
+    return ""
+
+
+def _describe_waiting(pods: list[Any], worker_count: int) -> str:
+    """Return which pods wait for a node, and the reason for the first of them."""
+    first = pods[0]
+    waiting_for = f"the {_node_type(first)}"
+    if _node_type(first) == "worker":
+        waiting_workers = sum(_node_type(pod) == "worker" for pod in pods)
+        waiting_for = f"{waiting_workers} of {max(worker_count, waiting_workers)} workers"
+    return shorten(f"{waiting_for} cannot be scheduled: pod {first.metadata.name}: {_why_unschedulable(first)}")
 
 
 def _image_error(pod: Any, messages: list[str]) -> Obstacle | None:
@@ -79,7 +148,7 @@ def _image_error(pod: Any, messages: list[str]) -> Obstacle | None:
             reports = [waiting.message or "", *(message for message in messages if "pull image" in message)]
             is_refused = any(_REGISTRY_REFUSES.search(report) for report in reports)
             text = f"{waiting.reason} in pod {pod.metadata.name}: {waiting.message or ''}"
-            return Obstacle(shorten(text), is_refused or waiting.reason in _INVALID_IMAGE)
+            return Obstacle(shorten(text), is_permanent=is_refused or waiting.reason in _INVALID_IMAGE)
     return None
 
 
@@ -97,7 +166,8 @@ def _exceeds_whole_quota(message: str) -> bool:
     """Return whether a pod was refused because it requests more than the whole quota."""
     from kubernetes.utils.quantity import parse_quantity
 
-    if not (match := _QUOTA.search(message)):
+    match = _QUOTA.search(message)
+    if not match:
         return False
     requested, limits = (dict(item.split("=", 1) for item in group.split(",")) for group in match.groups())
     with contextlib.suppress(ValueError):

@@ -17,6 +17,7 @@ from infoxlm_core.errors import (
     InfoXLMError,
     InputError,
     LeaseHeld,
+    OutOfMemory,
     Preempted,
     ResourcesUnavailable,
     TrainingDiverged,
@@ -153,7 +154,7 @@ def test_without_a_workflow_or_the_right_to_find_it_a_job_has_no_owner_and_the_l
     assert may_read_pods or "Role infoxlm-runner" in caplog.text
 
 
-def test_a_running_job_of_another_run_is_adopted_and_has_both_owners(kubernetes, launch):
+def test_a_running_job_of_another_run_is_adopted_and_owned_by_the_run_that_follows_it_last(kubernetes, launch):
     kubernetes.put_job(NAME, metadata={"ownerReferences": [ANOTHER]}, status=RUNNING)
 
     with end_when_adopted(kubernetes):
@@ -161,7 +162,7 @@ def test_a_running_job_of_another_run_is_adopted_and_has_both_owners(kubernetes,
 
     assert not kubernetes.jobs_ever()
     [(kind, body)] = [(kind, body) for verb, kind, body in kubernetes.bodies if verb == "patch"]
-    assert body["metadata"]["ownerReferences"] == [ANOTHER, OWNER]
+    assert body["metadata"]["ownerReferences"] == [OWNER]
     assert kind == "application/merge-patch+json"  # custom objects refuse the client's own, a strategic one
 
 
@@ -260,7 +261,10 @@ def test_a_job_is_left_alone_when_kubernetes_does_not_answer_any_more(kubernetes
         until(lambda: verbs(kubernetes).count("get") > 1)
         kubernetes.fail("get", *[500] * 9)
 
-    with operator(act), pytest.raises(WorkerLost, match=r"does not answer .*: the job was left alone; run again"):
+    with (
+        operator(act),
+        pytest.raises(WorkerLost, match=r"fails to get rayjobs .*500 .*: the job was left alone"),
+    ):
         launch()
 
     assert kubernetes.job(NAME)
@@ -485,6 +489,101 @@ def test_an_obstacle_that_may_pass_is_logged_once_and_waited_for(
     assert caplog.text.count(f"rayjob/{NAME} waits: {message}") == 1
 
 
+UNSCHEDULABLE = "0/2 nodes are available: 2 Insufficient cpu. preemption: 0/2 nodes are available."
+WORKER = f"{NAME}-x2x4v-workers-worker"
+
+
+def put_partly_scheduled(kubernetes: KubernetesServer, node_for_workers: bool = False) -> None:
+    """Let the scheduler find a node for the head and one worker, and none for the submitter or the other worker."""
+    kubernetes.put_pod(f"{NAME}-x2x4v-head", "head", node="n1")
+    kubernetes.put_pod(f"{WORKER}-a", "worker", node="n1")
+    if node_for_workers:
+        kubernetes.put_pod(f"{WORKER}-b", "worker", node="n2")
+        kubernetes.put_pod(f"{NAME}-9xk2f", "", unschedulable=UNSCHEDULABLE)
+        kubernetes.status(NAME, jobDeploymentStatus="Running", rayClusterStatus={"desiredWorkerReplicas": 2})
+    else:
+        kubernetes.put_pod(f"{WORKER}-b", "worker", unschedulable=UNSCHEDULABLE)
+        kubernetes.status(NAME, jobDeploymentStatus="Initializing", rayClusterStatus={"desiredWorkerReplicas": 2})
+
+
+@pytest.mark.parametrize(
+    ("node_for_workers", "waits"),
+    [
+        (False, f"1 of 2 workers cannot be scheduled: pod {WORKER}-b: 0/2 nodes are available: 2 Insufficient cpu."),
+        (True, f"the submitter cannot be scheduled: pod {NAME}-9xk2f: 0/2 nodes are available: 2 Insufficient cpu."),
+    ],
+)
+def test_a_job_that_holds_only_some_of_its_pods_gives_them_back_and_is_created_again_later(
+    kubernetes, launch, clock, caplog, node_for_workers, waits
+):
+    def act():
+        kubernetes.wait_for(NAME)
+        put_partly_scheduled(kubernetes, node_for_workers)
+        clock.move(31)
+        clock.move(299)
+        assert kubernetes.job(NAME) is not None
+        clock.now += 31
+        kubernetes.wait_for(NAME, creations=2)
+        kubernetes.delete_pods()
+        kubernetes.status(NAME, **SUCCEEDED)
+
+    with caplog.at_level("INFO"), operator(act):
+        launch(start_seconds=900, partial_seconds=300)
+
+    assert f"rayjob/{NAME} waits: {waits}" in caplog.text
+    assert f"rayjob/{NAME} gave its pods back ({waits}); creating it again in " in caplog.text
+    assert [verb for verb in verbs(kubernetes) if verb in ("create", "delete")] == ["create", "delete"] * 2
+
+
+def test_a_job_that_is_never_scheduled_whole_ends_in_the_time_to_start_however_often_it_is_created(
+    kubernetes, launch, clock
+):
+    def act():
+        for creations in (1, 2):
+            kubernetes.wait_for(NAME, creations)
+            kubernetes.delete_pods()
+            put_partly_scheduled(kubernetes)
+            clock.move(31)
+            clock.now += 331
+        clock.now += 500
+
+    with operator(act), pytest.raises(ResourcesUnavailable, match=r"no GPUs after 900 s .*1 of 2 workers cannot be"):
+        launch(start_seconds=900, partial_seconds=300)
+
+    assert kubernetes.job(NAME) is None
+
+
+def test_a_job_of_a_queue_keeps_its_pods(kubernetes, launch, clock):
+    def act():
+        kubernetes.wait_for(NAME)
+        put_partly_scheduled(kubernetes)
+        clock.move(31)
+        clock.move(331)
+        kubernetes.status(NAME, **SUCCEEDED)
+
+    with operator(act):
+        launch(start_seconds=900, partial_seconds=300, queue="gpu")
+
+    assert len(kubernetes.jobs_ever()) == 1
+
+
+def test_a_worker_that_was_killed_for_its_memory_is_named_with_its_limit_and_not_tried_again(kubernetes, launch):
+    def act():
+        kubernetes.wait_for(NAME)
+        kubernetes.put_pod(f"{WORKER}-a", "worker", node="n1", memory="600Mi", killed=("OOMKilled", 137))
+        kubernetes.status(NAME, **FAILED)
+
+    with operator(act), pytest.raises(OutOfMemory) as raised:
+        launch()
+
+    assert raised.value.exit_code == 2
+    assert str(raised.value) == (
+        f"rayjob/{NAME}: worker {WORKER}-a needed more than its 600Mi of memory (OOMKilled, exit code 137): "
+        "raise pool.memory (steps.memory for text), then run again"
+    )
+    assert len(kubernetes.jobs_ever()) == 1
+
+
 def test_a_job_that_its_queue_takes_back_waits_again_with_a_time_limit_of_its_own(kubernetes, launch, clock, caplog):
     def logs(state: str, times: int) -> None:
         until(lambda: caplog.text.count(f"rayjob/{NAME} is {state}") == times)
@@ -620,26 +719,23 @@ def owners_of_the_job(kubernetes) -> list[dict] | None:
     return rayjob and rayjob["metadata"]["ownerReferences"]
 
 
-@pytest.mark.parametrize("state", ["running", "failed", "gone"])
-def test_a_run_that_is_terminated_ends_the_job_unless_another_run_that_is_under_way_needs_it(
-    kubernetes, launch, info, state
-):
-    body, is_under_way = RUNS[state]
+@pytest.mark.parametrize("adopted", [True, False])
+def test_a_run_that_is_terminated_ends_the_job_unless_another_run_has_adopted_it(kubernetes, launch, info, adopted):
     kubernetes.put_workflow(OWNER["name"], OWNER["uid"], **RUNS["terminated by Kubeflow"][0])
-    if body:
-        kubernetes.put_workflow(ANOTHER["name"], ANOTHER["uid"], **body)
-    kubernetes.put_job(NAME, metadata={"ownerReferences": [ANOTHER]}, status=RUNNING)
+    kubernetes.put_job(NAME, metadata={"ownerReferences": [OWNER]}, status=RUNNING)
     requests = []
 
     def act():
         until(lambda: f"rayjob/{NAME} is Running" in info.text)
+        if adopted:
+            kubernetes.patch(NAME, {"metadata": {"ownerReferences": [ANOTHER]}})
         os.kill(os.getpid(), signal.SIGTERM)
 
     with operator(act), pytest.raises(Preempted, match="run again"):
         launch(ask_to_stop=lambda: requests.append("to save"))
 
-    assert owners_of_the_job(kubernetes) == ([ANOTHER] if is_under_way else None)
-    assert bool(requests) is not is_under_way
+    assert owners_of_the_job(kubernetes) == ([ANOTHER] if adopted else None)
+    assert requests == ([] if adopted else ["to save"])
 
 
 @pytest.mark.parametrize("state", RUNS)

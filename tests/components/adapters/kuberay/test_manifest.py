@@ -140,6 +140,31 @@ def test_only_workers_have_gpus_fill_whole_pods_and_go_where_the_pool_says():
     assert "ephemeral-storage" not in str(job.body)
 
 
+@pytest.mark.parametrize(
+    ("pool", "num_workers", "pods", "devices"),
+    [
+        ({"gpus": 0}, 2, 2, {}),
+        ({"gpus": 1}, 2, 2, {"nvidia.com/gpu": "1"}),
+        ({"gpus": 8}, 16, 2, {"nvidia.com/gpu": "8"}),
+        ({"gpus": 8}, 4, 1, {"nvidia.com/gpu": "4"}),
+        ({"gpus": 8, "accelerator": "amd.com/gpu"}, 8, 1, {"amd.com/gpu": "8"}),
+        ({"gpus": 2, "accelerator": "nvidia.com/mig-1g.10gb"}, 4, 2, {"nvidia.com/mig-1g.10gb": "2"}),
+    ],
+)
+def test_worker_pods_request_and_are_limited_to_what_the_pool_says(pool, num_workers, pods, devices):
+    job = RenderedJob(num_workers, pool={"cpu": "7500m", "memory": "60Gi", **pool})
+
+    assert job.workers["replicas"] == pods
+    assert job.resources("worker") == [{"cpu": "7500m", "memory": "60Gi", **devices}] * 2
+
+
+def test_the_submitter_requests_so_little_that_it_fits_beside_the_workers():
+    limits, requests = RenderedJob().resources("submitter")
+
+    assert requests == {"cpu": "50m", "memory": "256Mi"}
+    assert limits == {"cpu": "1", "memory": "1Gi"}  # `ray job submit` computes for two seconds
+
+
 def test_optional_settings_reach_the_pods_that_they_are_for():
     job = RenderedJob(**FULL)
 
@@ -178,6 +203,7 @@ def test_ray_pods_know_the_run_its_tracking_server_and_its_store_but_no_secret_s
         assert {name: variables.get(name) for name in expected} == expected
         assert not {"LOST", "KFP_POD_NAME", "KUBERNETES_SERVICE_HOST"} & set(variables)
     assert "canary" not in str(job.body)
+    assert {job.environment(which)["RAY_COLOR_PREFIX"] for which in ("head", "worker")} == {"0"}
     assert set(job.environment("submitter")) == {"HOME", "RAY_AUTH_MODE", "RAY_USAGE_STATS_ENABLED"}
 
 
