@@ -1,5 +1,7 @@
 """Links and commands in the documents are valid, and the README stays short."""
 
+import ast
+import functools
 import re
 from pathlib import Path
 
@@ -54,3 +56,32 @@ def test_the_commands_of_the_runbook_have_no_placeholders():
 
     assert re.findall(r"\b[A-Z]+_OF_[A-Z_]+\b", commands) == []
     assert [line for line in commands.splitlines() if " … " in line] == []
+
+
+@functools.cache
+def messages_of_the_code() -> str:
+    """Return all strings of the product, one per line, with `…` for each value that is filled in."""
+    strings = []
+    for package in ("infoxlm_core", "components", "pipelines"):
+        for path in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.JoinedStr):
+                    parts = [part.value if isinstance(part, ast.Constant) else "…" for part in node.values]
+                    strings.append("".join(map(str, parts)))
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    strings.append(re.sub(r"%[\w.]+", "…", node.value))
+    return "\n".join(text.replace("\n", " ") for text in strings)
+
+
+LISTED_MESSAGES = re.findall(r"^\| `([^`]+)` \|", (ROOT / "docs/errors.md").read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def test_the_page_of_errors_lists_the_most_frequent_messages():
+    assert len(LISTED_MESSAGES) == len(set(LISTED_MESSAGES)) >= 40
+
+
+@pytest.mark.parametrize("message", LISTED_MESSAGES)
+def test_a_listed_error_message_is_in_the_code(message):
+    pattern = ".*".join(re.escape(part) for part in message.split("…"))
+
+    assert re.search(pattern, messages_of_the_code()), "docs/errors.md lists a message that no longer exists"
