@@ -28,8 +28,8 @@ NAME = "manifest.json"
 FINETUNING = 1
 """Version of fine-tuning, whose artifact is called `classifier` in a pipeline and `tuned` in a suite."""
 VERSIONS = {
-    "corpus": 2,  # prepare_corpus
-    "shards": 1,  # tokenize_corpus
+    "corpus": 3,  # prepare_corpus
+    "shards": 2,  # tokenize_corpus
     "pretrained": 1,  # pretrain
     "classifier": FINETUNING,  # finetune
     "tuned": FINETUNING,  # measure, of a suite

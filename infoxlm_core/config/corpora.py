@@ -118,8 +118,9 @@ class PreparationConfig(StageConfig):
     listed here."""
 
     overlap: Annotated[Whole, Field(ge=0, le=100)] = 13
-    """Training text that shares this many consecutive words (characters in scripts without spaces) with held-out or
-    test text is removed; 0: only equal and nearly equal sentences are removed."""
+    """Training text that shares this many consecutive words with held-out or test text is removed. In scripts without
+    spaces, a Chinese character counts as a word, and three signs of Thai, Lao, Khmer, Burmese, Tibetan or kana count as
+    a word. 0: only equal and nearly equal sentences are removed."""
 
     labelled_share: Share = 0.0
     """Share of the pivot language's messages that is held out, in all languages, as a classification test set whose

@@ -1,15 +1,21 @@
 """Digests of texts that identify duplicates and text reserved for evaluation."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import accumulate
 from typing import NamedTuple
 
 import regex
 
 from infoxlm_core.corpora import cleaning
 
-_WITHOUT_SPACES = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}"
-_UNIT = regex.compile(rf"[{_WITHOUT_SPACES}]|[[\p{{L}}\p{{M}}\p{{N}}]--[{_WITHOUT_SPACES}]]+", regex.V1)
+_HAN = r"\p{Han}"
+_OTHER_SIGNS = r"\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}"  # no spaces between words
+_UNIT = regex.compile(
+    rf"(?P<sign>[{_OTHER_SIGNS}])|[{_HAN}]|[[\p{{L}}\p{{M}}\p{{N}}]--[{_HAN}{_OTHER_SIGNS}]]+", regex.V1
+)
+_SIGNS_PER_WORD = 3  # at least; vowel signs are signs, too, so that 13 signs of Thai are often a single phrase
 
 
 class Keys(NamedTuple):
@@ -41,11 +47,22 @@ def _keys(text: str) -> tuple[int, int, int]:
 
 
 def runs(text: str, length: int) -> list[int]:
-    """Return the digests of every run of `length` words, or of signs in scripts without spaces; none if it is 0.
+    """Return the digests of every run of `length` words; none if it is 0.
 
-    Case, punctuation and spaces are ignored. Texts that share a long run quote the same source.
+    Case, punctuation and spaces are ignored. Texts that share a long run quote the same source. In scripts without
+    spaces, a Han character counts as a word, and three signs of any other script count as a word.
     """
     if not length:
         return []
-    units = _UNIT.findall(cleaning.comparable(text))
-    return [cleaning.digest("run", *units[first : first + length]) for first in range(len(units) - length + 1)]
+    units, sizes = [], []
+    for match in _UNIT.finditer(cleaning.comparable(text)):
+        units.append(match[0])
+        sizes.append(1 if match["sign"] else _SIGNS_PER_WORD)  # in signs
+    starts = list(accumulate(sizes, initial=0))
+    digests = []
+    for first, start in enumerate(starts):
+        end = bisect_left(starts, start + _SIGNS_PER_WORD * length)
+        if end == len(starts):
+            break
+        digests.append(cleaning.digest("run", *units[first:end]))
+    return digests
