@@ -33,6 +33,7 @@ from infoxlm_core.model.huggingface import tokenizers
 from infoxlm_core.progress import progress
 
 logger = logging.getLogger(__name__)
+MAX_REPEATS = 5  # of a training sentence; with more, whole words of a few sentences become pieces
 COMPARED = 2_000  # sentences of each language on which both tokenizers are compared
 
 
@@ -107,18 +108,46 @@ def _read_model(config: TokenizationConfig) -> bytes:
     return model
 
 
+def _draw_sentences(config: TokenizationConfig, corpus: Path) -> list[str]:
+    """Draw the sentences that train the vocabulary; the same sentence may occur several times."""
+    sizes = {}
+    for language in _list_languages(corpus):
+        rows = sum(count_rows(path) for path in _list_files(corpus, language))
+        if rows:
+            sizes[language] = rows
+    if not sizes:
+        raise CorpusTooSmall(f"{corpus}/mono: have=0 need=1 sentence to train a vocabulary: prepare more text")
+    counts = _count_sentences(np.array(list(sizes.values())), config)
+    sentences: list[str] = []
+    for (language, size), count in zip(sizes.items(), counts, strict=True):
+        repeats = np.full(size, count // size)
+        order = generator(config.seed, "vocabulary", language).permutation(size)
+        repeats[order[: count % size]] += 1
+        for text, number in zip(_read_texts(corpus, language), repeats, strict=True):
+            sentences += [text] * number
+    return sentences
+
+
+def _count_sentences(sizes: np.ndarray, config: TokenizationConfig) -> np.ndarray:
+    """Return how many sentences of each language train the vocabulary; their shares are proportional to n^alpha.
+
+    A small language repeats each sentence up to `MAX_REPEATS` times. If its share needs more repeats, the total is
+    reduced, but to no less than half. A language that is too small even for half the total gets less than its share.
+
+    Args:
+        sizes: (languages,) sentences of each language, at least 1.
+        config: the exponent and the largest total.
+    """
+    shares = probabilities(sizes, config.alpha)
+    total = min(config.training_sentences, sizes.sum())
+    sufficient_totals = MAX_REPEATS * sizes / shares  # the largest total for which a language has enough sentences
+    total = min([total, *sufficient_totals[sufficient_totals >= total / 2]])
+    return np.minimum(np.rint(shares * total), MAX_REPEATS * sizes).astype(np.int64)
+
+
 def _train_model(config: TokenizationConfig, corpus: Path) -> bytes:
     """Train a unigram model on sentences whose languages are drawn with exponent alpha."""
-    languages = _list_languages(corpus)
-    sizes = np.array([sum(count_rows(path) for path in _list_files(corpus, name)) for name in languages])
-    if not sizes.sum():
-        raise CorpusTooSmall(f"{corpus}/mono: have=0 need=1 sentence to train a vocabulary: prepare more text")
-    counts = probabilities(sizes, config.alpha) * min(config.training_sentences, sizes.sum())
-    sentences: list[str] = []
-    for language, size, count in zip(languages, sizes, counts, strict=True):
-        chosen = np.zeros(size, np.bool_)
-        chosen[generator(config.seed, "vocabulary", language).permutation(size)[: round(count)]] = True
-        sentences += itertools.compress(_read_texts(corpus, language), chosen)
+    sentences = _draw_sentences(config, corpus)
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -131,19 +160,24 @@ def _train_model(config: TokenizationConfig, corpus: Path) -> bytes:
             minloglevel=2,
         )
     except RuntimeError as error:
-        most = re.search(r"value <= (\d+)", str(error))
-        least = re.search(r"required_chars\. \d+ vs (\d+)", str(error))
-        problem = f"{corpus}: {len(sentences)} sentences do not give a vocabulary of {config.vocabulary_size}"
-        if least:
-            need = int(least[1]) + 2
-            raise CorpusTooSmall(
-                f"{problem} (their characters alone need {need}): raise tokenization.vocabulary_size to {need} or "
-                f"more, or lower tokenization.character_coverage ({config.character_coverage}; at least 0.98)"
-            ) from None
-        reason = f"at most {int(most[1]) + 2} are possible" if most else " ".join(str(error).split())[-160:]
-        raise CorpusTooSmall(f"{problem} ({reason}): lower tokenization.vocabulary_size or prepare more text") from None
+        raise _explain_failure(str(error), config, f"{corpus}: {len(sentences)} sentences") from None
     logger.info("trained a vocabulary of %d ids on %d sentences", config.vocabulary_size, len(sentences))
     return tokenizers.round_scores(model.getvalue())
+
+
+def _explain_failure(message: str, config: TokenizationConfig, text: str) -> CorpusTooSmall:
+    """Return the error for a message of SentencePiece, which fails if the text does not fit the vocabulary's size."""
+    problem = f"{text} do not give a vocabulary of {config.vocabulary_size}"
+    required_characters = re.search(r"required_chars\. \d+ vs (\d+)", message)
+    if required_characters:
+        need = int(required_characters[1]) + 2
+        return CorpusTooSmall(
+            f"{problem} (their characters alone need {need}): raise tokenization.vocabulary_size to {need} or more, or "
+            f"lower tokenization.character_coverage ({config.character_coverage}; at least 0.98)"
+        )
+    largest_size = re.search(r"value <= (\d+)", message)
+    reason = f"at most {int(largest_size[1]) + 2} are possible" if largest_size else " ".join(message.split())[-160:]
+    return CorpusTooSmall(f"{problem} ({reason}): lower tokenization.vocabulary_size or prepare more text")
 
 
 def _compare(folder: Path, model: bytes, corpus: Path, tolerated: float) -> None:

@@ -1,8 +1,10 @@
 """Corpora -> tokenizer and shards: XLM-R's ids, equal in `transformers`, the same for any number of processes."""
 
 import shutil
+from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from transformers import AutoTokenizer
@@ -100,6 +102,31 @@ def test_the_vocabulary_is_trained_on_the_same_sentences_however_many_are_read_a
     model = tokenization._train_model(TokenizationConfig(vocabulary_size=100), corpus)
 
     assert model == (shards / "tokenizer" / MODEL).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "counts"),
+    [
+        ([100_000, 20_000, 3_000], [42_949, 26_501, 15_000]),  # 51, 31 and 18 %, as alpha says: the last 5 times
+        ([100_000, 20_000, 10], [71_429, 44_074, 50]),  # 10 sentences do not reduce the text of the others
+        ([2_000_000, 1_000_000], [551_800, 448_200]),
+        ([7], [7]),
+    ],
+)
+def test_small_languages_are_repeated_until_their_share_is_that_of_alpha(sizes, counts):
+    config = TokenizationConfig(vocabulary_size=100, alpha=0.3)
+
+    assert tokenization._count_sentences(np.array(sizes), config).tolist() == counts
+
+
+def test_every_sentence_of_a_small_language_is_repeated_equally_often(tmp_path):
+    english, german = ([text for text, _ in messages(0)][:40], [text for _, text in messages(0)][:4])
+    corpus = write_corpus(tmp_path, {"en": english, "de": german}, {})
+
+    drawn = Counter(tokenization._draw_sentences(TokenizationConfig(vocabulary_size=100, alpha=0.0), corpus))
+
+    assert {drawn[text] for text in german} == {5}
+    assert sum(drawn[text] for text in english) == 20 and max(drawn[text] for text in english) == 1
 
 
 def test_meaning_ignores_case_and_width_and_space():
