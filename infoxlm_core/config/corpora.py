@@ -81,7 +81,8 @@ class CleaningConfig(StageConfig):
     """Lines with fewer words than this are dropped, except in languages without spaces between words."""
 
     max_length_ratio: Annotated[Number, Field(ge=1)] = 4.0
-    """Pairs are dropped if their longer side has more than this many times the UTF-8 bytes of their shorter side."""
+    """Pairs are dropped if one side has more than this many times the UTF-8 bytes that the other side and the
+    median ratio of the language pair predict. Thai has 2.7 times the bytes of English, Chinese 0.9 times."""
 
     min_identified_characters: PositiveInt = 40
     """The language of a text is identified if the text has at least this many letters; in shorter texts only the

@@ -104,10 +104,7 @@ def reason_to_drop_row(
             return reason
     if len(texts) == 1:
         return None
-    if texts[0].casefold() == texts[1].casefold():
-        return "untranslated"
-    lengths = [len(text.encode()) for text in texts]
-    return "length_ratio" if max(lengths) > rules.max_length_ratio * min(lengths) else None
+    return "untranslated" if texts[0].casefold() == texts[1].casefold() else None
 
 
 def is_other_language(text: str, language: str, languages: tuple[str, ...]) -> bool:

@@ -21,13 +21,13 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from infoxlm_core import manifests, outside
 from infoxlm_core.config import CorpusSource, PreparationConfig
-from infoxlm_core.corpora import cleaning, evaluation_sets, formats, row_chunks, tables
+from infoxlm_core.corpora import cleaning, evaluation_sets, formats, length_ratio, row_chunks, tables
 from infoxlm_core.corpora.fingerprints import Keys
 from infoxlm_core.corpora.parallel import ParallelMap, in_process
 from infoxlm_core.corpora.reserved import LABELLED_CHARACTERS, Reserved, check_leaks
@@ -64,8 +64,8 @@ def prepare(config: PreparationConfig, output: Path, parallel_map: ParallelMap |
     outcomes: Outcomes = defaultdict(Counter)
     try:
         reserved, test_files = _reserve(config)
-        reserved = _stage(config, output / "staging", reserved, outcomes, parallel_map or in_process)
-        _write(config, output, reserved, outcomes)
+        reserved, medians = _stage(config, output / "staging", reserved, outcomes, parallel_map or in_process)
+        _write(config, output, reserved, medians, outcomes)
         shutil.rmtree(output / "staging", ignore_errors=True)
         report = _report(outcomes, output, config.pivot)
         if test_files:
@@ -122,8 +122,13 @@ def _reserve(config: PreparationConfig) -> tuple[Reserved, list[dict[str, Any]]]
 
 def _stage(
     config: PreparationConfig, staging: Path, reserved: Reserved, outcomes: Outcomes, parallel_map: ParallelMap
-) -> Reserved:
-    """Read and clean all corpora into `staging`; return everything that is reserved for evaluation."""
+) -> tuple[Reserved, dict[str, float]]:
+    """Read and clean all corpora into `staging`.
+
+    Returns:
+        Everything that is reserved for evaluation, and the median log length ratio of each language pair.
+    """
+    length_ratios: defaultdict[str, Counter[int]] = defaultdict(Counter)
     paths = [[_verify_path(path, source.sha256) for path in source.paths] for source in config.corpora]
     overlap = config.overlap if config.held_out or config.evaluation_sets else 0
     clean = functools.partial(row_chunks.clean_rows, languages=config.languages, rules=config.cleaning, overlap=overlap)
@@ -141,6 +146,8 @@ def _stage(
                 if reason is None:
                     staged.add(f"{source.name}/{row_languages}.parquet", (texts, file, *keys))
                     reserved.add_row(texts, keys, source.name, config)
+                    if len(languages) == 2:
+                        length_ratios[row_languages][length_ratio.bin_of(texts)] += 1
                     continue
                 source_outcomes[entry][reason] += 1
                 if reason == "invalid_utf8":
@@ -149,7 +156,8 @@ def _stage(
             for entry, counts in source_outcomes.items():
                 outcomes[entry].update(counts)
             advance(1)
-    return reserved.finalise()
+    medians = {languages: length_ratio.median_of(histogram) for languages, histogram in length_ratios.items()}
+    return reserved.finalise(), medians
 
 
 def _kind_of(corpus: str, languages: Sequence[str], config: PreparationConfig) -> str:
@@ -220,75 +228,98 @@ def _refuse_or_log(
 # ---------------------------------------------------------------- second pass: filter, write
 
 
-def _write(config: PreparationConfig, output: Path, reserved: Reserved, outcomes: Outcomes) -> None:
-    """Write every staged row to its table; write a training pair also as two sentences and as labelled text."""
+def _write(
+    config: PreparationConfig, output: Path, reserved: Reserved, medians: dict[str, float], outcomes: Outcomes
+) -> None:
+    """Write every staged row that no filter drops."""
     with Tables(output, *_WRITTEN) as written:
-        writer = Writer(written, outcomes)
+        writer = Writer(config, reserved, medians, written, outcomes)
         for corpus in dict.fromkeys(source.name for source in config.corpora):
             for staged in sorted((output / "staging" / corpus).glob("*.parquet")):
                 languages = tuple(staged.stem.split("-"))
                 kind = _kind_of(corpus, languages, config)
                 for texts, file, *digests in read_rows(staged):
-                    keys = Keys(*digests)
-                    if kind in HELD_OUT:
-                        writer.keep(kind, corpus, languages, texts, keys, file)
-                    elif reason := reserved.reason(keys):
-                        outcomes[corpus, languages[-1], kind, file][reason] += 1
-                        if reason == "labelled" and kind == "pairs" and keys.near[0] in reserved.messages:
-                            writer.label("test", corpus, languages, texts, keys, reserved.owners)
-                    elif writer.keep(kind, corpus, languages, texts, keys, file) and kind == "pairs":
-                        if config.labelled_share and len(texts[0]) >= LABELLED_CHARACTERS:
-                            writer.label("train", corpus, languages, texts, keys, reserved.owners)
-                        if config.monolingual_from_pairs:
-                            writer.keep_sides(corpus, languages, texts, keys, file)
+                    writer.add(CleanRow(corpus, languages, kind, file, texts, Keys(*digests)))
+
+
+class CleanRow(NamedTuple):
+    """A sentence or pair that passed cleaning."""
+
+    corpus: str
+    languages: tuple[str, ...]
+    kind: str
+    file: str
+    texts: Sequence[str]
+    keys: Keys
+
+    @property
+    def entry(self) -> Entry:
+        return self.corpus, self.languages[-1], self.kind, self.file
+
+    def sides(self) -> list["CleanRow"]:
+        """Return each side of a pair as a monolingual sentence."""
+        return [
+            self._replace(languages=(language,), kind="mono", texts=[self.texts[side]], keys=self.keys.of(side))
+            for side, language in enumerate(self.languages)
+        ]
 
 
 @dataclass
 class Writer:
-    """Writes rows that do not duplicate earlier rows."""
+    """Filters rows by comparison with other rows, and writes the others to their tables."""
 
+    config: PreparationConfig
+    reserved: Reserved
+    medians: dict[str, float]  # language pair -> median log length ratio
     tables: Tables
     outcomes: Outcomes
     seen: dict[int, int] = field(default_factory=dict)  # near key, kind and language -> digest of its text
 
-    def keep(
-        self, kind: str, corpus: str, languages: tuple[str, ...], texts: Sequence[str], keys: Keys, file: str
-    ) -> bool:
+    def add(self, row: CleanRow) -> None:
+        """Write a row unless it is dropped; write a training pair also as two sentences and as labelled text."""
+        reason = self._reason_to_drop(row)
+        if reason:
+            self.outcomes[row.entry][reason] += 1
+            if reason == "labelled" and row.kind == "pairs" and row.keys.near[0] in self.reserved.messages:
+                self.label("test", row)
+            return
+        if self.keep(row) and row.kind == "pairs":
+            if self.config.labelled_share and len(row.texts[0]) >= LABELLED_CHARACTERS:
+                self.label("train", row)
+            if self.config.monolingual_from_pairs:
+                for sentence in row.sides():
+                    self.outcomes[sentence.entry]["read"] += 1
+                    self.keep(sentence)
+
+    def _reason_to_drop(self, row: CleanRow) -> str | None:
+        if len(row.texts) == 2:
+            median = self.medians["-".join(row.languages)]
+            if length_ratio.exceeds(self.config.cleaning.max_length_ratio, row.texts, median):
+                return "length_ratio"
+        return None if row.kind in HELD_OUT else self.reserved.reason(row.keys)
+
+    def keep(self, row: CleanRow) -> bool:
         """Write a row, or count it as a duplicate; return whether it was written."""
-        scope = f"{kind}/{'-'.join(languages)}"
-        near_digest = cleaning.digest(scope, *map(str, keys.near))
-        text_digest = cleaning.digest(*map(str, keys.exact))
+        scope = f"{row.kind}/{'-'.join(row.languages)}"
+        near_digest = cleaning.digest(scope, *map(str, row.keys.near))
+        text_digest = cleaning.digest(*map(str, row.keys.exact))
         if near_digest not in self.seen:
             outcome = "kept"
         else:
             outcome = "duplicate" if self.seen[near_digest] == text_digest else "near_duplicate"
-        self.outcomes[corpus, languages[-1], kind, file][outcome] += 1
+        self.outcomes[row.entry][outcome] += 1
         if outcome == "kept":
             self.seen[near_digest] = text_digest
-            self.tables.add(f"{scope}/{corpus}.parquet", tuple(texts))
+            self.tables.add(f"{scope}/{row.corpus}.parquet", tuple(row.texts))
         return outcome == "kept"
 
-    def keep_sides(self, corpus: str, languages: tuple[str, ...], texts: Sequence[str], keys: Keys, file: str) -> None:
-        """Write each side of a pair as a monolingual sentence."""
-        for side, language in enumerate(languages):
-            self.outcomes[corpus, language, "mono", file]["read"] += 1
-            self.keep("mono", corpus, (language,), [texts[side]], keys.of(side), file)
-
-    def label(
-        self,
-        split: str,
-        corpus: str,
-        languages: tuple[str, ...],
-        texts: Sequence[str],
-        keys: Keys,
-        owners: dict[int, str | None],
-    ) -> None:
+    def label(self, split: str, row: CleanRow) -> None:
         """Write each side with its corpus as the label, unless another corpus has the same text."""
-        for language, text, near in zip(languages, texts, keys.near, strict=True):
+        for language, text, near in zip(row.languages, row.texts, row.keys.near, strict=True):
             key = cleaning.digest("labelled", language, str(near))
-            if owners[near] and key not in self.seen:
+            if self.reserved.owners[near] and key not in self.seen:
                 self.seen[key] = 0
-                self.tables.add("labelled.parquet", (text, corpus, language, split))
+                self.tables.add("labelled.parquet", (text, row.corpus, language, split))
 
 
 # ---------------------------------------------------------------- report

@@ -82,6 +82,26 @@ def test_every_row_is_kept_or_dropped_for_a_counted_reason(tmp_path):
     assert all(f["read"] == f["kept"] + sum(f["dropped"].values()) for f in report["files"])
 
 
+@pytest.mark.item("B02")
+def test_the_length_of_a_pair_is_judged_by_the_median_of_its_languages(tmp_path):
+    digits = ["ศูนย์", "หนึ่ง", "สอง", "สาม", "สี่", "ห้า", "หก", "เจ็ด", "แปด", "เก้า"]
+    thai = [(f"Open window {NUMBERS[a]} of {NUMBERS[b]}", f"เปิดหน้าต่างหมายเลข{digits[a]}จาก{digits[b]}")
+            for a in range(10) for b in range(10)]  # fmt: skip
+    long = ("Do not close it", "ห้ามปิดหน้าต่างนี้โดยเด็ดขาด")  # 5.6 times the bytes, 1.7 times the median
+    cut = ("Please open the window that was closed yesterday evening", "กรุณาเปิด")  # 0.5 times, 0.16
+    corpora = [
+        {"name": "a", "format": "tsv", "path": str(tmp_path / "a.tsv"), "languages": ["en", "th"]},
+        tsv(tmp_path / "b.tsv", PAIRS),
+    ]
+    tsv(tmp_path / "a.tsv", [*thai, long, cut])
+
+    report = preparation.prepare(PreparationConfig(languages=("en", "de", "th"), corpora=corpora), tmp_path / "out")
+
+    assert rows(tmp_path, "pairs/en-th/a") == [*thai, long]
+    assert entry(report, "a", "pairs", "th")["dropped"] == {"length_ratio": 1}
+    assert entry(report, "b", "pairs")["dropped"] == {}
+
+
 @pytest.mark.item("B06")
 def test_of_duplicates_in_several_corpora_the_first_stays(tmp_path):
     report = prepare(tmp_path, tsv(tmp_path / "b.tsv", PAIRS), tsv(tmp_path / "a.tsv", [*PAIRS[:5], ("A b", "C d")]))
@@ -174,10 +194,10 @@ def test_a_held_out_sentence_that_survives_stops_the_stage(tmp_path, monkeypatch
 
     original = preparation.Writer.keep  # a writer that lets through what it should not
 
-    def keep_and_leak(writer, kind, corpus, languages, texts, keys, file):
-        if kind == "held_out":
-            writer.tables.add("mono/de/train.parquet", (texts[1],))
-        return original(writer, kind, corpus, languages, texts, keys, file)
+    def keep_and_leak(writer, row):
+        if row.kind == "held_out":
+            writer.tables.add("mono/de/train.parquet", (row.texts[1],))
+        return original(writer, row)
 
     monkeypatch.setattr(preparation.Writer, "keep", keep_and_leak)
     with pytest.raises(EvaluationLeak, match="reserved for evaluation"):

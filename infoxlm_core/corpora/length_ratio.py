@@ -1,0 +1,38 @@
+"""Compare the lengths of a pair's sides with the median of its language pair.
+
+A Thai translation has 2.7 times the UTF-8 bytes of its English source and a Chinese one 0.9 times, so one limit fits
+all languages only relative to their medians. The median comes from a histogram. A histogram is small, and histograms of
+parts of a corpus can be added in any order.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+_BIN = 0.01  # width of a bin: the ratios in it differ by 1 %
+
+
+def log_ratio(texts: Sequence[str]) -> float:
+    """Return the natural logarithm of the target's UTF-8 bytes divided by the source's; neither side may be empty."""
+    source, target = texts
+    return math.log(len(target.encode()) / len(source.encode()))
+
+
+def bin_of(texts: Sequence[str]) -> int:
+    """Return the number of the bin to which a pair belongs."""
+    return round(log_ratio(texts) / _BIN)
+
+
+def median_of(histogram: Counter[int]) -> float:
+    """Return the median log ratio of a histogram that counts the pairs in each bin."""
+    pairs = 0
+    for number in sorted(histogram):
+        pairs += histogram[number]
+        if 2 * pairs >= histogram.total():
+            return _BIN * number
+    raise ValueError("the histogram is empty")
+
+
+def exceeds(max_ratio: float, texts: Sequence[str], median: float) -> bool:
+    """Return whether one side is more than `max_ratio` times as long as the median log ratio predicts."""
+    return abs(log_ratio(texts) - median) > math.log(max_ratio)
