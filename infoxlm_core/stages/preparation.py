@@ -38,7 +38,12 @@ from infoxlm_core.progress import progress
 logger = logging.getLogger(__name__)
 
 MAX_WRONG_LANGUAGE = 0.3  # share of a file's rows above which the config names the wrong language
-MIN_ROWS_TO_JUDGE = 1000  # in smaller files the share is not significant
+MIN_ROWS_TO_JUDGE = 1000  # of a file or language; in fewer rows a share is not significant
+MAX_LOSS = 0.05  # share of a language's rows above which a filter is suspected to be wrong for the language
+_FILTERS = (
+    "too_short", "too_long", "few_words", "one_sign", "no_letters", "wrong_script", "wrong_language", "untranslated",
+    "length_ratio", "held_out", "evaluation_set", "overlap",
+)  # fmt: skip
 _OURS = (*TRAINING, *HELD_OUT, "staging", "labelled.parquet", "report.json", manifests.NAME)
 _WRITTEN = [tables.of_text(*columns) for columns in (("text",), ("source", "target"), tables.LABELLED)]
 _STAGED = pa.schema([row_chunks.TEXTS, row_chunks.FILE, *row_chunks.KEYS])
@@ -351,4 +356,27 @@ def _report(outcomes: Outcomes, output: Path, pivot: str) -> dict[str, Any]:
         "files": files,
         "totals": {kind: dict(sorted(counts.items())) for kind, counts in totals.items()},
         "languages": {kind: dict(sorted(counts.items())) for kind, counts in languages.items()},
+        "warnings": _warn_of_losses(outcomes),
     }
+
+
+def _warn_of_losses(outcomes: Outcomes) -> list[str]:
+    """Log and return a line for each filter that drops too large a share of a language's training rows."""
+    counts_of_language: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for (_, language, kind, _), counts in outcomes.items():
+        if kind in TRAINING:
+            counts_of_language[kind, language].update(counts)
+    losses: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    for (kind, language), counts in sorted(counts_of_language.items()):
+        for reason in _FILTERS:
+            share = counts[reason] / counts["read"]
+            if counts["read"] >= MIN_ROWS_TO_JUDGE and share > MAX_LOSS:
+                losses[kind, reason].append(f"{share:.1%} of {language}")
+    warnings = []
+    for (kind, reason), shares in losses.items():
+        warnings.append(
+            f"{kind}: the filter {reason} drops {', '.join(shares)}, more than {MAX_LOSS:.0%}: check its setting and "
+            "the files of these languages"
+        )
+        logger.warning("%s", warnings[-1])
+    return warnings

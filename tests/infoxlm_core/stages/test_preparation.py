@@ -102,6 +102,24 @@ def test_the_length_of_a_pair_is_judged_by_the_median_of_its_languages(tmp_path)
     assert entry(report, "b", "pairs")["dropped"] == {}
 
 
+@pytest.mark.parametrize(("untranslated", "share"), [(30, None), (60, "5.7%")])
+def test_a_filter_that_drops_much_of_a_language_is_named_in_the_log_and_in_the_report(
+    tmp_path, caplog, untranslated, share
+):
+    pairs = [(f"{source} {word}", f"{target} {wort}") for source, target in PAIRS
+             for word, wort in zip(NUMBERS, ZAHLEN, strict=True)]  # fmt: skip
+    same = [(source, source) for source, _ in pairs[:untranslated]]
+
+    report = prepare(tmp_path, tsv(tmp_path / "a.tsv", [*pairs[:1000], *same]))
+
+    warning = (
+        f"pairs: the filter untranslated drops {share} of de, more than 5%: check its setting and the files of these "
+        "languages"
+    )
+    assert report["warnings"] == ([warning] if share else [])
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == report["warnings"]
+
+
 @pytest.mark.item("B06")
 def test_of_duplicates_in_several_corpora_the_first_stays(tmp_path):
     report = prepare(tmp_path, tsv(tmp_path / "b.tsv", PAIRS), tsv(tmp_path / "a.tsv", [*PAIRS[:5], ("A b", "C d")]))
