@@ -54,8 +54,8 @@ def train_step(
     # Only here does a step wait for its device. All workers read the same sums and norm, so they judge it alike.
     totals, norm = _read(sums, norm_tensor)
     finite = math.isfinite(norm) and all(bool(np.isfinite(value).all()) for value in totals.values())
-    means = {name: totals[name] / divisors[name] for name in weights if counts[name]}
-    loss_of_step = sum(weights[name] * mean for name, mean in means.items())
+    with_targets = [name for name in weights if counts[name]]
+    loss_of_step = sum(weights[name] * (totals[name] / divisors[name]) for name in with_targets)
     good = _is_good(learner, progress, loss_of_step, norm, finite)
     rate = learning_rate(config, progress.updates)
     if good:
@@ -70,7 +70,8 @@ def train_step(
     progress.step += 1
     learner.after_step(progress.step, good)
 
-    figures = {f"loss/{name}": mean for name, mean in means.items()}
+    # The curves have the mean over each objective's own targets, also where `weighting: count` trains with another.
+    figures = {f"loss/{name}": totals[name] / counts[name] for name in with_targets}
     figures |= learner.statistics(totals, counts)
     figures |= {"learning_rate": rate, "gradient_norm": norm, "tokens": counts["tokens"], "skipped": float(not good)}
     if "flops" in counts:

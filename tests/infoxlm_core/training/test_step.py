@@ -139,6 +139,22 @@ def test_count_weighting_divides_by_all_targets():
     assert divisors == {"mlm": 87.0, "tlm": 87.0, "xlco": 87.0}
 
 
+@pytest.mark.usefixtures("in_fp64")
+def test_with_count_weighting_curves_show_the_mean_over_the_targets_of_each_objective(tiny_shards):
+    def first_step(weighting: str) -> tuple[dict[str, float], float]:
+        config, shards = tiny_config(objectives={"weighting": weighting}), open_shards(tiny_shards)
+        learner = InfoXLMLearner(config, build(config, shards), shards)
+        learner.after_step(0)
+        adam = optimizer.make_adamw(learner.module.parameters(), config.optimization)
+        figures, _ = train_step(learner, adam, config.optimization, Progress(), learner.batches(0))
+        return {name: value for name, value in figures.items() if name.startswith("loss")}, figures["gradient_norm"]
+
+    (by_mean, norm_of_mean), (by_count, norm_of_count) = first_step("mean"), first_step("count")
+
+    assert by_count == pytest.approx(by_mean, rel=1e-12) and "loss/xlco" in by_count
+    assert norm_of_count < 0.9 * norm_of_mean  # the weighting itself is another
+
+
 @pytest.mark.item("A8", "F22")
 def test_a_bad_step_touches_neither_weights_nor_key_encoder_nor_queue(tiny_shards, monkeypatch):
     config = tiny_config(optimization={"warmup_steps": 0})
