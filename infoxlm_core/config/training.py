@@ -44,8 +44,8 @@ class OptimizationConfig(StageConfig):
     down to it."""
 
     max_bad_steps: PositiveInt = 3
-    """Number of bad steps in a row after which the run rewinds to a checkpoint (see `guard`) or stops. A step is bad if
-    its loss or gradient is not finite or spikes; its update is skipped, but it counts as a step."""
+    """Number of steps in a row with a loss that is not finite or spikes, or a gradient that is not finite, after which
+    the run rewinds to a checkpoint (see `guard`) or stops. Each bad step is skipped, but counts as a step."""
 
     @model_validator(mode="after")
     def _warmup_ends(self) -> Self:
@@ -58,13 +58,13 @@ class GuardConfig(StageConfig):
     """Protection against steps that would make the training diverge."""
 
     deviations: Weight = 6.0
-    """Number of standard deviations above the mean of the last 128 good steps at which a loss or gradient norm counts
-    as a spike, once there are 64 good steps. 0: only steps that are not finite are bad, and only bad steps in a row
-    count."""
+    """Number of standard deviations above the mean of the last 128 steps beyond which a loss or gradient norm is a
+    spike, from the 65th step on. Steps with a spike are skipped. A lasting rise is accepted after some steps. 0: only
+    steps that are not finite are skipped."""
 
     rewinds: Annotated[Whole, Field(ge=0, le=2)] = 2
-    """Number of times that a run may rewind before it stops. After `optimization.max_bad_steps` bad steps in a row, or
-    more than 10 bad steps in 1,000, the run returns to a checkpoint at least 100 steps back and skips the data since
+    """Number of times that a run may rewind before it stops: after `optimization.max_bad_steps` steps in a row whose
+    loss spikes or is not finite, the run returns to a checkpoint at least 100 steps back and skips the data since
     then."""
 
 

@@ -88,9 +88,8 @@ def train(
                     tracker.log(progress.step, figures | speed)
 
             # A single bad step was skipped. After several, the training does not recover by itself.
-            trouble = progress.guard.trouble(progress.step, progress.bad_in_a_row, config.max_bad_steps)
-            if trouble:
-                _rewind(learner, optimizer, progress, checkpoints, tracker, guard.rewinds, trouble)
+            if progress.guard.bad_in_a_row >= config.max_bad_steps:
+                _rewind(learner, optimizer, progress, checkpoints, tracker, guard.rewinds)
                 next_batches, save_due = prepare(progress.step), False
                 continue
 
@@ -98,9 +97,9 @@ def train(
             if progress.step % max(8, checkpoints.every // 10) == 0:
                 _compare_workers(learner, progress.step)
 
-            # Do not save among bad steps: that would replace checkpoints from before the trouble.
+            # Do not save among bad steps: that would replace checkpoints from before them.
             save_due = save_due or progress.step % checkpoints.every == 0 or stopping
-            if last or (save_due and progress.bad_in_a_row == 0):
+            if last or (save_due and progress.guard.bad_in_a_row == 0):
                 _save(learner, optimizer, progress, figures, checkpoints, tracker, stopping or last)
                 save_due = False
 
@@ -136,25 +135,25 @@ def _rewind(
     checkpoints: Checkpoints,
     tracker: Tracker,
     max_rewinds: int,
-    trouble: str,
 ) -> None:
-    """Restore a checkpoint from before the trouble and skip the data since then.
+    """Restore a checkpoint from before the bad steps and skip the data since then.
 
     Raises:
         TrainingDiverged: `max_rewinds` rewinds were made before, or there is no such checkpoint.
     """
     step, guard = progress.step, progress.guard
+    bad_steps = f"{guard.bad_in_a_row} steps in a row up to step {step}"
     distributed.on_first(checkpoints.finish_save)
     target = distributed.on_first(lambda: checkpoints.rewind(step)) if guard.rewinds < max_rewinds else None
     if restore(target, learner, optimizer, progress) is None:
         raise TrainingDiverged(
-            f"{trouble} had a loss or gradient that is not finite, or far above those before, after {guard.rewinds} "
-            "rewinds: lower optimization.learning_rate or raise contrast.temperature"
+            f"{bad_steps} had a loss or gradient that is not finite, or a loss far above those before, "
+            f"after {guard.rewinds} rewinds: lower optimization.learning_rate or raise contrast.temperature"
         )
     guard.rewind(progress.guard, progress.step, step)
     progress.guard = guard
     if distributed.rank() == 0:
-        logger.warning("%s were bad: rewind to step %d, skip the data up to step %d", trouble, progress.step, step)
+        logger.warning("%s were bad: rewind to step %d, skip the data up to step %d", bad_steps, progress.step, step)
         tracker.resume(progress.step)
 
 

@@ -2,28 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NotRequired
 
 import torch
 from torch import Tensor
-from typing_extensions import TypedDict
 
-from infoxlm_core import outside
 from infoxlm_core.errors import NoValidCheckpoint
 from infoxlm_core.training import distributed
 from infoxlm_core.training.checkpoints import Checkpoint
-from infoxlm_core.training.guard import Guard, GuardState
+from infoxlm_core.training.guard import Guard
 from infoxlm_core.training.learner import Learner
-
-
-@outside.allow_extra_keys
-class _Meta(TypedDict):
-    """What meta.json of a checkpoint contains besides the fingerprint."""
-
-    updates: int
-    bad_in_a_row: int
-    figures: dict[str, float]
-    guard: NotRequired[GuardState]
 
 
 @dataclass
@@ -32,7 +19,6 @@ class Progress:
 
     step: int = 0
     updates: int = 0
-    bad_in_a_row: int = 0
     guard: Guard = field(default_factory=Guard)
 
 
@@ -58,8 +44,7 @@ def snapshot(
     The first worker gets whole tensors, even of a sharded model. With `copy`, later steps do not change them.
     """
     tensors = distributed.tensors_on_first(named_tensors(learner, optimizer), copy)
-    meta = {"updates": progress.updates, "bad_in_a_row": progress.bad_in_a_row, "figures": dict(figures)}
-    meta["guard"] = progress.guard.state()
+    meta = {"updates": progress.updates, "figures": dict(figures), "guard": progress.guard.state()}
     return Checkpoint(progress.step, tensors, meta)
 
 
@@ -82,7 +67,6 @@ def restore(
 
     def check() -> None:
         remedy = "restore another one, or delete the run's directory to start over"
-        outside.validate(meta, _Meta, f"meta.json of step {step}", remedy, NoValidCheckpoint)
         for name, target in sorted(targets.items()):
             if name not in sources:
                 raise NoValidCheckpoint(
@@ -94,6 +78,7 @@ def restore(
 
     distributed.on_first(check)
     distributed.copy_from_first(sources, targets)
-    progress.step, progress.updates, progress.bad_in_a_row = step, meta["updates"], meta["bad_in_a_row"]
-    progress.guard = Guard.from_state(progress.guard.deviations, meta.get("guard"))
+    progress.step = step
+    progress.updates = meta["updates"]
+    progress.guard = Guard.from_state(progress.guard.deviations, meta["guard"])
     return meta["figures"]

@@ -45,9 +45,7 @@ def train_step(
     parameters = [p for p in learner.module.parameters() if p.requires_grad]
     sums = _backward(learner, batches, scales, parameters)
     for parameter in parameters:
-        if (
-            parameter.grad is None
-        ):  # its objective had no target; weight decay applies anyway, for any number of workers
+        if parameter.grad is None:  # its objective had no target, but weight decay applies on any number of workers
             parameter.grad = torch.zeros_like(parameter)
     norm_tensor = sharding.norm_of([p.grad for p in parameters if p.grad is not None])
 
@@ -66,7 +64,6 @@ def train_step(
         optimizer.step()
         progress.updates += 1
     optimizer.zero_grad()
-    progress.bad_in_a_row = 0 if good else progress.bad_in_a_row + 1
     progress.step += 1
     learner.after_step(progress.step, good)
 
@@ -74,6 +71,8 @@ def train_step(
     figures = {f"loss/{name}": totals[name] / counts[name] for name in with_targets}
     figures |= learner.statistics(totals, counts)
     figures |= {"learning_rate": rate, "gradient_norm": norm, "tokens": counts["tokens"], "skipped": float(not good)}
+    if progress.updates < progress.step:  # not each step is a point of the curves
+        figures["skipped_steps"] = float(progress.step - progress.updates)
     if "flops" in counts:
         figures["flops"] = counts["flops"]
     return figures, counts["stop"] > 0
@@ -113,7 +112,7 @@ def _is_good(learner: Learner, progress: Progress, loss: float, norm: float, fin
     """Let the guard judge a step; the first worker logs why a step is bad."""
     step, guard = progress.step, progress.guard
     kind = learner.kind_of(step, guard.skipped_positions(step))
-    reason = guard.judge(step + 1, kind, loss, norm, finite)
+    reason = guard.judge(kind, loss, norm, finite)
     if reason and distributed.rank() == 0:
         logger.warning("step %d is skipped: %s", step + 1, reason)
     return not reason

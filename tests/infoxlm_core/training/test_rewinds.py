@@ -86,13 +86,13 @@ def test_three_spikes_take_a_run_back_once_and_their_data_is_left_out(troubled, 
 
     assert [step for step, _ in points] == list(range(1, STEPS + 1))
     assert [step for step, values in points if values["skipped"]] == [4, 22]
+    assert [values.get("skipped_steps") for _, values in points] == [None] * 3 + [1.0] * 18 + [2.0] * 3
     assert [step for step, values in points if "repeated" in values] == list(range(7, 17))
     assert [values.get("rewinds") for _, values in points] == [None] * 6 + [1.0] * 18
     found = meta(troubled, STEPS)
     assert found["updates"] == STEPS - 2
-    assert {name: found["guard"][name] for name in ("bad", "skips", "rewinds", "furthest")} == {
-        "bad": [4, 22], "skips": [[6, 10]], "rewinds": 1, "furthest": 16,
-    }  # fmt: skip
+    guard_state = {name: value for name, value in found["guard"].items() if name != "recent"}
+    assert guard_state == {"skips": [[6, 10]], "rewinds": 1, "furthest": 16}
     # A run that never had those data, nor a guard, only the two steps that are not finite, is the same to the last bit.
     batches = InfoXLMLearner.batches
     monkeypatch.setitem(SPOILED, 31, float("nan"))
@@ -204,7 +204,7 @@ def test_state_left_out_of_a_checkpoint_would_be_noticed(troubled, tiny_shards, 
         gone = LEFT_OUT.get(lost, lambda _: False)
         tensors = {name: torch.zeros_like(value) if gone(name) else value for name, value in found.tensors.items()}
         remembered = dict(found.meta["guard"])
-        remembered |= {"good": {}} if lost == "guard's window" else {"skips": []} if lost == "skips" else {}
+        remembered |= {"recent": {}} if lost == "guard's window" else {"skips": []} if lost == "skips" else {}
         facts = found.meta | ({"updates": 0} if lost == "schedule" else {}) | {"guard": remembered}
         return saving.Checkpoint(found.step - 2 * (lost == "step"), tensors, facts)
 

@@ -179,4 +179,4 @@ def test_a_bad_step_touches_neither_weights_nor_key_encoder_nor_queue(tiny_shard
     assert figures["skipped"] == 1.0
     after = named_tensors(learner, adam)
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
-    assert (progress.step, progress.updates, progress.bad_in_a_row) == (3, 1, 2)
+    assert (progress.step, progress.updates, progress.guard.bad_in_a_row) == (3, 1, 2)
