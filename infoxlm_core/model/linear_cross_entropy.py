@@ -1,11 +1,11 @@
 """Cross-entropy against a large vocabulary with one buffer for the logits instead of four.
 
-The logits of 250,002 words are the largest tensor of a step. They are computed in fp32, one chunk of rows at a time,
-and then turned into the factors of the gradients: in place, or in a half-precision copy of the chunk. Loss and
-gradients equal those of `F.cross_entropy(F.linear(hidden, weight, bias), targets)`.
+The logits of 250,002 words are the largest tensor of a step. This module computes them in fp32, one chunk of rows at a
+time, and turns each chunk into the gradients: in place, or in a half-precision copy of the chunk. Loss and gradients
+equal those of `F.cross_entropy(F.linear(hidden, weight, bias), targets)`.
 
-In half precision `totals` and `derivatives` are compiled if layers are. They read the logits twice and write them once
-more, in bf16. Gradients differ by 0.06 % from fp64. Two packages were considered in November 2026:
+In half precision, `split_logsumexp` and `logit_gradients` are compiled if the layers are. They read the logits twice
+and write them once, in bf16. Gradients differ by 0.06 % from fp64. Two packages were considered in November 2026:
 
     cut-cross-entropy 25.1.1   has no bias; computes the logits again in the backward pass, or rounds them to bf16
                                (gradients differ by 0.45 % from fp64)
@@ -13,7 +13,8 @@ more, in bf16. Gradients differ by 0.06 % from fp64. Two packages were considere
                                chunks, each of which adds to the whole gradient of the weights
 """
 
-from collections.abc import Callable
+import math
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -23,7 +24,8 @@ from torch import Tensor
 
 ROWS = 4096
 """Rows of a chunk of logits. Small chunks cost time, since each adds to the weights' gradient; large ones memory."""
-_ALIGNED = 64  # the buffer is wider than the logits, so that rows are aligned for a vocabulary of 250,002
+_BLOCK_ROWS = 256  # rows that are processed at once between matrix products when nothing is compiled
+_ALIGNMENT = 64  # rows of the logits buffer start at multiples of it, as fast kernels need for a vocabulary of 250,002
 
 
 def linear_cross_entropy(
@@ -37,24 +39,44 @@ def linear_cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """Return the scaled sum of cross-entropies, to differentiate, and the cross-entropies (N,) in nats.
 
-    The forward pass computes the gradients, since the scale is known. Results are fp32, or fp64 for fp64 inputs.
-    Autocast only rounds the factors of matrix products: `hidden`, `weight`, and softmax - onehot.
+    The forward pass already computes the gradients, since the scale is known. Results are fp32, or fp64 for fp64
+    inputs. Autocast only rounds the factors of matrix products: `hidden`, `weight` and the gradients of the logits.
 
     Args:
-        hidden: (N, d); the sum is 0 if N is 0.
-        weight: (V, d) of the output layer.
-        bias: (V,) of the output layer.
+        hidden: (N, d) inputs of the output layer; the sum is 0 if N is 0.
+        weight: (V, d) weights of the output layer.
+        bias: (V,) bias of the output layer.
         targets: (N,) target ids.
         scale: (N,) factor of each row in the sum.
         rows: number of rows in a chunk of logits.
         compiler: compiler of the functions between matrix products, as in `Encoder`.
     """
-    device = hidden.device.type
-    if torch.is_autocast_enabled(device):
-        kind = torch.get_autocast_dtype(device)
-        with torch.autocast(device, enabled=False):
-            return _LinearCrossEntropy.apply(hidden, weight, bias, targets, scale, rows, kind, compiler)
-    return _LinearCrossEntropy.apply(hidden, weight, bias, targets, scale, rows, hidden.dtype, compiler)
+    device_type = hidden.device.type
+    matmul_dtype = hidden.dtype
+    if torch.is_autocast_enabled(device_type):
+        matmul_dtype = torch.get_autocast_dtype(device_type)
+    with torch.autocast(device_type, enabled=False):
+        return _LinearCrossEntropy.apply(hidden, weight, bias, targets, scale, rows, matmul_dtype, compiler)
+
+
+@dataclass
+class _Chunk:
+    """R rows of the inputs, with their logits."""
+
+    logits: Tensor  # (R, V) without bias, in fp32 or fp64; may be overwritten
+    states: Tensor  # (R, d) in the precision of matrix products
+    targets: Tensor  # (R,)
+    scale: Tensor  # (R,)
+
+
+@dataclass
+class _Gradients:
+    """The gradients of the scaled sum, which the chunks fill."""
+
+    hidden: Tensor  # (N, d)
+    weight: Tensor  # (V, d)
+    bias: Tensor  # (V,)
+    has_one_chunk: bool  # `weight` is uninitialised: the only chunk overwrites it instead of adding to it
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -66,133 +88,187 @@ class _LinearCrossEntropy(torch.autograd.Function):
         bias: Tensor,
         targets: Tensor,
         scale: Tensor,
-        rows: int,
-        kind: torch.dtype,
+        chunk_rows: int,
+        matmul_dtype: torch.dtype,
         compiler: str,
     ) -> tuple[Tensor, Tensor]:
-        vocabulary, wanted = len(weight), any(ctx.needs_input_grad)
-        full = torch.promote_types(kind, torch.float32)
-        half = kind != full
-        if half and len(hidden):  # equal chunks: a small last one costs as much
-            rows = -(-len(hidden) // -(-len(hidden) // rows))
-        states_of_all, table = hidden.to(kind), weight.to(kind)
-        losses = hidden.new_empty(len(hidden), dtype=full)
-        width = -(-vocabulary // _ALIGNED) * _ALIGNED
-        buffer = hidden.new_empty(min(rows, len(hidden)), width, dtype=full)
-        if wanted:
-            d_hidden = torch.empty_like(hidden)
-            d_weight = (torch.zeros_like if len(hidden) > rows or not len(hidden) else torch.empty_like)(
-                weight, dtype=full
-            )
-            d_bias = torch.zeros_like(bias, dtype=full)
-        for start in range(0, len(hidden), rows):
-            part, first = slice(start, start + rows), len(hidden) <= rows
-            states, answers = states_of_all[part], targets[part, None]
-            logits = _multiply(states, table.T, out=buffer[: len(states), :vocabulary])
-            if half:
-                others, right = _by_rows(totals, compiler)(logits, bias, targets[part])
-                everything = torch.logaddexp(others, right)
-                losses[part] = everything - right
-                if wanted:
-                    scales = scale[part].to(full)
-                    d_logits = _by_rows(derivatives, compiler)(
-                        logits, bias, targets[part], others, everything, scales, states
-                    )
-                    _multiply(d_logits, table, out=d_hidden[part])
-                    _add_product(d_weight, d_logits.T, states, first)
-                    _add_product(d_bias[:, None], d_logits.T, torch.ones_like(states[:, :1]), first=False)
-                continue
-            logits = logits.add_(bias)
-            right = logits.gather(1, answers).squeeze(1)
-            top = logits.amax(dim=1)
-            odds = logits.sub_(top[:, None]).exp_()  # in place: the logits are overwritten
-            total = odds.sum(dim=1)
-            losses[part] = total.log() + top - right
-            if not wanted:
-                continue
-            # d loss / d logits = scale * (odds / total - onehot). The factor is multiplied with the smaller matrix.
-            factor, scales = (scale[part] / total).to(full), scale[part].to(full)
-            d_hidden[part] = (odds @ table) * factor[:, None] - table[targets[part]] * scales[:, None]
-            _add_product(d_weight, odds.T, states * factor[:, None], first)
-            d_weight.index_add_(0, targets[part], states * -scales[:, None])
-            d_bias += odds.T @ factor
-            d_bias.index_add_(0, targets[part], -scales)
-        if wanted:  # not save_for_backward: it would copy them
-            ctx.gradients = [d_hidden, d_weight.to(weight.dtype), d_bias.to(bias.dtype)]
+        row_count, vocab_size = len(hidden), len(weight)
+        accumulation_dtype = torch.promote_types(matmul_dtype, torch.float32)
+        is_half_precision = matmul_dtype != accumulation_dtype
+        if is_half_precision and row_count:  # equal chunks, since a small last chunk takes as long as a full one
+            chunk_count = math.ceil(row_count / chunk_rows)
+            chunk_rows = math.ceil(row_count / chunk_count)
+
+        states, table = hidden.to(matmul_dtype), weight.to(matmul_dtype)
+        losses = hidden.new_empty(row_count, dtype=accumulation_dtype)
+        buffer = hidden.new_empty(min(chunk_rows, row_count), _aligned(vocab_size), dtype=accumulation_dtype)
+        gradients = None
+        if any(ctx.needs_input_grad):
+            gradients = _allocate_gradients(hidden, weight, bias, chunk_rows, accumulation_dtype)
+
+        for start in range(0, row_count, chunk_rows):
+            rows = slice(start, start + chunk_rows)
+            logits = buffer[: len(states[rows]), :vocab_size]  # (R, V)
+            _matmul(states[rows], table.T, out=logits)
+            chunk = _Chunk(logits, states[rows], targets[rows], scale[rows])
+            if is_half_precision:
+                losses[rows] = _process_half_precision(chunk, rows, table, bias, gradients, compiler)
+            else:
+                losses[rows] = _process_full_precision(chunk, rows, table, bias, gradients)
+
+        if gradients:  # not in save_for_backward, which would copy them
+            ctx.gradients = [gradients.hidden, gradients.weight.to(weight.dtype), gradients.bias.to(bias.dtype)]
         ctx.mark_non_differentiable(losses)
         return (losses * scale).sum(), losses
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Any, ...]:
-        gradients, ctx.gradients = ctx.gradients, None
-        if gradient.is_cuda or gradient != 1:
+        gradients = ctx.gradients
+        ctx.gradients = None  # release the memory with the last reference of autograd
+        if gradient.is_cuda or gradient != 1:  # comparing would wait for the GPU
             gradients = [value.mul_(gradient) for value in gradients]
         return *gradients, None, None, None, None, None
 
 
-def totals(logits: Tensor, bias: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def _allocate_gradients(
+    hidden: Tensor, weight: Tensor, bias: Tensor, chunk_rows: int, dtype: torch.dtype
+) -> _Gradients:
+    has_one_chunk = 0 < len(hidden) <= chunk_rows
+    weight_gradient = torch.empty_like(weight, dtype=dtype)
+    if not has_one_chunk:
+        weight_gradient.zero_()
+    return _Gradients(torch.empty_like(hidden), weight_gradient, torch.zeros_like(bias, dtype=dtype), has_one_chunk)
+
+
+def _process_half_precision(
+    chunk: _Chunk, rows: slice, table: Tensor, bias: Tensor, gradients: _Gradients | None, compiler: str
+) -> Tensor:
+    """Return the losses (R,) of a chunk, and add to the gradients if they are needed."""
+    if compiler:
+        split, differentiate = _compile(split_logsumexp, compiler), _compile(logit_gradients, compiler)
+    else:
+        split, differentiate = _split_logsumexp_by_block, _logit_gradients_by_block
+    others_logsumexp, target_logits = split(chunk.logits, bias, chunk.targets)  # (R,), (R,)
+    logsumexp = torch.logaddexp(others_logsumexp, target_logits)  # (R,) over the whole vocabulary
+    if gradients:
+        scale = chunk.scale.to(chunk.logits.dtype)
+        d_logits = differentiate(
+            chunk.logits, bias, chunk.targets, others_logsumexp, logsumexp, scale, chunk.states
+        )  # (R, V) in half precision
+        _matmul(d_logits, table, out=gradients.hidden[rows])
+        _add_matmul(gradients.weight, d_logits.T, chunk.states, overwrite=gradients.has_one_chunk)
+        ones = torch.ones_like(chunk.states[:, :1])  # (R, 1)
+        _add_matmul(gradients.bias[:, None], d_logits.T, ones, overwrite=False)
+    return logsumexp - target_logits
+
+
+def _process_full_precision(
+    chunk: _Chunk, rows: slice, table: Tensor, bias: Tensor, gradients: _Gradients | None
+) -> Tensor:
+    """Return the losses (R,) of a chunk, and add to the gradients if they are needed; overwrites the logits."""
+    states, targets = chunk.states, chunk.targets
+    logits = chunk.logits.add_(bias)
+    target_logits = logits.gather(1, targets[:, None]).squeeze(1)  # (R,)
+    largest_logits = logits.amax(dim=1)  # (R,)
+    exponentials = logits.sub_(largest_logits[:, None]).exp_()  # (R, V), in the memory of the logits
+    normalizer = exponentials.sum(dim=1)  # (R,)
+    if gradients:
+        # d loss / d logits = scale * (exponentials / normalizer - onehot). The row factors scale the (R, d) operands,
+        # which are smaller than (R, V).
+        target_scale = chunk.scale.to(logits.dtype)  # (R,)
+        softmax_scale = (chunk.scale / normalizer).to(logits.dtype)  # (R,)
+        softmax_part = (exponentials @ table) * softmax_scale[:, None]  # (R, d)
+        gradients.hidden[rows] = softmax_part - table[targets] * target_scale[:, None]
+        scaled_states = states * softmax_scale[:, None]  # (R, d)
+        _add_matmul(gradients.weight, exponentials.T, scaled_states, overwrite=gradients.has_one_chunk)
+        gradients.weight.index_add_(0, targets, states * -target_scale[:, None])
+        gradients.bias += exponentials.T @ softmax_scale
+        gradients.bias.index_add_(0, targets, -target_scale)
+    return normalizer.log() + largest_logits - target_logits
+
+
+def split_logsumexp(logits: Tensor, bias: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Return the log-sum-exp over all words except the target, and the logit of the target, (R,) each.
 
     `logits` (R, V) do not contain the bias.
     """
     words = torch.arange(logits.shape[1], device=logits.device)
-    others = torch.where(words == targets[:, None], -torch.inf, logits + bias)
-    top = others.amax(dim=1)
-    total = (others - top[:, None]).exp().sum(dim=1)
-    return total.log() + top, logits.gather(1, targets[:, None]).squeeze(1) + bias[targets]
+    other_logits = torch.where(words == targets[:, None], -torch.inf, logits + bias)  # (R, V)
+    largest_logits = other_logits.amax(dim=1)
+    normalizer = (other_logits - largest_logits[:, None]).exp().sum(dim=1)
+    target_logits = logits.gather(1, targets[:, None]).squeeze(1) + bias[targets]
+    return normalizer.log() + largest_logits, target_logits
 
 
-def derivatives(
-    logits: Tensor, bias: Tensor, targets: Tensor, others: Tensor, everything: Tensor, scales: Tensor, states: Tensor
+def logit_gradients(
+    logits: Tensor,
+    bias: Tensor,
+    targets: Tensor,
+    others_logsumexp: Tensor,
+    logsumexp: Tensor,
+    scale: Tensor,
+    states: Tensor,
 ) -> Tensor:
     """Return scale * (softmax - onehot), (R, V) with aligned rows, rounded once to the precision of `states`.
 
-    At the target, softmax - 1 is computed as minus the probability of all `others`, which stays exact near softmax 1.
+    At the target, softmax - 1 is computed as minus the probability of all other words, which is exact even if the
+    softmax is almost 1.
     """
-    vocabulary = logits.shape[1]
-    words = torch.arange(vocabulary, device=logits.device)
-    odds = (logits + bias - everything[:, None]).exp()
-    rest = -(others - everything).exp()
-    gradient = torch.where(words == targets[:, None], rest[:, None], odds) * scales[:, None]
-    return F.pad(gradient.to(states.dtype), (0, -vocabulary % _ALIGNED))[:, :vocabulary]
+    vocab_size = logits.shape[1]
+    words = torch.arange(vocab_size, device=logits.device)
+    probabilities = (logits + bias - logsumexp[:, None]).exp()  # (R, V)
+    others_probability = (others_logsumexp - logsumexp).exp()  # (R,)
+    is_target = words == targets[:, None]  # (R, V)
+    gradient = torch.where(is_target, -others_probability[:, None], probabilities) * scale[:, None]
+    return F.pad(gradient.to(states.dtype), (0, -vocab_size % _ALIGNMENT))[:, :vocab_size]
 
 
 @cache
-def _by_rows(function: Callable[..., Any], compiler: str) -> Callable[..., Any]:
-    """Return `totals` or `derivatives` compiled, or applied to 256 rows at a time to limit memory."""
-    if compiler:
-        return torch.compile(function, backend=compiler, fullgraph=True)
-
-    def in_parts(logits: Tensor, bias: Tensor, *by_row: Tensor) -> Any:
-        pieces = zip(*(values.split(256) for values in (logits, *by_row)), strict=True)
-        parts = (function(rows[0], bias, *rows[1:]) for rows in pieces)
-        if function is not derivatives:
-            return tuple(map(torch.cat, zip(*parts, strict=True)))
-        number, vocabulary = logits.shape  # torch.cat would lose the alignment
-        whole = by_row[-1].new_empty(number, vocabulary + -vocabulary % _ALIGNED)[:, :vocabulary]
-        for target, part in zip(whole.split(256), parts, strict=True):
-            target.copy_(part)
-        return whole
-
-    return in_parts
+def _compile(function: Any, compiler: str) -> Any:
+    return torch.compile(function, backend=compiler, fullgraph=True)
 
 
-def _multiply(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
+def _split_logsumexp_by_block(logits: Tensor, bias: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Call `split_logsumexp` for some rows at a time, which limits the memory of intermediate tensors."""
+    blocks = zip(logits.split(_BLOCK_ROWS), targets.split(_BLOCK_ROWS), strict=True)
+    results = [split_logsumexp(block_logits, bias, block_targets) for block_logits, block_targets in blocks]
+    others_logsumexp, target_logits = zip(*results, strict=True)
+    return torch.cat(others_logsumexp), torch.cat(target_logits)
+
+
+def _logit_gradients_by_block(logits: Tensor, bias: Tensor, *inputs_by_row: Tensor) -> Tensor:
+    """Call `logit_gradients` for some rows at a time; the rows of the result are aligned, as torch.cat's are not."""
+    row_count, vocab_size = logits.shape
+    states = inputs_by_row[-1]
+    gradients = states.new_empty(row_count, _aligned(vocab_size))[:, :vocab_size]
+    for start in range(0, row_count, _BLOCK_ROWS):
+        rows = slice(start, start + _BLOCK_ROWS)
+        gradients[rows] = logit_gradients(logits[rows], bias, *(values[rows] for values in inputs_by_row))
+    return gradients
+
+
+def _aligned(width: int) -> int:
+    """Round a row width up to a multiple of the alignment."""
+    return math.ceil(width / _ALIGNMENT) * _ALIGNMENT
+
+
+def _matmul(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
     """Set out = left @ right in the precision of `out`, which may exceed that of the factors."""
     if left.dtype == out.dtype:
         return torch.mm(left, right, out=out)
     if left.is_cuda:
         return torch.mm(left, right, out_dtype=out.dtype, out=out)
-    return torch.mm(left.to(out.dtype), right.to(out.dtype), out=out)  # as GPUs do
+    # CPUs have no kernel whose output is wider than its factors. Converting the factors first gives the same result.
+    return torch.mm(left.to(out.dtype), right.to(out.dtype), out=out)
 
 
-def _add_product(total: Tensor, left: Tensor, right: Tensor, first: bool) -> None:
-    """Set total += left @ right, or total = left @ right if `first`, in the precision of `total`."""
+def _add_matmul(total: Tensor, left: Tensor, right: Tensor, overwrite: bool) -> None:
+    """Set total += left @ right, or with `overwrite` total = left @ right, in the precision of `total`."""
     if left.dtype == total.dtype:
-        torch.addmm(total, left, right, beta=0 if first else 1, out=total)
-    elif first:
-        _multiply(left, right, out=total)
+        torch.addmm(total, left, right, beta=0 if overwrite else 1, out=total)
+    elif overwrite:
+        _matmul(left, right, out=total)
     elif left.is_cuda:
         torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
     else:
-        total += _multiply(left, right, out=torch.empty_like(total))
+        total += _matmul(left, right, out=torch.empty_like(total))
