@@ -21,30 +21,31 @@ from torch import Tensor
 from infoxlm_core.model import devices
 
 logger = logging.getLogger(__name__)
-MIN_LONGEST = 512  # smallest value of `Packing.longest`
+MIN_MAX_SEQLEN = 512  # smallest value of `Packing.max_seqlen`
 
 
 class Packing(NamedTuple):
     """Where N packed sequences start. Layers do not see the lengths themselves, so that one graph fits all batches."""
 
-    starts: Tensor  # (N + 1,) int32: first row of each sequence, then the total number of rows
-    longest: int  # upper bound on the rows of a sequence: 512, or a higher power of 2
+    cu_seqlens: Tensor  # (N + 1,) int32: first row of each sequence, then the total number of rows
+    max_seqlen: int  # upper bound on the rows of a sequence: 512, or a higher power of 2
 
 
 def pack(lengths: Sequence[int], device: torch.device) -> Packing:
     """Return the packing of sequences with these numbers of rows."""
     lengths = tuple(lengths)
-    longest = max(lengths, default=1)
-    bound = MIN_LONGEST if longest <= MIN_LONGEST else 1 << (longest - 1).bit_length()
-    return Packing(starts(lengths, device), bound)
+    max_seqlen = MIN_MAX_SEQLEN
+    while max_seqlen < max(lengths, default=1):
+        max_seqlen *= 2
+    return Packing(cumulative_lengths(lengths, device), max_seqlen)
 
 
-@lru_cache(maxsize=16)  # several parts of a network call it with the same lengths
-def starts(lengths: tuple[int, ...], device: torch.device) -> Tensor:
+@lru_cache(maxsize=16)  # several modules of a network call it with the same lengths
+def cumulative_lengths(lengths: tuple[int, ...], device: torch.device) -> Tensor:
     """Return each sequence's first row, then the number of rows: (N + 1,) int32, without waiting for the device."""
     with torch.inference_mode(False):  # inference tensors in the cache could not be saved for the backward pass
-        ends = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-        return devices.send(ends, device)
+        cu_seqlens = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        return devices.send(cu_seqlens, device)
 
 
 @cache
@@ -74,8 +75,8 @@ def attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    queries: Packing,
-    keys: Packing,
+    query_packing: Packing,
+    key_packing: Packing,
     heads: int,
     dropout: float = 0.0,
     causal: bool = False,
@@ -86,82 +87,112 @@ def attend(
         query: (Q, d).
         key: (T, d).
         value: (T, d).
-        queries: packing of the query rows.
-        keys: packing of the key rows, with the same number of sequences.
+        query_packing: packing of the query rows.
+        key_packing: packing of the key rows, with the same number of sequences.
         heads: number of attention heads.
         dropout: probability with which attention weights are dropped.
         causal: whether rows attend only to themselves and earlier rows.
     """
     if not len(query):
         return query
-    query, key, value = (rows.unflatten(1, (heads, rows.shape[1] // heads)) for rows in (query, key, value))
+    head_size = query.shape[1] // heads
+    query = query.unflatten(1, (heads, head_size))  # (Q, heads, head size)
+    key = key.unflatten(1, (heads, head_size))  # (T, heads, head size)
+    value = value.unflatten(1, (heads, head_size))  # (T, heads, head size)
     if query.is_cuda and not dropout and query.dtype in (torch.bfloat16, torch.float16):
-        output = _flash(query, key, value, queries, keys, causal)
+        output = _attend_flash(query, key, value, query_packing, key_packing, causal)
     elif query.is_cuda:
-        output = _memory_efficient(query, key, value, queries, keys, dropout, causal)
+        output = _attend_memory_efficient(query, key, value, query_packing, key_packing, dropout, causal)
     elif torch.compiler.is_compiling():
-        output = attend_masked(query, key, value, queries, keys, dropout, causal)
+        output = attend_masked(query, key, value, query_packing, key_packing, dropout, causal)
     else:
-        output = _one_by_one(query, key, value, queries, keys, dropout, causal)
-    return output.flatten(1)
+        output = _attend_by_sequence(query, key, value, query_packing, key_packing, dropout, causal)
+    return output.flatten(1)  # (Q, d)
 
 
 # The functions below map (Q, heads, head size) and (T, heads, head size) to (Q, heads, head size).
 
 
-def _one_by_one(
-    query: Tensor, key: Tensor, value: Tensor, queries: Packing, keys: Packing, dropout: float, causal: bool
-) -> Tensor:
-    # (rows, heads, size) -> (1, heads, rows, size), the fastest layout of the CPU kernel. Transpose before the split:
-    # views of hundreds of short sequences cost more than their attention.
-    q, k, v = (rows.transpose(0, 1)[None] for rows in (query, key, value))
-    query_counts, key_counts = queries.starts.diff().tolist(), keys.starts.diff().tolist()
-    sequences = zip(query_counts, q.split(query_counts, 2), k.split(key_counts, 2), v.split(key_counts, 2), strict=True)
-    outputs = [
-        F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=causal).transpose(1, 2)
-        for count, q, k, v in sequences
-        if count
-    ]
-    return torch.cat(outputs, 1)[0]
+def _attend_by_sequence(
+    query: Tensor, key: Tensor, value: Tensor, query_packing: Packing, key_packing: Packing, dropout: float,
+    causal: bool,
+) -> Tensor:  # fmt: skip
+    """Compute one sequence after another; sequences without queries are skipped."""
+    query_lengths = query_packing.cu_seqlens.diff().tolist()
+    key_lengths = key_packing.cu_seqlens.diff().tolist()
+    # Transpose before the split: views of hundreds of short sequences cost more than their attention.
+    queries = _batch_of_one(query).split(query_lengths, dim=2)
+    keys = _batch_of_one(key).split(key_lengths, dim=2)
+    values = _batch_of_one(value).split(key_lengths, dim=2)
+    outputs = []
+    for length, q, k, v in zip(query_lengths, queries, keys, values, strict=True):
+        if length:
+            output = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=causal)
+            outputs.append(output.transpose(1, 2))  # (1, length, heads, head size)
+    return torch.cat(outputs, dim=1)[0]
 
 
 def attend_masked(
-    query: Tensor, key: Tensor, value: Tensor, queries: Packing, keys: Packing, dropout: float = 0.0,
+    query: Tensor, key: Tensor, value: Tensor, query_packing: Packing, key_packing: Packing, dropout: float = 0.0,
     causal: bool = False,
 ) -> Tensor:  # fmt: skip
     """Compute all rows at once with a (Q, T) mask, which fits into memory for a few thousand tokens."""
-
-    def locate(rows: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the sequence number of each row, and its position in that sequence."""
-        numbers = torch.arange(len(rows), device=rows.device, dtype=torch.int32)
-        sequence = torch.searchsorted(starts, numbers, right=True) - 1
-        return sequence, numbers - starts[sequence]
-
-    query_sequence, query_position = locate(query, queries.starts)
-    key_sequence, key_position = locate(key, keys.starts)
-    mask = query_sequence[:, None] == key_sequence
+    query_sequence, query_position = _locate_rows(query, query_packing)
+    key_sequence, key_position = _locate_rows(key, key_packing)
+    mask = query_sequence[:, None] == key_sequence  # (Q, T)
     if causal:
         mask = mask & (query_position[:, None] >= key_position)
-    q, k, v = (rows.transpose(0, 1)[None] for rows in (query, key, value))
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)[0].transpose(0, 1)
+    q, k, v = _batch_of_one(query), _batch_of_one(key), _batch_of_one(value)
+    output = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)  # (1, heads, Q, head size)
+    return output[0].transpose(0, 1)
 
 
-def _flash(query: Tensor, key: Tensor, value: Tensor, queries: Packing, keys: Packing, causal: bool) -> Tensor:
+def _batch_of_one(rows: Tensor) -> Tensor:
+    """Return a view (1, heads, rows, head size), the layout in which the CPU kernel is fastest."""
+    return rows.transpose(0, 1)[None]
+
+
+def _locate_rows(rows: Tensor, packing: Packing) -> tuple[Tensor, Tensor]:
+    """Return the sequence number of each row, and its position in that sequence."""
+    row_numbers = torch.arange(len(rows), device=rows.device, dtype=torch.int32)
+    sequence = torch.searchsorted(packing.cu_seqlens, row_numbers, right=True) - 1
+    return sequence, row_numbers - packing.cu_seqlens[sequence]
+
+
+def _attend_flash(
+    query: Tensor, key: Tensor, value: Tensor, query_packing: Packing, key_packing: Packing, causal: bool
+) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
     output: Any = varlen_attn(
-        query, key, value, queries.starts, keys.starts, queries.longest, keys.longest,
-        window_size=(-1, 0 if causal else -1),
-    )  # fmt: skip
+        query,
+        key,
+        value,
+        query_packing.cu_seqlens,
+        key_packing.cu_seqlens,
+        query_packing.max_seqlen,
+        key_packing.max_seqlen,
+        window_size=(-1, 0 if causal else -1),  # keys before and after the query; -1: all
+    )
     return output
 
 
-def _memory_efficient(
-    query: Tensor, key: Tensor, value: Tensor, queries: Packing, keys: Packing, dropout: float, causal: bool
-) -> Tensor:
-    """Call the kernel in the way in which PyTorch calls it for nested tensors."""
-    packed = (rows[None] for rows in (query, key, value))
+def _attend_memory_efficient(
+    query: Tensor, key: Tensor, value: Tensor, query_packing: Packing, key_packing: Packing, dropout: float,
+    causal: bool,
+) -> Tensor:  # fmt: skip
+    """Call the kernel as PyTorch calls it for nested tensors, since it has no public function for packed rows."""
     outputs = torch.ops.aten._efficient_attention_forward(
-        *packed, None, queries.starts, keys.starts, queries.longest, keys.longest, dropout, int(causal), True
+        query[None],
+        key[None],
+        value[None],
+        bias=None,
+        cu_seqlens_q=query_packing.cu_seqlens,
+        cu_seqlens_k=key_packing.cu_seqlens,
+        max_seqlen_q=query_packing.max_seqlen,
+        max_seqlen_k=key_packing.max_seqlen,
+        dropout_p=dropout,
+        custom_mask_type=int(causal),
+        compute_log_sumexp=True,  # the backward pass reads it
     )
     return outputs[0][0]

@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from infoxlm_core.config import ModelConfig
 from infoxlm_core.data.vocabulary import FIRST_POSITION
 from infoxlm_core.model import mixed
-from infoxlm_core.model.attention import Packing, attend, pack, starts
+from infoxlm_core.model.attention import Packing, attend, cumulative_lengths, pack
 from infoxlm_core.model.mixed import AddNorm, Linear
 from infoxlm_core.model.objectives import full_precision
 
@@ -61,49 +61,69 @@ class EncoderSize:
 
 
 class Layer(nn.Module):
-    """One post-LN Transformer layer."""
+    """A Transformer layer with LayerNorm after each residual sum (post-LN), as in BERT."""
 
     def __init__(self, size: EncoderSize, dropout: float) -> None:
         super().__init__()
         d = size.hidden
-        self.heads, self.dropout = size.heads, dropout
-        self.query, self.key, self.value = Linear(d, d), Linear(d, d), Linear(d, d)
-        self.attention_output, self.attention_norm = Linear(d, d), AddNorm(d, size.epsilon)
-        self.up, self.down = Linear(d, size.ffn), Linear(size.ffn, d)
+        self.heads = size.heads
+        self.dropout = dropout
+        self.query = Linear(d, d)
+        self.key = Linear(d, d)
+        self.value = Linear(d, d)
+        self.attention_output = Linear(d, d)
+        self.attention_norm = AddNorm(d, size.epsilon)
+        self.up = Linear(d, size.ffn)
+        self.down = Linear(size.ffn, d)
         self.output_norm = AddNorm(d, size.epsilon)
+
+    @property
+    def active_dropout(self) -> float:
+        """The probability of dropout, 0 in evaluation mode."""
+        return self.dropout if self.training else 0.0
 
     def forward(
         self,
         hidden: Tensor,
-        sequences: Packing,
-        rows: Tensor | None = None,
-        row_sequences: Packing | None = None,
+        packing: Packing,
+        query_rows: Tensor | None = None,
+        query_packing: Packing | None = None,
         causal: bool = False,
     ) -> Tensor:
-        """Map (T, d) to (T, d), or to (R, d) if only `rows` (R,), packed as `row_sequences`, are needed."""
-        return self.feed_forward(self.attend(hidden, sequences, rows, row_sequences, causal))
+        """Return the layer's output (T, d), or (R, d) at `query_rows`.
+
+        Args:
+            hidden: (T, d) output of the layer below.
+            packing: where the sequences of `hidden` start.
+            query_rows: (R,) rows to compute; None: all.
+            query_packing: where the sequences of these rows start.
+            causal: whether tokens attend only to themselves and earlier tokens.
+        """
+        attended = self.attend(hidden, packing, query_rows, query_packing, causal)
+        return self.feed_forward(attended)
 
     def attend(
         self,
         hidden: Tensor,
-        sequences: Packing,
-        rows: Tensor | None = None,
-        row_sequences: Packing | None = None,
+        packing: Packing,
+        query_rows: Tensor | None = None,
+        query_packing: Packing | None = None,
         causal: bool = False,
     ) -> Tensor:
-        """Compute the first half: attention within each sequence."""
-        key, value = self.key(hidden), self.value(hidden)
-        if rows is not None:
-            hidden = hidden[rows]
-        dropout = self.dropout if self.training else 0.0
-        queries = row_sequences or sequences
-        context = attend(self.query(hidden), key, value, queries, sequences, self.heads, dropout, causal)
-        return self.attention_norm(hidden, F.dropout(self.attention_output(context), dropout))
+        """Compute the first half of the layer: attention within each sequence; see `forward`."""
+        key, value = self.key(hidden), self.value(hidden)  # (T, d)
+        if query_rows is not None:
+            hidden = hidden[query_rows]  # (R, d)
+        query = self.query(hidden)
+        context = attend(query, key, value, query_packing or packing, packing, self.heads, self.active_dropout, causal)
+        change = F.dropout(self.attention_output(context), self.active_dropout)
+        return self.attention_norm(hidden, change)
 
     def feed_forward(self, hidden: Tensor) -> Tensor:
-        """Compute the second half, row by row."""
-        change = self.down(F.gelu(self.up(hidden)))  # exact (erf) GELU
-        return self.output_norm(hidden, F.dropout(change, self.dropout if self.training else 0.0))
+        """Compute the second half of the layer, which maps each row by itself."""
+        activations = F.gelu(self.up(hidden))  # (T, ffn); the exact (erf) GELU
+        change = F.dropout(self.down(activations), self.active_dropout)  # (T, d)
+        return self.output_norm(hidden, change)
 
 
 @cache
@@ -115,28 +135,30 @@ def compiled(forward: Callable[..., Tensor], compiler: str) -> Callable[..., Ten
 
 @cache
 def compiler_for(device: torch.device, dropout: float) -> str:
-    """Return the compiler of layers on a device; "" on CPUs, and where compiling fails, which is logged."""
+    """Return the compiler of layers on a device; "" on CPUs, and on GPUs where compiling fails."""
     return "inductor" if device.type == "cuda" and can_compile("inductor", device, dropout) else ""
 
 
 def can_compile(compiler: str, device: torch.device, dropout: float) -> bool:
-    """Return whether a small layer in bf16 can be compiled and trained here; log the reason if not."""
+    """Return whether a small layer in bf16 can be compiled and trained on a device; log the reason if not."""
+    size = EncoderSize(vocabulary=8, layers=1, hidden=64, ffn=128, heads=1)
     try:
         with torch.random.fork_rng():
-            layer = Layer(EncoderSize(8, 1, 64, 128, 1), dropout).to(device)
+            layer = Layer(size, dropout).to(device)
             mixed.refresh([layer], torch.bfloat16)
-            rows = torch.ones(32, 64, dtype=torch.bfloat16, device=device, requires_grad=True)
-            compiled(Layer.forward, compiler)(layer, rows, pack((20, 12), device)).sum().backward()
-    except Exception as error:  # such as no C compiler: training is slower without, not wrong
+            hidden = torch.ones(32, size.hidden, dtype=torch.bfloat16, device=device, requires_grad=True)
+            output = compiled(Layer.forward, compiler)(layer, hidden, pack((20, 12), device))
+            output.sum().backward()
+    except Exception as error:  # for example without a C compiler; training is then slower, and its results are right
         logger.warning("layers are not compiled, and steps take longer: %s", " ".join(str(error).split())[:300])
         return False
     return True
 
 
 class Encoder(nn.Module):
-    """Embeddings and layers; `Encoder(size, layers=8)` has only the first 8, as a key encoder."""
+    """Embeddings and layers. `Encoder(size, layers=8)` has only the first 8 layers, as a key encoder."""
 
-    layer: type[Layer] = Layer
+    layer: type[Layer] = Layer  # the class of the layers
     compiler = ""  # of layers (`inductor` on GPUs); "": layers are not compiled
     recompute = False  # layers store only their input and compute the rest again in the backward pass
 
@@ -148,7 +170,8 @@ class Encoder(nn.Module):
         if size.types:
             self.type_embedding = nn.Embedding(size.types, size.hidden)
         self.embedding_norm = nn.LayerNorm(size.hidden, size.epsilon)
-        self.layers = nn.ModuleList(self.layer(size, dropout) for _ in range(size.layers if layers is None else layers))
+        layer_count = size.layers if layers is None else layers
+        self.layers = nn.ModuleList(self.layer(size, dropout) for _ in range(layer_count))
 
     def compile_in_place(self) -> None:
         """Compile the layers as modules, so that hooks of sharding around them run uncompiled."""
@@ -158,16 +181,22 @@ class Encoder(nn.Module):
         self.compiler = ""
 
     def embed(self, ids: Tensor, positions: Tensor, types: Tensor | None = None) -> Tensor:
-        """Return the output (T, d) of layer 0 from ids, positions and, if there is a type table, types (T,)."""
+        """Return the embeddings (T, d), the input of the first layer.
+
+        Args:
+            ids: (T,) token ids.
+            positions: (T,) rows of the position table.
+            types: (T,) rows of the type table; ignored if the encoder has no such table.
+        """
         hidden = self.token_embedding(ids) + self.position_embedding(positions)
         if types is not None and self.size.types:
             hidden = hidden + self.type_embedding(types)
         return F.dropout(self.embedding_norm(hidden), self.dropout if self.training else 0.0)
 
     def prepare(self, hidden: Tensor, layers: Iterable[nn.Module]) -> Tensor:
-        """Return rows in the precision of autocast, if it is on, and refresh the layers' weight copies in it.
+        """Convert rows to the precision of autocast, if it is on, and refresh the layers' weight copies.
 
-        The layers then compute without autocast.
+        Callers then run the layers without autocast.
         """
         if torch.is_autocast_enabled(hidden.device.type):
             hidden = hidden.to(torch.get_autocast_dtype(hidden.device.type))
@@ -184,50 +213,67 @@ class Encoder(nn.Module):
         row_counts: Sequence[int] | None = None,
         causal: bool = False,
     ) -> Tensor:
-        """Return the output of layer `last` from that of layer `first`; only its `rows` if given."""
+        """Return the output (T, d) of layer `last`, or only (R, d) at `rows`, from the output of layer `first`.
+
+        Args:
+            hidden: (T, d) output of layer `first`; layer 0 is the embeddings.
+            lengths: number of tokens of each sequence.
+            first: number of a layer.
+            last: number of a layer, not below `first`.
+            rows: (R,) rows to return, in ascending order.
+            row_counts: how many of these rows each sequence has; without it, all rows are computed before the choice.
+            causal: whether tokens attend only to themselves and earlier tokens.
+        """
         if first == last:
             return hidden if rows is None else hidden[rows]
-        device, sequences = hidden.device, pack(lengths, hidden.device)
+        packing = pack(lengths, hidden.device)
         layers = list(self.layers[first:last])
         hidden = self.prepare(hidden, layers)
-        layer: Callable[..., Tensor] = (
-            compiled(self.layer.forward, self.compiler) if self.compiler else self.layer.__call__
-        )
+        call_layer = self._choose_call()
+        with torch.autocast(hidden.device.type, enabled=False):  # layers handle bf16 themselves
+            for layer in layers[:-1]:
+                hidden = call_layer(layer, hidden, packing, causal=causal)
+            if rows is None:
+                return call_layer(layers[-1], hidden, packing, causal=causal)
+            if causal or row_counts is None:  # causal kernels assume that the queries start at the first row
+                return call_layer(layers[-1], hidden, packing, causal=causal)[rows]
+            return call_layer(layers[-1], hidden, packing, rows, pack(row_counts, hidden.device))
+
+    def _choose_call(self) -> Callable[..., Tensor]:
+        """Return the function that calls a layer: plain or compiled, with or without recomputation."""
+        call_layer: Callable[..., Tensor] = self.layer.__call__
+        if self.compiler:
+            call_layer = compiled(self.layer.forward, self.compiler)
         if self.recompute and torch.is_grad_enabled():
-            draws = self.training and self.dropout > 0.0
-            layer = partial(checkpoint, layer, use_reentrant=False, preserve_rng_state=draws)
-        with torch.autocast(device.type, enabled=False):  # layers handle bf16 themselves
-            for module in layers[:-1]:
-                hidden = layer(module, hidden, sequences, causal=causal)
-            if rows is None or row_counts is None:
-                return layer(layers[-1], hidden, sequences, causal=causal)
-            if causal:  # causal kernels assume that queries start at the first row
-                return layer(layers[-1], hidden, sequences, causal=True)[rows]
-            return layer(layers[-1], hidden, sequences, rows, pack(row_counts, device))
+            draws_random_numbers = self.training and self.dropout > 0.0
+            return partial(checkpoint, call_layer, use_reentrant=False, preserve_rng_state=draws_random_numbers)
+        return call_layer
 
     def forward(self, ids: Tensor, positions: Tensor, lengths: Sequence[int], last: int | None = None) -> Tensor:
         """Return the output (T, d) of layer `last` (default: the top one) from ids and positions (T,)."""
-        return self.run(self.embed(ids, positions), lengths, 0, len(self.layers) if last is None else last)
+        last = len(self.layers) if last is None else last
+        return self.run(self.embed(ids, positions), lengths, 0, last)
 
 
 def initialise(module: nn.Module, seed: int) -> None:
-    """Initialise as BERT: weights N(0, 0.02²), biases 0, LayerNorm 1 and 0; a pure function of the seed."""
+    """Initialise as BERT does: weights N(0, 0.02²), biases 0, LayerNorm 1 and 0; a pure function of the seed."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in sorted(module.named_parameters()):
             if parameter.dim() > 1:
-                parameter.copy_(torch.empty(parameter.shape).normal_(0.0, 0.02, generator=generator))
+                weights = torch.empty(parameter.shape)  # on the CPU, so that the numbers do not depend on the device
+                parameter.copy_(weights.normal_(0.0, 0.02, generator=generator))
             else:
                 parameter.fill_(1.0 if name.endswith("norm.weight") else 0.0)
 
 
 def pool(hidden: Tensor, lengths: Sequence[int], pooling: str) -> Tensor:
-    """Return one vector a sequence, (T, d) -> (N, d): its first row (`cls`) or the mean of its rows (`mean`)."""
-    edges = starts(tuple(lengths), hidden.device).long()
+    """Return one vector per sequence, (T, d) -> (N, d): its first row (`cls`) or the mean of its rows (`mean`)."""
+    cu_seqlens = cumulative_lengths(tuple(lengths), hidden.device).long()
     if pooling == "cls":
-        return hidden[edges[:-1]]
+        return hidden[cu_seqlens[:-1]]
     # unsafe: on a GPU the check of lengths would wait for the device
-    return torch.segment_reduce(full_precision(hidden), "mean", lengths=edges.diff(), unsafe=True)
+    return torch.segment_reduce(full_precision(hidden), "mean", lengths=cu_seqlens.diff(), unsafe=True)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from transformers import PretrainedConfig
 
 from infoxlm_core.data.examples import Examples
 from infoxlm_core.model import devices, padded
-from infoxlm_core.model.attention import starts
+from infoxlm_core.model.attention import cumulative_lengths
 from infoxlm_core.model.encoder import Encoder, evaluating, initialise
 from infoxlm_core.model.huggingface import pretrained, tokenizers
 from infoxlm_core.model.objectives import full_precision
@@ -49,7 +49,7 @@ class Packed(nn.Module):
 
     def hidden(self, ids: Tensor, types: Tensor, lengths: Sequence[int], first_rows: bool) -> Tensor:
         """Return the last layer, (T, d), of N packed sequences, or with `first_rows` only its N rows at position 0."""
-        size, edges = self.encoder.size, starts(tuple(lengths), ids.device).long()  # (N + 1,)
+        size, edges = self.encoder.size, cumulative_lengths(tuple(lengths), ids.device).long()  # (N + 1,)
         begins = torch.repeat_interleave(edges[:-1], edges.diff(), output_size=len(ids))
         positions = torch.arange(len(ids), device=ids.device) - begins + size.first
         hidden = self.encoder.embed(ids, positions, types.clamp(max=max(0, size.types - 1)))

@@ -5,7 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from infoxlm_core.model import attention
-from infoxlm_core.model.attention import attend, attend_masked, pack, starts
+from infoxlm_core.model.attention import attend, attend_masked, cumulative_lengths, pack
 
 LENGTHS = (5, 1, 9, 3)
 CPU = torch.device("cpu")
@@ -14,16 +14,16 @@ CPU = torch.device("cpu")
 def test_edges_that_a_prediction_has_remembered_can_be_saved_for_a_backward_pass():
     lengths = (3, 11, 4)
     with torch.inference_mode():
-        starts(lengths, CPU)  # a development set of a fine-tuning
+        cumulative_lengths(lengths, CPU)  # a development set of a fine-tuning
 
-    edges = starts(lengths, CPU)  # the step after it
+    edges = cumulative_lengths(lengths, CPU)  # the step after it
 
     assert edges.tolist() == [0, 3, 14, 18] and not edges.is_inference()
 
 
 @pytest.mark.parametrize(("longest", "bound"), [(0, 512), (1, 512), (512, 512), (513, 1024), (1100, 2048)])
 def test_all_batches_share_one_bound_unless_a_sequence_is_longer(longest, bound):
-    assert pack((longest, 1), CPU).longest == bound
+    assert pack((longest, 1), CPU).max_seqlen == bound
 
 
 @pytest.mark.item("A9")
