@@ -14,11 +14,13 @@ from infoxlm_core.errors import InputError
 
 def choose() -> torch.device:
     """Return the current GPU, or the CPU if there is none; InputError if torch cannot use the machine's GPUs."""
-    return torch.device("cuda", torch.cuda.current_device()) if count_gpus() else torch.device("cpu")
+    if count_gpus():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
 
 
 def count_gpus() -> int:
-    """Return the number of GPUs; InputError if the machine has some, but torch, built for GPUs, cannot use any."""
+    """Return the number of GPUs; InputError if the machine has GPUs and a CUDA build of torch cannot use them."""
     if torch.cuda.is_available():
         return torch.cuda.device_count()
     if torch.backends.cuda.is_built() and _machine_has_gpus():
@@ -32,21 +34,22 @@ def cpu_multiplies_bf16() -> bool:
 
 
 def memory(device: torch.device) -> float:
-    """Return the bytes of a device's memory, or of the machine's for the CPU."""
+    """Return the memory of a device in bytes; for the CPU, the memory of the machine."""
     if device.type == "cuda":
         return float(torch.cuda.get_device_properties(device).total_memory)
-    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    page_size, page_count = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PHYS_PAGES")
+    return float(page_size * page_count)
 
 
 def send(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Copy a tensor to a device without waiting; only copies from pinned memory do not wait."""
+    """Copy a tensor to a device without waiting for the copy."""
     if device.type == "cuda" and not values.is_cuda:
-        values = values.pin_memory()
+        values = values.pin_memory()  # copies from pageable memory would wait
     return values.to(device, non_blocking=True)
 
 
 def why_no_gpu() -> str:
-    """Return why torch cannot use this process's GPU; nothing if it can."""
+    """Return why torch cannot use a GPU, with the remedy; an empty string if it can."""
     if torch.cuda.is_available():
         return ""
     try:
@@ -62,7 +65,8 @@ def why_no_gpu() -> str:
 
 def _machine_has_gpus() -> bool:
     """Return whether there are GPUs that CUDA_VISIBLE_DEVICES does not hide from this process."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None and not re.match(r"\d|GPU-|MIG-", visible):
+    visible_devices = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible_devices is not None and not re.match(r"\d|GPU-|MIG-", visible_devices):
         return False
-    return bool(torch.cuda.device_count() or list(Path("/dev").glob("nvidia[0-9]*")))
+    device_files = list(Path("/dev").glob("nvidia[0-9]*"))  # they exist even if the driver is too old for torch
+    return torch.cuda.device_count() > 0 or bool(device_files)

@@ -50,30 +50,40 @@ def must_do_flops(
     encoder's updates and queue prefill do not count, so that waste does not look like speed.
 
     Args:
-        size: of the encoder.
+        size: sizes of the encoder.
         lm: tokens of each MLM or TLM sequence.
-        targets: masked positions.
+        targets: number of masked positions.
         query: tokens of each query view.
         key: tokens of each key view.
-        contrast_layer: the universal layer.
-        queue: rows of the queue.
+        contrast_layer: number of the universal layer.
+        queue: number of rows of the queue.
     """
+    forward_and_backward = 3
     d = size.hidden
-
-    def encoder(lengths: Sequence[int], layers: int) -> float:
-        rows, squares = float(sum(lengths)), float(sum(n * n for n in lengths))
-        return layers * ((8 * d * d + 4 * d * size.ffn) * rows + 4 * d * squares)
-
+    encoder = _encoder_flops(size, lm, size.layers)
     head = targets * (2.0 * d * size.vocabulary + 2 * d * d)
-    contrast = 3 * encoder(query, contrast_layer) + encoder(key, contrast_layer) + 4.0 * len(query) * queue * d
-    return 3 * (encoder(lm, size.layers) + head) + contrast
+    query_encoder = _encoder_flops(size, query, contrast_layer)
+    key_encoder = _encoder_flops(size, key, contrast_layer)  # has no backward pass
+    similarities = 4.0 * len(query) * queue * d  # the queue needs no gradient: forward, and backward for queries
+    contrast = forward_and_backward * query_encoder + key_encoder + similarities
+    return forward_and_backward * (encoder + head) + contrast
+
+
+def _encoder_flops(size: EncoderSize, lengths: Sequence[int], layers: int) -> float:
+    """Return the FLOPs of a forward pass through the first layers, for sequences of these numbers of tokens."""
+    d = size.hidden
+    tokens = float(sum(lengths))
+    attended_pairs = float(sum(length * length for length in lengths))
+    projections = 8 * d * d  # per token: query, key, value and output
+    feed_forward = 4 * d * size.ffn  # per token
+    return layers * ((projections + feed_forward) * tokens + 4 * d * attended_pairs)
 
 
 def kind(gpu: str) -> str:
-    """Return our name of a GPU for its driver's name; an unknown name stays."""
+    """Return our name of a GPU for its driver's name; an unknown name is returned unchanged."""
     return _DEVICES.get(gpu, gpu)
 
 
 def peak(gpu: str) -> float | None:
-    """Return the peak FLOP/s of a GPU by our name or its driver's; None if unknown."""
+    """Return the peak FLOP/s of a GPU by our name or its driver's name; None if unknown."""
     return PEAKS.get(kind(gpu))

@@ -1,5 +1,6 @@
 """The masked-LM head, the contrast projection, and the whole network of InfoXLM."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,7 +25,7 @@ class MaskedLMHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(size.vocabulary))
 
     def states(self, hidden: Tensor) -> Tensor:
-        """Return the states (N, d) that are multiplied with the word embeddings, from (N, d) at masked positions."""
+        """Return the states (N, d) that the word embeddings are multiplied with, from (N, d) at masked positions."""
         return self.norm(F.gelu(self.dense(hidden)))
 
     def forward(self, hidden: Tensor, embedding: Tensor) -> Tensor:
@@ -33,7 +34,8 @@ class MaskedLMHead(nn.Module):
 
     def loss(self, hidden: Tensor, embedding: Tensor, targets: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
         """Return the scaled loss to differentiate and the losses (N,); see `linear_cross_entropy`."""
-        return linear_cross_entropy(self.states(hidden), embedding, self.bias, targets, scale, compiler=self.compiler)
+        states = self.states(hidden)
+        return linear_cross_entropy(states, embedding, self.bias, targets, scale, compiler=self.compiler)
 
 
 @dataclass
@@ -48,8 +50,8 @@ class Outputs:
 class InfoXLM(nn.Module):
     """The query encoder with its heads: the network that is trained.
 
-    All sequences of a micro-batch run together up to the universal layer, which is the last one for contrast views.
-    The last layer of all computes only the rows with a target.
+    All sequences of a micro-batch run together up to the universal layer. Contrast views end there; MLM and TLM
+    sequences run on, and the top layer computes only their rows with a target.
     """
 
     def __init__(
@@ -59,30 +61,46 @@ class InfoXLM(nn.Module):
         self.encoder = Encoder(size, dropout)
         self.head = MaskedLMHead(size)
         self.projection = nn.Parameter(torch.empty(size.hidden, size.hidden))  # z = h @ projection
-        self.contrast_layer, self.pooling, self.normalise = contrast_layer, pooling, normalise
+        self.contrast_layer = contrast_layer
+        self.pooling = pooling
+        self.normalise = normalise
 
     def forward(self, batch: PackedBatch, scale: Tensor | None = None) -> Outputs:
-        """Compute all objectives of a packed micro-batch; `scale` (N,): each target's factor in the loss (None: 1)."""
-        contrast, top = self.contrast_layer, self.encoder.size.layers
-        lm, views = batch.lengths[: batch.lm_sequences], batch.lengths[batch.lm_sequences :]
+        """Compute all objectives of a packed micro-batch.
+
+        Args:
+            batch: MLM and TLM sequences, then contrast views.
+            scale: (N,) factor of each target in the loss; None: 1.
+        """
+        lm_lengths = batch.lengths[: batch.lm_sequences]
+        view_lengths = batch.lengths[batch.lm_sequences :]
         hidden = self.encoder.embed(batch.ids, batch.positions)  # (T, d)
         queries = None
-        if views:
-            hidden = self.encoder.run(hidden, batch.lengths, 0, contrast)
-            hidden, contrasted = hidden.split([sum(lm), sum(views)])
-            pooled = pool(contrasted, views, self.pooling)
-            if len(views) > len(batch.view_groups):  # the last one is padding
-                pooled = pooled[:-1]
-            queries = project(pooled, self.projection, self.normalise)
-        if not lm:
+        finished_layers = 0
+        if view_lengths:
+            hidden = self.encoder.run(hidden, batch.lengths, 0, self.contrast_layer)
+            hidden, view_hidden = hidden.split([sum(lm_lengths), sum(view_lengths)])
+            queries = self._query_vectors(batch, view_hidden, view_lengths)
+            finished_layers = self.contrast_layer
+        if not lm_lengths:
             return Outputs(None, None, queries)
-        first = contrast if views else 0
-        hidden = self.encoder.run(hidden, lm, first, top, batch.target_rows, batch.target_counts)  # (N, d)
-        if batch.answered is not None:
+        top_layer = self.encoder.size.layers
+        hidden = self.encoder.run(
+            hidden, lm_lengths, finished_layers, top_layer, batch.target_rows, batch.target_counts
+        )  # (N, d)
+        if batch.answered is not None:  # on GPUs each sequence has a row, also if it has no target
             hidden = hidden[batch.answered]
         if scale is None:
             scale = torch.ones(len(batch.target_ids), device=hidden.device)
-        return Outputs(*self.head.loss(hidden, self.encoder.token_embedding.weight, batch.target_ids, scale), queries)
+        loss, losses = self.head.loss(hidden, self.encoder.token_embedding.weight, batch.target_ids, scale)
+        return Outputs(loss, losses, queries)
+
+    def _query_vectors(self, batch: PackedBatch, hidden: Tensor, lengths: Sequence[int]) -> Tensor:
+        """Return the queries (B, d) of the contrast views from their output of the universal layer."""
+        pooled = pool(hidden, lengths, self.pooling)
+        if len(lengths) > len(batch.view_groups):  # the last sequence is padding
+            pooled = pooled[:-1]
+        return project(pooled, self.projection, self.normalise)
 
 
 def project(pooled: Tensor, projection: Tensor, normalise: bool) -> Tensor:

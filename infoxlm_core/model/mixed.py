@@ -20,11 +20,8 @@ if TYPE_CHECKING:
 
 
 def is_shard(tensor: Tensor) -> TypeIs["DTensor"]:
-    """Return whether each worker holds only a part of a tensor.
-
-    It looks for a method of DTensor, since importing that class takes a second.
-    """
-    return hasattr(tensor, "full_tensor")
+    """Return whether a tensor is a DTensor, of which each worker holds only a shard."""
+    return hasattr(tensor, "full_tensor")  # not isinstance, since importing DTensor takes a second
 
 
 class Linear(nn.Linear):
@@ -37,15 +34,16 @@ class Linear(nn.Linear):
         super().__init__(inputs, outputs)
         self.register_buffer("weight_copy", None, persistent=False)
         self.register_buffer("bias_copy", None, persistent=False)
-        self.copied: tuple[Any, ...] = ()  # dtype of the copies; addresses and versions of the copied weights
+        self.copied_state: tuple[Any, ...] = ()  # what `_parameter_state` returned when the copies were made
 
     def forward(self, rows: Tensor) -> Tensor:
         if rows.dtype == self.weight.dtype:
             return F.linear(rows, self.weight, self.bias)
-        weight, bias = self.weight_copy, self.bias_copy
-        if weight is None or bias is None:  # gathered shards have no copies
-            weight, bias = self.weight.detach().to(rows.dtype), self.bias.detach().to(rows.dtype)
-        output: Tensor = _Product.apply(rows, self.weight, self.bias, weight, bias)
+        weight_copy, bias_copy = self.weight_copy, self.bias_copy
+        if weight_copy is None or bias_copy is None:  # sharded weights, which are gathered for each pass
+            weight_copy = self.weight.detach().to(rows.dtype)
+            bias_copy = self.bias.detach().to(rows.dtype)
+        output: Tensor = _LinearWithCopies.apply(rows, self.weight, self.bias, weight_copy, bias_copy)
         return output
 
     def refresh(self, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
@@ -53,15 +51,24 @@ class Linear(nn.Linear):
         if is_shard(self.weight):
             self.weight_copy = self.bias_copy = None
             return []
-        state = (dtype, *((part.data_ptr(), part._version) for part in (self.weight, self.bias)))
-        if self.copied == state:
+        state = self._parameter_state(dtype)
+        if self.copied_state == state:
             return []
-        self.copied = state
-        weight, bias = self.weight_copy, self.bias_copy
-        if weight is None or bias is None or weight.dtype != dtype or weight.device != self.weight.device:
-            weight, bias = torch.empty_like(self.weight, dtype=dtype), torch.empty_like(self.bias, dtype=dtype)
-            self.weight_copy, self.bias_copy = weight, bias
-        return [(weight, self.weight), (bias, self.bias)]
+        self.copied_state = state
+        weight_copy, bias_copy = self.weight_copy, self.bias_copy
+        if weight_copy is None or bias_copy is None or not self._can_hold_copy(weight_copy, dtype):
+            weight_copy = torch.empty_like(self.weight, dtype=dtype)
+            bias_copy = torch.empty_like(self.bias, dtype=dtype)
+            self.weight_copy, self.bias_copy = weight_copy, bias_copy
+        return [(weight_copy, self.weight), (bias_copy, self.bias)]
+
+    def _parameter_state(self, dtype: torch.dtype) -> tuple[Any, ...]:
+        """Return a value that changes when the parameters or the type of their copies change."""
+        weight, bias = self.weight, self.bias
+        return (dtype, weight.data_ptr(), weight._version, bias.data_ptr(), bias._version)
+
+    def _can_hold_copy(self, buffer: Tensor, dtype: torch.dtype) -> bool:
+        return buffer.dtype == dtype and buffer.device == self.weight.device
 
 
 class AddNorm(nn.LayerNorm):
@@ -70,28 +77,35 @@ class AddNorm(nn.LayerNorm):
     def forward(self, rows: Tensor, change: Tensor) -> Tensor:  # type: ignore[override]
         if rows.dtype in (torch.float32, torch.float64):
             return super().forward(rows + change)
-        summed = full_precision(rows) + full_precision(change)
+        total = full_precision(rows) + full_precision(change)
         weight, bias = full_precision(self.weight), full_precision(self.bias)  # gathered shards are in half precision
-        return F.layer_norm(summed, self.normalized_shape, weight, bias, self.eps).to(rows.dtype)
+        return F.layer_norm(total, self.normalized_shape, weight, bias, self.eps).to(rows.dtype)
 
 
 def refresh(modules: Iterable[nn.Module], dtype: torch.dtype) -> None:
     """Convert all weights that changed since the last call to type `dtype`, in one kernel."""
-    linears = [part for module in modules for part in module.modules() if isinstance(part, Linear)]
+    copies, weights = [], []
     with torch.inference_mode(False), torch.no_grad():  # inference tensors cannot be used in training
-        pairs = [pair for linear in linears for pair in linear.refresh(dtype)]
-        if pairs:
-            torch._foreach_copy_([copy for copy, _ in pairs], [weight for _, weight in pairs])
+        for module in modules:
+            for child in module.modules():
+                if isinstance(child, Linear):
+                    for copy, weight in child.refresh(dtype):
+                        copies.append(copy)
+                        weights.append(weight)
+        if copies:
+            torch._foreach_copy_(copies, weights)
 
 
-def product(left: Tensor, right: Tensor) -> Tensor:
-    """Return left @ right in fp32, even if the factors are bf16."""
+def matmul_fp32(left: Tensor, right: Tensor) -> Tensor:
+    """Return left @ right in fp32, also for bf16 factors."""
     if left.is_cuda:
         return torch.mm(left, right, out_dtype=torch.float32)
     return left.float() @ right.float()
 
 
-class _Product(torch.autograd.Function):
+class _LinearWithCopies(torch.autograd.Function):
+    """A linear map computed with the copies of the parameters, whose gradients go to the parameters."""
+
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor, weight_copy: Tensor, bias_copy: Tensor) -> Tensor:  # noqa: ARG004 - they receive the gradients
         ctx.save_for_backward(rows, weight_copy)
@@ -99,5 +113,8 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        rows, weight = ctx.saved_tensors
-        return gradient @ weight, product(gradient.T, rows), gradient.sum(0, dtype=torch.float32), None, None
+        rows, weight_copy = ctx.saved_tensors
+        rows_gradient = gradient @ weight_copy
+        weight_gradient = matmul_fp32(gradient.T, rows)
+        bias_gradient = gradient.sum(0, dtype=torch.float32)
+        return rows_gradient, weight_gradient, bias_gradient, None, None

@@ -28,37 +28,57 @@ from infoxlm_core.model.task_head import Head
 class Packed(nn.Module):
     """The base of task models: an encoder over packed sequences."""
 
-    drawn_outside = 0  # dropout layers whose masks the caller draws, by the example, and passes as `keep`
+    drawn_outside = 0  # dropout layers whose masks the caller draws for each example, and passes as `keep`
 
     def __init__(self, encoder: Encoder, config: PretrainedConfig, head: Head, dropout: float = 0.0) -> None:
         super().__init__()
-        self.encoder, self.config, self.head, self.dropout = encoder, config, head, dropout
+        self.encoder = encoder
+        self.config = config
+        self.head = head
+        self.dropout = dropout
 
     @property
     def labels(self) -> tuple[str, ...]:
         return padded.labels_of(self.config)
 
     @property
-    def bert(self) -> bool:
+    def is_bert(self) -> bool:
         return self.config.model_type == "bert"
 
     @property
     def names(self) -> pretrained.Names:
-        """Names of the head's parameters -> Hugging Face's."""
-        return self.head.bert_names if self.bert else self.head.names
+        """Names of the head's parameters -> Hugging Face's names."""
+        return self.head.bert_names if self.is_bert else self.head.names
 
-    def hidden(self, ids: Tensor, types: Tensor, lengths: Sequence[int], first_rows: bool) -> Tensor:
-        """Return the last layer, (T, d), of N packed sequences, or with `first_rows` only its N rows at position 0."""
-        size, edges = self.encoder.size, cumulative_lengths(tuple(lengths), ids.device).long()  # (N + 1,)
-        begins = torch.repeat_interleave(edges[:-1], edges.diff(), output_size=len(ids))
-        positions = torch.arange(len(ids), device=ids.device) - begins + size.first
-        hidden = self.encoder.embed(ids, positions, types.clamp(max=max(0, size.types - 1)))
-        rows, counts = (edges[:-1], (1,) * len(lengths)) if first_rows else (None, None)
-        return full_precision(self.encoder.run(hidden, lengths, 0, size.layers, rows, counts))
+    def run_encoder(self, ids: Tensor, types: Tensor, lengths: Sequence[int], only_first_tokens: bool) -> Tensor:
+        """Return the output of the top layer for N packed sequences.
+
+        Args:
+            ids: (T,) token ids.
+            types: (T,) token types; types that the encoder lacks are replaced by its last one.
+            lengths: number of tokens of each sequence.
+            only_first_tokens: compute only the first token of each sequence in the top layer.
+
+        Returns:
+            (T, d), or (N, d) with `only_first_tokens`.
+        """
+        size = self.encoder.size
+        cu_seqlens = cumulative_lengths(tuple(lengths), ids.device).long()  # (N + 1,)
+        first_rows = cu_seqlens[:-1]
+        first_row_of_token = torch.repeat_interleave(first_rows, cu_seqlens.diff(), output_size=len(ids))  # (T,)
+        positions = torch.arange(len(ids), device=ids.device) - first_row_of_token + size.first
+        types = types.clamp(max=max(0, size.types - 1))
+        hidden = self.encoder.embed(ids, positions, types)  # (T, d)
+        if only_first_tokens:
+            one_row_each = (1,) * len(lengths)
+            hidden = self.encoder.run(hidden, lengths, 0, size.layers, first_rows, one_row_each)  # (N, d)
+        else:
+            hidden = self.encoder.run(hidden, lengths, 0, size.layers)
+        return full_precision(hidden)
 
 
 class SequenceModel(Packed):
-    """A head on position 0, as in Hugging Face: dropout, dense, tanh, dropout, linear.
+    """A head on the first token, as in Hugging Face: dropout, dense, tanh, dropout, linear.
 
     In BERT, `dense` is the pooler, with no dropout before it.
     """
@@ -71,15 +91,23 @@ class SequenceModel(Packed):
         self.output = nn.Linear(encoder.size.hidden, head.outputs or len(self.labels))
 
     def forward(self, ids: Tensor, types: Tensor, lengths: Sequence[int], keep: Tensor | None = None) -> Tensor:
-        """Return (N, labels) logits of N packed sequences; ids and types are (T,).
+        """Return the logits (N, labels) of N packed sequences.
 
-        `keep` (N, 2, d) are the masks of dropout before each linear map; None keeps everything. The caller draws them
-        by the example, so that they do not depend on which examples are computed together.
+        Args:
+            ids: (T,) token ids.
+            types: (T,) token types.
+            lengths: number of tokens of each sequence.
+            keep: (N, 2, d) masks of the two dropout layers; None keeps everything. The caller draws them for each
+                example, so that they do not depend on which examples are computed together.
         """
-        hidden = self.hidden(ids, types, lengths, first_rows=True)  # (N, d)
-        scale = 1.0 if keep is None else keep.to(hidden.dtype) / (1.0 - self.dropout)  # (N, 2, d)
-        first, second = (scale, scale) if isinstance(scale, float) else scale.unbind(dim=1)
-        return self.output(torch.tanh(self.dense(hidden if self.bert else hidden * first)) * second)
+        hidden = self.run_encoder(ids, types, lengths, only_first_tokens=True)  # (N, d)
+        if keep is None:
+            return self.output(torch.tanh(self.dense(hidden)))
+        scaled_masks = keep.to(hidden.dtype) / (1.0 - self.dropout)  # (N, 2, d)
+        dense_mask, output_mask = scaled_masks.unbind(dim=1)  # (N, d) each
+        if not self.is_bert:
+            hidden = hidden * dense_mask
+        return self.output(torch.tanh(self.dense(hidden)) * output_mask)
 
 
 class TokenModel(Packed):
@@ -90,8 +118,8 @@ class TokenModel(Packed):
         self.output = nn.Linear(encoder.size.hidden, head.outputs or len(self.labels))
 
     def forward(self, ids: Tensor, types: Tensor, lengths: Sequence[int], keep: Tensor | None = None) -> Tensor:  # noqa: ARG002
-        """Return (T, outputs) logits of packed sequences; ids and types are (T,)."""
-        hidden = self.hidden(ids, types, lengths, first_rows=False)
+        """Return the logits (T, outputs) of packed sequences; ids and types are (T,), `keep` is not used."""
+        hidden = self.run_encoder(ids, types, lengths, only_first_tokens=False)  # (T, d)
         if self.training and self.dropout:
             hidden = F.dropout(hidden, self.dropout)
         return self.output(hidden)
@@ -109,38 +137,38 @@ def create(
     head_dropout: float = 0.0,
     seed: int = 1,
 ) -> TaskModel:
-    """Load a pre-trained encoder and put a new head on it, whose weights are random by the seed; on the CPU.
+    """Load a pre-trained encoder on the CPU and add a new head with random weights.
 
     Args:
-        directory: of the encoder.
+        directory: holds the encoder.
         head: the task's head.
-        labels: in the order of their numbers, if the task has labels.
-        dropout: in the encoder.
-        head_dropout: in the head.
-        seed: of the head's weights.
+        labels: the labels in the order of their numbers, if the task has labels.
+        dropout: probability of dropout in the encoder.
+        head_dropout: probability of dropout in the head.
+        seed: seed of the head's weights.
 
     Raises:
         InputError: the directory has no complete encoder.
     """
-    ours = pretrained.is_ours(pretrained.read_config(directory))
     config = padded.read_config(directory)
     if labels:
         config.id2label = dict(enumerate(labels))
         config.label2id = {label: number for number, label in enumerate(labels)}
-    if not ours:
+    if not pretrained.is_ours(pretrained.read_config(directory)):
         padded.set_dropout(config, dropout, head_dropout)
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             return padded.load(directory, head, config, fresh=True)
+
     module = _build(directory, head, config, dropout, head_dropout)
     for name, child in module.named_children():
         if name != "encoder":
             initialise(child, seed)
-    loaded = nn.Module()  # the encoder and BERT's pooler, but not the head of another task
-    loaded.encoder = module.encoder
-    if isinstance(module, SequenceModel) and module.bert:
-        loaded.dense = module.dense
-    pretrained.load_into(loaded, directory, optional=("dense.",), names=module.names)
+    stored_modules = nn.Module()  # the encoder and BERT's pooler, but not the head of another task
+    stored_modules.encoder = module.encoder
+    if isinstance(module, SequenceModel) and module.is_bert:
+        stored_modules.dense = module.dense
+    pretrained.load_into(stored_modules, directory, optional=("dense.",), names=module.names)
     return module
 
 
@@ -159,8 +187,10 @@ def load(directory: Path, head: Head) -> TaskModel:
 def _build(
     directory: Path, head: Head, config: PretrainedConfig, dropout: float, head_dropout: float
 ) -> SequenceModel | TokenModel:
+    """Return a model of the right size, with uninitialised weights."""
     encoder = Encoder(pretrained.size_of(directory, pretrained.KINDS), dropout)
-    return (TokenModel if head.by_token else SequenceModel)(encoder, config, head, head_dropout)
+    model_class = TokenModel if head.by_token else SequenceModel
+    return model_class(encoder, config, head, head_dropout)
 
 
 def export(module: TaskModel, tokenizer: Path, directory: Path) -> None:
@@ -180,32 +210,43 @@ def export(module: TaskModel, tokenizer: Path, directory: Path) -> None:
 
 @torch.inference_mode()
 def run(module: TaskModel, examples: Examples, tokens_per_batch: int = 8192) -> list[Tensor] | Tensor:
-    """Return logits of examples in their order, float32 on the CPU: (N, outputs), or for token heads a list.
+    """Return the logits of examples in their order, in fp32 on the CPU.
 
-    The list has a tensor (length, outputs) for each example. Similar lengths are computed together, at most
-    `tokens_per_batch` tokens at a time (or one example).
+    Args:
+        module: the model.
+        examples: encoded texts or pairs of texts.
+        tokens_per_batch: examples of similar length are computed together, with at most so many tokens.
+
+    Returns:
+        (N, outputs), or for a token head a list with a tensor (length, outputs) for each example.
     """
     device = next(module.parameters()).device
-    results: list[Tensor] = [torch.empty(0)] * len(examples)
+    logits_of_examples: list[Tensor] = [torch.empty(0)] * len(examples)
     with evaluating(module):
         for rows in batches(examples.lengths, tokens_per_batch):
             batch = examples.take(rows)
             lengths = tuple(batch.lengths.tolist())
-            ids, types = (devices.send(torch.from_numpy(values), device) for values in (batch.ids, batch.types))
+            ids = devices.send(torch.from_numpy(batch.ids), device)
+            types = devices.send(torch.from_numpy(batch.types), device)
             with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-                logits = module(ids, types, lengths)
-            by_example = logits.float().cpu().split(lengths if module.head.by_token else 1)
-            for row, values in zip(rows, by_example, strict=True):
-                results[row] = values
-    return results if module.head.by_token else torch.cat(results)
+                logits = module(ids, types, lengths)  # (N, outputs) or (T, outputs)
+            split_sizes = lengths if module.head.by_token else 1
+            for row, logits_of_example in zip(rows, logits.float().cpu().split(split_sizes), strict=True):
+                logits_of_examples[row] = logits_of_example
+    return logits_of_examples if module.head.by_token else torch.cat(logits_of_examples)
 
 
 def batches(lengths: np.ndarray, tokens: int) -> list[np.ndarray]:
-    """Return rows to compute together, the longest first; padded they have at most `tokens` tokens (or are one row)."""
-    order = np.argsort(-lengths, kind="stable")
-    result, start = [], 0
-    while start < len(order):
-        end = start + max(1, tokens // int(lengths[order[start]]))
-        result.append(order[start:end])
+    """Split rows into batches, the longest first.
+
+    A padded batch has at most `tokens` tokens. A row that is longer is a batch of its own.
+    """
+    longest_first = np.argsort(-lengths, kind="stable")
+    row_batches = []
+    start = 0
+    while start < len(longest_first):
+        longest = int(lengths[longest_first[start]])
+        end = start + max(1, tokens // longest)
+        row_batches.append(longest_first[start:end])
         start = end
-    return result
+    return row_batches

@@ -21,7 +21,7 @@ def torchao():
 
 @pytest.fixture
 def encoder(monkeypatch) -> Encoder:
-    monkeypatch.setattr(fp8, "SMALLEST", 64)
+    monkeypatch.setattr(fp8, "MIN_FEATURES", 64)
     found = Encoder(EncoderSize(vocabulary=50, layers=2, hidden=64, ffn=128, heads=4, positions=66))
     initialise(found, 1)
     drawn = torch.Generator().manual_seed(1)
