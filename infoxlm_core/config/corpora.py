@@ -128,7 +128,7 @@ class PreparationConfig(StageConfig):
     labels are the names of the corpora."""
 
     monolingual_from_pairs: Flag = True
-    """Whether both sides of pairs are also used as monolingual text."""
+    """Whether both sides of pairs are also used as monolingual text. A run that has only pairs needs it."""
 
     cleaning: CleaningConfig = CleaningConfig()
     seed: NonNegativeInt = 1

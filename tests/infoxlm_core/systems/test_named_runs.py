@@ -13,6 +13,7 @@ from infoxlm_core.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
 COMMON = {  # InfoXLM's paper where it says so, else its authors' code
+    "preparation.monolingual_from_pairs": False,
     "tokenization.vocabulary_size": 250_002,
     "pretraining.system": "infoxlm",
     "pretraining.model.max_tokens": 512,
