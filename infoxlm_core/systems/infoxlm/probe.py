@@ -1,6 +1,7 @@
 """Retrieval among a few held-out pairs during training, which shows whether the model learns to align languages."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from infoxlm_core.data.layouts import Sequences, gather, lay_out, positions
-from infoxlm_core.data.shards import Pairs, Shards
+from infoxlm_core.data.shards import Pairs, Shards, Table
 from infoxlm_core.model import devices
 from infoxlm_core.model.encoder import Encoder, evaluating, pool
 from infoxlm_core.tasks.retrieval.nearest import find_nearest
@@ -19,7 +20,7 @@ SEQUENCES = 64  # of one forward pass
 
 
 class Probe:
-    """The first `count` held-out pairs of each language pair; sides are truncated to `longest` tokens."""
+    """The first `count` held-out pairs of each language pair that share no side; at most `longest` tokens of a side."""
 
     def __init__(self, shards: Shards, count: int, longest: int) -> None:
         self.pairs = {}
@@ -47,11 +48,30 @@ def _accuracy(queries: Tensor, candidates: Tensor) -> float:
 
 
 def _first_pairs(tables: Sequence[Pairs], count: int, longest: int) -> tuple[Sequences, Sequences]:
-    which = np.repeat(np.arange(len(tables)), [len(table) for table in tables])[:count]
-    rows = np.concatenate([np.arange(len(table)) for table in tables])[:count]
-    source = gather([table.source for table in tables], which, rows, longest)
-    target = gather([table.target for table in tables], which, rows, longest)
+    chosen = list(itertools.islice(_find_distinct_pairs(tables, longest), count))
+    table_numbers, rows = np.array(chosen).T
+    source = gather([table.source for table in tables], table_numbers, rows, longest)
+    target = gather([table.target for table in tables], table_numbers, rows, longest)
     return lay_out(source), lay_out(target)
+
+
+def _find_distinct_pairs(tables: Sequence[Pairs], longest: int) -> Iterator[tuple[int, int]]:
+    """Yield the table and row of each pair that shares no side with an earlier one, so that one answer is right."""
+    seen: set[tuple[str, bytes]] = set()
+    for number, table in enumerate(tables):
+        for row in range(len(table)):
+            sides = {
+                ("source", _read_bytes(table.source, row, longest)),
+                ("target", _read_bytes(table.target, row, longest)),
+            }
+            if sides.isdisjoint(seen):
+                seen |= sides
+                yield number, row
+
+
+def _read_bytes(table: Table, row: int, longest: int) -> bytes:
+    start, end = table.offsets.item(row), table.offsets.item(row + 1)
+    return table.tokens[start : min(end, start + longest)].tobytes()
 
 
 def _encode(

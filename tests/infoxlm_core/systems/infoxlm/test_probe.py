@@ -1,5 +1,7 @@
 """The probe: retrieval among held-out pairs while a training goes on."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -41,6 +43,17 @@ def test_it_counts_the_sentences_whose_translation_is_nearest(with_held_out):
         "probe/retrieval": 0.5, "probe/retrieval/en-de": 0.5
     }  # fmt: skip
     assert Probe(opened, 5, 12).score(encoder, 2, "mean", torch.device("cpu"))["probe/retrieval"] == 1.0
+
+
+def test_pairs_that_share_a_side_are_no_two_questions(with_held_out):
+    opened = open_shards(with_held_out)
+    (pairs,) = opened.held_out["en-de"]
+    repeated = replace(opened, held_out={"en-de": [pairs, pairs]})
+
+    source, target = Probe(repeated, 15, 12).pairs["en-de"]
+
+    assert len(source.lengths) == len(target.lengths) == 10
+    assert len(Probe(repeated, 15, 2).pairs["en-de"][0].lengths) == 10
 
 
 def test_it_computes_in_the_precision_of_the_training_and_searches_in_fp32(with_held_out, monkeypatch):
