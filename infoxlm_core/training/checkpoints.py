@@ -22,15 +22,14 @@ from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NotRequired, Protocol
+from typing import Any, Protocol
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from typing_extensions import TypedDict
 
 from infoxlm_core import locks, manifests, outside
-from infoxlm_core.errors import DataCorrupt, InfoXLMError, LeaseHeld, NoValidCheckpoint, StorageUnavailable, TryAgain
+from infoxlm_core.errors import InfoXLMError, LeaseHeld, NoValidCheckpoint, StorageUnavailable, TryAgain
 from infoxlm_core.training import guard
 from infoxlm_core.training.fingerprint import Fingerprint
 from infoxlm_core.training.tracker import METRICS
@@ -108,15 +107,6 @@ class Checkpoint:
     step: int
     tensors: dict[str, Tensor]
     meta: dict[str, Any]
-
-
-@outside.allow_extra_keys
-class Meta(TypedDict):
-    """What meta.json of every checkpoint contains; each training adds more."""
-
-    step: int
-    fingerprint: dict[str, Any]
-    made_by: NotRequired[dict[str, Any]]
 
 
 class RemoteCheckpoints(Protocol):
@@ -338,7 +328,7 @@ class Checkpoints:
         for step, path in candidates:
             try:
                 self._verify(path)
-                meta = outside.read_json(path / META, Meta, "restore it", DataCorrupt)
+                meta = json.loads((path / META).read_bytes())
                 tensors = load_file(path / "state.safetensors")
             except TryAgain:  # a failed download is not damage
                 raise
