@@ -35,8 +35,8 @@ VERSIONS = {
     "tuned": FINETUNING,  # measure, of a suite
     "scores": 2,  # evaluate
     "points": 1,  # measure, of a suite
-    "comparison": 3,  # compare
-    "suite": 3,  # summarise
+    "comparison": 4,  # compare
+    "suite": 4,  # summarise
 }
 """Raise the version of a kind of artifact when the same config and inputs produce other content, so that existing
 artifacts are not used again. `tests/infoxlm_core/stages/test_versions.py` fails if results change and their version

@@ -91,6 +91,9 @@ def lay_out(summary: Summary) -> list[Section]:
     """Return the sections of a sweep."""
     tables_of_tasks = task_tables.tabulate(summary)
     sections = [_show_headlines(summary)]
+    differences = task_tables.tabulate_differences(summary)
+    if differences:
+        sections.append(_show_differences(summary, differences))
     ablations = task_tables.tabulate_published_ablations(summary)
     if ablations:
         text = f"Means of five runs on data that differ from ours: compare only the ranking. {published.SOURCE}."
@@ -119,18 +122,37 @@ def lay_out(summary: Summary) -> list[Section]:
 
 
 def _show_headlines(summary: Summary) -> Section:
+    text = "↑ higher is better, ↓ lower is better."
+    if any(statistic.n > 1 for variant in summary.variants.values() for statistic in variant.metrics.values()):
+        text += " Mean ± sample standard deviation over seeds."
+        if summary.tasks:
+            text += (
+                " All seeds fine-tune the same pre-trained model, so the deviation does not include the variation "
+                "between pre-trainings."
+            )
     caption = (
         f"Each point is one seed, the bar is their mean, and the line is the {statistics.INTERVAL} of the mean "
-        "(Student's t), which the table shows below the mean. Intervals that do not overlap show a difference; "
-        "overlapping intervals do not show that there is none."
+        "(Student's t). Overlapping intervals do not show that two models are equal."
     )
     return Section(
         "Headlines",
-        "Mean ± sample standard deviation over seeds; ↑ higher is better, ↓ lower is better.",
+        text,
         problems=() if summary.metrics else ["No trial has finished."],
         tables=[task_tables.tabulate_headlines(summary)] if summary.metrics else [],
         figures={"headlines": caption},
     )
+
+
+def _show_differences(summary: Summary, table: Table) -> Section:
+    count = len(summary.variants) - 1
+    correction = f" with Bonferroni's correction for {count} comparisons" if count > 1 else ""
+    text = (
+        f"Metric of a variant minus the metric of {summary.model} with the same seed: mean ± sample standard "
+        f"deviation, and the {statistics.INTERVAL} of the mean (Student's t{correction}). Metrics in percent differ by "
+        "percentage points. An interval without 0 shows a difference. An interval with 0 does not show that the "
+        "variants are equal."
+    )
+    return Section("Differences between variants", text, tables=[table])
 
 
 def _show_task(name: str, task: TaskSummary, metric_tables: Sequence[Table]) -> Section:

@@ -1,4 +1,4 @@
-"""Compute the mean, sample standard deviation and confidence interval of a metric over seeds, and format metrics."""
+"""Compute statistics of metrics over seeds, compare variants by them, and format metrics."""
 
 import math
 from collections.abc import Mapping
@@ -27,16 +27,43 @@ class Statistic:
     values: Mapping[int, float | None] = field(default_factory=dict)  # by seed; None if a value is not finite
 
 
-def over_seeds(values: Mapping[int, float | None]) -> Statistic:
-    """Return mean, deviation and interval (Student's t) of values by seed; only finite values count."""
+def over_seeds(values: Mapping[int, float | None], comparisons: int = 1) -> Statistic:
+    """Return the mean, deviation and interval (Student's t) of values by seed; only finite values count.
+
+    Args:
+        values: value of each seed.
+        comparisons: number of intervals that hold together with the confidence `CONFIDENCE`. Each of them is wider than
+            a single one, by Bonferroni's correction.
+    """
     by_seed = {seed: value if value is not None and math.isfinite(value) else None for seed, value in values.items()}
     finite = [value for value in by_seed.values() if value is not None]
     n = len(finite)
     if n < 2:
         return Statistic(n, fmean(finite) if finite else None, values=by_seed)
     mean, deviation = fmean(finite), stdev(finite)
-    half = float(special.stdtrit(n - 1, (1 + CONFIDENCE) / 2)) * deviation / math.sqrt(n)
-    return Statistic(n, mean, deviation, (mean - half, mean + half), by_seed)
+    error_probability = (1 - CONFIDENCE) / comparisons
+    quantile = float(special.stdtrit(n - 1, 1 - error_probability / 2))
+    half_width = quantile * deviation / math.sqrt(n)
+    return Statistic(n, mean, deviation, (mean - half_width, mean + half_width), by_seed)
+
+
+def paired_difference(values: Statistic, reference: Statistic, comparisons: int) -> Statistic:
+    """Return the statistic of the differences between two metrics, over the seeds that both have.
+
+    Trials with the same seed read the same data in the same order, so the difference of their metrics varies less than
+    the metrics.
+
+    Args:
+        values: the metric of a variant.
+        reference: the same metric of the variant with which it is compared.
+        comparisons: number of variants that are compared with the reference.
+    """
+    differences = {}
+    for seed, value in values.values.items():
+        reference_value = reference.values.get(seed)
+        if value is not None and reference_value is not None:
+            differences[seed] = value - reference_value
+    return over_seeds(differences, comparisons)
 
 
 def exact(value: float | None) -> Statistic | None:

@@ -5,14 +5,14 @@ trials log only metrics.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
 from infoxlm_core.errors import InputError
 from infoxlm_core.results import published, trials
 from infoxlm_core.results.protocol import compare_protocol, describe_rule, name_setting
-from infoxlm_core.results.statistics import Statistic, is_share, over_seeds
+from infoxlm_core.results.statistics import Statistic, is_share, over_seeds, paired_difference
 from infoxlm_core.results.suite_config import SuiteConfig, SuiteTaskConfig
 from infoxlm_core.results.trials import Trial
 from infoxlm_core.tasks import task_of
@@ -30,6 +30,7 @@ class Variant:
     seeds: tuple[int, ...]
     unfinished: tuple[int, ...]
     metrics: Metrics
+    differences: Metrics = field(default_factory=dict)  # to the first variant of an ablation
 
 
 @dataclass(frozen=True)
@@ -107,12 +108,19 @@ class Summary:
         return is_share(f"{kind}/{name}")
 
     def name_headlines(self) -> dict[str, float]:
-        """Return the headlines for the tracker: `full/retrieval/best`, `full/retrieval/best/deviation` and `…/n`."""
+        """Return the headlines for the tracker: `full/retrieval/best`, with `/deviation` and `/n`.
+
+        A variant that is compared with the first one also has `/difference`, `/difference/low` and `/difference/high`.
+        """
         named: dict[str, float | None] = {}
         for model, variant in self.variants.items():
             for metric, statistic in variant.metrics.items():
                 name = f"{model}/{metric}"
                 named |= {name: statistic.mean, f"{name}/deviation": statistic.deviation, f"{name}/n": statistic.n}
+            for metric, difference in variant.differences.items():
+                name = f"{model}/{metric}/difference"
+                low, high = difference.interval or (None, None)
+                named |= {name: difference.mean, f"{name}/low": low, f"{name}/high": high}
         return {name: value for name, value in named.items() if value is not None}
 
     def name_scores(self) -> dict[str, float]:
@@ -151,18 +159,27 @@ def summarise_metrics(
             raise InputError(f"No trial has the metric {name!r}. Known metrics: {', '.join(sorted(known)) or 'none'}.")
     defaults = (*trials.HEADLINES, "retrieval/contrast", *published.METRICS)
     chosen = tuple(metrics) or tuple(name for name in defaults if name in known)
-    variants = {
-        model: Variant(
+    statistics_of = {
+        model: _over_seeds_each({trial.seed: values for trial, values in group}, chosen)
+        for model, group in groups.items()
+    }
+    reference = next(iter(groups), "")
+    variants = {}
+    for model, group in groups.items():
+        differences = {}
+        if model != reference:
+            for name, statistic in statistics_of[model].items():
+                differences[name] = paired_difference(statistic, statistics_of[reference][name], len(groups) - 1)
+        variants[model] = Variant(
             what=group[0][0].what,
             seeds=tuple(sorted(trial.seed for trial, _ in group)),
             unfinished=tuple(sorted(trial.seed for trial, values in group if not values)),
-            metrics=_over_seeds_each({trial.seed: values for trial, values in group}, chosen),
+            metrics=statistics_of[model],
+            differences=differences,
         )
-        for model, group in groups.items()
-    }
     unfinished = tuple(trial.name for group in groups.values() for trial, values in group if not values)
     models = {model: variant.what for model, variant in variants.items()}
-    return Summary(title, next(iter(models), ""), models, chosen, variants, unfinished, {})
+    return Summary(title, reference, models, chosen, variants, unfinished, {})
 
 
 def summarise(config: SuiteConfig, results: Mapping[str, Scores]) -> Summary:

@@ -34,7 +34,7 @@ class Column:
     name: str
     show: Callable[[float, float], str] = percent
     role: str = ""  # CSS class: `sum` for the mean before all languages, `soft` for grey, `text` for words
-    intervals: bool = False  # show the confidence interval below a figure
+    intervals: bool = False  # show the confidence interval of a figure
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,13 @@ def show_interval(column: Column, cell: Cell) -> str:
     return f"{column.show(low, low)} … {column.show(high, high)}"
 
 
+def _show_in_text(column: Column, cell: Cell, seeds: int) -> str:
+    """Return a cell with its deviation and its interval, `40.1 ± 0.3 (39.5 … 40.8)`."""
+    mean, spread = show(column, cell, seeds)
+    interval = show_interval(column, cell)
+    return f"{mean}{spread} ({interval})" if interval else f"{mean}{spread}"
+
+
 def list_sources(tables: Iterable[Table]) -> list[str]:
     """Return the distinct sources of the published rows; rows refer to a source by its number in this list."""
     return list(dict.fromkeys(line.source for table in tables for line in table.published))
@@ -104,7 +111,9 @@ def lay_out(table: Table, sources: Sequence[str] = (), published: bool = True) -
     head = [table.head] + ["details"] * has_details + ["#M"] * has_rules
     rows = [[*head, *(column.name for column in table.columns), *(["from"] * has_sources)]]
     for line in lines:
-        cells = ["".join(show(c, cell, line.seeds)) for c, cell in zip(table.columns, line.cells, strict=True)]
+        cells = [
+            _show_in_text(column, cell, line.seeds) for column, cell in zip(table.columns, line.cells, strict=True)
+        ]
         origin = f"[{sources.index(line.source) + 1}]" if line.source else "ours"
         rows.append(
             [line.name] + [line.detail] * has_details + [line.rule] * has_rules + cells + [origin] * has_sources
@@ -119,7 +128,7 @@ def to_markdown(table: Table, sources: Sequence[str] = (), published: bool = Tru
 
 
 def to_csv(table: Table) -> str:
-    """Return a table as CSV: shares from 0 to 1, and a column for the deviation after each metric."""
+    """Return a table as CSV: shares from 0 to 1, and after each metric columns for its deviation and its interval."""
     rows = []
     for line in table.lines:
         whose = "published" if line.source else "ours"
@@ -128,6 +137,9 @@ def to_csv(table: Table) -> str:
             statistic = cell if isinstance(cell, Statistic) else exact(cell if isinstance(cell, float) else None)
             row[column.name] = statistic and statistic.mean
             row[f"{column.name} deviation"] = statistic and statistic.deviation
+            if column.intervals:
+                low, high = statistic.interval if statistic and statistic.interval else (None, None)
+                row |= {f"{column.name} low": low, f"{column.name} high": high}
         rows.append(row | {"source": line.source})
     return pd.DataFrame(rows).to_csv(index=False, float_format="%.6g")
 

@@ -46,14 +46,10 @@ def tabulate(summary: Summary) -> dict[str, list[Table]]:
 
 
 def tabulate_headlines(summary: Summary) -> Table:
-    """Tabulate the headline metrics of every model, with intervals."""
+    """Tabulate the headline metrics of every model."""
     several_seeds = any(len(variant.seeds) > 1 for variant in summary.variants.values())
     columns = [Column("seeds", role="text")] if several_seeds else []
-    for metric in summary.metrics:
-        share = summary.is_share(metric)
-        columns.append(
-            Column(statistics.name_column(metric, share), partial(statistics.show, share=share), intervals=True)
-        )
+    columns += [_headline_column(summary, metric) for metric in summary.metrics]
     lines = []
     for model, variant in summary.variants.items():
         planned, finished = len(variant.seeds), len(variant.seeds) - len(variant.unfinished)
@@ -64,6 +60,24 @@ def tabulate_headlines(summary: Summary) -> Table:
         lines.append(Line(model, tuple(cells), what=variant.what, seeds=finished, under_test=under_test))
     head = "model" if summary.tasks else "variant"
     return Table("headlines", "", tuple(columns), tuple(lines), head=head)
+
+
+def _headline_column(summary: Summary, metric: str, intervals: bool = False) -> Column:
+    share = summary.is_share(metric)
+    return Column(statistics.name_column(metric, share), partial(statistics.show, share=share), intervals=intervals)
+
+
+def tabulate_differences(summary: Summary) -> Table | None:
+    """Tabulate the differences of an ablation's variants to the first one; None if no seed is in both."""
+    compared = {model: variant.differences for model, variant in summary.variants.items() if variant.differences}
+    if not any(difference.n for differences in compared.values() for difference in differences.values()):
+        return None
+    columns = tuple(_headline_column(summary, metric, intervals=True) for metric in summary.metrics)
+    lines = []
+    for model, differences in compared.items():
+        cells = tuple(differences[metric] for metric in summary.metrics)
+        lines.append(Line(model, cells, seeds=len(summary.variants[model].seeds)))
+    return Table("differences", "", columns, tuple(lines), head="variant")
 
 
 def tabulate_published_ablations(summary: Summary) -> Table | None:

@@ -67,6 +67,35 @@ def test_an_ablation_has_the_same_page_and_names_unfinished_trials(tmp_path):
         assert "full seed 2, other seed 1" in text and "what full is" in text
 
 
+def test_an_ablation_shows_the_difference_to_the_first_variant_with_its_interval(tmp_path):
+    shares = {"full": (0.50, 0.56, 0.62), "-XLCO": (0.45, 0.52, 0.57), "unfinished": ()}
+    summary = ablation(**{name: [{"retrieval__best": share} for share in row] or [{}] for name, row in shares.items()})
+    page.write(tmp_path, "comparison", summary)
+
+    section = (tmp_path / "comparison.md").read_text().split("\n## ")[2]
+    assert section.startswith("Differences between variants")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if "|" in line]
+    assert rows[2:] == [["-XLCO", "-4.67 ± 0.58 (-6.74 … -2.60)"], ["unfinished", "–"]]
+    assert "Bonferroni's correction for 2 comparisons" in section
+    assert "-6.74 … -2.60" in (tmp_path / "comparison.html").read_text()
+    variants = json.loads((tmp_path / "comparison.json").read_text())["variants"]
+    assert variants["-XLCO"]["differences"]["retrieval/best"]["mean"] == pytest.approx(-0.14 / 3)
+    assert not variants["full"]["differences"]
+    logged = summary.name_headlines()
+    assert logged["-XLCO/retrieval/best/difference"] == pytest.approx(-0.14 / 3)
+    low, high = (logged[f"-XLCO/retrieval/best/difference/{bound}"] for bound in ("low", "high"))
+    assert (low, high) == pytest.approx((-0.0674, -0.0260), abs=5e-5)
+    assert "full/retrieval/best/difference" not in logged
+
+
+def test_only_a_suite_says_that_its_seeds_share_one_pre_training(tmp_path, written):
+    page.write(tmp_path, "comparison", ablation(full=[{"retrieval__best": 0.4}] * 2))
+
+    sentence = "All seeds fine-tune the same pre-trained model"
+    assert sentence in (written[0] / "suite.md").read_text()
+    assert sentence not in (tmp_path / "comparison.md").read_text()
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_values_that_are_not_finite_do_not_count_and_leave_valid_json(tmp_path, bad):
     summary = ablation(full=[{"retrieval__best": 0.4}, {"retrieval__best": 0.4}, {"retrieval__best": bad}])

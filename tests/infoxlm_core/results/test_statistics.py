@@ -5,7 +5,7 @@ import math
 import pytest
 
 from infoxlm_core.results import statistics
-from infoxlm_core.results.statistics import over_seeds
+from infoxlm_core.results.statistics import over_seeds, paired_difference
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,25 @@ def test_one_seed_has_a_mean_but_no_deviation_and_no_interval():
     statistic = over_seeds({1: 0.5, 2: math.nan})
 
     assert (statistic.n, statistic.mean, statistic.deviation, statistic.interval) == (1, 0.5, None, None)
+
+
+def test_a_paired_difference_shows_what_intervals_of_the_means_hide():
+    """Quantiles of Student's t with two degrees of freedom: 4.303 for one comparison, 6.205 for two."""
+    reference, variant = over_seeds({1: 0.50, 2: 0.56, 3: 0.62}), over_seeds({1: 0.55, 2: 0.60, 3: 0.67, 4: 0.10})
+
+    for comparisons, quantile in ((1, 4.303), (2, 6.205)):
+        difference = paired_difference(variant, reference, comparisons)
+
+        mean, deviation = 0.14 / 3, math.sqrt(1 / 30_000)
+        half = quantile * deviation / math.sqrt(3)
+        assert (difference.n, difference.mean, difference.deviation) == pytest.approx((3, mean, deviation))
+        assert difference.interval == pytest.approx((mean - half, mean + half), rel=1e-3)
+        assert difference.interval[0] > 0
+    assert reference.interval[1] > over_seeds({1: 0.55, 2: 0.60, 3: 0.67}).interval[0]  # the intervals overlap
+
+
+def test_a_seed_that_only_one_variant_has_is_no_pair():
+    assert paired_difference(over_seeds({1: 0.5, 2: math.nan}), over_seeds({2: 0.5, 3: 0.5}), 1).mean is None
 
 
 def test_shares_are_shown_in_percent_and_deviations_with_the_decimals_of_their_mean():
