@@ -30,8 +30,15 @@ from infoxlm_core.training.finetuning.task_learner import TaskLearner, Training
 BATCH, PAIRS, LABELS = 32, 6_400, ("contradiction", "entailment", "neutral")
 PERCENTS = (0, 1, 5, 25, 50, 75, 95, 99, 100)
 PREMISE, HYPOTHESIS = (5, 6, 9, 16, 24, 34, 46, 54, 62), (4, 5, 6, 9, 12, 15, 21, 26, 31)  # tokens at these percents
-CONFIG = ClassificationConfig.parse({"batch_size": BATCH, "micro_batch_size": BATCH, "head_dropout": 0.0,
-                                 "optimization": {"warmup_steps": 0, "learning_rate": 1e-5}})  # fmt: skip
+CONFIG = ClassificationConfig.parse(
+    {
+        "batch_size": BATCH,
+        "micro_batch_size": BATCH,
+        "dropout": 0.0,
+        "head_dropout": 0.0,
+        "optimization": {"warmup_steps": 0, "learning_rate": 1e-5},
+    }
+)
 
 
 def run(quick: bool) -> list[Case]:
@@ -112,7 +119,9 @@ def make_models(size: dict, words: int, tokenizer: Path):
     inputs.perturb(model, inputs.SEED)
     with tempfile.TemporaryDirectory() as folder:
         task_models.export(model, tokenizer, Path(folder))
-        peer = AutoModelForSequenceClassification.from_pretrained(folder, attn_implementation="sdpa")
+        peer = AutoModelForSequenceClassification.from_pretrained(
+            folder, attn_implementation="sdpa", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+        )
     peer.get_parameter(pretrained.TYPE_ROW).requires_grad_(False)  # ours is part of the positions
     return model, peer
 

@@ -72,10 +72,10 @@ class RecipeConfig(StageConfig):
     """Sequences per forward pass of a worker. It changes memory and speed, but not the result unless there is
     dropout."""
 
-    dropout: Share = 0.0
-    """Dropout probability in the encoder; InfoXLM's authors used 0.1. Above 0, attention on GPUs uses PyTorch's
-    memory-efficient kernel instead of FlashAttention, and the result depends on how a batch is split, that is, on
-    `micro_batch_size` and the number of workers."""
+    dropout: Share = 0.1
+    """Dropout probability in the encoder. Above 0, attention on GPUs uses PyTorch's memory-efficient kernel instead of
+    FlashAttention, and the result depends on how a batch is split, that is, on `micro_batch_size` and the number of
+    workers."""
 
     epochs: PositiveInt | None = None
     """Number of passes over the training text. If set, `optimization.steps` follows from it, and the warm-up from

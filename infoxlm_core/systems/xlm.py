@@ -25,6 +25,7 @@ from infoxlm_core.data.shards import Pairs, Shards, Table, end_to_end
 from infoxlm_core.data.vocabulary import BOS, EOS, PAD, UNK
 from infoxlm_core.errors import ConfigError, CorpusTooSmall
 from infoxlm_core.model.encoder import EncoderSize, initialise
+from infoxlm_core.model.huggingface import pretrained
 from infoxlm_core.systems.text_batches import Samples, TextBatch, TextSampler, from_zero, languages_of, wrap
 from infoxlm_core.systems.text_learner import Loss, TextNetwork
 from infoxlm_core.systems.text_system import TextSystem
@@ -221,8 +222,8 @@ class XLMSystem(TextSystem):
             n_langs=max(1, size.types),
             **names,
             embed_init_std=size.hidden**-0.5,
-            dropout=0.0,
-            attention_dropout=0.0,
+            dropout=pretrained.FINETUNING_DROPOUT,
+            attention_dropout=pretrained.FINETUNING_DROPOUT,
             bos_token_id=BOS,
             pad_token_id=PAD,
             eos_token_id=EOS,

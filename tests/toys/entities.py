@@ -32,4 +32,4 @@ def write(path: Path, rows: list[Sentence], prefix: str = "") -> Path:
 
 
 def settings(data: Path, **changes) -> NamedEntitiesConfig:
-    return NamedEntitiesConfig.parse({"data": str(data), "max_tokens": 30} | changes)
+    return NamedEntitiesConfig.parse({"data": str(data), "max_tokens": 30, "dropout": 0.0} | changes)

@@ -8,6 +8,6 @@ from infoxlm_core.tasks.classification.settings import ClassificationConfig
 def config(data: Path, **changes) -> ClassificationConfig:
     optimization = {"steps": 60, "learning_rate": 0.01, "warmup_steps": 5, "weight_decay": 0.0}
     return ClassificationConfig.parse(
-        {"data": str(data), "max_tokens": 30, "optimization": optimization, "checkpoints": {"every": 20},
-         "log_every": 1} | changes
+        {"data": str(data), "max_tokens": 30, "dropout": 0.0, "optimization": optimization,
+         "checkpoints": {"every": 20}, "log_every": 1} | changes
     )  # fmt: skip

@@ -31,7 +31,11 @@ def write_config(directory: Path) -> Path:
             "optimization": {"steps": STEPS, "learning_rate": 0.002, "warmup_steps": 20},
             "checkpoints": {"every": 20},
         },
-        "finetuning": {"max_tokens": 64, "optimization": {"steps": 20, "learning_rate": 0.001, "warmup_steps": 2}},
+        "finetuning": {
+            "max_tokens": 64,
+            "dropout": 0.0,  # so that runs with different numbers of workers are equal
+            "optimization": {"steps": 20, "learning_rate": 0.001, "warmup_steps": 2},
+        },
         "evaluation": {"retrieval_pairs": 100, "perplexity_sentences": 40},
         "registration": {"name": "toy"},
     }  # fmt: skip

@@ -46,12 +46,14 @@ def write_data(directory: Path) -> dict[str, Any]:
     return {
         "words": {
             "settings": {"task": "classification", "data": str(directory / "labelled.csv"), "max_tokens": 32,
-                         "batch_size": 8, "selection": {"rule": "joint", "every": 6}, "optimization": STEPS},
+                         "dropout": 0.0, "batch_size": 8, "selection": {"rule": "joint", "every": 6},
+                         "optimization": STEPS},
             "grid": {"optimization.learning_rate": [0.003, 0.001]},
         },
         "riddles": {
             "settings": {"task": "question_answering", "train": [str(train)], "test": [str(directory / "questions")],
-                         "max_tokens": 64, "question_tokens": 8, "stride": 16, "batch_size": 8, "optimization": STEPS},
+                         "max_tokens": 64, "question_tokens": 8, "stride": 16, "dropout": 0.0, "batch_size": 8,
+                         "optimization": STEPS},
         },
         "pairs": {"settings": {"task": "retrieval", "data": str(directory / "aligned")}, "table": "tatoeba"},
     }  # fmt: skip

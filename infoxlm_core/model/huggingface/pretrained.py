@@ -22,6 +22,9 @@ from infoxlm_core.model.huggingface import stored_weights, tokenizers
 
 WEIGHTS, PROJECTION = "model.safetensors", "projection.safetensors"
 KINDS = ("xlm-roberta", "roberta", "bert")  # model types that `Encoder` can compute
+FINETUNING_DROPOUT = 0.1
+"""Dropout in the config.json of exported encoders, as in XLM-R's. It takes effect only where Transformers fine-tunes an
+export; our own training takes dropout from its settings."""
 
 Names = Sequence[tuple[str, str]]
 _Rows = Annotated[int, Field(gt=0, lt=2**31)]
@@ -117,8 +120,8 @@ def hugging_face_config(
         max_position_embeddings=size.positions,
         type_vocab_size=max(1, size.types),
         layer_norm_eps=size.epsilon,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
+        hidden_dropout_prob=FINETUNING_DROPOUT,
+        attention_probs_dropout_prob=FINETUNING_DROPOUT,
         pad_token_id=PAD,
         bos_token_id=BOS,
         eos_token_id=EOS,

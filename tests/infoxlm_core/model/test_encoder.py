@@ -178,6 +178,8 @@ def test_export_loads_in_hugging_face_and_comes_back_bit_by_bit(ours, ids, tmp_p
     pretrained.export(ours, tmp_path / "no tokenizer", tmp_path / "out")
 
     theirs = XLMRobertaForMaskedLM.from_pretrained(tmp_path / "out").double().eval()
+    # Transformers reads both only when others fine-tune the export; 0.1 is XLM-R's value.
+    assert theirs.config.hidden_dropout_prob == theirs.config.attention_probs_dropout_prob == 0.1
     batch, mask = padded(ids)
     logits = ours.head(ours.encoder(ids, where(), LENGTHS), ours.encoder.token_embedding.weight)
     torch.testing.assert_close(theirs(batch, attention_mask=mask).logits[mask.bool()], logits, atol=1e-9, rtol=0)

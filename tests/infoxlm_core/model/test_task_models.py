@@ -36,7 +36,7 @@ from tests.toys.models import NUMBERED, write_tokenizer
 
 LABELS = ["contradiction", "entailment", "neutral"]
 SIZES = {"vocab_size": 48, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
-SMALL = {"vocab_size": 48, "n_layers": 2, "n_heads": 2, "dropout": 0.0, "attention_dropout": 0.0, "pad_token_id": 1}
+SMALL = {"vocab_size": 48, "n_layers": 2, "n_heads": 2, "pad_token_id": 1}
 KINDS = {
     "XLM-R": lambda: XLMRobertaForMaskedLM(XLMRobertaConfig(**SIZES, max_position_embeddings=26, pad_token_id=1)),
     "bare XLM-R": lambda: XLMRobertaModel(XLMRobertaConfig(**SIZES, max_position_embeddings=26, pad_token_id=1)),
@@ -144,6 +144,15 @@ def test_a_new_model_drops_out_from_its_first_step_and_one_that_is_loaded_does_n
     assert torch.equal(logits(module, 1), logits(module, 1)) and not torch.equal(logits(module, 1), logits(module, 2))
     loaded = task_models.load(tmp_path / "out", TASKS["classification"].head)
     assert torch.equal(logits(loaded, 1), logits(loaded, 2))
+
+
+def test_dropout_follows_the_settings_and_not_the_config_of_the_encoder(encoder):
+    inputs = examples(encoder).take(range(4))
+    tensors = torch.from_numpy(inputs.ids), torch.from_numpy(inputs.types), tuple(inputs.lengths.tolist())
+
+    module = task_models.create(encoder, TASKS["classification"].head, LABELS, dropout=0.0, head_dropout=0.0).train()
+
+    assert torch.equal(module(*tensors), module(*tensors))
 
 
 def test_the_head_is_random_by_the_seed_alone(encoder):

@@ -44,6 +44,8 @@ COMMON = {  # InfoXLM's paper where it says so, else its authors' code
     "pretraining.seed": 1,
     "finetuning.batch_size": 32,
     "finetuning.max_tokens": 256,
+    "finetuning.dropout": 0.1,
+    "finetuning.head_dropout": 0.1,
     "finetuning.optimization.steps": 10 * -(-392_702 // 32),
     "finetuning.optimization.weight_decay": 0.0,
 }

@@ -47,12 +47,12 @@ def test_what_is_no_number_is_no_metric():
 @pytest.mark.parametrize(
     ("name", "settings", "depends"),
     [
-        ("classification", {"head_dropout": 0.1}, False),  # drawn by the example, outside
+        ("classification", {"head_dropout": 0.1, "dropout": 0.0}, False),  # drawn by the example, outside
         ("classification", {"head_dropout": 0.0, "dropout": 0.1}, True),
-        ("question_answering", {"train": ["t"], "test": ["q"]}, False),
+        ("question_answering", {"train": ["t"], "test": ["q"], "dropout": 0.0}, False),
         ("retrieval", {"data": "x"}, False),
-        ("named_entities", {"data": "x"}, True),  # drawn for the tokens of a batch
-        ("named_entities", {"data": "x", "head_dropout": 0.0}, False),
+        ("named_entities", {"data": "x", "dropout": 0.0}, True),  # drawn for the tokens of a batch
+        ("named_entities", {"data": "x", "dropout": 0.0, "head_dropout": 0.0}, False),
     ],
 )
 def test_only_dropout_that_is_drawn_by_worker_makes_the_workers_part_of_a_result(tmp_path, name, settings, depends):

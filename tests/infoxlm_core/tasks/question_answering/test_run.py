@@ -243,8 +243,9 @@ def test_a_reader_learns_to_answer_questions_about_paragraphs_it_never_saw(encod
         write_squad(tmp_path / f"{name}.json", riddles(60, seed, words))
     optimization = {"steps": 200, "learning_rate": 0.003, "warmup_steps": 10, "weight_decay": 0.0}
     # 4 special tokens, 2 of the question, and 14 words: all of a training paragraph, of a German one half
-    config = settings(train, tmp_path / "test", dev=[str(tmp_path / "dev")], max_tokens=20, optimization=optimization,
-                      selection={"rule": "joint", "every": 100}, checkpoints={"every": 100})  # fmt: skip
+    config = settings(train, tmp_path / "test", dev=[str(tmp_path / "dev")], max_tokens=20, dropout=0.0,
+                      optimization=optimization, selection={"rule": "joint", "every": 100},
+                      checkpoints={"every": 100})  # fmt: skip
 
     finetune(config, encoder, None, tmp_path / "tuned", tmp_path / "run")
     scores = run.measure(config, tmp_path / "tuned", tmp_path / "out")
