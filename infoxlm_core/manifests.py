@@ -33,7 +33,7 @@ VERSIONS = {
     "pretrained": 1,  # pretrain
     "classifier": FINETUNING,  # finetune
     "tuned": FINETUNING,  # measure, of a suite
-    "scores": 2,  # evaluate
+    "scores": 3,  # evaluate
     "points": 1,  # measure, of a suite
     "comparison": 4,  # compare
     "suite": 4,  # summarise

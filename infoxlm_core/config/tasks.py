@@ -1,8 +1,9 @@
 """The settings that all fine-tuning tasks share, and the configs of `evaluate` and `register`."""
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from infoxlm_core.config.base import (
     Name,
@@ -17,9 +18,23 @@ from infoxlm_core.config.base import (
 )
 from infoxlm_core.config.training import Beta, CheckpointsConfig, OptimizationConfig
 
-_SCORE = r"(mean|best|contrast|no_overlap|xx_[a-z]{2,3}|[a-z]{2,3}_xx|[a-z]{2,3}([-_][A-Za-z0-9]{2,4}){0,2})"
-Metric = Annotated[str, Field(pattern=rf"^(retrieval|classification)/{_SCORE}$")]
-"""Name of an accuracy that is recorded per question: retrieval/best, classification/mean, classification/de."""
+_LANGUAGE_CODE = "[a-z]{2,3}([-_][A-Za-z0-9]{2,4}){0,2}"
+_RETRIEVAL_METRIC = re.compile(rf"retrieval/(served|best|no_overlap|xx_[a-z]{{2,3}}|[a-z]{{2,3}}_xx|{_LANGUAGE_CODE})")
+_CLASSIFICATION_METRIC = re.compile(rf"classification/(mean|{_LANGUAGE_CODE})")
+
+
+def _check_metric(name: str) -> str:
+    if not (_RETRIEVAL_METRIC.fullmatch(name) or _CLASSIFICATION_METRIC.fullmatch(name)):
+        raise ValueError(
+            f"{name!r:.100} is no metric that is recorded by question: give retrieval/served (the vectors that users "
+            "get), retrieval/best, retrieval/no_overlap, retrieval/xx_en, retrieval/en_xx, retrieval/LANGUAGE, "
+            "classification/mean or classification/LANGUAGE"
+        )
+    return name
+
+
+Metric = Annotated[str, AfterValidator(_check_metric)]
+"""Name of an accuracy that is recorded per question: retrieval/served, classification/mean, classification/de."""
 Paths = Annotated[tuple[str, ...], Field(min_length=1)]
 
 
@@ -119,8 +134,9 @@ class RegistrationConfig(StageConfig):
     name: Name = "infoxlm"
     """Name of the registered model."""
 
-    metric: Metric = "retrieval/best"
-    """Score on which candidate and champion are compared, question by question; higher is better."""
+    metric: Metric = "retrieval/served"
+    """Score on which candidate and champion are compared, question by question; higher is better. retrieval/served is
+    that of the vectors that users get: contrast layer and pooling, or the mean of the last layer without contrast."""
 
     gate: dict[Metric, Annotated[Number, Field(gt=-1, lt=1)]] = Field(default_factory=dict)
     """Smallest gain over the champion that each metric needs: the lower end of the gain's confidence interval must lie

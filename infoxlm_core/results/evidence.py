@@ -4,9 +4,11 @@ The outcomes are a table with a row for each question and direction, the same fo
 
     model | task | place | language | direction | question | unshared | right
 
-`place` names the vector, "best" or "contrast", and `direction` is "to_pivot" or "from_pivot"; both are empty for
-tasks other than retrieval. `question` is a digest, so that the table of a confidential test may be published with its
-model. A sentence that is asked in several languages has the same digest in all of them.
+`place` names the vector and `direction` is "to_pivot" or "from_pivot"; both are empty for tasks other than retrieval.
+The vectors are "served", which users get, and "best", whose layer was chosen on these questions. Older releases wrote
+"contrast" instead of "served", and only for models with a contrast layer. `question` is a digest, so that the table of
+a confidential test may be published with its model. A sentence that is a question in several languages has the same
+digest in all of them.
 
 A paired bootstrap interval shows whether a gain could be due to the choice of questions. All questions are resampled
 with replacement thousands of times, and both models are scored on each sample. A question that is asked in several
@@ -43,29 +45,29 @@ class Outcomes:
     def score_questions(self, metric: str) -> pd.Series:
         """Return (language, question) -> share of directions in which the question was answered correctly.
 
-        The mean over languages of the means over their questions is the metric.
+        The mean over languages of the means over their questions is the metric. All metrics of retrieval but `best` are
+        those of the served vector.
 
         Raises:
             InputError: the metric is not a share of correct answers, or the table has no outcomes for it.
         """
         task, _, name = metric.partition("/")
         rows, pivot = self.table[self.table["task"] == task], self.pivot
-        place, direction = rows["place"], rows["direction"]
+        direction, place = rows["direction"], rows["place"].replace("contrast", "served")
         rows_of_metric = {
             "mean": place == "",
             "best": place == "best",
-            "contrast": place == "contrast",
-            "no_overlap": (place == "best") & rows["unshared"],
-            f"xx_{pivot}": (place == "best") & (direction == "to_pivot"),
-            f"{pivot}_xx": (place == "best") & (direction == "from_pivot"),
+            "served": place == "served",
+            "no_overlap": (place == "served") & rows["unshared"],
+            f"xx_{pivot}": (place == "served") & (direction == "to_pivot"),
+            f"{pivot}_xx": (place == "served") & (direction == "from_pivot"),
         }
-        if name in rows_of_metric:
-            rows = rows[rows_of_metric[name]]
-        else:  # the metric of one language
-            rows = rows[(place != "contrast") & (rows["language"] == name)]
+        of_language = place.isin(["", "served"]) & (rows["language"] == name)
+        rows = rows[rows_of_metric.get(name, of_language)]
         if rows.empty:
             raise InputError(
-                f"{metric} has no outcomes by question: compare by a share of correct answers (retrieval/best)"
+                f"no outcomes of {metric} by question: evaluate the model again, or compare by a share of correct "
+                "answers such as retrieval/served"
             )
         return rows.groupby(["language", "question"], sort=True)["right"].mean()
 

@@ -7,6 +7,8 @@ interval of the gain must lie above a limit.
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 
+import pandas as pd
+
 from infoxlm_core.errors import InputError
 from infoxlm_core.results.evidence import Outcomes, paired_bootstrap
 from infoxlm_core.results.statistics import INTERVAL
@@ -59,9 +61,9 @@ def decide(candidate: Contender, champion: Contender | None, gate: Mapping[str, 
     failed = []
     for metric, least in gate.items():
         try:
-            interval = paired_bootstrap(
-                candidate_outcomes.score_questions(metric), champion_outcomes.score_questions(metric)
-            )
+            candidate_answers = _score_questions(candidate, candidate_outcomes, metric)
+            champion_answers = _score_questions(champion, champion_outcomes, metric)
+            interval = paired_bootstrap(candidate_answers, champion_answers)
         except InputError as error:
             return Verdict(False, f"candidate with {comparison}, but {error}", figures)
         except ValueError:
@@ -78,6 +80,14 @@ def decide(candidate: Contender, champion: Contender | None, gate: Mapping[str, 
     if failed:
         return Verdict(False, f"candidate, not shown to be better than version {champion.version}: {gains}", figures)
     return Verdict(True, f"champion, better than version {champion.version}: {gains}", figures)
+
+
+def _score_questions(contender: Contender, outcomes: Outcomes, metric: str) -> pd.Series:
+    """Return the answers of a version; InputError, which names the version, if it has none for the metric."""
+    try:
+        return outcomes.score_questions(metric)
+    except InputError as error:
+        raise InputError(f"version {contender.version} has {error}") from None
 
 
 def describe(metric: str, figure: Mapping[str, float]) -> str:

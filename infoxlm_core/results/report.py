@@ -11,6 +11,7 @@ from infoxlm_core.results import figures, page
 from infoxlm_core.results.page import Section
 from infoxlm_core.results.summary import Summary
 from infoxlm_core.results.tables import Table, percent, tabulate_counts
+from infoxlm_core.results.task_tables import describe_vector
 from infoxlm_core.results.trials import HEADLINES, LINK
 from infoxlm_core.tasks.task import Fact
 
@@ -49,17 +50,13 @@ def _lead(scores: Mapping[str, Any]) -> str:
     """Return a paragraph: how often the model under test finds a translation, and which models may know the test."""
     model = scores["model"]
     retrieval = scores["models"][model]["tasks"]["retrieval"]
-    best, mean = retrieval["best"], retrieval["mean"]
-    vector = "[CLS] vector" if best["pooling"] == "cls" else "mean of tokens"
+    served, best, mean = retrieval["served"], retrieval["best"], retrieval["mean"]
     text = (
         f"For {percent(mean['mean'])} % of the held-out sentences, the nearest vector of {model} is that of the"
         f" translation (chance: {100 * retrieval['chance']:.2f} %). This is the mean of both directions and"
-        f" {len(retrieval['languages'])} languages at layer {best['layer']}, {vector}; the best layer and pooling of"
-        " each model are chosen on these same pairs."
+        f" {len(retrieval['languages'])} languages, with the vectors that users get ({describe_vector(served)}). With"
+        f" the best vector on these same pairs ({describe_vector(best)}) it is {percent(best['mean'])} %."
     )
-    fixed = retrieval["contrast"]
-    if fixed:
-        text += f" At the contrast layer {fixed['layer']}, fixed before training, it is {percent(fixed['mean'])} %."
     if mean["no_overlap"] is not None:
         text += f" On pairs that share no token, where nothing can be copied, it is {percent(mean['no_overlap'])} %."
     suspects = [name for name, result in scores["models"].items() if result.get("not_reserved")]

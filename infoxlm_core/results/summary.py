@@ -20,6 +20,7 @@ from infoxlm_core.tasks.scores import Scores
 from infoxlm_core.tasks.task import Fact, Task
 
 Metrics = Mapping[str, Statistic]
+_LEADING = ("served", "best", "no_overlap", "mean")  # metrics of a task that are headlines, in this order
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ class Summary:
         return is_share(f"{kind}/{name}")
 
     def name_headlines(self) -> dict[str, float]:
-        """Return the headlines for the tracker: `full/retrieval/best`, with `/deviation` and `/n`.
+        """Return the headlines for the tracker: `full/retrieval/served`, with `/deviation` and `/n`.
 
         A variant that is compared with the first one also has `/difference`, `/difference/low` and `/difference/high`.
         """
@@ -143,8 +144,7 @@ def summarise_metrics(
     Args:
         title: title of the page.
         results: the trials with their metrics, which are empty for an unfinished trial.
-        metrics: names of the metrics to compare; by default the headlines, the contrast layer and the paper's tasks,
-            if any trial has them.
+        metrics: names of the metrics to compare; by default the headlines and the paper's tasks, if any trial has them.
 
     Raises:
         InputError: no trial has a metric that `metrics` names.
@@ -157,7 +157,7 @@ def summarise_metrics(
     for name in metrics:
         if name not in known:
             raise InputError(f"No trial has the metric {name!r}. Known metrics: {', '.join(sorted(known)) or 'none'}.")
-    defaults = (*trials.HEADLINES, "retrieval/contrast", *published.METRICS)
+    defaults = (*trials.HEADLINES, *published.METRICS)
     chosen = tuple(metrics) or tuple(name for name in defaults if name in known)
     statistics_of = {
         model: _over_seeds_each({trial.seed: values for trial, values in group}, chosen)
@@ -232,7 +232,7 @@ def _of_tasks(
     headlines: dict[str, None] = {}  # an ordered set
     metrics: dict[str, dict[str, Statistic]] = {model: {} for model in models}
     for name, task in tasks.items():
-        leading = [f"{name}/{metric}" for metric in ("best", "no_overlap", "mean", task.main, "transfer_gap")]
+        leading = [f"{name}/{metric}" for metric in (*_LEADING, task.main, "transfer_gap")]
         for model, row in task.models.items():
             metrics[model] |= row.metrics
             headlines |= {metric: None for metric in leading if metric in row.metrics}

@@ -38,6 +38,11 @@ def name_pooling(pooling: str) -> str:
     return _POOLINGS.get(pooling, pooling)
 
 
+def describe_vector(vector: Mapping[str, Any]) -> str:
+    """Return pooling and layer of a vector in words; `vector` has the fields of a `VectorSpec`."""
+    return f"{name_pooling(vector['pooling'])}, layer {vector['layer']}"
+
+
 def tabulate(summary: Summary) -> dict[str, list[Table]]:
     """Return the tables of each task by its name; tables of several tasks are under `transfer` and `mixed`."""
     tables = {name: _of_task(name, task, summary.model) for name, task in summary.tasks.items() if task.models}
@@ -130,6 +135,7 @@ def _of_metric(name: str, task: TaskSummary, metric: str, model_under_test: str)
         Line(
             model,
             (row.mean[metric], *(row.languages.get(code, {}).get(metric) for code in task.languages)),
+            detail=describe_vector(row.details["served"]) if "served" in row.details else "",
             rule=row.rule.strip("–"),  # a task that trains nothing has no rule
             under_test=model == model_under_test,
         )

@@ -21,7 +21,8 @@ SCORES = "scores.json"
 LINK = "artifact:"
 """Prefix of links to files of a run; the tracker replaces it with the run's address."""
 HEADLINES = (
-    "retrieval/best", "retrieval/no_overlap", "perplexity/mean", "classification/mean", "classification/transfer_gap"
+    "retrieval/served", "retrieval/best", "retrieval/no_overlap", "perplexity/mean", "classification/mean",
+    "classification/transfer_gap",
 )  # fmt: skip
 """Metrics that describe a registered version and compare the variants of an ablation."""
 

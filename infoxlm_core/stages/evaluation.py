@@ -41,7 +41,7 @@ def evaluate(
         output: directory for the files.
 
     Returns:
-        Metrics such as `retrieval/best` (shares from 0 to 1); those of a floor begin with its name.
+        Metrics such as `retrieval/served` (shares from 0 to 1); those of a floor begin with its name.
 
     Raises:
         InputError: there are no held-out pairs, a model is missing, or a test set does not fit its classifier.

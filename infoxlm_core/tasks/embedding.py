@@ -21,7 +21,13 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from infoxlm_core.errors import InputError
 from infoxlm_core.model.heads import project
-from infoxlm_core.model.huggingface.any_encoder import contrast_space, drop_layers, load_encoder, load_projection
+from infoxlm_core.model.huggingface.any_encoder import (
+    contrast_space,
+    drop_layers,
+    load_encoder,
+    load_projection,
+    served_space,
+)
 
 if TYPE_CHECKING:
     from infoxlm_core.model.huggingface.any_encoder import Model
@@ -131,22 +137,23 @@ def load_embedder(
 ) -> Callable[[Sequence[str]], Tensor]:
     """Load a model on disk; return a function from sentences to vectors, (N, d) float32 on the CPU.
 
-    Without `layer` and `pooling` the vectors are those that pre-training contrasted, before the projection.
+    `layer` and `pooling` are by default those of `served_space`. The vectors are not projected.
 
     Raises:
-        InputError: there is no model, it has no such layer or pooling, or neither the caller nor the model names one.
+        InputError: there is no model, or it has no such layer or pooling.
     """
     model, tokenizer = load_encoder(directory)
-    own_layer, own_pooling = contrast_space(model) or (None, None)
-    layer, pooling = own_layer if layer is None else layer, own_pooling if pooling is None else pooling
+    served_layer, served_pooling = served_space(model)
+    layer = served_layer if layer is None else layer
+    pooling = served_pooling if pooling is None else pooling
     last = model.config.num_hidden_layers
-    if layer is None or not 0 <= layer <= last:
+    if not 0 <= layer <= last:
         raise InputError(f"{directory}: layer {layer} is not one of its layers: give 0 to {last}")
     if pooling not in ALL_POOLINGS:
         raise InputError(f"{directory}: pooling {pooling!r:.100} is not known: give {', '.join(ALL_POOLINGS)}")
     projection = load_projection(directory, model) if pooling == "contrast" else None
-    if projection is not None and layer != own_layer:
-        raise InputError(f"{directory}: its contrast vectors are of layer {own_layer}, not {layer}: leave layer out")
+    if projection is not None and layer != served_layer:
+        raise InputError(f"{directory}: its contrast vectors are of layer {served_layer}, not {layer}: leave layer out")
     drop_layers(model, layer)
     spec = VectorSpec(pooling, layer)
 

@@ -25,7 +25,7 @@ from typing_extensions import TypedDict
 from infoxlm_core import manifests, outside
 from infoxlm_core.errors import DataCorrupt, InputError
 from infoxlm_core.model.huggingface import plain_transformers
-from infoxlm_core.model.huggingface.any_encoder import contrast_space, load_encoder
+from infoxlm_core.model.huggingface.any_encoder import load_encoder, served_space
 from infoxlm_core.tasks.embedding import VectorSpec, embed
 
 FILE = "reference_vectors.json"
@@ -90,7 +90,7 @@ def write(directory: Path) -> None:
     if not (directory / "tokenizer_config.json").is_file():
         return
     model, tokenizer = load_encoder(directory, "cpu")
-    layer, pooling = contrast_space(model) or (model.config.num_hidden_layers, "mean")
+    layer, pooling = served_space(model)
     spec = VectorSpec(pooling, layer)
     vectors = embed(model, tokenizer, SENTENCES, [spec], len(SENTENCES), max_tokens=256)[spec]
     content = {"layer": layer, "pooling": pooling, "sentences": SENTENCES, "vectors": vectors.tolist()}

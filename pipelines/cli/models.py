@@ -56,10 +56,10 @@ def embed(
         list[str] | None, typer.Argument(help="Sentences. Default: the lines of standard input.")
     ] = None,
     layer: Annotated[
-        int | None, typer.Option(help="Layer to pool. Default: the layer that was trained by contrast.")
+        int | None, typer.Option(help="Layer to pool. Default: the contrast layer, or the last layer without contrast.")
     ] = None,
     pooling: Annotated[
-        str | None, typer.Option(help="mean, mean_no_special, cls or contrast. Default: that of the model.")
+        str | None, typer.Option(help="mean, mean_no_special, cls or contrast. Default: that of the contrast, or mean.")
     ] = None,
     vectors: Annotated[
         bool, typer.Option("--vectors", help="Print one JSON vector per line instead of similarities.")

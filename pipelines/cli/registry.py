@@ -16,7 +16,7 @@ def promote(
         list[str] | None,
         typer.Option(
             help="NAME or NAME=MARGIN: the confidence interval of the gain must lie above MARGIN; a negative MARGIN "
-            "tolerates a loss. Repeatable: all must pass. Default: retrieval/best=0."
+            "tolerates a loss. Repeatable: all must pass. Default: retrieval/served=0."
         ),
     ] = None,
     to: Annotated[
@@ -78,7 +78,7 @@ def read_gate(metrics: list[str]) -> dict[str, float]:
             gate[name] = float(margin or 0)
         except ValueError:
             raise ConfigError(
-                f"--metric {option}: {margin!r} is not a number: write, for example, retrieval/best=0.005"
+                f"--metric {option}: {margin!r} is not a number: write, for example, retrieval/served=0.005"
             ) from None
         if not -1 < gate[name] < 1:
             raise ConfigError(f"--metric {option}: give a margin between -1 and 1, because scores are fractions")

@@ -33,7 +33,7 @@ def ablation(store, monkeypatch) -> Path:
         MlflowRun(run).log_metrics({"loss/mlm": 5.0}, step=10)
         if trial["variant"] != "-TLM":
             base = 0.4 if trial["variant"] == "full" else 0.3
-            MlflowRun(run).log_metrics({"retrieval/best": base + trial["seed"] / 1000, "loss/mlm": 4.0}, step=20)
+            MlflowRun(run).log_metrics({"retrieval/served": base + trial["seed"] / 1000, "loss/mlm": 4.0}, step=20)
             MlflowRun(run).end()
     return store
 
@@ -84,12 +84,12 @@ def test_the_component_compares_finished_trials_and_ends_the_others_as_failed(ab
     compared = json.loads((made / "comparison.json").read_text())
     assert compared["title"] == "toy" and list(compared["variants"]) == ["full", "-XLCO", "-TLM"]
     assert compared["variants"]["-TLM"]["unfinished"] == [1, 2]
-    assert compared["variants"]["full"]["metrics"]["retrieval/best"]["mean"] == pytest.approx(0.4015)
+    assert compared["variants"]["full"]["metrics"]["retrieval/served"]["mean"] == pytest.approx(0.4015)
     assert "unfinished trials" in Path(outputs["report"].path).read_text().lower()
     assert outputs["metrics"].metadata["-XLCO_retrieval_best"] == pytest.approx(0.3015)
     client = connection.connect(ablation)
     run = client.get_run(parent)
-    assert run.data.metrics["full/retrieval/best/n"] == 2 and run.info.status == "FAILED"
+    assert run.data.metrics["full/retrieval/served/n"] == 2 and run.info.status == "FAILED"
     names = {artifact.path for artifact in client.list_artifacts(parent, "comparison")}
     assert {f"comparison/comparison.{kind}" for kind in ("html", "json", "md")} <= names
     note = run.data.tags["mlflow.note.content"]
@@ -147,13 +147,13 @@ def test_trials_of_an_older_version_are_found(store):
     client = connection.connect(store)
     tags = {"variant": "full", "seed": "1", "what": "all", "infoxlm.run": "toy-0/full/1", runs.PARENT: parent}
     old = client.create_run(client.get_run(parent).info.experiment_id, tags=tags, run_name="full seed 1").info.run_id
-    MlflowRun(old).log_metrics({"retrieval/best": 0.4})
+    MlflowRun(old).log_metrics({"retrieval/served": 0.4})
     MlflowRun(old).end()
 
     (found,) = trial_runs.read(parent)
 
     assert (found.run_id, found.trial) == (old, Trial("full seed 1", "full", 1, what="all"))
-    assert found.metrics == {"retrieval/best": 0.4} and trial_runs.find_ablation("latest", store)[0] == parent
+    assert found.metrics == {"retrieval/served": 0.4} and trial_runs.find_ablation("latest", store)[0] == parent
 
 
 def test_a_place_without_ablations_is_one_line_and_stays_empty(store, tmp_path):

@@ -40,7 +40,7 @@ def test_the_killed_run_continues_after_a_change_of_the_code_and_logs_the_change
 def test_the_encoder_learned_to_align_translations(finished):
     metrics = json.loads(only(finished, "scores/*/manifest.json").read_text())["facts"]
 
-    assert metrics["retrieval/best"] > 2 * metrics["untrained/retrieval/best"]
+    assert metrics["retrieval/served"] > 2 * metrics["untrained/retrieval/served"]
     assert metrics["perplexity/mean"] < metrics["untrained/perplexity/mean"] / 2
 
 
@@ -74,7 +74,7 @@ def test_mlflow_has_the_curves_the_settings_the_report_and_one_champion(finished
     assert run.data.params["pretraining.contrast.momentum"] == "0.99"
     curve = client.get_metric_history(run.info.run_id, "loss/xlco")
     assert [point.step for point in curve] == list(range(10, STEPS + 1, 10))
-    assert run.data.metrics["retrieval/best"] > 0
+    assert run.data.metrics["retrieval/served"] > 0
     assert {"finetune/loss/classification", "finetune_of_start/loss/classification"} <= set(run.data.metrics)
     assert "evaluation/report.html" in [a.path for a in client.list_artifacts(run.info.run_id, "evaluation")]
     (version,) = client.search_model_versions("name = 'toy'")
@@ -87,12 +87,12 @@ def test_mlflow_describes_the_run_its_corpora_and_its_main_metrics(finished, mon
     _, run, _ = runs_of(finished)
 
     note, metrics = run.data.tags["mlflow.note.content"], run.data.metrics
-    assert "**InfoXLM**, 2 layers of 32" in note and "Evaluated on held, in" in note and "| retrieval/best |" in note
+    assert "**InfoXLM**, 2 layers of 32" in note and "Evaluated on held, in" in note and "| retrieval/served |" in note
     assert f"/runs/{run.info.run_id}/artifacts/evaluation/report.html" in note
     contexts = {entry.dataset.name: entry.tags[0].value for entry in run.inputs.dataset_inputs}
     assert contexts == {"mail": "training", "wiki": "training", "shop": "training", "held": "evaluation"}
     headlines = [name for name in metrics if name.startswith("headline/")]
-    assert metrics["headline/retrieval_best"] == metrics["retrieval/best"] and 0 < len(headlines) <= 6
+    assert metrics["headline/retrieval_served"] == metrics["retrieval/served"] and 0 < len(headlines) <= 6
 
 
 def test_kubeflow_gets_the_report_and_a_model_card_without_metadata_for_the_hub(finished):
@@ -149,7 +149,7 @@ def test_a_repeated_run_finds_everything_and_registers_nothing(finished):
     again = infoxlm("run", str(finished.parent / "toy.yaml"), "--store", str(finished))
 
     assert again.returncode == 0, again.stderr
-    assert "retrieval/best" in again.stdout and (only(finished, "scores/*") / "report.html").exists()
+    assert "retrieval/served" in again.stdout and (only(finished, "scores/*") / "report.html").exists()
     assert {path: path.stat().st_mtime for path in finished.glob("*/*/manifest.json")} == times
     assert again.stdout.count("made before from the same inputs") == 6  # all but register
 

@@ -94,9 +94,9 @@ def test_the_deployments_command_serves_the_registered_vectors_to_whoever_may_on
     model = save_model(tmp_path / "model")
     reference_vectors.write(model)
     run_id = runs.open_run("infoxlm", "serving", {runs.RUN_TAG: "serving"}, tmp_path)
-    scores, evaluation = {"retrieval/best": 0.5}, evaluated(tmp_path / "evaluation", 0.5)
+    scores, evaluation = {"retrieval/served": 0.5}, evaluated(tmp_path / "evaluation", 0.5)
     version = model_registry.register(
-        "infoxlm", model, "sha256:s", scores, {"retrieval/best": 0.0}, run_id, {}, evaluation
+        "infoxlm", model, "sha256:s", scores, {"retrieval/served": 0.0}, run_id, {}, evaluation
     )
     client = connection.connect(tmp_path)
     client.set_registered_model_alias("infoxlm", "champion", str(version.version))  # others share the server

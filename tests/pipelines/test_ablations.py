@@ -166,7 +166,7 @@ def test_all_trials_are_one_ablation_in_mlflow_and_seeds_differ(finished, monkey
     assert [point.step for point in curves[0]] == list(range(10, 61, 10))
     assert [point.value for point in curves[0]] != [point.value for point in curves[1]]
     compared = json.loads((only(store, "comparison/*") / "comparison.json").read_text())
-    assert parent.data.metrics["full/retrieval/best"] == pytest.approx(
-        compared["variants"]["full"]["metrics"]["retrieval/best"]["mean"]
+    assert parent.data.metrics["full/retrieval/served"] == pytest.approx(
+        compared["variants"]["full"]["metrics"]["retrieval/served"]["mean"]
     )
     assert len(list(store.glob("corpus/*/manifest.json"))) == len(list(store.glob("shards/*/manifest.json"))) == 1

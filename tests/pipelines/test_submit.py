@@ -130,7 +130,7 @@ tasks: {tatoeba: {settings: {task: retrieval, data: "s3://data/tatoeba"}}}
     assert second["suite"]["models"][0]["name"] == "ours" and second["num_workers"] == 8
     assert third == {
         "model": "models:/infoxlm@candidate",
-        "gate": {"retrieval/best": 0.0, "classification/mean": -0.01},
+        "gate": {"retrieval/served": 0.0, "classification/mean": -0.01},
         "store": "s3://infoxlm/store",
         "image": IMAGE,
     }

@@ -263,7 +263,7 @@ CONFIGS = [
             ("pretraining.objectives.mask_ratio=1.0000001", "less than or equal"), ("pretraining.model.heads=7", "multiple"),
             ("preparation.languages=[en, en, de]", ""),
             ("registration.name=o'brien", "match pattern"), ('registration.name="a\\n"', "match pattern"),
-            ("registration.gate={retrieval/best: .nan}", "finite"), ("registration.gate={retrieval/best: 5}", ""),
+            ("registration.gate={retrieval/served: .nan}", "finite"), ("registration.gate={retrieval/served: 5}", ""),
             ("registration.gate={foo/bar: 0.1}", ""),
         )
     ),

@@ -103,10 +103,10 @@ def accounts(locked_server) -> dict[str, tuple[str, str]]:
 def test_a_training_logs_runs_and_reads_models_and_only_the_account_of_the_registry_moves_the_champion(
     accounts, on_locked_server, tiny_encoders, tmp_path, s3_server
 ):
-    gate, tags = {"retrieval/best": 0.0}, {"test_set": "sha256:t"}
+    gate, tags = {"retrieval/served": 0.0}, {"test_set": "sha256:t"}
 
     def register() -> model_registry.Registration:
-        scores, evaluation = {"retrieval/best": 0.5}, evaluated(tmp_path / "evaluation", 0.5)
+        scores, evaluation = {"retrieval/served": 0.5}, evaluated(tmp_path / "evaluation", 0.5)
         encoder = tiny_encoders["first"]
         return model_registry.register("infoxlm", encoder, "sha256:first", scores, gate, run_id, tags, evaluation)
 

@@ -15,7 +15,7 @@ def evaluated(directory: Path, score: float, questions: int = 400, test: str = "
     directory.mkdir(parents=True, exist_ok=True)
     rows = [
         ("retrieval", place, language, direction, f"{test}-{number}", False, number < round(score * questions))
-        for place in ("best", "contrast")
+        for place in ("served", "best")
         for language in ("de", "fr")
         for direction in ("from_pivot", "to_pivot")
         for number in range(questions)

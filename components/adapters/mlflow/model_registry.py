@@ -69,7 +69,11 @@ def register(
     for metric in gate:
         score = metrics.get(metric)
         if score is None or not math.isfinite(score):
-            raise InputError(f"metric {metric} is {score}, not a finite number: evaluate again")
+            names = ", ".join(name for name in metrics if name.startswith(("retrieval/", "classification/")))
+            raise InputError(
+                f"metric {metric} is {score}, not a finite number: evaluate again, or give a metric of the evaluation "
+                f"({names or 'none'}) to the gate"
+            )
     directories.check_encoder(encoder_dir)
     client = MlflowClient()
     with translate_errors(f"registered model {name}"):

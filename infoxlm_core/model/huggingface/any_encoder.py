@@ -91,6 +91,14 @@ def contrast_space(model: "Model") -> tuple[int, str] | None:
     return (space["layer"], space["pooling"]) if space else None
 
 
+def served_space(model: "Model") -> tuple[int, str]:
+    """Return the layer and pooling of the vectors that users get.
+
+    They are those of the contrast. For a model without contrast they are the last layer and the mean of all tokens.
+    """
+    return contrast_space(model) or (model.config.num_hidden_layers, "mean")
+
+
 def describe(model: "Model") -> dict[str, Any]:
     """Return the type, sizes and contrast settings of an encoder."""
     return {

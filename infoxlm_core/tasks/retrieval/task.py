@@ -53,18 +53,18 @@ class Retrieval(Task[RetrievalConfig]):
     def name_metrics(self, scores: Scores, settings: Any, prefix: str) -> dict[str, float]:
         """Return `PREFIX/xx_en`, `PREFIX/en_xx` and `PREFIX/de`, and the layer that was read.
 
-        The mean is `PREFIX/best` in an evaluation and `PREFIX/mean` in a suite. In a suite, metrics of all vectors but
-        the first also have the vector's name: `PREFIX/cls-last/mean`.
+        In an evaluation the mean is `PREFIX/served`, and `PREFIX/best` is that of the best layer and pooling. In a
+        suite the mean is `PREFIX/mean`, and metrics of all vectors but the first also have the vector's name:
+        `PREFIX/cls-last/mean`.
         """
         pivot, details = settings.pivot, scores.details
         names = {"to_pivot": f"xx_{pivot}", "from_pivot": f"{pivot}_xx"}
         flat = {code: row["mean"] for code, row in scores.languages.items()}
         if "vectors" not in details:
-            flat |= {"best": scores.mean["mean"], "best_layer": details["best"]["layer"], "chance": details["chance"]}
+            best = details["best"]
             flat |= {name: scores.mean[direction] for direction, name in names.items()}
-            flat["no_overlap"] = scores.mean["no_overlap"]
-            if details["contrast"]:
-                flat["contrast"] = details["contrast"]["mean"]
+            flat |= {"served": scores.mean["mean"], "no_overlap": scores.mean["no_overlap"]}
+            flat |= {"best": best["mean"], "best_layer": best["layer"], "chance": details["chance"]}
             return finite({f"{prefix}/{name}": value for name, value in flat.items()})
         for rank, (vector, cells) in enumerate(details["vectors"].items()):
             vector_prefix = f"{vector.replace('@', '-')}/" if rank else ""

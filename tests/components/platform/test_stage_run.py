@@ -62,10 +62,10 @@ def works(monkeypatch) -> list[Work]:
 def test_settings_are_told_as_plain_values_by_section_and_figures_to_one_run(memory, tmp_path):
     with stage_run("evaluate", str(tmp_path)) as step:
         step.report(evaluation=EvaluationConfig(retrieval_pairs=7), model="toy")
-        step.report({"retrieval/best": 0.5})
+        step.report({"retrieval/served": 0.5})
 
     opened, settings, figures = memory.said
-    assert opened == ("opened", "toy-1") and figures == {"retrieval/best": 0.5}
+    assert opened == ("opened", "toy-1") and figures == {"retrieval/served": 0.5}
     assert settings["evaluation"]["retrieval_pairs"] == 7 and settings["model"] == "toy"
 
 
@@ -95,7 +95,7 @@ def test_a_tracker_that_is_down_keeps_no_step_from_its_work(memory, tmp_path, mo
 
     with pytest.raises(SystemExit) as ended, stage_run("evaluate", str(tmp_path)) as step:
         worked.append(True)
-        step.report({"retrieval/best": 0.5})
+        step.report({"retrieval/served": 0.5})
 
     assert worked and ended.value.code == 75
 

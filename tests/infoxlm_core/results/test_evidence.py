@@ -23,28 +23,28 @@ def test_a_metric_counts_the_rows_that_it_names_whatever_the_task_is_called():
     rows = [
         ("mining", place, language, direction, "q", language == "de", right)
         for language, place, direction, right in [
-            ("de", "best", "to_pivot", True),
-            ("de", "best", "from_pivot", False),
-            ("fr", "best", "to_pivot", True),
-            ("fr", "best", "from_pivot", True),
-            ("fr", "contrast", "to_pivot", False),
+            ("de", "served", "to_pivot", True),
+            ("de", "served", "from_pivot", False),
+            ("fr", "served", "to_pivot", True),
+            ("fr", "served", "from_pivot", True),
+            ("fr", "best", "to_pivot", False),
         ]
     ]
     rows += [("tagging", "", "de", "", "q", False, True)]
     outcomes = Outcomes(pd.DataFrame(rows, columns=list(COLUMNS[1:])), "en")
 
-    metrics = ("mining/best", "mining/fr", "mining/xx_en", "mining/no_overlap", "mining/contrast", "tagging/mean",
+    metrics = ("mining/served", "mining/fr", "mining/xx_en", "mining/no_overlap", "mining/best", "tagging/mean",
                "tagging/de")  # fmt: skip
     found = {metric: outcomes.score_questions(metric).to_dict() for metric in metrics}
 
     de, fr = ("de", "q"), ("fr", "q")
     assert found == {
-        "mining/best": {de: 0.5, fr: 1.0}, "mining/fr": {fr: 1.0}, "mining/xx_en": {de: 1.0, fr: 1.0},
-        "mining/no_overlap": {de: 0.5}, "mining/contrast": {fr: 0.0}, "tagging/mean": {de: 1.0},
+        "mining/served": {de: 0.5, fr: 1.0}, "mining/fr": {fr: 1.0}, "mining/xx_en": {de: 1.0, fr: 1.0},
+        "mining/no_overlap": {de: 0.5}, "mining/best": {fr: 0.0}, "tagging/mean": {de: 1.0},
         "tagging/de": {de: 1.0},
     }  # fmt: skip
-    for metric in ("mining/mean", "tagging/best", "tagging/xx_en", "tagging/no_overlap"):
-        with pytest.raises(InputError, match=f"{metric} has no outcomes"):
+    for metric in ("mining/mean", "tagging/served", "tagging/xx_en", "tagging/no_overlap"):
+        with pytest.raises(InputError, match=f"no outcomes of {metric}"):
             outcomes.score_questions(metric)
 
 

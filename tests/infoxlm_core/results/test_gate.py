@@ -6,13 +6,16 @@ import pytest
 from infoxlm_core.results.evidence import COLUMNS, Outcomes
 from infoxlm_core.results.gate import FEWEST_QUESTIONS, Contender, Verdict, decide
 
-METRIC = "retrieval/best"
+METRIC = "retrieval/served"
 
 
-def contender(version: str, right: int, questions: int = 400, test: str = "one", asked: str = "q") -> Contender:
-    """A version that answers the first `right` of its questions."""
+def contender(
+    version: str, right: int, questions: int = 400, test: str = "one", asked: str = "q", best: int = 0, place="served"
+) -> Contender:
+    """A version that answers the first `right` of its questions, and with its best vector the first `best`."""
     rows = [
-        ("m", "retrieval", "best", "de", direction, f"{asked}{number}", False, number < right)
+        ("m", "retrieval", vector, "de", direction, f"{asked}{number}", False, number < right_answers)
+        for vector, right_answers in ((place, right), ("best", best))
         for direction in ("from_pivot", "to_pivot")
         for number in range(questions)
     ]
@@ -25,7 +28,9 @@ def decided(candidate: Contender, champion: Contender | None, least: float = 0.0
 
 
 def test_the_first_version_is_champion_without_a_question():
-    assert decided(contender("1", 0), None) == Verdict(True, "champion with retrieval/best 0.0: there was none before")
+    assert decided(contender("1", 0), None) == Verdict(
+        True, "champion with retrieval/served 0.0: there was none before"
+    )
 
 
 def test_a_clear_gain_passes_and_an_equal_model_does_not():
@@ -34,6 +39,23 @@ def test_a_clear_gain_passes_and_an_equal_model_does_not():
 
     assert better.passed and better.figures[METRIC]["gain"] == pytest.approx(0.1)
     assert not equal.passed and "not shown to be better than version 1" in equal.reason
+
+
+def test_a_candidate_that_is_better_only_at_its_best_layer_does_not_pass():
+    worse = decided(contender("2", 160, best=300), contender("1", 200, best=200))
+    better = decided(contender("2", 240, best=200), contender("1", 200, best=300))
+
+    assert not worse.passed and worse.figures[METRIC]["gain"] == pytest.approx(-0.1)
+    assert better.passed and better.figures[METRIC]["gain"] == pytest.approx(0.1)
+
+
+def test_a_champion_of_an_older_release_is_compared_at_its_contrast_layer_or_not_at_all():
+    older = decided(contender("2", 240), contender("1", 200, best=300, place="contrast"))
+    without_contrast = decided(contender("2", 240), contender("1", 200, best=300, place="best"))
+
+    assert older.passed and older.figures[METRIC]["gain"] == pytest.approx(0.1)
+    assert not without_contrast.passed
+    assert "version 1 has no outcomes of retrieval/served by question: evaluate the model" in without_contrast.reason
 
 
 def test_a_margin_below_zero_tolerates_a_loss():
@@ -45,7 +67,7 @@ def test_a_margin_below_zero_tolerates_a_loss():
     ("candidate", "said"),
     [
         (contender("2", 300, test="two"), "on another test set, promote by hand"),
-        (contender("2", 300, asked="other"), "on other questions of retrieval/best, promote by hand"),
+        (contender("2", 300, asked="other"), "on other questions of retrieval/served, promote by hand"),
         (Contender("2", {"test_set": "one"}, lambda: None), "version 2 has no outcomes by question"),
     ],
 )

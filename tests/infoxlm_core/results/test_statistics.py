@@ -58,7 +58,7 @@ def test_shares_are_shown_in_percent_and_deviations_with_the_decimals_of_their_m
 @pytest.mark.parametrize(
     ("metric", "share", "arrow"),
     [
-        ("retrieval/best", True, "↑"),
+        ("retrieval/served", True, "↑"),
         ("xnli/transfer_gap", True, "↓"),
         ("retrieval/best_layer", False, "↑"),
         ("perplexity/mean", False, "↓"),

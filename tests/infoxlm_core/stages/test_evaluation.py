@@ -83,12 +83,12 @@ def evaluated(corpus, encoders, classifier, tmp_path_factory) -> tuple[Path, dic
 def test_an_encoder_finds_copies_and_is_scored_beside_its_floor(evaluated):
     _, metrics = evaluated
 
-    assert metrics["retrieval/de"] > 0.9 > metrics["retrieval/zh"]
-    assert metrics["retrieval/best"] == pytest.approx((metrics["retrieval/de"] + metrics["retrieval/zh"]) / 2)
-    assert metrics["retrieval/best"] == pytest.approx((metrics["retrieval/xx_en"] + metrics["retrieval/en_xx"]) / 2)
+    assert metrics["retrieval/de"] > 0.7 > metrics["retrieval/zh"]
+    assert metrics["retrieval/served"] == pytest.approx((metrics["retrieval/de"] + metrics["retrieval/zh"]) / 2)
+    assert metrics["retrieval/served"] == pytest.approx((metrics["retrieval/xx_en"] + metrics["retrieval/en_xx"]) / 2)
     assert metrics["retrieval/no_overlap"] == metrics["retrieval/zh"]  # every German pair shares a token
     assert metrics["retrieval/chance"] == 1 / 20
-    assert metrics["retrieval/best"] >= metrics["retrieval/contrast"]
+    assert metrics["retrieval/best"] >= metrics["retrieval/served"]
     assert metrics["perplexity/mean"] == pytest.approx(sum(metrics[f"perplexity/{c}"] for c in ("en", "de", "zh")) / 3)
     assert metrics["b-no-training/retrieval/best_layer"] in (0, 1)
     assert all(math.isfinite(value) for value in metrics.values())
@@ -97,7 +97,7 @@ def test_an_encoder_finds_copies_and_is_scored_beside_its_floor(evaluated):
     assert not [name for name in metrics if name.startswith("b-no-training/classification")]
 
 
-def test_the_best_layer_is_the_highest_of_all_layers_and_poolings(evaluated):
+def test_the_scores_are_those_of_the_contrast_layer_and_the_best_layer_is_the_highest(evaluated):
     scores = json.loads((evaluated[0] / "scores.json").read_text())
 
     assert (scores["model"], scores["pivot"]) == ("InfoXLM", "en") and scores["test_set"].startswith("sha256:")
@@ -105,9 +105,11 @@ def test_the_best_layer_is_the_highest_of_all_layers_and_poolings(evaluated):
     assert list(marks.values()) == [["one.parquet", "two.parquet", "one.parquet"], None]
     for model in scores["models"].values():
         retrieval = model["tasks"]["retrieval"]
-        mean, best = retrieval["mean"]["mean"], retrieval["best"]
-        assert mean == max(max(shares) for shares in retrieval["by_layer"].values())
-        assert mean == retrieval["by_layer"][best["pooling"]][best["layer"]]
+        served, best = retrieval["served"], retrieval["best"]
+        assert served == {"layer": 1, "pooling": "mean"}  # the contrast layer
+        assert retrieval["mean"]["mean"] == retrieval["by_layer"]["mean"][1]
+        assert best["mean"] == max(max(shares) for shares in retrieval["by_layer"].values())
+        assert best["mean"] == retrieval["by_layer"][best["pooling"]][best["layer"]]
 
 
 def test_the_report_shows_all_scores_escapes_names_and_needs_no_network(evaluated):
@@ -117,7 +119,7 @@ def test_the_report_shows_all_scores_escapes_names_and_needs_no_network(evaluate
     headings = re.findall("<h2>(.*?)</h2>", html)
     assert headings == ["Headlines", "retrieval", "perplexity", "classification", "Transfer gap", "Questions",
                         "Training", "Text", "Settings"]  # fmt: skip
-    assert f"{100 * metrics['retrieval/best']:.2f}" in html and "<td>too short</td><td>6</td>" in html
+    assert f"{100 * metrics['retrieval/served']:.2f}" in html and "<td>too short</td><td>6</td>" in html
     assert "&lt;b&gt;no training!" in html and "<b>no" not in html
     assert "not removed from the training text of InfoXLM" in html
     assert "<script" not in html and "<link" not in html
@@ -144,15 +146,15 @@ def test_the_outcomes_by_question_give_back_the_scores(evaluated):
     output, metrics = evaluated
     ours, floor = (evidence.Outcomes(evidence.read(output / "items.parquet", name), "en") for name in NAMES)
 
-    names = ("retrieval/best", "retrieval/no_overlap", "retrieval/contrast", "retrieval/xx_en", "retrieval/en_xx",
+    names = ("retrieval/served", "retrieval/no_overlap", "retrieval/best", "retrieval/xx_en", "retrieval/en_xx",
              "retrieval/de", "classification/mean", "classification/en")  # fmt: skip
     for name in names:
         answers = ours.score_questions(name)
         assert answers.groupby("language").mean().mean() == pytest.approx(metrics[name]), name
-    best = floor.score_questions("retrieval/best")
-    assert best.groupby("language").mean().mean() == pytest.approx(metrics["b-no-training/retrieval/best"])
+    best = floor.score_questions("retrieval/served")
+    assert best.groupby("language").mean().mean() == pytest.approx(metrics["b-no-training/retrieval/served"])
     for name in ("perplexity/mean", "classification/transfer_gap", "retrieval/best_layer", "nothing"):
-        with pytest.raises(InputError, match=f"{name} has no outcomes by question"):
+        with pytest.raises(InputError, match=f"no outcomes of {name} by question"):
             ours.score_questions(name)
 
 
@@ -178,8 +180,14 @@ def test_an_encoder_without_language_model_head_or_contrast_layer_is_scored_on_r
 
     metrics = evaluate(CONFIG, corpus, {"plain": directory}, {}, tmp_path / "out")
 
-    assert "retrieval/best" in metrics
-    assert not {"retrieval/contrast", "perplexity/mean"} & set(metrics)
+    assert "perplexity/mean" not in metrics
+    retrieval = json.loads((tmp_path / "out/scores.json").read_text())["models"]["plain"]["tasks"]["retrieval"]
+    assert retrieval["served"] == {"layer": 2, "pooling": "mean"}  # the vectors of embed and of the model card
+    assert metrics["retrieval/served"] == retrieval["by_layer"]["mean"][2]
+    assert "hidden_states[2]" in (tmp_path / "out/model_card.md").read_text()
+    torch.testing.assert_close(
+        embed_sentences(directory, ["a1 b2"]), embed_sentences(directory, ["a1 b2"], 2, "mean"), atol=0, rtol=0
+    )
     headings = re.findall("<h2>(.*?)</h2>", (tmp_path / "out/report.html").read_text())
     assert headings == ["Headlines", "retrieval", "Questions", "Text", "Settings"]
 
@@ -200,9 +208,9 @@ def test_the_model_card_opens_with_its_languages_and_lists_scores_and_counts(eva
     output, metrics = evaluated
 
     card = (output / "model_card.md").read_text()
-    best = f"{100 * metrics['retrieval/best']:.1f}"
+    best = f"{100 * metrics['retrieval/served']:.1f}"
     assert card.startswith('---\nlanguage:\n- "en"\n- "de"\n- "zh"\n')
-    assert re.search(rf"\| InfoXLM \| \d \| (mean|cls) \| {best} \|", card) and "| <b>no training! |" in card
+    assert re.search(rf"\| InfoXLM \| 1 \| mean \| {best} \|", card) and "| <b>no training! |" in card
     assert "| language | pairs |\n|---|---|\n| de | 7 |\n| zh | 7 |\n" in card
 
 

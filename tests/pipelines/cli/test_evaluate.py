@@ -83,7 +83,7 @@ def test_held_out_text_of_a_prepared_corpus_gives_retrieval_and_perplexity(encod
     result = run("--model", encoder, "--task", "held-out", "--data", tmp_path / "corpus", "--output", tmp_path / "out")
 
     assert result.exit_code == 0, result.output
-    assert "retrieval/best" in result.stdout and "perplexity/mean" in result.stdout
+    assert "retrieval/served" in result.stdout and "perplexity/mean" in result.stdout
     assert (tmp_path / "out/report.html").is_file()
 
 

@@ -46,8 +46,8 @@ def store(tmp_path, monkeypatch) -> Path:
 def register(store: Path, model: Path) -> None:
     """As the first version, and champion, of `tiny`."""
     run_id = runs.open_run("tests", "demo", {runs.RUN_TAG: "r1"}, store)
-    scores, evaluation = {"retrieval/best": 0.5}, evaluated(store / "evaluation", 0.5)
-    model_registry.register("tiny", model, "sha256:1", scores, {"retrieval/best": 0.0}, run_id, {}, evaluation)
+    scores, evaluation = {"retrieval/served": 0.5}, evaluated(store / "evaluation", 0.5)
+    model_registry.register("tiny", model, "sha256:1", scores, {"retrieval/served": 0.0}, run_id, {}, evaluation)
 
 
 @pytest.mark.slow

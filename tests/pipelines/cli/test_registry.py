@@ -16,7 +16,7 @@ from pipelines.cli import app
 from pipelines.promotion import promotion as pipeline
 from tests.toys.evaluation import evaluated
 
-METRIC = "retrieval/best"
+METRIC = "retrieval/served"
 
 
 def register(store: Path, encoder: Path, name: str, score: float, least_gain: float) -> None:
@@ -49,9 +49,8 @@ def test_a_candidate_is_promoted_and_rolled_back_from_the_shell(registry):
 
     promoted = run(registry, "promote", "models:/tiny@candidate")
     assert promoted.exit_code == 0 and champion(registry) == 2
-    assert (
-        "models:/tiny@champion is version 2: champion, better than version 1: retrieval/best +0.1000" in promoted.stdout
-    )
+    verdict = "champion, better than version 1: retrieval/served +0.1000"
+    assert f"models:/tiny@champion is version 2: {verdict}" in promoted.stdout
 
     back = run(registry, "rollback", "tiny", "--reason", "German got worse")
     assert back.exit_code == 0 and champion(registry) == 1
@@ -76,7 +75,7 @@ def test_a_second_promotion_waits_and_is_compared_with_the_new_champion(registry
 @pytest.mark.parametrize(
     ("metric", "said"),
     [
-        ("retrieval/best=much", "'much' is not a number"),
+        ("retrieval/served=much", "'much' is not a number"),
         ("a=5", "give a margin between -1 and 1, because scores are fractions"),
     ],
 )
@@ -98,7 +97,7 @@ def test_the_pipeline_promotes_or_fails_with_the_figures_in_its_own_run(registry
     client = connection.connect(registry)
     figures = client.get_run(done.id).data.metrics
     assert champion(registry) == 2
-    assert 0 < figures["retrieval/best/lower"] < figures["retrieval/best/gain"] == pytest.approx(0.1)
+    assert 0 < figures["retrieval/served/lower"] < figures["retrieval/served/gain"] == pytest.approx(0.1)
     said = json.loads(client.get_model_version("tiny", "2").tags["decision"])
     assert said["by"]["run"].startswith("promotion-")
 

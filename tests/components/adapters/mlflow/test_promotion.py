@@ -13,7 +13,7 @@ from infoxlm_core import manifests
 from infoxlm_core.errors import DataCorrupt, InputError, LeaseHeld, NotPromoted, SignatureInvalid
 from tests.toys.evaluation import evaluated
 
-METRIC = "retrieval/best"
+METRIC = "retrieval/served"
 GATE = {METRIC: 0.0}
 
 
@@ -77,7 +77,9 @@ def test_a_better_candidate_becomes_champion_and_everything_is_written_down(bett
 
 
 def test_a_candidate_that_is_not_better_is_refused_with_the_figures(two, store):
-    expected = r"models:/tiny/2 stays candidate, not shown to be better than version 1: retrieval/best \+0.0000 \(95 %"
+    expected = (
+        r"models:/tiny/2 stays candidate, not shown to be better than version 1: retrieval/served \+0.0000 \(95 %"
+    )
     with pytest.raises(NotPromoted, match=expected):
         promotion.promote_model("models:/tiny@candidate", GATE, store)
 

@@ -11,14 +11,14 @@ from tests.components.conftest import history, open_run
 
 def test_without_a_tracking_server_everything_lies_in_the_store(store):
     run_id = open_run(store)
-    MlflowRun(run_id).log_metrics({"retrieval/best": 0.5})
+    MlflowRun(run_id).log_metrics({"retrieval/served": 0.5})
     report = store / "report.html"
     report.write_text("<p>")
     MlflowRun(run_id).log_artifacts(report, "reports")
 
     assert sorted(path.name for path in store.iterdir()) == [".mlflow.lock", "mlartifacts", "mlflow.db", "report.html"]
     assert [path.parent.name for path in (store / "mlartifacts").rglob("report.html")] == ["reports"]
-    assert history(run_id, "retrieval/best") == [(0, 0.5)]
+    assert history(run_id, "retrieval/served") == [(0, 0.5)]
 
 
 def test_all_stages_of_one_pipeline_run_share_one_run_and_a_retried_stage_opens_it_again(store):

@@ -7,7 +7,7 @@ import torch
 
 from infoxlm_core.tasks.embedding import VectorSpec
 from infoxlm_core.tasks.questions import Questions
-from infoxlm_core.tasks.retrieval.held_out import score_languages, summarise, tabulate
+from infoxlm_core.tasks.retrieval.held_out import score, tabulate
 from infoxlm_core.tasks.retrieval.nearest import mark_hits, search
 from infoxlm_core.tasks.scores import mean_over
 
@@ -22,24 +22,28 @@ def test_the_two_directions_can_differ():
     )
 
     hits = mark_hits(search([("de", sources, targets)])["de"][spec])
-    shares = score_languages({"de": hits}, {"de": torch.tensor([False, True])})["de"]
 
-    assert shares == {"from_pivot": {"all": 0.5, "subset": 0.0}, "to_pivot": {"all": 0.5, "subset": 1.0}}
+    first, second = (score(hits, torch.tensor(subset)) for subset in ([True, False], [False, True]))
+
+    assert hits["from_pivot"].tolist() == [True, False] and hits["to_pivot"].tolist() == [False, True]
+    assert first == second == {"from_pivot": 0.5, "to_pivot": 0.5, "mean": 0.5, "no_overlap": 0.5}
 
 
 @pytest.mark.item("A21")
 def test_every_language_has_the_same_weight_and_an_empty_subset_has_none():
-    cells = {
-        "de": {"from_pivot": {"all": 0.8, "subset": 0.5}, "to_pivot": {"all": 0.6, "subset": 0.3}},
-        "zh": {"from_pivot": {"all": 0.2, "subset": None}, "to_pivot": {"all": 0.0, "subset": None}},
-    }
+    to_pivot = {"de": [1, 1, 1, 0, 0], "zh": [0, 0, 0, 0, 0]}
+    from_pivot = {"de": [1, 1, 1, 1, 0], "zh": [1, 0, 0, 0, 0]}
+    subsets = {"de": [True, False, False, False, True], "zh": [False] * 5}
+    rows = {}
+    for code in ("de", "zh"):
+        hits = {"from_pivot": torch.tensor(from_pivot[code]), "to_pivot": torch.tensor(to_pivot[code])}
+        rows[code] = score(hits, torch.tensor(subsets[code]))
 
-    rows = {code: summarise(cell) for code, cell in cells.items()}
     mean = mean_over(rows)
 
     assert mean["mean"] == pytest.approx(0.4)
     assert (mean["from_pivot"], mean["to_pivot"]) == pytest.approx((0.5, 0.3))
-    assert mean["no_overlap"] == pytest.approx(0.4)
+    assert mean["no_overlap"] == pytest.approx(0.5)
     assert rows["zh"]["no_overlap"] is None
     assert mean_over({"zh": rows["zh"]})["no_overlap"] is None
 
