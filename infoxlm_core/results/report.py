@@ -1,6 +1,7 @@
 """Write the report and the model card of an evaluation, and describe its run for the tracker."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from infoxlm_core.results.summary import Summary
 from infoxlm_core.results.tables import Table, percent, tabulate_counts
 from infoxlm_core.results.task_tables import describe_vector
 from infoxlm_core.results.trials import HEADLINES, LINK
+from infoxlm_core.tasks.retrieval.settings import FEWEST_UNSHARED
 from infoxlm_core.tasks.task import Fact
 
 
@@ -68,7 +70,17 @@ def _lead(scores: Mapping[str, Any]) -> str:
 def _tabulate_pairs(pairs: Mapping[str, Mapping[str, int]]) -> Table:
     kinds = {"held out": "held_out", "drawn": "drawn", "that share no token": "no_overlap"}
     counts = {title: {language: numbers[kind] for language, numbers in pairs.items()} for title, kind in kinds.items()}
-    return tabulate_counts("pairs", list(pairs), counts)
+    table = tabulate_counts("pairs", list(pairs), counts)
+    return replace(table, notes=(_describe_unshared(pairs),))
+
+
+def _describe_unshared(pairs: Mapping[str, Mapping[str, int]]) -> str:
+    """Return which pairs share no token, and which languages have too few of them for a score."""
+    too_few = [language for language, numbers in pairs.items() if numbers["no_overlap"] < FEWEST_UNSHARED]
+    text = "“share no token”: no token with a letter or digit is on both sides"
+    if too_few:
+        text += f"; fewer than {FEWEST_UNSHARED} such pairs, and so no score of them, have {', '.join(too_few)}"
+    return text
 
 
 def count_lines(report: Mapping[str, Any] | None) -> dict[str, Any] | None:

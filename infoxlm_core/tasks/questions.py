@@ -1,7 +1,8 @@
 """The questions of an evaluation, drawn from the held-out pairs of a prepared corpus and equal for all models."""
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -9,11 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from infoxlm_core import manifests
 from infoxlm_core.config import EvaluationConfig
 from infoxlm_core.model.huggingface import tokenizers
 from infoxlm_core.tasks.retrieval.files import Pairs, read_held_out
+from infoxlm_core.tasks.retrieval.settings import FEWEST_UNSHARED
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,11 @@ class Questions:
     pairs: Mapping[str, Pairs]
     sentences: Mapping[str, list[str]]  # the pivot's first
     unshared: Mapping[str, Tensor]  # (N,) bool: whether the sides of a pair share no token of the model under test
+
+    def select_unshared(self, language: str) -> Tensor:
+        """Return which pairs of a language count for `no_overlap`, (N,) bool: none if there are too few."""
+        unshared = self.unshared[language]
+        return unshared if unshared.sum() >= FEWEST_UNSHARED else torch.zeros_like(unshared)
 
     @cached_property
     def digest(self) -> str:
@@ -45,11 +53,7 @@ def draw_questions(corpus: Path, reference: Path, config: EvaluationConfig) -> Q
     pivot, held_out = read_held_out(corpus)
     pairs = {language: draw_pairs(rows, config) for language, rows in held_out.items()}
     tokenizer = tokenizers.load(reference)
-    options: dict[str, Any] = {"add_special_tokens": False, "truncation": True, "max_length": config.max_tokens}
-    unshared = {}
-    for language, drawn in pairs.items():
-        sources, targets = (tokenizer(list(side), **options)["input_ids"] for side in zip(*drawn, strict=True))
-        unshared[language] = shares_no_token(sources, targets)
+    unshared = {language: shares_no_token(tokenizer, drawn, config.max_tokens) for language, drawn in pairs.items()}
     counts = {language: len(rows) for language, rows in held_out.items()}
     return Questions(pivot, counts, pairs, draw_sentences(pivot, held_out, config), unshared)
 
@@ -87,12 +91,18 @@ def _rank(seed: int, text: str) -> bytes:
     return hashlib.sha256(f"{seed}/{text}".encode()).digest()
 
 
-def shares_no_token(sources: Sequence[Collection[int]], targets: Sequence[Collection[int]]) -> Tensor:
-    """Return whether source i and target i have no token id in common: (N,) bool. Ids are without special tokens.
+def shares_no_token(tokenizer: Tokenizer, pairs: Pairs, max_tokens: int) -> Tensor:
+    """Return for each of N pairs whether its sides have no token with a letter or digit in common: (N,) bool.
 
-    Such pairs cannot be found by names, numbers or placeholders that a translation copies.
+    Such pairs cannot be found by names, numbers or placeholders that a translation copies. Punctuation and bare spaces
+    are not counted: nearly all pairs share them.
     """
-    return torch.tensor([set(a).isdisjoint(b) for a, b in zip(sources, targets, strict=True)], dtype=torch.bool)
+    options: dict[str, Any] = {"add_special_tokens": False, "truncation": True, "max_length": max_tokens}
+    sources = tokenizer([source for source, _ in pairs], **options)["input_ids"]
+    targets = tokenizer([target for _, target in pairs], **options)["input_ids"]
+    tokens = set(itertools.chain(*sources, *targets))
+    words = {token for token in tokens if any(character.isalnum() for character in tokenizer.decode([token]))}
+    return torch.tensor([words.isdisjoint(set(a) & set(b)) for a, b in zip(sources, targets, strict=True)])
 
 
 def digest_question(text: str) -> str:

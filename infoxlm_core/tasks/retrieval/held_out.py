@@ -34,11 +34,12 @@ def measure(questions: Questions, directory: Path, config: EvaluationConfig) -> 
     layers = range(model.config.num_hidden_layers + 1)
     specs = [VectorSpec(pooling, layer) for pooling in POOLINGS for layer in layers]
     nearest = search(_embed(model, tokenizer, questions.pairs, specs, config))
+    subsets = {language: questions.select_unshared(language) for language in nearest}
     hits: dict[VectorSpec, dict[str, Hits]] = {}
     rows: dict[VectorSpec, dict[str, dict[str, Any]]] = {}
     for spec in specs:
         hits[spec] = {language: mark_hits(by_spec[spec]) for language, by_spec in nearest.items()}
-        rows[spec] = {language: score(hits[spec][language], questions.unshared[language]) for language in nearest}
+        rows[spec] = {language: score(hits[spec][language], subsets[language]) for language in nearest}
     means = {spec: mean_over(rows[spec]) for spec in specs}
 
     served_layer, served_pooling = served_space(model)
@@ -112,7 +113,7 @@ def tabulate(questions: Questions, hits: Mapping[str, Mapping[str, Hits]]) -> pd
                     "language": language,
                     "direction": direction,
                     "question": ids,
-                    "unshared": questions.unshared[language].numpy(),
+                    "unshared": questions.select_unshared(language).numpy(),
                     "right": right.numpy(),
                 }
                 tables.append(pd.DataFrame(columns))

@@ -8,6 +8,10 @@ from infoxlm_core.config.base import Flag, Language, PositiveInt, Source, StageC
 
 Vector = Annotated[str, Field(pattern=r"^(mean|mean_no_special|cls|contrast)@([0-9]+|last|contrast|best)$")]
 
+FEWEST_UNSHARED = 50
+"""A language with fewer pairs that share no token has no score of them: in the mean over languages, a few pairs would
+weigh as much as the hundreds of another language."""
+
 
 class RetrievalConfig(StageConfig):
     """Encoder + aligned sentences -> how often the translation is the nearest (Tatoeba, NTREX, FLORES, your own)."""

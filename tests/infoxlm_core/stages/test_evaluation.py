@@ -22,7 +22,7 @@ from infoxlm_core.stages.evaluation import evaluate
 from infoxlm_core.tasks.embedding import embed_sentences
 from tests.toys.models import save_model
 
-CONFIG = EvaluationConfig(retrieval_pairs=20, perplexity_sentences=10, batch_size=8, max_tokens=32)
+CONFIG = EvaluationConfig(retrieval_pairs=60, perplexity_sentences=10, batch_size=8, max_tokens=32)
 WORDS = [f"{letter}{number}" for letter in "abc" for number in range(10)]
 NAMES = ("InfoXLM", "<b>no training!")
 
@@ -36,10 +36,10 @@ def write_table(path: Path, **columns) -> None:
 def corpus(tmp_path_factory) -> Path:
     """Two languages: German repeats the English words and adds one, Chinese shares none with the English."""
     root = tmp_path_factory.mktemp("corpus")
-    english = [f"a{i} b{j}" for i in range(5) for j in range(4)]
+    english = [f"a{i} b{j}" for i in range(10) for j in range(6)]
     write_table(root / "held_out/en-de/one.parquet", source=english[:10], target=[f"{s} c0" for s in english[:10]])
     write_table(root / "held_out/en-de/two.parquet", source=english[10:], target=[f"{s} c0" for s in english[10:]])
-    chinese = [f"c{1 + i % 5} b{4 + i // 5}" for i in range(20)]
+    chinese = [f"c{9 - i} b{(j + 3) % 10}" for i in range(10) for j in range(6)]
     write_table(root / "held_out/en-zh/one.parquet", source=english, target=chinese)
     file = {"corpus": "web", "kind": "pairs", "file": "web.tsv", "read": 10, "kept": 7, "dropped": {"too_short": 3}}
     (root / "report.json").write_text(json.dumps({"files": [file | {"language": code} for code in ("de", "zh")]}))
@@ -83,11 +83,11 @@ def evaluated(corpus, encoders, classifier, tmp_path_factory) -> tuple[Path, dic
 def test_an_encoder_finds_copies_and_is_scored_beside_its_floor(evaluated):
     _, metrics = evaluated
 
-    assert metrics["retrieval/de"] > 0.7 > metrics["retrieval/zh"]
+    assert metrics["retrieval/de"] > 0.5 > metrics["retrieval/zh"]
     assert metrics["retrieval/served"] == pytest.approx((metrics["retrieval/de"] + metrics["retrieval/zh"]) / 2)
     assert metrics["retrieval/served"] == pytest.approx((metrics["retrieval/xx_en"] + metrics["retrieval/en_xx"]) / 2)
     assert metrics["retrieval/no_overlap"] == metrics["retrieval/zh"]  # every German pair shares a token
-    assert metrics["retrieval/chance"] == 1 / 20
+    assert metrics["retrieval/chance"] == 1 / 60
     assert metrics["retrieval/best"] >= metrics["retrieval/served"]
     assert metrics["perplexity/mean"] == pytest.approx(sum(metrics[f"perplexity/{c}"] for c in ("en", "de", "zh")) / 3)
     assert metrics["b-no-training/retrieval/best_layer"] in (0, 1)
