@@ -5,16 +5,20 @@ They have the same signature as our packed models, so that training and predicti
 
 import inspect
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import transformers
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, PretrainedConfig
 
+from infoxlm_core.data.examples import Examples
 from infoxlm_core.errors import InputError, one_line
+from infoxlm_core.languages import two_letters
 from infoxlm_core.model.huggingface import pretrained, stored_weights
 from infoxlm_core.model.task_head import Head
 
@@ -38,6 +42,7 @@ class Padded(nn.Module):
         self.types = 0
         if "token_type_ids" in inspect.signature(model.forward).parameters:
             self.types = getattr(model.config, "type_vocab_size", 0) or 0
+        self.has_languages = bool(languages_of(model.config))
 
     @property
     def config(self) -> PretrainedConfig:
@@ -48,17 +53,56 @@ class Padded(nn.Module):
         return labels_of(self.config)
 
     def forward(self, ids: Tensor, types: Tensor, lengths: Sequence[int], keep: Tensor | None = None) -> Tensor:  # noqa: ARG002 - as all task models
-        """Return (N, outputs) logits of N packed sequences, or (T, outputs) for token heads; ids and types are (T,)."""
+        """Return (N, outputs) logits of N packed sequences, or (T, outputs) for token heads; ids and types are (T,).
+
+        For a model with language embeddings, types are numbers of languages; see `set_languages`.
+        """
         sizes = list(lengths)
         pad = getattr(self.config, "pad_token_id", None) or 0
         mask = pad_sequence([ids.new_ones(size) for size in sizes], batch_first=True)  # (N, longest)
         inputs = {"input_ids": pad_sequence(list(ids.split(sizes)), batch_first=True, padding_value=pad)}
-        if self.types > 1:  # XLM, for example, has no types and would look them up in the word embeddings
+        if self.has_languages:
+            inputs["langs"] = pad_sequence(list(types.split(sizes)), batch_first=True)
+        elif self.types > 1:  # XLM, for example, has no types and would look them up in the word embeddings
             inputs["token_type_ids"] = pad_sequence(list(types.split(sizes)), batch_first=True)
         outputs = self.model(**inputs, attention_mask=mask)
         fields = [outputs[field] for field in self.head.fields]
         logits = fields[0] if len(fields) == 1 else torch.stack(fields, dim=-1)
         return logits[mask.bool()] if self.head.by_token else logits  # (N, longest, outputs) -> (T, outputs)
+
+
+def languages_of(config: PretrainedConfig) -> dict[str, int]:
+    """Return the numbers of a model's language embeddings by language; empty if it has none, as all models but XLM."""
+    if getattr(config, "n_langs", 1) < 2 or not getattr(config, "use_lang_emb", False):
+        return {}
+    return dict(getattr(config, "lang2id", None) or {})
+
+
+def number_language(config: PretrainedConfig, language: str) -> int | None:
+    """Return the number of a language's embedding; None if the model has no language embeddings.
+
+    Raises:
+        InputError: the model has language embeddings, but not of this language.
+    """
+    numbers = languages_of(config)
+    if not numbers:
+        return None
+    name = language if language in numbers else two_letters(language)
+    if name not in numbers:
+        raise InputError(f"the model has no embedding of language {language}: give text in {', '.join(numbers)}")
+    return numbers[name]
+
+
+def set_languages(examples: Examples, config: PretrainedConfig, languages: Sequence[str]) -> Examples:
+    """Return N examples whose types are the numbers of their N languages, if the model has language embeddings.
+
+    Both sides of a pair have one number, as in XLM. Examples of other models are returned unchanged.
+    """
+    if not languages_of(config):
+        return examples
+    number_of = {language: number_language(config, language) for language in set(languages)}
+    numbers = np.array([number_of[language] for language in languages], np.int16)
+    return replace(examples, types=np.repeat(numbers, examples.lengths))
 
 
 def labels_of(config: PretrainedConfig) -> tuple[str, ...]:

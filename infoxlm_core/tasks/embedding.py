@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from infoxlm_core.errors import InputError
+from infoxlm_core.model import padded
 from infoxlm_core.model.heads import project
 from infoxlm_core.model.huggingface.any_encoder import (
     contrast_space,
@@ -55,18 +56,33 @@ def encode(model: "Model", tokenizer: Tokenizer, texts: Sequence[str], max_token
     return [{name: values[i] for name, values in columns.items() if name in inputs} for i in range(len(texts))]
 
 
-def batches(tokenizer: Tokenizer, features: Features, batch_size: int) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
-    """Yield indices of `features` and their padded batch. Similar lengths share a batch; the longest come first."""
-    collate = transformers.DataCollatorWithPadding(tokenizer)
+def batches(
+    model: "Model", tokenizer: Tokenizer, features: Features, batch_size: int, language: str | None = None
+) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
+    """Yield indices of `features` and their padded batch on the model's device.
+
+    Similar lengths share a batch; the longest come first. If the model has language embeddings, `language` selects one.
+    """
+    language_number = None if language is None else padded.number_language(model.config, language)
+    for rows in _group_by_length(features, batch_size):
+        batch = transformers.DataCollatorWithPadding(tokenizer)([features[row] for row in rows])
+        batch = {name: values.to(model.device) for name, values in batch.items()}
+        if language_number is not None:
+            batch["langs"] = torch.full_like(batch["input_ids"], language_number)
+        yield rows, batch
+
+
+def _group_by_length(features: Features, batch_size: int) -> Iterator[list[int]]:
+    """Yield the indices of each batch."""
     lengths = [len(feature["input_ids"]) for feature in features]
     rows: list[int] = []
     for i in sorted(range(len(features)), key=lambda i: (-lengths[i], i)):
         if rows and (len(rows) == batch_size or lengths[i] < LEAST_FILLED * lengths[rows[0]]):
-            yield rows, dict(collate([features[j] for j in rows]))
+            yield rows
             rows = []
         rows.append(i)
     if rows:
-        yield rows, dict(collate([features[j] for j in rows]))
+        yield rows
 
 
 def mean_pool(hidden: Tensor, mask: Tensor) -> Tensor:
@@ -96,20 +112,21 @@ def embed(
     max_tokens: int,
     projection: Tensor | None = None,
     advance: Callable[[int], None] = lambda _: None,
+    language: str | None = None,
 ) -> dict[VectorSpec, Tensor]:
     """Compute several vectors of N sentences in one pass: (N, d) float32 each, on the model's device.
 
     Everything is computed in fp32, on a GPU too: rounding to bf16 moves cosines more than those of neighbours differ.
 
     `projection` is for vectors of pooling contrast; see `load_projection`. `advance` is called with the number of
-    sentences of every finished batch.
+    sentences of every finished batch. `language` is that of the texts, for models with language embeddings, such as
+    XLM; without it no language embedding is added.
     """
     _, contrast_pooling = contrast_space(model) or (0, "")
     vectors = {spec: torch.empty(len(texts), model.config.hidden_size, device=model.device) for spec in specs}
     for start in range(0, len(texts), CHUNK):
         features = encode(model, tokenizer, texts[start : start + CHUNK], max_tokens)
-        for rows, batch in batches(tokenizer, features, batch_size):
-            batch = {name: values.to(model.device) for name, values in batch.items()}
+        for rows, batch in batches(model, tokenizer, features, batch_size, language):
             layers = model.base_model(**batch, output_hidden_states=True).hidden_states  # T + 1 of (B, L, d)
             mask = batch["attention_mask"]
             words = mask_special(tokenizer, batch["input_ids"], mask)

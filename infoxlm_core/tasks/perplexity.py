@@ -47,7 +47,7 @@ class Perplexity(Task[EvaluationConfig]):
             return None
         encoder, tokenizer = load_encoder(model)
         perplexities = {
-            language: measure(encoder, tokenizer, texts, config.batch_size, config.max_tokens, config.seed)
+            language: measure(encoder, tokenizer, texts, config.batch_size, config.max_tokens, config.seed, language)
             for language, texts in questions.sentences.items()
         }
         counts = {language: len(texts) for language, texts in questions.sentences.items()}
@@ -63,9 +63,18 @@ def choose_gaps(tokens: int, rng: np.random.Generator) -> np.ndarray:
 
 @torch.inference_mode()
 def measure(
-    model: "Model", tokenizer: Tokenizer, sentences: Sequence[str], batch_size: int, max_tokens: int, seed: int
+    model: "Model",
+    tokenizer: Tokenizer,
+    sentences: Sequence[str],
+    batch_size: int,
+    max_tokens: int,
+    seed: int,
+    language: str | None = None,
 ) -> float:
-    """Return the perplexity of a masked language model on sentences, each masked once; NaN if none has a token."""
+    """Return the perplexity of a masked language model on sentences, each masked once; NaN if none has a token.
+
+    `language` is that of the sentences, for models with language embeddings.
+    """
     features, gaps, answers = [], [], []
     for number, feature in enumerate(encode(model, tokenizer, sentences, max_tokens)):
         ids = np.array(feature["input_ids"])
@@ -79,7 +88,7 @@ def measure(
             features.append(feature | {"input_ids": ids.tolist()})
 
     total, targets = 0.0, 0
-    for numbers, batch in batches(tokenizer, features, batch_size):
+    for numbers, batch in batches(model, tokenizer, features, batch_size, language):
         rows = torch.tensor([row for row, i in enumerate(numbers) for _ in gaps[i]])
         columns = torch.tensor(np.concatenate([gaps[i] for i in numbers]))
         answer = torch.tensor(np.concatenate([answers[i] for i in numbers]), device=model.device)
@@ -95,7 +104,7 @@ def _predict_at(model: "Model", batch: dict[str, Tensor], rows: Tensor, columns:
     hook = output.register_forward_pre_hook(lambda _, inputs: (inputs[0][rows, columns],))  # (B, L, d) -> (gaps, d)
     try:
         with autocast(model.device):
-            return model(**{name: values.to(model.device) for name, values in batch.items()}).logits
+            return model(**batch).logits
     finally:
         hook.remove()
 

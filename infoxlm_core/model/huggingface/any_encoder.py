@@ -22,7 +22,10 @@ if TYPE_CHECKING:  # importing its models takes three seconds, so only processes
 
 def has_language_model_head(directory: Path) -> bool:
     """Return whether a Hugging Face directory holds a masked language model instead of only an encoder."""
-    return "ForMaskedLM" in json.dumps(pretrained.read_config(directory))  # in its "architectures"
+    config = pretrained.read_config(directory)
+    architectures = json.dumps(config.get("architectures"))
+    is_masked_xlm = "XLMWithLMHeadModel" in architectures and not config.get("causal")
+    return "ForMaskedLM" in architectures or is_masked_xlm
 
 
 def load_encoder(directory: Path | str, device: str | None = None) -> "tuple[Model, Tokenizer]":

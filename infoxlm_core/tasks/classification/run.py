@@ -39,7 +39,8 @@ def encode_rows(table: pd.DataFrame, directory: Path, max_tokens: int) -> Exampl
     """Tokenise columns text and, if there is one, text_pair, truncated to what the model can read."""
     limit = min(max_tokens, pretrained.longest_of(pretrained.read_config(directory)))
     pairs = table["text_pair"].tolist() if "text_pair" in table else None
-    return encode(tokenizers.load(directory), table["text"].tolist(), pairs, limit)
+    examples = encode(tokenizers.load(directory), table["text"].tolist(), pairs, limit)
+    return padded.set_languages(examples, padded.read_config(directory), table["language"].tolist())
 
 
 def predict(classifier: Any, examples: Examples, tokens: int = TOKENS) -> list[str]:

@@ -14,7 +14,7 @@ from infoxlm_core import manifests
 from infoxlm_core.data.examples import Examples, from_lists
 from infoxlm_core.errors import InputError
 from infoxlm_core.languages import two_letters
-from infoxlm_core.model import task_models
+from infoxlm_core.model import padded, task_models
 from infoxlm_core.model.huggingface import pretrained, tokenizers
 from infoxlm_core.model.task_models import TaskModel
 from infoxlm_core.tasks.named_entities.files import LAYOUT, Sentence, list_labels, name_data, read_tagged
@@ -46,14 +46,17 @@ def read_training(settings: NamedEntitiesConfig, encoder: Path) -> Training:
     labels = list_labels(settings, sets)
     languages = dict.fromkeys(map(two_letters, settings.train_languages))
     train = [sentence for language in languages for sentence in sets["train"].get(language, ())]
-    examples, first_tokens = encode(train, encoder, settings.max_tokens)
+    train_languages = [language for language in languages for _ in sets["train"].get(language, ())]
+    examples, first_tokens = encode(train, encoder, settings.max_tokens, train_languages)
     numbers = {label: number for number, label in enumerate(labels)}
     targets = np.full((len(train), int(examples.lengths.max())), NO_TARGET, np.int16)
     for row, (sentence, positions) in enumerate(zip(train, first_tokens, strict=True)):
         for word, position in positions.items():
             targets[row, position] = numbers[sentence.tags[word]]
     dev = {language: sets["dev"][language] for language in sorted(sets["dev"])}
-    encoded = {language: encode(sentences, encoder, settings.max_tokens) for language, sentences in dev.items()}
+    encoded = {}
+    for language, sentences in dev.items():
+        encoded[language] = encode(sentences, encoder, settings.max_tokens, [language] * len(sentences))
 
     def score_dev(tagger: TaskModel) -> dict[str, float]:
         return {
@@ -81,7 +84,8 @@ def measure(settings: NamedEntitiesConfig, model: Path, output: Path) -> Scores:
     predicted = {}
     for directory, tagger, languages in load_chosen(model, HEAD, tests):
         for language in languages:
-            examples, first_tokens = encode(tests[language], directory, settings.max_tokens)
+            languages_of_rows = [language] * len(tests[language])
+            examples, first_tokens = encode(tests[language], directory, settings.max_tokens, languages_of_rows)
             predicted[language] = tag(tagger, tests[language], examples, first_tokens)
     for language, sentences in tests.items():
         _write(output / "predictions" / f"{language}.tsv", sentences, predicted[language])
@@ -95,8 +99,10 @@ def measure(settings: NamedEntitiesConfig, model: Path, output: Path) -> Scores:
     )
 
 
-def encode(sentences: Sequence[Sentence], directory: Path, max_tokens: int) -> tuple[Examples, list[FirstTokens]]:
-    """Tokenise sentences; also return the first token of each word.
+def encode(
+    sentences: Sequence[Sentence], directory: Path, max_tokens: int, languages: Sequence[str]
+) -> tuple[Examples, list[FirstTokens]]:
+    """Tokenise sentences of these languages; also return the first token of each word.
 
     Raises:
         InputError: the tokenizer cannot map tokens to words.
@@ -126,7 +132,8 @@ def encode(sentences: Sequence[Sentence], directory: Path, max_tokens: int) -> t
     lost = total - sum(map(len, first_tokens))
     if lost:
         logger.warning("%d of %d words are truncated or have no token, and are tagged O", lost, total)
-    return from_lists(columns["input_ids"], columns["token_type_ids"]), first_tokens
+    examples = from_lists(columns["input_ids"], columns["token_type_ids"])
+    return padded.set_languages(examples, padded.read_config(directory), languages), first_tokens
 
 
 def tag(

@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 from infoxlm_core import manifests
 from infoxlm_core.data.examples import join
 from infoxlm_core.errors import InputError
-from infoxlm_core.model import task_models
+from infoxlm_core.model import padded, task_models
 from infoxlm_core.model.huggingface import pretrained, tokenizers
 from infoxlm_core.model.task_models import TaskModel
 from infoxlm_core.tasks.question_answering import files
@@ -36,7 +37,7 @@ def read_training(config: AnsweringConfig, encoder: Path) -> Training:
     tokenizer, limit = _load_tokenizer(config, encoder)
     examples, targets = [], []
     for questions in files.read_training(config.train):
-        windows = _make_windows(config, tokenizer, limit, questions)
+        windows = _make_windows(config, encoder, tokenizer, limit, questions)
         spans = [question.span for question in questions.questions if question.span]
         window_targets = find_targets(windows, spans)
         with_answer = np.count_nonzero(window_targets[:, 1])
@@ -48,7 +49,7 @@ def read_training(config: AnsweringConfig, encoder: Path) -> Training:
         dev = {languages[0]: questions for languages, questions in files.read_sets(config.dev, "dev").items()}
     for language in dev:
         choose_normaliser(config.normaliser, language)
-    dev_windows = {language: _make_windows(config, tokenizer, limit, dev[language]) for language in dev}
+    dev_windows = {language: _make_windows(config, encoder, tokenizer, limit, dev[language]) for language in dev}
 
     def score_dev(reader: TaskModel) -> dict[str, float]:
         return {
@@ -83,8 +84,11 @@ def _load_tokenizer(config: AnsweringConfig, directory: Path) -> tuple[Tokenizer
     return tokenizer, min(config.max_tokens, pretrained.longest_of(pretrained.read_config(directory)))
 
 
-def _make_windows(config: AnsweringConfig, tokenizer: Tokenizer, limit: int, questions: QuestionSet) -> Windows:
-    return make_windows(
+def _make_windows(
+    config: AnsweringConfig, directory: Path, tokenizer: Tokenizer, limit: int, questions: QuestionSet
+) -> Windows:
+    """Return the windows of a set; models with language embeddings read them in the paragraphs' language."""
+    windows = make_windows(
         tokenizer,
         [question.text for question in questions.questions],
         questions.paragraphs,
@@ -93,6 +97,9 @@ def _make_windows(config: AnsweringConfig, tokenizer: Tokenizer, limit: int, que
         config.question_tokens,
         config.stride,
     )
+    languages = [questions.languages[0]] * len(windows.examples)
+    examples = padded.set_languages(windows.examples, padded.read_config(directory), languages)
+    return replace(windows, examples=examples)
 
 
 def answer(config: AnsweringConfig, reader: TaskModel, questions: QuestionSet, windows: Windows) -> dict[str, str]:
@@ -124,7 +131,7 @@ def measure(config: AnsweringConfig, tuned: Path, output: Path) -> Scores:
         tokenizer, limit = _load_tokenizer(config, directory)
         for pair, questions in sets.items():
             if pair[0] in languages:
-                windows = _make_windows(config, tokenizer, limit, questions)
+                windows = _make_windows(config, directory, tokenizer, limit, questions)
                 predictions[pair] = answer(config, reader, questions, windows)
     (output / "predictions").mkdir(parents=True, exist_ok=True)
     for (context, question), answers in predictions.items():

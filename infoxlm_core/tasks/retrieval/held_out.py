@@ -14,7 +14,6 @@ from infoxlm_core.config import EvaluationConfig
 from infoxlm_core.model.huggingface.any_encoder import describe, load_encoder, served_space
 from infoxlm_core.tasks.embedding import POOLINGS, VectorSpec, embed
 from infoxlm_core.tasks.questions import Questions, digest_question
-from infoxlm_core.tasks.retrieval.files import Pairs
 from infoxlm_core.tasks.retrieval.nearest import Vectors, mark_hits, search, share
 from infoxlm_core.tasks.scores import Scores, mean_over
 
@@ -33,7 +32,7 @@ def measure(questions: Questions, directory: Path, config: EvaluationConfig) -> 
     model, tokenizer = load_encoder(directory)
     layers = range(model.config.num_hidden_layers + 1)
     specs = [VectorSpec(pooling, layer) for pooling in POOLINGS for layer in layers]
-    nearest = search(_embed(model, tokenizer, questions.pairs, specs, config))
+    nearest = search(_embed(model, tokenizer, questions, specs, config))
     subsets = {language: questions.select_unshared(language) for language in nearest}
     hits: dict[VectorSpec, dict[str, Hits]] = {}
     rows: dict[VectorSpec, dict[str, dict[str, Any]]] = {}
@@ -63,22 +62,22 @@ def measure(questions: Questions, directory: Path, config: EvaluationConfig) -> 
 def _embed(
     model: "Model",
     tokenizer: Tokenizer,
-    pairs: Mapping[str, Pairs],
+    questions: Questions,
     specs: Sequence[VectorSpec],
     config: EvaluationConfig,
 ) -> Iterator[tuple[str, Vectors, Vectors]]:
     """Yield each language with the vectors of the pivot's sentences and those of their translations."""
 
-    def embed_texts(texts: list[str]) -> dict[VectorSpec, Tensor]:
-        return embed(model, tokenizer, texts, specs, config.batch_size, config.max_tokens)
+    def embed_texts(texts: list[str], language: str) -> dict[VectorSpec, Tensor]:
+        return embed(model, tokenizer, texts, specs, config.batch_size, config.max_tokens, language=language)
 
-    distinct = list(dict.fromkeys(source for rows in pairs.values() for source, _ in rows))
+    distinct = list(dict.fromkeys(source for rows in questions.pairs.values() for source, _ in rows))
     row_of = {source: row for row, source in enumerate(distinct)}
-    pivot = embed_texts(distinct)  # once, because most sources are questions in several languages
-    for language, rows in pairs.items():
+    pivot = embed_texts(distinct, questions.pivot)  # once, because most sources are questions in several languages
+    for language, rows in questions.pairs.items():
         source_rows = [row_of[source] for source, _ in rows]
         sources = {spec: vectors[source_rows] for spec, vectors in pivot.items()}
-        yield language, sources, embed_texts([target for _, target in rows])
+        yield language, sources, embed_texts([target for _, target in rows], language)
 
 
 def score(hits: Hits, subset: Tensor) -> dict[str, Any]:

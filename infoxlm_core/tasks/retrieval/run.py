@@ -51,11 +51,21 @@ def measure(config: RetrievalConfig, encoder: Path, output: Path) -> Scores:
     total = sum(len(side) for sides in sets.values() for side in sides)
     with progress("retrieval", total, "sentences") as advance:
 
-        def embed_texts(texts: list[str]) -> dict[VectorSpec, Tensor]:
+        def embed_texts(texts: list[str], language: str) -> dict[VectorSpec, Tensor]:
             prefixed = [config.prefix + text for text in texts]
-            return embed(model, tokenizer, prefixed, ordered, config.batch_size, config.max_tokens, projection, advance)
+            return embed(
+                model,
+                tokenizer,
+                prefixed,
+                ordered,
+                config.batch_size,
+                config.max_tokens,
+                projection,
+                advance,
+                language,
+            )
 
-        nearest = search(_embed(sets, embed_texts, advance), config.margin)
+        nearest = search(_embed(sets, config.pivot, embed_texts, advance), config.margin)
     rows = {spec: {language: _score(nearest[language][spec]) for language in sets} for spec in ordered}
     means = {spec: mean_over(rows[spec]) for spec in ordered}
     chosen = {vector: max(named, key=lambda spec: means[spec]["mean"]) for vector, named in candidates.items()}
@@ -98,7 +108,8 @@ def parse_vector(vector: str, model: "Model", encoder: Path) -> list[VectorSpec]
 
 def _embed(
     sets: Mapping[str, Sides],
-    embed_texts: Callable[[list[str]], dict[VectorSpec, Tensor]],
+    pivot_language: str,
+    embed_texts: Callable[[list[str], str], dict[VectorSpec, Tensor]],
     advance: Callable[[int], None],
 ) -> Iterator[tuple[str, Vectors, Vectors]]:
     embedded: list[str] = []
@@ -107,8 +118,8 @@ def _embed(
         if sources is embedded:  # one file of the pivot serves all languages
             advance(len(sources))
         else:
-            embedded, pivot = sources, embed_texts(sources)
-        yield language, pivot, embed_texts(targets)
+            embedded, pivot = sources, embed_texts(sources, pivot_language)
+        yield language, pivot, embed_texts(targets, language)
 
 
 def _score(nearest: Nearest) -> dict[str, float]:

@@ -91,7 +91,7 @@ def test_a_tagger_of_any_encoder_leaves_as_hugging_faces_class_with_equal_logits
         model.save_pretrained(encoder)
     rows = [Sentence(("mr", "anna", "stone"), ("O", "B-PER", "I-PER")), Sentence(("in", "york"), ("O", "B-LOC"))]
     module = task_models.create(encoder, HEAD, LABELS, head_dropout=0.3)
-    examples, _ = run.encode(rows, encoder, 30)
+    examples, _ = run.encode(rows, encoder, 30, ["en"] * len(rows))
 
     task_models.export(module, encoder, tmp_path / "out")
     ours = task_models.run(task_models.load(tmp_path / "out", HEAD), examples)
@@ -139,7 +139,7 @@ def test_truncated_words_are_tagged_o(encoder, tmp_path, caplog):
         module.output.weight.zero_()
         module.output.bias.copy_(torch.tensor([1.0, 0.0]))  # all is a place
 
-    examples, first_tokens = run.encode(rows, encoder, 6)
+    examples, first_tokens = run.encode(rows, encoder, 6, ["en"] * len(rows))
     tags = run.tag(module, rows, examples, first_tokens)
 
     assert tags == [["B-LOC"] * 4 + ["O"] * 6]

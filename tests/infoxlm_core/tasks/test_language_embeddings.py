@@ -1,0 +1,143 @@
+"""XLM adds a language embedding to every token: evaluation and fine-tuning must pass the language of the text."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, XLMConfig, XLMModel, XLMWithLMHeadModel
+
+from infoxlm_core.config import EvaluationConfig
+from infoxlm_core.data.sampling import generator
+from infoxlm_core.errors import InputError
+from infoxlm_core.model import padded, task_models
+from infoxlm_core.model.huggingface.any_encoder import load_encoder
+from infoxlm_core.tasks import TASKS, embedding, perplexity
+from infoxlm_core.tasks.classification.run import encode_rows
+from infoxlm_core.tasks.embedding import VectorSpec
+from infoxlm_core.tasks.named_entities import run as named_entities
+from infoxlm_core.tasks.named_entities.files import Sentence
+from infoxlm_core.tasks.question_answering import run as question_answering
+from infoxlm_core.tasks.question_answering.files import Question, QuestionSet
+from infoxlm_core.tasks.question_answering.settings import AnsweringConfig
+from infoxlm_core.tasks.questions import Questions
+from infoxlm_core.tasks.retrieval import held_out
+from tests.toys.models import TEXTS, WORDS, save_tokenizer
+
+NUMBERS = {"de": 0, "en": 1, "fr": 2}
+TOP = VectorSpec("mean", 2)
+
+
+@pytest.fixture(scope="module")
+def xlm(tmp_path_factory) -> Path:
+    """A tiny XLM of three languages whose embeddings of languages are larger than those of words."""
+    directory = tmp_path_factory.mktemp("xlm")
+    size = len(save_tokenizer(directory, WORDS))
+    torch.manual_seed(3)
+    config = XLMConfig(
+        vocab_size=size, emb_dim=16, n_layers=2, n_heads=2, max_position_embeddings=40, pad_token_id=1, pad_index=1,
+        n_langs=3, lang2id=NUMBERS, id2lang={0: "de", 1: "en", 2: "fr"}, mask_token_id=size - 1, dropout=0.0,
+        attention_dropout=0.0,
+    )  # fmt: skip
+    model = XLMWithLMHeadModel(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.3)
+        model.transformer.lang_embeddings.weight.mul_(10)
+    model.save_pretrained(directory)
+    return directory
+
+
+def transformers_vectors(directory: Path, texts: list[str], language: str | None) -> torch.Tensor:
+    """Return the means of the last layer, computed with Transformers alone, one text at a time."""
+    model, tokenizer = XLMModel.from_pretrained(directory).eval(), AutoTokenizer.from_pretrained(directory)
+    vectors = []
+    for text in texts:
+        ids = tokenizer(text, return_tensors="pt")["input_ids"]
+        langs = None if language is None else torch.full_like(ids, NUMBERS[language])
+        with torch.inference_mode():
+            vectors.append(model(input_ids=ids, langs=langs).last_hidden_state[0].mean(dim=0))
+    return torch.stack(vectors)
+
+
+def test_vectors_of_held_out_pairs_are_those_of_transformers_with_the_language_of_each_side(xlm):
+    pairs = [(TEXTS[0], TEXTS[2]), (TEXTS[1], TEXTS[3])]
+    questions = Questions("en", {"de": 2}, {"de": pairs}, {}, {"de": torch.zeros(2, dtype=torch.bool)})
+
+    ((language, pivot, translations),) = held_out._embed(*load_encoder(xlm), questions, [TOP], EvaluationConfig())
+
+    assert language == "de"
+    sources, targets = [list(side) for side in zip(*pairs, strict=True)]
+    torch.testing.assert_close(pivot[TOP].cpu(), transformers_vectors(xlm, sources, "en"), atol=1e-5, rtol=0)
+    torch.testing.assert_close(translations[TOP].cpu(), transformers_vectors(xlm, targets, "de"), atol=1e-5, rtol=0)
+    assert not pivot[TOP].cpu().allclose(transformers_vectors(xlm, sources, None), atol=0.05)
+
+
+def test_perplexity_is_that_of_transformers_with_the_language(xlm):
+    model, tokenizer = load_encoder(xlm)
+    total, count = 0.0, 0
+    for number, text in enumerate(TEXTS):
+        ids = tokenizer(text, return_tensors="pt")["input_ids"]
+        words = np.arange(1, ids.shape[1] - 1)
+        gaps = words[perplexity.choose_gaps(len(words), generator(1, "perplexity", number))]
+        answers = ids[0, gaps]
+        masked = ids.clone()
+        masked[0, gaps] = tokenizer.mask_token_id
+        with torch.inference_mode():
+            logits = model(input_ids=masked, langs=torch.full_like(ids, NUMBERS["fr"])).logits[0, gaps]
+        total += F.cross_entropy(logits, answers, reduction="sum").item()
+        count += len(gaps)
+
+    french, without = (perplexity.measure(model, tokenizer, TEXTS, 2, 32, 1, language) for language in ("fr", None))
+
+    assert french == pytest.approx(np.exp(total / count), rel=1e-4)
+    assert french != pytest.approx(without, rel=0.01)
+
+
+def test_a_classifier_of_pairs_reads_both_sides_in_the_language_of_the_row(xlm, tmp_path):
+    table = pd.DataFrame({"text": TEXTS, "text_pair": TEXTS[::-1], "language": ["en", "de", "fr", "de"]})
+    module = task_models.create(xlm, TASKS["classification"].head, ["no", "yes"])
+    task_models.export(module, xlm, tmp_path)
+    theirs = AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
+
+    examples = encode_rows(table, tmp_path, 32)
+    ours = task_models.run(task_models.load(tmp_path, TASKS["classification"].head), examples)
+
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    for row, (text, pair, language) in enumerate(table.itertuples(index=False)):
+        ids = tokenizer(text, pair, return_tensors="pt")["input_ids"]
+        with torch.inference_mode():
+            logits = theirs(input_ids=ids, langs=torch.full_like(ids, NUMBERS[language])).logits[0]
+        torch.testing.assert_close(ours[row], logits, atol=1e-5, rtol=0)
+
+
+def test_tagged_sentences_and_windows_have_the_language_of_their_set(xlm):
+    sentences = [Sentence(("save", "it"), ("O", "O")), Sentence(("a",), ("O",))]
+    config = AnsweringConfig.parse({"train": ["t"], "test": ["q"], "question_tokens": 4, "stride": 2})
+    question = Question("1", "save it", 0, ("door",), None)
+    questions = QuestionSet(Path("test.json"), ("de", "fr"), ("open the door and save the file",), (question,))
+
+    tagged, _ = named_entities.encode(sentences, xlm, 32, ["fr", "de"])
+    tokenizer = AutoTokenizer.from_pretrained(xlm)
+    windows = question_answering._make_windows(config, xlm, tokenizer, 14, questions)
+
+    assert tagged.types.tolist() == [NUMBERS["fr"]] * 4 + [NUMBERS["de"]] * 3
+    assert set(windows.examples.types.tolist()) == {NUMBERS["de"]}  # the paragraph's, not the question's
+
+
+def test_a_language_that_the_model_does_not_have_is_refused(xlm):
+    model, tokenizer = load_encoder(xlm)
+
+    with pytest.raises(InputError, match="no embedding of language swh: give text in de, en, fr"):
+        embedding.embed(model, tokenizer, TEXTS, [TOP], 2, 32, language="swh")
+    assert padded.number_language(model.config, "deu_Latn") == NUMBERS["de"]
+
+
+def test_models_without_language_embeddings_ignore_the_language(tiny_encoders):
+    model, tokenizer = load_encoder(tiny_encoders["first"])
+
+    found = embedding.embed(model, tokenizer, TEXTS, [TOP], 2, 32, language="sw")
+
+    assert found[TOP].equal(embedding.embed(model, tokenizer, TEXTS, [TOP], 2, 32)[TOP])
