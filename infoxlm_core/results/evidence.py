@@ -5,7 +5,8 @@ The outcomes are a table with a row for each question and direction, the same fo
     model | task | place | language | direction | question | unshared | right
 
 `place` names the vector and `direction` is "to_pivot" or "from_pivot"; both are empty for tasks other than retrieval.
-The vectors are "served", which users get, and "best", whose layer was chosen on these questions. Older releases wrote
+The vectors are "served", which users get, "best", whose layer was chosen on these questions, and "centred", which is
+"served" minus the mean vector of the language. Older releases wrote
 "contrast" instead of "served", and only for models with a contrast layer. `question` is a digest, so that the table of
 a confidential test may be published with its model. A sentence that is a question in several languages has the same
 digest in all of them.
@@ -45,8 +46,8 @@ class Outcomes:
     def score_questions(self, metric: str) -> pd.Series:
         """Return (language, question) -> share of directions in which the question was answered correctly.
 
-        The mean over languages of the means over their questions is the metric. All metrics of retrieval but `best` are
-        those of the served vector.
+        The mean over languages of the means over their questions is the metric. All metrics of retrieval but `best` and
+        `centred` are those of the served vector.
 
         Raises:
             InputError: the metric is not a share of correct answers, or the table has no outcomes for it.
@@ -58,6 +59,7 @@ class Outcomes:
             "mean": place == "",
             "best": place == "best",
             "served": place == "served",
+            "centred": place == "centred",
             "no_overlap": (place == "served") & rows["unshared"],
             f"xx_{pivot}": (place == "served") & (direction == "to_pivot"),
             f"{pivot}_xx": (place == "served") & (direction == "from_pivot"),

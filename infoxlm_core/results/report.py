@@ -60,7 +60,11 @@ def _lead(scores: Mapping[str, Any]) -> str:
         f" the best vector on these same pairs ({describe_vector(best)}) it is {percent(best['mean'])} %."
     )
     if mean["no_overlap"] is not None:
-        text += f" On pairs that share no token, where nothing can be copied, it is {percent(mean['no_overlap'])} %."
+        share = percent(mean["no_overlap"])
+        text += f" On pairs that share no token, where nothing can be copied, the vectors of users reach {share} %."
+    if "centred" in retrieval:
+        share = percent(retrieval["centred"]["mean"])
+        text += f" Minus the mean vector of their language's training text, the vectors of users reach {share} %."
     suspects = [name for name, result in scores["models"].items() if result.get("not_reserved")]
     if suspects:
         text += f" These sentences were not removed from the training text of {', '.join(suspects)}: compare with care."

@@ -20,7 +20,7 @@ from infoxlm_core.tasks.scores import Scores
 from infoxlm_core.tasks.task import Fact, Task
 
 Metrics = Mapping[str, Statistic]
-_LEADING = ("served", "best", "no_overlap", "mean")  # metrics of a task that are headlines, in this order
+_LEADING = ("served", "best", "centred", "no_overlap", "mean")  # metrics of a task that are headlines, in this order
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 import hashlib
 import itertools
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,13 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from infoxlm_core import manifests
 from infoxlm_core.config import EvaluationConfig
+from infoxlm_core.corpora import tables
 from infoxlm_core.model.huggingface import tokenizers
 from infoxlm_core.tasks.retrieval.files import Pairs, read_held_out
 from infoxlm_core.tasks.retrieval.settings import FEWEST_UNSHARED
+
+CENTRE_SENTENCES = 500
+"""Training sentences whose mean vector is the centre of a language; 4,000 gave the same accuracy as 250."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,7 @@ class Questions:
     pairs: Mapping[str, Pairs]
     sentences: Mapping[str, list[str]]  # the pivot's first
     unshared: Mapping[str, Tensor]  # (N,) bool: whether the sides of a pair share no token of the model under test
+    training_text: Mapping[str, list[str]] = field(default_factory=dict)  # sentences of each language; empty if unknown
 
     def select_unshared(self, language: str) -> Tensor:
         """Return which pairs of a language count for `no_overlap`, (N,) bool: none if there are too few."""
@@ -55,7 +60,8 @@ def draw_questions(corpus: Path, reference: Path, config: EvaluationConfig) -> Q
     tokenizer = tokenizers.load(reference)
     unshared = {language: shares_no_token(tokenizer, drawn, config.max_tokens) for language, drawn in pairs.items()}
     counts = {language: len(rows) for language, rows in held_out.items()}
-    return Questions(pivot, counts, pairs, draw_sentences(pivot, held_out, config), unshared)
+    sentences = draw_sentences(pivot, held_out, config)
+    return Questions(pivot, counts, pairs, sentences, unshared, draw_training_text(corpus, sentences, config.seed))
 
 
 def draw_pairs(rows: Pairs, config: EvaluationConfig) -> Pairs:
@@ -83,6 +89,23 @@ def draw_sentences(pivot: str, held_out: Mapping[str, Pairs], config: Evaluation
     for language, sentences in by_language.items():
         shuffled = sorted(set(sentences), key=lambda text: _rank(config.seed, text))
         drawn[language] = shuffled[: config.perplexity_sentences]
+    return drawn
+
+
+def draw_training_text(corpus: Path, languages: Iterable[str], seed: int) -> dict[str, list[str]]:
+    """Draw `CENTRE_SENTENCES` training sentences of each language; empty if any language has no training text."""
+    drawn: dict[str, list[str]] = {}
+    for language in languages:
+        columns = [(path, "text") for path in sorted(corpus.glob(f"mono/{language}/*.parquet"))]
+        columns += [(path, "source") for path in sorted(corpus.glob(f"pairs/{language}-*/*.parquet"))]
+        columns += [(path, "target") for path in sorted(corpus.glob(f"pairs/*-{language}/*.parquet"))]
+        texts: set[str] = set()
+        for path, column in columns:
+            first_rows = itertools.islice(tables.read_text(path, (column,)), CENTRE_SENTENCES)
+            texts.update(text for (text,) in first_rows if text)
+        if not texts:
+            return {}
+        drawn[language] = sorted(texts, key=lambda text: _rank(seed, text))[:CENTRE_SENTENCES]
     return drawn
 
 

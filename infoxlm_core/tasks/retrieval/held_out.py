@@ -1,7 +1,7 @@
 """Retrieval among the held-out pairs of a prepared corpus: every layer, with both poolings, in both directions."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -27,12 +27,20 @@ Hits = Mapping[str, Tensor]  # direction -> (N,) bool, whether each question was
 def measure(questions: Questions, directory: Path, config: EvaluationConfig) -> Scores:
     """Retrieve with the vectors of every layer; report those of the vector that users get.
 
-    Details also have the scores of the vector that is best on these pairs, and the mean at every layer.
+    Details also have the scores of the vector that is best on these pairs, the mean at every layer, and the scores of
+    the served vectors without their language's centre, which is the mean of training sentences (Libovický et al. 2020).
     """
     model, tokenizer = load_encoder(directory)
     layers = range(model.config.num_hidden_layers + 1)
     specs = [VectorSpec(pooling, layer) for pooling in POOLINGS for layer in layers]
-    nearest = search(_embed(model, tokenizer, questions, specs, config))
+    served_layer, served_pooling = served_space(model)
+    served, centred = VectorSpec(served_pooling, served_layer), VectorSpec("centred", served_layer)
+    sides = _embed(model, tokenizer, questions, specs, config)
+    if questions.training_text:
+        centres = find_centres(model, tokenizer, questions, served, config)
+        sides = _subtract_centres(sides, served, centred, questions.pivot, centres)
+        specs.append(centred)
+    nearest = search(sides)
     subsets = {language: questions.select_unshared(language) for language in nearest}
     hits: dict[VectorSpec, dict[str, Hits]] = {}
     rows: dict[VectorSpec, dict[str, dict[str, Any]]] = {}
@@ -41,9 +49,7 @@ def measure(questions: Questions, directory: Path, config: EvaluationConfig) -> 
         rows[spec] = {language: score(hits[spec][language], subsets[language]) for language in nearest}
     means = {spec: mean_over(rows[spec]) for spec in specs}
 
-    served_layer, served_pooling = served_space(model)
-    served = VectorSpec(served_pooling, served_layer)
-    best = max(specs, key=lambda spec: means[spec]["mean"])  # the first of equals
+    best = max((spec for spec in specs if spec != centred), key=lambda spec: means[spec]["mean"])  # the first of equals
     logger.info("%s: retrieval %.4f (%s, layer %d)", directory, means[served]["mean"], *served)
     details = {
         "served": served._asdict(),
@@ -52,8 +58,12 @@ def measure(questions: Questions, directory: Path, config: EvaluationConfig) -> 
         "by_layer": {pooling: [means[VectorSpec(pooling, layer)]["mean"] for layer in layers] for pooling in POOLINGS},
         "encoder": describe(model),
     }
+    reported = {"served": hits[served], "best": hits[best]}
+    if questions.training_text:
+        details["centred"] = {**means[centred], "languages": rows[centred]}
+        reported["centred"] = hits[centred]
     counts = {language: len(drawn) for language, drawn in questions.pairs.items()}
-    outcomes = tabulate(questions, {"served": hits[served], "best": hits[best]})
+    outcomes = tabulate(questions, reported)
     return Scores(
         "retrieval", rows[served], means[served], counts, questions.digest, details=details, outcomes=outcomes
     )
@@ -80,6 +90,31 @@ def _embed(
         yield language, sources, embed_texts([target for _, target in rows], language)
 
 
+def find_centres(
+    model: "Model", tokenizer: Tokenizer, questions: Questions, spec: VectorSpec, config: EvaluationConfig
+) -> dict[str, Tensor]:
+    """Return the mean vector of the training sentences of each language: (d,)."""
+    centres = {}
+    for language, texts in questions.training_text.items():
+        vectors = embed(model, tokenizer, texts, [spec], config.batch_size, config.max_tokens, language=language)
+        centres[language] = vectors[spec].mean(dim=0)
+    return centres
+
+
+def _subtract_centres(
+    sides: Iterable[tuple[str, Vectors, Vectors]],
+    spec: VectorSpec,
+    centred: VectorSpec,
+    pivot: str,
+    centres: Mapping[str, Tensor],
+) -> Iterator[tuple[str, Vectors, Vectors]]:
+    """Add the vector `centred` to both sides: the vector `spec` minus the centre of the side's language."""
+    for language, sources, targets in sides:
+        centred_sources = {centred: sources[spec] - centres[pivot]}
+        centred_targets = {centred: targets[spec] - centres[language]}
+        yield language, {**sources, **centred_sources}, {**targets, **centred_targets}
+
+
 def score(hits: Hits, subset: Tensor) -> dict[str, Any]:
     """Return the scores of one language: each direction, their mean, and the mean of the subset (`no_overlap`).
 
@@ -99,7 +134,7 @@ def tabulate(questions: Questions, hits: Mapping[str, Mapping[str, Hits]]) -> pd
 
     Args:
         questions: the questions of the evaluation.
-        hits: place (`served`, `best`) -> language -> direction -> (N,) bool.
+        hits: place (`served`, `best`, `centred`) -> language -> direction -> (N,) bool.
     """
     tables = []
     for place, by_language in hits.items():

@@ -53,8 +53,10 @@ class Retrieval(Task[RetrievalConfig]):
     def name_metrics(self, scores: Scores, settings: Any, prefix: str) -> dict[str, float]:
         """Return `PREFIX/xx_en`, `PREFIX/en_xx` and `PREFIX/de`, and the layer that was read.
 
-        In an evaluation the mean is `PREFIX/served`, and `PREFIX/best` is that of the best layer and pooling. In a
-        suite the mean is `PREFIX/mean`, and metrics of all vectors but the first also have the vector's name:
+        In an evaluation the mean is `PREFIX/served`. `PREFIX/best` is that of the best layer and pooling, and
+        `PREFIX/centred` that of the served vectors minus the mean vector of their language.
+
+        In a suite the mean is `PREFIX/mean`, and metrics of all vectors but the first also have the vector's name:
         `PREFIX/cls-last/mean`.
         """
         pivot, details = settings.pivot, scores.details
@@ -65,6 +67,7 @@ class Retrieval(Task[RetrievalConfig]):
             flat |= {name: scores.mean[direction] for direction, name in names.items()}
             flat |= {"served": scores.mean["mean"], "no_overlap": scores.mean["no_overlap"]}
             flat |= {"best": best["mean"], "best_layer": best["layer"], "chance": details["chance"]}
+            flat["centred"] = details.get("centred", {}).get("mean")
             return finite({f"{prefix}/{name}": value for name, value in flat.items()})
         for rank, (vector, cells) in enumerate(details["vectors"].items()):
             vector_prefix = f"{vector.replace('@', '-')}/" if rank else ""

@@ -158,6 +158,35 @@ def test_the_outcomes_by_question_give_back_the_scores(evaluated):
             ours.score_questions(name)
 
 
+def test_centred_vectors_have_the_mean_of_training_text_removed_and_never_that_of_questions(
+    corpus, encoders, evaluated, tmp_path
+):
+    shutil.copytree(corpus, tmp_path / "corpus")
+    texts = [f"c{i} b{j}" for i in range(10) for j in range(10)]
+    write_table(tmp_path / "corpus/pairs/en-zh/one.parquet", source=["a1 b2", "a3"], target=["c1", "c2 b2"])
+    write_table(tmp_path / "corpus/mono/zh/one.parquet", text=texts)
+    write_table(tmp_path / "corpus/mono/de/one.parquet", text=["a1 c0", "a2 c0"])
+
+    metrics = evaluate(CONFIG, tmp_path / "corpus", {"InfoXLM": encoders["InfoXLM"]}, {}, tmp_path / "out")
+
+    def embed(texts: list[str]) -> torch.Tensor:
+        return embed_sentences(encoders["InfoXLM"], texts).double()
+
+    centres = {"en": embed(["a1 b2", "a3"]).mean(dim=0), "zh": embed([*texts, "c1", "c2 b2"]).mean(dim=0)}
+    questions = pd.read_parquet(corpus / "held_out/en-zh/one.parquet")
+    english = torch.nn.functional.normalize(embed(questions["source"].tolist()) - centres["en"], dim=1)
+    chinese = torch.nn.functional.normalize(embed(questions["target"].tolist()) - centres["zh"], dim=1)
+    cosines, right = english @ chinese.T, torch.arange(60)
+    expected = ((cosines.argmax(dim=1) == right).double().mean() + (cosines.argmax(dim=0) == right).double().mean()) / 2
+    centred = json.loads((tmp_path / "out/scores.json").read_text())["models"]["InfoXLM"]["tasks"]["retrieval"][
+        "centred"
+    ]
+    assert centred["languages"]["zh"]["mean"] == pytest.approx(expected.item(), abs=0.02)
+    assert metrics["retrieval/centred"] == centred["mean"] != metrics["retrieval/served"]
+    assert metrics["retrieval/served"] == evaluated[1]["retrieval/served"]
+    assert "retrieval/centred" not in evaluated[1]  # its corpus has no training text
+
+
 def test_no_sentence_can_be_read_from_the_outcomes(evaluated):
     table = pd.read_parquet(evaluated[0] / "items.parquet")
 
