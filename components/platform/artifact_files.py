@@ -82,7 +82,6 @@ def push(directory: Path, uri: str, before_commit: Callable[[], None] = lambda: 
     before_commit()
     if store.put_if(manifests.NAME, content, None) is None:
         raise InputError(f"{uri} already exists with other content: remove it, or use it from there")
-    logger.info("sent %d files to %s", len(digests) + 1, uri)
 
 
 def pull(uri: str, directory: Path) -> None:

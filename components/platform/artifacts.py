@@ -168,6 +168,7 @@ def get_or_build(store: str, kind: str, name: str, build: Callable[[Path], dict[
     with Lease(f"{store}/leases/{kind}-{name}.json", wait=LONGEST_PUSH):
         if not artifact_files.manifest_exists(uri):
             artifact_files.push(path, uri)
+            logger.info("uploaded %s", uri)
             return path
     return lookup(store, kind, name) or path  # another machine was faster: use its artifact
 

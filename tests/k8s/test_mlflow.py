@@ -50,6 +50,12 @@ def test_the_server_asks_for_an_account_and_knows_its_own_names_only(overlay):
     assert variables["MLFLOW_DISABLE_TELEMETRY"] == "true"
 
 
+def test_the_database_of_the_overlay_small_can_store_any_text():
+    [container] = pods("small")["StatefulSet/postgres"]["spec"]["containers"]
+
+    assert "--encoding=UTF8" in environment_of(container, ANY)["POSTGRES_INITDB_ARGS"].split()
+
+
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_tables_are_in_postgresql_whose_login_stands_in_no_argument(overlay):
     spec = pods(overlay)["Deployment/mlflow"]["spec"]

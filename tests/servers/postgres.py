@@ -34,7 +34,7 @@ def serve() -> Iterator[int]:
 
         (data / "password").write_text(PASSWORD)
         (data / "password").chmod(0o644)
-        call("initdb", "--username", USER, f"--pwfile={data}/password", "--auth=scram-sha-256", "-N", "-E", "UTF8")
+        call("initdb", "--username", USER, f"--pwfile={data}/password", "--auth=scram-sha-256", "-N", "--encoding=UTF8")
         options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories= -c fsync=off"
         call("pg_ctl", "start", "--wait", "--silent", f"--log={data}/log", "-o", options)
         try:

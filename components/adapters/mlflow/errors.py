@@ -1,11 +1,15 @@
 """Translate errors of MLflow, its server and its database to InfoXLMErrors."""
 
+import contextlib
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from infoxlm_core import outside
-from infoxlm_core.errors import InfoXLMError, InputError, StorageUnavailable, one_line
+from infoxlm_core.errors import InfoXLMError, InputError, StorageUnavailable, last_cause, one_line, shorten
+
+_ANSWER_SECONDS = 10.0
 
 
 @contextmanager
@@ -19,9 +23,9 @@ def translate_errors(
         account: environment variables with the login, to name in messages.
 
     Raises:
-        StorageUnavailable: MLflow does not answer, or answers with a 5xx; or its database is busy.
+        StorageUnavailable: MLflow does not answer or is not ready, or its database is busy.
         StorageFull: there is no space left.
-        InputError: MLflow refuses, or its database is damaged.
+        InputError: MLflow refuses or fails, or its database is damaged.
     """
     from mlflow.exceptions import MlflowException
 
@@ -57,10 +61,43 @@ def _of_database(error: Exception, subject: str, status: int) -> InfoXLMError | 
 
 
 def _of_server(error: Exception, subject: str, status: int, account: str) -> InfoXLMError | None:
-    """Translate an error answer of the server; return None if the error is not MLflow's (status 0)."""
+    """Translate an error answer of the server; return None if the error is not MLflow's (status 0).
+
+    MLflow answers 503 while its database is away, and 500 if the request itself fails, which repeating does not help.
+    The requests for artifacts are an exception: they fail with 500 while S3 is away.
+    """
     reason = one_line(error)
     if status >= 500:
-        return StorageUnavailable(f"{subject}: MLflow does not answer ({reason}): run the same again")
+        failed_status, body = _failed_answer(error)
+        if not failed_status:
+            return StorageUnavailable(f"{subject}: MLflow does not answer ({reason}): run the same again")
+        answer = shorten(f"{failed_status} {body}" if body else reason)
+        if failed_status == 500 and "/mlflow-artifacts/" not in str(error):
+            return InputError(f"{subject}: MLflow fails with {answer}: see its log, repair it, then run again")
+        return StorageUnavailable(f"{subject}: MLflow is not ready ({answer}): run the same again")
     if status in (401, 403):
         return InputError(f"{subject}: MLflow refuses this account ({status}): check {account}")
     return InputError(f"{subject}: MLflow refuses ({reason})") if status else None
+
+
+def _failed_answer(error: Exception) -> tuple[int, str]:
+    """Return status and body of the server's answer, or 0 and "" if no answer came.
+
+    MLflow's client repeats a request that failed with a 5xx, and discards the bodies of the answers. The request is
+    therefore sent once more.
+    """
+    import requests
+    from urllib3.exceptions import ResponseError
+
+    cause = last_cause(error)
+    match = re.search(r"too many (\d{3}) error responses|failed with error code (\d{3})", f"{error} {cause}")
+    if not match:
+        return 0, ""
+    request = getattr(error.__context__, "request", None)
+    is_repeatable = isinstance(request, requests.PreparedRequest) and isinstance(request.body, str | bytes | None)
+    if isinstance(cause, ResponseError) and is_repeatable:  # the body of an upload is a file, which is closed
+        with contextlib.suppress(requests.RequestException), requests.Session() as session:
+            answer = session.send(request, timeout=_ANSWER_SECONDS, allow_redirects=False)
+            if answer.status_code >= 500:
+                return answer.status_code, answer.text
+    return int(match[1] or match[2]), ""

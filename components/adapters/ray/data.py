@@ -21,7 +21,7 @@ import pyarrow as pa
 from components.adapters.ray import train
 from infoxlm_core import errors
 from infoxlm_core.corpora.parallel import ParallelMap, Work
-from infoxlm_core.errors import InfoXLMError, WorkerLost
+from infoxlm_core.errors import InfoXLMError
 
 _WINDOW = 8
 """Chunks per worker in one window. Three windows are in memory: one being read, one being processed, and one being
@@ -39,6 +39,7 @@ def workers(count: int) -> Iterator[ParallelMap | None]:
 
     Raises:
         WorkerLost: Ray does not start, or a chunk has lost its worker too often.
+        OutOfMemory: Ray killed workers because their pod or machine has too little memory.
         and any InfoXLMError that the work raises.
     """
     if not count:
@@ -95,8 +96,7 @@ def _run(count: int, work: Work, window: list[pa.Table]) -> list[pa.Table]:
     except RayTaskError:  # an error in our code
         raise
     except RayError as error:
-        reason = " ".join(str(error).split())[-300:]
-        raise WorkerLost(f"Ray Data: {type(error).__name__}: {reason}: run again") from error
+        raise train.translate_error(error, "Ray Data") from error
     for row in processed:
         if row["error"]:
             raise errors.from_name(row["error"], row["message"])

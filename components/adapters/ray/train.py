@@ -8,6 +8,7 @@ or dies.
 import contextlib
 import logging
 import os
+import re
 import secrets
 import shutil
 import tempfile
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from components.settings import environment
-from infoxlm_core.errors import InputError, WorkerLost
+from infoxlm_core.errors import InfoXLMError, InputError, OutOfMemory, WorkerLost, last_cause, shorten
 from infoxlm_core.model import devices
 from infoxlm_core.training import workers
 
@@ -40,6 +41,7 @@ def run(
 
     Raises:
         WorkerLost: workers died more often than they are restarted.
+        OutOfMemory: Ray killed workers because their pod or machine has too little memory.
         InputError: torch cannot use the GPUs.
         and what `train` raises.
     """
@@ -82,13 +84,28 @@ def run(
             else:
                 result = fit(num_workers, _FAILURES)
     except (TrainingFailedError, ray.exceptions.RayError) as error:
-        reason = " ".join(str(error).split())[-300:]
-        raise WorkerLost(f"{run}: {type(error).__name__}: {reason}: run again to continue") from error
+        raise translate_error(error, str(run)) from error
     finally:
         if is_ours:
             ray.shutdown()
         shutil.rmtree(scratch, ignore_errors=True)
     return workers.figures(result.return_value)
+
+
+def translate_error(error: Exception, subject: str) -> InfoXLMError:
+    """Return an error of Ray as OutOfMemory if Ray killed workers for their memory, else as WorkerLost.
+
+    Ray's message about memory has thousands of characters. Its first lines say how much was used and available.
+    """
+    text = f"{error} {last_cause(error)}"
+    if "running low on memory" in text:
+        usage = re.search(r"was ([\d.]+GB) used / ([\d.]+GB) limit", text)
+        figures = f" ({usage[1]} used of {usage[2]})" if usage else ""
+        return OutOfMemory(
+            f"{subject}: a worker ran out of memory{figures}: raise pool.memory, or steps.memory for text; without a "
+            "cluster, use fewer workers or free some memory; then run again to continue"
+        )
+    return WorkerLost(f"{subject}: {type(error).__name__}: {shorten(str(error))}: run again to continue")
 
 
 def _fit_elastically(fit: Callable[[int, int], Any], num_workers: int, min_workers: int, resource: str) -> Any:
@@ -105,7 +122,7 @@ def _fit_elastically(fit: Callable[[int, int], Any], num_workers: int, min_worke
         except TrainingFailedError as error:
             if failures == _FAILURES:
                 raise
-            logger.warning("a worker was lost (%s)", " ".join(str(error).split())[-200:])
+            logger.warning("a worker was lost (%s)", shorten(str(error)))
             count = _count_available_workers(num_workers, min_workers, resource)
             logger.warning("continuing with %d of %d workers", count, num_workers)
     raise AssertionError("unreachable")

@@ -168,10 +168,13 @@ def translate_errors(uri: str, quick: bool = False) -> Iterator[Any]:
             f"{uri}: the server is not S3 ({type(error).__name__}: {error}): check AWS_ENDPOINT_URL and proxies"
         ) from (None if isinstance(error, RecursionError) else error)
     except (BotoCoreError, Boto3Error, ClientError) as error:
-        inner = error if isinstance(error, ClientError) else error.__cause__ or error.__context__
-        if isinstance(inner, ClientError) and _status(inner) < 500:
-            raise InputError(f"{uri}: S3 refuses ({one_line(inner)}): check name and rights") from error
-        raise StorageUnavailable(f"{uri}: S3 does not answer ({one_line(error)}): run again") from error
+        answer = error if isinstance(error, ClientError) else error.__cause__ or error.__context__
+        if not isinstance(answer, ClientError):
+            raise StorageUnavailable(f"{uri}: S3 does not answer ({one_line(error)}): run again") from error
+        status = _status(answer)
+        if status < 500:
+            raise InputError(f"{uri}: S3 refuses ({one_line(answer)}): check name and rights") from error
+        raise StorageUnavailable(f"{uri}: S3 fails with status {status} ({one_line(answer)}): run again") from error
 
 
 @functools.lru_cache(8)
@@ -183,6 +186,7 @@ def _client(environment: tuple[tuple[str, str], ...], quick: bool) -> Any:
     import boto3
     from botocore.config import Config
 
+    logging.getLogger("botocore").setLevel(logging.WARNING)  # it logs where each client finds its credentials
     limits = QUICK_LIMITS if quick else LIMITS
     uses_other_server = any(name.startswith("AWS_ENDPOINT_URL") for name, _ in environment)
     settings = Config(

@@ -43,9 +43,11 @@ def fetch(source: str, store: Path, only: str | None = None) -> Path | None:
         reason = f"no such directory, and no such model on the hub ({one_line(error)})"
         raise InputError(f"{name}: {reason}: check its name") from error
     except OSError as error:  # base class of all other errors of the hub
+        status = getattr(getattr(error, "response", None), "status_code", 0)
+        failure = f"fails with status {status}" if status else "does not answer"
         raise StorageUnavailable(
-            f"{name}: no such directory, and the hub does not answer ({one_line(error)}): "
-            "download the model where there is a network and give its directory"
+            f"{name}: no such directory, and the hub {failure} ({one_line(error)}): run again, or download the model "
+            "where there is a network and give its directory"
         ) from error
     finally:
         constants.HF_HUB_OFFLINE = offline

@@ -15,6 +15,7 @@ import pytest
 
 from components.adapters import storage
 from components.adapters.directory import Directory
+from components.adapters.s3 import store as s3
 from components.platform import artifacts, sources
 from infoxlm_core import manifests
 from infoxlm_core.errors import InputError, StorageUnavailable
@@ -283,6 +284,32 @@ def test_a_server_that_is_not_s3_is_refused_in_one_line(credentials, monkeypatch
                 ask("manifest.json")
         with pytest.raises(InputError, match=r"the server is not S3 \(RecursionError"):
             storage.open("s3://round/prefix").get("manifest.json")
+
+
+class Fails(Handler):
+    """An S3 server that cannot reach its disks."""
+
+    def do_GET(self) -> None:
+        self.reply(500, b"<Error><Code>InternalError</Code><Message>no volume is writable</Message></Error>")
+
+    do_PUT = do_GET
+
+
+def test_a_server_that_fails_is_told_from_one_that_does_not_answer_with_status_and_body(
+    credentials, monkeypatch, tmp_path
+):
+    monkeypatch.setitem(s3.LIMITS, "attempts", 1)
+    s3._client.cache_clear()
+    (tmp_path / "file").write_text("x")
+    failure = r"S3 fails with status 500 \(.*InternalError.*no volume is writable\): run again"
+
+    with answering(Fails, monkeypatch) as store:
+        for act in (lambda: store.get("a"), lambda: store.upload(tmp_path / "file", "a", "0" * 64)):
+            with pytest.raises(StorageUnavailable, match=failure):
+                act()
+    with pytest.raises(StorageUnavailable, match=r"S3 does not answer \(.*Connection refused"):
+        store.get("a")
+    s3._client.cache_clear()
 
 
 class Keeper(Handler):

@@ -256,6 +256,10 @@ def test_a_step_hands_its_work_to_a_job_and_finds_the_result_in_the_store(
     assert seen["code"] == 0 and seen["outcome"] is None, seen["output"]
     assert seen["name"].startswith("j-pretrain-") and artifacts.read(URL, f"work/{seen['name']}.json")
     assert curve(made) == undisturbed and str(tmp_path / "first machine") in str(made)
+    saves = [line for line in seen["output"].splitlines() if "step=0000000008" in line]
+    assert len(saves) == 1 and "saved checkpoint" in saves[0]
+    assert "(RayTrainWorker pid=" in saves[0] and "\x1b" not in seen["output"]
+    assert "credentials" not in seen["output"]
 
 
 def test_a_job_that_fails_leaves_its_reason_and_a_run_that_is_submitted_again_forgets_it(bucket, work, monkeypatch):

@@ -1,13 +1,16 @@
 """The connection to MLflow: which addresses are refused, and how errors of servers and databases are translated."""
 
 import contextlib
+import http.server
 import os
 import socket
 import sqlite3
+import threading
+from pathlib import Path
 
 import pytest
 
-from components.adapters.mlflow import connection
+from components.adapters.mlflow import connection, errors
 from components.settings import environment
 from infoxlm_core.errors import InputError, StorageUnavailable
 from tests.components.conftest import open_run
@@ -22,6 +25,55 @@ def test_a_server_that_is_gone_is_one_clear_line_without_its_password(store, mon
         open_run(store)
 
     assert "secret" not in str(e.value) and "\n" not in str(e.value)
+
+
+class Fails(http.server.BaseHTTPRequestHandler):
+    """An MLflow whose answers have one status."""
+
+    status = 500
+    body = b'{"error_code": "INTERNAL_ERROR", "message": "0xe2 has no equivalent in encoding SQL_ASCII"}'
+
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/health" else self.status)
+        self.end_headers()
+        self.wfile.write(self.body)
+
+    do_POST = do_PUT = do_GET
+
+    def log_message(self, *_) -> None: ...
+
+
+def upload_artifact(folder: Path) -> None:
+    from mlflow.store.artifact.mlflow_artifacts_repo import MlflowArtifactsRepository
+
+    (folder / "file").write_text("x")
+    with errors.translate_errors("artifacts"):
+        connection.connect(folder)
+        MlflowArtifactsRepository("mlflow-artifacts:/1").log_artifact(str(folder / "file"))
+
+
+@pytest.mark.parametrize(
+    ("call", "status", "error", "words"),
+    [
+        (open_run, 500, InputError, "MLflow fails with 500 {.*SQL_ASCII.*}: see its log"),
+        (open_run, 503, StorageUnavailable, r"MLflow is not ready \(503 {.*SQL_ASCII.*}\): run the same again"),
+        (upload_artifact, 500, StorageUnavailable, r"MLflow is not ready \(.*too many 500 error.*\): run the"),
+    ],
+)
+def test_a_server_that_fails_is_told_with_status_and_body_and_tried_again_only_if_that_may_help(
+    store, monkeypatch, call, status, error, words
+):
+    monkeypatch.setitem(environment.MLFLOW, "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    handler = type("_Fails", (Fails,), {"status": status})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{server.server_port}")
+
+        with pytest.raises(error, match=words) as raised:
+            call(store)
+
+        server.shutdown()
+    assert raised.value.exit_code == (2 if error is InputError else 75)
 
 
 @pytest.mark.item("P9")

@@ -1,7 +1,15 @@
 """Training on real Ray workers gives the losses of one process, and a killed worker is replaced."""
 
 import functools
+import os
+import re
 import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,6 +17,7 @@ import pytest
 import torch
 
 from components.adapters.ray import train
+from components.settings import environment
 from infoxlm_core.errors import ConfigMismatch, WorkerLost
 from infoxlm_core.stages.pretraining import pretrain
 from infoxlm_core.training import tracker
@@ -101,3 +110,55 @@ def test_a_killed_worker_is_replaced_and_a_killed_controller_ends_the_call_with_
     assert worker and controller and lost.value.exit_code == 75, "the fault never fired"
     assert "step=0000000020" <= saved < "step=0000000060"
     assert losses(found) == losses(tracker.read(undisturbed / tracker.METRICS))
+
+
+def wait(run: Path) -> dict:
+    time.sleep(60)
+    return {}
+
+
+def train_with_too_little_memory(run: Path) -> tuple[str, str]:
+    """Train on a Ray that may use a thousandth of this machine's memory; return class and message of the error."""
+    os.environ |= {"RAY_memory_usage_threshold": "0.001", "RAY_memory_monitor_refresh_ms": "100"}
+    os.environ |= {"RAY_TMPDIR": tempfile.mkdtemp(prefix="raym-", dir="/tmp")}  # names of sockets must be short
+    os.environ.pop("RAY_ADDRESS", None)
+    try:
+        train.run(wait, 1, run=run)
+    except Exception as error:
+        return type(error).__name__, str(error)
+    finally:
+        shutil.rmtree(os.environ["RAY_TMPDIR"], ignore_errors=True)
+    return "", "it trained"
+
+
+def test_a_worker_that_ray_kills_for_its_memory_is_reported_with_what_it_used_and_the_setting_to_raise(tmp_path):
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        name, message = pool.submit(train_with_too_little_memory, tmp_path / "run").result()
+
+    assert name == "OutOfMemory"
+    figures = r"\([\d.]+GB used of [\d.]+GB\)"
+    assert re.fullmatch(rf".*/run: a worker ran out of memory {figures}: raise pool.memory, .* to continue", message)
+
+
+HEALTH_CHECK = """
+import atexit, pathlib, sys
+from ray.scripts.scripts import main
+atexit.register(lambda: print(pathlib.Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]))
+sys.argv = ["ray", "health-check", "--address", sys.argv[1]]
+main()
+"""
+"""The command `ray health-check`, which prints its peak resident memory in KiB at its end."""
+
+
+def test_the_health_check_of_kuberay_fits_into_its_init_container(ray_here, record_property):
+    """KubeRay starts `ray health-check` in our image before each worker, in a container with a limit of 256 MiB."""
+    import ray
+
+    known = {name: os.environ[name] for name in ("PATH", "HOME")} | environment.RAY | {"RAY_AUTH_MODE": "token"}
+    command = [sys.executable, "-c", HEALTH_CHECK, ray.get_runtime_context().gcs_address]
+
+    result = subprocess.run(command, env=known, capture_output=True, text=True, check=True, timeout=60)
+
+    peak = int(result.stdout.split()[-1]) * 1024
+    record_property("figure", f"`ray health-check` used {peak / 1e6:.0f} MB")
+    assert 50e6 < peak < 230e6
