@@ -27,7 +27,6 @@ ELSEWHERE = {
     "infoxlm_core/systems/system.py": "infoxlm_core/systems/test_text_system.py",
     "infoxlm_core/training/finetuning/task_learner.py": "infoxlm_core/stages/test_finetuning.py",
     "components/adapters/mlflow/copies.py": "components/adapters/mlflow/test_promotion.py",
-    "components/adapters/mlflow/errors.py": "components/adapters/mlflow/test_connection.py",
     "components/adapters/mlflow/source.py": "components/platform/test_sources.py",
     "components/adapters/mlflow/trial_runs.py": "components/test_measure.py",
     "components/adapters/mlflow/user.py": "k8s/test_mlflow.py",
