@@ -44,8 +44,9 @@ class OptimizationConfig(StageConfig):
     down to it."""
 
     max_bad_steps: PositiveInt = 3
-    """Number of steps in a row with a loss that is not finite or spikes, or a gradient that is not finite, after which
-    the run rewinds to a checkpoint (see `guard`) or stops. Each bad step is skipped, but counts as a step."""
+    """Number of steps in a row after which the run rewinds to a checkpoint (see `guard`) or stops, if their losses or
+    gradients are not finite, or their losses more than twice the limit of a spike. A bad step is skipped, but counts as
+    a step."""
 
     @model_validator(mode="after")
     def _warmup_ends(self) -> Self:
@@ -63,9 +64,8 @@ class GuardConfig(StageConfig):
     steps that are not finite are skipped."""
 
     rewinds: Annotated[Whole, Field(ge=0, le=2)] = 2
-    """Number of times that a run may rewind before it stops: after `optimization.max_bad_steps` steps in a row whose
-    loss spikes or is not finite, the run returns to a checkpoint at least 100 steps back and skips the data since
-    then."""
+    """Number of times that a run may rewind before it stops. To rewind is to return to a checkpoint at least 100 steps
+    back and to skip the data since then; see `optimization.max_bad_steps`."""
 
 
 class CheckpointsConfig(StageConfig):

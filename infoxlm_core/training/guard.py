@@ -8,9 +8,11 @@ Each finite step enters the window of the last 128 steps. A spike enters as the 
 raises the limit, but a lasting rise raises it from step to step until the rise is accepted. With a window of good steps
 only, all steps after a lasting rise would be bad.
 
-Several steps in a row whose loss is high or not finite mean that the training cannot recover by itself. A high gradient
-norm at a normal loss does not. The training then rewinds to a checkpoint from well before them and skips the data of
-the steps in between. The number of a step, by which schedules go, therefore differs from its position in the data:
+Several steps in a row whose loss is not finite, or more than twice the limit, mean that the training has diverged and
+cannot recover by itself. Lower spikes do not: where the key encoder becomes a copy of the query encoder
+(`contrast.momentum_schedule: refresh`), the loss of a healthy training jumps and stays high. A diverged training
+rewinds to a checkpoint from well before these steps and skips the data of the steps in between. The number of a step,
+by which schedules go, therefore differs from its position in the data:
 
     steps      0 … 399 | 400 … 503 |                       rewind to 400: (400, 104) joins `skips`
     positions  0 … 399 | 400 … 503 |
@@ -27,6 +29,7 @@ from typing import Any
 
 WINDOW = 128  # steps with which a step is compared
 MIN_WINDOW = 64  # with fewer steps in the window, no step is a spike
+DIVERGED = 2.0  # a loss so many times above its limit is that of a diverged training
 DISTANCE = 100  # steps by which a checkpoint must precede the bad steps to be a rewind target
 
 Skips = list[tuple[int, int]]
@@ -39,7 +42,7 @@ class Guard:
     deviations: float = 0.0  # limit of a spike, in standard deviations; 0: only non-finite steps are bad
     recent: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     """Loss and gradient norm of the last finite steps by the kind of step; spikes are reduced to their limit."""
-    bad_in_a_row: int = 0  # last steps whose loss was high, or that were not finite
+    bad_in_a_row: int = 0  # last steps that were not finite, or whose loss was that of a diverged training
     skips: Skips = field(default_factory=list)  # (step, number of positions skipped before it)
     rewinds: int = 0
     furthest: int = 0  # the last step before a rewind: steps up to it are repeated
@@ -66,10 +69,9 @@ class Guard:
             norm_limit = upper_limit([step_norm for _, step_norm in window], self.deviations)
         window.append((min(loss, loss_limit), min(norm, norm_limit)))
         del window[:-WINDOW]
+        self.bad_in_a_row = self.bad_in_a_row + 1 if loss > DIVERGED * loss_limit else 0
         if loss > loss_limit:
-            self.bad_in_a_row += 1
             return f"loss {loss:.4g} is above {loss_limit:.4g}"
-        self.bad_in_a_row = 0
         if norm > norm_limit:
             return f"gradient norm {norm:.4g} is above {norm_limit:.4g}"
         return ""

@@ -100,15 +100,7 @@ class InfoXLMLearner(Learner):
         return batch.counts | {objective.name: objective.count(batch) for objective in self.objectives}
 
     def kind_of(self, step: int, skipped: int = 0) -> str:  # noqa: ARG002
-        contrast = self.config.contrast
-        if step < contrast.start_step:
-            return "before contrast"
-        # When the key encoder becomes a copy of the query encoder, the loss rises until all keys in the queue are new.
-        steps_to_replace_queue = math.ceil(contrast.queue_size / self.config.batches.global_batch_size)
-        refreshes = contrast.momentum_schedule == "refresh" and step >= contrast.refresh_every
-        if refreshes and step % contrast.refresh_every < steps_to_replace_queue:
-            return "after a refresh"
-        return ""
+        return "" if step >= self.config.contrast.start_step else "before contrast"
 
     def _flops(self, batch: PackedBatch) -> float:
         contrast, count = self.config.contrast, batch.lm_sequences

@@ -83,16 +83,6 @@ def test_symmetric_contrast_is_half_of_each_direction_and_enqueues_only_the_targ
     assert replaced.sum() == 8 and replaced[:8].all()
 
 
-def test_steps_after_a_refresh_are_compared_with_each_other_until_the_queue_is_new(learner_of):
-    contrast = {"momentum_schedule": "refresh", "refresh_every": 10, "queue_size": 20, "start_step": 2}
-    learner = learner_of(contrast=contrast)  # 8 new keys in each step
-
-    kinds = [learner.kind_of(step) for step in range(24)]
-
-    first_kinds = ["before contrast"] * 2 + [""] * 8
-    assert kinds == first_kinds + ["after a refresh"] * 3 + [""] * 7 + ["after a refresh"] * 3 + [""]
-
-
 @pytest.mark.usefixtures("in_fp64")
 def test_in_batch_negatives_are_the_other_keys_of_the_micro_batch(learner_of):
     learner = learner_of(**ALONE, contrast={"false_negatives": "off", "in_batch_negatives": True})
