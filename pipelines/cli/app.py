@@ -18,17 +18,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help=(
         "Train, evaluate, register and serve InfoXLM, a cross-lingual text encoder.\n\n"
-        "Start with `infoxlm run demo`, open the report whose path it prints, then compare two sentences:\n\n"
+        "Start with `infoxlm run demo`. Open the report whose path the command prints. Then compare two sentences:\n\n"
         '`infoxlm embed models:/infoxlm@champion "Save changes" "Enregistrer les modifications"`\n\n'
-        "Exit codes: 0 success, 2 invalid input or setting, 3 damaged data, 4 no valid checkpoint, "
-        "5 training diverged, 70 internal error, 75 temporary failure: run the same command again to resume."
+        "Exit codes: 0 success · 2 invalid input or setting · 3 damaged data · 4 no valid checkpoint · "
+        "5 training diverged · 70 internal error · 75 temporary failure; run the same command again to resume."
     ),
 )
 Store = Annotated[
     str,
     typer.Option(
-        help="Directory or s3://bucket/prefix for artifacts and checkpoints. If MLFLOW_TRACKING_URI is not set, "
-        "MLflow's database is in the directory too."
+        help="Directory or s3://bucket/prefix for artifacts and checkpoints. It also has MLflow's database, unless "
+        "MLFLOW_TRACKING_URI names a server."
     ),
 ]
 _PACKAGED, _CHECKOUT = (Path(__file__).parents[level] / "configs" for level in (1, 2))

@@ -53,9 +53,10 @@ def submit(
 ) -> None:
     """Submit a pipeline to Kubeflow Pipelines and follow its run.
 
-    All settings are checked before anything is sent. Ctrl-C stops the command, not the run. To retry, submit the same
-    settings again: finished artifacts are reused, and training resumes from its last checkpoint. While it waits, this
-    command resubmits a run that failed temporarily (exit code 75), up to `submit_again` times.
+    All settings are checked before anything is sent. Ctrl-C stops the command, but not the run. While it waits, this
+    command resubmits a run that failed temporarily (exit code 75), up to `submit_again` times. To retry a failed run
+    yourself, submit the same settings again: finished artifacts are reused, and training resumes from its last
+    checkpoint.
     """
     with report_errors():
         cluster_file = run_file.load_as(ClusterFile, cluster)
@@ -117,8 +118,8 @@ def upload(
 ) -> None:
     """Upload all pipelines to Kubeflow with default parameters, so that runs can be started in its web interface.
 
-    In the form *Create run*, `overrides` changes single settings: {"pretraining.optimization.steps": 2000}. The name of
-    a version has the release and a digest of the content; an unchanged pipeline is not uploaded again.
+    In the form *Create run*, the parameter `overrides` changes single settings, such as
+    {"pretraining.optimization.steps": 2000}. An unchanged pipeline is not uploaded again.
     """
     with report_errors():
         cluster_file, changes = run_file.load_as(ClusterFile, cluster), set_ or []
@@ -150,8 +151,8 @@ def upload(
 def cancel(run: Annotated[str, typer.Argument(help="Id of the run, as `submit` prints it.")], host: Host) -> None:
     """Terminate a run on a cluster. Finished artifacts are kept, and the next run resumes from them.
 
-    Training may end without a last checkpoint, because Kubeflow kills the step that watches the job after about a
-    second. A job that the step had no time to delete saves a checkpoint and ends after 15 minutes without a step.
+    Kubeflow kills the step after about a second. If this is too short for the step to delete its training job, the job
+    saves a checkpoint and ends 15 minutes later.
     """
     with report_errors():
         from pipelines import submit as kubeflow

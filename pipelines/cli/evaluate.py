@@ -43,7 +43,7 @@ def evaluate(
     margin: Annotated[
         bool, typer.Option("--margin", help="Only tatoeba and pairs: rank by ratio margin instead of cosine.")
     ] = False,
-    floor: Annotated[str | None, typer.Option(help="Baseline model to show beside the model.")] = None,
+    floor: Annotated[str | None, typer.Option(help="A second model, to compare with.")] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", help="Override a setting of the task, such as batch_size=16. Repeatable."),
@@ -51,11 +51,11 @@ def evaluate(
     output: Annotated[Path, typer.Option(help="Directory for the report, scores and figures.")] = Path("evaluation"),
     store: Store = "runs",
 ) -> None:
-    """Evaluate a model on one task; print a table beside published results, and write a report with figures.
+    """Evaluate a model on one task, print a table beside published results, and write a report with figures.
 
     Tasks for any encoder: held-out (retrieval and perplexity on a prepared corpus), tatoeba, pairs (your own
-    translations). Tasks for a model fine-tuned for them: xnli, classification; mlqa, xquad, tydiqa, squad,
-    question-answering; panx, named-entities.
+    translations). All other tasks need a model that was fine-tuned for them: xnli, classification, mlqa, xquad, tydiqa,
+    squad, question-answering, panx, named-entities.
 
     infoxlm evaluate --model models:/infoxlm@champion --task tatoeba --data LASER/data/tatoeba/v1 --languages 14
 

@@ -66,7 +66,7 @@ def embed(
     ] = False,
     store: Store = "runs",
 ) -> None:
-    """Embed sentences; print the cosine similarity of each to the first, or the vectors."""
+    """Embed sentences, and print the cosine similarity of each sentence to the first one, or all vectors."""
     with report_errors():
         from components.adapters.mlflow import model_registry
         from components.platform import artifacts
@@ -107,12 +107,12 @@ def serve_check(
     """Check that a model computes its reference vectors with transformers alone, without the code of this project.
 
     Every exported model has reference_vectors.json with ten sentences and their vectors. The command downloads the
-    registered files and verifies their digest and signature. A new process that cannot import this project then loads
-    them with transformers, as the model card says, and computes the vectors again. They must be equal up to fp32
-    rounding, because other kernels may add in another order.
+    registered files and verifies their digest and signature. Then a new process, which cannot import this project,
+    loads them with transformers as the model card says, and computes the vectors again. The vectors must be equal up to
+    fp32 rounding.
 
-    Exit codes: 0 success (prints the worst cosine and difference), 3 the vectors differ, 2 the model has no reference
-    vectors or the other Python cannot load it.
+    Exit codes: 0 the vectors are equal · 3 they differ · 2 the model has no reference vectors, or the other Python
+    cannot load the model.
     """
     with report_errors():
         from components.adapters.mlflow import model_registry
@@ -128,16 +128,15 @@ def serve(
         str, typer.Argument(help="models:/NAME@ALIAS, models:/NAME/VERSION, or the directory of an exported model.")
     ],
     name: Annotated[str, typer.Option(help="Name of the model in the URL.")] = "infoxlm",
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, envvar="INFOXLM_PORT", help="Port; 0 for any free one.")
-    ] = 8080,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0: all addresses.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, envvar="INFOXLM_PORT", help="Port; 0: any free port.")] = 8080,
     store: Store = "runs",
 ) -> None:
     """Serve sentence vectors over HTTP, after checking that the model computes its ten reference vectors.
 
-    POST /v1/models/NAME:predict {"instances": ["a sentence"]} -> {"predictions": [[…]]}: KServe's protocol V1. The
-    components `serving` and `serving-kserve` of k8s/ run this command. Put a proxy with TLS and login in front of it.
+    The server speaks version 1 of KServe's protocol: POST /v1/models/NAME:predict {"instances": ["a sentence"]} returns
+    {"predictions": [[…]]}. It has no TLS and no login: put a proxy with both in front of it. In a cluster, the
+    components `serving` and `serving-kserve` of k8s/ run this command.
     """
     with report_errors():
         from components.adapters.mlflow import model_registry

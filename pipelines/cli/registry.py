@@ -22,19 +22,20 @@ def promote(
     to: Annotated[
         str,
         typer.Option(
-            help="Copy the model to NAME, or to URI/NAME of another server, and compare it with the champion there."
+            help="Copy the model to NAME, or to URI/NAME of another server, and compare it with that champion."
         ),
     ] = "",
-    by_hand: Annotated[str, typer.Option(help="Promote without the gate, for this reason.")] = "",
+    by_hand: Annotated[
+        str, typer.Option(help="Promote without a comparison; the text is the reason that is recorded.")
+    ] = "",
     store: Store = "runs",
 ) -> None:
     """Promote a registered model to champion if it is better than the current champion on the same test items.
 
-    It is better if a paired bootstrap interval of the gain lies above the margin. Before the alias moves, the version
-    and its run record who promoted it, when, why, and its data and code. If INFOXLM_VERIFYING_KEY is set, the model
-    must be signed.
+    It is better if the confidence interval of its gain, from a paired bootstrap, lies above the margin. The registered
+    version and its run record who promoted it, when and why. If INFOXLM_VERIFYING_KEY is set, the model must be signed.
 
-    Credentials for the server of --to are MLflow's variables prefixed with TARGET_: TARGET_MLFLOW_TRACKING_TOKEN.
+    For a server in --to, set MLflow's variables with the prefix TARGET_, such as TARGET_MLFLOW_TRACKING_TOKEN.
     """
     with report_errors():
         gate = read_gate(metric) if metric else RegistrationConfig().gates
@@ -51,7 +52,7 @@ def promote(
 @app.command()
 def rollback(
     name: Annotated[str, typer.Argument(help="Name of the registered model.")],
-    reason: Annotated[str, typer.Option(help="Reason, recorded in both versions.")],
+    reason: Annotated[str, typer.Option(help="Reason; it is recorded in both versions.")],
     store: Store = "runs",
 ) -> None:
     """Make the previous champion the champion again. Repeating the command changes nothing."""

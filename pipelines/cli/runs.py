@@ -28,8 +28,9 @@ def run(
 ) -> None:
     """Run the whole pipeline on this machine: prepare, tokenize, pre-train, fine-tune, evaluate, register.
 
-    It runs the same DAG as a Kubeflow cluster, each step in a subprocess. Steps whose inputs have not changed reuse
-    their results in the store, and interrupted training resumes from its last checkpoint.
+    This is the pipeline that also runs on Kubeflow, with each step in a subprocess. Steps whose inputs have not changed
+    reuse their results in the store. If you interrupt the command, run it again: training resumes from its last
+    checkpoint.
     """
     with report_errors():
         checked = run_file.load(config, tuple(set_ or ()))
@@ -63,11 +64,11 @@ def ablate(
         ),
     ],
     variants: Variants = Path("ablations"),
-    only: Annotated[str, typer.Option(help="Comma-separated variants. Default: all.")] = "",
+    only: Annotated[str, typer.Option(help="Comma-separated names of variants to train. Default: all.")] = "",
     seeds: Annotated[str, typer.Option(help="Comma-separated seeds for each variant.")] = "1,2,3",
     store: Store = "runs",
     num_workers: Annotated[
-        int, typer.Option(help="Training workers per trial; 0 trains in the step. Two trials run at a time.")
+        int, typer.Option(help="Training workers of each trial; 0: the step itself trains. Two trials run at a time.")
     ] = 0,
     set_: Overrides = None,
     launcher: Launcher = "ray",
@@ -103,7 +104,7 @@ def compare(
     ] = None,
     store: Store = "runs",
 ) -> None:
-    """Print the table of a tracked ablation: each variant over its seeds, with error bars."""
+    """Print the table of a finished ablation from the tracker: mean and deviation of each variant over its seeds."""
     with report_errors():
         from components.platform import artifacts, tracking
         from infoxlm_core.results import page
@@ -125,12 +126,12 @@ def suite_(
     ],
     model: Annotated[
         list[str] | None,
-        typer.Option(help="NAME=SOURCE: add this model, or replace the one of this name in FILE. Repeatable."),
+        typer.Option(help="NAME=SOURCE: add a model, or replace the model of this name in FILE. Repeatable."),
     ] = None,
-    only: Annotated[str, typer.Option(help="Comma-separated tasks. Default: all.")] = "",
+    only: Annotated[str, typer.Option(help="Comma-separated names of tasks to measure. Default: all.")] = "",
     store: Store = "runs",
     num_workers: Annotated[
-        int, typer.Option(help="Workers per fine-tuning; 0 fine-tunes in the step. Two batches run at a time.")
+        int, typer.Option(help="Workers of each fine-tuning; 0: the step itself fine-tunes. Two steps run at a time.")
     ] = 0,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Override a setting, such as tasks.xnli.seeds=[1,2]. Repeatable.")
@@ -175,7 +176,10 @@ def plan(
         typer.Option(min=1, help="Number of GPUs, one worker each. Default: 8, or the virtual shards if fewer."),
     ] = None,
     gpu: Annotated[
-        str, typer.Option(help="Type of GPU: h200, h100-pcie, a100, … The error message for an unknown type lists all.")
+        str,
+        typer.Option(
+            help="Type of GPU, such as h200, h100-pcie or a100. The error message for an unknown type lists all types."
+        ),
     ] = "h200",
     set_: Overrides = None,
 ) -> None:

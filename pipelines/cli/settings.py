@@ -31,7 +31,8 @@ Names are those of `--set`: `[]` stands for each item of a list, `NAME` for a na
 def config_(
     context: typer.Context,
     section: Annotated[
-        str | None, typer.Argument(help=f"Section of a run, such as pretraining.contrast; or {', '.join(KINDS)}.")
+        str | None,
+        typer.Argument(help=f"Section of a run, such as pretraining.contrast, or one of {', '.join(KINDS)}."),
     ] = None,
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Print all settings in the format of docs/configuration.md.")
@@ -40,7 +41,7 @@ def config_(
         bool, typer.Option("--help", help="Show this message; with a section, describe the section.")
     ] = False,
 ) -> None:
-    """Describe the settings of a YAML file: name, default, valid values, meaning. Default: those of a run."""
+    """Describe the settings of a YAML file: name, default, valid values and meaning. Without a section: of a run."""
     if help_ and section is None:
         typer.echo(context.get_help())
         return

@@ -30,12 +30,12 @@ def gc(
 ) -> None:
     """List or delete unneeded items of a store: old artifacts, checkpoints, costs, and records of jobs and failures.
 
-    These items are kept: items younger than --older-than; the artifacts from which registered models were made,
-    including corpus and shards; and all items that one of these refers to by digest, such as the shards of a training
-    that still saves checkpoints. The registered models themselves are in MLflow and are never deleted.
+    The command keeps items younger than --older-than, and the artifacts from which registered models were made,
+    including corpus and shards. It also keeps all items to which one of these refers, such as the shards of a training
+    that still saves checkpoints. Registered models are in MLflow and are never deleted.
 
-    Use an MLflow account that can read all models, because models that it cannot see are not protected. A later run
-    recreates deleted artifacts. On Kubeflow submit it with `--no-cache`, because the cache may still refer to them.
+    Use an MLflow account that can read all models: the artifacts of other models are not protected. A later run
+    recreates deleted artifacts. On Kubeflow, submit this run with `--no-cache`, because the cache may refer to them.
     """
     with report_errors():
         age = _age(older_than)
