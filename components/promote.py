@@ -44,4 +44,5 @@ def promote(
             figures |= {f"{metric}/{name}": figure[name] for name in ("gain", "lower", "upper")}
         artifacts.show({"version": promoted.version} | figures, metrics)
         step.report(figures)
+        step.summarise(f"models:/{promoted.name}@champion is version {promoted.version}: {promoted.verdict.reason}")
         step.run.end()  # this is the only step of its pipeline

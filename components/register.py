@@ -35,7 +35,7 @@ def register(
     from infoxlm_core import manifests
     from infoxlm_core.config import RegistrationConfig
     from infoxlm_core.results import evidence
-    from infoxlm_core.results.trials import HEADLINES
+    from infoxlm_core.results.trials import HEADLINES, describe_headlines
 
     with stage_run("register", store, tracker="mlflow", last=True) as step:  # the registry is MLflow's
         os.environ["INFOXLM_IMAGE"] = image
@@ -57,7 +57,13 @@ def register(
                 checked.name, encoder_dir, digest, headlines, checked.gates, run_id, tags, evaluation
             )
         step.report(registration=checked)
-        step.run.end()  # the last step of its pipeline
         artifacts.show({"version": registered.version, "champion": int(registered.champion)}, metrics)
         aliases = " and ".join(registered.aliases)
-        logging.info("models:/%s/%d is %s: %s", checked.name, registered.version, aliases, registered.reason)
+        decision = f"models:/{checked.name}/{registered.version} is {aliases}: {registered.reason}"
+        logging.info(decision)
+        step.summarise(
+            *describe_headlines(figures),
+            f"version     {decision}",
+            f"report      {artifacts.url_of(evaluation / 'report.html')}",
+        )
+        step.run.end()  # the last step of its pipeline

@@ -8,6 +8,7 @@ from typing import Any
 from kfp import dsl
 
 from components.check_settings import check_settings
+from components.end_run import end_run
 from components.evaluate import evaluate
 from components.finetune import finetune
 from components.prepare_corpus import prepare_corpus
@@ -54,40 +55,44 @@ def infoxlm(
     """
     text = {"store": store, "num_workers": data_workers, "cluster": cluster}
     training = {"store": store, "num_workers": num_workers, "cluster": cluster}
-    settings = check_settings(
-        store=store,
-        preparation=preparation,
-        tokenization=tokenization,
-        pretraining=pretraining,
-        finetuning=finetuning,
-        evaluation=evaluation,
-        registration=registration,
-        overrides=overrides,
-        num_workers=num_workers,
-    )
-    section = settings.outputs
-    corpus = prepare_corpus(config=section["preparation"], **text)
-    shards = tokenize_corpus(config=section["tokenization"], corpus=corpus.outputs["corpus"], **text)
-    pretrained = pretrain(config=section["pretraining"], shards=shards.outputs["shards"], **training)
-    tuning = {"config": section["finetuning"], "corpus": corpus.outputs["corpus"], **training}
-    tuned = finetune(encoder=pretrained.outputs["encoder"], **tuning)
-    tuned_start = finetune(encoder=pretrained.outputs["start"], **tuning)
-    scores = evaluate(
-        config=section["evaluation"],
-        store=store,
-        corpus=corpus.outputs["corpus"],
-        encoder=pretrained.outputs["encoder"],
-        start=pretrained.outputs["start"],
-        classifier=tuned.outputs["classifier"],
-        classifier_of_start=tuned_start.outputs["classifier"],
-    )
-    registered = register(
-        config=section["registration"],
-        store=store,
-        encoder=pretrained.outputs["encoder"],
-        scores=scores.outputs["scores"],
-        image=image,
-    )
+    ended = end_run(store=store)
+    with dsl.ExitHandler(ended, name="train and evaluate"):
+        settings = check_settings(
+            store=store,
+            preparation=preparation,
+            tokenization=tokenization,
+            pretraining=pretraining,
+            finetuning=finetuning,
+            evaluation=evaluation,
+            registration=registration,
+            overrides=overrides,
+            num_workers=num_workers,
+        )
+        section = settings.outputs
+        corpus = prepare_corpus(config=section["preparation"], **text)
+        shards = tokenize_corpus(config=section["tokenization"], corpus=corpus.outputs["corpus"], **text)
+        pretrained = pretrain(config=section["pretraining"], shards=shards.outputs["shards"], **training)
+        tuning = {"config": section["finetuning"], "corpus": corpus.outputs["corpus"], **training}
+        tuned = finetune(encoder=pretrained.outputs["encoder"], **tuning)
+        tuned_start = finetune(encoder=pretrained.outputs["start"], **tuning)
+        scores = evaluate(
+            config=section["evaluation"],
+            store=store,
+            corpus=corpus.outputs["corpus"],
+            encoder=pretrained.outputs["encoder"],
+            start=pretrained.outputs["start"],
+            classifier=tuned.outputs["classifier"],
+            classifier_of_start=tuned_start.outputs["classifier"],
+        )
+        registered = register(
+            config=section["registration"],
+            store=store,
+            encoder=pretrained.outputs["encoder"],
+            scores=scores.outputs["scores"],
+            image=image,
+        )
+    for task in (registered, ended):  # the decision depends on the present champion, the end on the other steps
+        task.set_caching_options(False)
     steps = {
         "check the settings": settings,
         "prepare the text": corpus,
@@ -97,6 +102,7 @@ def infoxlm(
         "fine-tune the untrained encoder": tuned_start,
         "evaluate both": scores,
         "register and promote": registered,
+        "end the run": ended,
     }
     place(image, steps)
     size(corpus, shards, scores, registered)

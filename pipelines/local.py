@@ -21,7 +21,7 @@ from typing_extensions import TypedDict
 
 from components.adapters.storage import is_remote
 from components.platform import artifacts, launchers, parameters, runtime, tracking
-from components.platform.runtime import DRIVER
+from components.platform.runtime import DRIVER, Ending
 from components.platform.stage import IMAGE
 from components.settings import environment
 from infoxlm_core import errors, manifests, outside
@@ -30,9 +30,7 @@ from infoxlm_core.run_file import RunConfig
 logger = logging.getLogger(__name__)
 
 
-def run(
-    dag: Any, arguments: Mapping[str, Any], store: str | Path, name: str, launcher: str = ""
-) -> tracking.Run | None:
+def run(dag: Any, arguments: Mapping[str, Any], store: str | Path, name: str, launcher: str = "") -> None:
     """Run a pipeline, or resume its unfinished run if the last run in the store had the same arguments.
 
     Args:
@@ -42,9 +40,6 @@ def run(
             SQLite database is in the local directory of the store.
         name: display name of the run.
         launcher: launcher of the workers, see `launchers`; if empty, the environment decides.
-
-    Returns:
-        The tracker's run, or None if the tracker does not answer any more. `artifact` returns the outputs of steps.
 
     Raises:
         InfoXLMError: the error of the stage that failed.
@@ -68,19 +63,18 @@ def run(
         "TOKENIZERS_PARALLELISM": "false",
         **{name: os.environ.get(name, value) for name, value in environment.ALLOCATOR.items()},
     }
-    status = "FAILED"
+    root = here / "pipeline" / identity["run"]
     try:
         with _interruptible_loops():
-            _run_dag(dag, {**parameters.fit(store, arguments), "store": store}, here / "pipeline" / identity["run"])
-        status = "FINISHED"
+            _run_dag(dag, {**parameters.fit(store, arguments), "store": store}, root)
     except RuntimeError as failure:  # KFP does not report the cause, but the stage wrote it to the store
+        _end(store, here, identity, runtime.find_ending(store))
         raise runtime.read_failure(store, identity["run"]) from failure
     except KeyboardInterrupt:
-        status = "KILLED"
+        _end(store, here, identity, Ending("KILLED", message="the run was interrupted"))
         raise errors.Preempted("interrupted: run the same command again to continue") from None
-    finally:
-        tracked_run = _end(store, here, identity, status)
-    return tracked_run
+    _end(store, here, identity, Ending("FINISHED"))
+    shutil.rmtree(root / "workspace", ignore_errors=True)
 
 
 def sections(config: RunConfig, dag: Any) -> dict[str, Any]:
@@ -92,18 +86,13 @@ def sections(config: RunConfig, dag: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name in dag.component_spec.inputs}
 
 
-def artifact(store: str | Path, task: str, output: str) -> Path | None:
-    """Return the path of an output of the last run in a store, or None if its last attempt did not write it."""
-    here = artifacts.local(str(store).rstrip("/")).resolve()
+def read_summary(store: str | Path) -> str:
+    """Return the results of the last run in a store for people; empty if the run has not come to its last step."""
+    store = str(store).rstrip("/")
+    here = artifacts.local(store)
     if not (here / "run.json").is_file():
-        return None
-    root = here / "pipeline" / _last(here)["run"]
-    attempts = sorted(path for path in root.glob("infoxlm*") if path.is_dir())
-    if not attempts or not (attempts[-1] / task / output).is_file():
-        return None
-    pointer = attempts[-1] / task / output
-    location = outside.read_json(pointer, artifacts.Pointer, "run the same command again", errors.DataCorrupt)
-    return artifacts.locate(location["location"], hashed=False)
+        return ""
+    return runtime.read_summary(store, _last(here)["run"])
 
 
 class Identity(TypedDict):
@@ -148,7 +137,7 @@ _NOISE = re.compile(
     r"|uri=|metadata=\{"
     r"|.*\(TrainController |.*\(PlacementGroupCleaner |.*authentication_token_setup"
     r"|.* - INFO - (Applying|After) expression selector|.* - INFO - Streamed logs:|.* outputs:$|Output: |-+$"
-    r"|Loading weights:"
+    r"|Loading weights:|\w+: \{'in_store'"
 )
 _WORKER = re.compile(r"(\x1b\[\d+m)*\(RayTrainWorker [^)]*\)(\x1b\[\d+m)* ?")
 
@@ -233,15 +222,10 @@ def _identity(dag: str, arguments: Mapping[str, Any], store: Path, name: str) ->
     return identity
 
 
-def _end(store: str, here: Path, identity: dict[str, Any], status: str) -> tracking.Run | None:
-    """Write the final status to run.json and to the tracker; return its run, or None if it does not answer."""
-    manifests.write_atomically(here / "run.json", json.dumps(identity | {"status": status}))
+def _end(store: str, here: Path, identity: dict[str, Any], ending: Ending) -> None:
+    """Write how the run ended to run.json and to the tracker."""
+    manifests.write_atomically(here / "run.json", json.dumps(identity | {"status": ending.status}))
     try:
-        run = tracking.open_run(store)
-        run.end(status)
+        tracking.end_unfinished(store, ending)
     except errors.InfoXLMError as error:
         logger.warning("the end of the run could not be reported to the tracker: %s", error)
-        return None
-    if status == "FINISHED":
-        shutil.rmtree(here / "pipeline" / identity["run"] / "workspace", ignore_errors=True)
-    return run

@@ -1,6 +1,7 @@
 """Report how a stage ends: a failure becomes one line, an exit code and an outcome in the store.
 
 STORE/outcome/PIPELINE_RUN/STAGE.json    why a stage failed: {"stage", "code", "class", "message", "run"}
+STORE/outcome/PIPELINE_RUN/summary.txt   results of the run, for people: its last step writes them
 STORE/outcome/jobs/JOB.json              why a RayJob failed
 """
 
@@ -16,7 +17,7 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NotRequired
+from typing import Any, Literal, NamedTuple, NotRequired
 
 from typing_extensions import TypedDict
 
@@ -31,11 +32,21 @@ logger = logging.getLogger(__name__)
 
 DRIVER = "INFOXLM_DRIVER_PID"
 """Environment variable of a local run: id of its driver process; stages end when the driver ends."""
+_NO_MESSAGE = "ended without an error message (killed, evicted or out of memory?)"
 _VERBOSE = ("httpx", "py4j", "matplotlib", "fontTools", "alembic", "botocore")
 
 Outcome = TypedDict(
     "Outcome", {"stage": str, "code": int, "class": str, "message": str, "run": NotRequired[str]}, total=True
 )
+
+
+class Ending(NamedTuple):
+    """How a pipeline run ended."""
+
+    status: Literal["FINISHED", "FAILED", "KILLED"]
+    stage: str = ""
+    """The stage that failed, if it is known."""
+    message: str = ""
 
 
 @contextlib.contextmanager
@@ -112,20 +123,72 @@ def read_failure(store: str, run: str) -> InfoXLMError:
     Raises:
         InputError, StorageUnavailable: the store refuses, or does not answer.
     """
+    outcome = _read_last_outcome(store, run)
+    if outcome:
+        return errors.from_name(outcome["class"], f"{outcome['stage']}: {outcome['message']}")
+    return errors.WorkerLost(f"a stage of run {run} {_NO_MESSAGE}: run it again to continue")
+
+
+def find_ending(store: str) -> Ending:
+    """Return how this pipeline run, which has not succeeded, ends: cancelled, or failed with the last error message.
+
+    Raises:
+        InputError, StorageUnavailable: the store refuses, or does not answer.
+    """
+    if _is_cancelled():
+        return Ending("KILLED", message="the run was cancelled")
+    outcome = _read_last_outcome(store, pipeline_run())
+    if outcome:
+        return Ending("FAILED", outcome["stage"], outcome["message"])
+    return Ending("FAILED", message=f"a stage {_NO_MESSAGE}")
+
+
+def _read_last_outcome(store: str, run: str) -> dict[str, Any] | None:
+    """Return the outcome that was written last in a pipeline run, or None if no stage wrote one."""
     folder = storage.open(f"{store}/outcome/{run}")
-    for entry in sorted(folder.entries(), key=lambda entry: (entry.modified, entry.name), reverse=True):
+    outcomes = [entry for entry in folder.entries() if entry.name.endswith(".json")]
+    for entry in sorted(outcomes, key=lambda entry: (entry.modified, entry.name), reverse=True):
         content, _ = folder.get(entry.name) or (None, "")
-        outcome = parse_outcome(content, entry.name)
-        if outcome:
-            return errors.from_name(outcome["class"], f"{outcome['stage']}: {outcome['message']}")
-    return errors.WorkerLost(
-        f"a stage of run {run} ended without an error message (killed, evicted or out of memory?): run it again to "
-        "continue"
-    )
+        if outcome := parse_outcome(content, entry.name):
+            return outcome
+    return None
+
+
+def _is_cancelled() -> bool:
+    """Return whether the workflow of this step was terminated; False outside of a workflow."""
+    if not os.environ.get("KFP_POD_NAME"):
+        return False
+    from components.adapters.kuberay import api
+
+    try:
+        workflows = api.connect()
+        workflow = workflows.workflow()
+        return workflow is not None and not workflows.is_under_way(workflow)
+    except (api.NoAnswer, InputError) as error:
+        logger.warning("Kubernetes does not tell whether the run was cancelled: %s", error)
+        return False
+
+
+def write_summary(store: str, text: str) -> None:
+    """Write the results of this pipeline run for people, as `infoxlm run` and `infoxlm submit` print them."""
+    artifacts.write(store, _summary_path(pipeline_run()), text)
+
+
+def read_summary(store: str, run: str) -> str:
+    """Return the results of a pipeline run for people; empty if the run has not written them.
+
+    Raises:
+        InputError, StorageUnavailable: the store refuses, or does not answer.
+    """
+    return (artifacts.read(store, _summary_path(run)) or b"").decode()
+
+
+def _summary_path(run: str) -> str:
+    return f"outcome/{run}/summary.txt"
 
 
 def forget_failures(store: str, run: str) -> None:
-    """Delete the outcomes of a pipeline run before it is started again."""
+    """Delete the outcomes and the summary of a pipeline run before it is started again."""
     folder = storage.open(f"{store}/outcome/{run}")
     folder.delete(*(entry.name for entry in folder.entries()))
 

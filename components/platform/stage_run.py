@@ -101,6 +101,11 @@ class StageRun:
         self.run.log_datasets(datasets, location)
         return datasets
 
+    def summarise(self, *lines: str) -> None:
+        """Write the results of the pipeline run for people, with the address of the tracker's run."""
+        text = "\n".join(line for line in (*lines, self.run.describe()) if line)
+        runtime.write_summary(self.store, text)
+
     def report(self, figures: Mapping[str, float] | None = None, **settings: Any) -> None:
         """Log figures as metrics, and settings as parameters by section."""
         if settings:
@@ -144,8 +149,8 @@ def stage_run(
                 logger.warning("the tracker's run cannot be opened yet: %s", error)
         try:
             yield step
-        except Exception:
+        except Exception as error:
             if last:
                 with contextlib.suppress(InfoXLMError):  # the tracker itself may have failed
-                    step.run.end("FAILED")
+                    step.run.end("FAILED", stage, str(error))
             raise

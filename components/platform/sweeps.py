@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from components.platform import artifacts, tracking
+from components.platform import artifacts, runtime, tracking
 from components.platform.stage_run import StageRun
 from infoxlm_core import manifests
 from infoxlm_core.results.summary import Summary
@@ -28,7 +28,7 @@ def read_metrics(step: StageRun, planned: Sequence[Mapping[str, Any]]) -> list[t
         trial = Trial.parse(values)
         metrics = logged.get(trial.name, {})
         if not metrics:  # a trial that never started gets a failed run, so that it is visible
-            tracking.open_run(step.store, values).end("FAILED")
+            tracking.open_run(step.store, values).end(runtime.find_ending(step.store).status)
         results.append((trial, metrics))
     return results
 
@@ -38,7 +38,7 @@ def read_scores(step: StageRun) -> dict[str, Scores]:
     runs = step.run.trials()
     for run in runs:
         if run.status == "RUNNING":
-            tracking.tracker().find_run(run.run_id).end("FAILED")
+            tracking.tracker().find_run(run.run_id).end(runtime.find_ending(step.store).status)
     return {run.trial.name: run.read_scores() for run in runs if run.status == "FINISHED"}
 
 
@@ -80,4 +80,7 @@ def publish(
     step.run.annotate(f"**{step.run.name}**: [the {kind}]({LINK}{kind}/{kind}.html).{note}")
     if unfinished:
         logging.warning("Some trials are not finished, so the figures do not include them: %s.", unfinished)
-    step.run.end("FAILED" if unfinished else "FINISHED")
+    table = (artifact / f"{kind}.md").read_text(encoding="utf-8")
+    step.summarise(table, f"report      {artifacts.url_of(artifact / f'{kind}.html')}")
+    ending = runtime.find_ending(step.store) if unfinished else runtime.Ending("FINISHED")
+    step.run.end(*ending)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from components.platform import artifacts, runtime
+from components.platform.runtime import Ending
 from infoxlm_core.corpora.datasets import Dataset
 from infoxlm_core.errors import ConfigError
 from infoxlm_core.results.trials import Trial
@@ -82,8 +83,8 @@ class Run(Protocol):
     def trials(self) -> Sequence[TrialRun]:
         """Return the trials of a sweep, oldest first."""
 
-    def end(self, status: str = "FINISHED") -> None:
-        """End the run as FINISHED, FAILED or KILLED."""
+    def end(self, status: str = "FINISHED", stage: str = "", message: str = "") -> None:
+        """End the run as FINISHED, FAILED or KILLED; `stage` is the one that failed, `message` says why."""
 
     @property
     def page(self) -> str:
@@ -110,6 +111,9 @@ class RunTracker(Protocol):
     def find_run(self, run_id: str) -> Run:
         """Return a run that another process has opened, by its id."""
 
+    def end_unfinished(self, key: str, here: Path, status: str, stage: str, message: str) -> None:
+        """End the run of a pipeline run, and the trials nested in it, unless they have ended or do not exist."""
+
     def check_sweeps(self) -> None:
         """Raise ConfigError if the tracker does not store trials, which sweeps read back."""
 
@@ -128,7 +132,8 @@ class Untracked:
     def log_curves(self, path: Path, prefix: str = "") -> None: ...
     def log_datasets(self, datasets: Sequence[Dataset], source: str) -> None: ...
     def annotate(self, text: str) -> None: ...
-    def end(self, status: str = "FINISHED") -> None: ...
+    def end(self, status: str = "FINISHED", stage: str = "", message: str = "") -> None: ...
+    def end_unfinished(self, key: str, here: Path, status: str, stage: str, message: str) -> None: ...
 
     def read_metrics(self) -> Mapping[str, float]:
         return {}
@@ -192,3 +197,8 @@ def open_run(store: str, trial: Mapping[str, Any] | None = None, by: str = "") -
     key = runtime.pipeline_run()
     name = os.environ.get("RUN_NAME", key)
     return tracker(by).open_run(key, name, store, artifacts.local(store), Trial.parse(trial) if trial else None)
+
+
+def end_unfinished(store: str, ending: Ending) -> None:
+    """End the tracker's run of this pipeline run, which has not succeeded, unless it has ended or does not exist."""
+    tracker().end_unfinished(runtime.pipeline_run(), artifacts.local(store), *ending)

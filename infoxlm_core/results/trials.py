@@ -27,6 +27,16 @@ HEADLINES = (
 """Metrics that describe a registered version and compare the variants of an ablation."""
 
 
+def describe_headlines(figures: Mapping[str, float]) -> list[str]:
+    """Return one line per main metric of a run, with the value of the untrained model."""
+    lines = []
+    for name in HEADLINES:
+        if name in figures:
+            untrained = figures[f"untrained/{name}"]
+            lines.append(f"{name:28}{figures[name]:10.4f}    untrained {untrained:10.4f}")
+    return lines
+
+
 @dataclass(frozen=True)
 class Trial:
     """One measurement of a sweep."""

@@ -2,16 +2,13 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from infoxlm_core import manifests, run_file
+from infoxlm_core import run_file
 from infoxlm_core.results.suite_config import SuiteConfig
 from pipelines.cli.app import Overrides, RunFile, Store, Variants, app, config_file, report_errors, split_list
-
-if TYPE_CHECKING:
-    from components.platform.tracking import Run
 
 Launcher = Annotated[
     str,
@@ -34,20 +31,11 @@ def run(
     """
     with report_errors():
         checked = run_file.load(config, tuple(set_ or ()))
-        from infoxlm_core.results.trials import HEADLINES
         from pipelines import local
         from pipelines.infoxlm import infoxlm
 
-        done = local.run(infoxlm, local.sections(checked, infoxlm), store, config.stem, launcher)
-        report = local.artifact(store, "evaluate", "scores")
-        if not report:
-            raise RuntimeError("the pipeline finished without scores")
-        scores = manifests.load(report)["facts"]
-        for name in HEADLINES:
-            if name in scores:
-                typer.echo(f"{name:28}{scores[name]:10.4f}    untrained {scores[f'untrained/{name}']:10.4f}")
-        typer.echo(f"report      {report}/report.html")
-        _show_address(done)
+        local.run(infoxlm, local.sections(checked, infoxlm), store, config.stem, launcher)
+        typer.echo(local.read_summary(store))
         typer.echo(
             f"the model   infoxlm embed --store {store} models:/{checked.registration.name}@champion 'a sentence'"
         )
@@ -87,12 +75,9 @@ def ablate(
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // AT_A_TIME)))
         arguments = local.sections(checked, ablations) | {"trials": planned}
         try:
-            done = local.run(ablations, arguments, store, f"{config.stem}-ablations", launcher)
+            local.run(ablations, arguments, store, f"{config.stem}-ablations", launcher)
         finally:  # print the finished trials even if one failed
-            if directory := local.artifact(store, "compare", "comparison"):
-                typer.echo((directory / "comparison.md").read_text(encoding="utf-8"))
-                typer.echo(f"comparison  {directory}/comparison.html")
-        _show_address(done)
+            typer.echo(local.read_summary(store))
 
 
 @app.command()
@@ -154,18 +139,9 @@ def suite_(
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // AT_A_TIME)))
         try:
             arguments = {"suite": checked.listed(), "num_workers": num_workers}
-            done = local.run(suite, arguments, store, config.stem, launcher)
+            local.run(suite, arguments, store, config.stem, launcher)
         finally:  # print the finished trials even if one failed
-            if directory := local.artifact(store, "summarise", "comparison"):
-                typer.echo((directory / "suite.md").read_text(encoding="utf-8"))
-                typer.echo(f"report      {directory}/suite.html")
-        _show_address(done)
-
-
-def _show_address(run: "Run | None") -> None:
-    """Print the address of a run in its tracker, if it has one."""
-    if run and (lines := run.describe()):
-        typer.echo(lines)
+            typer.echo(local.read_summary(store))
 
 
 @app.command()

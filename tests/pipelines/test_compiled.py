@@ -131,8 +131,28 @@ def test_a_step_that_starts_a_rayjob_passes_its_environment_on_and_has_no_gpus_i
         assert resources[name]["resourceMemoryLimit"] == "16Gi"
 
 
-def test_every_step_has_its_inputs_from_the_step_before():
+def tasks_of_infoxlm() -> dict:
+    """Return the tasks of the main pipeline, without the one that ends its run."""
+    return read("infoxlm")["components"]["comp-exit-handler-1"]["dag"]["tasks"]
+
+
+def test_the_run_is_ended_whatever_ends_the_other_steps():
     tasks = read("infoxlm")["root"]["dag"]["tasks"]
+
+    assert set(tasks) == {"exit-handler-1", "end-run"}
+    assert tasks["end-run"]["triggerPolicy"] == {"strategy": "ALL_UPSTREAM_TASKS_COMPLETED"}
+    assert tasks["end-run"]["dependentTasks"] == ["exit-handler-1"]
+
+
+def test_a_cached_result_neither_decides_a_promotion_nor_ends_a_run():
+    tasks = tasks_of_infoxlm() | read("infoxlm")["root"]["dag"]["tasks"]
+
+    cached = {name for name, task in tasks.items() if task.get("cachingOptions", {}).get("enableCache")}
+    assert cached == set(tasks) - {"register", "end-run", "exit-handler-1"}
+
+
+def test_every_step_has_its_inputs_from_the_step_before():
+    tasks = tasks_of_infoxlm()
     names = {task: tasks[task]["taskInfo"]["name"] for task in tasks}
 
     order = ["check-settings", "prepare-corpus", "tokenize-corpus", "pretrain", "finetune", "finetune-2", "evaluate"]
@@ -154,7 +174,7 @@ def test_an_override_reaches_a_step_only_as_the_section_that_it_changes():
         "evaluate": "evaluation",
         "register": "registration",
     }
-    tasks = read("infoxlm")["root"]["dag"]["tasks"]
+    tasks = tasks_of_infoxlm()
     given = {name: task["inputs"]["parameters"] for name, task in tasks.items()}
 
     for name, section in sections.items():
@@ -163,7 +183,7 @@ def test_an_override_reaches_a_step_only_as_the_section_that_it_changes():
             "outputParameterKey": section,
         }
         assert "overrides" not in json.dumps(given[name])
-    assert given["check-settings"]["overrides"] == {"componentInputParameter": "overrides"}
+    assert given["check-settings"]["overrides"] == {"componentInputParameter": "pipelinechannel--overrides"}
 
 
 def test_the_results_of_an_evaluation_are_pages_and_metrics():

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from pipelines import local
+from tests.helpers.commands import runs_of
 
 DAG = """
+import json
 import sys
 from pathlib import Path
 from kfp import dsl
@@ -26,16 +28,17 @@ def toy(store: str, config: dict):
 store = Path(sys.argv[1])
 (store / "text.tsv").write_text("".join(f"a page of number {n}\\teine Seite mit Nummer {n}\\n" for n in range(40)))
 source = {"name": "one", "format": "tsv", "languages": ["en", "de"], "path": [str(store / "text.tsv")]}
-run = local.run(toy, {"config": {"languages": ["en", "de"], "corpora": [source]}}, store, "toy")
-print("described", repr(run.describe()), "mlflow" in sys.modules)
+config = {"languages": ["en", "de"], "corpora": [source]} | json.loads(sys.argv[2])
+local.run(toy, {"config": config}, store, "toy")
+print("mlflow imported:", "mlflow" in sys.modules)
 """
 
 
-def run_toy(store: Path, tracker: str, **environment: str) -> subprocess.CompletedProcess:
-    """Run one stage by the local runner, in a process of its own."""
+def run_toy(store: Path, tracker: str, settings: str = "{}", **environment: str) -> subprocess.CompletedProcess:
+    """Run one stage by the local runner, in a process of its own, with these settings as JSON besides the usual."""
     known = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}
     known |= {"INFOXLM_TRACKER": tracker, "OMP_NUM_THREADS": "1", **environment}
-    command = [sys.executable, "-c", DAG, str(store)]
+    command = [sys.executable, "-c", DAG, str(store), settings]
     return subprocess.run(command, env=known, capture_output=True, text=True, timeout=200)
 
 
@@ -50,17 +53,26 @@ def test_a_run_without_a_tracker_never_imports_mlflow_in_the_runner_or_a_step(tm
     done = run_toy(store, "none", PYTHONPATH=os.pathsep.join([str(trap), os.environ.get("PYTHONPATH", "")]))
 
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    assert "described '' False" in done.stdout and list(store.glob("corpus/*/manifest.json"))
+    assert "mlflow imported: False" in done.stdout and list(store.glob("corpus/*/manifest.json"))
     assert not (store / "mlflow.db").exists()
 
 
 @pytest.mark.slow
-def test_a_run_with_mlflow_ends_there_and_says_where_to_look(tmp_path):
+def test_a_run_with_mlflow_ends_there_as_it_ends_here(tmp_path):
     done = run_toy(tmp_path, "mlflow")
-
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    assert "described 'MLflow      mlflow ui --backend-store-uri sqlite:///" in done.stdout
-    assert "?workflowType=machine_learning' True" in done.stdout and (tmp_path / "mlflow.db").is_file()
+    _, parent, _ = runs_of(tmp_path)
+    assert parent.info.status == "FINISHED" and "infoxlm.error" not in parent.data.tags
+
+
+@pytest.mark.slow
+def test_a_failed_run_is_failed_in_mlflow_too_with_its_stage_and_message(tmp_path):
+    done = run_toy(tmp_path, "mlflow", '{"unknown": 1}')
+
+    assert done.returncode == 1 and "ConfigError" in done.stderr
+    _, parent, _ = runs_of(tmp_path)
+    assert (parent.info.status, parent.data.tags["infoxlm.failed_stage"]) == ("FAILED", "prepare_corpus")
+    assert parent.data.tags["infoxlm.error"] in done.stderr
 
 
 def test_a_tracker_that_there_is_not_is_found_out_before_anything_runs(tmp_path):

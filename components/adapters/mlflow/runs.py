@@ -20,6 +20,8 @@ COMMIT = "INFOXLM_COMMIT"
 """Environment variable of the image: the commit that it was built from."""
 PARENT = "mlflow.parentRunId"
 """MLflow's own tag of a nested run."""
+FAILED_STAGE, ERROR = "infoxlm.failed_stage", "infoxlm.error"
+"""Tags of a run that failed or was cancelled."""
 
 
 def open_run(experiment: str, name: str, tags: dict[str, str], store: Path) -> str:
@@ -39,8 +41,28 @@ def open_run(experiment: str, name: str, tags: dict[str, str], store: Path) -> s
         check_location(run.info.artifact_uri)
         if run.info.status != "RUNNING":  # the stage is retried, and MLflow accepts points only for an open run
             client.update_run(run_id, status="RUNNING")
+        for tag in {FAILED_STAGE, ERROR} & run.data.tags.keys():
+            client.delete_tag(run_id, tag)
         client.log_batch(run_id, tags=[RunTag(key, value) for key, value in tags.items()])
     return run_id
+
+
+def find_unfinished(experiment: str, key: str, store: Path) -> list[str]:
+    """Return the ids of the run of a pipeline run and of the runs of its trials, of those that are still RUNNING."""
+    client = connect(store)
+    with translate_errors(f"MLflow run of {key}"):
+        found = client.get_experiment_by_name(experiment)
+        if not found:
+            return []
+        of_plugin = os.environ.get("MLFLOW_RUN_ID")
+        same_tag = f"tags.`{RUN_TAG}` = {quote(key)}"
+        parents = [outermost(client, of_plugin)] if of_plugin else []
+        parents += [run.info.run_id for run in client.search_runs([found.experiment_id], same_tag)]
+        ids = dict.fromkeys(parents)
+        for parent in parents:
+            nested = client.search_runs([found.experiment_id], f"tags.`{PARENT}` = '{parent}'", max_results=5000)
+            ids |= dict.fromkeys(run.info.run_id for run in nested)
+        return [run_id for run_id in ids if client.get_run(run_id).info.status == "RUNNING"]
 
 
 def outermost(client: "MlflowClient", run_id: str) -> str:

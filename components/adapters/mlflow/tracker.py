@@ -28,14 +28,19 @@ def open_run(key: str, name: str, store: str, here: Path, trial: Trial | None) -
     """
     if "://" in store and not os.environ.get("MLFLOW_TRACKING_URI"):
         raise InputError(f"{store} is for many machines, MLflow's database in a file is not: set MLFLOW_TRACKING_URI")
-    experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME", "infoxlm")
-    run_id = runs.open_run(experiment, name, {runs.RUN_TAG: key, **runs.source_tags()}, here)
+    run_id = runs.open_run(_experiment(), name, {runs.RUN_TAG: key, **runs.source_tags()}, here)
     return MlflowRun(trial_runs.open_trial(run_id, key, trial) if trial else run_id)
 
 
 def find_run(run_id: str) -> "MlflowRun":
     """Return a run that another process has opened, by its id."""
     return MlflowRun(run_id)
+
+
+def end_unfinished(key: str, here: Path, status: str, stage: str, message: str) -> None:
+    """End the run of a pipeline run, and the trials nested in it, unless they have ended or do not exist."""
+    for run_id in runs.find_unfinished(_experiment(), key, here):
+        MlflowRun(run_id).end(status, stage, message)
 
 
 def check_sweeps() -> None:
@@ -134,10 +139,19 @@ class MlflowRun:
         """Return the trials of a sweep, oldest first."""
         return trial_runs.read(self.id)
 
-    def end(self, status: str = "FINISHED") -> None:
-        """End the run, unless it is or contains the run of MLFLOW_RUN_ID, which KFP's plugin ends."""
+    def end(self, status: str = "FINISHED", stage: str = "", message: str = "") -> None:
+        """End the run, unless it is or contains the run of MLFLOW_RUN_ID, which KFP's plugin ends.
+
+        Args:
+            status: FINISHED, FAILED or KILLED.
+            stage: the stage that failed, which becomes a tag.
+            message: why it failed, which becomes a tag.
+        """
         of_plugin = os.environ.get("MLFLOW_RUN_ID")
         with translate_errors(f"MLflow run {self.id}"):
+            for tag, value in {runs.FAILED_STAGE: stage, runs.ERROR: message}.items():
+                if value:
+                    self._client.set_tag(self.id, tag, value)
             if not of_plugin or self.id not in (of_plugin, runs.outermost(self._client, of_plugin)):
                 self._client.set_terminated(self.id, status)
 
@@ -168,6 +182,10 @@ class MlflowRun:
         from mlflow import MlflowClient
 
         return MlflowClient()
+
+
+def _experiment() -> str:
+    return os.environ.get("MLFLOW_EXPERIMENT_NAME", "infoxlm")
 
 
 def _server() -> str:

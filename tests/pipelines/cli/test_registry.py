@@ -85,6 +85,13 @@ def test_a_wrong_margin_is_one_line(registry, metric, said):
     assert result.exit_code == 2 and said in result.stderr and result.stderr.count("\n") == 1
 
 
+def promotions(registry: Path) -> list:
+    """Return the MLflow runs of the pipeline `promotion`, newest first."""
+    client = connection.connect(registry)
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    return client.search_runs(experiments, "tags.`infoxlm.run` LIKE 'promotion-%'", order_by=["start_time DESC"])
+
+
 @pytest.mark.slow
 def test_the_pipeline_promotes_or_fails_with_the_figures_in_its_own_run(registry):
     arguments = {"model": "models:/tiny/2", "gate": {METRIC: 0.2}, "to": "", "by_hand": ""}
@@ -92,10 +99,15 @@ def test_the_pipeline_promotes_or_fails_with_the_figures_in_its_own_run(registry
         local.run(pipeline, arguments, registry, "promotion")
     assert champion(registry) == 1
 
-    done = local.run(pipeline, arguments | {"gate": {METRIC: 0.0}}, registry, "promotion")
+    [refused] = promotions(registry)
+    assert (refused.info.status, refused.data.tags["infoxlm.failed_stage"]) == ("FAILED", "promote")
+    assert "models:/tiny/2 stays candidate" in refused.data.tags["infoxlm.error"]
+
+    local.run(pipeline, arguments | {"gate": {METRIC: 0.0}}, registry, "promotion")
 
     client = connection.connect(registry)
-    figures = client.get_run(done.id).data.metrics
+    figures = promotions(registry)[0].data.metrics
+    assert "models:/tiny@champion is version 2: " in local.read_summary(registry)
     assert champion(registry) == 2
     assert 0 < figures["retrieval/served/lower"] < figures["retrieval/served/gain"] == pytest.approx(0.1)
     said = json.loads(client.get_model_version("tiny", "2").tags["decision"])
@@ -106,9 +118,9 @@ def test_the_pipeline_promotes_or_fails_with_the_figures_in_its_own_run(registry
 def test_the_pipeline_promotes_on_another_server_and_reports_on_its_own(registry, mlflow_server, monkeypatch):
     arguments = {"model": "models:/tiny/2", "gate": {METRIC: 0.0}, "to": f"{mlflow_server}/served", "by_hand": ""}
 
-    done = local.run(pipeline, arguments, registry, "promotion")
+    local.run(pipeline, arguments, registry, "promotion")
 
-    assert connection.connect(registry).get_run(done.id).info.status == "FINISHED"
+    assert [run.info.status for run in promotions(registry)] == ["FINISHED"]
     monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_server)
     client = connection.connect(registry)
     assert client.get_model_version_by_alias("served", "champion").tags["copied_from"].endswith("models:/tiny/2")

@@ -2,10 +2,11 @@
 
 import pytest
 
-from components.adapters.mlflow import connection, runs
+from components.adapters.mlflow import connection, runs, tracker, trial_runs
 from components.adapters.mlflow.tracker import MlflowRun
 from infoxlm_core.corpora.datasets import Dataset
 from infoxlm_core.errors import ConfigMismatch, InputError
+from infoxlm_core.results.trials import Trial
 from tests.components.conftest import history, open_run
 
 
@@ -131,3 +132,39 @@ def test_a_run_whose_name_has_a_quotation_mark_is_found_again(store):
     assert runs.open_run("tests", "o'brien", tags, store) == first
     with pytest.raises(InputError, match="cannot search for a name with such quotation marks"):
         runs.open_run("tests", "x", {runs.RUN_TAG: "a'b\"c"}, store)
+
+
+def test_a_failed_run_names_its_stage_and_message_until_it_is_opened_again(store):
+    run_id = open_run(store, "r1")
+    MlflowRun(run_id).end("FAILED", "pretrain", "loss is nan")
+    client = connection.connect(store)
+    run = client.get_run(run_id)
+    assert (run.info.status, run.data.tags["infoxlm.failed_stage"]) == ("FAILED", "pretrain")
+    assert run.data.tags["infoxlm.error"] == "loss is nan"
+
+    open_run(store, "r1")
+
+    run = client.get_run(run_id)
+    assert run.info.status == "RUNNING" and not {"infoxlm.failed_stage", "infoxlm.error"} & run.data.tags.keys()
+
+
+def test_only_unfinished_runs_of_a_pipeline_run_and_its_trials_are_ended(store, monkeypatch):
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "tests")
+    parent, other = open_run(store, "r1"), open_run(store, "r2")
+    trials = [Trial.parse({"variant": "full", "seed": seed}) for seed in (1, 2)]
+    finished, unfinished = (trial_runs.open_trial(parent, "r1", trial) for trial in trials)
+    MlflowRun(finished).end()
+
+    tracker.end_unfinished("r1", store, "KILLED", "", "the run was cancelled")
+    tracker.end_unfinished("r1", store, "FAILED", "pretrain", "too late")
+    tracker.end_unfinished("r3", store, "FAILED", "", "it does not exist")
+
+    client = connection.connect(store)
+    runs_by_id = {run_id: client.get_run(run_id) for run_id in (parent, finished, unfinished, other)}
+    assert {run_id: run.info.status for run_id, run in runs_by_id.items()} == {
+        parent: "KILLED",
+        finished: "FINISHED",
+        unfinished: "KILLED",
+        other: "RUNNING",
+    }
+    assert runs_by_id[parent].data.tags["infoxlm.error"] == "the run was cancelled"

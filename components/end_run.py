@@ -1,0 +1,29 @@
+"""Component: end the tracker's run of a pipeline run that has failed or was cancelled."""
+
+from components.platform.stage import stage
+
+
+@stage
+def end_run(store: str) -> None:
+    """End the tracker's run as failed or killed, with the cause, unless the last step has ended it.
+
+    This step runs last, whatever happens before it, also after a cancellation. It never fails itself, because its error
+    would hide the error of the pipeline run.
+
+    Args:
+        store: directory or s3://bucket/prefix that has the error messages of the other steps.
+    """
+    import logging
+    import os
+
+    from components.platform import runtime, tracking
+    from components.platform.stage_run import stage_run
+    from infoxlm_core.errors import InfoXLMError
+
+    if os.environ.get(runtime.DRIVER):  # the driver of a local run ends the tracker's run itself
+        return
+    with stage_run("end_run", store, reports=False):
+        try:
+            tracking.end_unfinished(store, runtime.find_ending(store))
+        except InfoXLMError as error:
+            logging.warning("The tracker's run could not be ended: %s", error)

@@ -1,0 +1,112 @@
+"""The last step of a pipeline ends its MLflow run, whatever ended the pipeline run."""
+
+from pathlib import Path
+
+import pytest
+from kfp import dsl
+
+from components.adapters.kuberay import api
+from components.adapters.mlflow import connection
+from components.adapters.mlflow.tracker import MlflowRun
+from components.compare import compare
+from components.end_run import end_run
+from components.platform import runtime, tracking
+from infoxlm_core.errors import WorkerLost
+from tests.servers.kubernetes_api import NAMESPACE, KubernetesServer, running_kubernetes
+
+TRIALS = [{"variant": "full", "seed": 1, "what": ""}, {"variant": "full", "seed": 2, "what": ""}]
+
+
+@pytest.fixture
+def kubernetes(store, monkeypatch):
+    """A cluster in which this process is a step of the run `r-1`."""
+    monkeypatch.setenv("RUN_ID", "r-1")
+    monkeypatch.setenv("KFP_POD_NAME", "step-1")
+    monkeypatch.delenv(runtime.DRIVER, raising=False)
+    with running_kubernetes() as server:
+        monkeypatch.setattr(api, "connect", lambda: api.RayJobs(server.api(), NAMESPACE))
+        server.put_step("step-1", "infoxlm-x7k2p", "u-1")
+        yield server
+
+
+def put_workflow(kubernetes: KubernetesServer, cancelled: bool) -> None:
+    """Kubeflow terminates a run by setting the deadline of its workflow to 0."""
+    spec = {"activeDeadlineSeconds": 0 if cancelled else 86_400}
+    kubernetes.put_workflow("infoxlm-x7k2p", "u-1", spec=spec, status={"phase": "Running"})
+
+
+def fail_a_stage(store: Path) -> None:
+    with pytest.raises(SystemExit), runtime.report_failure(str(store), "pretrain"):
+        raise WorkerLost("a worker ran out of memory")
+
+
+def status_and_tags(store: Path, run_id: str) -> tuple[str, str, str]:
+    run = connection.connect(store).get_run(run_id)
+    return run.info.status, run.data.tags.get("infoxlm.failed_stage", ""), run.data.tags.get("infoxlm.error", "")
+
+
+def test_a_failed_pipeline_run_is_failed_with_the_stage_and_its_message(store, kubernetes):
+    put_workflow(kubernetes, cancelled=False)
+    run_id = tracking.open_run(str(store)).id
+    fail_a_stage(store)
+
+    end_run.python_func(store=str(store))
+
+    assert status_and_tags(store, run_id) == ("FAILED", "pretrain", "a worker ran out of memory")
+
+
+def test_a_cancelled_pipeline_run_is_killed_although_a_stage_wrote_an_error(store, kubernetes):
+    put_workflow(kubernetes, cancelled=True)
+    run_id = tracking.open_run(str(store)).id
+    fail_a_stage(store)
+
+    end_run.python_func(store=str(store))
+
+    assert status_and_tags(store, run_id) == ("KILLED", "", "the run was cancelled")
+
+
+def test_a_stage_that_was_killed_without_a_word_is_a_failure_too(store, kubernetes):
+    put_workflow(kubernetes, cancelled=False)
+    run_id = tracking.open_run(str(store)).id
+
+    end_run.python_func(store=str(store))
+
+    status, stage, message = status_and_tags(store, run_id)
+    assert (status, stage) == ("FAILED", "") and "out of memory?" in message
+
+
+def test_a_pipeline_run_that_its_last_step_has_ended_stays_as_it_is(store, kubernetes):
+    put_workflow(kubernetes, cancelled=False)
+    run_id = tracking.open_run(str(store)).id
+    fail_a_stage(store)  # an attempt that Argo has repeated
+    MlflowRun(run_id).end()
+
+    end_run.python_func(store=str(store))
+
+    assert status_and_tags(store, run_id) == ("FINISHED", "", "")
+
+
+def test_without_mlflow_the_step_succeeds_and_writes_no_outcome_of_its_own(store, kubernetes, monkeypatch):
+    put_workflow(kubernetes, cancelled=False)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "no-such-scheme")
+
+    end_run.python_func(store=str(store))
+
+    assert not list(store.glob("outcome/*/*"))
+
+
+def test_the_runs_of_a_cancelled_ablation_and_of_its_unfinished_trials_are_killed(store, kubernetes, tmp_path):
+    put_workflow(kubernetes, cancelled=True)
+    finished, unfinished = (tracking.open_run(str(store), trial) for trial in TRIALS)
+    finished.log_metrics({"retrieval/best": 0.4})
+    finished.end()
+    kinds = {"comparison": dsl.Artifact, "report": dsl.HTML, "metrics": dsl.Metrics}
+    outputs = {name: kind(name=name, uri=str(tmp_path / f"out-{name}")) for name, kind in kinds.items()}
+
+    compare.python_func(trials=[{"trial": trial, "pretraining": {}} for trial in TRIALS], store=str(store), **outputs)
+
+    parent = connection.connect(store).get_run(unfinished.id).data.tags["mlflow.parentRunId"]
+    assert status_and_tags(store, parent) == ("KILLED", "", "the run was cancelled")
+    assert status_and_tags(store, unfinished.id)[0] == "KILLED"
+    assert status_and_tags(store, finished.id)[0] == "FINISHED"
+    assert "retrieval/best" in runtime.read_summary(str(store), "r-1")
