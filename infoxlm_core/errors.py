@@ -148,6 +148,12 @@ class TrainingDiverged(InfoXLMError):
     exit_code = 5
 
 
+class Cancelled(InfoXLMError):
+    """Somebody has cancelled the run."""
+
+    exit_code = 6
+
+
 class TryAgain(InfoXLMError):
     """A temporary failure: the same command continues the run."""
 

@@ -11,7 +11,7 @@ import os
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,17 +19,21 @@ from typing import Any
 import yaml
 
 from components.settings.cluster import ClusterFile, Pool, Steps
-from infoxlm_core.errors import ConfigError, InfoXLMError, InputError, Preempted, StorageUnavailable, TryAgain
+from infoxlm_core.errors import Cancelled, ConfigError, InfoXLMError, InputError, StorageUnavailable, TryAgain
+from pipelines.progress import Progress
 
 COMPILED = Path(__file__).parent / "compiled"
 PIPELINES = ("infoxlm", "ablations", "suite", "promotion")
 OLDEST = (2, 17)
 """Oldest supported Kubeflow Pipelines. Older ones silently drop the Kubernetes settings of a pipeline."""
 
+_FORM_ADVICE = (
+    " In the form Create run, enter {account} as Service Account. Usually you change only the parameters `overrides`,"
+    ' such as {{"pretraining.optimization.steps": 2000}}, and `num_workers`. docs/configuration.md and `infoxlm config`'
+    " describe all fields."
+)
 _SECONDS_BETWEEN_RUNS = 60.0
 _SECONDS_WITHOUT_SERVER = 3600
-_MINUTES_BETWEEN_REMINDERS = 5
-_PENDING = "image, quota or Pod Security? kubectl get events --field-selector type=Warning"
 _HOST = re.compile(r"(https?://)?(\[[0-9A-Fa-f:]+\]|[\w.-]+)(:[0-9]+)?(/\S*)?")
 _ENDED = ("SUCCEEDED", "SKIPPED", "FAILED", "CANCELED")
 
@@ -44,6 +48,8 @@ class Submission:
     cluster: ClusterFile
     experiment: str
     caching: bool = True
+    iterations: Sequence[str] = ()
+    """What the iterations of the pipeline's loop are called in the report."""
 
 
 def read_compiled(pipeline: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -92,6 +98,7 @@ def with_defaults(cluster: ClusterFile, pipeline: str, parameters: Mapping[str, 
     """Return the YAML of a pipeline with these default parameters and with the resources and root of a cluster."""
     spec, platform = read_for(cluster, pipeline)
     spec["defaultPipelineRoot"] = cluster.pipeline_root
+    spec["pipelineInfo"]["description"] += _FORM_ADVICE.format(account=cluster.service_account)
     for name, value in parameters.items():
         declared(spec)[name] |= {"defaultValue": value, "isOptional": True}
     return yaml.safe_dump_all([spec, platform], sort_keys=False, allow_unicode=True)
@@ -206,8 +213,8 @@ def create(client: Any, host: str, submission: Submission) -> str:
         return client._run_api.run_service_create_run(run=run).run_id
 
 
-def follow(client: Any, host: str, run: str, say: Callable[[str], None], every: float = 10) -> str:
-    """Wait until a run has ended and return its state; report each change of state with the time since the start.
+def follow(client: Any, host: str, run: str, progress: Progress, say: Callable[[str], None], every: float = 10) -> str:
+    """Wait until a run has ended and return its state; report the progress with the time since the start.
 
     While the server does not answer, the run continues, and so does the waiting.
 
@@ -215,21 +222,19 @@ def follow(client: Any, host: str, run: str, say: Callable[[str], None], every: 
         client: result of `connect`.
         host: URL of Kubeflow Pipelines.
         run: id of the run.
+        progress: describes the changes of the steps.
         say: receives the lines of the report.
         every: seconds between two requests.
+
+    Returns:
+        SUCCEEDED, FAILED, SKIPPED, or CANCELED if somebody has terminated the run.
 
     Raises:
         StorageUnavailable: the server has not answered for an hour.
         InputError: the server refuses, perhaps because the login has expired.
     """
     started = answered = time.monotonic()
-    states: dict[str, str] = {}
-    since: dict[str, float] = {}
-    reminders: dict[str, int] = {}
-
-    def report(name: str, message: str) -> None:
-        say(f"{_clock(time.monotonic() - started)}  {name}: {message}")
-
+    last_state = ""
     while True:
         try:
             with translate_errors(host):
@@ -244,55 +249,77 @@ def follow(client: Any, host: str, run: str, say: Callable[[str], None], every: 
         except InputError as error:
             raise InputError(f"{error}; the run goes on: log in again and look at {page(host, run)}") from None
         tasks = getattr(status.run_details, "task_details", None) or ()
-        current = {task.display_name: task.state for task in tasks if task.display_name and task.state}
-        current["run"] = status.state or "PENDING"
-        for name, state in current.items():
-            if states.get(name) != state:
-                report(name, state.lower())
-                since[name], reminders[name] = time.monotonic(), 0
-            minutes = int(time.monotonic() - since[name]) // 60
-            if state == "PENDING" and minutes // _MINUTES_BETWEEN_REMINDERS > reminders[name]:
-                reminders[name] = minutes // _MINUTES_BETWEEN_REMINDERS
-                report(name, f"still pending after {minutes} min: {_PENDING}")
-        states |= current
-        if status.state in _ENDED:
-            return status.state
+        state = _state_of(status)
+        lines = progress.describe_changes(tasks)
+        if state != last_state:
+            lines.append(f"run: {state.lower()}")
+            last_state = state
+        lines += progress.describe_pending(tasks, time.monotonic())
+        for line in lines:
+            say(f"{_clock(time.monotonic() - started)}  {line}")
+        if state in _ENDED:
+            return state
         time.sleep(every)
 
 
-def run_to_end(client: Any, host: str, submission: Submission, say: Callable[[str], None]) -> None:
-    """Start a run and follow it to its end; resubmit it up to `submit_again` times after a temporary failure.
+def _state_of(run: Any) -> str:
+    """Return the state of a run. Kubeflow 2.17 ends a terminated run as FAILED, and only its history shows why."""
+    past_states = {entry.state for entry in run.state_history or ()}
+    if run.state == "FAILED" and "CANCELING" in past_states:
+        return "CANCELED"
+    return run.state or "PENDING"
 
-    Kubeflow does not keep exit codes, and the cluster decides which lost pods it retries. Artifacts are addressed by
-    content, so a resubmitted run resumes where the last one ended.
+
+def run_to_end(client: Any, host: str, submission: Submission, say: Callable[[str], None]) -> None:
+    """Start a run, follow it to its end and print its summary; resubmit it after a temporary failure.
+
+    It is resubmitted up to `submit_again` times, but never if somebody has cancelled it. Kubeflow does not keep exit
+    codes, and the cluster decides which lost pods it retries. Artifacts are addressed by content, so a resubmitted run
+    resumes where the last one ended.
 
     Raises:
         as `create`, `follow` and `failure` do.
     """
+    spec, _ = read_compiled(submission.pipeline)
+    store = submission.cluster.store
     attempts = submission.cluster.submit_again
     for attempt in range(attempts + 1):
         run = create(client, host, submission)
         say(f"run         {run}\npage        {page(host, run)}")
         try:
-            state = follow(client, host, run, say)
+            state = follow(client, host, run, Progress(spec, submission.iterations), say)
         except KeyboardInterrupt:
             say(f"\nthe run goes on; to end it: infoxlm cancel {run} --host {host}")
             return
+        _say_summary(store, run, say)
         if state == "SUCCEEDED":
             return
-        error = failure(state, run, submission.cluster.store)
-        if attempt == attempts or state == "CANCELED" or not isinstance(error, TryAgain):
+        error = failure(state, run, store)
+        if attempt == attempts or not isinstance(error, TryAgain):
             raise error
         say(f"{error}; submitting it again in {_SECONDS_BETWEEN_RUNS:.0f} s ({attempt + 1} of {attempts})")
         time.sleep(_SECONDS_BETWEEN_RUNS)
 
 
+def _say_summary(store: str, run: str, say: Callable[[str], None]) -> None:
+    """Print the summary that the last step of a run has written to the store, if it has and the store is reachable."""
+    from components.platform import runtime
+
+    try:
+        summary = runtime.read_summary(store, run)
+    except InfoXLMError as error:
+        say(f"the summary of the run cannot be read ({error}): look at its page")
+        return
+    if summary:
+        say(summary)
+
+
 def failure(state: str, run: str, store: str) -> InfoXLMError:
-    """Return the error of a failed run, as its last failed stage wrote it to the store."""
+    """Return the error of a run that did not succeed: Cancelled, or what its last failed stage wrote to the store."""
     from components.platform import runtime
 
     if state == "CANCELED":
-        return Preempted(f"run {run} was terminated: submit it again to continue")
+        return Cancelled(f"run {run} was cancelled: submit it again to continue from its artifacts and checkpoints")
     try:
         return runtime.read_failure(store, run)
     except InfoXLMError as error:

@@ -21,7 +21,8 @@ app = typer.Typer(
         "Start with `infoxlm run demo`. Open the report whose path the command prints. Then compare two sentences:\n\n"
         '`infoxlm embed models:/infoxlm@champion "Save changes" "Enregistrer les modifications"`\n\n'
         "Exit codes: 0 success · 2 invalid input or setting · 3 damaged data · 4 no valid checkpoint · "
-        "5 training diverged · 70 internal error · 75 temporary failure; run the same command again to resume."
+        "5 training diverged · 6 run cancelled · 70 internal error · "
+        "75 temporary failure; run the same command again to resume."
     ),
 )
 Store = Annotated[

@@ -1,5 +1,6 @@
 """Commands on a cluster: submit, upload, cancel."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -70,6 +71,7 @@ def submit(
             cluster_file,
             experiment or cluster_file.experiment,
             not no_cache,
+            list_iterations(arguments),
         )
         if save:
             save.write_text(kubeflow.with_defaults(cluster_file, pipeline, submission.parameters), encoding="utf-8")
@@ -198,6 +200,19 @@ def prepare(
     planned = trials.plan(run, variants, only, trials.read_seeds(seeds))
     parameters.check_loop(3 * len(planned), f"{len(planned)} trials", "fewer variants (--only) or seeds at a time")
     return shared | local.sections(run, ablations) | {"trials": planned}
+
+
+def list_iterations(arguments: Mapping[str, Any]) -> list[str]:
+    """Return the names of the trials that the iterations of a pipeline's loop run, in their order."""
+    from infoxlm_core.results import trials as suite_trials
+
+    if "trials" in arguments:
+        return [suite_trials.Trial.parse(item["trial"]).name for item in arguments["trials"]]
+    if "suite" not in arguments:
+        return []
+    planned = suite_trials.plan(SuiteConfig.parse(arguments["suite"], "suite"))
+    batches = parameters.split_points([item.trial.name for item in planned])
+    return [batch[0] if len(batch) == 1 else f"{batch[0]} and {len(batch) - 1} more" for batch in batches]
 
 
 def cluster_parameters(pipeline: str, cluster_file: ClusterFile) -> dict[str, Any]:

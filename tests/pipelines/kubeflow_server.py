@@ -1,4 +1,4 @@
-"""A server on loopback that answers what the clients of Kubeflow Pipelines ask, and keeps what they send."""
+"""A server on loopback that answers the clients of Kubeflow Pipelines as Kubeflow 2.17 does, and records requests."""
 
 import json
 import threading
@@ -8,6 +8,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
+from pipelines.progress import node_id
+
+WORKFLOW = "infoxlm-kgmbh"
+STEP = "root.exit-handler-1.pretrain"
+"""Path of the step `pretrain` of the pipeline `infoxlm` in its Argo workflow."""
+
 
 class Kubeflow:
     """What the server has been sent, and what it answers."""
@@ -15,7 +21,8 @@ class Kubeflow:
     def __init__(self) -> None:
         self.requests: list[tuple[str, str, Any, dict]] = []
         self.states = ["PENDING", "RUNNING", "SUCCEEDED"]
-        """Of the run, one for each time that somebody asks."""
+        """States of the run, one for each request."""
+        self.state_history: list[dict] = []
         self.refusal: tuple[int, str] | None = None
         self.experiments: list[dict] = []
         self.pipelines: list[dict] = []
@@ -45,13 +52,21 @@ class Kubeflow:
         if path == "/runs" and method == "POST":
             return 200, {"run_id": "r-1", "display_name": body["display_name"], "state": "PENDING"}
         if path == "/runs/r-1":
-            state = self.states.pop(0) if len(self.states) > 1 else self.states[0]
-            tasks = [{"task_id": "1", "display_name": "pretrain", "state": state}]
-            found = {"run_id": "r-1", "state": state, "created_at": "2026-01-01T00:00:00Z"}
-            return 200, found | {"run_details": {"task_details": tasks}}
+            return 200, self.answer_of_run(self.states.pop(0) if len(self.states) > 1 else self.states[0])
         if path == "/runs/r-1:terminate":
+            self.states = ["CANCELING", "CANCELING", "FAILED"]
             return 200, {}
         return 404, {"message": f"{path} not found"}
+
+    def answer_of_run(self, state: str) -> dict:
+        """Return the run `r-1` with one step; Kubeflow 2.17 ends a terminated run as FAILED, without an error."""
+        if not self.state_history or self.state_history[-1]["state"] != state:
+            self.state_history.append({"state": state})
+        state_of_step = "RUNNING" if state == "CANCELING" else state
+        paths = ("", "root-driver(0)", "root", f"{STEP}-driver(0)", STEP, f"{STEP}.executor", f"{STEP}.executor(0)")
+        tasks = list_tasks(dict.fromkeys(paths, state_of_step))
+        run = {"run_id": "r-1", "state": state, "created_at": "2026-01-01T00:00:00Z", "error": None}
+        return run | {"state_history": self.state_history, "run_details": {"task_details": tasks}}
 
     def answer_of_pipelines(self, method: str, path: str, query: dict, body: Any) -> tuple[int, Any]:
         """As their server: a name is taken once, and a version needs its pipeline."""
@@ -72,6 +87,33 @@ class Kubeflow:
         of = path.split("/")[2]
         found = [v for v in self.versions if (v["pipeline_id"], v["display_name"]) == (of, wanted(query))]
         return 200, {"pipeline_versions": found}
+
+
+def list_tasks(states: dict[str, str]) -> list[dict]:
+    """Return `task_details` as Kubeflow makes them from the nodes of an Argo workflow.
+
+    Args:
+        states: state of each node by its path below the workflow's node, which has an empty path.
+    """
+    tasks = []
+    for path, state in states.items():
+        children = [f"{WORKFLOW}.{other}" for other in states if is_child(other, path)]
+        tasks.append(
+            {
+                "task_id": f"id of {path}",
+                "display_name": path.rpartition(".")[2] or WORKFLOW,
+                "state": state,
+                "child_tasks": [{"pod_name": node_id(WORKFLOW, child)} for child in children],
+            }
+        )
+    return tasks
+
+
+def is_child(path: str, parent: str) -> bool:
+    """Return whether a node is a task of a group, or an attempt of an executor."""
+    is_task = path != parent and path.rpartition(".")[0] == parent
+    is_attempt = parent != "" and path.startswith(f"{parent}(")
+    return is_task or is_attempt
 
 
 def wanted(query: dict) -> str:

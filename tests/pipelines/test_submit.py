@@ -14,16 +14,19 @@ from typer.testing import CliRunner
 from components.platform import parameters, runtime
 from components.settings.cluster import ClusterFile
 from infoxlm_core import run_file
-from infoxlm_core.errors import ResourcesUnavailable, TrainingDiverged, WorkerLost
+from infoxlm_core.errors import Preempted, ResourcesUnavailable, TrainingDiverged, WorkerLost
 from pipelines import submit
 from pipelines.ablations import ablations
 from pipelines.cli import app
+from pipelines.cli import cluster as cluster_commands
 from pipelines.infoxlm import infoxlm
+from pipelines.progress import Progress
 from pipelines.promotion import promotion
 from pipelines.suite import suite
 from tests.pipelines.kubeflow_server import running_kubeflow
 
 CONFIGS = Path(__file__).parents[2] / "configs"
+K8S = Path(__file__).parents[2] / "k8s"
 IMAGE = f"registry.example/infoxlm@sha256:{'a1' * 32}"
 RUN = """
 preparation:
@@ -128,6 +131,9 @@ tasks: {tatoeba: {settings: {task: retrieval, data: "s3://data/tatoeba"}}}
     first, second, third = (body["runtime_config"]["parameters"] for body in kubeflow.sent("POST", "/runs"))
     assert {trial["trial"]["seed"] for trial in first["trials"]} == {1, 2}
     assert second["suite"]["models"][0]["name"] == "ours" and second["num_workers"] == 8
+    assert cluster_commands.list_iterations(first)[:2] == ["full seed 1", "full seed 2"]
+    assert cluster_commands.list_iterations(second) == ["ours tatoeba"]
+    assert cluster_commands.list_iterations({"preparation": {}}) == []
     assert third == {
         "model": "models:/infoxlm@candidate",
         "gate": {"retrieval/served": 0.0, "classification/mean": -0.01},
@@ -145,15 +151,24 @@ def test_the_cache_can_be_switched_off_inside_loops_too(kubeflow, config, cluste
     assert "enableCache" in json.dumps(committed)
 
 
-def test_waiting_tells_each_change_once_and_ends_as_the_run_does(kubeflow, config, cluster):
+def test_submit_prints_each_change_once_and_then_what_the_last_step_wrote_for_people(
+    kubeflow, config, cluster, monkeypatch
+):
     kubeflow.states = ["PENDING", "RUNNING", "RUNNING", "RUNNING", "SUCCEEDED"]
+    summary = "retrieval/best   0.4\nversion     models:/infoxlm/1 is champion\nreport      s3://infoxlm/report.html"
+    monkeypatch.setattr(runtime, "read_summary", lambda store, run: f"{summary} {store} {run}")
 
     result = run("submit", config, "--cluster", cluster, "--host", kubeflow.host)
 
     assert result.exit_code == 0
-    said = [line.partition("  ")[2] for line in result.stdout.splitlines() if "run: " in line]
-    assert said == ["run: pending", "run: running", "run: succeeded"]
-    assert "pretrain: running" in result.stdout
+    assert [line.partition("  ")[2] for line in result.stdout.splitlines() if line.startswith("0:00:")] == [
+        "run: pending",
+        "pre-train the encoder: started",
+        "run: running",
+        "pre-train the encoder: succeeded",
+        "run: succeeded",
+    ]
+    assert result.stdout.rstrip().endswith(f"{summary} s3://infoxlm/store r-1")
 
 
 @pytest.mark.parametrize(
@@ -164,6 +179,7 @@ def test_a_failed_run_ends_as_its_stage_and_is_submitted_again_only_if_that_may_
 ):
     kubeflow.states = ["FAILED"]
     monkeypatch.setattr(runtime, "read_failure", lambda store, run: error)
+    monkeypatch.setattr(runtime, "read_summary", lambda store, run: "")
 
     result = run("submit", config, "--cluster", cluster, "--host", kubeflow.host)
 
@@ -208,6 +224,7 @@ def test_a_run_that_ends_with_try_again_is_submitted_again_until_it_succeeds(kub
     kubeflow.states = ["RUNNING", "FAILED", "RUNNING", "FAILED", "RUNNING", "SUCCEEDED"]
     lost = ResourcesUnavailable("pretrain: no GPUs after 3600 s")
     monkeypatch.setattr(runtime, "read_failure", lambda store, run: lost)
+    monkeypatch.setattr(runtime, "read_summary", lambda store, run: "")
 
     result = run("submit", config, "--cluster", cluster, "--host", kubeflow.host)
 
@@ -217,12 +234,49 @@ def test_a_run_that_ends_with_try_again_is_submitted_again_until_it_succeeds(kub
     assert "pretrain: no GPUs after 3600 s; submitting it again in 60 s (2 of 3)" in result.stdout
 
 
-def test_a_run_that_somebody_has_terminated_is_not_submitted_again(kubeflow, config, cluster):
-    kubeflow.states = ["CANCELING", "CANCELED"]
+@pytest.mark.parametrize("last_state", ["FAILED", "CANCELED"])
+def test_a_cancelled_run_has_its_own_exit_code_and_is_not_submitted_again(
+    kubeflow, config, cluster, monkeypatch, last_state
+):
+    """Kubeflow 2.17 ends a terminated run as FAILED. The step that was stopped has written exit code 75."""
+    kubeflow.states = ["PENDING", "RUNNING", "CANCELING", "CANCELING", last_state]
+    stopped = Preempted("pretrain: rayjob/j-1 was stopped and deleted: run again to continue")
+    monkeypatch.setattr(runtime, "read_failure", lambda store, run: stopped)
 
     result = run("submit", config, "--cluster", cluster, "--host", kubeflow.host)
 
-    assert result.exit_code == 75 and len(kubeflow.sent("POST", "/runs")) == 1
+    assert result.exit_code == 6
+    assert result.stderr.splitlines()[-1].startswith("infoxlm: Cancelled: run r-1 was cancelled: submit it again")
+    assert len(kubeflow.sent("POST", "/runs")) == 1
+    assert "run: canceling" in result.stdout and "run: canceled" in result.stdout
+
+
+def test_a_run_that_cancel_terminates_ends_the_submit_that_follows_it(kubeflow, config, cluster, monkeypatch):
+    kubeflow.states = ["RUNNING"]
+    cancelled = []
+
+    def cancel_once(seconds: float) -> None:
+        if not cancelled:
+            cancelled.append(submit.connect(kubeflow.host).terminate_run("r-1"))
+
+    monkeypatch.setattr(submit.time, "sleep", cancel_once)
+
+    result = run("submit", config, "--cluster", cluster, "--host", kubeflow.host)
+
+    assert result.exit_code == 6 and len(kubeflow.sent("POST", "/runs")) == 1
+    assert len(kubeflow.sent("POST", "/runs/r-1:terminate")) == 1
+
+
+def test_a_failed_run_that_was_never_cancelled_is_not_taken_for_a_cancelled_one(kubeflow):
+    kubeflow.states = ["PENDING", "RUNNING", "FAILED"]
+
+    assert follow(kubeflow, lines=[]) == "FAILED"
+
+
+def follow(kubeflow, lines: list[str]) -> str:
+    """Follow the run `r-1` of the pipeline `infoxlm`."""
+    progress = Progress(submit.read_compiled("infoxlm")[0])
+    return submit.follow(submit.connect(kubeflow.host), kubeflow.host, "r-1", progress, lines.append)
 
 
 def test_a_step_that_waits_for_its_pod_is_spoken_of_every_five_minutes(kubeflow, monkeypatch):
@@ -232,13 +286,10 @@ def test_a_step_that_waits_for_its_pod_is_spoken_of_every_five_minutes(kubeflow,
     kubeflow.states = ["PENDING"] * 12 + ["RUNNING"] * 12 + ["SUCCEEDED"]
     lines: list[str] = []
 
-    submit.follow(submit.connect(kubeflow.host), kubeflow.host, "r-1", lines.append)
+    follow(kubeflow, lines)
 
-    waits = [line.partition("  ")[2] for line in lines if "still pending" in line]
-    assert [line.partition(": image")[0] for line in waits if line.startswith("pretrain")] == [
-        "pretrain: still pending after 5 min",
-        "pretrain: still pending after 10 min",
-    ]
+    reminders = [line.partition("  ")[2].partition(": image")[0] for line in lines if "still pending" in line]
+    assert reminders == ["run: a pod is still pending after 5 min", "run: a pod is still pending after 10 min"]
 
 
 @pytest.mark.parametrize(
@@ -303,7 +354,8 @@ def test_a_server_that_is_gone_for_a_while_does_not_end_the_waiting(kubeflow):
         lines.append(line)
         kubeflow.refusal = None
 
-    assert submit.follow(client, kubeflow.host, "r-1", say) == "SUCCEEDED"
+    progress = Progress(submit.read_compiled("infoxlm")[0])
+    assert submit.follow(client, kubeflow.host, "r-1", progress, say) == "SUCCEEDED"
     assert "503: upgrading" in lines[0] and "the run goes on" in lines[0]
 
 
@@ -378,18 +430,46 @@ def test_a_token_of_the_environment_is_sent(kubeflow, config, cluster, monkeypat
 
 
 @pytest.mark.slow
-def test_kubeflow_s_own_command_takes_the_compiled_pipeline(kubeflow, compiled):
+def test_submit_the_page_and_kfp_make_runs_that_share_cached_results(kubeflow, config, cluster, tmp_path):
+    """Kubeflow's cache compares steps, and a result of one pipeline root is not readable by a run of another."""
+    run("submit", config, "--cluster", cluster, "--host", kubeflow.host, "--no-wait")
+    run("upload", cluster, "--host", kubeflow.host, "--run", config)
+    run("submit", config, "--cluster", cluster, "--save", tmp_path / "run.yaml")
     command = [Path(sys.executable).with_name("kfp"), "--endpoint", kubeflow.host, "run", "create", "-e", "infoxlm"]
-    command += ["-r", "by hand", "-f", str(compiled / "infoxlm.yaml"), "store=s3://infoxlm/store"]
-    command += ['preparation={"languages": ["en", "de"]}', "num_workers=8"]
-    result = subprocess.run(command, capture_output=True, text=True)
+    subprocess.run([*command, "-r", "by hand", "-f", tmp_path / "run.yaml"], check=True, capture_output=True)
 
-    assert result.returncode == 0, result.stderr
-    [body] = kubeflow.sent("POST", "/runs")
-    parameters = body["runtime_config"]["parameters"]
-    assert body["display_name"] == "by hand" and set(body["pipeline_spec"]) == {"pipeline_spec", "platform_spec"}
-    assert parameters["store"] == "s3://infoxlm/store"
-    assert parameters["preparation"] == {"languages": ["en", "de"]}
+    of_submit, of_kfp = kubeflow.sent("POST", "/runs")
+    uploaded = next(
+        text
+        for text in kubeflow.uploads
+        if yaml.safe_load(text.split("\n---\n")[0])["pipelineInfo"]["name"] == "infoxlm"
+    )
+    of_page, platform_of_page = yaml.safe_load_all(uploaded)
+    runs = {
+        "submit": (of_submit["pipeline_spec"], of_submit["runtime_config"]["parameters"]),
+        "page": ({"pipeline_spec": of_page, "platform_spec": platform_of_page}, {}),
+        "kfp": (of_kfp["pipeline_spec"], of_kfp["runtime_config"].get("parameters", {})),
+    }
+    inputs_of_runs = {origin: inputs_of_steps(*content) for origin, content in runs.items()}
+    assert inputs_of_runs["submit"] == inputs_of_runs["page"] == inputs_of_runs["kfp"]
+
+    launcher_config = yaml.safe_load((K8S / "base/kfp-launcher.yaml").read_text())["data"]
+    root = launcher_config["defaultPipelineRoot"]  # the root of runs that name none
+    assert of_submit["runtime_config"]["pipeline_root"] == of_page["defaultPipelineRoot"] == root
+    assert "pipeline_root" not in of_kfp["runtime_config"]
+    assert f"defaultPipelineRoot: {root}" in (K8S.parent / "docs/cluster/install.md").read_text()
+
+
+def inputs_of_steps(specs: dict, parameters: dict) -> dict:
+    """Return what decides the inputs of a run's steps: executors, components, pods, and parameters with defaults."""
+    spec = specs["pipeline_spec"]
+    defaults = {name: declared.get("defaultValue") for name, declared in submit.declared(spec).items()}
+    return {
+        "executors": spec["deploymentSpec"],
+        "components": spec["components"],
+        "pods": specs["platform_spec"],
+        "parameters": defaults | parameters,
+    }
 
 
 def test_a_saved_pipeline_has_its_parameters_filled_in_and_nothing_was_sent(kubeflow, config, cluster, tmp_path):

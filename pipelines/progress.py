@@ -1,0 +1,133 @@
+"""Describe the progress of a run on Kubeflow: one line when a step starts, ends or is retried.
+
+Kubeflow's API lists every node of the Argo workflow, such as drivers, groups and attempts, without the node's own id.
+A node does list the ids of its children, and Argo computes an id from the path of a node. So the ids of the attempts
+tell to which step, and to which iteration of a loop, a node belongs.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+MOST_ITERATIONS = 150
+"""Largest number of iterations of a loop; see `components.platform.parameters`."""
+
+_EXECUTOR = "executor"  # Kubeflow's name of the node whose children are the attempts of a step
+_MINUTES_BETWEEN_REMINDERS = 5
+_PENDING = "image, quota or Pod Security? kubectl get events --field-selector type=Warning"
+_MESSAGES = {"RUNNING": "started", "SUCCEEDED": "succeeded", "FAILED": "failed"}
+
+
+class Step(NamedTuple):
+    """A step of a pipeline, or of one iteration of its loop."""
+
+    name: str
+    """Name of its Argo nodes."""
+    label: str
+    """Name that users read."""
+    path: str
+    """Path of its Argo node, which begins with the name of the workflow."""
+
+
+def node_id(workflow: str, path: str) -> str:
+    """Return the id that Argo gives to the node with this path: the name of the workflow and an FNV-1a hash."""
+    value = 0x811C9DC5
+    for byte in path.encode():
+        value = ((value ^ byte) * 0x01000193) & 0xFFFFFFFF
+    return f"{workflow}-{value}"
+
+
+def find_steps(spec: Mapping[str, Any], workflow: str, iterations: Sequence[str]) -> Iterator[Step]:
+    """Yield all steps of a compiled pipeline, with one step per iteration for steps in a loop.
+
+    Args:
+        spec: specification of the compiled pipeline.
+        workflow: name of the Argo workflow.
+        iterations: what the iterations of the loop are called; a further iteration is called by its number.
+    """
+
+    def search(group: Mapping[str, Any], path: str, iteration: str) -> Iterator[Step]:
+        for name, task in group["dag"]["tasks"].items():
+            component = spec["components"][task["componentRef"]["name"]]
+            node = f"{path}.{name}"
+            if "triggerPolicy" in task:  # an exit handler, which is a hook of the group before it
+                node = f"{path}.{task['dependentTasks'][0]}.onExit.{name}"
+            if "dag" not in component:
+                label = task["taskInfo"]["name"]
+                yield Step(name, f"{label} ({iteration})" if iteration else label, node)
+            elif "parameterIterator" in task:
+                for number in range(MOST_ITERATIONS):
+                    item = iterations[number] if number < len(iterations) else f"iteration {number + 1}"
+                    yield from search(component, f"{node}.iteration-iterations({number}:{number}).iteration-item", item)
+            else:
+                yield from search(component, node, iteration)
+
+    return search(spec["root"], f"{workflow}.root", "")
+
+
+class Progress:
+    """Remembers the state of each step, to describe only the changes."""
+
+    def __init__(self, spec: Mapping[str, Any], iterations: Sequence[str] = ()) -> None:
+        self._spec, self._iterations = spec, iterations
+        self._label_of_name = {step.name: step.label.partition(" (iteration")[0] for step in find_steps(spec, "", ())}
+        self._label_of_attempt: dict[str, str] = {}  # by id of the executor node, and of its first attempt
+        self._states: dict[str, str] = {}  # by id of the task
+        self._attempts: dict[str, int] = {}  # by label
+        self._running: set[str] = set()  # labels
+        self._pending_since: dict[str, float] = {}  # by id of the task
+        self._reminders = 0
+
+    def describe_changes(self, tasks: Sequence[Any]) -> list[str]:
+        """Return one line for each change of a step since the last call.
+
+        Args:
+            tasks: `run_details.task_details` of the run.
+        """
+        lines = []
+        for task in tasks:
+            children = [child.pod_name for child in task.child_tasks or ()]
+            label = self._label_of(children)
+            if children or task.state != "RUNNING":  # a step that has just started may have no children yet
+                label = label or self._label_of_name.get(task.display_name, "")
+            if task.display_name == _EXECUTOR:
+                if label and len(children) > self._attempts.get(label, 1):
+                    lines.append(f"{label}: retried, attempt {len(children)}")
+                    self._attempts[label] = len(children)
+            elif task.display_name in self._label_of_name and label and self._states.get(task.task_id) != task.state:
+                self._states[task.task_id] = task.state
+                if task.state == "RUNNING":
+                    self._running.add(label)
+                else:
+                    self._running.discard(label)
+                if task.state in _MESSAGES:
+                    lines.append(f"{label}: {_MESSAGES[task.state]}")
+        return lines
+
+    def describe_pending(self, tasks: Sequence[Any], now: float) -> list[str]:
+        """Return a line when a pod has been pending for another five minutes.
+
+        Kubeflow's API does not tell to which step a pod belongs, so the line names all running steps.
+
+        Args:
+            tasks: `run_details.task_details` of the run.
+            now: seconds of a monotonic clock.
+        """
+        pending = [task.task_id for task in tasks if task.state == "PENDING"]
+        self._pending_since = {task_id: self._pending_since.get(task_id, now) for task_id in pending}
+        minutes = int(now - min(self._pending_since.values(), default=now)) // 60
+        reminders = minutes // _MINUTES_BETWEEN_REMINDERS
+        is_due = reminders > self._reminders
+        self._reminders = reminders
+        steps = ", ".join(sorted(self._running)) or "run"
+        return [f"{steps}: a pod is still pending after {minutes} min: {_PENDING}"] if is_due else []
+
+    def _label_of(self, children: Sequence[str]) -> str:
+        """Return the label of the step whose executor node, or whose first attempt, is a child; else nothing."""
+        if children and not self._label_of_attempt:
+            workflow = children[0].rpartition("-")[0]
+            for step in find_steps(self._spec, workflow, self._iterations):
+                executor = f"{step.path}.{_EXECUTOR}"
+                self._label_of_attempt[node_id(workflow, executor)] = step.label
+                self._label_of_attempt[node_id(workflow, f"{executor}(0)")] = step.label
+        labels = (self._label_of_attempt.get(child, "") for child in children)
+        return next(filter(None, labels), "")
