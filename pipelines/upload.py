@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from components.settings.cluster import ClusterFile
 from pipelines import submit
 
@@ -54,16 +56,18 @@ def upload(
     """
     text = submit.with_defaults(cluster, pipeline, parameters)
     name, version = NAMES[pipeline], version_name(pipeline, text)
+    spec, _ = yaml.safe_load_all(text)
+    description = spec["pipelineInfo"]["description"]
     with submit.translate_errors(host):
         pipeline_id = _find(client, name, namespace)
-        pipeline_id = pipeline_id or _create(client, name, submit.read_compiled(pipeline)[0], namespace)
+        pipeline_id = pipeline_id or _create(client, name, description, namespace)
         page = f"{submit.page_of(host)}/#/pipelines/details/{pipeline_id}"
         if _has_version(client, pipeline_id, version):
             return Uploaded(version, page, new=False)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, f"{version}.yaml")
             path.write_text(text, encoding="utf-8")
-            client.upload_pipeline_version(str(path), version, pipeline_id=pipeline_id)
+            client.upload_pipeline_version(str(path), version, pipeline_id=pipeline_id, description=description)
     return Uploaded(version, page, new=True)
 
 
@@ -73,16 +77,11 @@ def _find(client: Any, name: str, namespace: str) -> str:
     return answer.pipelines[0].pipeline_id if answer.pipelines else ""
 
 
-def _create(client: Any, name: str, spec: Mapping[str, Any], namespace: str) -> str:
+def _create(client: Any, name: str, description: str, namespace: str) -> str:
     """Create a pipeline without a version, because the server would give a first version the pipeline's name."""
     import kfp_server_api as api
 
-    pipeline = api.V2beta1Pipeline(
-        name=name,
-        display_name=name,
-        description=spec["pipelineInfo"].get("description"),
-        namespace=namespace or None,
-    )
+    pipeline = api.V2beta1Pipeline(name=name, display_name=name, description=description, namespace=namespace or None)
     return client._pipelines_api.pipeline_service_create_pipeline(pipeline).pipeline_id
 
 

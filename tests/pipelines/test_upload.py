@@ -63,6 +63,27 @@ def test_create_run_without_typing_is_the_demo_on_this_cluster(kubeflow, tmp_pat
     assert components.load_component_from_text(kubeflow.uploads[0]).component_spec.inputs["image"].default == IMAGE
 
 
+def test_the_page_shows_few_parameters_and_how_to_fill_in_the_form(kubeflow, tmp_path):
+    """The page lists parameters alphabetically, and shows no description of a parameter."""
+    upload(kubeflow, write_cluster(tmp_path))
+
+    for spec in uploaded(kubeflow).values():
+        assert len(submit.declared(spec)) <= 12
+        description = spec["pipelineInfo"]["description"]
+        assert "enter infoxlm-runner as Service Account" in description and "docs/configuration.md" in description
+    assert all("infoxlm-runner" in pipeline["description"] for pipeline in kubeflow.pipelines)
+
+
+def test_an_old_kubeflow_is_refused_before_anything_is_uploaded(kubeflow, tmp_path):
+    kubeflow.health = {"multi_user": False, "tag_name": "2.16.1"}
+
+    result = upload(kubeflow, write_cluster(tmp_path))
+
+    assert result.exit_code == 2 and result.stderr.count("\n") == 1
+    assert "Kubeflow Pipelines 2.16.1, too old: update it to 2.17 or newer" in result.stderr
+    assert not kubeflow.pipelines and not kubeflow.versions
+
+
 def test_the_same_is_uploaded_once_and_another_image_is_another_version(kubeflow, tmp_path):
     first = upload(kubeflow, write_cluster(tmp_path))
     again = upload(kubeflow, write_cluster(tmp_path))
