@@ -164,7 +164,7 @@ def _is_cancelled() -> bool:
         workflows = api.connect()
         workflow = workflows.workflow()
         return workflow is not None and not workflows.is_under_way(workflow)
-    except (api.NoAnswer, InputError) as error:
+    except (api.Unavailable, InputError) as error:
         logger.warning("Kubernetes does not tell whether the run was cancelled: %s", error)
         return False
 
