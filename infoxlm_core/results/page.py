@@ -17,7 +17,7 @@ import jinja2
 from infoxlm_core import manifests
 from infoxlm_core.results import figures, published, statistics, tables, task_tables
 from infoxlm_core.results.summary import Summary, TaskSummary
-from infoxlm_core.results.tables import Table
+from infoxlm_core.results.tables import PageTable
 from infoxlm_core.tasks.task import Fact
 
 MAX_NAMES = 12
@@ -31,10 +31,10 @@ class Section:
     title: str
     text: str = ""
     problems: Sequence[str] = ()
-    tables: Sequence[Table] = ()
+    tables: Sequence[PageTable] = ()
     figures: Mapping[str, str] = field(default_factory=dict)  # name -> caption
     facts: Sequence[Fact] = ()
-    folded: Mapping[str, Table | str] = field(
+    folded: Mapping[str, PageTable | str] = field(
         default_factory=dict
     )  # heading -> content that the reader unfolds; not in Markdown
 
@@ -143,7 +143,7 @@ def _show_headlines(summary: Summary) -> Section:
     )
 
 
-def _show_differences(summary: Summary, table: Table) -> Section:
+def _show_differences(summary: Summary, table: PageTable) -> Section:
     count = len(summary.variants) - 1
     correction = f" with Bonferroni's correction for {count} comparisons" if count > 1 else ""
     text = (
@@ -155,7 +155,7 @@ def _show_differences(summary: Summary, table: Table) -> Section:
     return Section("Differences between variants", text, tables=[table])
 
 
-def _show_task(name: str, task: TaskSummary, metric_tables: Sequence[Table]) -> Section:
+def _show_task(name: str, task: TaskSummary, metric_tables: Sequence[PageTable]) -> Section:
     text = task.description
     if statistics.is_share(f"{task.kind}/{task.main}"):
         text += " In percent."

@@ -14,7 +14,7 @@ METRICS = {"xnli/mean": "XNLI, accuracy", "mlqa/f1": "MLQA, F1", "mlqa/exact_mat
 
 
 @dataclass(frozen=True)
-class Row:
+class PublishedRow:
     """One published row: a model under one protocol."""
 
     model: str
@@ -29,10 +29,10 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Table:
+class PublishedTable:
     title: str
     columns: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[PublishedRow, ...]
 
 
 @cache
@@ -54,19 +54,19 @@ def protocols() -> dict[str, dict[str, str]]:
 
 
 @cache
-def tables() -> dict[str, Table]:
+def tables() -> dict[str, PublishedTable]:
     """Return all published tables by name: `xnli`, `mlqa/f1`, `tatoeba/14/xx_en`, `transfer_gap`, `mixed`."""
     content = _load()
     tables = {}
     for name, table in content["tables"].items():
         columns = table["columns"].split()
         rows = tuple(_read(row, columns, content["sources"]) for row in table["rows"])
-        tables[name] = Table(table["title"], tuple(columns), rows)
+        tables[name] = PublishedTable(table["title"], tuple(columns), rows)
     return tables
 
 
-def _read(row: dict[str, Any], columns: list[str], sources: dict[str, str]) -> Row:
+def _read(row: dict[str, Any], columns: list[str], sources: dict[str, str]) -> PublishedRow:
     shares = [None if cell == "?" else float(cell) / 100 for cell in row["cells"].split()]
     fields: dict[str, Any] = {"source": sources[row["source"]], "cells": dict(zip(columns, shares, strict=True))}
     fields |= {"rule": str(row.get("rule", "")), "mean": row["mean"] / 100 if "mean" in row else None}
-    return Row(**row | fields)
+    return PublishedRow(**row | fields)

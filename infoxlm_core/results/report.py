@@ -11,7 +11,7 @@ from infoxlm_core.corpora.datasets import Dataset
 from infoxlm_core.results import figures, page
 from infoxlm_core.results.page import Section
 from infoxlm_core.results.summary import Summary
-from infoxlm_core.results.tables import Table, percent, tabulate_counts
+from infoxlm_core.results.tables import PageTable, percent, tabulate_counts
 from infoxlm_core.results.task_tables import describe_vector
 from infoxlm_core.results.trials import HEADLINES, LINK
 from infoxlm_core.tasks.retrieval.settings import FEWEST_UNSHARED
@@ -71,7 +71,7 @@ def _lead(scores: Mapping[str, Any]) -> str:
     return text
 
 
-def _tabulate_pairs(pairs: Mapping[str, Mapping[str, int]]) -> Table:
+def _tabulate_pairs(pairs: Mapping[str, Mapping[str, int]]) -> PageTable:
     kinds = {"held out": "held_out", "drawn": "drawn", "that share no token": "no_overlap"}
     counts = {title: {language: numbers[kind] for language, numbers in pairs.items()} for title, kind in kinds.items()}
     table = tabulate_counts("pairs", list(pairs), counts)

@@ -45,7 +45,7 @@ class GridPoint:
 
 
 @dataclass(frozen=True)
-class Row:
+class ModelResult:
     """One model on one task, at the chosen point of its grid."""
 
     chosen: GridPoint
@@ -77,7 +77,7 @@ class TaskSummary:
     protocol: tuple[Fact, ...]
     notes: tuple[str, ...]
     settings: Mapping[str, Any]
-    models: Mapping[str, Row]
+    models: Mapping[str, ModelResult]
 
 
 @dataclass(frozen=True)
@@ -248,7 +248,7 @@ def _summarise_suite_task(
     name: str, measure: SuiteTaskConfig, planned: Sequence[Trial], results: Mapping[str, Scores]
 ) -> TaskSummary:
     task, notes = task_of(measure.settings), list[str]()
-    rows: dict[str, Row] = {}
+    rows: dict[str, ModelResult] = {}
     for model in dict.fromkeys(trial.model for trial in planned):
         points = _group([trial for trial in planned if trial.model == model], results)
         chosen = _choose(points, model, notes)
@@ -266,7 +266,7 @@ def _summarise_suite_task(
 
 
 def _summarise_task(
-    task: Task[Any], rows: Mapping[str, Row], finished: Sequence[Scores], notes: Sequence[str]
+    task: Task[Any], rows: Mapping[str, ModelResult], finished: Sequence[Scores], notes: Sequence[str]
 ) -> TaskSummary:
     warnings = list(notes)
     for model, row in rows.items():
@@ -356,14 +356,14 @@ def _choose(points: Sequence[_Point], model: str, notes: list[str]) -> _Point | 
     return max((point for point in finished if len(point.scores) == most), key=lambda point: point.summary.by or 0.0)
 
 
-def _summarise_row(task: Task[Any], name: str, settings: Any, chosen: _Point, points: Sequence[_Point]) -> Row:
+def _summarise_row(task: Task[Any], name: str, settings: Any, chosen: _Point, points: Sequence[_Point]) -> ModelResult:
     by_seed = chosen.scores
     first = next(iter(by_seed.values()))
     dev_languages = first.dev["languages"] if first.dev and len(points) > 1 else ()
     gaps = {seed: scores.transfer_gap for seed, scores in by_seed.items() if scores.transfer_gap}
     mixed = _over_seeds_each({seed: scores.mixed or {} for seed, scores in by_seed.items()}, ("within", "across"))
     named = {seed: task.name_metrics(scores, settings, name) for seed, scores in by_seed.items()}
-    return Row(
+    return ModelResult(
         chosen=chosen.summary,
         grid=tuple(point.summary for point in points),
         rule=describe_rule(first.selection, dev_languages),

@@ -53,7 +53,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Table:
+class PageTable:
     """Rows of ours, and published rows below them."""
 
     name: str  # of the CSV file
@@ -98,12 +98,12 @@ def _show_in_text(column: Column, cell: Cell, seeds: int) -> str:
     return f"{mean}{spread} ({interval})" if interval else f"{mean}{spread}"
 
 
-def list_sources(tables: Iterable[Table]) -> list[str]:
+def list_sources(tables: Iterable[PageTable]) -> list[str]:
     """Return the distinct sources of the published rows; rows refer to a source by its number in this list."""
     return list(dict.fromkeys(line.source for table in tables for line in table.published))
 
 
-def lay_out(table: Table, sources: Sequence[str] = (), published: bool = True) -> list[list[str]]:
+def lay_out(table: PageTable, sources: Sequence[str] = (), published: bool = True) -> list[list[str]]:
     """Return a table as rows of text, the heading first."""
     lines = table.lines if published else table.ours
     has_details, has_rules = any(line.detail for line in lines), any(line.rule for line in lines)
@@ -121,13 +121,13 @@ def lay_out(table: Table, sources: Sequence[str] = (), published: bool = True) -
     return rows
 
 
-def to_markdown(table: Table, sources: Sequence[str] = (), published: bool = True) -> str:
+def to_markdown(table: PageTable, sources: Sequence[str] = (), published: bool = True) -> str:
     """Return a table as Markdown, aligned so that it is readable on a console."""
     escaped = [[cell.replace("|", r"\|") for cell in row] for row in lay_out(table, sources, published)]
     return tabulate(escaped[1:], escaped[0], tablefmt="github", disable_numparse=True)
 
 
-def to_csv(table: Table) -> str:
+def to_csv(table: PageTable) -> str:
     """Return a table as CSV: shares from 0 to 1, and after each metric columns for its deviation and its interval."""
     rows = []
     for line in table.lines:
@@ -144,8 +144,8 @@ def to_csv(table: Table) -> str:
     return pd.DataFrame(rows).to_csv(index=False, float_format="%.6g")
 
 
-def tabulate_counts(head: str, columns: Sequence[str], rows: Mapping[str, Mapping[str, float]]) -> Table:
+def tabulate_counts(head: str, columns: Sequence[str], rows: Mapping[str, Mapping[str, float]]) -> PageTable:
     """Tabulate whole numbers: name of a row -> column -> number."""
     shown = tuple(Column(name.replace("_", " "), count) for name in columns)
     lines = tuple(Line(name, tuple(row[column] for column in columns)) for name, row in rows.items())
-    return Table(head, "", shown, lines, head=head)
+    return PageTable(head, "", shown, lines, head=head)

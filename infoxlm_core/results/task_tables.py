@@ -8,8 +8,8 @@ from typing import Any
 from infoxlm_core import languages
 from infoxlm_core.results import published, statistics, trials
 from infoxlm_core.results.statistics import Statistic, exact, is_share
-from infoxlm_core.results.summary import Row, Summary, TaskSummary
-from infoxlm_core.results.tables import Cell, Column, Line, Table, percent, short
+from infoxlm_core.results.summary import ModelResult, Summary, TaskSummary
+from infoxlm_core.results.tables import Cell, Column, Line, PageTable, percent, short
 
 BEST = "best on this set"
 _BEST_NOTE = f"“{BEST}”: the layer was chosen on these same pairs, so its scores are slightly too high"
@@ -43,14 +43,14 @@ def describe_vector(vector: Mapping[str, Any]) -> str:
     return f"{name_pooling(vector['pooling'])}, layer {vector['layer']}"
 
 
-def tabulate(summary: Summary) -> dict[str, list[Table]]:
+def tabulate(summary: Summary) -> dict[str, list[PageTable]]:
     """Return the tables of each task by its name; tables of several tasks are under `transfer` and `mixed`."""
     tables = {name: _of_task(name, task, summary.model) for name, task in summary.tasks.items() if task.models}
     tables |= {"transfer": _of_gaps(summary), "mixed": _of_mixed(summary)}
     return {name: group for name, group in tables.items() if group}
 
 
-def tabulate_headlines(summary: Summary) -> Table:
+def tabulate_headlines(summary: Summary) -> PageTable:
     """Tabulate the headline metrics of every model."""
     several_seeds = any(len(variant.seeds) > 1 for variant in summary.variants.values())
     columns = [Column("seeds", role="text")] if several_seeds else []
@@ -64,7 +64,7 @@ def tabulate_headlines(summary: Summary) -> Table:
         under_test = model == summary.model and bool(summary.tasks)
         lines.append(Line(model, tuple(cells), what=variant.what, seeds=finished, under_test=under_test))
     head = "model" if summary.tasks else "variant"
-    return Table("headlines", "", tuple(columns), tuple(lines), head=head)
+    return PageTable("headlines", "", tuple(columns), tuple(lines), head=head)
 
 
 def _headline_column(summary: Summary, metric: str, intervals: bool = False) -> Column:
@@ -72,7 +72,7 @@ def _headline_column(summary: Summary, metric: str, intervals: bool = False) -> 
     return Column(statistics.name_column(metric, share), partial(statistics.show, share=share), intervals=intervals)
 
 
-def tabulate_differences(summary: Summary) -> Table | None:
+def tabulate_differences(summary: Summary) -> PageTable | None:
     """Tabulate the differences of an ablation's variants to the first one; None if no seed is in both."""
     compared = {model: variant.differences for model, variant in summary.variants.items() if variant.differences}
     if not any(difference.n for differences in compared.values() for difference in differences.values()):
@@ -82,10 +82,10 @@ def tabulate_differences(summary: Summary) -> Table | None:
     for model, differences in compared.items():
         cells = tuple(differences[metric] for metric in summary.metrics)
         lines.append(Line(model, cells, seeds=len(summary.variants[model].seeds)))
-    return Table("differences", "", columns, tuple(lines), head="variant")
+    return PageTable("differences", "", columns, tuple(lines), head="variant")
 
 
-def tabulate_published_ablations(summary: Summary) -> Table | None:
+def tabulate_published_ablations(summary: Summary) -> PageTable | None:
     """Tabulate the paper's results for the same variants; return None if it has none of them."""
     columns = tuple(Column(title, partial(statistics.show, share=True)) for title in published.METRICS.values())
     lines = tuple(
@@ -93,10 +93,10 @@ def tabulate_published_ablations(summary: Summary) -> Table | None:
         for name in summary.variants
         if name in published.ablations()
     )
-    return Table("published-ablations", "", columns, lines, head="variant") if lines else None
+    return PageTable("published-ablations", "", columns, lines, head="variant") if lines else None
 
 
-def tabulate_layers(name: str, task: TaskSummary) -> Table | None:
+def tabulate_layers(name: str, task: TaskSummary) -> PageTable | None:
     """Tabulate a metric by layer: a row for every model and pooling, the best layer of each model highlighted."""
     by_layer = {model: mean_by_layer(row) for model, row in task.models.items() if row.details.get("by_layer")}
     if not by_layer:
@@ -110,16 +110,16 @@ def tabulate_layers(name: str, task: TaskSummary) -> Table | None:
             marked = shares.index(best) if best in shares else None
             lines.append(Line(model, cells, name_pooling(pooling), marked=marked))
     columns = tuple(Column(str(layer)) for layer in range(depth))
-    return Table(f"{name}-by-layer", f"{name}: by layer, both directions", columns, tuple(lines))
+    return PageTable(f"{name}-by-layer", f"{name}: by layer, both directions", columns, tuple(lines))
 
 
-def mean_by_layer(row: Row) -> dict[str, Sequence[float]]:
+def mean_by_layer(row: ModelResult) -> dict[str, Sequence[float]]:
     """Return pooling -> shares by layer, the mean of both directions. A suite also stores each direction."""
     by_layer: Mapping[str, Any] = row.details["by_layer"]
     return {pooling: shares["mean"] if isinstance(shares, Mapping) else shares for pooling, shares in by_layer.items()}
 
 
-def _of_task(name: str, task: TaskSummary, model_under_test: str) -> list[Table]:
+def _of_task(name: str, task: TaskSummary, model_under_test: str) -> list[PageTable]:
     if any("vectors" in row.details for row in task.models.values()):
         return list(_of_vectors(name, task, model_under_test))
     return [_of_metric(name, task, metric, model_under_test) for metric in task.metrics]
@@ -129,7 +129,7 @@ def _columns(codes: Iterable[str], show: Callable[[float, float], str] = percent
     return (Column("mean", show, role="sum"), *(Column(code, show) for code in codes))
 
 
-def _of_metric(name: str, task: TaskSummary, metric: str, model_under_test: str) -> Table:
+def _of_metric(name: str, task: TaskSummary, metric: str, model_under_test: str) -> PageTable:
     """Tabulate one metric by language, beside published rows of the same training set."""
     lines = tuple(
         Line(
@@ -145,10 +145,10 @@ def _of_metric(name: str, task: TaskSummary, metric: str, model_under_test: str)
     rows, notes = _lay_beside(key, task.languages, lambda row: row.kind == task.setting)
     file = name if len(task.metrics) == 1 else f"{name}-{metric.replace('_', '-')}"
     show = percent if is_share(f"{task.kind}/{metric}") else short
-    return Table(file, f"{name}: {title_of(metric)}", _columns(task.languages, show), lines, rows, notes)
+    return PageTable(file, f"{name}: {title_of(metric)}", _columns(task.languages, show), lines, rows, notes)
 
 
-def _of_vectors(name: str, task: TaskSummary, model_under_test: str) -> Iterable[Table]:
+def _of_vectors(name: str, task: TaskSummary, model_under_test: str) -> Iterable[PageTable]:
     """Tabulate retrieval by group of languages and direction, with a row for every model and vector."""
     pivot = task.settings.get("pivot", "en")
     groups = {"other": list(task.languages)}
@@ -168,7 +168,7 @@ def _of_vectors(name: str, task: TaskSummary, model_under_test: str) -> Iterable
             several = len(groups) > 1
             title = f"{name}: {f'{_GROUPS[group]}, ' if several else ''}{label.replace('_', ' → ')}"
             file = f"{name}{f'-{group}' if several else ''}-{label.replace('_', '-')}"
-            yield Table(file, title, _columns(codes), lines, rows, notes)
+            yield PageTable(file, title, _columns(codes), lines, rows, notes)
 
 
 def _find_group(code: str) -> str:
@@ -178,7 +178,7 @@ def _find_group(code: str) -> str:
 
 
 def _list_vectors(
-    models: Mapping[str, Row], codes: Sequence[str], direction: str, model_under_test: str
+    models: Mapping[str, ModelResult], codes: Sequence[str], direction: str, model_under_test: str
 ) -> Iterable[Line]:
     """Yield a row for each model, vector by vector, in the order of the paper's tables."""
     for rank in range(len(next(iter(models.values())).details["vectors"])):
@@ -200,7 +200,7 @@ def _describe_vector(vector: Mapping[str, Any], layers: int) -> str:
 
 
 def _lay_beside(
-    key: str, codes: Sequence[str], is_comparable: Callable[[published.Row], bool], detailed: bool = False
+    key: str, codes: Sequence[str], is_comparable: Callable[[published.PublishedRow], bool], detailed: bool = False
 ) -> tuple[tuple[Line, ...], tuple[str, ...]]:
     """Return the comparable published rows, arranged in our columns, and their notes."""
     table = published.tables().get(key)
@@ -235,7 +235,7 @@ def transfer_gap_of(task: TaskSummary, model: str) -> Statistic | None:
     return row.transfer_gap[task.main] if row and row.transfer_gap else None
 
 
-def _of_gaps(summary: Summary) -> list[Table]:
+def _of_gaps(summary: Summary) -> list[PageTable]:
     """Tabulate the transfer gap of every fine-tuned task: score of the source language minus the mean of the others."""
     tasks = with_transfer_gap(summary)
     if not tasks:
@@ -251,10 +251,10 @@ def _of_gaps(summary: Summary) -> list[Table]:
         for row in published.tables()["transfer_gap"].rows
         if any(table in row.cells for table in tables)
     )
-    return [Table("transfer-gap", "Transfer gap, points", tuple(map(Column, tasks)), tuple(lines), rows)]
+    return [PageTable("transfer-gap", "Transfer gap, points", tuple(map(Column, tasks)), tuple(lines), rows)]
 
 
-def _of_mixed(summary: Summary) -> list[Table]:
+def _of_mixed(summary: Summary) -> list[PageTable]:
     """Tabulate scores of text pairs (premise and hypothesis, paragraph and question) in one language and in two."""
     tables = []
     for name, task in summary.tasks.items():
@@ -273,11 +273,11 @@ def _of_mixed(summary: Summary) -> list[Table]:
         notes = tuple(row.note for row in rows if row.note)
         title = f"{name}: pairs of texts in one language and in two"
         columns = (Column("within"), Column("across"))
-        tables.append(Table(f"{name}-mixed", title, columns, lines, published_lines, notes))
+        tables.append(PageTable(f"{name}-mixed", title, columns, lines, published_lines, notes))
     return tables
 
 
-def tabulate_grid(task: TaskSummary) -> Table | None:
+def tabulate_grid(task: TaskSummary) -> PageTable | None:
     """Tabulate development scores by grid point; return None if the grid has only one point."""
     rows = list(task.models.values())
     if not rows or len(rows[0].grid) == 1:
@@ -292,4 +292,4 @@ def tabulate_grid(task: TaskSummary) -> Table | None:
         for model, row in task.models.items()
     )
     columns = tuple(Column(trials.describe(point.grid), partial(statistics.show, share=True)) for point in rows[0].grid)
-    return Table("grid", "", columns, lines)
+    return PageTable("grid", "", columns, lines)

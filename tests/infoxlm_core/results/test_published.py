@@ -19,7 +19,7 @@ WITH_MEAN = [
 ]
 
 
-def find(table: str, model: str, kind: str = "zero-shot", size: str = "base") -> published.Row:
+def find(table: str, model: str, kind: str = "zero-shot", size: str = "base") -> published.PublishedRow:
     (row,) = [r for r in published.tables()[table].rows if (r.model, r.kind, r.size) == (model, kind, size)]
     return row
 

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from infoxlm_core.results.tables import Column, Line, Table, count, lay_out, tabulate_counts
+from infoxlm_core.results.tables import Column, Line, PageTable, count, lay_out, tabulate_counts
 
 
 def test_tables_are_csv_with_shares_and_say_whose_a_row_is(written):
@@ -21,8 +21,8 @@ def test_tables_are_csv_with_shares_and_say_whose_a_row_is(written):
 def test_a_table_as_text_has_only_the_columns_that_some_row_needs():
     columns = (Column("de"),)
 
-    plain = Table("it", "", columns, (Line("ours", (0.5,)),))
-    full = Table("it", "", columns, (Line("ours", (0.5,), "mean", "1"),), (Line("theirs", (None,), source="s"),))
+    plain = PageTable("it", "", columns, (Line("ours", (0.5,)),))
+    full = PageTable("it", "", columns, (Line("ours", (0.5,), "mean", "1"),), (Line("theirs", (None,), source="s"),))
 
     assert lay_out(plain) == [["model", "de"], ["ours", "50.0"]]
     assert lay_out(full, ["s"]) == [
