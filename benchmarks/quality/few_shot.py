@@ -35,7 +35,7 @@ TEST_SHARE = 3
 SETTINGS = {
     "task": "classification", "text": "premise", "text_pair": "hypothesis", "max_tokens": 128, "epochs": 3,
     "optimization": {"learning_rate": 1e-4},
-    "selection": {"rule": "source", "every": 250}, "head_dropout": 0.1,
+    "selection": {"rule": "source", "every": 250}, "dropout": 0.0, "head_dropout": 0.1,
 }  # fmt: skip
 
 
