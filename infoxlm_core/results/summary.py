@@ -39,8 +39,8 @@ class GridPoint:
     """One point of a model's grid."""
 
     grid: Mapping[str, Any]
-    dev: float | None  # development score over all languages, the mean over finished seeds
-    by: float | None  # the development score by which points are compared
+    dev: float | None  # mean over finished seeds of the development score over all languages
+    by: float | None  # mean over finished seeds of the development score by which points are compared
     seeds: tuple[int, ...]  # the finished seeds
 
 
@@ -97,9 +97,9 @@ class Summary:
         plain = asdict(self)
         for task in plain["tasks"].values():
             task["protocol"] = [fact._asdict() for fact in task["protocol"]]
-            for row in task["models"].values():
-                row |= row.pop("details")
-                del row["metrics"]
+            for result in task["models"].values():
+                result |= result.pop("details")
+                del result["metrics"]
         return plain
 
     def is_share(self, metric: str) -> bool:
@@ -128,11 +128,11 @@ class Summary:
         """Return the means of all scores for the tracker: `xnli/mean`, `xnli/en`, for other models `NAME/xnli/mean`."""
         named: dict[str, float | None] = {}
         for name, task in self.tasks.items():
-            for model, row in task.models.items():
+            for model, result in task.models.items():
                 prefix = "" if model == self.model else f"{trials.slug(model)}/"
-                named |= {f"{prefix}{metric}": statistic.mean for metric, statistic in row.metrics.items()}
-                named[f"{prefix}{name}/deviation"] = row.mean[task.main].deviation
-                named[f"{prefix}{name}/seeds"] = len(row.chosen.seeds)
+                named |= {f"{prefix}{metric}": statistic.mean for metric, statistic in result.metrics.items()}
+                named[f"{prefix}{name}/deviation"] = result.mean[task.main].deviation
+                named[f"{prefix}{name}/seeds"] = len(result.chosen.seeds)
         return {name: value for name, value in named.items() if value is not None}
 
 
@@ -159,27 +159,24 @@ def summarise_metrics(
             raise InputError(f"No trial has the metric {name!r}. Known metrics: {', '.join(sorted(known)) or 'none'}.")
     defaults = (*trials.HEADLINES, *published.METRICS)
     chosen = tuple(metrics) or tuple(name for name in defaults if name in known)
-    statistics_of = {
-        model: _over_seeds_each({trial.seed: values for trial, values in group}, chosen)
-        for model, group in groups.items()
-    }
-    reference = next(iter(groups), "")
-    variants = {}
+    variants: dict[str, Variant] = {}
     for model, group in groups.items():
+        statistics = _over_seeds_each({trial.seed: values for trial, values in group}, chosen)
+        first_variant = next(iter(variants.values()), None)
         differences = {}
-        if model != reference:
-            for name, statistic in statistics_of[model].items():
-                differences[name] = paired_difference(statistic, statistics_of[reference][name], len(groups) - 1)
+        if first_variant:
+            for name, reference in first_variant.metrics.items():
+                differences[name] = paired_difference(statistics[name], reference, len(groups) - 1)
         variants[model] = Variant(
             what=group[0][0].what,
             seeds=tuple(sorted(trial.seed for trial, _ in group)),
             unfinished=tuple(sorted(trial.seed for trial, values in group if not values)),
-            metrics=statistics_of[model],
+            metrics=statistics,
             differences=differences,
         )
     unfinished = tuple(trial.name for group in groups.values() for trial, values in group if not values)
     models = {model: variant.what for model, variant in variants.items()}
-    return Summary(title, reference, models, chosen, variants, unfinished, {})
+    return Summary(title, next(iter(models), ""), models, chosen, variants, unfinished, {})
 
 
 def summarise(config: SuiteConfig, results: Mapping[str, Scores]) -> Summary:
@@ -197,7 +194,7 @@ def summarise(config: SuiteConfig, results: Mapping[str, Scores]) -> Summary:
     model, *peers = config.models
     title = f"{model} beside {', '.join(peers)}" if peers else model
     unfinished = tuple(trial.name for trial in planned if trial.name not in results)
-    return _of_tasks(title, config.models, tasks, unfinished)
+    return _join_tasks(title, config.models, tasks, unfinished)
 
 
 def summarise_evaluation(
@@ -217,45 +214,48 @@ def summarise_evaluation(
     summaries = {}
     for task, settings in tasks:
         measured = {model: by_task[task.name] for model, by_task in scores.items() if task.name in by_task}
-        rows = {}
+        results = {}
         for model, model_scores in measured.items():
-            point = _Point.of({}, {1: model_scores})
-            rows[model] = _summarise_row(task, task.name, settings, point, [point])
-        if rows:
-            summaries[task.name] = _summarise_task(task, rows, list(measured.values()), [])
-    return _of_tasks(title, models, summaries, ())
+            point = _ScoredPoint.of({}, {1: model_scores})
+            results[model] = _summarise_model(task, task.name, settings, point, [point])
+        if results:
+            summaries[task.name] = _summarise_task(task, results, list(measured.values()), [])
+    return _join_tasks(title, models, summaries, ())
 
 
-def _of_tasks(
+def _join_tasks(
     title: str, models: Mapping[str, str], tasks: Mapping[str, TaskSummary], unfinished: tuple[str, ...]
 ) -> Summary:
+    """Return the summary of several tasks; its headlines are the leading metrics of each task."""
     headlines: dict[str, None] = {}  # an ordered set
     metrics: dict[str, dict[str, Statistic]] = {model: {} for model in models}
     for name, task in tasks.items():
         leading = [f"{name}/{metric}" for metric in (*_LEADING, task.main, "transfer_gap")]
-        for model, row in task.models.items():
-            metrics[model] |= row.metrics
-            headlines |= {metric: None for metric in leading if metric in row.metrics}
+        for model, result in task.models.items():
+            metrics[model] |= result.metrics
+            headlines |= {metric: None for metric in leading if metric in result.metrics}
     missing = Statistic(0, None)
-    variants = {
-        model: Variant(what, (), (), {name: metrics[model].get(name, missing) for name in headlines})
-        for model, what in models.items()
-    }
+    variants = {}
+    for model, location in models.items():
+        model_headlines = {name: metrics[model].get(name, missing) for name in headlines}
+        variants[model] = Variant(what=location, seeds=(), unfinished=(), metrics=model_headlines)
     return Summary(title, next(iter(models)), dict(models), tuple(headlines), variants, unfinished, tasks)
 
 
 def _summarise_suite_task(
-    name: str, measure: SuiteTaskConfig, planned: Sequence[Trial], results: Mapping[str, Scores]
+    name: str, measure: SuiteTaskConfig, planned: Sequence[Trial], scores: Mapping[str, Scores]
 ) -> TaskSummary:
-    task, notes = task_of(measure.settings), list[str]()
-    rows: dict[str, ModelResult] = {}
+    """Summarise one task of a suite from its planned trials and the scores of the finished ones."""
+    task = task_of(measure.settings)
+    notes: list[str] = []
+    results: dict[str, ModelResult] = {}
     for model in dict.fromkeys(trial.model for trial in planned):
-        points = _group([trial for trial in planned if trial.model == model], results)
+        points = _group_by_point([trial for trial in planned if trial.model == model], scores)
         chosen = _choose(points, model, notes)
         if chosen:
-            rows[model] = _summarise_row(task, name, measure.settings, chosen, points)
-    finished = [results[trial.name] for trial in planned if trial.name in results]
-    summary = _summarise_task(task, rows, finished, notes)
+            results[model] = _summarise_model(task, name, measure.settings, chosen, points)
+    finished = [scores[trial.name] for trial in planned if trial.name in scores]
+    summary = _summarise_task(task, results, finished, notes)
     return replace(
         summary,
         table=measure.table,
@@ -266,11 +266,12 @@ def _summarise_suite_task(
 
 
 def _summarise_task(
-    task: Task[Any], rows: Mapping[str, ModelResult], finished: Sequence[Scores], notes: Sequence[str]
+    task: Task[Any], results: Mapping[str, ModelResult], finished: Sequence[Scores], notes: Sequence[str]
 ) -> TaskSummary:
+    """Summarise the results of all models on one task, without the protocol, which only a suite has."""
     warnings = list(notes)
-    for model, row in rows.items():
-        files = row.details.get("not_reserved")
+    for model, result in results.items():
+        files = result.details.get("not_reserved")
         if files:
             warnings.append(
                 f"{model} may have been trained on this test: {len(files)} of its files were not removed from the "
@@ -280,11 +281,14 @@ def _summarise_task(
         warnings.append("The trials have different test sets. Do not compare their scores.")
     counts = {code: scores.counts[code] for scores in finished for code in scores.languages}
     languages = task.sort(counts)
+    metrics = task.metrics[:1]
+    if finished:
+        metrics = tuple(dict.fromkeys((*task.metrics, *finished[0].mean)))
     return TaskSummary(
         kind=task.name,
         description=(task.__doc__ or "").splitlines()[0],
         main=task.metrics[0],
-        metrics=tuple(dict.fromkeys((*task.metrics, *finished[0].mean))) if finished else task.metrics[:1],
+        metrics=metrics,
         table="none",
         setting="other",
         languages=tuple(languages),
@@ -292,99 +296,119 @@ def _summarise_task(
         protocol=(),
         notes=tuple(warnings),
         settings={},
-        models=rows,
+        models=results,
     )
 
 
 @dataclass(frozen=True)
-class _Point:
+class _ScoredPoint:
     """A point of a model's grid with the scores of its finished seeds."""
 
     summary: GridPoint
     scores: Mapping[int, Scores]
 
     @classmethod
-    def of(cls, grid: Mapping[str, Any], scores: Mapping[int, Scores]) -> "_Point":
-        with_dev = [seed_scores for seed_scores in scores.values() if seed_scores.dev]
-        dev = fmean(seed_scores.dev["mean"] for seed_scores in with_dev if seed_scores.dev) if with_dev else None
-        by = fmean(map(_selection_score, with_dev)) if with_dev else None
-        return cls(GridPoint(grid, dev, by, tuple(scores)), scores)
+    def of(cls, grid: Mapping[str, Any], scores: Mapping[int, Scores]) -> "_ScoredPoint":
+        """Compute the development scores of a point, which are None if no seed has development sets."""
+        means = [seed_scores.dev["mean"] for seed_scores in scores.values() if seed_scores.dev]
+        compared = [_selection_score(seed_scores) for seed_scores in scores.values() if seed_scores.dev]
+        point = GridPoint(
+            grid, dev=fmean(means) if means else None, by=fmean(compared) if compared else None, seeds=tuple(scores)
+        )
+        return cls(point, scores)
 
 
-def _group(planned: Sequence[Trial], results: Mapping[str, Scores]) -> list[_Point]:
+def _group_by_point(planned: Sequence[Trial], scores: Mapping[str, Scores]) -> list[_ScoredPoint]:
     """Return the points of one model's grid, in the order of its trials."""
     grids = {trials.describe(trial.grid): trial.grid for trial in planned}
-    scores: dict[str, dict[int, Scores]] = {name: {} for name in grids}
+    scores_by_point: dict[str, dict[int, Scores]] = {name: {} for name in grids}
     for trial in planned:
-        if trial.name in results:
-            scores[trials.describe(trial.grid)][trial.seed] = results[trial.name]
-    return [_Point.of(grid, scores[name]) for name, grid in grids.items()]
+        if trial.name in scores:
+            scores_by_point[trials.describe(trial.grid)][trial.seed] = scores[trial.name]
+    return [_ScoredPoint.of(grid, scores_by_point[name]) for name, grid in grids.items()]
 
 
 def _selection_score(scores: Scores) -> float:
     """Return the development score by which grid points are compared.
 
-    Under the rule `source` it is the score of the source language alone: any other would make the test not zero-shot.
+    Under the rule `source` it is the score of the source language alone. With any other score, the test would not be
+    zero-shot.
     """
-    dev, source = scores.dev or {}, next(iter(scores.trained_on), "")
-    chosen_by_source = (scores.selection or {}).get("rule") == "source"
-    score: float = dev["languages"].get(source, dev["mean"]) if chosen_by_source else dev["mean"]
-    return score
+    dev = scores.dev or {}
+    mean: float = dev["mean"]
+    if not scores.selection or scores.selection["rule"] != "source" or not scores.trained_on:
+        return mean
+    source_score: float = dev["languages"].get(scores.trained_on[0], mean)
+    return source_score
 
 
-def _choose(points: Sequence[_Point], model: str, notes: list[str]) -> _Point | None:
+def _choose(points: Sequence[_ScoredPoint], model: str, notes: list[str]) -> _ScoredPoint | None:
     """Return the point with the best development score, or the first of several; test scores are never used.
 
-    Only points with the most finished seeds compete: one lucky seed must not beat a mean of five.
+    Only points with the most finished seeds compete, so that one lucky seed does not beat a mean of five. Points that
+    cannot be chosen are added to `notes`.
     """
     finished = [point for point in points if point.scores]
-    if len(points) == 1 or not finished:
-        return finished[0] if finished else None
-    without_dev = [trials.describe(point.summary.grid) for point in finished if point.summary.dev is None]
+    if not finished:
+        return None
+    if len(points) == 1:
+        return finished[0]
+    without_dev = [point for point in finished if point.summary.dev is None]
     if without_dev:
         notes.append(
-            f"{model}: no grid point is chosen, because {', '.join(without_dev)} have no development scores. "
+            f"{model}: no grid point is chosen, because {_list_points(without_dev)} have no development scores. "
             "Add development sets."
         )
         return None
-    most = max(len(point.scores) for point in finished)
-    incomplete = [trials.describe(point.summary.grid) for point in finished if len(point.scores) < most]
+    seed_count = max(len(point.scores) for point in finished)
+    complete = [point for point in finished if len(point.scores) == seed_count]
+    incomplete = [point for point in finished if len(point.scores) < seed_count]
     if incomplete:
         notes.append(
-            f"{model}: {', '.join(incomplete)} cannot be chosen, because fewer than {most} seeds are finished."
+            f"{model}: {_list_points(incomplete)} cannot be chosen, because fewer than {seed_count} seeds are finished."
         )
-    return max((point for point in finished if len(point.scores) == most), key=lambda point: point.summary.by or 0.0)
+    return max(complete, key=lambda point: point.summary.by or 0.0)
 
 
-def _summarise_row(task: Task[Any], name: str, settings: Any, chosen: _Point, points: Sequence[_Point]) -> ModelResult:
+def _list_points(points: Iterable[_ScoredPoint]) -> str:
+    return ", ".join(trials.describe(point.summary.grid) for point in points)
+
+
+def _summarise_model(
+    task: Task[Any], name: str, settings: Any, chosen: _ScoredPoint, points: Sequence[_ScoredPoint]
+) -> ModelResult:
+    """Summarise one model on one task over the seeds of the chosen point of its grid."""
     by_seed = chosen.scores
     first = next(iter(by_seed.values()))
-    dev_languages = first.dev["languages"] if first.dev and len(points) > 1 else ()
+    grid_dev_languages = first.dev["languages"] if first.dev and len(points) > 1 else ()
+    languages = {}
+    for code in task.sort(first.languages):
+        languages[code] = _over_seeds_each({seed: scores.languages[code] for seed, scores in by_seed.items()})
     gaps = {seed: scores.transfer_gap for seed, scores in by_seed.items() if scores.transfer_gap}
-    mixed = _over_seeds_each({seed: scores.mixed or {} for seed, scores in by_seed.items()}, ("within", "across"))
-    named = {seed: task.name_metrics(scores, settings, name) for seed, scores in by_seed.items()}
+    mixed = {seed: scores.mixed for seed, scores in by_seed.items() if scores.mixed}
+    mixed_statistics = _over_seeds_each(mixed, ("within", "across"))
+    named_metrics = {seed: task.name_metrics(scores, settings, name) for seed, scores in by_seed.items()}
+    metric_names = dict.fromkeys(metric for metrics in named_metrics.values() for metric in metrics)
     return ModelResult(
         chosen=chosen.summary,
         grid=tuple(point.summary for point in points),
-        rule=describe_rule(first.selection, dev_languages),
+        rule=describe_rule(first.selection, grid_dev_languages),
         tuned={seed: scores.training.get("tuned") for seed, scores in by_seed.items()},
         steps={seed: (scores.selection or {}).get("chosen", {}) for seed, scores in by_seed.items()},
-        languages={
-            code: _over_seeds_each({seed: scores.languages[code] for seed, scores in by_seed.items()})
-            for code in task.sort(first.languages)
-        },
+        languages=languages,
         mean=_over_seeds_each({seed: scores.mean for seed, scores in by_seed.items()}),
         transfer_gap=_over_seeds_each(gaps) if gaps else None,
-        within=mixed["within"] if first.mixed else None,
-        across=mixed["across"] if first.mixed else None,
+        within=mixed_statistics["within"] if mixed else None,
+        across=mixed_statistics["across"] if mixed else None,
         details=first.details,
-        metrics=_over_seeds_each(named, dict.fromkeys(metric for metrics in named.values() for metric in metrics)),
+        metrics=_over_seeds_each(named_metrics, metric_names),
     )
 
 
 def _over_seeds_each(by_seed: Mapping[int, Mapping[str, Any]], names: Iterable[str] = ()) -> dict[str, Statistic]:
     """Return the statistic of each named metric, by default of all metrics of the first seed."""
-    chosen = tuple(names) or tuple(next(iter(by_seed.values())))
-    return {
-        name: over_seeds({seed: values[name] for seed, values in by_seed.items() if name in values}) for name in chosen
-    }
+    metrics = tuple(names) or tuple(next(iter(by_seed.values())))
+    statistics = {}
+    for metric in metrics:
+        statistics[metric] = over_seeds({seed: values[metric] for seed, values in by_seed.items() if metric in values})
+    return statistics
