@@ -165,10 +165,12 @@ def _of_vectors(name: str, task: TaskSummary, model_under_test: str) -> Iterable
             rows, notes = _lay_beside(key, codes, lambda _: True, detailed=True)
             if any(BEST in line.detail for line in lines):
                 notes = (_BEST_NOTE, *notes)
-            several = len(groups) > 1
-            title = f"{name}: {f'{_GROUPS[group]}, ' if several else ''}{label.replace('_', ' → ')}"
-            file = f"{name}{f'-{group}' if several else ''}-{label.replace('_', '-')}"
-            yield PageTable(file, title, _columns(codes), lines, rows, notes)
+            title = label.replace("_", " → ")
+            file = label.replace("_", "-")
+            if len(groups) > 1:
+                title = f"{_GROUPS[group]}, {title}"
+                file = f"{group}-{file}"
+            yield PageTable(f"{name}-{file}", f"{name}: {title}", _columns(codes), lines, rows, notes)
 
 
 def _find_group(code: str) -> str:
@@ -206,22 +208,27 @@ def _lay_beside(
     table = published.tables().get(key)
     if not table:
         return (), ()
-    two_letters = [languages.two_letters(code) for code in codes]
-    complete = set(two_letters) == set(table.columns)
+    columns = [languages.two_letters(code) for code in codes]
+    same_languages = set(columns) == set(table.columns)
     lines, notes = [], []
     for row in filter(is_comparable, table.rows):
-        shares = [row.cells.get(code) for code in two_letters]
-        mean = row.mean
-        if not complete:
-            mean = None if None in shares else fmean(share for share in shares if share is not None)
+        shares = [row.cells.get(code) for code in columns]
+        mean = row.mean if same_languages else _mean_of_all(shares)
         model = f"{row.model} large" if row.size == "large" else row.model
         rule = f"{row.rule} ({row.runs} runs)".strip() if row.runs > 1 else row.rule
-        lines.append(Line(model, tuple(map(exact, (mean, *shares))), row.kind if detailed else "", rule, row.source))
+        cells = tuple(exact(share) for share in (mean, *shares))
+        lines.append(Line(model, cells, row.kind if detailed else "", rule, row.source))
         if row.note:
             notes.append(row.note)
-    if lines and not complete:
+    if lines and not same_languages:
         notes.append("the languages differ from the paper's table: published means cover only those shown")
     return tuple(lines), tuple(dict.fromkeys(notes))
+
+
+def _mean_of_all(shares: Sequence[float | None]) -> float | None:
+    """Return the mean of shares; None if one is missing."""
+    known = [share for share in shares if share is not None]
+    return fmean(known) if len(known) == len(shares) else None
 
 
 def with_transfer_gap(summary: Summary) -> dict[str, TaskSummary]:

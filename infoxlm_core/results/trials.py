@@ -80,8 +80,11 @@ def plan(config: SuiteConfig) -> list[Planned]:
     for task, measure in config.tasks.items():
         _check(task, measure)
         for (model, source), grid, seed in itertools.product(config.models.items(), combine(measure), measure.seeds):
-            words = [model, task, describe(grid), f"seed {seed}" if task_of(measure.settings).trained else ""]
-            trial = Trial(" ".join(filter(None, words)), model, seed, task, grid)
+            words = [model, task, describe(grid)]
+            if task_of(measure.settings).trained:
+                words.append(f"seed {seed}")
+            name = " ".join(word for word in words if word)
+            trial = Trial(name, model, seed, task, grid)
             planned.append(Planned(trial, source, apply(task, measure, grid, seed)))
     return planned
 
@@ -100,8 +103,9 @@ def _to_int(value: Any) -> Any:
 
 def describe(grid: Mapping[str, Any]) -> str:
     """Describe a grid point, `batch_size=16 learning_rate=2e-05`, by the last parts of the names if they differ."""
-    last = [name.rpartition(".")[2] for name in grid]
-    names = last if len(set(last)) == len(last) else list(grid)
+    names = [name.rpartition(".")[2] for name in grid]
+    if len(set(names)) < len(names):
+        names = list(grid)
     return " ".join(f"{name}={value}" for name, value in zip(names, grid.values(), strict=True))
 
 
@@ -109,13 +113,13 @@ def apply(task: str, measure: SuiteTaskConfig, grid: Mapping[str, Any], seed: in
     """Return the settings at one point of the grid, with one seed."""
     values = measure.settings.model_dump(mode="json")
     for name, value in grid.items():
-        *sections, last = name.split(".")
+        *section_names, field_name = name.split(".")
         section = values
-        for part in sections:
-            section = section.setdefault(part, {})  # `parse` rejects unknown names
+        for section_name in section_names:
+            section = section.setdefault(section_name, {})  # `parse` rejects unknown names
             if not isinstance(section, dict):
-                raise ConfigError(f"tasks.{task}.grid.{name}: {part} has no fields")
-        section[last] = value
+                raise ConfigError(f"tasks.{task}.grid.{name}: {section_name} has no fields")
+        section[field_name] = value
     if task_of(measure.settings).trained:
         values["seed"] = seed
     return type(measure.settings).parse(values, f"tasks.{task}.settings")

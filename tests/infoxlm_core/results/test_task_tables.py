@@ -32,12 +32,6 @@ def test_translate_train_all_stands_beside_its_own_rows():
     assert next(line for line in table.published if line.name == "InfoXLM").cells[1].mean == pytest.approx(0.861)
 
 
-def test_a_table_without_published_rows_has_none():
-    (table,) = task_tables.tabulate(summed(config(own=CLASSIFICATION), {"ours own seed 1": labelled(0.5, 0.5)}))["own"]
-
-    assert table.published == () and table.notes == ()
-
-
 def test_retrieval_has_the_papers_two_groups_and_the_others_apart(written):
     _, found = written
     built = {table.name: table for table in task_tables.tabulate(found)["tatoeba"]}

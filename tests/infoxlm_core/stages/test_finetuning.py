@@ -165,37 +165,22 @@ def test_the_loss_does_not_depend_on_the_workers_or_the_micro_batch_head_dropout
 
 
 @pytest.mark.usefixtures("in_fp64")
-def test_a_reader_learns_where_the_answer_is_from_the_mean_of_both_cross_entropies(encoder, tmp_path):
-    """The answer stands between the two tokens 9; examples without it point at position 0."""
+def test_the_loss_of_a_reader_is_the_mean_of_the_cross_entropies_of_start_and_end(encoder, tmp_path):
     rng = np.random.default_rng(1)
-    rows, targets = [], []
-    for number in range(200):
-        row = [0, *rng.integers(10, 90, rng.integers(4, 12)).tolist(), 2]
-        if number % 4:
-            start = int(rng.integers(1, len(row) - 2))
-            row[start] = row[start + 1] = 9
-        targets.append((start, start + 1) if number % 4 else (0, 0))
-        rows.append(row)
+    rows = [[0, *rng.integers(10, 90, length).tolist(), 2] for length in rng.integers(4, 12, 40)]
+    targets = [sorted(rng.integers(0, len(row), 2).tolist()) for row in rows]
     task = Training(TASKS["question_answering"].head, from_lists(rows), np.array(targets))
-    settings = AnsweringConfig.parse(
-        {"train": ["x"], "test": ["x"], "optimization": {"steps": 150, "learning_rate": 0.01, "warmup_steps": 5}}
-    )
+    settings = AnsweringConfig.parse({"train": ["x"], "test": ["x"], "dropout": 0.0})
     module = task_models.create(encoder, TASKS["question_answering"].head)
-    learner = TaskLearner(settings, module, task, 150, BestCheckpoints(tmp_path, settings.selection, "en"))
-    optimizer, progress = make_adamw(module.parameters(), settings.optimization), Progress()
-    first, last = (task_models.run(module, task.examples) for _ in range(2))
+    learner = TaskLearner(settings, module, task, 1, BestCheckpoints(tmp_path, settings.selection, "en"))
+    logits = task_models.run(module, task.examples)
 
-    figures = [train_step(learner, optimizer, settings.optimization, progress, learner.batches(step))[0]
-               for step in range(150)]  # fmt: skip
+    optimizer = make_adamw(module.parameters(), settings.optimization)
+    figures = train_step(learner, optimizer, settings.optimization, Progress(), learner.batches(0))[0]
 
-    rows_of_first_batch = generator(1, "epoch", 0).permutation(200)[:32]
-    expected = np.mean([
-        F.cross_entropy(last[row].T, torch.tensor(targets[row]), reduction="mean").item()
-        for row in rows_of_first_batch
-    ])  # fmt: skip
-    assert all(torch.equal(a, b) for a, b in zip(first, last, strict=True))
-    assert figures[0]["loss/question_answering"] == pytest.approx(expected, rel=1e-6)  # of logits given in fp32
-    assert np.mean([values["train/accuracy"] for values in figures[-5:]]) > 0.95
+    rows_of_first_batch = generator(1, "epoch", 0).permutation(40)[:32]
+    cross_entropies = [F.cross_entropy(logits[row].T, torch.tensor(targets[row])).item() for row in rows_of_first_batch]
+    assert figures["loss/question_answering"] == pytest.approx(np.mean(cross_entropies), rel=1e-6)  # logits are fp32
 
 
 def test_epochs_decide_steps_and_warm_up():

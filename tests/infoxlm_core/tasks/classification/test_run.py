@@ -168,10 +168,3 @@ def test_test_rows_that_are_training_rows_are_counted_and_refused_if_they_are_mo
     ]
     with pytest.raises(InputError, match=r"3 of 3 test rows are also training rows .*\. Test on other rows"):
         run.check_overlap(train, train)
-
-
-@pytest.mark.item("A21")
-def test_accuracy_counts_right_labels_of_each_language():
-    found = run.accuracy_by_language(["a", "b", "a", "b"], ["a", "a", "a", "b"], ["en", "en", "de", "de"])
-
-    assert found == {"de": 1.0, "en": 0.5}
