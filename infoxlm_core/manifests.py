@@ -110,7 +110,7 @@ def join_inside(directory: Path | str, name: str, source: str = "") -> Path:
     """
     if "\0" in name or not {"", ".", ".."}.isdisjoint(name.split("/")):
         path_without_control_characters = repr(f"{source or directory}/{name}")[1:-1]
-        raise InputError(f"{path_without_control_characters}: a name that leads out of its folder: rename it")
+        raise InputError(f"{path_without_control_characters}: the file name leads out of its folder: rename it")
     return Path(directory, name)
 
 
@@ -139,13 +139,13 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     sync_file(path.parent)
 
 
-def move_into_place(partial: Path, final: Path, sign: str = "") -> None:
+def move_into_place(partial: Path, final: Path, marker: str = "") -> None:
     """Rename a finished directory, so that after a power cut it is complete or missing.
 
     Args:
         partial: the finished directory.
-        final: its new name. An existing directory stays if it holds the file `sign`: another process was faster.
-        sign: a file that only complete directories hold.
+        final: its new path. If another process has already put a directory with the file `marker` there, it stays.
+        marker: a file that only complete directories contain.
 
     Raises:
         InputError: `final` is a file or a link.
@@ -155,8 +155,8 @@ def move_into_place(partial: Path, final: Path, sign: str = "") -> None:
         partial.replace(final)
     except OSError as error:
         if isinstance(error, NotADirectoryError) and final.is_symlink() | final.is_file():  # the error names `partial`
-            raise InputError(f"{final} is in the way: it is not a folder; remove it") from None
-        if not (final / sign).exists():
+            raise InputError(f"{final} is not a folder: remove it") from None
+        if not (final / marker).exists():
             raise
     sync_file(final.parent)
 
@@ -222,15 +222,15 @@ def unlisted_files(directory: Path, files: Collection[str]) -> list[str]:
 
 
 def read(
-    directory: Path | str, kind: str, made_with: str, check: Callable[[Path], bool] = lambda _: True
+    directory: Path | str, kind: str, producer: str, should_hash: Callable[[Path], bool] = lambda _: True
 ) -> dict[str, Any]:
     """Read a manifest and compare every file with it.
 
     Args:
         directory: the artifact.
         kind: the expected kind of artifact.
-        made_with: the stage that creates this kind, for error messages.
-        check: says which files are hashed; of the others only the size is compared.
+        producer: the stage that creates artifacts of this kind, for error messages.
+        should_hash: returns whether to hash a file; of other files only the size is compared.
 
     Raises:
         InputError: there is no manifest, or it describes another kind of artifact.
@@ -239,14 +239,14 @@ def read(
     directory = Path(directory)
     path = directory / NAME
     if not path.is_file():
-        raise InputError(f"no {NAME} in {directory}: run {made_with} first")
-    remedy = f"remove the directory and run {made_with} again"
+        raise InputError(f"no {NAME} in {directory}: run {producer} first")
+    remedy = f"remove the directory and run {producer} again"
     manifest: dict[str, Any] = outside.read_json(path, Manifest, remedy, DataCorrupt)
     _verify_seal(manifest, path, remedy)
     files = manifest["files"]
     try:
         for name, entry in files.items():
-            verify_file(join_inside(directory, name), entry, remedy, hashed=check(Path(name)))
+            verify_file(join_inside(directory, name), entry, remedy, hashed=should_hash(Path(name)))
     except (InputError, OSError) as error:  # the name leads out of the directory, or is too long for a file
         known_error = outside.translate_error(error, path)
         if isinstance(known_error, TryAgain) or isinstance(error, PermissionError):  # the files are not damaged
@@ -254,9 +254,11 @@ def read(
         raise DataCorrupt(f"{path} cannot be read ({error}): {remedy}") from error
     unlisted = unlisted_files(directory, files)
     if unlisted:
-        raise DataCorrupt(f"{directory / unlisted[0]} is not named in {path}: move it elsewhere")
+        raise DataCorrupt(f"{directory / unlisted[0]} is not listed in {path}: move it out of this directory")
     if manifest["kind"] != kind:
-        raise InputError(f"{directory} holds a {manifest['kind']}, not a {kind}: give the output of {made_with}")
+        raise InputError(
+            f"{directory} is an artifact of kind {manifest['kind']}, not {kind}: give the output of {producer}"
+        )
     return manifest
 
 
@@ -264,13 +266,13 @@ def _verify_seal(manifest: dict[str, Any], path: Path, remedy: str) -> None:
     """Raise DataCorrupt if a manifest does not match its own digests."""
     content_digest = digest({name: manifest[name] for name in ("kind", "files", "facts")})
     if content_digest != manifest["digest"]:
-        raise DataCorrupt(f"{path} has digest {manifest['digest']} but describes {content_digest}: {remedy}")
+        raise DataCorrupt(f"{path} has digest {manifest['digest']}, but its content has {content_digest}: {remedy}")
     sealed = {name: value for name, value in manifest.items() if name != "seal"}
     may_lack_seal = sealed.keys() <= _KEYS_BEFORE_SEALS
     expected_seal = digest(sealed)
     seal = manifest.get("seal", expected_seal if may_lack_seal else "")
     if seal != expected_seal:
-        raise DataCorrupt(f"{path} has seal {seal!s:.80} but describes {expected_seal}: {remedy}")
+        raise DataCorrupt(f"{path} has seal {seal!s:.80}, but its content has {expected_seal}: {remedy}")
 
 
 def verify_file(path: Path, entry: dict[str, Any], remedy: str, hashed: bool = True) -> None:

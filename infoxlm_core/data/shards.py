@@ -175,7 +175,7 @@ class Shards:
 
 def read_manifest(directory: Path, hashed: bool = True) -> dict[str, Any]:
     """Return the manifest of shards after comparing sizes and, with `hashed`, digests; raises like `open_shards`."""
-    return manifests.read(directory, "shards", made_with="tokenize_corpus", check=lambda _: hashed)
+    return manifests.read(directory, "shards", producer="tokenize_corpus", should_hash=lambda _: hashed)
 
 
 def open_shards(directory: Path, hashed: bool = True) -> Shards:

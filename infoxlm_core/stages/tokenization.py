@@ -56,7 +56,7 @@ def tokenize(
         CorpusTooSmall: too little text for a vocabulary of this size.
         TokenizerMismatch: `config.model` has another vocabulary size, or the exported tokenizer gives other ids.
     """
-    manifest = manifests.read(corpus, "corpus", made_with="prepare_corpus")
+    manifest = manifests.read(corpus, "corpus", producer="prepare_corpus")
     model = _read_model(config) if config.model else _train_model(config, corpus)
     folder = output / "tokenizer"
     folder.mkdir(parents=True)

@@ -354,12 +354,12 @@ class Checkpoints:
     def _verify(self, path: Path) -> None:
         """Hash a checkpoint; download it if it is remote and missing or damaged here."""
         try:
-            manifests.read(path, "checkpoint", made_with="pretrain")
+            manifests.read(path, "checkpoint", producer="pretrain")
         except InfoXLMError:
             if self.remote is None:
                 raise
             self.remote.fetch(path.name, path)  # verifies every byte, so only the manifest is read again
-            manifests.read(path, "checkpoint", made_with="pretrain", check=lambda _: False)
+            manifests.read(path, "checkpoint", producer="pretrain", should_hash=lambda _: False)
 
 
 def _replace_copy(source: Path, target: Path) -> None:

@@ -19,7 +19,7 @@ LEADING_OUT = ["/etc/passwd", "../a", "a/../../b", "..", "a//b", "a/", "", ".", 
 @pytest.mark.item("B11")
 @pytest.mark.parametrize("name", LEADING_OUT)
 def test_a_name_from_outside_that_leads_out_of_its_folder_is_refused_in_one_line(tmp_path, name):
-    with pytest.raises(InputError, match="a name that leads out of its folder") as refused:
+    with pytest.raises(InputError, match="the file name leads out of its folder") as refused:
         manifests.join_inside(tmp_path, name)
 
     assert str(refused.value).isprintable()
@@ -35,8 +35,8 @@ def test_a_manifest_that_names_a_file_outside_its_directory_is_refused(tmp_path)
     content = {"kind": "corpus", "files": files, "facts": {}}
     (tmp_path / "it/manifest.json").write_text(json.dumps(content | {"digest": manifests.digest(content)}))
 
-    with pytest.raises(DataCorrupt, match=r"\.\./outside: a name that leads out of its folder"):
-        manifests.read(tmp_path / "it", "corpus", made_with="prepare")
+    with pytest.raises(DataCorrupt, match=r"\.\./outside: the file name leads out of its folder"):
+        manifests.read(tmp_path / "it", "corpus", producer="prepare")
 
 
 @pytest.mark.item("P5")
@@ -51,8 +51,10 @@ def test_what_is_put_beside_the_named_files_is_refused_before_a_reader_takes_it_
     else:
         (artifact / name).write_text("y")
 
-    with pytest.raises(DataCorrupt, match=rf"/{name} is not named in .*/manifest\.json: move it elsewhere"):
-        manifests.read(artifact, "corpus", made_with="prepare")
+    with pytest.raises(
+        DataCorrupt, match=rf"/{name} is not listed in .*/manifest\.json: move it out of this directory"
+    ):
+        manifests.read(artifact, "corpus", producer="prepare")
 
 
 def test_what_no_reader_looks_at_may_lie_beside(tmp_path):
@@ -64,7 +66,7 @@ def test_what_no_reader_looks_at_may_lie_beside(tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
 
-    assert list(manifests.read(tmp_path, "pretrained", made_with="pretrain")["files"]) == ["encoder/model.safetensors"]
+    assert list(manifests.read(tmp_path, "pretrained", producer="pretrain")["files"]) == ["encoder/model.safetensors"]
 
 
 def _meet(barrier) -> None:
@@ -132,7 +134,7 @@ def test_a_name_that_is_taken_by_no_folder_of_ours_is_said_to_be_in_the_way(tmp_
     final = tmp_path / "final"
     final.write_text("x") if kind == "file" else final.symlink_to({"link": "nowhere", "round": "final"}[kind])
 
-    with pytest.raises(InputError, match=r"final is in the way: .* remove it"):
+    with pytest.raises(InputError, match=r"final is not a folder: remove it"):
         manifests.move_into_place(tmp_path / "new", final, manifests.NAME)
 
 

@@ -196,7 +196,7 @@ def check(files: Path, version: "ModelVersion") -> None:
     model, name = files / MODEL, f"{version.name} version {version.version}"
     signing.verify(model, files / signing.FILE, name)
     if (model / manifests.NAME).is_file() or MADE_AS in version.tags:  # else `register` did not make the version
-        digest = manifests.read(model, "encoder", made_with="the registration of another version")["digest"]
+        digest = manifests.read(model, "encoder", producer="the registration of another version")["digest"]
         registered = version.tags.get("digest", "nothing")
         if digest != registered:
             raise DataCorrupt(

@@ -30,7 +30,7 @@ def check(directory: Path) -> None:
     content = outside.read_json(path, Any, "make or copy the model again", DataCorrupt)
     # Other tools write files of this name too; ours has all of these keys.
     if isinstance(content, dict) and manifests.Manifest.__required_keys__ <= content.keys():
-        manifests.read(directory, content["kind"], made_with="what made the model, or the copy of it,")
+        manifests.read(directory, content["kind"], producer="the export or the copy of the model")
 
 
 def check_encoder(directory: Path) -> None:

@@ -125,7 +125,7 @@ def test_a_manifest_that_names_a_place_outside_is_refused_before_anything_is_wri
     literal |= {"store/a/manifest.json": json.dumps(described).encode(), f"store/a/{name}": b"x"}
 
     for fetch in (artifact_files.pull, lambda _, to: RemoteRun("s3://models/store", "job").fetch("a", to)):
-        with pytest.raises(InputError, match=r"store/a/.*outside: a name that leads out of its folder"):
+        with pytest.raises(InputError, match=r"store/a/.*outside: the file name leads out of its folder"):
             fetch(URL, tmp_path / "back")
 
     assert {path.name for path in tmp_path.iterdir()} == {"made"}

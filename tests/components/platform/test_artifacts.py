@@ -199,7 +199,7 @@ def test_each_store_has_a_local_copy_of_its_own_that_says_of_which_store_it_is(o
 def test_a_location_that_leads_out_of_its_artifact_is_refused(own_cache, bucket, inner):
     artifacts.get_or_build(URL, "corpus", KEY, write_file)
 
-    with pytest.raises(InputError, match="a name that leads out of its folder"):
+    with pytest.raises(InputError, match="the file name leads out of its folder"):
         artifacts.locate(f"{URL}/corpus/{KEY}/{inner}")
 
 

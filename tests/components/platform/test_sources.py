@@ -317,5 +317,5 @@ def test_a_name_that_leads_out_of_its_folder_is_refused(tmp_path, monkeypatch):
     stubber.add_response("list_objects_v2", listed)
     monkeypatch.setattr(s3, "translate_errors", lambda *_: nullcontext(client))
 
-    with stubber, pytest.raises(InputError, match=r"set/\.\./\.\./outside: a name that leads out of its folder"):
+    with stubber, pytest.raises(InputError, match=r"set/\.\./\.\./outside: the file name leads out of its folder"):
         sources.fetch_data("s3://models/set", tmp_path / "store")

@@ -87,7 +87,7 @@ PAIRS = {"name": "a", "format": "gettext", "path": "a.zip"}
         (
             PreparationConfig,
             {"languages": ["de", "en"], "corpora": [PAIRS] * 2},
-            "corpora names a twice, with the same",
+            "corpora contains a twice with the same",
         ),
         (PreparationConfig, {"languages": ["de"], "corpora": [TEXT | {"languages": ["fr"]}]}, "a: fr is not among"),
         (ClassificationConfig, {"mixed": 1}, "mixed: Input should be a valid boolean, not 1"),
@@ -98,7 +98,7 @@ PAIRS = {"name": "a", "format": "gettext", "path": "a.zip"}
         (
             CorpusSource,
             {"name": "a", "format": "tsv", "path": "a", "languages": ["en", "en"]},
-            "corpus a: languages names a language twice",
+            "corpus a: languages contains a language twice",
         ),
         (RegistrationConfig, {"metric": "foo/bar"}, "metric: 'foo/bar' is no metric .* give retrieval/served"),
         (RegistrationConfig, {"metric": "retrieval/best_layer"}, "metric: 'retrieval/best_layer' is no metric"),
