@@ -13,12 +13,11 @@ read again to prove that nothing leaked. Cleaning of single rows is most of the 
 """
 
 import functools
-import itertools
 import json
 import logging
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,6 +49,34 @@ _STAGED = pa.schema([row_chunks.TEXTS, row_chunks.FILE, *row_chunks.KEYS])
 
 Entry = tuple[str, str, str, str]  # corpus, language, kind, file
 Outcomes = defaultdict[Entry, Counter[str]]  # rows `read`, `kept`, and dropped for each reason
+
+
+class CleanedRow(NamedTuple):
+    """A sentence or pair after cleaning."""
+
+    corpus: str
+    languages: tuple[str, ...]
+    kind: str  # the folder of its table
+    file: str
+    texts: Sequence[str]
+    keys: Keys
+    reason_to_drop: str | None = None
+
+    @property
+    def entry(self) -> Entry:
+        return self.corpus, self.languages[-1], self.kind, self.file
+
+    @property
+    def language_pair(self) -> str:
+        """Return the languages as in file names: "en-de"; "de" for a sentence."""
+        return "-".join(self.languages)
+
+    def sides(self) -> list["CleanedRow"]:
+        """Return each side of a pair as a monolingual sentence."""
+        return [
+            self._replace(languages=(language,), kind="mono", texts=[self.texts[side]], keys=self.keys.of(side))
+            for side, language in enumerate(self.languages)
+        ]
 
 
 def prepare(config: PreparationConfig, output: Path, parallel_map: ParallelMap | None = None) -> dict[str, Any]:
@@ -135,34 +162,41 @@ def _stage(
     """
     length_ratios: defaultdict[str, Counter[int]] = defaultdict(Counter)
     paths = [[_verify_path(path, source.sha256) for path in source.paths] for source in config.corpora]
-    overlap = config.overlap if config.held_out or config.evaluation_sets else 0
-    clean = functools.partial(row_chunks.clean_rows, languages=config.languages, rules=config.cleaning, overlap=overlap)
-    sources = list(zip(config.corpora, paths, strict=True))
-    with Tables(staging, _STAGED) as staged, progress("reading", len(sources), "corpora") as advance:
-        for source, local_paths in sources:
+    with Tables(staging, _STAGED) as staged, progress("reading", len(paths), "corpora") as advance:
+        for source, local_paths in zip(config.corpora, paths, strict=True):
             source_outcomes: Outcomes = defaultdict(Counter)
             first_invalid: dict[Entry, str] = {}
-            chunks = row_chunks.chunks(formats.read(source, config.languages, config.pivot, local_paths))
-            rows = itertools.chain.from_iterable(map(tables.rows_of, parallel_map(clean, chunks)))
-            for row_languages, texts, file, reason, *digests in rows:
-                languages, keys = row_languages.split("-"), Keys(*digests)
-                entry = (source.name, languages[-1], _kind_of(source.name, languages, config), file)
-                source_outcomes[entry]["read"] += 1
-                if reason is None:
-                    staged.add(f"{source.name}/{row_languages}.parquet", (texts, file, *keys))
-                    reserved.add_row(texts, keys, source.name, config)
-                    if len(languages) == 2:
-                        length_ratios[row_languages][length_ratio.bin_of(texts)] += 1
+            for row in _read_and_clean(source, local_paths, config, parallel_map):
+                source_outcomes[row.entry]["read"] += 1
+                if row.reason_to_drop:
+                    source_outcomes[row.entry][row.reason_to_drop] += 1
+                    if row.reason_to_drop == "invalid_utf8":
+                        first_invalid.setdefault(row.entry, row.texts[0])
                     continue
-                source_outcomes[entry][reason] += 1
-                if reason == "invalid_utf8":
-                    first_invalid.setdefault(entry, texts[0])
-            _refuse_or_log(source, config.cleaning.max_invalid_utf8, source_outcomes, first_invalid)
+                staged.add(f"{row.corpus}/{row.language_pair}.parquet", (row.texts, row.file, *row.keys))
+                reserved.add_row(row.texts, row.keys, row.corpus, config)
+                if len(row.texts) == 2:
+                    length_ratios[row.language_pair][length_ratio.bin_of(row.texts)] += 1
+            _check_files(source, config.cleaning.max_invalid_utf8, source_outcomes, first_invalid)
+            _check_corpus(source, sum(source_outcomes.values(), Counter()))
             for entry, counts in source_outcomes.items():
                 outcomes[entry].update(counts)
             advance(1)
     medians = {languages: length_ratio.median_of(histogram) for languages, histogram in length_ratios.items()}
     return reserved.finalise(), medians
+
+
+def _read_and_clean(
+    source: CorpusSource, paths: Sequence[Path], config: PreparationConfig, parallel_map: ParallelMap
+) -> Iterator[CleanedRow]:
+    overlap = config.overlap if config.held_out or config.evaluation_sets else 0
+    clean = functools.partial(row_chunks.clean_rows, languages=config.languages, rules=config.cleaning, overlap=overlap)
+    chunks = row_chunks.chunks(formats.read(source, config.languages, config.pivot, paths))
+    for chunk in parallel_map(clean, chunks):
+        for language_pair, texts, file, reason, *digests in tables.rows_of(chunk):
+            languages = tuple(language_pair.split("-"))
+            kind = _kind_of(source.name, languages, config)
+            yield CleanedRow(source.name, languages, kind, file, texts, Keys(*digests), reason)
 
 
 def _kind_of(corpus: str, languages: Sequence[str], config: PreparationConfig) -> str:
@@ -186,10 +220,8 @@ def _verify_path(name: str, sha256: str | None) -> Path:
     return path
 
 
-def _refuse_or_log(
-    source: CorpusSource, max_invalid: float, outcomes: Outcomes, first_invalid: dict[Entry, str]
-) -> None:
-    """Log what was read of a corpus.
+def _check_files(source: CorpusSource, max_invalid: float, outcomes: Outcomes, first_invalid: dict[Entry, str]) -> None:
+    """Refuse a corpus with a file that is not UTF-8 or in another language than the config says.
 
     Args:
         source: the corpus.
@@ -200,34 +232,43 @@ def _refuse_or_log(
     Raises:
         EncodingError: a file has too many lines that are not UTF-8.
         InputError: a file is in another language than the config says.
-        CorpusTooSmall: no row can be used.
     """
     for entry, counts in outcomes.items():
         _, language, _, file = entry
-        rows, wrong = counts["read"], counts["wrong_script"] + counts["wrong_language"]
+        rows = counts["read"]
+        rows_in_other_languages = counts["wrong_script"] + counts["wrong_language"]
         if counts["invalid_utf8"] > max_invalid * rows:
             raise EncodingError(
                 f"{first_invalid[entry]}: invalid UTF-8 begins here, {counts['invalid_utf8']} of {rows} lines have it, "
                 f"cleaning.max_invalid_utf8 allows a share of {max_invalid:g}: convert the file to UTF-8"
             )
-        if rows >= MIN_ROWS_TO_JUDGE and wrong > MAX_WRONG_LANGUAGE * rows:
+        if rows >= MIN_ROWS_TO_JUDGE and rows_in_other_languages > MAX_WRONG_LANGUAGE * rows:
             raise InputError(
-                f"{file} (corpus {source.name}): {wrong} of {rows} rows are not in the language expected "
-                f"({language}): check its languages"
+                f"{file} (corpus {source.name}): {rows_in_other_languages} of {rows} rows are not in the language "
+                f"expected ({language}): check its languages"
             )
-    total = sum(outcomes.values(), Counter())
-    dropped = total.total() - total["read"]
-    if not total["read"] and not source.languages:  # a corpus of many languages may lack those of this run
+
+
+def _check_corpus(source: CorpusSource, counts: Counter[str]) -> None:
+    """Log the counts of a corpus; raise CorpusTooSmall if none of its rows can be used."""
+    rows = counts["read"]
+    dropped = counts.total() - rows
+    if not rows and not source.languages:  # a corpus of many languages may lack those of this run
         logger.warning("read %s: it has no row in a language of this run", source.name)
-        return
-    if total["read"] == dropped:
-        reasons = [f"{reason} {count}" for reason, count in total.most_common(4) if reason != "read"]
-        dropped_for = ", ".join(reasons) or "it has no rows"
+    elif rows == dropped:
         raise CorpusTooSmall(
-            f"corpus {source.name}: none of its {dropped} rows can be used: have=0 need=1 ({dropped_for}): check its "
-            "format, languages and columns, or remove it from the config"
+            f"corpus {source.name}: none of its {rows} rows can be used: have=0 need=1 "
+            f"({_describe(counts) or 'it has no rows'}): check its format, languages and columns, or remove it from "
+            "the config"
         )
-    logger.info("read %s: %d rows, %d dropped in cleaning", source.name, total["read"], dropped)
+    else:
+        logger.info("read %s: %d rows, %d dropped in cleaning", source.name, rows, dropped)
+
+
+def _describe(counts: Counter[str]) -> str:
+    """Return the most frequent reasons for which rows were dropped."""
+    reasons = Counter({reason: count for reason, count in counts.items() if reason not in ("read", "kept")})
+    return ", ".join(f"{reason} {count}" for reason, count in reasons.most_common(3))
 
 
 # ---------------------------------------------------------------- second pass: filter, write
@@ -244,29 +285,7 @@ def _write(
                 languages = tuple(staged.stem.split("-"))
                 kind = _kind_of(corpus, languages, config)
                 for texts, file, *digests in read_rows(staged):
-                    writer.add(CleanRow(corpus, languages, kind, file, texts, Keys(*digests)))
-
-
-class CleanRow(NamedTuple):
-    """A sentence or pair that passed cleaning."""
-
-    corpus: str
-    languages: tuple[str, ...]
-    kind: str
-    file: str
-    texts: Sequence[str]
-    keys: Keys
-
-    @property
-    def entry(self) -> Entry:
-        return self.corpus, self.languages[-1], self.kind, self.file
-
-    def sides(self) -> list["CleanRow"]:
-        """Return each side of a pair as a monolingual sentence."""
-        return [
-            self._replace(languages=(language,), kind="mono", texts=[self.texts[side]], keys=self.keys.of(side))
-            for side, language in enumerate(self.languages)
-        ]
+                    writer.add(CleanedRow(corpus, languages, kind, file, texts, Keys(*digests)))
 
 
 @dataclass
@@ -280,7 +299,7 @@ class Writer:
     outcomes: Outcomes
     seen: dict[int, int] = field(default_factory=dict)  # near key, kind and language -> digest of its text
 
-    def add(self, row: CleanRow) -> None:
+    def add(self, row: CleanedRow) -> None:
         """Write a row unless it is dropped; write a training pair also as two sentences and as labelled text."""
         reason = self._reason_to_drop(row)
         if reason:
@@ -296,16 +315,16 @@ class Writer:
                     self.outcomes[sentence.entry]["read"] += 1
                     self.keep(sentence)
 
-    def _reason_to_drop(self, row: CleanRow) -> str | None:
+    def _reason_to_drop(self, row: CleanedRow) -> str | None:
         if len(row.texts) == 2:
-            median = self.medians["-".join(row.languages)]
+            median = self.medians[row.language_pair]
             if length_ratio.exceeds(self.config.cleaning.max_length_ratio, row.texts, median):
                 return "length_ratio"
         return None if row.kind in HELD_OUT else self.reserved.reason(row.keys)
 
-    def keep(self, row: CleanRow) -> bool:
+    def keep(self, row: CleanedRow) -> bool:
         """Write a row, or count it as a duplicate; return whether it was written."""
-        scope = f"{row.kind}/{'-'.join(row.languages)}"
+        scope = f"{row.kind}/{row.language_pair}"
         near_digest = cleaning.digest(scope, *map(str, row.keys.near))
         text_digest = cleaning.digest(*map(str, row.keys.exact))
         if near_digest not in self.seen:
@@ -318,7 +337,7 @@ class Writer:
             self.tables.add(f"{scope}/{row.corpus}.parquet", tuple(row.texts))
         return outcome == "kept"
 
-    def label(self, split: str, row: CleanRow) -> None:
+    def label(self, split: str, row: CleanedRow) -> None:
         """Write each side with its corpus as the label, unless another corpus has the same text."""
         for language, text, near in zip(row.languages, row.texts, row.keys.near, strict=True):
             key = cleaning.digest("labelled", language, str(near))
@@ -348,10 +367,8 @@ def _report(outcomes: Outcomes, output: Path, pivot: str) -> dict[str, Any]:
     if (output / "labelled.parquet").is_file():
         languages["labelled"].update(split for *_, split in read_rows(output / "labelled.parquet"))
     if not languages["pairs"].total() + languages["mono"].total():
-        most = (
-            ", ".join(f"{reason} {n}" for reason, n in (totals["pairs"] + totals["mono"]).most_common(4)) or "nothing"
-        )
-        raise CorpusTooSmall(f"no training text remains: have=0 need=1 ({most}): check corpora and cleaning")
+        reasons = _describe(totals["pairs"] + totals["mono"]) or "nothing was read"
+        raise CorpusTooSmall(f"no training text remains: have=0 need=1 ({reasons}): check corpora and cleaning")
     return {
         "files": files,
         "totals": {kind: dict(sorted(counts.items())) for kind, counts in totals.items()},
