@@ -79,7 +79,7 @@ def is_lower_better(metric: str) -> bool:
 def is_share(metric: str) -> bool:
     """Return whether a metric is a share from 0 to 1, which is shown in percent."""
     task, _, name = metric.partition("/")
-    if metric == "xlco/accuracy":
+    if metric == "probe/retrieval" or metric.endswith("/accuracy"):  # curves of training
         return True
     is_task = task in TASKS or any(task in kind.presets for kind in TASKS.values())
     return is_task and name.rpartition("/")[2] not in ("best_layer", "layer", "seeds")

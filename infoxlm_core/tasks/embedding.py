@@ -76,7 +76,8 @@ def _group_by_length(features: Features, batch_size: int) -> Iterator[list[int]]
     """Yield the indices of each batch."""
     lengths = [len(feature["input_ids"]) for feature in features]
     rows: list[int] = []
-    for i in sorted(range(len(features)), key=lambda i: (-lengths[i], i)):
+    longest_first = sorted(range(len(features)), key=lambda i: -lengths[i])
+    for i in longest_first:
         if rows and (len(rows) == batch_size or lengths[i] < LEAST_FILLED * lengths[rows[0]]):
             yield rows
             rows = []

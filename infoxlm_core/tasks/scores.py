@@ -22,7 +22,7 @@ class _Development(TypedDict):
 
 
 @outside.allow_extra_keys
-class _StoredScores(TypedDict):
+class _TrialScores(TypedDict):
     """The content of scores.json, whatever the task."""
 
     task: str
@@ -93,7 +93,7 @@ class Scores:
         required = ("task", "languages", "mean", "counts", "test_set")
         if missing := [name for name in required if not values.get(name)]:
             raise InputError(f"{where} has no {', '.join(missing)}. Measure the model again.")
-        outside.validate(dict(values), _StoredScores, where, "measure the model again")
+        outside.validate(dict(values), _TrialScores, where, "measure the model again")
         fields = set(cls.__dataclass_fields__) - {"details", "outcomes"}
         details = {name: value for name, value in values.items() if name not in fields}
         return cls(**{name: value for name, value in values.items() if name in fields}, details=details)

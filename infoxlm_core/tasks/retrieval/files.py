@@ -87,18 +87,21 @@ def _find_pairs(files: Sequence[Path], pivot: str) -> dict[str, Callable[[], Sid
         match = _PAIR_FILE.fullmatch(path.name)
         if not match or _is_same(match["a"], pivot) == _is_same(match["b"], pivot):
             continue
-        pivot_code, other = (match["a"], match["b"]) if _is_same(match["a"], pivot) else (match["b"], match["a"])
+        pivot_code, other = match["a"], match["b"]
+        if not _is_same(pivot_code, pivot):
+            pivot_code, other = other, pivot_code
         if match["side"] == "tsv":
             reader = partial(_read_table, path, swapped=pivot_code == match["b"])
         elif match["side"] in (pivot_code, other):
-            first, second = (path.with_name(f"{match['pair']}.{code}") for code in (pivot_code, other))
-            for side in (first, second):
+            pivot_file = path.with_name(f"{match['pair']}.{pivot_code}")
+            other_file = path.with_name(f"{match['pair']}.{other}")
+            for side in (pivot_file, other_file):
                 if not side.is_file():
                     raise InputError(f"{path}: {side.name} is missing beside it. Give both sides.")
-            if path == first:
+            if path == pivot_file:  # the pair is added once, when its other file is listed
                 continue
             xtreme = match["pair"] == f"{other}-{pivot_code}"  # XTREME's names have the pivot last
-            reader = partial(_read_sides, first, second, may_be_sorted=xtreme)
+            reader = partial(_read_sides, pivot_file, other_file, may_be_sorted=xtreme)
         else:
             continue
         _add(paths, other, path)

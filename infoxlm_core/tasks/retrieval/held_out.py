@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 from torch import Tensor
@@ -14,7 +14,7 @@ from infoxlm_core.config import EvaluationConfig
 from infoxlm_core.model.huggingface.any_encoder import describe, load_encoder, served_space
 from infoxlm_core.tasks.embedding import POOLINGS, VectorSpec, embed
 from infoxlm_core.tasks.questions import Questions, digest_question
-from infoxlm_core.tasks.retrieval.nearest import Vectors, mark_hits, search, share
+from infoxlm_core.tasks.retrieval.nearest import Nearest, Vectors, mark_hits, search, share
 from infoxlm_core.tasks.scores import Scores, mean_over
 
 if TYPE_CHECKING:
@@ -22,6 +22,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 Hits = Mapping[str, Tensor]  # direction -> (N,) bool, whether each question was answered correctly
+
+
+class VectorScores(NamedTuple):
+    """How often the translations are found with one vector."""
+
+    hits: Mapping[str, Hits]  # by language
+    languages: Mapping[str, dict[str, Any]]  # language -> the result of `score`
+    mean: Mapping[str, Any]  # over languages
 
 
 def measure(questions: Questions, directory: Path, config: EvaluationConfig) -> Scores:
@@ -41,32 +49,41 @@ def measure(questions: Questions, directory: Path, config: EvaluationConfig) -> 
         sides = _subtract_centres(sides, served, centred, questions.pivot, centres)
         specs.append(centred)
     nearest = search(sides)
-    subsets = {language: questions.select_unshared(language) for language in nearest}
-    hits: dict[VectorSpec, dict[str, Hits]] = {}
-    rows: dict[VectorSpec, dict[str, dict[str, Any]]] = {}
-    for spec in specs:
-        hits[spec] = {language: mark_hits(by_spec[spec]) for language, by_spec in nearest.items()}
-        rows[spec] = {language: score(hits[spec][language], subsets[language]) for language in nearest}
-    means = {spec: mean_over(rows[spec]) for spec in specs}
-
-    best = max((spec for spec in specs if spec != centred), key=lambda spec: means[spec]["mean"])  # the first of equals
-    logger.info("%s: retrieval %.4f (%s, layer %d)", directory, means[served]["mean"], *served)
+    results = {spec: _score_vector(spec, nearest, questions) for spec in specs}
+    candidates = [spec for spec in specs if spec != centred]
+    best = max(candidates, key=lambda spec: results[spec].mean["mean"])  # the first of equals
+    logger.info("%s: retrieval %.4f (%s, layer %d)", directory, results[served].mean["mean"], *served)
+    by_layer = {}
+    for pooling in POOLINGS:
+        by_layer[pooling] = [results[VectorSpec(pooling, layer)].mean["mean"] for layer in layers]
     details = {
         "served": served._asdict(),
-        "best": {**best._asdict(), **means[best], "languages": rows[best]},
+        "best": {**best._asdict(), **results[best].mean, "languages": results[best].languages},
         "chance": fmean(1 / len(drawn) for drawn in questions.pairs.values()),
-        "by_layer": {pooling: [means[VectorSpec(pooling, layer)]["mean"] for layer in layers] for pooling in POOLINGS},
+        "by_layer": by_layer,
         "encoder": describe(model),
     }
-    reported = {"served": hits[served], "best": hits[best]}
-    if questions.training_text:
-        details["centred"] = {**means[centred], "languages": rows[centred]}
-        reported["centred"] = hits[centred]
-    counts = {language: len(drawn) for language, drawn in questions.pairs.items()}
-    outcomes = tabulate(questions, reported)
+    reported = {"served": results[served].hits, "best": results[best].hits}
+    if centred in results:
+        details["centred"] = {**results[centred].mean, "languages": results[centred].languages}
+        reported["centred"] = results[centred].hits
     return Scores(
-        "retrieval", rows[served], means[served], counts, questions.digest, details=details, outcomes=outcomes
+        "retrieval",
+        results[served].languages,
+        results[served].mean,
+        counts={language: len(drawn) for language, drawn in questions.pairs.items()},
+        test_set=questions.digest,
+        details=details,
+        outcomes=tabulate(questions, reported),
     )
+
+
+def _score_vector(
+    spec: VectorSpec, nearest: Mapping[str, Mapping[VectorSpec, Nearest]], questions: Questions
+) -> VectorScores:
+    hits = {language: mark_hits(by_spec[spec]) for language, by_spec in nearest.items()}
+    rows = {language: score(hits[language], questions.select_unshared(language)) for language in nearest}
+    return VectorScores(hits, rows, mean_over(rows))
 
 
 def _embed(

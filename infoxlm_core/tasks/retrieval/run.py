@@ -92,15 +92,20 @@ def parse_vector(vector: str, model: "Model", encoder: Path) -> list[VectorSpec]
     Raises:
         InputError: the model does not have the layer, or was not contrasted.
     """
-    pooling, _, name = vector.partition("@")
-    last, space = model.config.num_hidden_layers, contrast_space(model)
-    if space is None and "contrast" in (pooling, name):
-        raise InputError(f"{encoder}: config.json names no contrast layer (infoxlm): leave {vector} out of vectors")
-    layers = range(space[0], space[0] + 1) if space and pooling == "contrast" else range(last + 1)
-    if name == "best":
+    pooling, _, layer_name = vector.partition("@")
+    last_layer = model.config.num_hidden_layers
+    layers = range(last_layer + 1)
+    layer_of_name = {"last": last_layer}
+    if "contrast" in (pooling, layer_name):
+        space = contrast_space(model)
+        if space is None:
+            raise InputError(f"{encoder}: config.json names no contrast layer (infoxlm): leave {vector} out of vectors")
+        layer_of_name["contrast"] = space[0]
+        if pooling == "contrast":  # the projection was trained for this layer only
+            layers = range(space[0], space[0] + 1)
+    if layer_name == "best":
         return [VectorSpec(pooling, layer) for layer in layers]
-    named = {"last": last, "contrast": space[0] if space else -1}
-    layer = named[name] if name in named else int(name)
+    layer = layer_of_name[layer_name] if layer_name in layer_of_name else int(layer_name)
     if layer not in layers:
         raise InputError(f"{encoder} has no vector {vector}: its layers are {layers[0]} to {layers[-1]}")
     return [VectorSpec(pooling, layer)]

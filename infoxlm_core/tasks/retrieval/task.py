@@ -59,19 +59,36 @@ class Retrieval(Task[RetrievalConfig]):
         In a suite the mean is `PREFIX/mean`, and metrics of all vectors but the first also have the vector's name:
         `PREFIX/cls-last/mean`.
         """
-        pivot, details = settings.pivot, scores.details
-        names = {"to_pivot": f"xx_{pivot}", "from_pivot": f"{pivot}_xx"}
-        flat = {code: row["mean"] for code, row in scores.languages.items()}
-        if "vectors" not in details:
-            best = details["best"]
-            flat |= {name: scores.mean[direction] for direction, name in names.items()}
-            flat |= {"served": scores.mean["mean"], "no_overlap": scores.mean["no_overlap"]}
-            flat |= {"best": best["mean"], "best_layer": best["layer"], "chance": details["chance"]}
-            flat["centred"] = details.get("centred", {}).get("mean")
-            return finite({f"{prefix}/{name}": value for name, value in flat.items()})
-        for rank, (vector, cells) in enumerate(details["vectors"].items()):
-            vector_prefix = f"{vector.replace('@', '-')}/" if rank else ""
-            flat |= {f"{vector_prefix}{name}": cells["mean"][direction] for direction, name in names.items()}
-            flat[f"{vector_prefix}mean"] = cells["mean"]["mean"]
-            flat[f"{vector_prefix}best_layer" if vector.endswith("@best") else f"{vector_prefix}layer"] = cells["layer"]
-        return finite(self._name_common(scores, prefix) | {f"{prefix}/{name}": value for name, value in flat.items()})
+        names = {"to_pivot": f"xx_{settings.pivot}", "from_pivot": f"{settings.pivot}_xx"}
+        values: dict[str, Any] = {code: row["mean"] for code, row in scores.languages.items()}
+        if "vectors" in scores.details:
+            values |= _name_vectors(scores.details["vectors"], names)
+        else:
+            values |= _name_held_out(scores, names)
+        return finite(self._name_common(scores, prefix) | {f"{prefix}/{name}": value for name, value in values.items()})
+
+
+def _name_held_out(scores: Scores, names: Mapping[str, str]) -> dict[str, Any]:
+    """Return the means of an evaluation by name; `names` maps a direction to its name."""
+    details = scores.details
+    values: dict[str, Any] = {name: scores.mean[direction] for direction, name in names.items()}
+    values["served"] = scores.mean["mean"]
+    values["no_overlap"] = scores.mean["no_overlap"]
+    values["best"] = details["best"]["mean"]
+    values["best_layer"] = details["best"]["layer"]
+    values["chance"] = details["chance"]
+    if "centred" in details:
+        values["centred"] = details["centred"]["mean"]
+    return values
+
+
+def _name_vectors(vectors: Mapping[str, Mapping[str, Any]], names: Mapping[str, str]) -> dict[str, Any]:
+    """Return the means of every vector of a suite by name; the names of the first vector have no prefix."""
+    values: dict[str, Any] = {}
+    for rank, (vector, cells) in enumerate(vectors.items()):
+        prefix = f"{vector.replace('@', '-')}/" if rank else ""
+        layer_name = "best_layer" if vector.endswith("@best") else "layer"
+        values |= {f"{prefix}{name}": cells["mean"][direction] for direction, name in names.items()}
+        values[f"{prefix}mean"] = cells["mean"]["mean"]
+        values[f"{prefix}{layer_name}"] = cells["layer"]
+    return values

@@ -61,6 +61,8 @@ def test_shares_are_shown_in_percent_and_deviations_with_the_decimals_of_their_m
         ("retrieval/served", True, "↑"),
         ("xnli/transfer_gap", True, "↓"),
         ("retrieval/best_layer", False, "↑"),
+        ("probe/retrieval", True, "↑"),
+        ("train/accuracy", True, "↑"),
         ("perplexity/mean", False, "↓"),
         ("loss/mlm", False, "↓"),
     ],

@@ -178,9 +178,8 @@ def test_centred_vectors_have_the_mean_of_training_text_removed_and_never_that_o
     chinese = torch.nn.functional.normalize(embed(questions["target"].tolist()) - centres["zh"], dim=1)
     cosines, right = english @ chinese.T, torch.arange(60)
     expected = ((cosines.argmax(dim=1) == right).double().mean() + (cosines.argmax(dim=0) == right).double().mean()) / 2
-    centred = json.loads((tmp_path / "out/scores.json").read_text())["models"]["InfoXLM"]["tasks"]["retrieval"][
-        "centred"
-    ]
+    scores = json.loads((tmp_path / "out/scores.json").read_text())
+    centred = scores["models"]["InfoXLM"]["tasks"]["retrieval"]["centred"]
     assert centred["languages"]["zh"]["mean"] == pytest.approx(expected.item(), abs=0.02)
     assert metrics["retrieval/centred"] == centred["mean"] != metrics["retrieval/served"]
     assert metrics["retrieval/served"] == evaluated[1]["retrieval/served"]
