@@ -4,6 +4,7 @@ Our corpora have no document boundaries, so 32 consecutive sentences of a corpus
 `</s>` serve as [CLS] and [SEP].
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
@@ -22,12 +23,12 @@ from infoxlm_core.model.encoder import EncoderSize, pool
 from infoxlm_core.model.heads import MaskedLMHead
 from infoxlm_core.model.huggingface import pretrained
 from infoxlm_core.model.objectives import cross_entropy
-from infoxlm_core.systems.text_batches import Samples, TextBatch, TextSampler, from_zero
+from infoxlm_core.systems.text_batches import Samples, TextBatch, TextSampler, positions_from_zero
 from infoxlm_core.systems.text_learner import Loss, TextNetwork
 from infoxlm_core.systems.text_system import TextSystem
 
-DOCUMENT = 32  # sentences of a document
-SHORTER = 0.1  # share of samples with a random target length, so that short sequences occur
+DOCUMENT_SENTENCES = 32
+SHORT_SHARE = 0.1  # share of samples with a random target length, so that short sequences occur
 
 
 class BERT(TextNetwork):
@@ -40,12 +41,15 @@ class BERT(TextNetwork):
         self.follows = nn.Linear(size.hidden, 2)
 
     def states(self, batch: TextBatch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Return the head's states at the batch's rows, and (sequences, 2) logits of NSP: follows (0), or not (1)."""
+        """Compute the states of the targets, and the logits (sequences, 2) of NSP: follows (0), or not (1)."""
         hidden = self.encoder.embed(batch.ids, batch.positions, batch.types)
         hidden = self.encoder.run(hidden, batch.lengths, 0, self.encoder.size.layers)  # (T, d)
-        pooled = torch.tanh(self.pooler(pool(hidden, batch.lengths, "cls")))
-        rows = batch.rows if batch.answered is None else batch.rows[batch.answered]
-        return self.head.states(hidden[rows]), self.head.bias, {"nsp": self.follows(pooled)}
+        first_tokens = pool(hidden, batch.lengths, "cls")  # (sequences, d)
+        nsp_logits = self.follows(torch.tanh(self.pooler(first_tokens)))
+        target_rows = batch.target_rows
+        if batch.answered is not None:
+            target_rows = target_rows[batch.answered]
+        return self.head.states(hidden[target_rows]), self.head.bias, {"nsp": nsp_logits}
 
 
 class BERTSampler(TextSampler):
@@ -56,103 +60,156 @@ class BERTSampler(TextSampler):
 
     def __init__(self, shards: Shards, config: PretrainingConfig) -> None:
         super().__init__(shards, config)
-        names = sorted(shards.mono)
-        self.tables = [table for name in names for table in shards.mono[name]]
-        self.language = np.array([number for number, name in enumerate(names) for _ in shards.mono[name]])
-        self.documents = np.array([-(-len(table) // DOCUMENT) for table in self.tables], np.int64)
-        for number, name in enumerate(names):
-            count = int(self.documents[self.language == number].sum())
+        languages = sorted(shards.mono)
+        if not languages:
+            raise CorpusTooSmall("next sentences need monolingual text: have=0 need=2 documents; add text")
+        self.tables: list[Table] = []
+        language_of_table: list[int] = []
+        sentence_counts: list[list[int]] = []  # of each language, of each corpus
+        for number, language in enumerate(languages):
+            tables = shards.mono[language]
+            self.tables += tables
+            language_of_table += [number] * len(tables)
+            sentence_counts.append([len(table) for table in tables])
+        self.language_of_table = np.array(language_of_table)
+        self.document_counts = np.array([math.ceil(len(table) / DOCUMENT_SENTENCES) for table in self.tables], np.int64)
+        self._check_amount_of_text(languages)
+        self.sampler = TableSampler(sentence_counts, config.batches.alpha)
+
+    def _check_amount_of_text(self, languages: Sequence[str]) -> None:
+        for number, language in enumerate(languages):
+            count = int(self.document_counts[self.language_of_table == number].sum())
             if count < 2:
                 raise CorpusTooSmall(
-                    f"next sentences need two documents of {DOCUMENT} sentences of each language: {name} have={count} "
-                    "need=2; add text or remove the language"
+                    f"next sentences need two documents of {DOCUMENT_SENTENCES} sentences of each language: "
+                    f"{language} have={count} need=2; add text or remove the language"
                 )
-        if not names:
-            raise CorpusTooSmall("next sentences need monolingual text: have=0 need=2 documents; add text")
-        self.sampler = TableSampler(
-            [[len(table) for table in shards.mono[name]] for name in names], config.batches.alpha
-        )
 
     def draw(self, step: int, shard: int) -> Samples:
         """Return the samples of a virtual shard at a step."""
         rng = generator(self.config.seed, step, shard, "bert")
-        drawn = zip(*self.sampler.draw(self.per_shard, rng), strict=True)
-        first, second, labels = zip(*(self._pair(int(table), int(row), rng) for table, row in drawn), strict=True)
-        sides = [Sequences(np.concatenate(side), np.array([len(part) for part in side])) for side in (first, second)]
-        sequences = lay_out(*sides)
-        positions = from_zero(sequences.lengths)
-        in_second_part = positions >= np.repeat(sides[0].lengths + 2, sequences.lengths)  # after the first [SEP]
-        seen, rows = self.mask(sequences, generator(self.config.seed, step, shard, "bert mask"))
+        mask_rng = generator(self.config.seed, step, shard, "bert mask")
+        first_parts, second_parts, labels = [], [], []
+        tables, rows = self.sampler.draw(self.per_shard, rng)
+        for table, row in zip(tables.tolist(), rows.tolist(), strict=True):
+            first_part, second_part, label = self._draw_pair(table, row, rng)
+            first_parts.append(first_part)
+            second_parts.append(second_part)
+            labels.append(label)
+        first, second = _pack(first_parts), _pack(second_parts)
+        sequences = lay_out(first, second)  # [CLS] a [SEP] b [SEP]
+        positions = positions_from_zero(sequences.lengths)
+        second_starts = np.repeat(first.lengths + 2, sequences.lengths)  # (T,) after [CLS], the first part and [SEP]
+        segments = (positions >= second_starts).astype(np.int64)  # (T,) token types: 0 in the first part, else 1
+        masked_ids, target_rows = self.mask(sequences, mask_rng)
         return Samples(
-            "mlm",
-            Sequences(seen, sequences.lengths),
-            positions,
-            in_second_part.astype(np.int64),
-            rows,
-            sequences.flat[rows],
-            {"nsp": np.array(labels, np.int64)},
+            objective="mlm",
+            inputs=Sequences(masked_ids, sequences.lengths),
+            positions=positions,
+            types=segments,
+            target_rows=target_rows,
+            target_ids=sequences.flat[target_rows],
+            labels={"nsp": np.array(labels, np.int64)},
         )
 
-    def _pair(self, table: int, row: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, int]:
-        """Return both parts without special tokens, and the label: 0 if the second part follows, else 1.
+    def _draw_pair(self, table: int, row: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, int]:
+        """Draw the two parts of a sample that starts at a sentence of a table.
 
         No sample starts with the last sentence of a document, unless it is the only one.
+
+        Returns:
+            The tokens of both parts without special tokens, and the label: 0 if the second part follows, else 1.
         """
-        limit = self.config.batches.block_tokens - 3  # without [CLS] and two [SEP]
-        target = int(rng.integers(2, limit + 1)) if rng.random() < SHORTER else limit
-        first, last = self._document(table, row // DOCUMENT)
-        row = max(first, min(row, last - 2))
-        end = _until(self.tables[table], row, last, target)
-        middle = int(rng.integers(row + 1, end)) if end - row > 1 else end
-        label = int(end - row == 1 or rng.random() < 0.5)
-        a = _read(self.tables[table], row, middle)
-        if label:
-            other, document = self._other(table, row // DOCUMENT, rng)
-            first, last = self._document(other, document)
-            start = int(rng.integers(first, last))
-            b = _read(self.tables[other], start, _until(self.tables[other], start, last, target - len(a)))
+        max_tokens = self.config.batches.block_tokens - 3  # without [CLS] and two [SEP]
+        target_tokens = max_tokens
+        if rng.random() < SHORT_SHARE:
+            target_tokens = int(rng.integers(2, max_tokens + 1))
+        document = row // DOCUMENT_SENTENCES
+        document_start, document_end = self._document_rows(table, document)
+        start = max(document_start, min(row, document_end - 2))
+        end = _find_end(self.tables[table], start, document_end, target_tokens)
+        middle = end
+        if end - start > 1:
+            middle = int(rng.integers(start + 1, end))
+        is_random_continuation = end - start == 1 or rng.random() < 0.5
+        first_part = _read_tokens(self.tables[table], start, middle)
+        if is_random_continuation:
+            second_part = self._draw_continuation(table, document, target_tokens - len(first_part), rng)
         else:
-            b = _read(self.tables[table], middle, end)
-        return *truncate(a, b, limit, rng), label
+            second_part = _read_tokens(self.tables[table], middle, end)
+        first_part, second_part = truncate(first_part, second_part, max_tokens, rng)
+        return first_part, second_part, int(is_random_continuation)
 
-    def _document(self, table: int, document: int) -> tuple[int, int]:
-        """Return the first row of a document, and the row after its last."""
-        return document * DOCUMENT, min((document + 1) * DOCUMENT, len(self.tables[table]))
+    def _draw_continuation(self, table: int, document: int, tokens: int, rng: np.random.Generator) -> np.ndarray:
+        """Return about so many tokens from a random sentence on, of another document of the same language."""
+        other_table, other_document = self._draw_other_document(table, document, rng)
+        document_start, document_end = self._document_rows(other_table, other_document)
+        start = int(rng.integers(document_start, document_end))
+        end = _find_end(self.tables[other_table], start, document_end, tokens)
+        return _read_tokens(self.tables[other_table], start, end)
 
-    def _other(self, table: int, document: int, rng: np.random.Generator) -> tuple[int, int]:
-        """Draw another document of the same language; return its table and number."""
-        tables = np.flatnonzero(self.language == self.language[table])
-        counts = self.documents[tables]
-        current = counts[tables < table].sum() + document  # its number among all documents of the language
-        other = int(rng.integers(0, counts.sum() - 1))
-        other += int(other >= current)
-        index = int(np.searchsorted(counts.cumsum(), other, side="right"))
-        return int(tables[index]), other - int(counts[:index].sum())
+    def _document_rows(self, table: int, document: int) -> tuple[int, int]:
+        """Return the first row of a document, and the row after its last row."""
+        start = document * DOCUMENT_SENTENCES
+        return start, min(start + DOCUMENT_SENTENCES, len(self.tables[table]))
+
+    def _draw_other_document(self, table: int, document: int, rng: np.random.Generator) -> tuple[int, int]:
+        """Draw another document of the same language; return its table, and its number in that table."""
+        tables = np.flatnonzero(self.language_of_table == self.language_of_table[table])
+        counts = self.document_counts[tables]
+        # Number all documents of the language, draw a number other than the current one, and find its table.
+        current = counts[tables < table].sum() + document
+        drawn = int(rng.integers(0, counts.sum() - 1))
+        if drawn >= current:
+            drawn += 1
+        index = int(np.searchsorted(counts.cumsum(), drawn, side="right"))
+        documents_before = int(counts[:index].sum())
+        return int(tables[index]), drawn - documents_before
 
 
-def _until(table: Table, row: int, last: int, tokens: int) -> int:
-    """Return the end row of the shortest run of sentences from `row` on with `tokens` tokens; at most `last`."""
-    pieces = table.offsets[row + 1 : last + 1] - table.offsets[row] - np.arange(1, last - row + 1)  # without </s>
-    return row + 1 + min(int(np.searchsorted(pieces, tokens)), last - row - 1)
+def _pack(parts: list[np.ndarray]) -> Sequences:
+    """Put the tokens of several parts end to end."""
+    return Sequences(np.concatenate(parts), np.array([len(part) for part in parts]))
 
 
-def _read(table: Table, first: int, last: int) -> np.ndarray:
-    """Return the tokens of sentences without their `</s>`."""
-    tokens = table.tokens[table.offsets[first] : table.offsets[last]].astype(np.int64)
+def _find_end(table: Table, start: int, document_end: int, tokens: int) -> int:
+    """Return the end row of the shortest run of sentences from `start` on with `tokens` tokens.
+
+    The run has at least one sentence, and ends at the latest at `document_end`.
+    """
+    sentence_counts = np.arange(1, document_end - start + 1)
+    stored_tokens = table.offsets[start + 1 : document_end + 1] - table.offsets[start]
+    run_tokens = stored_tokens - sentence_counts  # tokens of the run that ends after each sentence, without </s>
+    shorter_runs = int(np.searchsorted(run_tokens, tokens))
+    return min(start + 1 + shorter_runs, document_end)
+
+
+def _read_tokens(table: Table, start: int, end: int) -> np.ndarray:
+    """Return the tokens of the rows from `start` to before `end`, without their `</s>`."""
+    tokens = table.tokens[table.offsets[start] : table.offsets[end]].astype(np.int64)
     return tokens[tokens != EOS]
 
 
-def truncate(a: np.ndarray, b: np.ndarray, limit: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Drop tokens of the longer part, from either end with equal chance, until both together have `limit` tokens."""
-    drops = [0, 0]
-    for _ in range(len(a) + len(b) - limit):
-        longer = 0 if len(a) - drops[0] > len(b) - drops[1] else 1
-        drops[longer] += 1
-    parts = []
-    for part, drop in zip((a, b), drops, strict=True):
-        front = int(rng.binomial(drop, 0.5))
-        parts.append(part[front : len(part) - (drop - front)])
-    return parts[0], parts[1]
+def truncate(
+    first: np.ndarray, second: np.ndarray, max_tokens: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Shorten two parts of a sample until both together have `max_tokens` tokens.
+
+    As in BERT, each dropped token is of the part that is longer at that time, from its front or back with equal chance.
+    """
+    first_length, second_length = len(first), len(second)
+    while first_length + second_length > max_tokens:
+        if first_length > second_length:
+            first_length -= 1
+        else:
+            second_length -= 1
+    return _drop_at_ends(first, first_length, rng), _drop_at_ends(second, second_length, rng)
+
+
+def _drop_at_ends(tokens: np.ndarray, length: int, rng: np.random.Generator) -> np.ndarray:
+    """Keep `length` tokens; each dropped token is at the front with probability one half."""
+    dropped_at_front = int(rng.binomial(len(tokens) - length, 0.5))
+    return tokens[dropped_at_front : dropped_at_front + length]
 
 
 class BERTSystem(TextSystem):

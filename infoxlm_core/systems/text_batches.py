@@ -18,15 +18,15 @@ from infoxlm_core.model import devices
 
 @dataclass(frozen=True)
 class Samples:
-    """The packed samples of one virtual shard at a step, in NumPy."""
+    """The packed samples of one virtual shard at a step, as NumPy arrays."""
 
-    objective: str  # of the predictions at `rows`: mlm, tlm or clm
-    seen: Sequences  # token ids with masks
+    objective: str  # the objective of the targets: mlm, tlm or clm
+    inputs: Sequences  # token ids, some of them masked
     positions: np.ndarray  # (T,)
     types: np.ndarray  # (T,)
-    rows: np.ndarray  # (N,) positions to predict, ascending
-    answers: np.ndarray  # (N,) token ids at the rows
-    labels: Mapping[str, np.ndarray] = field(default_factory=dict)  # objective -> (sequences,) labels
+    target_rows: np.ndarray  # (N,) rows to predict, ascending
+    target_ids: np.ndarray  # (N,) token ids to predict at these rows
+    labels: Mapping[str, np.ndarray] = field(default_factory=dict)  # sentence objective -> (sequences,) labels
 
 
 @dataclass(frozen=True)
@@ -34,33 +34,34 @@ class TextBatch:
     """One micro-batch of `Samples` as tensors."""
 
     objective: str
-    ids: Tensor
-    positions: Tensor
-    types: Tensor
-    lengths: tuple[int, ...]
-    rows: Tensor
-    row_counts: tuple[int, ...]  # rows in each sequence
-    answers: Tensor
-    labels: Mapping[str, Tensor]
+    ids: Tensor  # (T,) token ids, some of them masked
+    positions: Tensor  # (T,)
+    types: Tensor  # (T,)
+    lengths: tuple[int, ...]  # tokens of each sequence
+    target_rows: Tensor  # (N,) rows to predict, ascending; on GPUs also a row of each sequence without target
+    target_counts: tuple[int, ...]  # number of these rows in each sequence
+    target_ids: Tensor  # (N,) token ids to predict
+    labels: Mapping[str, Tensor]  # sentence objective -> (sequences,) labels
     rng_key: tuple[int, int, int] = (0, 0, 0)  # step, virtual shard, number of the micro-batch: seed of dropout
     flops: float = 0.0  # necessary FLOPs, see `must_do_flops`
-    answered: Tensor | None = None  # (N,) rows that have an answer; None: all
+    answered: Tensor | None = None  # (N,) indices of the rows that have a target; None: all rows have one
 
     @property
     def counts(self) -> dict[str, float]:
-        """Targets of each objective, tokens and FLOPs."""
+        """The numbers of targets of each objective, of tokens and of FLOPs."""
         return {
-            self.objective: len(self.answers),
+            self.objective: len(self.target_ids),
             **{name: len(labels) for name, labels in self.labels.items()},
             "tokens": len(self.ids),
             "flops": self.flops,
         }
 
     def to(self, device: torch.device) -> "TextBatch":
+        """Copy the batch to a device; on a GPU every sequence gets a row, which FlashAttention 3 requires."""
         batch = self
         if device.type == "cuda":
-            rows, counts, answered = give_each_a_row(self.rows, self.row_counts, self.lengths)
-            batch = replace(self, rows=rows, row_counts=counts, answered=answered)
+            rows, counts, answered = give_each_a_row(self.target_rows, self.target_counts, self.lengths)
+            batch = replace(self, target_rows=rows, target_counts=counts, answered=answered)
         moved: dict[str, Any] = {}
         for name, value in vars(batch).items():
             if isinstance(value, Tensor):
@@ -70,27 +71,35 @@ class TextBatch:
 
 
 def micro_batches(samples: Samples, size: int, step: int, shard: int) -> list[TextBatch]:
-    """Cut a virtual shard's samples into packed micro-batches of at most `size` sequences."""
-    lengths = samples.seen.lengths
-    return [_pack(samples, slice(i, i + size), (step, shard, i // size)) for i in range(0, len(lengths), size)]
+    """Split a virtual shard's samples into packed micro-batches of at most `size` sequences."""
+    batches = []
+    sequence_count = len(samples.inputs.lengths)
+    for number, first in enumerate(range(0, sequence_count, size)):
+        end = min(first + size, sequence_count)
+        batches.append(_pack(samples, first, end, rng_key=(step, shard, number)))
+    return batches
 
 
-def _pack(samples: Samples, part: slice, rng_key: tuple[int, int, int]) -> TextBatch:
-    ends = np.concatenate([[0], samples.seen.lengths.cumsum()])
-    start, stop, _ = part.indices(len(samples.seen.lengths))
-    first, last = ends[start], ends[stop]
-    mine = slice(*np.searchsorted(samples.rows, [first, last]))
-    owner = np.searchsorted(ends, samples.rows[mine], side="right") - 1 - start
+def _pack(samples: Samples, first: int, end: int, rng_key: tuple[int, int, int]) -> TextBatch:
+    """Return the micro-batch of the sequences from number `first` to before `end`."""
+    lengths = samples.inputs.lengths[first:end]
+    first_token = int(samples.inputs.lengths[:first].sum())
+    end_token = first_token + int(lengths.sum())
+    tokens = slice(first_token, end_token)
+    first_target, end_target = np.searchsorted(samples.target_rows, [first_token, end_token])
+    targets = slice(first_target, end_target)
+    target_rows = samples.target_rows[targets] - first_token
+    sequence_of_target = np.searchsorted(lengths.cumsum(), target_rows, side="right")
     return TextBatch(
         objective=samples.objective,
-        ids=torch.from_numpy(samples.seen.flat[first:last]),
-        positions=torch.from_numpy(samples.positions[first:last]),
-        types=torch.from_numpy(samples.types[first:last]),
-        lengths=tuple(samples.seen.lengths[part].tolist()),
-        rows=torch.from_numpy(samples.rows[mine] - first),
-        row_counts=tuple(np.bincount(owner, minlength=stop - start).tolist()),
-        answers=torch.from_numpy(samples.answers[mine]),
-        labels={name: torch.from_numpy(labels[part]) for name, labels in samples.labels.items()},
+        ids=torch.from_numpy(samples.inputs.flat[tokens]),
+        positions=torch.from_numpy(samples.positions[tokens]),
+        types=torch.from_numpy(samples.types[tokens]),
+        lengths=tuple(lengths.tolist()),
+        target_rows=torch.from_numpy(target_rows),
+        target_counts=tuple(np.bincount(sequence_of_target, minlength=len(lengths)).tolist()),
+        target_ids=torch.from_numpy(samples.target_ids[targets]),
+        labels={name: torch.from_numpy(labels[first:end]) for name, labels in samples.labels.items()},
         rng_key=rng_key,
     )
 
@@ -99,6 +108,7 @@ class TextSampler(StepSampler):
     """Draws the samples of a virtual shard at a step: a pure function of (seed, step, shard)."""
 
     def draw(self, step: int, shard: int) -> Samples:
+        """Return the samples of a virtual shard at a step."""
         raise NotImplementedError
 
     def kind_of(self, step: int) -> str:  # noqa: ARG002
@@ -108,15 +118,21 @@ class TextSampler(StepSampler):
 
 def languages_of(shards: Shards) -> list[str]:
     """Return all languages of texts and pairs in alphabetical order; the index of a language is its number."""
-    return sorted({*shards.mono, *(side for name in shards.pairs for side in name.split("-"))})
+    languages = set(shards.mono)
+    for pair in shards.pairs:
+        languages.update(pair.split("-"))
+    return sorted(languages)
 
 
 def wrap(segments: Sequences) -> Sequences:
     """Return `</s> segment </s>` for each segment, such as one side of an XLM pair."""
-    end = np.array([EOS])
-    return Sequences(end_to_end([part for row in segments.rows for part in (end, row, end)]), segments.lengths + 2)
+    separator = np.array([EOS])
+    parts = []
+    for segment in segments.rows:
+        parts += [separator, segment, separator]
+    return Sequences(end_to_end(parts), segments.lengths + 2)
 
 
-def from_zero(lengths: np.ndarray) -> np.ndarray:
+def positions_from_zero(lengths: np.ndarray) -> np.ndarray:
     """Return positions (T,) that restart at 0 in every sequence, from lengths (N,)."""
     return positions(lengths) - FIRST_POSITION

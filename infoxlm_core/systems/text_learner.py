@@ -30,32 +30,40 @@ class TextNetwork(nn.Module):
         self.encoder = Encoder(size, dropout)
 
     def states(self, batch: TextBatch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Return (N, d) states at the batch's rows, the output bias (V,), and the logits of sentence objectives.
+        """Compute what the losses are computed from.
 
-        The logits of a row are its state times the word embeddings, plus the bias. Those of sentence objectives are
-        (sequences, …), by the name of the objective.
+        Returns:
+            The states (N, d) at the batch's target rows, the output bias (V,), and the logits (sequences, …) of each
+            sentence objective. The logits of a target are its state times the word embeddings, plus the bias.
         """
         raise NotImplementedError
 
     def logits(self, batch: TextBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return (N, V) logits at the batch's rows, and those of sentence objectives."""
+        """Return the logits (N, V) of the batch's targets, and those of sentence objectives."""
         states, bias, sentence_logits = self.states(batch)
         return F.linear(states, self.encoder.token_embedding.weight, bias), sentence_logits
 
     def forward(
         self, batch: TextBatch, scale: Tensor | None = None
     ) -> tuple[Tensor | None, Tensor | None, dict[str, Tensor]]:
-        """Compute the losses of the rows without (N, V) logits.
+        """Compute the losses of the targets without storing their (N, V) logits.
+
+        Args:
+            batch: on the network's device.
+            scale: (N,) factor of each target in the loss; None: the losses of the targets are not needed.
 
         Returns:
-            The sum of the losses times `scale` (N,), to differentiate; the losses (N,) in nats; and the logits of
-            sentence objectives. The first two are None without scale.
+            The scaled sum of the losses, to differentiate; the losses (N,) in nats; and the logits of sentence
+            objectives. The first two are None without scale.
         """
         states, bias, sentence_logits = self.states(batch)
         if scale is None:
             return None, None, sentence_logits
-        table = self.encoder.token_embedding.weight
-        return *linear_cross_entropy(states, table, bias, batch.answers, scale, compiler=self.compiler), sentence_logits
+        word_embeddings = self.encoder.token_embedding.weight  # (V, d)
+        loss, losses = linear_cross_entropy(
+            states, word_embeddings, bias, batch.target_ids, scale, compiler=self.compiler
+        )
+        return loss, losses, sentence_logits
 
 
 class TextLearner(Learner):
@@ -66,7 +74,10 @@ class TextLearner(Learner):
     def __init__(
         self, config: PretrainingConfig, model: TextNetwork, sampler: TextSampler, losses: Mapping[str, Loss]
     ) -> None:
-        self.config, self.module, self.sampler, self.sentence_losses = config, model, sampler, losses
+        self.config = config
+        self.module = model
+        self.sampler = sampler
+        self.sentence_losses = losses
         self.weights = LossWeights(config.objectives.weights(), config.objectives.weighting)
         self.device = distributed.device()
         choose_flash(self.device)
@@ -77,11 +88,13 @@ class TextLearner(Learner):
 
     def batches(self, step: int, skipped: int = 0) -> Sequence[TextBatch]:
         """Split each virtual shard separately, so that dropout does not depend on the worker that computes it."""
-        batches, size = [], self.module.encoder.size
+        size = self.module.encoder.size
+        batches = []
         for shard in distributed.my_share(self.config.batches.virtual_shards):
             samples = self.sampler.draw(step + skipped, shard)
             for batch in micro_batches(samples, self.config.batches.micro_batch_size, step, shard):
-                batches.append(replace(batch, flops=must_do_flops(size, batch.lengths, len(batch.rows))))
+                flops = must_do_flops(size, batch.lengths, len(batch.target_rows))
+                batches.append(replace(batch, flops=flops))
         return batches
 
     def kind_of(self, step: int, skipped: int = 0) -> str:
@@ -90,24 +103,33 @@ class TextLearner(Learner):
     def losses(self, batch: TextBatch, scales: Mapping[str, float]) -> tuple[Tensor, dict[str, Tensor]]:
         batch = batch.to(self.device)
         seed_dropout(self.config.seed, *batch.rng_key)
-        scale = None
-        if batch.objective in self.weights.by_name:
-            dtype = self.module.encoder.token_embedding.weight.dtype
-            scale = torch.full((len(batch.answers),), scales[batch.objective], dtype=dtype, device=self.device)
         with autocast(self.device, self.config.model.precision):
-            loss, losses, sentence_logits = self.module(batch, scale)
-        weighted = [] if loss is None else [loss]
+            token_loss, token_losses, sentence_logits = self.module(batch, self._token_scale(batch, scales))
+        scaled_losses = [] if token_loss is None else [token_loss]
         sums: dict[str, Tensor] = {}
         for name, labels in batch.labels.items():
             if name in self.weights.by_name:
-                sentence_loss = self.sentence_losses[name](sentence_logits[name], labels)
-                weighted.append(scales[name] * sentence_loss)
+                logits = sentence_logits[name]  # (sequences, classes)
+                sentence_loss = self.sentence_losses[name](logits, labels)
+                scaled_losses.append(scales[name] * sentence_loss)
                 sums[name] = sentence_loss.detach()
-                sums[f"{name} hits"] = (sentence_logits[name].detach().argmax(dim=1) == labels).sum()
-        if losses is not None:
-            sums[batch.objective] = losses.sum()
-        return torch.stack(weighted).sum(), sums
+                sums[f"{name} hits"] = (logits.detach().argmax(dim=1) == labels).sum()
+        if token_losses is not None:
+            sums[batch.objective] = token_losses.sum()
+        return torch.stack(scaled_losses).sum(), sums
+
+    def _token_scale(self, batch: TextBatch, scales: Mapping[str, float]) -> Tensor | None:
+        """Return the factor (N,) of each target in the loss; None if their objective is off."""
+        if batch.objective not in self.weights.by_name:
+            return None
+        dtype = self.module.encoder.token_embedding.weight.dtype
+        return torch.full((len(batch.target_ids),), scales[batch.objective], dtype=dtype, device=self.device)
 
     def statistics(self, sums: Mapping[str, Any], counts: Mapping[str, float]) -> dict[str, float]:
-        hits = {name.removesuffix(" hits"): value for name, value in sums.items() if name.endswith(" hits")}
-        return {f"{name}/accuracy": value / counts[name] for name, value in hits.items()}
+        """Return the accuracy of each sentence objective."""
+        accuracies = {}
+        for name, value in sums.items():
+            if name.endswith(" hits"):
+                objective = name.removesuffix(" hits")
+                accuracies[f"{objective}/accuracy"] = value / counts[objective]
+        return accuracies

@@ -9,9 +9,10 @@ A stream is a corpus `</s> a b </s> c </s> …`, where letters are tokens, split
 CLM, MLM and TLM take turns by the step, and a step has one language (pair).
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -26,7 +27,7 @@ from infoxlm_core.data.vocabulary import BOS, EOS, PAD, UNK
 from infoxlm_core.errors import ConfigError, CorpusTooSmall
 from infoxlm_core.model.encoder import EncoderSize, initialise
 from infoxlm_core.model.huggingface import pretrained
-from infoxlm_core.systems.text_batches import Samples, TextBatch, TextSampler, from_zero, languages_of, wrap
+from infoxlm_core.systems.text_batches import Samples, TextBatch, TextSampler, languages_of, positions_from_zero, wrap
 from infoxlm_core.systems.text_learner import Loss, TextNetwork
 from infoxlm_core.systems.text_system import TextSystem
 
@@ -39,11 +40,18 @@ class XLM(TextNetwork):
         self.bias = nn.Parameter(torch.zeros(size.vocabulary))
 
     def states(self, batch: TextBatch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Return the top layer's rows. In a CLM batch each row attends only to itself and earlier rows."""
+        """Return the top layer's output at the targets; in a CLM batch no row attends to a later row."""
         hidden = self.encoder.embed(batch.ids, batch.positions, batch.types)
-        top, causal = self.encoder.size.layers, batch.objective == "clm"
-        hidden = self.encoder.run(hidden, batch.lengths, 0, top, batch.rows, batch.row_counts, causal)  # (N, d)
-        if batch.answered is not None:
+        hidden = self.encoder.run(
+            hidden,
+            batch.lengths,
+            0,
+            self.encoder.size.layers,
+            batch.target_rows,
+            batch.target_counts,
+            causal=batch.objective == "clm",
+        )  # (N, d)
+        if batch.answered is not None:  # on GPUs each sequence has a row, also if it has no target
             hidden = hidden[batch.answered]
         return hidden, self.bias, {}
 
@@ -51,33 +59,52 @@ class XLM(TextNetwork):
 def first_weights(model: nn.Module, seed: int) -> None:
     """Initialise like BERT, except that embeddings have a standard deviation of d^-0.5."""
     initialise(model, seed)
+    bert_deviation = 0.02
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, nn.Embedding):
-                module.weight.mul_(module.embedding_dim**-0.5 / 0.02)
+                module.weight.mul_(module.embedding_dim**-0.5 / bert_deviation)
 
 
 def lay_out_pairs(
     first: Sequences, second: Sequences, languages: tuple[int, int]
 ) -> tuple[Sequences, np.ndarray, np.ndarray]:
     """Return XLM pairs `</s> x </s> </s> y </s>`, their positions (T,) and languages (T,)."""
-    x, y = wrap(first), wrap(second)
-    lengths = np.stack([x.lengths, y.lengths], axis=1)  # (N, 2)
-    flat = end_to_end([side for pair in zip(x.rows, y.rows, strict=True) for side in pair])
-    types = np.repeat(np.tile(languages, len(lengths)), lengths.ravel())
-    return Sequences(flat, lengths.sum(axis=1)), from_zero(lengths.ravel()), types
+    first, second = wrap(first), wrap(second)
+    sides = []
+    for first_side, second_side in zip(first.rows, second.rows, strict=True):
+        sides += [first_side, second_side]
+    side_lengths = np.stack([first.lengths, second.lengths], axis=1)  # (N, 2)
+    languages_of_sides = np.tile(languages, len(side_lengths))  # (2N,)
+    types = np.repeat(languages_of_sides, side_lengths.ravel())
+    positions = positions_from_zero(side_lengths.ravel())  # each side starts at 0
+    return Sequences(end_to_end(sides), side_lengths.sum(axis=1)), positions, types
 
 
-def windows(table: Table, size: int) -> int:
-    """Return the number of windows of `size` tokens in a corpus with one `</s>` before its first sentence."""
-    return -(-(len(table.tokens) + 1) // size) if len(table.tokens) else 0
+def count_windows(table: Table, window_tokens: int) -> int:
+    """Return the number of windows of a corpus, which is a stream with one `</s>` before its first sentence."""
+    if not len(table.tokens):
+        return 0
+    return math.ceil((len(table.tokens) + 1) / window_tokens)
 
 
-def read_windows(table: Table, rows: np.ndarray, size: int) -> np.ndarray:
-    """Return windows (N, size) of the stream `</s> … </s> s1 </s> s2 </s> …`, padded at the front with `</s>`."""
-    padding = windows(table, size) * size - len(table.tokens)
-    indices = rows[:, None] * size + np.arange(size) - padding  # (N, size) into the table's tokens
-    return np.where(indices < 0, EOS, table.tokens[indices.clip(0)].astype(np.int64))
+def read_windows(table: Table, windows: np.ndarray, window_tokens: int) -> np.ndarray:
+    """Read windows (N,) by their numbers; return their tokens (N, window_tokens).
+
+    The stream `</s> s1 </s> s2 </s> …` is padded at the front with `</s>`, so that all windows are full.
+    """
+    padding = count_windows(table, window_tokens) * window_tokens - len(table.tokens)
+    stream_positions = windows[:, None] * window_tokens + np.arange(window_tokens)  # (N, window_tokens)
+    indices = stream_positions - padding  # into the tokens of the table; negative in the padding
+    tokens = table.tokens[indices.clip(0)].astype(np.int64)
+    return np.where(indices < 0, EOS, tokens)
+
+
+class ShortPairs(NamedTuple):
+    """The pairs of a corpus with two short sides."""
+
+    pairs: Pairs
+    rows: np.ndarray  # numbers of these pairs
 
 
 class XLMSampler(TextSampler):
@@ -89,76 +116,99 @@ class XLMSampler(TextSampler):
 
     def __init__(self, shards: Shards, config: PretrainingConfig) -> None:
         super().__init__(shards, config)
-        batches, weights = config.batches, config.objectives
-        self.objectives = list(weights.weights())
-        self.numbers = {language: number for number, language in enumerate(languages_of(shards))}
-        self.streams = {name: tables for name, tables in shards.mono.items() if any(len(t.tokens) for t in tables)}
-        self.pairs = {}  # tables of a language pair, each with the rows that are short enough
-        for name, tables in shards.pairs.items():
-            tables_and_rows = [(pairs, self._short(pairs)) for pairs in tables]
-            if any(len(rows) for _, rows in tables_and_rows):
-                self.pairs[name] = tables_and_rows
-        if not self.streams and (weights.mlm or weights.clm):
-            raise CorpusTooSmall("MLM and CLM have no monolingual text: have=0 need=1 sentence; add text")
-        if not self.pairs and weights.tlm:
-            raise CorpusTooSmall(
-                f"TLM has no pair with sides of at most {batches.side_tokens} tokens: have=0 need=1; add pairs or set "
-                "objectives.tlm to 0"
-            )
-        sentences = {name: sum(map(len, tables)) for name, tables in self.streams.items()}
-        pairs = {name: sum(len(rows) for _, rows in tables) for name, tables in self.pairs.items()}
-        self.sizes = {"mlm": sentences, "tlm": pairs, "clm": sentences}
+        self.objectives = list(config.objectives.weights())
+        self.language_numbers = {language: number for number, language in enumerate(languages_of(shards))}
+        self.mono: dict[str, list[Table]] = {}
+        for language, tables in shards.mono.items():
+            if any(len(table.tokens) for table in tables):
+                self.mono[language] = tables
+        self.pairs: dict[str, list[ShortPairs]] = {}
+        for name, corpora in shards.pairs.items():
+            short_pairs = [self._select_short_pairs(pairs) for pairs in corpora]
+            if any(len(pairs.rows) for pairs in short_pairs):
+                self.pairs[name] = short_pairs
+        self._check_amount_of_text()
+        sentence_counts = {name: sum(map(len, tables)) for name, tables in self.mono.items()}
+        pair_counts = {name: sum(len(pairs.rows) for pairs in corpora) for name, corpora in self.pairs.items()}
+        self.sample_counts = {"mlm": sentence_counts, "tlm": pair_counts, "clm": sentence_counts}
 
-    def _short(self, pairs: Pairs) -> np.ndarray:
-        """Return the rows whose sides are both within the limit; XLM drops the others."""
-        lengths = np.maximum(np.diff(pairs.source.offsets), np.diff(pairs.target.offsets))
-        return np.flatnonzero(lengths <= self.config.batches.side_tokens)
+    def _select_short_pairs(self, pairs: Pairs) -> ShortPairs:
+        """Select the rows whose sides are both within the limit; like XLM, drop the others."""
+        longer_side = np.maximum(np.diff(pairs.source.offsets), np.diff(pairs.target.offsets))
+        return ShortPairs(pairs, np.flatnonzero(longer_side <= self.config.batches.side_tokens))
+
+    def _check_amount_of_text(self) -> None:
+        objectives = self.config.objectives
+        if not self.mono and (objectives.mlm or objectives.clm):
+            raise CorpusTooSmall("MLM and CLM have no monolingual text: have=0 need=1 sentence; add text")
+        if not self.pairs and objectives.tlm:
+            raise CorpusTooSmall(
+                f"TLM has no pair with sides of at most {self.config.batches.side_tokens} tokens: have=0 need=1; add "
+                "pairs or set objectives.tlm to 0"
+            )
 
     def draw(self, step: int, shard: int) -> Samples:
         """Return the samples of a virtual shard at a step."""
-        key = (self.config.seed, step)
+        seed = self.config.seed
         objective, name, direction = self._choose(step)
-        rng, mask_rng = generator(*key, shard, objective), generator(*key, shard, objective, "mask")
+        rng = generator(seed, step, shard, objective)
+        mask_rng = generator(seed, step, shard, objective, "mask")
         if objective == "tlm":
-            sequences, positions, types = self._pair(name, direction < 0.5, rng)
+            sequences, positions, types = self._draw_pairs(name, direction < 0.5, rng)
         else:
-            sequences = self._stream(name, rng)
-            positions, types = from_zero(sequences.lengths), np.full(len(sequences.flat), self.numbers[name])
+            sequences = self._draw_windows(name, rng)
+            positions = positions_from_zero(sequences.lengths)
+            types = np.full(len(sequences.flat), self.language_numbers[name])
         if objective == "clm":
-            seen, rows = sequences.flat, np.flatnonzero(positions < self.config.batches.block_tokens - 1)
-            answers = sequences.flat[rows + 1]
+            input_ids = sequences.flat
+            target_rows = np.flatnonzero(positions < self.config.batches.block_tokens - 1)  # all but the last token
+            target_ids = sequences.flat[target_rows + 1]
         else:
-            seen, rows = self.mask(sequences, mask_rng)
-            answers = sequences.flat[rows]
-        return Samples(objective, Sequences(seen, sequences.lengths), positions, types, rows, answers)
+            input_ids, target_rows = self.mask(sequences, mask_rng)
+            target_ids = sequences.flat[target_rows]
+        inputs = Sequences(input_ids, sequences.lengths)
+        return Samples(objective, inputs, positions, types, target_rows, target_ids)
 
     def kind_of(self, step: int) -> str:
-        return "/".join(self._choose(step)[:2])
+        objective, name, _ = self._choose(step)
+        return f"{objective}/{name}"
 
     def _choose(self, step: int) -> tuple[str, str, float]:
         """Return objective and language (pair) of a step, and a uniform number for the direction of a pair."""
         objective = self.objectives[step % len(self.objectives)]
-        choice = generator(self.config.seed, step, "language").random(2)
-        sizes = self.sizes[objective]
-        chances = probabilities(np.array(list(sizes.values())), self.config.batches.alpha)
-        return objective, list(sizes)[int(pick(chances, choice[:1])[0])], float(choice[1])
+        uniform = generator(self.config.seed, step, "language").random(2)
+        counts = self.sample_counts[objective]
+        chances = probabilities(np.array(list(counts.values())), self.config.batches.alpha)
+        choice = int(pick(chances, uniform[:1])[0])
+        return objective, list(counts)[choice], float(uniform[1])
 
-    def _stream(self, language: str, rng: np.random.Generator) -> Sequences:
-        tables, size = self.streams[language], self.config.batches.block_tokens
-        which, rows = TableSampler([[windows(table, size) for table in tables]], 1.0).draw(self.per_shard, rng)
-        found = np.empty((self.per_shard, size), np.int64)
-        for number in np.unique(which):
-            found[which == number] = read_windows(tables[number], rows[which == number], size)
-        return Sequences(found.ravel(), np.full(self.per_shard, size))
+    def _draw_windows(self, language: str, rng: np.random.Generator) -> Sequences:
+        """Draw windows of the streams of a language."""
+        tables, window_tokens = self.mono[language], self.config.batches.block_tokens
+        window_counts = [count_windows(table, window_tokens) for table in tables]
+        drawn_tables, drawn_windows = TableSampler([window_counts], alpha=1.0).draw(self.per_shard, rng)
+        tokens = np.empty((self.per_shard, window_tokens), np.int64)
+        for table in np.unique(drawn_tables):
+            is_drawn = drawn_tables == table
+            tokens[is_drawn] = read_windows(tables[table], drawn_windows[is_drawn], window_tokens)
+        return Sequences(tokens.ravel(), np.full(self.per_shard, window_tokens))
 
-    def _pair(self, name: str, swap: bool, rng: np.random.Generator) -> tuple[Sequences, np.ndarray, np.ndarray]:
-        found, limit = self.pairs[name], self.config.batches.side_tokens
-        which, drawn = TableSampler([[len(rows) for _, rows in found]], 1.0).draw(self.per_shard, rng)
-        rows = np.array([found[number][1][row] for number, row in zip(which, drawn, strict=True)])
-        source = gather([pairs.source for pairs, _ in found], which, rows, limit)
-        target = gather([pairs.target for pairs, _ in found], which, rows, limit)
-        mine, other = (self.numbers[side] for side in name.split("-"))
-        return lay_out_pairs(target, source, (other, mine)) if swap else lay_out_pairs(source, target, (mine, other))
+    def _draw_pairs(
+        self, name: str, is_reversed: bool, rng: np.random.Generator
+    ) -> tuple[Sequences, np.ndarray, np.ndarray]:
+        """Draw pairs of a language pair, in the direction of its name or reversed; lay them out."""
+        corpora, limit = self.pairs[name], self.config.batches.side_tokens
+        pair_counts = [len(pairs.rows) for pairs in corpora]
+        drawn_corpora, drawn_indices = TableSampler([pair_counts], alpha=1.0).draw(self.per_shard, rng)
+        rows = np.array(
+            [corpora[corpus].rows[index] for corpus, index in zip(drawn_corpora, drawn_indices, strict=True)]
+        )
+        sources = gather([corpus.pairs.source for corpus in corpora], drawn_corpora, rows, limit)
+        targets = gather([corpus.pairs.target for corpus in corpora], drawn_corpora, rows, limit)
+        source_language, target_language = (self.language_numbers[language] for language in name.split("-"))
+        if is_reversed:
+            return lay_out_pairs(targets, sources, (target_language, source_language))
+        return lay_out_pairs(sources, targets, (source_language, target_language))
 
 
 class XLMSystem(TextSystem):

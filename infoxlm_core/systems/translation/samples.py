@@ -14,7 +14,7 @@ from infoxlm_core.data.sampling import TableSampler, generator
 from infoxlm_core.data.shards import Shards, end_to_end
 from infoxlm_core.errors import CorpusTooSmall
 from infoxlm_core.model import devices
-from infoxlm_core.systems.text_batches import from_zero, languages_of, wrap
+from infoxlm_core.systems.text_batches import languages_of, positions_from_zero, wrap
 from infoxlm_core.systems.translation.config import NoiseConfig, TranslationConfig
 
 
@@ -37,7 +37,7 @@ def side(sentences: list[np.ndarray], language: int) -> Side:
     wrapped = wrap(Sequences(end_to_end(sentences), np.array([len(words) for words in sentences], np.int64)))
     return Side(
         torch.from_numpy(wrapped.flat),
-        torch.from_numpy(from_zero(wrapped.lengths)),
+        torch.from_numpy(positions_from_zero(wrapped.lengths)),
         torch.full((len(wrapped.flat),), language),
         tuple(wrapped.lengths.tolist()),
     )

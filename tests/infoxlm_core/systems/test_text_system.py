@@ -20,11 +20,11 @@ from infoxlm_core.errors import ConfigError, CorpusTooSmall, InputError
 from infoxlm_core.model.objectives import cross_entropy
 from infoxlm_core.stages.pretraining import pretrain
 from infoxlm_core.systems import text_learner
-from infoxlm_core.systems.bert import DOCUMENT, BERTSampler, truncate
+from infoxlm_core.systems.bert import DOCUMENT_SENTENCES, BERTSampler, truncate
 from infoxlm_core.systems.table import SYSTEMS
 from infoxlm_core.systems.text_batches import languages_of, micro_batches
 from infoxlm_core.systems.text_learner import TextLearner
-from infoxlm_core.systems.xlm import XLMSampler, lay_out_pairs, read_windows, windows
+from infoxlm_core.systems.xlm import XLMSampler, count_windows, lay_out_pairs, read_windows
 from tests.toys.pretraining import VOCABULARY, write_shards
 from tests.toys.systems import ROWS, config_of, export, learner_of
 
@@ -54,9 +54,9 @@ def test_an_xlm_pair_has_four_eos_positions_that_restart_and_a_language_a_side()
 def test_a_stream_opens_with_eos_and_is_filled_at_the_front():
     table = table_of([10, 11], [12])
 
-    assert windows(table, 4) == 2
+    assert count_windows(table, 4) == 2
     assert read_windows(table, np.array([1, 0]), 4).tolist() == [[11, 2, 12, 2], [2, 2, 2, 10]]
-    assert windows(table_of(), 4) == 0
+    assert count_windows(table_of(), 4) == 0
 
 
 def test_xlm_takes_one_objective_in_turn_and_one_language_a_step(tiny_shards):
@@ -79,9 +79,9 @@ def test_xlm_takes_one_objective_in_turn_and_one_language_a_step(tiny_shards):
 def test_a_clm_window_predicts_every_token_but_its_first(tiny_shards):
     samples = XLMSampler(open_shards(tiny_shards), config_of("XLM-CLM")).draw(0, 0)
 
-    text = samples.seen.flat.reshape(2, 24)
-    assert samples.answers.tolist() == text[:, 1:].ravel().tolist()
-    assert samples.rows.tolist() == [*range(23), *range(24, 47)]
+    text = samples.inputs.flat.reshape(2, 24)
+    assert samples.target_ids.tolist() == text[:, 1:].ravel().tolist()
+    assert samples.target_rows.tolist() == [*range(23), *range(24, 47)]
 
 
 def test_xlm_drops_pairs_with_a_long_side(tiny_shards):
@@ -89,7 +89,7 @@ def test_xlm_drops_pairs_with_a_long_side(tiny_shards):
     config = config_of("XLM MLM+TLM", batches={"side_tokens": 5}, objectives={"mlm": 0.0})
     sampler = XLMSampler(shards, config)
 
-    assert max(sampler.draw(step, 0).seen.lengths.max() for step in range(20)) == 2 * 5 + 4
+    assert max(sampler.draw(step, 0).inputs.lengths.max() for step in range(20)) == 2 * 5 + 4
     with pytest.raises(CorpusTooSmall, match="TLM has no pair with sides of at most 2 tokens"):
         XLMSampler(shards, config_of("XLM MLM+TLM", batches={"side_tokens": 2}))
 
@@ -121,23 +121,23 @@ def test_berts_samples_have_two_parts_two_segments_and_mask_no_special_token(tin
 
     for step in range(50):
         samples = sampler.draw(step, 1)
-        original = samples.seen.flat.copy()
-        original[samples.rows] = samples.answers
-        cuts = samples.seen.lengths.cumsum()[:-1]
+        original = samples.inputs.flat.copy()
+        original[samples.target_rows] = samples.target_ids
+        cuts = samples.inputs.lengths.cumsum()[:-1]
         for ids, types in zip(np.split(original, cuts), np.split(samples.types, cuts), strict=True):
             ends = np.flatnonzero(ids == 2)
             assert ids[0] == 0 and len(ends) == 2 and ends[1] == len(ids) - 1 <= 23
             assert types.tolist() == [0] * (ends[0] + 1) + [1] * (len(ids) - ends[0] - 1)
-        assert samples.answers.min() > 3
+        assert samples.target_ids.min() > 3
 
 
 @pytest.mark.item("A19")
 def test_half_of_berts_second_parts_come_from_another_document(tmp_path):
-    sampler = BERTSampler(open_shards(write_shards(tmp_path, {"one": 40 * DOCUMENT})), config_of("mBERT"))
+    sampler = BERTSampler(open_shards(write_shards(tmp_path, {"one": 40 * DOCUMENT_SENTENCES})), config_of("mBERT"))
     rng, labels = generator("next"), []
     for row in range(4000):
         table = sampler.tables[0]
-        a, b, label = sampler._pair(0, row % len(table), rng)
+        a, b, label = sampler._draw_pair(0, row % len(table), rng)
         if label == 0:  # it is what stands in the text
             text = table.tokens[table.tokens != 2].tolist()
             joined = [*a.tolist(), *b.tolist()]
@@ -152,13 +152,13 @@ def test_half_of_berts_second_parts_come_from_another_document(tmp_path):
 def test_another_document_is_never_the_same_and_every_other_is_drawn(tiny_shards):
     sampler, rng = BERTSampler(open_shards(tiny_shards), config_of("mBERT")), generator("other")
 
-    found = {sampler._other(0, 1, rng) for _ in range(200)}
+    found = {sampler._draw_other_document(0, 1, rng) for _ in range(200)}
 
     assert found == {(0, 0), (1, 0)}  # 40 sentences are two documents, 25 are one; tables 2 and 3 are French
 
 
 def test_a_language_of_one_document_has_no_wrong_continuation(tmp_path):
-    shards = open_shards(write_shards(tmp_path, {"one": DOCUMENT}))
+    shards = open_shards(write_shards(tmp_path, {"one": DOCUMENT_SENTENCES}))
 
     with pytest.raises(CorpusTooSmall, match=r"two documents of 32 sentences of each language: de have=1 need=2"):
         BERTSampler(shards, config_of("mBERT"))
@@ -212,7 +212,7 @@ def test_hugging_faces_xlm_gives_our_logits(tiny_shards, tmp_path, row):
         with torch.inference_mode():
             expected, (logits, _) = theirs(**inputs).logits[real], learner.module.logits(batch)
         # transformers computes XLM's softmax in fp32 even so: 2**-24 of a logit of size 1 and more, layer by layer
-        torch.testing.assert_close(logits, expected[batch.rows], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(logits, expected[batch.target_rows], rtol=1e-5, atol=1e-5)
     assert theirs.config.lang2id == {"de": 0, "en": 1, "fr": 2}
     assert theirs.config.causal == (row == "XLM-CLM")
 
@@ -231,7 +231,7 @@ def test_hugging_faces_bert_gives_our_logits(tiny_shards, tmp_path):
     with torch.inference_mode():
         expected, (logits, by_sequence) = theirs(**inputs), learner.module.logits(batch)
 
-    torch.testing.assert_close(logits, expected.prediction_logits[real][batch.rows], rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(logits, expected.prediction_logits[real][batch.target_rows], rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(by_sequence["nsp"], expected.seq_relationship_logits, rtol=1e-9, atol=1e-9)
 
 
@@ -307,7 +307,7 @@ def test_losses_and_gradients_are_those_of_all_logits_which_are_never_made(tiny_
     )
     batch, scales = learner.batches(0)[0], {"clm": 0.5, "mlm": 0.5, "nsp": 0.25}
     logits, by_sequence = learner.module.logits(batch)
-    words = cross_entropy(logits, batch.answers)
+    words = cross_entropy(logits, batch.target_ids)
     expected = 0.5 * words + sum(0.25 * cross_entropy(by_sequence[name], batch.labels[name]) for name in batch.labels)
     expected.backward(inputs=list(learner.module.parameters()))
     gradient = torch.cat([p.grad.flatten() for p in learner.module.parameters() if p.grad is not None])
@@ -318,7 +318,7 @@ def test_losses_and_gradients_are_those_of_all_logits_which_are_never_made(tiny_
         loss, sums = learner.losses(batch, scales)
         loss.backward()
 
-    assert len(batch.answers) > seen.rows == 5
+    assert len(batch.target_ids) > seen.rows == 5
     torch.testing.assert_close(loss, expected, rtol=1e-6, atol=0)
     torch.testing.assert_close(sums[batch.objective], words, rtol=1e-6, atol=0)
     found = torch.cat([p.grad.flatten() for p in learner.module.parameters() if p.grad is not None])
@@ -349,8 +349,8 @@ def test_micro_batches_change_nothing_but_the_split(tiny_shards, row):
         assert torch.equal(torch.cat([getattr(part, name) for part in parts]), getattr(whole[0], name))
     for name, labels in whole[0].labels.items():
         assert torch.equal(torch.cat([part.labels[name] for part in parts]), labels)
-    assert sum((part.row_counts for part in parts), ()) == whole[0].row_counts
-    assert torch.equal(torch.cat([part.ids[part.rows] for part in parts]), whole[0].ids[whole[0].rows])
+    assert sum((part.target_counts for part in parts), ()) == whole[0].target_counts
+    assert torch.equal(torch.cat([part.ids[part.target_rows] for part in parts]), whole[0].ids[whole[0].target_rows])
 
 
 @pytest.mark.item("A32")
