@@ -16,24 +16,27 @@ Observe = Callable[[int], dict[str, float]]  # returns the evaluations due after
 
 
 class System:
-    """A way to pre-train an encoder. A new one is a file or folder here, a line of `SYSTEMS`, a name in the config."""
+    """A way to pre-train an encoder.
+
+    A new system is a file or folder beside this one, an entry of `SYSTEMS` in `table`, and a name in the config.
+    """
 
     def build(self, config: PretrainingConfig, shards: Shards) -> nn.Module:
-        """Return the network before its first step on this worker's device: random by the seed, or from a start."""
+        """Return the network before its first step on this worker's device, random by the seed or from a start."""
         raise NotImplementedError
 
     def learner(self, config: PretrainingConfig, model: Any, shards: Shards) -> Learner:
-        """Return what the training loop trains: the network with the shards' text."""
+        """Return the learner that the training loop calls: the network with its data and losses."""
         raise NotImplementedError
 
     def export(self, model: Any, config: PretrainingConfig, shards: Shards, directory: Path) -> None:
-        """Write a network as a directory that Hugging Face's own class loads."""
+        """Write the network to a directory that a class of Hugging Face loads."""
         raise NotImplementedError
 
     def observer(self, config: PretrainingConfig, learner: Any, shards: Shards) -> Observe | None:  # noqa: ARG002
-        """Return what evaluates the network during training, if anything."""
+        """Return the function that evaluates the network during training, if the system has one."""
         return None
 
     def plan(self, config: PretrainingConfig, vocabulary: int, gpus: int = 8, gpu: str = "h200") -> Plan:  # noqa: ARG002
-        """Plan a run on so many GPUs of a kind; InputError if the GPU is unknown or the system has no plan."""
+        """Predict the memory and time of a run on some GPUs; InputError if the GPU or the system is not known."""
         raise InputError(f"pretraining.system {config.system} cannot be planned: only infoxlm (MLM, TLM, XLCO) can")

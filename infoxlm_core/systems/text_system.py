@@ -28,22 +28,22 @@ EPSILON = 1e-12  # of LayerNorm, in XLM and BERT
 
 
 class TextSystem(System):
-    """A base class whose subclasses declare their parts as attributes. Positions count from 0."""
+    """A base class of systems, whose subclasses name their classes and tokens. Positions count from 0."""
 
     network: ClassVar[type[TextNetwork]]
     sampler: ClassVar[type[TextSampler]]
-    losses: ClassVar[Mapping[str, Loss]]  # losses of the sentence objectives, by name
+    losses: ClassVar[Mapping[str, Loss]]  # name of a sentence objective -> its loss
     config_class: ClassVar[type[PretrainedConfig]]
     parameter_names: ClassVar[list[tuple[str, str]]]  # rules (pattern, replacement) that precede XLM-R's
     first_token: ClassVar[str]  # the token that starts every sequence
     second_segment: ClassVar[int]  # the token type of a pair's second text
 
     def types(self, languages: Sequence[str]) -> int:
-        """Return the number of types; 0: there is no type table."""
+        """Return the number of token types; 0: there is no type table."""
         raise NotImplementedError
 
     def size_from(self, config: PretrainedConfig) -> dict[str, int]:
-        """Return `ffn` and `types` of an exported model."""
+        """Return `ffn` and `types` of an exported model; the other sizes have the same names in all systems."""
         raise NotImplementedError
 
     def hugging_face_config(
@@ -63,30 +63,34 @@ class TextSystem(System):
         initialise(model, seed)
 
     def build(self, config: PretrainingConfig, shards: Shards) -> TextNetwork:
-        """Return the network with random weights by the seed, or with those of `model.start`, of the same system.
+        """Return the network with random weights by the seed, or with the weights of the model `model.start`.
 
         Raises:
             ConfigError: a size does not fit the system, or the start.
             InputError, TokenizerMismatch: see `size_of` and `load_into`.
         """
         self.check(config)
-        start = Path(config.model.start) if config.model.start else None
-        if start:
-            size = self.size_of(start, shards)
+        if config.model.start:
+            directory = Path(config.model.start)
+            size = self.size_of(directory, shards)
             if config.longest > size.positions:
                 raise ConfigError(
-                    f"sequences of {config.longest} tokens exceed the {size.positions} positions of {start}: "
+                    f"sequences of {config.longest} tokens exceed the {size.positions} positions of {directory}: "
                     "lower batches.block_tokens and batches.side_tokens"
                 )
+            model = self.network(size, config.model.dropout)
+            self.load_into(model, directory)
         else:
-            types, positions = self.types(languages_of(shards)), config.model.max_tokens
             size = EncoderSize.of(
-                config.model, shards.vocabulary_size, positions=positions, epsilon=EPSILON, types=types, first=0
+                config.model,
+                shards.vocabulary_size,
+                positions=config.model.max_tokens,
+                epsilon=EPSILON,
+                types=self.types(languages_of(shards)),
+                first=0,
             )
-        model = self.network(size, config.model.dropout)
-        self.first_weights(model, config.seed)
-        if start:
-            self.load_into(model, start)
+            model = self.network(size, config.model.dropout)
+            self.first_weights(model, config.seed)
         return model.to(distributed.device())
 
     def learner(self, config: PretrainingConfig, model: TextNetwork, shards: Shards) -> TextLearner:
@@ -94,9 +98,10 @@ class TextSystem(System):
 
     def export(self, model: TextNetwork, config: PretrainingConfig, shards: Shards, directory: Path) -> None:
         """Write a directory that `XLMWithLMHeadModel` or `BertForPreTraining` loads, with the shards' tokenizer."""
-        weights = {self.hugging_face_name(name): value for name, value in model.named_parameters()}
         size = model.encoder.size
-        pretrained.write_model(weights, self.hugging_face_config(size, config, languages_of(shards)), directory)
+        weights = {self.hugging_face_name(name): value for name, value in model.named_parameters()}
+        exported_config = self.hugging_face_config(size, config, languages_of(shards))
+        pretrained.write_model(weights, exported_config, directory)
         self._write_tokenizer(size, shards.directory / "tokenizer", directory)
 
     def hugging_face_name(self, name: str) -> str:
@@ -106,40 +111,32 @@ class TextSystem(System):
     def _write_tokenizer(self, size: EncoderSize, tokenizer: Path, directory: Path) -> None:
         """Copy the tokenizer with the system's template: `</s> a </s> b </s>` in XLM, `<s> a </s> b </s>` in BERT."""
         tokenizers.copy(tokenizer, directory, size.positions)
-        path, settings_path = directory / "tokenizer.json", directory / "tokenizer_config.json"
+        path = directory / "tokenizer.json"
         if not path.exists():
             return
         with tokenizers.reading(str(path)):
-            fast = Tokenizer.from_file(str(path))
-        first, second = self.first_token, self.second_segment
-        fast.post_processor = TemplateProcessing(
-            single=f"{first} $A </s>",
-            pair=f"{first} $A </s> $B:{second} </s>:{second}",
+            fast_tokenizer = Tokenizer.from_file(str(path))
+        first_token, segment = self.first_token, self.second_segment
+        fast_tokenizer.post_processor = TemplateProcessing(
+            single=f"{first_token} $A </s>",
+            pair=f"{first_token} $A </s> $B:{segment} </s>:{segment}",
             special_tokens=[("<s>", BOS), ("</s>", EOS)],
         )
-        fast.save(str(path))
-        settings = outside.read_json(settings_path, dict[str, Any], "copy it again") | {
-            "bos_token": first,
-            "cls_token": first,
-        }
+        fast_tokenizer.save(str(path))
+        settings_path = directory / "tokenizer_config.json"
+        settings = outside.read_json(settings_path, dict[str, Any], "copy it again")
+        settings |= {"bos_token": first_token, "cls_token": first_token}
         settings_path.write_text(json.dumps(settings, indent=1) + "\n")
 
     def size_of(self, directory: Path, shards: Shards) -> EncoderSize:
         """Return the sizes in the config.json of an exported model that is to be trained on these shards.
 
         Raises:
-            InputError: the file is missing, or of another architecture.
+            InputError: the file is missing, of another architecture, or does not describe the stored weights.
             TokenizerMismatch: the model has another vocabulary than the shards.
             ConfigError: see `check_start`.
         """
-        path, model_type = directory / "config.json", self.config_class.model_type
-        content = outside.read_json(path, dict[str, Any], f"give a directory of system {model_type}")
-        stored_weights.check_counts(content, path)
-        if content.get("model_type") != model_type:
-            raise InputError(
-                f"{path}: model_type is {content.get('model_type')!r}, not {model_type!r}: give a model of this system"
-            )
-        config = self.config_class.from_dict(content)
+        config = self._read_config(directory)
         if config.vocab_size != shards.vocabulary_size:
             raise TokenizerMismatch(
                 f"{directory} has {config.vocab_size} embeddings, {shards.directory} {shards.vocabulary_size} ids: "
@@ -147,6 +144,7 @@ class TextSystem(System):
             )
         self.check_start(config, directory, shards)
         system_sizes = self.size_from(config)
+        type_count = system_sizes["types"]
         size = EncoderSize(
             vocabulary=config.vocab_size,
             layers=config.num_hidden_layers,
@@ -155,16 +153,33 @@ class TextSystem(System):
             heads=config.num_attention_heads,
             positions=config.max_position_embeddings,
             epsilon=config.layer_norm_eps,
-            types=system_sizes["types"] if system_sizes["types"] > 1 else 0,
+            types=type_count if type_count > 1 else 0,
             first=0,
         )
+        self._check_stored_shapes(size, directory)
+        return size
+
+    def _read_config(self, directory: Path) -> PretrainedConfig:
+        """Read the config.json of an exported model; InputError if it is missing or of another architecture."""
+        path, model_type = directory / "config.json", self.config_class.model_type
+        content = outside.read_json(path, dict[str, Any], f"give a directory of system {model_type}")
+        stored_weights.check_counts(content, path)
+        if content.get("model_type") != model_type:
+            raise InputError(
+                f"{path}: model_type is {content.get('model_type')!r}, not {model_type!r}: give a model of this system"
+            )
+        return self.config_class.from_dict(content)
+
+    def _check_stored_shapes(self, size: EncoderSize, directory: Path) -> None:
+        """Raise InputError if the weight files, if there are any, do not hold a network of this size."""
+        stored = stored_weights.read_headers(directory)
+        if not stored:
+            return
         with torch.device("meta"):
             network = self.network(size, 0.0)
-        described = {self.hugging_face_name(name): tuple(value.shape) for name, value in network.named_parameters()}
-        stored = {name: weight.shape for name, weight in stored_weights.read_headers(directory).items()}
-        if stored:
-            stored_weights.compare_shapes(described, stored, directory)
-        return size
+        expected_shapes = {self.hugging_face_name(name): tuple(p.shape) for name, p in network.named_parameters()}
+        stored_shapes = {name: weight.shape for name, weight in stored.items()}
+        stored_weights.compare_shapes(expected_shapes, stored_shapes, directory)
 
     def load_into(self, model: TextNetwork, directory: Path) -> None:
         """Copy the weights of an exported directory into a model; InputError if one is missing or has another shape."""
@@ -175,11 +190,13 @@ class TextSystem(System):
         weights = pretrained.read_tensors(path)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
-                stored_name = self.hugging_face_name(name)
-                shape = tuple(weights[stored_name].shape) if stored_name in weights else "missing"
-                if shape != tuple(parameter.shape):
+                stored_name, shape = self.hugging_face_name(name), tuple(parameter.shape)
+                if stored_name not in weights:
+                    raise InputError(f"{path} has no {stored_name}: give a model of this size")
+                weight = weights[stored_name]
+                if tuple(weight.shape) != shape:
                     raise InputError(
-                        f"{path}: {stored_name} is {shape}, not {tuple(parameter.shape)}: give a model of this size"
+                        f"{path}: {stored_name} is {tuple(weight.shape)}, not {shape}: give a model of this size"
                     )
-                parameter.copy_(weights[stored_name])
+                parameter.copy_(weight)
         pretrained.check_numbers(model, directory)
