@@ -21,7 +21,7 @@ from infoxlm_core.model.huggingface import tokenizers
 from infoxlm_core.systems.text_batches import languages_of
 from infoxlm_core.systems.translation.config import TranslationConfig, generated_tokens
 from infoxlm_core.systems.translation.model import Translator
-from infoxlm_core.systems.translation.samples import side
+from infoxlm_core.systems.translation.samples import pack_sentences
 from infoxlm_core.training.learner import autocast
 
 logger = logging.getLogger(__name__)
@@ -62,17 +62,18 @@ def translate(
         target: number of the translations' language.
         batch_size: number of sentences that are translated together.
     """
-    order = np.argsort([len(words) for words in sentences], kind="stable")
-    translations: list[list[int]] = [[] for _ in sentences]
     device = model.bias.device
+    translations: list[list[int]] = [[] for _ in sentences]
+    shortest_first = np.argsort([len(sentence) for sentence in sentences], kind="stable")  # similar lengths together
     with evaluating(model):
-        for start in range(0, len(order), batch_size):
-            chosen = order[start : start + batch_size]
-            batch = side([sentences[i] for i in chosen], source).to(device)
-            limits = [generated_tokens(length, 1.5, 10) for length in batch.lengths]
+        for start in range(0, len(sentences), batch_size):
+            indices = shortest_first[start : start + batch_size]
+            batch = pack_sentences([sentences[index] for index in indices], source).to(device)
+            max_lengths = [generated_tokens(length, 1.5, 10) for length in batch.lengths]
             with torch.inference_mode(), autocast(device):
-                for i, words in zip(chosen, model.generate(batch, target, limits), strict=True):
-                    translations[i] = words
+                batch_translations = model.generate(batch, target, max_lengths)
+            for index, translation in zip(indices, batch_translations, strict=True):
+                translations[index] = translation
     return translations
 
 
@@ -81,41 +82,43 @@ class Validation:
     """Held-out pairs: sentence i of one language is the translation of sentence i of the other."""
 
     languages: tuple[str, str]
-    numbers: tuple[int, int]
-    ids: tuple[list[np.ndarray], list[np.ndarray]]
+    language_numbers: tuple[int, int]
+    ids: tuple[list[np.ndarray], list[np.ndarray]]  # of the sentences of both languages, without special tokens
     texts: tuple[list[str], list[str]]
     processor: sentencepiece.SentencePieceProcessor
 
     @classmethod
     def read(cls, config: TranslationConfig, shards: Shards, corpus: Path) -> "Validation":
-        """Read and tokenize the first held-out pairs; InputError if there are none."""
+        """Read and tokenize the first held-out pairs whose sides are short enough; InputError if there are no pairs."""
         first, second = config.languages
-        rows: list[tuple[str, str]] = []
-        for name, columns in ((f"{first}-{second}", ("source", "target")), (f"{second}-{first}", ("target", "source"))):
-            for path in sorted((corpus / "held_out" / name).glob("*.parquet")):
-                with tables.reading(path, "prepare the text again"):
-                    rows += ((first or "", second or "") for first, second in tables.read_text(path, columns))
-        processor = sentencepiece.SentencePieceProcessor(str(shards.directory / "tokenizer" / tokenizers.MODEL))
-        names = languages_of(shards)
-        if not rows or not {first, second} <= set(names):
+        all_languages = languages_of(shards)
+        pairs = _read_held_out(corpus, first, second)
+        if not pairs or not {first, second} <= set(all_languages):
             raise InputError(f"{corpus}/held_out has no pairs of {first} and {second}: set languages to two it has")
-        texts = [row[0] for row in rows], [row[1] for row in rows]
-        ids = [encode(processor, column) for column in texts]
-        short = [i for i in range(len(rows)) if max(len(ids[0][i]), len(ids[1][i])) <= config.side_tokens]
-        short = short[: config.validation_pairs]
+        processor = sentencepiece.SentencePieceProcessor(str(shards.directory / "tokenizer" / tokenizers.MODEL))
+        first_texts = [first_text for first_text, _ in pairs]
+        second_texts = [second_text for _, second_text in pairs]
+        first_ids, second_ids = encode(processor, first_texts), encode(processor, second_texts)
+        chosen_pairs = []
+        for index in range(len(pairs)):
+            if max(len(first_ids[index]), len(second_ids[index])) <= config.side_tokens:
+                chosen_pairs.append(index)
+        chosen_pairs = chosen_pairs[: config.validation_pairs]
         return cls(
-            config.languages,
-            (names.index(first), names.index(second)),
-            ([ids[0][i] for i in short], [ids[1][i] for i in short]),
-            ([texts[0][i] for i in short], [texts[1][i] for i in short]),
-            processor,
+            languages=config.languages,
+            language_numbers=(all_languages.index(first), all_languages.index(second)),
+            ids=([first_ids[index] for index in chosen_pairs], [second_ids[index] for index in chosen_pairs]),
+            texts=([first_texts[index] for index in chosen_pairs], [second_texts[index] for index in chosen_pairs]),
+            processor=processor,
         )
 
     def score(self, model: Translator) -> dict[str, float]:
         """Return the BLEU of both directions, and their mean."""
         scores = {}
         for source, target in ((0, 1), (1, 0)):
-            translated_ids = translate(model, self.ids[source], self.numbers[source], self.numbers[target])
+            translated_ids = translate(
+                model, self.ids[source], self.language_numbers[source], self.language_numbers[target]
+            )
             translations = [self.decode(ids) for ids in translated_ids]
             references = [self.normalize(text) for text in self.texts[target]]
             language = self.languages[target]
@@ -134,9 +137,10 @@ class Validation:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, without special tokens."""
-        shift = FIRST_PIECE - 3  # the ids in the SentencePiece model are one lower
-        mask = self.processor.get_piece_size() + shift
-        return self.processor.decode([i - shift for i in ids if FIRST_PIECE <= i < mask])
+        shift = FIRST_PIECE - 3  # the SentencePiece model has no <pad>, so its ids are one lower
+        mask_id = self.processor.get_piece_size() + shift
+        pieces = [token_id - shift for token_id in ids if FIRST_PIECE <= token_id < mask_id]
+        return self.processor.decode(pieces)
 
     def normalize(self, text: str) -> str:
         """Encode and decode a reference, since translations have SentencePiece's normal form of Unicode and spaces.
@@ -144,3 +148,14 @@ class Validation:
         Characters that the vocabulary lacks stay in the reference, so that they count as errors of the translation.
         """
         return self.processor.decode(self.processor.encode(text, out_type=str))
+
+
+def _read_held_out(corpus: Path, first: str, second: str) -> list[tuple[str, str]]:
+    """Return the held-out pairs of two languages of a prepared corpus, in this order of the languages."""
+    pairs: list[tuple[str, str]] = []
+    for name, columns in ((f"{first}-{second}", ("source", "target")), (f"{second}-{first}", ("target", "source"))):
+        for path in sorted((corpus / "held_out" / name).glob("*.parquet")):
+            with tables.reading(path, "prepare the text again"):
+                for first_text, second_text in tables.read_text(path, columns):
+                    pairs.append((first_text or "", second_text or ""))
+    return pairs

@@ -7,68 +7,96 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from infoxlm_core.data.vocabulary import EOS
 from infoxlm_core.model.attention import Packing, attend, pack
 from infoxlm_core.model.encoder import Encoder, EncoderSize, Layer
 from infoxlm_core.model.mixed import AddNorm, Linear
-from infoxlm_core.systems.translation.samples import Side
+from infoxlm_core.systems.translation.samples import PackedSentences
 from infoxlm_core.systems.xlm import XLM
 
 
 @dataclass
-class Memory:
-    """The cached keys and values of a decoder layer while it generates N translations."""
+class DecoderCache:
+    """The keys and values of a decoder layer while it generates N translations."""
 
     key: Tensor  # (N, tokens so far, d)
     value: Tensor  # (N, tokens so far, d)
     source_key: Tensor  # (N, S, d)
     source_value: Tensor  # (N, S, d)
-    real: Tensor  # (N, 1, 1, S) bool: false where the source is padding
+    source_mask: Tensor  # (N, 1, 1, S) bool: false where the source is padding
 
 
 class DecoderLayer(Layer):
-    """An encoder layer with attention to the source between its halves."""
+    """An encoder layer with cross-attention to the source between its halves."""
 
     def __init__(self, size: EncoderSize, dropout: float) -> None:
         super().__init__(size, dropout)
         d = size.hidden
-        self.source_query, self.source_key, self.source_value = Linear(d, d), Linear(d, d), Linear(d, d)
-        self.source_output, self.source_norm = Linear(d, d), AddNorm(d, size.epsilon)
+        self.source_query = Linear(d, d)
+        self.source_key = Linear(d, d)
+        self.source_value = Linear(d, d)
+        self.source_output = Linear(d, d)
+        self.source_norm = AddNorm(d, size.epsilon)
 
-    def decode(self, hidden: Tensor, target: Packing, source: Tensor, sources: Packing) -> Tensor:
-        """Map target rows (T, d) and source rows (S, d) to (T, d), with causal attention within each sentence."""
-        hidden, dropout = self.attend(hidden, target, causal=True), self.dropout if self.training else 0.0
-        query, key, value = self.source_query(hidden), self.source_key(source), self.source_value(source)
-        context = attend(query, key, value, target, sources, self.heads, dropout)
-        hidden = self.source_norm(hidden, F.dropout(self.source_output(context), dropout))
-        return self.feed_forward(hidden)
+    def decode(self, hidden: Tensor, target_packing: Packing, source: Tensor, source_packing: Packing) -> Tensor:
+        """Compute the layer for whole targets, with causal attention within each sentence.
 
-    def remember(self, source: Tensor, lengths: Sequence[int]) -> Memory:
-        """Return the memory before the first token, with no target keys and all keys of the source (S, d)."""
-        pieces = (self.source_key(source).split(list(lengths)), self.source_value(source).split(list(lengths)))
-        key, value = (nn.utils.rnn.pad_sequence(list(rows), batch_first=True) for rows in pieces)  # (N, S, d)
-        counts = torch.tensor(lengths, device=source.device)
-        real = torch.arange(key.shape[1], device=source.device) < counts[:, None]
-        nothing = key[:, :0]
-        return Memory(nothing, nothing, key, value, real[:, None, None])
+        Args:
+            hidden: (T, d) output of the layer below.
+            target_packing: where the targets start.
+            source: (S, d) output of the encoder.
+            source_packing: where the sources start.
 
-    def step(self, hidden: Tensor, memory: Memory) -> Tensor:
-        """Decode the next token of each sentence, without dropout: (N, d) -> (N, d)."""
-        memory.key = torch.cat([memory.key, self.key(hidden)[:, None]], dim=1)
-        memory.value = torch.cat([memory.value, self.value(hidden)[:, None]], dim=1)
-        context = self._attend_one(self.query(hidden), memory.key, memory.value)
+        Returns:
+            (T, d).
+        """
+        hidden = self.attend(hidden, target_packing, causal=True)
+        query = self.source_query(hidden)  # (T, d)
+        key, value = self.source_key(source), self.source_value(source)  # (S, d)
+        context = attend(query, key, value, target_packing, source_packing, self.heads, self.active_dropout)
+        change = F.dropout(self.source_output(context), self.active_dropout)
+        return self.feed_forward(self.source_norm(hidden, change))
+
+    def create_cache(self, source: Tensor, lengths: Sequence[int]) -> DecoderCache:
+        """Return the cache before the first token: no target keys, and the keys of all sources (S, d)."""
+        sizes = list(lengths)
+        source_key = pad_sequence(list(self.source_key(source).split(sizes)), batch_first=True)  # (N, S, d)
+        source_value = pad_sequence(list(self.source_value(source).split(sizes)), batch_first=True)
+        positions = torch.arange(source_key.shape[1], device=source.device)
+        source_mask = positions < torch.tensor(sizes, device=source.device)[:, None]  # (N, S)
+        no_tokens = source_key[:, :0]  # (N, 0, d)
+        return DecoderCache(no_tokens, no_tokens, source_key, source_value, source_mask[:, None, None])
+
+    def decode_next(self, hidden: Tensor, cache: DecoderCache) -> Tensor:
+        """Compute the layer for the next token of each sentence, without dropout: (N, d) -> (N, d)."""
+        cache.key = torch.cat([cache.key, self.key(hidden)[:, None]], dim=1)
+        cache.value = torch.cat([cache.value, self.value(hidden)[:, None]], dim=1)
+        context = self._attend_from_one_token(self.query(hidden), cache.key, cache.value)
         hidden = self.attention_norm(hidden, self.attention_output(context))
-        context = self._attend_one(self.source_query(hidden), memory.source_key, memory.source_value, memory.real)
+        context = self._attend_from_one_token(
+            self.source_query(hidden), cache.source_key, cache.source_value, cache.source_mask
+        )
         return self.feed_forward(self.source_norm(hidden, self.source_output(context)))
 
-    def _attend_one(self, query: Tensor, key: Tensor, value: Tensor, real: Tensor | None = None) -> Tensor:
-        """Map one query per sentence (N, d), and keys and values (N, t, d), to (N, d)."""
-        q, k, v = (rows.unflatten(2, (self.heads, -1)).transpose(1, 2) for rows in (query[:, None], key, value))
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=real).transpose(1, 2).flatten(1)
+    def _attend_from_one_token(
+        self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None
+    ) -> Tensor:
+        """Return the attention (N, d) of one query per sentence (N, d) to keys and values (N, t, d)."""
+        q = self._split_heads(query[:, None])  # (N, heads, 1, head size)
+        k, v = self._split_heads(key), self._split_heads(value)  # (N, heads, t, head size)
+        context = F.scaled_dot_product_attention(q, k, v, attn_mask=attention_mask)
+        return context.transpose(1, 2).flatten(1)
+
+    def _split_heads(self, rows: Tensor) -> Tensor:
+        """(N, t, d) -> (N, heads, t, head size)."""
+        return rows.unflatten(2, (self.heads, -1)).transpose(1, 2)
 
 
 class Decoder(Encoder):
+    """An encoder whose layers also attend to the source."""
+
     layer = DecoderLayer
 
 
@@ -77,73 +105,93 @@ class Translator(nn.Module):
 
     def __init__(self, size: EncoderSize, dropout: float = 0.0) -> None:
         super().__init__()
-        self.encoder, self.decoder = Encoder(size, dropout), Decoder(size, dropout)
+        self.encoder = Encoder(size, dropout)
+        self.decoder = Decoder(size, dropout)
         self.bias = nn.Parameter(torch.zeros(size.vocabulary))
 
-    def read(self, source: Side) -> Tensor:
+    def encode(self, source: PackedSentences) -> Tensor:
         """Return the encoder's output (S, d) for the source."""
-        return self.encoder.run(
-            self.encoder.embed(source.ids, source.positions, source.types), source.lengths, 0, len(self.encoder.layers)
-        )
+        hidden = self.encoder.embed(source.ids, source.positions, source.types)
+        return self.encoder.run(hidden, source.lengths, 0, len(self.encoder.layers))
 
-    def forward(self, source: Side, target: Side) -> Tensor:
+    def forward(self, source: PackedSentences, target: PackedSentences) -> Tensor:
         """Return the logits (T - N, V) of every token of the N targets except the first, given the earlier tokens."""
-        memory = self.read(source)
-        hidden = self.decoder.embed(target.ids, target.positions, target.types)
+        encoded_source = self.encode(source)  # (S, d)
+        hidden = self.decoder.embed(target.ids, target.positions, target.types)  # (T, d)
         layers: list[Any] = list(self.decoder.layers)
-        targets, sources = pack(target.lengths, hidden.device), pack(source.lengths, hidden.device)
+        target_packing = pack(target.lengths, hidden.device)
+        source_packing = pack(source.lengths, hidden.device)
         hidden = self.decoder.prepare(hidden, layers)
         with torch.autocast(hidden.device.type, enabled=False):  # layers handle bf16 themselves
             for layer in layers:
-                hidden = layer.decode(hidden, targets, memory, sources)
-        ends = torch.tensor(target.lengths, device=hidden.device).cumsum(0) - 1
-        not_last = torch.ones(len(hidden), dtype=torch.bool, device=hidden.device).index_fill(0, ends, False)
-        return self._logits(hidden[not_last])
+                hidden = layer.decode(hidden, target_packing, encoded_source, source_packing)
+        # The last token of a sentence predicts nothing.
+        last_rows = target_packing.cu_seqlens[1:].long() - 1  # (N,)
+        is_followed = torch.ones(len(hidden), dtype=torch.bool, device=hidden.device).index_fill(0, last_rows, False)
+        return self._logits(hidden[is_followed])
 
     def _logits(self, hidden: Tensor) -> Tensor:
         return F.linear(hidden, self.decoder.token_embedding.weight, self.bias)
 
     @torch.no_grad()
-    def generate(self, source: Side, language: int, limits: Sequence[int]) -> list[list[int]]:
+    def generate(self, source: PackedSentences, language: int, max_lengths: Sequence[int]) -> list[list[int]]:
         """Return greedy translations of N sentences, as token ids without `</s>`.
 
         Args:
-            source: the packed sentences.
+            source: the sentences.
             language: number of the target language.
-            limits: largest number of tokens of each translation, both `</s>` included.
+            max_lengths: largest number of tokens of each translation, both `</s>` included.
         """
-        encoded, count, device = self.read(source), len(source.lengths), source.ids.device
+        device, count = source.ids.device, len(source.lengths)
+        encoded_source = self.encode(source)  # (S, d)
         layers: list[Any] = list(self.decoder.layers)
-        self.decoder.prepare(encoded, layers)
-        memories = [layer.remember(encoded, source.lengths) for layer in layers]
-        last, language_row = torch.full((count,), EOS, device=device), torch.full((count,), language, device=device)
-        words: list[Tensor] = []
-        unfinished = torch.ones(count, dtype=torch.bool, device=device)
-        longest = torch.tensor(limits, device=device)
-        for position in range(max(limits) - 2):
-            hidden = self.decoder.embed(last, torch.full_like(last, position), language_row).to(encoded.dtype)
+        self.decoder.prepare(encoded_source, layers)
+        caches = [layer.create_cache(encoded_source, source.lengths) for layer in layers]
+        languages = torch.full((count,), language, device=device)
+        tokens = torch.full((count,), EOS, device=device)  # the newest token of each translation
+        generated: list[Tensor] = []  # (N,) for each position
+        is_unfinished = torch.ones(count, dtype=torch.bool, device=device)
+        length_limits = torch.tensor(max_lengths, device=device)
+        for position in range(max(max_lengths) - 2):
+            hidden = self.decoder.embed(tokens, torch.full_like(tokens, position), languages)  # (N, d)
+            hidden = hidden.to(encoded_source.dtype)
             with torch.autocast(device.type, enabled=False):  # layers handle bf16 themselves
-                for layer, memory in zip(layers, memories, strict=True):
-                    hidden = layer.step(hidden, memory)
-            best = self._logits(hidden).argmax(dim=1)  # (N,)
-            unfinished = unfinished & (best != EOS) & (position + 2 < longest)
-            last = torch.where(unfinished, best, EOS)
-            if not unfinished.any():
+                for layer, cache in zip(layers, caches, strict=True):
+                    hidden = layer.decode_next(hidden, cache)
+            best_tokens = self._logits(hidden).argmax(dim=1)  # (N,)
+            has_room = position + 2 < length_limits  # for this token and the last `</s>`
+            is_unfinished = is_unfinished & (best_tokens != EOS) & has_room
+            tokens = torch.where(is_unfinished, best_tokens, EOS)
+            if not is_unfinished.any():
                 break
-            words.append(last)
-        rows = torch.stack(words, dim=1).tolist() if words else [[] for _ in range(count)]
-        return [row[: row.index(EOS)] if EOS in row else row for row in rows]
+            generated.append(tokens)
+        if not generated:
+            return [[] for _ in range(count)]
+        translations = torch.stack(generated, dim=1).tolist()  # N lists, filled up with `</s>`
+        return [_cut_at_end(translation) for translation in translations]
+
+
+def _cut_at_end(ids: list[int]) -> list[int]:
+    """Return the ids before the first `</s>`."""
+    return ids[: ids.index(EOS)] if EOS in ids else ids
 
 
 def start_from(model: Translator, pretrained: XLM, half: str, only_embeddings: bool = False) -> None:
-    """Copy a pre-trained XLM into `half` ("encoder" or "decoder") of a translator of the same size.
+    """Copy a pre-trained XLM into one half of a translator of the same size.
 
-    The decoder keeps its random attention to the source, which XLM does not have, and gets XLM's output bias.
+    The decoder keeps its random cross-attention, which XLM does not have, and gets XLM's output bias.
+
+    Args:
+        model: the translator.
+        pretrained: the model to copy.
+        half: `encoder` or `decoder`.
+        only_embeddings: copy only the word embeddings.
     """
     weights = pretrained.encoder.state_dict()
     if only_embeddings:
         weights = {"token_embedding.weight": weights["token_embedding.weight"]}
-    getattr(model, half).load_state_dict(weights, strict=False)
+    target = model.encoder if half == "encoder" else model.decoder
+    target.load_state_dict(weights, strict=False)
     if half == "decoder" and not only_embeddings:
         with torch.no_grad():
             model.bias.copy_(pretrained.bias)

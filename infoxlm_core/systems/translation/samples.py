@@ -11,7 +11,7 @@ from torch import Tensor
 
 from infoxlm_core.data.layouts import Sequences, gather
 from infoxlm_core.data.sampling import TableSampler, generator
-from infoxlm_core.data.shards import Shards, end_to_end
+from infoxlm_core.data.shards import Shards, Table, end_to_end
 from infoxlm_core.errors import CorpusTooSmall
 from infoxlm_core.model import devices
 from infoxlm_core.systems.text_batches import languages_of, positions_from_zero, wrap
@@ -19,63 +19,67 @@ from infoxlm_core.systems.translation.config import NoiseConfig, TranslationConf
 
 
 @dataclass(frozen=True)
-class Side:
-    """Sentences `</s> x </s>` of one language, packed: ids, positions, types (T,) and the length of each."""
+class PackedSentences:
+    """Sentences `</s> x </s>` of one language, end to end."""
 
-    ids: Tensor
-    positions: Tensor
-    types: Tensor
-    lengths: tuple[int, ...]
+    ids: Tensor  # (T,)
+    positions: Tensor  # (T,)
+    types: Tensor  # (T,) number of the language
+    lengths: tuple[int, ...]  # tokens of each sentence
 
-    def to(self, device: torch.device) -> "Side":
-        ids, positions, types = (devices.send(part, device) for part in (self.ids, self.positions, self.types))
-        return Side(ids, positions, types, self.lengths)
+    def to(self, device: torch.device) -> "PackedSentences":
+        ids = devices.send(self.ids, device)
+        positions = devices.send(self.positions, device)
+        types = devices.send(self.types, device)
+        return PackedSentences(ids, positions, types, self.lengths)
 
 
-def side(sentences: list[np.ndarray], language: int) -> Side:
+def pack_sentences(sentences: list[np.ndarray], language: int) -> PackedSentences:
     """Pack sentences without special tokens; `language` is the number of their language."""
-    wrapped = wrap(Sequences(end_to_end(sentences), np.array([len(words) for words in sentences], np.int64)))
-    return Side(
-        torch.from_numpy(wrapped.flat),
-        torch.from_numpy(positions_from_zero(wrapped.lengths)),
-        torch.full((len(wrapped.flat),), language),
-        tuple(wrapped.lengths.tolist()),
+    lengths = np.array([len(sentence) for sentence in sentences], np.int64)
+    wrapped = wrap(Sequences(end_to_end(sentences), lengths))
+    return PackedSentences(
+        ids=torch.from_numpy(wrapped.flat),
+        positions=torch.from_numpy(positions_from_zero(wrapped.lengths)),
+        types=torch.full((len(wrapped.flat),), language),
+        lengths=tuple(wrapped.lengths.tolist()),
     )
 
 
-def add_noise(words: np.ndarray, config: NoiseConfig, mask: int, rng: np.random.Generator) -> np.ndarray:
-    """Shuffle, drop and blank the tokens (T,) of one sentence without `</s>`, in this order."""
-    words = words[np.argsort(np.arange(len(words)) + rng.uniform(0, config.shuffle, len(words)), kind="stable")]
-    remaining = rng.random(len(words)) >= config.drop
-    if len(words) and not remaining.any():
-        remaining[rng.integers(len(words))] = True
-    words = words[remaining]
-    return np.where(rng.random(len(words)) < config.blank, mask, words)
+def add_noise(tokens: np.ndarray, config: NoiseConfig, mask_id: int, rng: np.random.Generator) -> np.ndarray:
+    """Shuffle, drop and mask the tokens (T,) of one sentence without `</s>`, in this order."""
+    sort_keys = np.arange(len(tokens)) + rng.uniform(0, config.shuffle, len(tokens))
+    tokens = tokens[np.argsort(sort_keys, kind="stable")]
+    remains = rng.random(len(tokens)) >= config.drop
+    if len(tokens) and not remains.any():  # at least one token of a sentence stays
+        remains[rng.integers(len(tokens))] = True
+    tokens = tokens[remains]
+    is_masked = rng.random(len(tokens)) < config.blank
+    return np.where(is_masked, mask_id, tokens)
 
 
 def denoising_weight(config: TranslationConfig, step: int) -> float:
     """Return the weight of denoising at a step, by linear interpolation."""
-    steps, weights = zip(*config.denoising, strict=True)
+    steps = [scheduled_step for scheduled_step, _ in config.denoising]
+    weights = [weight for _, weight in config.denoising]
     return float(np.interp(step, steps, weights))
 
 
 @dataclass(frozen=True)
 class TranslationBatch:
-    """One micro-batch: a clean target, and its noisy source; back-translation generates its source."""
+    """One micro-batch of denoising or back-translation."""
 
-    objective: str
-    target: Side
-    source: Side | None
+    objective: str  # dae or bt
+    target: PackedSentences  # clean sentences
+    source: PackedSentences | None  # noisy versions of them; None: back-translation generates the source
     rng_key: tuple[int, int, int]  # step, virtual shard, number of the micro-batch: seed of dropout
 
     @property
     def counts(self) -> dict[str, int]:
         """Target tokens, `</s>` included, and all tokens; a generated source counts as many as its target."""
         source = self.source or self.target
-        return {
-            self.objective: len(self.target.ids) - len(self.target.lengths),
-            "tokens": len(self.target.ids) + len(source.ids),
-        }
+        target_tokens = len(self.target.ids) - len(self.target.lengths)  # all but the first `</s>` of each sentence
+        return {self.objective: target_tokens, "tokens": len(self.target.ids) + len(source.ids)}
 
 
 class TranslationSampler:
@@ -85,43 +89,58 @@ class TranslationSampler:
     """
 
     def __init__(self, shards: Shards, config: TranslationConfig) -> None:
-        self.config, self.mask = config, shards.vocabulary_size - 1
-        names = languages_of(shards)
-        self.numbers = {name: names.index(name) for name in config.languages if name in names}
-        self.tables = {name: shards.mono.get(name, []) for name in config.languages}
-        limit = config.side_tokens + 1  # sentences contain their </s>
-        self.rows = {
-            name: [np.flatnonzero(np.diff(table.offsets) <= limit) for table in tables]
-            for name, tables in self.tables.items()
-        }
-        for name, rows in self.rows.items():
-            if not sum(map(len, rows)):
+        self.config = config
+        self.mask_id = shards.vocabulary_size - 1
+        self.tables: dict[str, list[Table]] = {}
+        self.short_rows: dict[str, list[np.ndarray]] = {}  # language -> numbers of short sentences in each table
+        max_row_tokens = config.side_tokens + 1  # stored sentences end with </s>
+        for language in config.languages:
+            tables = shards.mono.get(language, [])
+            short_rows = [np.flatnonzero(np.diff(table.offsets) <= max_row_tokens) for table in tables]
+            if not any(len(rows) for rows in short_rows):
                 raise CorpusTooSmall(
-                    f"{name} has no sentence of at most {config.side_tokens} tokens: have=0 need=1; add text to {name}"
+                    f"{language} has no sentence of at most {config.side_tokens} tokens: have=0 need=1; add text to "
+                    f"{language}"
                 )
+            self.tables[language] = tables
+            self.short_rows[language] = short_rows
+        all_languages = languages_of(shards)
+        self.language_numbers = {language: all_languages.index(language) for language in config.languages}
 
     def turns(self, step: int) -> list[tuple[str, str]]:
-        """Return the objectives and languages that alternate around a step."""
-        names = ("dae", "bt") if denoising_weight(self.config, step) else ("bt",)
-        return [(name, language) for name in names for language in self.config.languages]
+        """Return the pairs of objective and language that take turns around a step."""
+        objectives = ("dae", "bt") if denoising_weight(self.config, step) else ("bt",)
+        return [(objective, language) for objective in objectives for language in self.config.languages]
 
     def draw(self, step: int, shard: int) -> TranslationBatch:
         """Return the micro-batch of a virtual shard at a step."""
         turns = self.turns(step)
         objective, language = turns[step % len(turns)]
-        rng, number = generator(self.config.seed, step, shard, objective), self.numbers[language]
+        rng = generator(self.config.seed, step, shard, objective)
+        language_number = self.language_numbers[language]
+        rng_key = (step, shard, 0)
         if objective == "bt":
-            words = self._sentences(language, self.config.back_translation_sentences, rng)
-            return TranslationBatch("bt", side(words, number), None, (step, shard, 0))
-        words = self._sentences(language, max(1, self.config.batch_tokens // 3), rng)
-        tokens = np.cumsum([len(sentence) + 2 for sentence in words])
-        words = words[: max(1, int(np.searchsorted(tokens, self.config.batch_tokens, side="right")))]
-        noisy = [add_noise(sentence, self.config.noise, self.mask, rng) for sentence in words]
-        return TranslationBatch("dae", side(words, number), side(noisy, number), (step, shard, 0))
+            sentences = self._draw_sentences(language, self.config.back_translation_sentences, rng)
+            return TranslationBatch("bt", pack_sentences(sentences, language_number), None, rng_key)
+        sentences = self._draw_sentences_by_tokens(language, self.config.batch_tokens, rng)
+        noisy_sentences = [add_noise(sentence, self.config.noise, self.mask_id, rng) for sentence in sentences]
+        target = pack_sentences(sentences, language_number)
+        source = pack_sentences(noisy_sentences, language_number)
+        return TranslationBatch("dae", target, source, rng_key)
 
-    def _sentences(self, language: str, count: int, rng: np.random.Generator) -> list[np.ndarray]:
+    def _draw_sentences_by_tokens(self, language: str, max_tokens: int, rng: np.random.Generator) -> list[np.ndarray]:
+        """Return sentences of a language, at least one, with at most so many tokens including special tokens."""
+        shortest_sequence = 3  # `</s> x </s>`
+        sentences = self._draw_sentences(language, max(1, max_tokens // shortest_sequence), rng)
+        total_tokens = np.cumsum([len(sentence) + 2 for sentence in sentences])
+        count = int(np.searchsorted(total_tokens, max_tokens, side="right"))
+        return sentences[: max(1, count)]
+
+    def _draw_sentences(self, language: str, count: int, rng: np.random.Generator) -> list[np.ndarray]:
         """Return sentences of a language, without their `</s>`."""
-        which, drawn = TableSampler([[len(rows) for rows in self.rows[language]]], 1.0).draw(count, rng)
-        rows = np.array([self.rows[language][table][row] for table, row in zip(which, drawn, strict=True)])
-        sentences = gather(self.tables[language], which, rows, self.config.side_tokens + 1)
-        return [words[:-1] for words in sentences.rows]
+        short_rows = self.short_rows[language]
+        sampler = TableSampler([[len(rows) for rows in short_rows]], alpha=1.0)
+        drawn_tables, drawn_indices = sampler.draw(count, rng)
+        rows = np.array([short_rows[table][index] for table, index in zip(drawn_tables, drawn_indices, strict=True)])
+        sentences = gather(self.tables[language], drawn_tables, rows, self.config.side_tokens + 1)
+        return [sentence[:-1] for sentence in sentences.rows]

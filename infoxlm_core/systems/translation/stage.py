@@ -30,7 +30,13 @@ from infoxlm_core.systems.text_system import EPSILON
 from infoxlm_core.systems.translation.config import StartConfig, TranslationConfig, generated_tokens
 from infoxlm_core.systems.translation.decoding import BLEU, Validation
 from infoxlm_core.systems.translation.model import Translator, start_from
-from infoxlm_core.systems.translation.samples import Side, TranslationBatch, TranslationSampler, denoising_weight, side
+from infoxlm_core.systems.translation.samples import (
+    PackedSentences,
+    TranslationBatch,
+    TranslationSampler,
+    denoising_weight,
+    pack_sentences,
+)
 from infoxlm_core.systems.xlm import XLM, XLMSystem, first_weights
 from infoxlm_core.training import distributed, loop, tracker
 from infoxlm_core.training.checkpoints import Checkpoints
@@ -72,45 +78,48 @@ def train(
     validation = Validation.read(config, shards, corpus)
     learner = TranslationLearner(config, build(config, shards), TranslationSampler(shards, config), validation)
     inputs = {"shards": shards.manifest["digest"]}
-    for half in ("encoder", "decoder"):
-        start = getattr(config, half).model
+    for name, start in (("encoder.model", config.encoder.model), ("decoder.model", config.decoder.model)):
         if start:
-            inputs[f"{half}.model"] = pretrained.digest_of(Path(start))
+            inputs[name] = pretrained.digest_of(Path(start))
     fingerprint = Fingerprint.of(config, VERSION, inputs)
     with run_directory(run, fingerprint, config.checkpoints, track) as (checkpoints, curves):
-        for steps in _ends(config, checkpoints):
-            so_far = config.optimization.model_copy(update={"steps": steps})
-            figures = loop.train(learner, so_far, checkpoints, curves, config.log_every, learner.observe)
-            validations = _validations(run, steps)
+        for end_step in _validation_steps(config, checkpoints):
+            optimization = config.optimization.model_copy(update={"steps": end_step})
+            figures = loop.train(learner, optimization, checkpoints, curves, config.log_every, learner.observe)
+            validations = _read_validations(run, end_step)
             history = [scores[BLEU] for scores in validations]
             best = int(np.argmax(history))
-            if best == len(history) - 1:
+            validations_since_best = len(history) - 1 - best
+            if validations_since_best == 0:
                 facts = {"scores": validations[best], "sacrebleu_signatures": validation.signatures()}
                 distributed.on_first(partial(export, learner.module, shards, run / "best", facts))
-            if len(history) - 1 - best >= config.patience:
+            if validations_since_best >= config.patience:
                 break
         distributed.on_first(lambda: shutil.copytree(run / "best", output / "translator", dirs_exist_ok=True))
     logger.info("best BLEU %.2f, at validation %d of %d", history[best], best + 1, len(history))
     return figures | {"valid/best_bleu": history[best]}
 
 
-def _ends(config: TranslationConfig, checkpoints: Checkpoints) -> list[int]:
-    """Return the steps at which training pauses to compare BLEU, from the last one that a resumed run reached."""
+def _validation_steps(config: TranslationConfig, checkpoints: Checkpoints) -> list[int]:
+    """Return the steps at which training pauses to compare BLEU.
+
+    A resumed run starts with the last of these steps that it reached, since it may have ended before the comparison.
+    """
     every, total = config.validate_every, config.optimization.steps
-    ends = [*range(every, total, every), total]
+    all_steps = [*range(every, total, every), total]
     newest = distributed.on_first(checkpoints.load_newest)
-    reached = distributed.from_first(newest.step if newest else 0)
-    return ends[max(0, sum(end <= reached for end in ends) - 1) :]
+    reached_step = distributed.from_first(newest.step if newest else 0)
+    finished_count = sum(step <= reached_step for step in all_steps)
+    return all_steps[max(0, finished_count - 1) :]
 
 
-def _validations(run: Path, steps: int) -> list[dict[str, float]]:
-    """Return the scores of each validation up to a step."""
+def _read_validations(run: Path, last_step: int) -> list[dict[str, float]]:
+    """Return the scores of each validation up to a step, from the curves of the run."""
     points = distributed.on_first(lambda: tracker.read(run / tracker.METRICS)) or []
-    validations = [
-        {name: score for name, score in values.items() if name.startswith("valid/")}
-        for step, values in points
-        if BLEU in values and step <= steps
-    ]
+    validations = []
+    for step, values in points:
+        if BLEU in values and step <= last_step:
+            validations.append({name: score for name, score in values.items() if name.startswith("valid/")})
     return distributed.from_first(validations)
 
 
@@ -121,26 +130,31 @@ def build(config: TranslationConfig, shards: Shards) -> Translator:
         ConfigError: the starts differ in size, or have too few positions.
         InputError, TokenizerMismatch: see `XLMSystem.size_of` and `load_into`.
     """
-    sizes_config, languages = config.model, len(languages_of(shards))
-    size = EncoderSize.of(
-        sizes_config, shards.vocabulary_size, positions=sizes_config.max_tokens, epsilon=EPSILON, types=languages,
-        first=0,
-    )  # fmt: skip
     halves: list[tuple[str, StartConfig]] = [("encoder", config.encoder), ("decoder", config.decoder)]
-    sizes = {start.model: XLMSystem().size_of(Path(start.model), shards) for _, start in halves if start.model}
-    if len(set(sizes.values())) > 1:
-        raise ConfigError(f"{' and '.join(sizes)} differ in size: both starts must be of one size")
-    size = next(iter(sizes.values()), size)
+    start_sizes = {start.model: XLMSystem().size_of(Path(start.model), shards) for _, start in halves if start.model}
+    if len(set(start_sizes.values())) > 1:
+        raise ConfigError(f"{' and '.join(start_sizes)} differ in size: both starts must be of one size")
+    if start_sizes:
+        size = next(iter(start_sizes.values()))
+    else:
+        size = EncoderSize.of(
+            config.model,
+            shards.vocabulary_size,
+            positions=config.model.max_tokens,
+            epsilon=EPSILON,
+            types=len(languages_of(shards)),
+            first=0,
+        )
     longest = generated_tokens(config.side_tokens + 2, 1.5, 10)
     if longest > size.positions:
         raise ConfigError(f"translations of {longest} tokens exceed {size.positions} positions: lower side_tokens")
-    model = Translator(size, sizes_config.dropout)
+    model = Translator(size, config.model.dropout)
     first_weights(model, config.seed)
     for half, start in halves:
         if start.model:
             pretrained_xlm = XLM(size)
             XLMSystem().load_into(pretrained_xlm, Path(start.model))
-            start_from(model, pretrained_xlm, half, start.take == "embeddings")
+            start_from(model, pretrained_xlm, half, only_embeddings=start.take == "embeddings")
     return model.to(distributed.device())
 
 
@@ -154,11 +168,15 @@ class TranslationLearner(Learner):
     def __init__(
         self, config: TranslationConfig, model: Translator, sampler: TranslationSampler, validation: Validation | None
     ) -> None:
-        self.config, self.module, self.sampler, self.validation = config, model, sampler, validation
+        self.config = config
+        self.module = model
+        self.sampler = sampler
+        self.validation = validation
         self.device = distributed.device()
 
     def batches(self, step: int, skipped: int = 0) -> Sequence[TranslationBatch]:
-        return [self.sampler.draw(step + skipped, shard) for shard in distributed.my_share(self.config.virtual_shards)]
+        my_shards = distributed.my_share(self.config.virtual_shards)
+        return [self.sampler.draw(step + skipped, shard) for shard in my_shards]
 
     def losses(self, batch: TranslationBatch, scales: Mapping[str, float]) -> tuple[Tensor, dict[str, Tensor]]:
         target = batch.target.to(self.device)
@@ -166,31 +184,37 @@ class TranslationLearner(Learner):
         seed_dropout(self.config.seed, *batch.rng_key)
         with autocast(self.device):
             logits = self.module(source, target)
-        loss = cross_entropy(logits, _after_first(target))
-        weight = denoising_weight(self.config, batch.rng_key[0]) if batch.objective == "dae" else 1.0
+        loss = cross_entropy(logits, _tokens_after_first(target))
+        step = batch.rng_key[0]
+        weight = denoising_weight(self.config, step) if batch.objective == "dae" else 1.0
         return loss * weight * scales[batch.objective], {batch.objective: loss.detach()}
 
-    def back_translate(self, target: Side) -> Side:
+    def back_translate(self, target: PackedSentences) -> PackedSentences:
         """Translate sentences into the other language, without dropout and without gradient."""
-        first, second = (self.sampler.numbers[name] for name in self.config.languages)
-        other = first if int(target.types[0]) == second else second
-        limits = [generated_tokens(length, 1.3, 5) for length in target.lengths]
+        first, second = (self.sampler.language_numbers[language] for language in self.config.languages)
+        target_language = int(target.types[0])
+        source_language = first if target_language == second else second
+        max_lengths = [generated_tokens(length, 1.3, 5) for length in target.lengths]
         with evaluating(self.module), torch.no_grad(), autocast(self.device):
-            translations = self.module.generate(target, other, limits)
-        return side([np.array(words, np.int64) for words in translations], other).to(self.device)
+            translations = self.module.generate(target, source_language, max_lengths)
+        sentences = [np.array(translation, np.int64) for translation in translations]
+        return pack_sentences(sentences, source_language).to(self.device)
 
     def observe(self, step: int) -> dict[str, float]:
-        due = step % self.config.validate_every == 0 or step == self.config.optimization.steps
+        """Return the scores of a validation if one is due after this step."""
+        is_due = step % self.config.validate_every == 0 or step == self.config.optimization.steps
         validation = self.validation
-        if validation is None or not due:
+        if validation is None or not is_due:
             return {}
         return distributed.on_first(lambda: validation.score(self.module)) or {}
 
 
-def _after_first(target: Side) -> Tensor:
+def _tokens_after_first(sentences: PackedSentences) -> Tensor:
     """Return the targets of the translator's logits (T - N,): every token except the first of each sentence."""
-    starts = torch.tensor((0, *target.lengths[:-1]), device=target.ids.device).cumsum(0)
-    return target.ids[torch.ones_like(target.ids, dtype=torch.bool).index_fill(0, starts, False)]
+    device = sentences.ids.device
+    first_rows = torch.tensor((0, *sentences.lengths[:-1]), device=device).cumsum(0)  # (N,)
+    is_later = torch.ones_like(sentences.ids, dtype=torch.bool).index_fill(0, first_rows, False)
+    return sentences.ids[is_later]
 
 
 def export(model: Translator, shards: Shards, directory: Path, facts: dict[str, Any]) -> None:
@@ -202,13 +226,12 @@ def export(model: Translator, shards: Shards, directory: Path, facts: dict[str, 
     directory.mkdir(parents=True, exist_ok=True)
     weights = {name: tensor.detach().float().cpu().contiguous() for name, tensor in model.named_parameters()}
     save_file(weights, directory / pretrained.WEIGHTS)
-    about = {"size": asdict(model.encoder.size), "languages": languages_of(shards)}
-    (directory / "translator.json").write_text(json.dumps(about, indent=1) + "\n")
-    lineage = {"shards": shards.manifest["digest"]}
-    manifests.write(directory, "translator", facts, lineage)
+    description = {"size": asdict(model.encoder.size), "languages": languages_of(shards)}
+    (directory / "translator.json").write_text(json.dumps(description, indent=1) + "\n")
+    manifests.write(directory, "translator", facts, inputs={"shards": shards.manifest["digest"]})
 
 
-class _Described(TypedDict):
+class _Description(TypedDict):
     """The content of translator.json."""
 
     size: EncoderSize
@@ -217,7 +240,7 @@ class _Described(TypedDict):
 
 def load(directory: Path) -> tuple[Translator, list[str]]:
     """Load a translator that `export` wrote, in evaluation mode, and its languages by number."""
-    about = outside.read_json(directory / "translator.json", _Described, "give a translator that was exported")
-    model = Translator(about["size"])
+    description = outside.read_json(directory / "translator.json", _Description, "give a translator that was exported")
+    model = Translator(description["size"])
     model.load_state_dict(pretrained.read_tensors(directory / pretrained.WEIGHTS))
-    return model.eval(), about["languages"]
+    return model.eval(), description["languages"]

@@ -244,7 +244,7 @@ def test_a_run_starts_from_an_exported_model(tiny_shards, tmp_path, row):
     second = learner_of(config_of(row, model={"start": str(tmp_path), "layers": 7}), shards)
 
     assert all(torch.equal(a, b) for a, b in zip(first.module.parameters(), second.module.parameters(), strict=True))
-    with pytest.raises(InputError, match="model.safetensors has no "):
+    with pytest.raises(InputError, match=r"model\.safetensors has no "):
         SYSTEMS[first.config.system].load_into(
             SYSTEMS[first.config.system].build(config_of(row, model={"layers": 3}), shards), tmp_path
         )
@@ -345,7 +345,7 @@ def test_micro_batches_change_nothing_but_the_split(tiny_shards, row):
     whole, parts = micro_batches(samples, 8, 5, 0), micro_batches(samples, 3, 5, 0)
 
     assert [part.rng_key for part in parts] == [(5, 0, 0), (5, 0, 1), (5, 0, 2)]
-    for name in ("ids", "positions", "types", "answers"):
+    for name in ("ids", "positions", "types", "target_ids"):
         assert torch.equal(torch.cat([getattr(part, name) for part in parts]), getattr(whole[0], name))
     for name, labels in whole[0].labels.items():
         assert torch.equal(torch.cat([part.labels[name] for part in parts]), labels)

@@ -22,7 +22,7 @@ from infoxlm_core.systems.translation import stage
 from infoxlm_core.systems.translation.config import NoiseConfig, TranslationConfig
 from infoxlm_core.systems.translation.decoding import BLEU, bleu, sacrebleu, translate
 from infoxlm_core.systems.translation.model import Translator, start_from
-from infoxlm_core.systems.translation.samples import TranslationSampler, add_noise, denoising_weight, side
+from infoxlm_core.systems.translation.samples import TranslationSampler, add_noise, denoising_weight, pack_sentences
 from infoxlm_core.systems.xlm import XLM, first_weights
 from infoxlm_core.training import optimizer, tracker
 from infoxlm_core.training.state import Progress
@@ -146,13 +146,13 @@ def test_a_language_without_text_is_refused(tiny_shards):
 
 @pytest.mark.item("A28")
 def test_the_decoder_sees_nothing_that_comes_later():
-    model, source = translator(), side(sentences(5, 3), 0)
+    model, source = translator(), pack_sentences(sentences(5, 3), 0)
     words = sentences(6, 4)
     other = [words[0].copy(), words[1]]
     other[0][3] = 4 + (words[0][3] - 3) % 50  # token 4 of the first target, counted with its </s>
 
     with torch.inference_mode():
-        before, after = (model(source, side(target, 2)) for target in (words, other))
+        before, after = (model(source, pack_sentences(target, 2)) for target in (words, other))
 
     assert torch.equal(before[:4], after[:4]) and not torch.allclose(before[4:7], after[4:7])
     assert torch.equal(before[7:], after[7:])  # the other sentence
@@ -162,8 +162,8 @@ def test_packing_changes_no_translation():
     model, sources, targets = translator(), sentences(5, 3, 7), sentences(6, 4, 2)
 
     with torch.inference_mode():
-        together = model(side(sources, 0), side(targets, 2))
-        alone = [model(side([s], 0), side([t], 2)) for s, t in zip(sources, targets, strict=True)]
+        together = model(pack_sentences(sources, 0), pack_sentences(targets, 2))
+        alone = [model(pack_sentences([s], 0), pack_sentences([t], 2)) for s, t in zip(sources, targets, strict=True)]
 
     torch.testing.assert_close(together, torch.cat(alone), rtol=1e-5, atol=1e-5)
 
@@ -171,12 +171,16 @@ def test_packing_changes_no_translation():
 def test_generation_says_at_each_step_what_the_network_finds_best():
     model, sources, limits = translator(1), sentences(6, 9, 3), [15, 15, 5]
 
-    made = model.generate(side(sources, 0), 2, limits)
+    made = model.generate(pack_sentences(sources, 0), 2, limits)
 
     assert len({word for words in made for word in words}) > 1  # it says more than one thing
     for words, source, limit in zip(made, sources, limits, strict=True):
         with torch.inference_mode():
-            best = model(side([source], 0), side([np.array(words, np.int64)], 2)).argmax(dim=1).tolist()
+            best = (
+                model(pack_sentences([source], 0), pack_sentences([np.array(words, np.int64)], 2))
+                .argmax(dim=1)
+                .tolist()
+            )
         assert best[: len(words)] == words and len(words) + 2 <= limit
         assert best[len(words)] == 2 or len(words) + 2 == limit  # it ended by itself, or had to
 
@@ -184,7 +188,7 @@ def test_generation_says_at_each_step_what_the_network_finds_best():
 def test_in_bf16_the_decoder_reads_copies_of_its_weights_which_follow_them():
     model = Translator(SIZE)
     first_weights(model, 1)
-    source, target = side(sentences(4, 7), 0), side(sentences(5, 6), 2)
+    source, target = pack_sentences(sentences(4, 7), 0), pack_sentences(sentences(5, 6), 2)
     linears = [part for part in model.decoder.modules() if isinstance(part, Linear)]
 
     def follow() -> bool:
@@ -205,7 +209,7 @@ def test_in_bf16_the_decoder_reads_copies_of_its_weights_which_follow_them():
 
 
 def test_the_target_language_is_said_by_its_embedding_alone():
-    source = side(sentences(6, 9), 0)
+    source = pack_sentences(sentences(6, 9), 0)
     models = [translator(seed) for seed in range(8)]
 
     assert any(model.generate(source, 1, [15, 15]) != model.generate(source, 2, [15, 15]) for model in models)
