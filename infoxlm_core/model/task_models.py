@@ -46,7 +46,7 @@ class Packed(nn.Module):
         return self.config.model_type == "bert"
 
     @property
-    def names(self) -> pretrained.Names:
+    def names(self) -> pretrained.NameRules:
         """Names of the head's parameters -> Hugging Face's names."""
         return self.head.bert_names if self.is_bert else self.head.names
 
@@ -154,7 +154,7 @@ def create(
     if labels:
         config.id2label = dict(enumerate(labels))
         config.label2id = {label: number for number, label in enumerate(labels)}
-    if not pretrained.is_ours(pretrained.read_config(directory)):
+    if not pretrained.runs_packed(pretrained.read_config(directory)):
         padded.set_dropout(config, dropout, head_dropout)
         with torch.random.fork_rng():
             torch.manual_seed(seed)
@@ -176,7 +176,7 @@ def load(directory: Path, head: Head) -> TaskModel:
     """Load a fine-tuned model in evaluation mode, on a GPU if available; InputError if it does not have this head."""
     config = padded.read_config(directory)
     module: TaskModel
-    if pretrained.is_ours(pretrained.read_config(directory)):
+    if pretrained.runs_packed(pretrained.read_config(directory)):
         module = _build(directory, head, config, 0.0, 0.0)
         pretrained.load_into(module, directory, names=module.names)
     else:
@@ -188,7 +188,7 @@ def _build(
     directory: Path, head: Head, config: PretrainedConfig, dropout: float, head_dropout: float
 ) -> SequenceModel | TokenModel:
     """Return a model of the right size, with uninitialised weights."""
-    encoder = Encoder(pretrained.size_of(directory, pretrained.KINDS), dropout)
+    encoder = Encoder(pretrained.size_of(directory, pretrained.MODEL_TYPES), dropout)
     model_class = TokenModel if head.by_token else SequenceModel
     return model_class(encoder, config, head, head_dropout)
 
@@ -198,7 +198,7 @@ def export(module: TaskModel, tokenizer: Path, directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     if isinstance(module, padded.Padded):
         module.model.save_pretrained(directory)
-        tokenizers.copy(tokenizer, directory, pretrained.longest_of(module.config.to_dict()))
+        tokenizers.copy(tokenizer, directory, pretrained.max_tokens_of(module.config.to_dict()))
         return
     config: Any = copy.deepcopy(module.config)
     config.architectures = [f"{_PREFIXES[config.model_type]}For{module.head.architecture}"]

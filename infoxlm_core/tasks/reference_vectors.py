@@ -152,7 +152,7 @@ def check(directory: Path, name: str, python: str = sys.executable) -> str:
     reference = read(directory)
     request = {"directory": str(directory.resolve()), "layer": reference.layer, "pooling": reference.pooling}
     result = _run(python, request | {"sentences": reference.sentences}, name)
-    if len(result["blocked"]) != len(plain_transformers.OURS):
+    if len(result["blocked"]) != len(plain_transformers.BLOCKED_PACKAGES):
         raise InputError(f"{python} could import this project, although it must use transformers alone")
     versions = ", ".join(f"{package} {version}" for package, version in result["versions"].items())
     difference = compare(

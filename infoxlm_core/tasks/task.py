@@ -119,7 +119,7 @@ class Task(Generic[Settings]):
 
         if self.head is None:
             return False
-        drawn_by_example = not self.head.by_token and pretrained.is_ours(pretrained.read_config(encoder))
+        drawn_by_example = not self.head.by_token and pretrained.runs_packed(pretrained.read_config(encoder))
         dropout, head_dropout = (getattr(settings, name, 0.0) for name in ("dropout", "head_dropout"))
         return dropout > 0 or (head_dropout > 0 and not drawn_by_example)
 

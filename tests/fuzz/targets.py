@@ -296,7 +296,7 @@ def _embed(folder: Path) -> Any:
 def _start(folder: Path) -> Any:
     """As pre-training does that starts from a model."""
     directories.check(folder)
-    size = pretrained.size_of(folder, pretrained.KINDS)
+    size = pretrained.size_of(folder, pretrained.MODEL_TYPES)
     return pretrained.load_into(InfoXLM(size, 1, "mean", True), folder)
 
 

@@ -1,6 +1,5 @@
 """Loads any Hugging Face encoder from its directory, with the contrast settings that its config records."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,11 +20,12 @@ if TYPE_CHECKING:  # importing its models takes three seconds, so only processes
 
 
 def has_language_model_head(directory: Path) -> bool:
-    """Return whether a Hugging Face directory holds a masked language model instead of only an encoder."""
+    """Return whether a Hugging Face directory holds a masked language model, not only an encoder."""
     config = pretrained.read_config(directory)
-    architectures = json.dumps(config.get("architectures"))
-    is_masked_xlm = "XLMWithLMHeadModel" in architectures and not config.get("causal")
-    return "ForMaskedLM" in architectures or is_masked_xlm
+    architectures = config.get("architectures") or []
+    if "XLMWithLMHeadModel" in architectures:  # XLM has one class for both of its objectives
+        return not config.get("causal")
+    return any("ForMaskedLM" in architecture for architecture in architectures)
 
 
 def load_encoder(directory: Path | str, device: str | None = None) -> "tuple[Model, Tokenizer]":
@@ -42,10 +42,22 @@ def load_encoder(directory: Path | str, device: str | None = None) -> "tuple[Mod
     directory = Path(directory)
     if not (directory / "config.json").is_file():
         raise InputError(f"{directory} has no config.json: give a Hugging Face model directory")
-    auto_class: Any = (
-        transformers.AutoModelForMaskedLM if has_language_model_head(directory) else transformers.AutoModel
-    )
     tokenizer = tokenizers.load(directory)
+    if tokenizer.pad_token_id is None:
+        raise InputError(f"{directory}: its tokenizer has no padding token: set pad_token in tokenizer_config.json")
+    tokenizer.padding_side = "right"  # so that position 0 is always the first token
+    model = _load_model(directory)
+    if model.config.is_encoder_decoder:
+        raise InputError(f"{directory} is an encoder-decoder ({model.config.model_type}): give an encoder-only model")
+    _check_forward_pass(model, directory)
+    return model.to(device or devices.choose()), tokenizer
+
+
+def _load_model(directory: Path) -> Any:
+    """Load a model with finite weights in fp32; see `load_encoder` for errors."""
+    auto_class: Any = transformers.AutoModel
+    if has_language_model_head(directory):
+        auto_class = transformers.AutoModelForMaskedLM
     stored_weights.check_dtypes(directory)
     try:
         with _silence_transformers():
@@ -61,17 +73,17 @@ def load_encoder(directory: Path | str, device: str | None = None) -> "tuple[Mod
             f"{directory} lacks {len(missing)} weights ({missing[0]}, …): give a complete {auto_class.__name__}"
         )
     pretrained.check_numbers(model, directory)
-    if model.config.is_encoder_decoder:
-        raise InputError(f"{directory} is an encoder-decoder ({model.config.model_type}): give an encoder-only model")
-    if tokenizer.pad_token_id is None:
-        raise InputError(f"{directory}: its tokenizer has no padding token: set pad_token in tokenizer_config.json")
+    return model
+
+
+def _check_forward_pass(model: Any, directory: Path) -> None:
+    """Raise InputError if the model, in evaluation mode, cannot compute, for example with a dropout of NaN."""
+    one_token = torch.zeros(1, 1, dtype=torch.long)
     try:
         with torch.no_grad():
-            model.eval()(torch.zeros(1, 1, dtype=torch.long))
-    except Exception as error:  # a config may describe a model that cannot compute, such as a dropout of NaN
+            model.eval()(one_token)
+    except Exception as error:  # a config can describe a model that raises almost any exception
         raise InputError(f"{directory} cannot be used as a model ({one_line(error)}): export it again") from None
-    tokenizer.padding_side = "right"  # so that position 0 is always the first token
-    return model.to(device or devices.choose()), tokenizer
 
 
 @contextmanager
@@ -90,8 +102,8 @@ def _silence_transformers() -> Iterator[None]:
 
 def contrast_space(model: "Model") -> tuple[int, str] | None:
     """Return the layer and pooling at which the model was trained by contrast; None if its config does not say."""
-    space = getattr(model.config, "infoxlm", None)
-    return (space["layer"], space["pooling"]) if space else None
+    contrast = getattr(model.config, "infoxlm", None)
+    return (contrast["layer"], contrast["pooling"]) if contrast else None
 
 
 def served_space(model: "Model") -> tuple[int, str]:
@@ -125,14 +137,15 @@ def load_projection(directory: Path | str, model: "Model") -> Tensor:
         raise InputError(
             f"{directory} has no contrast vectors (infoxlm in config.json, {PROJECTION}): give mean or cls"
         )
-    projection, width = pretrained.read_projection(path), model.config.hidden_size
-    if projection.shape != (width, width):
-        raise InputError(f"{path}: projection is {tuple(projection.shape)}, not {(width, width)}: copy it again")
+    projection = pretrained.read_projection(path)
+    expected_shape = (model.config.hidden_size, model.config.hidden_size)
+    if projection.shape != expected_shape:
+        raise InputError(f"{path}: projection is {tuple(projection.shape)}, not {expected_shape}: copy it again")
     return projection.to(model.device)
 
 
 def drop_layers(model: "Model", top: int) -> None:
-    """Remove the Transformer layers above `top`, which are not needed; only from models that name them as BERT does."""
+    """Remove the layers above layer `top`, to save their time; models that do not name layers as BERT keep all."""
     encoder = getattr(model.base_model, "encoder", None)
     if isinstance(getattr(encoder, "layer", None), torch.nn.ModuleList):
         encoder.layer = encoder.layer[:top]  # type: ignore[union-attr]

@@ -30,9 +30,10 @@ from infoxlm_core.model.huggingface import pretrained, tokenizers
 
 HEAD_SIZE = 64  # dimensions of a head in every XLM-R; the number of heads cannot be read from the weights
 
-_PREFIXES = ("model_fast.decoder.", "model_fast.encoder.", "decoder.", "encoder.", "")  # the first match is used
+# Prefixes of the query encoder's tensors, which InfoXLM's release calls "fast". The first one that occurs is used.
+_PREFIXES = ("model_fast.decoder.", "model_fast.encoder.", "decoder.", "encoder.", "")
 _PROJECTION = "proj_matrix_fast"  # (1, d, d): z = h @ projection
-_RENAMED = [  # our name -> fairseq's; the first match is used
+_NAME_RULES = [  # our name -> fairseq's name
     (r"^encoder\.token_embedding\.", "sentence_encoder.embed_tokens."),
     (r"^encoder\.position_embedding\.", "sentence_encoder.embed_positions."),
     (r"^encoder\.embedding_norm\.", "sentence_encoder.emb_layer_norm."),
@@ -61,13 +62,14 @@ class Imported:
 
     @property
     def unused_parts(self) -> dict[str, int]:
-        """Return the number of unused tensors by the first part of their names, such as `model_slow`: 199."""
-        return dict(Counter(name.partition(".")[0] for name in self.unused))
+        """Return the number of unused tensors by the first part of their names, such as {"model_slow": 199}."""
+        first_parts = [name.partition(".")[0] for name in self.unused]
+        return dict(Counter(first_parts))
 
 
 def fairseq_name(name: str) -> str:
     """Return fairseq's name of a parameter: `encoder.layers.0.up.bias` -> `sentence_encoder.layers.0.fc1.bias`."""
-    return pretrained.rename(name, _RENAMED)
+    return pretrained.rename(name, _NAME_RULES)
 
 
 def convert(checkpoint: Path, directory: Path, tokenizer: Path | None = None, heads: int | None = None) -> Imported:
@@ -84,39 +86,46 @@ def convert(checkpoint: Path, directory: Path, tokenizer: Path | None = None, he
     """
     if directory.exists():
         raise InputError(f"{directory} exists: give a new directory")
-    state, layer = _read(checkpoint)
-    tensors, naming, unused = _strip(state)
-    size = _size(tensors, naming, heads, checkpoint)
-    model, missing = _fill(tensors, naming, size, checkpoint)
-    projection = state.get(_PROJECTION)
-    if projection is not None and projection.shape != (1, size.hidden, size.hidden):
-        raise InputError(
-            f"{checkpoint}: {_PROJECTION} is {tuple(projection.shape)}, not {(1, size.hidden, size.hidden)}"
-        )
+    if tokenizer and not any((tokenizer / name).is_file() for name in (tokenizers.MODEL, "tokenizer.json")):
+        raise InputError(f"{tokenizer} holds neither {tokenizers.MODEL} nor tokenizer.json: give another --tokenizer")
+    state, contrast_layer = _read(checkpoint)
+    tensors, naming, unused = _select_query_encoder(state)
+    size = _infer_size(tensors, naming, heads, checkpoint)
+    model, missing = _build_model(tensors, naming, size, checkpoint)
+    projection = _read_projection(state, size, checkpoint)
     contrast: dict[str, Any] = {}
-    if projection is not None and layer:
-        contrast["infoxlm"] = {"layer": layer, "pooling": "cls", "normalise": False}
+    if projection is not None and contrast_layer:
+        contrast["infoxlm"] = {"layer": contrast_layer, "pooling": "cls", "normalise": False}
     architectures = ["XLMRobertaModel" if missing else "XLMRobertaForMaskedLM"]
     config = pretrained.hugging_face_config(size, architectures=architectures, **contrast)
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".import-", dir=directory.parent) as folder:
-        partial = Path(folder) / "model"
-        if tokenizer and not any((tokenizer / name).is_file() for name in (tokenizers.MODEL, "tokenizer.json")):
-            raise InputError(
-                f"{tokenizer} holds neither {tokenizers.MODEL} nor tokenizer.json: give another --tokenizer"
-            )
+        partial = Path(folder) / "model"  # renamed when it is complete
         pretrained.write(model, config, tokenizer or checkpoint.parent, partial)
         if projection is not None:
-            save_file({"projection": projection[0].float().contiguous()}, partial / pretrained.PROJECTION)
+            save_file({"projection": projection}, partial / pretrained.PROJECTION)
         sentencepiece_model = partial / tokenizers.MODEL
         if sentencepiece_model.is_file() and not (partial / "tokenizer.json").is_file():
             tokenizers.write_fast(sentencepiece_model.read_bytes(), partial, size.positions - FIRST_POSITION)
         partial.replace(directory)
-    used = {naming(name) for name, _ in model.named_parameters()} | _TIED
-    return Imported(size, projection is not None, missing, tuple(sorted([*unused, *(tensors.keys() - used)])))
+    used = {naming(name) for name, _ in model.named_parameters()} | _REDUNDANT
+    unused += tensors.keys() - used
+    return Imported(size, projection is not None, missing, tuple(sorted(unused)))
 
 
-_TIED = {"lm_head.weight", "lm_head.decoder.weight", "lm_head.decoder.bias", pretrained.TYPE_ROW}
+# Tensors that need no import: copies of the word embeddings and of the head's bias, and the row added to the positions.
+_REDUNDANT = {"lm_head.weight", "lm_head.decoder.weight", "lm_head.decoder.bias", pretrained.TYPE_ROW}
+
+
+def _read_projection(state: Mapping[str, Tensor], size: EncoderSize, checkpoint: Path) -> Tensor | None:
+    """Return the contrast projection (d, d) in fp32, or None if the checkpoint has none."""
+    projection = state.get(_PROJECTION)
+    if projection is None:
+        return None
+    expected_shape = (1, size.hidden, size.hidden)
+    if projection.shape != expected_shape:
+        raise InputError(f"{checkpoint}: {_PROJECTION} is {tuple(projection.shape)}, not {expected_shape}")
+    return projection[0].float().contiguous()
 
 
 def _read(checkpoint: Path) -> tuple[dict[str, Tensor], int | None]:
@@ -165,59 +174,79 @@ def _check_claimed_sizes(checkpoint: Path) -> None:
         )
 
 
-def _strip(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Callable[[str], str], list[str]]:
-    """Return the query encoder's tensors without prefix, the function that names them, and all other names."""
+def _select_query_encoder(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Callable[[str], str], list[str]]:
+    """Select the tensors of the query encoder and its head, in the layout of fairseq or Hugging Face.
+
+    Returns:
+        The tensors by their names without prefix, the function that maps our names to these names, and the names of
+        all other tensors.
+    """
     if any(name.startswith("roberta.") for name in state):
         return dict(state), pretrained.hugging_face_name, []
     prefix = next(p for p in _PREFIXES if not p or f"{p}sentence_encoder.embed_tokens.weight" in state)
-    tensors = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
-    tensors.pop(_PROJECTION, None)
-    unused = [name for name in state if not name.startswith(prefix) and name != _PROJECTION]
-    joined = [name for name in tensors if ".self_attn.in_proj_" in name]  # older files join the rows of q, k and v
-    for name in joined:
-        for part, rows in zip("qkv", tensors.pop(name).chunk(3), strict=True):
-            tensors[name.replace("in_proj_", f"{part}_proj.")] = rows
+    tensors: dict[str, Tensor] = {}
+    unused = []
+    for name, value in state.items():
+        if name == _PROJECTION:
+            continue
+        if not name.startswith(prefix):
+            unused.append(name)
+        elif ".self_attn.in_proj_" in name:  # older files join the rows of query, key and value
+            for letter, rows in zip("qkv", value.chunk(3), strict=True):
+                new_name = name.removeprefix(prefix).replace("in_proj_", f"{letter}_proj.")
+                tensors[new_name] = rows
+        else:
+            tensors[name.removeprefix(prefix)] = value
     return tensors, fairseq_name, unused
 
 
-def _size(
+def _infer_size(
     tensors: Mapping[str, Tensor], naming: Callable[[str], str], heads: int | None, checkpoint: Path
 ) -> EncoderSize:
-    def rows(name: str) -> int:
+    """Return the sizes of the encoder from the shapes of its tensors."""
+
+    def count_rows(name: str) -> int:
         tensor = tensors.get(naming(name))
         if tensor is None:
             raise InputError(f"{checkpoint} has no {naming(name)}: give a checkpoint of XLM-R or InfoXLM")
         return tensor.shape[0]
 
-    hidden = rows("encoder.embedding_norm.weight")
-    layer_numbers = [int(number) for name in tensors for number in re.findall(r"\.layers?\.(\d+)\.", name)[:1]]
-    layers = 1 + max(layer_numbers, default=-1)
+    hidden = count_rows("encoder.embedding_norm.weight")
     heads = heads or max(1, hidden // HEAD_SIZE)
     if hidden % heads:
         raise InputError(
             f"{checkpoint}: hidden size {hidden} is not a multiple of {heads} heads: give the number with --heads"
         )
+    layer_numbers = []
+    for name in tensors:
+        match = re.search(r"\.layers?\.(\d+)\.", name)
+        if match:
+            layer_numbers.append(int(match[1]))
     return EncoderSize(
-        vocabulary=rows("encoder.token_embedding.weight"),
-        layers=layers,
+        vocabulary=count_rows("encoder.token_embedding.weight"),
+        layers=max(layer_numbers, default=-1) + 1,
         hidden=hidden,
-        ffn=rows("encoder.layers.0.up.weight"),
+        ffn=count_rows("encoder.layers.0.up.weight"),
         heads=heads,
-        positions=rows("encoder.position_embedding.weight"),
+        positions=count_rows("encoder.position_embedding.weight"),
     )
 
 
-def _fill(
+def _build_model(
     tensors: Mapping[str, Tensor], naming: Callable[[str], str], size: EncoderSize, checkpoint: Path
 ) -> tuple[nn.Module, tuple[str, ...]]:
-    """Return a module with the encoder and its head, and the tensors that the head lacks; then it is left out."""
+    """Return a module with the checkpoint's encoder and masked-LM head, and the names of missing tensors of the head.
+
+    The module has no head if the checkpoint lacks a tensor of it.
+    """
     embedding = tensors[naming("encoder.token_embedding.weight")]
     for name in ("lm_head.weight", "lm_head.decoder.weight"):
         if name in tensors and not torch.equal(tensors[name], embedding):
             raise InputError(f"{checkpoint}: {name} differs from the word embeddings: give a model with a tied head")
     model = nn.Module()
     with torch.device("meta"):
-        model.encoder, model.head = Encoder(size), MaskedLMHead(size)
+        model.encoder = Encoder(size)
+        model.head = MaskedLMHead(size)
     head_names = [naming(f"head.{name}") for name in model.head.state_dict()]
     missing = tuple(name for name in head_names if name not in tensors)
     if missing:

@@ -12,27 +12,27 @@ import json
 import sys
 from typing import Any
 
-OURS = ("infoxlm_core", "components", "pipelines")
+BLOCKED_PACKAGES = ("infoxlm_core", "components", "pipelines")
 
 
-class Blocked(importlib.abc.MetaPathFinder):
+class BlockingFinder(importlib.abc.MetaPathFinder):
     """An import hook that blocks our packages, wherever they are installed."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:  # noqa: ARG002
-        if name.partition(".")[0] in OURS:
+        if name.partition(".")[0] in BLOCKED_PACKAGES:
             raise ModuleNotFoundError(f"{name} is blocked", name=name)
 
 
-def block() -> list[str]:
+def block_packages() -> list[str]:
     """Block our packages, and return the names of those whose import fails."""
-    sys.meta_path.insert(0, Blocked())
-    failed = []
-    for name in OURS:
+    sys.meta_path.insert(0, BlockingFinder())
+    failed_imports = []
+    for name in BLOCKED_PACKAGES:
         try:
             importlib.import_module(name)
         except ModuleNotFoundError:
-            failed.append(name)
-    return failed
+            failed_imports.append(name)
+    return failed_imports
 
 
 def embed(directory: str, layer: int, pooling: str, sentences: list[str]) -> list[list[float]]:
@@ -45,12 +45,16 @@ def embed(directory: str, layer: int, pooling: str, sentences: list[str]) -> lis
     batch = tokenizer(sentences, padding=True, truncation=True, return_tensors="pt")
     with torch.inference_mode():
         hidden = model.eval()(**batch, output_hidden_states=True).hidden_states[layer]  # (N, L, d)
-    mask = batch["attention_mask"].unsqueeze(-1)
-    return (hidden[:, 0] if pooling == "cls" else (hidden * mask).sum(dim=1) / mask.sum(dim=1)).tolist()
+    if pooling == "cls":
+        return hidden[:, 0].tolist()
+    attention_mask = batch["attention_mask"].unsqueeze(-1)  # (N, L, 1)
+    token_counts = attention_mask.sum(dim=1)  # (N, 1)
+    mean = (hidden * attention_mask).sum(dim=1) / token_counts  # (N, d)
+    return mean.tolist()
 
 
 if __name__ == "__main__":
-    blocked = block()
+    blocked = block_packages()
     request = json.load(sys.stdin)
     vectors = embed(request["directory"], request["layer"], request["pooling"], request["sentences"])
     versions = {name: sys.modules[name].__version__ for name in ("torch", "transformers")}

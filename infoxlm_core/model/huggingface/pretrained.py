@@ -21,19 +21,19 @@ from infoxlm_core.model.heads import InfoXLM
 from infoxlm_core.model.huggingface import stored_weights, tokenizers
 
 WEIGHTS, PROJECTION = "model.safetensors", "projection.safetensors"
-KINDS = ("xlm-roberta", "roberta", "bert")  # model types that `Encoder` can compute
+MODEL_TYPES = ("xlm-roberta", "roberta", "bert")  # values of model_type that `Encoder` can compute
 FINETUNING_DROPOUT = 0.1
 """Dropout in the config.json of exported encoders, as in XLM-R's. It takes effect only where Transformers fine-tunes an
 export; our own training takes dropout from its settings."""
 
-Names = Sequence[tuple[str, str]]
+NameRules = Sequence[tuple[str, str]]  # (regular expression of our name, replacement); the first match is used
 _Rows = Annotated[int, Field(gt=0, lt=2**31)]
 _Width = Annotated[int, Field(gt=0, le=2**17)]
 _Layers = Annotated[int, Field(ge=0, le=1000)]
 _Epsilon = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
-class _Space(TypedDict):
+class _ContrastSettings(TypedDict):
     """The contrast settings in the config.json of our models."""
 
     layer: _Layers
@@ -42,12 +42,12 @@ class _Space(TypedDict):
 
 
 @outside.allow_extra_keys
-class Described(TypedDict):
+class ModelDescription(TypedDict):
     """The keys of config.json that are read for models of every type; all may be missing."""
 
     model_type: NotRequired[str | None]
     architectures: NotRequired[list[str] | None]
-    infoxlm: NotRequired[_Space | None]
+    infoxlm: NotRequired[_ContrastSettings | None]
     num_hidden_layers: NotRequired[_Layers]
     layer_norm_eps: NotRequired[_Epsilon | None]
     max_position_embeddings: NotRequired[int | None]
@@ -55,8 +55,8 @@ class Described(TypedDict):
 
 
 @outside.allow_extra_keys
-class Sizes(TypedDict):
-    """The keys of config.json that describe the sizes of a model of `KINDS`."""
+class ModelSizes(TypedDict):
+    """The keys of config.json that describe the sizes of a model of `MODEL_TYPES`."""
 
     vocab_size: _Rows
     num_hidden_layers: _Layers
@@ -69,7 +69,7 @@ class Sizes(TypedDict):
     pad_token_id: NotRequired[Annotated[int, Field(ge=0, lt=2**20)] | None]
 
 
-_RENAMED = [  # our name -> Hugging Face's; the first match is used
+_NAME_RULES = [  # our name -> Hugging Face's name in XLM-R
     (r"^encoder\.token_embedding\.", "roberta.embeddings.word_embeddings."),
     (r"^encoder\.position_embedding\.", "roberta.embeddings.position_embeddings."),
     (r"^encoder\.type_embedding\.", "roberta.embeddings.token_type_embeddings."),
@@ -87,22 +87,22 @@ _RENAMED = [  # our name -> Hugging Face's; the first match is used
 _HEADS = ("lm_head.", "cls.", "classifier.", "qa_outputs.")  # prefixes of heads in Hugging Face's classes
 
 TYPE_ROW = "roberta.embeddings.token_type_embeddings.weight"
-_FAILED = "its training failed, so use another model"
+_NOT_FINITE = "contains NaN or infinity: its training failed, so use another model"
 
 
-def hugging_face_name(name: str, first: Names = ()) -> str:
+def hugging_face_name(name: str, first: NameRules = ()) -> str:
     """Return Hugging Face's name of a parameter; the rules `first` take precedence.
 
     Example: `encoder.layers.0.up.bias` -> `roberta.encoder.layer.0.intermediate.dense.bias`.
     """
-    return rename(name, (*first, *_RENAMED))
+    return rename(name, (*first, *_NAME_RULES))
 
 
-def rename(name: str, rules: Names) -> str:
+def rename(name: str, rules: NameRules) -> str:
     """Apply the first rule (pattern, replacement) that matches a name; KeyError if none does."""
-    for ours, theirs in rules:
-        renamed, count = re.subn(ours, theirs, name)
-        if count:
+    for pattern, replacement in rules:
+        renamed, match_count = re.subn(pattern, replacement, name)
+        if match_count:
             return renamed
     raise KeyError(name)
 
@@ -130,24 +130,33 @@ def hugging_face_config(
 
 
 def write_model(weights: Mapping[str, Tensor], config: PretrainedConfig, directory: Path) -> None:
-    """Write the config and the weights, which already have Hugging Face's names."""
+    """Write the config and the weights, which already have Hugging Face's names, in fp32."""
     directory.mkdir(parents=True, exist_ok=True)
-    weights = {name: value.detach().float().cpu().contiguous() for name, value in weights.items()}
-    save_file(weights, directory / WEIGHTS, metadata={"format": "pt"})
+    fp32_weights = {name: value.detach().float().cpu().contiguous() for name, value in weights.items()}
+    save_file(fp32_weights, directory / WEIGHTS, metadata={"format": "pt"})
     config.save_pretrained(directory)
 
 
-def write(module: nn.Module, config: PretrainedConfig, tokenizer: Path, directory: Path, names: Names = ()) -> None:
-    """Write a module without its projection, and the tokenizer; `names` are rules for the parameters of the head."""
-    weights: dict[str, Tensor] = {
-        hugging_face_name(name, names): value for name, value in module.named_parameters() if name != "projection"
-    }
+def write(module: nn.Module, config: PretrainedConfig, tokenizer: Path, directory: Path, names: NameRules = ()) -> None:
+    """Write a module without its projection, and its tokenizer.
+
+    Args:
+        module: the module, of which only parameters are written.
+        config: its config, whose model type decides the prefix of the encoder's names.
+        tokenizer: directory with the tokenizer.
+        directory: where to write.
+        names: rules for the parameters of the head.
+    """
+    weights: dict[str, Tensor] = {}
+    for name, parameter in module.named_parameters():
+        if name != "projection":
+            weights[hugging_face_name(name, names)] = parameter
     if TYPE_ROW not in weights:
         weights[TYPE_ROW] = torch.zeros(1, config.hidden_size)
     if config.model_type == "bert":
         weights = {re.sub(r"^roberta\.", "bert.", name): value for name, value in weights.items()}
     write_model(weights, config, directory)
-    tokenizers.copy(tokenizer, directory, longest_of(config.to_dict()))
+    tokenizers.copy(tokenizer, directory, max_tokens_of(config.to_dict()))
 
 
 def export(model: InfoXLM, tokenizer: Path, directory: Path) -> None:
@@ -165,48 +174,52 @@ def export(model: InfoXLM, tokenizer: Path, directory: Path) -> None:
 def read_config(directory: Path) -> dict[str, Any]:
     """Return the content of a Hugging Face config.json; InputError if it is missing, or a size in it is impossible."""
     path = directory / "config.json"
-    config = outside.read_json(path, Described, "give a Hugging Face model directory")
+    config = outside.read_json(path, ModelDescription, "give a Hugging Face model directory")
     stored_weights.check_counts(config, path)
     return {"model_type": None} | config
 
 
-def is_ours(config: Mapping[str, Any]) -> bool:
-    """Return whether `Encoder` can compute the model that a config describes."""
-    plain = config.get("hidden_act", "gelu") == "gelu" and not config.get("is_decoder", False)
-    absolute = config.get("position_embedding_type", "absolute") == "absolute"
-    return plain and absolute and config["model_type"] in KINDS
+def runs_packed(config: Mapping[str, Any]) -> bool:
+    """Return whether `Encoder`, which computes packed sequences, can compute the model that a config describes."""
+    has_gelu = config.get("hidden_act", "gelu") == "gelu"
+    has_absolute_positions = config.get("position_embedding_type", "absolute") == "absolute"
+    is_decoder = config.get("is_decoder", False)
+    return has_gelu and has_absolute_positions and not is_decoder and config["model_type"] in MODEL_TYPES
 
 
 def first_position(config: Mapping[str, Any]) -> int:
     """Return the position of a sequence's first token; models like RoBERTa start after the position of padding."""
-    pad = config.get("pad_token_id")
-    return 0 if config["model_type"] == "bert" else (PAD if pad is None else pad) + 1
+    if config["model_type"] == "bert":
+        return 0
+    padding_id = config.get("pad_token_id")
+    return (PAD if padding_id is None else padding_id) + 1
 
 
-def longest_of(config: Mapping[str, Any]) -> int:
+def max_tokens_of(config: Mapping[str, Any]) -> int:
     """Return the number of tokens of the longest sequence that a model can read."""
     positions = config.get("max_position_embeddings") or 0
-    if config["model_type"] in KINDS:
+    if config["model_type"] in MODEL_TYPES:
         return positions - first_position(config)
     # Some other models number positions like RoBERTa. For the rest, two unused positions do no harm.
     return positions - 2 if positions > 2 else 512
 
 
-def size_of(directory: Path, kinds: Sequence[str] = ("xlm-roberta",)) -> EncoderSize:
+def size_of(directory: Path, model_types: Sequence[str] = ("xlm-roberta",)) -> EncoderSize:
     """Return the sizes in a Hugging Face config.json, after comparing them with the weights if there are any.
 
     Raises:
         InputError: there is no config.json, it describes another architecture, or the weights have other shapes.
     """
     path, config = directory / "config.json", read_config(directory)
-    if config["model_type"] not in kinds:
-        expected = " or ".join(map(repr, kinds))
-        raise InputError(f"{path}: model_type is {config['model_type']!r}, not {expected}: give a model of this type")
-    bert = config["model_type"] == "bert"
-    outside.validate(config, Sizes, path, "give a complete model")
+    model_type = config["model_type"]
+    if model_type not in model_types:
+        expected = " or ".join(repr(name) for name in model_types)
+        raise InputError(f"{path}: model_type is {model_type!r}, not {expected}: give a model of this type")
+    outside.validate(config, ModelSizes, path, "give a complete model")
     if config["hidden_size"] % config["num_attention_heads"]:
         raise InputError(f"{path}: num_attention_heads must divide hidden_size: give a complete model")
-    types = config.get("type_vocab_size", 2 if bert else 1)
+    default_types, default_epsilon = (2, 1e-12) if model_type == "bert" else (1, 1e-5)
+    types = config.get("type_vocab_size", default_types)
     size = EncoderSize(
         vocabulary=config["vocab_size"],
         layers=config["num_hidden_layers"],
@@ -214,8 +227,8 @@ def size_of(directory: Path, kinds: Sequence[str] = ("xlm-roberta",)) -> Encoder
         ffn=config["intermediate_size"],
         heads=config["num_attention_heads"],
         positions=config["max_position_embeddings"],
-        epsilon=config.get("layer_norm_eps", 1e-12 if bert else 1e-5),
-        types=types if types > 1 else 0,
+        epsilon=config.get("layer_norm_eps", default_epsilon),
+        types=types if types > 1 else 0,  # a single type is added to the positions, see `load_into`
         first=first_position(config),
     )
     if any(directory.glob("*.safetensors")):  # a run can be planned without the weights
@@ -226,20 +239,22 @@ def size_of(directory: Path, kinds: Sequence[str] = ("xlm-roberta",)) -> Encoder
 def _check_size(size: EncoderSize, directory: Path) -> None:
     """Raise InputError if the weight files do not hold an encoder of this size."""
     stored = stored_weights.read_headers(directory)
-    shapes = {canonical: stored[name].shape for name, canonical in canonical_names(stored).items()}
+    stored_shapes = {canonical: stored[name].shape for name, canonical in canonical_names(stored).items()}
     with torch.device("meta"):
         encoder = Encoder(size)
-    described = {
-        hugging_face_name(name): tuple(value.shape) for name, value in encoder.named_parameters(prefix="encoder")
-    }
-    stored_weights.compare_shapes(described, shapes, directory)
+    expected_shapes = {}
+    for name, parameter in encoder.named_parameters(prefix="encoder"):
+        expected_shapes[hugging_face_name(name)] = tuple(parameter.shape)
+    stored_weights.compare_shapes(expected_shapes, stored_shapes, directory)
 
 
-def weight_files(directory: Path) -> list[Path]:
+def find_weight_files(directory: Path) -> list[Path]:
     """Return the safetensors files of a Hugging Face model, one or several; InputError if there are none."""
-    paths = [directory / WEIGHTS] if (directory / WEIGHTS).is_file() else sorted(directory.glob("model-*.safetensors"))
+    path = directory / WEIGHTS
+    if path.is_file():
+        return [path]
+    paths = sorted(directory.glob("model-*.safetensors"))
     if not paths:
-        path = directory / WEIGHTS
         raise InputError(f"{path} is missing: convert the model to safetensors (pickled weights are not read)")
     return paths
 
@@ -264,18 +279,18 @@ def read_projection(path: Path) -> Tensor:
 
 def digest_of(directory: Path) -> str:
     """Return the digest of the weights in a Hugging Face directory."""
-    digests = [manifests.file_sha256(path) for path in weight_files(directory)]
+    digests = [manifests.file_sha256(path) for path in find_weight_files(directory)]
     return f"sha256:{digests[0]}" if len(digests) == 1 else manifests.digest(digests)
 
 
 def read_weights(directory: Path) -> dict[str, Tensor]:
-    """Return the weights of a model of `KINDS`, with or without head, under the names of `XLMRobertaFor…`.
+    """Return the weights of a model of `MODEL_TYPES`, with or without head, under the names of `XLMRobertaFor…`.
 
     Raises:
         InputError: the weights are missing or damaged.
     """
     weights: dict[str, Tensor] = {}
-    for path in weight_files(directory):
+    for path in find_weight_files(directory):
         weights |= read_tensors(path)
     return {canonical: weights[name] for name, canonical in canonical_names(weights).items()}
 
@@ -283,21 +298,21 @@ def read_weights(directory: Path) -> dict[str, Tensor]:
 def canonical_names(names: Iterable[str]) -> dict[str, str]:
     """Map the names of stored weights to the names of `XLMRobertaFor…`."""
     names = list(names)
-    is_bare_encoder = not any(name.startswith(("roberta.", "bert.")) for name in names)
-
-    def canonical(name: str) -> str:
-        name = re.sub(r"LayerNorm\.(gamma|beta)$", lambda m: f"LayerNorm.{_OLD[m[1]]}", name)
-        name = re.sub(r"^bert\.", "roberta.", name)
-        return f"roberta.{name}" if is_bare_encoder and not name.startswith(_HEADS) else name
-
-    return {name: canonical(name) for name in names}
-
-
-_OLD = {"gamma": "weight", "beta": "bias"}  # names in Google's BERT
+    has_prefix = any(name.startswith(("roberta.", "bert.")) for name in names)
+    canonical = {}
+    for stored_name in names:
+        name = re.sub(r"^bert\.", "roberta.", stored_name)
+        # Google's BERT has other names for the parameters of LayerNorm.
+        name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)
+        name = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name)
+        if not has_prefix and not name.startswith(_HEADS):  # the file of an encoder without head
+            name = f"roberta.{name}"
+        canonical[stored_name] = name
+    return canonical
 
 
 def load_into(
-    module: nn.Module, directory: Path, optional: tuple[str, ...] = ("projection",), names: Names = ()
+    module: nn.Module, directory: Path, optional: tuple[str, ...] = ("projection",), names: NameRules = ()
 ) -> None:
     """Copy the weights of a Hugging Face directory, in safetensors, into one of our models.
 
@@ -319,18 +334,19 @@ def load_into(
     types = weights.get(TYPE_ROW)
     with torch.no_grad():
         for name, parameter in module.named_parameters():
-            stored_name = name if name == "projection" else hugging_face_name(name, names)
-            path = directory / (PROJECTION if name == "projection" else WEIGHTS)
-            if stored_name not in weights:
+            is_projection = name == "projection"
+            stored_name = name if is_projection else hugging_face_name(name, names)
+            path = directory / (PROJECTION if is_projection else WEIGHTS)
+            weight = weights.get(stored_name)
+            if weight is None:
                 if name.startswith(optional):
                     continue
                 raise InputError(f"{path} has no {stored_name}: give a complete model")
-            value: Tensor = weights[stored_name]
-            if value.shape != parameter.shape:
-                raise InputError(f"{path}: {stored_name} is {tuple(value.shape)}, not {tuple(parameter.shape)}")
-            if not value.isfinite().all():  # checked per weight: optional ones that were skipped may be uninitialised
-                raise InputError(f"{path}: {stored_name} contains NaN or infinity: {_FAILED}")
-            parameter.copy_(value)
+            if weight.shape != parameter.shape:
+                raise InputError(f"{path}: {stored_name} is {tuple(weight.shape)}, not {tuple(parameter.shape)}")
+            if not weight.isfinite().all():  # not by `check_numbers`: skipped parameters may be uninitialised
+                raise InputError(f"{path}: {stored_name} {_NOT_FINITE}")
+            parameter.copy_(weight)
             if name == "encoder.position_embedding.weight" and types is not None and len(types) == 1:
                 parameter.add_(types[0])
 
@@ -339,4 +355,4 @@ def check_numbers(model: nn.Module, directory: Path) -> None:
     """Raise InputError if a weight of a model, loaded from a directory, is not finite."""
     not_finite = [name for name, value in model.named_parameters() if not value.isfinite().all()]
     if not_finite:
-        raise InputError(f"{directory}: {not_finite[0]} contains NaN or infinity: {_FAILED}")
+        raise InputError(f"{directory}: {not_finite[0]} {_NOT_FINITE}")

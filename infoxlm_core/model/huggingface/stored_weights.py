@@ -47,8 +47,9 @@ def read_headers(directory: Path) -> dict[str, StoredWeight]:
         try:
             with safe_open(outside.check_readable(path), "pt") as file:
                 for name in file.keys():  # noqa: SIM118 - the file is no mapping
-                    weight = file.get_slice(name)
-                    weights[name] = StoredWeight(path, weight.get_dtype(), tuple(weight.get_shape()))
+                    tensor_slice = file.get_slice(name)
+                    shape = tuple(tensor_slice.get_shape())
+                    weights[name] = StoredWeight(path, tensor_slice.get_dtype(), shape)
         except (SafetensorError, OSError) as error:
             raise InputError(f"{path} is damaged ({one_line(error)}): copy it again") from None
     return weights
@@ -70,23 +71,32 @@ def check_counts(config: Mapping[str, Any], path: Path) -> None:
     Transformers creates a Python object for every layer and label, even on the meta device.
     """
     for name, value in config.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping):  # models of several parts have a config for each
             check_counts(value, path)
         elif isinstance(value, int):
-            limit = MAX_LABELS if name == "num_labels" else MAX_MODULES if name.endswith(_MODULE_COUNTS) else value
-            if value > limit:
+            limit = _limit_of_count(name)
+            if limit is not None and value > limit:
                 raise InputError(f"{path}: {name} is {value}, more than {limit}: {REMEDY}")
 
 
+def _limit_of_count(name: str) -> int | None:
+    """Return the largest value of a field of config.json; None if the field counts no Python objects."""
+    if name == "num_labels":
+        return MAX_LABELS
+    return MAX_MODULES if name.endswith(_MODULE_COUNTS) else None
+
+
 def compare_shapes(
-    described: Mapping[str, tuple[int, ...]], stored: Mapping[str, tuple[int, ...]], directory: Path
+    expected_shapes: Mapping[str, tuple[int, ...]], stored_shapes: Mapping[str, tuple[int, ...]], directory: Path
 ) -> None:
     """Raise InputError if a weight that config.json describes is not stored, or is stored with another shape."""
-    for name, shape in described.items():
-        if name not in stored:
+    for name, expected_shape in expected_shapes.items():
+        if name not in stored_shapes:
             raise InputError(f"{directory} has no weight {name}: give a complete model")
-        if stored[name] != shape:
-            raise InputError(f"{directory}: {name} is {stored[name]}, but config.json describes {shape}: {REMEDY}")
+        if stored_shapes[name] != expected_shape:
+            raise InputError(
+                f"{directory}: {name} is {stored_shapes[name]}, but config.json describes {expected_shape}: {REMEDY}"
+            )
 
 
 def check_shapes(model: nn.Module, directory: Path, prefix: str = "", new_head: bool = False) -> None:
@@ -106,15 +116,16 @@ def check_shapes(model: nn.Module, directory: Path, prefix: str = "", new_head: 
     stored = read_headers(directory)
     # Buffers are computed, whatever an old export holds under their names.
     missing_values = sum(buffer.numel() for buffer in model.buffers())
-    for name, value in model.named_parameters():
-        names = (name, name.removeprefix(prefix), f"{prefix}{name}")
-        weight = next((stored[candidate] for candidate in names if candidate in stored), None)
-        may_differ = new_head and not name.startswith(prefix)
-        if weight is None or may_differ:
-            missing_values += value.numel()
-        elif weight.shape != tuple(value.shape):
+    for name, parameter in model.named_parameters():
+        weight = None
+        for stored_name in (name, name.removeprefix(prefix), f"{prefix}{name}"):
+            weight = weight or stored.get(stored_name)
+        is_replaced = new_head and not name.startswith(prefix)
+        if weight is None or is_replaced:
+            missing_values += parameter.numel()
+        elif weight.shape != tuple(parameter.shape):
             raise InputError(
-                f"{weight.path}: {name} is {weight.shape}, but config.json describes {tuple(value.shape)}: {REMEDY}"
+                f"{weight.path}: {name} is {weight.shape}, but config.json describes {tuple(parameter.shape)}: {REMEDY}"
             )
     stored_values = sum(math.prod(weight.shape) for weight in stored.values())
     if missing_values > stored_values + SPARE_VALUES:
@@ -139,9 +150,15 @@ def load_checked(
         The model, and Transformers' report on missing and unexpected weights.
     """
     with torch.device("meta"), meta_device_safe_creation_ops():
-        described = auto_class.from_config(copy.deepcopy(config), dtype=torch.float32)
-    check_shapes(described, directory, f"{described.base_model_prefix}.", new_head)
+        empty_model = auto_class.from_config(copy.deepcopy(config), dtype=torch.float32)
+    check_shapes(empty_model, directory, f"{empty_model.base_model_prefix}.", new_head)
     return auto_class.from_pretrained(
-        directory, config=config, use_safetensors=True, output_loading_info=True, local_files_only=True,
-        trust_remote_code=False, dtype=torch.float32, ignore_mismatched_sizes=new_head,
-    )  # fmt: skip
+        directory,
+        config=config,
+        use_safetensors=True,
+        output_loading_info=True,
+        local_files_only=True,
+        trust_remote_code=False,
+        dtype=torch.float32,
+        ignore_mismatched_sizes=new_head,
+    )

@@ -37,7 +37,7 @@ MAX_UNKNOWN = 0.05  # share of rows that may be left out because training has no
 
 def encode_rows(table: pd.DataFrame, directory: Path, max_tokens: int) -> Examples:
     """Tokenise columns text and, if there is one, text_pair, truncated to what the model can read."""
-    limit = min(max_tokens, pretrained.longest_of(pretrained.read_config(directory)))
+    limit = min(max_tokens, pretrained.max_tokens_of(pretrained.read_config(directory)))
     pairs = table["text_pair"].tolist() if "text_pair" in table else None
     examples = encode(tokenizers.load(directory), table["text"].tolist(), pairs, limit)
     return padded.set_languages(examples, padded.read_config(directory), table["language"].tolist())

@@ -110,7 +110,7 @@ def encode(
     tokenizer = tokenizers.load(directory)
     if not tokenizer.is_fast:
         raise InputError(f"{directory}: its tokenizer cannot map tokens to words. Give one with a tokenizer.json.")
-    limit = min(max_tokens, pretrained.longest_of(pretrained.read_config(directory)))
+    limit = min(max_tokens, pretrained.max_tokens_of(pretrained.read_config(directory)))
     words = [list(sentence.words) for sentence in sentences]
     try:
         columns = tokenizer(

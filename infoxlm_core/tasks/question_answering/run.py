@@ -81,7 +81,7 @@ def _load_tokenizer(config: AnsweringConfig, directory: Path) -> tuple[Tokenizer
     tokenizer = tokenizers.load(directory)
     if not tokenizer.is_fast:
         raise InputError(f"{directory}: its tokenizer cannot map tokens to characters. Give one with a tokenizer.json.")
-    return tokenizer, min(config.max_tokens, pretrained.longest_of(pretrained.read_config(directory)))
+    return tokenizer, min(config.max_tokens, pretrained.max_tokens_of(pretrained.read_config(directory)))
 
 
 def _make_windows(

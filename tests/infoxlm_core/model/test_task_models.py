@@ -224,7 +224,7 @@ def test_an_old_bert_calls_its_layer_norm_gamma_and_beta(tmp_path):
 def test_a_large_model_in_several_files_is_read_whole(tmp_path):
     model = shake(KINDS["XLM-R"]())
     model.save_pretrained(tmp_path, max_shard_size="5KB")
-    assert len(pretrained.weight_files(tmp_path)) > 1
+    assert len(pretrained.find_weight_files(tmp_path)) > 1
 
     encoder = task_models.create(tmp_path, TASKS["classification"].head, LABELS).encoder
 
