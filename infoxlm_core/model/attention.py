@@ -129,7 +129,7 @@ def _attend_by_sequence(
         if length:
             output = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=causal)
             outputs.append(output.transpose(1, 2))  # (1, length, heads, head size)
-    return torch.cat(outputs, dim=1)[0]
+    return torch.cat(outputs, dim=1)[0]  # (Q, heads, head size)
 
 
 def attend_masked(

@@ -99,7 +99,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             chunk_count = math.ceil(row_count / chunk_rows)
             chunk_rows = math.ceil(row_count / chunk_count)
 
-        states, table = hidden.to(matmul_dtype), weight.to(matmul_dtype)
+        states, matmul_weight = hidden.to(matmul_dtype), weight.to(matmul_dtype)
         losses = hidden.new_empty(row_count, dtype=accumulation_dtype)
         buffer = hidden.new_empty(min(chunk_rows, row_count), _aligned(vocab_size), dtype=accumulation_dtype)
         gradients = None
@@ -109,12 +109,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for start in range(0, row_count, chunk_rows):
             rows = slice(start, start + chunk_rows)
             logits = buffer[: len(states[rows]), :vocab_size]  # (R, V)
-            _matmul(states[rows], table.T, out=logits)
+            _matmul(states[rows], matmul_weight.T, out=logits)
             chunk = _Chunk(logits, states[rows], targets[rows], scale[rows])
             if is_half_precision:
-                losses[rows] = _process_half_precision(chunk, rows, table, bias, gradients, compiler)
+                losses[rows] = _process_half_precision(chunk, rows, matmul_weight, bias, gradients, compiler)
             else:
-                losses[rows] = _process_full_precision(chunk, rows, table, bias, gradients)
+                losses[rows] = _process_full_precision(chunk, rows, matmul_weight, bias, gradients)
 
         if gradients:  # not in save_for_backward, which would copy them
             ctx.gradients = [gradients.hidden, gradients.weight.to(weight.dtype), gradients.bias.to(bias.dtype)]
@@ -124,7 +124,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Any, ...]:
         gradients = ctx.gradients
-        ctx.gradients = None  # release the memory with the last reference of autograd
+        ctx.gradients = None  # so that autograd can free each gradient after its use
         if gradient.is_cuda or gradient != 1:  # comparing would wait for the GPU
             gradients = [value.mul_(gradient) for value in gradients]
         return *gradients, None, None, None, None, None
@@ -141,7 +141,7 @@ def _allocate_gradients(
 
 
 def _process_half_precision(
-    chunk: _Chunk, rows: slice, table: Tensor, bias: Tensor, gradients: _Gradients | None, compiler: str
+    chunk: _Chunk, rows: slice, weight: Tensor, bias: Tensor, gradients: _Gradients | None, compiler: str
 ) -> Tensor:
     """Return the losses (R,) of a chunk, and add to the gradients if they are needed."""
     if compiler:
@@ -155,7 +155,7 @@ def _process_half_precision(
         d_logits = differentiate(
             chunk.logits, bias, chunk.targets, others_logsumexp, logsumexp, scale, chunk.states
         )  # (R, V) in half precision
-        _matmul(d_logits, table, out=gradients.hidden[rows])
+        _matmul(d_logits, weight, out=gradients.hidden[rows])
         _add_matmul(gradients.weight, d_logits.T, chunk.states, overwrite=gradients.has_one_chunk)
         ones = torch.ones_like(chunk.states[:, :1])  # (R, 1)
         _add_matmul(gradients.bias[:, None], d_logits.T, ones, overwrite=False)
@@ -163,7 +163,7 @@ def _process_half_precision(
 
 
 def _process_full_precision(
-    chunk: _Chunk, rows: slice, table: Tensor, bias: Tensor, gradients: _Gradients | None
+    chunk: _Chunk, rows: slice, weight: Tensor, bias: Tensor, gradients: _Gradients | None
 ) -> Tensor:
     """Return the losses (R,) of a chunk, and add to the gradients if they are needed; overwrites the logits."""
     states, targets = chunk.states, chunk.targets
@@ -173,12 +173,12 @@ def _process_full_precision(
     exponentials = logits.sub_(largest_logits[:, None]).exp_()  # (R, V), in the memory of the logits
     normalizer = exponentials.sum(dim=1)  # (R,)
     if gradients:
-        # d loss / d logits = scale * (exponentials / normalizer - onehot). The row factors scale the (R, d) operands,
-        # which are smaller than (R, V).
+        # d loss / d logits = scale * (exponentials / normalizer - onehot). The factors of rows are multiplied with
+        # (R, d) tensors, since (R, V) tensors are larger.
         target_scale = chunk.scale.to(logits.dtype)  # (R,)
         softmax_scale = (chunk.scale / normalizer).to(logits.dtype)  # (R,)
-        softmax_part = (exponentials @ table) * softmax_scale[:, None]  # (R, d)
-        gradients.hidden[rows] = softmax_part - table[targets] * target_scale[:, None]
+        softmax_part = (exponentials @ weight) * softmax_scale[:, None]  # (R, d)
+        gradients.hidden[rows] = softmax_part - weight[targets] * target_scale[:, None]
         scaled_states = states * softmax_scale[:, None]  # (R, d)
         _add_matmul(gradients.weight, exponentials.T, scaled_states, overwrite=gradients.has_one_chunk)
         gradients.weight.index_add_(0, targets, states * -target_scale[:, None])
@@ -220,7 +220,8 @@ def logit_gradients(
     others_probability = (others_logsumexp - logsumexp).exp()  # (R,)
     is_target = words == targets[:, None]  # (R, V)
     gradient = torch.where(is_target, -others_probability[:, None], probabilities) * scale[:, None]
-    return F.pad(gradient.to(states.dtype), (0, -vocab_size % _ALIGNMENT))[:, :vocab_size]
+    padding = _aligned(vocab_size) - vocab_size
+    return F.pad(gradient.to(states.dtype), (0, padding))[:, :vocab_size]  # a view whose rows are aligned
 
 
 @cache

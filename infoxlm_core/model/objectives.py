@@ -74,18 +74,29 @@ def xlco_losses(logits: Tensor, margin: float = 0.0) -> Tensor:
 
 def xlco_hits(logits: Tensor) -> Tensor:
     """Return how many queries are nearest to their translation among 1 + K candidates; chance is B / (1 + K)."""
-    return (logits[:, 0] > logits[:, 1:].amax(dim=1)).sum()
+    best_negative = logits[:, 1:].amax(dim=1)  # (B,)
+    return (logits[:, 0] > best_negative).sum()
 
 
 def share_a_sentence(query_ids: Tensor, key_ids: Tensor) -> Tensor:
-    """Return where query (of B) and key (of K) have a sentence in common: (B, K), from ids (B, 2) and (K, 2)."""
-    shared = query_ids[:, :1] == key_ids[None, :, 0]
-    for left, right in ((0, 1), (1, 0), (1, 1)):
-        shared |= query_ids[:, left, None] == key_ids[None, :, right]
+    """Return whether query and key have a sentence in common, (B, K) bool.
+
+    Args:
+        query_ids: (B, 2) ids of the two sentences of each query.
+        key_ids: (K, 2) ids of the two sentences of each key.
+    """
+    query_ids, key_ids = query_ids[:, None], key_ids[None]  # (B, 1, 2), (1, K, 2)
+    shared = query_ids[..., 0] == key_ids[..., 0]  # (B, K)
+    shared |= query_ids[..., 0] == key_ids[..., 1]
+    shared |= query_ids[..., 1] == key_ids[..., 0]
+    shared |= query_ids[..., 1] == key_ids[..., 1]
     return shared
 
 
 def have_equal_sentences(query_ids: Tensor, key_ids: Tensor) -> Tensor:
-    """Return where query (of B) and key (of K) have the same set of sentences: (B, K), from ids (B, 2) and (K, 2)."""
-    query_ids, key_ids = query_ids.sort(dim=1).values, key_ids.sort(dim=1).values
-    return (query_ids[:, :1] == key_ids[None, :, 0]) & (query_ids[:, 1:] == key_ids[None, :, 1])
+    """Return whether query and key have the same set of sentences, (B, K) bool; arguments as in `share_a_sentence`."""
+    query_ids = query_ids.sort(dim=1).values[:, None]  # (B, 1, 2)
+    key_ids = key_ids.sort(dim=1).values[None]  # (1, K, 2)
+    has_equal_first = query_ids[..., 0] == key_ids[..., 0]  # (B, K)
+    has_equal_second = query_ids[..., 1] == key_ids[..., 1]
+    return has_equal_first & has_equal_second

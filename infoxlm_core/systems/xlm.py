@@ -256,8 +256,8 @@ class XLMSystem(TextSystem):
     def hugging_face_config(
         self, size: EncoderSize, config: PretrainingConfig, languages: Sequence[str]
     ) -> PretrainedConfig:
-        names: dict[str, Any] = {
-            "lang2id": {name: i for i, name in enumerate(languages)},
+        language_ids: dict[str, Any] = {
+            "lang2id": {language: number for number, language in enumerate(languages)},
             "id2lang": dict(enumerate(languages)),
         }
         return XLMConfig(
@@ -270,7 +270,7 @@ class XLMSystem(TextSystem):
             layer_norm_eps=size.epsilon,
             causal=not config.objectives.mlm and not config.objectives.tlm,
             n_langs=max(1, size.types),
-            **names,
+            **language_ids,
             embed_init_std=size.hidden**-0.5,
             dropout=pretrained.FINETUNING_DROPOUT,
             attention_dropout=pretrained.FINETUNING_DROPOUT,
