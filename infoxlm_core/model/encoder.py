@@ -32,26 +32,22 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class EncoderSize:
-    """Sizes of an encoder.
+    """Sizes of an encoder, named as in the config."""
 
-    `positions` counts rows of the position table; sequences use those from `first` on, 2 in XLM-R, 0 in XLM and BERT.
-    `types` counts rows of the type table, XLM's languages or BERT's segments; 0: there is none.
-    """
-
-    vocabulary: int
+    vocabulary: int  # rows of the word embeddings
     layers: int
-    hidden: int
-    ffn: int
-    heads: int
-    positions: int = 514
-    epsilon: float = 1e-5
-    types: int = 0
-    first: int = FIRST_POSITION
+    hidden: int  # width of the layers, d
+    ffn: int  # inner width of the feed-forward half of a layer
+    heads: int  # attention heads of a layer
+    positions: int = 514  # rows of the position table
+    epsilon: float = 1e-5  # of LayerNorm
+    types: int = 0  # rows of the type table: XLM's languages or BERT's segments; 0: there is no such table
+    first_position: int = FIRST_POSITION  # position of a sequence's first token: 2 in XLM-R, 0 in XLM and BERT
 
     @property
-    def longest(self) -> int:
+    def max_tokens(self) -> int:
         """The number of tokens of the longest sequence."""
-        return self.positions - self.first
+        return self.positions - self.first_position
 
     @classmethod
     def of(cls, config: ModelConfig, vocabulary: int, **changes: Any) -> "EncoderSize":

@@ -87,7 +87,7 @@ class TextSystem(System):
                 positions=config.model.max_tokens,
                 epsilon=EPSILON,
                 types=self.types(languages_of(shards)),
-                first=0,
+                first_position=0,
             )
             model = self.network(size, config.model.dropout)
             self.first_weights(model, config.seed)
@@ -154,7 +154,7 @@ class TextSystem(System):
             positions=config.max_position_embeddings,
             epsilon=config.layer_norm_eps,
             types=type_count if type_count > 1 else 0,
-            first=0,
+            first_position=0,
         )
         self._check_stored_shapes(size, directory)
         return size

@@ -197,14 +197,14 @@ class XLMSampler(TextSampler):
         self, name: str, is_reversed: bool, rng: np.random.Generator
     ) -> tuple[Sequences, np.ndarray, np.ndarray]:
         """Draw pairs of a language pair, in the direction of its name or reversed; lay them out."""
-        corpora, limit = self.pairs[name], self.config.batches.side_tokens
+        corpora, max_side_tokens = self.pairs[name], self.config.batches.side_tokens
         pair_counts = [len(pairs.rows) for pairs in corpora]
         drawn_corpora, drawn_indices = TableSampler([pair_counts], alpha=1.0).draw(self.per_shard, rng)
         rows = np.array(
             [corpora[corpus].rows[index] for corpus, index in zip(drawn_corpora, drawn_indices, strict=True)]
         )
-        sources = gather([corpus.pairs.source for corpus in corpora], drawn_corpora, rows, limit)
-        targets = gather([corpus.pairs.target for corpus in corpora], drawn_corpora, rows, limit)
+        sources = gather([corpus.pairs.source for corpus in corpora], drawn_corpora, rows, max_side_tokens)
+        targets = gather([corpus.pairs.target for corpus in corpora], drawn_corpora, rows, max_side_tokens)
         source_language, target_language = (self.language_numbers[language] for language in name.split("-"))
         if is_reversed:
             return lay_out_pairs(targets, sources, (target_language, source_language))

@@ -42,6 +42,7 @@ def load_encoder(directory: Path | str, device: str | None = None) -> "tuple[Mod
     directory = Path(directory)
     if not (directory / "config.json").is_file():
         raise InputError(f"{directory} has no config.json: give a Hugging Face model directory")
+    pretrained.read_config(directory)  # first, since it refuses values that other readers of config.json believe
     tokenizer = tokenizers.load(directory)
     if tokenizer.pad_token_id is None:
         raise InputError(f"{directory}: its tokenizer has no padding token: set pad_token in tokenizer_config.json")

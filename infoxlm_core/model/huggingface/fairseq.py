@@ -149,7 +149,7 @@ def _read(checkpoint: Path) -> tuple[dict[str, Tensor], int | None]:
 
 
 def _check_claimed_sizes(checkpoint: Path) -> None:
-    """Raise InputError if the tensors of a checkpoint claim more bytes than its file can hold.
+    """Raise InputError if a checkpoint would allocate more memory than its file can fill.
 
     Fake tensors have sizes and no memory, so the checkpoint is read with them first.
     """
@@ -157,7 +157,8 @@ def _check_claimed_sizes(checkpoint: Path) -> None:
     remedy = "give model.pt as it was downloaded"
     if zipfile.is_zipfile(checkpoint):
         with zipfile.ZipFile(checkpoint) as archive:
-            if sum(entry.file_size for entry in archive.infolist()) > file_size:
+            unpacked_size = sum(entry.file_size for entry in archive.infolist())
+            if unpacked_size > file_size:
                 raise InputError(f"{checkpoint} unpacks to more than its {file_size:,} bytes: {remedy}")
     with checkpoint.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         if content.find(b"bytearray") >= 0:  # the only builtin in torch's restricted reader that can allocate any size
@@ -165,13 +166,12 @@ def _check_claimed_sizes(checkpoint: Path) -> None:
     with FakeTensorMode():
         loaded = torch.load(checkpoint, map_location="cpu", weights_only=True)
     tensors = [value for value in tree_leaves(loaded) if isinstance(value, Tensor)]
-    claimed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    claimed_size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     largest_storage = max((tensor.untyped_storage().nbytes() for tensor in tensors), default=0)
-    # The file stores tied weights once, but `claimed` counts them for each name.
-    if claimed > 2 * file_size or largest_storage > file_size:
-        raise InputError(
-            f"{checkpoint} has {file_size:,} bytes, but its tensors claim {max(claimed, largest_storage):,}: {remedy}"
-        )
+    # The file stores tied weights once, but `claimed_size` counts them for each name.
+    if claimed_size > 2 * file_size or largest_storage > file_size:
+        largest_claim = max(claimed_size, largest_storage)
+        raise InputError(f"{checkpoint} has {file_size:,} bytes, but its tensors claim {largest_claim:,}: {remedy}")
 
 
 def _select_query_encoder(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Callable[[str], str], list[str]]:

@@ -229,7 +229,7 @@ def size_of(directory: Path, model_types: Sequence[str] = ("xlm-roberta",)) -> E
         positions=config["max_position_embeddings"],
         epsilon=config.get("layer_norm_eps", default_epsilon),
         types=types if types > 1 else 0,  # a single type is added to the positions, see `load_into`
-        first=first_position(config),
+        first_position=first_position(config),
     )
     if any(directory.glob("*.safetensors")):  # a run can be planned without the weights
         _check_size(size, directory)

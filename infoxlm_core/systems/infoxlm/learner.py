@@ -76,7 +76,7 @@ class InfoXLMLearner(Learner):
         packed = self._with_idle_batches(packed, by_shard=self.config.model.dropout > 0)
         if self.device.type == "cpu":
             return packed
-        return [batch.aligned(min(GPU_TILE, self.module.encoder.size.longest)) for batch in packed]
+        return [batch.aligned(min(GPU_TILE, self.module.encoder.size.max_tokens)) for batch in packed]
 
     def _with_idle_batches(self, batches: list[PackedBatch], by_shard: bool) -> list[PackedBatch]:
         """Append idle batches for a sharded network, which all workers must call equally often.

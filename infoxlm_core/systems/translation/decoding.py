@@ -1,4 +1,4 @@
-"""Greedy translation of sentences, and BLEU, which counts the n-grams that translation and reference share."""
+"""Greedy translation of sentences, and BLEU, which counts the n-grams that translations share with references."""
 
 import logging
 from collections.abc import Sequence
@@ -115,6 +115,7 @@ class Validation:
     def score(self, model: Translator) -> dict[str, float]:
         """Return the BLEU of both directions, and their mean."""
         scores = {}
+        bleu_of_directions = []
         for source, target in ((0, 1), (1, 0)):
             translated_ids = translate(
                 model, self.ids[source], self.language_numbers[source], self.language_numbers[target]
@@ -125,10 +126,10 @@ class Validation:
             direction = f"{self.languages[source]}-{language}"
             direction_bleu = bleu(translations, references, language)
             direction_sacrebleu, signature = sacrebleu(translations, references, language)
+            bleu_of_directions.append(direction_bleu)
             scores[f"{BLEU}/{direction}"] = direction_bleu
             scores[f"valid/sacrebleu/{direction}"] = direction_sacrebleu
             logger.info("%s: BLEU %.2f, sacreBLEU %.2f (%s)", direction, direction_bleu, direction_sacrebleu, signature)
-        bleu_of_directions = [score for name, score in scores.items() if name.startswith(BLEU)]
         return {BLEU: sum(bleu_of_directions) / 2} | scores
 
     def signatures(self) -> dict[str, str]:

@@ -125,10 +125,10 @@ class Translator(nn.Module):
         with torch.autocast(hidden.device.type, enabled=False):  # layers handle bf16 themselves
             for layer in layers:
                 hidden = layer.decode(hidden, target_packing, encoded_source, source_packing)
-        # The last token of a sentence predicts nothing.
-        last_rows = target_packing.cu_seqlens[1:].long() - 1  # (N,)
-        is_followed = torch.ones(len(hidden), dtype=torch.bool, device=hidden.device).index_fill(0, last_rows, False)
-        return self._logits(hidden[is_followed])
+        last_rows = target_packing.cu_seqlens[1:].long() - 1  # (N,) last tokens, after which nothing is predicted
+        has_next_token = torch.ones(len(hidden), dtype=torch.bool, device=hidden.device)  # (T,)
+        has_next_token[last_rows] = False
+        return self._logits(hidden[has_next_token])
 
     def _logits(self, hidden: Tensor) -> Tensor:
         return F.linear(hidden, self.decoder.token_embedding.weight, self.bias)

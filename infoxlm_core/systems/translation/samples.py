@@ -48,6 +48,7 @@ def pack_sentences(sentences: list[np.ndarray], language: int) -> PackedSentence
 
 def add_noise(tokens: np.ndarray, config: NoiseConfig, mask_id: int, rng: np.random.Generator) -> np.ndarray:
     """Shuffle, drop and mask the tokens (T,) of one sentence without `</s>`, in this order."""
+    # Positions plus random numbers below `shuffle`: sorting by them moves no token further than that.
     sort_keys = np.arange(len(tokens)) + rng.uniform(0, config.shuffle, len(tokens))
     tokens = tokens[np.argsort(sort_keys, kind="stable")]
     remains = rng.random(len(tokens)) >= config.drop

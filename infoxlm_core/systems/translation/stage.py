@@ -143,7 +143,7 @@ def build(config: TranslationConfig, shards: Shards) -> Translator:
             positions=config.model.max_tokens,
             epsilon=EPSILON,
             types=len(languages_of(shards)),
-            first=0,
+            first_position=0,
         )
     longest = generated_tokens(config.side_tokens + 2, 1.5, 10)
     if longest > size.positions:
@@ -213,8 +213,9 @@ def _tokens_after_first(sentences: PackedSentences) -> Tensor:
     """Return the targets of the translator's logits (T - N,): every token except the first of each sentence."""
     device = sentences.ids.device
     first_rows = torch.tensor((0, *sentences.lengths[:-1]), device=device).cumsum(0)  # (N,)
-    is_later = torch.ones_like(sentences.ids, dtype=torch.bool).index_fill(0, first_rows, False)
-    return sentences.ids[is_later]
+    is_target = torch.ones_like(sentences.ids, dtype=torch.bool)  # (T,)
+    is_target[first_rows] = False
+    return sentences.ids[is_target]
 
 
 def export(model: Translator, shards: Shards, directory: Path, facts: dict[str, Any]) -> None:
