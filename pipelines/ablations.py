@@ -11,7 +11,7 @@ from components.finetune import finetune
 from components.prepare_corpus import prepare_corpus
 from components.pretrain import pretrain
 from components.tokenize_corpus import tokenize_corpus
-from pipelines.placing import LIMITS, place, size
+from pipelines.steps import LIMITS, configure, size
 
 AT_A_TIME = 2
 """Number of trials that run at the same time."""
@@ -19,7 +19,7 @@ AT_A_TIME = 2
 
 @dsl.pipeline(
     name="infoxlm-ablations",
-    description="Variants x seeds of InfoXLM, compared in one table.",
+    description="Train variants of InfoXLM with several seeds and compare them in one table.",
     pipeline_config=LIMITS,
 )
 def ablations(
@@ -85,10 +85,10 @@ def ablations(
         "compare the variants": compared,
         "check the settings": settings,
         "prepare the text": prepared,
-        "tokenize it": shards,
+        "tokenize the text": shards,
         "pre-train a variant": pretrained,
-        "fine-tune it": tuned,
-        "evaluate it": scores,
+        "fine-tune a variant": tuned,
+        "evaluate a variant": scores,
     }
-    place(image, steps)
+    configure(image, steps)
     size(prepared, shards, scores)

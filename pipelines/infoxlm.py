@@ -15,12 +15,12 @@ from components.prepare_corpus import prepare_corpus
 from components.pretrain import pretrain
 from components.register import register
 from components.tokenize_corpus import tokenize_corpus
-from pipelines.placing import LIMITS, place, size, trust
+from pipelines.steps import LIMITS, configure, size, trust
 
 
 @dsl.pipeline(
     name="infoxlm",
-    description="Text in many languages in; an evaluated, registered InfoXLM encoder out.",
+    description="Train an InfoXLM encoder on text in many languages, evaluate it and register it.",
     pipeline_config=LIMITS,
 )
 def infoxlm(
@@ -55,8 +55,8 @@ def infoxlm(
     """
     text = {"store": store, "num_workers": data_workers, "cluster": cluster}
     training = {"store": store, "num_workers": num_workers, "cluster": cluster}
-    ended = end_run(store=store)
-    with dsl.ExitHandler(ended, name="train and evaluate"):
+    ending = end_run(store=store)
+    with dsl.ExitHandler(ending, name="train and evaluate"):
         settings = check_settings(
             store=store,
             preparation=preparation,
@@ -91,19 +91,19 @@ def infoxlm(
             scores=scores.outputs["scores"],
             image=image,
         )
-    for task in (registered, ended):  # the decision depends on the present champion, the end on the other steps
+    for task in (registered, ending):  # the decision depends on the present champion, the end on the other steps
         task.set_caching_options(False)
     steps = {
         "check the settings": settings,
         "prepare the text": corpus,
-        "tokenize it": shards,
+        "tokenize the text": shards,
         "pre-train the encoder": pretrained,
-        "fine-tune it": tuned,
+        "fine-tune the encoder": tuned,
         "fine-tune the untrained encoder": tuned_start,
-        "evaluate both": scores,
+        "evaluate both encoders": scores,
         "register and promote": registered,
-        "end the run": ended,
+        "end the run": ending,
     }
-    place(image, steps)
+    configure(image, steps)
     size(corpus, shards, scores, registered)
     trust(registered)

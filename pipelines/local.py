@@ -48,10 +48,10 @@ def run(dag: Any, arguments: Mapping[str, Any], store: str | Path, name: str, la
         os.environ[launchers.VARIABLE] = launcher
     launchers.local_launcher()  # raises an error for an unknown launcher before anything runs
     tracking.tracker()  # the same for an unknown tracker
-    here = artifacts.local(str(store).rstrip("/")).resolve()
-    here.mkdir(parents=True, exist_ok=True)
-    store = str(store).rstrip("/") if is_remote(store) else str(here)
-    identity = _identity(dag.name, arguments, here, name)
+    directory = artifacts.local(str(store).rstrip("/")).resolve()
+    directory.mkdir(parents=True, exist_ok=True)
+    store = str(store).rstrip("/") if is_remote(store) else str(directory)
+    identity = _identity(dag.name, arguments, directory, name)
     runtime.forget_failures(store, identity["run"])
     os.environ |= {
         DRIVER: str(os.getpid()),
@@ -63,17 +63,17 @@ def run(dag: Any, arguments: Mapping[str, Any], store: str | Path, name: str, la
         "TOKENIZERS_PARALLELISM": "false",
         **{name: os.environ.get(name, value) for name, value in environment.ALLOCATOR.items()},
     }
-    root = here / "pipeline" / identity["run"]
+    root = directory / "pipeline" / identity["run"]
     try:
         with _interruptible_loops():
             _run_dag(dag, {**parameters.fit(store, arguments), "store": store}, root)
     except RuntimeError as failure:  # KFP does not report the cause, but the stage wrote it to the store
-        _end(store, here, identity, runtime.find_ending(store))
+        _end(store, directory, identity, runtime.find_ending(store))
         raise runtime.read_failure(store, identity["run"]) from failure
     except KeyboardInterrupt:
-        _end(store, here, identity, Ending("KILLED", message="the run was interrupted"))
+        _end(store, directory, identity, Ending("KILLED", message="the run was interrupted"))
         raise errors.Preempted("interrupted: run the same command again to continue") from None
-    _end(store, here, identity, Ending("FINISHED"))
+    _end(store, directory, identity, Ending("FINISHED"))
     shutil.rmtree(root / "workspace", ignore_errors=True)
 
 
@@ -89,10 +89,10 @@ def sections(config: RunConfig, dag: Any) -> dict[str, Any]:
 def read_summary(store: str | Path) -> str:
     """Return the results of the last run in a store for people; empty if the run has not come to its last step."""
     store = str(store).rstrip("/")
-    here = artifacts.local(store)
-    if not (here / "run.json").is_file():
+    directory = artifacts.local(store)
+    if not (directory / "run.json").is_file():
         return ""
-    return runtime.read_summary(store, _last(here)["run"])
+    return runtime.read_summary(store, _last(directory)["run"])
 
 
 class Identity(TypedDict):
@@ -158,7 +158,8 @@ class QuietOutput(io.TextIOBase):
     def write(self, text: str) -> int:
         thread = self.thread
         depth = getattr(thread, "depth", 0)  # open braces of the JSON that KFP prints when a step starts
-        *lines, thread.unfinished = (getattr(thread, "unfinished", "") + text).split("\n")
+        lines = (getattr(thread, "unfinished", "") + text).split("\n")
+        thread.unfinished = lines.pop()
         for line in lines:
             self.log.write(line + "\n")
             plain = line.strip()
@@ -199,8 +200,8 @@ def _run_dag(dag: Any, arguments: Mapping[str, Any], root: Path) -> None:
 def _without_retries(spec: Any) -> Iterator[None]:
     """Disable retries, so that a failed step ends the local run at once and the user reads the cause."""
     before = spec.SerializeToString()
-    for part in (spec.root, *spec.components.values()):
-        for task in part.dag.tasks.values():
+    for component in (spec.root, *spec.components.values()):
+        for task in component.dag.tasks.values():
             task.ClearField("retry_policy")
     try:
         yield
@@ -222,9 +223,9 @@ def _identity(dag: str, arguments: Mapping[str, Any], store: Path, name: str) ->
     return identity
 
 
-def _end(store: str, here: Path, identity: dict[str, Any], ending: Ending) -> None:
+def _end(store: str, directory: Path, identity: dict[str, Any], ending: Ending) -> None:
     """Write how the run ended to run.json and to the tracker."""
-    manifests.write_atomically(here / "run.json", json.dumps(identity | {"status": ending.status}))
+    manifests.write_atomically(directory / "run.json", json.dumps(identity | {"status": ending.status}))
     try:
         tracking.end_unfinished(store, ending)
     except errors.InfoXLMError as error:

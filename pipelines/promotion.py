@@ -6,12 +6,12 @@ from kfp import dsl
 
 from components.promote import promote
 from infoxlm_core.config import RegistrationConfig
-from pipelines.placing import LIMITS, place, trust
+from pipelines.steps import LIMITS, configure, trust
 
 
 @dsl.pipeline(
     name="infoxlm-promotion",
-    description="A registered model becomes champion if it is significantly better.",
+    description="Promote a registered model to champion if it is significantly better.",
     pipeline_config=LIMITS,
 )
 def promotion(
@@ -34,6 +34,6 @@ def promotion(
     """
     promoted = promote(model=model, gate=gate, store=store, to=to, by_hand=by_hand, image=image)
     promoted.set_caching_options(False)
-    place(image, {"promote if it is better": promoted})
+    configure(image, {"promote if better": promoted})
     trust(promoted)
     promoted.set_retry(0)  # a second attempt would be refused as well

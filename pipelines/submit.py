@@ -107,8 +107,8 @@ def with_defaults(cluster: ClusterFile, pipeline: str, parameters: Mapping[str, 
 def without_cache(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of the pipeline with Kubeflow's cache disabled for all tasks, including those in loops."""
     changed = copy.deepcopy(dict(spec))
-    for part in (changed["root"], *changed["components"].values()):
-        for task in part.get("dag", {}).get("tasks", {}).values():
+    for component in (changed["root"], *changed["components"].values()):
+        for task in component.get("dag", {}).get("tasks", {}).values():
             task["cachingOptions"] = {}
     return changed
 

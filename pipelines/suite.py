@@ -7,7 +7,7 @@ from kfp import dsl
 from components.measure import measure
 from components.plan_suite import plan_suite
 from components.summarise import summarise
-from pipelines.placing import LIMITS, give_gpus, place, size
+from pipelines.steps import LIMITS, configure, give_gpus, size
 
 AT_A_TIME = 2
 """Number of batches of trials that run at the same time."""
@@ -15,7 +15,7 @@ AT_A_TIME = 2
 
 @dsl.pipeline(
     name="infoxlm-suite",
-    description="Encoders x tasks x grid x seeds, beside the paper's tables.",
+    description="Fine-tune and evaluate encoders on tasks with several seeds, beside published results.",
     pipeline_config=LIMITS,
 )
 def suite(
@@ -35,13 +35,13 @@ def suite(
         num_workers: workers per fine-tuning, one per GPU of its pod; 0 trains in the step.
         image: container image of all steps; on a cluster by digest.
     """
-    summed = summarise(suite=suite, overrides=overrides, store=store).set_caching_options(False)
-    with dsl.ExitHandler(summed):
-        planned = plan_suite(suite=suite, overrides=overrides, store=store)
-        planned.set_caching_options(False)
-        with dsl.ParallelFor(items=planned.output, parallelism=AT_A_TIME) as batch:
-            measured = measure(batch=batch, num_workers=num_workers, store=store)
-        measured.set_caching_options(False)  # a cached step would not log to the new MLflow run
-    place(image, {"look at all data": planned, "tune and measure": measured, "sum up": summed})
-    size(planned)
-    give_gpus(measured)
+    summary = summarise(suite=suite, overrides=overrides, store=store).set_caching_options(False)
+    with dsl.ExitHandler(summary):
+        plan = plan_suite(suite=suite, overrides=overrides, store=store)
+        plan.set_caching_options(False)
+        with dsl.ParallelFor(items=plan.output, parallelism=AT_A_TIME) as batch:
+            measurement = measure(batch=batch, num_workers=num_workers, store=store)
+        measurement.set_caching_options(False)  # a cached step would not log to the new MLflow run
+    configure(image, {"plan the trials": plan, "measure trials": measurement, "summarise the trials": summary})
+    size(plan)
+    give_gpus(measurement)

@@ -38,7 +38,7 @@ ELSEWHERE = {
     "components/pretrain.py": "components/platform/test_sources.py",
     "components/register.py": "e2e/test_pipeline.py",
     "pipelines/cli/cluster.py": "pipelines/test_submit.py",
-    "pipelines/placing.py": "k8s/test_secrets.py",
+    "pipelines/steps.py": "k8s/test_secrets.py",
 }
 """Module -> the test file that covers it, if that is the file of a stage, protocol or command that uses it."""
 SCENARIOS = {

@@ -10,7 +10,7 @@ import yaml
 
 from components.settings.cluster import ClusterFile
 from components.settings.environment import OF_REGISTRY
-from pipelines import placing
+from pipelines import steps
 from tests.k8s.manifests import K8S, OVERLAYS, ROOT, made, named, pods, rendered
 
 
@@ -34,13 +34,13 @@ def test_every_secret_that_a_pod_reads_is_made(overlay):
 def test_steps_read_what_is_made_for_them():
     """Names of variables and of Secrets stand in the pipelines and in the manifests; they are the same."""
     secrets = made("small")
-    environment = set(named("small", "ConfigMap", placing.ENVIRONMENT)["data"])
+    environment = set(named("small", "ConfigMap", steps.ENVIRONMENT)["data"])
     offered = set(re.findall(r"^#   ([A-Z_]+): ", (K8S / "runs/environment.yaml").read_text(), re.MULTILINE))
 
-    assert set(placing._SETTINGS) == environment | offered
+    assert set(steps._SETTINGS) == environment | offered
     assert {"HTTPS_PROXY", "INFOXLM_SIGNING_KEY", "INFOXLM_TRACKER"} <= offered - environment
-    assert set(secrets[placing.STORE_KEYS]) == {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
-    login, registry = secrets[placing.MLFLOW_LOGIN], secrets[placing.REGISTRY_LOGIN]
+    assert set(secrets[steps.STORE_KEYS]) == {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
+    login, registry = secrets[steps.MLFLOW_LOGIN], secrets[steps.REGISTRY_LOGIN]
     assert set(login) == set(registry) == set(OF_REGISTRY)
     assert all(login[name] != registry[name] for name in login)
     assert set(secrets["kfp-mlflow-credentials"].values()) == set(login.values())

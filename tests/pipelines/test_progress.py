@@ -72,7 +72,7 @@ def test_the_iterations_of_a_loop_are_told_apart():
     ]
     states |= nodes_of_step(f"{second}.pretrain", "SUCCEEDED") | nodes_of_step(f"{third}.finetune", "RUNNING")
     assert sorted(describe(progress, states)) == [
-        "fine-tune it (iteration 3): started",
+        "fine-tune a variant (iteration 3): started",
         "pre-train a variant (MLM seed 1): succeeded",
     ]
 

@@ -45,7 +45,7 @@ LIMITS = dsl.PipelineConfig(
 """When Kubeflow terminates a run, and when it deletes the pods of a finished run. Results are kept after both."""
 
 
-def place(image: Any, steps: Mapping[str, dsl.PipelineTask]) -> None:
+def configure(image: Any, steps: Mapping[str, dsl.PipelineTask]) -> None:
     """Set the display name, image, environment, user and retries of each step.
 
     The environment is not part of KFP's cache key, because it does not change results.
