@@ -27,8 +27,8 @@ class Memory(tracking.Untracked):
         self.said.append(("opened", self.id))
         return self
 
-    def end(self, status: str = "FINISHED") -> None:
-        self.said.append((status, self.id))
+    def end(self, status: str = "FINISHED", stage: str = "", message: str = "") -> None:
+        self.said.append((status, self.id, stage, message))
 
     def log_params(self, config) -> None:
         self.said.append(dict(config))
@@ -148,7 +148,7 @@ def test_a_body_that_fails_says_why_under_the_name_of_its_trial(memory, tmp_path
     assert ended.value.code == 2 and (outcome["class"], outcome["message"]) == ("InputError", "no such text")
 
 
-@pytest.mark.parametrize(("last", "ended"), [(True, [("FAILED", "toy-1")]), (False, [])])
+@pytest.mark.parametrize(("last", "ended"), [(True, [("FAILED", "toy-1", "promote", "no such model")]), (False, [])])
 def test_the_run_of_a_pipeline_is_failed_if_its_last_step_is(memory, tmp_path, last, ended):
     with pytest.raises(SystemExit), stage_run("promote", str(tmp_path), last=last):
         raise InputError("no such model")

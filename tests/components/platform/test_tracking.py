@@ -37,8 +37,8 @@ class Pages(tracking.Untracked):
     def log_artifacts(self, source: Path, path: str | None = None) -> None:
         self.write(artifact=source.name, folder=path)
 
-    def end(self, status: str = "FINISHED") -> None:
-        self.write(ended=status)
+    def end(self, status: str = "FINISHED", stage: str = "", message: str = "") -> None:
+        self.write(ended=status, stage=stage, message=message)
 
     def describe(self) -> str:
         return f"pages       {self.file}"
