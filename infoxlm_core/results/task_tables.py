@@ -45,8 +45,8 @@ def describe_vector(vector: Mapping[str, Any]) -> str:
 
 def tabulate(summary: Summary) -> dict[str, list[PageTable]]:
     """Return the tables of each task by its name; tables of several tasks are under `transfer` and `mixed`."""
-    tables = {name: _of_task(name, task, summary.model) for name, task in summary.tasks.items() if task.models}
-    tables |= {"transfer": _of_gaps(summary), "mixed": _of_mixed(summary)}
+    tables = {name: _tabulate_task(name, task, summary.model) for name, task in summary.tasks.items() if task.models}
+    tables |= {"transfer": _tabulate_gaps(summary), "mixed": _tabulate_mixed(summary)}
     return {name: group for name, group in tables.items() if group}
 
 
@@ -98,7 +98,10 @@ def tabulate_published_ablations(summary: Summary) -> PageTable | None:
 
 def tabulate_layers(name: str, task: TaskSummary) -> PageTable | None:
     """Tabulate a metric by layer: a row for every model and pooling, the best layer of each model highlighted."""
-    by_layer = {model: mean_by_layer(row) for model, row in task.models.items() if row.details.get("by_layer")}
+    by_layer = {}
+    for model, result in task.models.items():
+        if result.details.get("by_layer"):
+            by_layer[model] = mean_by_layer(result)
     if not by_layer:
         return None
     depth = max(len(shares) for poolings in by_layer.values() for shares in poolings.values())
@@ -113,42 +116,47 @@ def tabulate_layers(name: str, task: TaskSummary) -> PageTable | None:
     return PageTable(f"{name}-by-layer", f"{name}: by layer, both directions", columns, tuple(lines))
 
 
-def mean_by_layer(row: ModelResult) -> dict[str, Sequence[float]]:
-    """Return pooling -> shares by layer, the mean of both directions. A suite also stores each direction."""
-    by_layer: Mapping[str, Any] = row.details["by_layer"]
-    return {pooling: shares["mean"] if isinstance(shares, Mapping) else shares for pooling, shares in by_layer.items()}
+def mean_by_layer(result: ModelResult) -> dict[str, Sequence[float]]:
+    """Return pooling -> shares by layer, the mean of both directions."""
+    means = {}
+    for pooling, shares in result.details["by_layer"].items():
+        has_directions = isinstance(shares, Mapping)  # a suite stores each direction and their mean
+        means[pooling] = shares["mean"] if has_directions else shares
+    return means
 
 
-def _of_task(name: str, task: TaskSummary, model_under_test: str) -> list[PageTable]:
-    if any("vectors" in row.details for row in task.models.values()):
-        return list(_of_vectors(name, task, model_under_test))
-    return [_of_metric(name, task, metric, model_under_test) for metric in task.metrics]
+def _tabulate_task(name: str, task: TaskSummary, model_under_test: str) -> list[PageTable]:
+    """Tabulate a task: retrieval by vector, any other task by metric."""
+    if any("vectors" in result.details for result in task.models.values()):
+        return list(_tabulate_vectors(name, task, model_under_test))
+    return [_tabulate_metric(name, task, metric, model_under_test) for metric in task.metrics]
 
 
 def _columns(codes: Iterable[str], show: Callable[[float, float], str] = percent) -> tuple[Column, ...]:
     return (Column("mean", show, role="sum"), *(Column(code, show) for code in codes))
 
 
-def _of_metric(name: str, task: TaskSummary, metric: str, model_under_test: str) -> PageTable:
+def _tabulate_metric(name: str, task: TaskSummary, metric: str, model_under_test: str) -> PageTable:
     """Tabulate one metric by language, beside published rows of the same training set."""
-    lines = tuple(
-        Line(
+    lines = []
+    for model, result in task.models.items():
+        scores = [result.languages.get(code, {}).get(metric) for code in task.languages]
+        line = Line(
             model,
-            (row.mean[metric], *(row.languages.get(code, {}).get(metric) for code in task.languages)),
-            detail=describe_vector(row.details["served"]) if "served" in row.details else "",
-            rule=row.rule.strip("–"),  # a task that trains nothing has no rule
+            (result.mean[metric], *scores),
+            detail=describe_vector(result.details["served"]) if "served" in result.details else "",
+            rule=result.rule.strip("–"),  # a task that trains nothing has no rule
             under_test=model == model_under_test,
         )
-        for model, row in task.models.items()
-    )
+        lines.append(line)
     key = next((key for key in (task.table, f"{task.table}/{metric}") if key in published.tables()), "")
     rows, notes = _lay_beside(key, task.languages, lambda row: row.kind == task.setting)
     file = name if len(task.metrics) == 1 else f"{name}-{metric.replace('_', '-')}"
     show = percent if is_share(f"{task.kind}/{metric}") else short
-    return PageTable(file, f"{name}: {title_of(metric)}", _columns(task.languages, show), lines, rows, notes)
+    return PageTable(file, f"{name}: {title_of(metric)}", _columns(task.languages, show), tuple(lines), rows, notes)
 
 
-def _of_vectors(name: str, task: TaskSummary, model_under_test: str) -> Iterable[PageTable]:
+def _tabulate_vectors(name: str, task: TaskSummary, model_under_test: str) -> Iterable[PageTable]:
     """Tabulate retrieval by group of languages and direction, with a row for every model and vector."""
     pivot = task.settings.get("pivot", "en")
     groups = {"other": list(task.languages)}
@@ -184,11 +192,11 @@ def _list_vectors(
 ) -> Iterable[Line]:
     """Yield a row for each model, vector by vector, in the order of the paper's tables."""
     for rank in range(len(next(iter(models.values())).details["vectors"])):
-        for model, row in models.items():
-            name, vector = list(row.details["vectors"].items())[rank]
+        for model, result in models.items():
+            name, vector = list(result.details["vectors"].items())[rank]
             shares = [vector["languages"].get(code, {}).get(direction) for code in codes]
             measured = [share for share in shares if share is not None]
-            detail = _describe_vector(vector, row.details["encoder"]["layers"])
+            detail = _describe_vector(vector, result.details["encoder"]["layers"])
             if name.endswith("@best"):
                 detail += f", {BEST}"
             cells = (exact(fmean(measured)) if measured else None, *map(exact, shares))
@@ -233,16 +241,20 @@ def _mean_of_all(shares: Sequence[float | None]) -> float | None:
 
 def with_transfer_gap(summary: Summary) -> dict[str, TaskSummary]:
     """Return the tasks in which at least one of our models has a transfer gap."""
-    return {name: task for name, task in summary.tasks.items() if any(row.transfer_gap for row in task.models.values())}
+    tasks = {}
+    for name, task in summary.tasks.items():
+        if any(result.transfer_gap for result in task.models.values()):
+            tasks[name] = task
+    return tasks
 
 
 def transfer_gap_of(task: TaskSummary, model: str) -> Statistic | None:
     """Return the transfer gap of a model on a task, if it has one."""
-    row = task.models.get(model)
-    return row.transfer_gap[task.main] if row and row.transfer_gap else None
+    result = task.models.get(model)
+    return result.transfer_gap[task.main] if result and result.transfer_gap else None
 
 
-def _of_gaps(summary: Summary) -> list[PageTable]:
+def _tabulate_gaps(summary: Summary) -> list[PageTable]:
     """Tabulate the transfer gap of every fine-tuned task: score of the source language minus the mean of the others."""
     tasks = with_transfer_gap(summary)
     if not tasks:
@@ -261,14 +273,14 @@ def _of_gaps(summary: Summary) -> list[PageTable]:
     return [PageTable("transfer-gap", "Transfer gap, points", tuple(map(Column, tasks)), tuple(lines), rows)]
 
 
-def _of_mixed(summary: Summary) -> list[PageTable]:
+def _tabulate_mixed(summary: Summary) -> list[PageTable]:
     """Tabulate scores of text pairs (premise and hypothesis, paragraph and question) in one language and in two."""
     tables = []
     for name, task in summary.tasks.items():
         lines = tuple(
-            Line(model, (row.within, row.across), rule=row.rule, under_test=model == summary.model)
-            for model, row in task.models.items()
-            if row.within
+            Line(model, (result.within, result.across), rule=result.rule, under_test=model == summary.model)
+            for model, result in task.models.items()
+            if result.within
         )
         if not lines:
             continue
@@ -286,17 +298,14 @@ def _of_mixed(summary: Summary) -> list[PageTable]:
 
 def tabulate_grid(task: TaskSummary) -> PageTable | None:
     """Tabulate development scores by grid point; return None if the grid has only one point."""
-    rows = list(task.models.values())
-    if not rows or len(rows[0].grid) == 1:
+    first = next(iter(task.models.values()), None)
+    if first is None or len(first.grid) == 1:
         return None
-    lines = tuple(
-        Line(
-            model,
-            tuple(Statistic(len(point.seeds), point.by) for point in row.grid),
-            seeds=len(row.chosen.seeds),
-            marked=row.grid.index(row.chosen),
-        )
-        for model, row in task.models.items()
-    )
-    columns = tuple(Column(trials.describe(point.grid), partial(statistics.show, share=True)) for point in rows[0].grid)
-    return PageTable("grid", "", columns, lines)
+    lines = []
+    for model, result in task.models.items():
+        cells = tuple(Statistic(len(point.seeds), point.by) for point in result.grid)
+        marked = result.grid.index(result.chosen)
+        lines.append(Line(model, cells, seeds=len(result.chosen.seeds), marked=marked))
+    show = partial(statistics.show, share=True)
+    columns = tuple(Column(trials.describe(point.grid), show) for point in first.grid)
+    return PageTable("grid", "", columns, tuple(lines))
