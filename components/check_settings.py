@@ -63,5 +63,5 @@ def check_settings(
         checked = run_file.override_sections(sections, overrides, num_workers)
         trials = run_file.override_trials(sections, trials, overrides, num_workers)
         for trial in trials:
-            trial |= {name: parameters.by_reference(store, trial[name]) for name in trial if name != "trial"}
-        return (*(parameters.by_reference(store, checked[name]) for name in sections), trials)
+            trial |= {name: parameters.write_reference(store, trial[name]) for name in trial if name != "trial"}
+        return (*(parameters.write_reference(store, checked[name]) for name in sections), trials)

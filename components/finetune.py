@@ -45,7 +45,7 @@ def finetune(
         checked = tasks.parse(settings, "finetuning")
         encoder_location, encoder_digest = artifacts.read_pointer(encoder)
         corpus_location, corpus_digest = artifacts.read_pointer(corpus)
-        data_digests = sources.digest_training_data(checked, step.here)
+        data_digests = sources.digest_training_data(checked, step.local_store)
         key = artifacts.key_of("classifier", checked, encoder_digest, corpus_digest, *data_digests)
         inputs, run = {"encoder": encoder_location, "corpus": corpus_location}, f"classifier-{key}"
         directory = step.make("classifier", key, checked, num_workers, cluster, task_config, inputs, checkpoints=run)

@@ -34,9 +34,9 @@ def plan_suite(
         checked = run_file.parse_changed(SuiteConfig, step.read(suite), step.read(overrides), "suite")
         planned = [trial.to_dict() for trial in trials.plan(checked)]
         for source in checked.models.values():
-            sources.fetch_model(source, step.here)
+            sources.fetch_model(source, step.local_store)
         for task, measure in checked.tasks.items():
-            trials.check(task, measure, sources.localise(measure.settings, step.here))
+            trials.check(task, measure, sources.localise(measure.settings, step.local_store))
             logging.info("The data of task %s are complete.", task)
         logging.info("%d trials: %d models, %d tasks.", len(planned), len(checked.models), len(checked.tasks))
-        return [{"points": parameters.by_reference(store, batch)} for batch in parameters.split_points(planned)]
+        return [{"points": parameters.write_reference(store, batch)} for batch in parameters.split_points(planned)]

@@ -45,7 +45,7 @@ def pretrain(
         location, digest = artifacts.read_pointer(shards)
         digests = {"shards": digest}
         if checked.model.start:
-            start_model = sources.fetch_model(checked.model.start, step.here)
+            start_model = sources.fetch_model(checked.model.start, step.local_store)
             [digests["model.start"]] = fingerprint.digest_inputs(str(start_model))
         key = artifacts.key_of("pretrained", checked, *digests.values())
         run = training_runs.choose_run(store, "pretrained", key, checked, digests, trial)

@@ -38,7 +38,7 @@ def promote(
         os.environ["INFOXLM_IMAGE"] = image
         step.report(promotion={"model": model, "gate": gate, "to": to, "by_hand": by_hand})
         with artifacts.exclusive(store, *promotion.LOCK):
-            promoted = promotion.promote_model(model, gate, step.here, to, by_hand)
+            promoted = promotion.promote_model(model, gate, step.local_store, to, by_hand)
         figures: dict[str, float] = {}
         for metric, figure in promoted.verdict.figures.items():
             figures |= {f"{metric}/{name}": figure[name] for name in ("gain", "lower", "upper")}

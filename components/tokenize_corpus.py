@@ -38,7 +38,7 @@ def tokenize_corpus(
     with stage_run("tokenize_corpus", store) as step:
         checked = TokenizationConfig.parse(step.read(config), "tokenization")
         location, digest = artifacts.read_pointer(corpus)
-        tokenizer = sources.fetch_tokenizer(checked.model, step.here) if checked.model else None
+        tokenizer = sources.fetch_tokenizer(checked.model, step.local_store) if checked.model else None
         key = artifacts.key_of("shards", checked, digest, *fingerprint.digest_inputs(tokenizer))
         inputs = {"corpus": location}
         directory = step.make("shards", key, checked, num_workers, cluster, task_config, inputs)

@@ -14,7 +14,7 @@ from kfp import dsl, kubernetes
 from kfp.dsl import pipeline_task
 
 from components.settings.cluster import Pool, Steps
-from components.settings.environment import OF_REGISTRY, own_name
+from components.settings.environment import REGISTRY_VARIABLES, prefixed_name
 
 # Each time a task is configured, KFP reads the source files of all callers to name one in an error message. Without
 # their source lines, building a pipeline is 2 times faster, and 10 times faster if torch is imported.
@@ -58,7 +58,8 @@ def configure(image: Any, steps: Mapping[str, dsl.PipelineTask]) -> None:
         task.set_display_name(name).set_container_image(image)
         kubernetes.use_field_path_as_env(task, "RUN_ID", "metadata.labels['pipeline/runid']")
         kubernetes.use_field_path_as_env(task, "SERVICE_ACCOUNT", "spec.serviceAccountName")
-        kubernetes.use_config_map_as_env(task, ENVIRONMENT, {name: own_name(name) for name in _SETTINGS}, optional=True)
+        variables = {name: prefixed_name(name) for name in _SETTINGS}
+        kubernetes.use_config_map_as_env(task, ENVIRONMENT, variables, optional=True)
         _use(task, STORE_KEYS, "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
         _use(task, MLFLOW_LOGIN, "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
         kubernetes.set_security_context(task, run_as_user=10001, run_as_group=10001, run_as_non_root=True)
@@ -69,7 +70,7 @@ def configure(image: Any, steps: Mapping[str, dsl.PipelineTask]) -> None:
 def trust(*tasks: dsl.PipelineTask) -> None:
     """Give steps the MLflow account that may register and promote, and the signing keys, if they exist."""
     for task in tasks:
-        kubernetes.use_secret_as_env(task, REGISTRY_LOGIN, OF_REGISTRY, optional=True)
+        kubernetes.use_secret_as_env(task, REGISTRY_LOGIN, REGISTRY_VARIABLES, optional=True)
         for name in ("signing", "verifying"):
             kubernetes.use_secret_as_volume(task, f"infoxlm-{name}", mount_path=f"/etc/infoxlm/{name}", optional=True)
 
@@ -95,4 +96,4 @@ def _request(task: dsl.PipelineTask, amounts: Pool | Steps) -> None:
 
 
 def _use(task: dsl.PipelineTask, secret: str, *names: str) -> None:
-    kubernetes.use_secret_as_env(task, secret, {name: own_name(name) for name in names}, optional=True)
+    kubernetes.use_secret_as_env(task, secret, {name: prefixed_name(name) for name in names}, optional=True)

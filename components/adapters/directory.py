@@ -3,7 +3,7 @@
 import os
 import shutil
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -70,8 +70,8 @@ class Directory:
     def download(self, name: str, path: Path) -> None:
         shutil.copyfile(self._path(name), path)
 
-    def sweep(self, older: timedelta = timedelta(0)) -> int:  # noqa: ARG002 - an unfinished upload leaves nothing
-        return 0
+    def sweep(self) -> int:
+        return 0  # an unfinished upload leaves nothing
 
     def _path(self, name: str) -> Path:
         return manifests.join_inside(self.directory, name) if name else self.directory

@@ -54,18 +54,6 @@ def read(url: str) -> tuple[dict[str, Any], str | None]:
     return {name: state[name] for name in ("holder", "attempt", "beat")}, file[1]
 
 
-def check(url: str, holder: str) -> None:
-    """Raise LeaseHeld if a process other than `holder` has the lease and is alive; do not change the lease."""
-    first, _ = read(url)
-    if first["holder"] in ("", holder):
-        return
-    deadline = time.monotonic() + 1.5 * BEAT
-    while time.monotonic() < deadline:
-        if read(url)[0] not in (first, {**first, "holder": ""}):
-            raise _held(url, first)
-        time.sleep(min(1.0, BEAT / 10))
-
-
 class Lease:
     """Hold the lease at `url` inside a `with` block, while a thread writes the beats.
 

@@ -7,7 +7,7 @@ add a line to `SCHEMES`.
 import importlib
 import re
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
@@ -77,8 +77,8 @@ class Store(Protocol):
     def download(self, name: str, path: Path) -> None:
         """Download a file to a local path."""
 
-    def sweep(self, older: timedelta = timedelta(0)) -> int:
-        """Remove unfinished uploads that are at least this old; return their number."""
+    def sweep(self) -> int:
+        """Remove unfinished uploads and return their number; only for the holder of a lease on the URI."""
 
 
 def scheme(uri: str | Path, separator: str = "://") -> str:

@@ -11,7 +11,6 @@ import logging
 import shutil
 import tempfile
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,6 @@ from infoxlm_core import manifests, outside
 from infoxlm_core.errors import DataCorrupt, InputError, StorageUnavailable
 
 logger = logging.getLogger(__name__)
-
-_ABANDONED_AFTER = timedelta(days=1)
-"""Age at which a multipart upload belongs to a dead process."""
-
 
 # ---------------------------------------------------------------- uploading and downloading
 
@@ -50,6 +45,8 @@ def manifest_exists(uri: str) -> bool:
 def push(directory: Path, uri: str, before_commit: Callable[[], None] = lambda: None, replace: bool = False) -> None:
     """Upload an artifact; a repeated call sends only the files that are missing.
 
+    The caller holds a lease on the URI, because unfinished uploads below it are removed.
+
     Args:
         directory: the artifact, with its manifest.
         uri: where to upload it.
@@ -67,7 +64,7 @@ def push(directory: Path, uri: str, before_commit: Callable[[], None] = lambda: 
         if path.parent != directory:
             digests[str(path.relative_to(directory))] = manifests.file_sha256(path)
     store = storage.open(uri)
-    store.sweep(_ABANDONED_AFTER)
+    store.sweep()
     if replace and manifest_exists(uri):
         drop(uri)
     for name, digest in sorted(digests.items()):

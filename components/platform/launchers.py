@@ -21,7 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from components.adapters import lease, storage
+from components.adapters import storage
 from components.platform import artifacts, costs, runtime, stage_work
 from components.platform.stage_work import Work
 from infoxlm_core import manifests
@@ -128,7 +128,6 @@ def kuberay(work: Work, cluster: dict[str, Any], step_environment: Environment) 
 
     Raises:
         ConfigError: the machines of a cluster cannot share the store.
-        LeaseHeld: another pipeline run is doing the same training.
     """
     from components.adapters.kuberay import job, manifest
     from components.settings.cluster import ClusterConfig
@@ -157,8 +156,6 @@ def kuberay(work: Work, cluster: dict[str, Any], step_environment: Environment) 
         storage.open(work.store).delete(
             outcome_path
         )  # the failure of another pipeline run; its cause may be fixed by now
-    if work.run:
-        lease.check(f"{work.store}/runs/{work.run}/lease.json", name)
     with _heartbeat(work.store, name):
         job.run(
             name,

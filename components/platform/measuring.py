@@ -43,9 +43,9 @@ def measure(planned: Mapping[str, Any], store: str, num_workers: int) -> Measure
     with stage_run("measure", store, trial) as step:
         settings = trials.read_settings(planned["settings"])
         step.report(model=trial["model"], source=source, task=trial["task"], settings=settings)
-        local_settings = sources.localise(settings, step.here)
+        local_settings = sources.localise(settings, step.local_store)
         task = task_of(local_settings)
-        encoder = sources.fetch_model(source, step.here)
+        encoder = sources.fetch_model(source, step.local_store)
         model, training = _fine_tune(settings, local_settings, source, encoder, num_workers, store, step.run)
         inputs = [
             *fingerprint.digest_inputs(str(model)),

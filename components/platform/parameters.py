@@ -36,12 +36,12 @@ def fit(store: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
     if len(json.dumps(dict(parameters))) <= LARGEST:
         return dict(parameters)
     return {
-        name: by_reference(store, value) if isinstance(value, dict | list) else value
+        name: write_reference(store, value) if isinstance(value, dict | list) else value
         for name, value in parameters.items()
     }
 
 
-def by_reference(store: str, value: Any) -> Any:
+def write_reference(store: str, value: Any) -> Any:
     """Write a mapping or a list into the store; return a reference of the same type.
 
     Raises:
@@ -54,7 +54,7 @@ def by_reference(store: str, value: Any) -> Any:
 
 
 def resolve(store: str, value: Any) -> Any:
-    """Return the content of a reference made by `by_reference`; return any other value unchanged.
+    """Return the content of a reference made by `write_reference`; return any other value unchanged.
 
     Raises:
         InputError: the content is not in the store.

@@ -63,7 +63,7 @@ def report_failure(store: str, stage: str, trial: Mapping[str, Any] | None = Non
     Raises:
         SystemExit: the body failed.
     """
-    environment.take_ours(os.environ)
+    environment.apply_prefixed_variables(os.environ)
     if trial:
         stage = f"{stage} {Trial.parse(trial).name}"
     _configure_logging(stage)

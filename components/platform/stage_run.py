@@ -29,7 +29,7 @@ class StageRun:
     tracker: str
 
     @property
-    def here(self) -> Path:
+    def local_store(self) -> Path:
         """The local directory of the store."""
         return artifacts.local(self.store)
 

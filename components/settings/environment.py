@@ -29,7 +29,7 @@ MLFLOW = {
 }
 """For all processes that use MLflow."""
 
-OF_KUBEFLOW = (
+SHARED_WITH_KUBEFLOW = (
     *("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"),
     *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
 )
@@ -38,8 +38,8 @@ OF_KUBEFLOW = (
 A pod with two entries of one name is invalid, so our values have the prefix INFOXLM_ until the step starts.
 """
 _LOGIN = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
-_OURS = "INFOXLM_"
-OF_REGISTRY = {
+_PREFIX = "INFOXLM_"
+REGISTRY_VARIABLES = {
     "MLFLOW_TRACKING_USERNAME": "INFOXLM_REGISTRY_USERNAME",
     "MLFLOW_TRACKING_PASSWORD": "INFOXLM_REGISTRY_PASSWORD",
 }
@@ -62,28 +62,32 @@ def is_secret(variable: str) -> bool:
     return bool(_SECRET.search(variable))
 
 
-def own_name(variable: str) -> str:
-    """Return the name of a variable in the pod of a step, before `take_ours` renames it."""
-    return _OURS + variable if variable in OF_KUBEFLOW else variable
+def prefixed_name(variable: str) -> str:
+    """Return the name of a variable in the pod of a step, before `apply_prefixed_variables` renames it."""
+    return _PREFIX + variable if variable in SHARED_WITH_KUBEFLOW else variable
 
 
-def usual_name(variable: str) -> str:
-    """Return the original name of a variable: the inverse of `own_name`."""
-    bare = variable.removeprefix(_OURS)
-    return bare if bare in OF_KUBEFLOW else variable
+def unprefixed_name(variable: str) -> str:
+    """Return the original name of a variable: the inverse of `prefixed_name`."""
+    original = variable.removeprefix(_PREFIX)
+    return original if original in SHARED_WITH_KUBEFLOW else variable
 
 
-def is_for_another(variable: str, environment: Mapping[str, str]) -> bool:
-    """Return whether the variable is a login, and Kubeflow's plugin set another MLflow server than ours."""
-    ours, theirs = environment.get(own_name("MLFLOW_TRACKING_URI")), environment.get("MLFLOW_TRACKING_URI")
-    return variable in _LOGIN and bool(ours and theirs) and str(ours).rstrip("/") != str(theirs).rstrip("/")
+def is_login_for_other_server(variable: str, environment: Mapping[str, str]) -> bool:
+    """Return whether our value of a variable is a login, and Kubeflow's plugin has set another MLflow server."""
+    server = environment.get(prefixed_name("MLFLOW_TRACKING_URI"), "").rstrip("/")
+    server_of_plugin = environment.get("MLFLOW_TRACKING_URI", "").rstrip("/")
+    is_other_server = bool(server and server_of_plugin) and server != server_of_plugin
+    return variable in _LOGIN and is_other_server
 
 
-def take_ours(environment: MutableMapping[str, str]) -> None:
-    """Rename our prefixed variables unless Kubeflow set them; never pass our login to another server."""
-    for variable, of_registry in OF_REGISTRY.items():
-        if (value := environment.get(of_registry)) and not is_for_another(variable, environment):
-            environment[variable] = value
-    for variable in OF_KUBEFLOW:
-        if (value := environment.get(own_name(variable))) and not is_for_another(variable, environment):
+def apply_prefixed_variables(environment: MutableMapping[str, str]) -> None:
+    """Rename our prefixed variables unless Kubeflow has set them; never pass our login to another server."""
+    for variable, registry_variable in REGISTRY_VARIABLES.items():
+        registry_value = environment.get(registry_variable)
+        if registry_value and not is_login_for_other_server(variable, environment):
+            environment[variable] = registry_value
+    for variable in SHARED_WITH_KUBEFLOW:
+        value = environment.get(prefixed_name(variable))
+        if value and not is_login_for_other_server(variable, environment):
             environment.setdefault(variable, value)

@@ -88,7 +88,7 @@ def test_points_that_share_a_step_are_a_reference_that_the_step_reads(config, st
 
     points = [parameters.resolve(str(store), batch["points"]) for batch in batches]
     assert list(map(len, points)) == [2, 2]
-    alone = {"points": parameters.by_reference(str(store), [points[1][-1]])}
+    alone = {"points": parameters.write_reference(str(store), [points[1][-1]])}
     outputs = {name: kind(name=name, uri=str(tmp_path / name)) for name, kind in
                {"scores": dsl.Artifact, "metrics": dsl.Metrics}.items()}  # fmt: skip
     measure.python_func(batch=alone, store=str(store), num_workers=0, **outputs)

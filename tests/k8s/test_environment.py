@@ -4,7 +4,7 @@ import pytest
 
 from components.adapters.kuberay import manifest
 from components.settings.cluster import ClusterConfig
-from components.settings.environment import own_name, take_ours, usual_name
+from components.settings.environment import apply_prefixed_variables, prefixed_name, unprefixed_name
 from pipelines import submit
 
 INJECTED = {
@@ -34,7 +34,7 @@ def test_no_step_asks_for_a_variable_that_kubeflow_may_set_too(pipeline):
     _, platform = submit.read_compiled(pipeline)
 
     names = names_in(platform)
-    assert "RUN_ID" in names and own_name("MLFLOW_TRACKING_URI") in names
+    assert "RUN_ID" in names and prefixed_name("MLFLOW_TRACKING_URI") in names
     assert names & INJECTED == set()
 
 
@@ -46,12 +46,12 @@ def test_a_step_finds_ours_under_the_usual_names_and_theirs_first():
         "INFOXLM_SIGNING_KEY": "/etc/key",
     }
 
-    take_ours(known)
+    apply_prefixed_variables(known)
 
     assert known["MLFLOW_TRACKING_URI"] == "http://ours:5000"
     assert known["HTTPS_PROXY"] == "http://theirs:3128"
     assert "SIGNING_KEY" not in known and "MLFLOW_TRACKING_PASSWORD" not in known
-    assert [usual_name(name) for name in ("INFOXLM_SIGNING_KEY", "INFOXLM_NO_PROXY")] == [
+    assert [unprefixed_name(name) for name in ("INFOXLM_SIGNING_KEY", "INFOXLM_NO_PROXY")] == [
         "INFOXLM_SIGNING_KEY",
         "NO_PROXY",
     ]
@@ -65,7 +65,7 @@ def test_our_login_goes_to_no_server_but_ours(address, taken):
         "MLFLOW_TRACKING_URI": address,
     }
 
-    take_ours(known)
+    apply_prefixed_variables(known)
 
     assert ("MLFLOW_TRACKING_PASSWORD" in known) == taken
 
@@ -79,15 +79,15 @@ def test_a_step_that_registers_is_the_account_that_may_even_where_kubeflow_gives
     for theirs in ({}, plugin, elsewhere):
         for registry in ({}, {"INFOXLM_REGISTRY_USERNAME": "pipelines"}):
             known = ours | theirs | registry
-            take_ours(known)
+            apply_prefixed_variables(known)
             taken.append(known["MLFLOW_TRACKING_USERNAME"])
 
     assert taken == ["trainings", "pipelines", "trainings", "pipelines", "somebody", "somebody"]
 
 
 def test_the_pods_of_a_training_get_each_variable_once_theirs_before_ours():
-    ours = of_config_map(own_name("MLFLOW_TRACKING_URI"), "MLFLOW_TRACKING_URI")
-    proxy = of_config_map(own_name("HTTPS_PROXY"), "HTTPS_PROXY")
+    ours = of_config_map(prefixed_name("MLFLOW_TRACKING_URI"), "MLFLOW_TRACKING_URI")
+    proxy = of_config_map(prefixed_name("HTTPS_PROXY"), "HTTPS_PROXY")
 
     def environment_of_head(*entries: dict) -> dict[str, dict]:
         config = ClusterConfig(image=f"registry.example/infoxlm@sha256:{'1' * 64}")

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from components.settings.cluster import ClusterFile
-from components.settings.environment import OF_REGISTRY
+from components.settings.environment import REGISTRY_VARIABLES
 from pipelines import steps
 from tests.k8s.manifests import K8S, OVERLAYS, ROOT, made, named, pods, rendered
 
@@ -41,7 +41,7 @@ def test_steps_read_what_is_made_for_them():
     assert {"HTTPS_PROXY", "INFOXLM_SIGNING_KEY", "INFOXLM_TRACKER"} <= offered - environment
     assert set(secrets[steps.STORE_KEYS]) == {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
     login, registry = secrets[steps.MLFLOW_LOGIN], secrets[steps.REGISTRY_LOGIN]
-    assert set(login) == set(registry) == set(OF_REGISTRY)
+    assert set(login) == set(registry) == set(REGISTRY_VARIABLES)
     assert all(login[name] != registry[name] for name in login)
     assert set(secrets["kfp-mlflow-credentials"].values()) == set(login.values())
     plugin = json.loads(named("small", "ConfigMap", "kfp-launcher")["data"]["plugins.mlflow"])["settings"]

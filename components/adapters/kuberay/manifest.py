@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from components.settings.cluster import ClusterConfig
-from components.settings.environment import MLFLOW_SAFETY, RAY, is_for_another, is_secret, usual_name
+from components.settings.environment import MLFLOW_SAFETY, RAY, is_login_for_other_server, is_secret, unprefixed_name
 from infoxlm_core.errors import InputError
 
 Manifest = dict[str, Any]
@@ -136,10 +136,12 @@ def _environment(
         if name.startswith(_INHERITED) and not is_secret(name):
             variables[name] = {"value": value}
     for entry in step_environment:
-        name, source = usual_name(entry["name"]), entry.get("valueFrom") or {}
-        has_own_prefix = name != entry["name"]  # a variable that Kubeflow has set under the usual name comes first
-        if name.startswith(_STEP_ONLY) or (has_own_prefix and (name in variables or is_for_another(name, environment))):
+        name, source = unprefixed_name(entry["name"]), entry.get("valueFrom") or {}
+        if name.startswith(_STEP_ONLY):
             continue
+        has_prefix = name != entry["name"]
+        if has_prefix and (name in variables or is_login_for_other_server(name, environment)):
+            continue  # the value that Kubeflow has set under the original name comes first
         if "fieldRef" in source or "resourceFieldRef" in source:
             if name in environment:
                 variables[name] = {"value": environment[name]}

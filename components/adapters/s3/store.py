@@ -8,8 +8,6 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
-from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +37,7 @@ class S3Store:
         self._prefix = key.strip("/")
 
     def get(self, name: str = "", quick: bool = False) -> tuple[bytes, str] | None:
-        with self._client(name, quick) as client, _missing():
+        with self._client(name, quick) as client, _ignored_statuses():
             answer = client.get_object(Bucket=self.bucket, Key=self._key(name))
             size = answer["ContentLength"]
             if size > outside.MAX_JSON:
@@ -49,13 +47,13 @@ class S3Store:
 
     def put(self, name: str, content: str | bytes) -> None:
         with self._client(name) as client:
-            client.put_object(**self._new(name, content))
+            client.put_object(**self._put_request(name, content))
 
     def put_if(self, name: str, content: str | bytes, version: str | None, quick: bool = False) -> str | None:
         condition = {"IfMatch": version} if version else {"IfNoneMatch": "*"}
         # 409: two writers at the same moment; 404: deleted meanwhile
-        with self._client(name, quick) as client, _missing(404, 409, 412):
-            return client.put_object(**self._new(name, content), **condition)["ETag"]
+        with self._client(name, quick) as client, _ignored_statuses(404, 409, 412):
+            return client.put_object(**self._put_request(name, content), **condition)["ETag"]
         existing = self.get(name, quick)  # an earlier attempt may have written it, and its answer was lost
         return existing[1] if existing and existing[0] == _bytes(content) else None
 
@@ -71,12 +69,11 @@ class S3Store:
                 refused = client.delete_objects(Bucket=self.bucket, Delete=request).get("Errors")
                 if refused:
                     first = f"{refused[0].get('Key')} ({refused[0].get('Code')} {refused[0].get('Message', '')})"
-                    raise InputError(
-                        f"{self.uri}: S3 refuses to delete {len(refused)}, the first {first}: check rights"
-                    )
+                    message = f"{self.uri}: S3 refuses to delete {len(refused)} files, the first is {first}"
+                    raise InputError(f"{message}: check rights")
 
     def entries(self, deep: bool = True) -> list[Entry]:
-        prefix = self._listed()["Prefix"]
+        prefix = self._list_request()["Prefix"]
         items = self._pages("list_objects_v2", "Contents", **({} if deep else {"Delimiter": "/"}))
         with self._client():  # translates the errors of an answer that does not come from S3
             return [
@@ -92,7 +89,7 @@ class S3Store:
     def head(self, name: str = "") -> Entry | None:
         if not self._key(name):
             return None
-        with self._client() as client, _missing():
+        with self._client() as client, _ignored_statuses():
             head = client.head_object(Bucket=self.bucket, Key=self._key(name))
             digest = head["Metadata"].get("sha256", "")  # S3 itself computes no SHA-256 of a whole multipart upload
             return Entry(name, head["ContentLength"], head["ETag"], head["LastModified"], digest)
@@ -107,38 +104,31 @@ class S3Store:
         with self._client() as client:
             client.download_file(self.bucket, self._key(name), str(path))  # verifies S3's checksum
 
-    def sweep(self, older: timedelta = timedelta(0)) -> int:
-        """Abort multipart uploads of killed processes, because their parts cost money but appear in no listing.
-
-        Ages are measured on the server's clock: a local clock that is a day ahead would abort live uploads.
-        """
+    def sweep(self) -> int:
+        """Abort multipart uploads of killed processes, because their parts cost money but appear in no listing."""
         with self._client() as client:
-            pages = list(client.get_paginator("list_multipart_uploads").paginate(**self._listed()))
-            date = pages[0]["ResponseMetadata"]["HTTPHeaders"].get("date")
-            limit = parsedate_to_datetime(date) - older if date else None
-            pending = [upload for page in pages for upload in page.get("Uploads", ())]
-            old = [upload for upload in pending if not older or (limit and upload["Initiated"] <= limit)]
-            for upload in old:
+            pages = client.get_paginator("list_multipart_uploads").paginate(**self._list_request())
+            uploads = [upload for page in pages for upload in page.get("Uploads", ())]
+            for upload in uploads:
                 client.abort_multipart_upload(Bucket=self.bucket, Key=upload["Key"], UploadId=upload["UploadId"])
-        if old:
-            logger.info("aborted %d unfinished uploads below %s", len(old), self.uri)
-        return len(old)
+        if uploads:
+            logger.info("aborted %d unfinished uploads below %s", len(uploads), self.uri)
+        return len(uploads)
 
     def _key(self, name: str) -> str:
         return "/".join(part for part in (self._prefix, name) if part)
 
-    def _new(self, name: str, content: str | bytes) -> dict[str, Any]:
-        return {
-            "Bucket": self.bucket, "Key": self._key(name), "Body": _bytes(content), "ChecksumAlgorithm": "SHA256"
-        }  # fmt: skip
+    def _put_request(self, name: str, content: str | bytes) -> dict[str, Any]:
+        body, key = _bytes(content), self._key(name)
+        return {"Bucket": self.bucket, "Key": key, "Body": body, "ChecksumAlgorithm": "SHA256"}
 
-    def _listed(self) -> dict[str, str]:
+    def _list_request(self) -> dict[str, str]:
         return {"Bucket": self.bucket, "Prefix": f"{self._prefix}/" if self._prefix else ""}
 
     def _pages(self, request: str, field: str, **arguments: str) -> list[dict[str, Any]]:
         """Return the items of one field from all pages of a listing."""
         with self._client() as client:
-            pages = client.get_paginator(request).paginate(**self._listed(), **arguments)
+            pages = client.get_paginator(request).paginate(**self._list_request(), **arguments)
             return [item for page in pages for item in page.get(field, ())]
 
     def _client(self, name: str = "", quick: bool = False) -> Any:
@@ -201,7 +191,7 @@ def _client(environment: tuple[tuple[str, str], ...], quick: bool) -> Any:
 
 
 @contextmanager
-def _missing(*statuses: int) -> Iterator[None]:
+def _ignored_statuses(*statuses: int) -> Iterator[None]:
     """Leave the block silently if S3 answers with one of these statuses; default: 404, no such object."""
     from botocore.exceptions import ClientError
 

@@ -50,7 +50,7 @@ def test_parameters_that_travel_directly_fit_into_a_variable_of_a_pod():
 
 
 def test_a_reference_to_missing_or_changed_content_is_refused(tmp_path):
-    reference = parameters.by_reference(str(tmp_path), SECTION)
+    reference = parameters.write_reference(str(tmp_path), SECTION)
     (file,) = (tmp_path / "parameters").iterdir()
     file.write_text("{}")
 

@@ -21,7 +21,6 @@ from infoxlm_core import manifests
 from infoxlm_core.errors import (
     ConfigError,
     InputError,
-    LeaseHeld,
     NoValidCheckpoint,
     Preempted,
     StorageUnavailable,
@@ -285,18 +284,6 @@ def test_a_job_that_fails_leaves_its_reason_and_a_run_that_is_submitted_again_fo
 
     assert outcomes == [None, "TrainingDiverged", None]
     assert len(names) == 1 and artifacts.read(URL, "runs/pretrained-abc/stop").startswith(b"j-pretrain-")
-
-
-def test_while_another_pipeline_run_trains_the_same_no_gpu_is_asked_for(bucket, work, monkeypatch):
-    monkeypatch.setattr(lease, "BEAT", 0.1)
-    monkeypatch.setattr(lease, "_POLL", 0.05)
-    monkeypatch.setattr(kuberay_job, "run", lambda *_, **__: pytest.fail("a job was made"))
-
-    with (
-        lease.Lease(f"{URL}/runs/pretrained-abc/lease.json", "another's job"),
-        pytest.raises(LeaseHeld, match="another"),
-    ):
-        launchers.run(replace(work, num_workers=2), CLUSTER)
 
 
 @pytest.mark.parametrize(("num_workers", "where"), [(0, "here"), (2, "in a job")])
