@@ -59,13 +59,15 @@ class PackedBatch:
         }
 
     def to(self, device: torch.device | str) -> "PackedBatch":
+        """Return the batch on a device; the copy to a GPU does not wait."""
         if self.ids.device.type == torch.device(device).type:
             return self
-        parts: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        for name, part in parts.items():
-            if isinstance(part, Tensor):
-                parts[name] = part.pin_memory().to(device, non_blocking=True)
-        return PackedBatch(**parts)
+        moved_tensors: dict[str, Any] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Tensor):
+                moved_tensors[field.name] = value.pin_memory().to(device, non_blocking=True)
+        return replace(self, **moved_tensors)
 
     def aligned(self, multiple: int) -> "PackedBatch":
         """Return the batch padded for GPU kernels.
@@ -73,34 +75,51 @@ class PackedBatch:
         One sequence of padding makes each of three token counts a multiple of `multiple`: MLM and TLM, query views, key
         views. Every sequence gets a row that the last layer computes, which FlashAttention 3 requires.
         """
-        lm, views = list(self.lengths[: self.lm_sequences]), list(self.lengths[self.lm_sequences :])
-        keys, cut = list(self.key_lengths), sum(lm)
-        more = [-sum(part) % multiple for part in (lm, views, keys)]
+        lm_lengths = list(self.lengths[: self.lm_sequences])
+        view_lengths = list(self.lengths[self.lm_sequences :])
+        key_lengths = list(self.key_lengths)
+        lm_tokens = sum(lm_lengths)
+        lm_padding = -lm_tokens % multiple
+        view_padding = -sum(view_lengths) % multiple
+        key_padding = -sum(key_lengths) % multiple
+        target_counts = self.target_counts
+        if lm_padding:
+            lm_lengths.append(lm_padding)
+            target_counts += (0,)
+        if view_padding:
+            view_lengths.append(view_padding)
+        if key_padding:
+            key_lengths.append(key_padding)
 
-        def padded(values: Tensor, count: int, filled: bool) -> list[Tensor]:
-            fill = positions(np.array([count])) if filled else np.full(count, PAD)
-            return [values, torch.from_numpy(fill).to(values.dtype)] if count else [values]
-
-        def whole(values: Tensor, filled: bool) -> Tensor:
-            return torch.cat(padded(values[:cut], more[0], filled) + padded(values[cut:], more[1], filled))
-
-        lm, views, keys = (part + [count] * (count > 0) for part, count in zip((lm, views, keys), more, strict=True))
-        counts = self.target_counts + (0,) * (len(lm) - self.lm_sequences)
-        rows, counts, answered = give_each_a_row(self.target_rows, counts, lm)
+        lm_ids, view_ids = self.ids[:lm_tokens], self.ids[lm_tokens:]
+        lm_positions, view_positions = self.positions[:lm_tokens], self.positions[lm_tokens:]
+        target_rows, target_counts, answered = give_each_a_row(self.target_rows, target_counts, lm_lengths)
         return replace(
             self,
-            ids=whole(self.ids, False),
-            positions=whole(self.positions, True),
-            lengths=(*lm, *views),
-            lm_sequences=len(lm),
-            target_rows=rows,
-            target_counts=counts,
+            ids=torch.cat([_pad_ids(lm_ids, lm_padding), _pad_ids(view_ids, view_padding)]),
+            positions=torch.cat(
+                [_pad_positions(lm_positions, lm_padding), _pad_positions(view_positions, view_padding)]
+            ),
+            lengths=(*lm_lengths, *view_lengths),
+            lm_sequences=len(lm_lengths),
+            target_rows=target_rows,
+            target_counts=target_counts,
             answered=answered,
-            key_ids=torch.cat(padded(self.key_ids, more[2], False)),
-            key_positions=torch.cat(padded(self.key_positions, more[2], True)),
-            key_lengths=tuple(keys),
-            padding=sum(more),
+            key_ids=_pad_ids(self.key_ids, key_padding),
+            key_positions=_pad_positions(self.key_positions, key_padding),
+            key_lengths=tuple(key_lengths),
+            padding=lm_padding + view_padding + key_padding,
         )
+
+
+def _pad_ids(ids: Tensor, count: int) -> Tensor:
+    """Append a sequence of `count` padding tokens to ids (T,)."""
+    return torch.cat([ids, ids.new_full((count,), PAD)])
+
+
+def _pad_positions(sequence_positions: Tensor, count: int) -> Tensor:
+    """Append the positions of a sequence of `count` tokens to positions (T,)."""
+    return torch.cat([sequence_positions, torch.from_numpy(positions(np.array([count])))])
 
 
 def give_each_a_row(
@@ -116,11 +135,11 @@ def give_each_a_row(
     Returns:
         The new rows, their number in each sequence, and the indices of the old rows among them; None if none was added.
     """
-    missing = np.flatnonzero(np.array(counts, np.int64) == 0)
-    if not len(missing):
+    without_row = np.flatnonzero(np.array(counts, np.int64) == 0)
+    if not len(without_row):
         return rows, tuple(counts), None
-    ends = np.array(lengths, np.int64).cumsum()
-    all_rows = np.sort(np.concatenate([rows.numpy(), (ends - lengths)[missing]]))
+    first_rows = np.array(lengths, np.int64).cumsum() - lengths
+    all_rows = np.sort(np.concatenate([rows.numpy(), first_rows[without_row]]))
     answered = torch.from_numpy(np.searchsorted(all_rows, rows.numpy()))
     return torch.from_numpy(all_rows), tuple(max(1, count) for count in counts), answered
 
@@ -130,11 +149,12 @@ def micro_batches(draw: Draw, size: int, symmetric: bool = False) -> list[Packed
 
     With `symmetric`, each contrast item is repeated with query and key view exchanged.
     """
-    most = max(len(draw.mlm.groups), len(draw.tlm.groups), len(draw.groups))
-    return [_pack(draw, slice(start, start + size), symmetric) for start in range(0, most, size)]
+    sample_count = max(len(draw.mlm.groups), len(draw.tlm.groups), len(draw.groups))  # an objective may be off
+    return [_pack(draw, slice(start, start + size), symmetric) for start in range(0, sample_count, size)]
 
 
 def _pack(draw: Draw, part: slice, symmetric: bool) -> PackedBatch:
+    """Return a part of the samples of each objective as one packed batch."""
     mlm, tlm = draw.mlm[part], draw.tlm[part]
     queries, keys = draw.queries[part], draw.keys[part]
     sentence_ids, view_groups = draw.sentence_ids[part], draw.groups[part]
@@ -143,9 +163,10 @@ def _pack(draw: Draw, part: slice, symmetric: bool) -> PackedBatch:
         queries, keys = join([queries, keys]), join([keys, queries])
         sentence_ids, view_groups = np.tile(sentence_ids, (2, 1)), np.tile(view_groups, 2)
     lm = join([mlm.sequences, tlm.sequences])
-    rows = np.concatenate([mlm.rows, tlm.rows + len(mlm.seen)])
     lengths = np.concatenate([lm.lengths, queries.lengths])
-    owner = np.searchsorted(lm.lengths.cumsum(), rows, side="right")
+    rows = np.concatenate([mlm.rows, tlm.rows + len(mlm.seen)])  # (N,) TLM's tokens follow MLM's
+    sequence_of_row = np.searchsorted(lm.lengths.cumsum(), rows, side="right")
+    sequence_groups = np.concatenate([mlm.groups, tlm.groups])
     return PackedBatch(
         ids=torch.from_numpy(np.concatenate([mlm.seen, tlm.seen, queries.flat])),
         positions=torch.from_numpy(positions(lengths)),
@@ -153,8 +174,8 @@ def _pack(draw: Draw, part: slice, symmetric: bool) -> PackedBatch:
         lm_sequences=len(lm.lengths),
         target_rows=torch.from_numpy(rows),
         target_ids=torch.from_numpy(lm.flat[rows]),
-        target_counts=tuple(np.bincount(owner, minlength=len(lm.lengths)).tolist()),
-        target_groups=torch.from_numpy(np.concatenate([mlm.groups, tlm.groups])[owner]),
+        target_counts=tuple(np.bincount(sequence_of_row, minlength=len(lm.lengths)).tolist()),
+        target_groups=torch.from_numpy(sequence_groups[sequence_of_row]),
         mlm_targets=len(mlm.rows),
         key_ids=torch.from_numpy(keys.flat),
         key_positions=torch.from_numpy(positions(keys.lengths)),

@@ -69,7 +69,7 @@ def lay_out(*segments: Sequences) -> Sequences:
 
 
 def _write(sequences: Sequence[Sequence[np.ndarray]]) -> Sequences:
-    """Lay out the segments of each sequence."""
+    """Write `<s>` and then each segment with `</s>`, sequence by sequence; empty segments are omitted."""
     parts: list[np.ndarray] = []
     lengths = []
     for segments in sequences:

@@ -64,14 +64,15 @@ def mask(
         rows = _choose_words(flat, lengths, config, rng, starts_word)
     else:
         rows = _choose(flat, lengths, config, rng)
-    first, last = {"exact": (FIRST_PIECE, 1), "released": (FIRST_PIECE, 0)}.get(config.masking, (0, 0))
+    mask_id = vocabulary_size - 1
     uniform = rng.random(len(rows))
-    pieces = rng.integers(first, vocabulary_size - last, len(rows))  # exact: neither special tokens nor <mask>
+    first_id = FIRST_PIECE if config.masking in ("exact", "released") else 0
+    end_id = mask_id if config.masking == "exact" else vocabulary_size
+    random_ids = rng.integers(first_id, end_id, len(rows))
+    is_masked = uniform < config.mask_share
+    stays = uniform < config.mask_share + config.keep_share
     seen = flat.copy()
-    keep = config.mask_share + config.keep_share
-    seen[rows] = np.where(
-        uniform < config.mask_share, vocabulary_size - 1, np.where(uniform < keep, flat[rows], pieces)
-    )
+    seen[rows] = np.where(is_masked, mask_id, np.where(stays, flat[rows], random_ids))
     return seen, rows
 
 
@@ -87,7 +88,8 @@ def _choose(flat: np.ndarray, lengths: np.ndarray, config: ObjectivesConfig, rng
         maskable = np.bincount(sequence[plain], minlength=len(lengths))
         target_counts = np.maximum(1, np.rint(config.mask_ratio * lengths)).astype(np.int64)
         return plain[pick(maskable, np.minimum(target_counts, maskable), rng)]
-    return pick(lengths, np.floor(config.mask_ratio * lengths + rng.random(len(lengths))).astype(np.int64), rng)
+    target_counts = np.floor(config.mask_ratio * lengths + rng.random(len(lengths))).astype(np.int64)
+    return pick(lengths, target_counts, rng)
 
 
 def _choose_words(
@@ -100,16 +102,17 @@ def _choose_words(
     """Return the ascending rows of the chosen words, with all pieces of each; a special token is a word."""
     if starts_word is None:
         raise InputError("whole-word masking needs the tokenizer to know where words start: tokenize again")
-    special = flat <= EOS
-    first = starts_word[flat] | special
-    first[1:] |= special[:-1]
-    first[(lengths.cumsum() - lengths)[lengths > 0]] = True
-    heads = np.flatnonzero(first)
-    sequence = np.repeat(np.arange(len(lengths)), lengths)
-    words = np.bincount(sequence[heads], minlength=len(lengths))  # (N,) how many each sequence has
-    chosen = np.zeros(len(heads), bool)
-    chosen[_choose(flat[heads], words, config, rng)] = True
-    return np.flatnonzero(chosen[first.cumsum() - 1])
+    is_special = flat <= EOS
+    begins_word = starts_word[flat] | is_special
+    begins_word[1:] |= is_special[:-1]
+    begins_word[(lengths.cumsum() - lengths)[lengths > 0]] = True
+    word_rows = np.flatnonzero(begins_word)  # (words,) the first row of each word
+    sequence_of_row = np.repeat(np.arange(len(lengths)), lengths)
+    word_counts = np.bincount(sequence_of_row[word_rows], minlength=len(lengths))  # (N,) words of each sequence
+    is_chosen = np.zeros(len(word_rows), bool)
+    is_chosen[_choose(flat[word_rows], word_counts, config, rng)] = True
+    word_of_row = begins_word.cumsum() - 1
+    return np.flatnonzero(is_chosen[word_of_row])
 
 
 def word_starts(tokenizer: Path, vocabulary_size: int) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 import logging
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
@@ -38,6 +38,15 @@ class Masked:
             self.rows[inside] - ends[start],
             self.groups[part],
         )
+
+
+class Views(NamedTuple):
+    """Contrast items: query and key views, the ids of the sentences joined in each item (B, 2), and groups (B,)."""
+
+    queries: Sequences
+    keys: Sequences
+    sentence_ids: np.ndarray
+    groups: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -125,20 +134,23 @@ class Sampler(StepSampler):
             only: "lm" skips contrast; "xlco" skips everything else.
         """
         objectives = self.config.objectives
-        mlm, tlm, xlco = [], [], []
+        mlm: list[Masked] = []
+        tlm: list[Masked] = []
+        xlco: list[Views] = []
         for shard in virtual_shards:
             key = (self.config.seed, step, shard)
             if objectives.mlm and only != "xlco":
-                mlm.append(self._mask_samples(*self._draw_mlm(generator(*key, "mlm")), generator(*key, "mlm mask")))
+                blocks, groups = self._draw_mlm(generator(*key, "mlm"))
+                mlm.append(self._mask_samples(blocks, groups, generator(*key, "mlm mask")))
             if objectives.tlm and only != "xlco":
-                tlm.append(self._mask_samples(*self._draw_tlm(generator(*key, "tlm")), generator(*key, "tlm mask")))
+                pairs, groups = self._draw_tlm(generator(*key, "tlm"))
+                tlm.append(self._mask_samples(pairs, groups, generator(*key, "tlm mask")))
             if objectives.xlco and only != "lm":
                 views = self._draw_xlco(generator(*key, "xlco"))
-                xlco.append(self._corrupt(*views, key) if self.config.contrast.corruption else views)
-        empty = (NOTHING, NOTHING, np.empty((0, 2), np.int64), NOTHING.flat)
-        queries, keys, sentence_ids, groups = zip(*xlco or [empty], strict=True)
-        views = join(list(queries)), join(list(keys)), np.concatenate(sentence_ids), np.concatenate(groups)
-        return Draw(_merge(mlm), _merge(tlm), *views)
+                if self.config.contrast.corruption:
+                    views = self._corrupt(views, generator(*key, "corruption"))
+                xlco.append(views)
+        return Draw(_merge(mlm), _merge(tlm), *_merge_views(xlco))
 
     def draws_of_a_pair(self, steps: int) -> dict[str, float]:
         """Return how often a pair of each corpus (`en-de/wiki`) is drawn in `steps` steps, on average.
@@ -175,53 +187,55 @@ class Sampler(StepSampler):
         seen, rows = self.mask(sequences, rng)
         return Masked(sequences, seen, rows, groups)
 
-    def _corrupt(
-        self, queries: Sequences, keys: Sequences, sentence_ids: np.ndarray, groups: np.ndarray, key: tuple[Any, ...]
-    ) -> tuple[Sequences, Sequences, np.ndarray, np.ndarray]:
+    def _corrupt(self, views: Views, rng: np.random.Generator) -> Views:
         """Return both views masked independently; their masked tokens are not predicted."""
-        rng = generator(*key, "corruption")
         config = self.config.objectives.model_copy(update={"mask_ratio": self.config.contrast.corruption})
-        queries, keys = (Sequences(self.mask(view, rng, config)[0], view.lengths) for view in (queries, keys))
-        return queries, keys, sentence_ids, groups
+        query_ids, _ = self.mask(views.queries, rng, config)
+        key_ids, _ = self.mask(views.keys, rng, config)
+        queries = Sequences(query_ids, views.queries.lengths)
+        return views._replace(queries=queries, keys=Sequences(key_ids, views.keys.lengths))
 
     def _draw_mlm(self, rng: np.random.Generator) -> tuple[Sequences, np.ndarray]:
+        """Draw blocks of text of one language; return them with `<s>` in front, and their groups."""
         tables, rows = self.block_sampler.draw(self.per_shard, rng)
         parts = []
-        for number, row in zip(tables.tolist(), rows.tolist(), strict=True):
-            blocks = self.blocks[number]
-            start = blocks.starts.item(row)
-            # The sentences already end with </s>.
-            parts += [BEGIN, blocks.table.tokens[start : start + blocks.lengths.item(row)]]
-        lengths = np.fromiter(map(len, parts[1::2]), np.int64, self.per_shard) + 1
+        lengths = np.empty(self.per_shard, np.int64)
+        for sample, (table, row) in enumerate(zip(tables.tolist(), rows.tolist(), strict=True)):
+            blocks = self.blocks[table]
+            start, length = blocks.starts.item(row), blocks.lengths.item(row)
+            parts += [BEGIN, blocks.table.tokens[start : start + length]]  # the sentences already end with </s>
+            lengths[sample] = length + 1
         return Sequences(end_to_end(parts), lengths), self.block_groups[tables]
 
     def _read_sides(self, tables: np.ndarray, rows: np.ndarray) -> tuple[Sequences, Sequences]:
+        """Return the source and target sides of pairs, truncated to `side_tokens`."""
         limit = self.config.batches.side_tokens
         source = gather([pairs.source for pairs in self.pairs], tables, rows, limit)
         return source, gather([pairs.target for pairs in self.pairs], tables, rows, limit)
 
     def _draw_tlm(self, rng: np.random.Generator) -> tuple[Sequences, np.ndarray]:
+        """Draw pairs; return each as one sequence, with the sides in random order, and their groups."""
         tables, rows = self.pair_sampler.draw(self.per_shard, rng)
         source, target = self._read_sides(tables, rows)
-        swap = rng.random(self.per_shard) < 0.5
-        return lay_out(choose(swap, target, source), choose(swap, source, target)), self.pair_groups[tables]
+        is_swapped = rng.random(self.per_shard) < 0.5
+        first, second = choose(is_swapped, target, source), choose(is_swapped, source, target)
+        return lay_out(first, second), self.pair_groups[tables]
 
-    def _draw_xlco(self, rng: np.random.Generator) -> tuple[Sequences, Sequences, np.ndarray, np.ndarray]:
+    def _draw_xlco(self, rng: np.random.Generator) -> Views:
+        """Draw pairs and their mixup partners; return them as contrast items."""
         contrast, count = self.config.contrast, self.per_shard
         tables, rows = self.pair_sampler.draw(count, rng)
         own_ids = self._sentence_ids(tables, rows)
         other_tables, other_rows, partner_ids = self._draw_partners(tables, rows, own_ids, rng)
-        mode, uniform = rng.integers(0, 8, count), rng.random((2, count))
-        joined = uniform[0] < contrast.mixup
-        queries, keys = mix(
-            self._read_sides(tables, rows),
-            self._read_sides(other_tables, other_rows),
-            mode,
-            uniform[1] < contrast.cross,
-            joined,
-        )
-        sentence_ids = np.stack([own_ids, np.where(joined, partner_ids, own_ids)], axis=1)
-        return queries, keys, sentence_ids, self.pair_groups[tables] + len(self.pair_sampler.totals)
+        mode = rng.integers(0, 8, count)
+        uniform = rng.random((2, count))
+        is_joined = uniform[0] < contrast.mixup
+        is_crossed = uniform[1] < contrast.cross
+        pairs, partners = self._read_sides(tables, rows), self._read_sides(other_tables, other_rows)
+        queries, keys = mix(pairs, partners, mode, is_crossed, is_joined)
+        sentence_ids = np.stack([own_ids, np.where(is_joined, partner_ids, own_ids)], axis=1)
+        tlm_group_count = len(self.pair_sampler.totals)  # XLCO's groups follow TLM's, one of each language pair
+        return Views(queries, keys, sentence_ids, self.pair_groups[tables] + tlm_group_count)
 
     def _draw_partners(
         self, tables: np.ndarray, rows: np.ndarray, sentence_ids: np.ndarray, rng: np.random.Generator
@@ -235,14 +249,17 @@ class Sampler(StepSampler):
             return tables, following, self._sentence_ids(tables, following)
         other_tables, other_rows = self.pair_sampler.draw_elsewhere(tables, self.corpora, rng)
         for _ in range(100):
-            partners = self._sentence_ids(other_tables, other_rows)
-            same = sentence_ids == partners
-            if not same.any() or not self.config.contrast.mixup:
-                return other_tables, other_rows, partners
-            other_tables[same], other_rows[same] = self.pair_sampler.draw_elsewhere(tables[same], self.corpora, rng)
+            partner_ids = self._sentence_ids(other_tables, other_rows)
+            is_same = sentence_ids == partner_ids
+            if not is_same.any() or not self.config.contrast.mixup:
+                return other_tables, other_rows, partner_ids
+            redrawn_tables, redrawn_rows = self.pair_sampler.draw_elsewhere(tables[is_same], self.corpora, rng)
+            other_tables[is_same] = redrawn_tables
+            other_rows[is_same] = redrawn_rows
         raise CorpusTooSmall("mixup finds no second sentence in the pairs: have=1 need=2; set contrast.mixup to 0")
 
     def _sentence_ids(self, tables: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Return the sentence ids of pairs, (count,)."""
         drawn = zip(tables.tolist(), rows.tolist(), strict=True)
         return np.array([self.pairs[table].sentence_ids.item(row) for table, row in drawn], np.int64)
 
@@ -253,12 +270,29 @@ def _group_of_tables(counts: list[list[int]]) -> np.ndarray:
 
 
 def _merge(parts: list[Masked]) -> Masked:
+    """Concatenate masked sequences; the rows to predict are then those of the concatenation."""
     if not parts:
         return Masked(NOTHING, NOTHING.flat, NOTHING.flat, NOTHING.flat)
-    shifts = np.cumsum([0, *(len(part.seen) for part in parts)])
+    rows = []
+    first_row = 0
+    for part in parts:
+        rows.append(part.rows + first_row)
+        first_row += len(part.seen)
     return Masked(
         join([part.sequences for part in parts]),
         np.concatenate([part.seen for part in parts]),
-        np.concatenate([part.rows + shift for part, shift in zip(parts, shifts, strict=False)]),
+        np.concatenate(rows),
+        np.concatenate([part.groups for part in parts]),
+    )
+
+
+def _merge_views(parts: list[Views]) -> Views:
+    """Concatenate contrast items."""
+    if not parts:
+        return Views(NOTHING, NOTHING, np.empty((0, 2), np.int64), NOTHING.flat)
+    return Views(
+        join([part.queries for part in parts]),
+        join([part.keys for part in parts]),
+        np.concatenate([part.sentence_ids for part in parts]),
         np.concatenate([part.groups for part in parts]),
     )

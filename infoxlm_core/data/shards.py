@@ -9,6 +9,7 @@ tokens[offsets[i]:offsets[i + 1]]). Per corpus and language (pair) there are
     held_out/en-de/django.source …             the same for pairs that are kept for evaluation, for probes in training
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,42 +108,52 @@ class Blocks:
 def make_blocks(table: Table, limit: int, rows_of_a_part: int = 8192) -> Blocks:
     """Join whole sentences greedily, in order, up to `limit` tokens; a longer sentence is cut and loses its `</s>`.
 
-    A block starts where the one before it ends. To vectorise this, blocks are first made in many parts of the text at
-    once, as if each part began with a block. Blocks from different starts soon coincide, so the blocks from the first
-    row follow those of a part from the first block that they share.
+    A block starts where the one before it ends. To vectorise this, the table is divided into parts, and blocks are
+    first made in all parts at once, as if each part began with a block. Blocks from different starts soon coincide. The
+    blocks from the first row of the table therefore follow those of a part from the first block that both share.
     """
     if not len(table):
         return Blocks(table, np.empty(0, np.int64), np.empty(0, np.int64))
-    offsets = table.offsets
-    parts = min(4096, -(-len(table) // rows_of_a_part))
-    borders = np.linspace(0, len(table), parts + 1).astype(np.int64)
+    part_count = min(4096, math.ceil(len(table) / rows_of_a_part))
+    borders = np.linspace(0, len(table), part_count + 1).astype(np.int64)
+    blocks_of_parts, rows_after_parts = _start_blocks_in_parts(table.offsets, limit, borders)
 
-    def next_starts(rows: np.ndarray) -> np.ndarray:
-        """Return the rows at which the next blocks start; a row that is too long is a block."""
-        return np.maximum(np.searchsorted(offsets, offsets[rows] + limit, side="right") - 1, rows + 1)
-
-    steps, current = [], borders[:-1].copy()
-    while (current < borders[1:]).any():
-        inside = np.flatnonzero(current < borders[1:])
-        steps.append(np.where(current < borders[1:], current, -1))
-        current[inside] = next_starts(current[inside])
-    starts_of_parts = np.ascontiguousarray(np.array(steps, np.int64).reshape(-1, len(current)).T)  # rows, then -1
-
-    row, first_rows = np.zeros(1, np.int64), []
-    for part_starts, stop, start_after_part in zip(starts_of_parts, borders[1:], current, strict=True):
-        part_starts = part_starts[: np.count_nonzero(part_starts >= 0)]
+    row = np.zeros(1, np.int64)  # the first row of the next block
+    first_rows: list[np.ndarray] = []  # of all blocks
+    for part_blocks, stop, row_after_part in zip(blocks_of_parts, borders[1:], rows_after_parts, strict=True):
         while row[0] < stop:
-            index = np.searchsorted(part_starts, row[0])
-            if index < len(part_starts) and part_starts[index] == row[0]:
-                first_rows.append(part_starts[index:])
-                row = start_after_part[None]
+            index = np.searchsorted(part_blocks, row[0])
+            if index < len(part_blocks) and part_blocks[index] == row[0]:
+                first_rows.append(part_blocks[index:])
+                row = row_after_part[None]
             else:
                 first_rows.append(row)
-                row = next_starts(row)
+                row = _next_block(table.offsets, limit, row)
     begins = np.concatenate(first_rows)
-    starts = offsets[begins]
-    ends = offsets[np.append(begins[1:], len(table))]
+    starts = table.offsets[begins]
+    ends = table.offsets[np.append(begins[1:], len(table))]
     return Blocks(table, starts, np.minimum(ends - starts, limit))
+
+
+def _next_block(offsets: np.ndarray, limit: int, rows: np.ndarray) -> np.ndarray:
+    """Return the first rows of the blocks that follow those from `rows`; a row above the limit is a block."""
+    return np.maximum(np.searchsorted(offsets, offsets[rows] + limit, side="right") - 1, rows + 1)
+
+
+def _start_blocks_in_parts(offsets: np.ndarray, limit: int, borders: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
+    """Return the first rows of the blocks of each part, and the rows that follow the parts' last blocks, (parts,).
+
+    Part i has the rows from borders[i] to borders[i + 1], and its first row begins a block.
+    """
+    stops = borders[1:]
+    rows = borders[:-1].copy()  # the first row of the next block of each part
+    rounds = []  # the blocks of all parts, one of each part a round; -1: the part has no further block
+    while (rows < stops).any():
+        unfinished = rows < stops
+        rounds.append(np.where(unfinished, rows, -1))
+        rows[unfinished] = _next_block(offsets, limit, rows[unfinished])
+    rows_of_rounds = np.array(rounds, np.int64).reshape(-1, len(rows))  # (rounds, parts)
+    return [part[part >= 0] for part in np.ascontiguousarray(rows_of_rounds.T)], rows
 
 
 @dataclass(frozen=True)
