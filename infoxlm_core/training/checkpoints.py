@@ -42,6 +42,7 @@ MAX_FAILED_UPLOADS = 3  # consecutive failed uploads after which a run stops
 
 
 def directory_name(step: int) -> str:
+    """Return the name of a checkpoint's directory."""
     return f"step={step:010d}"
 
 
@@ -162,10 +163,16 @@ class Checkpoints:
         background: bool = False,
         rewinds: bool = False,
     ) -> None:
-        self.directory, self.fingerprint, self.every, self.keep = directory, fingerprint, every, keep
-        self.remote, self.accept_changes, self.background = remote, accept_changes, background
+        self.directory = directory
+        self.fingerprint = fingerprint
+        self.every = every
+        self.keep = keep
+        self.remote = remote
+        self.accept_changes = accept_changes
+        self.background = background
         self.spacing = guard.target_spacing(every) if rewinds else 0
-        self._writer, self._pending_save = ThreadPoolExecutor(1, "checkpoint"), Future[None]()
+        self._writer = ThreadPoolExecutor(1, "checkpoint")
+        self._pending_save = Future[None]()
         self._pending_save.set_result(None)
         self._failed_uploads = 0
         self._bad: set[str] = set()
@@ -193,6 +200,7 @@ class Checkpoints:
                         logger.error("a checkpoint could not be saved: %s", error)
 
     def asked_to_stop(self) -> bool:
+        """Return without waiting whether someone requested the run to save and stop."""
         return (self.directory / "stop").exists() or bool(self.remote and self.remote.asked_to_stop())
 
     def forget_request(self) -> None:
@@ -255,9 +263,8 @@ class Checkpoints:
         manifests.write(directory, "checkpoint", {"step": checkpoint.step})
 
     def _delete(self, directory: Path) -> None:
-        (directory / manifests.NAME).unlink(
-            missing_ok=True
-        )  # first, so that no reader takes the rest for a valid checkpoint
+        # Delete the manifest first, so that no reader takes the rest for a valid checkpoint.
+        (directory / manifests.NAME).unlink(missing_ok=True)
         shutil.rmtree(directory, ignore_errors=True)
 
     def _upload(self, directory: Path, bad: set[str], last: bool) -> bool:
@@ -309,10 +316,14 @@ class Checkpoints:
 
         Only multiples of `spacing` are targets: the choice must not depend on where a run was interrupted and saved.
         """
+        if not self.spacing:
+            return None
         candidates = self._candidates()
-        last_target = step - guard.DISTANCE
-        targets = [item for item in candidates if self.spacing and item[0] % self.spacing == 0]
-        checkpoint, _ = self._load_first_valid([item for item in targets if item[0] <= last_target])
+        targets = []
+        for saved_step, path in candidates:
+            if saved_step % self.spacing == 0 and saved_step <= step - guard.DISTANCE:
+                targets.append((saved_step, path))
+        checkpoint, _ = self._load_first_valid(targets)
         if checkpoint is None:
             return None
         for saved_step, path in sorted({*candidates, *list_checkpoints(self.directory)}, reverse=True):

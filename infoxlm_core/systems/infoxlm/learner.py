@@ -38,8 +38,11 @@ class InfoXLMLearner(Learner):
     module: InfoXLM
 
     def __init__(self, config: PretrainingConfig, model: InfoXLM, shards: Shards) -> None:
-        self.config, self.module, self.sampler = config, model, Sampler(shards, config)
-        self.device, self.shares = distributed.device(), distributed.shares(config.batches.virtual_shards)
+        self.config = config
+        self.module = model
+        self.sampler = Sampler(shards, config)
+        self.device = distributed.device()
+        self.shares = distributed.shares(config.batches.virtual_shards)
         self.weights = LossWeights(config.objectives.weights(), config.objectives.weighting)
         choose_flash(self.device)
         if config.model.compiled:
@@ -63,20 +66,25 @@ class InfoXLMLearner(Learner):
         return next(objective for objective in self.objectives if isinstance(objective, XLCO))
 
     def batches(self, step: int, skipped: int = 0) -> Sequence[PackedBatch]:
-        batches, contrast = self.config.batches, self.config.contrast
+        contrast = self.config.contrast
         my_shards = self.shares[distributed.rank()]
         only = "lm" if step < contrast.start_step else ""
-        # Dropout is drawn for each micro-batch, which then must not depend on the worker that has a virtual shard.
-        parts = [range(shard, shard + 1) for shard in my_shards] if self.config.model.dropout else [my_shards]
-        packed = []
-        for part in parts:
-            draw = self.sampler.draw(step + skipped, part, only)
-            for number, batch in enumerate(micro_batches(draw, batches.micro_batch_size, contrast.symmetric)):
-                packed.append(replace(batch, rng_key=(step, part.start, number), flops=self._flops(batch)))
-        packed = self._with_idle_batches(packed, by_shard=self.config.model.dropout > 0)
+        has_dropout = self.config.model.dropout > 0
+        shard_ranges = [my_shards]
+        if has_dropout:  # it is drawn for each micro-batch, which then must not depend on the number of workers
+            shard_ranges = [range(shard, shard + 1) for shard in my_shards]
+        batches = []
+        for shard_range in shard_ranges:
+            draw = self.sampler.draw(step + skipped, shard_range, only)
+            parts = micro_batches(draw, self.config.batches.micro_batch_size, contrast.symmetric)
+            for number, batch in enumerate(parts):
+                rng_key = (step, shard_range.start, number)
+                batches.append(replace(batch, rng_key=rng_key, flops=self._flops(batch)))
+        batches = self._with_idle_batches(batches, by_shard=has_dropout)
         if self.device.type == "cpu":
-            return packed
-        return [batch.aligned(min(GPU_TILE, self.module.encoder.size.max_tokens)) for batch in packed]
+            return batches
+        tile = min(GPU_TILE, self.module.encoder.size.max_tokens)
+        return [batch.aligned(tile) for batch in batches]
 
     def _with_idle_batches(self, batches: list[PackedBatch], by_shard: bool) -> list[PackedBatch]:
         """Append idle batches for a sharded network, which all workers must call equally often.
@@ -89,10 +97,11 @@ class InfoXLMLearner(Learner):
             return batches
         samples, size = self.sampler.per_shard, self.config.batches.micro_batch_size
         if by_shard:
-            counts = [len(share) * math.ceil(samples / size) for share in self.shares]
+            batch_counts = [len(share) * math.ceil(samples / size) for share in self.shares]
         else:
-            counts = [math.ceil(len(share) * samples / size) for share in self.shares]
-        return batches + [replace(batches[0], idle=True)] * (max(counts) - len(batches))
+            batch_counts = [math.ceil(len(share) * samples / size) for share in self.shares]
+        idle_batch = replace(batches[0], idle=True)
+        return batches + [idle_batch] * (max(batch_counts) - len(batches))
 
     def counts(self, batch: PackedBatch) -> Mapping[str, float]:
         if batch.idle:
@@ -103,24 +112,33 @@ class InfoXLMLearner(Learner):
         return "" if step >= self.config.contrast.start_step else "before contrast"
 
     def _flops(self, batch: PackedBatch) -> float:
-        contrast, count = self.config.contrast, batch.lm_sequences
-        lm, views, targets = batch.lengths[:count], batch.lengths[count:], len(batch.target_rows)
-        size = self.module.encoder.size
-        return must_do_flops(size, lm, targets, views, batch.key_lengths, contrast.layer, contrast.queue_size)
+        """Return the necessary FLOPs of a micro-batch."""
+        contrast = self.config.contrast
+        return must_do_flops(
+            self.module.encoder.size,
+            batch.lengths[: batch.lm_sequences],
+            len(batch.target_rows),
+            batch.lengths[batch.lm_sequences :],
+            batch.key_lengths,
+            contrast.layer,
+            contrast.queue_size,
+        )
 
     def losses(self, batch: PackedBatch, scales: Mapping[str, float]) -> tuple[Tensor, dict[str, Tensor]]:
         if batch.idle:
             return self._idle_loss(batch, scales), {}
         batch = batch.to(self.device)
         by_group = torch.zeros(2, len(self.sampler.groups), dtype=torch.double, device=self.device)
-        loss, sums = torch.zeros((), device=self.device), {"by_group": by_group}
+        loss = torch.zeros((), device=self.device)
+        sums = {"by_group": by_group}
         seed_dropout(self.config.seed, *batch.rng_key)
         with autocast(self.device, self.config.model.precision):
             outputs = self.module(batch, self._scale(batch, scales))
         if outputs.losses is not None:
-            count = batch.mlm_targets
-            lm_sums = {"mlm": outputs.losses[:count].sum(), "tlm": outputs.losses[count:].sum()}
-            sums |= {name: value for name, value in lm_sums.items() if name in self.weights.by_name}
+            lm_losses = {"mlm": outputs.losses[: batch.mlm_targets], "tlm": outputs.losses[batch.mlm_targets :]}
+            for name, losses in lm_losses.items():
+                if name in self.weights.by_name:
+                    sums[name] = losses.sum()
             loss = loss + outputs.loss
             add_by_group(by_group, batch.target_groups, outputs.losses)
         if outputs.queries is not None:
@@ -146,11 +164,11 @@ class InfoXLMLearner(Learner):
         return scale
 
     def statistics(self, sums: Mapping[str, Any], counts: Mapping[str, float]) -> dict[str, float]:
-        losses, targets = sums["by_group"]
         figures = {}
-        for number, group in enumerate(self.sampler.groups):
-            if targets[number]:
-                figures[f"loss_{group}"] = float(losses[number] / targets[number])
+        group_losses, group_targets = sums["by_group"]
+        for group, loss, targets in zip(self.sampler.groups, group_losses, group_targets, strict=True):
+            if targets:
+                figures[f"loss_{group}"] = float(loss / targets)
         for objective in self.objectives:
             if counts[objective.name]:
                 figures |= objective.statistics(sums, counts[objective.name])
@@ -164,7 +182,8 @@ class InfoXLMLearner(Learner):
 
     def _fill_queue(self) -> None:
         """Fill the queue with K real keys of a reserved random stream, so that training batches do not change."""
-        size, samples = self.config.contrast.queue_size, self.config.batches.global_batch_size
+        size = self.config.contrast.queue_size
+        samples = self.config.batches.global_batch_size
         my_shards = self.shares[distributed.rank()]
         for number in range(math.ceil(size / samples)):
             draw = self.sampler.draw(f"prefill {number}", my_shards, only="xlco")

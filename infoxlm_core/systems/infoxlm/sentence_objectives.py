@@ -94,10 +94,12 @@ class XLCO(SentenceObjective):
         if contrast.enqueue == "micro_batch" and self.new_keys:
             self.enqueue(batch.rng_key[0])
         keys = self.make_keys(batch)
-        negatives, sentence_ids = self.queue.rows, self.queue.sentence_ids
+        negatives = self.queue.rows
+        negative_ids = self.queue.sentence_ids
         if contrast.in_batch_negatives:
-            negatives, sentence_ids = torch.cat([negatives, keys]), torch.cat([sentence_ids, batch.sentence_ids])
-        excluded = self.exclude(batch.sentence_ids, sentence_ids)
+            negatives = torch.cat([negatives, keys])
+            negative_ids = torch.cat([negative_ids, batch.sentence_ids])
+        excluded = self.exclude(batch.sentence_ids, negative_ids)
         logits = xlco_logits(queries, keys, negatives, contrast.temperature, excluded)
         losses = xlco_losses(logits, contrast.margin / contrast.temperature)
         share = batch.items / len(losses)  # 1, or 1/2 where each item is contrasted from both sides
@@ -121,7 +123,8 @@ class XLCO(SentenceObjective):
         The arguments are the sentence ids, (B, 2) and (K, 2). With in-batch negatives the last B keys are the queries'
         own.
         """
-        contrast, count = self.config.contrast, len(query_ids)
+        contrast = self.config.contrast
+        count = len(query_ids)
         if contrast.false_negatives == "overlap":
             excluded = share_a_sentence(query_ids, key_ids)
         elif contrast.false_negatives == "exact":
@@ -131,10 +134,12 @@ class XLCO(SentenceObjective):
         else:
             return None
         if contrast.in_batch_negatives:
-            own, first = torch.arange(count, device=query_ids.device), len(self.queue.rows)
-            excluded[own, first + own] = True
+            queries = torch.arange(count, device=query_ids.device)
+            first_column = len(self.queue.rows)  # of the keys of this micro-batch
+            excluded[queries, first_column + queries] = True
             if contrast.symmetric:  # the query's own sentence is a key of the other half
-                excluded[own, first + (own + count // 2) % count] = True
+                mirrored_queries = (queries + count // 2) % count
+                excluded[queries, first_column + mirrored_queries] = True
         return excluded
 
     def make_keys(self, batch: PackedBatch) -> Tensor:
@@ -142,7 +147,7 @@ class XLCO(SentenceObjective):
         with autocast(self.device, self.config.model.precision):
             keys = self.key_encoder(batch.key_ids, batch.key_positions, batch.key_lengths)
         keys = keys[: len(batch.sentence_ids)]  # without the key of padding
-        self.new_keys.append((keys[: batch.items], batch.sentence_ids[: batch.items]))
+        self.new_keys.append((keys[: batch.items], batch.sentence_ids[: batch.items]))  # with symmetric, one direction
         return keys
 
     def enqueue(self, step: int, limit: int | None = None) -> None:
@@ -153,7 +158,8 @@ class XLCO(SentenceObjective):
         counts: Sequence[int] = [len(share) * samples for share in self.shares]
         if len(set(counts)) == 1:  # all workers have as many keys, even if they are of one micro-batch
             counts = ()
-        keys, sentence_ids = (distributed.gather_rows(rows, counts) for rows in (keys, sentence_ids))
+        keys = distributed.gather_rows(keys, counts)
+        sentence_ids = distributed.gather_rows(sentence_ids, counts)
         self.queue.push(keys[:limit], sentence_ids[:limit], step)
         self.new_keys.clear()
 
@@ -168,13 +174,14 @@ class XLCO(SentenceObjective):
             self.key_encoder.follow(0.0)
 
     def statistics(self, sums: Mapping[str, Any], count: float) -> dict[str, float]:
-        mean = sums["negative"] / count
+        negative_mean = sums["negative"] / count
+        negative_variance = sums["negative_square"] / count - negative_mean**2
         return {
             "queue/age": self.queue.age,
             "xlco/accuracy": sums["hits"] / count,
             "xlco/positive_logit": sums["positive"] / count,
-            "xlco/negative_logit": mean,
-            "xlco/negative_spread": max(0.0, sums["negative_square"] / count - mean**2) ** 0.5,
+            "xlco/negative_logit": negative_mean,
+            "xlco/negative_spread": max(0.0, negative_variance) ** 0.5,
         }
 
     def state(self) -> dict[str, Tensor]:
