@@ -79,6 +79,7 @@ def build(config: PretrainingConfig, vocabulary: int) -> tuple[InfoXLM, KeyEncod
 
 
 def count(module: nn.Module) -> int:
+    """Return the number of parameters."""
     return sum(parameter.numel() for parameter in module.parameters())
 
 
@@ -193,50 +194,20 @@ def plan(config: PretrainingConfig, vocabulary: int, gpus: int = 8, gpu: str = "
     Raises:
         InputError: the kind is unknown, or the run cannot have as many workers.
     """
-    peak, virtual_shards = flops.PEAKS.get(gpu.upper()), config.batches.virtual_shards
-    if peak is None:
+    virtual_shards = config.batches.virtual_shards
+    if gpu.upper() not in flops.PEAKS:
         raise InputError(f"gpu {gpu!r} is not known: give one of {', '.join(flops.PEAKS)}")
     if not 0 < gpus <= virtual_shards:
         raise InputError(
             f"gpus {gpus}: give 1 to {virtual_shards:,} (pretraining.batches.virtual_shards), a worker each"
         )
+    gpu = gpu.upper()
     model, keys = build(config, vocabulary)
-    size, every = model.encoder.size, config.checkpoints.every
+    exported = count(model.encoder) + count(model.head) + model.encoder.size.hidden
     in_checkpoint = ("weights", "AdamW moments", "key encoder", "queue")
     on_one_gpu = memory(config, vocabulary, gpus=1)  # a checkpoint has whole tensors, sharded or not
     checkpoint_bytes = sum(row.value for row in on_one_gpu if row.name in in_checkpoint)
-    exported = count(model.encoder) + count(model.head) + size.hidden
-    steps, time, run = [], [], []
-    for shape in (fit_shape(config, LONG), fit_shape(config, SHORT)):
-        amount, samples = step_flops(config, size, shape), config.batches.global_batch_size
-        steps += [
-            PlanRow(f"{shape.name} sequences", step_tokens(config, shape), "tokens",
-                    f"{samples:,} x (MLM {shape.mlm} + TLM {shape.tlm} + 2 x XLCO {shape.view})"),
-            PlanRow("", amount, "FLOP", "must-do: no padding, masked rows only"),
-        ]  # fmt: skip
-        step = _step(config, model, keys, shape, amount, checkpoint_bytes)
-        parts = step_time.parts(config, step, gpus, gpu.upper())
-        seconds = sum(part.seconds for part in parts)
-        time += [PlanRow(f"{shape.name}: {part.name}", part.seconds * 1e3, "ms", part.formula) for part in parts]
-        mfu = amount / (seconds * gpus * peak)
-        time.append(
-            PlanRow(f"{shape.name}: a step", seconds * 1e3, "ms",
-                    f"MFU {mfu:.2f} of {peak / 1e12:.0f} TFLOP/s: predicted, never measured")
-        )  # fmt: skip
-        hours = config.optimization.steps * seconds / 3600
-        run.append(
-            PlanRow(f"{shape.name} sequences", hours, "h",
-                    f"{hours * gpus:,.0f} GPU-hours, {gpus} GPUs: {config.optimization.steps:,} steps as above")
-        )  # fmt: skip
-    steps += [
-        PlanRow("all-reduce", 4 * count(model) if gpus > 1 else 0, "B", "gradients in fp32, once a step"),
-        PlanRow("queue turnover", config.contrast.queue_size / config.batches.global_batch_size, "steps",
-                "K / samples a step"),
-    ]  # fmt: skip
-    run += [
-        PlanRow("checkpoint", checkpoint_bytes, "B", f"every {every:,} steps, {config.checkpoints.keep} kept"),
-        PlanRow("exported encoder", 4 * (exported + model.projection.numel()), "B", "fp32 safetensors"),
-    ]
+
     parameters = [
         PlanRow("encoder", count(model.encoder), "", "embeddings and layers"),
         PlanRow("masked-LM head", count(model.head), "", "its output matrix is the word table"),
@@ -244,13 +215,55 @@ def plan(config: PretrainingConfig, vocabulary: int, gpus: int = 8, gpu: str = "
         PlanRow("exported", exported, "", "encoder and head, with Hugging Face's row of token types"),
     ]
     bytes_of = memory(config, vocabulary, gpus)
-    bytes_of.append(PlanRow("sum", sum(row.value for row in bytes_of), "B", f"on each {gpu.upper()}"))
+    bytes_of.append(PlanRow("sum", sum(row.value for row in bytes_of), "B", f"on each {gpu}"))
+    steps: list[PlanRow] = []
+    time: list[PlanRow] = []
+    run: list[PlanRow] = []
+    for shape in (fit_shape(config, LONG), fit_shape(config, SHORT)):
+        step = _describe_step(config, model, keys, shape, checkpoint_bytes)
+        parts = step_time.parts(config, step, gpus, gpu)
+        seconds = sum(part.seconds for part in parts)
+        steps += _plan_step(config, shape, step.flops)
+        time += _plan_time(shape, parts, mfu=step.flops / (seconds * gpus * flops.PEAKS[gpu]), peak=flops.PEAKS[gpu])
+        run.append(_plan_duration(config, shape, seconds, gpus))
+    queue_turnover = config.contrast.queue_size / config.batches.global_batch_size
+    steps.append(PlanRow("all-reduce", 4 * count(model) if gpus > 1 else 0, "B", "gradients in fp32, once a step"))
+    steps.append(PlanRow("queue turnover", queue_turnover, "steps", "K / samples a step"))
+    saving = f"every {config.checkpoints.every:,} steps, {config.checkpoints.keep} kept"
+    run.append(PlanRow("checkpoint", checkpoint_bytes, "B", saving))
+    run.append(PlanRow("exported encoder", 4 * (exported + model.projection.numel()), "B", "fp32 safetensors"))
     return Plan(parameters, bytes_of, steps, time, run)
 
 
-def _step(
-    config: PretrainingConfig, model: InfoXLM, keys: KeyEncoder, shape: Shape, amount: float, checkpoint_bytes: float
+def _plan_step(config: PretrainingConfig, shape: Shape, step_flops: float) -> list[PlanRow]:
+    """Return the tokens and FLOPs of a step."""
+    samples = config.batches.global_batch_size
+    formula = f"{samples:,} x (MLM {shape.mlm} + TLM {shape.tlm} + 2 x XLCO {shape.view})"
+    return [
+        PlanRow(f"{shape.name} sequences", step_tokens(config, shape), "tokens", formula),
+        PlanRow("", step_flops, "FLOP", "must-do: no padding, masked rows only"),
+    ]
+
+
+def _plan_time(shape: Shape, parts: Sequence[step_time.Part], mfu: float, peak: float) -> list[PlanRow]:
+    """Return the milliseconds of each part of a step, and of the whole step."""
+    rows = [PlanRow(f"{shape.name}: {part.name}", part.seconds * 1e3, "ms", part.formula) for part in parts]
+    milliseconds = sum(part.seconds for part in parts) * 1e3
+    formula = f"MFU {mfu:.2f} of {peak / 1e12:.0f} TFLOP/s: predicted, never measured"
+    return [*rows, PlanRow(f"{shape.name}: a step", milliseconds, "ms", formula)]
+
+
+def _plan_duration(config: PretrainingConfig, shape: Shape, step_seconds: float, gpus: int) -> PlanRow:
+    """Return the hours of the whole run."""
+    hours = config.optimization.steps * step_seconds / 3600
+    formula = f"{hours * gpus:,.0f} GPU-hours, {gpus} GPUs: {config.optimization.steps:,} steps as above"
+    return PlanRow(f"{shape.name} sequences", hours, "h", formula)
+
+
+def _describe_step(
+    config: PretrainingConfig, model: InfoXLM, keys: KeyEncoder, shape: Shape, checkpoint_bytes: float
 ) -> step_time.Step:
+    """Return the size of a step with sequences of a shape."""
     contrasts = bool(config.objectives.xlco)
     return step_time.Step(
         size=model.encoder.size,
@@ -260,7 +273,7 @@ def _step(
         key_parameters=contrasts * count(keys),
         lm_tokens=tuple(tokens for tokens in (shape.mlm, shape.tlm) if tokens),
         view_tokens=shape.view,
-        flops=amount,
+        flops=step_flops(config, model.encoder.size, shape),
         checkpoint_bytes=checkpoint_bytes,
     )
 
