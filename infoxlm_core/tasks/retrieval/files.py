@@ -24,7 +24,7 @@ from infoxlm_core.errors import EncodingError, InputError, ParallelMismatch, one
 
 logger = logging.getLogger(__name__)
 
-Sides = tuple[list[str], list[str]]  # sentences of the pivot, and their translations
+AlignedSentences = tuple[list[str], list[str]]  # sentences of the pivot, and their translations
 Pairs = list[tuple[str, str]]  # (sentence of the pivot, its translation)
 _CODE = r"[a-z]{2,3}(?:[-_][A-Z][A-Za-z]{1,3})?"  # de, deu, deu_Latn, zho-CN
 _SINGLE_FILE = re.compile(rf"(?:newstest2019-(?:ref|src)\.)?(?P<code>{_CODE})\.(?:txt|dev|devtest|test)")
@@ -32,10 +32,10 @@ _PAIR = re.compile("[a-z]{2,3}-[a-z]{2,3}")
 _PAIR_FILE = re.compile(rf"(?P<pair>(?:.+\.)?(?P<a>{_CODE})-(?P<b>{_CODE}))\.(?P<side>{_CODE})")
 _LAYOUTS = "NAME.de-en.de and NAME.de-en.en, en-de.tsv, de.txt and en.txt, or held_out/en-de/*.parquet"
 _HELD_OUT_REMEDY = "Give a prepared corpus with held_out/en-xx/NAME.parquet."
-SORTED_LINES = 20  # so many lines are not in alphabetical order by chance
+SORTED_LINES = 20  # that many lines are not in alphabetical order by chance
 
 
-def read_aligned(folder: Path, pivot: str, requested: str | Iterable[str] = "all") -> dict[str, Sides]:
+def read_aligned(folder: Path, pivot: str, requested: str | Iterable[str] = "all") -> dict[str, AlignedSentences]:
     """Read an aligned set. Keys are the files' language codes, sorted as in the paper's tables.
 
     Args:
@@ -45,137 +45,167 @@ def read_aligned(folder: Path, pivot: str, requested: str | Iterable[str] = "all
 
     Raises:
         InputError: there is no such set, a language is missing, or a line is empty.
-        ParallelMismatch: two sides have different numbers of lines.
+        ParallelMismatch: two aligned files have different numbers of lines.
         EncodingError: a file is not UTF-8.
     """
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder. Give one with {_LAYOUTS}.")
     if (folder / "held_out").is_dir():
         corpus_pivot, pairs = read_held_out(folder)
-        if not _is_same(corpus_pivot, pivot):
+        if not _is_same_language(corpus_pivot, pivot):
             raise InputError(
                 f"{folder}/held_out has pairs of {corpus_pivot}, not of {pivot}. Set pivot: {corpus_pivot}."
             )
-        return {code: _unzip(pairs[code]) for code in languages.choose(pairs, requested, f"{folder}/held_out")}
+        selected_codes = languages.choose(pairs, requested, f"{folder}/held_out")
+        return {code: _split_columns(pairs[code]) for code in selected_codes}
     files = sorted(path for path in folder.iterdir() if path.is_file())
     readers = _find_pairs(files, pivot) or _find_single_files(files, pivot, folder)
     if not readers:
         raise InputError(f"{folder} has no aligned files of {pivot} and another language. Give {_LAYOUTS}.")
-    return {code: readers[code]() for code in languages.choose(readers, requested, str(folder))}
+    # Only the files of the requested languages are read.
+    selected_codes = languages.choose(readers, requested, str(folder))
+    return {code: readers[code]() for code in selected_codes}
 
 
 def list_test_files(data: Path) -> list[Path]:
     """List the files of an aligned set; of a prepared corpus only the held-out ones, not its training text."""
     if (data / "held_out").is_dir():
         return evaluation_sets.list_files(data / "held_out")
-    return [
-        file
-        for file in evaluation_sets.list_files(data)
-        if _SINGLE_FILE.fullmatch(file.name) or _PAIR_FILE.fullmatch(file.name)
-    ]
+    set_files = []
+    for file in evaluation_sets.list_files(data):
+        if _SINGLE_FILE.fullmatch(file.name) or _PAIR_FILE.fullmatch(file.name):
+            set_files.append(file)
+    return set_files
 
 
-def _is_same(code: str, language: str) -> bool:
+def _is_same_language(code: str, language: str) -> bool:
     return languages.two_letters(code) == languages.two_letters(language)
 
 
-def _find_pairs(files: Sequence[Path], pivot: str) -> dict[str, Callable[[], Sides]]:
-    """Find tables, and files of two sides, whose names are pairs with the pivot; return a reader for each language."""
+def _find_pairs(files: Sequence[Path], pivot: str) -> dict[str, Callable[[], AlignedSentences]]:
+    """Find tables, and pairs of files, of the pivot and another language; return a reader for each other language."""
     paths: dict[str, Path] = {}
-    readers: dict[str, Callable[[], Sides]] = {}
+    readers: dict[str, Callable[[], AlignedSentences]] = {}
     for path in files:
         match = _PAIR_FILE.fullmatch(path.name)
-        if not match or _is_same(match["a"], pivot) == _is_same(match["b"], pivot):
+        if not match:
             continue
-        pivot_code, other = match["a"], match["b"]
-        if not _is_same(pivot_code, pivot):
-            pivot_code, other = other, pivot_code
+        pivot_is_first = _is_same_language(match["a"], pivot)
+        pivot_is_second = _is_same_language(match["b"], pivot)
+        if pivot_is_first == pivot_is_second:
+            continue
+        pivot_code = match["a"] if pivot_is_first else match["b"]
+        language = match["b"] if pivot_is_first else match["a"]
         if match["side"] == "tsv":
-            reader = partial(_read_table, path, swapped=pivot_code == match["b"])
-        elif match["side"] in (pivot_code, other):
-            pivot_file = path.with_name(f"{match['pair']}.{pivot_code}")
-            other_file = path.with_name(f"{match['pair']}.{other}")
-            for side in (pivot_file, other_file):
-                if not side.is_file():
-                    raise InputError(f"{path}: {side.name} is missing beside it. Give both sides.")
-            if path == pivot_file:  # the pair is added once, when its other file is listed
+            reader = partial(_read_table, path, pivot_is_second=pivot_is_second)
+        elif match["side"] in (pivot_code, language):
+            pivot_path = path.with_name(f"{match['pair']}.{pivot_code}")
+            translation_path = path.with_name(f"{match['pair']}.{language}")
+            _check_both_exist(path, pivot_path, translation_path)
+            if path == pivot_path:  # the pair is added once, with the file of its translations
                 continue
-            xtreme = match["pair"] == f"{other}-{pivot_code}"  # XTREME's names have the pivot last
-            reader = partial(_read_sides, pivot_file, other_file, may_be_sorted=xtreme)
+            has_xtreme_name = match["pair"] == f"{language}-{pivot_code}"  # XTREME's names have the pivot last
+            reader = partial(_read_aligned_files, pivot_path, translation_path, refuse_sorted=has_xtreme_name)
         else:
             continue
-        _add(paths, other, path)
-        readers[other] = reader
+        _add_path(paths, language, path)
+        readers[language] = reader
     return readers
 
 
-def _add(paths: dict[str, Path], code: str, path: Path) -> None:
+def _check_both_exist(path: Path, pivot_path: Path, translation_path: Path) -> None:
+    for expected_path in (pivot_path, translation_path):
+        if not expected_path.is_file():
+            raise InputError(f"{path}: {expected_path.name} is missing beside it. Give both files.")
+
+
+def _add_path(paths: dict[str, Path], code: str, path: Path) -> None:
     if code in paths:
         raise InputError(f"{path.parent} has {code} twice ({paths[code].name}, {path.name}). Keep one set per folder.")
     paths[code] = path
 
 
-def _find_single_files(files: Sequence[Path], pivot: str, folder: Path) -> dict[str, Callable[[], Sides]]:
+def _find_single_files(files: Sequence[Path], pivot: str, folder: Path) -> dict[str, Callable[[], AlignedSentences]]:
     """Find files of one language each; return a reader for each language but the pivot."""
     paths: dict[str, Path] = {}
     for path in files:
-        if match := _SINGLE_FILE.fullmatch(path.name):
-            _add(paths, match["code"], path)
+        match = _SINGLE_FILE.fullmatch(path.name)
+        if match:
+            _add_path(paths, match["code"], path)
     if not paths:
         return {}
     (pivot_code,) = languages.choose(paths, [pivot], str(folder))
-    sentences = _read_lines(
-        paths[pivot_code]
-    )  # the same list for all languages, so that its sentences are embedded once
-    return {
-        code: partial(_read_sides, paths[pivot_code], path, sentences=sentences)
-        for code, path in paths.items()
-        if not _is_same(code, pivot)
-    }
+    pivot_path = paths[pivot_code]
+    # All languages share this list object, by which the measurement sees that its sentences need one embedding only.
+    pivot_sentences = _read_lines(pivot_path)
+    readers: dict[str, Callable[[], AlignedSentences]] = {}
+    for code, path in paths.items():
+        if not _is_same_language(code, pivot):
+            readers[code] = partial(_read_aligned_files, pivot_path, path, pivot_sentences=pivot_sentences)
+    return readers
 
 
-def _read_sides(pivot: Path, other: Path, may_be_sorted: bool = False, sentences: list[str] | None = None) -> Sides:
-    """Read two files that are translations line by line; `may_be_sorted`: refuse a pivot in alphabetical order."""
-    sentences, translations = sentences or _read_lines(pivot), _read_lines(other)
+def _read_aligned_files(
+    pivot_path: Path,
+    translation_path: Path,
+    refuse_sorted: bool = False,
+    pivot_sentences: list[str] | None = None,
+) -> AlignedSentences:
+    """Read two files of which line i of one translates line i of the other.
+
+    Args:
+        pivot_path: the pivot's sentences.
+        translation_path: their translations.
+        refuse_sorted: refuse a pivot file in alphabetical order, which cannot be aligned with its translations.
+        pivot_sentences: the content of `pivot_path` if it was read before.
+    """
+    sentences = pivot_sentences or _read_lines(pivot_path)
+    translations = _read_lines(translation_path)
     if len(sentences) != len(translations):
         raise ParallelMismatch(
-            f"{pivot} has {len(sentences)} lines, {other} {len(translations)}. Line i must translate line i."
+            f"{pivot_path} has {len(sentences)} lines, {translation_path} {len(translations)}. "
+            "Line i must translate line i."
         )
-    stripped = [sentence.strip() for sentence in sentences]
-    if may_be_sorted and len(stripped) >= SORTED_LINES and stripped == sorted(stripped):
-        raise ParallelMismatch(
-            f"{pivot} is in alphabetical order, by which XTREME hides which line translates which. Give LASER's files "
-            "(data/tatoeba/v1)."
-        )
+    if refuse_sorted and len(sentences) >= SORTED_LINES:
+        stripped_sentences = [sentence.strip() for sentence in sentences]
+        if stripped_sentences == sorted(stripped_sentences):
+            raise ParallelMismatch(
+                f"{pivot_path} is in alphabetical order, by which XTREME hides which line translates which. "
+                "Give LASER's files (data/tatoeba/v1)."
+            )
     return sentences, translations
 
 
 def _read_lines(path: Path) -> list[str]:
+    """Read a file of one sentence per line; an empty or too long line is an InputError."""
     sentences = []
-    for number, text, reason in lines.read(path):
-        if reason == "invalid_utf8":  # then `text` is the position of the first invalid byte
+    for line_number, text, problem in lines.read(path):
+        if problem == "invalid_utf8":  # then `text` is the position of the first invalid byte
             raise EncodingError(f"{text}: not UTF-8 from this byte on. Convert the file.")
-        if reason or not text.strip():
-            raise InputError(f"{path}:{number} is {'too long' if reason else 'empty'}. Give one sentence a line.")
+        if problem:
+            raise InputError(f"{path}:{line_number} is too long. Give one sentence a line.")
+        if not text.strip():
+            raise InputError(f"{path}:{line_number} is empty. Give one sentence a line.")
         sentences.append(text)
     if not sentences:
         raise InputError(f"{path} is empty. Give one sentence a line.")
     return sentences
 
 
-def _read_table(path: Path, swapped: bool) -> Sides:
-    """Read two columns divided by a tab; `swapped` if the second one is the pivot's."""
+def _read_table(path: Path, pivot_is_second: bool) -> AlignedSentences:
+    """Read two columns divided by a tab; return the pivot's first."""
     rows = [tuple(line.split("\t")) for line in _read_lines(path)]
-    for number, cells in enumerate(rows, 1):
+    for line_number, cells in enumerate(rows, 1):
         if len(cells) != 2 or not all(cell.strip() for cell in cells):
-            raise InputError(f"{path}:{number} is not two sentences divided by one tab: {' | '.join(cells)!r:.100}")
-    first, second = _unzip(rows)
-    return (second, first) if swapped else (first, second)
+            content = " | ".join(cells)
+            raise InputError(f"{path}:{line_number} is not two sentences divided by one tab: {content!r:.100}")
+    first_column, second_column = _split_columns(rows)
+    return (second_column, first_column) if pivot_is_second else (first_column, second_column)
 
 
-def _unzip(rows: Sequence[tuple[str, ...]]) -> Sides:
-    first, second = zip(*rows, strict=True)
-    return list(first), list(second)
+def _split_columns(rows: Sequence[tuple[str, ...]]) -> AlignedSentences:
+    first_column, second_column = zip(*rows, strict=True)
+    return list(first_column), list(second_column)
 
 
 def read_held_out(corpus: Path) -> tuple[str, dict[str, Pairs]]:
@@ -190,7 +220,8 @@ def read_held_out(corpus: Path) -> tuple[str, dict[str, Pairs]]:
         pivot, _, language = path.parent.name.partition("-")
         pivots.add(pivot)
         pairs.setdefault(language, []).extend(_read_pairs(path))
-    for language in [language for language, rows in pairs.items() if not rows]:
+    empty_languages = [language for language, rows in pairs.items() if not rows]
+    for language in empty_languages:
         logger.warning("no held-out pairs of %s: it is not evaluated", language)
         del pairs[language]
     if not pairs:
@@ -202,9 +233,11 @@ def read_held_out(corpus: Path) -> tuple[str, dict[str, Pairs]]:
 
 
 def _read_pairs(path: Path) -> Pairs:
+    """Read the pairs of one held-out file; a pair without source or target is an InputError."""
     try:
         schema = pq.read_schema(outside.check_readable(path))
-        if not {"source", "target"} <= set(schema.names) or not _PAIR.fullmatch(path.parent.name):
+        has_columns = {"source", "target"} <= set(schema.names)
+        if not has_columns or not _PAIR.fullmatch(path.parent.name):
             raise InputError(
                 f"{path} does not have columns source and target of a pair such as en-de. {_HELD_OUT_REMEDY}"
             )
@@ -212,8 +245,8 @@ def _read_pairs(path: Path) -> Pairs:
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read ({one_line(error)}). {_HELD_OUT_REMEDY}") from error
     pairs = []
-    for number, (source, target) in enumerate(rows, 1):
+    for row_number, (source, target) in enumerate(rows, 1):
         if not source or not source.strip() or not target or not target.strip():
-            raise InputError(f"{path}: row {number} has an empty side. {_HELD_OUT_REMEDY}")
+            raise InputError(f"{path}: row {row_number} has no source or no target text. {_HELD_OUT_REMEDY}")
         pairs.append((str(source), str(target)))
     return pairs

@@ -14,7 +14,13 @@ from infoxlm_core.config import EvaluationConfig
 from infoxlm_core.model.huggingface.any_encoder import describe, load_encoder, served_space
 from infoxlm_core.tasks.embedding import POOLINGS, VectorSpec, embed
 from infoxlm_core.tasks.questions import Questions, digest_question
-from infoxlm_core.tasks.retrieval.nearest import Nearest, Vectors, mark_hits, search, share
+from infoxlm_core.tasks.retrieval.nearest import (
+    NearestRows,
+    VectorsBySpec,
+    accuracy,
+    find_nearest_by_language,
+    mark_hits,
+)
 from infoxlm_core.tasks.scores import Scores, mean_over
 
 if TYPE_CHECKING:
@@ -31,59 +37,71 @@ class VectorScores(NamedTuple):
     languages: Mapping[str, dict[str, Any]]  # language -> the result of `score`
     mean: Mapping[str, Any]  # over languages
 
+    @property
+    def accuracy(self) -> float:
+        """The mean over languages and both directions."""
+        return self.mean["mean"]
+
 
 def measure(questions: Questions, directory: Path, config: EvaluationConfig) -> Scores:
-    """Retrieve with the vectors of every layer; report those of the vector that users get.
+    """Retrieve with the vectors of every layer; report the scores of the vector that `infoxlm embed` computes.
 
-    Details also have the scores of the vector that is best on these pairs, the mean at every layer, and the scores of
+    `details` also has the scores of the vector that is best on these pairs, the mean at every layer, and the scores of
     the served vectors without their language's centre, which is the mean of training sentences (Libovický et al. 2020).
     """
     model, tokenizer = load_encoder(directory)
-    layers = range(model.config.num_hidden_layers + 1)
-    specs = [VectorSpec(pooling, layer) for pooling in POOLINGS for layer in layers]
+    num_layers = model.config.num_hidden_layers + 1
+    specs = [VectorSpec(pooling, layer) for pooling in POOLINGS for layer in range(num_layers)]
     served_layer, served_pooling = served_space(model)
-    served, centred = VectorSpec(served_pooling, served_layer), VectorSpec("centred", served_layer)
-    sides = _embed(model, tokenizer, questions, specs, config)
+    served = VectorSpec(served_pooling, served_layer)
+    centred = VectorSpec("centred", served_layer)
+    embedded_pairs = _embed(model, tokenizer, questions, specs, config)
+    measured_specs = list(specs)
     if questions.training_text:
         centres = find_centres(model, tokenizer, questions, served, config)
-        sides = _subtract_centres(sides, served, centred, questions.pivot, centres)
-        specs.append(centred)
-    nearest = search(sides)
-    results = {spec: _score_vector(spec, nearest, questions) for spec in specs}
-    candidates = [spec for spec in specs if spec != centred]
-    best = max(candidates, key=lambda spec: results[spec].mean["mean"])  # the first of equals
-    logger.info("%s: retrieval %.4f (%s, layer %d)", directory, results[served].mean["mean"], *served)
-    by_layer = {}
+        embedded_pairs = _add_centred_vectors(embedded_pairs, served, centred, questions.pivot, centres)
+        measured_specs.append(centred)
+
+    nearest = find_nearest_by_language(embedded_pairs)
+    results = {spec: _score_vector(spec, nearest, questions) for spec in measured_specs}
+    best = max(specs, key=lambda spec: results[spec].accuracy)  # the first of equals
+    logger.info("%s: retrieval %.4f (%s, layer %d)", directory, results[served].accuracy, *served)
+
+    accuracy_by_layer = {}
     for pooling in POOLINGS:
-        by_layer[pooling] = [results[VectorSpec(pooling, layer)].mean["mean"] for layer in layers]
+        accuracy_by_layer[pooling] = [results[VectorSpec(pooling, layer)].accuracy for layer in range(num_layers)]
     details = {
         "served": served._asdict(),
         "best": {**best._asdict(), **results[best].mean, "languages": results[best].languages},
-        "chance": fmean(1 / len(drawn) for drawn in questions.pairs.values()),
-        "by_layer": by_layer,
+        "chance": fmean(1 / len(pairs) for pairs in questions.pairs.values()),
+        "by_layer": accuracy_by_layer,
         "encoder": describe(model),
     }
-    reported = {"served": results[served].hits, "best": results[best].hits}
+    hits_by_place = {"served": results[served].hits, "best": results[best].hits}
     if centred in results:
         details["centred"] = {**results[centred].mean, "languages": results[centred].languages}
-        reported["centred"] = results[centred].hits
+        hits_by_place["centred"] = results[centred].hits
     return Scores(
         "retrieval",
         results[served].languages,
         results[served].mean,
-        counts={language: len(drawn) for language, drawn in questions.pairs.items()},
+        counts={language: len(pairs) for language, pairs in questions.pairs.items()},
         test_set=questions.digest,
         details=details,
-        outcomes=tabulate(questions, reported),
+        outcomes=tabulate(questions, hits_by_place),
     )
 
 
 def _score_vector(
-    spec: VectorSpec, nearest: Mapping[str, Mapping[VectorSpec, Nearest]], questions: Questions
+    spec: VectorSpec, nearest: Mapping[str, Mapping[VectorSpec, NearestRows]], questions: Questions
 ) -> VectorScores:
-    hits = {language: mark_hits(by_spec[spec]) for language, by_spec in nearest.items()}
-    rows = {language: score(hits[language], questions.select_unshared(language)) for language in nearest}
-    return VectorScores(hits, rows, mean_over(rows))
+    """Score the search results of one vector in every language."""
+    hits = {}
+    scores = {}
+    for language, nearest_by_spec in nearest.items():
+        hits[language] = mark_hits(nearest_by_spec[spec])
+        scores[language] = score(hits[language], questions.select_unshared(language))
+    return VectorScores(hits, scores, mean_over(scores))
 
 
 def _embed(
@@ -92,19 +110,21 @@ def _embed(
     questions: Questions,
     specs: Sequence[VectorSpec],
     config: EvaluationConfig,
-) -> Iterator[tuple[str, Vectors, Vectors]]:
+) -> Iterator[tuple[str, VectorsBySpec, VectorsBySpec]]:
     """Yield each language with the vectors of the pivot's sentences and those of their translations."""
 
     def embed_texts(texts: list[str], language: str) -> dict[VectorSpec, Tensor]:
         return embed(model, tokenizer, texts, specs, config.batch_size, config.max_tokens, language=language)
 
-    distinct = list(dict.fromkeys(source for rows in questions.pairs.values() for source, _ in rows))
-    row_of = {source: row for row, source in enumerate(distinct)}
-    pivot = embed_texts(distinct, questions.pivot)  # once, because most sources are questions in several languages
-    for language, rows in questions.pairs.items():
-        source_rows = [row_of[source] for source, _ in rows]
-        sources = {spec: vectors[source_rows] for spec, vectors in pivot.items()}
-        yield language, sources, embed_texts([target for _, target in rows], language)
+    # Most pivot sentences are questions in several languages, so each is embedded once.
+    pivot_sentences = list(dict.fromkeys(source for pairs in questions.pairs.values() for source, _ in pairs))
+    row_of_sentence = {sentence: row for row, sentence in enumerate(pivot_sentences)}
+    pivot_vectors = embed_texts(pivot_sentences, questions.pivot)
+    for language, pairs in questions.pairs.items():
+        source_rows = [row_of_sentence[source] for source, _ in pairs]
+        source_vectors = {spec: vectors[source_rows] for spec, vectors in pivot_vectors.items()}
+        target_vectors = embed_texts([target for _, target in pairs], language)
+        yield language, source_vectors, target_vectors
 
 
 def find_centres(
@@ -118,18 +138,18 @@ def find_centres(
     return centres
 
 
-def _subtract_centres(
-    sides: Iterable[tuple[str, Vectors, Vectors]],
-    spec: VectorSpec,
+def _add_centred_vectors(
+    embedded_pairs: Iterable[tuple[str, VectorsBySpec, VectorsBySpec]],
+    served: VectorSpec,
     centred: VectorSpec,
     pivot: str,
     centres: Mapping[str, Tensor],
-) -> Iterator[tuple[str, Vectors, Vectors]]:
-    """Add the vector `centred` to both sides: the vector `spec` minus the centre of the side's language."""
-    for language, sources, targets in sides:
-        centred_sources = {centred: sources[spec] - centres[pivot]}
-        centred_targets = {centred: targets[spec] - centres[language]}
-        yield language, {**sources, **centred_sources}, {**targets, **centred_targets}
+) -> Iterator[tuple[str, VectorsBySpec, VectorsBySpec]]:
+    """Add the vector `centred` to sources and targets: the vector `served` minus the centre of the language."""
+    for language, source_vectors, target_vectors in embedded_pairs:
+        centred_sources = {centred: source_vectors[served] - centres[pivot]}
+        centred_targets = {centred: target_vectors[served] - centres[language]}
+        yield language, {**source_vectors, **centred_sources}, {**target_vectors, **centred_targets}
 
 
 def score(hits: Hits, subset: Tensor) -> dict[str, Any]:
@@ -139,33 +159,35 @@ def score(hits: Hits, subset: Tensor) -> dict[str, Any]:
         hits: direction -> (N,) bool.
         subset: (N,) bool, which questions belong to the subset. The candidates are always all N.
     """
-    shares: dict[str, Any] = {direction: share(right) for direction, right in hits.items()}
-    mean, no_overlap = fmean(shares.values()), None
+    scores: dict[str, Any] = {direction: accuracy(is_hit) for direction, is_hit in hits.items()}
+    scores["mean"] = fmean(scores.values())
+    scores["no_overlap"] = None
     if subset.any():
-        no_overlap = fmean(share(right[subset]) for right in hits.values())
-    return {**shares, "mean": mean, "no_overlap": no_overlap}
+        scores["no_overlap"] = fmean(accuracy(is_hit[subset]) for is_hit in hits.values())
+    return scores
 
 
-def tabulate(questions: Questions, hits: Mapping[str, Mapping[str, Hits]]) -> pd.DataFrame:
-    """Return a row for each question, direction and reported vector (`place`); see `results/evidence.py`.
+def tabulate(questions: Questions, hits_by_place: Mapping[str, Mapping[str, Hits]]) -> pd.DataFrame:
+    """Return a row for each question, direction and reported vector; `results/evidence.py` reads the table.
 
     Args:
         questions: the questions of the evaluation.
-        hits: place (`served`, `best`, `centred`) -> language -> direction -> (N,) bool.
+        hits_by_place: name of the vector (`served`, `best`, `centred`; column `place`) -> language -> direction ->
+            (N,) bool.
     """
     tables = []
-    for place, by_language in hits.items():
-        for language, by_direction in by_language.items():
-            ids = [digest_question(source) for source, _ in questions.pairs[language]]
-            for direction, right in by_direction.items():
+    for place, hits_by_language in hits_by_place.items():
+        for language, hits_by_direction in hits_by_language.items():
+            question_ids = [digest_question(source) for source, _ in questions.pairs[language]]
+            for direction, is_hit in hits_by_direction.items():
                 columns: dict[str, Any] = {
                     "task": "retrieval",
                     "place": place,
                     "language": language,
                     "direction": direction,
-                    "question": ids,
+                    "question": question_ids,
                     "unshared": questions.select_unshared(language).numpy(),
-                    "right": right.numpy(),
+                    "right": is_hit.numpy(),
                 }
                 tables.append(pd.DataFrame(columns))
     return pd.concat(tables, ignore_index=True)

@@ -1,7 +1,7 @@
 """Measure retrieval on an aligned set (Tatoeba, FLORES, NTREX, your own), by language, direction and layer."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -15,8 +15,14 @@ from infoxlm_core.errors import InputError
 from infoxlm_core.model.huggingface.any_encoder import contrast_space, describe, load_encoder, load_projection
 from infoxlm_core.progress import progress
 from infoxlm_core.tasks.embedding import ALL_POOLINGS, POOLINGS, VectorSpec, embed
-from infoxlm_core.tasks.retrieval.files import Sides, read_aligned
-from infoxlm_core.tasks.retrieval.nearest import Nearest, Vectors, mark_hits, search, share
+from infoxlm_core.tasks.retrieval.files import AlignedSentences, read_aligned
+from infoxlm_core.tasks.retrieval.nearest import (
+    NearestRows,
+    VectorsBySpec,
+    accuracy,
+    find_nearest_by_language,
+    mark_hits,
+)
 from infoxlm_core.tasks.retrieval.settings import RetrievalConfig
 from infoxlm_core.tasks.scores import Scores, mean_over
 
@@ -39,17 +45,15 @@ def measure(config: RetrievalConfig, encoder: Path, output: Path) -> Scores:
     """
     sets = read_aligned(Path(config.data), config.pivot, config.languages)
     model, tokenizer = load_encoder(encoder)
+    # A vector such as mean@best stands for several candidates, of which the best is chosen by its score.
     candidates = {vector: parse_vector(vector, model, encoder) for vector in config.vectors}
-    specs = {spec for named in candidates.values() for spec in named}
-    if max(len(sources) for sources, _ in sets.values()) <= CURVE_PAIRS:
-        for pooling in POOLINGS:
-            specs.update(parse_vector(f"{pooling}@best", model, encoder))
-    ordered = sorted(specs)
-    projected = any(spec.pooling == "contrast" for spec in specs)
-    projection = load_projection(encoder, model) if projected else None
+    specs = _list_specs(candidates, sets, model, encoder)
+    projection = None
+    if any(spec.pooling == "contrast" for spec in specs):
+        projection = load_projection(encoder, model)
 
-    total = sum(len(side) for sides in sets.values() for side in sides)
-    with progress("retrieval", total, "sentences") as advance:
+    num_sentences = sum(len(sources) + len(targets) for sources, targets in sets.values())
+    with progress("retrieval", num_sentences, "sentences") as advance:
 
         def embed_texts(texts: list[str], language: str) -> dict[VectorSpec, Tensor]:
             prefixed = [config.prefix + text for text in texts]
@@ -57,7 +61,7 @@ def measure(config: RetrievalConfig, encoder: Path, output: Path) -> Scores:
                 model,
                 tokenizer,
                 prefixed,
-                ordered,
+                specs,
                 config.batch_size,
                 config.max_tokens,
                 projection,
@@ -65,25 +69,45 @@ def measure(config: RetrievalConfig, encoder: Path, output: Path) -> Scores:
                 language,
             )
 
-        nearest = search(_embed(sets, config.pivot, embed_texts, advance), config.margin)
-    rows = {spec: {language: _score(nearest[language][spec]) for language in sets} for spec in ordered}
-    means = {spec: mean_over(rows[spec]) for spec in ordered}
-    chosen = {vector: max(named, key=lambda spec: means[spec]["mean"]) for vector, named in candidates.items()}
+        nearest = find_nearest_by_language(_embed(sets, config.pivot, embed_texts, advance), config.margin)
+
+    scores: dict[VectorSpec, dict[str, dict[str, float]]] = {}
+    for spec in specs:
+        scores[spec] = {language: _score(nearest[language][spec]) for language in sets}
+    means = {spec: mean_over(scores[spec]) for spec in specs}
+    chosen = {}
+    for vector, vector_candidates in candidates.items():
+        chosen[vector] = max(vector_candidates, key=lambda spec: means[spec]["mean"])
     main = chosen[config.vectors[0]]
-    write_misses(output / "misses.parquet", sets, {language: by_spec[main] for language, by_spec in nearest.items()})
+    write_misses(output / "misses.parquet", sets, {language: nearest[language][main] for language in sets})
     logger.info("%s: %.4f over %d languages (%s, layer %d)", encoder, means[main]["mean"], len(sets), *main)
-    vectors = {
-        vector: {**spec._asdict(), "languages": rows[spec], "mean": means[spec]} for vector, spec in chosen.items()
-    }
+
+    details_by_vector = {}
+    for vector, spec in chosen.items():
+        details_by_vector[vector] = {**spec._asdict(), "languages": scores[spec], "mean": means[spec]}
     by_layer = trace_layers(means, model.config.num_hidden_layers)
     return Scores(
         "retrieval",
-        rows[main],
+        scores[main],
         means[main],
         counts={language: len(sources) for language, (sources, _) in sets.items()},
         test_set=manifests.digest(sets),
-        details={"vectors": vectors, "by_layer": by_layer, "encoder": describe(model)},
+        details={"vectors": details_by_vector, "by_layer": by_layer, "encoder": describe(model)},
     )
+
+
+def _list_specs(
+    candidates: Mapping[str, Sequence[VectorSpec]], sets: Mapping[str, AlignedSentences], model: "Model", encoder: Path
+) -> list[VectorSpec]:
+    """Return all vectors to compute: the candidates and, if the sets are small enough, every layer for the curves."""
+    specs: set[VectorSpec] = set()
+    for vector_candidates in candidates.values():
+        specs.update(vector_candidates)
+    largest_set = max(len(sources) for sources, _ in sets.values())
+    if largest_set <= CURVE_PAIRS:
+        for pooling in POOLINGS:
+            specs.update(parse_vector(f"{pooling}@best", model, encoder))
+    return sorted(specs)
 
 
 def parse_vector(vector: str, model: "Model", encoder: Path) -> list[VectorSpec]:
@@ -99,61 +123,87 @@ def parse_vector(vector: str, model: "Model", encoder: Path) -> list[VectorSpec]
     if "contrast" in (pooling, layer_name):
         space = contrast_space(model)
         if space is None:
-            raise InputError(f"{encoder}: config.json names no contrast layer (infoxlm): leave {vector} out of vectors")
-        layer_of_name["contrast"] = space[0]
+            raise InputError(
+                f"{encoder}: config.json names no contrast layer (field infoxlm). Remove {vector} from vectors."
+            )
+        contrast_layer, _ = space
+        layer_of_name["contrast"] = contrast_layer
         if pooling == "contrast":  # the projection was trained for this layer only
-            layers = range(space[0], space[0] + 1)
+            layers = range(contrast_layer, contrast_layer + 1)
     if layer_name == "best":
         return [VectorSpec(pooling, layer) for layer in layers]
     layer = layer_of_name[layer_name] if layer_name in layer_of_name else int(layer_name)
     if layer not in layers:
-        raise InputError(f"{encoder} has no vector {vector}: its layers are {layers[0]} to {layers[-1]}")
+        raise InputError(f"{encoder} has no vector {vector}. Give a layer from {layers[0]} to {layers[-1]}.")
     return [VectorSpec(pooling, layer)]
 
 
 def _embed(
-    sets: Mapping[str, Sides],
+    sets: Mapping[str, AlignedSentences],
     pivot_language: str,
     embed_texts: Callable[[list[str], str], dict[VectorSpec, Tensor]],
     advance: Callable[[int], None],
-) -> Iterator[tuple[str, Vectors, Vectors]]:
-    embedded: list[str] = []
-    pivot: dict[VectorSpec, Tensor] = {}
+) -> Iterator[tuple[str, VectorsBySpec, VectorsBySpec]]:
+    """Yield each language with the vectors of the pivot's sentences and those of their translations."""
+    previous_sources: list[str] = []
+    source_vectors: dict[VectorSpec, Tensor] = {}
     for language, (sources, targets) in sets.items():
-        if sources is embedded:  # one file of the pivot serves all languages
+        if sources is previous_sources:  # one file of the pivot serves all languages, so its vectors are reused
             advance(len(sources))
         else:
-            embedded, pivot = sources, embed_texts(sources, pivot_language)
-        yield language, pivot, embed_texts(targets, language)
+            source_vectors = embed_texts(sources, pivot_language)
+            previous_sources = sources
+        yield language, source_vectors, embed_texts(targets, language)
 
 
-def _score(nearest: Nearest) -> dict[str, float]:
+def _score(nearest: NearestRows) -> dict[str, float]:
     """Return the accuracy in each direction and their mean."""
     hits = mark_hits(nearest)
-    shares = {direction: share(hits[direction]) for direction in DIRECTIONS}
-    return shares | {"mean": fmean(shares.values())}
+    scores = {direction: accuracy(hits[direction]) for direction in DIRECTIONS}
+    scores["mean"] = fmean(scores.values())
+    return scores
 
 
-def trace_layers(means: Mapping[VectorSpec, Mapping[str, float]], last: int) -> dict[str, dict[str, list[float]]]:
+def trace_layers(means: Mapping[VectorSpec, Mapping[str, float]], last_layer: int) -> dict[str, dict[str, list[float]]]:
     """Return the means over languages at every layer, for each pooling that was measured at all layers."""
-    curves = {}
+    curves: dict[str, dict[str, list[float]]] = {}
     for pooling in ALL_POOLINGS:
-        specs = [VectorSpec(pooling, layer) for layer in range(last + 1)]
-        if all(spec in means for spec in specs):
-            curves[pooling] = {metric: [means[spec][metric] for spec in specs] for metric in means[specs[0]]}
+        specs = [VectorSpec(pooling, layer) for layer in range(last_layer + 1)]
+        if not all(spec in means for spec in specs):
+            continue
+        metrics = list(means[specs[0]])
+        curves[pooling] = {}
+        for metric in metrics:
+            curves[pooling][metric] = [means[spec][metric] for spec in specs]
     return curves
 
 
-def write_misses(path: Path, sets: Mapping[str, Sides], nearest: Mapping[str, Nearest]) -> None:
+def write_misses(path: Path, sets: Mapping[str, AlignedSentences], nearest: Mapping[str, NearestRows]) -> None:
     """Write a row for each sentence whose translation was not found."""
-    kinds = {"language": "string", "direction": "string", "line": "int64", "sentence": "string", "right": "string",
-             "found": "string"}  # fmt: skip
+    schema = pa.schema(
+        {
+            "language": "string",
+            "direction": "string",
+            "line": "int64",
+            "sentence": "string",
+            "right": "string",
+            "found": "string",
+        }.items()
+    )
     rows = []
     for language, (sources, targets) in sets.items():
         for direction, queries, candidates in (("to_pivot", targets, sources), ("from_pivot", sources, targets)):
-            for row, best in enumerate(nearest[language][direction].tolist()):
-                if row != best:
-                    miss = (language, direction, row, queries[row], candidates[row], candidates[best])
-                    rows.append(dict(zip(kinds, miss, strict=True)))
+            for line, nearest_line in enumerate(nearest[language][direction].tolist()):
+                if line == nearest_line:
+                    continue
+                row = {
+                    "language": language,
+                    "direction": direction,
+                    "line": line,
+                    "sentence": queries[line],
+                    "right": candidates[line],
+                    "found": candidates[nearest_line],
+                }
+                rows.append(row)
     path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.Table.from_pylist(rows, pa.schema(kinds.items())), path)
+    pq.write_table(pa.Table.from_pylist(rows, schema), path)

@@ -48,7 +48,10 @@ class Retrieval(Task[RetrievalConfig]):
     def describe(self, settings: RetrievalConfig, table: str) -> dict[str, str]:
         if table != "tatoeba":
             return {}
-        return {"vectors": ", ".join(settings.vectors) + (f", prefix {settings.prefix!r}" if settings.prefix else "")}
+        description = ", ".join(settings.vectors)
+        if settings.prefix:
+            description += f", prefix {settings.prefix!r}"
+        return {"vectors": description}
 
     def name_metrics(self, scores: Scores, settings: Any, prefix: str) -> dict[str, float]:
         """Return `PREFIX/xx_en`, `PREFIX/en_xx` and `PREFIX/de`, and the layer that was read.
@@ -59,19 +62,22 @@ class Retrieval(Task[RetrievalConfig]):
         In a suite the mean is `PREFIX/mean`, and metrics of all vectors but the first also have the vector's name:
         `PREFIX/cls-last/mean`.
         """
-        names = {"to_pivot": f"xx_{settings.pivot}", "from_pivot": f"{settings.pivot}_xx"}
-        values: dict[str, Any] = {code: row["mean"] for code, row in scores.languages.items()}
+        direction_names = {"to_pivot": f"xx_{settings.pivot}", "from_pivot": f"{settings.pivot}_xx"}
+        values: dict[str, Any] = {language: row["mean"] for language, row in scores.languages.items()}
         if "vectors" in scores.details:
-            values |= _name_vectors(scores.details["vectors"], names)
+            values |= _name_suite_metrics(scores.details["vectors"], direction_names)
         else:
-            values |= _name_held_out(scores, names)
-        return finite(self._name_common(scores, prefix) | {f"{prefix}/{name}": value for name, value in values.items()})
+            values |= _name_evaluation_metrics(scores, direction_names)
+        metrics = self._name_common(scores, prefix)
+        for name, value in values.items():
+            metrics[f"{prefix}/{name}"] = value
+        return finite(metrics)
 
 
-def _name_held_out(scores: Scores, names: Mapping[str, str]) -> dict[str, Any]:
-    """Return the means of an evaluation by name; `names` maps a direction to its name."""
+def _name_evaluation_metrics(scores: Scores, direction_names: Mapping[str, str]) -> dict[str, Any]:
+    """Return the means of an evaluation by metric name; `direction_names` are those of the two directions."""
     details = scores.details
-    values: dict[str, Any] = {name: scores.mean[direction] for direction, name in names.items()}
+    values: dict[str, Any] = {name: scores.mean[direction] for direction, name in direction_names.items()}
     values["served"] = scores.mean["mean"]
     values["no_overlap"] = scores.mean["no_overlap"]
     values["best"] = details["best"]["mean"]
@@ -82,13 +88,16 @@ def _name_held_out(scores: Scores, names: Mapping[str, str]) -> dict[str, Any]:
     return values
 
 
-def _name_vectors(vectors: Mapping[str, Mapping[str, Any]], names: Mapping[str, str]) -> dict[str, Any]:
-    """Return the means of every vector of a suite by name; the names of the first vector have no prefix."""
+def _name_suite_metrics(
+    details_by_vector: Mapping[str, Mapping[str, Any]], direction_names: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the means of every vector of a suite by metric name; the names of the first vector have no prefix."""
     values: dict[str, Any] = {}
-    for rank, (vector, cells) in enumerate(vectors.items()):
-        prefix = f"{vector.replace('@', '-')}/" if rank else ""
+    for vector_index, (vector, details) in enumerate(details_by_vector.items()):
+        prefix = "" if vector_index == 0 else f"{vector.replace('@', '-')}/"
+        for direction, name in direction_names.items():
+            values[f"{prefix}{name}"] = details["mean"][direction]
+        values[f"{prefix}mean"] = details["mean"]["mean"]
         layer_name = "best_layer" if vector.endswith("@best") else "layer"
-        values |= {f"{prefix}{name}": cells["mean"][direction] for direction, name in names.items()}
-        values[f"{prefix}mean"] = cells["mean"]["mean"]
-        values[f"{prefix}{layer_name}"] = cells["layer"]
+        values[f"{prefix}{layer_name}"] = details["layer"]
     return values

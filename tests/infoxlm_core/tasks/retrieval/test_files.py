@@ -104,7 +104,7 @@ def broken(folder: Path, name: str) -> None:
         ("bytes", EncodingError, r"x\.en-de\.de:2:7: not UTF-8 from this byte on. Convert the file"),
         ("line", InputError, r"x\.en-de\.de:2 is empty. Give one sentence a line"),
         ("file", InputError, r"x\.en-de\.de is empty. Give one sentence a line"),
-        ("side", InputError, r"x\.en-de\.en: x\.en-de\.de is missing beside it. Give both sides"),
+        ("side", InputError, r"x\.en-de\.en: x\.en-de\.de is missing beside it. Give both files"),
         ("twice", InputError, r"has de twice \(x\.en-de\.de, y\.de-en\.de\). Keep one set per folder"),
         ("columns", InputError, r"en-fr\.tsv:2 is not two sentences divided by one tab: 'a cat'"),
     ],
@@ -144,7 +144,7 @@ def test_xtreme_s_sorted_english_is_refused_since_nobody_can_tell_which_line_is_
     ("folder", "column", "said"),
     [
         ("en-de", None, r"en-de/one\.parquet cannot be read"),
-        ("en-de", [None], "row 1 has an empty side"),
+        ("en-de", [None], "row 1 has no source or no target text"),
         ("en-de", [7], "column target is int64, not text"),
         (r"en-$\frac{$", ["Hallo"], "does not have columns source and target of a pair such as en-de"),
     ],

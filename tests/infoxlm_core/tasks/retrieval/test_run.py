@@ -153,8 +153,8 @@ def test_a_vector_that_is_not_written_pooling_at_layer_is_refused(vector):
 @pytest.mark.parametrize(
     ("vector", "said"),
     [
-        ("mean@3", "has no vector mean@3: its layers are 0 to 2"),
-        ("contrast@2", "has no vector contrast@2: its layers are 1 to 1"),
+        ("mean@3", "has no vector mean@3. Give a layer from 0 to 2"),
+        ("contrast@2", "has no vector contrast@2. Give a layer from 1 to 1"),
     ],
 )
 def test_a_layer_that_the_model_does_not_have_is_refused(encoder, toy, tmp_path, vector, said):
@@ -168,7 +168,9 @@ def test_contrast_is_refused_for_a_model_that_was_not_contrasted(encoder, toy, t
     (encoder / "config.json").write_text(json.dumps(config))
 
     for vector in ("contrast@1", "mean@contrast"):
-        with pytest.raises(InputError, match=rf"names no contrast layer \(infoxlm\): leave {vector} out of vectors"):
+        with pytest.raises(
+            InputError, match=rf"names no contrast layer \(field infoxlm\)\. Remove {vector} from vectors"
+        ):
             run.measure(RetrievalConfig(data=str(toy), vectors=(vector,)), encoder, tmp_path / "out").to_dict()
 
 
