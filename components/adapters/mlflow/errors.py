@@ -1,15 +1,12 @@
 """Translate errors of MLflow, its server and its database to InfoXLMErrors."""
 
-import contextlib
 import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from infoxlm_core import outside
-from infoxlm_core.errors import InfoXLMError, InputError, StorageUnavailable, last_cause, one_line, shorten
-
-_ANSWER_SECONDS = 10.0
+from infoxlm_core.errors import InfoXLMError, InputError, StorageUnavailable, last_cause, one_line
 
 
 @contextmanager
@@ -68,36 +65,24 @@ def _of_server(error: Exception, subject: str, status: int, account: str) -> Inf
     """
     reason = one_line(error)
     if status >= 500:
-        failed_status, body = _failed_answer(error)
-        if not failed_status:
+        answered_status = _read_answered_status(error)
+        if not answered_status:
             return StorageUnavailable(f"{subject}: MLflow does not answer ({reason}): run the same again")
-        answer = shorten(f"{failed_status} {body}" if body else reason)
-        if failed_status == 500 and "/mlflow-artifacts/" not in str(error):
-            return InputError(f"{subject}: MLflow fails with {answer}: see its log, repair it, then run again")
-        return StorageUnavailable(f"{subject}: MLflow is not ready ({answer}): run the same again")
+        is_artifact_request = "/mlflow-artifacts/" in str(error)
+        if answered_status == 500 and not is_artifact_request:
+            return InputError(f"{subject}: MLflow fails with 500 ({reason}): see its log, repair it, then run again")
+        return StorageUnavailable(f"{subject}: MLflow is not ready ({reason}): run the same again")
     if status in (401, 403):
         return InputError(f"{subject}: MLflow refuses this account ({status}): check {account}")
     return InputError(f"{subject}: MLflow refuses ({reason})") if status else None
 
 
-def _failed_answer(error: Exception) -> tuple[int, str]:
-    """Return status and body of the server's answer, or 0 and "" if no answer came.
+def _read_answered_status(error: Exception) -> int:
+    """Return the HTTP status of the server's last answer, or 0 if the server did not answer.
 
-    MLflow's client repeats a request that failed with a 5xx, and discards the bodies of the answers. The request is
-    therefore sent once more.
+    MLflow's client reports 500 in both cases, so the status is only in the messages. The client discards the body of
+    the answer when it gives up repeating the request; the cause is then only in the server's log.
     """
-    import requests
-    from urllib3.exceptions import ResponseError
-
-    cause = last_cause(error)
-    match = re.search(r"too many (\d{3}) error responses|failed with error code (\d{3})", f"{error} {cause}")
-    if not match:
-        return 0, ""
-    request = getattr(error.__context__, "request", None)
-    is_repeatable = isinstance(request, requests.PreparedRequest) and isinstance(request.body, str | bytes | None)
-    if isinstance(cause, ResponseError) and is_repeatable:  # the body of an upload is a file, which is closed
-        with contextlib.suppress(requests.RequestException), requests.Session() as session:
-            answer = session.send(request, timeout=_ANSWER_SECONDS, allow_redirects=False)
-            if answer.status_code >= 500:
-                return answer.status_code, answer.text
-    return int(match[1] or match[2]), ""
+    messages = f"{error} {last_cause(error)}"
+    match = re.search(r"(?:too many|failed with error code) (\d{3})", messages)
+    return int(match[1]) if match else 0
