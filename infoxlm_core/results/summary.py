@@ -20,7 +20,7 @@ from infoxlm_core.tasks.scores import Scores
 from infoxlm_core.tasks.task import Fact, Task
 
 Metrics = Mapping[str, Statistic]
-_LEADING = ("served", "best", "centred", "no_overlap", "mean")  # metrics of a task that are headlines, in this order
+_TASK_HEADLINES = ("served", "best", "centred", "no_overlap", "mean")  # in the order in which a page shows them
 
 
 @dataclass(frozen=True)
@@ -36,17 +36,17 @@ class Variant:
 
 @dataclass(frozen=True)
 class GridPoint:
-    """One point of a model's grid."""
+    """One combination of grid values, with its development scores."""
 
     grid: Mapping[str, Any]
     dev: float | None  # mean over finished seeds of the development score over all languages
-    by: float | None  # mean over finished seeds of the development score by which points are compared
+    by: float | None  # mean over finished seeds of the development score by which grid points are compared
     seeds: tuple[int, ...]  # the finished seeds
 
 
 @dataclass(frozen=True)
 class ModelResult:
-    """One model on one task, at the chosen point of its grid."""
+    """One model on one task, with the chosen grid values."""
 
     chosen: GridPoint
     grid: tuple[GridPoint, ...]
@@ -62,7 +62,7 @@ class ModelResult:
     metrics: Metrics  # by metric name in the tracker
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TaskSummary:
     """All models on one task; a model without a finished trial has no row."""
 
@@ -70,13 +70,13 @@ class TaskSummary:
     description: str
     main: str
     metrics: tuple[str, ...]
-    table: str
-    setting: str
+    table: str = "none"
+    setting: str = "other"
     languages: tuple[str, ...]
     counts: Mapping[str, int]
-    protocol: tuple[Fact, ...]
+    protocol: tuple[Fact, ...] = ()
     notes: tuple[str, ...]
-    settings: Mapping[str, Any]
+    settings: Mapping[str, Any] = field(default_factory=dict)
     models: Mapping[str, ModelResult]
 
 
@@ -103,37 +103,45 @@ class Summary:
         return plain
 
     def is_share(self, metric: str) -> bool:
-        """Return whether a headline is a share. Its name begins with the task's name, not with its kind."""
-        task, _, name = metric.partition("/")
-        kind = self.tasks[task].kind if task in self.tasks else task
-        return is_share(f"{kind}/{name}")
+        """Return whether a headline is a share from 0 to 1."""
+        task_name, _, metric_name = metric.partition("/")
+        task = self.tasks.get(task_name)
+        # A suite may give a task any name, so the type of the metric is known only by the task's kind.
+        kind = task.kind if task else task_name
+        return is_share(f"{kind}/{metric_name}")
 
     def name_headlines(self) -> dict[str, float]:
         """Return the headlines for the tracker: `full/retrieval/served`, with `/deviation` and `/n`.
 
         A variant that is compared with the first one also has `/difference`, `/difference/low` and `/difference/high`.
         """
-        named: dict[str, float | None] = {}
+        headlines: dict[str, float | None] = {}
         for model, variant in self.variants.items():
             for metric, statistic in variant.metrics.items():
                 name = f"{model}/{metric}"
-                named |= {name: statistic.mean, f"{name}/deviation": statistic.deviation, f"{name}/n": statistic.n}
+                headlines[name] = statistic.mean
+                headlines[f"{name}/deviation"] = statistic.deviation
+                headlines[f"{name}/n"] = statistic.n
             for metric, difference in variant.differences.items():
                 name = f"{model}/{metric}/difference"
-                low, high = difference.interval or (None, None)
-                named |= {name: difference.mean, f"{name}/low": low, f"{name}/high": high}
-        return {name: value for name, value in named.items() if value is not None}
+                headlines[name] = difference.mean
+                if difference.interval:
+                    low, high = difference.interval
+                    headlines[f"{name}/low"] = low
+                    headlines[f"{name}/high"] = high
+        return {name: value for name, value in headlines.items() if value is not None}
 
     def name_scores(self) -> dict[str, float]:
         """Return the means of all scores for the tracker: `xnli/mean`, `xnli/en`, for other models `NAME/xnli/mean`."""
-        named: dict[str, float | None] = {}
+        scores: dict[str, float | None] = {}
         for name, task in self.tasks.items():
             for model, result in task.models.items():
                 prefix = "" if model == self.model else f"{trials.slug(model)}/"
-                named |= {f"{prefix}{metric}": statistic.mean for metric, statistic in result.metrics.items()}
-                named[f"{prefix}{name}/deviation"] = result.mean[task.main].deviation
-                named[f"{prefix}{name}/seeds"] = len(result.chosen.seeds)
-        return {name: value for name, value in named.items() if value is not None}
+                for metric, statistic in result.metrics.items():
+                    scores[f"{prefix}{metric}"] = statistic.mean
+                scores[f"{prefix}{name}/deviation"] = result.mean[task.main].deviation
+                scores[f"{prefix}{name}/seeds"] = len(result.chosen.seeds)
+        return {name: value for name, value in scores.items() if value is not None}
 
 
 def summarise_metrics(
@@ -149,34 +157,61 @@ def summarise_metrics(
     Raises:
         InputError: no trial has a metric that `metrics` names.
     """
-    groups: dict[str, list[tuple[Trial, Mapping[str, float]]]] = {}
-    known: set[str] = set()
+    results_by_variant: dict[str, list[tuple[Trial, Mapping[str, float]]]] = {}
+    logged_metrics: set[str] = set()
     for trial, values in results:
-        groups.setdefault(trial.model, []).append((trial, values))
-        known.update(values)
-    for name in metrics:
-        if name not in known:
-            raise InputError(f"No trial has the metric {name!r}. Known metrics: {', '.join(sorted(known)) or 'none'}.")
-    defaults = (*trials.HEADLINES, *published.METRICS)
-    chosen = tuple(metrics) or tuple(name for name in defaults if name in known)
+        results_by_variant.setdefault(trial.model, []).append((trial, values))
+        logged_metrics.update(values)
+    headlines = _select_headlines(metrics, logged_metrics)
     variants: dict[str, Variant] = {}
-    for model, group in groups.items():
-        statistics = _over_seeds_each({trial.seed: values for trial, values in group}, chosen)
-        first_variant = next(iter(variants.values()), None)
-        differences = {}
-        if first_variant:
-            for name, reference in first_variant.metrics.items():
-                differences[name] = paired_difference(statistics[name], reference, len(groups) - 1)
-        variants[model] = Variant(
-            what=group[0][0].what,
-            seeds=tuple(sorted(trial.seed for trial, _ in group)),
-            unfinished=tuple(sorted(trial.seed for trial, values in group if not values)),
-            metrics=statistics,
-            differences=differences,
-        )
-    unfinished = tuple(trial.name for group in groups.values() for trial, values in group if not values)
-    models = {model: variant.what for model, variant in variants.items()}
-    return Summary(title, next(iter(models), ""), models, chosen, variants, unfinished, {})
+    unfinished_trials: list[str] = []
+    for model, variant_results in results_by_variant.items():
+        reference = next(iter(variants.values()), None)  # the first variant is compared with no other
+        comparisons = len(results_by_variant) - 1
+        variants[model] = _summarise_variant(variant_results, headlines, reference, comparisons)
+        unfinished_trials += [trial.name for trial, values in variant_results if not values]
+    return Summary(
+        title=title,
+        model=next(iter(variants), ""),
+        models={model: variant.what for model, variant in variants.items()},
+        metrics=headlines,
+        variants=variants,
+        unfinished=tuple(unfinished_trials),
+        tasks={},
+    )
+
+
+def _select_headlines(requested: Sequence[str], logged_metrics: set[str]) -> tuple[str, ...]:
+    """Return the requested metrics, by default those headlines that were logged; InputError if one was not logged."""
+    for name in requested:
+        if name not in logged_metrics:
+            available = ", ".join(sorted(logged_metrics)) or "none"
+            raise InputError(f"No trial has the metric {name!r}. Known metrics: {available}.")
+    if requested:
+        return tuple(requested)
+    return tuple(name for name in (*trials.HEADLINES, *published.METRICS) if name in logged_metrics)
+
+
+def _summarise_variant(
+    results: Sequence[tuple[Trial, Mapping[str, float]]],
+    headlines: Sequence[str],
+    reference: Variant | None,
+    comparisons: int,
+) -> Variant:
+    """Summarise the trials of one variant, and compare it with the reference over the seeds that both have."""
+    values_by_seed = {trial.seed: values for trial, values in results}
+    statistics = _compute_statistics(values_by_seed, headlines)
+    differences = {}
+    if reference:
+        for name in headlines:
+            differences[name] = paired_difference(statistics[name], reference.metrics[name], comparisons)
+    return Variant(
+        what=results[0][0].what,
+        seeds=tuple(sorted(trial.seed for trial, _ in results)),
+        unfinished=tuple(sorted(trial.seed for trial, values in results if not values)),
+        metrics=statistics,
+        differences=differences,
+    )
 
 
 def summarise(config: SuiteConfig, results: Mapping[str, Scores]) -> Summary:
@@ -186,14 +221,14 @@ def summarise(config: SuiteConfig, results: Mapping[str, Scores]) -> Summary:
         config: the suite.
         results: trial name -> scores, for all finished trials.
     """
-    planned = [item.trial for item in trials.plan(config)]
-    tasks = {
-        name: _summarise_suite_task(name, measure, [trial for trial in planned if trial.task == name], results)
-        for name, measure in config.tasks.items()
-    }
+    planned_trials = [planned.trial for planned in trials.plan(config)]
+    tasks = {}
+    for name, suite_task in config.tasks.items():
+        task_trials = [trial for trial in planned_trials if trial.task == name]
+        tasks[name] = _summarise_suite_task(name, suite_task, task_trials, results)
     model, *peers = config.models
     title = f"{model} beside {', '.join(peers)}" if peers else model
-    unfinished = tuple(trial.name for trial in planned if trial.name not in results)
+    unfinished = tuple(trial.name for trial in planned_trials if trial.name not in results)
     return _join_tasks(title, config.models, tasks, unfinished)
 
 
@@ -213,27 +248,30 @@ def summarise_evaluation(
     """
     summaries = {}
     for task, settings in tasks:
-        measured = {model: by_task[task.name] for model, by_task in scores.items() if task.name in by_task}
+        task_scores = {model: by_task[task.name] for model, by_task in scores.items() if task.name in by_task}
+        if not task_scores:
+            continue
         results = {}
-        for model, model_scores in measured.items():
-            point = _ScoredPoint.of({}, {1: model_scores})
-            results[model] = _summarise_model(task, task.name, settings, point, [point])
-        if results:
-            summaries[task.name] = _summarise_task(task, results, list(measured.values()), [])
-    return _join_tasks(title, models, summaries, ())
+        for model, model_scores in task_scores.items():
+            scores_by_seed = {1: model_scores}
+            grid_point = _summarise_grid_point({}, scores_by_seed)
+            results[model] = _summarise_model(task, task.name, settings, scores_by_seed, grid_point, [grid_point])
+        summaries[task.name] = _summarise_task(task, results, list(task_scores.values()))
+    return _join_tasks(title, models, summaries, unfinished=())
 
 
 def _join_tasks(
     title: str, models: Mapping[str, str], tasks: Mapping[str, TaskSummary], unfinished: tuple[str, ...]
 ) -> Summary:
-    """Return the summary of several tasks; its headlines are the leading metrics of each task."""
+    """Return the summary of several tasks; its headlines are the main metrics of each task."""
     headlines: dict[str, None] = {}  # an ordered set
     metrics: dict[str, dict[str, Statistic]] = {model: {} for model in models}
     for name, task in tasks.items():
-        leading = [f"{name}/{metric}" for metric in (*_LEADING, task.main, "transfer_gap")]
         for model, result in task.models.items():
             metrics[model] |= result.metrics
-            headlines |= {metric: None for metric in leading if metric in result.metrics}
+            for headline in (*_TASK_HEADLINES, task.main, "transfer_gap"):
+                if f"{name}/{headline}" in result.metrics:
+                    headlines[f"{name}/{headline}"] = None
     missing = Statistic(0, None)
     variants = {}
     for model, location in models.items():
@@ -243,42 +281,48 @@ def _join_tasks(
 
 
 def _summarise_suite_task(
-    name: str, measure: SuiteTaskConfig, planned: Sequence[Trial], scores: Mapping[str, Scores]
+    name: str, suite_task: SuiteTaskConfig, planned_trials: Sequence[Trial], scores: Mapping[str, Scores]
 ) -> TaskSummary:
     """Summarise one task of a suite from its planned trials and the scores of the finished ones."""
-    task = task_of(measure.settings)
-    notes: list[str] = []
-    results: dict[str, ModelResult] = {}
-    for model in dict.fromkeys(trial.model for trial in planned):
-        points = _group_by_point([trial for trial in planned if trial.model == model], scores)
-        chosen = _choose(points, model, notes)
+    task = task_of(suite_task.settings)
+    notes = []
+    results = {}
+    for model in dict.fromkeys(trial.model for trial in planned_trials):
+        model_trials = [trial for trial in planned_trials if trial.model == model]
+        grids = {trials.describe(trial.grid): trial.grid for trial in model_trials}
+        grid_points = []
+        for grid in grids.values():
+            grid_points.append(_summarise_grid_point(grid, _collect_scores(model_trials, grid, scores)))
+        chosen, problem = _choose_grid_point(grid_points)
+        if problem:
+            notes.append(f"{model}: {problem}")
         if chosen:
-            results[model] = _summarise_model(task, name, measure.settings, chosen, points)
-    finished = [scores[trial.name] for trial in planned if trial.name in scores]
-    summary = _summarise_task(task, results, finished, notes)
+            scores_by_seed = _collect_scores(model_trials, chosen.grid, scores)
+            results[model] = _summarise_model(task, name, suite_task.settings, scores_by_seed, chosen, grid_points)
+    finished = [scores[trial.name] for trial in planned_trials if trial.name in scores]
+    summary = _summarise_task(task, results, finished)
     return replace(
         summary,
-        table=measure.table,
-        setting=name_setting(measure, finished),
-        protocol=tuple(compare_protocol(measure, summary.counts, finished)),
-        settings=trials.dump(measure.settings),
+        table=suite_task.table,
+        setting=name_setting(suite_task, finished),
+        protocol=tuple(compare_protocol(suite_task, summary.counts, finished)),
+        notes=(*notes, *summary.notes),
+        settings=trials.dump(suite_task.settings),
     )
 
 
-def _summarise_task(
-    task: Task[Any], results: Mapping[str, ModelResult], finished: Sequence[Scores], notes: Sequence[str]
-) -> TaskSummary:
+def _summarise_task(task: Task[Any], results: Mapping[str, ModelResult], finished: Sequence[Scores]) -> TaskSummary:
     """Summarise the results of all models on one task, without the protocol, which only a suite has."""
-    warnings = list(notes)
+    notes = []
     for model, result in results.items():
         files = result.details.get("not_reserved")
         if files:
-            warnings.append(
+            notes.append(
                 f"{model} may have been trained on this test: {len(files)} of its files were not removed from the "
                 f"training text ({files[0]}, …). See preparation.evaluation_sets."
             )
     if len({scores.test_set for scores in finished}) > 1:
-        warnings.append("The trials have different test sets. Do not compare their scores.")
+        notes.append("The trials have different test sets. Do not compare their scores.")
     counts = {code: scores.counts[code] for scores in finished for code in scores.languages}
     languages = task.sort(counts)
     metrics = task.metrics[:1]
@@ -289,43 +333,23 @@ def _summarise_task(
         description=(task.__doc__ or "").splitlines()[0],
         main=task.metrics[0],
         metrics=metrics,
-        table="none",
-        setting="other",
         languages=tuple(languages),
         counts={code: counts[code] for code in languages},
-        protocol=(),
-        notes=tuple(warnings),
-        settings={},
+        notes=tuple(notes),
         models=results,
     )
 
 
-@dataclass(frozen=True)
-class _ScoredPoint:
-    """A point of a model's grid with the scores of its finished seeds."""
-
-    summary: GridPoint
-    scores: Mapping[int, Scores]
-
-    @classmethod
-    def of(cls, grid: Mapping[str, Any], scores: Mapping[int, Scores]) -> "_ScoredPoint":
-        """Compute the development scores of a point, which are None if no seed has development sets."""
-        means = [seed_scores.dev["mean"] for seed_scores in scores.values() if seed_scores.dev]
-        compared = [_selection_score(seed_scores) for seed_scores in scores.values() if seed_scores.dev]
-        point = GridPoint(
-            grid, dev=fmean(means) if means else None, by=fmean(compared) if compared else None, seeds=tuple(scores)
-        )
-        return cls(point, scores)
-
-
-def _group_by_point(planned: Sequence[Trial], scores: Mapping[str, Scores]) -> list[_ScoredPoint]:
-    """Return the points of one model's grid, in the order of its trials."""
-    grids = {trials.describe(trial.grid): trial.grid for trial in planned}
-    scores_by_point: dict[str, dict[int, Scores]] = {name: {} for name in grids}
-    for trial in planned:
-        if trial.name in scores:
-            scores_by_point[trials.describe(trial.grid)][trial.seed] = scores[trial.name]
-    return [_ScoredPoint.of(grid, scores_by_point[name]) for name, grid in grids.items()]
+def _summarise_grid_point(grid: Mapping[str, Any], scores_by_seed: Mapping[int, Scores]) -> GridPoint:
+    """Average the development scores of a grid point over seeds; they are None if no seed has development sets."""
+    means = [scores.dev["mean"] for scores in scores_by_seed.values() if scores.dev]
+    selection_scores = [_selection_score(scores) for scores in scores_by_seed.values() if scores.dev]
+    return GridPoint(
+        grid=grid,
+        dev=fmean(means) if means else None,
+        by=fmean(selection_scores) if selection_scores else None,
+        seeds=tuple(scores_by_seed),
+    )
 
 
 def _selection_score(scores: Scores) -> float:
@@ -342,73 +366,93 @@ def _selection_score(scores: Scores) -> float:
     return source_score
 
 
-def _choose(points: Sequence[_ScoredPoint], model: str, notes: list[str]) -> _ScoredPoint | None:
-    """Return the point with the best development score, or the first of several; test scores are never used.
+def _collect_scores(
+    model_trials: Sequence[Trial], grid: Mapping[str, Any], scores: Mapping[str, Scores]
+) -> dict[int, Scores]:
+    """Return the scores of the finished seeds at one grid point."""
+    scores_by_seed = {}
+    for trial in model_trials:
+        if trial.grid == grid and trial.name in scores:
+            scores_by_seed[trial.seed] = scores[trial.name]
+    return scores_by_seed
 
-    Only points with the most finished seeds compete, so that one lucky seed does not beat a mean of five. Points that
-    cannot be chosen are added to `notes`.
+
+def _choose_grid_point(grid_points: Sequence[GridPoint]) -> tuple[GridPoint | None, str]:
+    """Return the grid point with the best development score, and which points could not be chosen.
+
+    Of equal scores the first wins. Test scores are never used.
     """
-    finished = [point for point in points if point.scores]
+    finished = [candidate for candidate in grid_points if candidate.seeds]
     if not finished:
-        return None
-    if len(points) == 1:
-        return finished[0]
-    without_dev = [point for point in finished if point.summary.dev is None]
+        return None, ""
+    if len(grid_points) == 1:
+        return finished[0], ""
+    without_dev = [candidate for candidate in finished if candidate.dev is None]
     if without_dev:
-        notes.append(
-            f"{model}: no grid point is chosen, because {_list_points(without_dev)} have no development scores. "
-            "Add development sets."
+        descriptions = _describe_grid_points(without_dev)
+        return None, (
+            f"no grid point is chosen, because {descriptions} have no development scores. Add development sets."
         )
-        return None
-    seed_count = max(len(point.scores) for point in finished)
-    complete = [point for point in finished if len(point.scores) == seed_count]
-    incomplete = [point for point in finished if len(point.scores) < seed_count]
+    # Only points with the most finished seeds compete, so that one lucky seed does not beat a mean of five.
+    seed_count = max(len(candidate.seeds) for candidate in finished)
+    complete = [candidate for candidate in finished if len(candidate.seeds) == seed_count]
+    incomplete = [candidate for candidate in finished if len(candidate.seeds) < seed_count]
+    problem = ""
     if incomplete:
-        notes.append(
-            f"{model}: {_list_points(incomplete)} cannot be chosen, because fewer than {seed_count} seeds are finished."
-        )
-    return max(complete, key=lambda point: point.summary.by or 0.0)
+        descriptions = _describe_grid_points(incomplete)
+        problem = f"{descriptions} cannot be chosen, because fewer than {seed_count} seeds are finished."
+    return max(complete, key=lambda candidate: candidate.by or 0.0), problem
 
 
-def _list_points(points: Iterable[_ScoredPoint]) -> str:
-    return ", ".join(trials.describe(point.summary.grid) for point in points)
+def _describe_grid_points(grid_points: Iterable[GridPoint]) -> str:
+    return ", ".join(trials.describe(grid_point.grid) for grid_point in grid_points)
 
 
 def _summarise_model(
-    task: Task[Any], name: str, settings: Any, chosen: _ScoredPoint, points: Sequence[_ScoredPoint]
+    task: Task[Any],
+    task_name: str,
+    settings: Any,
+    scores_by_seed: Mapping[int, Scores],
+    chosen: GridPoint,
+    grid_points: Sequence[GridPoint],
 ) -> ModelResult:
-    """Summarise one model on one task over the seeds of the chosen point of its grid."""
-    by_seed = chosen.scores
-    first = next(iter(by_seed.values()))
-    grid_dev_languages = first.dev["languages"] if first.dev and len(points) > 1 else ()
+    """Summarise one model on one task over the seeds of its chosen grid point."""
+    first_scores = next(iter(scores_by_seed.values()))
+    grid_dev_languages: tuple[str, ...] = ()
+    if first_scores.dev and len(grid_points) > 1:
+        grid_dev_languages = tuple(first_scores.dev["languages"])
     languages = {}
-    for code in task.sort(first.languages):
-        languages[code] = _over_seeds_each({seed: scores.languages[code] for seed, scores in by_seed.items()})
-    gaps = {seed: scores.transfer_gap for seed, scores in by_seed.items() if scores.transfer_gap}
-    mixed = {seed: scores.mixed for seed, scores in by_seed.items() if scores.mixed}
-    mixed_statistics = _over_seeds_each(mixed, ("within", "across"))
-    named_metrics = {seed: task.name_metrics(scores, settings, name) for seed, scores in by_seed.items()}
-    metric_names = dict.fromkeys(metric for metrics in named_metrics.values() for metric in metrics)
+    for code in task.sort(first_scores.languages):
+        languages[code] = _compute_statistics({seed: scores.languages[code] for seed, scores in scores_by_seed.items()})
+    gaps = {seed: scores.transfer_gap for seed, scores in scores_by_seed.items() if scores.transfer_gap}
+    mixed = {seed: scores.mixed for seed, scores in scores_by_seed.items() if scores.mixed}
+    mixed_statistics = _compute_statistics(mixed, ("within", "across"))
+    metrics_by_seed = {seed: task.name_metrics(scores, settings, task_name) for seed, scores in scores_by_seed.items()}
+    metric_names = dict.fromkeys(name for metrics in metrics_by_seed.values() for name in metrics)
     return ModelResult(
-        chosen=chosen.summary,
-        grid=tuple(point.summary for point in points),
-        rule=describe_rule(first.selection, grid_dev_languages),
-        tuned={seed: scores.training.get("tuned") for seed, scores in by_seed.items()},
-        steps={seed: (scores.selection or {}).get("chosen", {}) for seed, scores in by_seed.items()},
+        chosen=chosen,
+        grid=tuple(grid_points),
+        rule=describe_rule(first_scores.selection, grid_dev_languages),
+        tuned={seed: scores.training.get("tuned") for seed, scores in scores_by_seed.items()},
+        steps={seed: (scores.selection or {}).get("chosen", {}) for seed, scores in scores_by_seed.items()},
         languages=languages,
-        mean=_over_seeds_each({seed: scores.mean for seed, scores in by_seed.items()}),
-        transfer_gap=_over_seeds_each(gaps) if gaps else None,
+        mean=_compute_statistics({seed: scores.mean for seed, scores in scores_by_seed.items()}),
+        transfer_gap=_compute_statistics(gaps) if gaps else None,
         within=mixed_statistics["within"] if mixed else None,
         across=mixed_statistics["across"] if mixed else None,
-        details=first.details,
-        metrics=_over_seeds_each(named_metrics, metric_names),
+        details=first_scores.details,
+        metrics=_compute_statistics(metrics_by_seed, metric_names),
     )
 
 
-def _over_seeds_each(by_seed: Mapping[int, Mapping[str, Any]], names: Iterable[str] = ()) -> dict[str, Statistic]:
-    """Return the statistic of each named metric, by default of all metrics of the first seed."""
-    metrics = tuple(names) or tuple(next(iter(by_seed.values())))
+def _compute_statistics(
+    values_by_seed: Mapping[int, Mapping[str, Any]], names: Iterable[str] = ()
+) -> dict[str, Statistic]:
+    """Return the statistic over seeds of each named metric, by default of all metrics of the first seed."""
+    metrics = tuple(names) or tuple(next(iter(values_by_seed.values())))
     statistics = {}
     for metric in metrics:
-        statistics[metric] = over_seeds({seed: values[metric] for seed, values in by_seed.items() if metric in values})
+        # The values of an unfinished trial are empty.
+        metric_by_seed = {seed: values[metric] for seed, values in values_by_seed.items() if metric in values}
+        statistics[metric] = over_seeds(metric_by_seed)
     return statistics
