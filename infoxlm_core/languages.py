@@ -44,8 +44,11 @@ def two_letters(code: str) -> str:
 
 def is_known(code: str) -> bool:
     """Return whether a word is a language code: ISO 639-1, three letters, or three letters with a script."""
-    language, *more = re.split("[-_]", code)
-    return language in _ISO_639_1.split() or language in _TWO_LETTERS or (len(language) == 3 and bool(more))
+    language, *script_or_region = re.split("[-_]", code)
+    if language in _ISO_639_1.split() or language in _TWO_LETTERS:
+        return True
+    # Any other word of three letters may be a file name, so it counts as a language only with a script.
+    return len(language) == 3 and bool(script_or_region)
 
 
 def shorten(codes: Iterable[str]) -> dict[str, str]:
@@ -57,21 +60,36 @@ def shorten(codes: Iterable[str]) -> dict[str, str]:
     names: dict[str, str] = {}
     variant_of_name: dict[str, str] = {}
     for code in _plain_codes_first(codes):
-        short_name, variant = two_letters(code), "-".join(re.split("[-_]", code)[1:])
-        has_short_name = not variant or variant_of_name.setdefault(short_name, variant) == variant
-        names[code] = short_name if has_short_name else code
+        short_name = two_letters(code)
+        variant = _script_or_region(code)
+        gets_short_name = not variant or variant_of_name.setdefault(short_name, variant) == variant
+        names[code] = short_name if gets_short_name else code
     return names
+
+
+def _script_or_region(code: str) -> str:
+    """Return `Latn` for `deu_Latn`, and an empty text for `deu`."""
+    return "-".join(re.split("[-_]", code)[1:])
 
 
 def _plain_codes_first(codes: Iterable[str]) -> list[str]:
     """Sort codes without a script or region before those with one."""
-    return sorted(codes, key=lambda code: (len(re.split("[-_]", code)), code))
+
+    def sort_key(code: str) -> tuple[int, str]:
+        number_of_subtags = len(re.split("[-_]", code))
+        return number_of_subtags, code
+
+    return sorted(codes, key=sort_key)
 
 
 def sort(codes: Iterable[str]) -> list[str]:
     """Sort codes in the order of the paper's Tables 2 and 3, then all others by name."""
     ranks = {language: rank for rank, language in enumerate(GROUPS["36"])}
-    return sorted(codes, key=lambda code: (ranks.get(two_letters(code), len(ranks)), code))
+
+    def sort_key(code: str) -> tuple[int, str]:
+        return ranks.get(two_letters(code), len(ranks)), code
+
+    return sorted(codes, key=sort_key)
 
 
 def choose(available: Collection[str], requested: str | Iterable[str], where: str) -> list[str]:
@@ -91,10 +109,13 @@ def choose(available: Collection[str], requested: str | Iterable[str], where: st
     code_of_language: dict[str, str] = {}
     for code in _plain_codes_first(available):
         code_of_language.setdefault(two_letters(code), code)
-    languages = list(GROUPS[requested] if isinstance(requested, str) else dict.fromkeys(map(two_letters, requested)))
+    if isinstance(requested, str):
+        languages = list(GROUPS[requested])
+    else:
+        languages = list(dict.fromkeys(two_letters(code) for code in requested))  # each language once
     missing = [language for language in languages if language not in code_of_language]
     if missing:
-        raise InputError(
-            f"{where} has no {', '.join(missing)} (requested by `languages`): it has {', '.join(sort(available))}"
-        )
+        missing_codes = ", ".join(missing)
+        available_codes = ", ".join(sort(available))
+        raise InputError(f"{where} has no {missing_codes} (requested by `languages`): it has {available_codes}")
     return sort(code_of_language[language] for language in languages)

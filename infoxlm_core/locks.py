@@ -11,7 +11,7 @@ __all__ = ["Timeout", "acquire"]
 
 
 def acquire(path: Path | str, timeout: float = -1, poll_interval: float = 0.05) -> AcquireReturnProxy[FileLock]:
-    """Lock a file and create it if it is missing; `with` releases the lock.
+    """Lock a file, which is created if it is missing. Use the result in a `with` block, whose end releases the lock.
 
     Args:
         path: the file.

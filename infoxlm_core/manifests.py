@@ -84,7 +84,8 @@ def digest_files(path: Path) -> str:
     Raises:
         InputError: a folder may not be listed.
     """
-    files = [path] if path.is_file() else [entry for entry in outside.list_tree(path) if entry.is_file()]
+    candidates = [path] if path.is_file() else outside.list_tree(path)
+    files = [candidate for candidate in candidates if candidate.is_file()]
     return digest({str(file.relative_to(path)): file_sha256(file) for file in files})
 
 
@@ -92,9 +93,10 @@ def digest_files(path: Path) -> str:
 def describe_software() -> dict[str, str]:
     """Return a digest of this package's source and the versions of libraries, to be recorded in manifests."""
     root = Path(__file__).parent
-    files = [path for path in sorted(root.rglob("*")) if path.suffix in (".py", ".j2", ".yaml")]
-    code = digest({str(path.relative_to(root)): file_sha256(path) for path in files})
-    return {"code": code} | {name: importlib.metadata.version(name) for name in _LIBRARIES}
+    source_files = [path for path in sorted(root.rglob("*")) if path.suffix in (".py", ".j2", ".yaml")]
+    source_digest = digest({str(path.relative_to(root)): file_sha256(path) for path in source_files})
+    versions = {name: importlib.metadata.version(name) for name in _LIBRARIES}
+    return {"code": source_digest} | versions
 
 
 def join_inside(directory: Path | str, name: str, source: str = "") -> Path:
@@ -108,7 +110,9 @@ def join_inside(directory: Path | str, name: str, source: str = "") -> Path:
     Raises:
         InputError: the name is absolute, or one of its parts is empty, `.` or `..`.
     """
-    if "\0" in name or not {"", ".", ".."}.isdisjoint(name.split("/")):
+    # An absolute name starts with an empty part. No operating system accepts a null character in a name.
+    has_forbidden_part = not {"", ".", ".."}.isdisjoint(name.split("/"))
+    if has_forbidden_part or "\0" in name:
         path_without_control_characters = repr(f"{source or directory}/{name}")[1:-1]
         raise InputError(f"{path_without_control_characters}: the file name leads out of its folder: rename it")
     return Path(directory, name)
@@ -124,7 +128,8 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
     Several processes may write the file at the same time. The last one to finish wins.
     """
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")  # files of tempfile are private to the user
+    # `tempfile` would make the file unreadable for other users.
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         with temporary.open("xb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
@@ -144,8 +149,8 @@ def move_into_place(partial: Path, final: Path, marker: str = "") -> None:
 
     Args:
         partial: the finished directory.
-        final: its new path. If another process has already put a directory with the file `marker` there, it stays.
-        marker: a file that only complete directories contain.
+        final: its new path. If another process has already put a complete directory there, that one stays.
+        marker: name of a file that only complete directories contain.
 
     Raises:
         InputError: `final` is a file or a link.
@@ -154,7 +159,8 @@ def move_into_place(partial: Path, final: Path, marker: str = "") -> None:
     try:
         partial.replace(final)
     except OSError as error:
-        if isinstance(error, NotADirectoryError) and final.is_symlink() | final.is_file():  # the error names `partial`
+        is_link_or_file = final.is_symlink() or final.is_file()
+        if isinstance(error, NotADirectoryError) and is_link_or_file:  # the system's message would name `partial`
             raise InputError(f"{final} is not a folder: remove it") from None
         if not (final / marker).exists():
             raise
@@ -163,10 +169,10 @@ def move_into_place(partial: Path, final: Path, marker: str = "") -> None:
 
 def make_folder(path: Path) -> None:
     """Create a folder and its parents so that they survive a power cut."""
-    missing = [folder for folder in path.parents if not folder.is_dir()]
+    missing_parents = [parent for parent in path.parents if not parent.is_dir()]
     path.mkdir(parents=True, exist_ok=True)
-    for folder in (path, *missing):
-        sync_file(folder.parent)
+    for folder in (path, *missing_parents):
+        sync_file(folder.parent)  # the entry of a new folder is data of its parent
 
 
 def sync_tree(directory: Path) -> None:
@@ -196,11 +202,11 @@ def write(
     directory: Path, kind: str, facts: dict[str, Any] | None = None, inputs: dict[str, str] | None = None
 ) -> dict[str, Any]:
     """Write and return the manifest of all files below a directory, the last step of creating an artifact."""
-    files = {
-        str(path.relative_to(directory)): {"size": path.stat().st_size, "sha256": file_sha256(path)}
-        for path in sorted(directory.rglob("*"))
-        if path.is_file() and path.name != NAME
-    }
+    files = {}
+    for path in sorted(directory.rglob("*")):
+        if path.is_file() and path.name != NAME:
+            name = str(path.relative_to(directory))
+            files[name] = {"size": path.stat().st_size, "sha256": file_sha256(path)}
     content = {"kind": kind, "files": files, "facts": facts or {}}
     manifest = content | {"digest": digest(content), "inputs": inputs or {}, "made_by": describe_software()}
     manifest["seal"] = digest(manifest)
@@ -209,14 +215,20 @@ def write(
 
 
 def unlisted_files(directory: Path, files: Collection[str]) -> list[str]:
-    """Return the files of a directory that its manifest does not list and that readers might use."""
+    """Return the files of a directory that its manifest does not list and that readers might use.
+
+    Args:
+        directory: the artifact.
+        files: the names that its manifest lists.
+    """
     unlisted = []
     for path in sorted(directory.rglob("*")):
         name = str(path.relative_to(directory))
-        is_in_hidden_folder = name[0] == "." and "/" in name  # .git, or .cache of the Hugging Face client
-        is_temporary = path.name[0] == "." and path.suffix in (".lock", ".tmp")
+        is_in_hidden_folder = name.startswith(".") and "/" in name  # .git, or .cache of the Hugging Face client
+        is_temporary = path.name.startswith(".") and path.suffix in (".lock", ".tmp")
         is_ignored = is_in_hidden_folder or is_temporary or path.name in _IGNORED
-        if not is_ignored and name not in files and (path.is_symlink() or not path.is_dir()):
+        is_plain_folder = path.is_dir() and not path.is_symlink()  # a linked folder may contain anything
+        if not is_ignored and not is_plain_folder and name not in files:
             unlisted.append(name)
     return unlisted
 
@@ -237,24 +249,25 @@ def read(
         DataCorrupt: a file is missing, was changed or was added.
     """
     directory = Path(directory)
-    path = directory / NAME
-    if not path.is_file():
+    manifest_path = directory / NAME
+    if not manifest_path.is_file():
         raise InputError(f"no {NAME} in {directory}: run {producer} first")
     remedy = f"remove the directory and run {producer} again"
-    manifest: dict[str, Any] = outside.read_json(path, Manifest, remedy, DataCorrupt)
-    _verify_seal(manifest, path, remedy)
+    manifest: dict[str, Any] = outside.read_json(manifest_path, Manifest, remedy, DataCorrupt)
+    _verify_seal(manifest, manifest_path, remedy)
     files = manifest["files"]
     try:
-        for name, entry in files.items():
-            verify_file(join_inside(directory, name), entry, remedy, hashed=should_hash(Path(name)))
+        for name, size_and_digest in files.items():
+            path = join_inside(directory, name)
+            verify_file(path, size_and_digest, remedy, hashed=should_hash(Path(name)))
     except (InputError, OSError) as error:  # the name leads out of the directory, or is too long for a file
-        known_error = outside.translate_error(error, path)
+        known_error = outside.translate_error(error, manifest_path)
         if isinstance(known_error, TryAgain) or isinstance(error, PermissionError):  # the files are not damaged
             raise known_error or error from error
-        raise DataCorrupt(f"{path} cannot be read ({error}): {remedy}") from error
+        raise DataCorrupt(f"{manifest_path} cannot be read ({error}): {remedy}") from error
     unlisted = unlisted_files(directory, files)
     if unlisted:
-        raise DataCorrupt(f"{directory / unlisted[0]} is not listed in {path}: move it out of this directory")
+        raise DataCorrupt(f"{directory / unlisted[0]} is not listed in {manifest_path}: move it out of this directory")
     if manifest["kind"] != kind:
         raise InputError(
             f"{directory} is an artifact of kind {manifest['kind']}, not {kind}: give the output of {producer}"
@@ -267,23 +280,27 @@ def _verify_seal(manifest: dict[str, Any], path: Path, remedy: str) -> None:
     content_digest = digest({name: manifest[name] for name in ("kind", "files", "facts")})
     if content_digest != manifest["digest"]:
         raise DataCorrupt(f"{path} has digest {manifest['digest']}, but its content has {content_digest}: {remedy}")
-    sealed = {name: value for name, value in manifest.items() if name != "seal"}
-    may_lack_seal = sealed.keys() <= _KEYS_BEFORE_SEALS
-    expected_seal = digest(sealed)
-    seal = manifest.get("seal", expected_seal if may_lack_seal else "")
+    manifest_without_seal = {name: value for name, value in manifest.items() if name != "seal"}
+    expected_seal = digest(manifest_without_seal)
+    may_lack_seal = manifest_without_seal.keys() <= _KEYS_BEFORE_SEALS
+    if "seal" not in manifest and may_lack_seal:
+        return
+    seal = manifest.get("seal", "")
     if seal != expected_seal:
         raise DataCorrupt(f"{path} has seal {seal!s:.80}, but its content has {expected_seal}: {remedy}")
 
 
-def verify_file(path: Path, entry: dict[str, Any], remedy: str, hashed: bool = True) -> None:
-    """Raise DataCorrupt if the size or, with `hashed`, the digest of a file differs from its manifest entry."""
+def verify_file(path: Path, size_and_digest: dict[str, Any], remedy: str, hashed: bool = True) -> None:
+    """Raise DataCorrupt if the size or, with `hashed`, the digest of a file differs from its manifest."""
     if not path.is_file():
         raise DataCorrupt(f"{path} is missing: {remedy}")
     size = path.stat().st_size
-    if size != entry["size"]:
-        raise DataCorrupt(f"{path} has {size} bytes, its manifest says {entry['size']}: {remedy}")
+    expected_size = size_and_digest["size"]
+    if size != expected_size:
+        raise DataCorrupt(f"{path} has {size} bytes, its manifest says {expected_size}: {remedy}")
     if not hashed:
         return
     sha256 = file_sha256(path)
-    if sha256 != entry["sha256"]:
-        raise DataCorrupt(f"{path} has sha256 {sha256[:12]}…, its manifest says {entry['sha256'][:12]}…: {remedy}")
+    expected_sha256 = size_and_digest["sha256"]
+    if sha256 != expected_sha256:
+        raise DataCorrupt(f"{path} has sha256 {sha256[:12]}…, its manifest says {expected_sha256[:12]}…: {remedy}")

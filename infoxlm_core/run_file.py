@@ -45,6 +45,7 @@ class RunConfig(StageConfig):
 
     @model_validator(mode="after")
     def _enough_for_all_workers(self) -> Self:
+        """Raise ValueError if a worker would have no part of a batch."""
         if self.num_workers > self.pretraining.batches.virtual_shards:
             raise ValueError(
                 f"num_workers ({self.num_workers}) must not exceed "
@@ -58,40 +59,53 @@ class RunConfig(StageConfig):
 
 
 class StrictLoader(yaml.SafeLoader):
-    """A safe loader of YAML 1.2: `no` is a word, 0400 is four hundred; anchors, tags and repeated keys are errors."""
+    """A safe loader of YAML 1.2, in which `no` is a string and 0400 is the number 400.
+
+    Anchors, tags and repeated keys are errors.
+    """
 
     # The resolvers of PyYAML implement YAML 1.1, in which `no` is false and 1:30 is 90.
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        if getattr(self.peek_event(), "anchor", None):  # of an anchor, or of an alias of one
-            raise ConfigError(f"line {self.peek_event().start_mark.line + 1}: anchors and aliases are not allowed")
+        event = self.peek_event()
+        # Both an anchor and an alias of it have this attribute. A few nested aliases can expand to gigabytes.
+        if getattr(event, "anchor", None):
+            line_number = event.start_mark.line + 1
+            raise ConfigError(f"line {line_number}: anchors and aliases are not allowed")
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        """Return the mapping of a node, as PyYAML does, but raise ConfigError if a key occurs twice."""
         mapping = super().construct_mapping(node, deep)
-        if len(mapping) < len(node.value):
-            seen = set()
-            for key_node, _ in node.value:
-                key = self.construct_object(key_node, deep=True)
-                if key in seen:
-                    raise ConfigError(f"line {key_node.start_mark.line + 1}: {key!r} occurs twice")
-                seen.add(key)
+        if len(mapping) == len(node.value):
+            return mapping
+        previous_keys = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in previous_keys:
+                line_number = key_node.start_mark.line + 1
+                raise ConfigError(f"line {line_number}: {key!r} occurs twice")
+            previous_keys.add(key)
         return mapping
 
     def construct_integer(self, node: Any) -> int:
         text = self.construct_scalar(node)
-        return int(text, 0 if text[:2] in ("0o", "0x") else 10)
+        # Base 0 reads the prefix, but would refuse a decimal number with leading zeros, which YAML 1.2 allows.
+        base = 0 if text.startswith(("0o", "0x")) else 10
+        return int(text, base)
 
 
-for _kind, _pattern, _first in (  # the core schema of YAML 1.2, section 10.3.2
+# The core schema of YAML 1.2, section 10.3.2: tag, pattern, and the first characters of words that may match it.
+for _tag, _pattern, _first_characters in (
     ("null", r"null|Null|NULL|~|", ["~", "n", "N", ""]),
     ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
     ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", list("-+0123456789")),
     ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", list("-+.0123456789")),
     ("float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", list("-+.")),
 ):
-    StrictLoader.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(rf"(?:{_pattern})\Z"), _first)
+    _whole_word = re.compile(rf"(?:{_pattern})\Z")
+    StrictLoader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", _whole_word, _first_characters)
 StrictLoader.add_constructor("tag:yaml.org,2002:int", StrictLoader.construct_integer)
 
 
@@ -117,7 +131,8 @@ def load_as(kind: type[Config], path: Path | str, overrides: Sequence[str] = ())
             raise ConfigError("the file must contain a mapping of sections")
         return kind.parse(values)
     except (InputError, yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
+        one_line = " ".join(str(error).split())  # messages of PyYAML have several lines
+        raise ConfigError(f"{path}: {one_line}") from None
 
 
 def override(values: Any, change: str) -> None:
@@ -130,37 +145,45 @@ def override(values: Any, change: str) -> None:
 
 def put(values: Any, name: str, value: Any) -> None:
     """Set the value with a dotted name, such as `pretraining.optimization.steps`, in a mapping of sections."""
-    *sections, last = name.split(".")
-    for section in sections:
-        values = values.setdefault(section, {}) if isinstance(values, dict) else None
+    *section_names, field_name = name.split(".")
+    for section_name in section_names:
+        values = values.setdefault(section_name, {}) if isinstance(values, dict) else None
     if not isinstance(values, dict):
-        raise ConfigError(f"override {name!r}: {'.'.join(sections)} is not a section")
-    values[last] = value
+        section = ".".join(section_names)
+        raise ConfigError(f"override {name!r}: {section} is not a section")
+    values[field_name] = value
 
 
 def parse_changed(kind: type[Config], values: Mapping[str, Any], changes: Mapping[str, Any], where: str) -> Config:
-    """Return a config after changes such as {"tasks.xnli.seeds": [1, 2]}; ConfigError names the first wrong field."""
+    """Return a config after changes of single fields.
+
+    Args:
+        kind: class of the config.
+        values: its fields before the changes.
+        changes: new values by dotted name, such as {"tasks.xnli.seeds": [1, 2]}.
+        where: name of the config, which precedes the field's name in errors.
+
+    Raises:
+        ConfigError: a field is invalid; the message names the first one.
+    """
     parsed = kind.parse(values, where)
     if not changes:
         return parsed
-    plain = parsed.model_dump(mode="json", exclude_none=True)
+    changed_values = parsed.model_dump(mode="json", exclude_none=True)
     for name, value in changes.items():
-        put(plain, name, value)
-    return kind.parse(plain, where)
-
-
-def _get(values: Any, name: str) -> Any:
-    """Return the value with a dotted name in a mapping of sections, or None."""
-    for key in name.split("."):
-        values = values.get(key) if isinstance(values, dict) else None
-    return values
+        put(changed_values, name, value)
+    return kind.parse(changed_values, where)
 
 
 def override_sections(
     sections: Mapping[str, Any], overrides: Mapping[str, Any], num_workers: int = 0
 ) -> dict[str, Any]:
-    """Return the validated sections of a run with defaults, after changes such as
-    {"pretraining.optimization.steps": 2000}.
+    """Return the sections of a run with all defaults, after validated changes of single fields.
+
+    Args:
+        sections: the sections by name.
+        overrides: new values by dotted name, such as {"pretraining.optimization.steps": 2000}.
+        num_workers: number of training workers, by which the config is validated.
 
     Raises:
         ConfigError: one line that names the first wrong field.
@@ -169,9 +192,9 @@ def override_sections(
     for name, value in overrides.items():
         section, dot, _ = name.partition(".")
         if not dot or section not in sections:
-            known = ", ".join(sections)
+            section_names = ", ".join(sections)
             raise ConfigError(
-                f"overrides: {name!r} is not a field of a section: write SECTION.NAME; sections are {known}"
+                f"overrides: {name!r} is not a field of a section: write SECTION.NAME; sections are {section_names}"
             )
         put(values, name, value)
     run = RunConfig.parse({**values, "num_workers": num_workers}).model_dump(mode="json", exclude_none=True)
@@ -186,19 +209,37 @@ def override_trials(
     Raises:
         ConfigError: a field is wrong, or the trials differ in it, so that the names of the variants would be wrong.
     """
-    planned = [PretrainingConfig.parse(item["pretraining"], "pretraining").model_dump(mode="json") for item in trials]
+    _refuse_overrides_of_variants(trials, overrides)
+    changed_trials: list[dict[str, Any]] = []
+    for trial in trials:
+        sections_of_trial = {**sections, "pretraining": trial["pretraining"]}
+        run = RunConfig.parse(override_sections(sections_of_trial, overrides, num_workers))
+        # Defaults are omitted, because all trials together are one parameter of limited size.
+        settings = run.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+        changed_trial: dict[str, Any] = {"trial": dict(trial["trial"])}
+        for name in ("pretraining", "finetuning", "evaluation"):
+            changed_trial[name] = settings.get(name, {})
+        changed_trial["pretraining"]["seed"] = run.pretraining.seed
+        changed_trials.append(changed_trial)
+    return changed_trials
+
+
+def _refuse_overrides_of_variants(trials: Sequence[Mapping[str, Any]], overrides: Mapping[str, Any]) -> None:
+    """Raise ConfigError if an override sets a seed or a field in which the trials differ."""
+    settings_of_trials = []
+    for trial in trials:
+        pretraining = PretrainingConfig.parse(trial["pretraining"], "pretraining")
+        settings_of_trials.append({"pretraining": pretraining.model_dump(mode="json")})
     for name in overrides:
         if trials and name in ("pretraining.seed", "finetuning.seed"):
             raise ConfigError(f"overrides: {name!r}: each trial has its own seed: change `trials`")
-        if len({json.dumps(_get({"pretraining": settings}, name)) for settings in planned}) > 1:
+        different_values = {json.dumps(_get(settings, name)) for settings in settings_of_trials}
+        if len(different_values) > 1:
             raise ConfigError(f"overrides: {name!r}: the variants differ in it: change `trials`")
-    changed: list[dict[str, Any]] = []
-    for item in trials:
-        sections_of_trial = {**sections, "pretraining": item["pretraining"]}
-        run = RunConfig.parse(override_sections(sections_of_trial, overrides, num_workers))
-        # Defaults are omitted, because all trials together are one parameter of limited size.
-        plain = run.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
-        trial = {name: plain.get(name, {}) for name in ("pretraining", "finetuning", "evaluation")}
-        trial["pretraining"] |= {"seed": run.pretraining.seed}
-        changed.append({"trial": dict(item["trial"]), **trial})
-    return changed
+
+
+def _get(values: Any, name: str) -> Any:
+    """Return the value with a dotted name in a mapping of sections, or None."""
+    for key in name.split("."):
+        values = values.get(key) if isinstance(values, dict) else None
+    return values

@@ -1,7 +1,7 @@
-"""Typed configs, one class per stage. Unknown names are errors, values are validated, and each field's docstring
-gives its unit.
+"""Typed configs, one class for each stage of the pipeline.
 
-Their names are those of the sections of a run's YAML file (`run_file.py`) and of the pipeline's parameters.
+Unknown field names are errors, and values are validated. The docstring of each field gives its unit. The YAML file of a
+run (`run_file.py`) and the parameters of the pipeline have the same names.
 """
 
 from infoxlm_core.config.base import StageConfig

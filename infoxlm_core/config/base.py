@@ -86,25 +86,35 @@ class StageConfig(BaseModel):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            first = error.errors()[0]
-            field = ".".join(str(name) for name in (*where.split("."), *first["loc"]) if name != "")
-            more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-            if first["type"] == "extra_forbidden":
-                valid_names = ", ".join(sorted(_fields_at(cls, first["loc"][:-1])))
-                raise ConfigError(f"{field}: unknown name; known are {valid_names}{more}") from None
-            reason = first["msg"].removeprefix("Value error, ")
-            value = "" if first["type"] == "value_error" else f", not {first['input']!r:.120}"
-            raise ConfigError(f"{field or cls.__name__}: {reason}{value}{more}") from None
+            first_error = error.errors()[0]
+            location = first_error["loc"]
+            names = [str(name) for name in (*where.split("."), *location)]
+            field = ".".join(name for name in names if name)
+            number_of_others = error.error_count() - 1
+            others = f" (and {number_of_others} more)" if number_of_others else ""
+            if first_error["type"] == "extra_forbidden":
+                valid_names = ", ".join(sorted(_field_names_at(cls, location[:-1])))
+                raise ConfigError(f"{field}: unknown name; known are {valid_names}{others}") from None
+            reason = first_error["msg"].removeprefix("Value error, ")
+            # Our own validators, whose type is value_error, name the value in their messages.
+            value = "" if first_error["type"] == "value_error" else f", not {first_error['input']!r:.120}"
+            raise ConfigError(f"{field or cls.__name__}: {reason}{value}{others}") from None
 
 
-def _fields_at(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
-    """Return the field names of the config at a location inside another config."""
-    for part in location:
-        field = model.model_fields.get(part) if isinstance(part, str) else None
-        if field is None:
+def _field_names_at(config_class: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
+    """Return the field names of the config at a location inside another config.
+
+    Args:
+        config_class: class of the outer config.
+        location: as in pydantic's errors: field names, list indices and mapping keys.
+    """
+    for name_or_index in location:
+        field = config_class.model_fields.get(name_or_index) if isinstance(name_or_index, str) else None
+        if field is None:  # an index or a key, which selects another instance of the same class
             continue
-        for kind in (field.annotation, *getattr(field.annotation, "__args__", ())):
-            if isinstance(kind, type) and issubclass(kind, BaseModel):
-                model = kind
+        # The annotation is the config itself, or a container such as tuple[CorpusSource, ...].
+        for annotation in (field.annotation, *getattr(field.annotation, "__args__", ())):
+            if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+                config_class = annotation
                 break
-    return list(model.model_fields)
+    return list(config_class.model_fields)

@@ -1,4 +1,4 @@
-"""Descriptions of config fields for the console and the documentation, taken from the docstrings under the fields."""
+"""Describe config fields for the console and the documentation, with the docstrings under the fields."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,8 +11,8 @@ from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from infoxlm_core.config.base import StageConfig
 
-_PLAIN = {bool: "true or false", int: "integer", float: "number", str: "text", NoneType: "null", Any: "anything"}
-_BOUNDS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "min_length": "length >="}
+_TYPE_NAMES = {bool: "true or false", int: "integer", float: "number", str: "text", NoneType: "null", Any: "anything"}
+_BOUND_SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "min_length": "length >="}
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,14 @@ def settings(kind: type[StageConfig], prefix: str = "", parent: StageConfig | No
     """
     for name, field in kind.model_fields.items():
         default = field.get_default(call_default_factory=True) if parent is None else getattr(parent, name)
-        inner, suffix = _config_in(field.annotation)
-        if inner is None or field.description:
+        inner_config, suffix = _find_inner_config(field.annotation)
+        if inner_config is None or field.description:
             default_text = "required" if default is PydanticUndefined else json.dumps(to_jsonable_python(default))
-            yield Setting(prefix + name, _type(field), default_text, " ".join((field.description or "").split()))
-        if inner is not None:
+            meaning = _join_lines(field.description)
+            yield Setting(prefix + name, _describe_type(field), default_text, meaning)
+        if inner_config is not None:
             instance = default if isinstance(default, StageConfig) else None
-            yield from settings(inner, f"{prefix}{name}{suffix}.", instance)
+            yield from settings(inner_config, f"{prefix}{name}{suffix}.", instance)
 
 
 def as_text(listed: Iterable[Setting]) -> str:
@@ -51,57 +52,76 @@ def as_text(listed: Iterable[Setting]) -> str:
 
 
 def as_markdown(kinds: Mapping[str, type[StageConfig]]) -> str:
-    """Return a page with a table for each config."""
-    parts = []
+    """Return a page with a table for each config, in Markdown.
+
+    Args:
+        kinds: heading of each section -> class of the config.
+    """
+    lines = []
     for title, kind in kinds.items():
-        parts += [f"## {title}", "", " ".join((kind.__doc__ or "").split()), ""]
-        parts += ["| name | value | default | meaning |", "|---|---|---|---|"]
+        lines += [f"## {title}", "", _join_lines(kind.__doc__), ""]
+        lines += ["| name | value | default | meaning |", "|---|---|---|---|"]
         for setting in settings(kind):
             cells = (f"`{setting.name}`", setting.type, f"`{setting.default}`", setting.meaning)
-            parts.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
-        parts.append("")
-    return "\n".join(parts)
+            row = " | ".join(cell.replace("|", "\\|") for cell in cells)  # a bare | would start another cell
+            lines.append(f"| {row} |")
+        lines.append("")
+    return "\n".join(lines)
 
 
-def _config_in(annotation: Any) -> tuple[type[StageConfig] | None, str]:
+def _join_lines(docstring: str | None) -> str:
+    """Return a docstring as one line."""
+    return " ".join((docstring or "").split())
+
+
+def _find_inner_config(annotation: Any) -> tuple[type[StageConfig] | None, str]:
     """Return the config class inside an annotation, and the suffix of the field's name: empty, `[]` or `.NAME`."""
     if isinstance(annotation, type) and issubclass(annotation, StageConfig):
         return annotation, ""
-    if get_origin(annotation) in (tuple, dict):
-        inner, _ = _config_in(get_args(annotation)[-1 if get_origin(annotation) is dict else 0])
-        return inner, "[]" if get_origin(annotation) is tuple else ".NAME"
+    if get_origin(annotation) is tuple:
+        inner_config, _ = _find_inner_config(get_args(annotation)[0])
+        return inner_config, "[]"
+    if get_origin(annotation) is dict:
+        inner_config, _ = _find_inner_config(get_args(annotation)[-1])
+        return inner_config, ".NAME"
     return None, ""
 
 
-def _type(field: FieldInfo) -> str:
-    return _words(Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation)
+def _describe_type(field: FieldInfo) -> str:
+    """Describe the values that a field accepts, such as `integer, >= 0`."""
+    annotation = Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
+    return _describe_annotation(annotation)
 
 
-def _words(annotation: Any) -> str:
-    origin, arguments = get_origin(annotation), get_args(annotation)
+def _describe_annotation(annotation: Any) -> str:
+    """Describe a type annotation in words."""
+    origin = get_origin(annotation)
+    arguments = get_args(annotation)
     if origin is Annotated:
-        return ", ".join([_words(arguments[0]), *_bounds(arguments[1:])])
+        return ", ".join([_describe_annotation(arguments[0]), *_describe_bounds(arguments[1:])])
     if origin is Literal:
         return " · ".join(f"`{value}`" for value in arguments)
+    types = [_describe_annotation(argument) for argument in arguments if argument is not ...]
     if origin in (Union, UnionType):
-        return " or ".join(dict.fromkeys(_words(member) for member in arguments))
-    if origin is tuple:
-        return f"list of {_words(arguments[0])}" if arguments[-1] is ... else f"[{', '.join(map(_words, arguments))}]"
-    if origin is list:
-        return f"list of {_words(arguments[0])}"
+        return " or ".join(dict.fromkeys(types))  # two members may have the same description
+    if origin is tuple and arguments[-1] is not ...:
+        return f"[{', '.join(types)}]"
+    if origin in (tuple, list):
+        return f"list of {types[0]}"
     if origin is dict:
-        return f"mapping of {_words(arguments[0])} to {_words(arguments[1])}"
-    return _PLAIN.get(annotation, "mapping")  # all other annotations are configs
+        return f"mapping of {types[0]} to {types[1]}"
+    return _TYPE_NAMES.get(annotation, "mapping")  # all other annotations are configs
 
 
-def _bounds(metadata: Iterable[Any]) -> list[str]:
+def _describe_bounds(metadata: Iterable[Any]) -> list[str]:
     """Return the bounds among an annotation's metadata, such as `>= 0`."""
     constraints: list[Any] = []
     for item in metadata:
-        constraints += [item, *getattr(item, "metadata", ())]
+        constraints.append(item)
+        constraints += getattr(item, "metadata", ())  # pydantic's Field has its bounds in its own metadata
     bounds = []
     for constraint in constraints:
-        for name, sign in _BOUNDS.items():
+        for name, sign in _BOUND_SIGNS.items():
             if hasattr(constraint, name):
                 bounds.append(f"{sign} {getattr(constraint, name)}")
     return bounds

@@ -139,7 +139,7 @@ class ObjectivesConfig(StageConfig):
         return {name: weight for name, weight in weights.items() if weight}
 
     @model_validator(mode="after")
-    def _something_to_learn(self) -> Self:
+    def _has_objective(self) -> Self:
         if not self.weights():
             raise ValueError(f"at least one of {', '.join(self.systems())} must be above 0")
         if self.mask_share + self.keep_share > 1:
@@ -287,31 +287,40 @@ class PretrainingConfig(StageConfig):
     """Seed of the initial weights, samples, masks and dropout; runs with the same seed are equal."""
 
     def result_fields(self) -> dict[str, Any]:
+        """Return the fields that affect the result. A run can resume if they are unchanged."""
         values = super().result_fields()
-        for name in ("sharded", "recompute", "compiled"):  # a run may resume with other values of these
+        for name in ("sharded", "recompute", "compiled"):  # they change memory and speed only
             del values["model"][name]
-        if self.model.precision == "auto":  # so that runs of earlier versions, without this field, can resume
+        # Newer fields are omitted at their defaults, so that runs of versions without them can resume.
+        if self.model.precision == "auto":
             del values["model"]["precision"]
-        if self.contrast.margin == 0:  # likewise
+        if self.contrast.margin == 0:
             del values["contrast"]["margin"]
         values["guard"] = self.guard.model_dump(mode="json", exclude_defaults=True)
-        return values if values["guard"] else {name: value for name, value in values.items() if name != "guard"}
+        if not values["guard"]:
+            del values["guard"]
+        return values
 
     @property
     def longest(self) -> int:
         """The number of tokens of the longest sequence."""
-        return max(self.batches.block_tokens, 2 * self.batches.side_tokens + 3)
+        longest_pair = 2 * self.batches.side_tokens + 3  # with three special tokens
+        return max(self.batches.block_tokens, longest_pair)
 
     @model_validator(mode="after")
-    def _parts_fit(self) -> Self:
-        if self.model.start is None and self.contrast.layer > self.model.layers and self.system == "infoxlm":
+    def _sections_agree(self) -> Self:
+        """Raise ValueError if the settings of two sections contradict each other."""
+        # A model to continue from has its own sizes, which are known only when it is loaded.
+        has_configured_sizes = self.model.start is None
+        if has_configured_sizes and self.system == "infoxlm" and self.contrast.layer > self.model.layers:
             raise ValueError(f"contrast.layer ({self.contrast.layer}) is above model.layers ({self.model.layers})")
-        if self.model.start is None and self.longest > self.model.max_tokens:
+        if has_configured_sizes and self.longest > self.model.max_tokens:
             raise ValueError(
                 f"sequences of {self.longest} tokens (batches.block_tokens, two batches.side_tokens and 3) "
                 f"exceed model.max_tokens ({self.model.max_tokens})"
             )
-        if self.contrast.start_step and not self.objectives.mlm + self.objectives.tlm and self.objectives.xlco:
+        contrast_is_only_objective = self.objectives.xlco and not self.objectives.mlm + self.objectives.tlm
+        if self.contrast.start_step and contrast_is_only_objective:
             raise ValueError(
                 f"contrast.start_step ({self.contrast.start_step}) leaves no objective for the steps before it: "
                 "set it to 0"
