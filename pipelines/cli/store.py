@@ -46,7 +46,7 @@ def gc(
         here = artifacts.local(store)
         aliases = split_list(keep)
         connection.connect_existing(here)
-        needed = model_versions.made_of(aliases)
+        needed = model_versions.find_source_artifacts(aliases)
         items = garbage.survey(store)
         deletable = garbage.find_deletable(items, needed, age)
         for item in sorted(deletable, key=lambda item: item.size, reverse=True):

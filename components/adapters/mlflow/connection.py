@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 ARTIFACTS = "mlartifacts"
 """Folder of the artifacts, beside the SQLite file."""
-_ANSWER_SECONDS = 60.0
+_SQLITE_FILE_URI = re.compile(r"sqlite:///(?!:memory:)[^?]+(\?.*)?")
+_ANSWER_SECONDS = 60.0  # an overloaded server answers late, and a broken one never
 
 
 def tracking_uri(store: Path) -> str:
@@ -30,11 +31,14 @@ def tracking_uri(store: Path) -> str:
     Raises:
         InputError: the path of the store has a character that such a URI cannot contain.
     """
-    if uri := os.environ.get("MLFLOW_TRACKING_URI"):
-        return uri
+    uri_from_environment = os.environ.get("MLFLOW_TRACKING_URI")
+    if uri_from_environment:
+        return uri_from_environment
+    database = store.resolve() / "mlflow.db"
+    # These characters have a special meaning in a URI.
     if any(character in str(store.resolve()) for character in "%?#"):
         raise InputError(f"{store}: MLflow's database cannot lie below a name with %, ? or #: rename the store")
-    return f"sqlite:///{store.resolve() / 'mlflow.db'}"
+    return f"sqlite:///{database}"
 
 
 def public_uri(store: Path) -> str:
@@ -49,40 +53,40 @@ def check_uri(uri: str) -> None:
         InputError: the URI is neither a server nor a file that is, or may become, MLflow's database.
         StorageUnavailable: the server accepts the connection but does not answer.
     """
-    shown = without_password(uri)
+    setting = f"MLFLOW_TRACKING_URI={without_password(uri)}"
     scheme = uri.partition("://")[0] if "://" in uri else ""
-    file = _sqlite_file(uri)
     if scheme in ("http", "https"):
-        _wait_for_answer(uri)
-    elif scheme.startswith("sqlite") and not re.fullmatch(r"sqlite:///(?!:memory:)[^?]+(\?.*)?", uri):
-        raise InputError(
-            f"MLFLOW_TRACKING_URI={shown}: names no file that the next stage would find: set it to "
-            "sqlite:///…/mlflow.db, or not at all"
-        )
-    elif file:
-        if file.exists():
-            outside.check_readable(file)
+        _check_answer(uri)
+    elif scheme.startswith("sqlite"):
+        if not _SQLITE_FILE_URI.fullmatch(uri):
+            raise InputError(
+                f"{setting} names no file that the next stage would find: set it to sqlite:///…/mlflow.db, or unset it"
+            )
+        database = _sqlite_file(uri)
+        if database and database.exists():
+            outside.check_readable(database)
     elif scheme in ("", "file"):
         raise InputError(
-            f"MLFLOW_TRACKING_URI={shown}: MLflow keeps no folders of files any more: set it to a server "
-            "(https://…), to sqlite:///…/mlflow.db, or not at all"
+            f"{setting} is a folder, and MLflow no longer supports folders: set it to a server (https://…) or to "
+            "sqlite:///…/mlflow.db, or unset it"
         )
 
 
 @functools.cache
-def _wait_for_answer(uri: str) -> None:
+def _check_answer(uri: str) -> None:
     """Refuse a server that accepts connections but does not answer, because MLflow would wait for eight minutes.
 
     A server that refuses connections may be starting, so MLflow's own retries handle it.
     """
     import requests
 
+    health_url = f"{uri.rstrip('/')}/health"
     try:
-        requests.get(f"{uri.rstrip('/')}/health", timeout=_ANSWER_SECONDS, allow_redirects=False, stream=True).close()
+        requests.get(health_url, timeout=_ANSWER_SECONDS, allow_redirects=False, stream=True).close()
     except requests.Timeout:
         raise StorageUnavailable(
-            f"{without_password(uri)}: MLflow accepts connections and does not answer within {_ANSWER_SECONDS:.0f} s: "
-            "check the server, run again"
+            f"{without_password(uri)}: MLflow accepts connections but does not answer within {_ANSWER_SECONDS:.0f} s: "
+            "check the server, then run again"
         ) from None
     except requests.RequestException:
         return
@@ -99,23 +103,23 @@ def connect(store: Path) -> "MlflowClient":
     check_uri(uri)
     import mlflow
 
-    for noisy in ("mlflow", "alembic"):  # creating a SQLite file logs dozens of lines about migrations
-        logging.getLogger(noisy).setLevel(logging.WARNING)
+    for logger_name in ("mlflow", "alembic"):  # creating a SQLite file logs dozens of lines about migrations
+        logging.getLogger(logger_name).setLevel(logging.WARNING)
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it logs stack traces of errors we translate
     mlflow.set_tracking_uri(uri)  # also sets MLFLOW_TRACKING_URI
-    file = _sqlite_file(uri)
-    if not file:
+    database = _sqlite_file(uri)
+    if not database:
         with translate_errors(without_password(uri)):
             return mlflow.MlflowClient()
-    directory = file.resolve().parent
+    directory = database.resolve().parent
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise outside.translate_error(error) or InputError(
-            f"{directory} cannot be made ({error}): give another"
-        ) from None
-    with locks.acquire(directory / ".mlflow.lock"), translate_errors(str(file)):
-        return mlflow.MlflowClient()  # creates the tables of a new file, which two processes at once cannot
+        known_error = outside.translate_error(error)
+        raise known_error or InputError(f"{directory} cannot be created ({error}): choose another directory") from None
+    # The client creates the tables of a new file. Two processes that create them at the same time would both fail.
+    with locks.acquire(directory / ".mlflow.lock"), translate_errors(str(database)):
+        return mlflow.MlflowClient()
 
 
 def connect_existing(store: Path) -> "MlflowClient":
@@ -124,16 +128,18 @@ def connect_existing(store: Path) -> "MlflowClient":
     Raises:
         InputError: there is no database; and as `connect`.
     """
-    file = _sqlite_file(tracking_uri(store))
-    if file and not file.exists():
+    database = _sqlite_file(tracking_uri(store))
+    if database and not database.exists():
         raise InputError(f"{store} has no database of MLflow: give the --store of the run, or set MLFLOW_TRACKING_URI")
     return connect(store)
 
 
 def artifact_root() -> str:
     """Return the URI below which all artifacts are: beside the SQLite file, or behind the server."""
-    file = _sqlite_file(os.environ["MLFLOW_TRACKING_URI"])
-    return (file.resolve().parent / ARTIFACTS).as_uri() if file else "mlflow-artifacts:/"
+    database = _sqlite_file(os.environ["MLFLOW_TRACKING_URI"])
+    if database:
+        return (database.resolve().parent / ARTIFACTS).as_uri()
+    return "mlflow-artifacts:/"
 
 
 def check_location(location: str) -> None:
@@ -143,12 +149,13 @@ def check_location(location: str) -> None:
         InputError: the artifacts are elsewhere, for instance because the store was moved.
     """
     root = artifact_root()
-    is_below = location == root or location.startswith(root.rstrip("/") + "/")
-    if is_below and ".." not in location:
+    is_below_root = location == root or location.startswith(root.rstrip("/") + "/")
+    if is_below_root and ".." not in location:
         return
     remedy = "use another experiment"
-    if location.startswith("file:") and f"/{ARTIFACTS}" in location and root.startswith("file:"):
-        remedy = "a store with MLflow's database does not move, so move it back"
+    is_in_other_store = location.startswith("file:") and f"/{ARTIFACTS}" in location
+    if is_in_other_store and root.startswith("file:"):
+        remedy = "a store with MLflow's database cannot be moved, so move it back"
     raise InputError(f"MLflow keeps artifacts at {location}, not below {root}: {remedy}")
 
 
@@ -158,11 +165,15 @@ def quote(value: str) -> str:
     Raises:
         InputError: the text contains a backtick, or both other kinds of quotation marks.
     """
-    for mark in "'\"":
-        if mark not in value and "`" not in value:
-            return f"{mark}{value}{mark}"
+    for quotation_mark in "'\"":
+        if quotation_mark not in value and "`" not in value:
+            return f"{quotation_mark}{value}{quotation_mark}"
     raise InputError(f"{value!r:.120}: MLflow cannot search for a name with such quotation marks: rename it")
 
 
 def _sqlite_file(uri: str) -> Path | None:
-    return Path(uri.removeprefix("sqlite:///").partition("?")[0]) if uri.startswith("sqlite://") else None
+    """Return the file that a SQLite URI names; None for the URI of a server."""
+    if not uri.startswith("sqlite://"):
+        return None
+    path, _, _ = uri.removeprefix("sqlite:///").partition("?")
+    return Path(path)

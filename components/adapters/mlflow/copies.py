@@ -30,9 +30,10 @@ T = TypeVar("T")
 
 ORIGIN = "copied_from"
 """Tag of a copy: the version that was copied."""
-_TARGET = "TARGET_"
-_OF_ONE_SERVER = ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME")
-_TAGS_OF_ONE_MODEL = (GATE, DECISION, PREVIOUS)
+_TARGET_PREFIX = "TARGET_"
+_SERVER_VARIABLES = ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME")
+"""Environment variables that are only valid on the server of this process."""
+_ROLE_TAGS = (GATE, DECISION, PREVIOUS)
 """Tags that describe the version's role in its registered model, and are not copied."""
 
 
@@ -55,7 +56,8 @@ def copy_within_server(client: "MlflowClient", version: "ModelVersion", name: st
 
     Both versions point to the same files.
     """
-    digest, origin = model_versions.digest_of(version), model_versions.uri_of(version)
+    digest = model_versions.digest_of(version)
+    origin = model_versions.uri_of(version)
     with translate_errors(f"registered model {name}"):
         if not model_versions.versions_of(client, name, digest):
             client.copy_model_version(origin, name)
@@ -82,46 +84,52 @@ def register(client: "MlflowClient", copied: Copy) -> "ModelVersion":
     run_id = runs.open_run("infoxlm", f"copy of {copied.name}", {runs.RUN_TAG: title}, copied.store)
     with translate_errors(f"registered model {copied.name} of the target"):
         if not model_versions.versions_of(client, copied.name, digest):
-            source = model_versions.upload(client, run_id, model_versions.open_upload(client, run_id), copied.files)
-            tags = {key: value for key, value in copied.tags.items() if key not in _TAGS_OF_ONE_MODEL}
-            model_versions.create(client, copied.name, source, run_id, tags)
+            logged_model = model_versions.open_upload(client, run_id)
+            source = model_versions.upload(client, run_id, logged_model, copied.files)
+            copied_tags = {key: value for key, value in copied.tags.items() if key not in _ROLE_TAGS}
+            model_versions.create(client, copied.name, source, run_id, copied_tags)
         version = _finish(client, copied.name, digest, copied.origin)
-        sent = _digests(copied.files)
-        with model_versions.fetched(client, version) as files:
-            received = _digests(files)
-        different = sorted(name for name in sent if received.get(name) != sent[name])
-        if different:
-            raise DataCorrupt(
-                f"{copied.name} version {version.version} at the target differs in {different[0]}: delete it"
-            )
+        sent_digests = _file_digests(copied.files)
+        with model_versions.fetched(client, version) as files:  # also checks the signature and the registered digest
+            received_digests = _file_digests(files)
+        for name, sent_digest in sorted(sent_digests.items()):
+            if received_digests.get(name) != sent_digest:
+                raise DataCorrupt(
+                    f"{name} of {copied.name} version {version.version} differs on the target server: delete that "
+                    "version, then copy again"
+                )
     MlflowRun(run_id).end()
     return version
 
 
 def _switch_server(uri: str) -> None:
     """Point the environment of this process to another server, with the login in the TARGET_ variables."""
-    for name in list(os.environ):
-        if name.startswith("MLFLOW_TRACKING_") or name in _OF_ONE_SERVER:
-            del os.environ[name]
-    for name in list(os.environ):
-        if name.startswith(f"{_TARGET}MLFLOW_"):
-            os.environ[name.removeprefix(_TARGET)] = os.environ[name]
+    for variable in list(os.environ):
+        if variable.startswith("MLFLOW_TRACKING_") or variable in _SERVER_VARIABLES:
+            del os.environ[variable]
+    for variable in list(os.environ):
+        if variable.startswith(f"{_TARGET_PREFIX}MLFLOW_"):
+            os.environ[variable.removeprefix(_TARGET_PREFIX)] = os.environ[variable]
     os.environ["MLFLOW_TRACKING_URI"] = uri
 
 
-def _digests(folder: Path) -> dict[str, str]:
+def _file_digests(folder: Path) -> dict[str, str]:
     """Return the digests of the encoder, its evaluation, its signature and its card; MLflow changes other files."""
-    compared = (model_versions.MODEL, model_versions.EVALUATION, signing.FILE, model_versions.CARD)
-    return {name: manifests.digest_files(folder / name) for name in compared if (folder / name).exists()}
+    names = (model_versions.MODEL, model_versions.EVALUATION, signing.FILE, model_versions.CARD)
+    return {name: manifests.digest_files(folder / name) for name in names if (folder / name).exists()}
 
 
 def _finish(client: "MlflowClient", name: str, digest: str, origin: str) -> "ModelVersion":
-    """Keep one version of the digest, tag it with its origin, and finally make it `candidate`."""
+    """Keep the oldest version of the digest, tag it with its origin, and make it `candidate`; return it.
+
+    The alias is set last, so that a candidate always has its tags.
+    """
     version, *duplicates = model_versions.versions_of(client, name, digest)
     for duplicate in duplicates:
         client.delete_model_version(name, duplicate.version)
     if ORIGIN not in version.tags:
-        for tag in version.tags.keys() & set(_TAGS_OF_ONE_MODEL):  # a copy within a server has all tags of its origin
+        # A copy within a server has all tags of its origin, also those that are not to be copied.
+        for tag in version.tags.keys() & set(_ROLE_TAGS):
             client.delete_model_version_tag(name, version.version, tag)
         client.set_model_version_tag(name, version.version, ORIGIN, origin)
     client.set_registered_model_alias(name, CANDIDATE, version.version)

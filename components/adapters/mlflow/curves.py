@@ -14,8 +14,9 @@ from infoxlm_core.training.tracker import FileTracker, parse
 
 logger = logging.getLogger(__name__)
 
-_SHIPPING = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "5"}  # seconds; we retry ourselves
-_LONGEST_PAUSE = 60  # seconds between two attempts to reach a server that is gone
+_RETRY_VARIABLES = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "5"}
+"""MLflow's limits while the thread ships: few retries and 5 seconds, because the thread itself retries."""
+_MAX_PAUSE_SECONDS = 60  # between two attempts to reach a server that does not answer
 
 
 def points(values: Mapping[str, float], step: int, start_ms: int) -> list[Any]:
@@ -48,7 +49,7 @@ class MlflowTracker:
         self._closing = threading.Event()
         self._deadline = 0.0  # for shipping after close(), on the monotonic clock
         self._thread = threading.Thread(target=self._ship, name="mlflow-tracker", daemon=True)
-        self._environment: dict[str, str | None] = {}
+        self._previous_environment: dict[str, str | None] = {}  # values of `_RETRY_VARIABLES` before the thread started
 
     def resume(self, step: int) -> None:
         """Truncate the file after a step, and start shipping it."""
@@ -56,8 +57,8 @@ class MlflowTracker:
             self._outbox.shorten(lambda: self._file.resume(step))
             return
         self._file.resume(step)
-        self._environment = {name: os.environ.get(name) for name in _SHIPPING}
-        os.environ.update(_SHIPPING)
+        self._previous_environment = {variable: os.environ.get(variable) for variable in _RETRY_VARIABLES}
+        os.environ.update(_RETRY_VARIABLES)
         self._thread.start()
 
     def log(self, step: int, values: dict[str, float]) -> None:
@@ -69,40 +70,44 @@ class MlflowTracker:
         self._file.sync()
 
     def close(self, timeout: float = 30.0) -> None:
-        """Ship the rest, for `timeout` seconds at most, and log how many points are missing."""
+        """Ship the remaining points, for `timeout` seconds at most, and log how many are not in MLflow."""
         self._file.close()
         self._deadline = time.monotonic() + timeout
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join(timeout)
-        for name, value in self._environment.items():
+        for variable, value in self._previous_environment.items():
             if value is None:
-                del os.environ[name]
+                del os.environ[variable]
             else:
-                os.environ[name] = value
-        self._environment = {}
-        if missing := self._outbox.count_missing():
-            logger.warning("%d points of %s are not in MLflow run %s", missing, self._file.path, self._outbox.run_id)
+                os.environ[variable] = value
+        self._previous_environment = {}
+        missing_count = self._outbox.count_missing()
+        if missing_count:
+            path = self._file.path
+            logger.warning("%d points of %s are not in MLflow run %s", missing_count, path, self._outbox.run_id)
 
     def _ship(self) -> None:
-        failures = 0
+        """Ship new lines of the file until `close` was called and all are shipped, or its time is over."""
+        failure_count = 0
         while True:
-            closing = self._closing.is_set()  # read before shipping: all points logged before close() are in the file
+            is_closing = self._closing.is_set()  # read first, so that the last shipping has all points before close()
             try:
                 self._outbox.ship()
-                if failures:
-                    logger.info("MLflow takes points again, after %d attempts", failures)
-                failures = 0
+                if failure_count:
+                    logger.info("MLflow takes points again, after %d attempts", failure_count)
+                failure_count = 0
             except Exception as error:  # no error of MLflow may stop the training
-                if not failures:
+                if not failure_count:
                     logger.warning("MLflow takes no points (%s): they wait in %s", one_line(error), self._file.path)
-                failures += 1
-            if closing and (not failures or time.monotonic() > self._deadline):
+                failure_count += 1
+            if not is_closing:
+                pause = 2**failure_count  # 1 second without a failure, so that several steps share a request
+                self._closing.wait(min(pause, _MAX_PAUSE_SECONDS))
+            elif failure_count == 0 or time.monotonic() > self._deadline:
                 return
-            if closing:
-                time.sleep(1)
             else:
-                self._closing.wait(min(2**failures, _LONGEST_PAUSE))  # 1 s without failures, so that points are batched
+                time.sleep(1)
 
 
 class _Outbox:
@@ -113,55 +118,62 @@ class _Outbox:
     """
 
     def __init__(self, path: Path, run_id: str, prefix: str = "") -> None:
-        self.path, self.run_id, self.prefix = path, run_id, prefix
+        self.path = path
+        self.run_id = run_id
+        self.prefix = prefix
         self._server = os.environ.get("MLFLOW_TRACKING_URI")  # the variable may change while the thread ships
-        self._position = 0  # bytes of the file that were shipped
+        self._shipped_bytes = 0  # of the file, from its start
         self._last_steps: dict[str, int] | None = None  # last step by metric in MLflow before the first shipping
-        self._busy = threading.Lock()
+        self._lock = threading.Lock()
 
     def count_missing(self) -> int:
         """Return the number of lines that were not shipped."""
         with self.path.open("rb") as file:
-            file.seek(self._position)
+            file.seek(self._shipped_bytes)
             return sum(1 for _ in file)
 
-    def shorten(self, cut: Callable[[], None]) -> None:
-        """Ship as much as possible, then call `cut`, which truncates the file."""
-        with self._busy:
+    def shorten(self, truncate: Callable[[], None]) -> None:
+        """Ship all points if MLflow takes them, then call `truncate`, which shortens the file."""
+        with self._lock:
             try:
                 self._ship()
             except Exception as error:  # no error of MLflow may stop the training
                 logger.warning("MLflow takes no points (%s): %d are lost", one_line(error), self.count_missing())
-            cut()
-            self._position = min(self._position, self.path.stat().st_size)
+            truncate()
+            self._shipped_bytes = min(self._shipped_bytes, self.path.stat().st_size)
 
     def ship(self) -> None:
         """Ship all complete lines of the file; if MLflow raises, the next call ships them again."""
-        with self._busy:
+        with self._lock:
             self._ship()
 
     def _ship(self) -> None:
+        """Ship all complete lines of the file; the caller holds the lock."""
         from mlflow import MlflowClient
 
-        if self.path.stat().st_size == self._position:
+        if self.path.stat().st_size == self._shipped_bytes:
             return
         client = MlflowClient(self._server)
         run = client.get_run(self.run_id)
         if self._last_steps is None:  # one request, where histories would take one per metric
             self._last_steps = {metric.key: metric.step for metric in run.data.to_proto().metrics}
         metrics: list[Any] = []
-        position = self._position
+        position = self._shipped_bytes
         with self.path.open("rb") as file:
             file.seek(position)
             for line in file:
                 if not line.endswith(b"\n"):  # the line is being written
                     break
                 step, values = parse(line, f"{self.path}, byte {position}")
+                prefix = self.prefix
                 is_repeated = values.pop("repeated", None)
-                prefix = self.prefix + (f"rewind{values['rewinds']:.0f}/" if is_repeated else "")
+                if is_repeated:
+                    prefix += f"rewind{values['rewinds']:.0f}/"
+                new_values: dict[str, float] = {}
                 for name, value in values.items():
                     if step > self._last_steps.get(prefix + name, -1):
-                        metrics += points({prefix + name: value}, step, run.info.start_time)
+                        new_values[prefix + name] = value
+                metrics += points(new_values, step, run.info.start_time)
                 position += len(line)
         client.log_batch(self.run_id, metrics)  # in as many requests as MLflow's limits need
-        self._position = position
+        self._shipped_bytes = position  # only now, so that a failed request is repeated

@@ -66,27 +66,34 @@ def register(
     """
     from mlflow import MlflowClient
 
-    for metric in gate:
-        score = metrics.get(metric)
-        if score is None or not math.isfinite(score):
-            names = ", ".join(name for name in metrics if name.startswith(("retrieval/", "classification/")))
-            raise InputError(
-                f"metric {metric} is {score}, not a finite number: evaluate again, or give a metric of the evaluation "
-                f"({names or 'none'}) to the gate"
-            )
+    _check_gate(metrics, gate)
     directories.check_encoder(encoder_dir)
     client = MlflowClient()
     with translate_errors(f"registered model {name}"):
         if not model_versions.versions_of(client, name, digest):
-            described = {**tags, **{key: repr(float(value)) for key, value in metrics.items()}, "digest": digest}
-            model_versions.create(client, name, log_model(run_id, encoder_dir, evaluation), run_id, described)
+            source = log_model(run_id, encoder_dir, evaluation)
+            score_tags = {metric: repr(float(score)) for metric, score in metrics.items()}
+            model_versions.create(client, name, source, run_id, {**tags, **score_tags, "digest": digest})
         version, *duplicates = model_versions.versions_of(client, name, digest)
         for duplicate in duplicates:  # made by a request that was sent twice
             client.delete_model_version(name, duplicate.version)
         if GATE not in version.tags:
             client.set_registered_model_alias(name, CANDIDATE, version.version)
             promotion.promote(client, version, gate)
-        return _describe(client, name, version.version)
+        return _read_registration(client, name, version.version)
+
+
+def _check_gate(metrics: Mapping[str, float], gate: Mapping[str, float]) -> None:
+    """Raise InputError if a metric of the gate has no finite score."""
+    for metric in gate:
+        score = metrics.get(metric)
+        if score is None or not math.isfinite(score):
+            prefixes = ("retrieval/", "classification/")
+            available = ", ".join(name for name in metrics if name.startswith(prefixes)) or "none"
+            raise InputError(
+                f"metric {metric} is {score}, not a finite number: evaluate again, or give a metric of the evaluation "
+                f"({available}) to the gate"
+            )
 
 
 def log_model(run_id: str, encoder_dir: Path, evaluation: Path) -> str:
@@ -102,23 +109,26 @@ def log_model(run_id: str, encoder_dir: Path, evaluation: Path) -> str:
 
     model = transformers.AutoModelForMaskedLM.from_pretrained(encoder_dir, use_safetensors=True)
     tokenizer = transformers.AutoTokenizer.from_pretrained(encoder_dir)
-    fill = transformers.pipeline("fill-mask", model=model, tokenizer=tokenizer)
+    fill_mask = transformers.pipeline("fill-mask", model=model, tokenizer=tokenizer)
     sentence = f"One {tokenizer.mask_token} is hidden."
-    signature = mlflow.models.infer_signature([sentence], [fill(sentence, top_k=1)[0]["token_str"]])
+    predicted_token = fill_mask(sentence, top_k=1)[0]["token_str"]
+    signature = mlflow.models.infer_signature([sentence], [predicted_token])
     requirements = []
     for library in ("torch", "transformers", "safetensors"):
-        requirements.append(f"{library}=={importlib.metadata.version(library).partition('+')[0]}")
+        public_version, _, _ = importlib.metadata.version(library).partition("+")  # without a build such as +cu130
+        requirements.append(f"{library}=={public_version}")
     client = mlflow.MlflowClient()
-    logged = model_versions.open_upload(client, run_id)
-    card_file, card = evaluation / model_versions.CARD, None
+    logged_model = model_versions.open_upload(client, run_id)
+    card_file = evaluation / model_versions.CARD
+    card = None
     if card_file.exists():
         card = ModelCard(card_file.read_text(encoding="utf-8"), ignore_metadata_errors=True)
     with tempfile.TemporaryDirectory() as folder:
         files = Path(folder, "encoder")
         mlflow.transformers.save_model(
-            fill,
+            fill_mask,
             files,
-            mlflow_model=mlflow.models.Model(logged.artifact_location, run_id, model_id=logged.model_id),
+            mlflow_model=mlflow.models.Model(logged_model.artifact_location, run_id, model_id=logged_model.model_id),
             model_card=card,
             signature=signature,
             pip_requirements=requirements,
@@ -130,7 +140,7 @@ def log_model(run_id: str, encoder_dir: Path, evaluation: Path) -> str:
         for name in ("scores.json", evidence.FILE):
             if (evaluation / name).exists():
                 shutil.copy(evaluation / name, files / model_versions.EVALUATION)
-        return model_versions.upload(client, run_id, logged, files)
+        return model_versions.upload(client, run_id, logged_model, files)
 
 
 def load_encoder(source: str | Path, store: Path) -> Path:
@@ -148,8 +158,9 @@ def load_encoder(source: str | Path, store: Path) -> Path:
     client = connection.connect_existing(store)
     version = model_versions.find(client, str(source))
     with translate_errors(str(source)):
-        target = None  # files on this machine are read where they are
+        target = None  # files on this machine are read without a copy
         if not client.get_model_version_download_uri(version.name, version.version).startswith("file:"):
+            # The caller reads the files until this process ends.
             target = Path(tempfile.mkdtemp(prefix="infoxlm-"))
             atexit.register(shutil.rmtree, target, ignore_errors=True)
         files = model_versions.download(client, version, "", target)
@@ -157,8 +168,9 @@ def load_encoder(source: str | Path, store: Path) -> Path:
     return files / model_versions.MODEL
 
 
-def _describe(client: "MlflowClient", name: str, version: str) -> Registration:
-    aliases = client.get_registered_model(name).aliases
-    own = tuple(sorted(alias for alias, number in aliases.items() if int(number) == int(version)))
+def _read_registration(client: "MlflowClient", name: str, version: str) -> Registration:
+    """Read the aliases of a version and the gate's verdict from the registry."""
+    model_aliases = client.get_registered_model(name).aliases
+    version_aliases = sorted(alias for alias, number in model_aliases.items() if int(number) == int(version))
     reason = client.get_model_version(name, version).tags[GATE]
-    return Registration(int(version), own, CHAMPION in own, reason)
+    return Registration(int(version), tuple(version_aliases), CHAMPION in version_aliases, reason)

@@ -28,10 +28,13 @@ if TYPE_CHECKING:
     from mlflow.entities import LoggedModel
     from mlflow.entities.model_registry import ModelVersion
 
-MODEL, EVALUATION, CARD = "model", "evaluation", "model_card.md"
+MODEL = "model"
+EVALUATION = "evaluation"
+CARD = "model_card.md"
 MADE_AS = "made_as"
 """Tag: kind and key of the artifact that the version was made from. A version with this tag has our manifest."""
-CHAMPION, CANDIDATE = "champion", "candidate"
+CHAMPION = "champion"
+CANDIDATE = "candidate"
 GATE = "gate"
 """Tag: the gate's verdict in words. It is set after the alias moves, so a version with it was fully processed."""
 DECISION = "decision"
@@ -79,13 +82,13 @@ def digest_of(version: "ModelVersion") -> str:
 
 def versions_of(client: "MlflowClient", name: str, digest: str) -> "list[ModelVersion]":
     """Return all versions with a digest, the oldest first."""
-    name, digest = connection.quote(name), connection.quote(digest)
-    versions = client.search_model_versions(f"name = {name} and tags.digest = {digest}")
+    filter_string = f"name = {connection.quote(name)} and tags.digest = {connection.quote(digest)}"
+    versions = client.search_model_versions(filter_string)
     return sorted(versions, key=lambda version: int(version.version))
 
 
-def made_of(aliases: Collection[str] = ()) -> set[str]:
-    """Return the digests and keys of the artifacts that registered versions were made from.
+def find_source_artifacts(aliases: Collection[str] = ()) -> set[str]:
+    """Return the digests and keys of the artifacts that registered versions were made from, as their tags tell.
 
     Args:
         aliases: include only versions with one of these aliases; default: all versions.
@@ -95,17 +98,22 @@ def made_of(aliases: Collection[str] = ()) -> set[str]:
     """
     import mlflow
 
-    origins, unknown = set(), set(aliases)
+    source_artifacts: set[str] = set()
+    unknown_aliases = set(aliases)
     with translate_errors("the registry"):
         for model in mlflow.search_registered_models():
-            unknown -= model.aliases.keys()
-            numbers = {str(model.aliases[alias]) for alias in aliases if alias in model.aliases}
+            unknown_aliases -= model.aliases.keys()
+            selected_versions = {str(model.aliases[alias]) for alias in aliases if alias in model.aliases}
             for version in mlflow.search_model_versions(filter_string=f"name = {connection.quote(model.name)}"):
-                if not aliases or str(version.version) in numbers:
-                    origins |= {str(value).rpartition("/")[2] for value in version.tags.values()}
-    if unknown:
-        raise InputError(f"no registered model has the alias {sorted(unknown)[0]!r}: look at the page of the registry")
-    return origins
+                if aliases and str(version.version) not in selected_versions:
+                    continue
+                for tag_value in version.tags.values():
+                    _, _, key = str(tag_value).rpartition("/")  # tags have the form kind/key, or are digests
+                    source_artifacts.add(key)
+    if unknown_aliases:
+        alias = sorted(unknown_aliases)[0]
+        raise InputError(f"no registered model has the alias {alias!r}: look at the page of the registry")
+    return source_artifacts
 
 
 def create(client: "MlflowClient", name: str, source: str, run_id: str, tags: Mapping[str, str]) -> None:
@@ -137,35 +145,38 @@ def open_upload(client: "MlflowClient", run_id: str) -> "LoggedModel":
     return client.create_logged_model(client.get_run(run_id).info.experiment_id, "encoder", source_run_id=run_id)
 
 
-def upload(client: "MlflowClient", run_id: str, logged: "LoggedModel", files: Path) -> str:
+def upload(client: "MlflowClient", run_id: str, logged_model: "LoggedModel", files: Path) -> str:
     """Upload the files of a logged model, and make it an output of its run; return its URI, models:/m-…."""
     from mlflow.entities import LoggedModelOutput
 
-    client.log_model_artifacts(logged.model_id, str(files))
-    client.finalize_logged_model(logged.model_id, "READY")
-    client.log_outputs(run_id, [LoggedModelOutput(logged.model_id, step=0)])
-    return str(logged.model_uri)
+    client.log_model_artifacts(logged_model.model_id, str(files))
+    client.finalize_logged_model(logged_model.model_id, "READY")
+    client.log_outputs(run_id, [LoggedModelOutput(logged_model.model_id, step=0)])
+    return str(logged_model.model_uri)
 
 
 def download(client: "MlflowClient", version: "ModelVersion", path: str, target: Path | None) -> Path:
-    """Download a file or folder of a version; without a target, files on this machine are read where they are."""
+    """Download a file or folder of a version, and return its path; without a target, local files are not copied."""
     import mlflow
 
     location = client.get_model_version_download_uri(version.name, version.version)
     connection.check_location(location)
-    folder = str(target) if target else None
-    return Path(mlflow.artifacts.download_artifacts(artifact_uri=f"{location}/{path}".rstrip("/"), dst_path=folder))
+    artifact_uri = f"{location}/{path}".rstrip("/")
+    target_folder = str(target) if target else None
+    return Path(mlflow.artifacts.download_artifacts(artifact_uri=artifact_uri, dst_path=target_folder))
 
 
 def read_outcomes(client: "MlflowClient", version: "ModelVersion") -> evidence.Outcomes | None:
-    """Return a version's outcomes by question; None if it was registered without them."""
+    """Return whether a version's answer to each question is right; None if it was registered without its answers."""
     from mlflow.exceptions import MlflowException
 
     with tempfile.TemporaryDirectory() as folder:
         try:
             evaluation = download(client, version, EVALUATION, Path(folder))
         except MlflowException as error:
-            if error.get_http_status_code() >= 500 and "No such" not in str(error):
+            # A server may report a missing folder with status 500; other errors of this kind are failures.
+            is_missing = error.get_http_status_code() < 500 or "No such" in str(error)
+            if not is_missing:
                 raise
             return None
         except OSError:  # raised instead if the artifacts are local files
@@ -193,9 +204,11 @@ def check(files: Path, version: "ModelVersion") -> None:
         SignatureInvalid: a key for verification is set, and the signature does not fit.
         InputError: the files are no encoder.
     """
-    model, name = files / MODEL, f"{version.name} version {version.version}"
+    model = files / MODEL
+    name = f"{version.name} version {version.version}"
     signing.verify(model, files / signing.FILE, name)
-    if (model / manifests.NAME).is_file() or MADE_AS in version.tags:  # else `register` did not make the version
+    has_manifest = (model / manifests.NAME).is_file() or MADE_AS in version.tags
+    if has_manifest:  # versions that other tools registered have none
         digest = manifests.read(model, "encoder", producer="the registration of another version")["digest"]
         registered = version.tags.get("digest", "nothing")
         if digest != registered:

@@ -4,6 +4,7 @@ One promotion runs at a time: the callers hold `LOCK`. The decision is recorded 
 a crash leaves the old champion, and the same command finishes the promotion.
 """
 
+import functools
 import getpass
 import json
 import logging
@@ -33,7 +34,8 @@ logger = logging.getLogger(__name__)
 LOCK = ("registry", "champions")
 """Arguments of `artifacts.exclusive` for the lock that every promotion, rollback and registration holds."""
 ROLLED_BACK_TO = "champion again"
-_MODEL_OF_SERVER = re.compile(r"(?P<uri>\w+://.*[^/])/(?P<name>[^/:]+)")
+"""Decision on the version that became champion by a rollback."""
+_MODEL_ON_SERVER = re.compile(r"(?P<uri>\w+://.*[^/])/(?P<name>[^/:]+)")
 
 
 class Decision(TypedDict, total=False):
@@ -73,18 +75,21 @@ def promote_model(model: str, gate: Mapping[str, float], store: Path, to: str = 
     """
     client = connection.connect_existing(store)
     version = model_versions.find(client, model)
-    if server := _MODEL_OF_SERVER.fullmatch(to):
+    target = _MODEL_ON_SERVER.fullmatch(to)
+    if target:
         origin = f"{connection.public_uri(store)} {model_versions.uri_of(version)}"
-        model_versions.digest_of(version)  # raises if the version has no digest, by which a copy is found again
+        model_versions.digest_of(version)  # raises if the version has no digest, by which a second call finds the copy
         with translate_errors(model), model_versions.fetched(client, version) as files:
-            copied = copies.Copy(server["name"], files, dict(version.tags), origin, store)
-            name, number, verdict = copies.run_on_server(server["uri"], _promote_copy, copied, gate, by_hand)
+            copied = copies.Copy(target["name"], files, dict(version.tags), origin, store)
+            name, number, verdict = copies.run_on_server(target["uri"], _promote_copy, copied, gate, by_hand)
     else:
         if ":" in to or "/" in to:
             raise InputError(f"{to!r}: give the NAME of a registered model, or a server with it, https://HOST/NAME")
         if to:
             version = copies.copy_within_server(client, version, to)
-        name, number, verdict = version.name, int(version.version), promote(client, version, gate, by_hand)
+        name = version.name
+        number = int(version.version)
+        verdict = promote(client, version, gate, by_hand)
     if not verdict.passed:
         raise NotPromoted(f"models:/{name}/{number} stays {verdict.reason}")
     return Promoted(name, number, verdict)
@@ -115,24 +120,26 @@ def promote(client: "MlflowClient", version: "ModelVersion", gate: Mapping[str, 
     Raises:
         As `promote_model`, except NotPromoted.
     """
-    name, number = version.name, str(version.version)
+    name = version.name
+    number = str(version.version)
     with translate_errors(f"champion of {name}"):
         champion = champion_of(client, name)
         if champion == number:  # an earlier call moved the alias, and may have died before it set the tag
-            decision = _decision(client.get_model_version(name, number))
+            decision = _read_decision(client.get_model_version(name, number))
             verdict = Verdict(True, decision.get("reason", "champion already"), decision.get("figures", {}))
         else:
-            verdict = (
-                Verdict(True, f"champion by hand: {by_hand}") if by_hand else compare(client, version, champion, gate)
-            )
+            if by_hand:
+                verdict = Verdict(True, f"champion by hand: {by_hand}")
+            else:
+                verdict = compare(client, version, champion, gate)
             if verdict.passed:
-                with model_versions.fetched(client, version):
-                    pass  # raises if the files are incomplete, changed or not signed
-            record(client, version, "promoted" if verdict.passed else "refused", verdict, champion)
-            if verdict.passed:
+                _check_files(client, version)
+                record(client, version, "promoted", verdict, champion)
                 if champion_of(client, name) != champion:  # moved by a process of another store, which has its own lock
                     raise LeaseHeld(f"The champion of {name} changed during the comparison. Run the same again.")
                 client.set_registered_model_alias(name, CHAMPION, number)
+            else:
+                record(client, version, "refused", verdict, champion)
         client.set_model_version_tag(name, number, GATE, verdict.reason)
     logger.info("%s version %s: %s", name, number, verdict.reason)
     return verdict
@@ -141,17 +148,27 @@ def promote(client: "MlflowClient", version: "ModelVersion", gate: Mapping[str, 
 def compare(
     client: "MlflowClient", version: "ModelVersion", champion: str | None, gate: Mapping[str, float]
 ) -> Verdict:
-    """Return the gate's verdict on a candidate against the version with the number `champion`, if there is one."""
+    """Return the gate's verdict on a candidate, compared with the version whose number is `champion`, if any."""
+    current_champion = None
+    if champion:
+        current_champion = _as_contender(client, client.get_model_version(version.name, champion))
+    return decide(_as_contender(client, version), current_champion, gate)
 
-    def contender(version: "ModelVersion") -> Contender:
-        return Contender(str(version.version), version.tags, lambda: model_versions.read_outcomes(client, version))
 
-    holder = contender(client.get_model_version(version.name, champion)) if champion else None
-    return decide(contender(version), holder, gate)
+def _as_contender(client: "MlflowClient", version: "ModelVersion") -> Contender:
+    """Return a version in the form that the gate compares; its outcomes are only downloaded if they are needed."""
+    read_outcomes = functools.partial(model_versions.read_outcomes, client, version)
+    return Contender(str(version.version), version.tags, read_outcomes)
+
+
+def _check_files(client: "MlflowClient", version: "ModelVersion") -> None:
+    """Raise an error if the files of a version are incomplete, changed or not signed."""
+    with model_versions.fetched(client, version):
+        pass
 
 
 def roll_back(client: "MlflowClient", name: str, reason: str) -> int:
-    """Make the version that the current champion replaced the champion again; return its number.
+    """Make the previous champion the champion again; return its version number.
 
     A second call changes nothing: a champion set by a rollback stays.
 
@@ -163,60 +180,77 @@ def roll_back(client: "MlflowClient", name: str, reason: str) -> int:
         champion = champion_of(client, name)
         if champion is None:
             raise InputError(f"{name} has no champion: promote a version instead")
-        present = client.get_model_version(name, champion)
-        if _decision(present).get("what") == ROLLED_BACK_TO:
+        replaced_version = client.get_model_version(name, champion)
+        if _read_decision(replaced_version).get("what") == ROLLED_BACK_TO:
             logger.info("%s: version %s is champion by a rollback; promote another by hand instead", name, champion)
             return int(champion)
-        previous = present.tags.get(PREVIOUS)
+        previous = replaced_version.tags.get(PREVIOUS)
         if not previous:
             raise InputError(f"{name} version {champion} replaced no other: promote a version instead")
-        version = client.get_model_version(name, previous)
-        with model_versions.fetched(client, version):
-            pass  # raises if the files are incomplete, changed or not signed
-        left = Verdict(False, f"rolled back to version {previous}: {reason}")
-        restored = Verdict(True, f"champion again after version {champion}: {reason}")
-        for changed, what, verdict in ((present, "rolled back", left), (version, ROLLED_BACK_TO, restored)):
-            record(client, changed, what, verdict, None)
-            client.set_model_version_tag(name, changed.version, GATE, verdict.reason)
+        restored_version = client.get_model_version(name, previous)
+        _check_files(client, restored_version)
+        replaced_verdict = Verdict(False, f"rolled back to version {previous}: {reason}")
+        record(client, replaced_version, "rolled back", replaced_verdict, None)
+        client.set_model_version_tag(name, replaced_version.version, GATE, replaced_verdict.reason)
+        restored_verdict = Verdict(True, f"champion again after version {champion}: {reason}")
+        record(client, restored_version, ROLLED_BACK_TO, restored_verdict, None)
+        client.set_model_version_tag(name, restored_version.version, GATE, restored_verdict.reason)
         client.set_registered_model_alias(name, CHAMPION, previous)
     logger.info("%s: champion is version %s again", name, previous)
     return int(previous)
 
 
-def record(client: "MlflowClient", version: "ModelVersion", what: str, verdict: Verdict, previous: str | None) -> None:
+def record(
+    client: "MlflowClient", version: "ModelVersion", action: str, verdict: Verdict, previous: str | None
+) -> None:
     """Record a decision as a tag of the version and as a file of its MLflow run.
 
     Args:
         client: client of the registry.
         version: the version that the decision is about.
-        what: promoted, refused, rolled back, or champion again.
+        action: promoted, refused, rolled back, or champion again.
         verdict: the reason and the figures.
         previous: number of the champion that the version was compared with.
     """
+    timestamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     decision: dict[str, Any] = {
-        "what": what, "model": version.name, "version": int(version.version), "reason": verdict.reason,
-        "figures": verdict.figures, "previous_champion": int(previous) if previous else None,
-        "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "by": decided_by(),
-    }  # fmt: skip
+        "what": action,
+        "model": version.name,
+        "version": int(version.version),
+        "reason": verdict.reason,
+        "figures": verdict.figures,
+        "previous_champion": int(previous) if previous else None,
+        "at": timestamp,
+        "by": identify_decider(),
+    }
     if version.run_id:
-        origin = {key: value for key, value in version.tags.items() if key not in (DECISION, GATE)}
-        stem = f"{decision['at'].replace(':', '')}-{what.replace(' ', '-')}-version-{version.version}"
-        client.log_dict(version.run_id, decision | {"registered": origin}, f"promotion/{stem}.json")
-    if what == "promoted" and previous:
+        registered_tags = {key: value for key, value in version.tags.items() if key not in (DECISION, GATE)}
+        file_name = f"{timestamp.replace(':', '')}-{action.replace(' ', '-')}-version-{version.version}.json"
+        client.log_dict(version.run_id, decision | {"registered": registered_tags}, f"promotion/{file_name}")
+    if action == "promoted" and previous:
         client.set_model_version_tag(version.name, version.version, PREVIOUS, previous)
-    text = json.dumps(decision, ensure_ascii=False)
-    client.set_model_version_tag(version.name, version.version, DECISION, text)
+    tag_value = json.dumps(decision, ensure_ascii=False)
+    client.set_model_version_tag(version.name, version.version, DECISION, tag_value)
 
 
-def decided_by() -> dict[str, str]:
+def identify_decider() -> dict[str, str]:
     """Return who makes the decision: a person, or a pipeline step with its service account and image."""
-    if pod := os.environ.get("KFP_POD_NAME"):
+    pod = os.environ.get("KFP_POD_NAME")
+    if pod:
+        decider = {"pod": pod}
         variables = {"run": "RUN_ID", "service_account": "SERVICE_ACCOUNT", "image": "INFOXLM_IMAGE"}
-        return {"pod": pod} | {key: os.environ[name] for key, name in variables.items() if os.environ.get(name)}
-    person = os.environ.get("MLFLOW_TRACKING_USERNAME") or getpass.getuser()
-    return {"user": person} | ({"run": os.environ["RUN_ID"]} if os.environ.get("RUN_ID") else {})
+    else:
+        decider = {"user": os.environ.get("MLFLOW_TRACKING_USERNAME") or getpass.getuser()}
+        variables = {"run": "RUN_ID"}
+    for key, variable in variables.items():
+        value = os.environ.get(variable)
+        if value:
+            decider[key] = value
+    return decider
 
 
-def _decision(version: "ModelVersion") -> dict[str, Any]:
-    tag, where = version.tags.get(DECISION, "{}"), f"tag {DECISION} of {version.name} version {version.version}"
-    return outside.parse_json(tag, Decision, where, "delete the tag, then run again", DataCorrupt)
+def _read_decision(version: "ModelVersion") -> dict[str, Any]:
+    """Return the last decision on a version; empty if there was none."""
+    tag_value = version.tags.get(DECISION, "{}")
+    tag_name = f"tag {DECISION} of {version.name} version {version.version}"
+    return outside.parse_json(tag_value, Decision, tag_name, "delete the tag, then run again", DataCorrupt)

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 
+_MAX_RUNS = 5000  # runs that one search returns
+_MAX_LISTED = 10  # ablations that an error message lists
+
+
 class TrialRun(NamedTuple):
     """A trial, as MLflow stores it."""
 
@@ -47,14 +51,16 @@ def open_trial(parent: str, pipeline_run: str, trial: Trial) -> str:
     from mlflow import MlflowClient
     from mlflow.entities import RunTag
 
-    grid = " ".join(f"{field}={value}" for field, value in sorted(trial.grid.items()))
-    trial_tags = {"point": trial.name, "model": trial.model, "task": trial.task, "grid": grid}
-    if not trial.task:
+    is_of_suite = bool(trial.task)
+    if is_of_suite:
+        grid = " ".join(f"{field}={value}" for field, value in sorted(trial.grid.items()))
+        trial_tags = {"point": trial.name, "model": trial.model, "task": trial.task, "grid": grid}
+    else:
         trial_tags = {"variant": trial.model, "what": trial.what}
     client = MlflowClient()
     with translate_errors(f"MLflow run of {trial.name}"):
-        nested = {RUN_TAG: f"{pipeline_run}/{trial.name}", PARENT: root(parent)}
-        tags = {**trial_tags, "seed": str(trial.seed), **nested}
+        run_tags = {RUN_TAG: f"{pipeline_run}/{trial.name}", PARENT: root(parent)}
+        tags = {**trial_tags, "seed": str(trial.seed), **run_tags}
         experiment = client.get_experiment(client.get_run(parent).info.experiment_id).name
         run_id = runs.find_or_create(client, experiment, trial.name, tags)
         client.update_run(run_id, status="RUNNING")
@@ -85,26 +91,29 @@ def read(run_id: str) -> list[TrialRun]:
     with translate_errors(f"runs nested in MLflow run {run_id}"):
         parent = root(run_id)
         experiment = client.get_run(parent).info.experiment_id
-        is_trial = f"tags.`{PARENT}` = '{parent}' AND tags.seed LIKE '%'"
-        order = ["start_time ASC", "run_id ASC"]
-        return [_read(run) for run in client.search_runs([experiment], is_trial, max_results=5000, order_by=order)]
+        is_trial = f"tags.`{PARENT}` = '{parent}' AND tags.seed LIKE '%'"  # only trials have the tag `seed`
+        oldest_first = ["start_time ASC", "run_id ASC"]
+        trial_runs = client.search_runs([experiment], is_trial, max_results=_MAX_RUNS, order_by=oldest_first)
+        return [_as_trial_run(run) for run in trial_runs]
 
 
-def _read(run: "Run") -> TrialRun:
-    tags, seed = run.data.tags, int(run.data.tags["seed"])
-    if "variant" in tags:
+def _as_trial_run(run: "Run") -> TrialRun:
+    """Return the trial that the tags of an MLflow run describe, with its metrics if the run is finished."""
+    tags = run.data.tags
+    seed = int(tags["seed"])
+    if "variant" in tags:  # a trial of an ablation
         trial = Trial.parse({"variant": tags["variant"], "seed": seed, "what": tags.get("what", "")})
     else:
         trial = Trial(tags["point"], tags["model"], seed, tags["task"])
-    is_finished = run.info.status == "FINISHED"
-    return TrialRun(run.info.run_id, trial, run.info.status, dict(run.data.metrics) if is_finished else {})
+    metrics = dict(run.data.metrics) if run.info.status == "FINISHED" else {}
+    return TrialRun(run.info.run_id, trial, run.info.status, metrics)
 
 
-def find_ablation(which: str, store: Path) -> tuple[str, str]:
+def find_ablation(ablation: str, store: Path) -> tuple[str, str]:
     """Return the id and the name of the run of an ablation.
 
     Args:
-        which: `latest`, an id, or a name (then the newest of that name).
+        ablation: `latest`, an id, or a name (then the newest of that name).
         store: where MLflow's database is if MLFLOW_TRACKING_URI names no server.
 
     Raises:
@@ -113,15 +122,19 @@ def find_ablation(which: str, store: Path) -> tuple[str, str]:
     client = connection.connect_existing(store)
     with translate_errors("runs of ablations"):
         experiments = [experiment.experiment_id for experiment in client.search_experiments()]
-        trials = client.search_runs(
-            experiments, "tags.variant LIKE '%'", max_results=5000, order_by=["start_time DESC", "run_id ASC"]
-        )
-        ids = list(dict.fromkeys(run.data.tags[PARENT] for run in trials if PARENT in run.data.tags))
-        if not ids:
+        has_variant = "tags.variant LIKE '%'"  # only trials of ablations have the tag `variant`
+        newest_first = ["start_time DESC", "run_id ASC"]
+        trials = client.search_runs(experiments, has_variant, max_results=_MAX_RUNS, order_by=newest_first)
+        name_by_id: dict[str, str] = {}  # the ablation with the newest trial comes first
+        for trial in trials:
+            parent = trial.data.tags.get(PARENT)
+            if parent is not None and parent not in name_by_id:
+                name_by_id[parent] = name_of(parent)
+        if not name_by_id:
             raise InputError(f"{connection.tracking_uri(store)} has no ablation: run `infoxlm ablate` first")
-        names = {run_id: name_of(run_id) for run_id in ids}
-    for run_id, name in names.items():
-        if which in ("latest", run_id, name):
+    for run_id, name in name_by_id.items():
+        if ablation in ("latest", run_id, name):
             return run_id, name
-    available = ", ".join(f"{name} ({run_id})" for run_id, name in list(names.items())[:10])
-    raise InputError(f"no ablation {which!r}; known are {available}")
+    newest_ablations = list(name_by_id.items())[:_MAX_LISTED]
+    available = ", ".join(f"{name} ({run_id})" for run_id, name in newest_ablations)
+    raise InputError(f"no ablation {ablation!r}; known are {available}")

@@ -87,7 +87,7 @@ def test_a_server_that_accepts_and_never_answers_is_told_in_bounded_time(store, 
         monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://user:abc@127.0.0.1:{silent.getsockname()[1]}")
 
         with pytest.raises(
-            StorageUnavailable, match=r"^http://127[^@]*: MLflow accepts connections and does not answer within 0 s"
+            StorageUnavailable, match=r"^http://127[^@]*: MLflow accepts connections but does not answer within 0 s"
         ):
             open_run(store)
 
@@ -95,11 +95,11 @@ def test_a_server_that_accepts_and_never_answers_is_told_in_bounded_time(store, 
 @pytest.mark.parametrize(
     ("uri", "said"),
     [
-        ("./mlruns", "keeps no folders of files any more: set it to a server"),
-        ("file:///tmp/mlruns", "keeps no folders of files any more: set it to a server"),
+        ("./mlruns", "is a folder, and MLflow no longer supports folders: set it to a server"),
+        ("file:///tmp/mlruns", "is a folder, and MLflow no longer supports folders: set it to a server"),
         ("sqlite:///:memory:", "names no file that the next stage would find: set it to sqlite"),
         ("sqlite+pysqlite:///x.db", "names no file that the next stage would find: set it to sqlite"),
-        ("sqlite:////proc/nothing/mlflow.db", "/proc/nothing cannot be made"),
+        ("sqlite:////proc/nothing/mlflow.db", "/proc/nothing cannot be created"),
     ],
 )
 def test_an_address_that_can_be_no_database_is_refused_and_the_remedy_named(store, monkeypatch, uri, said):
@@ -155,5 +155,7 @@ def test_a_store_that_was_moved_is_refused_with_the_way_out(store, tmp_path):
     elsewhere = store.rename(tmp_path / "elsewhere")
     os.environ.pop("MLFLOW_TRACKING_URI")
 
-    with pytest.raises(InputError, match=r"artifacts at file://.*/store/mlartifacts/.* does not move, so move it back"):
+    with pytest.raises(
+        InputError, match=r"artifacts at file://.*/store/mlartifacts/.* cannot be moved, so move it back"
+    ):
         open_run(elsewhere)
