@@ -86,7 +86,7 @@ def test_the_component_compares_finished_trials_and_ends_the_others_as_failed(ab
     assert compared["variants"]["-TLM"]["unfinished"] == [1, 2]
     assert compared["variants"]["full"]["metrics"]["retrieval/served"]["mean"] == pytest.approx(0.4015)
     assert "unfinished trials" in Path(outputs["report"].path).read_text().lower()
-    assert outputs["metrics"].metadata["-XLCO_retrieval_best"] == pytest.approx(0.3015)
+    assert outputs["metrics"].metadata["-XLCO_retrieval_served"] == pytest.approx(0.3015)
     client = connection.connect(ablation)
     run = client.get_run(parent)
     assert run.data.metrics["full/retrieval/served/n"] == 2 and run.info.status == "FAILED"
