@@ -40,27 +40,41 @@ def read(languages: Sequence[str], pivot: str, path: Path) -> Iterator[Row]:
         InputError: there is no catalog, or a catalog cannot be read.
     """
     members = _catalogs(path)
-    domains: dict[tuple[str, str], dict[str, dict[str, str]]] = defaultdict(lambda: defaultdict(dict))
-    for name in sorted(members):  # a .po replaces a .mo: it also has fuzzy flags and default texts
-        folder, locale, domain = _split_name(name)
-        language = re.split("[-_.@]", locale.lower())[0]
-        if language in {*languages, pivot} and _rank(locale, language) < NEVER:
-            domains[folder, domain][language][locale] = name
-    for key in sorted(domains):
-        pivot_entries, rank, _ = _choose(domains[key].get(pivot, {}), pivot, members, path)
-        english = {(e.msgctxt, e.msgid): e.msgstr for e in pivot_entries if _reason_to_skip(e) is None}
-        if rank > 1:
-            english = {}
+    domains = _group_by_domain(members, {*languages, pivot})
+    for domain in sorted(domains):
+        locales_of_language = domains[domain]
+        english = _read_english(locales_of_language.get(pivot, {}), pivot, members, path)
         for language in languages:
             if language == pivot:
                 continue
-            entries, _, name = _choose(domains[key].get(language, {}), language, members, path)
+            entries, _, name = _choose(locales_of_language.get(language, {}), language, members, path)
             for number, entry in enumerate(entries, start=1):
                 source = _default_text(entry.comment) or english.get((entry.msgctxt, entry.msgid)) or entry.msgid
                 reason = _reason_to_skip(entry)
                 if reason is None and source == entry.msgid and IDENTIFIER.fullmatch(source):
                     reason = "no_source_text"
                 yield Row((pivot, language), (source, entry.msgstr), name, number, reason)
+
+
+def _group_by_domain(members: Members, languages: set[str]) -> dict[tuple[str, str], dict[str, dict[str, str]]]:
+    """Return the files to read: (folder, domain) -> language -> locale -> name."""
+    domains: dict[tuple[str, str], dict[str, dict[str, str]]] = defaultdict(lambda: defaultdict(dict))
+    for name in sorted(members):  # a .po replaces a .mo: it also has fuzzy flags and default texts
+        folder, locale, domain = _split_name(name)
+        language = re.split("[-_.@]", locale.lower())[0]
+        if language in languages and _rank(locale, language) < NEVER:
+            domains[folder, domain][language][locale] = name
+    return domains
+
+
+def _read_english(
+    variants: dict[str, str], pivot: str, members: Members, path: Path
+) -> dict[tuple[str | None, str], str]:
+    """Return the pivot's own text of messages with symbolic ids, by context and id; none from regional variants."""
+    entries, rank, _ = _choose(variants, pivot, members, path)
+    if rank > 1:
+        return {}
+    return {(entry.msgctxt, entry.msgid): entry.msgstr for entry in entries if _reason_to_skip(entry) is None}
 
 
 def _choose(

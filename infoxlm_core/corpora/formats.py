@@ -215,31 +215,36 @@ def _correlate(source: np.ndarray, target: np.ndarray) -> float | None:
 
 def _read_tmx(corpus: LocalCorpus) -> Iterator[Row]:
     """Yield a pair for each translation of a unit into one of the languages."""
-    path, pivot, number = corpus.paths[0], corpus.pivot, 0
-    parents: list[Element] = []
+    path, pivot = corpus.paths[0], corpus.pivot
+    number = 0
     try:
-        with lines.unpack(path) as file:
-            for event, element in iterparse(file, events=("start", "end")):
-                if event == "start":
-                    parents.append(element)
-                    continue
-                parents.pop()
-                if element.tag != "tu":
-                    continue
-                number += 1
-                texts: dict[str, str] = {}
-                for variant in element.iter("tuv"):
-                    name = variant.get("{http://www.w3.org/XML/1998/namespace}lang") or variant.get("lang") or ""
-                    texts.setdefault(re.split("[-_]", name.lower())[0], _segment(variant.find("seg")))
-                translations = [language for language in corpus.languages if language != pivot and language in texts]
-                if pivot not in texts or not translations:
-                    yield Row((pivot, "und"), ("", ""), path.name, number, "missing_side")
-                else:
-                    for language in translations:
-                        yield Row((pivot, language), (texts[pivot], texts[language]), path.name, number)
-                parents[-1].clear()  # otherwise memory grows with the file
+        for number, texts in enumerate(_read_units(path), start=1):
+            translations = [language for language in corpus.languages if language != pivot and language in texts]
+            if pivot not in texts or not translations:
+                yield Row((pivot, "und"), ("", ""), path.name, number, "missing_side")
+                continue
+            for language in translations:
+                yield Row((pivot, language), (texts[pivot], texts[language]), path.name, number)
     except (ParseError, DefusedXmlException, LookupError, ValueError) as error:  # encoding, nesting
         raise InputError(f"{path}: no valid TMX after unit {number} ({error}): export it again") from None
+
+
+def _read_units(path: Path) -> Iterator[dict[str, str]]:
+    """Yield the text of each translation unit by language."""
+    parents: list[Element] = []
+    with lines.unpack(path) as file:
+        for event, element in iterparse(file, events=("start", "end")):
+            if event == "start":
+                parents.append(element)
+                continue
+            parents.pop()
+            if element.tag == "tu":
+                texts: dict[str, str] = {}
+                for variant in element.iter("tuv"):
+                    locale = variant.get("{http://www.w3.org/XML/1998/namespace}lang") or variant.get("lang") or ""
+                    texts.setdefault(re.split("[-_]", locale.lower())[0], _segment(variant.find("seg")))
+                yield texts
+                parents[-1].clear()  # otherwise memory grows with the file
 
 
 def _segment(segment: Element | None, depth: int = 0) -> str:
