@@ -48,19 +48,20 @@ def encode_chunk(chunk: pa.Table, model: bytes) -> pa.Table:
     """
     texts = {side: chunk[side].to_pylist() for side in chunk.column_names}
     ids = {side: encode(processor_of(model), column) for side, column in texts.items()}
-    kept_rows = [row for row in range(len(chunk)) if all(len(column[row]) for column in ids.values())]
+    complete_rows = [row for row in range(len(chunk)) if all(len(column[row]) for column in ids.values())]
     columns = {}
     for side, column in ids.items():
-        columns[side] = _lists([column[row] for row in kept_rows], ends=side == "text")
+        remaining_rows = [column[row] for row in complete_rows]
+        columns[side] = _lists(remaining_rows, with_eos=side == "text")
     if "source" in texts:
-        sentence_ids = [sentence_id(texts["source"][row]) for row in kept_rows]
+        sentence_ids = [sentence_id(texts["source"][row]) for row in complete_rows]
         columns[SENTENCE_ID] = pa.array(sentence_ids, pa.uint64())
     return pa.table(columns)
 
 
-def _lists(rows: Sequence[np.ndarray], ends: bool) -> pa.Array:
-    """Return a column of lists of ids; with `ends` each list ends with `</s>`."""
-    if ends:
+def _lists(rows: Sequence[np.ndarray], with_eos: bool) -> pa.Array:
+    """Return a column of lists of ids; with `with_eos` each list ends with `</s>`."""
+    if with_eos:
         rows = [np.append(row, EOS) for row in rows]
     flat = np.concatenate([np.empty(0, np.int64), *rows]).astype(TOKENS)
     return pa.LargeListArray.from_arrays(np.cumsum([0, *map(len, rows)]), flat)
@@ -68,5 +69,5 @@ def _lists(rows: Sequence[np.ndarray], ends: bool) -> pa.Array:
 
 def sentence_id(text: str) -> int:
     """Return a 64-bit hash of a pair's pivot side; pairs with the same hash translate the same sentence."""
-    plain = " ".join(unicodedata.normalize("NFKC", text).casefold().split())
-    return int.from_bytes(hashlib.blake2b(plain.encode(), digest_size=8).digest(), "little")
+    comparable_text = " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+    return int.from_bytes(hashlib.blake2b(comparable_text.encode(), digest_size=8).digest(), "little")

@@ -184,7 +184,8 @@ def _compare(folder: Path, model: bytes, corpus: Path, tolerated: float) -> None
     """Raise TokenizerMismatch if tokenizer.json and SentencePiece differ on more than a share of sentences."""
     fast = tokenizers.load_fast(folder)
     processor = processor_of(model)
-    compared, different = 0, []
+    compared = 0
+    different = []
     for language in _list_languages(corpus):
         # Transformers reads a literal "<s>" in a text as the special token.
         plain = (text for text in _read_texts(corpus, language) if not any(token in text for token in SPECIAL_TOKENS))
@@ -207,7 +208,8 @@ def _encode(corpus: Path, model: bytes, output: Path, parallel_map: ParallelMap)
     """Encode every corpus, write its shards, and return the facts of all tables."""
     files = sorted(path for kind in ("mono", "pairs", "held_out") for path in corpus.glob(f"{kind}/*/*.parquet"))
     total = sum(count_rows(path) for path in files)
-    local_chunks, sent_chunks = itertools.tee((path, chunk) for path in files for chunk in _chunks(path))
+    all_chunks = ((path, chunk) for path in files for chunk in _chunks(path))
+    local_chunks, sent_chunks = itertools.tee(all_chunks)
     encoded = parallel_map(functools.partial(encode_chunk, model=model), (chunk for _, chunk in sent_chunks))
     tables: dict[str, dict[str, int]] = {}
     with progress("tokenizing", total, "rows") as advance:
@@ -236,13 +238,15 @@ def _write(output: Path, name: str, results: Iterable[pa.Table]) -> dict[str, di
     writers: dict[str, shards.TableWriter] = {}
     sentence_ids = []
     for result in results:
-        for side in SIDES.keys() & result.column_names:
-            table = f"{name}{SIDES[side]}"
-            writer = writers.get(table) or writers.setdefault(table, shards.TableWriter(output / table))
-            rows = result[side].combine_chunks()
-            writer.add(rows.flatten().to_numpy(), pc.list_value_length(rows).to_numpy())
-        if SENTENCE_ID in result.column_names:
-            sentence_ids.append(result[SENTENCE_ID].to_numpy().astype(shards.SENTENCE_IDS))
+        for column in result.column_names:
+            if column == SENTENCE_ID:
+                sentence_ids.append(result[column].to_numpy().astype(shards.SENTENCE_IDS))
+                continue
+            table = f"{name}{SIDES[column]}"
+            if table not in writers:
+                writers[table] = shards.TableWriter(output / table)
+            rows = result[column].combine_chunks()
+            writers[table].add(rows.flatten().to_numpy(), pc.list_value_length(rows).to_numpy())
     if sentence_ids:
         shards.write_array(output / f"{name}.meanings", np.concatenate(sentence_ids))
     return {table: writer.close() for table, writer in sorted(writers.items())}
